@@ -1,0 +1,36 @@
+# `make bench` and `make test` each make .venv, install what they need, and run.
+UV := $(shell command -v uv 2>/dev/null)
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: bench test lint clean
+
+.venv/bin/python:
+ifdef UV
+	uv venv --python $(PYTHON) .venv
+else
+	$(PYTHON) -m venv .venv
+endif
+
+# One stamp for each set of extras, renewed when pyproject.toml changes.
+.venv/installed-%: pyproject.toml | .venv/bin/python
+ifdef UV
+	uv pip install --python $(BIN)/python -e '.[$*]'
+else
+	$(BIN)/python -m pip install -q -e '.[$*]'
+endif
+	touch $@
+
+bench: .venv/installed-bench
+	$(BIN)/python -m benchmarks quick
+
+test: .venv/installed-test
+	$(BIN)/python -m pytest
+
+lint: .venv/installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+clean:
+	rm -rf .venv build *.egg-info .cache runs

@@ -1,0 +1,21 @@
+"""Gradient corrections, unit-consistent steps and diagnostics for PyTorch optimizers."""
+
+from . import functional, jacobian
+from .attach import Coverage, attach, coverage, detach
+from .corrections import Correction, Disproportional, Proportional
+from .optim import GradientOnly
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Correction",
+    "Coverage",
+    "Disproportional",
+    "GradientOnly",
+    "Proportional",
+    "attach",
+    "coverage",
+    "detach",
+    "functional",
+    "jacobian",
+]

@@ -1,0 +1,142 @@
+"""Rules that say how hard each row of a layer's input may pull on the layer's parameters.
+
+A rule is pure arithmetic on rows (samples, tokens or convolution patches). It knows nothing of
+autograd, of layers, or of who applies it: `adiv_optim.functional` contracts its scales into a
+layer's gradient, `adiv_optim.jacobian` applies them to explicit per-row Jacobians.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+class Correction(ABC):
+    r"""A rule that rescales, row by row, what each row contributes to each parameter's gradient.
+
+    A gradient step on the parameters :math:`p` of a layer moves the output of row k by
+    :math:`-\eta\, g_k \sum_p f_{p,k}` where :math:`f_{p,k} = \mathrm{tr}(J_{p,k} J_{p,k}^\top) / m` is the
+    *divergence factor* of parameter p (:math:`J_{p,k} = \partial z_k / \partial p`, m output features). For
+    z = Wx + b these are :math:`|x_k|^2` for the weight and 1 for the bias (Bird 2025, Eq. 11). The
+    corrected gradient of p is :math:`\sum_k s_{p,k}\, J_{p,k}^\top g_k`; a subclass says what s is.
+
+    The factors come from the forward pass alone, so a rule cannot depend on the output gradient: loss
+    scaling, gradient accumulation and data parallelism then cost nothing. Subclasses should be immutable,
+    so that two layers may share one; a frozen dataclass is.
+
+    Example:
+        A rule of one's own needs no registration:
+
+        >>> import torch
+        >>> from dataclasses import dataclass
+        >>> @dataclass(frozen=True)
+        ... class SquareRoot(Correction):
+        ...     def scales(self, factors):
+        ...         scale = sum(factors.values()).rsqrt()
+        ...         return {name: scale for name in factors}
+        >>> SquareRoot().scales({"weight": torch.tensor([3.0, 8.0]), "bias": torch.ones(2)})["weight"]
+        tensor([0.5000, 0.3333])
+    """
+
+    @abstractmethod
+    def scales(self, factors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Return the scale s of every row, for every parameter that is trained.
+
+        Args:
+            factors: for each trained parameter its divergence factor, one number per row; all of one shape,
+                float32 or float64. A frozen parameter does not move the output and is not listed.
+
+        Returns:
+            A mapping with the same keys and shapes. Two parameters that share a scale should share the
+            tensor: one rescaling then serves both.
+        """
+
+
+def _reciprocal(total: Tensor, eps: float) -> Tensor:
+    # A row with x = 0 moves no weight whatever its scale; 0 keeps an overflowing 1/eps from meeting it. The
+    # comparison is written so that a NaN factor stays NaN.
+    return torch.where(total == 0, 0.0, 1 / total.clamp(min=eps))
+
+
+@dataclass(frozen=True)
+class Proportional(Correction):
+    r"""Give every row one scale, :math:`s_k = 1 / (|x_k|^2 + 1)`, for weight and bias alike.
+
+    Bird 2025, Eq. 20: "gradient-only proportional". The proportion of weight and bias in the step stays
+    what it was; the row's own pull on its output becomes exactly :math:`-\eta g_k`. Without a bias (or
+    with a frozen one) the scale is :math:`1 / |x_k|^2`.
+
+    Args:
+        eps: the total divergence factor is clamped from below at this value, which only a layer without a
+            trained bias can reach. Rows of exact zeros contribute nothing.
+
+    Example:
+        >>> import torch
+        >>> Proportional().scales({"weight": torch.tensor([3.0, 0.0]), "bias": torch.ones(2)})["bias"]
+        tensor([0.2500, 1.0000])
+    """
+
+    eps: float = 1e-12
+
+    def __post_init__(self) -> None:
+        _check_eps(self)
+
+    def scales(self, factors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return 1 / Σ_p f_p for every parameter; see `Correction.scales`."""
+        scale = _reciprocal(torch.stack(tuple(factors.values())).sum(0), self.eps)
+        return dict.fromkeys(factors, scale)
+
+
+@dataclass(frozen=True)
+class Disproportional(Correction):
+    r"""Give every parameter an equal share of the ideal step: weight 1/(2|x_k|²), bias 1/2.
+
+    Bird 2025, Eq. 21: "gradient-only disproportional". Each of the layer's n trained parameters moves the
+    row's output by :math:`-\eta g_k / n`, so :math:`s_{p,k} = 1 / (n f_{p,k})`. Without a bias (or with a frozen
+    one) the weight carries it all: :math:`1 / |x_k|^2`.
+
+    Args:
+        eps: each divergence factor is clamped from below at this value; a row with |x|² < eps gets
+            less than its share. Rows of exact zeros contribute nothing to the weight.
+
+    Example:
+        >>> import torch
+        >>> scales = Disproportional().scales({"weight": torch.tensor([4.0, 0.0]), "bias": torch.ones(2)})
+        >>> scales["weight"], scales["bias"]
+        (tensor([0.1250, 0.0000]), tensor([0.5000, 0.5000]))
+    """
+
+    eps: float = 1e-12
+
+    def __post_init__(self) -> None:
+        _check_eps(self)
+
+    def scales(self, factors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return 1 / (n f_p) for every parameter; see `Correction.scales`."""
+        return {name: _reciprocal(factor, self.eps) / len(factors) for name, factor in factors.items()}
+
+
+def _check_eps(rule: Proportional | Disproportional) -> None:
+    if not rule.eps > 0:
+        raise ValueError(f"{type(rule).__name__}: eps is {rule.eps}; it must be a positive number, such as 1e-12.")
+
+
+def check_correction(correction: object) -> Correction:
+    """Return `correction`, or raise a TypeError that says what was found and what is wanted.
+
+    Example:
+        >>> check_correction(Proportional())
+        Proportional(eps=1e-12)
+    """
+    if isinstance(correction, Correction):
+        return correction
+    if isinstance(correction, type) and issubclass(correction, Correction):
+        found = f"the class {correction.__name__} itself: write {correction.__name__}()."
+    else:
+        found = (
+            f"{correction!r} of type {type(correction).__name__}: "
+            "pass Proportional(), Disproportional(), or your own subclass."
+        )
+    raise TypeError(f"a correction must be an instance of adiv_optim.Correction, found {found}")

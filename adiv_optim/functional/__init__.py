@@ -1,0 +1,12 @@
+"""torch's linear and convolution with their parameter gradients rewritten by a `Correction`.
+
+The forward is torch's, bit for bit, and so is the gradient of the input. Only the gradients of weight
+and bias follow the correction, in one contraction of rescaled rows: no per-sample gradient is built.
+"""
+
+from ._conv import conv1d, conv2d, conv3d
+from ._linear import linear
+from ._patches import patch_squared_norm
+from ._shared import squared_norm
+
+__all__ = ["conv1d", "conv2d", "conv3d", "linear", "patch_squared_norm", "squared_norm"]

@@ -1,0 +1,47 @@
+"""Squared norms of convolution patches without unfolding them."""
+
+from collections.abc import Sequence
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from ._shared import squared_norm
+
+
+def patch_squared_norm(
+    input: Tensor,
+    kernel_size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int = 1,
+) -> Tensor:
+    r"""|patch|² of every patch a convolution reads, by a box filter over channel-summed squares.
+
+    :math:`|\mathrm{patch}_{n,g,p}|^2 = \sum_{o} \sum_{c \in g} x_{n,c,sp+do}^2` over kernel offsets o (Bird 2025,
+    Appendix B.2). The box is separable and every term is a square, so the result is summed axis by axis
+    from strided views: no unfolded copy, no cancellation, never below zero, as a convolution with ones by
+    FFT or Winograd could be.
+
+    Args:
+        input: shape (N, C, *spatial).
+        kernel_size: one integer per spatial dimension; so are stride, padding (of zeros) and dilation.
+        stride: see torch's convolutions.
+        padding: see torch's convolutions.
+        dilation: see torch's convolutions.
+        groups: C is split into this many groups, each with patches of its own.
+
+    Returns:
+        Shape (N, groups, *out_spatial); float32, or float64 for a float64 input.
+
+    Example:
+        >>> import torch
+        >>> patch_squared_norm(torch.ones(1, 2, 4), [3], [1], [1], [1])
+        tensor([[[4.0000, 6.0000, 6.0000, 4.0000]]])
+    """
+    norm = squared_norm(input.unflatten(1, (groups, -1)), 2)
+    if any(padding):
+        norm = F.pad(norm, [side for size in reversed(padding) for side in (size, size)])
+    for dim, (size, step, gap) in enumerate(zip(kernel_size, stride, dilation, strict=True), start=2):
+        norm = norm.unfold(dim, gap * (size - 1) + 1, step)[..., ::gap].sum(-1)
+    return norm

@@ -1,0 +1,108 @@
+"""What the linear and the convolutional Functions share."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from ..corrections import Correction
+
+
+class _OnceOnly(Function):
+    """Identity whose derivative raises.
+
+    torch's `once_differentiable` is silent (a zero second derivative) under torch.func transforms; passing
+    everything the backward reads through this Function raises there, in plain autograd and when compiled.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(*tensors: Tensor) -> tuple[Tensor, ...]:
+        return tuple(tensor.view_as(tensor) for tensor in tensors)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+    @staticmethod
+    def backward(ctx, *grad_outputs):
+        raise RuntimeError(
+            "a corrected layer was differentiated twice: its parameter gradients are not derivatives of the "
+            "loss, so their own derivative means nothing. Use correction=None, or detach(model) first, "
+            "where second derivatives are wanted."
+        )
+
+
+def once_only(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """Pass `tensors` through; differentiating what is computed from them raises a RuntimeError."""
+    return _OnceOnly.apply(*tensors)
+
+
+def squared_norm(input: Tensor, dim: int) -> Tensor:
+    """|x|² along a dimension, in float32 at least, with no temporary of the input's size.
+
+    Example:
+        >>> import torch
+        >>> squared_norm(torch.tensor([[3.0, 4.0]], dtype=torch.float16), dim=1)
+        tensor([25.])
+    """
+    dtype = torch.promote_types(input.dtype, torch.float32)
+    return torch.linalg.vector_norm(input, dim=dim, dtype=dtype).square()
+
+
+def rescale(tensor: Tensor, scale: Tensor) -> Tensor:
+    """Tensor × scale, multiplied in the wider of the two dtypes and rounded once to the tensor's own."""
+    return (tensor * scale).to(tensor.dtype)
+
+
+def scales_of(correction: Correction, norm: Tensor, needs_weight: bool, needs_bias: bool) -> Mapping[str, Tensor]:
+    """Ask the correction for the scales of the parameters that are trained.
+
+    Args:
+        correction: the rule.
+        norm: |x_k|² of every row; the divergence factor of the weight. That of the bias is 1.
+        needs_weight: whether the weight is trained.
+        needs_bias: whether there is a bias and it is trained.
+    """
+    factors = {}
+    if needs_weight:
+        factors["weight"] = norm
+    if needs_bias:
+        factors["bias"] = torch.ones_like(norm)
+    scales = correction.scales(factors)
+    if scales.keys() != factors.keys():
+        raise ValueError(
+            f"{type(correction).__name__}.scales returned scales for {sorted(scales)}; "
+            f"it was given, and must answer for, {sorted(factors)}."
+        )
+    return scales
+
+
+def autocast(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:
+    """Cast as torch.autocast would for a matrix product, but differentiably and outside the Function.
+
+    Cast inside it, the Function would save the uncast input (more memory than plain torch) and meet an
+    output gradient of another dtype.
+    """
+    device = next(tensor.device.type for tensor in tensors if tensor is not None)
+    if not (torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)):
+        return tensors
+    dtype = torch.get_autocast_dtype(device)
+    # float64 is left alone, as torch's own autocast leaves it.
+    return tuple(
+        tensor.to(dtype)
+        if tensor is not None and tensor.is_floating_point() and tensor.dtype != torch.float64
+        else tensor
+        for tensor in tensors
+    )
+
+
+def check_real(name: str, input: Tensor) -> None:
+    """Raise a TypeError for an input no correction is defined on."""
+    if not input.is_floating_point():
+        raise TypeError(
+            f"{name}: input is {input.dtype}; a correction needs a real floating-point input. "
+            "Convert it, or pass correction=None."
+        )

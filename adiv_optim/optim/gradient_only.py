@@ -1,0 +1,79 @@
+"""Gradient-only corrections: attach on construction, otherwise the optimizer as it was."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+from ..attach import attach, detach
+from ..corrections import Correction
+from .wrapper import OptimizerWrapper
+
+
+class GradientOnly(OptimizerWrapper):
+    """Let any optimizer step on corrected gradients.
+
+    On construction the correction goes on the model's layers (see `attach`); from then on `loss.backward()`
+    leaves the corrected gradient in `p.grad`, and the wrapper hands every call to the optimizer. The
+    forward pass, the state dict and the exported model stay as they are. The corrected gradient is
+    additive over rows, so accumulation over micro-batches and data parallelism need nothing.
+
+    Args:
+        optimizer: any torch.optim.Optimizer but LBFGS.
+        model: the model whose gradients are corrected.
+        correction: `Proportional()`, `Disproportional()` or your own `Correction`.
+        skip: paths of modules and module types to leave alone; see `attach`.
+        strict: refuse a model with trainable parameters that would not be corrected; see `attach`.
+
+    Raises:
+        TypeError: not an optimizer, LBFGS, or not a correction.
+        ValueError: the optimizer holds no parameter of the model, or `attach` finds fault with it.
+
+    Example:
+        >>> import torch
+        >>> from adiv_optim import GradientOnly, Proportional
+        >>> model = torch.nn.Linear(2, 1)
+        >>> x = torch.tensor([[3.0, 4.0]])
+        >>> before = model(x).item()
+        >>> opt = GradientOnly(torch.optim.SGD(model.parameters(), lr=0.1), model, Proportional())
+        >>> model(x).sum().backward()  # the output gradient is 1 …
+        >>> opt.step()
+        >>> round(model(x).item() - before, 4)  # … and the output moves by -lr × 1; plain SGD: -2.6
+        -0.1
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        model: nn.Module,
+        correction: Correction,
+        *,
+        skip: Iterable[str | type[nn.Module]] = (),
+        strict: bool = False,
+    ) -> None:
+        super().__init__(optimizer)
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"GradientOnly: model must be a torch.nn.Module, found {type(model).__name__}.")
+        _check_same_parameters(optimizer, model)
+        self.model = attach(model, correction, skip=skip, strict=strict)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a copy or a pickle keeps: as in torch, no hooks."""
+        return {**super().__getstate__(), "model": self.model}
+
+    def detach(self) -> nn.Module:
+        """Take the correction off and return the plain model; the optimizer goes on with plain gradients."""
+        return detach(self.model)
+
+
+def _check_same_parameters(optimizer: Optimizer, model: nn.Module) -> None:
+    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    named = dict(model.named_parameters())
+    if not any(id(parameter) in held for parameter in named.values()):
+        first = next(iter(named), "none")
+        raise ValueError(
+            f"none of the {len(held)} tensors the optimizer holds is a parameter of the model "
+            f"({len(named)} parameters, the first: {first}). Build the optimizer from this model's "
+            "parameters(), after any deepcopy that makes new ones."
+        )

@@ -1,0 +1,117 @@
+"""The one contract all optimizers of this package share: to be the optimizer they wrap."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.optim import LBFGS, Optimizer
+
+
+class OptimizerWrapper(Optimizer):
+    """A torch.optim.Optimizer that hands its work to another one.
+
+    `param_groups`, `state` and `defaults` *are* the inner optimizer's, so schedulers, GradScaler, checkpoints
+    and code that reads or writes them see one optimizer. Nothing is added to the inner `state`. Hooks
+    registered on the wrapper run once, around the whole step; hooks of the inner optimizer run inside it.
+
+    `step(closure)` calls the closure once, before the inner step. LBFGS is refused, since it calls the
+    closure many times within a step and its line search needs the true gradient.
+
+    Args:
+        optimizer: the optimizer to wrap; kept as `inner`.
+
+    Raises:
+        TypeError: `optimizer` is not a torch.optim.Optimizer, or is LBFGS.
+    """
+
+    inner: Optimizer
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        name = type(self).__name__
+        if not isinstance(optimizer, Optimizer):
+            raise TypeError(
+                f"{name} wraps a torch.optim.Optimizer, found {optimizer!r} of type {type(optimizer).__name__}; "
+                f"build the optimizer first: {name}(torch.optim.SGD(model.parameters(), lr=0.1), …)."
+            )
+        if isinstance(optimizer, LBFGS):
+            raise TypeError(
+                f"{name} cannot wrap LBFGS: it evaluates its closure many times within one step, and its line "
+                "search needs the true gradient of the loss. Wrap a first-order optimizer (SGD, AdamW, …)."
+            )
+        # Optimizer.__init__ would build param_groups anew; the way in that unpickling takes only fills in
+        # the hook tables, which is what a wrapper needs.
+        super().__setstate__({"inner": optimizer})
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The inner optimizer's parameter groups."""
+        return self.inner.param_groups
+
+    @param_groups.setter
+    def param_groups(self, value: list[dict[str, Any]]) -> None:
+        self.inner.param_groups = value
+
+    @property
+    def state(self) -> Any:
+        """The inner optimizer's state."""
+        return self.inner.state
+
+    @state.setter
+    def state(self, value: Any) -> None:
+        self.inner.state = value
+
+    @property
+    def defaults(self) -> dict[str, Any]:
+        """The inner optimizer's defaults."""
+        return self.inner.defaults
+
+    @defaults.setter
+    def defaults(self, value: dict[str, Any]) -> None:
+        self.inner.defaults = value
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a copy or a pickle keeps: as in torch, no hooks."""
+        return {"inner": self.inner}
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.inner!r})"
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Evaluate the closure if there is one, then take the inner optimizer's step.
+
+        Returns:
+            What the closure returned, or None.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self.inner.step()
+        return loss
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clear the gradients; see torch.optim.Optimizer.zero_grad."""
+        self.inner.zero_grad(set_to_none)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a parameter group to the inner optimizer."""
+        self.inner.add_param_group(param_group)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the inner optimizer's state dict: a checkpoint loads with or without the wrapper."""
+        for hook in self._optimizer_state_dict_pre_hooks.values():
+            hook(self)
+        state_dict = self.inner.state_dict()
+        for post_hook in self._optimizer_state_dict_post_hooks.values():
+            replaced = post_hook(self, state_dict)
+            state_dict = state_dict if replaced is None else replaced
+        return state_dict
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a state dict into the inner optimizer."""
+        for hook in self._optimizer_load_state_dict_pre_hooks.values():
+            replaced = hook(self, state_dict)
+            state_dict = state_dict if replaced is None else replaced
+        self.inner.load_state_dict(state_dict)
+        for post_hook in self._optimizer_load_state_dict_post_hooks.values():
+            post_hook(self)

@@ -1,0 +1,8 @@
+"""Structural layers: the corrections that change the forward pass. Imported as adiv_optim.layers."""
+
+from .affine_like import AffineLikeLinear
+from .convert import convert
+from .l2_norm import L2Norm
+from .norm_like import NormLikeLinear
+
+__all__ = ["AffineLikeLinear", "L2Norm", "NormLikeLinear", "convert"]

@@ -1,0 +1,78 @@
+"""The affine-like structural correction."""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from adiv_optim.functional import squared_norm
+
+
+class AffineLikeLinear(nn.Linear):
+    r"""Linear map divided by the norm of what moves it.
+
+    .. math:: z = (\alpha Wx + \beta b) / \sqrt{\alpha^2|x|^2 + \beta^2}
+
+    Bird 2025, Eq. 37; with :math:`\alpha = \beta = 1` Eq. 19. A gradient step then moves the output of a lone
+    sample by exactly :math:`-\eta g`. Unlike a normaliser it keeps the length of x: no direction of the input
+    is lost, and there is no singularity at x = 0.
+
+    With `bias=False`, β only softens small inputs: the step is
+    :math:`-\eta g\,\alpha^2|x|^2 / (\alpha^2|x|^2 + \beta^2)`.
+
+    Args:
+        in_features: as for torch.nn.Linear.
+        out_features: as for torch.nn.Linear.
+        bias: as for torch.nn.Linear.
+        device: as for torch.nn.Linear.
+        dtype: as for torch.nn.Linear.
+        alpha: weight of the linear part.
+        beta: weight of the bias; must not be 0.
+
+    Shape:
+        Input (..., in_features), output (..., out_features).
+
+    Raises:
+        ValueError: `beta` is 0, where zero rows would be divided by zero.
+
+    Example:
+        >>> import torch
+        >>> layer = AffineLikeLinear(2, 1)
+        >>> _ = layer.weight.data.fill_(1.0), layer.bias.data.fill_(2.0)
+        >>> layer(torch.tensor([[2.0, 2.0]])).item()  # (4 + 2) / sqrt(8 + 1)
+        2.0
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+        *,
+        alpha: float = 1.0,
+        beta: float = 1.0,
+    ) -> None:
+        if beta == 0:
+            raise ValueError("AffineLikeLinear: beta is 0, which divides zero rows by zero; use NormLikeLinear there.")
+        super().__init__(in_features, out_features, bias, device, dtype)
+        self.alpha = alpha
+        self.beta = beta
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return (αWx + βb) / √(α²|x|² + β²)."""
+        norm = squared_norm(input, -1).unsqueeze(-1)
+        scale = torch.rsqrt(self.alpha**2 * norm + self.beta**2)
+        if self.alpha == self.beta == 1:
+            output = F.linear(input, self.weight, self.bias)
+            return output * scale.to(output.dtype)
+        output = F.linear(input, self.weight) * self.alpha
+        if self.bias is not None:
+            output = output + self.beta * self.bias
+        return output * scale.to(output.dtype)
+
+    def extra_repr(self) -> str:
+        """Return the constructor's arguments."""
+        return f"{super().extra_repr()}, alpha={self.alpha}, beta={self.beta}"

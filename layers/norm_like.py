@@ -1,0 +1,77 @@
+"""The norm-like structural correction."""
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class NormLikeLinear(nn.Linear):
+    r"""Linear map of the input's direction: :math:`z = W x/|x| + b`.
+
+    Bird 2025, Eq. 17: L2 normalisation in front of a linear layer. A gradient step moves the output of a lone
+    sample by :math:`-2\eta g` (:math:`-\eta g` without a bias), so half the learning rate is the like-for-like one.
+    With `beta` given the general form, Eq. 35,
+
+    .. math:: z = \alpha W x / s + \beta b, \qquad s = \sqrt{\alpha^2 |x|^2 / (1 - \beta^2)},
+
+    whose step is exactly :math:`-\eta g`; of α only the sign is left in it.
+
+    Args:
+        in_features: as for torch.nn.Linear.
+        out_features: as for torch.nn.Linear.
+        bias: as for torch.nn.Linear.
+        device: as for torch.nn.Linear.
+        dtype: as for torch.nn.Linear.
+        alpha: weight of the linear part in the general form; must not be 0.
+        beta: weight of the bias, strictly between -1 and 1; None is Eq. 17.
+        eps: |x| is clamped from below at this value; zero rows give b.
+
+    Shape:
+        Input (..., in_features), output (..., out_features).
+
+    Raises:
+        ValueError: `beta` outside (-1, 1), or `alpha` 0.
+
+    Example:
+        >>> import torch
+        >>> layer = NormLikeLinear(2, 1)
+        >>> _ = layer.weight.data.fill_(1.0), layer.bias.data.fill_(2.0)
+        >>> round(layer(torch.tensor([[3.0, 4.0]])).item(), 4)  # 7/5 + 2
+        3.4
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+        *,
+        alpha: float = 1.0,
+        beta: float | None = None,
+        eps: float = 1e-12,
+    ) -> None:
+        if beta is not None and not -1 < beta < 1:
+            raise ValueError(f"NormLikeLinear: beta is {beta}; it must lie strictly between -1 and 1, or be None.")
+        if alpha == 0:
+            raise ValueError("NormLikeLinear: alpha is 0, which cuts the input off; give it another value.")
+        super().__init__(in_features, out_features, bias, device, dtype)
+        self.alpha = alpha
+        self.beta = beta
+        self.eps = eps
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return W x/|x| + b, or the general form if `beta` is given."""
+        unit = F.normalize(input, dim=-1, eps=self.eps)
+        if self.beta is None:
+            return F.linear(unit * math.copysign(1, self.alpha), self.weight, self.bias)
+        gain = math.copysign(math.sqrt(1 - self.beta**2), self.alpha)
+        return F.linear(unit * gain, self.weight, None if self.bias is None else self.beta * self.bias)
+
+    def extra_repr(self) -> str:
+        """Return the constructor's arguments."""
+        return f"{super().extra_repr()}, alpha={self.alpha}, beta={self.beta}, eps={self.eps}"
