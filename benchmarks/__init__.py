@@ -1,0 +1,1 @@
+"""Optimizer-side against structural corrections: data, models, methods, trainers, speed and report."""

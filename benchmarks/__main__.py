@@ -1,0 +1,166 @@
+"""Command line: python -m benchmarks {quick,train,speed,report}."""
+
+import argparse
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from . import runs, speed
+from .data import DATA, load
+from .methods import ACTIVATIONS, METHODS
+from .report import insert, report
+from .runs import BACKENDS, Run
+from .trainer import train
+
+console = Console()
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Parse the command line and run; a mistake in it is one line on standard error."""
+    options = _parser().parse_args(arguments)
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    try:
+        options.command(options)
+    except (ValueError, FileNotFoundError) as error:
+        print(f"benchmarks: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted; finished runs are kept, the same command resumes.", file=sys.stderr)
+        return 130
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    quick = commands.add_parser("quick", help="all methods on the embedded digits, with table and figure; minutes")
+    quick.set_defaults(command=_quick)
+
+    training = commands.add_parser("train", help="train methods on a data set; one JSON per run, finished runs skipped")
+    training.set_defaults(command=_train)
+    training.add_argument("--data", default="digits", help=f"{', '.join(DATA)}; imagefolder as imagefolder:PATH")
+    training.add_argument("--download", action="store_true", help="let torchvision fetch the data set")
+    training.add_argument("--methods", nargs="+", default=list(METHODS), metavar="NAME", help=", ".join(METHODS))
+    training.add_argument("--activations", nargs="+", default=list(ACTIVATIONS), metavar="NAME")
+    training.add_argument("--hidden", nargs="+", type=int, default=[32, 32], metavar="WIDTH")
+    training.add_argument("--batch-size", type=int, default=32)
+    training.add_argument("--lr", type=float, default=1e-3)
+    training.add_argument("--epochs", type=int, default=20)
+    training.add_argument("--seeds", type=int, default=5, help="how many; seed k is k")
+    training.add_argument("--backend", default="ensemble", help=", ".join(BACKENDS))
+    training.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+
+    timing = commands.add_parser("speed", help="time and memory of corrected layers and of the ensemble trainer")
+    timing.set_defaults(command=_speed)
+    timing.add_argument("--data", default="fake", help="data set of the trainer comparison")
+    timing.add_argument("--only", choices=list(speed.SUITES), default=None)
+
+    reporting = commands.add_parser("report", help="tables and figures from result files")
+    reporting.set_defaults(command=_report)
+    reporting.add_argument("--readme", type=Path, help="also fill this file's results sections")
+
+    for command, out in ((quick, "runs"), (training, "runs/train"), (timing, "runs/speed"), (reporting, "runs")):
+        command.add_argument("--out", type=Path, default=Path(out), help="folder of the result files")
+        command.add_argument("--threads", type=int, default=None, help="CPU threads; torch's choice by default")
+    return parser
+
+
+def _quick(options: argparse.Namespace) -> None:
+    digits = [Run("digits", method, activation) for activation in ACTIVATIONS for method in METHODS]
+    # The Jacobian path is there for its price: one seed and one epoch show it.
+    priced = [replace(run, backend="jacobian", seeds=(0,), epochs=1) for run in digits if run.activation == "tanh"]
+    run_all([*digits, *priced], options.out / "digits", download=False)
+    show(options.out)
+
+
+def _train(options: argparse.Namespace) -> None:
+    planned = [
+        Run(
+            data=options.data,
+            method=method,
+            activation=activation,
+            hidden=tuple(options.hidden),
+            batch_size=options.batch_size,
+            lr=options.lr,
+            epochs=options.epochs,
+            seeds=tuple(range(options.seeds)),
+            backend=options.backend,
+            device=options.device,
+        )
+        for activation in options.activations
+        for method in options.methods
+    ]
+    run_all(planned, options.out, options.download)
+
+
+def _speed(options: argparse.Namespace) -> None:
+    for name in [options.only] if options.only else speed.SUITES:
+        console.print(f"measuring {name} …")
+        runs.write(options.out / f"{name}.json", speed.SUITES[name](options.data))
+    show(options.out.parent)
+
+
+def _report(options: argparse.Namespace) -> None:
+    sections = show(options.out)
+    if options.readme:
+        options.readme.write_text(insert(options.readme, sections))
+
+
+def show(folder: Path) -> dict[str, str]:
+    """Print every table under a folder of results, and draw every figure."""
+    sections = report(folder)
+    for name, section in sections.items():
+        print(f"\n## {name}\n\n{section}")
+    for path in sorted(folder.glob("*.png")):
+        print(f"figure: {path}")
+    return sections
+
+
+def run_all(planned: list[Run], folder: Path, download: bool) -> None:
+    """Train what has no result file yet; under torchrun, this rank's share of it."""
+    rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+    mine = planned[rank::world]
+    waiting = [run for run in mine if not (folder / run.filename).exists()]
+    if len(waiting) < len(mine):
+        console.print(f"{len(mine) - len(waiting)} of {len(mine)} runs are in {folder} already")
+    if not waiting:
+        return
+    data = load(waiting[0].data, download).to(waiting[0].device, torch.float32)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console) as progress:
+        overall = progress.add_task("runs", total=len(waiting))
+        for run in waiting:
+            steps = len(data.train_labels) // run.batch_size
+            task = progress.add_task(f"{run.method}, {run.activation}", total=run.epochs * steps)
+
+            def tick(task=task) -> None:
+                progress.advance(task)
+
+            history = train(run, data, tick=tick)
+            runs.write(
+                folder / run.filename,
+                {
+                    "kind": "train",
+                    "settings": run.settings(),
+                    "environment": runs.environment(),
+                    "features": data.features,
+                    "classes": data.classes,
+                    "steps_per_epoch": steps,
+                    "train_loss": history.train_loss,
+                    "test_accuracy": history.test_accuracy,
+                    "seconds": history.seconds,
+                },
+            )
+            progress.remove_task(task)
+            progress.advance(overall)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

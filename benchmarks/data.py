@@ -1,0 +1,146 @@
+"""Data sets as rows on one device: decoded once, cached as uint8, shuffled by index."""
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+#: Where decoded data sets are kept between runs.
+CACHE = Path(".cache")
+
+
+class Dataset(NamedTuple):
+    """A classification data set, flattened.
+
+    Args:
+        train_inputs: shape (n, features).
+        train_labels: shape (n,), int64.
+        test_inputs: shape (m, features).
+        test_labels: shape (m,), int64.
+    """
+
+    train_inputs: Tensor
+    train_labels: Tensor
+    test_inputs: Tensor
+    test_labels: Tensor
+
+    @property
+    def features(self) -> int:
+        """Numbers per sample."""
+        return self.train_inputs.shape[1]
+
+    @property
+    def classes(self) -> int:
+        """Number of classes."""
+        return int(self.train_labels.max()) + 1
+
+    def to(self, device: str, dtype: torch.dtype) -> "Dataset":
+        """Return the data set on `device`, inputs as `dtype`: bytes become pixels in [0, 1]."""
+
+        def pixels(inputs: Tensor) -> Tensor:
+            inputs, scale = inputs.to(device), 255 if inputs.dtype == torch.uint8 else 1
+            return inputs.to(dtype).div_(scale)
+
+        return Dataset(
+            pixels(self.train_inputs),
+            self.train_labels.to(device),
+            pixels(self.test_inputs),
+            self.test_labels.to(device),
+        )
+
+
+def digits(argument: str, download: bool) -> Dataset:
+    """scikit-learn's 1,797 digits of 8×8 pixels, which ship in its wheel; the last fifth is the test set."""
+    from sklearn.datasets import load_digits
+
+    bunch = load_digits()
+    inputs = torch.from_numpy(bunch.data) / 16
+    labels = torch.from_numpy(bunch.target).long()
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
+    train, test = order.split([len(order) - len(order) // 5, len(order) // 5])
+    return Dataset(inputs[train], labels[train], inputs[test], labels[test])
+
+
+def cifar10(argument: str, download: bool) -> Dataset:
+    """CIFAR-10 by torchvision, from ./data; downloaded only if asked."""
+    from torchvision.datasets import CIFAR10
+
+    try:
+        train, test = (CIFAR10("data", train=part, download=download) for part in (True, False))
+    except RuntimeError as error:
+        raise FileNotFoundError(
+            "CIFAR-10 is not in ./data; add --download to fetch it, or pass --data imagefolder:PATH for a tree "
+            "of image files PATH/train/<class>/ and PATH/test/<class>/."
+        ) from error
+
+    def rows(images: np.ndarray) -> Tensor:
+        return torch.from_numpy(images).permute(0, 3, 1, 2).flatten(1).contiguous()
+
+    return Dataset(rows(train.data), torch.tensor(train.targets), rows(test.data), torch.tensor(test.targets))
+
+
+def imagefolder(argument: str, download: bool) -> Dataset:
+    """A tree PATH/train/<class>/*, PATH/test/<class>/* of images of one size; decoded once and cached."""
+    root = Path(argument)
+    for part in ("train", "test"):
+        if not (root / part).is_dir():
+            raise FileNotFoundError(
+                f"--data imagefolder:{argument}: there is no folder {root / part}. The tree must hold images as "
+                f"{root}/train/<class>/<name>.jpg and {root}/test/<class>/<name>.jpg (torchvision's ImageFolder)."
+            )
+    key = hashlib.sha256(str(root.resolve()).encode()).hexdigest()[:16]
+    cache = CACHE / f"imagefolder-{key}.pt"
+    if not cache.exists():
+        parts = {part: _decode(root / part) for part in ("train", "test")}
+        cache.parent.mkdir(parents=True, exist_ok=True)
+        partial = cache.with_suffix(".partial")
+        torch.save(parts, partial)
+        partial.replace(cache)
+    parts = torch.load(cache, weights_only=True)
+    return Dataset(*parts["train"], *parts["test"])
+
+
+def _decode(folder: Path) -> tuple[Tensor, Tensor]:
+    from rich.progress import track
+    from torchvision.datasets import ImageFolder
+    from torchvision.io import ImageReadMode, decode_image
+
+    samples = ImageFolder(str(folder)).samples
+    rows: list[Tensor] = []
+    labels: list[int] = []
+    for path, label in track(samples, description=f"decoding {folder.name}"):
+        image = decode_image(path, ImageReadMode.RGB)
+        if rows and image.numel() != rows[0].numel():
+            raise ValueError(f"{path} has shape {tuple(image.shape)}, unlike {samples[0][0]}; resize them alike first.")
+        rows.append(image.flatten())
+        labels.append(label)
+    return torch.stack(rows), torch.tensor(labels)
+
+
+def fake(argument: str, download: bool) -> Dataset:
+    """Noise in the shape of CIFAR-10, 10,000 training and 1,000 test rows: for timing without files."""
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randint(256, (11000, 3072), generator=generator, dtype=torch.uint8)
+    labels = torch.randint(10, (11000,), generator=generator)
+    return Dataset(inputs[:10000], labels[:10000], inputs[10000:], labels[10000:])
+
+
+#: Name → loader; what follows a colon in --data is handed to it.
+DATA: dict[str, Callable[[str, bool], Dataset]] = {
+    "digits": digits,
+    "cifar10": cifar10,
+    "imagefolder": imagefolder,
+    "fake": fake,
+}
+
+
+def load(name: str, download: bool = False) -> Dataset:
+    """Load a data set by its --data argument, such as 'digits' or 'imagefolder:PATH'."""
+    kind, _, argument = name.partition(":")
+    if kind not in DATA:
+        raise ValueError(f"unknown data set {name!r}; known are {', '.join(DATA)} (imagefolder as imagefolder:PATH).")
+    return DATA[kind](argument, download)

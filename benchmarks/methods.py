@@ -1,0 +1,71 @@
+"""The methods compared: how each builds its network, and what it does to the gradient."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+
+from adiv_optim.layers import AffineLikeLinear, L2Norm
+from torch import nn
+
+from adiv_optim import Correction, Disproportional, Proportional
+
+ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {"tanh": nn.Tanh, "leaky-relu": nn.LeakyReLU}
+
+
+@dataclass(frozen=True)
+class Method:
+    """One row of the comparison.
+
+    Args:
+        linear: the affine layer.
+        normalizer: width → the parameterless normaliser before every affine layer, the first included.
+        correction: what the optimizer's side does to the gradient.
+        lr_factor: multiplies the protocol's learning rate.
+    """
+
+    linear: Callable[[int, int], nn.Module] = nn.Linear
+    normalizer: Callable[[int], nn.Module] | None = None
+    correction: Correction | None = None
+    lr_factor: float = 1.0
+
+    def build(self, sizes: tuple[int, ...], activation: str) -> nn.Sequential:
+        """Return a fully connected network, drawn by PyTorch's default initialisation."""
+        layers: list[nn.Module] = []
+        for inputs, outputs in pairwise(sizes):
+            if layers:
+                layers.append(ACTIVATIONS[activation]())
+            if self.normalizer:
+                layers.append(self.normalizer(inputs))
+            layers.append(self.linear(inputs, outputs))
+        return nn.Sequential(*layers)
+
+
+def _l2_norm(width: int) -> nn.Module:
+    return L2Norm()
+
+
+METHODS: dict[str, Method] = {
+    "none": Method(),
+    "batchnorm": Method(normalizer=partial(nn.BatchNorm1d, affine=False)),
+    "layernorm": Method(normalizer=partial(nn.LayerNorm, elementwise_affine=False)),
+    "rmsnorm": Method(normalizer=partial(nn.RMSNorm, elementwise_affine=False)),
+    "l2norm": Method(normalizer=_l2_norm),
+    "l2norm-half": Method(normalizer=_l2_norm, lr_factor=0.5),
+    "affine-like": Method(linear=AffineLikeLinear),
+    "proportional": Method(correction=Proportional()),
+    "disproportional": Method(correction=Disproportional()),
+}
+
+#: What tables and figures call them.
+LABELS = {
+    "none": "none",
+    "batchnorm": "BatchNorm",
+    "layernorm": "LayerNorm",
+    "rmsnorm": "RMSNorm",
+    "l2norm": "L2 norm, η",
+    "l2norm-half": "L2 norm, η/2",
+    "affine-like": "affine-like",
+    "proportional": "gradient-only proportional",
+    "disproportional": "gradient-only disproportional",
+}

@@ -1,0 +1,190 @@
+"""Tables and figures from result files alone."""
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from .methods import ACTIVATIONS, LABELS
+from .runs import read
+
+Result = dict[str, Any]
+
+#: Settings that distinguish rows and columns within one table; all others distinguish tables.
+_WITHIN_TABLE = ("method", "activation", "backend", "seeds", "epochs")
+
+
+def mean_and_error(values: Sequence[float]) -> tuple[float, float]:
+    """Mean, and standard error of the mean (NaN for a single value)."""
+    mean = math.fsum(values) / len(values)
+    if len(values) == 1:
+        return mean, math.nan
+    variance = math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)
+    return mean, math.sqrt(variance / len(values))
+
+
+def grouped(results: Iterable[Result]) -> list[list[Result]]:
+    """Split training results into tables: runs that share data, network, batch size, rate and device."""
+    groups: dict[str, list[Result]] = defaultdict(list)
+    for result in results:
+        key = {name: value for name, value in result["settings"].items() if name not in _WITHIN_TABLE}
+        groups[str(sorted(key.items()))].append(result)
+    return list(groups.values())
+
+
+def title(group: list[Result]) -> str:
+    """One line that names the protocol of a table."""
+    first = group[0]
+    settings = first["settings"]
+    hidden = ", ".join(map(str, settings["hidden"]))
+    return (
+        f"{settings['data']}, [{first['features']}, {hidden}, {first['classes']}], batch {settings['batch_size']}, "
+        f"Adam {settings['lr']:g}, {settings['device']}"
+    )
+
+
+def _accuracy(result: Result) -> str:
+    mean, error = mean_and_error(result["test_accuracy"][-1])
+    return f"{mean:.2f} ± {error:.2f}"
+
+
+def _milliseconds(result: Result) -> float:
+    """Time of one step of one seed, from the median epoch."""
+    seconds = sorted(result["seconds"])
+    return 1e3 * seconds[len(seconds) // 2] / result["steps_per_epoch"] / len(result["settings"]["seeds"])
+
+
+def table(group: list[Result]) -> str:
+    """A Markdown table: test accuracy after the last epoch (mean ± standard error), and the cost of each path."""
+    found = {
+        (r["settings"]["method"], r["settings"]["activation"], r["settings"]["backend"]): r
+        for r in sorted(group, key=lambda r: r["settings"]["epochs"])
+    }
+    methods = [name for name in LABELS if any(key[0] == name for key in found)]
+    activations = [name for name in ACTIVATIONS if any(key[1] == name for key in found)]
+    backends = [name for name in ("ensemble", "loop", "jacobian") if any(key[2] == name for key in found)]
+    columns = [f"{activation}, %" for activation in activations]
+    columns += [f"{backend}, ms/step" for backend in backends]
+    rows = []
+    for method in methods:
+        cells = []
+        for activation in activations:
+            runs = [found[key] for backend in backends if (key := (method, activation, backend)) in found]
+            cells.append(_accuracy(runs[0]) if runs else "")
+        for backend in backends:
+            runs = [found[key] for activation in activations if (key := (method, activation, backend)) in found]
+            cells.append(f"{_milliseconds(runs[0]):.2f}" if runs else "")
+        rows.append([LABELS[method], *cells])
+    return markdown(["method", *columns], rows)
+
+
+def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A Markdown table."""
+    lines = ["| " + " | ".join(row) + " |" for row in (header, ["---"] * len(header), *rows)]
+    return "\n".join(lines)
+
+
+def caption(group: list[Result]) -> str:
+    """Say under a table what its numbers are."""
+    seeds = sorted({len(r["settings"]["seeds"]) for r in group})
+    epochs = sorted({r["settings"]["epochs"] for r in group})
+    environment = group[0]["environment"]
+    where = environment["gpu"] if group[0]["settings"]["device"].startswith("cuda") else environment["processor"]
+    return (
+        f"Test accuracy after {'/'.join(map(str, epochs))} epochs, mean ± standard error over "
+        f"{'/'.join(map(str, seeds))} seeds. Time is per step and seed, training only, {where}, "
+        f"{environment['threads']} thread(s), torch {environment['torch']}."
+    )
+
+
+def figure(group: list[Result], path: Path) -> None:
+    """Draw test accuracy against epoch, one panel per activation, a band of one standard error."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    backend = "ensemble" if any(r["settings"]["backend"] == "ensemble" for r in group) else None
+    runs = [r for r in group if backend in (None, r["settings"]["backend"])]
+    activations = [name for name in ACTIVATIONS if any(r["settings"]["activation"] == name for r in runs)]
+    fig, axes = plt.subplots(
+        1,
+        len(activations),
+        figsize=(5.4 * len(activations) + 2.2, 4.6),
+        sharey=True,
+        squeeze=False,
+        layout="constrained",
+    )
+    colors = dict(zip(LABELS, plt.get_cmap("tab10").colors, strict=False))  # type: ignore[attr-defined]
+    for axis, activation in zip(axes[0], activations, strict=True):
+        for method, label in LABELS.items():
+            for run in (
+                r for r in runs if (r["settings"]["method"], r["settings"]["activation"]) == (method, activation)
+            ):
+                means, errors = zip(*(mean_and_error(epoch) for epoch in run["test_accuracy"]), strict=True)
+                epochs = range(1, len(means) + 1)
+                low, high = zip(*((m - e, m + e) for m, e in zip(means, errors, strict=True)), strict=True)
+                # Gradient-only methods are dashed: colour alone does not carry to everyone.
+                style = "--" if "proportional" in method else "-"
+                axis.plot(epochs, means, style, color=colors[method], label=label, linewidth=1.6)
+                axis.fill_between(epochs, low, high, color=colors[method], alpha=0.2, linewidth=0)
+        axis.set(title=activation, xlabel="epoch")
+        axis.grid(alpha=0.3)
+    axes[0][0].set_ylabel("test accuracy, %")
+    handles, labels = axes[0][0].get_legend_handles_labels()
+    fig.legend(handles, labels, loc="outside right center", frameon=False)
+    fig.suptitle(title(group), fontsize=10)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fig.savefig(path, dpi=130)
+    plt.close(fig)
+
+
+def speed_table(result: Result) -> str:
+    """A Markdown table of measured ratios."""
+    rows = [
+        [
+            row["what"],
+            f"{row['time_ratio']['median']:.3f}",
+            f"{row['time_ratio']['quartiles'][0]:.3f} to {row['time_ratio']['quartiles'][1]:.3f}",
+            f"{row['memory_ratio']:.3f}" if row["memory_ratio"] is not None else "",
+        ]
+        for row in result["rows"]
+    ]
+    return markdown([result["of"], "time", "quartiles", "peak memory"], rows)
+
+
+def report(folder: Path) -> dict[str, str]:
+    """Write a figure for every table under `folder`; return Markdown by name.
+
+    Training results lie in sub-folders of `folder`, whose names name their tables; speed results in `speed`.
+    """
+    sections: dict[str, str] = {}
+    for part in sorted(path for path in folder.iterdir() if path.is_dir()):
+        results = read(part)
+        for result in (r for r in results if r["kind"] == "speed"):
+            environment = result["environment"]
+            sections[result["name"]] = (
+                f"{speed_table(result)}\n\n{result['note']} {environment['processor']}, "
+                f"{environment['threads']} thread(s), torch {environment['torch']}."
+            )
+        groups = grouped(r for r in results if r["kind"] == "train")
+        for number, group in enumerate(groups):
+            name = part.name if len(groups) == 1 else f"{part.name}-{number + 1}"
+            figure(group, folder / f"{name}.png")
+            sections[name] = f"**{title(group)}**\n\n{table(group)}\n\n{caption(group)}"
+    if not sections:
+        raise FileNotFoundError(f"no results under {folder}/*/; run `python -m benchmarks train` first.")
+    return sections
+
+
+def insert(readme: Path, sections: dict[str, str]) -> str:
+    """Return the text of `readme` with every `<!-- results:NAME -->` … `<!-- end -->` filled from `sections`."""
+    pieces = readme.read_text().split("<!-- results:")
+    text = pieces[0]
+    for piece in pieces[1:]:
+        name, _, rest = piece.partition(" -->")
+        if name not in sections:
+            raise ValueError(f"{readme} wants results {name!r}; there are {', '.join(sections)}.")
+        text += f"<!-- results:{name} -->\n\n{sections[name]}\n\n<!-- end -->" + rest.partition("<!-- end -->")[2]
+    return text

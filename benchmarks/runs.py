@@ -1,0 +1,114 @@
+"""What a run is, and how its result is kept: one JSON, written whole or not at all."""
+
+import hashlib
+import json
+import os
+import platform
+import re
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import adiv_optim
+
+from .methods import ACTIVATIONS, METHODS
+
+BACKENDS = ("ensemble", "loop", "jacobian")
+
+
+@dataclass(frozen=True)
+class Run:
+    """The settings of one run: one method on one network, all seeds.
+
+    Args:
+        data: the --data argument.
+        method: a key of `METHODS`.
+        activation: a key of `ACTIVATIONS`.
+        hidden: widths of the hidden layers.
+        batch_size: samples per step; an epoch drops the last incomplete batch.
+        lr: Adam's learning rate, before the method's own factor.
+        epochs: passes over the training set.
+        seeds: each draws its own initialisation and its own order of samples.
+        backend: "ensemble" trains all seeds as one batched program, "loop" one after the other, "jacobian"
+            likewise, with every gradient from explicit per-sample Jacobians.
+        device: where to train.
+    """
+
+    data: str
+    method: str
+    activation: str
+    hidden: tuple[int, ...] = (32, 32)
+    batch_size: int = 32
+    lr: float = 1e-3
+    epochs: int = 20
+    seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
+    backend: str = "ensemble"
+    device: str = "cpu"
+
+    def __post_init__(self) -> None:
+        for name, value, known in (
+            ("method", self.method, METHODS),
+            ("activation", self.activation, ACTIVATIONS),
+            ("backend", self.backend, BACKENDS),
+        ):
+            if value not in known:
+                raise ValueError(f"unknown {name} {value!r}; known are {', '.join(known)}.")
+        for name, number in (("batch_size", self.batch_size), ("lr", self.lr), ("epochs", self.epochs)):
+            if not number > 0:
+                raise ValueError(f"{name} is {number}; it must be positive.")
+
+    def settings(self) -> dict[str, Any]:
+        """Return what identifies the run: everything but where its data happens to lie."""
+        return {**asdict(self), "data": public_name(self.data)}
+
+    @property
+    def filename(self) -> str:
+        """A readable name, unique to the settings."""
+        settings = self.settings()
+        digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:8]
+        parts = (settings["data"], self.method, self.activation, self.backend, digest)
+        return re.sub(r"[^a-z0-9.]+", "-", "_".join(parts).lower()) + ".json"
+
+
+def public_name(data: str) -> str:
+    """The name of a data set without the path it was read from: the folder's own name says which it is."""
+    kind, _, argument = data.partition(":")
+    return f"{kind}:{Path(argument).name}" if argument else kind
+
+
+def environment() -> dict[str, Any]:
+    """Return what a reader needs to judge a number: versions, hardware and the command."""
+    return {
+        "command": " ".join(["python -m benchmarks", *(public_name(a) if ":" in a else a for a in sys.argv[1:])]),
+        "adiv_optim": adiv_optim.__version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "processor": _processor(),
+        "threads": torch.get_num_threads(),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+    }
+
+
+def _processor() -> str:
+    info = Path("/proc/cpuinfo")
+    names = re.findall(r"^model name\s*: (.+)$", info.read_text(), re.MULTILINE) if info.exists() else []
+    return f"{names[0]} × {os.cpu_count()}" if names else platform.processor()
+
+
+def write(path: Path, result: dict[str, Any]) -> None:
+    """Write a result so that an interruption leaves the old file or the new one, never half of one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(f".{os.getpid()}.partial")
+    try:
+        partial.write_text(json.dumps(result, indent=1) + "\n")
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def read(folder: Path) -> list[dict[str, Any]]:
+    """Read every result in a folder, in the order of the file names."""
+    return [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]

@@ -1,0 +1,274 @@
+"""Time and memory, always as a ratio to plain torch within one interleaved run."""
+
+import gc
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+from torch.utils.data import DataLoader, TensorDataset
+
+from adiv_optim import Correction, Disproportional, GradientOnly, Proportional, functional, jacobian
+
+from . import data as datasets
+from .methods import METHODS
+from .runs import Run, environment
+from .trainer import Ensemble, build_model, build_optimizer, epoch_orders
+
+#: Creates the tensors of a job and returns what runs it once.
+Job = Callable[[], Callable[[], Any]]
+
+
+def interleaved(jobs: dict[str, Job], rounds: int) -> dict[str, list[float]]:
+    """Time every job once per round, in turn, after two rounds of warm-up; return seconds by job."""
+    ready = {name: job() for name, job in jobs.items()}
+    seconds: dict[str, list[float]] = {name: [] for name in jobs}
+    for number in range(rounds + 2):
+        for name, run in ready.items():
+            start = time.perf_counter()
+            run()
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()
+            if number >= 2:
+                seconds[name].append(time.perf_counter() - start)
+    return seconds
+
+
+def ratio(numerator: list[float], denominator: list[float]) -> dict[str, Any]:
+    """Ratios round by round: their median, quartiles and number."""
+    ratios = [a / b for a, b in zip(numerator, denominator, strict=True)]
+    low, middle, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
+    return {"median": middle, "quartiles": [low, high], "rounds": len(ratios)}
+
+
+def peak_memory(job: Job) -> int:
+    """Bytes allocated at the highest moment of a job's set-up and one run, from the allocator's own events."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        job()()
+        return torch.cuda.max_memory_allocated() - before
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        job()()
+    # The profiler's public tables give sums per operator, not the height of the tide.
+    waiting = list(profile.profiler.kineto_results.experimental_event_tree())
+    totals = []
+    while waiting:
+        event = waiting.pop()
+        waiting += event.children
+        if event.tag == torch._C._profiler._EventType.Allocation:
+            totals.append((event.start_time_ns, event.extra_fields.total_allocated, event.extra_fields.alloc_size))
+    _, first_total, first_size = min(totals)
+    return max(total for _, total, _ in totals) - (first_total - first_size)
+
+
+def _device() -> str:
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _linear_job(rows: int, inputs: int, outputs: int, correction: Correction | None, input_grad: bool) -> Job:
+    def make() -> Callable[[], None]:
+        x = torch.randn(rows, inputs, device=_device(), requires_grad=input_grad)
+        layer = nn.Linear(inputs, outputs, device=_device())
+        g = torch.randn(rows, outputs, device=_device())
+
+        def run() -> None:
+            x.grad = layer.weight.grad = layer.bias.grad = None
+            functional.linear(x, layer.weight, layer.bias, correction).backward(g)
+
+        return run
+
+    return make
+
+
+def _conv_job(shape: tuple[int, ...], outputs: int, kernel: int, correction: Correction | None) -> Job:
+    def make() -> Callable[[], None]:
+        x = torch.randn(shape, device=_device(), requires_grad=True)
+        layer = nn.Conv2d(shape[1], outputs, kernel, padding=kernel // 2, device=_device())
+        g = torch.randn(shape[0], outputs, *shape[2:], device=_device())
+
+        def run() -> None:
+            x.grad = layer.weight.grad = layer.bias.grad = None  # type: ignore[union-attr]
+            functional.conv2d(x, layer.weight, layer.bias, padding=kernel // 2, correction=correction).backward(g)
+
+        return run
+
+    return make
+
+
+def _per_sample_job(rows: int, inputs: int, outputs: int) -> Job:
+    """The correction by torch.func's per-sample gradients: built, rescaled and summed."""
+
+    def make() -> Callable[[], None]:
+        x, g = torch.randn(rows, inputs, device=_device()), torch.randn(rows, outputs, device=_device())
+        layer = nn.Linear(inputs, outputs, device=_device())
+        parameters = {name: p.detach() for name, p in layer.named_parameters()}
+
+        def weighted(parameters: dict[str, Tensor], row: Tensor, g_row: Tensor) -> Tensor:
+            return functional_call(layer, parameters, (row,)) @ g_row
+
+        def run() -> None:
+            per_sample = vmap(grad(weighted), in_dims=(None, 0, 0))(parameters, x, g)
+            scale = 1 / (x.square().sum(1) + 1)
+            for gradient in per_sample.values():
+                torch.tensordot(scale, gradient, 1)
+
+        return run
+
+    return make
+
+
+def _opacus_job(rows: int, inputs: int, outputs: int) -> Job:
+    """The correction by Opacus's per-sample hooks: built, rescaled and summed."""
+    from opacus import GradSampleModule
+
+    def make() -> Callable[[], None]:
+        x = torch.randn(rows, inputs, device=_device(), requires_grad=True)
+        g = torch.randn(rows, outputs, device=_device())
+        model = GradSampleModule(nn.Linear(inputs, outputs, device=_device()), loss_reduction="sum")
+
+        def run() -> None:
+            model.zero_grad(set_to_none=True)
+            x.grad = None
+            model(x).backward(g)
+            scale = 1 / (x.detach().square().sum(1) + 1)
+            for parameter in model.parameters():
+                torch.tensordot(scale, parameter.grad_sample, 1)
+                parameter.grad_sample = None
+
+        return run
+
+    return make
+
+
+def _jacobian_job(rows: int, inputs: int, outputs: int) -> Job:
+    """The correction by explicit Jacobians, `jacobian.corrected_gradients`."""
+
+    def make() -> Callable[[], None]:
+        x, g = torch.randn(rows, inputs, device=_device()), torch.randn(rows, outputs, device=_device())
+        layer = nn.Linear(inputs, outputs, device=_device())
+
+        def run() -> None:
+            jacobian.corrected_gradients(layer, lambda z, g: (z * g).sum(), x, g, Proportional())
+
+        return run
+
+    return make
+
+
+def _row(what: str, job: Job, plain: Job, rounds: int) -> dict[str, Any]:
+    seconds = interleaved({"plain": plain, "job": job}, rounds)
+    return {
+        "what": what,
+        "time_ratio": ratio(seconds["job"], seconds["plain"]),
+        "memory_ratio": peak_memory(job) / peak_memory(plain),
+        "plain_ms": 1e3 * statistics.median(seconds["plain"]),
+    }
+
+
+def layers(data: str) -> dict[str, Any]:
+    """Corrected layers, and what else computes the same, against plain torch."""
+    rows = []
+    for shape in ((512, 1024, 1024), (128, 512, 512), (32, 3072, 32)):
+        for correction in (Proportional(), Disproportional()):
+            for input_grad in (True, False):
+                what = f"Linear {shape}, {type(correction).__name__}" + ("" if input_grad else ", first layer")
+                job, plain = (_linear_job(*shape, rule, input_grad) for rule in (correction, None))
+                rows.append(_row(what, job, plain, rounds=60))
+    for shape, outputs, kernel in (((32, 64, 16, 16), 64, 3), ((32, 3, 32, 32), 64, 3), ((32, 256, 8, 8), 64, 1)):
+        job, plain = (_conv_job(shape, outputs, kernel, rule) for rule in (Proportional(), None))
+        rows.append(_row(f"Conv2d {kernel}×{kernel}, {shape} → {outputs}, Proportional", job, plain, rounds=60))
+
+    shape = (512, 1024, 1024)
+    plain = _linear_job(*shape, None, True)
+    rows.append(_row(f"Linear {shape}, torch.func per-sample gradients", _per_sample_job(*shape), plain, rounds=5))
+    try:
+        rows.append(_row(f"Linear {shape}, Opacus per-sample hooks", _opacus_job(*shape), plain, rounds=5))
+    except ImportError:
+        print("opacus is not installed (extra `peers`); its row is left out")
+    # Explicit Jacobians of (512, 1024, 1024) would take 4.3 GB per row: the price shows on a smaller job.
+    shape = (32, 128, 64)
+    plain = _linear_job(*shape, None, True)
+    rows.append(_row(f"Linear {shape}, Proportional", _linear_job(*shape, Proportional(), True), plain, rounds=60))
+    rows.append(_row(f"Linear {shape}, jacobian.corrected_gradients", _jacobian_job(*shape), plain, rounds=10))
+    return {
+        "kind": "speed",
+        "name": "speed-layers",
+        "of": "forward and backward; ratio to plain torch",
+        "note": "Linear is (rows, in, out), float32; ratios within one interleaved run, median and quartiles of the "
+        "rounds. Peak memory counts inputs, parameters and gradients. A first layer's input needs no gradient.",
+        "rows": rows,
+        "environment": environment(),
+    }
+
+
+def trainer(data: str, seeds: int = 5) -> dict[str, Any]:
+    """One epoch of the ensemble trainer against as many runs of a DataLoader loop as it has seeds."""
+    tensors = datasets.load(data).to(_device(), torch.float32)
+    loaders = {"tensors in memory": DataLoader(TensorDataset(tensors[0], tensors[1]), batch_size=32, shuffle=True)}
+    kind, _, folder = data.partition(":")
+    if kind == "imagefolder":
+        from torchvision.datasets import ImageFolder
+        from torchvision.transforms import ToTensor
+
+        files = ImageFolder(str(Path(folder) / "train"), ToTensor())
+        loaders["image files"] = DataLoader(files, batch_size=32, shuffle=True)
+    rows = []
+    for method in ("none", "proportional"):
+        run = Run(data, method, "tanh", seeds=tuple(range(seeds)), device=_device())
+        for source, loader in loaders.items():
+            ratios = [
+                _dataloader_epoch(run, loader, tensors, seed) * seeds / _ensemble_epoch(run, tensors)
+                for seed in run.seeds
+            ]
+            rows.append(
+                {
+                    "what": f"{seeds} DataLoader runs ({source}), {method}",
+                    "time_ratio": ratio(ratios, [1.0] * len(ratios)),
+                    "memory_ratio": None,
+                }
+            )
+    return {
+        "kind": "speed",
+        "name": "speed-trainer",
+        "of": f"one epoch of {len(tensors.train_labels)} samples; ratio to the ensemble of {seeds} seeds",
+        "note": f"[{tensors.features}, 32, 32, {tensors.classes}], tanh, batch 32, Adam; each DataLoader run is paired "
+        "with an ensemble epoch; median and quartiles of the pairs.",
+        "rows": rows,
+        "environment": environment(),
+    }
+
+
+def _ensemble_epoch(run: Run, data: datasets.Dataset) -> float:
+    ensemble = Ensemble(run, data)
+    order = next(epoch_orders(run, len(data.train_labels))).to(data.train_inputs.device)
+    start = time.perf_counter()
+    losses = [ensemble.step(index) for index in order.unbind(1)]
+    torch.stack(losses).sum().item()
+    return time.perf_counter() - start
+
+
+def _dataloader_epoch(run: Run, loader: DataLoader, data: datasets.Dataset, seed: int) -> float:
+    """The loop as a user would write it."""
+    model = build_model(run, data, seed)
+    method = METHODS[run.method]
+    optimizer = build_optimizer(run, method, model.parameters())
+    if method.correction:
+        optimizer = GradientOnly(optimizer, model, method.correction)
+    start = time.perf_counter()
+    for inputs, labels in loader:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(inputs.to(run.device).flatten(1)), labels.to(run.device))
+        loss.backward()
+        optimizer.step()
+    loss.item()
+    return time.perf_counter() - start
+
+
+SUITES: dict[str, Callable[[str], dict[str, Any]]] = {"layers": layers, "trainer": trainer}

@@ -1,0 +1,204 @@
+"""Training all seeds of a run as one batched program, and the plain loop it must agree with."""
+
+import time
+from collections.abc import Callable, Iterator
+from copy import deepcopy
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call, stack_module_state, vmap
+
+from adiv_optim import GradientOnly, attach, jacobian
+
+from .data import Dataset
+from .methods import METHODS, Method
+from .runs import Run
+
+#: Called after every step with nothing, so that a progress bar can move.
+Tick = Callable[[], None]
+
+
+@dataclass
+class History:
+    """What a run leaves behind; inner lists run over seeds.
+
+    Args:
+        train_loss: mean loss over an epoch's steps, per epoch.
+        test_accuracy: per cent, per epoch.
+        seconds: training time per epoch, evaluation left out.
+        step_losses: every step's loss.
+    """
+
+    train_loss: list[list[float]] = field(default_factory=list)
+    test_accuracy: list[list[float]] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    step_losses: list[list[float]] = field(default_factory=list)
+
+
+def build_model(run: Run, data: Dataset, seed: int) -> nn.Sequential:
+    """Draw the network of one seed; on the CPU, so that every device starts from the same numbers."""
+    torch.manual_seed(seed)
+    sizes = (data.features, *run.hidden, data.classes)
+    return METHODS[run.method].build(sizes, run.activation).to(run.device, data.train_inputs.dtype)
+
+
+def build_optimizer(run: Run, method: Method, parameters: Any) -> torch.optim.Optimizer:
+    """Return the protocol's optimizer: Adam, fused where the device has it."""
+    on_gpu = run.device.startswith("cuda")
+    return torch.optim.Adam(parameters, lr=run.lr * method.lr_factor, fused=True, capturable=on_gpu)
+
+
+def epoch_orders(run: Run, samples: int) -> Iterator[Tensor]:
+    """Yield for every epoch the order of the samples: shape (seeds, steps, batch size)."""
+    generators = [torch.Generator().manual_seed(seed) for seed in run.seeds]
+    steps = samples // run.batch_size
+    if steps == 0:
+        raise ValueError(f"batch_size is {run.batch_size}, but the training set has only {samples} samples.")
+    for _ in range(run.epochs):
+        orders = [torch.randperm(samples, generator=generator) for generator in generators]
+        yield torch.stack([order[: steps * run.batch_size].view(steps, run.batch_size) for order in orders])
+
+
+def take(data: Dataset, index: Tensor) -> tuple[Tensor, Tensor]:
+    """Gather the rows at `index`, of any shape."""
+    # index_select copies whole rows; indexing with a tensor goes element by element on the CPU.
+    inputs = data.train_inputs.index_select(0, index.flatten())
+    return inputs.view(*index.shape, -1), data.train_labels[index]
+
+
+class Ensemble:
+    """The models of all seeds with their tensors stacked, run by vmap and stepped by one optimizer.
+
+    The optimizer must act elementwise (Adam and SGD do), so that stacking does not mix seeds.
+    """
+
+    def __init__(self, run: Run, data: Dataset) -> None:
+        models = [build_model(run, data, seed) for seed in run.seeds]
+        method = METHODS[run.method]
+        self.skeleton = deepcopy(models[0]).to("meta")
+        if method.correction:
+            attach(self.skeleton, method.correction)
+        self.parameters, self.buffers = stack_module_state(models)
+        self.optimizer = build_optimizer(run, method, self.parameters.values())
+        self.data = data
+        self._steps_taken = 0
+        self._graph: torch.cuda.CUDAGraph | None = None
+
+    def step(self, index: Tensor) -> Tensor:
+        """Take one step on the samples at `index`, shape (seeds, batch size); return the losses, (seeds,).
+
+        On a GPU the first steps run eagerly, then one is captured and replayed: the capture needs warm
+        allocator and optimizer state, and real steps make it.
+        """
+        if not index.is_cuda:
+            return self._eager_step(index)
+        self._steps_taken += 1
+        if self._steps_taken <= 3:
+            stream = torch.cuda.Stream()
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                losses = self._eager_step(index)
+            torch.cuda.current_stream().wait_stream(stream)
+            return losses
+        if self._graph is None:
+            self._graph, self._index = torch.cuda.CUDAGraph(), index.clone()
+            with torch.cuda.graph(self._graph):
+                self._losses = self._eager_step(self._index)
+        self._index.copy_(index)
+        self._graph.replay()
+        return self._losses.clone()
+
+    def _eager_step(self, index: Tensor) -> Tensor:
+        self.optimizer.zero_grad()
+        losses: Tensor = vmap(self._loss)(self.parameters, self.buffers, *take(self.data, index))
+        losses.sum().backward()
+        self.optimizer.step()
+        return losses.detach()
+
+    def _loss(self, parameters: Any, buffers: Any, inputs: Tensor, labels: Tensor) -> Tensor:
+        return F.cross_entropy(functional_call(self.skeleton, (parameters, buffers), (inputs,)), labels)
+
+    @torch.no_grad()
+    def accuracy(self) -> list[float]:
+        """Return each seed's accuracy on the test set, in per cent."""
+        self.skeleton.eval()
+
+        def correct(parameters: Any, buffers: Any, inputs: Tensor, labels: Tensor) -> Tensor:
+            return (functional_call(self.skeleton, (parameters, buffers), (inputs,)).argmax(-1) == labels).sum()
+
+        batched = vmap(correct, in_dims=(0, 0, None, None))
+        pairs = zip(self.data.test_inputs.split(1000), self.data.test_labels.split(1000), strict=True)
+        counts = sum(batched(self.parameters, self.buffers, inputs, labels) for inputs, labels in pairs)
+        self.skeleton.train()
+        assert isinstance(counts, Tensor)
+        return (100 * counts / len(self.data.test_labels)).tolist()
+
+
+class Loops:
+    """The same by plain loops, one seed after the other: GradientOnly, or `jacobian.backward` in its place."""
+
+    def __init__(self, run: Run, data: Dataset) -> None:
+        method = METHODS[run.method]
+        self.correction = method.correction
+        self.by_jacobians = run.backend == "jacobian"
+        self.models = [build_model(run, data, seed) for seed in run.seeds]
+        self.optimizers = [build_optimizer(run, method, model.parameters()) for model in self.models]
+        if self.correction and not self.by_jacobians:
+            self.optimizers = [
+                GradientOnly(optimizer, model, self.correction)
+                for optimizer, model in zip(self.optimizers, self.models, strict=True)
+            ]
+        self.data = data
+
+    def step(self, index: Tensor) -> Tensor:
+        """Take one step per seed on the samples at `index`, shape (seeds, batch size); return the losses."""
+        losses = []
+        for model, optimizer, rows in zip(self.models, self.optimizers, index, strict=True):
+            optimizer.zero_grad()
+            inputs, labels = take(self.data, rows)
+            if self.by_jacobians:
+                loss = jacobian.backward(model, F.cross_entropy, inputs, labels, self.correction)
+            else:
+                loss = F.cross_entropy(model(inputs), labels)
+                loss.backward()
+            optimizer.step()
+            losses.append(loss.detach())
+        return torch.stack(losses)
+
+    @torch.no_grad()
+    def accuracy(self) -> list[float]:
+        """Return each seed's accuracy on the test set, in per cent."""
+        accuracies = []
+        for model in self.models:
+            predicted = model.eval()(self.data.test_inputs).argmax(-1)
+            model.train()
+            accuracies.append(100 * (predicted == self.data.test_labels).double().mean().item())
+        return accuracies
+
+
+def train(run: Run, data: Dataset, *, tick: Tick = lambda: None, max_steps: int | None = None) -> History:
+    """Train every seed of a run.
+
+    Args:
+        run: the settings.
+        data: the data set, on the run's device; the dtype of its inputs is that of the parameters.
+        tick: called after every step.
+        max_steps: end every epoch after this many steps; None is the whole epoch.
+    """
+    history = History()
+    trainer = Ensemble(run, data) if run.backend == "ensemble" else Loops(run, data)
+    for order in epoch_orders(run, len(data.train_labels)):
+        start = time.perf_counter()
+        losses = []
+        for index in order[:, :max_steps].to(data.train_inputs.device).unbind(1):
+            losses.append(trainer.step(index))
+            tick()
+        stacked = torch.stack(losses)
+        history.step_losses += stacked.tolist()  # waits for the device, so the clock is read after it
+        history.seconds.append(time.perf_counter() - start)
+        history.train_loss.append(stacked.mean(0).tolist())
+        history.test_accuracy.append(trainer.accuracy())
+    return history
