@@ -4,6 +4,7 @@ import argparse
 import os
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -140,10 +141,7 @@ def run_all(planned: list[Run], folder: Path, download: bool) -> None:
             steps = len(data.train_labels) // run.batch_size
             task = progress.add_task(f"{run.method}, {run.activation}", total=run.epochs * steps)
 
-            def tick(task=task) -> None:
-                progress.advance(task)
-
-            history = train(run, data, tick=tick)
+            history = train(run, data, tick=partial(progress.advance, task))
             runs.write(
                 folder / run.filename,
                 {

@@ -181,9 +181,14 @@ def layers(data: str) -> dict[str, Any]:
                 what = f"Linear {shape}, {type(correction).__name__}" + ("" if input_grad else ", first layer")
                 job, plain = (_linear_job(*shape, rule, input_grad) for rule in (correction, None))
                 rows.append(_row(what, job, plain, rounds=60))
-    for shape, outputs, kernel in (((32, 64, 16, 16), 64, 3), ((32, 3, 32, 32), 64, 3), ((32, 256, 8, 8), 64, 1)):
-        job, plain = (_conv_job(shape, outputs, kernel, rule) for rule in (Proportional(), None))
-        rows.append(_row(f"Conv2d {kernel}×{kernel}, {shape} → {outputs}, Proportional", job, plain, rounds=60))
+    images: tuple[tuple[tuple[int, ...], int, int], ...] = (
+        ((32, 64, 16, 16), 64, 3),
+        ((32, 3, 32, 32), 64, 3),
+        ((32, 256, 8, 8), 64, 1),
+    )
+    for image, outputs, kernel in images:
+        job, plain = (_conv_job(image, outputs, kernel, rule) for rule in (Proportional(), None))
+        rows.append(_row(f"Conv2d {kernel}×{kernel}, {image} → {outputs}, Proportional", job, plain, rounds=60))
 
     shape = (512, 1024, 1024)
     plain = _linear_job(*shape, None, True)

@@ -10,7 +10,7 @@ from torch.autograd import Function
 
 from ..corrections import Correction, check_correction
 from ._patches import patch_squared_norm
-from ._shared import autocast, check_real, once_only, rescale, scales_of
+from ._shared import autocast, check_real, once_only, parts, rescale, scales_of
 
 _PLAIN = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 
@@ -32,22 +32,35 @@ class _Conv(Function):
         grad_output, input, weight = once_only(grad_output, *ctx.saved_tensors)
         needs_input, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         grad_input = grad_weight = grad_bias = None
-        # As for linear, the parameters come first so that their temporaries are gone before grad_input comes.
         if needs_weight or needs_bias:
-            stride, padding, dilation, groups = ctx.geometry
-            norm = patch_squared_norm(input, weight.shape[2:], stride, padding, dilation, groups)
-            scales = scales_of(ctx.correction, norm, needs_weight, needs_bias)
-            if needs_weight:
-                scaled = _rescale_groups(grad_output, scales["weight"])
-                _, grad_weight = _plain_backward(ctx, scaled, input, weight, False, True)
-                if scales.get("bias") is scales["weight"]:
-                    grad_bias = _channel_sum(scaled)
-                del scaled
-            if needs_bias and grad_bias is None:
-                grad_bias = _channel_sum(_rescale_groups(grad_output, scales["bias"]))
+            grad_weight, grad_bias = _parameter_gradients(ctx, grad_output, input, weight, needs_weight, needs_bias)
         if needs_input:
             grad_input, _ = _plain_backward(ctx, grad_output, input, weight, True, False)
         return grad_input, grad_weight, grad_bias, None, None, None, None, None
+
+
+def _parameter_gradients(
+    ctx: Any, grad_output: Tensor, input: Tensor, weight: Tensor, needs_weight: bool, needs_bias: bool
+) -> tuple[Tensor | None, Tensor | None]:
+    """Σ_p s_p g_p x_pᵀ and Σ_p s_p g_p, a few samples at a time: the rescaled output gradient is large."""
+    stride, padding, dilation, groups = ctx.geometry
+    norm = patch_squared_norm(input, weight.shape[2:], stride, padding, dilation, groups)
+    scales = scales_of(ctx.correction, norm, needs_weight, needs_bias)
+    shared = scales.get("weight") is scales.get("bias")
+    grad_weight = grad_bias = None
+    for part in parts(grad_output):
+        g, x = grad_output[part], input[part]
+        if needs_weight:
+            scaled = _rescale_groups(g, scales["weight"][part])
+            grad_weight = _plus(grad_weight, _plain_backward(ctx, scaled, x, weight, False, True)[1])
+        if needs_bias:
+            scaled = scaled if shared else _rescale_groups(g, scales["bias"][part])
+            grad_bias = _plus(grad_bias, scaled.sum([0, *range(2, scaled.dim())]))
+    return grad_weight, grad_bias
+
+
+def _plus(total: Tensor | None, part: Tensor) -> Tensor:
+    return part if total is None else total + part
 
 
 def _plain_backward(
@@ -59,10 +72,6 @@ def _plain_backward(
         False, [0] * len(stride), groups, [needs_input, needs_weight, False],
     )  # fmt: skip
     return grad_input, grad_weight
-
-
-def _channel_sum(tensor: Tensor) -> Tensor:
-    return tensor.sum([0, *range(2, tensor.dim())])
 
 
 def _rescale_groups(grad_output: Tensor, scale: Tensor) -> Tensor:

@@ -1,0 +1,81 @@
+"""Data sets: decoded once, cached whole, and missing ones say how to get them."""
+
+import pytest
+import torch
+from torchvision.io import write_jpeg
+
+from benchmarks import data
+from benchmarks.data import load
+
+CLASSES = ("cat", "dog")
+
+
+@pytest.fixture
+def image_tree(tmp_path, monkeypatch):
+    monkeypatch.setattr(data, "CACHE", tmp_path / "cache")
+    generator = torch.Generator().manual_seed(0)
+    for part, count in (("train", 3), ("test", 2)):
+        for name in CLASSES:
+            folder = tmp_path / "images" / part / name
+            folder.mkdir(parents=True)
+            for number in range(count):
+                image = torch.randint(256, (3, 8, 8), generator=generator, dtype=torch.uint8)
+                write_jpeg(image, str(folder / f"{number}.jpg"), quality=95)
+    return tmp_path / "images"
+
+
+def test_digits_are_pixels_between_zero_and_one():
+    digits = load("digits").to("cpu", torch.float64)
+    assert digits.train_inputs.shape == (1438, 64)
+    assert digits.test_inputs.shape == (359, 64)
+    assert (digits.features, digits.classes) == (64, 10)
+    assert digits.train_inputs.min() == 0
+    assert digits.train_inputs.max() == 1
+    assert digits.train_inputs.dtype == torch.float64
+
+
+def test_bytes_become_pixels_between_zero_and_one():
+    fake = load("fake")
+    assert fake.train_inputs.dtype == torch.uint8
+    scaled = fake.to("cpu", torch.float32)
+    assert torch.equal(scaled.train_inputs, fake.train_inputs.float() / 255)
+
+
+def test_image_folder_is_decoded_once(image_tree):
+    first = load(f"imagefolder:{image_tree}")
+    assert first.train_inputs.shape == (6, 3 * 8 * 8)
+    assert first.train_labels.tolist() == [0, 0, 0, 1, 1, 1]
+    assert first.test_labels.tolist() == [0, 0, 1, 1]
+    for path in image_tree.rglob("*.jpg"):
+        path.write_bytes(b"no image any more")
+    again = load(f"imagefolder:{image_tree}")
+    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+
+
+def test_interrupted_decoding_leaves_no_cache(image_tree):
+    (image_tree / "test" / "dog" / "1.jpg").write_bytes(b"half an image")
+    with pytest.raises(RuntimeError):
+        load(f"imagefolder:{image_tree}")
+    assert not list((image_tree.parent / "cache").glob("*"))
+
+
+def test_images_of_two_sizes_are_refused(image_tree):
+    write_jpeg(torch.zeros(3, 4, 4, dtype=torch.uint8), str(image_tree / "train" / "cat" / "9.jpg"))
+    with pytest.raises(ValueError, match=r"9\.jpg has shape \(3, 4, 4\)"):
+        load(f"imagefolder:{image_tree}")
+
+
+def test_missing_folder_says_what_is_wanted(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"there is no folder .*train.*<class>/<name>\.jpg"):
+        load(f"imagefolder:{tmp_path}")
+
+
+def test_missing_cifar10_says_how_to_get_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(FileNotFoundError, match="add --download"):
+        load("cifar10")
+
+
+def test_unknown_data_set_lists_the_known():
+    with pytest.raises(ValueError, match="unknown data set 'mnist'; known are digits, cifar10, imagefolder, fake"):
+        load("mnist")

@@ -1,0 +1,89 @@
+"""Tables and figures say what the result files say."""
+
+import math
+from pathlib import Path
+
+import pytest
+
+from benchmarks.report import insert, mean_and_error, report
+from benchmarks.runs import write
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "benchmarks" / "results"
+PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+
+
+def result(method="none", activation="tanh", backend="ensemble", accuracies=((10.0, 20.0), (40.0, 44.0)), **settings):
+    return {
+        "kind": "train",
+        "settings": {
+            "data": "digits",
+            "method": method,
+            "activation": activation,
+            "hidden": [8],
+            "batch_size": 4,
+            "lr": 0.001,
+            "epochs": 2,
+            "seeds": [0, 1],
+            "backend": backend,
+            "device": "cpu",
+            **settings,
+        },
+        "environment": {"processor": "a processor", "threads": 1, "torch": "2", "gpu": None},
+        "features": 64,
+        "classes": 10,
+        "steps_per_epoch": 100,
+        "train_loss": [[1.0, 1.0]] * 2,
+        "test_accuracy": [list(epoch) for epoch in accuracies],
+        "seconds": [0.4, 0.2],
+    }
+
+
+def test_standard_error_is_that_of_the_mean():
+    mean, error = mean_and_error([1.0, 2.0, 3.0, 6.0])
+    assert mean == 3.0
+    assert error == pytest.approx(math.sqrt(14 / 3 / 4), rel=1e-15)
+    assert math.isnan(mean_and_error([1.0])[1])
+
+
+def test_table_shows_last_epoch_and_cost(tmp_path):
+    write(tmp_path / "small" / "a.json", result())
+    write(tmp_path / "small" / "b.json", result("proportional", accuracies=((1.0, 1.0), (50.0, 50.0))))
+    write(tmp_path / "small" / "c.json", result(backend="jacobian", seeds=[0], accuracies=((0.0,),)))
+    section = report(tmp_path)["small"]
+    assert "| none | 42.00 ± 2.00 | 2.00 | 4.00 |" in section
+    assert "| gradient-only proportional | 50.00 ± 0.00 | 2.00 |  |" in section
+    assert "digits, [64, 8, 10], batch 4, Adam 0.001, cpu" in section
+    assert (tmp_path / "small.png").read_bytes().startswith(PNG_SIGNATURE)
+
+
+def test_other_protocols_are_other_tables(tmp_path):
+    write(tmp_path / "small" / "a.json", result())
+    write(tmp_path / "small" / "b.json", result(lr=0.01))
+    assert set(report(tmp_path)) == {"small-1", "small-2"}
+
+
+def test_no_results_say_what_to_run(tmp_path):
+    with pytest.raises(FileNotFoundError, match="python -m benchmarks train"):
+        report(tmp_path)
+
+
+def test_insert_fills_the_marked_places_and_nothing_else(tmp_path):
+    readme = tmp_path / "README.md"
+    readme.write_text("before\n<!-- results:x -->stale<!-- end -->\nafter\n")
+    filled = insert(readme, {"x": "fresh", "y": "unused"})
+    assert filled == "before\n<!-- results:x -->\n\nfresh\n\n<!-- end -->\nafter\n"
+    readme.write_text(filled)
+    assert insert(readme, {"x": "fresh"}) == filled
+    with pytest.raises(ValueError, match="wants results 'x'; there are z"):
+        insert(readme, {"z": ""})
+
+
+def test_readme_quotes_the_committed_results(tmp_path):
+    for path in RESULTS.glob("*/*.json"):
+        copy = tmp_path / path.relative_to(RESULTS)
+        copy.parent.mkdir(exist_ok=True)
+        copy.write_bytes(path.read_bytes())
+    readme = ROOT / "README.md"
+    assert "<!-- results:" in readme.read_text()
+    assert insert(readme, report(tmp_path)) == readme.read_text()

@@ -1,0 +1,39 @@
+"""Ratios and peaks mean what they say."""
+
+import torch
+
+from adiv_optim import Proportional
+from benchmarks.speed import _linear_job, interleaved, peak_memory, ratio
+
+MEBIBYTE = 2**20
+
+
+def test_ratio_is_taken_round_by_round():
+    found = ratio([2.0, 6.0, 12.0], [1.0, 2.0, 3.0])
+    assert found == {"median": 3.0, "quartiles": [2.0, 4.0], "rounds": 3}
+
+
+def test_every_job_is_timed_once_per_round():
+    calls = []
+    seconds = interleaved({name: lambda name=name: lambda: calls.append(name) for name in "ab"}, rounds=3)
+    assert "".join(calls) == "ab" * 5  # two rounds of warm-up
+    assert {name: len(values) for name, values in seconds.items()} == {"a": 3, "b": 3}
+
+
+def test_peak_memory_sees_the_highest_moment():
+    def job():
+        held = torch.ones(MEBIBYTE // 4)
+
+        def run():
+            large = held.repeat(4)
+            del large
+            return held.repeat(2)
+
+        return run
+
+    assert 5 * MEBIBYTE <= peak_memory(job) < 5 * MEBIBYTE + 2**16
+
+
+def test_corrected_linear_does_not_raise_the_peak():
+    plain, corrected = (peak_memory(_linear_job(256, 256, 256, rule, True)) for rule in (None, Proportional()))
+    assert corrected <= 1.01 * plain

@@ -1,0 +1,74 @@
+"""The ensemble trainer gives every seed the numbers a plain loop gives it."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from benchmarks.data import Dataset, load
+from benchmarks.methods import ACTIVATIONS, METHODS
+from benchmarks.runs import Run
+from benchmarks.trainer import epoch_orders, train
+
+STEPS = 20
+TOLERANCE = 1e-10  # relative, on every step's loss, in float64
+
+
+@pytest.fixture(scope="module")
+def digits() -> Dataset:
+    return load("digits").to("cpu", torch.float64)
+
+
+def losses(run: Run, data: Dataset) -> torch.Tensor:
+    """Every step's loss: shape (steps, seeds)."""
+    return torch.tensor(train(run, data, max_steps=STEPS).step_losses, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("method", METHODS)
+def test_ensemble_equals_plain_loops(method, activation, digits):
+    run = Run("digits", method, activation, epochs=1, seeds=(0, 1, 2))
+    together = losses(run, digits)
+    apart = losses(replace(run, backend="loop"), digits)
+    assert together.shape == (STEPS, 3)
+    assert ((together - apart).abs() / apart).max() <= TOLERANCE
+    # The test can fail: seeds differ from one another by far more than the tolerance.
+    assert (together[:, 0] - together[:, 1]).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("method", ["none", "batchnorm", "proportional", "disproportional"])
+def test_jacobian_backend_equals_plain_loops(method, digits):
+    run = Run("digits", method, "tanh", epochs=1, seeds=(0,))
+    by_jacobians = losses(replace(run, backend="jacobian"), digits)
+    plain = losses(replace(run, backend="loop"), digits)
+    assert ((by_jacobians - plain).abs() / plain).max() <= TOLERANCE
+
+
+def test_evaluation_agrees_between_ensemble_and_loops(digits):
+    # Batch normalisation evaluates by running statistics, which the ensemble keeps per seed.
+    run = Run("digits", "batchnorm", "tanh", epochs=2, seeds=(0, 1))
+    together, apart = train(run, digits), train(replace(run, backend="loop"), digits)
+    assert torch.allclose(torch.tensor(together.test_accuracy), torch.tensor(apart.test_accuracy), atol=1e-4)
+    assert torch.allclose(torch.tensor(together.train_loss), torch.tensor(apart.train_loss), rtol=TOLERANCE, atol=0)
+
+
+def test_a_seed_does_not_depend_on_its_company(digits):
+    run = Run("digits", "proportional", "tanh", epochs=1, seeds=(3,))
+    alone, in_company = losses(run, digits), losses(replace(run, seeds=(7, 3)), digits)
+    assert ((alone[:, 0] - in_company[:, 1]).abs() / alone[:, 0]).max() <= TOLERANCE
+
+
+def test_every_epoch_is_a_new_permutation():
+    run = Run("digits", "none", "tanh", epochs=2, seeds=(0, 1), batch_size=4)
+    first, second = epoch_orders(run, 22)
+    assert first.shape == (2, 5, 4)
+    for order in (*first, *second):
+        assert len(order.unique()) == 20
+        assert order.max() < 22
+    assert not torch.equal(first, second)
+    assert not torch.equal(first[0], first[1])
+
+
+def test_batch_larger_than_the_data_is_refused(digits):
+    with pytest.raises(ValueError, match="batch_size is 5000, but the training set has only 1438 samples"):
+        train(Run("digits", "none", "tanh", batch_size=5000), digits)
