@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
@@ -25,6 +26,11 @@ class _Corrected:
     _label: str  # for error messages: the layer's path in the model
     _ran: bool  # for `coverage`
 
+    def _note_run(self) -> None:
+        # Written and never read here: a read would make torch.compile guard on it and compile twice.
+        if torch.is_grad_enabled():
+            self._ran = True
+
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, correction={self._correction!r}"  # type: ignore[misc]
 
@@ -34,13 +40,13 @@ class CorrectedLinear(_Corrected, nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         """Return Wx + b; see `functional.linear`."""
-        self._ran = True
+        self._note_run()
         return corrected_linear(input, self.weight, self.bias, self._correction, name=self._label)
 
 
 class _CorrectedConv(_Corrected):
     def _conv_forward(self: Any, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        self._ran = True
+        self._note_run()
         padding = self.padding
         if self.padding_mode != "zeros":
             input = F.pad(input, self._reversed_padding_repeated_twice, mode=self.padding_mode)

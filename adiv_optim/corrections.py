@@ -8,6 +8,7 @@ layer's gradient, `adiv_optim.jacobian` applies them to explicit per-row Jacobia
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import reduce
 
 import torch
 from torch import Tensor
@@ -57,7 +58,7 @@ class Correction(ABC):
 def _reciprocal(total: Tensor, eps: float) -> Tensor:
     # A row with x = 0 moves no weight whatever its scale; 0 keeps an overflowing 1/eps from meeting it. The
     # comparison is written so that a NaN factor stays NaN.
-    return torch.where(total == 0, 0.0, 1 / total.clamp(min=eps))
+    return total.clamp(min=eps).reciprocal().masked_fill(total == 0, 0.0)
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,7 @@ class Proportional(Correction):
 
     def scales(self, factors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return 1 / Σ_p f_p for every parameter; see `Correction.scales`."""
-        scale = _reciprocal(torch.stack(tuple(factors.values())).sum(0), self.eps)
+        scale = _reciprocal(reduce(torch.add, factors.values()), self.eps)
         return dict.fromkeys(factors, scale)
 
 

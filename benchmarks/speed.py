@@ -147,15 +147,23 @@ def _opacus_job(rows: int, inputs: int, outputs: int) -> Job:
     return make
 
 
-def _jacobian_job(rows: int, inputs: int, outputs: int) -> Job:
-    """The correction by explicit Jacobians, `jacobian.corrected_gradients`."""
+def _training_job(sizes: tuple[int, ...], correction: Correction | None, by_jacobians: bool = False) -> Job:
+    """A whole training step of the benchmark's network: forward, backward, Adam."""
 
     def make() -> Callable[[], None]:
-        x, g = torch.randn(rows, inputs, device=_device()), torch.randn(rows, outputs, device=_device())
-        layer = nn.Linear(inputs, outputs, device=_device())
+        x, labels = torch.rand(32, sizes[0], device=_device()), torch.randint(sizes[-1], (32,), device=_device())
+        model = METHODS["none"].build(sizes, "tanh").to(_device())
+        optimizer: torch.optim.Optimizer = torch.optim.Adam(model.parameters(), fused=True)
+        if correction and not by_jacobians:
+            optimizer = GradientOnly(optimizer, model, correction)
 
         def run() -> None:
-            jacobian.corrected_gradients(layer, lambda z, g: (z * g).sum(), x, g, Proportional())
+            optimizer.zero_grad()
+            if by_jacobians:
+                jacobian.backward(model, F.cross_entropy, x, labels, correction)
+            else:
+                F.cross_entropy(model(x), labels).backward()
+            optimizer.step()
 
         return run
 
@@ -197,11 +205,12 @@ def layers(data: str) -> dict[str, Any]:
         rows.append(_row(f"Linear {shape}, Opacus per-sample hooks", _opacus_job(*shape), plain, rounds=5))
     except ImportError:
         print("opacus is not installed (extra `peers`); its row is left out")
-    # Explicit Jacobians of (512, 1024, 1024) would take 4.3 GB per row: the price shows on a smaller job.
-    shape = (32, 128, 64)
-    plain = _linear_job(*shape, None, True)
-    rows.append(_row(f"Linear {shape}, Proportional", _linear_job(*shape, Proportional(), True), plain, rounds=60))
-    rows.append(_row(f"Linear {shape}, jacobian.corrected_gradients", _jacobian_job(*shape), plain, rounds=10))
+    # Explicit Jacobians of (512, 1024, 1024) would take 4.3 GB per row: their price shows on whole training steps.
+    for sizes in ((64, 32, 32, 10), (3072, 32, 32, 10)):
+        plain = _training_job(sizes, None)
+        for by_jacobians, name, rounds in ((False, "GradientOnly", 200), (True, "jacobian.backward", 20)):
+            job = _training_job(sizes, Proportional(), by_jacobians)
+            rows.append(_row(f"training step {list(sizes)}, batch 32, Adam, {name}", job, plain, rounds))
     return {
         "kind": "speed",
         "name": "speed-layers",

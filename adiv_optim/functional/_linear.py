@@ -1,5 +1,6 @@
 """The linear layer: rows × features, the canonical shape every correction is stated in."""
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
@@ -59,13 +60,14 @@ def parameter_gradients(
     grad_weight = grad_bias = None
     if needs_weight:
         scale = scales["weight"].unsqueeze(-1)
-        if rows.shape[-1] < grad_rows.shape[-1]:
+        # float16 overflows at 65504. s g can reach that where s g xᵀ does not; s x = x / (|x|² + 1) never does.
+        if rows.shape[-1] < grad_rows.shape[-1] or rows.dtype == torch.float16:
             grad_weight = grad_rows.mT @ rescale(rows, scale)
         else:
             grad_weight = rescale(grad_rows, scale).mT @ rows
     if needs_bias:
         scale = scales["bias"]
-        grad_bias = (scale @ grad_rows.to(scale.dtype)).to(grad_rows.dtype)
+        grad_bias = torch.mv(grad_rows.mT.to(scale.dtype), scale).to(grad_rows.dtype)
     return grad_weight, grad_bias
 
 

@@ -103,7 +103,8 @@ def autocast(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:
     output gradient of another dtype.
     """
     device = next(tensor.device.type for tensor in tensors if tensor is not None)
-    if not (torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)):
+    # Autocast knows no meta device, and asking torch.amp whether it does breaks the graph of torch 2.6's compiler.
+    if device == "meta" or not torch.is_autocast_enabled(device):
         return tensors
     dtype = torch.get_autocast_dtype(device)
     # float64 is left alone, as torch's own autocast leaves it.
