@@ -17,7 +17,7 @@ endif
 ifdef UV
 	uv pip install --python $(BIN)/python -e '.[$*]'
 else
-	$(BIN)/python -m pip install -q -e '.[$*]'
+	$(BIN)/python -m pip install -e '.[$*]'
 endif
 	touch $@
 

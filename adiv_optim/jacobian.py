@@ -29,6 +29,7 @@ PLAIN_BY_DEFAULT: tuple[type[nn.Module], ...] = (
     nn.Embedding,
     nn.EmbeddingBag,
     nn.PReLU,
+    nn.RNNBase,
 )
 
 
@@ -101,8 +102,10 @@ def corrected_gradients(
         targets: handed to `loss_fn`.
         correction: the rule; None gives plain gradients, still through Jacobians.
         layers: paths of the modules to correct. By default every module without submodules that owns a
-            trainable parameter, but for norms, embeddings and PReLU (`PLAIN_BY_DEFAULT`). All tensor
-            arguments of a layer must have samples as their first dimension.
+            trainable parameter, but for norms, embeddings and the like (`PLAIN_BY_DEFAULT`). All tensor
+            arguments of a layer must have samples as their first dimension. A parametrized layer is taken
+            as it is trained, by the Jacobian of its parametrization's own parameters; `attach` corrects
+            the gradient of the effective weight instead.
         chunk_size: samples whose Jacobians are held at once; memory is chunk_size × outputs × parameters
             of the largest layer. None is the whole batch.
 
@@ -222,7 +225,12 @@ def _recorded(layers: dict[str, nn.Module]) -> Iterator[list[_Call]]:
         for parameter in trained[layer]:
             parameter.requires_grad_(False)
 
-    def after(layer: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
+    def after(layer: nn.Module, args: tuple[Tensor, ...], output: Any) -> Tensor:
+        if not isinstance(output, Tensor):
+            raise ValueError(
+                f"layer {paths[layer]!r} ({type(layer).__name__}) returned {type(output).__name__}; only a layer that "
+                "returns one tensor has rows to correct: leave it out of `layers`."
+            )
         for parameter in trained[layer]:
             parameter.requires_grad_(True)
         output = output if output.requires_grad else output.detach().requires_grad_()
@@ -296,7 +304,8 @@ def _choose_layers(model: nn.Module, layers: Iterable[str] | None) -> dict[str, 
             path: module
             for path, module in modules.items()
             if not isinstance(module, PLAIN_BY_DEFAULT)
-            and not any(module.children())
+            and all(name == "parametrizations" for name, _ in module.named_children())
+            and "parametrizations" not in path.split(".")
             and any(parameter.requires_grad for parameter in module.parameters())
         }
     chosen = list(layers)

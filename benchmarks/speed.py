@@ -4,6 +4,8 @@ import gc
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +24,15 @@ from .trainer import Ensemble, build_model, build_optimizer, epoch_orders
 
 #: Creates the tensors of a job and returns what runs it once.
 Job = Callable[[], Callable[[], Any]]
+#: Likewise, but what it returns runs the job with a correction, or plainly with None.
+Layer = Callable[[], Callable[[Correction | None], None]]
 
 
-def interleaved(jobs: dict[str, Job], rounds: int) -> dict[str, list[float]]:
-    """Time every job once per round, in turn, after two rounds of warm-up; return seconds by job."""
-    ready = {name: job() for name, job in jobs.items()}
-    seconds: dict[str, list[float]] = {name: [] for name in jobs}
+def interleaved(runs: dict[str, Callable[[], Any]], rounds: int) -> dict[str, list[float]]:
+    """Time everything once per round, in turn, after two rounds of warm-up; return seconds by name."""
+    seconds: dict[str, list[float]] = {name: [] for name in runs}
     for number in range(rounds + 2):
-        for name, run in ready.items():
+        for name, run in runs.items():
             start = time.perf_counter()
             run()
             if torch.cuda.is_available():
@@ -72,13 +75,15 @@ def _device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def _linear_job(rows: int, inputs: int, outputs: int, correction: Correction | None, input_grad: bool) -> Job:
-    def make() -> Callable[[], None]:
+def linear_layer(rows: int, inputs: int, outputs: int, input_grad: bool) -> Layer:
+    """Forward and backward of a linear layer."""
+
+    def make() -> Callable[[Correction | None], None]:
         x = torch.randn(rows, inputs, device=_device(), requires_grad=input_grad)
         layer = nn.Linear(inputs, outputs, device=_device())
         g = torch.randn(rows, outputs, device=_device())
 
-        def run() -> None:
+        def run(correction: Correction | None) -> None:
             x.grad = layer.weight.grad = layer.bias.grad = None
             functional.linear(x, layer.weight, layer.bias, correction).backward(g)
 
@@ -87,13 +92,15 @@ def _linear_job(rows: int, inputs: int, outputs: int, correction: Correction | N
     return make
 
 
-def _conv_job(shape: tuple[int, ...], outputs: int, kernel: int, correction: Correction | None) -> Job:
-    def make() -> Callable[[], None]:
-        x = torch.randn(shape, device=_device(), requires_grad=True)
+def conv_layer(shape: tuple[int, ...], outputs: int, kernel: int, input_grad: bool) -> Layer:
+    """Forward and backward of a convolution."""
+
+    def make() -> Callable[[Correction | None], None]:
+        x = torch.randn(shape, device=_device(), requires_grad=input_grad)
         layer = nn.Conv2d(shape[1], outputs, kernel, padding=kernel // 2, device=_device())
         g = torch.randn(shape[0], outputs, *shape[2:], device=_device())
 
-        def run() -> None:
+        def run(correction: Correction | None) -> None:
             x.grad = layer.weight.grad = layer.bias.grad = None  # type: ignore[union-attr]
             functional.conv2d(x, layer.weight, layer.bias, padding=kernel // 2, correction=correction).backward(g)
 
@@ -126,7 +133,7 @@ def _per_sample_job(rows: int, inputs: int, outputs: int) -> Job:
 
 def _opacus_job(rows: int, inputs: int, outputs: int) -> Job:
     """The correction by Opacus's per-sample hooks: built, rescaled and summed."""
-    from opacus import GradSampleModule
+    from opacus import GradSampleModule  # an optional extra
 
     def make() -> Callable[[], None]:
         x = torch.randn(rows, inputs, device=_device(), requires_grad=True)
@@ -171,11 +178,24 @@ def _training_job(sizes: tuple[int, ...], correction: Correction | None, by_jaco
 
 
 def _row(what: str, job: Job, plain: Job, rounds: int) -> dict[str, Any]:
+    return _measured(what, job(), plain(), rounds, peak_memory(job) / peak_memory(plain))
+
+
+def _layer_row(what: str, layer: Layer, correction: Correction, rounds: int = 100) -> dict[str, Any]:
+    # Both run on the same tensors: where memory happens to lie can cost more than what is measured here.
+    run = layer()
+    memory = peak_memory(lambda: partial(layer(), correction)) / peak_memory(lambda: partial(layer(), None))
+    return _measured(what, partial(run, correction), partial(run, None), rounds, memory)
+
+
+def _measured(
+    what: str, job: Callable[[], Any], plain: Callable[[], Any], rounds: int, memory_ratio: float
+) -> dict[str, Any]:
     seconds = interleaved({"plain": plain, "job": job}, rounds)
     return {
         "what": what,
         "time_ratio": ratio(seconds["job"], seconds["plain"]),
-        "memory_ratio": peak_memory(job) / peak_memory(plain),
+        "memory_ratio": memory_ratio,
         "plain_ms": 1e3 * statistics.median(seconds["plain"]),
     }
 
@@ -184,27 +204,30 @@ def layers(data: str) -> dict[str, Any]:
     """Corrected layers, and what else computes the same, against plain torch."""
     rows = []
     for shape in ((512, 1024, 1024), (128, 512, 512), (32, 3072, 32)):
-        for correction in (Proportional(), Disproportional()):
-            for input_grad in (True, False):
-                what = f"Linear {shape}, {type(correction).__name__}" + ("" if input_grad else ", first layer")
-                job, plain = (_linear_job(*shape, rule, input_grad) for rule in (correction, None))
-                rows.append(_row(what, job, plain, rounds=60))
-    images: tuple[tuple[tuple[int, ...], int, int], ...] = (
-        ((32, 64, 16, 16), 64, 3),
-        ((32, 3, 32, 32), 64, 3),
-        ((32, 256, 8, 8), 64, 1),
+        for input_grad in (True, False):
+            for correction in (Proportional(), Disproportional()):
+                what = f"Linear {shape}{'' if input_grad else ' first'}, {type(correction).__name__}"
+                rows.append(_layer_row(what, linear_layer(*shape, input_grad), correction))
+    images: tuple[tuple[tuple[int, ...], int, int, bool], ...] = (
+        ((32, 64, 16, 16), 64, 3, True),
+        ((32, 256, 8, 8), 64, 1, True),
+        ((32, 3, 32, 32), 64, 3, False),
     )
-    for image, outputs, kernel in images:
-        job, plain = (_conv_job(image, outputs, kernel, rule) for rule in (Proportional(), None))
-        rows.append(_row(f"Conv2d {kernel}×{kernel}, {image} → {outputs}, Proportional", job, plain, rounds=60))
+    for image, outputs, kernel, input_grad in images:
+        what = f"Conv2d {kernel}×{kernel}, {image} → {outputs}{'' if input_grad else ' first'}, Proportional"
+        rows.append(_layer_row(what, conv_layer(image, outputs, kernel, input_grad), Proportional()))
 
     shape = (512, 1024, 1024)
-    plain = _linear_job(*shape, None, True)
-    rows.append(_row(f"Linear {shape}, torch.func per-sample gradients", _per_sample_job(*shape), plain, rounds=5))
-    try:
-        rows.append(_row(f"Linear {shape}, Opacus per-sample hooks", _opacus_job(*shape), plain, rounds=5))
-    except ImportError:
+
+    def plain_linear() -> Callable[[], None]:
+        return partial(linear_layer(*shape, True)(), None)
+
+    peers = {"torch.func per-sample gradients": _per_sample_job, "Opacus per-sample hooks": _opacus_job}
+    if not find_spec("opacus"):
+        del peers["Opacus per-sample hooks"]
         print("opacus is not installed (extra `peers`); its row is left out")
+    for name, peer in peers.items():
+        rows.append(_row(f"Linear {shape}, {name}", peer(*shape), plain_linear, rounds=10))
     # Explicit Jacobians of (512, 1024, 1024) would take 4.3 GB per row: their price shows on whole training steps.
     for sizes in ((64, 32, 32, 10), (3072, 32, 32, 10)):
         plain = _training_job(sizes, None)
@@ -216,7 +239,8 @@ def layers(data: str) -> dict[str, Any]:
         "name": "speed-layers",
         "of": "forward and backward; ratio to plain torch",
         "note": "Linear is (rows, in, out), float32; ratios within one interleaved run, median and quartiles of the "
-        "rounds. Peak memory counts inputs, parameters and gradients. A first layer's input needs no gradient.",
+        "rounds. Peak memory counts inputs, parameters and gradients. A layer marked first has an "
+        "input that needs no gradient.",
         "rows": rows,
         "environment": environment(),
     }

@@ -1,9 +1,12 @@
 """Ratios and peaks mean what they say."""
 
+from functools import partial
+
+import pytest
 import torch
 
 from adiv_optim import Proportional
-from benchmarks.speed import _linear_job, interleaved, peak_memory, ratio
+from benchmarks.speed import conv_layer, interleaved, linear_layer, peak_memory, ratio
 
 MEBIBYTE = 2**20
 
@@ -13,9 +16,9 @@ def test_ratio_is_taken_round_by_round():
     assert found == {"median": 3.0, "quartiles": [2.0, 4.0], "rounds": 3}
 
 
-def test_every_job_is_timed_once_per_round():
+def test_everything_is_timed_once_per_round():
     calls = []
-    seconds = interleaved({name: lambda name=name: lambda: calls.append(name) for name in "ab"}, rounds=3)
+    seconds = interleaved({name: lambda name=name: calls.append(name) for name in "ab"}, rounds=3)
     assert "".join(calls) == "ab" * 5  # two rounds of warm-up
     assert {name: len(values) for name, values in seconds.items()} == {"a": 3, "b": 3}
 
@@ -34,6 +37,9 @@ def test_peak_memory_sees_the_highest_moment():
     assert 5 * MEBIBYTE <= peak_memory(job) < 5 * MEBIBYTE + 2**16
 
 
-def test_corrected_linear_does_not_raise_the_peak():
-    plain, corrected = (peak_memory(_linear_job(256, 256, 256, rule, True)) for rule in (None, Proportional()))
+@pytest.mark.parametrize(
+    "layer", [linear_layer(256, 256, 256, True), conv_layer((8, 16, 16, 16), 16, 3, True)], ids=["linear", "conv2d"]
+)
+def test_corrected_layer_does_not_raise_the_peak(layer):
+    corrected, plain = (peak_memory(lambda rule=rule: partial(layer(), rule)) for rule in (Proportional(), None))
     assert corrected <= 1.01 * plain
