@@ -176,6 +176,8 @@ def _loss_and_gradients(
         raise ValueError(f"chunk_size is {chunk_size}; it counts samples and must be at least 1, or None.")
     _refuse_attached(model)
     parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    if not parameters:
+        raise ValueError(f"{type(model).__name__} has no trainable parameter to give a gradient.")
     names = {id(parameter): name for name, parameter in parameters.items()}
 
     with torch.enable_grad():

@@ -27,14 +27,14 @@ class AffineLikeLinear(nn.Linear):
         bias: as for torch.nn.Linear.
         device: as for torch.nn.Linear.
         dtype: as for torch.nn.Linear.
-        alpha: weight of the linear part.
+        alpha: weight of the linear part; must not be 0.
         beta: weight of the bias; must not be 0.
 
     Shape:
         Input (..., in_features), output (..., out_features).
 
     Raises:
-        ValueError: `beta` is 0, where zero rows would be divided by zero.
+        ValueError: `alpha` is 0, or `beta` is, where zero rows would be divided by zero.
 
     Example:
         >>> import torch
@@ -55,6 +55,8 @@ class AffineLikeLinear(nn.Linear):
         alpha: float = 1.0,
         beta: float = 1.0,
     ) -> None:
+        if alpha == 0:
+            raise ValueError("AffineLikeLinear: alpha is 0, which cuts the input off; give it another value.")
         if beta == 0:
             raise ValueError("AffineLikeLinear: beta is 0, which divides zero rows by zero; use NormLikeLinear there.")
         super().__init__(in_features, out_features, bias, device, dtype)
@@ -63,15 +65,11 @@ class AffineLikeLinear(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         """Return (αWx + βb) / √(α²|x|² + β²)."""
-        norm = squared_norm(input, -1).unsqueeze(-1)
-        scale = torch.rsqrt(self.alpha**2 * norm + self.beta**2)
-        if self.alpha == self.beta == 1:
-            output = F.linear(input, self.weight, self.bias)
-            return output * scale.to(output.dtype)
-        output = F.linear(input, self.weight) * self.alpha
-        if self.bias is not None:
-            output = output + self.beta * self.bias
-        return output * scale.to(output.dtype)
+        scale = self.alpha * torch.rsqrt(self.alpha**2 * squared_norm(input, -1) + self.beta**2)
+        # α is taken out of the bracket, so that one call sees weight and bias as torch's Linear does.
+        bias = None if self.bias is None else self.bias * (self.beta / self.alpha)
+        output = F.linear(input, self.weight, bias)
+        return output * scale.unsqueeze(-1).to(output.dtype)
 
     def extra_repr(self) -> str:
         """Return the constructor's arguments."""

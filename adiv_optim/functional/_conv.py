@@ -10,7 +10,7 @@ from torch.autograd import Function
 
 from ..corrections import Correction, check_correction
 from ._patches import patch_squared_norm
-from ._shared import autocast, check_real, once_only, parts, rescale, scales_of
+from ._shared import autocast, bounded, check_real, multiply, once_only, parts, rescale, scales_of
 
 _PLAIN = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 
@@ -47,15 +47,20 @@ def _parameter_gradients(
     norm = patch_squared_norm(input, weight.shape[2:], stride, padding, dilation, groups)
     scales = scales_of(ctx.correction, norm, needs_weight, needs_bias)
     shared = scales.get("weight") is scales.get("bias")
+    split = {name: bounded(scale, input.dtype) for name, scale in scales.items()}
     grad_weight = grad_bias = None
     for part in parts(grad_output):
         g, x = grad_output[part], input[part]
         if needs_weight:
-            scaled = _rescale_groups(g, scales["weight"][part])
+            scaled = _rescale_groups(g, split["weight"][0][part])
             grad_weight = _plus(grad_weight, _plain_backward(ctx, scaled, x, weight, False, True)[1])
         if needs_bias:
-            scaled = scaled if shared else _rescale_groups(g, scales["bias"][part])
+            scaled = scaled if shared else _rescale_groups(g, split["bias"][0][part])
             grad_bias = _plus(grad_bias, scaled.sum([0, *range(2, scaled.dim())]))
+    if grad_weight is not None:
+        grad_weight = multiply(grad_weight, split["weight"][1])
+    if grad_bias is not None:
+        grad_bias = multiply(grad_bias, split["bias"][1])
     return grad_weight, grad_bias
 
 
@@ -154,6 +159,11 @@ def _check_shapes(name: str, dims: int, input: Tensor, weight: Tensor, groups: i
         raise ValueError(
             f"{name}: input of shape {tuple(input.shape)} has {input.dim()} dimensions; "
             f"it takes (N, C, *spatial) or (C, *spatial) with {dims} spatial ones."
+        )
+    if weight.dim() != dims + 2:
+        raise ValueError(
+            f"{name}: weight of shape {tuple(weight.shape)} has {weight.dim()} dimensions; it must have {dims + 2}: "
+            "(out_channels, in_channels / groups, *kernel)."
         )
     channels, wanted = input.shape[-dims - 1], weight.shape[1] * groups
     if channels != wanted:

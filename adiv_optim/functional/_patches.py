@@ -37,7 +37,7 @@ def patch_squared_norm(
     Example:
         >>> import torch
         >>> patch_squared_norm(torch.ones(1, 2, 4), [3], [1], [1], [1])
-        tensor([[[4.0000, 6.0000, 6.0000, 4.0000]]])
+        tensor([[[4., 6., 6., 4.]]])
     """
     norm = squared_norm(input.unflatten(1, (groups, -1)), 2)
     if any(padding):

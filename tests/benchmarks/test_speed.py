@@ -38,7 +38,7 @@ def test_peak_memory_sees_the_highest_moment():
 
 
 @pytest.mark.parametrize(
-    "layer", [linear_layer(256, 256, 256, True), conv_layer((8, 16, 16, 16), 16, 3, True)], ids=["linear", "conv2d"]
+    "layer", [linear_layer(256, 256, 256, True), conv_layer((32, 64, 16, 16), 64, 3, True)], ids=["linear", "conv2d"]
 )
 def test_corrected_layer_does_not_raise_the_peak(layer):
     corrected, plain = (peak_memory(lambda rule=rule: partial(layer(), rule)) for rule in (Proportional(), None))
