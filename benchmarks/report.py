@@ -15,6 +15,10 @@ Result = dict[str, Any]
 _WITHIN_TABLE = ("method", "activation", "backend", "seeds", "epochs")
 
 
+#: What tables and figures call a data set. The JPEG copy's pixels differ slightly from the original release's.
+DATA_LABELS = {"imagefolder:cifar10-jpeg": "CIFAR-10 (JPEG copy)", "cifar10": "CIFAR-10"}
+
+
 def mean_and_error(values: Sequence[float]) -> tuple[float, float]:
     """Mean, and standard error of the mean (NaN for a single value)."""
     mean = math.fsum(values) / len(values)
@@ -37,11 +41,9 @@ def title(group: list[Result]) -> str:
     """One line that names the protocol of a table."""
     first = group[0]
     settings = first["settings"]
-    hidden = ", ".join(map(str, settings["hidden"]))
-    return (
-        f"{settings['data']}, [{first['features']}, {hidden}, {first['classes']}], batch {settings['batch_size']}, "
-        f"Adam {settings['lr']:g}, {settings['device']}"
-    )
+    data = DATA_LABELS.get(settings["data"], settings["data"])
+    sizes = [first["features"], *settings["hidden"], first["classes"]]
+    return f"{data}, {sizes}, batch {settings['batch_size']}, Adam {settings['lr']:g}, {settings['device']}"
 
 
 def _accuracy(result: Result) -> str:
@@ -87,14 +89,18 @@ def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 def caption(group: list[Result]) -> str:
     """Say under a table what its numbers are."""
-    seeds = sorted({len(r["settings"]["seeds"]) for r in group})
-    epochs = sorted({r["settings"]["epochs"] for r in group})
     environment = group[0]["environment"]
     where = environment["gpu"] if group[0]["settings"]["device"].startswith("cuda") else environment["processor"]
+    runs = "; ".join(
+        f"{backend}: {epochs} epochs, {seeds} seeds"
+        for backend, epochs, seeds in sorted(
+            {(r["settings"]["backend"], r["settings"]["epochs"], len(r["settings"]["seeds"])) for r in group}
+        )
+    )
     return (
-        f"Test accuracy after {'/'.join(map(str, epochs))} epochs, mean ± standard error over "
-        f"{'/'.join(map(str, seeds))} seeds. Time is per step and seed, training only, {where}, "
-        f"{environment['threads']} thread(s), torch {environment['torch']}."
+        f"Test accuracy after the last epoch, mean ± standard error over seeds ({runs}; accuracies are the first "
+        f"one's). Time is per step and seed, training only, {where}, {environment['threads']} thread(s), "
+        f"torch {environment['torch']}."
     )
 
 
@@ -130,6 +136,7 @@ def figure(group: list[Result], path: Path) -> None:
                 axis.plot(epochs, means, style, color=colors[method], label=label, linewidth=1.6)
                 axis.fill_between(epochs, low, high, color=colors[method], alpha=0.2, linewidth=0)
         axis.set(title=activation, xlabel="epoch")
+        axis.xaxis.get_major_locator().set_params(integer=True)
         axis.grid(alpha=0.3)
     axes[0][0].set_ylabel("test accuracy, %")
     handles, labels = axes[0][0].get_legend_handles_labels()
