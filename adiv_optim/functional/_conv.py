@@ -10,7 +10,7 @@ from torch.autograd import Function
 
 from ..corrections import Correction, check_correction
 from ._patches import patch_squared_norm
-from ._shared import autocast, bounded, check_real, multiply, once_only, parts, rescale, scales_of
+from ._shared import autocast, check_real, once_only, parts, rescale, scales_of
 
 _PLAIN = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 
@@ -47,20 +47,23 @@ def _parameter_gradients(
     norm = patch_squared_norm(input, weight.shape[2:], stride, padding, dilation, groups)
     scales = scales_of(ctx.correction, norm, needs_weight, needs_bias)
     shared = scales.get("weight") is scales.get("bias")
-    split = {name: bounded(scale, input.dtype) for name, scale in scales.items()}
+    # float16 ends at 65504, which s g may pass where Σ s g xᵀ does not, and the patches x cannot be scaled in place
+    # of g. It is contracted in float32, a part at a time.
+    dtype = torch.float32 if input.dtype == torch.float16 else input.dtype
+    weight = weight.to(dtype)
     grad_weight = grad_bias = None
     for part in parts(grad_output):
-        g, x = grad_output[part], input[part]
+        g, x = grad_output[part].to(dtype), input[part].to(dtype)
         if needs_weight:
-            scaled = _rescale_groups(g, split["weight"][0][part])
+            scaled = _rescale_groups(g, scales["weight"][part])
             grad_weight = _plus(grad_weight, _plain_backward(ctx, scaled, x, weight, False, True)[1])
         if needs_bias:
-            scaled = scaled if shared else _rescale_groups(g, split["bias"][0][part])
+            scaled = scaled if shared else _rescale_groups(g, scales["bias"][part])
             grad_bias = _plus(grad_bias, scaled.sum([0, *range(2, scaled.dim())]))
     if grad_weight is not None:
-        grad_weight = multiply(grad_weight, split["weight"][1])
+        grad_weight = grad_weight.to(input.dtype)
     if grad_bias is not None:
-        grad_bias = multiply(grad_bias, split["bias"][1])
+        grad_bias = grad_bias.to(input.dtype)
     return grad_weight, grad_bias
 
 

@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from ..corrections import Correction, check_correction
-from ._shared import autocast, bounded, check_real, multiply, once_only, rescale, scales_of, squared_norm
+from ._shared import autocast, check_real, once_only, rescale, scales_of, squared_norm
 
 
 class _Linear(Function):
@@ -59,12 +59,12 @@ def parameter_gradients(
     scales = scales_of(correction, squared_norm(rows, -1), needs_weight, needs_bias)
     grad_weight = grad_bias = None
     if needs_weight:
-        scale, factor = bounded(scales["weight"].unsqueeze(-1), rows.dtype)
-        if rows.shape[-1] < grad_rows.shape[-1]:
+        scale = scales["weight"].unsqueeze(-1)
+        # float16 ends at 65504, which s g may pass where s g xᵀ does not; s x = x / (|x|² + 1) stays below 1.
+        if rows.shape[-1] < grad_rows.shape[-1] or rows.dtype == torch.float16:
             grad_weight = grad_rows.mT @ rescale(rows, scale)
         else:
             grad_weight = rescale(grad_rows, scale).mT @ rows
-        grad_weight = multiply(grad_weight, factor)
     if needs_bias:
         scale = scales["bias"]
         grad_bias = torch.mv(grad_rows.mT.to(scale.dtype), scale).to(grad_rows.dtype)

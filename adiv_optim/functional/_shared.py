@@ -73,23 +73,6 @@ def rescale(tensor: Tensor, scale: Tensor) -> Tensor:
     return (tensor * scale).to(tensor.dtype)
 
 
-def bounded(scale: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
-    """Split a scale into one that is at most 1 and a common factor, for float16, which ends at 65504.
-
-    s g can overflow where s g xᵀ does not. A row whose scale falls below float16's range next to the greatest
-    one contributes less than its rounding: contributions go as |x|⁻¹ where scales go as |x|⁻².
-    """
-    if dtype != torch.float16 or scale.numel() == 0:
-        return scale, None
-    factor = scale.amax().clamp(min=1)
-    return scale / factor, factor
-
-
-def multiply(gradient: Tensor, factor: Tensor | None) -> Tensor:
-    """Put the factor taken out by `bounded` back in."""
-    return gradient if factor is None else rescale(gradient.to(factor.dtype), factor).to(gradient.dtype)
-
-
 def scales_of(correction: Correction, norm: Tensor, needs_weight: bool, needs_bias: bool) -> Mapping[str, Tensor]:
     """Ask the correction for the scales of the parameters that are trained.
 

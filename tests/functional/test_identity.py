@@ -1,0 +1,109 @@
+"""What a correction must not change: the forward pass and the gradient of the input; and nothing at all for None."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.autograd import gradcheck
+
+from adiv_optim import functional
+from tests.cases import apply, each_correction, each_layer, gradients
+
+
+@each_layer
+@each_correction
+def test_forward_is_bit_identical_to_torch(case, correction):
+    layer, x = case.layer(), case.input()
+    assert torch.equal(apply(layer, x, correction), layer(x))
+
+
+@each_layer
+@each_correction
+def test_float32_forward_is_bit_identical_to_torch(case, correction):
+    layer, x = case.layer(torch.float32), case.input(torch.float32)
+    assert torch.equal(apply(layer, x, correction), layer(x))
+
+
+@each_layer
+@each_correction
+def test_input_gradient_is_bit_identical_to_torch(case, correction):
+    layer, x = case.layer(), case.input().requires_grad_()
+    plain = layer(x)
+    g = torch.randn_like(plain)
+    (wanted,) = torch.autograd.grad(plain, x, g)
+    (found,) = torch.autograd.grad(apply(layer, x, correction), x, g)
+    assert torch.equal(found, wanted)
+
+
+@each_layer
+@each_correction
+def test_input_gradient_is_bit_identical_when_everything_is_trained(case, correction):
+    layer, x = case.layer(), case.input().requires_grad_()
+    plain = layer(x)
+    g = torch.randn_like(plain)
+    plain.backward(g)
+    wanted, x.grad = x.grad, None
+    apply(layer, x, correction).backward(g)
+    assert torch.equal(x.grad, wanted)
+
+
+@each_layer
+def test_no_correction_gives_torchs_parameter_gradients_bit_for_bit(case):
+    layer, x = case.layer(), case.input()
+    plain = layer(x)
+    g = torch.randn_like(plain)
+    wanted, found = gradients(plain, layer, g), gradients(apply(layer, x, None), layer, g)
+    assert found.keys() == wanted.keys()
+    for name in wanted:
+        assert torch.equal(found[name], wanted[name]), name
+
+
+GRADCHECK_LINEAR = {"rows": (3, 4), "tokens": (2, 2, 4), "unbatched": (4,)}
+
+
+@pytest.mark.parametrize("shape", GRADCHECK_LINEAR.values(), ids=GRADCHECK_LINEAR)
+def test_linear_without_correction_passes_gradcheck(shape):
+    x = torch.randn(shape, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(2, 4, dtype=torch.float64, requires_grad=True)
+    bias = torch.randn(2, dtype=torch.float64, requires_grad=True)
+    assert gradcheck(functional.linear, (x, weight, bias))
+
+
+@pytest.mark.parametrize("dims", [1, 2, 3])
+def test_convolution_without_correction_passes_gradcheck(dims):
+    function = {1: functional.conv1d, 2: functional.conv2d, 3: functional.conv3d}[dims]
+    x = torch.randn(1, 2, *(3,) * dims, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(2, 1, *(2,) * dims, dtype=torch.float64, requires_grad=True)
+    bias = torch.randn(2, dtype=torch.float64, requires_grad=True)
+    assert gradcheck(lambda x, w, b: function(x, w, b, 2, 1, 1, 2), (x, weight, bias))
+
+
+@each_layer
+@each_correction
+def test_input_gradient_passes_gradcheck_with_a_correction(case, correction):
+    layer, x = case.layer().requires_grad_(False), case.input().requires_grad_()
+    assert gradcheck(lambda x: apply(layer, x, correction), (x,), fast_mode=True)
+
+
+@each_correction
+def test_frozen_layer_has_no_gradient_and_passes_the_inputs(correction):
+    layer = torch.nn.Linear(3, 2).double().requires_grad_(False)
+    x = torch.randn(4, 3, dtype=torch.float64, requires_grad=True)
+    apply(layer, x, correction).sum().backward()
+    assert torch.equal(x.grad, layer.weight.sum(0).expand(4, 3))
+    assert layer.weight.grad is None
+    assert layer.bias.grad is None
+
+
+@each_correction
+def test_nothing_to_differentiate_gives_a_constant(correction):
+    layer = torch.nn.Linear(3, 2).requires_grad_(False)
+    assert not apply(layer, torch.randn(4, 3), correction).requires_grad
+
+
+def test_non_contiguous_input_gives_torchs_output():
+    x = torch.randn(5, 4, 3, dtype=torch.float64).permute(1, 2, 0)
+    layer = torch.nn.Linear(5, 2).double()
+    twin = copy.deepcopy(layer)
+    assert torch.equal(apply(layer, x, None), F.linear(x, twin.weight, twin.bias))

@@ -1,0 +1,94 @@
+"""No tensor of the fast path outgrows what the plain step holds: no per-sample gradient, no unfolded patches."""
+
+import pytest
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from tests.cases import LayerCase, apply, conv, each_correction, linear
+from tests.references import pad
+
+BIG = {
+    "linear": linear(32, 24, shape=(16, 32)),
+    "linear-many-rows": linear(8, 6, shape=(256, 8)),
+    "linear-narrow-to-wide": linear(4, 64, shape=(16, 4)),
+    "linear-tokens": linear(16, 24, shape=(8, 8, 16)),
+    "conv1d": conv(nn.Conv1d, 8, 8, 5, shape=(8, 8, 32)),
+    "conv2d": conv(nn.Conv2d, 16, 16, 3, padding=1, shape=(8, 16, 6, 6)),
+    "conv2d-depthwise": conv(nn.Conv2d, 8, 8, 3, groups=8, padding=1, shape=(8, 8, 12, 12)),
+    "conv2d-stride": conv(nn.Conv2d, 8, 16, 3, stride=2, shape=(8, 8, 13, 13)),
+    "conv2d-channels-last": LayerCase(lambda: nn.Conv2d(8, 8, 3), (8, 8, 12, 12), torch.channels_last),
+    "conv3d": conv(nn.Conv3d, 4, 4, 3, shape=(4, 4, 6, 6, 6)),
+}
+
+
+class Largest(TorchDispatchMode):
+    """Record the storage, in elements, of the largest tensor that any operator returns."""
+
+    def __init__(self):
+        super().__init__()
+        self.numel = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, torch.Tensor):
+                # A strided view has more elements than memory; what counts is the storage behind it.
+                held = tensor.untyped_storage().nbytes() // tensor.element_size()
+                self.numel = max(self.numel, min(held, tensor.numel()))
+        return result
+
+
+def largest_in_backward(output, g):
+    with Largest() as largest:
+        output.backward(g)
+    return largest.numel
+
+
+@pytest.mark.parametrize("case", BIG.values(), ids=BIG)
+@each_correction
+def test_backward_makes_no_tensor_larger_than_input_output_or_weight(case, correction):
+    layer, x = case.layer(), case.input().requires_grad_()
+    output = apply(layer, x, correction)
+    # With one channel to a group the map of norms is as large as the input, and zero padding is added to it.
+    padded = x if isinstance(layer, nn.Linear) else pad(layer, x)
+    bound = max(padded.numel(), output.numel(), layer.weight.numel())
+    assert bound < max(len(x) * layer.weight.numel(), unfolded_numel(layer, output)), "the case shows nothing"
+    assert largest_in_backward(output, torch.randn_like(output)) <= bound
+
+
+def unfolded_numel(layer, output):
+    """Elements of X were the patches written out."""
+    return output.numel() // len(layer.weight) * layer.weight[0].numel() * getattr(layer, "groups", 1)
+
+
+@pytest.mark.parametrize("case", BIG.values(), ids=BIG)
+@each_correction
+def test_forward_makes_no_tensor_the_plain_forward_does_not(case, correction):
+    layer, x = case.layer(), case.input()
+    with Largest() as plain:
+        layer(x)
+    with Largest() as corrected:
+        apply(layer, x, correction)
+    assert corrected.numel <= max(plain.numel, x.numel())
+
+
+def test_the_recorder_sees_per_sample_gradients():
+    layer, x = nn.Linear(32, 24), torch.randn(16, 32)
+    with Largest() as largest:
+        torch.einsum("bo,bi->boi", layer(x), x).sum(0)
+    assert largest.numel == 16 * 24 * 32
+
+
+@each_correction
+def test_saved_tensors_are_those_of_the_plain_step(correction):
+    layer, x = nn.Linear(32, 24), torch.randn(16, 32, requires_grad=True)
+    saved = {}
+    for rule in (None, correction):
+        kept = saved[rule] = set()
+        with torch.autograd.graph.saved_tensors_hooks(
+            lambda tensor, kept=kept: kept.add((tensor.data_ptr(), tensor.numel())) or tensor, lambda tensor: tensor
+        ):
+            apply(layer, x, rule)
+    assert saved[correction] == saved[None]

@@ -1,0 +1,144 @@
+"""convert: layers replaced by type, in place, weights kept."""
+
+import pytest
+import torch
+from adiv_optim.layers import AffineLikeLinear, L2Norm, NormLikeLinear, convert
+from torch import nn
+from torch.nn.utils import parametrizations
+
+
+def mlp():
+    return nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Sequential(nn.Linear(3, 3, bias=False), nn.Linear(3, 2)))
+
+
+@pytest.mark.parametrize("kind", [AffineLikeLinear, NormLikeLinear])
+def test_keeps_the_very_parameters_and_the_state_dict_keys(kind):
+    model = mlp()
+    parameters, keys = dict(model.named_parameters()), list(model.state_dict())
+    assert convert(model, {nn.Linear: kind}) is model
+    assert list(model.state_dict()) == keys
+    for name, parameter in model.named_parameters():
+        assert parameter is parameters[name]
+    assert [type(model[0]), type(model[2][0]), type(model[2][1])] == [kind] * 3
+
+
+@pytest.mark.parametrize("kind", [AffineLikeLinear, NormLikeLinear])
+def test_converted_model_computes_what_a_built_one_does(kind):
+    x = torch.randn(5, 4)
+    model = convert(mlp(), {nn.Linear: kind})
+    built = nn.Sequential(kind(4, 3), nn.Tanh(), nn.Sequential(kind(3, 3, bias=False), kind(3, 2)))
+    built.load_state_dict(model.state_dict())
+    assert torch.equal(model(x), built(x))
+
+
+def test_optimizer_built_before_goes_on_working():
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    before = [p.detach().clone() for p in model.parameters()]
+    convert(model, {nn.Linear: AffineLikeLinear})(torch.randn(5, 4)).square().sum().backward()
+    optimizer.step()
+    for old, new in zip(before, model.parameters(), strict=True):
+        assert not torch.equal(old, new)
+
+
+def test_keeps_training_mode_frozen_parameters_device_and_dtype():
+    model = mlp().double()
+    model[2].eval()
+    model[0].weight.requires_grad_(False)
+    convert(model, {nn.Linear: AffineLikeLinear})
+    assert model[0].training
+    assert not model[2][0].training
+    assert not model[0].weight.requires_grad
+    assert all(p.dtype == torch.float64 and p.device.type == "cpu" for p in model.parameters())
+
+
+def test_draws_nothing_from_the_random_number_generator():
+    model, state = mlp(), torch.get_rng_state()
+    convert(model, {nn.Linear: AffineLikeLinear})
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_layer_in_several_places_is_replaced_by_one():
+    shared = nn.Linear(3, 3)
+    model = convert(nn.Sequential(shared, nn.Tanh(), shared), {nn.Linear: AffineLikeLinear})
+    assert model[0] is model[2]
+    assert isinstance(model[0], AffineLikeLinear)
+
+
+def test_tied_weights_stay_tied():
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    model[1].weight = model[0].weight
+    convert(model, {nn.Linear: AffineLikeLinear})
+    assert model[1].weight is model[0].weight
+
+
+def test_model_that_is_the_layer_itself_is_returned_replaced():
+    layer = nn.Linear(3, 2)
+    new = convert(layer, {nn.Linear: NormLikeLinear})
+    assert isinstance(new, NormLikeLinear)
+    assert new.weight is layer.weight
+
+
+def test_function_in_the_mapping_is_given_the_old_layer():
+    model = mlp().eval()
+    first = model[0]
+    convert(model, {nn.Linear: lambda old: nn.Sequential(L2Norm(), old)})
+    assert model[0][1] is first
+    assert isinstance(model[2][1][0], L2Norm)
+    assert not model[0].training
+    x = torch.randn(5, 4)
+    assert torch.equal(model[0](x), first(nn.functional.normalize(x)))
+
+
+def test_any_type_can_be_replaced_by_a_function_and_several_at_once():
+    model = convert(mlp(), {nn.Tanh: lambda old: nn.ReLU(), nn.Linear: AffineLikeLinear})
+    assert isinstance(model[1], nn.ReLU)
+    assert isinstance(model[0], AffineLikeLinear)
+
+
+def test_function_can_set_alpha_and_beta():
+    def norm_like(old):
+        new = NormLikeLinear(old.in_features, old.out_features, old.bias is not None, beta=0.5)
+        new.load_state_dict(old.state_dict())
+        return new
+
+    assert convert(mlp(), {nn.Linear: norm_like})[0].beta == 0.5
+
+
+class Subclass(nn.Linear):
+    """A layer whose forward may differ."""
+
+
+def test_subclasses_are_left_alone():
+    model = convert(nn.Sequential(Subclass(4, 3), nn.Linear(3, 2)), {nn.Linear: AffineLikeLinear})
+    assert type(model[0]) is Subclass
+    assert type(model[1]) is AffineLikeLinear
+
+
+def hooked():
+    model = mlp()
+    model[2][1].register_forward_hook(lambda module, args, output: output)
+    return model
+
+
+def weight_normed():
+    model = mlp()
+    parametrizations.weight_norm(model[2][1])
+    return model
+
+
+ERRORS = {
+    "nothing-found": (mlp, {nn.Conv2d: nn.Conv3d}, ValueError, "no Conv2d in the model.*Linear, Sequential, Tanh"),
+    "hooks": (hooked, {nn.Linear: AffineLikeLinear}, ValueError, r"layer '2\.1' \(Linear\) has hooks"),
+    "parametrizations": (weight_normed, {nn.Linear: AffineLikeLinear}, ValueError, r"layer '2\.1'.*parametrizations"),
+    "unknown-arguments": (mlp, {nn.Tanh: nn.ReLU}, TypeError, "constructor arguments of Tanh.*pass a function"),
+}
+
+
+@pytest.mark.parametrize(("build", "mapping", "error", "message"), ERRORS.values(), ids=ERRORS)
+def test_error_names_the_layer_and_leaves_the_model_alone(build, mapping, error, message):
+    model = build()
+    modules = dict(model.named_modules())
+    with pytest.raises(error, match=message):
+        convert(model, mapping)
+    assert dict(model.named_modules()) == modules

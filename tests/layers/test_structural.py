@@ -1,0 +1,248 @@
+"""AffineLikeLinear, NormLikeLinear and L2Norm: formulas, exact effective updates, and errors."""
+
+import copy
+import math
+import pickle
+
+import pytest
+import torch
+import torch.nn.functional as F
+from adiv_optim.layers import AffineLikeLinear, L2Norm, NormLikeLinear
+from torch import nn
+from torch.autograd import gradcheck
+
+LEARNING_RATE = 0.1
+EXACT = 1e-12  # float64, on numbers of order one
+
+
+def affine_like(x, weight, bias, alpha, beta):
+    """(αWx + βb) / √(α²|x|² + β²), Bird 2025, Eq. 37, row by row."""
+    rows = []
+    for row in x.reshape(-1, x.shape[-1]):
+        numerator = alpha * (weight @ row) + (beta * bias if bias is not None else 0)
+        rows.append(numerator / math.sqrt(alpha**2 * row.square().sum().item() + beta**2))
+    return torch.stack(rows).view(*x.shape[:-1], -1)
+
+
+def norm_like(x, weight, bias, alpha, beta):
+    """αW(x/s) + βb with s = √(α²|x|²/(1 − β²)), Eq. 35; beta None is Wx/|x| + b, Eq. 17."""
+    rows = []
+    for row in x.reshape(-1, x.shape[-1]):
+        norm = math.sqrt(row.square().sum().item())
+        gain = 1 / norm if beta is None else alpha / math.sqrt(alpha**2 * norm**2 / (1 - beta**2))
+        shift = 0 if bias is None else bias * (1 if beta is None else beta)
+        rows.append(weight @ row * gain + shift)
+    return torch.stack(rows).view(*x.shape[:-1], -1)
+
+
+AFFINE = {
+    "eq-19": {},
+    "alpha": {"alpha": 2.0},
+    "negative-alpha": {"alpha": -0.5},
+    "beta": {"beta": 0.3},
+    "negative-beta": {"beta": -2.0},
+    "alpha-beta": {"alpha": 0.7, "beta": 1.9},
+}
+NORM = {
+    "eq-17": {},
+    "beta": {"beta": 0.6},
+    "negative-beta": {"beta": -0.6},
+    "beta-zero": {"beta": 0.0},
+    "alpha-beta": {"alpha": 3.0, "beta": 0.5},
+    "negative-alpha": {"alpha": -3.0, "beta": 0.5},
+}
+KINDS = {f"affine-{name}": (AffineLikeLinear, affine_like, options) for name, options in AFFINE.items()} | {
+    f"norm-{name}": (NormLikeLinear, norm_like, options) for name, options in NORM.items()
+}
+each_kind = pytest.mark.parametrize(("kind", "formula", "options"), KINDS.values(), ids=KINDS)
+each_bias = pytest.mark.parametrize("bias", [True, False], ids=["bias", "no-bias"])
+
+
+@each_kind
+@each_bias
+@pytest.mark.parametrize("shape", [(4, 5), (2, 3, 5), (5,)], ids=["rows", "tokens", "unbatched"])
+def test_output_is_the_formula(kind, formula, options, bias, shape):
+    layer, x = kind(5, 3, bias, **options).double(), torch.randn(shape, dtype=torch.float64)
+    wanted = formula(x, layer.weight, layer.bias, options.get("alpha", 1.0), options.get("beta", _default(kind)))
+    wanted = wanted.view(*shape[:-1], 3)
+    torch.testing.assert_close(layer(x), wanted, rtol=EXACT, atol=EXACT)
+
+
+def _default(kind):
+    return 1.0 if kind is AffineLikeLinear else None
+
+
+@each_kind
+@each_bias
+def test_gradcheck_passes(kind, formula, options, bias):
+    layer = kind(4, 3, bias, **options).double()
+    x = torch.randn(3, 4, dtype=torch.float64, requires_grad=True)
+    names = [name for name, _ in layer.named_parameters()]
+
+    def call(x, *parameters):
+        return torch.func.functional_call(layer, dict(zip(names, parameters, strict=True)), (x,))
+
+    assert gradcheck(call, (x, *layer.parameters()))
+
+
+def output_change(layer, x, g):
+    optimizer = torch.optim.SGD(layer.parameters(), lr=LEARNING_RATE)
+    before = layer(x)
+    optimizer.zero_grad()
+    before.backward(g)
+    optimizer.step()
+    return (layer(x) - before).detach()
+
+
+def gain_of_one_row(kind, options, bias, norm):
+    """The factor by which a step on one row exceeds -lr × g, from the docstrings of the layers."""
+    if kind is NormLikeLinear:
+        beta = options.get("beta")
+        if beta is None:
+            return 2.0 if bias else 1.0
+        return 1.0 if bias else 1 - beta**2
+    alpha, beta = options.get("alpha", 1.0), options.get("beta", 1.0)
+    return 1.0 if bias else alpha**2 * norm / (alpha**2 * norm + beta**2)
+
+
+@each_kind
+@each_bias
+def test_effective_update_of_one_row(kind, formula, options, bias):
+    layer, x = kind(5, 3, bias, **options).double(), torch.randn(1, 5, dtype=torch.float64)
+    g = torch.randn(1, 3, dtype=torch.float64)
+    gain = gain_of_one_row(kind, options, bias, x.square().sum().item())
+    torch.testing.assert_close(output_change(layer, x, g), -LEARNING_RATE * gain * g, rtol=0, atol=EXACT)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "gain"),
+    [(AffineLikeLinear, {}, 1.0), (NormLikeLinear, {"beta": 0.5}, 1.0), (NormLikeLinear, {}, 2.0)],
+    ids=["affine-like", "norm-like-eq-35", "norm-like-eq-17"],
+)
+def test_effective_update_does_not_depend_on_the_length_of_the_input(kind, options, gain):
+    layer, g = kind(5, 3, **options).double(), torch.randn(1, 3, dtype=torch.float64)
+    for length in (1e-3, 1.0, 1e3):
+        x = length * F.normalize(torch.randn(1, 5, dtype=torch.float64), dim=-1)
+        torch.testing.assert_close(output_change(layer, x, g), -LEARNING_RATE * gain * g, rtol=0, atol=EXACT)
+
+
+@each_kind
+def test_zero_rows_have_finite_values_and_gradients(kind, formula, options):
+    layer, x = kind(5, 3, **options), torch.zeros(2, 5, requires_grad=True)
+    output = layer(x)
+    output.sum().backward()
+    for tensor in (output, x.grad, layer.weight.grad, layer.bias.grad):
+        assert tensor.isfinite().all()
+    assert torch.equal(layer.weight.grad, torch.zeros(3, 5))
+
+
+@each_kind
+def test_zero_rows_give_the_bias_term_alone(kind, formula, options):
+    layer = kind(5, 3, **options)
+    beta = options.get("beta", 1.0)
+    shift = math.copysign(1, beta) if kind is AffineLikeLinear else beta
+    torch.testing.assert_close(layer(torch.zeros(5)), shift * layer.bias)
+
+
+@each_kind
+@each_bias
+@pytest.mark.parametrize("length", [200.0, 300.0, 30000.0], ids=str)
+def test_float16_does_not_overflow_where_the_squared_norm_would(kind, formula, options, bias, length):
+    # |x|² exceeds 65504 for |x| > 256; Wx itself stays below it here.
+    layer = kind(4, 3, bias, **options).half()
+    x = torch.zeros(1, 4).half()
+    x[0, 1] = length
+    output = layer(x)
+    wanted = formula(
+        x.double(), layer.weight.double(), None if layer.bias is None else layer.bias.double(),
+        options.get("alpha", 1.0), options.get("beta", _default(kind)),
+    )  # fmt: skip
+    assert output.dtype == torch.float16
+    torch.testing.assert_close(output.double(), wanted, rtol=4e-3, atol=2e-3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
+@each_kind
+def test_output_keeps_the_dtype(kind, formula, options, dtype):
+    layer, x = kind(5, 3, **options).to(dtype), torch.randn(4, 5).to(dtype)
+    assert layer(x).dtype == dtype
+
+
+@each_kind
+def test_autocast_gives_the_lower_precision_and_is_close(kind, formula, options):
+    layer, x = kind(5, 3, **options), torch.randn(4, 5)
+    with torch.autocast("cpu", torch.bfloat16):
+        output = layer(x)
+    assert output.dtype == torch.bfloat16
+    torch.testing.assert_close(output.float(), layer(x), rtol=3e-2, atol=3e-2)
+
+
+ERRORS = {
+    "affine-beta-0": (AffineLikeLinear, {"beta": 0}, "beta is 0.*NormLikeLinear"),
+    "norm-beta-1": (NormLikeLinear, {"beta": 1.0}, "beta is 1.0; it must lie strictly between -1 and 1"),
+    "norm-beta-minus-1": (NormLikeLinear, {"beta": -1.0}, "beta is -1.0"),
+    "norm-beta-beyond": (NormLikeLinear, {"beta": 1.5}, "beta is 1.5"),
+    "norm-beta-nan": (NormLikeLinear, {"beta": float("nan")}, "beta is nan"),
+    "norm-alpha-0": (NormLikeLinear, {"alpha": 0, "beta": 0.5}, "alpha is 0"),
+}
+
+
+@pytest.mark.parametrize(("kind", "options", "message"), ERRORS.values(), ids=ERRORS)
+def test_parameter_out_of_bounds_is_an_error(kind, options, message):
+    with pytest.raises(ValueError, match=message):
+        kind(5, 3, **options)
+
+
+@pytest.mark.parametrize("dim", [-1, 0, (1, 2)], ids=str)
+def test_l2_norm_gives_rows_of_unit_length_and_the_same_direction(dim):
+    x = torch.randn(3, 4, 5, dtype=torch.float64)
+    output = L2Norm(dim)(x)
+    lengths = torch.linalg.vector_norm(output, dim=dim)
+    torch.testing.assert_close(lengths, torch.ones_like(lengths), rtol=EXACT, atol=0)
+    lengths = torch.linalg.vector_norm(x, dim=dim, keepdim=True)
+    torch.testing.assert_close(output * lengths, x, rtol=EXACT, atol=0)
+
+
+def test_l2_norm_passes_gradcheck_and_leaves_zero_rows_zero():
+    x = torch.randn(3, 4, dtype=torch.float64, requires_grad=True)
+    assert gradcheck(L2Norm(), (x,))
+    zero = torch.zeros(2, 4, requires_grad=True)
+    output = L2Norm()(zero)
+    output.sum().backward()
+    assert torch.equal(output, torch.zeros(2, 4))
+    assert zero.grad.isfinite().all()
+
+
+def test_eps_bounds_the_norm_from_below():
+    x = torch.tensor([[1.0, 0.0], [0.0, 4.0]])
+    assert torch.equal(L2Norm(eps=2.0)(x), torch.tensor([[0.5, 0.0], [0.0, 1.0]]))
+    layer = NormLikeLinear(2, 2, bias=False, eps=2.0)
+    torch.testing.assert_close(layer(x), torch.stack([layer.weight[:, 0] / 2, layer.weight[:, 1]]))
+
+
+def test_l2_norm_has_no_parameters():
+    assert list(L2Norm().parameters()) == []
+    assert L2Norm().state_dict() == {}
+
+
+@each_bias
+def test_norm_like_is_l2_norm_then_linear(bias):
+    layer, x = NormLikeLinear(5, 3, bias), torch.randn(4, 5)
+    linear = nn.Linear(5, 3, bias)
+    linear.load_state_dict(layer.state_dict())
+    assert torch.equal(layer(x), nn.Sequential(L2Norm(), linear)(x))
+
+
+@each_kind
+def test_state_dict_is_that_of_linear(kind, formula, options):
+    assert kind(5, 3, **options).state_dict().keys() == nn.Linear(5, 3).state_dict().keys()
+
+
+@each_kind
+def test_copies_and_pickles_compute_the_same(kind, formula, options):
+    layer, x = kind(5, 3, **options), torch.randn(4, 5)
+    for twin in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
+        assert torch.equal(twin(x), layer(x))
+        assert repr(twin) == repr(layer)
+    for name, value in options.items():
+        assert f"{name}={value}" in repr(layer)

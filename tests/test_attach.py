@@ -1,0 +1,256 @@
+"""attach, detach and coverage: the class swap, what it keeps, and what it refuses."""
+
+import copy
+import io
+import pickle
+
+import pytest
+import torch
+from torch import nn
+
+from adiv_optim import Proportional, attach, coverage, detach
+from adiv_optim.attach import CORRECTED
+from tests.cases import apply, each_correction, each_layer, gradients
+
+
+class Net(nn.Module):
+    """One layer of every kind a correction goes on, norms between them, and an embedding's worth of others."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3, padding=1)
+        self.norm = nn.BatchNorm2d(4)
+        self.body = nn.Sequential(nn.Linear(16, 8), nn.LayerNorm(8), nn.ReLU(inplace=True), nn.Linear(8, 8))
+        self.head = nn.Linear(8, 2)
+
+    def forward(self, x):
+        return self.head(self.body(self.norm(self.conv(x)).flatten(1)))
+
+
+def net_and_input():
+    return Net(), torch.randn(5, 3, 2, 2)
+
+
+def state_of(model):
+    return [(name, type(module), sorted(module.__dict__)) for name, module in model.named_modules()]
+
+
+@each_layer
+@each_correction
+def test_attached_layer_is_the_functional_one(case, correction):
+    layer, x = case.layer(), case.input().requires_grad_()
+    wanted_output = apply(layer, x, correction)
+    g = torch.randn_like(wanted_output)
+    wanted = gradients(wanted_output, layer, g)
+    (wanted_input,) = torch.autograd.grad(apply(layer, x, correction), x, g)
+    assert attach(layer, correction) is layer
+    output = layer(x)
+    output.backward(g)
+    assert torch.equal(output, wanted_output)
+    assert torch.equal(x.grad, wanted_input)
+    for name, parameter in layer.named_parameters():
+        assert torch.equal(parameter.grad, wanted[name]), name
+
+
+def test_swaps_classes_and_nothing_else():
+    model, _ = net_and_input()
+    keys, parameters = list(model.state_dict()), dict(model.named_parameters())
+    attach(model, Proportional())
+    assert list(model.state_dict()) == keys
+    assert all(parameter is parameters[name] for name, parameter in model.named_parameters())
+    assert type(model.conv) is CORRECTED[nn.Conv2d]
+    assert isinstance(model.conv, nn.Conv2d)
+    assert type(model.head) is CORRECTED[nn.Linear]
+    assert type(model.norm) is nn.BatchNorm2d
+
+
+def test_detach_restores_classes_attributes_and_gradients_exactly():
+    model, x = net_and_input()
+    before = state_of(model)
+    model(x).square().sum().backward()
+    plain = [p.grad.clone() for p in model.parameters()]
+    attach(model, Proportional())
+    model(x).square().sum().backward()
+    assert state_of(model) != before
+    assert detach(model) is model
+    assert state_of(model) == before
+    model.zero_grad()
+    model(x).square().sum().backward()
+    for wanted, parameter in zip(plain, model.parameters(), strict=True):
+        assert torch.equal(parameter.grad, wanted)
+
+
+def test_detach_of_a_plain_model_does_nothing():
+    model, _ = net_and_input()
+    before = state_of(model)
+    assert detach(model) is model
+    assert state_of(model) == before
+
+
+def test_attach_again_after_detach():
+    model, x = net_and_input()
+    for _ in range(2):
+        attach(model, Proportional())
+        model(x).sum().backward()
+        assert "head.weight" in coverage(model).corrected
+        detach(model)
+
+
+def test_state_dict_goes_between_plain_and_attached_models():
+    plain, x = net_and_input()
+    attached = attach(Net(), Proportional())
+    attached.load_state_dict(plain.state_dict())
+    assert torch.equal(attached.eval()(x), plain.eval()(x))
+    Net().load_state_dict(attached.state_dict())
+
+
+def test_hooks_stay_and_fire_once():
+    model, x = net_and_input()
+    calls = []
+    model.head.register_forward_pre_hook(lambda *args: calls.append("pre"))
+    model.head.register_forward_hook(lambda *args: calls.append("forward"))
+    model.head.register_full_backward_hook(lambda *args: calls.append("backward"))
+    attach(model, Proportional())(x).sum().backward()
+    assert calls == ["pre", "forward", "backward"]
+    detach(model)(x).sum().backward()
+    assert calls == ["pre", "forward", "backward"] * 2
+
+
+def saved_and_loaded(model):
+    buffer = io.BytesIO()
+    torch.save(model, buffer)
+    buffer.seek(0)
+    return torch.load(buffer, weights_only=False)
+
+
+COPIES = {"deepcopy": copy.deepcopy, "pickle": lambda m: pickle.loads(pickle.dumps(m)), "torch-save": saved_and_loaded}
+
+
+@pytest.mark.parametrize("duplicate", COPIES.values(), ids=COPIES)
+def test_copies_stay_attached_and_are_independent(duplicate):
+    model, x = net_and_input()
+    attach(model, Proportional())
+    twin = duplicate(model)
+    model(x).square().sum().backward()
+    assert coverage(twin).corrected == ()
+    twin(x).square().sum().backward()
+    for one, other in zip(model.parameters(), twin.parameters(), strict=True):
+        assert one is not other
+        assert torch.equal(one.grad, other.grad)
+    detach(twin)
+    assert type(twin.head) is nn.Linear
+    assert type(model.head) is CORRECTED[nn.Linear]
+
+
+def test_repr_shows_the_correction():
+    layer = attach(nn.Linear(3, 2), Proportional())
+    assert repr(layer) == (
+        "CorrectedLinear(in_features=3, out_features=2, bias=True, correction=Proportional(eps=1e-12))"
+    )
+    assert repr(detach(layer)) == "Linear(in_features=3, out_features=2, bias=True)"
+
+
+@pytest.mark.parametrize(
+    ("skip", "left"),
+    [
+        (["head"], {"head"}),
+        (["body"], {"body.0", "body.3"}),
+        (["body.0", "conv"], {"body.0", "conv"}),
+        ([nn.Conv2d], {"conv"}),
+        ([nn.Linear], {"body.0", "body.3", "head"}),
+        ([nn.Sequential, "head"], {"body.0", "body.3", "head"}),
+        ([nn.modules.conv._ConvNd], {"conv"}),
+        (iter(["head"]), {"head"}),
+    ],
+    ids=["path", "subtree", "paths", "type", "other-type", "container-type-and-path", "base-type", "iterator"],
+)
+def test_skip_leaves_paths_subtrees_and_types_alone(skip, left):
+    model, _ = net_and_input()
+    attach(model, Proportional(), skip=skip)
+    layers = {"conv", "body.0", "body.3", "head"}
+    assert {path for path in layers if type(model.get_submodule(path)) in CORRECTED} == left
+
+
+def test_strict_accepts_a_model_whose_rest_is_skipped_or_frozen():
+    model, _ = net_and_input()
+    model.norm.requires_grad_(False)
+    attach(model, Proportional(), skip=[nn.LayerNorm], strict=True)
+    assert type(model.head) is CORRECTED[nn.Linear]
+
+
+class Doubled(nn.Linear):
+    """A subclass with a forward of its own."""
+
+    def forward(self, input):
+        return 2 * super().forward(input)
+
+
+def attached_net():
+    return attach(Net(), Proportional(), skip=["head"])
+
+
+def lazy():
+    return nn.Sequential(nn.Linear(3, 2), nn.LazyLinear(2))
+
+
+ERRORS = {
+    "class": (Net, {"correction": Proportional}, TypeError, r"write Proportional\(\)"),
+    "twice": (attached_net, {}, ValueError, r"layer 'conv' already has.*3 layers have.*detach\(model\)"),
+    "skip-path": (Net, {"skip": ["haed"]}, ValueError, r"skip names 'haed'.*'head'"),
+    "skip-type": (Net, {"skip": [nn.Conv3d]}, ValueError, "skip names .*Conv3d"),
+    "skip-string": (Net, {"skip": "head"}, TypeError, r"skip=\['head'\]"),
+    "skip-is-what": (Net, {"skip": [3]}, ValueError, "skip names 3"),
+    "nothing": (lambda: nn.Sequential(nn.Tanh()), {}, ValueError, "nothing to correct: .*Sequential, Tanh"),
+    "all-skipped": (Net, {"skip": [Net]}, ValueError, "nothing to correct"),
+    "subclass-only": (lambda: Doubled(3, 2), {}, ValueError, "nothing to correct: .*Doubled"),
+    "strict": (Net, {"strict": True}, ValueError, r"strict: 4 trainable.*norm\.weight \(BatchNorm2d has no corr"),
+    "lazy": (lazy, {}, ValueError, "layer '1' is a LazyLinear without a shape yet; run one batch"),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Lazy modules are a new feature:UserWarning")  # torch's own
+@pytest.mark.parametrize(("build", "options", "error", "message"), ERRORS.values(), ids=ERRORS)
+def test_error_says_what_was_found_and_leaves_the_model_unchanged(build, options, error, message):
+    model = build()
+    before = state_of(model)
+    with pytest.raises(error, match=message):
+        attach(model, **{"correction": Proportional(), **options})
+    assert state_of(model) == before
+
+
+@pytest.mark.filterwarnings("ignore:Lazy modules are a new feature:UserWarning")  # torch's own
+def test_lazy_layer_can_be_skipped_and_attached_once_it_has_run():
+    attach(lazy(), Proportional(), skip=["1"])
+    model = lazy()
+    model(torch.randn(4, 3))
+    attach(model, Proportional())
+    assert type(model[1]) is CORRECTED[nn.Linear]
+
+
+INPUT_ERRORS = {
+    "features": (torch.ones(2, 5), ValueError, r"layer 'body\.0' \(Linear\): .*has 5 features.*takes 16"),
+    "integers": (torch.ones(2, 16).long(), TypeError, r"layer 'body\.0' \(Linear\): input is torch.int64"),
+}
+
+
+@pytest.mark.parametrize(("x", "error", "message"), INPUT_ERRORS.values(), ids=INPUT_ERRORS)
+def test_error_of_a_layer_names_its_path(x, error, message):
+    model = attach(Net(), Proportional())
+    with pytest.raises(error, match=message):
+        model.body(x)
+
+
+def test_error_of_a_convolution_names_its_path():
+    model = attach(Net(), Proportional())
+    with pytest.raises(ValueError, match=r"layer 'conv' \(Conv2d\): .*has 7 channels.*takes 3"):
+        model(torch.ones(1, 7, 4, 4))
+
+
+def test_error_of_a_model_that_is_a_layer_says_so():
+    with pytest.raises(ValueError, match=r"the model itself \(Linear\): .*has 5 features"):
+        attach(nn.Linear(3, 2), Proportional())(torch.ones(2, 5))
+
+
+def test_integer_input_is_an_error_even_with_autocast():
+    with torch.autocast("cpu", torch.bfloat16), pytest.raises(TypeError, match=r"torch\.int64"):
+        attach(nn.Linear(3, 2), Proportional())(torch.ones(2, 3).long())

@@ -1,0 +1,198 @@
+"""The rules on rows, against the formulas of MATHS.md section 1."""
+
+import copy
+import pickle
+from dataclasses import FrozenInstanceError, dataclass
+
+import pytest
+import torch
+from torch import nn
+
+from adiv_optim import Correction, Disproportional, Proportional, functional
+from adiv_optim.corrections import check_correction
+from tests.cases import CORRECTIONS, each_correction
+from tests.references import row_scales
+
+EXACT = 1e-15  # float64, relative: one or two roundings
+
+NORMS = torch.tensor([0.0, 1e-8, 0.5, 1.0, 3.0, 1e8, 1e300], dtype=torch.float64)
+TRAINED = {"weight-and-bias": (True, True), "weight-only": (True, False), "bias-only": (False, True)}
+each_trained = pytest.mark.parametrize(("weight", "bias"), TRAINED.values(), ids=TRAINED)
+each_rule = pytest.mark.parametrize("rule", [Proportional, Disproportional])
+
+
+def factors_of(norms, weight=True, bias=True):
+    return ({"weight": norms} if weight else {}) | ({"bias": torch.ones_like(norms)} if bias else {})
+
+
+@each_correction
+@each_trained
+def test_scales_are_the_papers_formulas(correction, weight, bias):
+    scales = correction.scales(factors_of(NORMS, weight, bias))
+    wanted = torch.tensor([row_scales(correction, n, weight, bias) for n in NORMS.tolist()], dtype=torch.float64)
+    assert scales.keys() == factors_of(NORMS, weight, bias).keys()
+    for name, column in (("weight", 0), ("bias", 1)):
+        if name in scales:
+            torch.testing.assert_close(scales[name], wanted[:, column], rtol=EXACT, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("correction", "weight", "bias"), [(Proportional(), 0.25, 0.25), (Disproportional(), 1 / 6, 0.5)]
+)
+def test_pinned_values_at_squared_norm_three(correction, weight, bias):
+    scales = correction.scales(factors_of(torch.tensor([3.0], dtype=torch.float64)))
+    assert scales["weight"].item() == weight
+    assert scales["bias"].item() == bias
+
+
+@each_correction
+@each_trained
+def test_effective_step_of_a_row_is_one(correction, weight, bias):
+    # Σ_p s_p f_p = 1: the diagonal of the effective update is the ideal one.
+    factors = factors_of(NORMS[1:], weight, bias)
+    scales = correction.scales(factors)
+    total = sum(scales[name] * factors[name] for name in factors)
+    torch.testing.assert_close(total, torch.ones_like(total), rtol=2 * EXACT, atol=0)
+
+
+@each_correction
+def test_effective_step_is_one_with_any_number_of_parameters(correction):
+    factors = {name: torch.rand(5, dtype=torch.float64) + 0.1 for name in "abcd"}
+    scales = correction.scales(factors)
+    total = sum(scales[name] * factors[name] for name in factors)
+    torch.testing.assert_close(total, torch.ones_like(total), rtol=4 * EXACT, atol=0)
+
+
+@each_correction
+def test_one_scale_is_one_tensor_for_proportional(correction):
+    scales = correction.scales(factors_of(NORMS))
+    assert (scales["weight"] is scales["bias"]) == isinstance(correction, Proportional)
+
+
+@each_correction
+@each_trained
+def test_zero_rows_get_zero_weight_scale_or_a_finite_one_and_never_nan(correction, weight, bias):
+    scales = correction.scales(factors_of(torch.zeros(3), weight, bias))
+    for scale in scales.values():
+        assert scale.isfinite().all()
+    if not bias:
+        assert torch.equal(scales["weight"], torch.zeros(3))
+
+
+@each_correction
+@each_trained
+def test_nan_travels(correction, weight, bias):
+    norms = torch.tensor([1.0, float("nan")])
+    scales = correction.scales(factors_of(norms, weight, bias))
+    if weight:
+        assert scales["weight"].isnan().tolist() == [False, True]
+
+
+@each_correction
+def test_infinite_norm_gives_scale_zero_so_that_inf_times_it_is_nan_in_the_gradient(correction):
+    scale = correction.scales({"weight": torch.tensor([float("inf")])})["weight"]
+    assert scale.item() == 0
+    weight = torch.zeros(1, 2, requires_grad=True)
+    functional.linear(torch.tensor([[float("inf"), 1.0]]), weight, None, correction).nan_to_num().sum().backward()
+    assert not weight.grad.isfinite().all()
+
+
+@each_correction
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("shape", [(0,), (3,), (2, 3, 4)], ids=str)
+def test_shape_and_dtype_are_kept(correction, dtype, shape):
+    for scale in correction.scales(factors_of(torch.rand(shape, dtype=dtype))).values():
+        assert scale.shape == shape
+        assert scale.dtype == dtype
+
+
+@each_correction
+def test_factors_are_not_written_to(correction):
+    factors = factors_of(NORMS.clone())
+    correction.scales(factors)
+    assert torch.equal(factors["weight"], NORMS)
+    assert torch.equal(factors["bias"], torch.ones_like(NORMS))
+
+
+@each_rule
+def test_eps_bounds_the_scale_of_tiny_rows(rule):
+    scale = rule(eps=0.5).scales({"weight": torch.tensor([0.1, 0.5, 2.0])})["weight"]
+    assert scale.tolist() == [2.0, 2.0, 0.5]
+
+
+@each_rule
+@pytest.mark.parametrize("eps", [0, 0.0, -1e-3, float("nan")], ids=str)
+def test_eps_must_be_positive(rule, eps):
+    with pytest.raises(ValueError, match=f"{rule.__name__}: eps is .*positive"):
+        rule(eps=eps)
+
+
+@each_rule
+def test_rules_are_values(rule):
+    assert rule() == rule(eps=1e-12) != rule(eps=1e-6)
+    assert hash(rule()) == hash(rule(eps=1e-12))
+    assert copy.deepcopy(rule()) == pickle.loads(pickle.dumps(rule())) == rule()
+    with pytest.raises(FrozenInstanceError):
+        rule().eps = 1.0
+
+
+@dataclass(frozen=True)
+class SquareRoot(Correction):
+    """A user's own rule."""
+
+    def scales(self, factors):
+        return dict.fromkeys(factors, sum(factors.values()).rsqrt())
+
+
+def test_rule_of_ones_own_needs_no_registration():
+    x, g = torch.randn(4, 3, dtype=torch.float64), torch.randn(4, 2, dtype=torch.float64)
+    layer = nn.Linear(3, 2).double()
+    functional.linear(x, layer.weight, layer.bias, SquareRoot()).backward(g)
+    scaled = g / (x.square().sum(1, keepdim=True) + 1).sqrt()
+    torch.testing.assert_close(layer.weight.grad, scaled.mT @ x)
+    torch.testing.assert_close(layer.bias.grad, scaled.sum(0))
+
+
+@dataclass(frozen=True)
+class Keys(Correction):
+    """A rule that answers for other parameters than it was asked about."""
+
+    keys: tuple[str, ...]
+
+    def scales(self, factors):
+        return dict.fromkeys(self.keys, next(iter(factors.values())))
+
+
+@pytest.mark.parametrize("keys", [(), ("weight",), ("bias",), ("weight", "bias", "gain")], ids=str)
+@pytest.mark.parametrize("kind", ["linear", "conv2d"])
+def test_wrong_keys_from_scales_are_an_error_that_says_which(kind, keys):
+    layer, shape = {"linear": (nn.Linear(3, 2), (4, 3)), "conv2d": (nn.Conv2d(3, 2, 1), (1, 3, 2, 2))}[kind]
+    output = getattr(functional, kind)(torch.ones(shape), layer.weight, layer.bias, correction=Keys(keys))
+    with pytest.raises(ValueError, match=r"Keys\.scales returned scales for .*\['bias', 'weight'\]"):
+        output.sum().backward()
+
+
+def test_base_class_is_abstract():
+    with pytest.raises(TypeError, match="abstract"):
+        Correction()
+
+
+@pytest.mark.parametrize("correction", CORRECTIONS.values(), ids=CORRECTIONS)
+def test_check_correction_returns_the_very_correction(correction):
+    assert check_correction(correction) is correction
+
+
+WRONG = {
+    "class": (Proportional, r"the class Proportional itself: write Proportional\(\)"),
+    "own-class": (SquareRoot, r"the class SquareRoot itself: write SquareRoot\(\)"),
+    "none": (None, "None of type NoneType: pass Proportional"),
+    "string": ("proportional", "'proportional' of type str: pass"),
+    "function": (len, "of type builtin_function_or_method"),
+    "other-class": (nn.Linear, "of type type: pass"),
+}
+
+
+@pytest.mark.parametrize(("found", "message"), WRONG.values(), ids=WRONG)
+def test_check_correction_says_what_was_found(found, message):
+    with pytest.raises(TypeError, match=rf"must be an instance of adiv_optim\.Correction, found .*{message}"):
+        check_correction(found)

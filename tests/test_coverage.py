@@ -1,0 +1,230 @@
+"""coverage: which parameters were corrected, which were skipped and why, and which never ran."""
+
+import pytest
+import torch
+from torch import nn
+from torch.func import functional_call, stack_module_state, vmap
+from torch.nn.utils import parametrizations
+
+from adiv_optim import Coverage, Proportional, attach, coverage
+from tests.test_attach import Doubled, Net
+
+EXACT = 1e-6  # float32, the exported program may use other kernels
+
+
+def test_before_any_forward_nothing_is_corrected():
+    report = coverage(attach(Net(), Proportional()))
+    assert report.corrected == ()
+    assert "head.weight" in report.never_seen
+
+
+def test_after_a_step_every_parameter_is_listed_exactly_once():
+    model = attach(Net(), Proportional(), skip=["head"])
+    model(torch.randn(5, 3, 2, 2)).sum().backward()
+    report = coverage(model)
+    assert report == Coverage(
+        corrected=("conv.weight", "conv.bias", "body.0.weight", "body.0.bias", "body.3.weight", "body.3.bias"),
+        skipped={
+            "norm.weight": "BatchNorm2d has no correction",
+            "norm.bias": "BatchNorm2d has no correction",
+            "body.1.weight": "LayerNorm has no correction",
+            "body.1.bias": "LayerNorm has no correction",
+            "head.weight": "no correction attached",
+            "head.bias": "no correction attached",
+        },
+        never_seen=(),
+    )
+    listed = [*report.corrected, *report.skipped, *report.never_seen]
+    assert sorted(listed) == sorted(name for name, _ in model.named_parameters())
+
+
+def test_layer_that_did_not_run_is_never_seen_and_frozen_ones_are_not_listed():
+    model = attach(nn.ModuleDict({"used": nn.Linear(3, 3), "unused": nn.Linear(3, 3)}), Proportional())
+    model["used"].bias.requires_grad_(False)
+    model["used"](torch.ones(1, 3)).sum().backward()
+    report = coverage(model)
+    assert report == Coverage(("used.weight",), {}, ("unused.weight", "unused.bias"))
+    assert str(report).splitlines()[:2] == [
+        "used.weight: corrected",
+        "unused.weight: never seen (its layer has not run)",
+    ]
+
+
+def test_forward_without_gradients_does_not_count():
+    model = attach(nn.Linear(3, 2), Proportional())
+    with torch.no_grad():
+        model(torch.ones(1, 3))
+    assert coverage(model).never_seen == ("weight", "bias")
+    model(torch.ones(1, 3)).sum().backward()
+    assert coverage(model).corrected == ("weight", "bias")
+
+
+def test_a_plain_model_is_skipped_throughout():
+    report = coverage(nn.Sequential(nn.Linear(3, 2), nn.PReLU()))
+    assert report.skipped == {
+        "0.weight": "no correction attached", "0.bias": "no correction attached", "1.weight": "PReLU has no correction",
+    }  # fmt: skip
+
+
+def test_subclass_is_reported_by_name():
+    report = coverage(attach(nn.Sequential(nn.Linear(3, 3), Doubled(3, 2)), Proportional()))
+    assert report.skipped["1.weight"] == "Doubled is a subclass of Linear, whose forward may differ"
+
+
+def test_tied_weights_are_listed_once_as_corrected():
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embedding, self.head = nn.Embedding(7, 4), nn.Linear(4, 7, bias=False)
+            self.head.weight = self.embedding.weight
+
+        def forward(self, tokens):
+            return self.head(self.embedding(tokens))
+
+    model = attach(Tied(), Proportional())
+    model(torch.tensor([1, 2])).sum().backward()
+    report = coverage(model)
+    assert len(report.corrected) == 1
+    assert report.skipped == {}
+    assert report.never_seen == ()
+
+
+def test_two_layers_sharing_a_weight_are_corrected_if_one_of_them_ran():
+    model = nn.ModuleList([nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False)])
+    model[1].weight = model[0].weight
+    attach(model, Proportional())
+    model[1](torch.ones(1, 3)).sum().backward()
+    assert len(coverage(model).corrected) == 1
+    assert coverage(model).never_seen == ()
+
+
+ATTENTION = {"packed": {}, "separate": {"kdim": 6, "vdim": 5}, "no-bias": {"bias": False}}
+
+
+@pytest.mark.parametrize("options", ATTENTION.values(), ids=ATTENTION)
+def test_attentions_projections_are_reported_not_missed(options):
+    model = nn.ModuleDict(
+        {"attention": nn.MultiheadAttention(8, 2, batch_first=True, **options), "head": nn.Linear(8, 2)}
+    )
+    attach(model, Proportional())
+    q = torch.randn(2, 3, 8)
+    k, v = torch.randn(2, 3, options.get("kdim", 8)), torch.randn(2, 3, options.get("vdim", 8))
+    model["head"](model["attention"](q, k, v)[0]).sum().backward()
+    report = coverage(model)
+    assert set(report.corrected) == {"head.weight", "head.bias"}
+    assert report.never_seen == ()
+    assert {name for name, _ in model["attention"].named_parameters(prefix="attention")} == set(report.skipped)
+    reasons = "; ".join(f"{name}: {reason}" for name, reason in report.skipped.items())
+    assert "attention.out_proj.weight: MultiheadAttention uses its out_proj.weight without calling the layer" in reasons
+    assert "MultiheadAttention has no correction" in reasons
+
+
+def test_attention_gradients_are_the_plain_ones():
+    attention, x = nn.MultiheadAttention(8, 2), torch.randn(3, 2, 8)
+    attention(x, x, x)[0].square().sum().backward()
+    plain = [p.grad.clone() for p in attention.parameters()]
+    attention.zero_grad()
+    model = attach(nn.ModuleList([attention, nn.Linear(8, 8)]), Proportional())
+    model[0](x, x, x)[0].square().sum().backward()
+    for wanted, parameter in zip(plain, attention.parameters(), strict=True):
+        assert torch.equal(parameter.grad, wanted)
+
+
+@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
+def test_transformer_layer_computes_the_same_and_corrects_its_feed_forward(training):
+    layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True).train(training)
+    x = torch.randn(2, 3, 8)
+    wanted = layer(x)
+    attach(layer, Proportional())
+    output = layer(x)
+    assert torch.equal(output, wanted)
+    output.square().sum().backward()
+    report = coverage(layer)
+    assert report.corrected == ("linear1.weight", "linear1.bias", "linear2.weight", "linear2.bias")
+    assert all(name.startswith(("self_attn.", "norm")) for name in report.skipped)
+    assert report.never_seen == ()
+
+
+def test_transformer_layers_fast_path_for_inference_still_gives_torchs_output():
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval()
+    x = torch.randn(2, 3, 8)
+    with torch.no_grad():
+        wanted = layer(x)
+        attach(layer, Proportional())
+        torch.testing.assert_close(layer(x), wanted, rtol=EXACT, atol=EXACT)
+
+
+def test_strict_names_attention():
+    with pytest.raises(ValueError, match=r"self_attn\.in_proj_weight.*self_attn\.out_proj\.weight"):
+        attach(nn.TransformerEncoderLayer(8, 2, 16), Proportional(), strict=True)
+
+
+def test_parametrized_layer_is_listed_under_the_parametrizations_names():
+    model = nn.Sequential(parametrizations.weight_norm(nn.Linear(3, 2)))
+    attach(model, Proportional())(torch.ones(1, 3)).sum().backward()
+    report = coverage(model)
+    assert set(report.corrected) == {name for name, _ in model.named_parameters()}
+    assert report.skipped == {}
+
+
+def test_attached_model_under_functional_call():
+    model, x = Net(), torch.randn(5, 3, 2, 2)
+    attach(model, Proportional())
+    model(x).square().sum().backward()
+    wanted = {name: p.grad.clone() for name, p in model.named_parameters()}
+    other = {name: p.detach().clone().requires_grad_() for name, p in model.named_parameters()}
+    functional_call(model, other, (x,)).square().sum().backward()
+    for name, parameter in other.items():
+        assert torch.equal(parameter.grad, wanted[name])
+
+
+def test_attached_models_under_vmap():
+    models = [attach(nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)), Proportional()) for _ in range(3)]
+    x = torch.randn(5, 3)
+    stacked, _ = stack_module_state(models)
+    vmap(lambda parameters: functional_call(models[0], parameters, (x,)))(stacked).square().sum().backward()
+    for k, model in enumerate(models):
+        model(x).square().sum().backward()
+        for name, parameter in model.named_parameters():
+            torch.testing.assert_close(stacked[name].grad[k], parameter.grad)
+
+
+def small():
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(16, 5), nn.LayerNorm(5), nn.Linear(5, 2))
+
+
+@pytest.mark.parametrize("backend", ["inductor", "aot_eager"])
+def test_compiled_attached_model_has_the_same_gradients_and_coverage(backend):
+    model, x = attach(small(), Proportional(), skip=["4"]), torch.randn(5, 3, 4, 4)
+    model(x).square().sum().backward()
+    wanted, report = [p.grad.clone() for p in model.parameters()], coverage(model)
+    fresh = attach(small(), Proportional(), skip=["4"])
+    fresh.load_state_dict(model.state_dict())
+    torch._dynamo.reset()
+    compiled = torch.compile(fresh, fullgraph=True, backend=backend)
+    assert coverage(fresh).corrected == ()
+    compiled(x).square().sum().backward()
+    assert coverage(fresh) == report
+    for gradient, parameter in zip(wanted, fresh.parameters(), strict=True):
+        torch.testing.assert_close(parameter.grad, gradient, rtol=1e-4, atol=1e-5)
+
+
+def test_exported_attached_model_computes_what_the_plain_one_does():
+    model, x = small().eval(), torch.randn(5, 3, 4, 4)
+    wanted = model(x)
+    program = torch.export.export(attach(model, Proportional()), (x,))
+    torch.testing.assert_close(program.module()(x), wanted, rtol=EXACT, atol=EXACT)
+
+
+def operators(model, x):
+    program = torch.export.export(model, (x,))
+    graphs = [module.graph for module in program.graph_module.modules() if isinstance(module, torch.fx.GraphModule)]
+    return {str(node.target) for graph in graphs for node in graph.nodes if node.op == "call_function"}
+
+
+def test_exported_attached_model_calls_the_operators_of_the_plain_one():
+    # torch 2.6 wraps the inside of an autograd.Function in an operator of its own; what counts is what computes.
+    model, x = small().eval(), torch.randn(5, 3, 4, 4)
+    plain, attached = operators(model, x), operators(attach(model, Proportional()), x)
+    assert {name for name in attached if name.startswith("aten.")} == {name for name in plain if "aten." in name}
+    assert not any("adiv_optim" in name for name in attached)

@@ -1,0 +1,295 @@
+"""The torch.func path: explicit per-sample Jacobians, on plain models and on layers without a closed form."""
+
+import copy
+from dataclasses import dataclass
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from adiv_optim import Correction, Proportional, attach, jacobian
+from tests.cases import each_correction, relative_error
+
+EXACT = 1e-12  # float64, relative
+LEARNING_RATE = 0.1
+
+# torch's own notice: vmap has no batching rule for the operator inside nn.Bilinear and loops instead.
+quiet_bilinear = pytest.mark.filterwarnings(
+    "ignore:There is a performance drop because we have not yet implemented:UserWarning"
+)
+
+
+class CustomBilinear(nn.Module):
+    """z_i = xᵀA_i y + (Wx)_i + b_i, written out: no closed form of it is known to the library."""
+
+    def __init__(self, left, right, out):
+        super().__init__()
+        self.bilinear = nn.Parameter(torch.randn(out, left, right, dtype=torch.float64))
+        self.weight = nn.Parameter(torch.randn(out, left, dtype=torch.float64))
+        self.bias = nn.Parameter(torch.randn(out, dtype=torch.float64))
+
+    def forward(self, x, y):
+        return torch.einsum("bl,olr,br->bo", x, self.bilinear, y) + x @ self.weight.mT + self.bias
+
+
+class Tied(nn.Module):
+    """An embedding whose table is the head's weight."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.hidden, self.head = nn.Embedding(7, 4), nn.Linear(4, 4), nn.Linear(4, 7, bias=False)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, tokens):
+        return self.head(self.hidden(self.embedding(tokens)).tanh())
+
+
+class Shared(nn.Module):
+    """One layer used three times."""
+
+    def __init__(self):
+        super().__init__()
+        self.cell = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.cell(self.cell(self.cell(x).tanh()).tanh())
+
+
+class UsedPlainlyAfterwards(nn.Module):
+    """A weight that the loss reads once more, without a layer, after the layer that owns it has run."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.layer(x).tanh() @ self.layer.weight
+
+
+def mlp():
+    return nn.Sequential(
+        nn.Linear(4, 6), nn.ReLU(inplace=True), nn.Linear(6, 5, bias=False), nn.Tanh(), nn.Linear(5, 2)
+    )
+
+
+def cnn():
+    return nn.Sequential(
+        nn.Conv2d(2, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(inplace=True),
+        nn.Conv2d(4, 4, 3, stride=2, groups=2), nn.Flatten(), nn.Linear(16, 3),
+    )  # fmt: skip
+
+
+def with_dropout():
+    return nn.Sequential(nn.Linear(4, 6), nn.Dropout(0.5), nn.Linear(6, 2)).eval()
+
+
+def token_model():
+    return nn.Sequential(nn.Linear(4, 6), nn.LayerNorm(6), nn.GELU(), nn.Linear(6, 4))
+
+
+MODELS = {
+    "mlp": (mlp, lambda: torch.randn(5, 4, dtype=torch.float64)),
+    "cnn": (cnn, lambda: torch.randn(5, 2, 6, 6, dtype=torch.float64)),
+    "dropout-eval": (with_dropout, lambda: torch.randn(5, 4, dtype=torch.float64)),
+    "tokens": (token_model, lambda: torch.randn(2, 3, 4, dtype=torch.float64)),
+    "shared": (Shared, lambda: torch.randn(5, 4, dtype=torch.float64)),
+    "used-plainly-afterwards": (UsedPlainlyAfterwards, lambda: torch.randn(5, 4, dtype=torch.float64)),
+    "tied": (Tied, lambda: torch.randint(7, (5,))),
+}
+each_model = pytest.mark.parametrize(("build", "make_input"), MODELS.values(), ids=MODELS)
+
+
+def squares(output, target):
+    return (output - target).square().mean()
+
+
+def fast_gradients(model, inputs, correction):
+    model = copy.deepcopy(model)
+    if correction is not None:
+        attach(model, correction)
+    squares(model(inputs), 0.5).backward()
+    return {name: p.grad for name, p in model.named_parameters()}, model
+
+
+@each_model
+def test_no_correction_is_autograd(build, make_input):
+    model, x = build().double(), make_input()
+    wanted, ran = fast_gradients(model, x, None)
+    found = jacobian.corrected_gradients(model, squares, x, 0.5, None)
+    assert found.keys() == wanted.keys()
+    for name in wanted:
+        # A bias in front of BatchNorm has gradient zero, up to rounding; the greatest gradient is the measure.
+        assert (found[name] - wanted[name]).abs().max() <= EXACT * max(g.abs().max() for g in wanted.values()), name
+    for name, buffer in ran.named_buffers():
+        assert torch.equal(model.get_buffer(name), buffer), "running statistics are updated exactly once"
+
+
+@each_model
+@each_correction
+def test_oracle_is_the_fast_path_on_whole_models(build, make_input, correction):
+    model, x = build().double(), make_input()
+    wanted, _ = fast_gradients(model, x, correction)
+    found = jacobian.corrected_gradients(model, squares, x, 0.5, correction)
+    assert found.keys() == wanted.keys()
+    for name in wanted:
+        assert (found[name] - wanted[name]).abs().max() <= EXACT * max(g.abs().max() for g in wanted.values()), name
+
+
+@each_model
+@each_correction
+def test_a_corrected_gradient_is_not_the_plain_one(build, make_input, correction):
+    model, x = build().double(), make_input()
+    plain, _ = fast_gradients(model, x, None)
+    found = jacobian.corrected_gradients(model, squares, x, 0.5, correction)
+    assert max(relative_error(found[name], plain[name]) for name in plain) > 1e-2
+
+
+@each_correction
+def test_tied_weight_gets_the_plain_part_of_the_embedding_and_the_corrected_part_of_the_head(correction):
+    model, tokens = Tied().double(), torch.tensor([1, 1, 3])
+    found = jacobian.corrected_gradients(model, squares, tokens, 0.5, correction)["embedding.weight"]
+    parts = copy.deepcopy(model)
+    parts.head.weight = nn.Parameter(parts.embedding.weight.detach().clone())
+    split = jacobian.corrected_gradients(parts, squares, tokens, 0.5, correction)
+    assert relative_error(found, split["embedding.weight"] + split["head.weight"]) <= EXACT
+
+
+def test_layer_jacobians_of_linear_are_the_input():
+    layer, x = nn.Linear(4, 3).double(), torch.randn(5, 4, dtype=torch.float64)
+    found = jacobian.layer_jacobians(layer, x)
+    identity = torch.eye(3, dtype=torch.float64)
+    torch.testing.assert_close(found["weight"], torch.einsum("mo,bi->bmoi", identity, x), rtol=EXACT, atol=0)
+    torch.testing.assert_close(found["bias"], identity.expand(5, 3, 3), rtol=0, atol=0)
+
+
+@quiet_bilinear
+def test_layer_jacobians_of_bilinear_are_outer_products():
+    layer = nn.Bilinear(2, 3, 4).double()
+    x, y = torch.randn(5, 2, dtype=torch.float64), torch.randn(5, 3, dtype=torch.float64)
+    found = jacobian.layer_jacobians(layer, x, y)
+    identity = torch.eye(4, dtype=torch.float64)
+    wanted = torch.einsum("mo,bi,bj->bmoij", identity, x, y)
+    torch.testing.assert_close(found["weight"], wanted, rtol=EXACT, atol=1e-15)
+    torch.testing.assert_close(found["bias"], identity.expand(5, 4, 4), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("chunk_size", [1, 2, 3, 5, 100])
+def test_layer_jacobians_do_not_depend_on_the_chunk_size(chunk_size):
+    layer, x = nn.Conv2d(2, 3, 2), torch.randn(5, 2, 3, 3)
+    whole, parts = jacobian.layer_jacobians(layer, x), jacobian.layer_jacobians(layer, x, chunk_size=chunk_size)
+    for name in whole:
+        torch.testing.assert_close(parts[name], whole[name])
+
+
+def test_layer_jacobians_leave_frozen_parameters_out():
+    layer = nn.Linear(4, 3)
+    layer.weight.requires_grad_(False)
+    assert jacobian.layer_jacobians(layer, torch.randn(5, 4)).keys() == {"bias"}
+
+
+@each_model
+@each_correction
+@pytest.mark.parametrize("chunk_size", [1, 3])
+def test_gradients_do_not_depend_on_the_chunk_size(build, make_input, correction, chunk_size):
+    model, x = build().double(), make_input()
+    whole = jacobian.corrected_gradients(copy.deepcopy(model), squares, x, 0.5, correction, chunk_size=None)
+    parts = jacobian.corrected_gradients(model, squares, x, 0.5, correction, chunk_size=chunk_size)
+    for name in whole:
+        assert (parts[name] - whole[name]).abs().max() <= EXACT * max(g.abs().max() for g in whole.values())
+
+
+@each_correction
+def test_effective_update_of_a_layer_without_a_closed_form_is_ideal(correction):
+    layer = CustomBilinear(3, 4, 5)
+    x, y = torch.randn(1, 3, dtype=torch.float64), torch.randn(1, 4, dtype=torch.float64)
+    g = torch.randn(1, 5, dtype=torch.float64)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=LEARNING_RATE)
+    before = layer(x, y).detach()
+    loss = jacobian.backward(layer, lambda z, g: (z * g).sum(), (x, y), g, correction)
+    optimizer.step()
+    torch.testing.assert_close(layer(x, y) - before, -LEARNING_RATE * g, rtol=0, atol=EXACT)
+    assert torch.equal(loss, (before * g).sum())
+
+
+def test_plain_sgd_misses_the_ideal_of_the_custom_layer_by_its_divergence():
+    layer = CustomBilinear(3, 4, 5)
+    x, y = torch.randn(1, 3, dtype=torch.float64), torch.randn(1, 4, dtype=torch.float64)
+    g = torch.randn(1, 5, dtype=torch.float64)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=LEARNING_RATE)
+    before = layer(x, y)
+    before.backward(g)
+    optimizer.step()
+    divergence = x.square().sum() * (y.square().sum() + 1) + 1
+    torch.testing.assert_close(layer(x, y) - before, -LEARNING_RATE * divergence * g, rtol=0, atol=100 * EXACT)
+    assert divergence > 1.5
+
+
+@each_correction
+def test_custom_layer_trains_with_any_optimizer(correction):
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 3)).double()
+    bilinear = CustomBilinear(3, 4, 3)
+
+    class Both(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.model, self.bilinear = model, bilinear
+
+        def forward(self, x, y):
+            return self.bilinear(self.model(x), y)
+
+    both = Both()
+    optimizer = torch.optim.Adam(both.parameters(), lr=0.01)
+    inputs = torch.randn(6, 3, dtype=torch.float64), torch.randn(6, 4, dtype=torch.float64)
+    losses = []
+    for _ in range(60):
+        optimizer.zero_grad()
+        losses.append(jacobian.backward(both, squares, inputs, 0.0, correction).item())
+        optimizer.step()
+    assert losses[-1] < 0.5 * losses[0]
+
+
+def test_layers_named_are_the_only_ones_corrected():
+    model, x = mlp().double(), torch.randn(5, 4, dtype=torch.float64)
+    plain, _ = fast_gradients(model, x, None)
+    whole, _ = fast_gradients(model, x, Proportional())
+    found = jacobian.corrected_gradients(model, squares, x, 0.5, Proportional(), layers=["4"])
+    for name in plain:
+        assert relative_error(found[name], (whole if name.startswith("4.") else plain)[name]) <= EXACT
+
+
+def test_a_norm_can_be_corrected_if_it_is_named():
+    model, x = nn.Sequential(nn.LayerNorm(4), nn.Linear(4, 2)).double(), torch.randn(1, 4, dtype=torch.float64)
+    found = jacobian.corrected_gradients(model, squares, x, 0.5, Proportional(), layers=["0"])
+    plain, _ = fast_gradients(model, x, None)
+    # J of the gain is diag(x̂), whose trace of J Jᵀ over 4 features is |x̂|²/4 = 1; the bias adds 1.
+    normal = F.layer_norm(x, (4,))
+    scale = 1 / (normal.square().mean() + 1)
+    assert relative_error(found["0.weight"], scale * plain["0.weight"]) <= EXACT
+    assert relative_error(found["0.bias"], scale * plain["0.bias"]) <= EXACT
+
+
+@dataclass(frozen=True)
+class Plain(Correction):
+    """The correction that corrects nothing."""
+
+    def scales(self, factors):
+        return {name: torch.ones_like(factor) for name, factor in factors.items()}
+
+
+def test_scale_one_is_no_correction():
+    model, x = cnn().double(), torch.randn(5, 2, 6, 6, dtype=torch.float64)
+    one = jacobian.corrected_gradients(copy.deepcopy(model), squares, x, 0.5, Plain())
+    none = jacobian.corrected_gradients(model, squares, x, 0.5, None)
+    for name in none:
+        torch.testing.assert_close(one[name], none[name], rtol=EXACT, atol=EXACT)
+
+
+@pytest.mark.parametrize("shape", [(0, 4), (1, 4)], ids=["empty", "one"])
+def test_small_batches(shape):
+    model = mlp().double()
+    loss_fn = lambda output, target: output.sum()  # noqa: E731
+    found = jacobian.corrected_gradients(model, loss_fn, torch.ones(shape, dtype=torch.float64), None, Proportional())
+    attach(model, Proportional())(torch.ones(shape, dtype=torch.float64)).sum().backward()
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(found[name], parameter.grad, rtol=EXACT, atol=EXACT)

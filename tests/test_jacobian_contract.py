@@ -1,0 +1,135 @@
+"""What the torch.func path leaves behind, leaves alone, and refuses."""
+
+import pytest
+import torch
+from torch import nn
+
+from adiv_optim import Proportional, attach, jacobian
+from tests.cases import each_correction, relative_error
+from tests.functional.test_memory import Largest
+from tests.test_jacobian import mlp, squares
+
+EXACT = 1e-12  # float64, relative
+
+
+def test_backward_accumulates_as_autograd_does_and_returns_the_detached_loss():
+    model, x = mlp().double(), torch.randn(5, 4, dtype=torch.float64)
+    once = jacobian.corrected_gradients(model, squares, x, 0.5, Proportional())
+    for _ in range(2):
+        loss = jacobian.backward(model, squares, x, 0.5, Proportional())
+    assert torch.equal(loss, squares(model(x), 0.5).detach())
+    assert not loss.requires_grad
+    for name, parameter in model.named_parameters():
+        assert relative_error(parameter.grad, 2 * once[name]) <= EXACT
+        assert not parameter.grad.requires_grad
+
+
+def test_chunks_bound_the_memory():
+    model, x = nn.Linear(16, 12), torch.randn(32, 16)
+    largest = {}
+    for chunk_size in (1, 4, None):
+        with Largest() as recorder:
+            jacobian.corrected_gradients(model, squares, x, 0.5, Proportional(), chunk_size=chunk_size)
+        largest[chunk_size] = recorder.numel
+    assert largest[None] >= 32 * 12 * model.weight.numel()
+    assert largest[4] <= largest[None] / 8
+    assert largest[1] <= largest[4]
+
+
+def test_corrected_gradients_touch_neither_grad_nor_hooks_nor_flags():
+    model, x = mlp().double(), torch.randn(5, 4, dtype=torch.float64)
+    model[2].requires_grad_(False)
+    flags = [p.requires_grad for p in model.parameters()]
+    jacobian.corrected_gradients(model, squares, x, 0.5, Proportional())
+    assert [p.requires_grad for p in model.parameters()] == flags
+    assert all(p.grad is None for p in model.parameters())
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+
+
+def test_flags_and_hooks_are_restored_when_the_forward_raises():
+    model = mlp().double()
+    with pytest.raises(RuntimeError, match="shape"):
+        jacobian.corrected_gradients(model, squares, torch.randn(5, 3, dtype=torch.float64), 0.5, Proportional())
+    assert all(p.requires_grad for p in model.parameters())
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+
+
+@each_correction
+def test_frozen_parameters_are_absent_and_left_out_of_the_divergence(correction):
+    model, x = mlp().double(), torch.randn(5, 4, dtype=torch.float64)
+    model[0].bias.requires_grad_(False)
+    model[2].requires_grad_(False)
+    found = jacobian.corrected_gradients(model, squares, x, 0.5, correction)
+    assert found.keys() == {"0.weight", "4.weight", "4.bias"}
+    attach(model, correction)
+    squares(model(x), 0.5).backward()
+    for name, gradient in found.items():
+        assert relative_error(gradient, model.get_parameter(name).grad) <= EXACT
+
+
+def test_parameters_the_loss_does_not_depend_on_are_absent():
+    model = nn.ModuleDict({"used": nn.Linear(3, 2), "unused": nn.Linear(3, 2)})
+    model.forward = lambda x: model["used"](x)
+    found = jacobian.corrected_gradients(model, squares, torch.randn(4, 3), 0.5, Proportional())
+    assert found.keys() == {"used.weight", "used.bias"}
+
+
+def test_works_where_gradients_are_off_and_on_inputs_that_require_them():
+    model, x = mlp().double(), torch.randn(5, 4, dtype=torch.float64)
+    wanted = jacobian.corrected_gradients(model, squares, x, 0.5, Proportional())
+    with torch.no_grad():
+        found = jacobian.corrected_gradients(model, squares, x, 0.5, Proportional())
+    with_gradient = jacobian.corrected_gradients(model, squares, x.clone().requires_grad_(), 0.5, Proportional())
+    for name in wanted:
+        assert torch.equal(found[name], wanted[name])
+        assert torch.equal(with_gradient[name], wanted[name])
+
+
+class KeywordCaller(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.layer(input=x)
+
+
+X = torch.ones(3, 4)
+ERRORS = {
+    "class": (mlp, {"correction": Proportional}, TypeError, r"write Proportional\(\)"),
+    "attached": (lambda: attach(mlp(), Proportional()), {}, ValueError, r"layer '0' has a correction attached.*detach"),
+    "unknown-layer": (mlp, {"layers": ["head"]}, ValueError, "layers names 'head', which the model does not have"),
+    "batch-norm": (
+        lambda: nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)), {"layers": ["1"]}, ValueError,
+        r"layer '1' \(BatchNorm1d\) mixes the samples",
+    ),
+    "chunk-size-0": (mlp, {"chunk_size": 0}, ValueError, "chunk_size is 0.*at least 1"),
+    "chunk-size-negative": (mlp, {"chunk_size": -2}, ValueError, "chunk_size is -2"),
+    "keyword-call": (KeywordCaller, {}, ValueError, r"layer 'layer' \(Linear\) was called with keyword"),
+    "nothing-trained": (lambda: mlp().requires_grad_(False), {}, ValueError, "no trainable parameter"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("build", "options", "error", "message"), ERRORS.values(), ids=ERRORS)
+@pytest.mark.parametrize("function", [jacobian.corrected_gradients, jacobian.backward], ids=lambda f: f.__name__)
+def test_error_says_what_was_found(function, build, options, error, message):
+    model = build()
+    with pytest.raises(error, match=message):
+        function(model, squares, X, 0.5, **{"correction": Proportional(), **options})
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_layer_jacobians_refuse_a_layer_without_trainable_parameters():
+    with pytest.raises(ValueError, match="Tanh has no trainable parameter"):
+        jacobian.layer_jacobians(nn.Tanh(), X)
+
+
+def test_layer_jacobians_refuse_an_attached_layer():
+    with pytest.raises(ValueError, match=r"correction attached.*detach\(model\)"):
+        jacobian.layer_jacobians(attach(nn.Linear(4, 2), Proportional()), X)
+
+
+@pytest.mark.parametrize("chunk_size", [0, -1])
+def test_layer_jacobians_refuse_a_chunk_size_below_one(chunk_size):
+    with pytest.raises(ValueError, match="chunk_size"):
+        jacobian.layer_jacobians(nn.Linear(4, 2), X, chunk_size=chunk_size)

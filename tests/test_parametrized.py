@@ -1,0 +1,190 @@
+"""Parametrized layers are corrected through the parametrization."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import parametrizations, parametrize
+
+from adiv_optim import Proportional, attach, coverage, detach
+from tests.cases import each_correction, relative_error
+from tests.references import loop_gradients
+
+EXACT = 1e-12  # float64, relative
+
+
+class Scaled(nn.Module):
+    """A parametrization of one's own."""
+
+    def __init__(self):
+        super().__init__()
+        self.gain = nn.Parameter(torch.tensor(1.5, dtype=torch.float64))
+
+    def forward(self, weight):
+        return weight * self.gain
+
+
+def by_weight_norm(layer):
+    return parametrizations.weight_norm(layer)
+
+
+def by_spectral_norm(layer):
+    return parametrizations.spectral_norm(layer)
+
+
+def by_orthogonal(layer):
+    return parametrizations.orthogonal(layer)
+
+
+def by_own(layer):
+    parametrize.register_parametrization(layer, "weight", Scaled())
+    return layer
+
+
+def by_two(layer):
+    return by_own(by_weight_norm(layer))
+
+
+WAYS = {
+    "weight-norm": by_weight_norm,
+    "spectral-norm": by_spectral_norm,
+    "orthogonal": by_orthogonal,
+    "own": by_own,
+    "two": by_two,
+}
+LAYERS = {
+    "linear": (lambda: nn.Linear(5, 3), (4, 5)),
+    "conv2d": (lambda: nn.Conv2d(4, 6, 3, padding=1, groups=2), (2, 4, 3, 4)),
+}
+each_way = pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+each_kind = pytest.mark.parametrize(("build", "shape"), LAYERS.values(), ids=LAYERS)
+
+
+def wanted_gradients(layer, x, g, correction):
+    """The corrected gradient of the effective weight, pulled back through the parametrization."""
+    weight = layer.weight
+    plain = copy.deepcopy(layer)
+    for name in list(plain.parametrizations):
+        parametrize.remove_parametrizations(plain, name)
+    with torch.no_grad():
+        plain.weight.copy_(weight)
+    effective = loop_gradients(plain, x, g, correction)
+    own = {name: p for name, p in layer.named_parameters() if name.startswith("parametrizations.")}
+    pulled = torch.autograd.grad(weight, list(own.values()), effective["weight"])
+    return {**dict(zip(own, pulled, strict=True)), "bias": effective["bias"]}
+
+
+@each_way
+@each_kind
+@each_correction
+@pytest.mark.parametrize("order", ["parametrize-then-attach", "attach-then-parametrize"])
+def test_own_parameters_get_the_corrected_gradient_of_the_effective_weight(way, build, shape, order, correction):
+    layer, x = build().double(), torch.randn(shape, dtype=torch.float64)
+    # In eval mode spectral_norm's power iteration stands still, so that both computations see one weight.
+    if order == "attach-then-parametrize":
+        layer = way(attach(layer, correction)).eval()
+    else:
+        layer = attach(way(layer), correction).eval()
+    output = layer(x)
+    g = torch.randn_like(output)
+    output.backward(g)
+    found = {name: p.grad for name, p in layer.named_parameters()}
+    if order == "attach-then-parametrize":
+        assert set(coverage(layer).corrected) == set(found)
+    wanted = wanted_gradients(detach(layer), x, g, correction)
+    assert found.keys() == wanted.keys()
+    for name in wanted:
+        assert relative_error(found[name], wanted[name]) <= EXACT, name
+
+
+@each_way
+def test_detach_gives_back_the_parametrized_class(way):
+    layer = way(nn.Linear(5, 3).double())
+    kind, keys, attributes = type(layer), list(layer.state_dict()), sorted(layer.__dict__)
+    detach(attach(layer, Proportional()))
+    assert type(layer) is kind
+    assert list(layer.state_dict()) == keys
+    assert sorted(layer.__dict__) == attributes
+    parametrize.remove_parametrizations(layer, "weight")
+    assert type(layer) is nn.Linear
+
+
+@each_way
+def test_detach_of_a_layer_parametrized_after_attach_is_a_plain_parametrized_layer(way):
+    layer, x = way(attach(nn.Linear(5, 3).double(), Proportional())).eval(), torch.randn(4, 5, dtype=torch.float64)
+    wanted = layer(x)
+    detach(layer)
+    assert torch.equal(layer(x), wanted)
+    assert coverage(layer).corrected == ()
+    parametrize.remove_parametrizations(layer, "weight")
+    assert type(layer) is nn.Linear
+
+
+@pytest.mark.parametrize("order", ["parametrize-then-attach", "attach-then-parametrize"])
+def test_removing_the_parametrization_leaves_the_layer_attached(order):
+    layer = nn.Linear(5, 3)
+    layer = (
+        attach(by_weight_norm(layer), Proportional())
+        if order[0] == "p"
+        else by_weight_norm(attach(layer, Proportional()))
+    )
+    parametrize.remove_parametrizations(layer, "weight")
+    layer(torch.ones(2, 5)).sum().backward()
+    assert "weight" in coverage(layer).corrected
+    assert type(detach(layer)) is nn.Linear
+
+
+@each_way
+def test_forward_is_unchanged_in_training_mode(way):
+    layer = way(nn.Linear(5, 3).double())
+    twin, x = copy.deepcopy(layer), torch.randn(4, 5, dtype=torch.float64)
+    attach(twin, Proportional())
+    assert torch.equal(twin(x), layer(x))
+
+
+@each_way
+def test_deepcopy_of_an_attached_parametrized_layer_stays_attached(way):
+    layer = attach(way(nn.Linear(5, 3).double()), Proportional()).eval()
+    twin, x = copy.deepcopy(layer), torch.randn(4, 5, dtype=torch.float64)
+    for one in (layer, twin):
+        one(x).square().sum().backward()
+    for one, other in zip(layer.parameters(), twin.parameters(), strict=True):
+        assert torch.equal(one.grad, other.grad)
+    detach(twin)
+    assert coverage(twin).corrected == ()
+    assert "bias" in coverage(layer).corrected
+
+
+def test_attached_layer_whose_bias_is_parametrized():
+    layer = nn.Linear(5, 3).double()
+    parametrize.register_parametrization(layer, "bias", Scaled())
+    attach(layer, Proportional())
+    x, g = torch.randn(1, 5, dtype=torch.float64), torch.randn(1, 3, dtype=torch.float64)
+    layer(x).backward(g)
+    scaled = g / (x.square().sum() + 1)
+    assert relative_error(layer.weight.grad, scaled.mT @ x) <= EXACT
+    assert relative_error(layer.parametrizations.bias.original.grad, 1.5 * scaled[0]) <= EXACT
+
+
+@pytest.mark.parametrize("order", ["before", "after"])
+@each_correction
+def test_old_style_weight_norm_is_corrected_through_too(order, correction):
+    layer, x = nn.Linear(5, 3).double(), torch.randn(4, 5, dtype=torch.float64)
+    if order == "before":
+        layer = attach(torch.nn.utils.weight_norm(layer), correction)
+    else:
+        layer = torch.nn.utils.weight_norm(attach(layer, correction))
+    output = layer(x)
+    g = torch.randn_like(output)
+    output.backward(g)
+    plain = nn.Linear(5, 3).double()
+    plain.load_state_dict({"weight": layer.weight.detach(), "bias": layer.bias.detach()})
+    effective = loop_gradients(plain, x, g, correction)
+    direction, gain = layer.weight_v.detach().requires_grad_(), layer.weight_g.detach().requires_grad_()
+    weight = direction / torch.linalg.vector_norm(direction, dim=1, keepdim=True) * gain
+    wanted = torch.autograd.grad(weight, [direction, gain], effective["weight"])
+    assert relative_error(layer.weight_v.grad, wanted[0]) <= EXACT
+    assert relative_error(layer.weight_g.grad, wanted[1]) <= EXACT
+    assert relative_error(layer.bias.grad, effective["bias"]) <= EXACT
+    assert set(coverage(layer).corrected) == {"weight_v", "weight_g", "bias"}
