@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 
-from adiv_optim.layers import AffineLikeLinear, L2Norm
 from torch import nn
 
 from adiv_optim import Correction, Disproportional, Proportional
+from adiv_optim.layers import AffineLikeLinear, L2Norm
 
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {"tanh": nn.Tanh, "leaky-relu": nn.LeakyReLU}
 

@@ -12,10 +12,10 @@ import sys
 import zipfile
 from pathlib import Path
 
-import adiv_optim.layers
 import pytest
 
 import adiv_optim
+import adiv_optim.layers
 
 ROOT = Path(__file__).resolve().parents[1]
 #: import name → folder; in an editable install adiv_optim.layers is not under adiv_optim.__path__.

@@ -2,9 +2,10 @@
 
 import pytest
 import torch
-from adiv_optim.layers import AffineLikeLinear, L2Norm, NormLikeLinear, convert
 from torch import nn
 from torch.nn.utils import parametrizations
+
+from adiv_optim.layers import AffineLikeLinear, L2Norm, NormLikeLinear, convert
 
 
 def mlp():

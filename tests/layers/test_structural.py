@@ -7,9 +7,10 @@ import pickle
 import pytest
 import torch
 import torch.nn.functional as F
-from adiv_optim.layers import AffineLikeLinear, L2Norm, NormLikeLinear
 from torch import nn
 from torch.autograd import gradcheck
+
+from adiv_optim.layers import AffineLikeLinear, L2Norm, NormLikeLinear
 
 LEARNING_RATE = 0.1
 EXACT = 1e-12  # float64, on numbers of order one
