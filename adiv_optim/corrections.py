@@ -46,8 +46,9 @@ class Correction(ABC):
         """Return the scale s of every row, for every parameter that is trained.
 
         Args:
-            factors: for each trained parameter its divergence factor, one number per row; all of one shape,
-                float32 or float64. A frozen parameter does not move the output and is not listed.
+            factors: for each trained parameter its divergence factor, one number per row; all of one shape
+                (rows may extend over several dimensions), float32 or float64. A frozen parameter does not
+                move the output and is not listed.
 
         Returns:
             A mapping with the same keys and shapes. Two parameters that share a scale should share the

@@ -10,11 +10,15 @@ from ._shared import autocast, check_real, once_only, rescale, scales_of, square
 
 
 class _Linear(Function):
-    generate_vmap_rule = True
+    """One layer (weight of two dimensions), or a stack of them: every tensor with a leading dimension more."""
 
     @staticmethod
     def forward(input: Tensor, weight: Tensor, bias: Tensor | None, correction: Correction) -> Tensor:
-        return F.linear(input, weight, bias)
+        if weight.dim() == 2:
+            return F.linear(input, weight, bias)
+        rows = _rows(input, weight)
+        output = rows @ weight.mT if bias is None else torch.baddbmm(bias.unsqueeze(1), rows, weight.mT)
+        return output.view(*input.shape[:-1], weight.shape[1])
 
     @staticmethod
     def setup_context(ctx, inputs, output):
@@ -30,15 +34,37 @@ class _Linear(Function):
         # is never larger, so the peak stays that of the plain backward.
         if needs_weight or needs_bias:
             grad_weight, grad_bias = parameter_gradients(
-                _rows(input), _rows(grad_output), ctx.correction, needs_weight, needs_bias
+                _rows(input, weight), _rows(grad_output, weight), ctx.correction, needs_weight, needs_bias
             )
         if needs_input:
-            grad_input = grad_output.matmul(weight)
+            grad_input = (grad_output if weight.dim() == 2 else _rows(grad_output, weight)).matmul(weight)
+            grad_input = grad_input.view_as(input)
         return grad_input, grad_weight, grad_bias, None
 
+    @staticmethod
+    def vmap(info, in_dims, input, weight, bias, correction):
+        # generate_vmap_rule would do, but makes a class at every call and loops in Python through functorch:
+        # on an ensemble of small networks that cost more than the networks.
+        input, weight, bias = (
+            tensor if tensor is None or dim is None else tensor.movedim(dim, 0)
+            for tensor, dim in zip((input, weight, bias), in_dims, strict=False)
+        )
+        if in_dims[1] is None and in_dims[2] is None and weight.dim() == 2:
+            return _Linear.apply(input, weight, bias, correction), 0  # one layer, more rows
+        input, weight, bias = (
+            tensor if tensor is None or dim is not None else tensor.expand(info.batch_size, *tensor.shape)
+            for tensor, dim in zip((input, weight, bias), in_dims, strict=False)
+        )
+        if weight.dim() == 4:  # a stack of stacks is a longer stack
+            flat = (None if tensor is None else tensor.flatten(0, 1) for tensor in (input, weight, bias))
+            return _Linear.apply(*flat, correction).unflatten(0, (info.batch_size, -1)), 0
+        return _Linear.apply(input, weight, bias, correction), 0
 
-def _rows(tensor: Tensor) -> Tensor:
-    return tensor.flatten(0, -2) if tensor.dim() > 1 else tensor.unsqueeze(0)
+
+def _rows(tensor: Tensor, weight: Tensor) -> Tensor:
+    """(…, features) → (rows, features), below the leading dimension of a stack."""
+    first = weight.dim() - 2
+    return tensor.flatten(first, -2) if tensor.dim() > first + 1 else tensor.unsqueeze(first)
 
 
 def parameter_gradients(
@@ -50,8 +76,8 @@ def parameter_gradients(
     grad_b = Σ_k s_k g_k.
 
     Args:
-        rows: X, shape (rows, in_features).
-        grad_rows: G, shape (rows, out_features).
+        rows: X, shape (rows, in_features), or (stack, rows, in_features).
+        grad_rows: G, shape (rows, out_features), or (stack, rows, out_features).
         correction: the rule.
         needs_weight: whether grad_W is wanted.
         needs_bias: whether grad_b is wanted.
@@ -67,7 +93,7 @@ def parameter_gradients(
             grad_weight = rescale(grad_rows, scale).mT @ rows
     if needs_bias:
         scale = scales["bias"]
-        grad_bias = torch.mv(grad_rows.mT.to(scale.dtype), scale).to(grad_rows.dtype)
+        grad_bias = (grad_rows.mT.to(scale.dtype) @ scale.unsqueeze(-1)).squeeze(-1).to(grad_rows.dtype)
     return grad_weight, grad_bias
 
 
