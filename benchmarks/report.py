@@ -92,7 +92,7 @@ def caption(group: list[Result]) -> str:
     environment = group[0]["environment"]
     where = environment["gpu"] if group[0]["settings"]["device"].startswith("cuda") else environment["processor"]
     runs = "; ".join(
-        f"{backend}: {epochs} epochs, {seeds} seeds"
+        f"{backend}: epochs {epochs}, seeds {seeds}"
         for backend, epochs, seeds in sorted(
             {(r["settings"]["backend"], r["settings"]["epochs"], len(r["settings"]["seeds"])) for r in group}
         )
