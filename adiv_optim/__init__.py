@@ -2,12 +2,13 @@
 
 from . import functional, jacobian
 from .attach import Coverage, attach, coverage, detach
-from .corrections import Correction, Disproportional, Proportional
+from .corrections import BatchIdeal, Correction, Disproportional, Proportional
 from .optim import GradientOnly
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "BatchIdeal",
     "Correction",
     "Coverage",
     "Disproportional",

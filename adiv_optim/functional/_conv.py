@@ -1,16 +1,14 @@
 """Convolutions: every patch is a row, and the rows are never unfolded."""
 
 from collections.abc import Sequence
-from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
 from ..corrections import Correction, check_correction
-from ._patches import patch_squared_norm
-from ._shared import autocast, check_real, once_only, parts, rescale, scales_of
+from ._conv_rows import ConvRows, Geometry, plain_backward
+from ._shared import autocast, check_real, once_only
 
 _PLAIN = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 
@@ -24,68 +22,21 @@ class _Conv(Function):
 
     @staticmethod
     def setup_context(ctx, inputs, output):
-        input, weight, _, *ctx.geometry, ctx.correction = inputs
+        input, weight, _, *geometry, ctx.correction = inputs
+        ctx.geometry = Geometry(*geometry)
         ctx.save_for_backward(input, weight)
 
     @staticmethod
     def backward(ctx, grad_output):
         grad_output, input, weight = once_only(grad_output, *ctx.saved_tensors)
         needs_input, needs_weight, needs_bias = ctx.needs_input_grad[:3]
-        grad_input = grad_weight = grad_bias = None
+        gradients, grad_input = {}, None
         if needs_weight or needs_bias:
-            grad_weight, grad_bias = _parameter_gradients(ctx, grad_output, input, weight, needs_weight, needs_bias)
+            rows = ConvRows(input, grad_output, weight, ctx.geometry, needs_weight, needs_bias)
+            gradients = ctx.correction.gradients(rows)
         if needs_input:
-            grad_input, _ = _plain_backward(ctx, grad_output, input, weight, True, False)
-        return grad_input, grad_weight, grad_bias, None, None, None, None, None
-
-
-def _parameter_gradients(
-    ctx: Any, grad_output: Tensor, input: Tensor, weight: Tensor, needs_weight: bool, needs_bias: bool
-) -> tuple[Tensor | None, Tensor | None]:
-    """Σ_p s_p g_p x_pᵀ and Σ_p s_p g_p, a few samples at a time: the rescaled output gradient is large."""
-    stride, padding, dilation, groups = ctx.geometry
-    norm = patch_squared_norm(input, weight.shape[2:], stride, padding, dilation, groups)
-    scales = scales_of(ctx.correction, norm, needs_weight, needs_bias)
-    shared = scales.get("weight") is scales.get("bias")
-    # float16 ends at 65504, which s g may pass where Σ s g xᵀ does not, and the patches x cannot be scaled in place
-    # of g. It is contracted in float32, a part at a time.
-    dtype = torch.float32 if input.dtype == torch.float16 else input.dtype
-    weight = weight.to(dtype)
-    grad_weight = grad_bias = None
-    for part in parts(grad_output):
-        g, x = grad_output[part].to(dtype), input[part].to(dtype)
-        if needs_weight:
-            scaled = _rescale_groups(g, scales["weight"][part])
-            grad_weight = _plus(grad_weight, _plain_backward(ctx, scaled, x, weight, False, True)[1])
-        if needs_bias:
-            scaled = scaled if shared else _rescale_groups(g, scales["bias"][part])
-            grad_bias = _plus(grad_bias, scaled.sum([0, *range(2, scaled.dim())]))
-    if grad_weight is not None:
-        grad_weight = grad_weight.to(input.dtype)
-    if grad_bias is not None:
-        grad_bias = grad_bias.to(input.dtype)
-    return grad_weight, grad_bias
-
-
-def _plus(total: Tensor | None, part: Tensor) -> Tensor:
-    return part if total is None else total + part
-
-
-def _plain_backward(
-    ctx: Any, grad_output: Tensor, input: Tensor, weight: Tensor, needs_input: bool, needs_weight: bool
-) -> tuple[Tensor, Tensor]:
-    stride, padding, dilation, groups = ctx.geometry
-    grad_input, grad_weight, _ = torch.ops.aten.convolution_backward(
-        grad_output, input, weight, None, stride, padding, dilation,
-        False, [0] * len(stride), groups, [needs_input, needs_weight, False],
-    )  # fmt: skip
-    return grad_input, grad_weight
-
-
-def _rescale_groups(grad_output: Tensor, scale: Tensor) -> Tensor:
-    """Multiply (N, C_out, *out) by (N, groups, *out), each group's scale serving all of its channels."""
-    grouped = grad_output.unflatten(1, (scale.shape[1], -1))
-    return rescale(grouped, scale.unsqueeze(2)).flatten(1, 2)
+            grad_input, _ = plain_backward(grad_output, input, weight, ctx.geometry, True, False)
+        return grad_input, gradients.get("weight"), gradients.get("bias"), None, None, None, None, None
 
 
 def _conv(

@@ -1,12 +1,16 @@
 """The linear layer: rows × features, the canonical shape every correction is stated in."""
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import reduce
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
-from ..corrections import Correction, check_correction
-from ._shared import autocast, check_real, once_only, rescale, scales_of, squared_norm
+from ..corrections import Correction, Solve, check_correction
+from ._shared import autocast, check_real, once_only, rescale, squared_norm
 
 
 class _Linear(Function):
@@ -33,9 +37,9 @@ class _Linear(Function):
         # The parameters come first: what they need in passing is freed before grad_input is allocated, and
         # is never larger, so the peak stays that of the plain backward.
         if needs_weight or needs_bias:
-            grad_weight, grad_bias = parameter_gradients(
-                _rows(input, weight), _rows(grad_output, weight), ctx.correction, needs_weight, needs_bias
-            )
+            rows = LinearRows(_rows(input, weight), _rows(grad_output, weight), needs_weight, needs_bias)
+            gradients = ctx.correction.gradients(rows)
+            grad_weight, grad_bias = gradients.get("weight"), gradients.get("bias")
         if needs_input:
             grad_input = (grad_output if weight.dim() == 2 else _rows(grad_output, weight)).matmul(weight)
             grad_input = grad_input.view_as(input)
@@ -67,34 +71,83 @@ def _rows(tensor: Tensor, weight: Tensor) -> Tensor:
     return tensor.flatten(first, -2) if tensor.dim() > first + 1 else tensor.unsqueeze(first)
 
 
-def parameter_gradients(
-    rows: Tensor, grad_rows: Tensor, correction: Correction, needs_weight: bool, needs_bias: bool
-) -> tuple[Tensor | None, Tensor | None]:
-    """Contract rows and output gradients into corrected gradients of weight and bias.
-
-    grad_W = Σ_k s_k g_k x_kᵀ = (s ⊙ G)ᵀ X = Gᵀ (s ⊙ X), whichever of X and G is narrower being scaled, and
-    grad_b = Σ_k s_k g_k.
+@dataclass(frozen=True)
+class LinearRows:
+    """The rows of a linear layer: X and G, which every correction contracts into gradients.
 
     Args:
         rows: X, shape (rows, in_features), or (stack, rows, in_features).
         grad_rows: G, shape (rows, out_features), or (stack, rows, out_features).
-        correction: the rule.
-        needs_weight: whether grad_W is wanted.
-        needs_bias: whether grad_b is wanted.
+        needs_weight: whether the weight is trained.
+        needs_bias: whether there is a bias and it is trained.
     """
-    scales = scales_of(correction, squared_norm(rows, -1), needs_weight, needs_bias)
-    grad_weight = grad_bias = None
-    if needs_weight:
-        scale = scales["weight"].unsqueeze(-1)
-        # float16 ends at 65504, which s g may pass where s g xᵀ does not; s x = x / (|x|² + 1) stays below 1.
-        if rows.shape[-1] < grad_rows.shape[-1] or rows.dtype == torch.float16:
-            grad_weight = grad_rows.mT @ rescale(rows, scale)
-        else:
-            grad_weight = rescale(grad_rows, scale).mT @ rows
-    if needs_bias:
-        scale = scales["bias"]
-        grad_bias = (grad_rows.mT.to(scale.dtype) @ scale.unsqueeze(-1)).squeeze(-1).to(grad_rows.dtype)
-    return grad_weight, grad_bias
+
+    rows: Tensor
+    grad_rows: Tensor
+    needs_weight: bool
+    needs_bias: bool
+
+    @property
+    def count(self) -> int:
+        """How many rows there are."""
+        return self.rows.shape[-2]
+
+    def factors(self) -> dict[str, Tensor]:
+        """|x_k|² for the weight, 1 for the bias."""
+        norm = squared_norm(self.rows, -1)
+        factors = {"weight": norm} if self.needs_weight else {}
+        return factors | {"bias": torch.ones_like(norm)} if self.needs_bias else factors
+
+    def contract(self, scales: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """grad_W = (s ⊙ G)ᵀX = Gᵀ(s ⊙ X), whichever of X and G is narrower being scaled; grad_b = Gᵀs."""
+        rows, grad_rows = self.rows, self.grad_rows
+        gradients = {}
+        if self.needs_weight:
+            scale = scales["weight"].unsqueeze(-1)
+            # float16 ends at 65504, which s g may pass where s g xᵀ does not; s x = x / (|x|² + 1) stays below 1.
+            if rows.shape[-1] < grad_rows.shape[-1] or rows.dtype == torch.float16:
+                gradients["weight"] = grad_rows.mT @ rescale(rows, scale)
+            else:
+                gradients["weight"] = rescale(grad_rows, scale).mT @ rows
+        if self.needs_bias:
+            scale = scales["bias"].unsqueeze(-1)
+            gradients["bias"] = (grad_rows.mT.to(scale.dtype) @ scale).squeeze(-1).to(grad_rows.dtype)
+        return gradients
+
+    def ideal(self, solve: Solve) -> dict[str, Tensor]:
+        """X~ᵀ(K + λI)⁻¹G if there are no more rows than columns of X~, else (X~ᵀX~ + λI)⁻¹X~ᵀG."""
+        dtype = torch.promote_types(self.rows.dtype, torch.float32)
+        wide = LinearRows(self.rows.to(dtype), self.grad_rows.to(dtype), self.needs_weight, self.needs_bias)
+        few = self.count <= self.rows.shape[-1] * self.needs_weight + self.needs_bias
+        solved = wide._sample_side(solve) if few else wide._feature_side(solve)
+        return {name: gradient.to(self.rows.dtype) for name, gradient in solved.items()}
+
+    def _sample_side(self, solve: Solve) -> dict[str, Tensor]:
+        columns = self.columns()
+        kernel = reduce(torch.add, (block @ block.mT for block in columns))
+        mixed = solve(kernel, self.grad_rows, self.count)
+        return split_solution(gram_of(columns, [mixed]), self.needs_weight, self.needs_bias)
+
+    def _feature_side(self, solve: Solve) -> dict[str, Tensor]:
+        columns = self.columns()
+        solution = solve(gram_of(columns, columns), gram_of(columns, [self.grad_rows]), self.count)
+        return split_solution(solution, self.needs_weight, self.needs_bias)
+
+    def columns(self) -> list[Tensor]:
+        """X~ = [X, 1] in blocks, of which only what is trained is there."""
+        ones = self.rows.new_ones(*self.rows.shape[:-1], 1)
+        return [self.rows] * self.needs_weight + [ones] * self.needs_bias
+
+
+def gram_of(left: list[Tensor], right: list[Tensor]) -> Tensor:
+    """[left]ᵀ[right] of blocks of columns, block by block: joining the blocks first would copy X."""
+    return torch.cat([torch.cat([a.mT @ b for b in right], -1) for a in left], -2)
+
+
+def split_solution(solution: Tensor, needs_weight: bool, needs_bias: bool) -> dict[str, Tensor]:
+    """(…, in_features + 1, out_features) → gradients of weight and bias."""
+    gradients = {"weight": (solution[..., :-1, :] if needs_bias else solution).mT} if needs_weight else {}
+    return gradients | {"bias": solution[..., -1, :]} if needs_bias else gradients
 
 
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, correction: Correction | None = None) -> Tensor:

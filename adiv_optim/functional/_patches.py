@@ -39,9 +39,29 @@ def patch_squared_norm(
         >>> patch_squared_norm(torch.ones(1, 2, 4), [3], [1], [1], [1])
         tensor([[[4., 6., 6., 4.]]])
     """
-    norm = squared_norm(input.unflatten(1, (groups, -1)), 2)
-    if any(padding):
-        norm = F.pad(norm, [side for size in reversed(padding) for side in (size, size)])
+    norm = _padded(squared_norm(input.unflatten(1, (groups, -1)), 2), padding)
     for dim, (size, step, gap) in enumerate(zip(kernel_size, stride, dilation, strict=True), start=2):
         norm = norm.unfold(dim, gap * (size - 1) + 1, step)[..., ::gap].sum(-1)
     return norm
+
+
+def unfold(
+    input: Tensor,
+    kernel_size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+) -> Tensor:
+    """Every patch as a row: (N, C, *spatial) → (groups, N × positions, C / groups × kernel), as weights lie."""
+    patches = _padded(input, padding).unflatten(1, (groups, -1))
+    for dim, (size, step, gap) in enumerate(zip(kernel_size, stride, dilation, strict=True), start=3):
+        patches = patches.unfold(dim, gap * (size - 1) + 1, step)[..., ::gap]
+    # (N, groups, channels, *positions, *kernel) → (groups, N, *positions, channels, *kernel)
+    patches = patches.movedim(1, 0).movedim(2, 2 + len(kernel_size))
+    return patches.flatten(2 + len(kernel_size)).flatten(1, -2)
+
+
+def _padded(tensor: Tensor, padding: Sequence[int]) -> Tensor:
+    sides = [side for size in reversed(padding) for side in (size, size)]
+    return F.pad(tensor, sides) if any(sides) else tensor

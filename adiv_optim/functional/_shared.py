@@ -1,13 +1,10 @@
 """What the linear and the convolutional Functions share."""
 
 import math
-from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 from torch.autograd import Function
-
-from ..corrections import Correction
 
 
 class _OnceOnly(Function):
@@ -71,29 +68,6 @@ def parts(tensor: Tensor) -> list[slice]:
 def rescale(tensor: Tensor, scale: Tensor) -> Tensor:
     """Tensor × scale, multiplied in the wider of the two dtypes and rounded once to the tensor's own."""
     return (tensor * scale).to(tensor.dtype)
-
-
-def scales_of(correction: Correction, norm: Tensor, needs_weight: bool, needs_bias: bool) -> Mapping[str, Tensor]:
-    """Ask the correction for the scales of the parameters that are trained.
-
-    Args:
-        correction: the rule.
-        norm: |x_k|² of every row; the divergence factor of the weight. That of the bias is 1.
-        needs_weight: whether the weight is trained.
-        needs_bias: whether there is a bias and it is trained.
-    """
-    factors = {}
-    if needs_weight:
-        factors["weight"] = norm
-    if needs_bias:
-        factors["bias"] = torch.ones_like(norm)
-    scales = correction.scales(factors)
-    if scales.keys() != factors.keys():
-        raise ValueError(
-            f"{type(correction).__name__}.scales returned scales for {sorted(scales)}; "
-            f"it was given, and must answer for, {sorted(factors)}."
-        )
-    return scales
 
 
 def autocast(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:
