@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import reduce
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -62,6 +62,9 @@ class Correction(ABC):
         >>> SquareRoot().scales({"weight": torch.tensor([3.0, 8.0]), "bias": torch.ones(2)})["weight"]
         tensor([0.5000, 0.3333])
     """
+
+    #: Whether the gradients of parts of a batch add up to that of the whole: micro-batches then cost nothing.
+    additive: ClassVar[bool] = True
 
     @abstractmethod
     def scales(self, factors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
@@ -196,6 +199,8 @@ class BatchIdeal(Correction):
 
     damping: float = 1e-3
     per_sample: bool = False
+
+    additive: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if not 0 <= self.damping < math.inf:

@@ -6,8 +6,10 @@ gradients. For nn.Linear and nn.Conv1d/2d/3d it agrees with `attach` to rounding
 and memory: use it to train layers that have no closed form, and to check those that have.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import reduce
 from typing import Any, NamedTuple
 
 import torch
@@ -17,7 +19,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
 
 from .attach import _Corrected
-from .corrections import Correction, check_correction
+from .corrections import Correction, Solve, check_correction
 
 #: Layers of torch.nn that keep the plain gradient unless they are named: `attach` leaves them alone too.
 #: Batch normalisers could not be corrected at all: their samples have no Jacobian of their own.
@@ -107,7 +109,8 @@ def corrected_gradients(
             as it is trained, by the Jacobian of its parametrization's own parameters; `attach` corrects
             the gradient of the effective weight instead.
         chunk_size: samples whose Jacobians are held at once; memory is chunk_size × outputs × parameters
-            of the largest layer. None is the whole batch.
+            of the largest layer. None is the whole batch, and so is any number for `BatchIdeal`, which
+            needs all rows together.
 
     Returns:
         Parameter path → gradient, for every trainable parameter that the loss depends on.
@@ -261,36 +264,70 @@ def _layer_gradients(
     layer, inputs, _ = call
     if _is_unbatched(layer, inputs[0]):
         inputs, grad_output = (inputs[0].unsqueeze(0),), grad_output.unsqueeze(0)
-    trained = {name: p for name, p in layer.named_parameters() if p.requires_grad}
-    totals = {name: torch.zeros_like(p) for name, p in trained.items()}
     samples = len(grad_output)
-    step = chunk_size or max(samples, 1)
+    totals = {name: torch.zeros_like(p) for name, p in layer.named_parameters() if p.requires_grad}
+    # A correction that needs all rows at once needs all Jacobians at once.
+    step = chunk_size if chunk_size and (correction is None or correction.additive) else max(samples, 1)
     for start in range(0, samples, step):
         part = slice(start, start + step)
-        jacobians = {
-            name: _as_rows(layer, jacobian, trained[name].dim())
-            for name, jacobian in layer_jacobians(layer, *(tensor[part] for tensor in inputs)).items()
-        }
-        grad_rows = _as_rows(layer, grad_output[part], 0)
-        factors = {name: jacobian.square().sum(2).mean(1) for name, jacobian in jacobians.items()}
-        scales = correction.scales(factors) if correction else {name: torch.ones(()) for name in factors}
-        for name, jacobian in jacobians.items():
-            scaled = scales[name].unsqueeze(-1) * grad_rows
-            totals[name] += torch.einsum("rm,rmp->p", scaled, jacobian).view_as(totals[name])
+        jacobians = layer_jacobians(layer, *(tensor[part] for tensor in inputs), chunk_size=chunk_size)
+        rows = _JacobianRows(
+            {name: _as_rows(layer, jacobian, totals[name].dim()) for name, jacobian in jacobians.items()},
+            _as_rows(layer, grad_output[part], 0),
+        )
+        gradients = correction.gradients(rows) if correction else rows.contract(dict.fromkeys(totals, torch.ones(())))
+        for name, gradient in gradients.items():
+            totals[name] += gradient.view_as(totals[name])
     return totals
 
 
+@dataclass(frozen=True)
+class _JacobianRows:
+    """Rows whose Jacobians are known explicitly.
+
+    Args:
+        jacobians: J by parameter, shape (groups, rows, features, parameter size).
+        grad_rows: g, shape (groups, rows, features).
+    """
+
+    jacobians: dict[str, Tensor]
+    grad_rows: Tensor
+
+    @property
+    def count(self) -> int:
+        return self.grad_rows.shape[1]
+
+    def factors(self) -> dict[str, Tensor]:
+        return {name: jacobian.square().sum(-1).mean(-1) for name, jacobian in self.jacobians.items()}
+
+    def contract(self, scales: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {
+            name: torch.einsum("grm,grmp->p", scales[name].unsqueeze(-1) * self.grad_rows, jacobian)
+            for name, jacobian in self.jacobians.items()
+        }
+
+    def ideal(self, solve: Solve) -> dict[str, Tensor]:
+        kernel = reduce(torch.add, (j.flatten(1, 2) @ j.flatten(1, 2).mT for j in self.jacobians.values()))
+        # Every output feature is a row of the Jacobian, so there are rows × features of them.
+        mixed = solve(kernel, self.grad_rows.flatten(1).unsqueeze(-1), kernel.shape[-1]).view_as(self.grad_rows)
+        return {name: torch.einsum("grm,grmp->p", mixed, jacobian) for name, jacobian in self.jacobians.items()}
+
+
 def _as_rows(layer: nn.Module, tensor: Tensor, parameter_dims: int) -> Tensor:
-    """(samples, *output, *parameter) → (rows, features, parameter size); the last one only if there is one."""
+    """(samples, *output, *parameter) → (groups, rows, features, parameter size), the last only if there is one.
+
+    Only a grouped convolution has groups: it is as many layers side by side, each with rows of its own.
+    """
     output_dims = tensor.dim() - parameter_dims
+    groups = 1
     if isinstance(layer, _ConvNd):
-        tensor = tensor.unflatten(1, (layer.groups, -1)).movedim(2, output_dims)
-        output_dims += 1
+        groups = layer.groups
+        tensor = tensor.movedim(1, output_dims - 1)
     elif output_dims == 1:
         tensor, output_dims = tensor.unsqueeze(1), 2
     if parameter_dims:
         tensor = tensor.flatten(output_dims)
-    return tensor.flatten(0, output_dims - 2)
+    return tensor.flatten(0, output_dims - 2).unflatten(1, (groups, -1)).movedim(1, 0)
 
 
 def _is_unbatched(layer: nn.Module, input: Tensor) -> bool:
