@@ -180,7 +180,8 @@ class BatchIdeal(Correction):
     step of the joined batch. A Gram matrix that Cholesky cannot factor gives NaN, never an error.
 
     Args:
-        damping: the ridge, as a share of the mean squared row norm; at least 0.
+        damping: the ridge, as a share of the mean squared row norm; at least 0. Less than n × machine precision,
+            n the smaller side, is raised to that.
         per_sample: multiply by B. With a loss that is a mean over rows, g holds a factor 1/B, and every row then
             moves by its own loss gradient instead of a B-th of it.
 
@@ -226,8 +227,11 @@ class BatchIdeal(Correction):
             count: rows of X~.
         """
         diagonal = gram.diagonal(dim1=-2, dim2=-1)
-        # The floor keeps a batch of zero rows, whose gradient is zero, from dividing zero by zero.
-        ridge = (self.damping * diagonal.sum(-1, keepdim=True) / max(count, 1)).clamp(min=1e-12)
+        precision = torch.finfo(gram.dtype)
+        # Rows that repeat make the matrix singular: below rounding there is no damping to be had. The clamp keeps
+        # a batch of zero rows, whose gradient is zero, from dividing zero by zero.
+        damping = max(self.damping, precision.eps * gram.shape[-1])
+        ridge = (damping * diagonal.sum(-1, keepdim=True) / max(count, 1)).clamp(min=math.sqrt(precision.tiny))
         factor, failed = torch.linalg.cholesky_ex(torch.diagonal_scatter(gram, diagonal + ridge, dim1=-2, dim2=-1))
         # A partial factor looks like numbers; NaN is what the rest of a training loop knows how to meet.
         return torch.cholesky_solve(right, factor.masked_fill((failed != 0)[..., None, None], math.nan))

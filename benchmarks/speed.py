@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.utils.data import DataLoader, TensorDataset
 
-from adiv_optim import Correction, Disproportional, GradientOnly, Proportional, functional, jacobian
+from adiv_optim import BatchIdeal, Correction, Disproportional, GradientOnly, Proportional, functional, jacobian
 
 from . import data as datasets
 from .methods import METHODS
@@ -208,14 +208,18 @@ def layers(data: str) -> dict[str, Any]:
             for correction in (Proportional(), Disproportional()):
                 what = f"Linear {shape}{'' if input_grad else ' first'}, {type(correction).__name__}"
                 rows.append(_layer_row(what, linear_layer(*shape, input_grad), correction))
+    for shape in ((128, 512, 512), (32, 1024, 1024), (512, 1024, 1024), (2048, 512, 512)):
+        rows.append(_layer_row(f"Linear {shape}, BatchIdeal", linear_layer(*shape, True), BatchIdeal()))
     images: tuple[tuple[tuple[int, ...], int, int, bool], ...] = (
         ((32, 64, 16, 16), 64, 3, True),
         ((32, 256, 8, 8), 64, 1, True),
         ((32, 3, 32, 32), 64, 3, False),
     )
     for image, outputs, kernel, input_grad in images:
-        what = f"Conv2d {kernel}×{kernel}, {image} → {outputs}{'' if input_grad else ' first'}, Proportional"
-        rows.append(_layer_row(what, conv_layer(image, outputs, kernel, input_grad), Proportional()))
+        for rule in (Proportional(), BatchIdeal()):
+            where = f"{image} → {outputs}{'' if input_grad else ' first'}"
+            what = f"Conv2d {kernel}×{kernel}, {where}, {type(rule).__name__}"
+            rows.append(_layer_row(what, conv_layer(image, outputs, kernel, input_grad), rule))
 
     shape = (512, 1024, 1024)
 

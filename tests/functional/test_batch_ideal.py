@@ -1,0 +1,249 @@
+"""BatchIdeal: the step that is ideal for all rows at once, held against least squares and explicit Jacobians."""
+
+import copy
+import math
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+
+from adiv_optim import BatchIdeal, Disproportional, GradientOnly, Proportional, functional, jacobian
+from benchmarks.speed import conv_layer, peak_memory
+from tests.cases import LINEAR, apply, each_layer, gradients, relative_error
+from tests.references import rows
+
+EXACT = 1e-9  # float64; a Cholesky factor squares the condition of the rows
+LR = 0.1
+
+
+def groups_of_rows(layer, input: Tensor, grad_output: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """(X~, G) of every group of channels; a linear layer has one."""
+    found: dict[range, tuple[list[Tensor], list[Tensor]]] = {}
+    for row, grad_row, channels in rows(layer, input, grad_output):
+        with_one = torch.cat([row.flatten(), torch.ones(1)]) if layer.bias is not None else row.flatten()
+        xs, gs = found.setdefault(channels, ([], []))
+        xs.append(with_one)
+        gs.append(grad_row)
+    return [(torch.stack(xs), torch.stack(gs)) for xs, gs in found.values()]
+
+
+def least_squares(x: Tensor, g: Tensor, damping: float) -> Tensor:
+    """argmin |x w − g|² + λ|w|², λ = damping · tr(x xᵀ) / rows, of least norm; shape (features, outputs)."""
+    ridge = math.sqrt(damping * x.square().sum().item() / len(x))
+    stacked = torch.cat([x, ridge * torch.eye(x.shape[1])])
+    target = torch.cat([g, torch.zeros(x.shape[1], g.shape[1])])
+    return torch.linalg.lstsq(stacked, target, driver="gelsd").solution
+
+
+def flat(layer, found: dict[str, Tensor]) -> Tensor:
+    """Gradients of weight and bias side by side: (out_channels, features + 1)."""
+    columns = [found["weight"].flatten(1)]
+    return torch.cat([*columns, found["bias"][:, None]] if layer.bias is not None else columns, 1)
+
+
+@pytest.fixture(autouse=True)
+def in_float64():
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+@each_layer
+@pytest.mark.parametrize("damping", [1e-3, 1.0])
+def test_gradient_is_the_damped_least_squares_solution(case, damping):
+    layer, input = case.layer(), case.input()
+    output = apply(layer, input, BatchIdeal(damping))
+    g = torch.randn_like(output)
+    wanted = torch.cat([least_squares(x, gs, damping) for x, gs in groups_of_rows(layer, input, g)], 1).mT
+    assert relative_error(flat(layer, gradients(output, layer, g)), wanted) <= EXACT
+    # The test can fail: the damping matters, and so does the interference.
+    other = torch.cat([least_squares(x, gs, 2 * damping) for x, gs in groups_of_rows(layer, input, g)], 1).mT
+    assert relative_error(other, wanted) > 100 * EXACT
+
+
+@each_layer
+@pytest.mark.parametrize("correction", [BatchIdeal(1e-2), BatchIdeal(1e-2, per_sample=True)], ids=["sum", "per-sample"])
+def test_gradient_is_that_of_explicit_jacobians(case, correction):
+    layer, input = case.layer(), case.input()
+    output = apply(layer, input, correction)
+    g = torch.randn_like(output)
+    found = gradients(output, layer, g)
+    wanted = jacobian.corrected_gradients(layer, lambda z, g: (z * g).sum(), input, g, correction)
+    for name, gradient in wanted.items():
+        assert relative_error(found[name], gradient) <= EXACT
+
+
+FEW_ROWS = {
+    "linear": (lambda: nn.Linear(7, 3), (6, 7)),
+    "linear-no-bias": (lambda: nn.Linear(7, 3, bias=False), (7, 7)),
+    "tokens": (lambda: nn.Linear(7, 3), (2, 3, 7)),
+    "conv2d-stride-groups-padding": (
+        lambda: nn.Conv2d(8, 4, 3, stride=2, padding=1, groups=2),
+        (2, 8, 5, 5),
+    ),
+    "conv1d": (lambda: nn.Conv1d(5, 2, 3), (2, 5, 6)),
+}
+
+
+@pytest.mark.parametrize(("build", "shape"), FEW_ROWS.values(), ids=FEW_ROWS)
+def test_step_moves_every_row_by_its_own_gradient(build, shape):
+    def deviation(correction) -> float:
+        torch.manual_seed(1)
+        layer, input = build(), torch.randn(shape)
+        optimizer = torch.optim.SGD(layer.parameters(), lr=LR)
+        if correction:
+            optimizer = GradientOnly(optimizer, layer, correction)
+        before = layer(input)
+        g = torch.randn_like(before)
+        before.backward(g)
+        optimizer.step()
+        return relative_error(layer(input) - before, -LR * g)
+
+    assert deviation(BatchIdeal(damping=0.0)) <= EXACT
+    # The others leave the interference in.
+    assert all(deviation(other) > 0.1 for other in (None, Proportional(), Disproportional()))
+
+
+def test_many_rows_move_by_the_projection_of_their_gradients():
+    layer, input, g = nn.Linear(4, 3), torch.randn(20, 4), torch.randn(20, 3)
+    found = gradients(functional.linear(input, layer.weight, layer.bias, BatchIdeal(0.0)), layer, g)
+    x = torch.cat([input, torch.ones(20, 1)], 1)
+    assert relative_error(x @ flat(layer, found).mT, x @ torch.linalg.pinv(x) @ g) <= EXACT
+
+
+@pytest.mark.parametrize("shape", [(5, 7), (20, 7)], ids=["sample-side", "feature-side"])
+def test_infinite_damping_is_the_plain_direction(shape):
+    layer, input = nn.Linear(7, 3), torch.randn(shape)
+    g = torch.randn(len(input), 3)
+    ideal, plain = (
+        flat(layer, gradients(functional.linear(input, layer.weight, layer.bias, rule), layer, g)).flatten()
+        for rule in (BatchIdeal(damping=1e8), None)
+    )
+    assert ideal @ plain / (ideal.norm() * plain.norm()) > 1 - 1e-6
+
+
+@pytest.mark.parametrize("name", ["one-row", "unbatched", "unbatched-no-bias"])
+def test_one_row_is_proportional(name):
+    layer, input = LINEAR[name].layer(), LINEAR[name].input()
+    ideal, proportional = (
+        gradients(apply(layer, input, rule), layer, torch.ones_like(layer(input)))
+        for rule in (BatchIdeal(damping=0.0), Proportional())
+    )
+    for parameter, gradient in proportional.items():
+        assert relative_error(ideal[parameter], gradient) <= EXACT
+
+
+def heterogeneous(seed: int) -> tuple[nn.Linear, Tensor, Tensor]:
+    torch.manual_seed(seed)
+    norms = torch.randn(3, 1).mul(2).exp()
+    return nn.Linear(4, 2), norms * torch.randn(3, 4), torch.randn(3, 2)
+
+
+def test_step_is_always_downhill_where_proportional_is_not():
+    def downhill(rule, seed: int) -> bool:
+        layer, input, g = heterogeneous(seed)
+        corrected, plain = (
+            flat(layer, gradients(functional.linear(input, layer.weight, layer.bias, r), layer, g))
+            for r in (rule, None)
+        )
+        return bool((corrected * plain).sum() > 0)
+
+    assert all(downhill(BatchIdeal(), seed) for seed in range(300))
+    assert not all(downhill(Proportional(), seed) for seed in range(300))
+
+
+def test_per_sample_counts_rows():
+    layer, input = nn.Linear(5, 3), torch.randn(4, 6, 5)
+    g = torch.randn(4, 6, 3)
+    once, counted = (
+        gradients(functional.linear(input, layer.weight, layer.bias, BatchIdeal(per_sample=flag)), layer, g)
+        for flag in (False, True)
+    )
+    assert relative_error(counted["weight"], 24 * once["weight"]) <= EXACT
+    assert relative_error(counted["bias"], 24 * once["bias"]) <= EXACT
+
+
+def test_micro_batches_do_not_add_up_and_say_so():
+    layer, input, g = nn.Linear(5, 3), torch.randn(8, 5), torch.randn(8, 3)
+
+    def gradient(part: slice) -> Tensor:
+        output = functional.linear(input[part], layer.weight, layer.bias, BatchIdeal())
+        return gradients(output, layer, g[part])["weight"]
+
+    assert relative_error(gradient(slice(0, 4)) + gradient(slice(4, 8)), gradient(slice(0, 8))) > 1e-2
+    assert not BatchIdeal().additive
+    assert Proportional().additive
+
+
+@pytest.mark.parametrize("build", [lambda: nn.Linear(6, 4), lambda: nn.Conv2d(2, 3, 3)], ids=["linear", "conv2d"])
+def test_vmapped_ensemble_is_its_members(build):
+    layers = [build() for _ in range(3)]
+    shape = (5, 6) if isinstance(layers[0], nn.Linear) else (2, 2, 5, 6)
+    inputs = torch.randn(3, *shape)
+    stacked = {
+        name: torch.stack([layer.get_parameter(name).detach() for layer in layers]).requires_grad_()
+        for name, _ in layers[0].named_parameters()
+    }
+    skeleton = copy.deepcopy(layers[0])
+    skeleton.forward = lambda x: apply(skeleton, x, BatchIdeal(1e-2))
+    vmap(lambda p, x: functional_call(skeleton, p, (x,)).square().sum())(stacked, inputs).sum().backward()
+    for number, layer in enumerate(layers):
+        apply(layer, inputs[number], BatchIdeal(1e-2)).square().sum().backward()
+        for name, parameter in layer.named_parameters():
+            assert relative_error(stacked[name].grad[number], parameter.grad) <= EXACT
+
+
+def test_compiled_without_graph_breaks_is_the_same():
+    def loss(weight, x):
+        return functional.linear(x, weight, None, BatchIdeal(1e-2)).square().sum()
+
+    weight, x = torch.randn(3, 5), torch.randn(4, 5)
+    plain, compiled = weight.clone().requires_grad_(), weight.clone().requires_grad_()
+    loss(plain, x).backward()
+    torch.compile(loss, fullgraph=True, backend="aot_eager")(compiled, x).backward()
+    assert relative_error(compiled.grad, plain.grad) <= EXACT
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.bfloat16, 2e-2), (torch.float16, 2e-3), (torch.float32, 1e-4)])
+@pytest.mark.parametrize("count", [4, 30], ids=["sample-side", "feature-side"])
+def test_lower_precision_is_factored_in_float32(dtype, tolerance, count):
+    input, weight, g = torch.randn(count, 8).to(dtype), torch.randn(3, 8).to(dtype), torch.randn(count, 3).to(dtype)
+    found, wanted = (
+        torch.autograd.grad(functional.linear(input.to(kind), w, None, BatchIdeal(0.1)), w, g.to(kind))[0]
+        for kind in (dtype, torch.float64)
+        for w in [weight.to(kind).requires_grad_()]
+    )
+    assert found.dtype == dtype
+    assert relative_error(found, wanted) <= tolerance
+
+
+@pytest.mark.parametrize("poison", [math.nan, math.inf])
+@pytest.mark.parametrize("count", [4, 30], ids=["sample-side", "feature-side"])
+def test_nan_and_inf_travel_and_do_not_raise(poison, count):
+    input, weight = torch.randn(count, 8), torch.randn(3, 8).requires_grad_()
+    input[1, 2] = poison
+    functional.linear(input, weight, None, BatchIdeal()).sum().backward()
+    assert not weight.grad.isfinite().any()
+
+
+@pytest.mark.parametrize("shape", [(0, 6), (4, 6), (20, 6)], ids=["empty", "few", "many"])
+def test_rows_of_zeros_move_the_bias_alone(shape):
+    layer = nn.Linear(6, 3)
+    functional.linear(torch.zeros(shape), layer.weight, layer.bias, BatchIdeal(0.0)).sum().backward()
+    assert layer.weight.grad.abs().max() == 0
+    wanted = torch.full((3,), float(shape[0] > 0))
+    assert (layer.bias.grad - wanted).abs().max() <= EXACT
+
+
+def test_convolution_is_never_unfolded_whole():
+    layer = conv_layer((32, 64, 16, 16), 64, 3, True)
+    corrected, plain = (peak_memory(lambda rule=rule: partial(layer(), rule)) for rule in (BatchIdeal(), None))
+    assert corrected <= 1.5 * plain
+
+
+@pytest.mark.parametrize("damping", [-1e-3, math.nan, math.inf])
+def test_bad_damping_is_an_error(damping):
+    with pytest.raises(ValueError, match=r"BatchIdeal: damping is .*; it must be finite and at least 0"):
+        BatchIdeal(damping)
