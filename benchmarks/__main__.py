@@ -11,14 +11,17 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from . import runs, speed
+from . import runs, speed, tune
 from .data import DATA, load
 from .methods import ACTIVATIONS, METHODS
 from .report import insert, report
-from .runs import BACKENDS, Run
+from .runs import BACKENDS, OPTIMIZERS, SCHEDULES, Run
 from .trainer import train
 
 console = Console()
+
+#: What `tune` compares by default: both sides of the question, and the plain network.
+TUNED = ["none", "layernorm", "l2norm", "affine-like", "proportional", "batch-ideal"]
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -52,11 +55,25 @@ def _parser() -> argparse.ArgumentParser:
     training.add_argument("--activations", nargs="+", default=list(ACTIVATIONS), metavar="NAME")
     training.add_argument("--hidden", nargs="+", type=int, default=[32, 32], metavar="WIDTH")
     training.add_argument("--batch-size", type=int, default=32)
+    training.add_argument("--optimizer", default="adam", help=", ".join(OPTIMIZERS))
     training.add_argument("--lr", type=float, default=1e-3)
+    training.add_argument("--schedule", default="constant", help=", ".join(SCHEDULES))
     training.add_argument("--epochs", type=int, default=20)
     training.add_argument("--seeds", type=int, default=5, help="how many; seed k is k")
     training.add_argument("--backend", default="ensemble", help=", ".join(BACKENDS))
     training.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+
+    tuning = commands.add_parser("tune", help="choose every method's learning rate on a validation split, then train")
+    tuning.set_defaults(command=_tune)
+    tuning.add_argument("--data", default="digits", help=f"{', '.join(DATA)}; imagefolder as imagefolder:PATH")
+    tuning.add_argument("--download", action="store_true", help="let torchvision fetch the data set")
+    tuning.add_argument("--methods", nargs="+", default=TUNED, metavar="NAME", help=", ".join(METHODS))
+    tuning.add_argument("--activations", nargs="+", default=list(ACTIVATIONS), metavar="NAME")
+    tuning.add_argument("--optimizers", nargs="+", default=list(OPTIMIZERS), metavar="NAME")
+    tuning.add_argument("--search-epochs", type=int, default=4)
+    tuning.add_argument("--epochs", type=int, default=20)
+    tuning.add_argument("--seeds", type=int, default=5)
+    tuning.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
 
     timing = commands.add_parser("speed", help="time and memory of corrected layers and of the ensemble trainer")
     timing.set_defaults(command=_speed)
@@ -67,7 +84,14 @@ def _parser() -> argparse.ArgumentParser:
     reporting.set_defaults(command=_report)
     reporting.add_argument("--readme", type=Path, help="also fill this file's results sections")
 
-    for command, out in ((quick, "runs"), (training, "runs/train"), (timing, "runs/speed"), (reporting, "runs")):
+    folders = (
+        (quick, "runs"),
+        (training, "runs/train"),
+        (tuning, "runs/tuned"),
+        (timing, "runs/speed"),
+        (reporting, "runs"),
+    )
+    for command, out in folders:
         command.add_argument("--out", type=Path, default=Path(out), help="folder of the result files")
         command.add_argument("--threads", type=int, default=None, help="CPU threads; torch's choice by default")
     return parser
@@ -89,7 +113,9 @@ def _train(options: argparse.Namespace) -> None:
             activation=activation,
             hidden=tuple(options.hidden),
             batch_size=options.batch_size,
+            optimizer=options.optimizer,
             lr=options.lr,
+            schedule=options.schedule,
             epochs=options.epochs,
             seeds=tuple(range(options.seeds)),
             backend=options.backend,
@@ -99,6 +125,27 @@ def _train(options: argparse.Namespace) -> None:
         for method in options.methods
     ]
     run_all(planned, options.out, options.download)
+
+
+def _tune(options: argparse.Namespace) -> None:
+    final = [
+        Run(
+            data=options.data,
+            method=method,
+            activation=activation,
+            optimizer=optimizer,
+            schedule="cosine",
+            epochs=options.epochs,
+            seeds=tuple(range(options.seeds)),
+            device=options.device,
+        )
+        for activation in options.activations
+        for optimizer in options.optimizers
+        for method in options.methods
+    ]
+    run_all(tune.search(final, options.search_epochs), options.out / "search", options.download)
+    chosen = tune.choose(final, runs.read(options.out / "search"))
+    run_all(chosen, options.out, options.download, kind="tuned")
 
 
 def _speed(options: argparse.Namespace) -> None:
@@ -124,7 +171,7 @@ def show(folder: Path) -> dict[str, str]:
     return sections
 
 
-def run_all(planned: list[Run], folder: Path, download: bool) -> None:
+def run_all(planned: list[Run], folder: Path, download: bool, kind: str = "train") -> None:
     """Train what has no result file yet; under torchrun, this rank's share of it."""
     rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     mine = planned[rank::world]
@@ -138,14 +185,14 @@ def run_all(planned: list[Run], folder: Path, download: bool) -> None:
     with Progress(*columns, console=console) as progress:
         overall = progress.add_task("runs", total=len(waiting))
         for run in waiting:
-            steps = len(data.train_labels) // run.batch_size
-            task = progress.add_task(f"{run.method}, {run.activation}", total=run.epochs * steps)
-
+            samples = len(data.train_labels) - run.validation * (len(data.train_labels) // 10)
+            steps = samples // run.batch_size
+            task = progress.add_task(f"{run.method}, {run.activation}, {run.lr:g}", total=run.epochs * steps)
             history = train(run, data, tick=partial(progress.advance, task))
             runs.write(
                 folder / run.filename,
                 {
-                    "kind": "train",
+                    "kind": kind,
                     "settings": run.settings(),
                     "environment": runs.environment(),
                     "features": data.features,

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from torch import nn
 
-from adiv_optim import Correction, Disproportional, Proportional
+from adiv_optim import BatchIdeal, Correction, Disproportional, Proportional
 from adiv_optim.layers import AffineLikeLinear, L2Norm
 
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {"tanh": nn.Tanh, "leaky-relu": nn.LeakyReLU}
@@ -55,6 +55,7 @@ METHODS: dict[str, Method] = {
     "affine-like": Method(linear=AffineLikeLinear),
     "proportional": Method(correction=Proportional()),
     "disproportional": Method(correction=Disproportional()),
+    "batch-ideal": Method(correction=BatchIdeal(damping=0.3)),
 }
 
 #: What tables and figures call them.
@@ -68,4 +69,5 @@ LABELS = {
     "affine-like": "affine-like",
     "proportional": "gradient-only proportional",
     "disproportional": "gradient-only disproportional",
+    "batch-ideal": "gradient-only batch-ideal",
 }

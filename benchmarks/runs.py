@@ -6,6 +6,7 @@ import os
 import platform
 import re
 import sys
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ import adiv_optim
 from .methods import ACTIVATIONS, METHODS
 
 BACKENDS = ("ensemble", "loop", "jacobian")
+SCHEDULES = ("constant", "cosine")
+OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}
 
 
 @dataclass(frozen=True)
@@ -29,12 +32,15 @@ class Run:
         activation: a key of `ACTIVATIONS`.
         hidden: widths of the hidden layers.
         batch_size: samples per step; an epoch drops the last incomplete batch.
-        lr: Adam's learning rate, before the method's own factor.
+        optimizer: a key of `OPTIMIZERS`.
+        lr: the learning rate, before the method's own factor.
+        schedule: "constant", or "cosine" from the rate to 0 over the run.
         epochs: passes over the training set.
         seeds: each draws its own initialisation and its own order of samples.
         backend: "ensemble" trains all seeds as one batched program, "loop" one after the other, "jacobian"
             likewise, with every gradient from explicit per-sample Jacobians.
         device: where to train.
+        validation: hold out a tenth of the training set and measure accuracy on it, for choosing settings.
     """
 
     data: str
@@ -42,16 +48,21 @@ class Run:
     activation: str
     hidden: tuple[int, ...] = (32, 32)
     batch_size: int = 32
+    optimizer: str = "adam"
     lr: float = 1e-3
+    schedule: str = "constant"
     epochs: int = 20
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
     backend: str = "ensemble"
     device: str = "cpu"
+    validation: bool = False
 
     def __post_init__(self) -> None:
         for name, value, known in (
             ("method", self.method, METHODS),
             ("activation", self.activation, ACTIVATIONS),
+            ("optimizer", self.optimizer, OPTIMIZERS),
+            ("schedule", self.schedule, SCHEDULES),
             ("backend", self.backend, BACKENDS),
         ):
             if value not in known:

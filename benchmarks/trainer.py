@@ -1,5 +1,6 @@
 """Training all seeds of a run as one batched program, and the plain loop it must agree with."""
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from copy import deepcopy
@@ -15,7 +16,7 @@ from adiv_optim import GradientOnly, attach, jacobian
 
 from .data import Dataset
 from .methods import METHODS, Method
-from .runs import Run
+from .runs import OPTIMIZERS, Run
 
 #: Called after every step with nothing, so that a progress bar can move.
 Tick = Callable[[], None]
@@ -46,9 +47,28 @@ def build_model(run: Run, data: Dataset, seed: int) -> nn.Sequential:
 
 
 def build_optimizer(run: Run, method: Method, parameters: Any) -> torch.optim.Optimizer:
-    """Return the protocol's optimizer: Adam, fused where the device has it."""
-    on_gpu = run.device.startswith("cuda")
-    return torch.optim.Adam(parameters, lr=run.lr * method.lr_factor, fused=True, capturable=on_gpu)
+    """Return the run's optimizer, fused."""
+    # A captured graph needs an optimizer whose step counter lives on the device; SGD has none.
+    extra = {"capturable": True} if run.device.startswith("cuda") and run.optimizer == "adam" else {}
+    return OPTIMIZERS[run.optimizer](parameters, lr=run.lr * method.lr_factor, fused=True, **extra)
+
+
+def set_rate(run: Run, optimizers: list[torch.optim.Optimizer], progress: float) -> None:
+    """Set the learning rate for a moment of the run, from 0 at its start to 1 at its end."""
+    if run.schedule == "constant":
+        return
+    rate = run.lr * METHODS[run.method].lr_factor * (1 + math.cos(math.pi * progress)) / 2
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+
+
+def held_out(data: Dataset) -> Dataset:
+    """The training set split in nine tenths to train on and one to choose settings by."""
+    order = torch.randperm(len(data.train_labels), generator=torch.Generator().manual_seed(0))
+    order = order.to(data.train_labels.device)
+    train, test = order.split([len(order) - len(order) // 10, len(order) // 10])
+    return Dataset(data.train_inputs[train], data.train_labels[train], data.train_inputs[test], data.train_labels[test])
 
 
 def epoch_orders(run: Run, samples: int) -> Iterator[Tensor]:
@@ -83,7 +103,10 @@ class Ensemble:
             attach(self.skeleton, method.correction)
         self.parameters, self.buffers = stack_module_state(models)
         self.optimizer = build_optimizer(run, method, self.parameters.values())
+        self.optimizers = [self.optimizer]
         self.data = data
+        # A captured step would replay the learning rate it was captured with.
+        self._captures = run.device.startswith("cuda") and run.schedule == "constant"
         self._steps_taken = 0
         self._graph: torch.cuda.CUDAGraph | None = None
 
@@ -93,7 +116,7 @@ class Ensemble:
         On a GPU the first steps run eagerly, then one is captured and replayed: the capture needs warm
         allocator and optimizer state, and real steps make it.
         """
-        if not index.is_cuda:
+        if not self._captures:
             return self._eager_step(index)
         self._steps_taken += 1
         if self._steps_taken <= 3:
@@ -189,11 +212,14 @@ def train(run: Run, data: Dataset, *, tick: Tick = lambda: None, max_steps: int 
         max_steps: end every epoch after this many steps; None is the whole epoch.
     """
     history = History()
+    data = held_out(data) if run.validation else data
     trainer = Ensemble(run, data) if run.backend == "ensemble" else Loops(run, data)
-    for order in epoch_orders(run, len(data.train_labels)):
+    for epoch, order in enumerate(epoch_orders(run, len(data.train_labels))):
         start = time.perf_counter()
         losses = []
-        for index in order[:, :max_steps].to(data.train_inputs.device).unbind(1):
+        indices = order[:, :max_steps].to(data.train_inputs.device).unbind(1)
+        for number, index in enumerate(indices):
+            set_rate(run, trainer.optimizers, (epoch + number / len(indices)) / run.epochs)
             losses.append(trainer.step(index))
             tick()
         stacked = torch.stack(losses)
