@@ -8,7 +8,7 @@ from torch.autograd import Function
 
 from ..corrections import Correction, check_correction
 from ._conv_rows import ConvRows, Geometry, plain_backward
-from ._shared import autocast, check_real, once_only
+from ._shared import apply, autocast, check_real, once_only
 
 _PLAIN = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 
@@ -81,9 +81,8 @@ def corrected_conv(
     padding = _per_axis(padding, dims)
     batched = input.dim() == dims + 2
     input, weight, bias = autocast(input, weight, bias)  # type: ignore[assignment]
-    output: Tensor = _Conv.apply(
-        input if batched else input.unsqueeze(0), weight, bias, stride, padding, dilation, groups, correction
-    )
+    batch = input if batched else input.unsqueeze(0)
+    output = apply(_Conv, batch, weight, bias, stride, padding, dilation, groups, correction)
     return output if batched else output.squeeze(0)
 
 

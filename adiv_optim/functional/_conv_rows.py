@@ -52,7 +52,7 @@ class ConvRows:
         """|x_p|² for the weight, 1 for the bias; shape (N, groups, *out_spatial)."""
         norm = patch_squared_norm(self.input, self.weight.shape[2:], *self.geometry)
         factors = {"weight": norm} if self.needs_weight else {}
-        return factors | {"bias": torch.ones_like(norm)} if self.needs_bias else factors
+        return {**factors, "bias": torch.ones_like(norm)} if self.needs_bias else factors
 
     def contract(self, scales: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Σ_p s_p g_p x_pᵀ and Σ_p s_p g_p, a few samples at a time: the rescaled output gradient is large."""

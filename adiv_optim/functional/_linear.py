@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from ..corrections import Correction, Solve, check_correction
-from ._shared import autocast, check_real, once_only, rescale, squared_norm
+from ._shared import apply, autocast, check_real, once_only, rescale, squared_norm
 
 
 class _Linear(Function):
@@ -96,7 +96,7 @@ class LinearRows:
         """|x_k|² for the weight, 1 for the bias."""
         norm = squared_norm(self.rows, -1)
         factors = {"weight": norm} if self.needs_weight else {}
-        return factors | {"bias": torch.ones_like(norm)} if self.needs_bias else factors
+        return {**factors, "bias": torch.ones_like(norm)} if self.needs_bias else factors
 
     def contract(self, scales: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """grad_W = (s ⊙ G)ᵀX = Gᵀ(s ⊙ X), whichever of X and G is narrower being scaled; grad_b = Gᵀs."""
@@ -147,7 +147,7 @@ def gram_of(left: list[Tensor], right: list[Tensor]) -> Tensor:
 def split_solution(solution: Tensor, needs_weight: bool, needs_bias: bool) -> dict[str, Tensor]:
     """(…, in_features + 1, out_features) → gradients of weight and bias."""
     gradients = {"weight": (solution[..., :-1, :] if needs_bias else solution).mT} if needs_weight else {}
-    return gradients | {"bias": solution[..., -1, :]} if needs_bias else gradients
+    return {**gradients, "bias": solution[..., -1, :]} if needs_bias else gradients
 
 
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, correction: Correction | None = None) -> Tensor:
@@ -160,7 +160,9 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, correction
 
     The cost over the plain backward is one pass over X and one over the narrower of X and G; memory that
     is live at the peak does not grow. Works under vmap, torch.compile, autocast and in half precision, in
-    which norms and scales are float32. Forward-mode and second derivatives raise.
+    which norms and scales are float32. Forward-mode and second derivatives raise. Compiling *around* vmap runs
+    this function outside the graph; before torch 2.8, compiling around torch.func transforms (vmap, grad)
+    silently gives plain gradients: compile the model, and transform what is not compiled.
 
     Args:
         input: shape (..., in_features); every leading dimension counts rows.
@@ -199,5 +201,4 @@ def corrected_linear(
             f"but weight of shape {tuple(weight.shape)} takes {weight.shape[-1]}; make the last dimension of the "
             f"input {weight.shape[-1]}."
         )
-    output: Tensor = _Linear.apply(*autocast(input, weight, bias), correction)
-    return output
+    return apply(_Linear, *autocast(input, weight, bias), correction)

@@ -1,10 +1,14 @@
 """What the linear and the convolutional Functions share."""
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd import Function
+
+#: Whether code that torch.compile traces may ask if a tensor is batched by vmap.
+COMPILER_SEES_VMAP = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 8)
 
 
 class _OnceOnly(Function):
@@ -37,6 +41,27 @@ def once_only(*tensors: Tensor) -> tuple[Tensor, ...]:
     """Pass `tensors` through; differentiating what is computed from them raises a RuntimeError."""
     # Grad mode is off in a backward that keeps no graph, where there is nothing to guard.
     return _OnceOnly.apply(*tensors) if torch.is_grad_enabled() else tensors
+
+
+def apply(function: type[Function], *arguments: Any) -> Tensor:
+    """Apply a Function; where torch.compile meets vmap, outside the compiler.
+
+    Traced under vmap, a Function's forward is inlined and its backward is lost: the gradients would be plain,
+    without a word. Run eagerly they are right, and fullgraph=True says that it cannot have the whole graph.
+    Before 2.8 torch's compiler cannot be asked whether it is under vmap; the documentation warns of it there.
+    """
+    if COMPILER_SEES_VMAP and torch.compiler.is_compiling():
+        for argument in arguments:
+            if isinstance(argument, Tensor) and torch._C._functorch.is_batchedtensor(argument):
+                return _apply_eagerly(function, *arguments)
+    output: Tensor = function.apply(*arguments)
+    return output
+
+
+@torch.compiler.disable
+def _apply_eagerly(function: type[Function], *arguments: Any) -> Tensor:
+    output: Tensor = function.apply(*arguments)
+    return output
 
 
 def squared_norm(input: Tensor, dim: int) -> Tensor:
