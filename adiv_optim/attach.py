@@ -134,7 +134,7 @@ def attach(
     layers = {
         name: module
         for name, module in model.named_modules()
-        if module not in skipped and _plain_type(module) in CORRECTED
+        if module not in skipped and _plain_type(module) in CORRECTED and "forward" not in module.__dict__
     }
     if not layers:
         types = ", ".join(sorted({type(module).__name__ for module in model.modules()}))
@@ -280,6 +280,8 @@ def _why_plain(model: nn.Module, path: str, owner: nn.Module) -> str:
     if isinstance(owner, nn.MultiheadAttention):
         return f"{type(owner).__name__} has no correction"
     plain = _plain_type(owner)
+    if "forward" in owner.__dict__:
+        return f"this {plain.__name__} has a forward of its own set on it"
     if plain in CORRECTED:
         return "no correction attached"
     base = next((base for base in CORRECTED if issubclass(plain, base)), None)

@@ -88,10 +88,10 @@ class Correction(ABC):
         """
         factors = rows.factors()
         scales = self.scales(factors)
-        if scales.keys() != factors.keys():
+        if not isinstance(scales, Mapping) or scales.keys() != factors.keys():
+            found = f"scales for {sorted(scales)}" if isinstance(scales, Mapping) else type(scales).__name__
             raise ValueError(
-                f"{type(self).__name__}.scales returned scales for {sorted(scales)}; "
-                f"it was given, and must answer for, {sorted(factors)}."
+                f"{type(self).__name__}.scales returned {found}; it was given, and must answer for, {sorted(factors)}."
             )
         return rows.contract(scales)
 
@@ -195,7 +195,7 @@ class BatchIdeal(Correction):
         >>> weight = torch.zeros(1, 2, requires_grad=True)
         >>> functional.linear(x, weight, None, BatchIdeal(damping=0.0)).backward(torch.tensor([[1.0], [3.0]]))
         >>> (x @ weight.grad.T).flatten()  # what a step of -1 removes from each output: g itself
-        tensor([1., 3.])
+        tensor([1.0000, 3.0000])
     """
 
     damping: float = 1e-3

@@ -58,6 +58,8 @@ def layer_jacobians(layer: nn.Module, *inputs: Tensor, chunk_size: int | None = 
         {'weight': (5, 2, 2, 3), 'bias': (5, 2, 2)}
     """
     _refuse_attached(layer)
+    if isinstance(layer, _NormBase):
+        raise ValueError(f"{type(layer).__name__} mixes the samples of a batch; they have no Jacobian of their own.")
     trained = {name: p.detach() for name, p in layer.named_parameters() if p.requires_grad}
     if not trained:
         raise ValueError(f"{type(layer).__name__} has no trainable parameter to take a Jacobian with respect to.")
@@ -207,7 +209,9 @@ class _Call(NamedTuple):
 
     layer: nn.Module
     inputs: tuple[Tensor, ...]
+    versions: tuple[int, ...]
     output: Tensor
+    path: str
 
 
 @contextmanager
@@ -239,7 +243,7 @@ def _recorded(layers: dict[str, nn.Module]) -> Iterator[list[_Call]]:
         for parameter in trained[layer]:
             parameter.requires_grad_(True)
         output = output if output.requires_grad else output.detach().requires_grad_()
-        calls.append(_Call(layer, args, output))
+        calls.append(_Call(layer, args, tuple(arg._version for arg in args), output, paths[layer]))
         # A clone, so that an in-place activation behind the layer leaves the recorded output alone.
         return output.clone()
 
@@ -261,7 +265,12 @@ def _layer_gradients(
     call: _Call, grad_output: Tensor, correction: Correction | None, chunk_size: int | None
 ) -> dict[str, Tensor]:
     """Σ_k s_k J_kᵀ g_k over the rows of one call."""
-    layer, inputs, _ = call
+    layer, inputs = call.layer, call.inputs
+    if any(input._version != version for input, version in zip(inputs, call.versions, strict=True)):
+        raise RuntimeError(
+            f"an input of layer {call.path!r} ({type(layer).__name__}) was changed in place after the layer read it, "
+            "so its Jacobian cannot be taken there; use the out-of-place operation."
+        )
     if _is_unbatched(layer, inputs[0]):
         inputs, grad_output = (inputs[0].unsqueeze(0),), grad_output.unsqueeze(0)
     samples = len(grad_output)

@@ -180,6 +180,8 @@ def run_all(planned: list[Run], folder: Path, download: bool, kind: str = "train
         console.print(f"{len(mine) - len(waiting)} of {len(mine)} runs are in {folder} already")
     if not waiting:
         return
+    if waiting[0].device == "cuda" and world > 1:
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", rank)))
     data = load(waiting[0].data, download).to(waiting[0].device, torch.float32)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console) as progress:

@@ -1,6 +1,7 @@
 """Data sets as rows on one device: decoded once, cached as uint8, shuffled by index."""
 
 import hashlib
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -85,6 +86,8 @@ def cifar10(argument: str, download: bool) -> Dataset:
 
 def imagefolder(argument: str, download: bool) -> Dataset:
     """A tree PATH/train/<class>/*, PATH/test/<class>/* of images of one size; decoded once and cached."""
+    if not argument:
+        raise ValueError("--data imagefolder names no folder; write imagefolder:PATH.")
     root = Path(argument)
     for part in ("train", "test"):
         if not (root / part).is_dir():
@@ -92,12 +95,14 @@ def imagefolder(argument: str, download: bool) -> Dataset:
                 f"--data imagefolder:{argument}: there is no folder {root / part}. The tree must hold images as "
                 f"{root}/train/<class>/<name>.jpg and {root}/test/<class>/<name>.jpg (torchvision's ImageFolder)."
             )
-    key = hashlib.sha256(str(root.resolve()).encode()).hexdigest()[:16]
+    # The names are part of the key, so that a tree that has changed is decoded again.
+    names = sorted(str(path.relative_to(root)) for path in root.rglob("*.*"))
+    key = hashlib.sha256("\n".join([str(root.resolve()), *names]).encode()).hexdigest()[:16]
     cache = CACHE / f"imagefolder-{key}.pt"
     if not cache.exists():
         parts = {part: _decode(root / part) for part in ("train", "test")}
         cache.parent.mkdir(parents=True, exist_ok=True)
-        partial = cache.with_suffix(".partial")
+        partial = cache.with_suffix(f".{os.getpid()}.partial")
         torch.save(parts, partial)
         partial.replace(cache)
     parts = torch.load(cache, weights_only=True)

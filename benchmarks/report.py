@@ -194,7 +194,7 @@ def report(folder: Path) -> dict[str, str]:
     Training results lie in sub-folders of `folder`, whose names name their tables; speed results in `speed`.
     """
     sections: dict[str, str] = {}
-    for part in sorted(path for path in folder.iterdir() if path.is_dir()):
+    for part in sorted(path for path in folder.glob("*") if path.is_dir()):
         results = read(part)
         for result in (r for r in results if r["kind"] == "speed"):
             environment = result["environment"]

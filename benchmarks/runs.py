@@ -70,6 +70,10 @@ class Run:
         for name, number in (("batch_size", self.batch_size), ("lr", self.lr), ("epochs", self.epochs)):
             if not number > 0:
                 raise ValueError(f"{name} is {number}; it must be positive.")
+        if not self.seeds:
+            raise ValueError("seeds is empty; a run needs at least one.")
+        if not all(width > 0 for width in self.hidden):
+            raise ValueError(f"hidden is {list(self.hidden)}; every width must be positive.")
 
     def settings(self) -> dict[str, Any]:
         """Return what identifies the run: everything but where its data happens to lie."""

@@ -1,6 +1,7 @@
 """Replacing a model's layers by structural ones, weights kept."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 
 from torch import nn
 from torch.nn.utils import parametrize
@@ -21,15 +22,16 @@ def convert(model: nn.Module, mapping: Mapping[type[nn.Module], Callable[..., nn
     Args:
         model: the model to change.
         mapping: layer type → what replaces it. A class that takes the old one's constructor arguments
-            (`AffineLikeLinear` for nn.Linear), or a function from the old layer to the new one, whose
-            parameters then are its own affair.
+            (`AffineLikeLinear` for nn.Linear), a functools.partial of one that sets others (`beta=0.5`), or
+            any other function from the old layer to the new one, whose parameters then are its own affair.
 
     Returns:
         The model, or the new layer if the model itself was replaced.
 
     Raises:
         TypeError: a class that replaces a type whose constructor arguments are not known here.
-        ValueError: no layer was replaced, or a layer to replace has hooks or parametrizations, which would be lost.
+        ValueError: no layer was replaced, or a layer to replace has hooks, buffers or parametrizations, which
+            would be lost.
 
     Example:
         >>> from torch import nn
@@ -46,21 +48,29 @@ def convert(model: nn.Module, mapping: Mapping[type[nn.Module], Callable[..., nn
     if not replaced:
         found = ", ".join(sorted({type(module).__name__ for module in model.modules()}))
         wanted = ", ".join(kind.__name__ for kind in mapping)
-        raise ValueError(f"convert found no {wanted} in the model; its modules are of type {found}.")
+        raise ValueError(
+            f"convert found no {wanted} in the model; its modules are of type {found}. Layers are matched by exact "
+            "type: detach(model) first if a correction is attached."
+        )
     for parent in list(model.modules()):
         for name, child in parent._modules.items():
             if child in replaced:
                 parent._modules[name] = replaced[child]
+                if isinstance(parent, nn.TransformerEncoderLayer):
+                    # In evaluation its fast path computes torch's own layer from the weights, past any replacement.
+                    # This flag is what it asks first.
+                    parent.activation_relu_or_gelu = 0
     return replaced.get(model, model)
 
 
 def _replacement(layer: nn.Module, factory: Callable[..., nn.Module]) -> nn.Module:
-    if not isinstance(factory, type):
+    cls = factory.func if isinstance(factory, partial) else factory
+    if not isinstance(cls, type):
         return factory(layer).train(layer.training)
     if type(layer) not in CONSTRUCTOR_ARGUMENTS:
         raise TypeError(
             f"convert does not know the constructor arguments of {type(layer).__name__}; instead of the class "
-            f"{factory.__name__} pass a function: {{{type(layer).__name__}: lambda old: {factory.__name__}(…)}}."
+            f"{cls.__name__} pass a function: {{{type(layer).__name__}: lambda old: {cls.__name__}(…)}}."
         )
     arguments = {name: getattr(layer, name) for name in CONSTRUCTOR_ARGUMENTS[type(layer)]}
     # On the meta device nothing is allocated or drawn for parameters that are about to be replaced.
@@ -77,7 +87,8 @@ def _refuse_what_would_be_lost(path: str, layer: nn.Module) -> None:
         layer._backward_hooks,
         layer._backward_pre_hooks,
     )
-    what = "parametrizations" if parametrize.is_parametrized(layer) else "hooks" if any(hooks) else None
+    what = "hooks" if any(hooks) else "buffers" if layer._buffers else None
+    what = "parametrizations" if parametrize.is_parametrized(layer) else what
     if what:
         raise ValueError(
             f"layer {path!r} ({type(layer).__name__}) has {what}, which its replacement would lose; "

@@ -1,7 +1,17 @@
 """L2 normalisation without parameters."""
 
-import torch.nn.functional as F
+import torch
 from torch import Tensor, nn
+
+
+def unit(input: Tensor, dim: int | tuple[int, ...], eps: float) -> Tensor:
+    """X / max(|x|, eps), with the norm in float32 at least; a zero row stays zero and passes no gradient.
+
+    torch's normalize multiplies the gradient of a zero row by 1 / eps, and in float16 its eps is 0.
+    """
+    dtype = torch.promote_types(input.dtype, torch.float32)
+    norm = torch.linalg.vector_norm(input, dim=dim, keepdim=True, dtype=dtype)
+    return (input / norm.clamp(min=eps).masked_fill(norm == 0, torch.inf)).to(input.dtype)
 
 
 class L2Norm(nn.Module):
@@ -12,7 +22,7 @@ class L2Norm(nn.Module):
 
     Args:
         dim: the dimension, or dimensions, a row extends over.
-        eps: the norm is clamped from below at this value; zero rows stay zero.
+        eps: the norm is clamped from below at this value; zero rows stay zero and pass no gradient.
 
     Shape:
         Input and output alike, any shape.
@@ -30,8 +40,7 @@ class L2Norm(nn.Module):
 
     def forward(self, input: Tensor) -> Tensor:
         """Return x / max(|x|, eps)."""
-        # F.normalize takes several dimensions too, though its stub names one.
-        return F.normalize(input, dim=self.dim, eps=self.eps)  # type: ignore[arg-type]
+        return unit(input, self.dim, self.eps)
 
     def extra_repr(self) -> str:
         """Return the constructor's arguments."""

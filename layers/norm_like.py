@@ -7,6 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .l2_norm import unit
+
 
 class NormLikeLinear(nn.Linear):
     r"""Linear map of the input's direction: :math:`z = W x/|x| + b`.
@@ -66,11 +68,11 @@ class NormLikeLinear(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         """Return W x/|x| + b, or the general form if `beta` is given."""
-        unit = F.normalize(input, dim=-1, eps=self.eps)
+        direction = unit(input, -1, self.eps)
         if self.beta is None:
-            return F.linear(unit * math.copysign(1, self.alpha), self.weight, self.bias)
+            return F.linear(direction * math.copysign(1, self.alpha), self.weight, self.bias)
         gain = math.copysign(math.sqrt(1 - self.beta**2), self.alpha)
-        return F.linear(unit * gain, self.weight, None if self.bias is None else self.beta * self.bias)
+        return F.linear(direction * gain, self.weight, None if self.bias is None else self.beta * self.bias)
 
     def extra_repr(self) -> str:
         """Return the constructor's arguments."""

@@ -105,6 +105,7 @@ class LinearRows:
         if self.needs_weight:
             scale = scales["weight"].unsqueeze(-1)
             # float16 ends at 65504, which s g may pass where s g xᵀ does not; s x = x / (|x|² + 1) stays below 1.
+            # It loses bits where |x| is in the thousands; contracting in float32 would cost the tensor cores.
             if rows.shape[-1] < grad_rows.shape[-1] or rows.dtype == torch.float16:
                 gradients["weight"] = grad_rows.mT @ rescale(rows, scale)
             else:
@@ -195,6 +196,11 @@ def corrected_linear(
 ) -> Tensor:
     """`linear` with a correction already checked; `name` opens its error messages."""
     check_real(name, input)
+    if weight.dim() != 2:
+        raise ValueError(
+            f"{name}: weight of shape {tuple(weight.shape)} has {weight.dim()} dimensions; it must have 2: "
+            "(out_features, in_features)."
+        )
     if input.dim() == 0 or input.shape[-1] != weight.shape[-1]:
         raise ValueError(
             f"{name}: input of shape {tuple(input.shape)} has {input.shape[-1] if input.dim() else 'no'} features, "

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.__main__ import main
+from benchmarks.methods import METHODS
 from benchmarks.runs import read
 
 ROOT = Path(__file__).parents[2]
@@ -60,15 +61,19 @@ def test_killed_benchmark_leaves_whole_results_and_resumes(tmp_path):
     process.send_signal(signal.SIGKILL)
     process.wait()
     found = [json.loads(path.read_text()) for path in tmp_path.glob("*.json")]
-    assert 2 <= len(found) < 9
+    assert 2 <= len(found) < len(METHODS)
     assert subprocess.run(command, cwd=ROOT, capture_output=True, check=True).returncode == 0
-    assert len(read(tmp_path)) == 9
+    assert len(read(tmp_path)) == len(METHODS)
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["--methods", "groupnorm"], "unknown method 'groupnorm'; known are none, batchnorm"),
+        (["--seeds", "0"], "seeds is empty"),
+        (["--hidden", "0"], "hidden is [0]; every width must be positive"),
+        (["--optimizer", "lion"], "unknown optimizer 'lion'; known are adam, sgd"),
+        (["--data", "imagefolder"], "write imagefolder:PATH"),
         (["--data", "mnist"], "unknown data set 'mnist'; known are digits"),
         (["--data", "imagefolder:/nowhere"], "there is no folder /nowhere/train"),
     ],

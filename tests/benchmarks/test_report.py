@@ -22,7 +22,9 @@ def result(method="none", activation="tanh", backend="ensemble", accuracies=((10
             "activation": activation,
             "hidden": [8],
             "batch_size": 4,
+            "optimizer": "adam",
             "lr": 0.001,
+            "schedule": "constant",
             "epochs": 2,
             "seeds": [0, 1],
             "backend": backend,
@@ -53,7 +55,7 @@ def test_table_shows_last_epoch_and_cost(tmp_path):
     section = report(tmp_path)["small"]
     assert "| none | 42.00 ± 2.00 | 2.00 | 4.00 |" in section
     assert "| gradient-only proportional | 50.00 ± 0.00 | 2.00 |  |" in section
-    assert "digits, [64, 8, 10], batch 4, Adam 0.001, cpu" in section
+    assert "digits, [64, 8, 10], batch 4, adam 0.001, cpu" in section
     assert (tmp_path / "small.png").read_bytes().startswith(PNG_SIGNATURE)
 
 
@@ -61,6 +63,14 @@ def test_other_protocols_are_other_tables(tmp_path):
     write(tmp_path / "small" / "a.json", result())
     write(tmp_path / "small" / "b.json", result(lr=0.01))
     assert set(report(tmp_path)) == {"small-1", "small-2"}
+
+
+def test_tuned_table_names_the_chosen_rates(tmp_path):
+    for number, (optimizer, lr) in enumerate((("adam", 0.003), ("sgd", 1.0))):
+        write(tmp_path / "tuned" / f"{number}.json", {**result(optimizer=optimizer, lr=lr), "kind": "tuned"})
+    section = report(tmp_path)["tuned"]
+    assert "| method | tanh, adam, % | tanh, sgd, % |" in section
+    assert "| none | 42.00 ± 2.00 (0.003) | 42.00 ± 2.00 (1) |" in section
 
 
 def test_no_results_say_what_to_run(tmp_path):

@@ -1,0 +1,65 @@
+"""Rates are chosen by validation accuracy alone, from one grid."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from benchmarks.data import load
+from benchmarks.runs import Run
+from benchmarks.trainer import held_out, train
+from benchmarks.tune import GRIDS, choose, search
+
+FINAL = Run("digits", "none", "tanh", optimizer="sgd", schedule="cosine", epochs=2, seeds=(0, 1))
+
+
+def found(run: Run, accuracy: float) -> dict:
+    settings = {name: list(value) if isinstance(value, tuple) else value for name, value in run.settings().items()}
+    return {"settings": settings, "test_accuracy": [[0.0], [accuracy]]}
+
+
+def test_search_runs_the_whole_grid_on_held_out_data():
+    runs = search([FINAL], epochs=1)
+    assert [run.lr for run in runs] == list(GRIDS["sgd"])
+    assert all(run.validation and run.epochs == 1 and run.seeds == (0,) for run in runs)
+
+
+def test_best_validation_accuracy_wins():
+    runs = search([FINAL], epochs=2)
+    results = [found(run, accuracy) for run, accuracy in zip(runs, (1, 2, 9, 4, 3, 2, 1), strict=True)]
+    # Another method's better result is not this one's.
+    results += [found(replace(run, method="rmsnorm"), 99.0) for run in runs]
+    assert choose([FINAL], results) == [replace(FINAL, lr=GRIDS["sgd"][2])]
+
+
+def test_missing_search_is_an_error():
+    with pytest.raises(ValueError, match="no search results for none, tanh, sgd"):
+        choose([FINAL], [])
+
+
+def test_held_out_tenth_is_never_trained_on():
+    digits = load("digits")
+    numbered = digits._replace(train_inputs=torch.arange(len(digits.train_labels)).unsqueeze(1).float())
+    split = held_out(numbered)
+    train_rows, test_rows = set(split.train_inputs.flatten().tolist()), set(split.test_inputs.flatten().tolist())
+    assert len(test_rows) == len(numbered.train_labels) // 10
+    assert not train_rows & test_rows
+    assert len(train_rows | test_rows) == len(numbered.train_labels)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_cosine_ends_at_rest(optimizer):
+    # In the last steps of a cosine the rate is next to nothing: the loss curve of two seeds in an ensemble
+    # still equals that of plain loops, and the schedule is not that of a constant rate.
+    digits = load("digits").to("cpu", torch.float64)
+    run = replace(FINAL, optimizer=optimizer, lr=0.01)
+    curves = {
+        name: torch.tensor(train(changed, digits).step_losses)
+        for name, changed in {
+            "ensemble": run,
+            "loop": replace(run, backend="loop"),
+            "constant": replace(run, schedule="constant"),
+        }.items()
+    }
+    assert ((curves["ensemble"] - curves["loop"]).abs() / curves["loop"]).max() <= 1e-10
+    assert (curves["ensemble"][-1] - curves["constant"][-1]).abs().max() > 1e-4
