@@ -1,82 +1,18 @@
 """Putting a correction on a model's layers, and taking it off, by swapping a layer's class.
 
 A swapped layer keeps its parameters, buffers, hooks and state-dict keys; only its forward calls
-`adiv_optim.functional`. The classes below can be imported by name, so pickling and copying work.
+`adiv_optim.functional`.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
-import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
 
+from .corrected_layers import CORRECTED, PLAIN, Corrected, plain_type, swapped
 from .corrections import Correction, check_correction
-from .functional._conv import corrected_conv
-from .functional._linear import corrected_linear
-
-
-class _Corrected:
-    """What every swapped layer shares; all its state is these entries of the instance's __dict__."""
-
-    _correction: Correction
-    _label: str  # for error messages: the layer's path in the model
-    _ran: bool  # for `coverage`
-
-    def _note_run(self) -> None:
-        # Written and never read here: a read would make torch.compile guard on it and compile twice.
-        if torch.is_grad_enabled():
-            self._ran = True
-
-    def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, correction={self._correction!r}"  # type: ignore[misc]
-
-
-class CorrectedLinear(_Corrected, nn.Linear):
-    """nn.Linear through `functional.linear`; made by `attach`, not by hand."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        """Return Wx + b; see `functional.linear`."""
-        self._note_run()
-        return corrected_linear(input, self.weight, self.bias, self._correction, name=self._label)
-
-
-class _CorrectedConv(_Corrected):
-    def _conv_forward(self: Any, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        self._note_run()
-        padding = self.padding
-        if self.padding_mode != "zeros":
-            input = F.pad(input, self._reversed_padding_repeated_twice, mode=self.padding_mode)
-            padding = 0
-        return corrected_conv(
-            input, weight, bias, self.stride, padding, self.dilation, self.groups, self._correction,
-            name=self._label, dims=len(self.kernel_size),
-        )  # fmt: skip
-
-
-class CorrectedConv1d(_CorrectedConv, nn.Conv1d):
-    """nn.Conv1d through `functional.conv1d`; made by `attach`, not by hand."""
-
-
-class CorrectedConv2d(_CorrectedConv, nn.Conv2d):
-    """nn.Conv2d through `functional.conv2d`; made by `attach`, not by hand."""
-
-
-class CorrectedConv3d(_CorrectedConv, nn.Conv3d):
-    """nn.Conv3d through `functional.conv3d`; made by `attach`, not by hand."""
-
-
-#: What replaces what. Exact types only: a subclass may compute something else in its forward.
-CORRECTED: dict[type[nn.Module], type[nn.Module]] = {
-    nn.Linear: CorrectedLinear,
-    nn.Conv1d: CorrectedConv1d,
-    nn.Conv2d: CorrectedConv2d,
-    nn.Conv3d: CorrectedConv3d,
-}
-_PLAIN = {corrected: plain for plain, corrected in CORRECTED.items()}
 
 
 def attach(
@@ -119,7 +55,7 @@ def attach(
     """
     check_correction(correction)
     skipped = _skipped(model, skip)
-    attached = [name for name, module in model.named_modules() if isinstance(module, _Corrected)]
+    attached = [name for name, module in model.named_modules() if isinstance(module, Corrected)]
     if attached:
         raise ValueError(
             f"{_label(attached[0])} already has a correction ({len(attached)} layers have); "
@@ -134,7 +70,7 @@ def attach(
     layers = {
         name: module
         for name, module in model.named_modules()
-        if module not in skipped and _plain_type(module) in CORRECTED and "forward" not in module.__dict__
+        if module not in skipped and plain_type(module) in CORRECTED and "forward" not in module.__dict__
     }
     if not layers:
         types = ", ".join(sorted({type(module).__name__ for module in model.modules()}))
@@ -146,7 +82,7 @@ def attach(
         _refuse_uncorrected(model, layers, skipped)
     for path, module in layers.items():
         module.__dict__.update(_correction=correction, _label=f"{_label(path)} ({type(module).__name__})", _ran=False)
-        module.__class__ = _swapped(type(module), CORRECTED)
+        module.__class__ = swapped(type(module), CORRECTED)
     return model
 
 
@@ -157,8 +93,8 @@ def detach(model: nn.Module) -> nn.Module:
         The same model. One without corrections is returned as it is.
     """
     for module in model.modules():
-        if isinstance(module, _Corrected):
-            module.__class__ = _swapped(type(module), _PLAIN)
+        if isinstance(module, Corrected):
+            module.__class__ = swapped(type(module), PLAIN)
             del module._correction, module._label, module._ran
     return model
 
@@ -207,7 +143,7 @@ def coverage(model: nn.Module) -> Coverage:
     never_seen: dict[int, str] = {}
     skipped: dict[int, tuple[str, str]] = {}
     for path, parameter, owner in _trainable(model):
-        if isinstance(owner, _Corrected):
+        if isinstance(owner, Corrected):
             (corrected if owner._ran else never_seen).setdefault(id(parameter), path)
         else:
             skipped.setdefault(id(parameter), (path, _why_plain(model, path, owner)))
@@ -216,26 +152,6 @@ def coverage(model: nn.Module) -> Coverage:
         skipped=dict(entry for key, entry in skipped.items() if key not in corrected),
         never_seen=tuple(path for key, path in never_seen.items() if key not in corrected),
     )
-
-
-def _plain_type(module: nn.Module) -> type:
-    """The module's type, seen through the class that torch's parametrize puts over it."""
-    return type(module).__bases__[0] if parametrize.is_parametrized(module) else type(module)
-
-
-def _swapped(cls: type, replacement: dict[type[nn.Module], type[nn.Module]]) -> type:
-    """The class that stands for `cls` after the swap.
-
-    torch's parametrize gives each module a class of its own, made on the spot over the layer's. Such a
-    class is made anew over the replacement, and remembers the one it stands for so that undoing is exact.
-    """
-    if cls in replacement:
-        return replacement[cls]
-    if "_adiv_stands_for" in cls.__dict__:
-        stands_for: type = cls.__dict__["_adiv_stands_for"]
-        return stands_for
-    namespace = {key: value for key, value in cls.__dict__.items() if key not in ("__dict__", "__weakref__")}
-    return type(cls.__name__, (replacement[cls.__bases__[0]],), {**namespace, "_adiv_stands_for": cls})
 
 
 def _skipped(model: nn.Module, skip: Iterable[str | type[nn.Module]]) -> set[nn.Module]:
@@ -279,7 +195,7 @@ def _why_plain(model: nn.Module, path: str, owner: nn.Module) -> str:
         return f"{type(parent).__name__} uses its {path.removeprefix(parent_path + '.')} without calling the layer"
     if isinstance(owner, nn.MultiheadAttention):
         return f"{type(owner).__name__} has no correction"
-    plain = _plain_type(owner)
+    plain = plain_type(owner)
     if "forward" in owner.__dict__:
         return f"this {plain.__name__} has a forward of its own set on it"
     if plain in CORRECTED:

@@ -12,7 +12,7 @@ from adiv_optim import Correction, Proportional
 
 
 def row_scales(correction: Correction, norm: float, weight: bool = True, bias: bool = True) -> tuple[float, float]:
-    """(s_W, s_b) of a row with |x|² = norm, by MATHS.md section 1; only trained parameters count."""
+    """(s_W, s_b) of a row with |x|² = norm, by Bird 2025, Eqs. 20 and 21; only trained parameters count."""
     if isinstance(correction, Proportional):
         total = norm * weight + bias
         scale = 1 / total if total else 0.0

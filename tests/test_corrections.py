@@ -1,4 +1,4 @@
-"""The rules on rows, against the formulas of MATHS.md section 1."""
+"""The rules on rows, against the formulas of Bird 2025, Eqs. 20 and 21."""
 
 import copy
 import pickle
@@ -196,3 +196,13 @@ WRONG = {
 def test_check_correction_says_what_was_found(found, message):
     with pytest.raises(TypeError, match=rf"must be an instance of adiv_optim\.Correction, found .*{message}"):
         check_correction(found)
+
+
+def test_rule_that_returns_no_mapping_is_an_error():
+    class Nothing(Correction):
+        def scales(self, factors):
+            return None
+
+    weight = torch.ones(2, 3, requires_grad=True)
+    with pytest.raises(ValueError, match=r"Nothing\.scales returned NoneType; .* must answer for, \['weight'\]"):
+        functional.linear(torch.ones(1, 3), weight, None, Nothing()).sum().backward()

@@ -228,3 +228,11 @@ def test_exported_attached_model_calls_the_operators_of_the_plain_one():
     plain, attached = operators(model, x), operators(attach(model, Proportional()), x)
     assert {name for name in attached if name.startswith("aten.")} == {name for name in plain if "aten." in name}
     assert not any("adiv_optim" in name for name in attached)
+
+
+def test_layer_with_a_forward_of_its_own_is_left_alone_and_named():
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    model[1].forward = lambda x: 2 * x
+    attach(model, Proportional())
+    assert type(model[1]) is nn.Linear
+    assert coverage(model).skipped["1.weight"] == "this Linear has a forward of its own set on it"

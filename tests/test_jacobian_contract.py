@@ -133,3 +133,32 @@ def test_layer_jacobians_refuse_an_attached_layer():
 def test_layer_jacobians_refuse_a_chunk_size_below_one(chunk_size):
     with pytest.raises(ValueError, match="chunk_size"):
         jacobian.layer_jacobians(nn.Linear(4, 2), X, chunk_size=chunk_size)
+
+
+def test_input_changed_in_place_after_the_layer_read_it_is_an_error():
+    class Residual(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, x):
+            x = self.first(x)
+            x += self.second(x)
+            return x
+
+    with pytest.raises(RuntimeError, match=r"an input of layer 'second' .* was changed in place"):
+        jacobian.corrected_gradients(Residual(), squares, torch.randn(3, 4), 0.0, Proportional())
+
+
+def test_batch_norm_has_no_jacobians_of_its_own():
+    with pytest.raises(ValueError, match="BatchNorm1d mixes the samples of a batch"):
+        jacobian.layer_jacobians(nn.BatchNorm1d(3), torch.randn(4, 3))
+
+
+def test_layer_that_returns_no_tensor_is_an_error():
+    class Pair(nn.Linear):
+        def forward(self, x):
+            return super().forward(x), x
+
+    with pytest.raises(ValueError, match=r"layer '' .*returned tuple; only a layer that returns one tensor"):
+        jacobian.corrected_gradients(Pair(4, 2), lambda z, t: z[0].sum(), torch.randn(3, 4), 0.0, Proportional())

@@ -79,3 +79,9 @@ def test_missing_cifar10_says_how_to_get_it(tmp_path, monkeypatch):
 def test_unknown_data_set_lists_the_known():
     with pytest.raises(ValueError, match="unknown data set 'mnist'; known are digits, cifar10, imagefolder, fake"):
         load("mnist")
+
+
+def test_changed_tree_is_decoded_again(image_tree):
+    before = load(f"imagefolder:{image_tree}")
+    (image_tree / "train" / "cat" / "0.jpg").unlink()
+    assert len(load(f"imagefolder:{image_tree}").train_labels) == len(before.train_labels) - 1

@@ -171,3 +171,9 @@ def test_error_says_what_was_found_and_wanted(input, weight, correction, error, 
         functional.linear(input, weight, None, correction)
     if "correction" not in str(caught.value).split(" ")[:3]:
         assert str(caught.value).startswith("linear: ")
+
+
+@pytest.mark.parametrize("shape", [(3,), (2, 3, 5)], ids=["vector", "stack"])
+def test_weight_of_other_dimensions_is_an_error(shape):
+    with pytest.raises(ValueError, match=r"linear: weight of shape .* it must have 2: \(out_features, in_features\)"):
+        functional.linear(torch.ones(2, 4, shape[-1]), torch.ones(shape), None, Proportional())

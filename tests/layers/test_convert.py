@@ -1,10 +1,13 @@
 """convert: layers replaced by type, in place, weights kept."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
 from torch.nn.utils import parametrizations
 
+from adiv_optim import Proportional, attach
 from adiv_optim.layers import AffineLikeLinear, L2Norm, NormLikeLinear, convert
 
 
@@ -143,3 +146,37 @@ def test_error_names_the_layer_and_leaves_the_model_alone(build, mapping, error,
     with pytest.raises(error, match=message):
         convert(model, mapping)
     assert dict(model.named_modules()) == modules
+
+
+def test_partial_of_a_class_keeps_the_weights():
+    model = nn.Sequential(nn.Linear(3, 2))
+    weight = model[0].weight
+    convert(model, {nn.Linear: partial(AffineLikeLinear, beta=0.5)})
+    assert model[0].weight is weight
+    assert model[0].beta == 0.5
+
+
+def test_transformer_layer_computes_the_same_with_and_without_gradients():
+    model = convert(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval(), {nn.Linear: AffineLikeLinear})
+    x = torch.randn(2, 3, 8)
+    trained_on = model(x)
+    with torch.no_grad():
+        deployed = model(x)
+    assert (trained_on - deployed).abs().max() <= 1e-6
+    # The test can fail: torch's fast path, left on, reads the weights and skips the layers.
+    model.activation_relu_or_gelu = 1
+    with torch.no_grad():
+        assert (trained_on - model(x)).abs().max() > 1e-2
+
+
+def test_attached_model_says_detach():
+    model = attach(nn.Sequential(nn.Linear(3, 2)), Proportional())
+    with pytest.raises(ValueError, match=r"detach\(model\) first"):
+        convert(model, {nn.Linear: AffineLikeLinear})
+
+
+def test_buffers_would_be_lost_and_are_refused():
+    layer = nn.Linear(3, 2)
+    layer.register_buffer("mask", torch.ones(2, 3))
+    with pytest.raises(ValueError, match="has buffers, which its replacement would lose"):
+        convert(nn.Sequential(layer), {nn.Linear: AffineLikeLinear})

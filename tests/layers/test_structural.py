@@ -247,3 +247,31 @@ def test_copies_and_pickles_compute_the_same(kind, formula, options):
         assert repr(twin) == repr(layer)
     for name, value in options.items():
         assert f"{name}={value}" in repr(layer)
+
+
+@pytest.mark.parametrize(
+    "layer", [L2Norm(), NormLikeLinear(4, 3), AffineLikeLinear(4, 3)], ids=lambda layer: type(layer).__name__
+)
+def test_float16_zero_rows_are_finite_and_pass_finite_gradients(layer):
+    layer = copy.deepcopy(layer).half()
+    x = torch.zeros(2, 4, dtype=torch.float16, requires_grad=True)
+    output = layer(x)
+    output.sum().backward()
+    assert output.isfinite().all()
+    assert x.grad.isfinite().all()
+    if isinstance(layer, NormLikeLinear):
+        assert torch.equal(output, layer.bias.expand(2, 3))
+
+
+def test_float16_rows_whose_norm_overflows_keep_their_direction():
+    x = torch.full((1, 512), 3000.0)
+    assert (L2Norm()(x.half()).float() - 512**-0.5).abs().max() <= 1e-3 * 512**-0.5
+
+
+def test_zero_rows_pass_no_gradient_through_a_norm():
+    x = torch.zeros(1, 4, requires_grad=True)
+    L2Norm()(x).sum().backward()
+    assert x.grad.abs().max() == 0
+    # torch's own multiplies it by 1 / eps.
+    F.normalize(x, dim=-1).sum().backward()
+    assert x.grad.abs().max() > 1e10

@@ -1,4 +1,4 @@
-"""Invariant 3: a wrapper is the optimizer it wraps, for everything that reads, writes, saves or schedules it."""
+"""A wrapper is the optimizer it wraps, for everything that reads, writes, saves or schedules it."""
 
 import copy
 import inspect

@@ -1,0 +1,98 @@
+"""The layers that stand in for torch's while a correction is attached.
+
+They can be imported by name, so pickling and copying an attached model work.
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from .corrections import Correction
+from .functional._conv import corrected_conv
+from .functional._linear import corrected_linear
+
+
+class Corrected:
+    """What every swapped layer shares; all its state is these entries of the instance's __dict__."""
+
+    _correction: Correction
+    _label: str  # for error messages: the layer's path in the model
+    _ran: bool  # for `coverage`
+
+    def _note_run(self) -> None:
+        # Written and never read here: a read would make torch.compile guard on it and compile twice.
+        if torch.is_grad_enabled():
+            self._ran = True
+
+    def extra_repr(self) -> str:
+        """Return the plain layer's own line, and the correction."""
+        return f"{super().extra_repr()}, correction={self._correction!r}"  # type: ignore[misc]
+
+
+class CorrectedLinear(Corrected, nn.Linear):
+    """nn.Linear through `functional.linear`; made by `attach`, not by hand."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return Wx + b; see `functional.linear`."""
+        self._note_run()
+        return corrected_linear(input, self.weight, self.bias, self._correction, name=self._label)
+
+
+class CorrectedConv(Corrected):
+    """What the swapped convolutions share."""
+
+    def _conv_forward(self: Any, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        self._note_run()
+        padding = self.padding
+        if self.padding_mode != "zeros":
+            input = F.pad(input, self._reversed_padding_repeated_twice, mode=self.padding_mode)
+            padding = 0
+        return corrected_conv(
+            input, weight, bias, self.stride, padding, self.dilation, self.groups, self._correction,
+            name=self._label, dims=len(self.kernel_size),
+        )  # fmt: skip
+
+
+class CorrectedConv1d(CorrectedConv, nn.Conv1d):
+    """nn.Conv1d through `functional.conv1d`; made by `attach`, not by hand."""
+
+
+class CorrectedConv2d(CorrectedConv, nn.Conv2d):
+    """nn.Conv2d through `functional.conv2d`; made by `attach`, not by hand."""
+
+
+class CorrectedConv3d(CorrectedConv, nn.Conv3d):
+    """nn.Conv3d through `functional.conv3d`; made by `attach`, not by hand."""
+
+
+#: What replaces what. Exact types only: a subclass may compute something else in its forward.
+CORRECTED: dict[type[nn.Module], type[nn.Module]] = {
+    nn.Linear: CorrectedLinear,
+    nn.Conv1d: CorrectedConv1d,
+    nn.Conv2d: CorrectedConv2d,
+    nn.Conv3d: CorrectedConv3d,
+}
+PLAIN = {corrected: plain for plain, corrected in CORRECTED.items()}
+
+
+def plain_type(module: nn.Module) -> type:
+    """The module's type, seen through the class that torch's parametrize puts over it."""
+    return type(module).__bases__[0] if parametrize.is_parametrized(module) else type(module)
+
+
+def swapped(cls: type, replacement: dict[type[nn.Module], type[nn.Module]]) -> type:
+    """The class that stands for `cls` after the swap.
+
+    torch's parametrize gives each module a class of its own, made on the spot over the layer's. Such a
+    class is made anew over the replacement, and remembers the one it stands for so that undoing is exact.
+    """
+    if cls in replacement:
+        return replacement[cls]
+    if "_adiv_stands_for" in cls.__dict__:
+        stands_for: type = cls.__dict__["_adiv_stands_for"]
+        return stands_for
+    namespace = {key: value for key, value in cls.__dict__.items() if key not in ("__dict__", "__weakref__")}
+    return type(cls.__name__, (replacement[cls.__bases__[0]],), {**namespace, "_adiv_stands_for": cls})

@@ -1,0 +1,175 @@
+"""Corrected gradients of a whole model."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+
+from ..corrections import Correction, check_correction
+from ._record import recorded
+from ._rows import layer_gradients, refuse_attached
+
+#: Layers of torch.nn that keep the plain gradient unless they are named: `attach` leaves them alone too.
+#: Batch normalisers could not be corrected at all: their samples have no Jacobian of their own.
+PLAIN_BY_DEFAULT: tuple[type[nn.Module], ...] = (
+    _NormBase,
+    nn.LayerNorm,
+    nn.GroupNorm,
+    nn.RMSNorm,
+    nn.Embedding,
+    nn.EmbeddingBag,
+    nn.PReLU,
+    nn.RNNBase,
+)
+
+
+def corrected_gradients(
+    model: nn.Module,
+    loss_fn: Callable[[Any, Any], Tensor],
+    inputs: Any,
+    targets: Any,
+    correction: Correction | None,
+    *,
+    layers: Iterable[str] | None = None,
+    chunk_size: int | None = None,
+) -> dict[str, Tensor]:
+    r"""Gradients of a whole model with a correction on its layers, from explicit Jacobians.
+
+    For every call of every corrected layer, with g_k the gradient of the loss at output row k,
+
+    .. math:: \mathrm{grad}_p = \sum_k s_{p,k}\, J_{p,k}^\top g_k, \qquad
+              f_{p,k} = \mathrm{tr}(J_{p,k} J_{p,k}^\top) / m,
+
+    where m is the number of output features and s comes from `correction.scales(f)`. Output rows are the
+    leading dimensions of a layer's output and its features the last one; for convolutions rows are
+    positions and features the channels of a group. For nn.Linear f is |x|² and 1, so that `Proportional()`
+    is 1/(|x|²+1) (Bird 2025, Eq. 20). g_k is backpropagated plainly.
+
+    Args:
+        model: the model, without attached corrections; it is run once, in the mode it is in.
+        loss_fn: called with the model's output and the targets; returns a scalar.
+        inputs: what the model is called with: a tensor, or a tuple of arguments.
+        targets: handed to `loss_fn`.
+        correction: the rule; None gives plain gradients, still through Jacobians.
+        layers: paths of the modules to correct. By default every module without submodules that owns a
+            trainable parameter, but for norms, embeddings and the like (`PLAIN_BY_DEFAULT`). All tensor
+            arguments of a layer must have samples as their first dimension. A parametrized layer is taken
+            as it is trained, by the Jacobian of its parametrization's own parameters; `attach` corrects
+            the gradient of the effective weight instead.
+        chunk_size: samples whose Jacobians are held at once; memory is chunk_size × outputs × parameters
+            of the largest layer. None is the whole batch, and so is any number for `BatchIdeal`, which
+            needs all rows together.
+
+    Returns:
+        Parameter path → gradient, for every trainable parameter that the loss depends on.
+
+    Raises:
+        TypeError: the correction is no `Correction`.
+        ValueError: a correction is attached to the model, or `layers` names what is not there.
+
+    Example:
+        >>> import torch
+        >>> from adiv_optim import Proportional, jacobian
+        >>> model = torch.nn.Bilinear(1, 1, 1, bias=False)  # z = w·x·y, so J = x·y
+        >>> x, y = torch.tensor([[2.0]]), torch.tensor([[3.0]])
+        >>> loss = lambda output, target: (output - target).sum()
+        >>> jacobian.corrected_gradients(model, loss, (x, y), torch.zeros(1), Proportional())["weight"].item()
+        0.1666666716337204
+    """
+    return _loss_and_gradients(model, loss_fn, inputs, targets, correction, layers, chunk_size)[1]
+
+
+def backward(
+    model: nn.Module,
+    loss_fn: Callable[[Any, Any], Tensor],
+    inputs: Any,
+    targets: Any,
+    correction: Correction | None,
+    *,
+    layers: Iterable[str] | None = None,
+    chunk_size: int | None = None,
+) -> Tensor:
+    """Add `corrected_gradients` to `p.grad`, as loss.backward() does, so that any optimizer can step on them.
+
+    Arguments and errors are those of `corrected_gradients`.
+
+    Returns:
+        The loss, detached.
+
+    Example:
+        >>> import torch
+        >>> from adiv_optim import Proportional, jacobian
+        >>> model = torch.nn.Linear(2, 1)
+        >>> opt = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> mse = torch.nn.functional.mse_loss
+        >>> loss = jacobian.backward(model, mse, torch.ones(4, 2), torch.zeros(4, 1), Proportional())
+        >>> opt.step()
+    """
+    loss, gradients = _loss_and_gradients(model, loss_fn, inputs, targets, correction, layers, chunk_size)
+    for name, gradient in gradients.items():
+        parameter = model.get_parameter(name)
+        parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
+    return loss
+
+
+def _loss_and_gradients(
+    model: nn.Module,
+    loss_fn: Callable[[Any, Any], Tensor],
+    inputs: Any,
+    targets: Any,
+    correction: Correction | None,
+    layers: Iterable[str] | None,
+    chunk_size: int | None,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    if correction is not None:
+        check_correction(correction)
+    if chunk_size is not None and chunk_size < 1:
+        raise ValueError(f"chunk_size is {chunk_size}; it counts samples and must be at least 1, or None.")
+    refuse_attached(model)
+    parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    if not parameters:
+        raise ValueError(f"{type(model).__name__} has no trainable parameter to give a gradient.")
+    names = {id(parameter): name for name, parameter in parameters.items()}
+
+    with torch.enable_grad():
+        with recorded(_choose_layers(model, layers)) as calls:
+            output = model(*inputs) if isinstance(inputs, tuple) else model(inputs)
+        loss = loss_fn(output, targets)
+        outputs = [call.output for call in calls]
+        found = torch.autograd.grad(loss, [*outputs, *parameters.values()], allow_unused=True)
+
+    gradients = {
+        name: gradient for name, gradient in zip(parameters, found[len(calls) :], strict=True) if gradient is not None
+    }
+    for call, grad_output in zip(calls, found, strict=False):
+        if grad_output is None:
+            continue
+        for local, gradient in layer_gradients(call, grad_output, correction, chunk_size).items():
+            name = names[id(call.layer.get_parameter(local))]
+            gradients[name] = gradients[name] + gradient if name in gradients else gradient
+    return loss.detach(), gradients
+
+
+def _choose_layers(model: nn.Module, layers: Iterable[str] | None) -> dict[str, nn.Module]:
+    modules = dict(model.named_modules())
+    if layers is None:
+        return {
+            path: module
+            for path, module in modules.items()
+            if not isinstance(module, PLAIN_BY_DEFAULT)
+            and all(name == "parametrizations" for name, _ in module.named_children())
+            and "parametrizations" not in path.split(".")
+            and any(parameter.requires_grad for parameter in module.parameters())
+        }
+    chosen = list(layers)
+    for path in chosen:
+        if path not in modules:
+            raise ValueError(f"layers names {path!r}, which the model does not have; it has {list(modules)[:20]}.")
+        if isinstance(modules[path], _NormBase):
+            raise ValueError(
+                f"layer {path!r} ({type(modules[path]).__name__}) mixes the samples of a batch, "
+                "so they have no Jacobian of their own; leave it out of `layers`."
+            )
+    return {path: modules[path] for path in chosen}
