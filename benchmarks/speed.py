@@ -11,21 +11,15 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
 from torch.utils.data import DataLoader, TensorDataset
 
-from adiv_optim import BatchIdeal, Correction, Disproportional, GradientOnly, Proportional, functional, jacobian
+from adiv_optim import BatchIdeal, Correction, Disproportional, GradientOnly, Proportional
 
 from . import data as datasets
+from .jobs import Job, Layer, conv_layer, device, linear_layer, opacus_job, per_sample_job, training_job
 from .methods import METHODS
 from .runs import Run, environment
 from .trainer import Ensemble, build_model, build_optimizer, epoch_orders
-
-#: Creates the tensors of a job and returns what runs it once.
-Job = Callable[[], Callable[[], Any]]
-#: Likewise, but what it returns runs the job with a correction, or plainly with None.
-Layer = Callable[[], Callable[[Correction | None], None]]
 
 
 def interleaved(runs: dict[str, Callable[[], Any]], rounds: int) -> dict[str, list[float]]:
@@ -69,112 +63,6 @@ def peak_memory(job: Job) -> int:
             totals.append((event.start_time_ns, event.extra_fields.total_allocated, event.extra_fields.alloc_size))
     _, first_total, first_size = min(totals)
     return max(total for _, total, _ in totals) - (first_total - first_size)
-
-
-def _device() -> str:
-    return "cuda" if torch.cuda.is_available() else "cpu"
-
-
-def linear_layer(rows: int, inputs: int, outputs: int, input_grad: bool) -> Layer:
-    """Forward and backward of a linear layer."""
-
-    def make() -> Callable[[Correction | None], None]:
-        x = torch.randn(rows, inputs, device=_device(), requires_grad=input_grad)
-        layer = nn.Linear(inputs, outputs, device=_device())
-        g = torch.randn(rows, outputs, device=_device())
-
-        def run(correction: Correction | None) -> None:
-            x.grad = layer.weight.grad = layer.bias.grad = None
-            functional.linear(x, layer.weight, layer.bias, correction).backward(g)
-
-        return run
-
-    return make
-
-
-def conv_layer(shape: tuple[int, ...], outputs: int, kernel: int, input_grad: bool) -> Layer:
-    """Forward and backward of a convolution."""
-
-    def make() -> Callable[[Correction | None], None]:
-        x = torch.randn(shape, device=_device(), requires_grad=input_grad)
-        layer = nn.Conv2d(shape[1], outputs, kernel, padding=kernel // 2, device=_device())
-        g = torch.randn(shape[0], outputs, *shape[2:], device=_device())
-
-        def run(correction: Correction | None) -> None:
-            x.grad = layer.weight.grad = layer.bias.grad = None  # type: ignore[union-attr]
-            functional.conv2d(x, layer.weight, layer.bias, padding=kernel // 2, correction=correction).backward(g)
-
-        return run
-
-    return make
-
-
-def _per_sample_job(rows: int, inputs: int, outputs: int) -> Job:
-    """The correction by torch.func's per-sample gradients: built, rescaled and summed."""
-
-    def make() -> Callable[[], None]:
-        x, g = torch.randn(rows, inputs, device=_device()), torch.randn(rows, outputs, device=_device())
-        layer = nn.Linear(inputs, outputs, device=_device())
-        parameters = {name: p.detach() for name, p in layer.named_parameters()}
-
-        def weighted(parameters: dict[str, Tensor], row: Tensor, g_row: Tensor) -> Tensor:
-            return functional_call(layer, parameters, (row,)) @ g_row
-
-        def run() -> None:
-            per_sample = vmap(grad(weighted), in_dims=(None, 0, 0))(parameters, x, g)
-            scale = 1 / (x.square().sum(1) + 1)
-            for gradient in per_sample.values():
-                torch.tensordot(scale, gradient, 1)
-
-        return run
-
-    return make
-
-
-def _opacus_job(rows: int, inputs: int, outputs: int) -> Job:
-    """The correction by Opacus's per-sample hooks: built, rescaled and summed."""
-    from opacus import GradSampleModule  # an optional extra
-
-    def make() -> Callable[[], None]:
-        x = torch.randn(rows, inputs, device=_device(), requires_grad=True)
-        g = torch.randn(rows, outputs, device=_device())
-        model = GradSampleModule(nn.Linear(inputs, outputs, device=_device()), loss_reduction="sum")
-
-        def run() -> None:
-            model.zero_grad(set_to_none=True)
-            x.grad = None
-            model(x).backward(g)
-            scale = 1 / (x.detach().square().sum(1) + 1)
-            for parameter in model.parameters():
-                torch.tensordot(scale, parameter.grad_sample, 1)
-                parameter.grad_sample = None
-
-        return run
-
-    return make
-
-
-def _training_job(sizes: tuple[int, ...], correction: Correction | None, by_jacobians: bool = False) -> Job:
-    """A whole training step of the benchmark's network: forward, backward, Adam."""
-
-    def make() -> Callable[[], None]:
-        x, labels = torch.rand(32, sizes[0], device=_device()), torch.randint(sizes[-1], (32,), device=_device())
-        model = METHODS["none"].build(sizes, "tanh").to(_device())
-        optimizer: torch.optim.Optimizer = torch.optim.Adam(model.parameters(), fused=True)
-        if correction and not by_jacobians:
-            optimizer = GradientOnly(optimizer, model, correction)
-
-        def run() -> None:
-            optimizer.zero_grad()
-            if by_jacobians:
-                jacobian.backward(model, F.cross_entropy, x, labels, correction)
-            else:
-                F.cross_entropy(model(x), labels).backward()
-            optimizer.step()
-
-        return run
-
-    return make
 
 
 def _row(what: str, job: Job, plain: Job, rounds: int) -> dict[str, Any]:
@@ -226,7 +114,7 @@ def layers(data: str) -> dict[str, Any]:
     def plain_linear() -> Callable[[], None]:
         return partial(linear_layer(*shape, True)(), None)
 
-    peers = {"torch.func per-sample gradients": _per_sample_job, "Opacus per-sample hooks": _opacus_job}
+    peers = {"torch.func per-sample gradients": per_sample_job, "Opacus per-sample hooks": opacus_job}
     if not find_spec("opacus"):
         del peers["Opacus per-sample hooks"]
         print("opacus is not installed (extra `peers`); its row is left out")
@@ -234,9 +122,9 @@ def layers(data: str) -> dict[str, Any]:
         rows.append(_row(f"Linear {shape}, {name}", peer(*shape), plain_linear, rounds=10))
     # Explicit Jacobians of (512, 1024, 1024) would take 4.3 GB per row: their price shows on whole training steps.
     for sizes in ((64, 32, 32, 10), (3072, 32, 32, 10)):
-        plain = _training_job(sizes, None)
+        plain = training_job(sizes, None)
         for by_jacobians, name, rounds in ((False, "GradientOnly", 200), (True, "jacobian.backward", 20)):
-            job = _training_job(sizes, Proportional(), by_jacobians)
+            job = training_job(sizes, Proportional(), by_jacobians)
             rows.append(_row(f"training step {list(sizes)}, batch 32, Adam, {name}", job, plain, rounds))
     return {
         "kind": "speed",
@@ -252,7 +140,7 @@ def layers(data: str) -> dict[str, Any]:
 
 def trainer(data: str, seeds: int = 5) -> dict[str, Any]:
     """One epoch of the ensemble trainer against as many runs of a DataLoader loop as it has seeds."""
-    tensors = datasets.load(data).to(_device(), torch.float32)
+    tensors = datasets.load(data).to(device(), torch.float32)
     loaders = {"tensors in memory": DataLoader(TensorDataset(tensors[0], tensors[1]), batch_size=32, shuffle=True)}
     kind, _, folder = data.partition(":")
     if kind == "imagefolder":
@@ -263,7 +151,7 @@ def trainer(data: str, seeds: int = 5) -> dict[str, Any]:
         loaders["image files"] = DataLoader(files, batch_size=32, shuffle=True)
     rows = []
     for method in ("none", "proportional"):
-        run = Run(data, method, "tanh", seeds=tuple(range(seeds)), device=_device())
+        run = Run(data, method, "tanh", seeds=tuple(range(seeds)), device=device())
         for source, loader in loaders.items():
             ratios = [
                 _dataloader_epoch(run, loader, tensors, seed) * seeds / _ensemble_epoch(run, tensors)

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from adiv_optim import Proportional
-from benchmarks.speed import conv_layer, interleaved, linear_layer, peak_memory, ratio
+from benchmarks.jobs import conv_layer, linear_layer
+from benchmarks.speed import interleaved, peak_memory, ratio
 
 MEBIBYTE = 2**20
 

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from adiv_optim import BatchIdeal, Disproportional, GradientOnly, Proportional, functional, jacobian
-from benchmarks.speed import conv_layer, peak_memory
+from benchmarks.jobs import conv_layer
+from benchmarks.speed import peak_memory
 from tests.cases import LINEAR, apply, each_layer, gradients, relative_error
 from tests.references import rows
 
