@@ -234,7 +234,11 @@ class BatchIdeal(Correction):
         ridge = (damping * diagonal.sum(-1, keepdim=True) / max(count, 1)).clamp(min=math.sqrt(precision.tiny))
         factor, failed = torch.linalg.cholesky_ex(torch.diagonal_scatter(gram, diagonal + ridge, dim1=-2, dim2=-1))
         # A partial factor looks like numbers; NaN is what the rest of a training loop knows how to meet.
-        return torch.cholesky_solve(right, factor.masked_fill((failed != 0)[..., None, None], math.nan))
+        factor = factor.masked_fill((failed != 0)[..., None, None], math.nan)
+        if right.shape[-1] < gram.shape[-1]:
+            return torch.cholesky_solve(right, factor)
+        # For many right-hand sides one matrix product with the inverse is several times faster than substitution.
+        return torch.cholesky_inverse(factor) @ right
 
 
 def _check_eps(rule: Proportional | Disproportional) -> None:

@@ -124,10 +124,10 @@ class LinearRows:
         return {name: gradient.to(self.rows.dtype) for name, gradient in solved.items()}
 
     def _sample_side(self, solve: Solve) -> dict[str, Tensor]:
-        columns = self.columns()
-        kernel = reduce(torch.add, (block @ block.mT for block in columns))
+        kernel = reduce(torch.add, (block @ block.mT for block in self.columns()))
         mixed = solve(kernel, self.grad_rows, self.count)
-        return split_solution(gram_of(columns, [mixed]), self.needs_weight, self.needs_bias)
+        gradients = {"weight": mixed.mT @ self.rows} if self.needs_weight else {}
+        return {**gradients, "bias": mixed.sum(-2)} if self.needs_bias else gradients
 
     def _feature_side(self, solve: Solve) -> dict[str, Tensor]:
         columns = self.columns()
