@@ -156,8 +156,8 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, correction
 
     Forward :math:`z = W x + b` and input gradient :math:`g W` are torch's, bit for bit. The parameters
     receive :math:`\sum_k s_{W,k}\, g_k x_k^\top` and :math:`\sum_k s_{b,k}\, g_k` (Bird 2025, Eqs. 20 and 21), where
-    k runs over rows and s is the correction's. A frozen weight or bias does not move the output, so it
-    is left out of the divergence that is corrected.
+    k runs over rows and s is the correction's; `BatchIdeal` solves for all rows instead. A frozen weight or
+    bias does not move the output, so it is left out of the divergence that is corrected.
 
     The cost over the plain backward is one pass over X and one over the narrower of X and G; memory that
     is live at the peak does not grow. Works under vmap, torch.compile, autocast and in half precision, in

@@ -16,13 +16,14 @@ class GradientOnly(OptimizerWrapper):
 
     On construction the correction goes on the model's layers (see `attach`); from then on `loss.backward()`
     leaves the corrected gradient in `p.grad`, and the wrapper hands every call to the optimizer. The
-    forward pass, the state dict and the exported model stay as they are. The corrected gradient is
-    additive over rows, so accumulation over micro-batches and data parallelism need nothing.
+    forward pass, the state dict and the exported model stay as they are. Per-row corrections are additive,
+    so accumulation over micro-batches and data parallelism need nothing; `BatchIdeal` is ideal for the rows
+    of one backward and not for their union.
 
     Args:
         optimizer: any torch.optim.Optimizer but LBFGS.
         model: the model whose gradients are corrected.
-        correction: `Proportional()`, `Disproportional()` or your own `Correction`.
+        correction: `Proportional()`, `Disproportional()`, `BatchIdeal()` or your own `Correction`.
         skip: paths of modules and module types to leave alone; see `attach`.
         strict: refuse a model with trainable parameters that would not be corrected; see `attach`.
 
