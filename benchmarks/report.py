@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from .methods import ACTIVATIONS, LABELS
+from .methods import ACTIVATIONS, LABELS, METHODS
 from .runs import read
 
 Result = dict[str, Any]
@@ -137,7 +137,7 @@ def figure(group: list[Result], path: Path) -> None:
                 epochs = range(1, len(means) + 1)
                 low, high = zip(*((m - e, m + e) for m, e in zip(means, errors, strict=True)), strict=True)
                 # Gradient-only methods are dashed: colour alone does not carry to everyone.
-                style = "--" if "proportional" in method else "-"
+                style = "--" if METHODS[method].correction else "-"
                 axis.plot(epochs, means, style, color=colors[method], label=label, linewidth=1.6)
                 axis.fill_between(epochs, low, high, color=colors[method], alpha=0.2, linewidth=0)
         axis.set(title=activation, xlabel="epoch")
