@@ -7,7 +7,7 @@ from typing import Any
 from .report import mean_and_error
 from .runs import Run
 
-#: Steps of about three, wide enough that every method has its best rate inside.
+#: Steps of about three. A rate chosen at an edge says that the best may lie beyond it.
 GRIDS: dict[str, tuple[float, ...]] = {
     "sgd": (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0),
     "adam": (1e-4, 3e-4, 1e-3, 3e-3, 1e-2),
