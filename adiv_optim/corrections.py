@@ -222,7 +222,7 @@ class BatchIdeal(Correction):
         """Solve (gram + λI) X = right, with λ = damping · tr(gram) / count.
 
         Args:
-            gram: X~ᵀX~ or X~X~ᵀ, which have one trace; shape (…, n, n).
+            gram: X~ᵀX~ or X~X~ᵀ, which have one trace; shape (…, n, n). It is overwritten.
             right: shape (…, n, m).
             count: rows of X~.
         """
@@ -231,10 +231,11 @@ class BatchIdeal(Correction):
         # Rows that repeat make the matrix singular: below rounding there is no damping to be had. The clamp keeps
         # a batch of zero rows, whose gradient is zero, from dividing zero by zero.
         damping = max(self.damping, precision.eps * gram.shape[-1])
-        ridge = (damping * diagonal.sum(-1, keepdim=True) / max(count, 1)).clamp(min=math.sqrt(precision.tiny))
-        factor, failed = torch.linalg.cholesky_ex(torch.diagonal_scatter(gram, diagonal + ridge, dim1=-2, dim2=-1))
+        ridge = (diagonal.sum(-1, keepdim=True) * (damping / max(count, 1))).clamp(min=math.sqrt(precision.tiny))
+        diagonal += ridge
+        factor, failed = torch.linalg.cholesky_ex(gram)
         # A partial factor looks like numbers; NaN is what the rest of a training loop knows how to meet.
-        factor = factor.masked_fill((failed != 0)[..., None, None], math.nan)
+        factor.masked_fill_(failed.bool()[..., None, None], math.nan)
         if right.shape[-1] < gram.shape[-1]:
             return torch.cholesky_solve(right, factor)
         # For many right-hand sides one matrix product with the inverse is several times faster than substitution.

@@ -102,6 +102,27 @@ def opacus_job(rows: int, inputs: int, outputs: int) -> Job:
     return make
 
 
+def isaac_layer(rows: int, inputs: int, outputs: int) -> Layer:
+    """Forward and backward of the package isaac's linear layer; with a correction, ours on the same tensors.
+
+    Its operator is the batch-ideal one of the weight alone, times λ; its bias keeps the plain gradient.
+    """
+    from isaac import Linear  # an optional extra
+
+    def make() -> Callable[[Correction | None], None]:
+        x = torch.randn(rows, inputs, device=device(), requires_grad=True)
+        layer = Linear(inputs, outputs, la=1.0).to(device())
+        g = torch.randn(rows, outputs, device=device())
+
+        def run(correction: Correction | None) -> None:
+            x.grad = layer.weight.grad = layer.bias.grad = None
+            (layer(x) if correction is None else functional.linear(x, layer.weight, layer.bias, correction)).backward(g)
+
+        return run
+
+    return make
+
+
 def training_job(sizes: tuple[int, ...], correction: Correction | None, by_jacobians: bool = False) -> Job:
     """A whole training step of the benchmark's network: forward, backward, Adam."""
 

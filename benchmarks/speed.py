@@ -5,6 +5,7 @@ import statistics
 import time
 from collections.abc import Callable
 from functools import partial
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from adiv_optim import BatchIdeal, Correction, Disproportional, GradientOnly, Proportional
 
 from . import data as datasets
-from .jobs import Job, Layer, conv_layer, device, linear_layer, opacus_job, per_sample_job, training_job
+from .jobs import Job, Layer, conv_layer, device, isaac_layer, linear_layer, opacus_job, per_sample_job, training_job
 from .methods import METHODS
 from .runs import Run, environment
 from .trainer import Ensemble, build_model, build_optimizer, epoch_orders
@@ -138,6 +139,27 @@ def layers(data: str) -> dict[str, Any]:
     }
 
 
+def batch_ideal(data: str) -> dict[str, Any]:
+    """BatchIdeal against the package isaac, on the case that package supports: a linear layer on two-dimensional input.
+
+    Raises:
+        ModuleNotFoundError: the package is not installed.
+    """
+    if not find_spec("isaac"):
+        raise ModuleNotFoundError("the package isaac is not installed; pip install adiv_optim[peers], or leave it out.")
+    shapes = ((128, 512, 512), (32, 1024, 1024), (512, 1024, 1024), (60, 784, 1600), (2048, 512, 512))
+    return {
+        "kind": "speed",
+        "name": "speed-batch-ideal",
+        "of": "forward and backward of BatchIdeal; ratio to isaac.Linear",
+        "note": "Linear is (rows, in, out), float32, on the same tensors; (60, 784, 1600) is that package's own MNIST "
+        "example. Ratios within one interleaved run, median and quartiles of the rounds; below 1, BatchIdeal is "
+        f"faster. isaac {version('isaac')}.",
+        "rows": [_layer_row(f"Linear {shape}", isaac_layer(*shape), BatchIdeal(), rounds=60) for shape in shapes],
+        "environment": environment(),
+    }
+
+
 def trainer(data: str, seeds: int = 5) -> dict[str, Any]:
     """One epoch of the ensemble trainer against as many runs of a DataLoader loop as it has seeds."""
     tensors = datasets.load(data).to(device(), torch.float32)
@@ -201,4 +223,8 @@ def _dataloader_epoch(run: Run, loader: DataLoader, data: datasets.Dataset, seed
     return time.perf_counter() - start
 
 
-SUITES: dict[str, Callable[[str], dict[str, Any]]] = {"layers": layers, "trainer": trainer}
+SUITES: dict[str, Callable[[str], dict[str, Any]]] = {
+    "layers": layers,
+    "batch-ideal": batch_ideal,
+    "trainer": trainer,
+}

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import reduce
 
 import torch
 import torch.nn.functional as F
@@ -124,10 +123,18 @@ class LinearRows:
         return {name: gradient.to(self.rows.dtype) for name, gradient in solved.items()}
 
     def _sample_side(self, solve: Solve) -> dict[str, Tensor]:
-        kernel = reduce(torch.add, (block @ block.mT for block in self.columns()))
-        mixed = solve(kernel, self.grad_rows, self.count)
+        mixed = solve(self._kernel(), self.grad_rows, self.count)
         gradients = {"weight": mixed.mT @ self.rows} if self.needs_weight else {}
         return {**gradients, "bias": mixed.sum(-2)} if self.needs_bias else gradients
+
+    def _kernel(self) -> Tensor:
+        """X~X~ᵀ = XXᵀ + 1, without the columns that are not trained."""
+        if not self.needs_weight:
+            return self.rows.new_ones(*self.rows.shape[:-1], self.count)
+        if not self.needs_bias:
+            return self.rows @ self.rows.mT
+        add = torch.addmm if self.rows.dim() == 2 else torch.baddbmm
+        return add(self.rows.new_ones(()), self.rows, self.rows.mT)
 
     def _feature_side(self, solve: Solve) -> dict[str, Tensor]:
         columns = self.columns()
