@@ -144,7 +144,10 @@ def test_a_planted_import_of_layers_is_found(tmp_path, source):
     assert len(offenders(tmp_path, FORBIDDEN["adiv_optim"])) >= 1
 
 
-ORDER = ["corrections", "functional", "corrected_layers", "attach", "gauge", "optim", "jacobian", "diagnostics"]
+ORDER = [
+    "least_squares", "corrections", "functional", "running", "corrected_layers", "attach", "gauge", "optim", "attention",
+    "jacobian", "diagnostics",
+]  # fmt: skip
 
 
 def test_a_file_imports_only_what_stands_above_it():

@@ -7,6 +7,14 @@ and memory: use it to train layers that have no closed form, and to check those 
 """
 
 from ._gradients import PLAIN_BY_DEFAULT, backward, corrected_gradients
+from ._ideal import IdealUpdate, ideal_update
 from ._rows import layer_jacobians
 
-__all__ = ["PLAIN_BY_DEFAULT", "backward", "corrected_gradients", "layer_jacobians"]
+__all__ = [
+    "PLAIN_BY_DEFAULT",
+    "IdealUpdate",
+    "backward",
+    "corrected_gradients",
+    "ideal_update",
+    "layer_jacobians",
+]

@@ -1,0 +1,160 @@
+"""The ideal update of any module, matrix-free."""
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, jvp, vjp, vmap
+
+from ..least_squares import Parts, least_squares
+from ._rows import refuse_attached
+
+
+class IdealUpdate(NamedTuple):
+    """What `ideal_update` found.
+
+    Args:
+        step: parameter path → what to add to the parameter.
+        residual: distance from the optimum, |Jᵀ(g − Jθ) − λθ| / |Jᵀg|; conjugate gradients end it near machine
+            precision times the condition of J.
+        misfit: |g − Jθ| / |g|, the share of the update that the parameters cannot make, or the ridge holds back.
+        ridge: λ.
+        iterations: of conjugate gradients.
+    """
+
+    step: dict[str, Tensor]
+    residual: float
+    misfit: float
+    ridge: float
+    iterations: int
+
+
+def ideal_update(
+    module: nn.Module,
+    inputs: Any,
+    grad_output: Tensor,
+    damping: float = 0.0,
+    *,
+    ridge: float | None = None,
+    tolerance: float | None = None,
+    max_iterations: int = 1000,
+    chunk_size: int = 64,
+) -> IdealUpdate:
+    r"""The parameter step whose effect on a module's output is −grad_output, as nearly as there is one.
+
+    .. math:: \Delta\theta = -J^\top (J J^\top + \lambda I)^{-1} g, \qquad
+              \lambda = \text{damping} \cdot \mathrm{tr}(J J^\top) / n,
+
+    with :math:`J = \partial z / \partial\theta` over the whole batch and n the number of outputs. Where no step
+    does it, this one is the least squares solution of least norm. For nn.Linear and a convolution with one group
+    it is minus the `BatchIdeal` gradient; grouped convolutions have one λ here and one per group there. J is
+    never written down: conjugate gradients call torch.func.jvp and vjp, so any module that torch.func can
+    differentiate has an ideal step, a whole network included.
+
+    Args:
+        module: any module; run in the mode it is in. Buffers, such as running statistics, are left alone, and
+            every run draws the same random numbers.
+        inputs: what it is called with: a tensor, or a tuple of arguments.
+        grad_output: g, of the output's shape.
+        damping: the ridge as a share of the mean diagonal of JJᵀ. Other than 0 it costs one vjp per output
+            number; give `ridge` to spare them.
+        ridge: λ itself, in place of `damping`.
+        tolerance: the residual at which to stop; by default 10 × machine precision.
+        max_iterations: of conjugate gradients; the result says how far they came.
+        chunk_size: vjps taken at once for the trace; memory is chunk_size × parameters.
+
+    Returns:
+        An `IdealUpdate`; add `step` to the parameters.
+
+    Raises:
+        ValueError: the module has no trainable parameter or has a correction attached, grad_output has not the
+            output's shape, damping or ridge is negative or both are given.
+        TypeError: the module does not return one tensor.
+
+    Example:
+        >>> import torch
+        >>> from adiv_optim import jacobian
+        >>> module = torch.nn.Bilinear(2, 3, 4, bias=False)  # no closed form, and not linear in its two inputs
+        >>> x, y, g = torch.randn(3, 2), torch.randn(3, 3), torch.randn(3, 4)
+        >>> found = jacobian.ideal_update(module, (x, y), g)
+        >>> before = module(x, y).detach()
+        >>> module.weight.data += found.step["weight"]
+        >>> torch.allclose(module(x, y) - before, -g, atol=1e-4)
+        True
+    """
+    for name, value in (("damping", damping), ("ridge", ridge)):
+        if value is not None and not 0 <= value < math.inf:
+            raise ValueError(f"ideal_update: {name} is {value}; it must be finite and at least 0.")
+    if damping and ridge is not None:
+        raise ValueError(f"ideal_update: damping={damping} and ridge={ridge} are two names of λ; give one of them.")
+    refuse_attached(module)
+    trained = {name: p.detach() for name, p in module.named_parameters() if p.requires_grad}
+    if not trained:
+        raise ValueError(f"ideal_update: {type(module).__name__} has no trainable parameter to step on.")
+    run = _pure(module, inputs)
+    with torch.no_grad(), _same_random_numbers(module):
+        output, pull_back = vjp(run, trained)
+    if not isinstance(output, Tensor):
+        raise TypeError(f"ideal_update: {type(module).__name__} returned {type(output).__name__}; it takes one tensor.")
+    if grad_output.shape != output.shape:
+        raise ValueError(
+            f"ideal_update: grad_output has shape {tuple(grad_output.shape)}, but {type(module).__name__} returned "
+            f"{tuple(output.shape)}; they must agree."
+        )
+
+    def forward(direction: Parts) -> Tensor:
+        with _same_random_numbers(module):
+            moved: Tensor = jvp(run, (trained,), (direction,))[1]
+        return moved
+
+    def adjoint(cotangent: Tensor) -> Parts:
+        found: Parts = pull_back(cotangent)[0]
+        return found
+
+    with torch.no_grad():
+        if ridge is None:
+            ridge = damping * _mean_diagonal(adjoint, output, chunk_size) if damping else 0.0
+        found = least_squares(
+            forward,
+            adjoint,
+            grad_output.detach().to(output.dtype),
+            ridge,
+            tolerance=tolerance,
+            max_iterations=max_iterations,
+        )
+    step = {name: -part for name, part in found.parts.items()}
+    return IdealUpdate(step, found.residual.item(), found.misfit.item(), ridge, found.iterations)
+
+
+def _pure(module: nn.Module, inputs: Any) -> Callable[[Parts], Any]:
+    """The module as a function of its trained parameters, which leaves the module as it is."""
+    fixed = {name: p.detach() for name, p in module.named_parameters() if not p.requires_grad}
+    arguments = inputs if isinstance(inputs, tuple) else (inputs,)
+    arguments = tuple(argument.detach() if isinstance(argument, Tensor) else argument for argument in arguments)
+
+    def run(trained: Parts) -> Any:
+        buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
+        return functional_call(module, {**trained, **fixed, **buffers}, arguments)
+
+    return run
+
+
+@contextmanager
+def _same_random_numbers(module: nn.Module) -> Iterator[None]:
+    """Give back the random state afterwards, so that every run draws what the first one drew."""
+    devices = {p.get_device() for p in module.parameters() if p.is_cuda}
+    with torch.random.fork_rng(devices):
+        yield
+
+
+def _mean_diagonal(adjoint: Callable[[Tensor], Parts], output: Tensor, chunk_size: int) -> float:
+    """tr(JJᵀ) / n: the squared length of Jᵀe, over every unit vector e of the output."""
+
+    def squared(number: Tensor) -> Tensor:
+        unit = (torch.arange(output.numel(), device=output.device) == number).to(output.dtype).view(output.shape)
+        return torch.stack([part.square().sum() for part in adjoint(unit).values()]).sum()
+
+    return vmap(squared, chunk_size=chunk_size)(torch.arange(output.numel(), device=output.device)).mean().item()

@@ -1,0 +1,112 @@
+"""Damped least squares by conjugate gradients, for maps that are known only by what they do to vectors."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+#: Several tensors that together are one vector.
+Parts = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Solution:
+    """What `least_squares` found.
+
+    Args:
+        parts: θ.
+        residual: how far θ is from optimal: |Jᵀ(g − Jθ) − λθ| / |Jᵀg|, per problem; 0 is exact.
+        misfit: |g − Jθ| / |g|, what no θ could reach or the ridge held back; per problem.
+        iterations: how many were taken.
+    """
+
+    parts: Parts
+    residual: Tensor
+    misfit: Tensor
+    iterations: int
+
+
+def least_squares(
+    forward: Callable[[Parts], Tensor],
+    adjoint: Callable[[Tensor], Parts],
+    right: Tensor,
+    ridge: Tensor | float = 0.0,
+    *,
+    batch_dims: int = 0,
+    tolerance: float | None = None,
+    max_iterations: int = 1000,
+) -> Solution:
+    r"""Minimise :math:`|J\theta - g|^2 + \lambda |\theta|^2` without ever writing J down (CGLS).
+
+    Conjugate gradients on the normal equations, with the residual g − Jθ carried along instead of JᵀJ formed:
+    the solution :math:`J^\top (J J^\top + \lambda I)^{-1} g`, and for λ = 0 the least squares solution of
+    least norm, also where g is out of J's reach (Hestenes and Stiefel 1952; Björck 1996, section 7.4).
+    Convergence is by the condition of J: rounding ends it long before `tolerance` where that is bad.
+
+    Args:
+        forward: θ ↦ Jθ; linear.
+        adjoint: u ↦ Jᵀu; linear, and the transpose of `forward`.
+        right: g. Its first `batch_dims` dimensions count independent problems, solved side by side; the
+            tensors of θ have them too.
+        ridge: λ ≥ 0, a number or one per problem.
+        batch_dims: leading dimensions that count problems.
+        tolerance: stop when every problem's residual is at most this; by default 10 × machine precision.
+        max_iterations: stop at the latest after this many.
+
+    Returns:
+        θ with what it achieves. NaN and inf in `right` travel into θ.
+
+    Example:
+        >>> import torch
+        >>> j = torch.tensor([[1.0, 0.0], [1.0, 1.0], [0.0, 1.0]], dtype=torch.float64)
+        >>> found = least_squares(lambda t: j @ t["w"], lambda u: {"w": j.T @ u}, j @ j.new_tensor([3.0, 4.0]))
+        >>> found.parts["w"].round(decimals=6)
+        tensor([3., 4.], dtype=torch.float64)
+    """
+    if not max_iterations >= 1:
+        raise ValueError(f"max_iterations is {max_iterations}; at least one is needed.")
+    tolerance = 10 * torch.finfo(right.dtype).eps if tolerance is None else tolerance
+    ridge = torch.as_tensor(ridge, dtype=right.dtype, device=right.device)
+
+    def spread(scalar: Tensor, like: Tensor) -> Tensor:
+        return scalar.reshape(*scalar.shape, *[1] * (like.dim() - scalar.dim()))
+
+    def squared(tensor: Tensor) -> Tensor:
+        return tensor.flatten(batch_dims).square().sum(-1) if tensor.dim() > batch_dims else tensor.square()
+
+    def total(parts: Parts) -> Tensor:
+        return torch.stack([squared(part) for part in parts.values()]).sum(0)
+
+    def add(left: Parts, scalar: Tensor, right: Parts) -> Parts:
+        return {name: left[name] + spread(scalar, part) * part for name, part in right.items()}
+
+    def ratio(numerator: Tensor, denominator: Tensor) -> Tensor:
+        # 0/0 is a problem already solved. Where only the denominator underflows nothing is left to gain either.
+        return torch.where(denominator == 0, torch.zeros_like(numerator), numerator / denominator)
+
+    residual = right
+    gradient = adjoint(residual)
+    solution = {name: torch.zeros_like(part) for name, part in gradient.items()}
+    direction, gamma = gradient, total(gradient)
+    start, goal, iterations = gamma, tolerance**2, 0
+    best, best_gamma = solution, gamma
+    while iterations < max_iterations and bool((gamma > goal * start).any()):
+        moved = forward(direction)
+        step = ratio(gamma, squared(moved) + ridge * total(direction))
+        solution = add(solution, step, direction)
+        residual = residual - spread(step, moved) * moved
+        gradient = add(adjoint(residual), -ridge.expand_as(gamma), solution)
+        previous, gamma = gamma, total(gradient)
+        direction = add(gradient, ratio(gamma, previous), direction)
+        iterations += 1
+        better = gamma < best_gamma
+        best = {name: torch.where(spread(better, part), part, best[name]) for name, part in solution.items()}
+        best_gamma = torch.where(better, gamma, best_gamma)
+    # A problem that holds NaN or inf compares as converged; it must not read as solved.
+    finite = start.isfinite()
+    solution = {name: torch.where(spread(finite, part), part, math.nan) for name, part in best.items()}
+    best_gamma = torch.where(finite, best_gamma, math.nan)
+    misfit = ratio(squared(right - forward(solution)), squared(right)).sqrt()
+    return Solution(solution, ratio(best_gamma, start).sqrt(), misfit, iterations)

@@ -1,0 +1,185 @@
+"""jacobian.ideal_update: the ideal step of any module, against closed forms and real steps."""
+
+import copy
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from adiv_optim import BatchIdeal, Proportional, attach, jacobian
+from adiv_optim.layers import AffineLikeLinear
+from adiv_optim.least_squares import least_squares
+from tests.cases import LAYERS, apply, gradients, relative_error
+
+CLOSED_FORM = 1e-8  # float64, as the conjugate gradients end where rounding does
+
+
+@pytest.fixture(autouse=True)
+def in_float64():
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+ONE_GROUP = {name: case for name, case in LAYERS.items() if getattr(case.layer(), "groups", 1) == 1}
+
+
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths:UserWarning")
+@pytest.mark.parametrize("case", ONE_GROUP.values(), ids=ONE_GROUP)
+@pytest.mark.parametrize("damping", [1e-3, 1.0])
+def test_closed_forms_agree(case, damping):
+    layer, input = case.layer(), case.input()
+    output = apply(layer, input, BatchIdeal(damping))
+    g = torch.randn_like(output)
+    wanted = gradients(output, layer, g)
+    found = jacobian.ideal_update(layer, input, g, damping)
+    assert found.residual <= CLOSED_FORM
+    other = jacobian.ideal_update(layer, input, g, 2 * damping)
+    for name, gradient in wanted.items():
+        assert relative_error(-found.step[name], gradient) <= CLOSED_FORM
+        # The test can fail: the ridge matters.
+        assert relative_error(-other.step[name], gradient) > 1e3 * CLOSED_FORM
+
+
+@pytest.mark.parametrize("name", ["conv2d-groups", "conv2d-depthwise", "conv1d-every-option"])
+def test_groups_agree_without_damping(name):
+    layer, input = LAYERS[name].layer(), LAYERS[name].input()
+    output = apply(layer, input, BatchIdeal(0.0))
+    # A reachable target: for one out of reach the two solvers differ in what rounding makes of a singular matrix.
+    g = apply(layer, input, None).detach()
+    wanted = gradients(output, layer, g)
+    found = jacobian.ideal_update(layer, input, g)
+    assert found.misfit <= CLOSED_FORM
+    moved = {n: p + found.step[n] for n, p in layer.named_parameters()}
+    corrected = {n: p - wanted[n] for n, p in layer.named_parameters()}
+    for parameters in (moved, corrected):
+        assert torch.func.functional_call(layer, parameters, (input,)).abs().max() <= 1e-7
+
+
+class LowRank(nn.Module):
+    """A layer without a closed form: it is not linear in its parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = nn.Parameter(torch.randn(3, 2)), nn.Parameter(torch.randn(2, 20))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.right.T @ self.left.T
+
+
+def network() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, 4))
+
+
+@pytest.mark.parametrize(
+    ("build", "shape"),
+    [(network, (5, 6)), (LowRank, (4, 20)), (lambda: AffineLikeLinear(6, 3), (5, 6))],
+    ids=["network", "low-rank", "affine-like"],
+)
+def test_small_real_step_moves_the_output_by_the_ideal(build, shape):
+    module, input = build(), torch.randn(shape)
+    before = module(input).detach()
+    g = torch.func.jvp(  # a direction the parameters can move the output in
+        lambda p: torch.func.functional_call(module, p, (input,)),
+        ({n: p.detach() for n, p in module.named_parameters()},),
+        ({n: torch.randn_like(p) for n, p in module.named_parameters()},),
+    )[1]
+    found = jacobian.ideal_update(module, input, g)
+    assert found.misfit <= 1e-8
+
+    def movement(step: dict[str, Tensor], rate: float = 1e-6) -> Tensor:
+        moved = {n: p.detach() + rate * step[n] for n, p in module.named_parameters()}
+        return (torch.func.functional_call(module, moved, (input,)) - before) / rate
+
+    assert relative_error(movement(found.step), -g) <= 1e-4  # the curvature of the module, times the rate
+    plain = torch.autograd.grad(module(input), list(module.parameters()), -g)
+    step = dict(zip(found.step, plain, strict=True))
+    assert relative_error(movement(step), -g) > 1e-1
+
+
+def test_module_is_left_as_it_was_and_random_numbers_repeat():
+    module = nn.Sequential(nn.Linear(5, 6), nn.BatchNorm1d(6), nn.Dropout(0.5), nn.Linear(6, 2))
+    before, state = copy.deepcopy(module.state_dict()), torch.get_rng_state()
+    input, g = torch.randn(4, 5, generator=torch.Generator().manual_seed(0)), torch.ones(4, 2)
+    first, second = (jacobian.ideal_update(module, input, g, 1e-2) for _ in range(2))
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
+    assert all(p.grad is None for p in module.parameters())
+    assert all(torch.equal(first.step[name], second.step[name]) for name in first.step)
+    assert first.residual <= 1e-8  # draws that differed between runs would leave no linear system to solve
+
+
+def test_unreachable_update_is_the_least_squares_one():
+    module, input, g = nn.Linear(3, 2), torch.randn(9, 3), torch.randn(9, 2)
+    found = jacobian.ideal_update(module, input, g)
+    x = torch.cat([input, torch.ones(9, 1)], 1)
+    solution = torch.linalg.lstsq(x, g).solution
+    assert relative_error(-found.step["weight"], solution[:-1].T) <= CLOSED_FORM
+    assert math.isclose(found.misfit, ((g - x @ solution).norm() / g.norm()).item(), rel_tol=1e-8)
+    assert found.residual <= CLOSED_FORM < found.misfit
+
+
+def test_frozen_parameters_stay():
+    module = nn.Linear(3, 2)
+    module.bias.requires_grad_(False)
+    assert set(jacobian.ideal_update(module, torch.randn(2, 3), torch.randn(2, 2)).step) == {"weight"}
+
+
+def test_ridge_is_the_damping_times_the_mean_diagonal():
+    module, input, g = nn.Linear(3, 2), torch.randn(4, 3), torch.randn(4, 2)
+    damped = jacobian.ideal_update(module, input, g, 0.3)
+    assert math.isclose(damped.ridge, 0.3 * (input.square().sum(1) + 1).mean().item(), rel_tol=1e-12)
+    ridged = jacobian.ideal_update(module, input, g, ridge=damped.ridge)
+    assert relative_error(ridged.step["weight"], damped.step["weight"]) <= 1e-12
+
+
+@pytest.mark.parametrize("dims", [0, 1])
+@pytest.mark.parametrize(("rows", "columns"), [(4, 7), (7, 4)])
+@pytest.mark.parametrize("ridge", [0.0, 0.5])
+def test_least_squares_is_lapacks(dims, rows, columns, ridge):
+    j, g = torch.randn(*[3] * dims, rows, columns), torch.randn(*[3] * dims, rows)
+    found = least_squares(
+        lambda parts: (j @ parts["x"].unsqueeze(-1)).squeeze(-1),
+        lambda u: {"x": (j.mT @ u.unsqueeze(-1)).squeeze(-1)},
+        g,
+        ridge,
+        batch_dims=dims,
+    )
+    stacked = torch.cat([j, math.sqrt(ridge) * torch.eye(columns).expand(*j.shape[:-2], -1, -1)], -2)
+    target = torch.cat([g, torch.zeros(*g.shape[:-1], columns)], -1)
+    wanted = torch.linalg.lstsq(stacked, target.unsqueeze(-1), driver="gelsd").solution.squeeze(-1)
+    assert relative_error(found.parts["x"], wanted) <= 1e-10
+    assert relative_error(found.parts["x"] * (1 + 1e-6), wanted) > 1e-10
+
+
+def test_one_problem_in_a_batch_does_not_spoil_another():
+    g = torch.tensor([[1.0, 2.0], [math.nan, 1.0], [0.0, 0.0]])
+    found = least_squares(lambda parts: 2 * parts["x"], lambda u: {"x": 2 * u}, g, batch_dims=1)
+    assert torch.equal(found.parts["x"][0], g[0] / 2)
+    assert found.parts["x"][1].isnan().all()
+    assert torch.equal(found.parts["x"][2], torch.zeros(2))
+
+
+class TwoTensors(nn.Linear):
+    def forward(self, x):
+        return x, x
+
+
+@pytest.mark.parametrize(
+    ("module", "g", "options", "error", "message"),
+    [
+        (nn.Tanh(), (2, 3), {}, ValueError, "Tanh has no trainable parameter"),
+        (nn.Linear(3, 2), (2, 3), {}, ValueError, r"grad_output has shape \(2, 3\), but Linear returned \(2, 2\)"),
+        (nn.Linear(3, 2), (2, 2), {"damping": -1.0}, ValueError, "damping is -1.0; it must be finite and at least 0"),
+        (nn.Linear(3, 2), (2, 2), {"ridge": math.nan}, ValueError, "ridge is nan"),
+        (nn.Linear(3, 2), (2, 2), {"damping": 1.0, "ridge": 1.0}, ValueError, "two names of λ"),
+        (nn.Linear(3, 2), (2, 2), {"max_iterations": 0}, ValueError, "max_iterations is 0"),
+        (attach(nn.Linear(3, 2), Proportional()), (2, 2), {}, ValueError, "has a correction attached"),
+        (TwoTensors(3, 2), (2, 2), {}, TypeError, "TwoTensors returned tuple; it takes one tensor"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else None,
+)
+def test_mistakes_are_named(module, g, options, error, message):
+    with pytest.raises(error, match=message):
+        jacobian.ideal_update(module.double(), torch.randn(2, 3), torch.randn(g), **options)
