@@ -4,6 +4,7 @@ from . import functional, jacobian
 from .attach import Coverage, attach, coverage, detach
 from .corrections import BatchIdeal, Correction, Disproportional, Proportional
 from .optim import GradientOnly
+from .running import precondition
 
 __version__ = "0.1.0"
 
@@ -19,4 +20,5 @@ __all__ = [
     "detach",
     "functional",
     "jacobian",
+    "precondition",
 ]

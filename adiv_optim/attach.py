@@ -13,6 +13,7 @@ from torch.nn.utils import parametrize
 
 from .corrected_layers import CORRECTED, PLAIN, Corrected, plain_type, swapped
 from .corrections import Correction, check_correction
+from .running import bound
 
 
 def attach(
@@ -80,8 +81,11 @@ def attach(
         )
     if strict:
         _refuse_uncorrected(model, layers, skipped)
+    if correction.keeps_memory:
+        _refuse_without_own_gradient(model, layers)
     for path, module in layers.items():
-        module.__dict__.update(_correction=correction, _label=f"{_label(path)} ({type(module).__name__})", _ran=False)
+        label = f"{_label(path)} ({type(module).__name__})"
+        module.__dict__.update(_correction=bound(correction, label), _label=label, _ran=False)
         module.__class__ = swapped(type(module), CORRECTED)
     return model
 
@@ -218,6 +222,25 @@ def _refuse_uncorrected(model: nn.Module, layers: dict[str, nn.Module], skipped:
             f"strict: {len(missed)} trainable parameters would keep the plain gradient: {'; '.join(missed)}. "
             "Name their modules in skip, or pass strict=False."
         )
+
+
+def _refuse_without_own_gradient(model: nn.Module, layers: dict[str, nn.Module]) -> None:
+    """A running average turns p.grad itself, which must then be the gradient of this layer alone."""
+    owners: dict[int, list[str]] = {}
+    for path, parameter, _ in _trainable(model):
+        owners.setdefault(id(parameter), []).append(path)
+    for path, layer in layers.items():
+        if parametrize.is_parametrized(layer):
+            raise ValueError(
+                f"{_label(path)} is parametrized, so p.grad is not the gradient of its weight, which a running average "
+                "(decay=…) would have to turn; skip it, or use decay=None."
+            )
+        for parameter in layer.parameters():
+            if len(shared := owners.get(id(parameter), [])) > 1:
+                raise ValueError(
+                    f"{_label(path)} shares a parameter ({' is '.join(shared)}), so p.grad sums what several modules "
+                    "leave, and a running average (decay=…) of one cannot turn it; skip them, or use decay=None."
+                )
 
 
 def _label(path: str) -> str:

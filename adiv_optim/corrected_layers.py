@@ -14,6 +14,9 @@ from .corrections import Correction
 from .functional._conv import corrected_conv
 from .functional._linear import corrected_linear
 
+_eager_linear = torch.compiler.disable(corrected_linear)
+_eager_conv = torch.compiler.disable(corrected_conv)
+
 
 class Corrected:
     """What every swapped layer shares; all its state is these entries of the instance's __dict__."""
@@ -38,7 +41,8 @@ class CorrectedLinear(Corrected, nn.Linear):
     def forward(self, input: Tensor) -> Tensor:
         """Return Wx + b; see `functional.linear`."""
         self._note_run()
-        return corrected_linear(input, self.weight, self.bias, self._correction, name=self._label)
+        run = corrected_linear if self._correction.traceable else _eager_linear
+        return run(input, self.weight, self.bias, self._correction, name=self._label)
 
 
 class CorrectedConv(Corrected):
@@ -50,7 +54,8 @@ class CorrectedConv(Corrected):
         if self.padding_mode != "zeros":
             input = F.pad(input, self._reversed_padding_repeated_twice, mode=self.padding_mode)
             padding = 0
-        return corrected_conv(
+        run = corrected_conv if self._correction.traceable else _eager_conv
+        return run(
             input, weight, bias, self.stride, padding, self.dilation, self.groups, self._correction,
             name=self._label, dims=len(self.kernel_size),
         )  # fmt: skip

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 #: Solves (gram + λI) X = right, given how many rows the Gram matrix was made of.
-Solve = Callable[[Tensor, Tensor, int], Tensor]
+Solve = Callable[[Tensor, Tensor, float], Tensor]
 
 
 class Rows(Protocol):
@@ -34,6 +34,9 @@ class Rows(Protocol):
 
     def ideal(self, solve: Solve) -> dict[str, Tensor]:
         """Return Jᵀ(JJᵀ + λI)⁻¹g for every trained parameter, on whichever side is smaller."""
+
+    def gram(self) -> Tensor:
+        """Return X~ᵀX~, shape (…, features + 1, features + 1), in float32 at least."""
 
 
 class Correction(ABC):
@@ -66,6 +69,9 @@ class Correction(ABC):
     #: Whether the gradients of parts of a batch add up to that of the whole: micro-batches then cost nothing.
     additive: ClassVar[bool] = True
 
+    #: Whether torch.compile may trace `gradients`. A rule that changes itself there is run outside of the graph.
+    traceable: ClassVar[bool] = True
+
     @abstractmethod
     def scales(self, factors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Return the scale s of every row, for every parameter that is trained.
@@ -79,6 +85,11 @@ class Correction(ABC):
             A mapping with the same keys and shapes. Two parameters that share a scale should share the
             tensor: one rescaling then serves both.
         """
+
+    @property
+    def keeps_memory(self) -> bool:
+        """Whether every layer needs a rule of its own, which remembers the layer's inputs from step to step."""
+        return False
 
     def gradients(self, rows: Rows) -> dict[str, Tensor]:
         """Return the corrected gradient of every trained parameter from one call of a layer.
@@ -175,18 +186,33 @@ class BatchIdeal(Correction):
     for a single row it is `Proportional`. The system is solved by Cholesky on its smaller side, in float32 at
     least. The operator is FOOF's (Benzing 2022) with the bias included.
 
-    **It is not additive over micro-batches.** Each backward is ideal for the rows it saw: accumulating two
-    micro-batches adds two ideal steps, and data parallelism averages one per process. Neither is the ideal
-    step of the joined batch. A Gram matrix that Cholesky cannot factor gives NaN, never an error.
+    A Gram matrix that Cholesky cannot factor gives NaN, never an error.
+
+    **What it means for micro-batches** depends on `decay`:
+
+    - None (default): each backward is ideal for the rows it saw, and the batch need not be large, nor A be stored.
+      Accumulating two micro-batches adds two ideal steps, and data parallelism averages one per process; neither
+      is the ideal step of the joined batch.
+    - a number: backward leaves the plain gradient and adds up :math:`\tilde X^\top \tilde X` over micro-batches;
+      the optimizer's `step` (of `GradientOnly`; else call `precondition`) sums it over data-parallel processes, updates
+      :math:`A \leftarrow \text{decay} \cdot A + (1 - \text{decay})\, \tilde X^\top \tilde X` (divided by
+      :math:`1 - \text{decay}^t`, so that it is a mean from the first step on) and turns the gradient into
+      :math:`(A + \lambda I)^{-1} \tilde X^\top G`. Both are sums over rows, so micro-batches and processes give
+      exactly what the joined batch gives: with decay 0 its ideal step, with more (0.9 … 0.99) that of a longer
+      memory, as FOOF keeps it. It costs a features × features matrix per layer and its factorisation. Gradient
+      clipping before the step sees the plain gradient.
 
     Args:
         damping: the ridge, as a share of the mean squared row norm; at least 0. Less than n × machine precision,
             n the smaller side, is raised to that.
         per_sample: multiply by B. With a loss that is a mean over rows, g holds a factor 1/B, and every row then
             moves by its own loss gradient instead of a B-th of it.
+        decay: None, or the share of A that a step keeps, in [0, 1).
+        every: with a decay, factorise anew every so many steps; A itself is updated at each.
 
     Raises:
-        ValueError: damping is negative or not finite.
+        ValueError: damping is negative or not finite, decay is not in [0, 1), every is less than 1. With a decay, any
+            use but on a layer (`attach`, `GradientOnly`): it has no memory of its own.
 
     Example:
         >>> import torch
@@ -200,12 +226,23 @@ class BatchIdeal(Correction):
 
     damping: float = 1e-3
     per_sample: bool = False
+    decay: float | None = None
+    every: int = 1
 
     additive: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if not 0 <= self.damping < math.inf:
             raise ValueError(f"BatchIdeal: damping is {self.damping}; it must be finite and at least 0, such as 1e-3.")
+        if self.decay is not None and not 0 <= self.decay < 1:
+            raise ValueError(f"BatchIdeal: decay is {self.decay}; it must be None, or in [0, 1), such as 0.95.")
+        if self.every < 1 or (self.every > 1 and self.decay is None):
+            raise ValueError(f"BatchIdeal: every is {self.every}; it must be at least 1, and goes with a decay.")
+
+    @property
+    def keeps_memory(self) -> bool:
+        """Whether there is a decay."""
+        return self.decay is not None
 
     def scales(self, factors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the scale of a row that is alone in its batch, 1 / ((1 + damping) Σ_p f_p)."""
@@ -214,11 +251,16 @@ class BatchIdeal(Correction):
 
     def gradients(self, rows: Rows) -> dict[str, Tensor]:
         """Return the ideal gradient of every trained parameter from one call of a layer."""
+        if self.keeps_memory:
+            raise ValueError(
+                f"BatchIdeal(decay={self.decay}) remembers a layer's inputs, and here is no layer to keep them: "
+                "use it by attach or GradientOnly, or with decay=None."
+            )
         gradients = rows.ideal(self.solve)
         factor = rows.count if self.per_sample else 1
         return {name: gradient * factor for name, gradient in gradients.items()} if factor != 1 else gradients
 
-    def solve(self, gram: Tensor, right: Tensor, count: int) -> Tensor:
+    def solve(self, gram: Tensor, right: Tensor, count: float) -> Tensor:
         """Solve (gram + λI) X = right, with λ = damping · tr(gram) / count.
 
         Args:
@@ -226,6 +268,14 @@ class BatchIdeal(Correction):
             right: shape (…, n, m).
             count: rows of X~.
         """
+        factor = self.factor(gram, count)
+        if right.shape[-1] < gram.shape[-1]:
+            return torch.cholesky_solve(right, factor)
+        # For many right-hand sides one matrix product with the inverse is several times faster than substitution.
+        return torch.cholesky_inverse(factor) @ right
+
+    def factor(self, gram: Tensor, count: float) -> Tensor:
+        """The Cholesky factor of gram + λI; NaN where there is none. `gram` is overwritten."""
         diagonal = gram.diagonal(dim1=-2, dim2=-1)
         precision = torch.finfo(gram.dtype)
         # Rows that repeat make the matrix singular: below rounding there is no damping to be had. The clamp keeps
@@ -235,11 +285,7 @@ class BatchIdeal(Correction):
         diagonal += ridge
         factor, failed = torch.linalg.cholesky_ex(gram)
         # A partial factor looks like numbers; NaN is what the rest of a training loop knows how to meet.
-        factor.masked_fill_(failed.bool()[..., None, None], math.nan)
-        if right.shape[-1] < gram.shape[-1]:
-            return torch.cholesky_solve(right, factor)
-        # For many right-hand sides one matrix product with the inverse is several times faster than substitution.
-        return torch.cholesky_inverse(factor) @ right
+        return factor.masked_fill_(failed.bool()[..., None, None], math.nan)
 
 
 def _check_eps(rule: Proportional | Disproportional) -> None:

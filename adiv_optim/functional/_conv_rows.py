@@ -1,7 +1,7 @@
 """The rows of a convolution: patches that are never all unfolded at once."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -77,20 +77,29 @@ class ConvRows:
         features = math.prod(self.weight.shape[1:])
         few = self.count <= features * self.needs_weight + self.needs_bias
         # Few patches make a matrix no larger than the Gram matrix, and only their own side is exact then.
-        solved = self._rows(slice(None)).ideal(solve) if few else self._feature_side(solve, features)
+        solved = self._rows(slice(None)).ideal(solve) if few else self._feature_side(solve)
         shapes = {"weight": self.weight.shape, "bias": (len(self.weight),)}
         return {name: gradient.reshape(shapes[name]).to(self.input.dtype) for name, gradient in solved.items()}
 
-    def _feature_side(self, solve: Solve, features: int) -> dict[str, Tensor]:
+    def gram(self) -> Tensor:
+        """X~ᵀX~ of the patches, one for each group."""
+        return self._summed(lambda rows: {"gram": rows.gram()})["gram"]
+
+    def _feature_side(self, solve: Solve) -> dict[str, Tensor]:
+        sums = self._summed(lambda rows: {"gram": rows.gram(), "plain": gram_of(rows.columns(), [rows.grad_rows])})
+        solution = solve(sums["gram"], sums["plain"], self.count)
+        return split_solution(solution, self.needs_weight, self.needs_bias)
+
+    def _summed(self, of: Callable[[LinearRows], dict[str, Tensor]]) -> dict[str, Tensor]:
+        """Sums over all patches, of which a few samples' are unfolded at a time."""
+        features = math.prod(self.weight.shape[1:])
         per_sample = self.count // len(self.grad_output) * features * self.geometry.groups
         step = max(1, max(2**19, self.input.numel() // 4) // per_sample)
         sums: dict[str, Tensor] = {}
         for start in range(0, len(self.input), step):
-            rows = self._rows(slice(start, start + step))
-            _add(sums, "gram", gram_of(rows.columns(), rows.columns()))
-            _add(sums, "plain", gram_of(rows.columns(), [rows.grad_rows]))
-        solution = solve(sums["gram"], sums["plain"], self.count)
-        return split_solution(solution, self.needs_weight, self.needs_bias)
+            for name, part in of(self._rows(slice(start, start + step))).items():
+                _add(sums, name, part)
+        return sums
 
     def _rows(self, part: slice) -> LinearRows:
         """The patches of some samples, unfolded: a stack with one linear layer per group."""

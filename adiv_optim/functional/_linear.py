@@ -122,6 +122,11 @@ class LinearRows:
         solved = wide._sample_side(solve) if few else wide._feature_side(solve)
         return {name: gradient.to(self.rows.dtype) for name, gradient in solved.items()}
 
+    def gram(self) -> Tensor:
+        """X~ᵀX~, (features + 1, features + 1), or a stack of them."""
+        columns = [block.to(torch.promote_types(block.dtype, torch.float32)) for block in self.columns()]
+        return gram_of(columns, columns)
+
     def _sample_side(self, solve: Solve) -> dict[str, Tensor]:
         mixed = solve(self._kernel(), self.grad_rows, self.count)
         gradients = {"weight": mixed.mT @ self.rows} if self.needs_weight else {}

@@ -96,7 +96,7 @@ def ideal_update(
         raise ValueError(f"ideal_update: {type(module).__name__} has no trainable parameter to step on.")
     run = _pure(module, inputs)
     with torch.no_grad(), _same_random_numbers(module):
-        output, pull_back = vjp(run, trained)
+        output, pull_back = vjp(run, trained)[:2]  # a third comes only with has_aux
     if not isinstance(output, Tensor):
         raise TypeError(f"ideal_update: {type(module).__name__} returned {type(output).__name__}; it takes one tensor.")
     if grad_output.shape != output.shape:

@@ -8,6 +8,7 @@ from torch.optim import Optimizer
 
 from ..attach import attach, detach
 from ..corrections import Correction
+from ..running import forget_pending, memory, precondition
 from .wrapper import OptimizerWrapper
 
 
@@ -18,7 +19,9 @@ class GradientOnly(OptimizerWrapper):
     leaves the corrected gradient in `p.grad`, and the wrapper hands every call to the optimizer. The
     forward pass, the state dict and the exported model stay as they are. Per-row corrections are additive,
     so accumulation over micro-batches and data parallelism need nothing; `BatchIdeal` is ideal for the rows
-    of one backward and not for their union.
+    of one backward and not for their union, unless it has a decay: then `step` corrects the gradient, `zero_grad`
+    drops what it would have corrected it by, and `state_dict` holds the running averages under "running" (a plain
+    optimizer ignores them).
 
     Args:
         optimizer: any torch.optim.Optimizer but LBFGS.
@@ -62,6 +65,29 @@ class GradientOnly(OptimizerWrapper):
     def __getstate__(self) -> dict[str, Any]:
         """Return what a copy or a pickle keeps: as in torch, no hooks."""
         return {**super().__getstate__(), "model": self.model}
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clear the gradients, and what a running average has seen of them."""
+        super().zero_grad(set_to_none)
+        forget_pending(self.model)
+
+    def _finish_gradients(self) -> None:
+        precondition(self.model)
+
+    def _state_dict(self) -> dict[str, Any]:
+        averages = {path: rule.state_dict() for path, rule in memory(self.model).items()}
+        return {**self.inner.state_dict(), "running": averages} if averages else self.inner.state_dict()
+
+    def _load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        rules, averages = memory(self.model), state_dict.get("running", {})
+        if averages and (unknown := averages.keys() ^ rules.keys()):
+            raise ValueError(
+                f"GradientOnly: the checkpoint's running averages and the model's differ in {sorted(unknown)}; attach "
+                "the correction to the same layers."
+            )
+        self.inner.load_state_dict({name: value for name, value in state_dict.items() if name != "running"})
+        for path, state in averages.items():
+            rules[path].load_state_dict(state)
 
     def detach(self) -> nn.Module:
         """Take the correction off and return the plain model; the optimizer goes on with plain gradients."""

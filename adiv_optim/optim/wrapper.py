@@ -86,8 +86,12 @@ class OptimizerWrapper(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        self._finish_gradients()
         self.inner.step()
         return loss
+
+    def _finish_gradients(self) -> None:
+        """What a subclass does to p.grad between the closure and the inner step."""
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients; see torch.optim.Optimizer.zero_grad."""
@@ -101,7 +105,7 @@ class OptimizerWrapper(Optimizer):
         """Return the inner optimizer's state dict: a checkpoint loads with or without the wrapper."""
         for hook in self._optimizer_state_dict_pre_hooks.values():
             hook(self)
-        state_dict = self.inner.state_dict()
+        state_dict = self._state_dict()
         for post_hook in self._optimizer_state_dict_post_hooks.values():
             replaced = post_hook(self, state_dict)
             state_dict = state_dict if replaced is None else replaced
@@ -112,6 +116,12 @@ class OptimizerWrapper(Optimizer):
         for hook in self._optimizer_load_state_dict_pre_hooks.values():
             replaced = hook(self, state_dict)
             state_dict = state_dict if replaced is None else replaced
-        self.inner.load_state_dict(state_dict)
+        self._load_state_dict(state_dict)
         for post_hook in self._optimizer_load_state_dict_post_hooks.values():
             post_hook(self)
+
+    def _state_dict(self) -> dict[str, Any]:
+        return self.inner.state_dict()
+
+    def _load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.inner.load_state_dict(state_dict)
