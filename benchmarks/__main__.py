@@ -54,7 +54,7 @@ def _parser() -> argparse.ArgumentParser:
     training.add_argument("--methods", nargs="+", default=list(METHODS), metavar="NAME", help=", ".join(METHODS))
     training.add_argument("--activations", nargs="+", default=list(ACTIVATIONS), metavar="NAME")
     training.add_argument("--hidden", nargs="+", type=int, default=[32, 32], metavar="WIDTH")
-    training.add_argument("--batch-size", type=int, default=32)
+    training.add_argument("--batch-size", nargs="+", type=int, default=[32], metavar="SIZE")
     training.add_argument("--optimizer", default="adam", help=", ".join(OPTIMIZERS))
     training.add_argument("--lr", type=float, default=1e-3)
     training.add_argument("--schedule", default="constant", help=", ".join(SCHEDULES))
@@ -71,7 +71,12 @@ def _parser() -> argparse.ArgumentParser:
     tuning.add_argument("--activations", nargs="+", default=list(ACTIVATIONS), metavar="NAME")
     tuning.add_argument("--optimizers", nargs="+", default=list(OPTIMIZERS), metavar="NAME")
     tuning.add_argument("--search-epochs", type=int, default=4)
-    tuning.add_argument("--epochs", type=int, default=20)
+    tuning.add_argument(
+        "--epochs", nargs="+", type=int, default=[20], help="lengths of the final runs; trials have the first"
+    )
+    tuning.add_argument(
+        "--trials", type=int, default=0, help="trials of rate, weight decay and damping around the grid's choice"
+    )
     tuning.add_argument("--seeds", type=int, default=5)
     tuning.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
 
@@ -112,7 +117,7 @@ def _train(options: argparse.Namespace) -> None:
             method=method,
             activation=activation,
             hidden=tuple(options.hidden),
-            batch_size=options.batch_size,
+            batch_size=batch_size,
             optimizer=options.optimizer,
             lr=options.lr,
             schedule=options.schedule,
@@ -121,6 +126,7 @@ def _train(options: argparse.Namespace) -> None:
             backend=options.backend,
             device=options.device,
         )
+        for batch_size in options.batch_size
         for activation in options.activations
         for method in options.methods
     ]
@@ -135,7 +141,7 @@ def _tune(options: argparse.Namespace) -> None:
             activation=activation,
             optimizer=optimizer,
             schedule="cosine",
-            epochs=options.epochs,
+            epochs=options.epochs[0],
             seeds=tuple(range(options.seeds)),
             device=options.device,
         )
@@ -145,7 +151,11 @@ def _tune(options: argparse.Namespace) -> None:
     ]
     run_all(tune.search(final, options.search_epochs), options.out / "search", options.download)
     chosen = tune.choose(final, runs.read(options.out / "search"))
-    run_all(chosen, options.out, options.download, kind="tuned")
+    if options.trials:
+        run_all(tune.trials(chosen, options.trials), options.out / "trials", options.download)
+        chosen = tune.choose(final, runs.read(options.out / "trials"))
+    lengths = [replace(run, epochs=epochs) for epochs in options.epochs for run in chosen]
+    run_all(lengths, options.out, options.download, kind="trials" if options.trials else "tuned")
 
 
 def _speed(options: argparse.Namespace) -> None:

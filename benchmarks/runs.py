@@ -7,19 +7,26 @@ import platform
 import re
 import sys
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 import adiv_optim
+from adiv_optim import BatchIdeal
 
-from .methods import ACTIVATIONS, METHODS
+from .methods import ACTIVATIONS, METHODS, Method
 
 BACKENDS = ("ensemble", "loop", "jacobian")
 SCHEDULES = ("constant", "cosine")
-OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}
+#: AdamW without decay is Adam.
+OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "adam": partial(torch.optim.AdamW, weight_decay=0.0),
+    "sgd": torch.optim.SGD,
+    "momentum": partial(torch.optim.SGD, momentum=0.9),
+}
 
 
 @dataclass(frozen=True)
@@ -41,6 +48,8 @@ class Run:
             likewise, with every gradient from explicit per-sample Jacobians.
         device: where to train.
         validation: hold out a tenth of the training set and measure accuracy on it, for choosing settings.
+        weight_decay: of the optimizer; None is none.
+        damping: of `BatchIdeal`, in place of the method's own.
     """
 
     data: str
@@ -56,6 +65,8 @@ class Run:
     backend: str = "ensemble"
     device: str = "cpu"
     validation: bool = False
+    weight_decay: float | None = None
+    damping: float | None = None
 
     def __post_init__(self) -> None:
         for name, value, known in (
@@ -74,10 +85,19 @@ class Run:
             raise ValueError("seeds is empty; a run needs at least one.")
         if not all(width > 0 for width in self.hidden):
             raise ValueError(f"hidden is {list(self.hidden)}; every width must be positive.")
+        if self.damping is not None and not isinstance(METHODS[self.method].correction, BatchIdeal):
+            raise ValueError(f"damping is {self.damping}, but method {self.method!r} has none.")
+
+    def make_method(self) -> Method:
+        """The method, with this run's damping."""
+        method = METHODS[self.method]
+        if self.damping is None or not isinstance(method.correction, BatchIdeal):
+            return method
+        return replace(method, correction=replace(method.correction, damping=self.damping))
 
     def settings(self) -> dict[str, Any]:
-        """Return what identifies the run: everything but where its data happens to lie."""
-        return {**asdict(self), "data": public_name(self.data)}
+        """Return what identifies the run: everything that is set, but for where its data happens to lie."""
+        return {name: v for name, v in {**asdict(self), "data": public_name(self.data)}.items() if v is not None}
 
     @property
     def filename(self) -> str:

@@ -49,7 +49,9 @@ def build_model(run: Run, data: Dataset, seed: int) -> nn.Sequential:
 def build_optimizer(run: Run, method: Method, parameters: Any) -> torch.optim.Optimizer:
     """Return the run's optimizer, fused."""
     # A captured graph needs an optimizer whose step counter lives on the device; SGD has none.
-    extra = {"capturable": True} if run.device.startswith("cuda") and run.optimizer == "adam" else {}
+    extra: dict[str, Any] = {} if run.weight_decay is None else {"weight_decay": run.weight_decay}
+    if run.device.startswith("cuda") and run.optimizer == "adam":
+        extra["capturable"] = True
     return OPTIMIZERS[run.optimizer](parameters, lr=run.lr * method.lr_factor, fused=True, **extra)
 
 
@@ -97,7 +99,7 @@ class Ensemble:
 
     def __init__(self, run: Run, data: Dataset) -> None:
         models = [build_model(run, data, seed) for seed in run.seeds]
-        method = METHODS[run.method]
+        method = run.make_method()
         self.skeleton = deepcopy(models[0]).to("meta")
         if method.correction:
             attach(self.skeleton, method.correction)
@@ -164,7 +166,7 @@ class Loops:
     """The same by plain loops, one seed after the other: GradientOnly, or `jacobian.backward` in its place."""
 
     def __init__(self, run: Run, data: Dataset) -> None:
-        method = METHODS[run.method]
+        method = run.make_method()
         self.correction = method.correction
         self.by_jacobians = run.backend == "jacobian"
         self.models = [build_model(run, data, seed) for seed in run.seeds]

@@ -1,9 +1,12 @@
-"""Learning rates chosen on a validation split, from one grid for every method."""
+"""Settings chosen on a validation split: rates from one grid, then everything by trials, as many for every method."""
 
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
+import torch
+
+from .methods import METHODS
 from .report import mean_and_error
 from .runs import Run
 
@@ -11,7 +14,15 @@ from .runs import Run
 GRIDS: dict[str, tuple[float, ...]] = {
     "sgd": (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0),
     "adam": (1e-4, 3e-4, 1e-3, 3e-3, 1e-2),
+    "momentum": (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0),
 }
+
+#: Where trials look: the rate within this factor of the grid's choice …
+RATE_FACTOR = 5.0
+#: … the share of a weight that decay takes in one step at the full rate …
+SHRINK = (3e-6, 3e-4)
+#: … and the damping, of methods that have one.
+DAMPING = (0.1, 3.0)
 
 
 def search(final: Iterable[Run], epochs: int) -> list[Run]:
@@ -36,8 +47,38 @@ def choose(final: Iterable[Run], found: Iterable[dict[str, Any]]) -> list[Run]:
         if not same:
             raise ValueError(f"no search results for {run.method}, {run.activation}, {run.optimizer}.")
         best = max(same, key=lambda result: mean_and_error(result["test_accuracy"][-1])[0])
-        chosen.append(replace(run, lr=best["settings"]["lr"]))
+        settings = {name: best["settings"].get(name) for name in ("lr", "weight_decay", "damping")}
+        chosen.append(replace(run, **settings))
     return chosen
+
+
+def trials(chosen: Iterable[Run], count: int) -> list[Run]:
+    """`count` trials around every chosen run, of its own length, one seed, validated.
+
+    The trials of all methods are the same points of one Sobol sequence: rate, weight decay and damping,
+    each spread evenly over the logarithm of its range; a method without damping leaves the third unused.
+    """
+    points = torch.quasirandom.SobolEngine(3, scramble=True, seed=0).draw(count, dtype=torch.float64).tolist()
+    return [
+        replace(
+            run,
+            lr=_significant(rate := _between(run.lr / RATE_FACTOR, run.lr * RATE_FACTOR, u)),
+            weight_decay=_significant(_between(*SHRINK, v) * (0.1 if run.optimizer == "momentum" else 1.0) / rate),
+            damping=_significant(_between(*DAMPING, w)) if hasattr(METHODS[run.method].correction, "damping") else None,
+            seeds=run.seeds[:1],
+            validation=True,
+        )
+        for run in chosen
+        for u, v, w in points
+    ]
+
+
+def _between(low: float, high: float, share: float) -> float:
+    return float(low * (high / low) ** share)
+
+
+def _significant(value: float) -> float:
+    return float(f"{value:.2g}")
 
 
 def _same_search(run: Run, settings: dict[str, Any]) -> bool:
