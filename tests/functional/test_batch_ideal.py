@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from adiv_optim import BatchIdeal, Disproportional, GradientOnly, Proportional, functional, jacobian
+from adiv_optim.functional._linear import LinearRows
 from benchmarks.jobs import conv_layer
 from benchmarks.speed import peak_memory
 from tests.cases import LINEAR, apply, each_layer, gradients, relative_error
@@ -112,6 +113,64 @@ def test_many_rows_move_by_the_projection_of_their_gradients():
     found = gradients(functional.linear(input, layer.weight, layer.bias, BatchIdeal(0.0)), layer, g)
     x = torch.cat([input, torch.ones(20, 1)], 1)
     assert relative_error(x @ flat(layer, found).mT, x @ torch.linalg.pinv(x) @ g) <= EXACT
+
+
+@pytest.mark.parametrize("count", [3, 8, 40], ids=["few", "square", "many"])
+@pytest.mark.parametrize("trained", [(True, True), (True, False), (False, True)], ids=["both", "weight", "bias"])
+@pytest.mark.parametrize("stack", [(), (2,)], ids=["one", "stack"])
+def test_the_two_sides_agree(count, trained, stack):
+    rows = LinearRows(torch.randn(*stack, count, 7), torch.randn(*stack, count, 3), *trained)
+    sample, feature = rows._sample_side(BatchIdeal(0.1).solve), rows._feature_side(BatchIdeal(0.1).solve)
+    other = rows._feature_side(BatchIdeal(0.2).solve)
+    assert sample.keys() == feature.keys()
+    for name, gradient in sample.items():
+        assert relative_error(gradient, feature[name]) <= EXACT
+        assert relative_error(gradient, other[name]) > 1e-3
+
+
+def test_many_rows_never_meet_in_a_square_matrix():
+    rows, features = 20_000, 8  # rows × rows would be 3.2 GB
+
+    def job():
+        x, weight = torch.randn(rows, features), torch.randn(2, features).requires_grad_()
+        return lambda: functional.linear(x, weight, None, BatchIdeal()).sum().backward()
+
+    assert peak_memory(job) <= 10 * rows * features * 8
+
+
+OPTIMIZERS = {
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.1),
+    "momentum": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
+    "nesterov": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True),
+    "weight-decay": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=0.1),
+    "adamw": lambda p: torch.optim.AdamW(p, lr=0.01, weight_decay=0.1),
+}
+
+
+@pytest.mark.parametrize("build", OPTIMIZERS.values(), ids=OPTIMIZERS)
+def test_optimizers_and_schedules_step_on_least_squares_gradients(build):
+    def final_weights(correction, by_hand: bool) -> Tensor:
+        torch.manual_seed(1)
+        layer = nn.Linear(4, 3)
+        optimizer = build(layer.parameters())
+        if correction:
+            optimizer = GradientOnly(optimizer, layer, correction)
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 6)
+        for input in torch.randn(6, 9, 4):
+            optimizer.zero_grad()
+            output = layer(input)
+            output.square().sum().backward()
+            if by_hand:
+                x = torch.cat([input, torch.ones(9, 1)], 1)
+                solution = least_squares(x, 2 * output.detach(), 0.2).mT
+                layer.weight.grad, layer.bias.grad = solution[:, :-1].contiguous(), solution[:, -1].contiguous()
+            optimizer.step()
+            schedule.step()
+        return flat(layer, {name: p.detach() for name, p in layer.named_parameters()})
+
+    wanted = final_weights(None, by_hand=True)
+    assert relative_error(final_weights(BatchIdeal(0.2), by_hand=False), wanted) <= EXACT
+    assert relative_error(final_weights(None, by_hand=False), wanted) > 1e-3
 
 
 @pytest.mark.parametrize("shape", [(5, 7), (20, 7)], ids=["sample-side", "feature-side"])
