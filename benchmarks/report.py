@@ -1,31 +1,20 @@
 """Tables and figures from result files alone."""
 
-import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from . import batch_size
 from .methods import ACTIVATIONS, LABELS, METHODS
+from .pictures import COLORS, panels
 from .runs import read
+from .tables import accuracy, markdown, mean_and_error, network, title
 
 Result = dict[str, Any]
 
 #: Settings that distinguish rows and columns within one table; all others distinguish tables.
 _WITHIN_TABLE = ("method", "activation", "backend", "seeds", "epochs")
-
-
-#: What tables and figures call a data set. The JPEG copy's pixels differ slightly from the original release's.
-DATA_LABELS = {"imagefolder:cifar10-jpeg": "CIFAR-10 (JPEG copy)", "cifar10": "CIFAR-10"}
-
-
-def mean_and_error(values: Sequence[float]) -> tuple[float, float]:
-    """Mean, and standard error of the mean (NaN for a single value)."""
-    mean = math.fsum(values) / len(values)
-    if len(values) == 1:
-        return mean, math.nan
-    variance = math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)
-    return mean, math.sqrt(variance / len(values))
 
 
 def grouped(results: Iterable[Result]) -> list[list[Result]]:
@@ -35,25 +24,6 @@ def grouped(results: Iterable[Result]) -> list[list[Result]]:
         key = {name: value for name, value in result["settings"].items() if name not in _WITHIN_TABLE}
         groups[str(sorted(key.items()))].append(result)
     return list(groups.values())
-
-
-def title(group: list[Result]) -> str:
-    """One line that names the protocol of a table."""
-    settings = group[0]["settings"]
-    return f"{network(group[0])}, {settings['optimizer']} {settings['lr']:g}, {settings['device']}"
-
-
-def network(result: Result) -> str:
-    """Data, layer sizes and batch size of a run."""
-    settings = result["settings"]
-    data = DATA_LABELS.get(settings["data"], settings["data"])
-    sizes = [result["features"], *settings["hidden"], result["classes"]]
-    return f"{data}, {sizes}, batch {settings['batch_size']}"
-
-
-def _accuracy(result: Result) -> str:
-    mean, error = mean_and_error(result["test_accuracy"][-1])
-    return f"{mean:.2f} ± {error:.2f}"
 
 
 def _milliseconds(result: Result) -> float:
@@ -78,18 +48,12 @@ def table(group: list[Result]) -> str:
         cells = []
         for activation in activations:
             runs = [found[key] for backend in backends if (key := (method, activation, backend)) in found]
-            cells.append(_accuracy(runs[0]) if runs else "")
+            cells.append(accuracy(runs[0]) if runs else "")
         for backend in backends:
             runs = [found[key] for activation in activations if (key := (method, activation, backend)) in found]
             cells.append(f"{_milliseconds(runs[0]):.2f}" if runs else "")
         rows.append([LABELS[method], *cells])
     return markdown(["method", *columns], rows)
-
-
-def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A Markdown table."""
-    lines = ["| " + " | ".join(row) + " |" for row in (header, ["---"] * len(header), *rows)]
-    return "\n".join(lines)
 
 
 def caption(group: list[Result]) -> str:
@@ -111,45 +75,25 @@ def caption(group: list[Result]) -> str:
 
 def figure(group: list[Result], path: Path) -> None:
     """Draw test accuracy against epoch, one panel per activation, a band of one standard error."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
     backend = "ensemble" if any(r["settings"]["backend"] == "ensemble" for r in group) else None
     runs = [r for r in group if backend in (None, r["settings"]["backend"])]
     activations = [name for name in ACTIVATIONS if any(r["settings"]["activation"] == name for r in runs)]
-    fig, axes = plt.subplots(
-        1,
-        len(activations),
-        figsize=(5.4 * len(activations) + 2.2, 4.6),
-        sharey=True,
-        squeeze=False,
-        layout="constrained",
-    )
-    colors = dict(zip(LABELS, plt.get_cmap("tab10").colors, strict=False))  # type: ignore[attr-defined]
-    for axis, activation in zip(axes[0], activations, strict=True):
-        for method, label in LABELS.items():
-            for run in (
-                r for r in runs if (r["settings"]["method"], r["settings"]["activation"]) == (method, activation)
-            ):
-                means, errors = zip(*(mean_and_error(epoch) for epoch in run["test_accuracy"]), strict=True)
-                epochs = range(1, len(means) + 1)
-                low, high = zip(*((m - e, m + e) for m, e in zip(means, errors, strict=True)), strict=True)
-                # Gradient-only methods are dashed: colour alone does not carry to everyone.
-                style = "--" if METHODS[method].correction else "-"
-                axis.plot(epochs, means, style, color=colors[method], label=label, linewidth=1.6)
-                axis.fill_between(epochs, low, high, color=colors[method], alpha=0.2, linewidth=0)
-        axis.set(title=activation, xlabel="epoch")
-        axis.xaxis.get_major_locator().set_params(integer=True)
-        axis.grid(alpha=0.3)
-    axes[0][0].set_ylabel("test accuracy, %")
-    handles, labels = axes[0][0].get_legend_handles_labels()
-    fig.legend(handles, labels, loc="outside right center", frameon=False)
-    fig.suptitle(title(group), fontsize=10)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    fig.savefig(path, dpi=130)
-    plt.close(fig)
+    with panels(activations, title(group), path) as axes:
+        for axis, activation in zip(axes, activations, strict=True):
+            for method, label in LABELS.items():
+                for run in (
+                    r for r in runs if (r["settings"]["method"], r["settings"]["activation"]) == (method, activation)
+                ):
+                    means, errors = zip(*(mean_and_error(epoch) for epoch in run["test_accuracy"]), strict=True)
+                    epochs = range(1, len(means) + 1)
+                    low, high = zip(*((m - e, m + e) for m, e in zip(means, errors, strict=True)), strict=True)
+                    # Gradient-only methods are dashed: colour alone does not carry to everyone.
+                    style = "--" if METHODS[method].correction else "-"
+                    axis.plot(epochs, means, style, color=COLORS[method], label=label, linewidth=1.6)
+                    axis.fill_between(epochs, low, high, color=COLORS[method], alpha=0.2, linewidth=0)
+            axis.set_xlabel("epoch")
+            axis.xaxis.get_major_locator().set_params(integer=True)
+        axes[0].set_ylabel("test accuracy, %")
 
 
 def tuned_table(results: list[Result]) -> str:
@@ -159,7 +103,7 @@ def tuned_table(results: list[Result]) -> str:
     rows = []
     for method in (name for name in LABELS if any(key[0] == name for key in found)):
         runs = [found.get((method, *column)) for column in columns]
-        cells = [f"{_accuracy(run)} ({run['settings']['lr']:g})" if run else "" for run in runs]
+        cells = [f"{accuracy(run)} ({run['settings']['lr']:g})" if run else "" for run in runs]
         rows.append([LABELS[method], *cells])
     return markdown(["method", *(f"{activation}, {optimizer}, %" for activation, optimizer in columns)], rows)
 
@@ -171,6 +115,45 @@ def tuned_caption(results: list[Result]) -> str:
         f"Test accuracy after {settings['epochs']} epochs, mean ± standard error over {len(settings['seeds'])} seeds, "
         f"in brackets the learning rate, falling to 0 by a cosine. Rates were chosen on a tenth of the training set "
         f"held out, one seed, from one grid for all methods. torch {environment['torch']}."
+    )
+
+
+def trials_table(results: list[Result]) -> str:
+    """A Markdown table: test accuracy of every method at the settings its trials chose, best first."""
+    rows = []
+    for result in sorted(results, key=lambda r: -mean_and_error(r["test_accuracy"][-1])[0]):
+        settings = result["settings"]
+        seconds = sum(result["seconds"]) / len(settings["seeds"])
+        rows.append(
+            [
+                LABELS[settings["method"]],
+                settings["optimizer"],
+                f"{settings['lr']:g}",
+                f"{settings['damping']:g}" if "damping" in settings else "",
+                f"{settings['weight_decay']:g}",
+                str(settings["epochs"]),
+                accuracy(result),
+                f"{seconds:.0f}",
+            ]
+        )
+    return markdown(
+        ["method", "optimizer", "rate", "damping", "weight decay", "epochs", "test accuracy, %", "seconds"], rows
+    )
+
+
+def trials_caption(results: list[Result], searched: list[Result]) -> str:
+    """Say under a table of trials what its numbers are."""
+    settings, environment = results[0]["settings"], results[0]["environment"]
+    keys = [tuple(r["settings"][name] for name in ("method", "activation", "optimizer")) for r in searched]
+    counts = {keys.count(key) for key in keys}
+    return (
+        f"Mean ± standard error over {len(settings['seeds'])} seeds after the last epoch, rates falling to 0 by a "
+        f"cosine. Every row had {' or '.join(map(str, sorted(counts)))} trials of rate, weight decay and (batch-ideal) "
+        "damping, the same points for all, around the rate a grid had found, each run for "
+        f"{min(r['settings']['epochs'] for r in searched)} epochs with one seed and judged on a tenth of the training "
+        "set held out; the test set chose nothing. Weight decay is decoupled. Seconds are of training one seed in the "
+        f"ensemble of {len(settings['seeds'])}, {environment['threads']} thread(s), on a machine that was busy with "
+        f"other runs: compare them loosely. torch {environment['torch']}."
     )
 
 
@@ -206,7 +189,18 @@ def report(folder: Path) -> dict[str, str]:
         if tuned:
             heading = f"**{network(tuned[0])}, rates tuned**"
             sections[part.name] = f"{heading}\n\n{tuned_table(tuned)}\n\n{tuned_caption(tuned)}"
-        groups = grouped(r for r in results if r["kind"] == "train")
+        tried = [r for r in results if r["kind"] == "trials"]
+        if tried:
+            caption_ = trials_caption(tried, read(part / "trials"))
+            heading = f"**{network(tried[0])}, {tried[0]['settings']['activation']}, every setting tuned**"
+            sections[part.name] = f"{heading}\n\n{trials_table(tried)}\n\n{caption_}"
+        trained = [r for r in results if r["kind"] == "train"]
+        if len({r["settings"]["batch_size"] for r in trained}) > 2:
+            heading = f"{network(trained[0]).rpartition(',')[0]}, accuracy by batch size"
+            batch_size.figure(trained, heading, folder / f"{part.name}.png")
+            sections[part.name] = f"**{heading}**\n\n{batch_size.table(trained)}\n\n{batch_size.caption(trained)}"
+            continue
+        groups = grouped(trained)
         for number, group in enumerate(groups):
             name = part.name if len(groups) == 1 else f"{part.name}-{number + 1}"
             figure(group, folder / f"{name}.png")

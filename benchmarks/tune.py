@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from .methods import METHODS
-from .report import mean_and_error
 from .runs import Run
+from .tables import mean_and_error
 
 #: Steps of about three. A rate chosen at an edge says that the best may lie beyond it.
 GRIDS: dict[str, tuple[float, ...]] = {

@@ -4,9 +4,12 @@ import math
 from pathlib import Path
 
 import pytest
+import torch
 
-from benchmarks.report import insert, mean_and_error, report
+from benchmarks.batch_size import fit
+from benchmarks.report import insert, report
 from benchmarks.runs import write
+from benchmarks.tables import mean_and_error
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -73,6 +76,46 @@ def test_tuned_table_names_the_chosen_rates(tmp_path):
     assert "| none | 42.00 ± 2.00 (0.003) | 42.00 ± 2.00 (1) |" in section
 
 
+def test_batch_size_table_has_the_slope_of_the_line(tmp_path):
+    for size in (8, 16, 32):
+        for method, slope in (("none", -0.5), ("affine-like", 0.0)):
+            exact = [[0.0, 0.0], [50 + slope * size, 50 + slope * size]]
+            write(tmp_path / "sizes" / f"{method}{size}.json", result(method, batch_size=size, accuracies=exact))
+    section = report(tmp_path)["sizes"]
+    assert (
+        "| tanh | none | 46.00 ± 0.00 | 42.00 ± 0.00 | 34.00 ± 0.00 | 40.67 | -50.00 ± 0.00 | 38.35 ± 0.50 |" in section
+    )
+    assert "| tanh | affine-like | 50.00 ± 0.00 | 50.00 ± 0.00 | 50.00 ± 0.00 | 50.00 | +0.00 ± 0.00 |" in section
+    assert (tmp_path / "sizes.png").read_bytes().startswith(PNG_SIGNATURE)
+
+
+def test_error_of_a_slope_is_the_regressions():
+    x, y = [1.0, 2.0, 4.0, 7.0], [1.0, 0.5, 3.0, 2.0]
+    line = fit(x, y)
+    design = torch.tensor([[1.0, value] for value in x], dtype=torch.float64)
+    target = torch.tensor(y, dtype=torch.float64)
+    found = torch.linalg.lstsq(design, target.unsqueeze(1)).solution.flatten()
+    noise = (target - design @ found).square().sum() / 2
+    error = (noise * torch.linalg.inv(design.T @ design)[1, 1]).sqrt()
+    assert line == pytest.approx((*found.tolist(), error.item()), rel=1e-12)
+    with pytest.raises(ValueError, match="a line through 2 points"):
+        fit(x[:2], y[:2])
+
+
+def test_trials_table_is_best_first_and_counts_trials(tmp_path):
+    for number, (method, value) in enumerate((("none", 40.0), ("batch-ideal", 50.0))):
+        extra = {"damping": 0.3} if method == "batch-ideal" else {}
+        final = result(method, weight_decay=1e-5, accuracies=((value, value),), **extra)
+        write(tmp_path / "tried" / f"{number}.json", {**final, "kind": "trials"})
+        for trial in range(3):
+            write(tmp_path / "tried" / "trials" / f"{number}-{trial}.json", final)
+    section = report(tmp_path)["tried"]
+    lines = [line for line in section.splitlines() if line.startswith("| ")]
+    assert lines[2] == "| gradient-only batch-ideal | adam | 0.001 | 0.3 | 1e-05 | 2 | 50.00 ± 0.00 | 0 |"
+    assert lines[3] == "| none | adam | 0.001 |  | 1e-05 | 2 | 40.00 ± 0.00 | 0 |"
+    assert "Every row had 3 trials" in section
+
+
 def test_no_results_say_what_to_run(tmp_path):
     with pytest.raises(FileNotFoundError, match="python -m benchmarks train"):
         report(tmp_path)
@@ -90,9 +133,9 @@ def test_insert_fills_the_marked_places_and_nothing_else(tmp_path):
 
 
 def test_readme_quotes_the_committed_results(tmp_path):
-    for path in RESULTS.glob("*/*.json"):
+    for path in RESULTS.rglob("*.json"):
         copy = tmp_path / path.relative_to(RESULTS)
-        copy.parent.mkdir(exist_ok=True)
+        copy.parent.mkdir(parents=True, exist_ok=True)
         copy.write_bytes(path.read_bytes())
     readme = ROOT / "README.md"
     assert "<!-- results:" in readme.read_text()

@@ -8,7 +8,7 @@ import torch
 from benchmarks.data import load
 from benchmarks.runs import Run
 from benchmarks.trainer import held_out, train
-from benchmarks.tune import GRIDS, choose, search
+from benchmarks.tune import DAMPING, GRIDS, RATE_FACTOR, choose, search, trials
 
 FINAL = Run("digits", "none", "tanh", optimizer="sgd", schedule="cosine", epochs=2, seeds=(0, 1))
 
@@ -30,6 +30,29 @@ def test_best_validation_accuracy_wins():
     # Another method's better result is not this one's.
     results += [found(replace(run, method="rmsnorm"), 99.0) for run in runs]
     assert choose([FINAL], results) == [replace(FINAL, lr=GRIDS["sgd"][2])]
+
+
+def test_trials_are_the_same_points_for_every_method():
+    rivals = [replace(FINAL, lr=0.1), replace(FINAL, method="batch-ideal", lr=10.0)]
+    runs = trials(rivals, 8)
+    plain, ideal = runs[:8], runs[8:]
+    assert all(run.validation and run.seeds == (0,) and run.epochs == FINAL.epochs for run in runs)
+    for one, other in zip(plain, ideal, strict=True):
+        assert one.damping is None
+        assert DAMPING[0] <= other.damping <= DAMPING[1]
+        assert other.lr / one.lr == pytest.approx(100, rel=0.1)  # rates are rounded to two digits
+        assert other.lr * other.weight_decay == pytest.approx(one.lr * one.weight_decay, rel=0.2)
+        assert 0.1 / RATE_FACTOR * 0.95 <= one.lr <= 0.1 * RATE_FACTOR * 1.05
+    assert len({run.lr for run in plain}) > 4
+
+
+def test_best_trial_brings_all_its_settings():
+    runs = trials([replace(FINAL, method="batch-ideal", lr=10.0)], 3)
+    results = [found(run, accuracy) for run, accuracy in zip(runs, (1, 9, 4), strict=True)]
+    (best,) = choose([replace(FINAL, method="batch-ideal")], results)
+    assert (best.lr, best.weight_decay, best.damping) == (runs[1].lr, runs[1].weight_decay, runs[1].damping)
+    assert best.seeds == FINAL.seeds
+    assert not best.validation
 
 
 def test_missing_search_is_an_error():

@@ -1,0 +1,142 @@
+"""Accuracy against batch size: what the paper fits a line to, from result files alone."""
+
+import math
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .methods import ACTIVATIONS, LABELS, METHODS
+from .pictures import COLORS, panels
+from .tables import markdown, mean_and_error
+
+Result = dict[str, Any]
+
+#: Bird 2025, Table 1: (mean accuracy over batch sizes, its error, slope, its error), after 100 epochs. The BatchNorm
+#: accuracy is that of the text where the table is misprinted.
+PAPER = {
+    ("none", "tanh"): (38.35, 0.50, 5.80e-2, 1.17e-2),
+    ("batchnorm", "tanh"): (39.08, 0.87, 5.04e-2, 1.21e-2),
+    ("layernorm", "tanh"): (43.72, 0.21, -8.77e-3, 2.45e-3),
+    ("rmsnorm", "tanh"): (27.31, 1.87, 1.05e-1, 0.21e-1),
+    ("l2norm", "tanh"): (49.93, 0.10, -2.98e-2, 0.20e-2),
+    ("l2norm-half", "tanh"): (48.42, 0.35, -2.58e-2, 0.53e-2),
+    ("affine-like", "tanh"): (50.56, 0.13, -2.45e-2, 0.17e-2),
+    ("none", "leaky-relu"): (47.56, 0.07, 5.51e-3, 2.83e-3),
+    ("batchnorm", "leaky-relu"): (45.54, 0.67, 3.56e-2, 0.86e-2),
+    ("layernorm", "leaky-relu"): (45.59, 0.15, -8.58e-3, 3.00e-3),
+    ("rmsnorm", "leaky-relu"): (49.15, 0.21, -5.38e-3, 2.45e-3),
+    ("l2norm", "leaky-relu"): (48.50, 0.22, 0.71e-4, 37.42e-4),
+    ("l2norm-half", "leaky-relu"): (48.74, 0.04, -6.19e-3, 1.00e-3),
+    ("affine-like", "leaky-relu"): (49.80, 0.23, -4.19e-3, 3.32e-3),
+}
+
+
+class Line(NamedTuple):
+    """A least squares line y = intercept + slope · x, and the standard error of its slope."""
+
+    intercept: float
+    slope: float
+    error: float
+
+
+def fit(x: list[float], y: list[float]) -> Line:
+    """Fit a line.
+
+    Raises:
+        ValueError: fewer than three points, which leave no error to estimate.
+
+    Example:
+        >>> fit([0, 1, 2], [1, 3, 5])
+        Line(intercept=1.0, slope=2.0, error=0.0)
+    """
+    if len(x) < 3:
+        raise ValueError(f"a line through {len(x)} points has no standard error; at least three are needed.")
+    xs, ys = np.asarray(x, float), np.asarray(y, float)
+    spread = ((xs - xs.mean()) ** 2).sum()
+    slope = float(((xs - xs.mean()) * (ys - ys.mean())).sum() / spread)
+    intercept = float(ys.mean() - slope * xs.mean())
+    error = math.sqrt(float(((ys - intercept - slope * xs) ** 2).sum()) / (len(x) - 2) / spread)
+    return Line(intercept, slope, error)
+
+
+def series(results: list[Result]) -> dict[tuple[str, str], dict[int, list[float]]]:
+    """(method, activation) → batch size → accuracy of every seed after the last epoch."""
+    found: dict[tuple[str, str], dict[int, list[float]]] = {}
+    for result in sorted(results, key=lambda r: r["settings"]["batch_size"]):
+        settings = result["settings"]
+        by_size = found.setdefault((settings["method"], settings["activation"]), {})
+        by_size[settings["batch_size"]] = result["test_accuracy"][-1]
+    return found
+
+
+def line_of(by_size: dict[int, list[float]]) -> Line:
+    """The line through every seed's accuracy at every batch size."""
+    points = [(size, accuracy) for size, accuracies in by_size.items() for accuracy in accuracies]
+    return fit([float(size) for size, _ in points], [accuracy for _, accuracy in points])
+
+
+def table(results: list[Result]) -> str:
+    """A Markdown table: accuracy at every batch size, its mean, and the slope, beside the paper's."""
+    found = series(results)
+    sizes = sorted({size for by_size in found.values() for size in by_size})
+    rows = []
+    for activation in ACTIVATIONS:
+        for method, label in LABELS.items():
+            by_size = found.get((method, activation))
+            if by_size is None:
+                continue
+            line, paper = line_of(by_size), PAPER.get((method, activation))
+            measured = {size: mean_and_error(values) for size, values in by_size.items()}
+            cells = ["{:.2f} ± {:.2f}".format(*measured[size]) if size in measured else "" for size in sizes]
+            mean = math.fsum(mean for mean, _ in measured.values()) / len(measured)
+            rows.append(
+                [
+                    activation,
+                    label,
+                    *cells,
+                    f"{mean:.2f}",
+                    _slope(line.slope, line.error),
+                    f"{paper[0]:.2f} ± {paper[1]:.2f}" if paper else "",
+                    _slope(*paper[2:]) if paper else "",
+                ]
+            )
+    header = ["activation", "method", *map(str, sizes), "mean", "slope, 10⁻²", "paper: mean", "paper: slope, 10⁻²"]
+    return markdown(header, rows)
+
+
+def _slope(slope: float, error: float) -> str:
+    return f"{100 * slope:+.2f} ± {100 * error:.2f}"
+
+
+def caption(results: list[Result]) -> str:
+    """Say under the table what its numbers are."""
+    settings, environment = results[0]["settings"], results[0]["environment"]
+    return (
+        f"Test accuracy in per cent after {settings['epochs']} epochs by batch size, {settings['optimizer']} "
+        f"{settings['lr']:g}, mean ± standard error over {len(settings['seeds'])} seeds; slope of a least squares line "
+        f"through all seeds, in points per hundred samples of batch, ± its standard error. The paper's columns are its "
+        f"Table 1, after 100 epochs, five repeats. torch {environment['torch']}."
+    )
+
+
+def figure(results: list[Result], title: str, path: Path) -> None:
+    """Draw accuracy against batch size with the fitted lines, one panel per activation."""
+    found = series(results)
+    activations = [name for name in ACTIVATIONS if any(key[1] == name for key in found)]
+    with panels(activations, title, path) as axes:
+        for axis, activation in zip(axes, activations, strict=True):
+            for method, label in LABELS.items():
+                by_size = found.get((method, activation))
+                if by_size is None:
+                    continue
+                means, errors = zip(*(mean_and_error(values) for values in by_size.values()), strict=True)
+                style = "--" if METHODS[method].correction else "-"
+                axis.errorbar(list(by_size), means, errors, fmt="o", color=COLORS[method], markersize=4, capsize=2)
+                line = line_of(by_size)
+                ends = min(by_size), max(by_size)
+                axis.plot(
+                    ends, [line.intercept + line.slope * x for x in ends], style, color=COLORS[method], label=label
+                )
+            axis.set(xlabel="batch size", xticks=sorted({size for by_size in found.values() for size in by_size}))
+        axes[0].set_ylabel("test accuracy, %")

@@ -1,0 +1,35 @@
+"""What every figure of results is made of."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+from .methods import LABELS
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+
+#: The colour of every method, in all figures.
+COLORS = dict(zip(LABELS, plt.get_cmap("tab10").colors, strict=False))  # type: ignore[attr-defined]
+
+
+@contextmanager
+def panels(names: Sequence[str], title: str, path: Path) -> Iterator[Sequence[Any]]:
+    """Yield one axis per name, side by side with one legend on the right, and write the figure to `path`."""
+    size = (5.4 * len(names) + 2.2, 4.6)
+    fig, axes = plt.subplots(1, len(names), figsize=size, sharey=True, squeeze=False, layout="constrained")
+    try:
+        yield axes[0]
+        for axis, name in zip(axes[0], names, strict=True):
+            axis.set_title(name)
+            axis.grid(alpha=0.3)
+        handles, labels = axes[0][0].get_legend_handles_labels()
+        fig.legend(handles, labels, loc="outside right center", frameon=False)
+        fig.suptitle(title, fontsize=10)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        fig.savefig(path, dpi=130)
+    finally:
+        plt.close(fig)
