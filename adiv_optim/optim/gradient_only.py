@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 from ..attach import attach, detach
 from ..corrections import Correction
 from ..running import forget_pending, memory, precondition
-from .wrapper import OptimizerWrapper
+from .wrapper import OptimizerWrapper, check_same_parameters
 
 
 class GradientOnly(OptimizerWrapper):
@@ -57,9 +57,7 @@ class GradientOnly(OptimizerWrapper):
         strict: bool = False,
     ) -> None:
         super().__init__(optimizer)
-        if not isinstance(model, nn.Module):
-            raise TypeError(f"GradientOnly: model must be a torch.nn.Module, found {type(model).__name__}.")
-        _check_same_parameters(optimizer, model)
+        check_same_parameters("GradientOnly", optimizer, model)
         self.model = attach(model, correction, skip=skip, strict=strict)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -72,11 +70,13 @@ class GradientOnly(OptimizerWrapper):
         forget_pending(self.model)
 
     def _finish_gradients(self) -> None:
+        super()._finish_gradients()
         precondition(self.model)
 
     def _state_dict(self) -> dict[str, Any]:
         averages = {path: rule.state_dict() for path, rule in memory(self.model).items()}
-        return {**self.inner.state_dict(), "running": averages} if averages else self.inner.state_dict()
+        inner = super()._state_dict()
+        return {**inner, "running": averages} if averages else inner
 
     def _load_state_dict(self, state_dict: dict[str, Any]) -> None:
         rules, averages = memory(self.model), state_dict.get("running", {})
@@ -85,22 +85,10 @@ class GradientOnly(OptimizerWrapper):
                 f"GradientOnly: the checkpoint's running averages and the model's differ in {sorted(unknown)}; attach "
                 "the correction to the same layers."
             )
-        self.inner.load_state_dict({name: value for name, value in state_dict.items() if name != "running"})
+        super()._load_state_dict({name: value for name, value in state_dict.items() if name != "running"})
         for path, state in averages.items():
             rules[path].load_state_dict(state)
 
     def detach(self) -> nn.Module:
         """Take the correction off and return the plain model; the optimizer goes on with plain gradients."""
         return detach(self.model)
-
-
-def _check_same_parameters(optimizer: Optimizer, model: nn.Module) -> None:
-    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-    named = dict(model.named_parameters())
-    if not any(id(parameter) in held for parameter in named.values()):
-        first = next(iter(named), "none")
-        raise ValueError(
-            f"none of the {len(held)} tensors the optimizer holds is a parameter of the model "
-            f"({len(named)} parameters, the first: {first}). Build the optimizer from this model's "
-            "parameters(), after any deepcopy that makes new ones."
-        )

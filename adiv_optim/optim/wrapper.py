@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import nn
 from torch.optim import LBFGS, Optimizer
 
 
@@ -87,11 +88,16 @@ class OptimizerWrapper(Optimizer):
             with torch.enable_grad():
                 loss = closure()
         self._finish_gradients()
-        self.inner.step()
+        self._inner_step()
         return loss
 
     def _finish_gradients(self) -> None:
-        """What a subclass does to p.grad between the closure and the inner step."""
+        """Bring p.grad to its final form, once the closure has run; here what a wrapper within has to do."""
+        if isinstance(self.inner, OptimizerWrapper):
+            self.inner._finish_gradients()
+
+    def _inner_step(self) -> None:
+        self.inner.step()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients; see torch.optim.Optimizer.zero_grad."""
@@ -125,3 +131,18 @@ class OptimizerWrapper(Optimizer):
 
     def _load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.inner.load_state_dict(state_dict)
+
+
+def check_same_parameters(name: str, optimizer: Optimizer, model: nn.Module) -> None:
+    """Raise if `optimizer` holds no parameter of `model`; `name` opens the message."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"{name}: model must be a torch.nn.Module, found {type(model).__name__}.")
+    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    named = dict(model.named_parameters())
+    if not any(id(parameter) in held for parameter in named.values()):
+        first = next(iter(named), "none")
+        raise ValueError(
+            f"{name}: none of the {len(held)} tensors the optimizer holds is a parameter of the model "
+            f"({len(named)} parameters, the first: {first}). Build the optimizer from this model's "
+            "parameters(), after any deepcopy that makes new ones."
+        )

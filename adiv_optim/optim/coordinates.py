@@ -1,0 +1,101 @@
+"""Letting an optimizer step in other coordinates than those the model's weights are written in."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from .wrapper import OptimizerWrapper, check_same_parameters
+
+
+class Map(ABC):
+    """The change of coordinates of a few parameters, for one step: in place, and undone exactly.
+
+    `enter` writes the parameters and their gradients in the new coordinates; then either `leave`, after the
+    optimizer's step, gives every weight w + (what the step changed, mapped back), or `undo`, after an exception,
+    w itself. A step that changes nothing must leave w bit for bit.
+    """
+
+    @abstractmethod
+    def enter(self) -> None:
+        """Write parameters and gradients in the new coordinates."""
+
+    @abstractmethod
+    def leave(self) -> None:
+        """Write parameters and gradients in the model's own coordinates, with the step that was taken."""
+
+    @abstractmethod
+    def undo(self) -> None:
+        """Write parameters and gradients as they were before `enter`."""
+
+
+class Chart(ABC):
+    """Coordinates for a model's parameters, measured anew as training goes on."""
+
+    @abstractmethod
+    def maps(self) -> Iterable[Map]:
+        """Return the maps of this step. Parameters that none of them touches take the plain step."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what the chart remembers from step to step, for a checkpoint."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027 — most charts remember nothing
+        """Take from a checkpoint what the chart remembers."""
+
+
+class Coordinates(OptimizerWrapper):
+    """An optimizer that steps in the coordinates of a chart; its state lives there too.
+
+    The weights are mapped in place around the inner `step` and are the user's own outside of it; an exception
+    inside puts them back. The inner optimizer may read p and p.grad and nothing else of the model. Gradients are
+    mapped back as well, to rounding.
+
+    Args:
+        optimizer: any torch.optim.Optimizer but LBFGS.
+        model: the model whose parameters it steps on.
+        chart: the coordinates.
+
+    Raises:
+        TypeError: not an optimizer, or LBFGS.
+        ValueError: the optimizer holds no parameter of the model.
+    """
+
+    chart: Chart
+
+    def __init__(self, optimizer: Optimizer, model: nn.Module, chart: Chart) -> None:
+        super().__init__(optimizer)
+        check_same_parameters(type(self).__name__, optimizer, model)
+        self.model, self.chart = model, chart
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a copy or a pickle keeps: as in torch, no hooks."""
+        return {**super().__getstate__(), "model": self.model, "chart": self.chart}
+
+    @torch.no_grad()
+    def _inner_step(self) -> None:
+        entered: list[Map] = []
+        try:
+            for map_ in self.chart.maps():
+                entered.append(map_)
+                map_.enter()
+            super()._inner_step()
+        except BaseException:
+            for map_ in entered:
+                map_.undo()
+            raise
+        for map_ in entered:
+            map_.leave()
+
+    def _state_dict(self) -> dict[str, Any]:
+        remembered = self.chart.state_dict()
+        inner = super()._state_dict()
+        return {**inner, "chart": remembered} if remembered else inner
+
+    def _load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super()._load_state_dict({name: value for name, value in state_dict.items() if name != "chart"})
+        if "chart" in state_dict:
+            self.chart.load_state_dict(state_dict["chart"])
