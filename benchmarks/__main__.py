@@ -17,6 +17,7 @@ from .methods import ACTIVATIONS, METHODS
 from .report import insert, report
 from .runs import BACKENDS, OPTIMIZERS, SCHEDULES, Run
 from .trainer import train
+from .trials import family, train_trials
 
 console = Console()
 
@@ -194,29 +195,40 @@ def run_all(planned: list[Run], folder: Path, download: bool, kind: str = "train
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", rank)))
     data = load(waiting[0].data, download).to(waiting[0].device, torch.float32)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    # Runs of one seed that differ in rate and decay alone train side by side.
+    batches: dict[Run, list[Run]] = {}
+    for run in waiting:
+        together = len(run.seeds) == 1 and run.backend == "ensemble"
+        batches.setdefault(family(run) if together else run, []).append(run)
     with Progress(*columns, console=console) as progress:
         overall = progress.add_task("runs", total=len(waiting))
-        for run in waiting:
-            samples = len(data.train_labels) - run.validation * (len(data.train_labels) // 10)
-            steps = samples // run.batch_size
-            task = progress.add_task(f"{run.method}, {run.activation}, {run.lr:g}", total=run.epochs * steps)
-            history = train(run, data, tick=partial(progress.advance, task))
-            runs.write(
-                folder / run.filename,
-                {
-                    "kind": kind,
-                    "settings": run.settings(),
-                    "environment": runs.environment(),
-                    "features": data.features,
-                    "classes": data.classes,
-                    "steps_per_epoch": steps,
-                    "train_loss": history.train_loss,
-                    "test_accuracy": history.test_accuracy,
-                    "seconds": history.seconds,
-                },
+        for batch in batches.values():
+            first = batch[0]
+            samples = len(data.train_labels) - first.validation * (len(data.train_labels) // 10)
+            steps = samples // first.batch_size
+            name = f"{first.method}, {first.activation}, " + (
+                f"{first.lr:g}" if len(batch) == 1 else f"{len(batch)} runs"
             )
+            task = progress.add_task(name, total=first.epochs * steps)
+            tick = partial(progress.advance, task)
+            histories = [train(first, data, tick=tick)] if len(batch) == 1 else train_trials(batch, data, tick=tick)
+            for run, history in zip(batch, histories, strict=True):
+                runs.write(
+                    folder / run.filename,
+                    {
+                        "kind": kind,
+                        "settings": run.settings(),
+                        "environment": runs.environment(),
+                        "features": data.features,
+                        "classes": data.classes,
+                        "steps_per_epoch": steps,
+                        "train_loss": history.train_loss,
+                        "test_accuracy": history.test_accuracy,
+                        "seconds": history.seconds,
+                    },
+                )
             progress.remove_task(task)
-            progress.advance(overall)
+            progress.advance(overall, len(batch))
 
 
 if __name__ == "__main__":

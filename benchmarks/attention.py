@@ -3,6 +3,7 @@
 `measure` returns one result of plain numbers; `table` makes Markdown of it.
 """
 
+import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -41,12 +42,14 @@ FROZEN = "none, query and key frozen"
 SHAPES = ((1, 16, 64, 4), (16, 16, 64, 4), (4, 64, 128, 4))
 #: Learning rates, and factors on that of the query and key projections: the ideal step comes in other units.
 GRIDS: dict[str, tuple[Sequence[float], Sequence[float]]] = {
-    "adam": ((1e-3, 3e-3, 1e-2), (0.3, 1.0, 3.0)),
-    "sgd": ((0.1, 0.3, 1.0), (1.0, 10.0, 100.0)),
+    "adam": ((3e-3, 1e-2, 3e-2), (0.1, 0.3, 1.0, 3.0, 10.0)),
+    "sgd": ((0.1, 0.3, 1.0), (1.0, 10.0, 100.0, 1e3, 1e4)),
 }
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}
 BATCH = 32
 SEARCH_SEED = 1000
+#: The loss of a training that broke down: JSON has no infinity.
+BROKEN = 1e9
 
 
 def measure(
@@ -211,7 +214,7 @@ class RowClassifier(nn.Module):
 def _train(
     method: str, optimizer: str, lr: float, factor: float, seed: int, epochs: int, split: datasets.Dataset
 ) -> tuple[float, float]:
-    """Train once; return test accuracy in % and test loss, infinite if the training broke down."""
+    """Train once; return test accuracy in % and test loss."""
     torch.manual_seed(seed)
     model = RowClassifier(split.classes, **METHODS.get(method, {})).to(device())
     own = [*model.attention.q_proj.parameters(), *model.attention.k_proj.parameters()]
@@ -226,13 +229,16 @@ def _train(
         order = torch.randperm(len(split.train_labels), generator=orders).to(device())
         for index in order.split(BATCH)[: len(order) // BATCH]:
             stepper.zero_grad()
-            F.cross_entropy(model(split.train_inputs[index]), split.train_labels[index]).backward()
+            loss = F.cross_entropy(model(split.train_inputs[index]), split.train_labels[index])
+            loss.backward()
             stepper.step()
+        if not loss.isfinite():
+            break
     with torch.no_grad():
         found = model(split.test_inputs)
-        loss = F.cross_entropy(found, split.test_labels).item()
+        test_loss = F.cross_entropy(found, split.test_labels).item()
         accuracy = 100 * (found.argmax(1) == split.test_labels).double().mean().item()
-    return accuracy, loss if loss == loss else float("inf")
+    return accuracy, test_loss if math.isfinite(test_loss) else BROKEN
 
 
 def _training(

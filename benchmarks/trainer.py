@@ -55,14 +55,13 @@ def build_optimizer(run: Run, method: Method, parameters: Any) -> torch.optim.Op
     return OPTIMIZERS[run.optimizer](parameters, lr=run.lr * method.lr_factor, fused=True, **extra)
 
 
-def set_rate(run: Run, optimizers: list[torch.optim.Optimizer], progress: float) -> None:
+def set_rate(run: Run, optimizer: torch.optim.Optimizer, progress: float) -> None:
     """Set the learning rate for a moment of the run, from 0 at its start to 1 at its end."""
     if run.schedule == "constant":
         return
     rate = run.lr * METHODS[run.method].lr_factor * (1 + math.cos(math.pi * progress)) / 2
-    for optimizer in optimizers:
-        for group in optimizer.param_groups:
-            group["lr"] = rate
+    for group in optimizer.param_groups:
+        group["lr"] = rate
 
 
 def held_out(data: Dataset) -> Dataset:
@@ -98,6 +97,7 @@ class Ensemble:
     """
 
     def __init__(self, run: Run, data: Dataset) -> None:
+        self.run = run
         models = [build_model(run, data, seed) for seed in run.seeds]
         method = run.make_method()
         self.skeleton = deepcopy(models[0]).to("meta")
@@ -105,12 +105,15 @@ class Ensemble:
             attach(self.skeleton, method.correction)
         self.parameters, self.buffers = stack_module_state(models)
         self.optimizer = build_optimizer(run, method, self.parameters.values())
-        self.optimizers = [self.optimizer]
         self.data = data
         # A captured step would replay the learning rate it was captured with.
         self._captures = run.device.startswith("cuda") and run.schedule == "constant"
         self._steps_taken = 0
         self._graph: torch.cuda.CUDAGraph | None = None
+
+    def set_rate(self, progress: float) -> None:
+        """Set the learning rate for a moment of the run; see `set_rate`."""
+        set_rate(self.run, self.optimizer, progress)
 
     def step(self, index: Tensor) -> Tensor:
         """Take one step on the samples at `index`, shape (seeds, batch size); return the losses, (seeds,).
@@ -166,6 +169,7 @@ class Loops:
     """The same by plain loops, one seed after the other: GradientOnly, or `jacobian.backward` in its place."""
 
     def __init__(self, run: Run, data: Dataset) -> None:
+        self.run = run
         method = run.make_method()
         self.correction = method.correction
         self.by_jacobians = run.backend == "jacobian"
@@ -177,6 +181,11 @@ class Loops:
                 for optimizer, model in zip(self.optimizers, self.models, strict=True)
             ]
         self.data = data
+
+    def set_rate(self, progress: float) -> None:
+        """Set the learning rate for a moment of the run; see `set_rate`."""
+        for optimizer in self.optimizers:
+            set_rate(self.run, optimizer, progress)
 
     def step(self, index: Tensor) -> Tensor:
         """Take one step per seed on the samples at `index`, shape (seeds, batch size); return the losses."""
@@ -213,15 +222,19 @@ def train(run: Run, data: Dataset, *, tick: Tick = lambda: None, max_steps: int 
         tick: called after every step.
         max_steps: end every epoch after this many steps; None is the whole epoch.
     """
-    history = History()
     data = held_out(data) if run.validation else data
-    trainer = Ensemble(run, data) if run.backend == "ensemble" else Loops(run, data)
+    return follow(Ensemble(run, data) if run.backend == "ensemble" else Loops(run, data), tick, max_steps)
+
+
+def follow(trainer: Ensemble | Loops, tick: Tick, max_steps: int | None) -> History:
+    """Run a trainer from the first epoch to the last; arguments as in `train`."""
+    history, run, data = History(), trainer.run, trainer.data
     for epoch, order in enumerate(epoch_orders(run, len(data.train_labels))):
         start = time.perf_counter()
         losses = []
         indices = order[:, :max_steps].to(data.train_inputs.device).unbind(1)
         for number, index in enumerate(indices):
-            set_rate(run, trainer.optimizers, (epoch + number / len(indices)) / run.epochs)
+            trainer.set_rate((epoch + number / len(indices)) / run.epochs)
             losses.append(trainer.step(index))
             tick()
         stacked = torch.stack(losses)

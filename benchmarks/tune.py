@@ -21,8 +21,8 @@ GRIDS: dict[str, tuple[float, ...]] = {
 RATE_FACTOR = 5.0
 #: … the share of a weight that decay takes in one step at the full rate …
 SHRINK = (3e-6, 3e-4)
-#: … and the damping, of methods that have one.
-DAMPING = (0.1, 3.0)
+#: … and the dampings, of methods that have one: few, so that many trials of one damping train side by side.
+DAMPING = (0.1, 0.3, 1.0, 3.0)
 
 
 def search(final: Iterable[Run], epochs: int) -> list[Run]:
@@ -55,8 +55,8 @@ def choose(final: Iterable[Run], found: Iterable[dict[str, Any]]) -> list[Run]:
 def trials(chosen: Iterable[Run], count: int) -> list[Run]:
     """`count` trials around every chosen run, of its own length, one seed, validated.
 
-    The trials of all methods are the same points of one Sobol sequence: rate, weight decay and damping,
-    each spread evenly over the logarithm of its range; a method without damping leaves the third unused.
+    The trials of all methods are the same points of one Sobol sequence: rate and weight decay, each spread
+    evenly over the logarithm of its range, and damping, which a method without one leaves unused.
     """
     points = torch.quasirandom.SobolEngine(3, scramble=True, seed=0).draw(count, dtype=torch.float64).tolist()
     return [
@@ -64,7 +64,7 @@ def trials(chosen: Iterable[Run], count: int) -> list[Run]:
             run,
             lr=_significant(rate := _between(run.lr / RATE_FACTOR, run.lr * RATE_FACTOR, u)),
             weight_decay=_significant(_between(*SHRINK, v) * (0.1 if run.optimizer == "momentum" else 1.0) / rate),
-            damping=_significant(_between(*DAMPING, w)) if hasattr(METHODS[run.method].correction, "damping") else None,
+            damping=DAMPING[int(w * len(DAMPING))] if hasattr(METHODS[run.method].correction, "damping") else None,
             seeds=run.seeds[:1],
             validation=True,
         )

@@ -8,6 +8,7 @@ import torch
 from benchmarks.data import load
 from benchmarks.runs import Run
 from benchmarks.trainer import held_out, train
+from benchmarks.trials import train_trials
 from benchmarks.tune import DAMPING, GRIDS, RATE_FACTOR, choose, search, trials
 
 FINAL = Run("digits", "none", "tanh", optimizer="sgd", schedule="cosine", epochs=2, seeds=(0, 1))
@@ -39,7 +40,7 @@ def test_trials_are_the_same_points_for_every_method():
     assert all(run.validation and run.seeds == (0,) and run.epochs == FINAL.epochs for run in runs)
     for one, other in zip(plain, ideal, strict=True):
         assert one.damping is None
-        assert DAMPING[0] <= other.damping <= DAMPING[1]
+        assert other.damping in DAMPING
         assert other.lr / one.lr == pytest.approx(100, rel=0.1)  # rates are rounded to two digits
         assert other.lr * other.weight_decay == pytest.approx(one.lr * one.weight_decay, rel=0.2)
         assert 0.1 / RATE_FACTOR * 0.95 <= one.lr <= 0.1 * RATE_FACTOR * 1.05
@@ -53,6 +54,24 @@ def test_best_trial_brings_all_its_settings():
     assert (best.lr, best.weight_decay, best.damping) == (runs[1].lr, runs[1].weight_decay, runs[1].damping)
     assert best.seeds == FINAL.seeds
     assert not best.validation
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", "momentum"])
+@pytest.mark.parametrize("method", ["none", "batch-ideal", "batchnorm"])
+def test_trials_side_by_side_are_the_runs_alone(optimizer, method):
+    digits = load("digits").to("cpu", torch.float64)
+    first = replace(FINAL, method=method, optimizer=optimizer, seeds=(3,), lr=0.01, validation=True)
+    runs = [first, replace(first, lr=0.03, weight_decay=1e-2)]
+    together = [torch.tensor(history.step_losses) for history in train_trials(runs, digits)]
+    for run, losses in zip(runs, together, strict=True):
+        alone = torch.tensor(train(run, digits).step_losses)
+        assert ((losses - alone).abs() / alone).max() <= 1e-10
+    assert (together[0] - together[1]).abs().max() > 1e-4
+
+
+def test_trials_of_different_kinds_do_not_mix():
+    with pytest.raises(ValueError, match="differ in rate and weight decay alone"):
+        train_trials([replace(FINAL, seeds=(0,)), replace(FINAL, seeds=(0,), epochs=3)], load("digits"))
 
 
 def test_missing_search_is_an_error():
