@@ -1,6 +1,6 @@
 """Gradient corrections, unit-consistent steps and diagnostics for PyTorch optimizers."""
 
-from . import functional, jacobian
+from . import diagnostics, functional, jacobian
 from .attach import Coverage, attach, coverage, detach
 from .corrections import BatchIdeal, Correction, Disproportional, Proportional
 from .optim import GradientOnly
@@ -18,6 +18,7 @@ __all__ = [
     "attach",
     "coverage",
     "detach",
+    "diagnostics",
     "functional",
     "jacobian",
     "precondition",

@@ -1,4 +1,4 @@
-"""Command line: python -m benchmarks {quick,train,speed,report}."""
+"""Command line: python -m benchmarks {quick,train,tune,speed,divergence,report}."""
 
 import argparse
 import os
@@ -11,7 +11,7 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from . import runs, speed, tune
+from . import divergence, runs, speed, tune
 from .data import DATA, load
 from .methods import ACTIVATIONS, METHODS
 from .report import insert, report
@@ -86,6 +86,11 @@ def _parser() -> argparse.ArgumentParser:
     timing.add_argument("--data", default="fake", help="data set of the trainer comparison")
     timing.add_argument("--only", choices=list(speed.SUITES), default=None)
 
+    diverging = commands.add_parser("divergence", help="what one step of every method does to the activations")
+    diverging.set_defaults(command=_divergence)
+    diverging.add_argument("--data", default="digits", help=f"{', '.join(DATA)}; imagefolder as imagefolder:PATH")
+    diverging.add_argument("--download", action="store_true", help="let torchvision fetch the data set")
+
     reporting = commands.add_parser("report", help="tables and figures from result files")
     reporting.set_defaults(command=_report)
     reporting.add_argument("--readme", type=Path, help="also fill this file's results sections")
@@ -95,6 +100,7 @@ def _parser() -> argparse.ArgumentParser:
         (training, "runs/train"),
         (tuning, "runs/tuned"),
         (timing, "runs/speed"),
+        (diverging, "runs/divergence"),
         (reporting, "runs"),
     )
     for command, out in folders:
@@ -163,6 +169,12 @@ def _speed(options: argparse.Namespace) -> None:
     for name in [options.only] if options.only else speed.SUITES:
         console.print(f"measuring {name} …")
         runs.write(options.out / f"{name}.json", speed.SUITES[name](options.data))
+    show(options.out.parent)
+
+
+def _divergence(options: argparse.Namespace) -> None:
+    result = divergence.compare(options.data, download=options.download)
+    runs.write(options.out / "divergence.json", result)
     show(options.out.parent)
 
 

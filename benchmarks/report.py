@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from . import batch_size
+from . import batch_size, divergence
 from .methods import ACTIVATIONS, LABELS, METHODS
 from .pictures import COLORS, panels
 from .runs import read
@@ -185,6 +185,9 @@ def report(folder: Path) -> dict[str, str]:
                 f"{speed_table(result)}\n\n{result['note']} {environment['processor']}, "
                 f"{environment['threads']} thread(s), torch {environment['torch']}."
             )
+        for result in (r for r in results if r["kind"] == "divergence"):
+            divergence.figure(result, folder / "divergence.png")
+            sections["divergence"] = divergence.section(result)
         tuned = [r for r in results if r["kind"] == "tuned"]
         if tuned:
             heading = f"**{network(tuned[0])}, rates tuned**"

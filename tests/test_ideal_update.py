@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from adiv_optim import BatchIdeal, Proportional, attach, jacobian
+from adiv_optim.jacobian._products import push
 from adiv_optim.layers import AffineLikeLinear
 from adiv_optim.least_squares import least_squares
 from tests.cases import LAYERS, apply, gradients, relative_error
@@ -74,17 +75,23 @@ def network() -> nn.Module:
 
 @pytest.mark.parametrize(
     ("build", "shape"),
-    [(network, (5, 6)), (LowRank, (4, 20)), (lambda: AffineLikeLinear(6, 3), (5, 6))],
-    ids=["network", "low-rank", "affine-like"],
+    [
+        (network, (5, 6)),
+        (LowRank, (4, 20)),
+        (lambda: AffineLikeLinear(6, 3), (5, 6)),
+        (lambda: nn.utils.parametrizations.weight_norm(nn.Linear(6, 3)), (5, 6)),
+    ],
+    ids=["network", "low-rank", "affine-like", "weight-norm"],
 )
 def test_small_real_step_moves_the_output_by_the_ideal(build, shape):
     module, input = build(), torch.randn(shape)
     before = module(input).detach()
-    g = torch.func.jvp(  # a direction the parameters can move the output in
+    parameters = {n: p.detach() for n, p in module.named_parameters()}
+    g = push(  # a direction the parameters can move the output in
         lambda p: torch.func.functional_call(module, p, (input,)),
-        ({n: p.detach() for n, p in module.named_parameters()},),
-        ({n: torch.randn_like(p) for n, p in module.named_parameters()},),
-    )[1]
+        parameters,
+        {n: torch.randn_like(p) for n, p in parameters.items()},
+    )
     found = jacobian.ideal_update(module, input, g)
     assert found.misfit <= 1e-8
 

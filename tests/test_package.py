@@ -219,7 +219,9 @@ def test_installed_wheel_imports_from_anywhere_and_claims_no_other_name(wheel, t
     assert {path.name for path in target.iterdir() if not path.name.endswith(".dist-info")} == {"adiv_optim"}
 
 
-PUBLIC = [(module, name) for module in (adiv_optim, adiv_optim.layers) for name in module.__all__]
+PUBLIC = [
+    (module, name) for module in (adiv_optim, adiv_optim.diagnostics, adiv_optim.layers) for name in module.__all__
+]
 
 
 @pytest.mark.parametrize(("module", "name"), PUBLIC, ids=[f"{module.__name__}.{name}" for module, name in PUBLIC])
@@ -247,7 +249,7 @@ def test_module_is_documented_and_its_doctests_run(name):
 def test_public_class_or_function_has_an_example(module, name):
     value = getattr(module, name)
     if inspect.isclass(value) or inspect.isfunction(value):
-        assert ">>>" in (value.__doc__ or "") or name in {"Coverage", "detach"}
+        assert ">>>" in (value.__doc__ or "") or name in {"Coverage", "Divergence", "LayerDivergence", "detach"}
 
 
 def test_modules_found_by_pkgutil_are_those_found_on_disk():

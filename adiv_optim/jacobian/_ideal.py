@@ -7,9 +7,10 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, jvp, vjp, vmap
+from torch.func import functional_call, vjp, vmap
 
-from ..least_squares import Parts, least_squares
+from ..least_squares import least_squares
+from ._products import Parts, push
 from ._rows import refuse_attached
 
 
@@ -51,8 +52,8 @@ def ideal_update(
     with :math:`J = \partial z / \partial\theta` over the whole batch and n the number of outputs. Where no step
     does it, this one is the least squares solution of least norm. For nn.Linear and a convolution with one group
     it is minus the `BatchIdeal` gradient; grouped convolutions have one λ here and one per group there. J is
-    never written down: conjugate gradients call torch.func.jvp and vjp, so any module that torch.func can
-    differentiate has an ideal step, a whole network included.
+    never written down: conjugate gradients call torch.func.vjp (twice over for J itself), so any module that
+    torch.func can differentiate has an ideal step, a whole network included.
 
     Args:
         module: any module; run in the mode it is in. Buffers, such as running statistics, are left alone, and
@@ -107,8 +108,7 @@ def ideal_update(
 
     def forward(direction: Parts) -> Tensor:
         with _same_random_numbers(module):
-            moved: Tensor = jvp(run, (trained,), (direction,))[1]
-        return moved
+            return push(run, trained, direction)
 
     def adjoint(cotangent: Tensor) -> Parts:
         found: Parts = pull_back(cotangent)[0]

@@ -1,0 +1,222 @@
+"""The divergence of a step: what it does to every layer's outputs, against what they asked for."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+from torch.optim import Optimizer
+
+from ..attach import attach, detach
+from ..corrected_layers import Corrected, plain_type
+from ..corrections import Correction, check_correction
+from ..jacobian import PLAIN_BY_DEFAULT
+from ._closed_form import closed_rows, has_closed_form
+from ._copies import Call, check_optimizer, differentiate, same_randomness, step_of, twins
+from ._result import Divergence, LayerDivergence, summarise
+from ._rows import general_rows, joined, wide
+
+
+def divergence(
+    model: nn.Module,
+    loss_fn: Callable[[Any, Any], Tensor],
+    inputs: Any,
+    targets: Any,
+    correction: Correction | None = None,
+    *,
+    optimizer: Optimizer | None = None,
+    layers: Iterable[str] | None = None,
+    max_rows: int = 1024,
+) -> Divergence:
+    r"""Measure what a step on one batch does to the outputs of every layer, with the layer's input held fixed.
+
+    Row k of a layer (a sample, a token, a convolution's patch) has the output z_k and asks, by
+    :math:`g_k = \partial L / \partial z_k`, to move along −g_k. With :math:`J_k = \partial z_k / \partial\theta` a step
+    Δθ moves it, to first order, by the *effective update*
+
+    .. math:: \Delta z_k / \eta = J_k \Delta\theta / \eta = -\gamma_k g_k + (\text{what the other rows do to it}),
+              \qquad \gamma_k = \langle J_k J_k^\top g_k, g_k \rangle / |g_k|^2 .
+
+    For z = Wx + b the *own gain* γ is the affine divergence |x_k|² + 1 (Bird 2025, Eq. 11), and the rest is the
+    interference (Eqs. 46 to 49). `Proportional`, `Disproportional` and the affine-like layer make γ = 1; `BatchIdeal`
+    makes it the diagonal of :math:`K(K + \lambda I)^{-1}`, and as damping → 0 takes the interference away. First order
+    is exact for every layer that is linear in its parameters.
+
+    Reported per row are cosine_k between Δz_k and −g_k; projection_k = ⟨Δz_k, −g_k⟩ / (η|g_k|²), the total gain; γ_k,
+    the share of each parameter in it, |x_k|², and interference_k = |Δz_k − own_k| / (|own_k| + |Δz_k − own_k|). Per
+    layer and in total, ⟨−Δθ/η, ∇L⟩ says whether the step is downhill to first order, which a correction need not be.
+
+    With an optimizer Δθ is its real step, momentum, decay and rounding included, and cosine, projection and descent are
+    that step's. No part of a nonlinear step belongs to one row: γ and its shares stay those of the gradient the
+    optimizer was handed, and interference_k is the share of Δz_k across g_k, |Δz_k⊥| / (|Δz_k∥| + |Δz_k⊥|). The rate a
+    layer is measured in is the greatest of its parameters' groups.
+
+    Model and optimizer are copied, and run on the copies: parameters, gradients, buffers, optimizer state, random
+    generators and training mode stay as they are, bit for bit. Forward hooks of the model run, hooks of the
+    optimizer do not. The cost is that of the copies, of one training step (two if a correction is attached) and of
+    the rows measured.
+
+    Args:
+        model: in the mode it is to be measured in.
+        loss_fn: called with the model's output and the targets; returns a scalar.
+        inputs: what the model is called with: a tensor, or a tuple of arguments.
+        targets: handed to `loss_fn`.
+        correction: measure as if it were attached (see `attach`). None measures what is: the corrections that are
+            attached, or plain gradients.
+        optimizer: whose step to measure, in the state it is in; None is the gradient step.
+        layers: paths of the modules to measure. By default every module without submodules that owns a trainable
+            parameter, but for norms, embeddings and the like (`jacobian.PLAIN_BY_DEFAULT`). One without a closed form
+            must treat the samples of its inputs, their first dimension, separately, and is measured by
+            differentiating once more for every row.
+        max_rows: rows measured per call of a layer, evenly spaced, the same ones every time; a grouped convolution
+            has max_rows / groups in each group, at least one. The step itself is that of all rows.
+
+    Returns:
+        A `Divergence`; print it.
+
+    Raises:
+        TypeError: not a correction, or not an optimizer with a step to measure (LBFGS).
+        ValueError: a correction given and one attached, an optimizer of another model, `layers` that are not there or
+            have no rows, max_rows below 1, a model that cannot be copied.
+
+    Example:
+        >>> import torch
+        >>> from adiv_optim import Proportional
+        >>> from adiv_optim.diagnostics import divergence
+        >>> model, x = torch.nn.Linear(2, 1), torch.tensor([[3.0, 4.0], [0.0, 1.0]])
+        >>> mse = torch.nn.functional.mse_loss
+        >>> divergence(model, mse, x, torch.ones(2, 1)).layers[""].gain  # |x|² + 1
+        tensor([26.,  2.], dtype=torch.float64)
+        >>> found = divergence(model, mse, x, torch.ones(2, 1), Proportional()).layers[""]
+        >>> round(found.summary()["gain_mean"], 6), round(found.summary()["responsibility"]["weight"], 3)
+        (1.0, 0.731)
+    """
+    if max_rows < 1:
+        raise ValueError(f"max_rows is {max_rows}; it counts the rows measured of each layer and must be at least 1.")
+    check_arguments(model, optimizer, correction)
+    with torch.enable_grad(), same_randomness(model):
+        twin, stepper = twins(model, optimizer)
+        if correction is not None:
+            attach(twin, correction)
+        chosen, left_out = _choose(twin, layers)
+        with same_randomness(model):
+            found = differentiate(twin, loss_fn, inputs, targets, chosen)
+        plain = found.gradients
+        if any(isinstance(module, Corrected) for module in twin.modules()):
+            # The copies see the same random numbers, so both gradients are of one and the same loss.
+            plain = differentiate(detach(twins(model, None)[0]), loss_fn, inputs, targets, {}).gradients
+        paths = {id(p): name for name, p in twin.named_parameters()}
+        step, rates = step_of(twin, stepper, found.gradients)
+    with torch.no_grad(), same_randomness(model):
+        measured = {}
+        for path, layer in chosen.items():
+            names = {local: paths[id(p)] for local, p in layer.named_parameters() if p.requires_grad}
+            reason = found.refused.get(path) or _no_rows(layer, names.values(), found.calls.get(path), rates)
+            if reason and layers is not None:
+                raise ValueError(f"layer {path!r} ({type(layer).__name__}) cannot be measured: {reason}.")
+            if reason:
+                left_out[path] = reason
+                continue
+            rate = max(rates[name] for name in names.values() if name in rates)
+            own = {local: wide(step[name]) / rate for local, name in names.items()}
+            descent = -sum(_inner(own[local], plain.get(name)) for local, name in names.items())
+            measured[path] = _measure(layer, found.calls[path], own, descent, max_rows, optimizer is not None)
+        total = -sum(_inner(step[name], plain.get(name)) / rate for name, rate in rates.items() if rate)
+    order = {path: at for at, (path, _) in enumerate(twin.named_modules())}
+    return Divergence(
+        layers=measured,
+        left_out=dict(sorted(left_out.items(), key=lambda entry: order[entry[0]])),
+        loss=found.loss,
+        descent=total,
+        optimizer=None if optimizer is None else type(getattr(optimizer, "inner", optimizer)).__name__,
+    )
+
+
+def check_arguments(model: nn.Module, optimizer: object | None, correction: object | None) -> None:
+    """Raise for what cannot be measured together, before anything runs."""
+    if not any(p.requires_grad for p in model.parameters()):
+        raise ValueError(f"{type(model).__name__} has no trainable parameter, so there is no step to measure.")
+    if correction is not None:
+        check_correction(correction)
+        for path, module in model.named_modules():
+            if isinstance(module, Corrected):
+                raise ValueError(
+                    f"layer {path!r} has {module._correction!r} attached already; leave `correction` out to measure "
+                    "that, or call adiv_optim.detach(model) first."
+                )
+    if optimizer is not None:
+        check_optimizer(optimizer, model)
+
+
+def _measure(
+    layer: nn.Module, calls: list[Call], step: dict[str, Tensor], descent: float, max_rows: int, by_optimizer: bool
+) -> LayerDivergence:
+    rows = [
+        closed_rows(layer, inputs[0], grad_output, step, max_rows)
+        if has_closed_form(layer)
+        else general_rows(layer, inputs, grad_output, step, max_rows)
+        for inputs, grad_output in calls
+    ]
+    rule = repr(layer._correction) if isinstance(layer, Corrected) else None
+    # Users know the layer by torch's name: the class that stands in for it is an implementation's.
+    kind = plain_type(layer).__bases__[-1] if isinstance(layer, Corrected) else plain_type(layer)
+    return summarise(joined(rows), kind=kind.__name__, correction=rule, descent=descent, by_optimizer=by_optimizer)
+
+
+def _choose(model: nn.Module, layers: Iterable[str] | None) -> tuple[dict[str, nn.Module], dict[str, str]]:
+    """Layers to measure by path; and why those that own trainable parameters are left out."""
+    if isinstance(layers, str):
+        raise TypeError(f"layers is the string {layers!r}; pass a list of paths: layers=[{layers!r}].")
+    modules = {path: module for path, module in model.named_modules() if "parametrizations" not in path.split(".")}
+    if layers is None:
+        owners = {path: module for path, module in modules.items() if _owns(module)}
+        left_out = {path: reason for path, module in owners.items() if (reason := _why_left_out(module))}
+        return {path: module for path, module in owners.items() if path not in left_out}, left_out
+    chosen = {}
+    for path in layers:
+        if path not in modules:
+            raise ValueError(f"layers names {path!r}, which the model does not have; it has {list(modules)[:20]}.")
+        module = modules[path]
+        inside = any(isinstance(m, Corrected) for m in module.modules() if m is not module)
+        if reason := "layers inside it have a correction: name those" if inside else _cannot(module):
+            raise ValueError(f"layer {path!r} ({type(module).__name__}) cannot be measured: {reason}.")
+        chosen[path] = module
+    return chosen, {}
+
+
+def _owns(module: nn.Module) -> bool:
+    own = list(module.parameters(recurse=False))
+    if parametrize.is_parametrized(module):
+        own += list(module.get_submodule("parametrizations").parameters())
+    return any(parameter.requires_grad for parameter in own)
+
+
+def _why_left_out(module: nn.Module) -> str | None:
+    if isinstance(module, PLAIN_BY_DEFAULT):
+        return f"{type(module).__name__} is left out by default"
+    if any(name != "parametrizations" for name, _ in module.named_children()):
+        return f"{type(module).__name__} has submodules"
+    return _cannot(module)
+
+
+def _cannot(module: nn.Module) -> str | None:
+    if isinstance(module, PLAIN_BY_DEFAULT[0]):
+        return f"{type(module).__name__} mixes the samples of a batch"
+    if isinstance(module, Corrected) and parametrize.is_parametrized(module):
+        return "it is parametrized and corrected, so a row's contribution goes through the parametrization"
+    if not any(parameter.requires_grad for parameter in module.parameters()):
+        return "it has no trainable parameter"
+    return None
+
+
+def _no_rows(layer: nn.Module, names: Iterable[str], calls: list[Call] | None, rates: dict[str, float]) -> str | None:
+    if not calls:
+        return "it was not called, or the loss does not depend on it"
+    if not any(name in rates for name in names):
+        return "the optimizer holds none of its parameters"
+    return None
+
+
+def _inner(left: Tensor, right: Tensor | None) -> float:
+    return 0.0 if right is None else (wide(left) * wide(right)).sum().item()

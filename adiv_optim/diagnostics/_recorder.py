@@ -1,0 +1,122 @@
+"""Measuring every so many steps of a training loop."""
+
+import json
+import math
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ..corrections import Correction
+from ._divergence import check_arguments, divergence
+from ._result import Divergence
+
+
+class DivergenceRecorder:
+    """Call `divergence` on every n-th batch of a training loop, and keep the summaries.
+
+    It holds no hooks and leaves nothing on the model or the optimizer: to remove it, stop calling it. A call that
+    does not measure only counts.
+
+    Args:
+        model: as for `divergence`, and so are `loss_fn`, `optimizer`, `correction`, `layers` and `max_rows`.
+        loss_fn: called with the model's output and the targets.
+        optimizer: whose step to measure; None is the gradient step.
+        correction: measured as if attached; None measures what is attached.
+        every: measure the calls 0, every, 2 · every, …
+        layers: paths of the modules to measure.
+        max_rows: rows measured per call of a layer.
+
+    Attributes:
+        history: what was measured, a summary each (see `Divergence.summary`) with its number of call as "step".
+
+    Raises:
+        TypeError: not a correction, or not an optimizer with a step to measure.
+        ValueError: `every` is below 1, or what `divergence` cannot measure together.
+
+    Example:
+        >>> import torch
+        >>> from adiv_optim.diagnostics import DivergenceRecorder
+        >>> model, mse = torch.nn.Linear(3, 1), torch.nn.functional.mse_loss
+        >>> opt = torch.optim.Adam(model.parameters(), lr=1e-3)
+        >>> recorder = DivergenceRecorder(model, mse, opt, every=2)
+        >>> for _ in range(4):
+        ...     x, y = torch.randn(8, 3), torch.randn(8, 1)
+        ...     _ = recorder.step(x, y)  # before the step is taken, so that it is this step that is measured
+        ...     opt.zero_grad()
+        ...     mse(model(x), y).backward()
+        ...     opt.step()
+        >>> [entry["step"] for entry in recorder.history]
+        [0, 2]
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss_fn: Callable[[Any, Any], Tensor],
+        optimizer: Optimizer | None = None,
+        correction: Correction | None = None,
+        every: int = 100,
+        *,
+        layers: Iterable[str] | None = None,
+        max_rows: int = 1024,
+    ) -> None:
+        if every < 1:
+            raise ValueError(f"DivergenceRecorder: every is {every}; it counts calls and must be at least 1.")
+        check_arguments(model, optimizer, correction)
+        self.model = model
+        self.loss_fn = loss_fn
+        self.optimizer = optimizer
+        self.correction = correction
+        self.every = every
+        self.layers = layers if layers is None or isinstance(layers, str) else list(layers)
+        self.max_rows = max_rows
+        self.calls = 0
+        self.history: list[dict[str, Any]] = []
+
+    def step(self, inputs: Any, targets: Any) -> Divergence | None:
+        """Count the call, and measure if it is its turn.
+
+        Args:
+            inputs: what the model is called with, as for `divergence`.
+            targets: handed to the loss.
+
+        Returns:
+            What was measured, or None.
+        """
+        number, self.calls = self.calls, self.calls + 1
+        if number % self.every:
+            return None
+        found = divergence(
+            self.model, self.loss_fn, inputs, targets, self.correction,
+            optimizer=self.optimizer, layers=self.layers, max_rows=self.max_rows,
+        )  # fmt: skip
+        self.history.append({"step": number, **found.summary()})
+        return found
+
+    def not_downhill(self) -> dict[str, float]:
+        """Return the share of measured steps that were not downhill: by layer path, and in total under "total".
+
+        Before the first measurement the total is NaN.
+        """
+        layers = dict.fromkeys(path for entry in self.history for path in entry["layers"])
+        verdicts = {
+            path: [e["layers"][path]["descends"] for e in self.history if path in e["layers"]] for path in layers
+        }
+        verdicts["total"] = [entry["descends"] for entry in self.history]
+        return {path: 1 - sum(flags) / len(flags) if flags else math.nan for path, flags in verdicts.items()}
+
+    def save(self, path: str | Path) -> None:
+        """Write history and shares as JSON; what is not a finite number becomes null."""
+        result = {"every": self.every, "not_downhill": self.not_downhill(), "history": self.history}
+        Path(path).write_text(json.dumps(_finite(result), indent=1) + "\n")
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(entry) for key, entry in value.items()}
+    if isinstance(value, list):
+        return [_finite(entry) for entry in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

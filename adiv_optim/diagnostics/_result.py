@@ -1,0 +1,175 @@
+"""What a measurement found: numbers per row, their summaries, and the table one prints."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ._rows import MeasuredRows
+
+
+@dataclass(frozen=True, eq=False)
+class LayerDivergence:
+    """What a step does to the outputs of one layer, its input held fixed; all tensors on the CPU, one number a row.
+
+    A number that is not defined (the direction of a zero gradient) is NaN, and summaries pass over it.
+
+    Args:
+        kind: the layer's class.
+        correction: the rule its gradient follows, or None.
+        total_rows: how many rows the layer saw: samples, tokens, or patches times groups.
+        index: which of them were measured. The rows of further calls follow those of the first; a grouped
+            convolution has the patches of its first group, then those of the second.
+        cosine: between the effective update and −g.
+        projection: of the effective update on −g, in units of |g|: the total gain, own and others'.
+        gain: the own gain γ: how far a row's own contribution to the gradient moves it along −g.
+        interference: the others' share of the movement; with an optimizer the share that is not along g.
+        squared_norm: |x|² of what the row reads; for a layer whose rows have no input of their own, of the sample.
+        responsibility: parameter → its share of the own gain; the shares of a row add up to 1.
+        descent: ⟨−Δθ/η, ∇L⟩ over the layer's parameters, with the plain gradient of the loss ∇L.
+    """
+
+    kind: str
+    correction: str | None
+    total_rows: int
+    index: Tensor
+    cosine: Tensor
+    projection: Tensor
+    gain: Tensor
+    interference: Tensor
+    squared_norm: Tensor
+    responsibility: dict[str, Tensor]
+    descent: float
+
+    @property
+    def descends(self) -> bool:
+        """Whether this layer's step lowers the loss to first order; a zero step does not."""
+        return self.descent > 0
+
+    def summary(self) -> dict[str, Any]:
+        """Return plain numbers: medians, means and (population) variances over the measured rows."""
+        return {
+            "kind": self.kind,
+            "correction": self.correction,
+            "total_rows": self.total_rows,
+            "measured_rows": len(self.index),
+            "cosine_median": _median(self.cosine),
+            "projection_median": _median(self.projection),
+            "gain_mean": _mean(self.gain),
+            "gain_variance": _variance(self.gain),
+            "interference_median": _median(self.interference),
+            "squared_norm_mean": _mean(self.squared_norm),
+            "squared_norm_variance": _variance(self.squared_norm),
+            "responsibility": {name: _mean(share) for name, share in self.responsibility.items()},
+            "descent": self.descent,
+            "descends": self.descends,
+        }
+
+
+@dataclass(frozen=True, eq=False)
+class Divergence:
+    """What `divergence` found; printed, a table with one line per layer.
+
+    Args:
+        layers: path → what was measured there, in the order of the model's modules.
+        left_out: path → why a layer with trainable parameters was not measured.
+        loss: of the batch.
+        descent: ⟨−Δθ/η, ∇L⟩ over all trainable parameters, each by the rate of its own parameter group.
+        optimizer: the class of the optimizer whose step was measured; None for the gradient step.
+    """
+
+    layers: dict[str, LayerDivergence]
+    left_out: dict[str, str]
+    loss: float
+    descent: float
+    optimizer: str | None
+
+    @property
+    def descends(self) -> bool:
+        """Whether the step lowers the loss to first order."""
+        return self.descent > 0
+
+    def summary(self) -> dict[str, Any]:
+        """Return plain numbers, strings and dicts of them; see `LayerDivergence.summary`. NaN stays NaN."""
+        return {
+            "loss": self.loss,
+            "optimizer": self.optimizer,
+            "descent": self.descent,
+            "descends": self.descends,
+            "layers": {path: layer.summary() for path, layer in self.layers.items()},
+            "left_out": dict(self.left_out),
+        }
+
+    def __str__(self) -> str:
+        """Return an aligned table: rows, medians, own gain (mean ± deviation), weight share, Var|x|²."""
+        header = ("layer", "rows", "cosine", "projection", "own gain", "interference", "weight share", "Var|x|²", "")
+        table = [header, *(_line(path, layer.summary()) for path, layer in self.layers.items())]
+        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+        lines = [
+            "  ".join(cell.ljust(width) if at == 0 else cell.rjust(width) for at, (cell, width) in enumerate(cells))
+            for cells in (list(zip(row, widths, strict=True)) for row in table)
+        ]
+        lines += [f"{path or 'model'}: left out ({reason})" for path, reason in self.left_out.items()]
+        lines += [] if self.descends else ["the step as a whole is not downhill: ⟨−Δθ, ∇L⟩ ≤ 0"]
+        return "\n".join(line.rstrip() for line in lines)
+
+
+def _line(path: str, summary: Mapping[str, Any]) -> tuple[str, ...]:
+    total, measured = summary["total_rows"], summary["measured_rows"]
+    shares = summary["responsibility"]
+    return (
+        f"{path or 'model'} ({summary['kind']})",
+        f"{total}" if total == measured else f"{measured} of {total}",
+        f"{summary['cosine_median']:.3f}",
+        f"{summary['projection_median']:.3g}",
+        f"{summary['gain_mean']:.3g} ± {math.sqrt(summary['gain_variance']):.2g}",
+        f"{summary['interference_median']:.3f}",
+        f"{shares['weight']:.3f}" if "weight" in shares else "–",
+        f"{summary['squared_norm_variance']:.3g}",
+        "" if summary["descends"] else "not downhill",
+    )
+
+
+def summarise(
+    rows: MeasuredRows, *, kind: str, correction: str | None, descent: float, by_optimizer: bool
+) -> LayerDivergence:
+    """Turn movements into cosines, gains and shares."""
+    length = rows.grad.norm(dim=-1)
+    direction = rows.grad / length.unsqueeze(-1)
+    along = -(rows.moved * direction).sum(-1)
+    if by_optimizer:  # of an optimizer's step no part belongs to one row: only its direction can be split
+        wanted, rest = along.abs(), (rows.moved + along.unsqueeze(-1) * direction).norm(dim=-1)
+    else:
+        wanted, rest = rows.own.norm(dim=-1), (rows.moved - rows.own).norm(dim=-1)
+    gain = torch.stack(list(rows.gains.values())).sum(0)
+    found = {
+        "cosine": along / rows.moved.norm(dim=-1),
+        "projection": along / length,
+        "gain": gain,
+        "interference": rest / (wanted + rest),
+        "squared_norm": rows.squared_norm,
+    }
+    return LayerDivergence(
+        kind=kind,
+        correction=correction,
+        total_rows=rows.total,
+        index=rows.index.cpu(),
+        responsibility={name: (part / gain).cpu() for name, part in rows.gains.items()},
+        descent=descent,
+        **{name: tensor.cpu() for name, tensor in found.items()},
+    )
+
+
+def _mean(values: Tensor) -> float:
+    return values.nanmean().item()
+
+
+def _median(values: Tensor) -> float:
+    return values.nanmedian().item() if len(values) else math.nan
+
+
+def _variance(values: Tensor) -> float:
+    return (values - values.nanmean()).square().nanmean().item()

@@ -1,0 +1,390 @@
+"""What `divergence` reports is what the theory says: float64, held against loops, explicit Jacobians and real steps."""
+
+import copy
+from dataclasses import dataclass
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from adiv_optim import BatchIdeal, Correction, Disproportional, Proportional, attach
+from adiv_optim.diagnostics import divergence
+from adiv_optim.jacobian import layer_jacobians
+from adiv_optim.layers import AffineLikeLinear, NormLikeLinear
+from tests.cases import LAYERS, parametrize_cases, quiet_same
+from tests.references import loop_gradients, rows
+
+EXACT = 1e-12  # relative, float64
+SOLVED = 1e-9  # a Cholesky factor squares the condition of the rows
+
+
+@pytest.fixture(autouse=True)
+def in_float64():
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+def weighted(z, g):
+    """A loss whose gradient at the outputs is g."""
+    return (z * g).sum()
+
+
+def measure(layer, x, correction=None, **options):
+    g = torch.randn_like(layer(x))
+    return divergence(layer, weighted, x, g, correction, **options).layers[""], g
+
+
+def agrees(found, wanted, tolerance=EXACT):
+    torch.testing.assert_close(found, wanted, rtol=tolerance, atol=tolerance)
+
+
+def differs(found, wanted, tolerance=EXACT):
+    with pytest.raises(AssertionError):
+        agrees(found, wanted, 100 * tolerance)
+
+
+@dataclass(frozen=True)
+class SquareRoot(Correction):
+    """A user's own rule, by scales."""
+
+    def scales(self, factors):
+        return dict.fromkeys(factors, sum(factors.values()).rsqrt())
+
+
+@dataclass(frozen=True)
+class HalfIdeal(Correction):
+    """A user's own rule, by gradients: neither scales alone nor a solve alone."""
+
+    def scales(self, factors):
+        return Proportional().scales(factors)
+
+    def gradients(self, rows):
+        one, other = Proportional().gradients(rows), BatchIdeal(0.1).gradients(rows)
+        return {name: (one[name] + other[name]) / 2 for name in one}
+
+
+def test_own_gain_of_plain_linear_is_the_affine_divergence():
+    layer, x = nn.Linear(5, 3), torch.randn(7, 5)
+    found, _ = measure(layer, x)
+    agrees(found.gain, x.square().sum(1) + 1)
+    differs(found.gain, x.square().sum(1))
+    agrees(found.squared_norm, x.square().sum(1))
+    summary = found.summary()
+    assert summary["gain_variance"] == pytest.approx(x.square().sum(1).var(unbiased=False).item(), rel=EXACT)
+    assert summary["gain_variance"] == pytest.approx(summary["squared_norm_variance"], rel=EXACT)
+
+
+@pytest.mark.parametrize(
+    ("build", "correction"),
+    [
+        (lambda: nn.Linear(5, 3), Proportional()),
+        (lambda: nn.Linear(5, 3), Disproportional()),
+        (lambda: nn.Linear(5, 3, bias=False), Proportional()),
+        (lambda: AffineLikeLinear(5, 3), None),
+        (lambda: NormLikeLinear(5, 3, beta=0.6), None),
+    ],
+    ids=["proportional", "disproportional", "proportional-no-bias", "affine-like", "norm-like-general"],
+)
+def test_own_gain_is_one(build, correction):
+    layer, x = build(), torch.randn(2, 4, 5)
+    found, _ = measure(layer, x, correction)
+    agrees(found.gain, torch.ones(8))
+    assert found.summary()["gain_variance"] <= EXACT
+    # The test can fail: without the correction or the form the gain is something else.
+    plain, _ = measure(nn.Linear(5, 3), x)
+    differs(plain.gain, torch.ones(8))
+
+
+def test_own_gain_of_the_norm_like_layer_is_two():
+    found, _ = measure(NormLikeLinear(5, 3), torch.randn(6, 5))
+    agrees(found.gain, torch.full((6,), 2.0))
+
+
+@pytest.mark.parametrize("count", [4, 20], ids=["sample-side", "feature-side"])
+@pytest.mark.parametrize("per_sample", [False, True])
+def test_own_gain_of_batch_ideal_is_its_leverage(count, per_sample):
+    damping = 0.3
+    layer, x = nn.Linear(5, 3), torch.randn(count, 5)
+    found, g = measure(layer, x, BatchIdeal(damping, per_sample))
+    kernel = x @ x.T + 1
+    ridge = damping * kernel.trace() / count
+    mixing = kernel @ torch.linalg.inv(kernel + ridge * torch.eye(count)) * (count if per_sample else 1)
+    agrees(found.gain, mixing.diagonal(), SOLVED)
+    differs(found.gain, (kernel @ torch.linalg.inv(kernel + 2 * ridge * torch.eye(count))).diagonal(), SOLVED)
+    moved, own = -mixing @ g, -mixing.diagonal()[:, None] * g
+    rest = (moved - own).norm(dim=1)
+    agrees(found.interference, rest / (own.norm(dim=1) + rest), SOLVED)
+    agrees(found.cosine, -F.cosine_similarity(moved, g), SOLVED)
+
+
+def test_batch_ideal_without_damping_leaves_no_interference_where_rows_are_few():
+    x = torch.randn(6, 7)
+    found, _ = measure(nn.Linear(7, 3), x, BatchIdeal(0.0))
+    for name, wanted in {"cosine": 1.0, "projection": 1.0, "gain": 1.0, "interference": 0.0}.items():
+        agrees(getattr(found, name), torch.full((6,), wanted), SOLVED)
+    for other in (None, Proportional(), Disproportional()):
+        left, _ = measure(nn.Linear(7, 3), x, other)
+        assert left.interference.min() > 1e-2
+        assert left.cosine.max() < 1 - 1e-3
+
+
+def test_one_row_has_no_interference():
+    for correction in (None, Proportional(), BatchIdeal(0.5)):
+        found, _ = measure(nn.Linear(4, 3), torch.randn(1, 4), correction)
+        agrees(found.interference, torch.zeros(1))
+        agrees(found.cosine, torch.ones(1))
+        agrees(found.projection, found.gain)
+
+
+def effective_updates(layer, x, g, change):
+    """(g_k, Δz_k, channels) of every row after the parameters of a copy have moved by `change`."""
+    moved = copy.deepcopy(layer)
+    with torch.no_grad():
+        for name, parameter in moved.named_parameters():
+            parameter += change[name]
+        difference = moved(x) - layer(x)
+    pairs = zip(rows(layer, x, g), rows(layer, x, difference), strict=True)
+    return [(gradient, update, channels) for (_, gradient, channels), (_, update, _) in pairs]
+
+
+@parametrize_cases({name: LAYERS[name] for name in LAYERS if "unbatched-same" not in name})
+@pytest.mark.parametrize("correction", [None, Proportional(), BatchIdeal(0.1)], ids=["plain", "proportional", "ideal"])
+@quiet_same
+def test_every_layer_kind_agrees_with_a_loop_over_its_rows(case, correction):
+    layer, x = case.layer(), case.input()
+    found, g = measure(layer, x, correction)
+    taken = copy.deepcopy(layer) if correction is None else attach(copy.deepcopy(layer), correction)
+    taken(x).backward(g)
+    change = {name: -p.grad for name, p in taken.named_parameters()}
+    wanted = effective_updates(layer, x, g, change)
+    groups = getattr(layer, "groups", 1)
+    assert found.total_rows == len(found.index) == len(wanted)
+    if groups > 1:  # the loop runs sample by sample, the result group by group
+        starts = sorted({channels.start for *_, channels in wanted})
+        wanted = [entry for start in starts for entry in wanted if entry[2].start == start]
+    cosine = torch.stack([-F.cosine_similarity(update, gradient, 0) for gradient, update, _ in wanted])
+    projection = torch.stack([-update @ gradient / gradient.square().sum() for gradient, update, _ in wanted])
+    agrees(found.cosine, cosine, SOLVED)
+    agrees(found.projection, projection, SOLVED)
+    agrees(sum(found.responsibility.values()), torch.ones(len(wanted)), SOLVED)
+
+
+@pytest.mark.parametrize("correction", [None, Proportional(), Disproportional()], ids=["plain", "prop", "disprop"])
+@pytest.mark.parametrize("name", ["linear-tokens", "conv2d-every-option", "conv1d-circular", "conv2d-depthwise"])
+def test_own_movement_is_that_of_the_row_alone(name, correction):
+    layer, x = LAYERS[name].layer(), LAYERS[name].input()
+    found, g = measure(layer, x, correction)
+    listed = list(rows(layer, x, g))
+    if getattr(layer, "groups", 1) > 1:
+        listed.sort(key=lambda entry: entry[2].start)  # stable: within a group the order stays
+    middle = len(listed) // 2  # on either side another sample, or another group
+    for number in (0, 3, middle - 1, middle, len(listed) - 1):
+        # Only this row's output gradient is left: what its gradient does to it is its own movement.
+        alone = mask(layer, g, number)
+        if correction is None:
+            change = dict(
+                zip(("weight", "bias"), torch.autograd.grad(layer(x), layer.parameters(), alone), strict=True)
+            )
+        else:
+            change = loop_gradients(layer, x, alone, correction)
+        updates = effective_updates(layer, x, alone, {name: -gradient for name, gradient in change.items()})
+        (gradient, update, _) = next(entry for entry in updates if entry[0].abs().max() > 0)
+        agrees(found.gain[number], -update @ gradient / gradient.square().sum())
+
+
+def mask(layer, g, number):
+    """G with one row left, counted as the result counts."""
+    alone = torch.zeros_like(g)
+    if isinstance(layer, nn.Linear):
+        alone.view(-1, g.shape[-1])[number] = g.reshape(-1, g.shape[-1])[number]
+        return alone
+    width = layer.out_channels // layer.groups
+    positions = g[0, 0].numel()
+    group, place = divmod(number, len(g) * positions)
+    sample, position = divmod(place, positions)
+    part = (sample, slice(group * width, (group + 1) * width))
+    alone[part].flatten(1)[:, position] = g[part].flatten(1)[:, position]
+    return alone
+
+
+@pytest.mark.parametrize("rule", [SquareRoot(), HalfIdeal()], ids=["by-scales", "by-gradients"])
+@pytest.mark.parametrize("name", ["linear-rows", "conv2d-groups"])
+def test_users_own_rule_is_measured_like_any_other(rule, name):
+    layer, x = LAYERS[name].layer(), LAYERS[name].input()
+    found, g = measure(layer, x, rule)
+    for number in (0, len(found.gain) - 1):
+        alone = mask(layer, g, number)
+        taken = attach(copy.deepcopy(layer), rule)
+        taken(x).backward(alone)
+        updates = effective_updates(layer, x, alone, {n: -p.grad for n, p in taken.named_parameters()})
+        (gradient, update, _) = next(entry for entry in updates if entry[0].abs().max() > 0)
+        agrees(found.gain[number], -update @ gradient / gradient.square().sum(), SOLVED)
+    plain, _ = measure(layer, x)
+    differs(found.gain, plain.gain)
+
+
+class LowRank(nn.Module):
+    """Its Jacobian depends on its own parameters; tokens of a sample are rows of their own."""
+
+    def __init__(self):
+        super().__init__()
+        self.left, self.right = nn.Parameter(torch.randn(3, 2)), nn.Parameter(torch.randn(2, 5))
+
+    def forward(self, x):
+        return x @ self.right.T @ self.left.T
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop because we have not yet implemented:UserWarning")
+@pytest.mark.parametrize(
+    ("build", "shapes"),
+    [
+        (LowRank, [(4, 5)]),
+        (LowRank, [(2, 3, 5)]),
+        (lambda: nn.Bilinear(3, 4, 2), [(5, 3), (5, 4)]),
+        (lambda: nn.ConvTranspose1d(4, 6, 3, stride=2, groups=2), [(2, 4, 5)]),
+        (lambda: AffineLikeLinear(5, 3, alpha=0.7), [(2, 3, 5)]),
+        (lambda: nn.utils.parametrizations.weight_norm(nn.Linear(5, 3)), [(4, 5)]),
+    ],
+    ids=["low-rank", "low-rank-tokens", "bilinear", "conv-transpose-groups", "affine-like", "weight-norm"],
+)
+def test_layer_without_closed_form_agrees_with_explicit_jacobians(build, shapes):
+    layer, inputs = build(), tuple(torch.randn(shape) for shape in shapes)
+    g = torch.randn_like(layer(*inputs))
+    found = divergence(layer, weighted, inputs, g).layers[""]
+    jacobians = {}
+    for name, jacobian in layer_jacobians(layer, *inputs).items():
+        jacobian = jacobian.flatten(g.dim())
+        jacobians[name] = as_rows(layer, jacobian, g.dim())
+    full = torch.cat(list(jacobians.values()), -1)  # (rows, features, parameters)
+    grads = as_rows(layer, g.unsqueeze(-1), g.dim()).squeeze(-1)
+    step = -torch.einsum("kmp,km->p", full, grads)
+    moved = full @ step
+    own = -torch.einsum("kmp,knp,kn->km", full, full, grads)
+    size = grads.square().sum(1)
+    agrees(found.gain, -(own * grads).sum(1) / size, SOLVED)
+    agrees(found.cosine, -F.cosine_similarity(moved, grads), SOLVED)
+    agrees(found.projection, -(moved * grads).sum(1) / size, SOLVED)
+    rest = (moved - own).norm(dim=1)
+    agrees(found.interference, rest / (own.norm(dim=1) + rest), SOLVED)
+    for name, jacobian in jacobians.items():
+        part = torch.einsum("kmp,km->kp", jacobian, grads).square().sum(1) / size
+        agrees(found.responsibility[name], part / found.gain, SOLVED)
+    agrees(sum(found.responsibility.values()), torch.ones(len(grads)))
+
+
+def as_rows(layer, tensor, dims):
+    """(samples, *output, last) → (rows, features, last), in the order of the result."""
+    if isinstance(layer, nn.ConvTranspose1d):
+        tensor = tensor.movedim(1, 2).unflatten(2, (layer.groups, -1)).flatten(1, 2)
+        return tensor.flatten(0, 1)
+    return tensor.flatten(0, dims - 2)
+
+
+def test_closed_form_and_general_path_agree():
+    class SameLinear(nn.Linear):
+        """A subclass might compute anything, so it takes the general path."""
+
+    torch.manual_seed(1)
+    layer, x = nn.Linear(5, 3), torch.randn(2, 4, 5)
+    g = torch.randn(2, 4, 3)
+    same = SameLinear(5, 3)
+    same.load_state_dict(layer.state_dict())
+    one, other = (divergence(each, weighted, x, g).layers[""] for each in (layer, same))
+    for name in ("cosine", "projection", "gain", "interference", "squared_norm"):
+        agrees(getattr(one, name), getattr(other, name))
+    assert other.kind == "SameLinear"
+
+
+def test_responsibility_is_the_weights_part_of_the_divergence():
+    x = torch.randn(6, 5)
+    norm = x.square().sum(1)
+    for correction, wanted in ((None, norm / (norm + 1)), (Disproportional(), torch.full((6,), 0.5))):
+        found, _ = measure(nn.Linear(5, 3), x, correction)
+        agrees(found.responsibility["weight"], wanted)
+        agrees(found.responsibility["bias"], 1 - wanted)
+
+
+@pytest.mark.parametrize("frozen", ["weight", "bias"])
+@pytest.mark.parametrize("correction", [None, Proportional(), BatchIdeal(0.1)], ids=["plain", "proportional", "ideal"])
+def test_frozen_parameter_has_no_share(frozen, correction):
+    layer, x = nn.Linear(5, 3), torch.randn(6, 5)
+    layer.get_parameter(frozen).requires_grad_(False)
+    found, _ = measure(layer, x, correction)
+    (trained,) = {"weight", "bias"} - {frozen}
+    assert set(found.responsibility) == {trained}
+    if correction is None:
+        agrees(found.gain, x.square().sum(1) if trained == "weight" else torch.ones(6))
+
+
+def test_subset_of_rows_is_the_same_rows():
+    for name in ("linear-wide-to-narrow", "conv2d-groups"):
+        layer, x = LAYERS[name].layer(), LAYERS[name].input()
+        g = torch.randn_like(layer(x))
+        for correction in (None, Proportional(), BatchIdeal(0.1)):
+            every = divergence(layer, weighted, x, g, correction).layers[""]
+            some = divergence(layer, weighted, x, g, correction, max_rows=4).layers[""]
+            assert len(some.index) == 4 < len(every.index) == every.total_rows == some.total_rows
+            for number in ("cosine", "projection", "gain", "interference", "squared_norm"):
+                agrees(getattr(some, number), getattr(every, number)[some.index], SOLVED)
+
+
+def test_layer_called_twice_moves_by_both_calls():
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+
+        def forward(self, x):
+            return self.layer(torch.tanh(self.layer(x)))
+
+    model, x = Twice(), torch.randn(3, 4)
+    found = divergence(model, weighted, x, torch.randn(3, 4)).layers["layer"]
+    assert found.total_rows == 6
+    agrees(found.gain[:3], x.square().sum(1) + 1)
+    agrees(found.gain[3:], torch.tanh(model.layer(x)).square().sum(1).detach() + 1)
+
+
+def test_descent_is_the_inner_product_with_the_plain_gradient():
+    model, x, y = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 2)), torch.randn(6, 4), torch.randn(6, 2)
+    found = divergence(model, F.mse_loss, x, y, Proportional())
+    plain = torch.autograd.grad(F.mse_loss(model(x), y), list(model.parameters()))
+    F.mse_loss(attach(model, Proportional())(x), y).backward()
+    parts = [(p.grad * gradient).sum().item() for p, gradient in zip(model.parameters(), plain, strict=True)]
+    assert found.descent == pytest.approx(sum(parts), rel=EXACT)
+    assert found.layers["0"].descent == pytest.approx(sum(parts[:2]), rel=EXACT)
+    assert found.layers["2"].descent == pytest.approx(sum(parts[2:]), rel=EXACT)
+
+
+def test_uneven_rows_make_proportional_climb_and_batch_ideal_never():
+    def climbs(correction, seed):
+        torch.manual_seed(seed)
+        x = torch.randn(3, 1).mul(2).exp() * torch.randn(3, 4)
+        found = divergence(nn.Linear(4, 2), weighted, x, torch.randn(3, 2), correction)
+        assert found.descends == found.layers[""].descends
+        return not found.descends
+
+    count = {rule: sum(climbs(rule, seed) for seed in range(150)) for rule in (None, Proportional(), BatchIdeal())}
+    assert count[None] == count[BatchIdeal()] == 0 < count[Proportional()]
+
+
+def test_running_average_is_measured_through_its_matrix():
+    """BatchIdeal with a memory that keeps nothing is BatchIdeal."""
+    x, g, layer = torch.randn(6, 7), torch.randn(6, 3), nn.Linear(7, 3)
+    once, running = (
+        divergence(layer, weighted, x, g, BatchIdeal(0.2, decay=decay)).layers[""] for decay in (None, 0.0)
+    )
+    for name in ("cosine", "projection", "gain", "interference"):
+        agrees(getattr(running, name), getattr(once, name), SOLVED)
+
+
+def test_running_average_forgets_what_micro_batches_have_left():
+    model = attach(nn.Linear(7, 3), BatchIdeal(0.2, decay=0.5))
+    x, g = torch.randn(6, 7), torch.randn(6, 3)
+    before = divergence(model, weighted, x, g).layers[""]
+    model(torch.randn(9, 7)).sum().backward()  # a micro-batch under way
+    pending = model._correction.pending.clone()
+    after = divergence(model, weighted, x, g).layers[""]
+    agrees(after.gain, before.gain)
+    agrees(model._correction.pending, pending)

@@ -1,0 +1,280 @@
+"""The step measured is the step taken, and measuring it changes nothing, bit for bit."""
+
+import copy
+import random
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from adiv_optim import BatchIdeal, GradientOnly, Proportional, attach, coverage
+from adiv_optim.diagnostics import divergence
+
+EXACT = 1e-9  # float64; Δθ is a difference of parameters of order one at a rate of 1e-2
+
+
+@pytest.fixture(autouse=True)
+def in_float64():
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+def network():
+    return nn.Sequential(
+        nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(inplace=True), nn.Dropout(0.3), nn.Linear(8, 8), nn.LayerNorm(8),
+        nn.Linear(8, 3),
+    )  # fmt: skip
+
+
+def batch(rows=10):
+    return torch.randn(rows, 6), torch.randint(3, (rows,))
+
+
+OPTIMIZERS = {
+    "sgd": lambda model: torch.optim.SGD(model.parameters(), lr=1e-2),
+    "momentum-decay": lambda model: torch.optim.SGD(model.parameters(), lr=1e-2, momentum=0.9, weight_decay=0.1),
+    "adam": lambda model: torch.optim.Adam(model.parameters(), lr=1e-2),
+    "gradient-only-adam": lambda model: GradientOnly(
+        torch.optim.Adam(model.parameters(), lr=1e-2), model, Proportional()
+    ),
+    "gradient-only-memory": lambda model: GradientOnly(
+        torch.optim.SGD(model.parameters(), lr=1e-2), model, BatchIdeal(0.1, decay=0.9)
+    ),
+}
+
+
+def trained(name):
+    """A model and its optimizer in the middle of a training run, gradients of the last step left in place."""
+    torch.manual_seed(3)
+    model = network()
+    optimizer = OPTIMIZERS[name](model)
+    for _ in range(4):
+        x, y = batch()
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+    return model, optimizer
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_effective_update_is_that_of_the_step_really_taken(name):
+    model, optimizer = trained(name)
+    x, y = batch()
+    random_state = torch.get_rng_state()
+    found = divergence(model, F.cross_entropy, x, y, optimizer=optimizer)
+
+    # The same step, taken: inputs and output gradients of the last layer, and what becomes of its output.
+    kept = {}
+    handle = model[6].register_forward_hook(lambda _, args, z: kept.update(x=args[0].detach(), z=z))
+    torch.set_rng_state(random_state)
+    loss = F.cross_entropy(model(x), y)
+    handle.remove()
+    (g,) = torch.autograd.grad(loss, kept["z"], retain_graph=True)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    with torch.no_grad():
+        moved = (model[6](kept["x"]) - kept["z"]) / 1e-2
+    layer = found.layers["6"]
+    assert found.loss == pytest.approx(loss.item(), rel=1e-14)
+    torch.testing.assert_close(layer.cosine, -F.cosine_similarity(moved, g), rtol=EXACT, atol=EXACT)
+    projection = -(moved * g).sum(1) / g.square().sum(1)
+    torch.testing.assert_close(layer.projection, projection, rtol=EXACT, atol=EXACT)
+    direction = F.normalize(g, dim=1)
+    along = (moved * direction).sum(1)
+    across = (moved - along[:, None] * direction).norm(dim=1)
+    torch.testing.assert_close(layer.interference, across / (along.abs() + across), rtol=EXACT, atol=EXACT)
+
+
+def test_optimizers_that_differ_are_told_apart():
+    model, optimizer = trained("adam")
+    x, y = batch()
+    model.eval()  # no dropout: only the step differs
+    adam = divergence(model, F.cross_entropy, x, y, optimizer=optimizer).layers["6"]
+    plain = divergence(model, F.cross_entropy, x, y).layers["6"]
+    assert (adam.cosine - plain.cosine).abs().max() > 1e-3
+    torch.testing.assert_close(adam.gain, plain.gain, rtol=0, atol=0)  # own gains stay the gradient's
+
+
+def test_gradient_step_and_sgd_agree_in_cosine_and_projection():
+    model, _ = trained("sgd")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    model.eval()
+    x, y = batch()
+    sgd, plain = (divergence(model, F.cross_entropy, x, y, optimizer=each) for each in (optimizer, None))
+    for path in plain.layers:
+        for name in ("cosine", "projection"):
+            torch.testing.assert_close(
+                getattr(sgd.layers[path], name), getattr(plain.layers[path], name), rtol=EXACT, atol=EXACT
+            )
+    assert sgd.descent == pytest.approx(plain.descent, rel=EXACT)
+
+
+def everything(model, optimizer):
+    """A copy of all that must not change, and the identity of what must stay the same object."""
+    state = {
+        "model": copy.deepcopy(model.state_dict()),
+        "gradients": {name: None if p.grad is None else p.grad.clone() for name, p in model.named_parameters()},
+        "versions": {name: p._version for name, p in [*model.named_parameters(), *model.named_buffers()]},
+        "optimizer": copy.deepcopy(optimizer.state_dict()) if optimizer else None,
+        "training": {name: module.training for name, module in model.named_modules()},
+        "hooks": {name: len(m._forward_hooks) + len(m._forward_pre_hooks) for name, m in model.named_modules()},
+        "random": (torch.get_rng_state(), random.getstate()),
+        "classes": [type(module) for module in model.modules()],
+        "coverage": str(coverage(model)),
+        "grad mode": torch.is_grad_enabled(),
+    }
+    return state, [id(p) for p in model.parameters()] + [id(p.grad) for p in model.parameters()]
+
+
+def same(left, right):
+    if isinstance(left, torch.Tensor):
+        return torch.equal(left, right)
+    if isinstance(left, dict):
+        return left.keys() == right.keys() and all(same(left[key], right[key]) for key in left)
+    if isinstance(left, (list, tuple)):
+        return len(left) == len(right) and all(same(a, b) for a, b in zip(left, right, strict=True))
+    return left == right
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
+def test_nothing_changes(name, training):
+    model, optimizer = trained(name)
+    model.train(training)
+    x, y = batch()
+    before, kept = everything(model, optimizer)
+    divergence(model, F.cross_entropy, x, y, optimizer=optimizer)
+    divergence(model, F.cross_entropy, x, y)
+    after, still = everything(model, optimizer)
+    assert {key for key in before if not same(before[key], after[key])} == set()
+    assert kept == still
+    # The test can fail: a plain step changes all of these.
+    F.cross_entropy(model(x), y).backward()
+    optimizer.step()
+    taken, _ = everything(model, optimizer)
+    changed = {key for key in before if not same(before[key], taken[key])}
+    assert {"model", "gradients", "versions", "optimizer"} - ({"optimizer"} if name == "sgd" else set()) <= changed
+    assert not training or "random" in changed
+
+
+def test_attached_correction_is_not_noted_as_run():
+    model = attach(nn.Sequential(nn.Linear(6, 3)), Proportional())
+    x, y = batch()
+    divergence(model, F.cross_entropy, x, y)
+    assert coverage(model).never_seen == ("0.weight", "0.bias")
+
+
+def test_graph_of_the_caller_survives():
+    model, x = nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 3)), torch.randn(5, 6)
+    y = torch.randint(3, (5,))
+    loss = F.cross_entropy(model(x), y)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with torch.no_grad():
+        divergence(model, F.cross_entropy, x, y, optimizer=optimizer)
+    loss.backward()  # no parameter was changed in place in between
+    assert all(p.grad is not None for p in model.parameters())
+
+
+def test_data_that_the_model_works_on_in_place_stays():
+    model, (x, y) = nn.Sequential(nn.ReLU(inplace=True), nn.Linear(6, 3)), batch()
+    before = x.clone()
+    found = divergence(model, F.cross_entropy, x, y).layers["1"]
+    assert torch.equal(x, before)
+    torch.testing.assert_close(found.squared_norm, x.relu().square().sum(1), rtol=EXACT, atol=EXACT)
+    model(x)
+    assert not torch.equal(x, before)
+
+
+def test_activation_in_place_behind_a_layer_is_told_from_the_layer():
+    x, y = batch()
+    plain = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
+    in_place = nn.Sequential(plain[0], nn.ReLU(inplace=True), plain[2])
+    for correction in (None, Proportional()):
+        one, other = (divergence(model, F.cross_entropy, x, y, correction).layers["0"] for model in (plain, in_place))
+        torch.testing.assert_close(one.projection, other.projection, rtol=0, atol=0, equal_nan=True)
+
+
+def test_input_changed_in_place_behind_a_layer_is_read_as_it_was():
+    class Exponential(nn.Module):
+        """Its backward needs exp(x) and not x, so that torch lets x change."""
+
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(6))
+
+        def forward(self, x):
+            return x.exp() * self.weight
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = Exponential()
+
+        def forward(self, x):
+            z = self.layer(x)
+            x.zero_()
+            return z
+
+    x, g = torch.randn(5, 6), torch.randn(5, 6)
+    found = divergence(Model(), lambda z, g: (z * g).sum(), x, g).layers["layer"]
+    wanted = (x.exp() * g).square().sum(1) / g.square().sum(1)
+    torch.testing.assert_close(found.gain, wanted, rtol=EXACT, atol=EXACT)
+
+
+def test_descent_compares_gradients_under_one_dropout_mask():
+    model = nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.5), nn.Linear(8, 3))
+    x, y = batch()
+    state = torch.get_rng_state()
+    found = divergence(model, F.cross_entropy, x, y, Proportional())
+    gradients = []
+    for each in (model, attach(copy.deepcopy(model), Proportional())):
+        torch.set_rng_state(state)
+        gradients.append(torch.autograd.grad(F.cross_entropy(each(x), y), list(each.parameters())))
+    wanted = sum((a * b).sum().item() for a, b in zip(*gradients, strict=True))
+    assert found.descent == pytest.approx(wanted, rel=EXACT)
+
+
+def test_layer_that_draws_random_numbers_draws_none_of_the_callers():
+    class Noisy(nn.Linear):
+        def forward(self, x):
+            return F.dropout(super().forward(x), 0.5)
+
+    layer, (x, y) = Noisy(6, 3), batch()
+    before = torch.get_rng_state()
+    divergence(layer, F.cross_entropy, x, y)
+    assert torch.equal(before, torch.get_rng_state())
+    layer(x)
+    assert not torch.equal(before, torch.get_rng_state())
+
+
+def test_optimizer_of_ones_own_is_copied_with_what_it_needs():
+    class Scaled(torch.optim.Optimizer):
+        """Keeps an attribute that torch's own copying leaves behind."""
+
+        def __init__(self, parameters, factor):
+            super().__init__(parameters, {"lr": 0.1})
+            self.factor = factor
+
+        @torch.no_grad()
+        def step(self):
+            for group in self.param_groups:
+                for p in group["params"]:
+                    p -= group["lr"] * self.factor * p.grad
+
+    model, x, y = nn.Linear(6, 3), *batch()
+    optimizer = Scaled(model.parameters(), 2.0)
+    torch.optim.lr_scheduler.StepLR(optimizer, 10)  # which puts a `step` of its own on the instance
+    found, plain = (divergence(model, F.cross_entropy, x, y, optimizer=each).layers[""] for each in (optimizer, None))
+    torch.testing.assert_close(found.projection, 2 * plain.projection, rtol=EXACT, atol=EXACT)
+
+
+def test_rate_of_a_layer_is_the_greatest_of_its_groups():
+    model, x, y = nn.Linear(6, 3), *batch()
+    groups = [{"params": [model.weight], "lr": 0.2}, {"params": [model.bias], "lr": 0.0}]
+    found = divergence(model, F.cross_entropy, x, y, optimizer=torch.optim.SGD(groups)).layers[""]
+    model.bias.requires_grad_(False)
+    wanted = divergence(model, F.cross_entropy, x, y).layers[""]
+    torch.testing.assert_close(found.projection, wanted.projection, rtol=EXACT, atol=EXACT)
