@@ -1,6 +1,6 @@
 """Gradient corrections, unit-consistent steps and diagnostics for PyTorch optimizers."""
 
-from . import diagnostics, functional, jacobian
+from . import attention, diagnostics, functional, jacobian
 from .attach import Coverage, attach, coverage, detach
 from .corrections import BatchIdeal, Correction, Disproportional, Proportional
 from .optim import GradientOnly
@@ -16,6 +16,7 @@ __all__ = [
     "GradientOnly",
     "Proportional",
     "attach",
+    "attention",
     "coverage",
     "detach",
     "diagnostics",

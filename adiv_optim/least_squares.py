@@ -91,7 +91,10 @@ def least_squares(
     solution = {name: torch.zeros_like(part) for name, part in gradient.items()}
     direction, gamma = gradient, total(gradient)
     start, goal, iterations = gamma, tolerance**2, 0
-    best, best_gamma = solution, gamma
+    # Steps go on for the slowest problem and can spoil those that have converged: the best of each is kept. The
+    # objective falls at every step until rounding hides it; the gradient says more from there on.
+    best, best_gamma, best_objective = solution, gamma, squared(residual)
+    visible = 1 - math.sqrt(torch.finfo(right.dtype).eps)
     while iterations < max_iterations and bool((gamma > goal * start).any()):
         moved = forward(direction)
         step = ratio(gamma, squared(moved) + ridge * total(direction))
@@ -101,9 +104,11 @@ def least_squares(
         previous, gamma = gamma, total(gradient)
         direction = add(gradient, ratio(gamma, previous), direction)
         iterations += 1
-        better = gamma < best_gamma
+        objective = squared(residual) + ridge * total(solution)
+        better = (gamma < best_gamma) | (objective < visible * best_objective)
         best = {name: torch.where(spread(better, part), part, best[name]) for name, part in solution.items()}
         best_gamma = torch.where(better, gamma, best_gamma)
+        best_objective = torch.where(better, objective, best_objective)
     # A problem that holds NaN or inf compares as converged; it must not read as solved.
     finite = start.isfinite()
     solution = {name: torch.where(spread(finite, part), part, math.nan) for name, part in best.items()}

@@ -1,4 +1,4 @@
-"""Command line: python -m benchmarks {quick,train,tune,speed,divergence,report}."""
+"""Command line: python -m benchmarks {quick,train,tune,speed,divergence,attention,report}."""
 
 import argparse
 import os
@@ -11,7 +11,7 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from . import divergence, runs, speed, tune
+from . import attention, divergence, runs, speed, tune
 from .data import DATA, load
 from .methods import ACTIVATIONS, METHODS
 from .report import insert, report
@@ -91,6 +91,9 @@ def _parser() -> argparse.ArgumentParser:
     diverging.add_argument("--data", default="digits", help=f"{', '.join(DATA)}; imagefolder as imagefolder:PATH")
     diverging.add_argument("--download", action="store_true", help="let torchvision fetch the data set")
 
+    attending = commands.add_parser("attention", help="the ideal logit step: alignment, price, a small training")
+    attending.set_defaults(command=_attention)
+
     reporting = commands.add_parser("report", help="tables and figures from result files")
     reporting.set_defaults(command=_report)
     reporting.add_argument("--readme", type=Path, help="also fill this file's results sections")
@@ -101,6 +104,7 @@ def _parser() -> argparse.ArgumentParser:
         (tuning, "runs/tuned"),
         (timing, "runs/speed"),
         (diverging, "runs/divergence"),
+        (attending, "runs/attention"),
         (reporting, "runs"),
     )
     for command, out in folders:
@@ -175,6 +179,11 @@ def _speed(options: argparse.Namespace) -> None:
 def _divergence(options: argparse.Namespace) -> None:
     result = divergence.compare(options.data, download=options.download)
     runs.write(options.out / "divergence.json", result)
+    show(options.out.parent)
+
+
+def _attention(options: argparse.Namespace) -> None:
+    runs.write(options.out / "attention.json", attention.measure())
     show(options.out.parent)
 
 

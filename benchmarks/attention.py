@@ -25,9 +25,9 @@ from adiv_optim.attention import (
 
 from . import data as datasets
 from .jobs import device
-from .report import markdown, mean_and_error
 from .runs import environment
 from .speed import interleaved, ratio
+from .tables import markdown, mean_and_error
 
 #: What is priced and trained, by the arguments of `SelfAttention`; the rules stop early, as a training run would.
 METHODS: dict[str, dict[str, Any]] = {

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from . import batch_size, divergence
+from . import attention, batch_size, divergence
 from .methods import ACTIVATIONS, LABELS, METHODS
 from .pictures import COLORS, panels
 from .runs import read
@@ -188,6 +188,8 @@ def report(folder: Path) -> dict[str, str]:
         for result in (r for r in results if r["kind"] == "divergence"):
             divergence.figure(result, folder / "divergence.png")
             sections["divergence"] = divergence.section(result)
+        for result in (r for r in results if r["kind"] == "attention"):
+            sections["attention"] = attention.table(result)
         tuned = [r for r in results if r["kind"] == "tuned"]
         if tuned:
             heading = f"**{network(tuned[0])}, rates tuned**"

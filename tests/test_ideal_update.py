@@ -160,6 +160,18 @@ def test_least_squares_is_lapacks(dims, rows, columns, ridge):
     assert relative_error(found.parts["x"] * (1 + 1e-6), wanted) > 1e-10
 
 
+def test_stopped_early_it_is_better_than_nothing():
+    # The gradient of the objective may grow in the first steps, in which the objective itself always falls.
+    for seed in range(100):
+        torch.manual_seed(seed)
+        j, g = torch.randn(6, 8) * torch.randn(8).mul(3).exp(), torch.randn(6)
+        found = least_squares(
+            lambda parts, j=j: j @ parts["x"], lambda u, j=j: {"x": j.T @ u}, g, 0.1, max_iterations=1
+        )
+        x = found.parts["x"]
+        assert (g - j @ x).square().sum() + 0.1 * x.square().sum() < g.square().sum()
+
+
 def test_one_problem_in_a_batch_does_not_spoil_another():
     g = torch.tensor([[1.0, 2.0], [math.nan, 1.0], [0.0, 0.0]])
     found = least_squares(lambda parts: 2 * parts["x"], lambda u: {"x": 2 * u}, g, batch_dims=1)
