@@ -78,6 +78,11 @@ def _parser() -> argparse.ArgumentParser:
     tuning.add_argument(
         "--trials", type=int, default=0, help="trials of rate, weight decay and damping around the grid's choice"
     )
+    for name, default in (("--lr", None), ("--weight-decay", [None]), ("--damping", [None])):
+        tuning.add_argument(
+            name, nargs="+", type=float, default=default,
+            help="with --lr: choose from this grid, at full length, instead of the built-in rates and trials",
+        )  # fmt: skip
     tuning.add_argument("--seeds", type=int, default=5)
     tuning.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
 
@@ -160,13 +165,18 @@ def _tune(options: argparse.Namespace) -> None:
         for optimizer in options.optimizers
         for method in options.methods
     ]
-    run_all(tune.search(final, options.search_epochs), options.out / "search", options.download)
-    chosen = tune.choose(final, runs.read(options.out / "search"))
-    if options.trials:
+    if options.lr:
+        grid = tune.grid(final, options.lr, options.weight_decay, options.damping)
+        run_all(grid, options.out / "trials", options.download)
+        chosen = tune.choose(final, runs.read(options.out / "trials"))
+    else:
+        run_all(tune.search(final, options.search_epochs), options.out / "search", options.download)
+        chosen = tune.choose(final, runs.read(options.out / "search"))
+    if options.trials and not options.lr:
         run_all(tune.trials(chosen, options.trials), options.out / "trials", options.download)
         chosen = tune.choose(final, runs.read(options.out / "trials"))
     lengths = [replace(run, epochs=epochs) for epochs in options.epochs for run in chosen]
-    run_all(lengths, options.out, options.download, kind="trials" if options.trials else "tuned")
+    run_all(lengths, options.out, options.download, kind="trials" if options.trials or options.lr else "tuned")
 
 
 def _speed(options: argparse.Namespace) -> None:

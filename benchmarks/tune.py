@@ -52,6 +52,19 @@ def choose(final: Iterable[Run], found: Iterable[dict[str, Any]]) -> list[Run]:
     return chosen
 
 
+def grid(
+    final: Iterable[Run], rates: list[float], decays: list[float | None], dampings: list[float | None]
+) -> list[Run]:
+    """Every combination of the given settings for every run of `final`: of its own length, one seed, validated."""
+    return [
+        replace(run, lr=lr, weight_decay=decay, damping=damping, seeds=run.seeds[:1], validation=True)
+        for run in final
+        for lr in rates
+        for decay in decays
+        for damping in dampings
+    ]
+
+
 def trials(chosen: Iterable[Run], count: int) -> list[Run]:
     """`count` trials around every chosen run, of its own length, one seed, validated.
 

@@ -9,7 +9,7 @@ from benchmarks.data import load
 from benchmarks.runs import Run
 from benchmarks.trainer import held_out, train
 from benchmarks.trials import train_trials
-from benchmarks.tune import DAMPING, GRIDS, RATE_FACTOR, choose, search, trials
+from benchmarks.tune import DAMPING, GRIDS, RATE_FACTOR, choose, grid, search, trials
 
 FINAL = Run("digits", "none", "tanh", optimizer="sgd", schedule="cosine", epochs=2, seeds=(0, 1))
 
@@ -45,6 +45,14 @@ def test_trials_are_the_same_points_for_every_method():
         assert other.lr * other.weight_decay == pytest.approx(one.lr * one.weight_decay, rel=0.2)
         assert 0.1 / RATE_FACTOR * 0.95 <= one.lr <= 0.1 * RATE_FACTOR * 1.05
     assert len({run.lr for run in plain}) > 4
+
+
+def test_grid_is_every_combination_at_full_length():
+    runs = grid([replace(FINAL, method="batch-ideal")], [1.0, 2.0], [None, 1e-5], [0.3])
+    assert [(run.lr, run.weight_decay, run.damping) for run in runs] == [
+        (1.0, None, 0.3), (1.0, 1e-5, 0.3), (2.0, None, 0.3), (2.0, 1e-5, 0.3)
+    ]  # fmt: skip
+    assert all(run.validation and run.epochs == FINAL.epochs and run.seeds == (0,) for run in runs)
 
 
 def test_best_trial_brings_all_its_settings():
