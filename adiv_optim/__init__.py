@@ -1,9 +1,9 @@
 """Gradient corrections, unit-consistent steps and diagnostics for PyTorch optimizers."""
 
-from . import attention, diagnostics, functional, jacobian
+from . import attention, diagnostics, functional, gauge, jacobian
 from .attach import Coverage, attach, coverage, detach
 from .corrections import BatchIdeal, Correction, Disproportional, Proportional
-from .optim import GradientOnly
+from .optim import GradientOnly, UnitConsistent
 from .running import precondition
 
 __version__ = "0.1.0"
@@ -15,12 +15,14 @@ __all__ = [
     "Disproportional",
     "GradientOnly",
     "Proportional",
+    "UnitConsistent",
     "attach",
     "attention",
     "coverage",
     "detach",
     "diagnostics",
     "functional",
+    "gauge",
     "jacobian",
     "precondition",
 ]

@@ -1,6 +1,8 @@
 """Optimizers that stand in front of another optimizer."""
 
+from .coordinates import Chart, Coordinates, Map
 from .gradient_only import GradientOnly
+from .unit_consistent import UnitConsistent
 from .wrapper import OptimizerWrapper
 
-__all__ = ["GradientOnly", "OptimizerWrapper"]
+__all__ = ["Chart", "Coordinates", "GradientOnly", "Map", "OptimizerWrapper", "UnitConsistent"]

@@ -14,9 +14,9 @@ from .wrapper import OptimizerWrapper, check_same_parameters
 class Map(ABC):
     """The change of coordinates of a few parameters, for one step: in place, and undone exactly.
 
-    `enter` writes the parameters and their gradients in the new coordinates; then either `leave`, after the
-    optimizer's step, gives every weight w + (what the step changed, mapped back), or `undo`, after an exception,
-    w itself. A step that changes nothing must leave w bit for bit.
+    `enter` writes the parameters and their gradients in the new coordinates; `leave`, after the optimizer's step,
+    gives every weight w + (what the step changed, mapped back). A step that changed nothing, or raised before it
+    did, must leave w bit for bit.
     """
 
     @abstractmethod
@@ -27,10 +27,6 @@ class Map(ABC):
     def leave(self) -> None:
         """Write parameters and gradients in the model's own coordinates, with the step that was taken."""
 
-    @abstractmethod
-    def undo(self) -> None:
-        """Write parameters and gradients as they were before `enter`."""
-
 
 class Chart(ABC):
     """Coordinates for a model's parameters, measured anew as training goes on."""
@@ -38,6 +34,9 @@ class Chart(ABC):
     @abstractmethod
     def maps(self) -> Iterable[Map]:
         """Return the maps of this step. Parameters that none of them touches take the plain step."""
+
+    def after_step(self) -> None:  # noqa: B027 — most charts have nothing to do
+        """Called when a step has been taken and the weights are the user's again."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return what the chart remembers from step to step, for a checkpoint."""
@@ -79,16 +78,14 @@ class Coordinates(OptimizerWrapper):
     def _inner_step(self) -> None:
         entered: list[Map] = []
         try:
-            for map_ in self.chart.maps():
-                entered.append(map_)
+            for map_ in list(self.chart.maps()):
                 map_.enter()
+                entered.append(map_)
             super()._inner_step()
-        except BaseException:
+        finally:
             for map_ in entered:
-                map_.undo()
-            raise
-        for map_ in entered:
-            map_.leave()
+                map_.leave()
+        self.chart.after_step()
 
     def _state_dict(self) -> dict[str, Any]:
         remembered = self.chart.state_dict()

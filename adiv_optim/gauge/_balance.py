@@ -1,0 +1,136 @@
+"""The log least squares behind the RZ scaling of a matrix with zeros."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+#: Smaller sides up to this are factorised at once; beyond, conjugate gradients get the first try.
+DIRECT = 256
+#: Conjugate gradients that need more steps than this cost more than the factorisation.
+MAX_ITERATIONS = 100
+
+
+def balance(counts: Tensor, sums: Tensor) -> tuple[Tensor, Tensor]:
+    r"""Fit :math:`r_i + c_j` to logarithms that some pairs (i, j) have and others lack.
+
+    Minimises :math:`\sum (\log|w| - r_i - c_j)^2` over the logarithms there are. At the minimum what is left of
+    every row and every column has mean zero:
+
+    .. math:: \begin{pmatrix} \mathrm{diag}(C1) & C \\ C^\top & \mathrm{diag}(C^\top 1) \end{pmatrix}
+              \begin{pmatrix} r \\ c \end{pmatrix} = \begin{pmatrix} L1 \\ L^\top 1 \end{pmatrix},
+
+    the Laplacian of the bipartite graph whose edges are the pairs, after a change of sign. The longer side is
+    eliminated and the shorter one's system solved by conjugate gradients where these are quick, by Cholesky where
+    they are not. Alternating sweeps over rows and columns are power iterations on that system: their count is 1 / gap,
+    quadratic in the length of a chain.
+
+    r and c are unique up to :math:`r + t, c - t` on each connected component of the graph. Of these it is the one
+    with :math:`\sum_i r_i (C1)_i = \sum_j c_j (C^\top 1)_j` there: summed over the component's logarithms, rows and
+    columns explain half each. No component has to be found for that, unless Cholesky needs it.
+
+    Args:
+        counts: C, how many logarithms each pair has; shape (batch, m, n), float64.
+        sums: L, their sum, 0 where there are none; same shape.
+
+    Returns:
+        r, shape (batch, m), and c, shape (batch, n); 0 for rows and columns without logarithms.
+
+    Example:
+        >>> counts = torch.tensor([[[1.0, 1.0], [0.0, 1.0]]], dtype=torch.float64)
+        >>> sums = torch.tensor([[[1.0, 2.0], [0.0, 4.0]]], dtype=torch.float64)
+        >>> rows, columns = balance(counts, sums)
+        >>> rows[:, :, None] + columns[:, None, :]  # a tree explains every number it has
+        tensor([[[1., 2.],
+                 [3., 4.]]], dtype=torch.float64)
+    """
+    if counts.shape[-2] < counts.shape[-1]:
+        columns, rows = balance(counts.mT, sums.mT)
+        return rows, columns
+
+    row_sum, column_sum = sums.sum(-1), sums.sum(-2)
+    row_count, column_count = counts.sum(-1), counts.sum(-2)
+    row_root, column_root = _reciprocal(row_count).sqrt(), _reciprocal(column_count).sqrt()
+
+    def rows_for(columns: Tensor) -> Tensor:
+        return (row_sum - _apply(counts, columns)) * _reciprocal(row_count)
+
+    def defect(columns: Tensor) -> Tensor:
+        return (column_sum - _apply(counts.mT, rows_for(columns)) - column_count * columns) * column_root
+
+    # The unknown is the change from here, in coordinates where the system is I - BᵀB with
+    # B = diag(C1)^(-1/2) C diag(Cᵀ1)^(-1/2). Both ways to solve it stay orthogonal to what the system cannot see,
+    # so each component keeps the half that it is given here.
+    columns = column_sum * _reciprocal(column_count) / 2
+    if counts.shape[-1] > DIRECT:
+
+        def system(vector: Tensor) -> Tensor:
+            there = _apply(counts, column_root * vector) * _reciprocal(row_count)
+            return vector - column_root * _apply(counts.mT, there)
+
+        scale = (column_root * column_sum).norm(dim=-1) + (row_root * row_sum).norm(dim=-1)
+        change = _conjugate_gradients(system, defect(columns), 32 * torch.finfo(counts.dtype).eps * scale)
+        if change is not None:
+            columns = columns + change * column_root
+            return rows_for(columns), columns
+    factor = _factor(counts * row_root[..., :, None] * column_root[..., None, :], column_count)
+    # The first round solves, the others take away what rounding in I - BᵀB, magnified by 1 / gap, has left.
+    for _ in range(3):
+        columns = columns + torch.cholesky_solve(defect(columns)[..., None], factor)[..., 0] * column_root
+    return rows_for(columns), columns
+
+
+def _reciprocal(counts: Tensor) -> Tensor:
+    # A row or column without logarithms gets the scale exp(0).
+    return torch.where(counts > 0, 1 / counts, 0.0)
+
+
+def _apply(matrix: Tensor, vector: Tensor) -> Tensor:
+    return (matrix @ vector[..., None])[..., 0]
+
+
+def _conjugate_gradients(system: Callable[[Tensor], Tensor], right: Tensor, goal: Tensor) -> Tensor | None:
+    """The solution of `system(y) = right` of least norm, to a residual of norm `goal`; None if it takes too long."""
+    solution, residual, direction = torch.zeros_like(right), right, right
+    gamma = right.square().sum(-1)
+    for _ in range(MAX_ITERATIONS):
+        open = gamma > goal.square()
+        if not open.any():
+            return solution
+        moved = system(direction)
+        # A member that is done must not go on: what is left of it is rounding, which the singular system cannot solve.
+        step = torch.where(open, gamma / (direction * moved).sum(-1), 0.0)[..., None]
+        solution = solution + step * direction
+        residual = residual - step * moved
+        previous, gamma = gamma, residual.square().sum(-1)
+        direction = residual + torch.where(open, gamma / previous, 0.0)[..., None] * direction
+    return None
+
+
+def _factor(link: Tensor, column_count: Tensor) -> Tensor:
+    """The Cholesky factor of I - BᵀB, with its null vectors, one per component, raised to eigenvalue 1."""
+    size = link.shape[-1]
+    system = link.mT @ link
+    label = _components(system > 0)
+    volume = torch.zeros_like(column_count).scatter_add_(-1, label, column_count).gather(-1, label)
+    null = (column_count * _reciprocal(volume)).sqrt()
+    same = label[..., :, None] == label[..., None, :]
+    system.neg_().add_(same * null[..., :, None] * null[..., None, :])
+    # The ridge, of the size of the rounding in BᵀB, keeps a factor within reach where a gap is smaller still.
+    system.diagonal(dim1=-2, dim2=-1).add_(1 + size * torch.finfo(link.dtype).eps)
+    return torch.linalg.cholesky(system)
+
+
+def _components(adjacent: Tensor) -> Tensor:
+    """For each node the least index of a node in its component; `adjacent` has shape (batch, n, n)."""
+    size = adjacent.shape[-1]
+    label = torch.arange(size, device=adjacent.device).expand(adjacent.shape[:-1])
+    while True:
+        near = torch.where(adjacent, label[..., None, :], size).amin(-1).minimum(label)
+        # Every node also tells the node it is labelled by, and takes that one's label: the number of rounds grows
+        # with the logarithm of a chain's length, not with the length.
+        new = label.scatter_reduce(-1, label, near, "amin").minimum(near)
+        new = new.gather(-1, new)
+        if torch.equal(new, label):
+            return label
+        label = new

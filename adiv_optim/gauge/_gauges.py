@@ -1,0 +1,89 @@
+"""Which canonical coordinates a unit-consistent optimizer steps in."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from ._graph import ChannelGraph, Factors
+from ._scaling import rz_scaling
+
+
+@dataclass(frozen=True)
+class Gauge(ABC):
+    """A rule that finds scales D and E for every parameter such that W' = D⁻¹WE⁻¹ is the same in every gauge.
+
+    Args:
+        every: measure the scales anew every so many steps. Between two measurements they stay: equivalent networks
+            keep following one path, in coordinates that are a little out of date.
+    """
+
+    every: int = 1
+
+    def __post_init__(self) -> None:
+        if self.every < 1:
+            raise ValueError(f"{type(self).__name__}: every is {self.every}; it counts steps and must be at least 1.")
+
+    @abstractmethod
+    def factors(self, graph: ChannelGraph, parameters: Mapping[str, Tensor], log_scales: Tensor) -> dict[str, Factors]:
+        """Return D and E of every parameter that moves.
+
+        Args:
+            graph: from `trace`.
+            parameters: name → tensor.
+            log_scales: the network gauge of these parameters, from `network_scales`.
+        """
+
+
+@dataclass(frozen=True)
+class NetworkGauge(Gauge):
+    r"""One scale per channel of the whole network: D = exp(s_out), E = exp(−s_in), s from `network_scales`.
+
+    The wrapped optimizer runs as it would on the balanced network, so its learning rate carries over from one.
+    Weights and biases follow one path in every gauge.
+
+    Example:
+        >>> NetworkGauge(every=10)
+        NetworkGauge(every=10)
+    """
+
+    def factors(self, graph: ChannelGraph, parameters: Mapping[str, Tensor], log_scales: Tensor) -> dict[str, Factors]:
+        """Return exp(s_out) and exp(−s_in); see `Gauge.factors`."""
+        return graph.factors(log_scales)
+
+
+@dataclass(frozen=True)
+class LayerGauge(Gauge):
+    r"""Every weight by itself: D and E from `rz_scaling`, the paper's step :math:`W \leftarrow W - \eta D^2 G E^2`.
+
+    (Uhlmann, *Unit-Consistent (UC) Adjoint for GSD and Backprop in Deep Learning Applications*.) Typical weights
+    have |W'| ≈ 1 then, whatever the layer's width and initialisation, so that learning rates do not carry over:
+    for N(0, σ²) weights plain SGD's rate wants multiplying by about 0.28σ². D of one layer alone could not give the
+    biases a path that is free of the gauge; they, and whatever else is no matrix, take the scales of `NetworkGauge`.
+
+    Example:
+        >>> LayerGauge()
+        LayerGauge(every=1)
+    """
+
+    def factors(self, graph: ChannelGraph, parameters: Mapping[str, Tensor], log_scales: Tensor) -> dict[str, Factors]:
+        """Return the scales of `rz_scaling` for weights, exp(s_out) for biases; see `Gauge.factors`."""
+        found = graph.factors(log_scales)
+        for name, entry in graph.parameters.items():
+            weight = parameters[name].detach()
+            if entry.counted and weight.dim() >= 2:
+                found[name] = _by_layer(weight.reshape(entry.shape), entry.shape, kernel_dims=weight.dim() - 2)
+        return found
+
+
+def _by_layer(weight: Tensor, shape: tuple[int, ...], kernel_dims: int) -> Factors:
+    """Scales of a matrix, a kernel, or one of either per group."""
+    scaling = rz_scaling(weight, kernel_dims=kernel_dims)
+    groups, (rows, columns) = shape[: len(shape) - kernel_dims - 2], shape[len(shape) - kernel_dims - 2 :][:2]
+    ones = (1,) * kernel_dims
+    return Factors(
+        shape,
+        scaling.row_scale.view(*groups, rows, 1, *ones),
+        scaling.column_scale.view(*groups, 1, columns, *ones),
+    )

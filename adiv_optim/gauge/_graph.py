@@ -1,0 +1,175 @@
+"""What a traced model's channels are, and how each parameter moves when they are rescaled."""
+
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Factors(NamedTuple):
+    """The two diagonal scales of one parameter, shaped to multiply `parameter.view(shape)`.
+
+    Args:
+        shape: the parameter's own shape, with the groups of a grouped convolution split off its first dimension.
+        d: D = exp(s_out), broadcastable to `shape`.
+        e: E = exp(−s_in), broadcastable to `shape`.
+    """
+
+    shape: tuple[int, ...]
+    d: Tensor
+    e: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Entry:
+    """How one parameter or buffer moves: entry w becomes w · exp(power · (s[plus] − s[minus])).
+
+    Args:
+        shape: what to view the tensor as; only a grouped convolution's differs from its own shape.
+        plus: channel indices, broadcastable to `shape`; 0 is the pinned channel, k the free log-scale k − 1.
+        minus: likewise.
+        counted: whether the network gauge balances it: a weight, not a bias.
+        power: 2 for a running variance, else 1.
+        moves: whether any free channel touches it.
+    """
+
+    shape: tuple[int, ...]
+    plus: Tensor
+    minus: Tensor
+    counted: bool
+    power: int = 1
+    moves: bool = True
+
+
+@dataclass(frozen=True, eq=False)
+class Node:
+    """The channels of one layer's output, or of a parameter that is used as an activation.
+
+    Args:
+        name: path of the layer or parameter that brought them into being.
+        index: (channels,), 0 where pinned, else 1 + the position in `log_scales`. Nodes that share scales,
+            as the summands of a residual connection do, share indices.
+        why: why channels are pinned, most frequent reason first; empty if all are free.
+    """
+
+    name: str
+    index: Tensor
+    why: tuple[str, ...]
+
+
+@dataclass(eq=False)
+class ChannelGraph:
+    """Which channels of which layers share a positive scale; made by `gauge.trace`, printed, a table.
+
+    It holds names, never tensors of the model, and can be copied and pickled.
+
+    Args:
+        free: how many log-scales may be chosen; `log_scales` has shape (free,).
+        nodes: the layers' outputs.
+        parameters: name → how it moves, for every parameter that the model used; those that no scale touches
+            have `moves=False`. A tied parameter goes by its first name.
+        buffers: likewise, for the running statistics of BatchNorm.
+        outside: names of parameters that the traced call did not use.
+        unknown: operations without a rule, all inputs and outputs of which were pinned.
+        inexact: normalisers with an eps above 1e-20 whose input is free: unchanged only up to eps.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> from adiv_optim import gauge
+        >>> model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+        >>> graph = gauge.trace(model, torch.ones(1, 3))
+        >>> entry = graph.parameters["0.weight"]
+        >>> entry.plus.flatten(), entry.minus.flatten()  # four free outputs, inputs pinned
+        (tensor([1, 2, 3, 4]), tensor([0]))
+        >>> factors = graph.factors(gauge.network_scales(graph, dict(model.named_parameters())))
+        >>> balanced = model[0].weight.view(factors["0.weight"].shape) / (factors["0.weight"].d * factors["0.weight"].e)
+    """
+
+    free: int
+    nodes: tuple[Node, ...]
+    parameters: dict[str, Entry]
+    buffers: dict[str, Entry]
+    outside: tuple[str, ...] = ()
+    unknown: tuple[str, ...] = ()
+    inexact: tuple[str, ...] = ()
+    _cache: dict[Any, Any] = field(default_factory=dict, repr=False)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_cache": {}}
+
+    def factors(self, log_scales: Tensor, dtype: torch.dtype | None = None) -> dict[str, Factors]:
+        """Return D and E of every parameter that moves, by one gather for all.
+
+        A parameter in canonical coordinates is `parameter.view(shape) / (d * e)`, its gradient there
+        `grad.view(shape) * d * e`.
+
+        Args:
+            log_scales: (free,), on the device the factors are wanted on.
+            dtype: of the factors; by default that of `log_scales`.
+
+        Returns:
+            name → `Factors`. Parameters without free channels are left out: both their factors are 1.
+
+        Raises:
+            ValueError: `log_scales` has another shape.
+        """
+        return self._factors(self.parameters, log_scales, dtype)
+
+    def buffer_factors(self, log_scales: Tensor, dtype: torch.dtype | None = None) -> dict[str, Factors]:
+        """Return the same for the running statistics: a mean moves by s, a variance by s²."""
+        return self._factors(self.buffers, log_scales, dtype)
+
+    def _factors(self, entries: dict[str, Entry], log_scales: Tensor, dtype: torch.dtype | None) -> dict[str, Factors]:
+        self.check(log_scales)
+        moving = {name: entry for name, entry in entries.items() if entry.moves}
+        if not moving:
+            return {}
+        key = ("gather", entries is self.buffers, log_scales.device)
+        if key not in self._cache:
+            indices = [index for entry in moving.values() for index in (entry.plus, entry.minus)]
+            powers = [sign * entry.power for entry in moving.values() for sign in (1, -1)]
+            sizes = [index.numel() for index in indices]
+            self._cache[key] = (
+                torch.cat([index.flatten() for index in indices]).to(log_scales.device),
+                torch.tensor(powers).repeat_interleave(torch.tensor(sizes)).to(log_scales.device),
+                sizes,
+                [index.shape for index in indices],
+            )
+        gather, power, sizes, shapes = self._cache[key]
+        padded = torch.cat([log_scales.new_zeros(1), log_scales])
+        values = (padded[gather] * power).exp().to(dtype or log_scales.dtype).split(sizes)
+        shaped = [value.view(shape) for value, shape in zip(values, shapes, strict=True)]
+        return {
+            name: Factors(entry.shape, shaped[2 * k], shaped[2 * k + 1])
+            for k, (name, entry) in enumerate(moving.items())
+        }
+
+    def check(self, log_scales: Tensor) -> None:
+        """Refuse log-scales of another shape than (free,)."""
+        if log_scales.shape != (self.free,):
+            raise ValueError(
+                f"log_scales has shape {tuple(log_scales.shape)}, but the graph has {self.free} free channels; "
+                "pass what random_gauge or network_scales returned for this graph."
+            )
+
+    def __str__(self) -> str:
+        """Return one line per node."""
+        rows = [("node", "channels", "free", "pinned because")]
+        for node in self.nodes:
+            free = int((node.index > 0).sum())
+            why = "; ".join(node.why[:2]) + ("; …" if len(node.why) > 2 else "")
+            rows.append((node.name or "the model itself", str(len(node.index)), str(free), why))
+        widths = [max(len(row[column]) for row in rows) for column in range(3)]
+        lines = [f"{a:<{widths[0]}}  {b:>{widths[1]}}  {c:>{widths[2]}}  {d}".rstrip() for a, b, c, d in rows]
+        lines.append(f"{self.free} free log-scales")
+        for title, names in (
+            ("not used by the traced call", self.outside),
+            ("without a rule, pinned", self.unknown),
+            ("exact only with eps near 0", self.inexact),
+        ):
+            if names:
+                more = f", and {len(names) - 5} more" if len(names) > 5 else ""
+                lines.append(f"{title}: {', '.join(names[:5])}{more}")
+        return "\n".join(lines)

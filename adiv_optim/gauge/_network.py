@@ -1,0 +1,120 @@
+"""The network gauge: one log-scale for every channel of a network, by least squares over all its weights."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from ._graph import ChannelGraph, Entry
+from ._laplacian import Laplacian
+
+#: A solution that moves no log-scale by more than this from where the pass over the weights started is final.
+_NEAR = 0.1
+_PASSES = 4
+
+
+@torch.no_grad()
+def network_scales(graph: ChannelGraph, parameters: Mapping[str, Tensor], *, start: Tensor | None = None) -> Tensor:
+    r"""Find the log-scales that leave the weights as near to magnitude 1 as rescaling channels can bring them.
+
+    .. math:: \min_s \sum_{w_{oi} \ne 0} \left(\log|w_{oi}| - s_o + s_i\right)^2, \qquad s = 0 \text{ where pinned}
+
+    Taking e^s off a network gives its balanced gauge. A network in another gauge t has the scales s + t, which
+    is what makes coordinates W' = D⁻¹WE⁻¹, D = exp(s_out), E = exp(−s_in), blind to the gauge. Biases are not
+    counted. Zero weights are left out: a channel takes its scale from its other weights, and one without any
+    keeps scale 1, as all channels around a zero-initialised layer do as far as it alone would tell. Channels
+    that zeros cut off from every pinned one have a scale only relative to each other (their mean, weighted by
+    how many weights each has, is then 0).
+
+    A pass over the weights takes log|W| and its row and column sums; the normal equations, a graph Laplacian,
+    are then solved for vectors only. Without zeros they depend on nothing but the graph and are factorised
+    once; zeros inside a weight matrix cost conjugate gradients over their positions. From a `start` near the
+    solution one pass is enough, without one a second takes the rounding of the first away.
+
+    Args:
+        graph: from `trace`.
+        parameters: name → tensor, as `dict(model.named_parameters())`.
+        start: log-scales near the solution, such as an earlier step's; (graph.free,).
+
+    Returns:
+        (graph.free,), float64, on the parameters' device.
+
+    Raises:
+        ValueError: a weight of the graph is missing, has another shape, or holds NaN or inf; or `start` has
+            another shape.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> from adiv_optim import gauge
+        >>> model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)).double()
+        >>> graph = gauge.trace(model, torch.ones(1, 3).double())
+        >>> before = gauge.network_scales(graph, dict(model.named_parameters()))
+        >>> t = gauge.random_gauge(graph)
+        >>> _ = gauge.apply_gauge(model, graph, t)
+        >>> torch.allclose(gauge.network_scales(graph, dict(model.named_parameters())), before + t)
+        True
+    """
+    entries = {name: entry for name, entry in graph.parameters.items() if entry.counted and entry.moves}
+    for name, entry in entries.items():
+        if name not in parameters:
+            raise ValueError(f"parameters lack {name!r}, which the graph has; pass dict(model.named_parameters()).")
+        if parameters[name].numel() != torch.Size(entry.shape).numel():
+            raise ValueError(
+                f"{name!r} has shape {tuple(parameters[name].shape)}, but was traced with the elements of "
+                f"{entry.shape}; trace again."
+            )
+    device = next((parameters[name].device for name in entries), torch.device("cpu"))
+    if not entries:
+        return torch.zeros(graph.free, dtype=torch.float64, device=device)
+    key = ("laplacian", device)
+    if key not in graph._cache:
+        there = {n: replace(e, plus=e.plus.to(device), minus=e.minus.to(device)) for n, e in entries.items()}
+        graph._cache[key] = Laplacian.of(graph.free, tuple(entries.values()), device), there
+    laplacian, entries = graph._cache[key]
+    weights = {name: parameters[name].detach().view(entry.shape) for name, entry in entries.items()}
+    scales = torch.zeros(graph.free + 1, dtype=torch.float64, device=device)
+    if start is not None:
+        graph.check(start)
+        scales[1:] = start
+    zeros = False
+    for _ in range(_PASSES):
+        right = laplacian.right([p for name, e in entries.items() for p in _sums(weights[name], e, scales, zeros)])
+        # log 0 = -inf: a sum that is not finite is the sign of a zero (or worse), and costs no look of its own.
+        if not zeros and not bool(right.isfinite().all()):
+            _refuse_infinite(weights)
+            zeros = True
+            laplacian = laplacian.without(tuple(entries.values()), [weight == 0 for weight in weights.values()])
+            right = laplacian.right([p for name, e in entries.items() for p in _sums(weights[name], e, scales, zeros)])
+        change = laplacian.solve(right)
+        scales += change
+        # Sums round in proportion to their size, which is that of the change: a small one needs no second look.
+        if not bool(change.abs().max() > _NEAR):
+            break
+    return scales[1:]
+
+
+def _sums(weight: Tensor, entry: Entry, scales: Tensor, zeros: bool) -> tuple[Tensor, Tensor]:
+    """Sum log|w| − s_o + s_i over rows for s_out and, with the sign they enter with, over columns for s_in; flat."""
+    log = weight.abs()
+    log = (log.float() if log.dtype in (torch.float16, torch.bfloat16) else log).log_()
+    log -= scales[entry.plus].to(log.dtype)
+    log += scales[entry.minus].to(log.dtype)
+    if zeros:
+        log.masked_fill_(weight == 0, 0.0)
+    dims = range(log.dim())
+    if neither := [dim for dim in dims if entry.plus.shape[dim] == 1 and entry.minus.shape[dim] == 1]:
+        log = log.sum(neither, keepdim=True)  # the kernel of a convolution first: what is left is small
+    parts = []
+    for index in (entry.plus, entry.minus):
+        across = [dim for dim in dims if index.shape[dim] == 1 and log.shape[dim] > 1]
+        parts.append((log.sum(across) if across else log).flatten())
+    return parts[0], -parts[1]
+
+
+def _refuse_infinite(weights: dict[str, Tensor]) -> None:
+    for name, weight in weights.items():
+        if not bool(weight.isfinite().all()):
+            what = "NaN" if bool(weight.isnan().any()) else "inf"
+            raise ValueError(f"{name!r} holds {what}; a weight without a magnitude has no scale.")

@@ -1,0 +1,285 @@
+"""Finding the channels of a model: torch.export writes down what the model does, the rules say what that shares."""
+
+import copy
+import operator
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.export.graph_signature import InputKind
+from torch.nn.parameter import is_lazy
+from torch.utils import _pytree as pytree
+
+from ..corrected_layers import PLAIN, Corrected, swapped
+from ._call import Call
+from ._channels import PINNED, Channels
+from ._graph import ChannelGraph, Entry, Node
+from ._rules import RULES, rearrange
+from ._values import Activation, Buffer, Parameter, Use, Uses
+
+
+def trace(model: nn.Module, example_input: Any) -> ChannelGraph:
+    r"""Find which channels of which layers of a model share a positive scale.
+
+    A network's function does not change when the weights into a hidden channel are multiplied by
+    :math:`e^{s}` and those out of it by :math:`e^{-s}`, if what lies between is positively homogeneous,
+    f(cx) = c f(x) for c > 0:
+
+    .. math:: W_{oi} \to e^{s_o} W_{oi} e^{-s_i}, \qquad b_o \to e^{s_o} b_o
+
+    Each channel has one log-scale s. The summands of an addition share theirs, concatenation and reshaping
+    carry them along, and they are pinned to 0 at the model's inputs and outputs and wherever a function is
+    not homogeneous: ReLU6, sigmoid, tanh, GELU, SiLU, softmax, the input of LayerNorm, RMSNorm and
+    GroupNorm. The input of BatchNorm and InstanceNorm is free (exactly so with a negligible eps only; the
+    graph lists those with another), and a normaliser's γ makes a new channel of each of its elements. In attention the
+    queries and keys are pinned and the values pass. Both uses of a tied weight must move it alike, and where
+    they cannot, its channels are pinned. An operation without a rule pins all that it touches, with a warning.
+
+    Args:
+        model: any module that torch.export can trace, in the mode (training or evaluation) it will be used
+            in: a branch that runs in one mode only is not seen in the other. It is left as it was.
+        example_input: the model's input, a tensor; or a tuple of positional, or a dict of keyword arguments.
+
+    Returns:
+        The graph, without any tensor of the model.
+
+    Raises:
+        ValueError: the model does not run on `example_input`, cannot be traced, has parameters without a
+            shape yet, or was flattened by FSDP1.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> from adiv_optim import gauge
+        >>> model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+        >>> print(gauge.trace(model, torch.ones(1, 3)))
+        node  channels  free  pinned because
+        0            4     4
+        2            2     0  output of the model
+        4 free log-scales
+    """
+    _check_parameters(model)
+    program = _export(model, example_input)
+    names = _first_names(model)
+    interpreter = _Interpreter(program, names, dict(model.named_parameters(remove_duplicate=False)))
+    interpreter.run()
+    graph = _finish(interpreter, [name for name, _ in model.named_parameters()])
+    if graph.unknown:
+        warnings.warn(
+            f"no scaling rule for {', '.join(graph.unknown)}: the scales of what goes in and out are pinned to 1, "
+            "which is safe, and leaves those channels' gauge as it is.",
+            stacklevel=2,
+        )
+    return graph
+
+
+class _Interpreter:
+    """Runs a traced graph on channels in place of numbers."""
+
+    def __init__(self, program: Any, names: dict[str, str], parameters: dict[str, Tensor]) -> None:
+        self.graph = program.graph
+        self.inputs = {spec.arg.name: spec for spec in program.graph_signature.input_specs if hasattr(spec.arg, "name")}
+        self.names, self.parameters = names, parameters
+        self.channels = Channels()
+        self.uses = Uses(self.channels)
+        self.unknown: list[str] = []
+        self.env: dict[Any, Any] = {}
+
+    def run(self) -> None:
+        """Visit every operation once, in order."""
+        for node in self.graph.nodes:
+            if node.op == "placeholder":
+                self.env[node] = self._input(node)
+            elif node.op == "output":
+                for value in pytree.tree_leaves(self._values(node.args)):
+                    if isinstance(value, Activation):
+                        self.channels.pin(value.channels, "output of the model")
+                    elif isinstance(value, Parameter):
+                        self.uses.fixed(value)
+            elif node.op == "call_function":
+                self.env[node] = self._call(node)
+
+    def _input(self, node: Any) -> Any:
+        spec, fake = self.inputs[node.name], node.meta.get("val")
+        if not isinstance(fake, Tensor):
+            return fake
+        if spec.kind is InputKind.PARAMETER:
+            base = torch.empty(fake.shape, device="meta")
+            return Parameter(self.names[spec.target], base, base)
+        if spec.kind is InputKind.BUFFER:
+            return Buffer(self.names.get(spec.target, spec.target), tuple(fake.shape))
+        return Activation(tuple(fake.shape), torch.full([1] * fake.dim(), PINNED))
+
+    def _call(self, node: Any) -> Any:
+        if node.target is operator.getitem:
+            return self._values(node.args[0])[node.args[1]]
+        where, output = _module(node), node.meta.get("val")
+        known = isinstance(node.target, torch._ops.OpOverload) and node.target.namespace == "aten"
+        name = node.target._schema.name.removeprefix("aten::") if known else str(node.target)
+        if any(
+            not isinstance(size, int) for t in pytree.tree_leaves(output) if isinstance(t, Tensor) for size in t.shape
+        ):
+            raise ValueError(
+                f"{name} in {where or 'the model itself'} returns a tensor whose shape depends on the values of its "
+                "input; its channels cannot be followed."
+            )
+        if known and name not in RULES:
+            name = name.removesuffix("_")
+        arguments = self._arguments(node, known)
+        call = Call(node.target, name, arguments, output, where, self.channels, self.uses)
+        rule = RULES.get(name) if known else None
+        if rule is None:
+            # A function of constants is a constant, whatever it does.
+            if any(
+                isinstance(value, Parameter)
+                or (isinstance(value, Activation) and not self.channels.is_pinned(value.channels))
+                for value in call.tensors()
+            ):
+                self.unknown.append(call.label)
+            return call.pin_all(f"no rule for {call.label}")
+        result = rule(call)
+        if known and node.target._schema.is_mutable and isinstance(node.args[0], torch.fx.Node):
+            self._written(node.args[0], result, call, moved=rule is rearrange)
+        return result
+
+    def _arguments(self, node: Any, known: bool) -> dict[str, Any]:
+        if not known:
+            return {str(place): value for place, value in enumerate(self._values([*node.args, *node.kwargs.values()]))}
+        arguments = {}
+        for place, argument in enumerate(node.target._schema.arguments):
+            given = (
+                node.args[place] if place < len(node.args) else node.kwargs.get(argument.name, argument.default_value)
+            )
+            arguments[argument.name] = self._values(given)
+        return arguments
+
+    def _written(self, target: Any, result: Any, call: Call, moved: bool) -> None:
+        """An operation in place: old and new values share scales, so that every view of the tensor still holds."""
+        old = self.env[target]
+        if moved:
+            self.env[target] = result
+        elif isinstance(old, Activation):
+            self.channels.join(old.channels, result.channels, f"overwritten in place by {call.label}")
+        elif isinstance(old, Parameter):
+            self.uses.fixed(old)
+            call.pin(result)
+        elif isinstance(old, Buffer):
+            call.pin(result)
+
+    def _values(self, tree: Any) -> Any:
+        return torch.fx.node.map_arg(tree, lambda node: self.env.get(node))
+
+
+def _finish(interpreter: _Interpreter, order: list[str]) -> ChannelGraph:
+    """Number the components that parameters live on, and write every use in those numbers."""
+    channels, uses = interpreter.channels, interpreter.uses
+    every = [*uses.parameters.values(), *uses.buffers.values()]
+    used = torch.cat(
+        [channels.find(index).flatten() for use in every for index in (use.plus, use.minus)]
+        or [torch.zeros(1, dtype=torch.long)]
+    )
+    free = used.unique()
+    free = free[free != PINNED]
+
+    def number(ids: Tensor) -> Tensor:
+        ids = channels.compress(ids)
+        return torch.where(ids == PINNED, 0, torch.searchsorted(free, ids) + 1)
+
+    def entry(use: Use) -> Entry:
+        plus, minus = number(use.plus), number(use.minus)
+        return Entry(use.shape, plus, minus, use.counted, use.power, bool((plus != 0).any() or (minus != 0).any()))
+
+    nodes = []
+    for group in channels.groups:
+        ids = channels.find(torch.arange(group.start, group.start + group.size))
+        if bool(torch.isin(ids, used).any()):
+            index = torch.where(torch.isin(ids, free), torch.searchsorted(free, ids) + 1, 0)
+            nodes.append(Node(group.name, index, channels.reasons(group)))
+    return ChannelGraph(
+        free=len(free),
+        nodes=tuple(nodes),
+        parameters={name: entry(uses.parameters[name]) for name in order if name in uses.parameters},
+        buffers={name: entry(use) for name, use in uses.buffers.items()},
+        outside=tuple(name for name in order if name not in uses.parameters),
+        unknown=tuple(dict.fromkeys(interpreter.unknown)),
+        inexact=tuple(dict.fromkeys(uses.inexact)),
+    )
+
+
+def _first_names(model: nn.Module) -> dict[str, str]:
+    """Every name of a parameter or buffer → its first, which stands for a tied one."""
+    first: dict[int, str] = {}
+    names = {}
+    for named in (model.named_parameters, model.named_buffers):
+        for name, tensor in named(remove_duplicate=False):
+            names[name] = first.setdefault(id(tensor), name)
+    return names
+
+
+def _module(node: Any) -> str:
+    stack = node.meta.get("nn_module_stack") or {}
+    path = list(stack.values())[-1][0] if stack else ""
+    return path.removeprefix("L['self']").lstrip(".")
+
+
+def _check_parameters(model: nn.Module) -> None:
+    for name, parameter in model.named_parameters():
+        if is_lazy(parameter):
+            raise ValueError(f"parameter {name!r} has no shape yet; run one batch through the model first.")
+        if name.rpartition(".")[2] == "_flat_param":
+            raise ValueError(
+                f"{name!r} is several parameters flattened into one by FullyShardedDataParallel, whose channels "
+                "cannot be told apart; trace the model before wrapping it, or use fully_shard (FSDP2)."
+            )
+
+
+@contextmanager
+def _plain_layers(model: nn.Module) -> Iterator[None]:
+    """Corrected layers compute what plain ones do, through functions that torch.export cannot look into."""
+    attached = [(module, type(module)) for module in model.modules() if isinstance(module, Corrected)]
+    for module, corrected in attached:
+        module.__class__ = swapped(corrected, PLAIN)
+    try:
+        yield
+    finally:
+        for module, corrected in attached:
+            module.__class__ = corrected
+
+
+def _export(model: nn.Module, example_input: Any) -> Any:
+    keywords = example_input if isinstance(example_input, dict) else {}
+    arguments = () if keywords else example_input if isinstance(example_input, tuple) else (example_input,)
+    with _plain_layers(model), warnings.catch_warnings(), torch.enable_grad():
+        warnings.simplefilter("ignore")  # torch's, about itself
+        try:
+            return torch.export.export(model, arguments, keywords, strict=False)
+        except Exception as error:
+            shapes = ", ".join(
+                str(tuple(leaf.shape)) if isinstance(leaf, Tensor) else repr(leaf)
+                for leaf in pytree.tree_leaves((arguments, keywords))
+            )
+            failed = _failure(model, arguments, keywords)
+            name = type(model).__name__
+            if failed is not None:
+                raise ValueError(f"{name} does not run on an example_input of shape {shapes}: {failed}") from error
+            raise ValueError(
+                f"{name} runs on an example_input of shape {shapes}, but torch.export cannot trace it, so its channels "
+                f"cannot be found: {_first_line(error)}"
+            ) from error
+
+
+def _failure(model: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> str | None:
+    """What a copy of the model says when it is simply called, to tell a wrong input from a model beyond tracing."""
+    try:
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            copy.deepcopy(model)(*arguments, **keywords)
+    except Exception as error:
+        return f"{type(error).__name__}: {_first_line(error)}"
+    return None
+
+
+def _first_line(error: Exception) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

@@ -1,0 +1,152 @@
+"""Optimizers whose path no rescaling of hidden units can change."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from .. import gauge as gauges
+from .coordinates import Chart, Coordinates, Map
+from .diagonal import Diagonal
+
+
+class CanonicalChart(Chart):
+    """The canonical coordinates of a model's parameters, W' = D⁻¹WE⁻¹, by a gauge.
+
+    Args:
+        model: the model.
+        graph: its channels.
+        gauge: what D and E are, and how often they are measured.
+        project: after every step, bring the model itself into the balanced gauge.
+    """
+
+    def __init__(self, model: nn.Module, graph: gauges.ChannelGraph, gauge: gauges.Gauge, project: bool) -> None:
+        self.model, self.graph, self.gauge, self.project = model, graph, gauge, project
+        self.steps = 0
+        self._log_scales: Tensor | None = None
+        self._factors: dict[str, gauges.Factors] = {}
+        self._greatest: dict[str, float] = {}
+
+    def maps(self) -> Iterable[Map]:
+        """Return one map per parameter that has scales."""
+        parameters = dict(self.model.named_parameters())
+        if self.steps % self.gauge.every == 0 or not self._factors:
+            self._measure(parameters)
+        return [
+            Diagonal(parameters[name], factors.shape, factors.d, factors.e, self._greatest[name])
+            for name, factors in self._factors.items()
+            if parameters[name].requires_grad and parameters[name].grad is not None
+        ]
+
+    def _measure(self, parameters: dict[str, nn.Parameter]) -> None:
+        # Scales of the last measurement are a start: one pass over the weights is enough from there.
+        self._log_scales = gauges.network_scales(self.graph, parameters, start=self._log_scales)
+        self._factors = self.gauge.factors(self.graph, parameters, self._log_scales)
+        products = [(factors.d.amax() * factors.e.amax()).double() for factors in self._factors.values()]
+        bounds = torch.stack(products).tolist() if products else []
+        self._greatest = dict(zip(self._factors, bounds, strict=True))
+
+    def after_step(self) -> None:
+        """Count the step, and project if asked to."""
+        self.steps += 1
+        if self.project:
+            taken = gauges.canonical(self.model, self.graph)
+            if self._log_scales is not None:
+                self._log_scales = self._log_scales - taken
+            self._factors = {}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what resuming exactly needs: the scales in use, and where in their interval the steps are."""
+        in_use = self._factors if self.steps % self.gauge.every else {}
+        return {
+            "steps": self.steps,
+            "log_scales": self._log_scales,
+            "factors": {name: (factors.d, factors.e) for name, factors in in_use.items()},
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take the scales from a checkpoint."""
+        self.steps, self._log_scales = state["steps"], state["log_scales"]
+        self._factors = {
+            name: gauges.Factors(self.graph.parameters[name].shape, d, e) for name, (d, e) in state["factors"].items()
+        }
+        self._greatest = {name: float(f.d.amax() * f.e.amax()) for name, f in self._factors.items()}
+
+
+class UnitConsistent(Coordinates):
+    r"""Let any optimizer step in coordinates that rescaling hidden units cannot touch.
+
+    A network of ReLUs, convolutions, residual connections and the like is the same function after a hidden unit's
+    incoming weights are multiplied by s and its outgoing ones divided by s; SGD and Adam nevertheless take another
+    path then. This wrapper writes every weight as :math:`W = D W' E` with D and E by a gauge, lets the optimizer step
+    on W' with the gradient :math:`D G E`, and maps the step back. For plain SGD that is
+
+    .. math:: W \leftarrow W - \eta\, D^2 G E^2, \qquad b \leftarrow b - \eta\, D^2 g_b
+
+    (Uhlmann, *Unit-Consistent (UC) Adjoint for GSD and Backprop in Deep Learning Applications*; biases by the scales
+    of the network's channels). Two networks that differ by such rescalings, and only by them, stay so: to rounding,
+    for SGD, momentum, Nesterov, Adam, AdamW and any optimizer whose update needs only p and p.grad. Decoupled and
+    coupled weight decay act on W'. The optimizer's state lives in canonical coordinates. Gradient clipping before the
+    step acts on the plain gradient and breaks the equivalence. Running statistics of BatchNorm are left to the model.
+
+    The step costs a pass over the weights for the scales (every `gauge.every` steps) and the mapping; memory beyond
+    that of the scales is a quarter of the parameters in float32 while the step lasts. After the step p.grad is
+    mapped back, to rounding.
+
+    Args:
+        optimizer: any torch.optim.Optimizer but LBFGS, or another wrapper.
+        model: the model; its parameters that the trace did not meet, or that no scale touches, take the plain step.
+        gauge: `gauge.NetworkGauge()` (default) or `gauge.LayerGauge()`; see there for learning rates.
+        example_input: what the model is called with, to trace it: a tensor or a tuple. Not needed with a `graph`.
+        graph: from `gauge.trace`, if it is there already.
+        project: after every step, rescale the model itself to the balanced gauge (the paper's Π). Its function
+            stays what it is, its weights do not.
+
+    Raises:
+        TypeError: not an optimizer, LBFGS, or not a gauge.
+        ValueError: neither example_input nor graph, a model that cannot be traced, parameters flattened by
+            FSDP1, or in `step` a weight that holds NaN or inf; the weights are then what they were.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> from adiv_optim import UnitConsistent
+        >>> def trained(scale):
+        ...     model = nn.Sequential(nn.Linear(2, 1, bias=False), nn.ReLU(), nn.Linear(1, 1, bias=False)).double()
+        ...     model[0].weight.data = scale * torch.tensor([[1.0, 2.0]]).double()
+        ...     model[2].weight.data = torch.tensor([[3.0]]).double() / scale
+        ...     x = torch.tensor([[1.0, 1.0]]).double()
+        ...     opt = UnitConsistent(torch.optim.SGD(model.parameters(), lr=0.01), model, example_input=x)
+        ...     model(x).square().sum().backward()
+        ...     opt.step()
+        ...     return round(model(x).item(), 9)
+        >>> trained(1.0) == trained(1000.0)
+        True
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        model: nn.Module,
+        *,
+        gauge: gauges.Gauge | None = None,
+        example_input: Any = None,
+        graph: gauges.ChannelGraph | None = None,
+        project: bool = False,
+    ) -> None:
+        gauge = gauges.NetworkGauge() if gauge is None else gauge
+        if not isinstance(gauge, gauges.Gauge):
+            raise TypeError(f"UnitConsistent: gauge is {gauge!r}; pass gauge.NetworkGauge() or gauge.LayerGauge().")
+        for name, parameter in model.named_parameters() if isinstance(model, nn.Module) else ():
+            if type(parameter).__name__ == "FlatParameter":
+                raise ValueError(
+                    f"UnitConsistent: parameter {name!r} is an FSDP1 FlatParameter, in which no channels are left to "
+                    "rescale; use FSDP1 with use_orig_params=True, or fully_shard."
+                )
+        if graph is None:
+            if example_input is None:
+                raise ValueError("UnitConsistent: pass example_input, what the model is called with, to trace it.")
+            graph = gauges.trace(model, example_input)
+        super().__init__(optimizer, model, CanonicalChart(model, graph, gauge, project))

@@ -1,0 +1,314 @@
+"""gauge.trace: which channels share a scale, for whole models and one operation at a time."""
+
+import copy
+import math
+import pickle
+
+import pytest
+import torch
+import torch.nn.functional as F
+import torchvision
+from torch import Tensor, nn
+
+from adiv_optim import BatchIdeal, Proportional, attach, gauge
+from adiv_optim.corrected_layers import Corrected
+from tests.cases import relative_error
+from tests.gauge.models import MODELS, mlp, mobilenet
+
+EXACT = 1e-10
+SIGMA = 1.5
+
+
+@pytest.fixture(autouse=True)
+def in_float64():
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+class Around(nn.Module):
+    """An operation between two convolutions, whose channels it passes, shares or pins."""
+
+    def __init__(self, function, channels: int = 4) -> None:
+        super().__init__()
+        self.first, self.last = nn.Conv2d(3, 4, 1), nn.Conv2d(channels, 2, 1)
+        self.slope, self.scale = nn.Parameter(torch.rand(4)), nn.Parameter(torch.randn(1))
+        self.matrix = nn.Parameter(torch.randn(4, 4))
+        self.function = function
+        self.takes_module = function.__code__.co_argcount == 2
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        return self.last(self.function(x, self) if self.takes_module else self.function(x))
+
+
+def add_in_place(x):
+    x[:, :2] += x[:, 2:]
+    return x
+
+
+def overwrite(x):
+    y = torch.zeros_like(x)
+    y[:, :2] = x[:, 2:]
+    return y
+
+
+PASS = {
+    "relu": lambda x: x.relu(),
+    "relu-in-place": lambda x: F.relu_(x),
+    "leaky-relu": lambda x: F.leaky_relu(x, 0.3),
+    "prelu": lambda x, m: F.prelu(x, m.slope),
+    "abs": lambda x: x.abs(),
+    "negative": lambda x: -x,
+    "clamp-at-zero": lambda x: x.clamp(min=0),
+    "max-pool": lambda x: F.max_pool2d(x, 2),
+    "max-pool-with-indices": lambda x: F.max_pool2d(x, 2, return_indices=True)[0],
+    "avg-pool": lambda x: F.avg_pool2d(x, 3, padding=1),
+    "adaptive-max-pool": lambda x: F.adaptive_max_pool2d(x, 2),
+    "adaptive-avg-pool": lambda x: F.adaptive_avg_pool2d(x, 2),
+    "resize": lambda x: F.interpolate(x, scale_factor=2, mode="bilinear"),
+    "dropout": lambda x: F.dropout(x, 0.5, training=False),
+    "zero-padding": lambda x: F.pad(x, (1, 2, 0, 1)),
+    "reflection-padding": lambda x: F.pad(x, (1, 1, 1, 1), mode="reflect"),
+    "number": lambda x: 3 * x / 2,
+    "scalar-parameter": lambda x, m: x * m.scale,
+    "mean-over-positions": lambda x: x.mean((2, 3), keepdim=True),
+    "max-over-positions": lambda x: x.max(3, keepdim=True)[0],
+    "permute-and-back": lambda x: x.permute(2, 3, 0, 1).contiguous().permute(2, 3, 0, 1),
+    "view-and-back": lambda x: x.view(2, 2, 2, 36).flatten(1, 2).unflatten(2, (6, 6)),
+    "stack": lambda x: torch.stack([x[:, 2], x[:, 0], x[:, 1], x[:, 3]], 1),
+    "mask": lambda x: x * (x > 0),
+    "where": lambda x: torch.where(x > 0, x, 0.0),
+    "masked-fill": lambda x: x.masked_fill(x < 0, 0.0),
+    "gate-by-constant": lambda x: x * torch.linspace(-1, 1, 6),
+    "instance-norm": lambda x: F.instance_norm(x, eps=0.0),
+    "channels-at-positions": lambda x: x[:, :, torch.tensor([0, 2, 2])],
+    "same-residual": lambda x: x + x.relu(),
+}
+SHARE = {
+    "pairs": (lambda x: x + x.flip(1), 4, 2),
+    "difference-of-halves": (lambda x: torch.sub(*x.chunk(2, 1)), 2, 2),
+    "in-place-on-a-view": (add_in_place, 4, 2),
+    "sum-over-channels": (lambda x: x.sum(1, keepdim=True), 1, 1),
+    "pixel-shuffle": (lambda x: F.pixel_shuffle(x, 2), 1, 1),
+    "maximum-of-halves": (lambda x: torch.maximum(x[:, :2], x[:, 2:]), 2, 2),
+    "concatenation": (lambda x: torch.cat([x, x.relu()], 1), 8, 4),
+    "gated-by-sigmoid": (lambda x: F.glu(x, 1), 2, 2),
+    "zero-channels": (lambda x: F.pad(x, (0, 0, 0, 0, 1, 2)), 7, 7),
+    "per-channel-gain": (lambda x, m: x * m.slope.view(4, 1, 1), 4, 8),
+    "per-channel-bias": (lambda x, m: x + m.slope[:, None, None], 4, 4),
+    "matrix": (lambda x, m: (x.movedim(1, -1) @ m.matrix.t()).movedim(-1, 1), 4, 8),
+    "linear-and-back": (lambda x, m: F.linear(x.transpose(1, 3), m.matrix, m.slope).transpose(1, 3), 4, 8),
+    "matrix-twice": (lambda x, m: ((x.mT.transpose(1, 3) @ m.matrix) @ m.matrix).transpose(1, 3), 4, 4),
+    "written-into-zeros": (overwrite, 4, 2),
+    "half-pinned": (lambda x: torch.cat([x[:, :2].tanh(), x[:, 2:]], 1), 4, 2),
+}
+PIN = {
+    "relu6": lambda x: F.relu6(x),
+    "sigmoid": lambda x: x.sigmoid(),
+    "tanh": lambda x: x.tanh(),
+    "gelu": lambda x: F.gelu(x),
+    "silu": lambda x: F.silu(x),
+    "hardswish": lambda x: F.hardswish(x),
+    "softmax": lambda x: x.softmax(1),
+    "clamp-at-one": lambda x: x.clamp(0, 1),
+    "constant-added": lambda x: x + 1,
+    "constant-padding": lambda x: F.pad(x, (1, 1), value=1.0),
+    "square": lambda x: x * x,
+    "self-gate": lambda x: x * x.sigmoid(),
+    "reciprocal": lambda x: 1 / (x.abs() + 1),
+    "group-norm": lambda x: F.group_norm(x, 2),
+    "layer-norm": lambda x: F.layer_norm(x, [4, 6, 6]),
+    "tied-both-ways": lambda x, m: ((x.movedim(1, 3) @ m.matrix).relu() @ m.matrix.t()).movedim(3, 1),
+}
+
+
+def check(model, x, free):
+    graph, before = gauge.trace(model, x), model(x)
+    assert graph.free == free
+    gauge.apply_gauge(model, graph, gauge.random_gauge(graph, SIGMA))
+    assert relative_error(model(x), before) <= EXACT
+    return graph
+
+
+@pytest.mark.parametrize("function", PASS.values(), ids=PASS)
+def test_homogeneous_operation_passes_scales(function):
+    check(Around(function), torch.randn(2, 3, 6, 6), 4)
+
+
+@pytest.mark.parametrize(("function", "channels", "free"), SHARE.values(), ids=SHARE)
+def test_operation_carries_and_shares_scales(function, channels, free):
+    check(Around(function, channels), torch.randn(2, 3, 6, 6), free)
+
+
+@pytest.mark.parametrize("function", PIN.values(), ids=PIN)
+def test_other_operation_pins_scales(function):
+    check(Around(function), torch.randn(2, 3, 6, 6), 0)
+
+
+@pytest.mark.parametrize("function", [PIN["relu6"], PIN["tanh"], PIN["constant-added"], SHARE["pairs"][0]])
+def test_scale_that_does_not_pass_would_change_the_function(function):
+    # The checks above can fail: with the scales that a plain ReLU would leave free the function changes.
+    model, x = Around(function), torch.randn(2, 3, 6, 6)
+    before = model(x)
+    graph = gauge.trace(Around(PASS["relu"]), x)
+    gauge.apply_gauge(model, graph, gauge.random_gauge(graph, SIGMA))
+    assert relative_error(model(x), before) > 1e-2
+
+
+@pytest.mark.parametrize("case", MODELS.values(), ids=MODELS)
+def test_models_have_the_free_scales_counted_by_hand(case):
+    graph = gauge.trace(case.model(), case.input())
+    assert graph.free == case.free
+    assert not graph.unknown
+
+
+def test_mobilenet_is_free_before_its_normalisers_and_pinned_by_relu6():
+    graph = gauge.trace(mobilenet(), torch.randn(2, 3, 32, 32))
+    free = {node.name: int((node.index > 0).sum()) / len(node.index) for node in graph.nodes}
+    assert free["features.1.conv.0.0"] == 1  # a depthwise convolution, whose output is normalised
+    assert free["features.1.conv.0.1"] == 0
+    assert free["features.2.conv.3"] == 1  # the linear bottleneck
+    pinned = next(node for node in graph.nodes if node.name == "features.1.conv.0.1")
+    assert pinned.why == ("hardtanh in features.1.conv.0.2",)
+
+
+def test_full_vgg11_traces_without_memory():
+    with torch.device("meta"):
+        model, x = torchvision.models.vgg11(), torch.randn(1, 3, 224, 224)
+    graph = gauge.trace(model, x)
+    assert graph.free == 64 + 128 + 2 * 256 + 4 * 512 + 2 * 4096
+    # Flatten: 49 columns of the classifier for each of 512 channels.
+    assert len(graph.parameters["classifier.0.weight"].minus.unique()) == 512
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape", "free"),
+    [
+        (nn.Conv1d(4, 6, 3, groups=2), (2, 3, 9), 10),
+        (nn.Conv3d(4, 6, 2, bias=False), (2, 3, 3, 3, 3), 10),
+        (nn.ConvTranspose1d(4, 6, 2, groups=2), (2, 3, 5), 10),
+        (nn.ConvTranspose3d(4, 6, 2), (2, 3, 2, 2, 2), 10),
+        (nn.Conv1d(4, 4, 3, groups=4), (3, 9), 8),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, nn.Module) else None,
+)
+def test_every_convolution(layer, shape, free):
+    kind = {3: nn.Conv1d, 2: nn.Conv1d, 5: nn.Conv3d}[len(shape)]
+    model = nn.Sequential(kind(3, 4, 1), nn.ReLU(), layer, nn.ReLU(), kind(free - 4, 2, 1))
+    check(model.double(), torch.randn(shape), free)
+
+
+def test_tied_weights_share_scales():
+    layer = nn.Linear(5, 5)
+    model = nn.Sequential(nn.Linear(3, 5), nn.ReLU(), layer, nn.ReLU(), layer, nn.ReLU(), nn.Linear(5, 2))
+    graph = check(model, torch.randn(4, 3), 5)
+    assert {name for name in graph.parameters if name.startswith(("2.", "4."))} == {"2.weight", "2.bias"}
+
+
+def test_frozen_statistics_and_a_normaliser_without_weights():
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4, eps=0.0, affine=False), nn.ReLU(), nn.Linear(4, 2)).eval()
+    model[1].running_var.uniform_(0.5, 2)
+    graph = check(model, torch.randn(6, 3), 4)
+    assert set(graph.buffers) == {"1.running_mean", "1.running_var"}
+    assert not graph.inexact
+    model[1].eps = 1e-5
+    assert gauge.trace(model, torch.randn(6, 3)).inexact == ("1",)
+
+
+def test_unknown_operation_pins_and_is_named():
+    model = Around(lambda x: torch.special.i0(x) + torch.erfinv(x.tanh()))
+    with pytest.warns(UserWarning, match="no scaling rule for special_i0"):
+        graph = gauge.trace(model, torch.randn(2, 3, 6, 6))
+    assert graph.free == 0
+    assert len(graph.unknown) == 1  # erfinv of a constant is a constant
+    assert "special_i0" in str(graph)
+
+
+def test_model_is_left_as_it_was():
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout(), nn.ReLU(), nn.Linear(4, 2)).train()
+    model[2].eval()
+    model(torch.randn(5, 3)).sum().backward()
+    before, grads = copy.deepcopy(model.state_dict()), [p.grad.clone() for p in model.parameters()]
+    modes, state = [m.training for m in model.modules()], torch.get_rng_state()
+    gauge.trace(model, torch.randn(5, 3, generator=torch.Generator().manual_seed(0)))
+    with pytest.raises(ValueError, match="does not run"):
+        gauge.trace(model, torch.ones(5, 4))
+    assert torch.equal(torch.get_rng_state(), state)
+    assert [m.training for m in model.modules()] == modes
+    assert all(type(value) in (torch.Tensor, nn.Parameter) for value in [*model.parameters(), *model.buffers()])
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert all(torch.equal(p.grad, grad) for p, grad in zip(model.parameters(), grads, strict=True))
+
+
+@pytest.mark.parametrize("correction", [Proportional(), BatchIdeal(1e-3)], ids=["proportional", "batch-ideal"])
+def test_corrected_model_has_the_graph_of_the_plain_one(correction):
+    model, x = MODELS["convolutions"].model(), MODELS["convolutions"].input()
+    attach(model, correction)
+    assert str(gauge.trace(model, x)) == str(gauge.trace(MODELS["convolutions"].model(), x))
+    assert any(isinstance(module, Corrected) for module in model.modules())
+
+
+def test_graph_copies_and_pickles():
+    model = mlp()
+    graph = gauge.trace(model, torch.randn(3, 6))
+    scales = gauge.network_scales(graph, dict(model.named_parameters()))
+    for other in (copy.deepcopy(graph), pickle.loads(pickle.dumps(graph))):
+        assert str(other) == str(graph)
+        assert torch.equal(gauge.network_scales(other, dict(model.named_parameters())), scales)
+
+
+def test_arguments_may_be_several_or_named():
+    class Two(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b, self.c = nn.Linear(3, 4), nn.Linear(2, 4), nn.Linear(4, 1)
+
+        def forward(self, x, y):
+            return {"out": self.c((self.a(x) + self.b(y)).relu())}
+
+    x, y = torch.randn(2, 3), torch.randn(2, 2)
+    assert gauge.trace(Two(), (x, y)).free == gauge.trace(Two(), {"x": x, "y": y}).free == 4
+
+
+def test_parameter_that_the_call_does_not_use_is_listed():
+    model = mlp()
+    model.register_parameter("spare", nn.Parameter(torch.ones(3)))
+    assert gauge.trace(model, torch.randn(3, 6)).outside == ("spare",)
+
+
+class DependsOnValues(nn.Linear):
+    def forward(self, x):
+        return super().forward(x) if x.sum() > 0 else x
+
+
+class Flattened(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self._flat_param = nn.Parameter(torch.ones(12))
+
+
+@pytest.mark.parametrize(
+    ("model", "x", "message"),
+    [
+        (nn.Linear(3, 2), torch.ones(2, 4), r"Linear does not run on an example_input of shape \(2, 4\): RuntimeError"),
+        (DependsOnValues(3, 3), torch.ones(2, 3), "runs on .* but torch.export cannot trace it"),
+        (nn.LazyLinear(3), torch.ones(2, 3), "'weight' has no shape yet"),
+        (Flattened(), torch.ones(2, 3), "'_flat_param' is several parameters flattened into one"),
+    ],
+    ids=["wrong-shape", "untraceable", "lazy", "fsdp1"],
+)
+def test_mistakes_are_named(model, x, message):
+    with pytest.raises(ValueError, match=message):
+        gauge.trace(model, x)
+
+
+def test_random_gauge_is_log_normal():
+    graph = gauge.trace(nn.Sequential(nn.Linear(1, 4000), nn.ReLU(), nn.Linear(4000, 1)), torch.ones(1, 1))
+    draws = [gauge.random_gauge(graph, 1.5, generator=torch.Generator().manual_seed(seed)) for seed in (0, 0, 1)]
+    assert torch.equal(draws[0], draws[1])
+    assert not torch.equal(draws[0], draws[2])
+    assert math.isclose(draws[0].std(), 1.5, rel_tol=0.05)  # 4.5 standard errors
+    for sigma in (-1.0, math.nan):
+        with pytest.raises(ValueError, match="sigma is"):
+            gauge.random_gauge(graph, sigma)
