@@ -1,5 +1,6 @@
 """Tables and figures from result files alone."""
 
+import statistics
 from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
@@ -123,7 +124,7 @@ def trials_table(results: list[Result]) -> str:
     rows = []
     for result in sorted(results, key=lambda r: -mean_and_error(r["test_accuracy"][-1])[0]):
         settings = result["settings"]
-        seconds = sum(result["seconds"]) / len(settings["seeds"])
+        seconds = statistics.median(result["seconds"]) * settings["epochs"] / len(settings["seeds"])
         rows.append(
             [
                 LABELS[settings["method"]],
@@ -151,7 +152,7 @@ def trials_caption(results: list[Result], searched: list[Result]) -> str:
         f"cosine. Every row had {' or '.join(map(str, sorted(counts)))} trials of rate, weight decay and (batch-ideal) "
         "damping, the same points for all, around the rate a grid had found, each run for "
         f"{min(r['settings']['epochs'] for r in searched)} epochs with one seed and judged on a tenth of the training "
-        "set held out; the test set chose nothing. Weight decay is decoupled. Seconds are of training one seed in the "
+        "set held out; the test set chose nothing. Weight decay is decoupled. Seconds are epochs × the median epoch of one seed in the "
         f"ensemble of {len(settings['seeds'])}, {environment['threads']} thread(s), on a machine that was busy with "
         f"other runs: compare them loosely. torch {environment['torch']}."
     )
