@@ -1,5 +1,6 @@
 """The linear layer: rows × features, the canonical shape every correction is stated in."""
 
+import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -64,6 +65,10 @@ class _Linear(Function):
         return _Linear.apply(input, weight, bias, correction), 0
 
 
+# torch asks for the signature at every call; found anew each time, it costs a small layer more than its products.
+_Linear.forward.__signature__ = inspect.signature(_Linear.forward)  # type: ignore[attr-defined]
+
+
 def _rows(tensor: Tensor, weight: Tensor) -> Tensor:
     """(…, features) → (rows, features), below the leading dimension of a stack."""
     first = weight.dim() - 2
@@ -117,10 +122,11 @@ class LinearRows:
     def ideal(self, solve: Solve) -> dict[str, Tensor]:
         """X~ᵀ(K + λI)⁻¹G if there are no more rows than columns of X~, else (X~ᵀX~ + λI)⁻¹X~ᵀG."""
         dtype = torch.promote_types(self.rows.dtype, torch.float32)
-        wide = LinearRows(self.rows.to(dtype), self.grad_rows.to(dtype), self.needs_weight, self.needs_bias)
+        if dtype != self.rows.dtype:
+            wide = LinearRows(self.rows.to(dtype), self.grad_rows.to(dtype), self.needs_weight, self.needs_bias)
+            return {name: gradient.to(self.rows.dtype) for name, gradient in wide.ideal(solve).items()}
         few = self.count <= self.rows.shape[-1] * self.needs_weight + self.needs_bias
-        solved = wide._sample_side(solve) if few else wide._feature_side(solve)
-        return {name: gradient.to(self.rows.dtype) for name, gradient in solved.items()}
+        return self._sample_side(solve) if few else self._feature_side(solve)
 
     def gram(self) -> Tensor:
         """X~ᵀX~, (features + 1, features + 1), or a stack of them."""
@@ -136,10 +142,8 @@ class LinearRows:
         """X~X~ᵀ = XXᵀ + 1, without the columns that are not trained."""
         if not self.needs_weight:
             return self.rows.new_ones(*self.rows.shape[:-1], self.count)
-        if not self.needs_bias:
-            return self.rows @ self.rows.mT
-        add = torch.addmm if self.rows.dim() == 2 else torch.baddbmm
-        return add(self.rows.new_ones(()), self.rows, self.rows.mT)
+        kernel = self.rows @ self.rows.mT
+        return kernel.add_(1) if self.needs_bias else kernel
 
     def _feature_side(self, solve: Solve) -> dict[str, Tensor]:
         columns = self.columns()
