@@ -8,7 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from adiv_optim import Correction, GradientOnly, functional, jacobian
+from adiv_optim import Correction, GradientOnly, UnitConsistent, functional, jacobian
+from adiv_optim.gauge import NetworkGauge
 
 from .methods import METHODS
 
@@ -140,6 +141,28 @@ def training_job(sizes: tuple[int, ...], correction: Correction | None, by_jacob
             else:
                 F.cross_entropy(model(x), labels).backward()
             optimizer.step()
+
+        return run
+
+    return make
+
+
+def optimizer_job(width: int, layers: int, every: int | None) -> Job:
+    """Ten steps of AdamW on a ReLU network, plainly or in the network gauge measured `every` so many steps."""
+
+    def make() -> Callable[[], None]:
+        stack = [module for _ in range(layers) for module in (nn.Linear(width, width), nn.ReLU())]
+        model = nn.Sequential(*stack[:-1]).to(device())
+        optimizer: torch.optim.Optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, foreach=True)
+        if every:
+            example = torch.randn(2, width, device=device())
+            optimizer = UnitConsistent(optimizer, model, example_input=example, gauge=NetworkGauge(every))
+        for parameter in model.parameters():
+            parameter.grad = 1e-3 * torch.randn_like(parameter)
+
+        def run() -> None:
+            for _ in range(10):
+                optimizer.step()
 
         return run
 

@@ -149,12 +149,12 @@ def trials_caption(results: list[Result], searched: list[Result]) -> str:
     counts = {keys.count(key) for key in keys}
     return (
         f"Mean ± standard error over {len(settings['seeds'])} seeds after the last epoch, rates falling to 0 by a "
-        f"cosine. Every row had {' or '.join(map(str, sorted(counts)))} trials of rate, weight decay and (batch-ideal) "
-        "damping, the same points for all, around the rate a grid had found, each run for "
+        f"cosine. Every row's settings are the best of {' or '.join(map(str, sorted(counts)))} combinations of rate, "
+        "weight decay and (batch-ideal) damping, each run for "
         f"{min(r['settings']['epochs'] for r in searched)} epochs with one seed and judged on a tenth of the training "
-        "set held out; the test set chose nothing. Weight decay is decoupled. Seconds are epochs × the median epoch of one seed in the "
-        f"ensemble of {len(settings['seeds'])}, {environment['threads']} thread(s), on a machine that was busy with "
-        f"other runs: compare them loosely. torch {environment['torch']}."
+        "set held out. Weight decay is decoupled. Seconds are epochs × the median epoch, for one seed of an ensemble "
+        f"of {len(settings['seeds'])}, {environment['threads']} thread(s), on a machine busy with other runs: compare "
+        f"them loosely. torch {environment['torch']}."
     )
 
 

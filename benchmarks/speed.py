@@ -17,7 +17,18 @@ from torch.utils.data import DataLoader, TensorDataset
 from adiv_optim import BatchIdeal, Correction, Disproportional, GradientOnly, Proportional
 
 from . import data as datasets
-from .jobs import Job, Layer, conv_layer, device, isaac_layer, linear_layer, opacus_job, per_sample_job, training_job
+from .jobs import (
+    Job,
+    Layer,
+    conv_layer,
+    device,
+    isaac_layer,
+    linear_layer,
+    opacus_job,
+    optimizer_job,
+    per_sample_job,
+    training_job,
+)
 from .methods import METHODS
 from .runs import Run, environment
 from .trainer import Ensemble, build_model, build_optimizer, epoch_orders
@@ -160,6 +171,25 @@ def batch_ideal(data: str) -> dict[str, Any]:
     }
 
 
+def unit_consistent(data: str) -> dict[str, Any]:
+    """Steps of UnitConsistent(AdamW) against foreach AdamW's own."""
+    rows = []
+    for width, layers_ in ((1600, 4), (256, 4)):
+        plain = optimizer_job(width, layers_, None)
+        for every in (1, 10):
+            what = f"{layers_} layers of {width}, {layers_ * width * width / 1e6:.1f} M, scales every {every}"
+            rows.append(_row(what, optimizer_job(width, layers_, every), plain, rounds=15))
+    return {
+        "kind": "speed",
+        "name": "speed-unit-consistent",
+        "of": "ten optimizer steps; ratio to foreach AdamW",
+        "note": "ReLU network with biases, float32; ratios within one interleaved run, median and quartiles of the "
+        "rounds. Peak memory counts parameters, gradients and optimizer state.",
+        "rows": rows,
+        "environment": environment(),
+    }
+
+
 def trainer(data: str, seeds: int = 5) -> dict[str, Any]:
     """One epoch of the ensemble trainer against as many runs of a DataLoader loop as it has seeds."""
     tensors = datasets.load(data).to(device(), torch.float32)
@@ -226,5 +256,6 @@ def _dataloader_epoch(run: Run, loader: DataLoader, data: datasets.Dataset, seed
 SUITES: dict[str, Callable[[str], dict[str, Any]]] = {
     "layers": layers,
     "batch-ideal": batch_ideal,
+    "unit-consistent": unit_consistent,
     "trainer": trainer,
 }

@@ -28,44 +28,55 @@ class Diagonal(Map):
     Args:
         parameter: w; its gradient, if there is one, is mapped too.
         shape: what to view it as; it only splits the parameter's first dimension.
-        d: broadcastable to `shape`.
-        e: likewise.
-        greatest: an upper bound of d e, which bounds the difference.
+        greatest: see `rescale`.
     """
 
-    def __init__(self, parameter: nn.Parameter, shape: tuple[int, ...], d: Tensor, e: Tensor, greatest: float) -> None:
+    def __init__(self, parameter: nn.Parameter, shape: tuple[int, ...], greatest: float) -> None:
         self.parameter, self.shape = parameter, shape
-        self.d, self.e = d.to(parameter.dtype), e.to(parameter.dtype)
-        self.inverse = 1 / self.d, 1 / self.e
+        self._lost = self._buffer(greatest)
+
+    def rescale(self, d: Tensor, e: Tensor, greatest: float) -> None:
+        """Set the factors.
+
+        Args:
+            d: broadcastable to `shape`.
+            e: likewise.
+            greatest: an upper bound of d e, which bounds the difference that is kept.
+        """
+        self.factors = d.to(self.parameter.dtype), e.to(self.parameter.dtype)
+        self.inverse = 1 / self.factors[0], 1 / self.factors[1]
+        if self._lost.dtype != self._small(greatest):
+            self._lost = self._buffer(greatest)
+
+    def _small(self, greatest: float) -> torch.dtype:
         # Four roundings and two rounded reciprocals make at most 6 units; where w' is subnormal half of one of its
         # units is up to de/2 of w's.
         units = greatest / 2 + 8
-        self._small = torch.int8 if units < 2**7 else torch.int16 if units < 2**15 else _BITS[parameter.dtype]
-        self._lost: Tensor | None = None
+        return torch.int8 if units < 2**7 else torch.int16 if units < 2**15 else _BITS[self.parameter.dtype]
+
+    def _buffer(self, greatest: float) -> Tensor:
+        # Kept from step to step: fresh memory costs more time than what is done in it.
+        return torch.empty(self.shape, dtype=self._small(greatest), device=self.parameter.device)
 
     def enter(self) -> None:
         """Divide the parameter by d e, and multiply its gradient."""
         weight = self._split(self.parameter.detach())
-        lost = torch.empty(weight.shape, dtype=self._small, device=weight.device)
         bits = _BITS[weight.dtype]
         for part, factors, inverse in self._parts():
             w = weight[part]
             mapped = _times(w, *inverse)
             back = _times(mapped, *factors)
-            torch.sub(w.view(bits), back.view(bits), out=lost[part])
+            torch.sub(w.view(bits), back.view(bits), out=self._lost[part])
             w.copy_(mapped)
-        self._lost = lost
         self._scale_gradient(forwards=True)
 
     def leave(self) -> None:
         """Multiply the parameter by d e again, and divide its gradient."""
-        weight, lost = self._split(self.parameter.detach()), self._lost
-        assert lost is not None
+        weight = self._split(self.parameter.detach())
         for part, factors, _ in self._parts():
             w = weight[part]
             w.mul_(factors[0]).mul_(factors[1])
-            w.view(_BITS[weight.dtype]).add_(lost[part])
-        self._lost = None
+            w.view(_BITS[weight.dtype]).add_(self._lost[part])
         self._scale_gradient(forwards=False)
 
     def _scale_gradient(self, forwards: bool) -> None:
@@ -88,7 +99,7 @@ class Diagonal(Map):
             part = slice(start, start + step)
             yield (
                 part,
-                (_sliced(self.d, part), _sliced(self.e, part)),
+                (_sliced(self.factors[0], part), _sliced(self.factors[1], part)),
                 (_sliced(self.inverse[0], part), _sliced(self.inverse[1], part)),
             )
 

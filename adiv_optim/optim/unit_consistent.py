@@ -28,17 +28,29 @@ class CanonicalChart(Chart):
         self._log_scales: Tensor | None = None
         self._factors: dict[str, gauges.Factors] = {}
         self._greatest: dict[str, float] = {}
+        self._maps: dict[str, Diagonal] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a copy or a pickle keeps: the maps hold nothing between steps."""
+        return {**self.__dict__, "_maps": {}}
 
     def maps(self) -> Iterable[Map]:
         """Return one map per parameter that has scales."""
         parameters = dict(self.model.named_parameters())
         if self.steps % self.gauge.every == 0 or not self._factors:
             self._measure(parameters)
-        return [
-            Diagonal(parameters[name], factors.shape, factors.d, factors.e, self._greatest[name])
-            for name, factors in self._factors.items()
-            if parameters[name].requires_grad and parameters[name].grad is not None
-        ]
+        found = []
+        for name, factors in self._factors.items():
+            parameter = parameters[name]
+            if not parameter.requires_grad or parameter.grad is None:
+                continue
+            known = self._maps.get(name)
+            if known is None or known.parameter is not parameter:
+                known = Diagonal(parameter, factors.shape, self._greatest[name])
+                self._maps[name] = known
+            known.rescale(factors.d, factors.e, self._greatest[name])
+            found.append(known)
+        return found
 
     def _measure(self, parameters: dict[str, nn.Parameter]) -> None:
         # Scales of the last measurement are a start: one pass over the weights is enough from there.

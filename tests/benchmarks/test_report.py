@@ -113,7 +113,7 @@ def test_trials_table_is_best_first_and_counts_trials(tmp_path):
     lines = [line for line in section.splitlines() if line.startswith("| ")]
     assert lines[2] == "| gradient-only batch-ideal | adam | 0.001 | 0.3 | 1e-05 | 2 | 50.00 ± 0.00 | 0 |"
     assert lines[3] == "| none | adam | 0.001 |  | 1e-05 | 2 | 40.00 ± 0.00 | 0 |"
-    assert "Every row had 3 trials" in section
+    assert "the best of 3 combinations" in section
 
 
 def test_no_results_say_what_to_run(tmp_path):
