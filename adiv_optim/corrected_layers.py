@@ -18,6 +18,11 @@ _eager_linear = torch.compiler.disable(corrected_linear)
 _eager_conv = torch.compiler.disable(corrected_conv)
 
 
+@torch.compiler.disable
+def _begin(layer: Any) -> None:
+    layer._correction.begin(layer)
+
+
 class Corrected:
     """What every swapped layer shares; all its state is these entries of the instance's __dict__."""
 
@@ -41,7 +46,10 @@ class CorrectedLinear(Corrected, nn.Linear):
     def forward(self, input: Tensor) -> Tensor:
         """Return Wx + b; see `functional.linear`."""
         self._note_run()
-        run = corrected_linear if self._correction.traceable else _eager_linear
+        run = corrected_linear
+        if not self._correction.traceable:
+            _begin(self)
+            run = _eager_linear
         return run(input, self.weight, self.bias, self._correction, name=self._label)
 
 
@@ -54,7 +62,10 @@ class CorrectedConv(Corrected):
         if self.padding_mode != "zeros":
             input = F.pad(input, self._reversed_padding_repeated_twice, mode=self.padding_mode)
             padding = 0
-        run = corrected_conv if self._correction.traceable else _eager_conv
+        run = corrected_conv
+        if not self._correction.traceable:
+            _begin(self)
+            run = _eager_conv
         return run(
             input, weight, bias, self.stride, padding, self.dilation, self.groups, self._correction,
             name=self._label, dims=len(self.kernel_size),

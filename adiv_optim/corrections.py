@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import reduce
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -90,6 +90,9 @@ class Correction(ABC):
     def keeps_memory(self) -> bool:
         """Whether every layer needs a rule of its own, which remembers the layer's inputs from step to step."""
         return False
+
+    def begin(self, layer: Any) -> None:  # noqa: B027 — most rules have nothing to do
+        """Called before each forward of a layer whose rule is not `traceable`."""
 
     def gradients(self, rows: Rows) -> dict[str, Tensor]:
         """Return the corrected gradient of every trained parameter from one call of a layer.
@@ -200,7 +203,8 @@ class BatchIdeal(Correction):
       :math:`(A + \lambda I)^{-1} \tilde X^\top G`. Both are sums over rows, so micro-batches and processes give
       exactly what the joined batch gives: with decay 0 its ideal step, with more (0.9 … 0.99) that of a longer
       memory, as FOOF keeps it. It costs a features × features matrix per layer and its factorisation. Gradient
-      clipping before the step sees the plain gradient.
+      clipping before the step sees the plain gradient; whatever else is in p.grad, such as the gradient of a penalty
+      on the weights, is turned as well; a backward that runs twice through one forward counts its rows twice.
 
     Args:
         damping: the ridge, as a share of the mean squared row norm; at least 0. Less than n × machine precision,
@@ -209,6 +213,8 @@ class BatchIdeal(Correction):
             moves by its own loss gradient instead of a B-th of it.
         decay: None, or the share of A that a step keeps, in [0, 1).
         every: with a decay, factorise anew every so many steps; A itself is updated at each.
+        synchronize: with a decay, add up over the processes of torch.distributed's default group, if it is initialised.
+            Set it to False where processes train models of their own.
 
     Raises:
         ValueError: damping is negative or not finite, decay is not in [0, 1), every is less than 1. With a decay, any
@@ -228,6 +234,7 @@ class BatchIdeal(Correction):
     per_sample: bool = False
     decay: float | None = None
     every: int = 1
+    synchronize: bool = True
 
     additive: ClassVar[bool] = False
 

@@ -66,7 +66,7 @@ def least_squares(
         tensor([3., 4.], dtype=torch.float64)
     """
     if not max_iterations >= 1:
-        raise ValueError(f"max_iterations is {max_iterations}; at least one is needed.")
+        raise ValueError(f"least_squares: max_iterations is {max_iterations}; at least one is needed.")
     tolerance = 10 * torch.finfo(right.dtype).eps if tolerance is None else tolerance
     ridge = torch.as_tensor(ridge, dtype=right.dtype, device=right.device)
 
@@ -86,6 +86,10 @@ def least_squares(
         # 0/0 is a problem already solved. Where only the denominator underflows nothing is left to gain either.
         return torch.where(denominator == 0, torch.zeros_like(numerator), numerator / denominator)
 
+    # Squares of small numbers underflow: solve for a right-hand side of greatest entry 1.
+    peak = right.abs().flatten(batch_dims).amax(-1) if right.dim() > batch_dims else right.abs()
+    peak = torch.where((peak > 0) & peak.isfinite(), peak, 1)
+    right = right / spread(peak, right)
     residual = right
     gradient = adjoint(residual)
     solution = {name: torch.zeros_like(part) for name, part in gradient.items()}
@@ -114,4 +118,5 @@ def least_squares(
     solution = {name: torch.where(spread(finite, part), part, math.nan) for name, part in best.items()}
     best_gamma = torch.where(finite, best_gamma, math.nan)
     misfit = ratio(squared(right - forward(solution)), squared(right)).sqrt()
+    solution = {name: spread(peak, part) * part for name, part in solution.items()}
     return Solution(solution, ratio(best_gamma, start).sqrt(), misfit, iterations)

@@ -1,5 +1,6 @@
 """BatchIdeal with a memory: the running average of a layer's inputs, and the gradient measured by it."""
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -26,9 +27,15 @@ class RunningIdeal(Correction):
 
     def __init__(self, rule: BatchIdeal, label: str) -> None:
         self.rule, self.label = rule, label
-        #: Sums since the last step: X~ᵀX~ and the number of rows.
+        #: Sums since the last step: X~ᵀX~, the number of rows, and which parameters X~ has columns for.
         self.pending: Tensor | None = None
         self.pending_rows = 0
+        self.pending_names: frozenset[str] = frozenset()
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget everything."""
+        self.forget_pending()
         #: Running sums with the weights decay^age, and the sum of those weights.
         self.total: Tensor | None = None
         self.rows = self.weight = 0.0
@@ -50,17 +57,29 @@ class RunningIdeal(Correction):
                 f"{self.label} remembers its inputs ({self.rule}), which a transform of torch.func would have to carry "
                 "outside; call backward() outside of the transform, or use decay=None."
             )
-        if self.pending is not None and self.pending.shape == gram.shape:
+        factors = rows.factors()
+        if self.pending is None:
+            self.pending, self.pending_names = gram, frozenset(factors)
+        elif self.pending_names == factors.keys() and self.pending.shape == gram.shape:
             self.pending += gram
         else:
-            self.pending, self.pending_rows = gram, 0
+            raise RuntimeError(
+                f"{self.label}: {sorted(factors)} is trained now, {sorted(self.pending_names)} was in the backward "
+                "before; call zero_grad() before what is trained changes."
+            )
         self.pending_rows += rows.count
         ones = torch.ones((), dtype=gram.dtype, device=gram.device)
-        return rows.contract({name: ones.expand_as(factor) for name, factor in rows.factors().items()})
+        return rows.contract({name: ones.expand_as(factor) for name, factor in factors.items()})
 
     def forget_pending(self) -> None:
         """Drop what backward passes have left since the last step, as zero_grad drops their gradients."""
-        self.pending, self.pending_rows = None, 0
+        self.pending, self.pending_rows, self.pending_names = None, 0, frozenset()
+
+    def begin(self, layer: nn.Module) -> None:
+        """Called before each forward: rows whose gradients are gone, by any zero_grad, are dropped as well."""
+        own = [p for p in layer.parameters(recurse=False) if isinstance(p, nn.Parameter) and p.requires_grad]
+        if self.pending is not None and own and all(p.grad is None for p in own):
+            self.forget_pending()
 
     @torch.no_grad()
     def precondition(self, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -71,23 +90,34 @@ class RunningIdeal(Correction):
                 step left them.
 
         Returns:
-            The same names and shapes. If no backward has run since, `gradients` themselves.
+            The same names and shapes. If no backward has run since, `gradients` themselves. After a batch that
+            holds NaN or inf they are NaN, and the average is left as it was.
+
+        Raises:
+            ValueError: the gradients are of other parameters than the backward passes trained.
         """
         if self.pending is None:
             return dict(gradients)
-        gram, rows = _summed_over_processes(self.pending, self.pending_rows)
+        if gradients.keys() != self.pending_names:
+            raise ValueError(
+                f"{self.label}: gradients of {sorted(gradients)} to correct, but the backward passes trained "
+                f"{sorted(self.pending_names)}; let both be the same from backward to step."
+            )
+        gram, rows = self.pending, self.pending_rows
         self.forget_pending()
+        if not bool(gram.isfinite().all()):
+            return {name: torch.full_like(gradient, math.nan) for name, gradient in gradients.items()}
         decay = self.rule.decay
         assert decay is not None
-        if self.total is None or self.total.shape != gram.shape:  # another parameter is trained than before
-            self.total, self.rows, self.weight, self.steps, self._factor = torch.zeros_like(gram), 0.0, 0.0, 0, None
-        self.total.mul_(decay).add_(gram)
-        self.rows = decay * self.rows + rows
-        self.weight = decay * self.weight + 1
+        if self.total is not None and self.total.shape != gram.shape:  # another parameter is trained than before
+            self.reset()
+        kept = 0.0 if self.total is None else decay
+        self.total = gram if not kept or self.total is None else self.total.to(gram).mul_(kept).add_(gram)
+        self.rows, self.weight = kept * self.rows + rows, kept * self.weight + 1
         if self._factor is None or self.steps % self.rule.every == 0:
             self._factor = self.rule.factor(self.total / self.weight, self.rows / self.weight)
         self.steps += 1
-        return self._apply(self._factor, gradients)
+        return self._apply(self._factor.to(gram), gradients)
 
     def _apply(self, factor: Tensor, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
         stack = factor.shape[:-2]  # the groups of a convolution, the members of an ensemble
@@ -109,13 +139,14 @@ class RunningIdeal(Correction):
         return {name: part.reshape(gradients[name].shape).to(gradients[name].dtype) for name, part in found.items()}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the memory, for a checkpoint."""
-        return {
-            "total": self.total, "rows": self.rows, "weight": self.weight, "steps": self.steps, "factor": self._factor
-        }  # fmt: skip
+        """Return the memory, for a checkpoint; a copy, which later steps leave alone."""
+        tensors = {"total": self.total, "factor": self._factor}
+        copies = {name: None if tensor is None else tensor.clone() for name, tensor in tensors.items()}
+        return {**copies, "rows": self.rows, "weight": self.weight, "steps": self.steps}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take the memory from a checkpoint."""
+        """Take the memory from a checkpoint; it moves to the layer's device with the next step."""
+        self.reset()
         self.total, self._factor = (None if state[k] is None else state[k].clone() for k in ("total", "factor"))
         self.rows, self.weight, self.steps = state["rows"], state["weight"], state["steps"]
 
@@ -134,6 +165,9 @@ def precondition(model: nn.Module) -> None:
     step, on every process of data-parallel training alike. Layers without a running average, or without a backward
     since the last call, are left alone.
 
+    Where torch.distributed is initialised, the sums of all processes of the default group are added up first, unless
+    the rule has synchronize=False. Every process must call it then, also one whose batch did not reach a layer.
+
     Example:
         >>> import torch
         >>> from adiv_optim import BatchIdeal, attach, precondition
@@ -144,7 +178,9 @@ def precondition(model: nn.Module) -> None:
         >>> (torch.tensor([[1.0, 0.0], [1.0, 1.0]]) @ model.weight.grad.T).flatten()  # both outputs move by 1
         tensor([1.0000, 1.0000])
     """
-    for rule, layer in _remembering(model):
+    remembering = list(_remembering(model))
+    _sum_over_processes(remembering)
+    for rule, layer in remembering:
         gradients = {
             name: parameter.grad
             for name, parameter in layer.named_parameters(recurse=False)
@@ -175,11 +211,31 @@ def _remembering(model: nn.Module) -> Iterator[tuple[RunningIdeal, nn.Module]]:
             yield module._correction, module
 
 
-def _summed_over_processes(gram: Tensor, rows: int) -> tuple[Tensor, int]:
-    """Sums over the processes of the default group, if there are any; data parallelism averages the gradients."""
-    if not (distributed.is_available() and distributed.is_initialized()) or distributed.get_world_size() == 1:
-        return gram, rows
-    count = torch.tensor(rows, device=gram.device)
-    distributed.all_reduce(gram)
-    distributed.all_reduce(count)
-    return gram, int(count)
+def _sum_over_processes(remembering: list[tuple[RunningIdeal, nn.Module]]) -> None:
+    """Add up what is pending over the processes of the default group, if there are any; DDP averages the gradients."""
+    shared = [(rule, layer) for rule, layer in remembering if rule.rule.synchronize]
+    if not shared or not (distributed.is_available() and distributed.is_initialized()):
+        return
+    if distributed.get_world_size() == 1:
+        return
+    # Counts first and for all layers, so that every process takes part in the same sums.
+    device = next(shared[0][1].parameters()).device
+    counts = torch.tensor([rule.pending_rows for rule, _ in shared], device=device)
+    distributed.all_reduce(counts)
+    for (rule, layer), count in zip(shared, counts.tolist(), strict=True):
+        if not count:
+            continue
+        if rule.pending is None:
+            rule.pending, rule.pending_names = _no_rows(layer)
+        distributed.all_reduce(rule.pending)
+        rule.pending_rows = count
+
+
+def _no_rows(layer: nn.Module) -> tuple[Tensor, frozenset[str]]:
+    """What a process adds whose batch did not reach the layer: X~ᵀX~ of nothing."""
+    trained = {name: p for name, p in layer.named_parameters(recurse=False) if p.requires_grad}
+    weight = layer.get_parameter("weight")
+    columns = weight[0].numel() * ("weight" in trained) + ("bias" in trained)
+    groups = () if isinstance(layer, nn.Linear) else (int(layer.groups),)  # type: ignore[arg-type]
+    dtype = torch.promote_types(weight.dtype, torch.float32)
+    return torch.zeros(*groups, columns, columns, dtype=dtype, device=weight.device), frozenset(trained)

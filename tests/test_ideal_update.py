@@ -127,6 +127,12 @@ def test_unreachable_update_is_the_least_squares_one():
     assert found.residual <= CLOSED_FORM < found.misfit
 
 
+def test_small_gradients_do_not_vanish():
+    module, input, g = nn.Linear(3, 2).float(), torch.randn(2, 3).float(), torch.randn(2, 2).float()
+    small, large = (jacobian.ideal_update(module, input, factor * g) for factor in (2.0**-100, 1.0))
+    assert relative_error(small.step["weight"] * 2.0**100, large.step["weight"]) <= 1e-6
+
+
 def test_frozen_parameters_stay():
     module = nn.Linear(3, 2)
     module.bias.requires_grad_(False)

@@ -183,11 +183,55 @@ def test_float16_is_averaged_in_float32():
     assert layer.weight.grad.isfinite().all()
 
 
-def test_nan_travels():
-    layer = attach(nn.Linear(3, 2), BatchIdeal(decay=0.5))
+def test_nan_travels_and_does_not_stay():
+    layer = attach(nn.Linear(3, 2), BatchIdeal(DAMPING, decay=0.5))
     layer(torch.full((4, 3), torch.nan)).sum().backward()
+    for p in layer.parameters():
+        p.grad = torch.ones_like(p)  # as if the NaN had gone unnoticed
     precondition(layer)
     assert layer.weight.grad.isnan().all()
+    layer.zero_grad()
+    layer(torch.randn(4, 3)).sum().backward()
+    precondition(layer)
+    assert layer.weight.grad.isfinite().all()
+
+
+def test_rows_whose_gradients_are_gone_are_gone_too():
+    layer, other = (attach(copy.deepcopy(layer), BatchIdeal(DAMPING, decay=0.0)) for layer in [nn.Linear(4, 3)] * 2)
+    x, dropped = torch.randn(5, 4), 100 * torch.randn(5, 4)
+    layer(dropped).square().sum().backward()
+    layer.zero_grad()  # the model's own, which knows nothing of averages
+    torch.autograd.grad(layer(dropped.requires_grad_()).sum(), dropped)  # no gradient reaches p.grad
+    for each in (layer, other):
+        each(x).square().sum().backward()
+        precondition(each)
+    assert torch.equal(layer.weight.grad, other.weight.grad)
+
+
+def test_what_is_trained_may_not_change_between_backward_and_step():
+    layer = attach(nn.Linear(4, 3), BatchIdeal(DAMPING, decay=0.5))
+    layer(torch.randn(5, 4)).sum().backward()
+    layer.bias.requires_grad_(False)
+    with pytest.raises(ValueError, match=r"the model itself .*: gradients of \['weight'\] to correct"):
+        precondition(layer)
+    with pytest.raises(RuntimeError, match="call zero_grad"):
+        layer(torch.randn(5, 4)).sum().backward()
+
+
+def test_loading_a_checkpoint_without_averages_forgets_them():
+    optimizer, fresh = model_and_optimizer(), model_and_optimizer()
+    plain = fresh.inner.state_dict()
+    weights = copy.deepcopy(optimizer.model.state_dict())
+    batches = torch.randn(3, 8, 6)
+    trained(optimizer, batches)
+    saved = optimizer.state_dict()["running"]["0"]["total"].clone()
+    kept = optimizer.state_dict()
+    trained(optimizer, batches)
+    assert torch.equal(kept["running"]["0"]["total"], saved)  # a snapshot, not a view
+    optimizer.model.load_state_dict(weights)
+    optimizer.load_state_dict(plain)
+    one, two = trained(optimizer, batches), trained(fresh, batches)
+    assert all(torch.equal(one[name], two[name]) for name in one)
 
 
 def test_compiled_model_remembers_too():
@@ -212,6 +256,12 @@ def one_process(rank: int, port: int, joined: Tensor, folder: str) -> None:
         replica(batch.chunk(2)[rank]).square().mean().backward()
         optimizer.step()
     torch.save(optimizer.model.state_dict(), f"{folder}/{rank}.pt")
+    # Each process sends its rows to another layer: no sum may mix them up, nor wait for ever.
+    experts = attach(nn.ModuleList([nn.Linear(6, 2), nn.Linear(6, 2)]), BatchIdeal(DAMPING, decay=0.0))
+    experts[rank](joined[0][:3]).sum().backward()
+    expected = experts[rank]._correction.pending.clone()
+    precondition(experts)
+    assert torch.equal(experts[rank]._correction.total, expected)
     distributed.destroy_process_group()
 
 

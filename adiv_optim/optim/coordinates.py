@@ -43,7 +43,7 @@ class Chart(ABC):
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027 — most charts remember nothing
-        """Take from a checkpoint what the chart remembers."""
+        """Take from a checkpoint what the chart remembers; an empty one makes it forget."""
 
 
 class Coordinates(OptimizerWrapper):
@@ -94,5 +94,4 @@ class Coordinates(OptimizerWrapper):
 
     def _load_state_dict(self, state_dict: dict[str, Any]) -> None:
         super()._load_state_dict({name: value for name, value in state_dict.items() if name != "chart"})
-        if "chart" in state_dict:
-            self.chart.load_state_dict(state_dict["chart"])
+        self.chart.load_state_dict(state_dict.get("chart", {}))

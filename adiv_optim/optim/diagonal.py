@@ -22,8 +22,10 @@ class Diagonal(Map):
     r"""w' = w / (d e) and g' = g d e, for positive d and e that broadcast to the parameter.
 
     Rounding makes w' d e another number than w, by a few units in the last place. That difference is kept, as
-    small integers, and added back to the bits: a step that leaves w' alone leaves w alone, at a quarter of the
-    memory (in float32) that a copy of w would take.
+    one byte per number, and added back to the bits: a step that leaves w' alone leaves w alone, at a quarter of the
+    memory (in float32) that a copy of w would take. Where rounding may lose more than that (float16, whose small
+    numbers end at 6e-8; d e beyond 200) a copy of w is kept instead. Weights below 1e-42, which mapping may
+    flush to zero, are the exception: they may stay there.
 
     Args:
         parameter: w; its gradient, if there is one, is mapped too.
@@ -33,7 +35,7 @@ class Diagonal(Map):
 
     def __init__(self, parameter: nn.Parameter, shape: tuple[int, ...], greatest: float) -> None:
         self.parameter, self.shape = parameter, shape
-        self._lost = self._buffer(greatest)
+        self._kept = self._buffer(greatest)
 
     def rescale(self, d: Tensor, e: Tensor, greatest: float) -> None:
         """Set the factors.
@@ -43,40 +45,52 @@ class Diagonal(Map):
             e: likewise.
             greatest: an upper bound of d e, which bounds the difference that is kept.
         """
-        self.factors = d.to(self.parameter.dtype), e.to(self.parameter.dtype)
+        self.factors = d.to(self.parameter), e.to(self.parameter)
         self.inverse = 1 / self.factors[0], 1 / self.factors[1]
-        if self._lost.dtype != self._small(greatest):
-            self._lost = self._buffer(greatest)
+        if self._by_copy(greatest) != (self._kept.dtype == self.parameter.dtype):
+            self._kept = self._buffer(greatest)
 
-    def _small(self, greatest: float) -> torch.dtype:
+    def _by_copy(self, greatest: float) -> bool:
         # Four roundings and two rounded reciprocals make at most 6 units; where w' is subnormal half of one of its
         # units is up to de/2 of w's.
-        units = greatest / 2 + 8
-        return torch.int8 if units < 2**7 else torch.int16 if units < 2**15 else _BITS[self.parameter.dtype]
+        return self.parameter.dtype == torch.float16 or greatest / 2 + 8 >= 2**7
 
     def _buffer(self, greatest: float) -> Tensor:
         # Kept from step to step: fresh memory costs more time than what is done in it.
-        return torch.empty(self.shape, dtype=self._small(greatest), device=self.parameter.device)
+        dtype = self.parameter.dtype if self._by_copy(greatest) else torch.int8
+        return torch.empty(self.shape, dtype=dtype, device=self.parameter.device)
 
     def enter(self) -> None:
         """Divide the parameter by d e, and multiply its gradient."""
+        self._scale_gradient(forwards=True)  # first: a gradient that cannot be scaled leaves the weights alone
         weight = self._split(self.parameter.detach())
-        bits = _BITS[weight.dtype]
+        copied, bits = self._kept.dtype == weight.dtype, _BITS[weight.dtype]
         for part, factors, inverse in self._parts():
             w = weight[part]
             mapped = _times(w, *inverse)
-            back = _times(mapped, *factors)
-            torch.sub(w.view(bits), back.view(bits), out=self._lost[part])
+            if copied:
+                self._kept[part] = w
+            else:
+                back = _times(mapped, *factors)
+                torch.sub(w.view(bits), back.view(bits), out=self._kept[part])
             w.copy_(mapped)
-        self._scale_gradient(forwards=True)
 
     def leave(self) -> None:
         """Multiply the parameter by d e again, and divide its gradient."""
         weight = self._split(self.parameter.detach())
-        for part, factors, _ in self._parts():
-            w = weight[part]
+        copied, bits = self._kept.dtype == weight.dtype, _BITS[weight.dtype]
+        # Bits near zero cannot take the difference without crossing it, nor infinite ones without ending it.
+        least = 2.0**7 * torch.finfo(weight.dtype).smallest_normal * torch.finfo(weight.dtype).eps
+        for part, factors, inverse in self._parts():
+            w, kept = weight[part], self._kept[part]
+            if copied:
+                untouched = w == _times(kept, *inverse)
+                w.copy_(torch.where(untouched, kept, _times(w, *factors)))
+                continue
             w.mul_(factors[0]).mul_(factors[1])
-            w.view(_BITS[weight.dtype]).add_(self._lost[part])
+            size = w.abs()
+            kept.mul_((size > least).logical_and_(size < math.inf))
+            w.view(bits).add_(kept)
         self._scale_gradient(forwards=False)
 
     def _scale_gradient(self, forwards: bool) -> None:

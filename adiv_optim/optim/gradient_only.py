@@ -86,8 +86,11 @@ class GradientOnly(OptimizerWrapper):
                 "the correction to the same layers."
             )
         super()._load_state_dict({name: value for name, value in state_dict.items() if name != "running"})
-        for path, state in averages.items():
-            rules[path].load_state_dict(state)
+        for path, rule in rules.items():
+            if path in averages:
+                rule.load_state_dict(averages[path])
+            else:
+                rule.reset()
 
     def detach(self) -> nn.Module:
         """Take the correction off and return the plain model; the optimizer goes on with plain gradients."""

@@ -66,7 +66,7 @@ class CanonicalChart(Chart):
         if self.project:
             taken = gauges.canonical(self.model, self.graph)
             if self._log_scales is not None:
-                self._log_scales = self._log_scales - taken
+                self._log_scales = self._log_scales.to(taken) - taken
             self._factors = {}
 
     def state_dict(self) -> dict[str, Any]:
@@ -80,9 +80,11 @@ class CanonicalChart(Chart):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take the scales from a checkpoint."""
-        self.steps, self._log_scales = state["steps"], state["log_scales"]
+        self.steps, self._log_scales = state.get("steps", 0), state.get("log_scales")
+        factors = state.get("factors", {})
         self._factors = {
-            name: gauges.Factors(self.graph.parameters[name].shape, d, e) for name, (d, e) in state["factors"].items()
+            name: gauges.Factors(self.graph.parameters[name].shape, d.clone(), e.clone())
+            for name, (d, e) in factors.items()
         }
         self._greatest = {name: float(f.d.amax() * f.e.amax()) for name, f in self._factors.items()}
 
@@ -114,7 +116,8 @@ class UnitConsistent(Coordinates):
         example_input: what the model is called with, to trace it: a tensor or a tuple. Not needed with a `graph`.
         graph: from `gauge.trace`, if it is there already.
         project: after every step, rescale the model itself to the balanced gauge (the paper's Π). Its function
-            stays what it is, its weights do not.
+            stays what it is, its weights do not. Not with `BatchIdeal(decay=…)` inside, whose averages
+            remember activations of other scales.
 
     Raises:
         TypeError: not an optimizer, LBFGS, or not a gauge.

@@ -266,7 +266,9 @@ def test_grad_scaler_skips_a_step_with_inf():
     optimizer.zero_grad()
     scaler.scale(F.cross_entropy(model(x), y)).backward()
     scaler.step(optimizer)
-    assert not torch.equal(model[0].weight, before)
+    unscaled_model, unscaled = wrapped()
+    train(unscaled_model, unscaled, BATCHES[:1])
+    assert relative_error(model[0].weight.detach(), unscaled_model[0].weight.detach()) <= 1e-9
 
 
 @pytest.mark.parametrize("rule", [Proportional(), BatchIdeal(0.1), BatchIdeal(0.1, decay=0.5)], ids=str)
@@ -346,18 +348,53 @@ def test_weights_without_magnitude_are_refused_and_left(value):
     assert all(torch.equal(p, before[name]) or "2.weight" in name for name, p in model.state_dict().items())
 
 
-def test_zero_initialised_layer_trains_at_the_scale_of_its_neighbours():
-    def moved(zero: bool) -> Tensor:
-        torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 4))
-        if zero:
-            nn.init.zeros_(model[2].weight)
-        optimizer = UnitConsistent(torch.optim.SGD(model.parameters(), lr=0.1), model, example_input=torch.randn(1, 6))
-        train(model, optimizer, BATCHES)
-        return model[2].weight.detach()
+def test_zero_initialised_layer_takes_the_scale_of_its_neighbours():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 4))
+    nn.init.zeros_(model[2].weight)
+    graph = gauge.trace(model, torch.randn(1, 6))
+    scales = gauge.network_scales(graph, dict(model.named_parameters()))
+    # The hidden units have only their incoming weights to go by: their rows' geometric means.
+    wanted = model[0].weight.detach().abs().log().mean(1)
+    assert (scales - wanted).abs().max() <= 1e-12
+    optimizer = UnitConsistent(torch.optim.SGD(model.parameters(), lr=0.1), model, graph=graph)
+    x, y = BATCHES[0]
+    F.cross_entropy(model(x), y).backward()
+    gradient = model[2].weight.grad.clone()
+    optimizer.step()
+    assert relative_error(model[2].weight.detach(), -0.1 * gradient * (-2 * wanted).exp()) <= 1e-12
+    assert relative_error(-0.1 * gradient, model[2].weight.detach()) > 1e-2
 
-    assert moved(zero=True).isfinite().all()
-    assert moved(zero=True).abs().max() > 1e-3
+
+class Proximal(torch.optim.Optimizer):
+    """Sets weights, as pruning, clamping and proximal steps do."""
+
+    def __init__(self, parameters, value: float) -> None:
+        super().__init__(parameters, {"value": value})
+
+    def step(self, closure=None):
+        for p in self.param_groups[0]["params"]:
+            p.detach().copy_(torch.where(p.abs() < 1.0, torch.full_like(p, self.param_groups[0]["value"]), p))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("value", [0.0, -0.0, torch.inf, torch.nan])
+@pytest.mark.parametrize("sigma", [0.5, 3.0])
+def test_step_may_land_on_zero_or_infinity(value, dtype, sigma):
+    torch.manual_seed(0)
+    model = mlp().to(dtype)
+    graph = gauge.trace(model, torch.randn(2, 6).to(dtype))
+    gauge.apply_gauge(model, graph, gauge.random_gauge(graph, sigma, generator=torch.Generator().manual_seed(0)))
+    before = copy.deepcopy(model)
+    for p in model.parameters():
+        p.grad = torch.ones_like(p)
+    UnitConsistent(Proximal(model.parameters(), value), model, graph=graph).step()
+    for p, saved in zip(model.parameters(), before.parameters(), strict=True):
+        same = p == saved
+        wanted = torch.full_like(p, value)
+        landed = p.isnan() if value != value else p == wanted
+        assert bool((same | landed).all())
+        assert bool(landed.any())
 
 
 @pytest.mark.parametrize(
