@@ -153,8 +153,8 @@ def trials_caption(results: list[Result], searched: list[Result]) -> str:
         "weight decay and (batch-ideal) damping, each run for "
         f"{min(r['settings']['epochs'] for r in searched)} epochs with one seed and judged on a tenth of the training "
         "set held out. Weight decay is torch's: AdamW's for adam, SGD's own. Seconds are epochs × the median epoch, "
-        f"for one seed of an ensemble of {len(settings['seeds'])}, {environment['threads']} thread(s), on a machine busy "
-        f"with other runs: compare them loosely. torch {environment['torch']}."
+        f"for one seed of an ensemble of {len(settings['seeds'])}, {environment['threads']} thread(s), on a machine "
+        f"busy with other runs: compare them loosely. torch {environment['torch']}."
     )
 
 
