@@ -32,6 +32,9 @@ class Rows(Protocol):
     def contract(self, scales: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return Σ_k s_k J_kᵀ g_k for every trained parameter."""
 
+    def plain(self) -> dict[str, Tensor]:
+        """Return Σ_k J_kᵀ g_k, torch's own gradient, for every trained parameter."""
+
     def ideal(self, solve: Solve) -> dict[str, Tensor]:
         """Return Jᵀ(JJᵀ + λI)⁻¹g for every trained parameter, on whichever side is smaller."""
 

@@ -57,19 +57,18 @@ class RunningIdeal(Correction):
                 f"{self.label} remembers its inputs ({self.rule}), which a transform of torch.func would have to carry "
                 "outside; call backward() outside of the transform, or use decay=None."
             )
-        factors = rows.factors()
+        gradients = rows.plain()
         if self.pending is None:
-            self.pending, self.pending_names = gram, frozenset(factors)
-        elif self.pending_names == factors.keys() and self.pending.shape == gram.shape:
+            self.pending, self.pending_names = gram, frozenset(gradients)
+        elif self.pending_names == gradients.keys() and self.pending.shape == gram.shape:
             self.pending += gram
         else:
             raise RuntimeError(
-                f"{self.label}: {sorted(factors)} is trained now, {sorted(self.pending_names)} was in the backward "
+                f"{self.label}: {sorted(gradients)} is trained now, {sorted(self.pending_names)} was in the backward "
                 "before; call zero_grad() before what is trained changes."
             )
         self.pending_rows += rows.count
-        ones = torch.ones((), dtype=gram.dtype, device=gram.device)
-        return rows.contract({name: ones.expand_as(factor) for name, factor in factors.items()})
+        return gradients
 
     def forget_pending(self) -> None:
         """Drop what backward passes have left since the last step, as zero_grad drops their gradients."""

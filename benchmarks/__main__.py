@@ -50,8 +50,6 @@ def _parser() -> argparse.ArgumentParser:
 
     training = commands.add_parser("train", help="train methods on a data set; one JSON per run, finished runs skipped")
     training.set_defaults(command=_train)
-    training.add_argument("--data", default="digits", help=f"{', '.join(DATA)}; imagefolder as imagefolder:PATH")
-    training.add_argument("--download", action="store_true", help="let torchvision fetch the data set")
     training.add_argument("--methods", nargs="+", default=list(METHODS), metavar="NAME", help=", ".join(METHODS))
     training.add_argument("--activations", nargs="+", default=list(ACTIVATIONS), metavar="NAME")
     training.add_argument("--hidden", nargs="+", type=int, default=[32, 32], metavar="WIDTH")
@@ -66,8 +64,6 @@ def _parser() -> argparse.ArgumentParser:
 
     tuning = commands.add_parser("tune", help="choose every method's learning rate on a validation split, then train")
     tuning.set_defaults(command=_tune)
-    tuning.add_argument("--data", default="digits", help=f"{', '.join(DATA)}; imagefolder as imagefolder:PATH")
-    tuning.add_argument("--download", action="store_true", help="let torchvision fetch the data set")
     tuning.add_argument("--methods", nargs="+", default=TUNED, metavar="NAME", help=", ".join(METHODS))
     tuning.add_argument("--activations", nargs="+", default=list(ACTIVATIONS), metavar="NAME")
     tuning.add_argument("--optimizers", nargs="+", default=list(OPTIMIZERS), metavar="NAME")
@@ -93,8 +89,6 @@ def _parser() -> argparse.ArgumentParser:
 
     diverging = commands.add_parser("divergence", help="what one step of every method does to the activations")
     diverging.set_defaults(command=_divergence)
-    diverging.add_argument("--data", default="digits", help=f"{', '.join(DATA)}; imagefolder as imagefolder:PATH")
-    diverging.add_argument("--download", action="store_true", help="let torchvision fetch the data set")
 
     attending = commands.add_parser("attention", help="the ideal logit step: alignment, price, a small training")
     attending.set_defaults(command=_attention)
@@ -102,6 +96,10 @@ def _parser() -> argparse.ArgumentParser:
     reporting = commands.add_parser("report", help="tables and figures from result files")
     reporting.set_defaults(command=_report)
     reporting.add_argument("--readme", type=Path, help="also fill this file's results sections")
+
+    for command in (training, tuning, diverging):
+        command.add_argument("--data", default="digits", help=f"{', '.join(DATA)}; imagefolder as imagefolder:PATH")
+        command.add_argument("--download", action="store_true", help="let torchvision fetch the data set")
 
     folders = (
         (quick, "runs"),

@@ -9,6 +9,14 @@ def _seed() -> None:
     torch.manual_seed(0)
 
 
+@pytest.fixture
+def in_float64():
+    """Make float64 the default; a module asks for it by `pytestmark = pytest.mark.usefixtures("in_float64")`."""
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
 def pytest_addoption(parser):
     parser.addoption("--slow", action="store_true", help="also run what takes many minutes")
 

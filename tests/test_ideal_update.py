@@ -16,11 +16,7 @@ from tests.cases import LAYERS, apply, gradients, relative_error
 CLOSED_FORM = 1e-8  # float64, as the conjugate gradients end where rounding does
 
 
-@pytest.fixture(autouse=True)
-def in_float64():
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
+pytestmark = pytest.mark.usefixtures("in_float64")
 
 
 ONE_GROUP = {name: case for name, case in LAYERS.items() if getattr(case.layer(), "groups", 1) == 1}

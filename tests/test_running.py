@@ -15,11 +15,7 @@ EXACT = 1e-9  # float64; the Cholesky factor squares the condition of the rows
 DAMPING = 0.1
 
 
-@pytest.fixture(autouse=True)
-def in_float64():
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
+pytestmark = pytest.mark.usefixtures("in_float64")
 
 
 def grads(layer: nn.Module) -> dict[str, Tensor]:

@@ -72,6 +72,15 @@ class ConvRows:
                 _add(gradients, "bias", scaled.sum([0, *range(2, scaled.dim())]))
         return {name: gradient.to(self.input.dtype) for name, gradient in gradients.items()}
 
+    def plain(self) -> dict[str, Tensor]:
+        """Torch's own gradients, the patches left folded."""
+        g, gradients = self.grad_output, {}
+        if self.needs_weight:
+            gradients["weight"] = plain_backward(g, self.input, self.weight, self.geometry, False, True)[1]
+        if self.needs_bias:
+            gradients["bias"] = g.sum([0, *range(2, g.dim())])
+        return gradients
+
     def ideal(self, solve: Solve) -> dict[str, Tensor]:
         """The ideal of a linear layer in each group, with the Gram matrix of the patches summed part by part."""
         features = math.prod(self.weight.shape[1:])

@@ -80,7 +80,7 @@ def layer_gradients(
             {name: _as_rows(layer, jacobian, totals[name].dim()) for name, jacobian in jacobians.items()},
             _as_rows(layer, grad_output[part], 0),
         )
-        gradients = correction.gradients(rows) if correction else rows.contract(dict.fromkeys(totals, torch.ones(())))
+        gradients = correction.gradients(rows) if correction else rows.plain()
         for name, gradient in gradients.items():
             totals[name] += gradient.view_as(totals[name])
     return totals
@@ -110,6 +110,9 @@ class _JacobianRows:
             name: torch.einsum("grm,grmp->p", scales[name].unsqueeze(-1) * self.grad_rows, jacobian)
             for name, jacobian in self.jacobians.items()
         }
+
+    def plain(self) -> dict[str, Tensor]:
+        return self.contract(dict.fromkeys(self.jacobians, torch.ones(())))
 
     def gram(self) -> Tensor:
         every = torch.cat([jacobian.flatten(1, 2) for jacobian in self.jacobians.values()], -1)

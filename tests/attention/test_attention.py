@@ -122,11 +122,7 @@ each_unreachable = pytest.mark.parametrize("case", UNREACHABLE.values(), ids=UNR
 each_case = pytest.mark.parametrize("case", (REACHABLE | UNREACHABLE).values(), ids=REACHABLE | UNREACHABLE)
 
 
-@pytest.fixture(autouse=True)
-def in_float64():
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
+pytestmark = pytest.mark.usefixtures("in_float64")
 
 
 def flat(parameters: dict[str, Tensor]) -> Tensor:

@@ -19,11 +19,7 @@ EXACT = 1e-12  # relative, float64
 SOLVED = 1e-9  # a Cholesky factor squares the condition of the rows
 
 
-@pytest.fixture(autouse=True)
-def in_float64():
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
+pytestmark = pytest.mark.usefixtures("in_float64")
 
 
 def weighted(z, g):

@@ -14,11 +14,7 @@ from adiv_optim.diagnostics import divergence
 EXACT = 1e-9  # float64; Δθ is a difference of parameters of order one at a rate of 1e-2
 
 
-@pytest.fixture(autouse=True)
-def in_float64():
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
+pytestmark = pytest.mark.usefixtures("in_float64")
 
 
 def network():

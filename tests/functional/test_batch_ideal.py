@@ -45,11 +45,7 @@ def flat(layer, found: dict[str, Tensor]) -> Tensor:
     return torch.cat([*columns, found["bias"][:, None]] if layer.bias is not None else columns, 1)
 
 
-@pytest.fixture(autouse=True)
-def in_float64():
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
+pytestmark = pytest.mark.usefixtures("in_float64")
 
 
 @each_layer

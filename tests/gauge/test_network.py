@@ -15,11 +15,7 @@ SIGMA = 1.5
 each_model = pytest.mark.parametrize("case", MODELS.values(), ids=MODELS)
 
 
-@pytest.fixture(autouse=True)
-def in_float64():
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
+pytestmark = pytest.mark.usefixtures("in_float64")
 
 
 def parameters(model):

@@ -17,11 +17,7 @@ RECONSTRUCTION = 1e-14  # a dozen roundings of 1.1e-16
 INVARIANCE = 1e-12
 
 
-@pytest.fixture(autouse=True)
-def in_float64():
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
+pytestmark = pytest.mark.usefixtures("in_float64")
 
 
 def sparse(*shape: int, density: float = 0.5) -> Tensor:

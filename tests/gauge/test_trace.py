@@ -19,11 +19,7 @@ EXACT = 1e-10
 SIGMA = 1.5
 
 
-@pytest.fixture(autouse=True)
-def in_float64():
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
+pytestmark = pytest.mark.usefixtures("in_float64")
 
 
 class Around(nn.Module):

@@ -16,11 +16,7 @@ EXACT = 1e-10  # float64, over 100 steps, after mapping back
 SIGMA = 1.5
 
 
-@pytest.fixture(autouse=True)
-def in_float64():
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
+pytestmark = pytest.mark.usefixtures("in_float64")
 
 
 def mlp() -> nn.Module:
