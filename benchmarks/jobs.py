@@ -147,7 +147,7 @@ def training_job(sizes: tuple[int, ...], correction: Correction | None, by_jacob
     return make
 
 
-def optimizer_job(width: int, layers: int, every: int | None) -> Job:
+def optimizer_job(width: int, layers: int, every: int | None, compiled: bool = False) -> Job:
     """Ten steps of AdamW on a ReLU network, plainly or in the network gauge measured `every` so many steps."""
 
     def make() -> Callable[[], None]:
@@ -156,7 +156,8 @@ def optimizer_job(width: int, layers: int, every: int | None) -> Job:
         optimizer: torch.optim.Optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, foreach=True)
         if every:
             example = torch.randn(2, width, device=device())
-            optimizer = UnitConsistent(optimizer, model, example_input=example, gauge=NetworkGauge(every))
+            rule = NetworkGauge(every)
+            optimizer = UnitConsistent(optimizer, model, example_input=example, gauge=rule, compile=compiled)
         for parameter in model.parameters():
             parameter.grad = 1e-3 * torch.randn_like(parameter)
 

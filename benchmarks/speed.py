@@ -176,9 +176,11 @@ def unit_consistent(data: str) -> dict[str, Any]:
     rows = []
     for width, layers_ in ((1600, 4), (256, 4)):
         plain = optimizer_job(width, layers_, None)
-        for every in (1, 10):
-            what = f"{layers_} layers of {width}, {layers_ * width * width / 1e6:.1f} M, scales every {every}"
-            rows.append(_row(what, optimizer_job(width, layers_, every), plain, rounds=15))
+        for compiled in (False, True):
+            for every in (1, 10):
+                what = f"{layers_} layers of {width}, {layers_ * width * width / 1e6:.1f} M, scales every {every}"
+                job = optimizer_job(width, layers_, every, compiled)
+                rows.append(_row(what + (", compiled" if compiled else ""), job, plain, rounds=25))
     return {
         "kind": "speed",
         "name": "speed-unit-consistent",

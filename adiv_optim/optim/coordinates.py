@@ -83,7 +83,7 @@ class Coordinates(OptimizerWrapper):
                 entered.append(map_)
             super()._inner_step()
         finally:
-            for map_ in entered:
+            for map_ in reversed(entered):
                 map_.leave()
         self.chart.after_step()
 

@@ -1,7 +1,8 @@
 """Diagonal changes of coordinates, in place and undone bit for bit."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache
 
 import torch
 from torch import Tensor, nn
@@ -9,12 +10,15 @@ from torch import Tensor, nn
 from .coordinates import Map
 
 #: Numbers worked on at once: temporaries stay in a CPU's cache, and take next to no memory on any device.
-_CHUNK = 2**18
+_CHUNK = 2**19
+#: Parameters with fewer numbers are not worth a kernel of their own.
+_FUSED = 2**17
+#: The integers with as many bits, and infinity as one of them.
 _BITS = {
-    torch.float64: torch.int64,
-    torch.float32: torch.int32,
-    torch.float16: torch.int16,
-    torch.bfloat16: torch.int16,
+    torch.float64: (torch.int64, 0x7FF0_0000_0000_0000),
+    torch.float32: (torch.int32, 0x7F80_0000),
+    torch.float16: (torch.int16, 0x7C00),
+    torch.bfloat16: (torch.int16, 0x7F80),
 }
 
 
@@ -28,13 +32,16 @@ class Diagonal(Map):
     flush to zero, are the exception: they may stay there.
 
     Args:
-        parameter: w; its gradient, if there is one, is mapped too.
+        parameter: w; its gradient is mapped too.
         shape: what to view it as; it only splits the parameter's first dimension.
         greatest: see `rescale`.
+        compiled: fuse each direction into one kernel by torch.compile.
     """
 
-    def __init__(self, parameter: nn.Parameter, shape: tuple[int, ...], greatest: float) -> None:
-        self.parameter, self.shape = parameter, shape
+    def __init__(
+        self, parameter: nn.Parameter, shape: tuple[int, ...], greatest: float, compiled: bool = False
+    ) -> None:
+        self.parameter, self.shape, self.compiled = parameter, shape, compiled
         self._kept = self._buffer(greatest)
 
     def rescale(self, d: Tensor, e: Tensor, greatest: float) -> None:
@@ -46,13 +53,11 @@ class Diagonal(Map):
             greatest: an upper bound of d e, which bounds the difference that is kept.
         """
         self.factors = d.to(self.parameter), e.to(self.parameter)
-        self.inverse = 1 / self.factors[0], 1 / self.factors[1]
         if self._by_copy(greatest) != (self._kept.dtype == self.parameter.dtype):
             self._kept = self._buffer(greatest)
 
     def _by_copy(self, greatest: float) -> bool:
-        # Four roundings and two rounded reciprocals make at most 6 units; where w' is subnormal half of one of its
-        # units is up to de/2 of w's.
+        # Three roundings make at most 4 units; where w' is subnormal half of one of its units is up to de/2 of w's.
         return self.parameter.dtype == torch.float16 or greatest / 2 + 8 >= 2**7
 
     def _buffer(self, greatest: float) -> Tensor:
@@ -62,65 +67,77 @@ class Diagonal(Map):
 
     def enter(self) -> None:
         """Divide the parameter by d e, and multiply its gradient."""
-        self._scale_gradient(forwards=True)  # first: a gradient that cannot be scaled leaves the weights alone
-        weight = self._split(self.parameter.detach())
-        copied, bits = self._kept.dtype == weight.dtype, _BITS[weight.dtype]
-        for part, factors, inverse in self._parts():
-            w = weight[part]
-            mapped = _times(w, *inverse)
-            if copied:
-                self._kept[part] = w
-            else:
-                back = _times(mapped, *factors)
-                torch.sub(w.view(bits), back.view(bits), out=self._kept[part])
-            w.copy_(mapped)
+        self._run(_enter)
 
     def leave(self) -> None:
         """Multiply the parameter by d e again, and divide its gradient."""
-        weight = self._split(self.parameter.detach())
-        copied, bits = self._kept.dtype == weight.dtype, _BITS[weight.dtype]
-        # Bits near zero cannot take the difference without crossing it, nor infinite ones without ending it.
-        least = 2.0**7 * torch.finfo(weight.dtype).smallest_normal * torch.finfo(weight.dtype).eps
-        for part, factors, inverse in self._parts():
-            w, kept = weight[part], self._kept[part]
-            if copied:
-                untouched = w == _times(kept, *inverse)
-                w.copy_(torch.where(untouched, kept, _times(w, *factors)))
-                continue
-            w.mul_(factors[0]).mul_(factors[1])
-            size = w.abs()
-            kept.mul_((size > least).logical_and_(size < math.inf))
-            w.view(bits).add_(kept)
-        self._scale_gradient(forwards=False)
+        self._run(_leave)
 
-    def _scale_gradient(self, forwards: bool) -> None:
-        if self.parameter.grad is None:
+    def _run(self, kernel: Callable[..., None]) -> None:
+        gradient, weight = self.parameter.grad, self.parameter.detach()
+        assert gradient is not None
+        tensors = [self._split(gradient.detach()), self._split(weight), self._kept]
+        if self.compiled and self._fusible(tensors):
+            _fused(kernel)(*(self._as_matrices(tensor) for tensor in (*tensors, *self.factors)))
             return
-        gradient = self._split(self.parameter.grad.detach())
-        for part, factors, inverse in self._parts():
-            first, second = factors if forwards else inverse
-            gradient[part].mul_(first).mul_(second)
+        for part in self._parts():
+            kernel(*(_sliced(tensor, part) for tensor in (*tensors, *self.factors)))
+
+    def _fusible(self, tensors: list[Tensor]) -> bool:
+        # Kernels are made for memory in one order, and round the short types elsewhere than eager code does.
+        exact = self.parameter.dtype in (torch.float32, torch.float64)
+        return exact and self._kept.numel() >= _FUSED and all(tensor.is_contiguous() for tensor in tensors)
+
+    def _as_matrices(self, tensor: Tensor) -> Tensor:
+        """View what broadcasts to `shape` as what broadcasts to (groups, rows, columns): few kernels then fit all."""
+        rows = len(self.shape) - self.parameter.dim()  # the dimension of the rows: after the groups, if there are any
+        tensor = tensor.view((1,) * (len(self.shape) - tensor.dim()) + tensor.shape)
+        if any(size > 1 for size in tensor.shape[rows + 1 :]):
+            tensor = tensor.expand(*tensor.shape[: rows + 1], *self.shape[rows + 1 :])
+        return tensor.reshape(-1 if rows else 1, tensor.shape[rows], math.prod(tensor.shape[rows + 1 :]))
 
     def _split(self, tensor: Tensor) -> Tensor:
         groups = len(self.shape) - tensor.dim()
         return tensor.unflatten(0, self.shape[: groups + 1]) if groups else tensor
 
-    def _parts(self) -> Iterator[tuple[slice, tuple[Tensor, Tensor], tuple[Tensor, Tensor]]]:
-        """Slices of the first dimension, with the factors and the inverse factors there."""
+    def _parts(self) -> Iterator[slice]:
         length = self.shape[0] if self.shape else 1
         step = max(1, _CHUNK // max(1, math.prod(self.shape[1:])))
         for start in range(0, length, step):
-            part = slice(start, start + step)
-            yield (
-                part,
-                (_sliced(self.factors[0], part), _sliced(self.factors[1], part)),
-                (_sliced(self.inverse[0], part), _sliced(self.inverse[1], part)),
-            )
+            yield slice(start, start + step)
 
 
-def _times(tensor: Tensor, first: Tensor, second: Tensor) -> Tensor:
-    return (tensor * first).mul_(second)
+def _enter(gradient: Tensor, weight: Tensor, kept: Tensor, d: Tensor, e: Tensor) -> None:
+    scale = d * e
+    gradient.mul_(scale)  # first: a gradient that cannot be scaled leaves the weights alone
+    mapped = weight / scale
+    if kept.dtype == weight.dtype:
+        kept.copy_(weight)
+    else:
+        bits, _ = _BITS[weight.dtype]
+        kept.copy_(weight.view(bits) - (mapped * scale).view(bits))
+    weight.copy_(mapped)
 
 
-def _sliced(factor: Tensor, part: slice) -> Tensor:
-    return factor[part] if factor.dim() and factor.shape[0] > 1 else factor
+def _leave(gradient: Tensor, weight: Tensor, kept: Tensor, d: Tensor, e: Tensor) -> None:
+    scale = d * e
+    gradient.div_(scale)
+    if kept.dtype == weight.dtype:
+        weight.copy_(torch.where(weight == kept / scale, kept, weight * scale))
+        return
+    # Bits within 127 of zero cannot take the difference without crossing it, nor infinite ones without ending it:
+    # neither of the two differences below is negative there, and a shift spreads the sign over a mask.
+    integer, infinity = _BITS[weight.dtype]
+    bits, most = weight.mul_(scale).view(integer), torch.iinfo(integer)
+    size = bits & most.max
+    safe = (size - infinity).bitwise_and_(size.sub_(127).neg_())
+    bits.add_(safe.bitwise_right_shift_(most.bits - 1).bitwise_and_(kept))
+
+
+@cache
+def _fused(kernel: Callable[..., None]) -> Callable[..., None]:
+    return torch.compile(kernel, dynamic=True)
+
+
+def _sliced(tensor: Tensor, part: slice) -> Tensor:
+    return tensor[part] if tensor.dim() and tensor.shape[0] > 1 else tensor

@@ -20,10 +20,14 @@ class CanonicalChart(Chart):
         graph: its channels.
         gauge: what D and E are, and how often they are measured.
         project: after every step, bring the model itself into the balanced gauge.
+        compiled: fuse the mapping by torch.compile.
     """
 
-    def __init__(self, model: nn.Module, graph: gauges.ChannelGraph, gauge: gauges.Gauge, project: bool) -> None:
-        self.model, self.graph, self.gauge, self.project = model, graph, gauge, project
+    def __init__(
+        self, model: nn.Module, graph: gauges.ChannelGraph, gauge: gauges.Gauge, project: bool, compiled: bool
+    ) -> None:
+        self.model, self.graph, self.gauge = model, graph, gauge
+        self.project, self.compiled = project, compiled
         self.steps = 0
         self._log_scales: Tensor | None = None
         self._factors: dict[str, gauges.Factors] = {}
@@ -46,7 +50,7 @@ class CanonicalChart(Chart):
                 continue
             known = self._maps.get(name)
             if known is None or known.parameter is not parameter:
-                known = Diagonal(parameter, factors.shape, self._greatest[name])
+                known = Diagonal(parameter, factors.shape, self._greatest[name], self.compiled)
                 self._maps[name] = known
             known.rescale(factors.d, factors.e, self._greatest[name])
             found.append(known)
@@ -118,6 +122,8 @@ class UnitConsistent(Coordinates):
         project: after every step, rescale the model itself to the balanced gauge (the paper's Π). Its function
             stays what it is, its weights do not. Not with `BatchIdeal(decay=…)` inside, whose averages
             remember activations of other scales.
+        compile: fuse the mapping into two kernels by torch.compile, for about half its price; the first step then takes
+            some seconds, and needs what torch.compile needs (on a CPU a C++ compiler).
 
     Raises:
         TypeError: not an optimizer, LBFGS, or not a gauge.
@@ -126,7 +132,7 @@ class UnitConsistent(Coordinates):
 
     Example:
         >>> import torch
-        >>> from torch import nn
+        >>> from torch import Tensor, nn
         >>> from adiv_optim import UnitConsistent
         >>> def trained(scale):
         ...     model = nn.Sequential(nn.Linear(2, 1, bias=False), nn.ReLU(), nn.Linear(1, 1, bias=False)).double()
@@ -150,6 +156,7 @@ class UnitConsistent(Coordinates):
         example_input: Any = None,
         graph: gauges.ChannelGraph | None = None,
         project: bool = False,
+        compile: bool = False,
     ) -> None:
         gauge = gauges.NetworkGauge() if gauge is None else gauge
         if not isinstance(gauge, gauges.Gauge):
@@ -164,4 +171,4 @@ class UnitConsistent(Coordinates):
             if example_input is None:
                 raise ValueError("UnitConsistent: pass example_input, what the model is called with, to trace it.")
             graph = gauges.trace(model, example_input)
-        super().__init__(optimizer, model, CanonicalChart(model, graph, gauge, project))
+        super().__init__(optimizer, model, CanonicalChart(model, graph, gauge, project, compile))
