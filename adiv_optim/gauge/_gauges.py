@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from ..scaling import rz_scaling
 from ._graph import ChannelGraph, Factors
-from ._scaling import rz_scaling
 
 
 @dataclass(frozen=True)

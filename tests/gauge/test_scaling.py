@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from adiv_optim.gauge import _balance, _scaling, rz_scaling, uc_adjoint, uc_inverse
+from adiv_optim import balance, scaling
+from adiv_optim.gauge import rz_scaling, uc_adjoint, uc_inverse
 from tests.cases import needs_cuda
 
 MEANS = 1e-12
@@ -175,8 +176,8 @@ def test_sweeps_of_a_chain_converge_where_the_solve_is():
 @pytest.mark.parametrize("positions", [1, 6])
 def test_one_pass_is_the_solution_of_the_least_squares(shape, positions):
     logs = torch.randn(2, *shape, positions)
-    rows, columns = _scaling._one_pass(logs)
-    found = _balance.balance(torch.full((2, *shape), float(positions)), logs.sum(-1))
+    rows, columns = scaling._one_pass(logs)
+    found = balance.balance(torch.full((2, *shape), float(positions)), logs.sum(-1))
     for one_pass, solved in zip((rows, columns), found, strict=True):
         assert (one_pass - solved).abs().max() <= 1e-14
     assert (rows - logs.mean((-1, -2))).abs().max() > 1e-2  # the gauge is part of the claim
@@ -240,9 +241,9 @@ def test_members_of_a_batch_are_told_apart():
 def test_batches_larger_than_a_chunk_are_solved_in_pieces(monkeypatch):
     weight = sparse(5, 4, 3)
     wanted = rz_scaling(weight)
-    monkeypatch.setattr(_scaling, "CHUNK", 25)
+    monkeypatch.setattr(scaling, "CHUNK", 25)
     calls = []
-    monkeypatch.setattr(_scaling, "balance", lambda *args: calls.append(args) or _balance.balance(*args))
+    monkeypatch.setattr(scaling, "balance", lambda *args: calls.append(args) or balance.balance(*args))
     for part, other in zip(rz_scaling(weight), wanted, strict=True):
         assert largest_ratio(part, other) <= RECONSTRUCTION
     assert [len(counts) for counts, _ in calls] == [2, 2, 1]
@@ -255,16 +256,16 @@ def test_batches_larger_than_a_chunk_are_solved_in_pieces(monkeypatch):
 def solvers(monkeypatch):
     """What was called, with conjugate gradients tried at every size."""
     calls = []
-    monkeypatch.setattr(_balance, "DIRECT", 0)
+    monkeypatch.setattr(balance, "DIRECT", 0)
     for name in ("_conjugate_gradients", "_factor"):
-        original = getattr(_balance, name)
+        original = getattr(balance, name)
 
         def traced(*args, name=name, original=original):
             result = original(*args)
             calls.append((name, result is not None))
             return result
 
-        monkeypatch.setattr(_balance, name, traced)
+        monkeypatch.setattr(balance, name, traced)
     return calls
 
 
@@ -273,7 +274,7 @@ def test_conjugate_gradients_agree_with_the_factorisation(name, solvers, monkeyp
     weight = MATRICES[name]()
     found = rz_scaling(weight)
     assert ("_factor", True) not in solvers
-    monkeypatch.setattr(_balance, "DIRECT", math.inf)
+    monkeypatch.setattr(balance, "DIRECT", math.inf)
     direct = rz_scaling(weight)
     for part, other in zip(found, direct, strict=True):
         assert largest_ratio(part, other) <= INVARIANCE
@@ -291,9 +292,9 @@ def test_a_long_chain_falls_back_on_the_factorisation(solvers):
 def test_work_on_a_chain_is_bounded(solvers, monkeypatch):
     """34,781 sweeps are what alternation takes for a bidiagonal matrix of 60; here steps are counted, not seconds."""
     products = []
-    original = _balance._apply
-    monkeypatch.setattr(_balance, "_apply", lambda *args: products.append(1) or original(*args))
-    monkeypatch.setattr(_balance, "DIRECT", 256)
+    original = balance._apply
+    monkeypatch.setattr(balance, "_apply", lambda *args: products.append(1) or original(*args))
+    monkeypatch.setattr(balance, "DIRECT", 256)
     assert deviation_of_means(rz_scaling(bidiagonal(60)).canonical) <= MEANS
     assert solvers == [("_factor", True)]
     assert len(products) <= 10
@@ -307,7 +308,7 @@ def test_components_of_shuffled_chains(length):
     for first in (0, length):
         path = order[first : first + length]
         adjacent[path[:-1], path[1:]] = adjacent[path[1:], path[:-1]] = True
-    (label,) = _balance._components(adjacent[None])
+    (label,) = balance._components(adjacent[None])
     groups = [order[:length], order[length : 2 * length], *order[2 * length :].split(1)]
     for group in groups:
         assert (label[group] == group.min()).all()
@@ -506,7 +507,7 @@ def test_result_has_no_graph_and_the_weight_is_untouched():
         assert torch.equal(weight, before)
         assert not any(output.untyped_storage().data_ptr() == weight.untyped_storage().data_ptr() for output in outputs)
     copied = pickle.loads(pickle.dumps(rz_scaling(weight)))
-    assert type(copied) is _scaling.RZScaling
+    assert type(copied) is scaling.RZScaling
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])

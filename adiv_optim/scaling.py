@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ._balance import balance
+from .balance import balance
 
 #: Entries of the matrices with zeros that are solved for at once; bounds what float64 copies take.
 CHUNK = 2**24

@@ -1,0 +1,146 @@
+"""uc_linear and uc_backpropagation: W'ᵀ in the backward chain, against explicit products and other gauges."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from adiv_optim import GradientOnly, Proportional, UnitConsistent, gauge
+from adiv_optim.functional import uc_backpropagation, uc_linear
+from tests.cases import relative_error
+
+pytestmark = pytest.mark.usefixtures("in_float64")
+EXACT = 1e-12
+
+
+@pytest.mark.parametrize("shape", [(5,), (7, 5), (2, 3, 5)])
+@pytest.mark.parametrize("with_bias", [True, False])
+def test_backward_is_the_formula(shape, with_bias):
+    x, weight = torch.randn(shape, requires_grad=True), torch.randn(4, 5, requires_grad=True)
+    bias = torch.randn(4, requires_grad=True) if with_bias else None
+    output = uc_linear(x, weight, bias)
+    assert torch.equal(output, F.linear(x, weight, bias))
+    g = torch.randn_like(output)
+    output.backward(g)
+    d, canonical, _ = gauge.rz_scaling(weight)
+    assert relative_error(x.grad, g @ canonical) <= EXACT
+    assert relative_error(weight.grad, (g / d).reshape(-1, 4).mT @ x.detach().reshape(-1, 5)) <= EXACT
+    if with_bias:
+        assert relative_error(bias.grad, (g / d).reshape(-1, 4).sum(0)) <= EXACT
+    assert relative_error(x.grad, g @ weight) > 1e-2  # torch's own
+
+
+def test_vmap_is_a_loop():
+    weight, x = torch.randn(4, 5), torch.randn(3, 2, 5)
+
+    def gradient(x):
+        return torch.func.grad(lambda x: uc_linear(x, weight).square().sum())(x)
+
+    assert relative_error(torch.func.vmap(gradient)(x), torch.stack([gradient(row) for row in x])) <= EXACT
+
+
+def chain(groups=2):
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 6, 3, groups=groups), nn.LeakyReLU(), nn.Flatten(),
+        nn.Linear(6 * 16, 8), nn.ReLU(), nn.Linear(8, 3),
+    )  # fmt: skip
+
+
+def signals(model, x, y):
+    """What arrives at the output of every layer with weights."""
+    found = []
+
+    def keep(module, inputs, output):
+        output.register_hook(lambda g: found.append(g.clone()))
+
+    handles = [m.register_forward_hook(keep) for m in model if hasattr(m, "weight")]
+    F.cross_entropy(model(x), y).backward()
+    for handle in handles:
+        handle.remove()
+    return found[::-1]
+
+
+def test_signals_are_the_same_in_every_gauge():
+    model, x, y = chain(), torch.randn(5, 3, 8, 8), torch.randint(3, (5,))
+    graph = gauge.trace(model, x)
+    other = gauge.apply_gauge(copy.deepcopy(model), graph, gauge.random_gauge(graph, 1.5))
+
+    def worst():
+        return max(relative_error(a, b) for a, b in zip(signals(other, x, y), signals(model, x, y), strict=True))
+
+    assert worst() > 1e-1
+    with uc_backpropagation(model), uc_backpropagation(other):
+        assert worst() <= 1e-10
+
+
+def test_it_is_no_gradient_and_its_direction_does_not_see_the_gauge():
+    model, x, y = chain(groups=1), torch.randn(5, 3, 8, 8), torch.randint(3, (5,))
+    graph = gauge.trace(model, x)
+    other = gauge.apply_gauge(copy.deepcopy(model), graph, gauge.random_gauge(graph, 1.5))
+
+    def canonical_gradients(net):
+        layers = [m for m in net if hasattr(m, "weight")]
+        gradients = torch.autograd.grad(F.cross_entropy(net(x), y), [layer.weight for layer in layers])
+        # D G E, by way of W = D W' E
+        return [
+            (grad * layer.weight / gauge.rz_scaling(layer.weight, kernel_dims=layer.weight.dim() - 2).canonical)
+            .detach()
+            .flatten()
+            for layer, grad in zip(layers, gradients, strict=True)
+        ]
+
+    true = canonical_gradients(model)
+    with uc_backpropagation(model), uc_backpropagation(other):
+        one, two = canonical_gradients(model), canonical_gradients(other)
+    for a, b in zip(one, two, strict=True):
+        assert F.cosine_similarity(a, b, dim=0) >= 1 - 1e-12  # the same but for one number per layer
+    cosines = [F.cosine_similarity(a, b, dim=0).item() for a, b in zip(one, true, strict=True)]
+    assert cosines[-1] < 1 - 1e-3 > max(cosines[:-1])
+
+
+def test_attached_composes_copies_and_comes_off():
+    model, x, y = chain(), torch.randn(5, 3, 8, 8), torch.randint(3, (5,))
+    plain = signals(copy.deepcopy(model), x, y)
+    with uc_backpropagation(model) as handle:
+        found = signals(model, x, y)
+        assert relative_error(found[0], plain[0]) > 1e-2
+        for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+            for a, b in zip(signals(copied, x, y), found, strict=True):
+                assert torch.equal(a, b)
+        graph = gauge.trace(chain(), x)
+        optimizer = UnitConsistent(torch.optim.Adam(model.parameters()), model, graph=graph)
+        GradientOnly(optimizer, model, Proportional()).step()
+    handle.remove()  # twice is once
+    assert not any(m._forward_pre_hooks or m._forward_hooks for m in model)
+
+
+@pytest.mark.skipif(not hasattr(torch.compiler, "is_exporting"), reason="documented: before torch 2.7 trace first")
+def test_attached_model_is_traced_as_the_plain_one():
+    model, x = chain(), torch.randn(5, 3, 8, 8)
+    with uc_backpropagation(model):
+        assert str(gauge.trace(model, x)) == str(gauge.trace(chain(), x))
+
+
+def test_input_by_name_and_no_grad():
+    layer, x = nn.Linear(3, 2), torch.randn(4, 3, requires_grad=True)
+    uc_backpropagation(layer)
+    layer(input=x).sum().backward()
+    assert relative_error(x.grad, torch.ones(4, 2) @ gauge.rz_scaling(layer.weight).canonical) <= EXACT
+    with torch.no_grad():
+        assert not layer(x).requires_grad
+
+
+@pytest.mark.parametrize(
+    ("action", "message"),
+    [
+        (lambda: uc_backpropagation(nn.ReLU()), "found modules of type ReLU"),
+        (lambda: uc_linear(torch.ones(2), torch.tensor([[torch.nan, 1.0]])), "are NaN or inf"),
+    ],
+)
+def test_mistakes_are_named(action, message):
+    with pytest.raises(ValueError, match=message):
+        action()
