@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from . import attention, divergence, runs, speed, tune
 from .data import DATA, load
-from .methods import ACTIVATIONS, METHODS
+from .methods import ACTIVATIONS, DEFAULT, METHODS
 from .report import insert, report
 from .runs import BACKENDS, OPTIMIZERS, SCHEDULES, Run
 from .trainer import train
@@ -50,15 +50,20 @@ def _parser() -> argparse.ArgumentParser:
 
     training = commands.add_parser("train", help="train methods on a data set; one JSON per run, finished runs skipped")
     training.set_defaults(command=_train)
-    training.add_argument("--methods", nargs="+", default=list(METHODS), metavar="NAME", help=", ".join(METHODS))
+    training.add_argument("--methods", nargs="+", default=DEFAULT, metavar="NAME", help=", ".join(METHODS))
     training.add_argument("--activations", nargs="+", default=list(ACTIVATIONS), metavar="NAME")
     training.add_argument("--hidden", nargs="+", type=int, default=[32, 32], metavar="WIDTH")
     training.add_argument("--batch-size", nargs="+", type=int, default=[32], metavar="SIZE")
     training.add_argument("--optimizer", default="adam", help=", ".join(OPTIMIZERS))
-    training.add_argument("--lr", type=float, default=1e-3)
+    training.add_argument("--lr", nargs="+", type=float, default=[1e-3], metavar="RATE", help="several: a sweep")
     training.add_argument("--schedule", default="constant", help=", ".join(SCHEDULES))
     training.add_argument("--epochs", type=int, default=20)
     training.add_argument("--seeds", type=int, default=5, help="how many; seed k is k")
+    training.add_argument("--validation", action="store_true", help="measure accuracy on a tenth of the training set")
+    training.add_argument(
+        "--rescaled", nargs="+", type=float, default=[None], metavar="SIGMA",
+        help="start all seeds from one network, its hidden units rescaled at random by so much",
+    )  # fmt: skip
     training.add_argument("--backend", default="ensemble", help=", ".join(BACKENDS))
     training.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
 
@@ -117,7 +122,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _quick(options: argparse.Namespace) -> None:
-    digits = [Run("digits", method, activation) for activation in ACTIVATIONS for method in METHODS]
+    digits = [Run("digits", method, activation) for activation in ACTIVATIONS for method in DEFAULT]
     # The Jacobian path is there for its price: one seed and one epoch show it.
     priced = [replace(run, backend="jacobian", seeds=(0,), epochs=1) for run in digits if run.activation == "tanh"]
     run_all([*digits, *priced], options.out / "digits", download=False)
@@ -133,13 +138,17 @@ def _train(options: argparse.Namespace) -> None:
             hidden=tuple(options.hidden),
             batch_size=batch_size,
             optimizer=options.optimizer,
-            lr=options.lr,
+            lr=lr,
             schedule=options.schedule,
             epochs=options.epochs,
             seeds=tuple(range(options.seeds)),
             backend=options.backend,
             device=options.device,
+            validation=options.validation,
+            rescaled=rescaled,
         )
+        for rescaled in options.rescaled
+        for lr in options.lr
         for batch_size in options.batch_size
         for activation in options.activations
         for method in options.methods

@@ -5,9 +5,11 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 
-from torch import nn
+from torch import Tensor, nn
+from torch.optim import Optimizer
 
-from adiv_optim import BatchIdeal, Correction, Disproportional, Proportional
+from adiv_optim import BatchIdeal, Correction, Disproportional, Proportional, UnitConsistent
+from adiv_optim.gauge import Gauge, LayerGauge, NetworkGauge
 from adiv_optim.layers import AffineLikeLinear, L2Norm
 
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {"tanh": nn.Tanh, "leaky-relu": nn.LeakyReLU}
@@ -22,12 +24,20 @@ class Method:
         normalizer: width → the parameterless normaliser before every affine layer, the first included.
         correction: what the optimizer's side does to the gradient.
         lr_factor: multiplies the protocol's learning rate.
+        gauge: whose coordinates the optimizer steps in.
     """
 
     linear: Callable[[int, int], nn.Module] = nn.Linear
     normalizer: Callable[[int], nn.Module] | None = None
     correction: Correction | None = None
     lr_factor: float = 1.0
+    gauge: Gauge | None = None
+
+    def wrap(self, optimizer: Optimizer, model: nn.Module, example: Tensor) -> Optimizer:
+        """Put the method's coordinates around an optimizer."""
+        if self.gauge is None:
+            return optimizer
+        return UnitConsistent(optimizer, model, gauge=self.gauge, example_input=example)
 
     def build(self, sizes: tuple[int, ...], activation: str) -> nn.Sequential:
         """Return a fully connected network, drawn by PyTorch's default initialisation."""
@@ -57,7 +67,13 @@ METHODS: dict[str, Method] = {
     "disproportional": Method(correction=Disproportional()),
     # The damping is from exploratory runs on CIFAR-10 that looked at test accuracy: a report should say so.
     "batch-ideal": Method(correction=BatchIdeal(damping=0.3)),
+    "uc-network": Method(gauge=NetworkGauge()),
+    "uc-layer": Method(gauge=LayerGauge()),
 }
+
+#: What a comparison has by default. Gauges are left out: tanh leaves them nothing to rescale, and the layer gauge wants
+#: other learning rates than everything else.
+DEFAULT = [name for name, method in METHODS.items() if method.gauge is None]
 
 #: What tables and figures call them.
 LABELS = {
@@ -71,4 +87,6 @@ LABELS = {
     "proportional": "gradient-only proportional",
     "disproportional": "gradient-only disproportional",
     "batch-ideal": "gradient-only batch-ideal",
+    "uc-network": "unit-consistent, network gauge",
+    "uc-layer": "unit-consistent, layer gauge",
 }

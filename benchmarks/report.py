@@ -201,6 +201,10 @@ def report(folder: Path) -> dict[str, str]:
             heading = f"**{network(tried[0])}, {tried[0]['settings']['activation']}, every setting tuned**"
             sections[part.name] = f"{heading}\n\n{trials_table(tried)}\n\n{caption_}"
         trained = [r for r in results if r["kind"] == "train"]
+        special = next((section for section in SPECIAL if section.applies(trained)), None)
+        if special:
+            sections[part.name] = special.section(trained, folder / f"{part.name}.png")
+            continue
         if len({r["settings"]["batch_size"] for r in trained}) > 2:
             heading = f"{network(trained[0]).rpartition(',')[0]}, accuracy by batch size"
             batch_size.figure(trained, heading, folder / f"{part.name}.png")

@@ -50,6 +50,8 @@ class Run:
         validation: hold out a tenth of the training set and measure accuracy on it, for choosing settings.
         weight_decay: of the optimizer; None is none.
         damping: of `BatchIdeal`, in place of the method's own.
+        rescaled: start every seed from the first one's network with its hidden units rescaled at random, by e^s with s
+            normal of this deviation, and let all see the same batches: they differ in nothing else.
     """
 
     data: str
@@ -67,6 +69,7 @@ class Run:
     validation: bool = False
     weight_decay: float | None = None
     damping: float | None = None
+    rescaled: float | None = None
 
     def __post_init__(self) -> None:
         for name, value, known in (

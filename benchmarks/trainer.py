@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
 
-from adiv_optim import GradientOnly, attach, jacobian
+from adiv_optim import GradientOnly, attach, gauge, jacobian
 
 from .data import Dataset
 from .methods import METHODS, Method
@@ -46,6 +46,22 @@ def build_model(run: Run, data: Dataset, seed: int) -> nn.Sequential:
     return METHODS[run.method].build(sizes, run.activation).to(run.device, data.train_inputs.dtype)
 
 
+def build_models(run: Run, data: Dataset) -> list[nn.Module]:
+    """Draw the networks of all seeds; of a rescaled run, the first seed's in as many gauges."""
+    if run.rescaled is None:
+        return [build_model(run, data, seed) for seed in run.seeds]
+    model = build_model(run, data, run.seeds[0])
+    graph = gauge.trace(model, data.train_inputs[:2])
+    return [
+        gauge.apply_gauge(
+            deepcopy(model),
+            graph,
+            gauge.random_gauge(graph, run.rescaled, generator=torch.Generator().manual_seed(seed)),
+        )
+        for seed in run.seeds
+    ]
+
+
 def build_optimizer(run: Run, method: Method, parameters: Any) -> torch.optim.Optimizer:
     """Return the run's optimizer, fused."""
     # A captured graph needs an optimizer whose step counter lives on the device; SGD has none.
@@ -74,7 +90,8 @@ def held_out(data: Dataset) -> Dataset:
 
 def epoch_orders(run: Run, samples: int) -> Iterator[Tensor]:
     """Yield for every epoch the order of the samples: shape (seeds, steps, batch size)."""
-    generators = [torch.Generator().manual_seed(seed) for seed in run.seeds]
+    seeds = run.seeds if run.rescaled is None else run.seeds[:1] * len(run.seeds)
+    generators = [torch.Generator().manual_seed(seed) for seed in seeds]
     steps = samples // run.batch_size
     if steps == 0:
         raise ValueError(f"batch_size is {run.batch_size}, but the training set has only {samples} samples.")
@@ -91,29 +108,52 @@ def take(data: Dataset, index: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class Ensemble:
-    """The models of all seeds with their tensors stacked, run by vmap and stepped by one optimizer.
+    """The models of all seeds with their tensors stacked and run by vmap.
 
-    The optimizer must act elementwise (Adam and SGD do), so that stacking does not mix seeds.
+    One optimizer steps on the stacked tensors: Adam and SGD act elementwise, so that stacking does not mix seeds. What
+    does not, or has settings of its own for every member, has an optimizer for each, on views of the stack.
+
+    Args:
+        run: what all members have in common.
+        data: what they train on.
+        member_runs: one for each seed of `run`, with the settings of its own optimizer.
     """
 
-    def __init__(self, run: Run, data: Dataset) -> None:
+    def __init__(self, run: Run, data: Dataset, member_runs: Sequence[Run] | None = None) -> None:
         self.run = run
-        models = [build_model(run, data, seed) for seed in run.seeds]
+        models = build_models(run, data)
         method = run.make_method()
         self.skeleton = deepcopy(models[0]).to("meta")
         if method.correction:
             attach(self.skeleton, method.correction)
         self.parameters, self.buffers = stack_module_state(models)
-        self.optimizer = build_optimizer(run, method, self.parameters.values())
         self.data = data
+        self.members: list[nn.Module] | None = None
+        if member_runs or method.gauge:
+            member_runs = member_runs or [run] * len(models)
+            self.members = [self._in_the_stack(model, number) for number, model in enumerate(models)]
+            self.optimizers = [
+                method.wrap(build_optimizer(own, method, model.parameters()), model, data.train_inputs[:2])
+                for own, model in zip(member_runs, self.members, strict=True)
+            ]
+        else:
+            self.optimizers = [build_optimizer(run, method, self.parameters.values())]
+        self._optimizer_runs = member_runs or [run] * len(self.optimizers)
         # A captured step would replay the learning rate it was captured with.
-        self._captures = run.device.startswith("cuda") and run.schedule == "constant"
+        self._captures = run.device.startswith("cuda") and run.schedule == "constant" and self.members is None
         self._steps_taken = 0
         self._graph: torch.cuda.CUDAGraph | None = None
 
+    def _in_the_stack(self, model: nn.Module, number: int) -> nn.Module:
+        """Let a model's parameters be its share of the memory that vmap reads."""
+        for name, parameter in model.named_parameters():
+            parameter.data = self.parameters[name].detach()[number]
+        return model
+
     def set_rate(self, progress: float) -> None:
         """Set the learning rate for a moment of the run; see `set_rate`."""
-        set_rate(self.run, self.optimizer, progress)
+        for run, optimizer in zip(self._optimizer_runs, self.optimizers, strict=True):
+            set_rate(run, optimizer, progress)
 
     def step(self, index: Tensor) -> Tensor:
         """Take one step on the samples at `index`, shape (seeds, batch size); return the losses, (seeds,).
@@ -140,11 +180,23 @@ class Ensemble:
         return self._losses.clone()
 
     def _eager_step(self, index: Tensor) -> Tensor:
-        self.optimizer.zero_grad()
-        losses: Tensor = vmap(self._loss)(self.parameters, self.buffers, *take(self.data, index))
+        for parameter in self.parameters.values():
+            parameter.grad = None
+        losses = self._losses_at(index)
         losses.sum().backward()
-        self.optimizer.step()
+        for number, model in enumerate(self.members or ()):
+            for name, parameter in model.named_parameters():
+                gradient = self.parameters[name].grad
+                assert gradient is not None
+                # Fused optimizers read a gradient as if it were laid out as its parameter is.
+                parameter.grad = gradient[number].contiguous()
+        for optimizer in self.optimizers:
+            optimizer.step()
         return losses.detach()
+
+    def _losses_at(self, index: Tensor) -> Tensor:
+        losses: Tensor = vmap(self._loss)(self.parameters, self.buffers, *take(self.data, index))
+        return losses
 
     def _loss(self, parameters: Any, buffers: Any, inputs: Tensor, labels: Tensor) -> Tensor:
         return F.cross_entropy(functional_call(self.skeleton, (parameters, buffers), (inputs,)), labels)
@@ -173,8 +225,11 @@ class Loops:
         method = run.make_method()
         self.correction = method.correction
         self.by_jacobians = run.backend == "jacobian"
-        self.models = [build_model(run, data, seed) for seed in run.seeds]
-        self.optimizers = [build_optimizer(run, method, model.parameters()) for model in self.models]
+        self.models = build_models(run, data)
+        self.optimizers = [
+            method.wrap(build_optimizer(run, method, model.parameters()), model, data.train_inputs[:2])
+            for model in self.models
+        ]
         if self.correction and not self.by_jacobians:
             self.optimizers = [
                 GradientOnly(optimizer, model, self.correction)
