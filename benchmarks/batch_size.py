@@ -2,15 +2,13 @@
 
 import math
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from .methods import ACTIVATIONS, LABELS, METHODS
 from .pictures import COLORS, panels
-from .tables import markdown, mean_and_error
-
-Result = dict[str, Any]
+from .tables import Result, markdown, mean_and_error, network
 
 #: Bird 2025, Table 1: (mean accuracy over batch sizes, its error, slope, its error), after 100 epochs. The BatchNorm
 #: accuracy is that of the text where the table is misprinted.
@@ -58,6 +56,18 @@ def fit(x: list[float], y: list[float]) -> Line:
     intercept = float(ys.mean() - slope * xs.mean())
     error = math.sqrt(float(((ys - intercept - slope * xs) ** 2).sum()) / (len(x) - 2) / spread)
     return Line(intercept, slope, error)
+
+
+def applies(results: list[Result]) -> bool:
+    """Whether these are runs at more than two batch sizes."""
+    return len({result["settings"]["batch_size"] for result in results}) > 2
+
+
+def section(results: list[Result], path: Path) -> str:
+    """Draw the figure to `path`; return heading, table and caption as Markdown."""
+    heading = f"{network(results[0]).rpartition(',')[0]}, accuracy by batch size"
+    figure(results, heading, path)
+    return f"**{heading}**\n\n{table(results)}\n\n{caption(results)}"
 
 
 def series(results: list[Result]) -> dict[tuple[str, str], dict[int, list[float]]]:

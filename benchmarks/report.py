@@ -4,18 +4,19 @@ import statistics
 from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
-from . import attention, batch_size, divergence
+from . import attention, batch_size, divergence, rescaling, sweep
 from .methods import ACTIVATIONS, LABELS, METHODS
 from .pictures import COLORS, panels
 from .runs import read
-from .tables import accuracy, markdown, mean_and_error, network, title
-
-Result = dict[str, Any]
+from .tables import Result, accuracy, markdown, mean_and_error, network, title
 
 #: Settings that distinguish rows and columns within one table; all others distinguish tables.
 _WITHIN_TABLE = ("method", "activation", "backend", "seeds", "epochs")
+
+
+#: What recognises its own runs by the settings that vary among them, and reports them in its own way.
+PROTOCOLS = (rescaling, batch_size, sweep)
 
 
 def grouped(results: Iterable[Result]) -> list[list[Result]]:
@@ -201,14 +202,8 @@ def report(folder: Path) -> dict[str, str]:
             heading = f"**{network(tried[0])}, {tried[0]['settings']['activation']}, every setting tuned**"
             sections[part.name] = f"{heading}\n\n{trials_table(tried)}\n\n{caption_}"
         trained = [r for r in results if r["kind"] == "train"]
-        special = next((section for section in SPECIAL if section.applies(trained)), None)
-        if special:
-            sections[part.name] = special.section(trained, folder / f"{part.name}.png")
-            continue
-        if len({r["settings"]["batch_size"] for r in trained}) > 2:
-            heading = f"{network(trained[0]).rpartition(',')[0]}, accuracy by batch size"
-            batch_size.figure(trained, heading, folder / f"{part.name}.png")
-            sections[part.name] = f"**{heading}**\n\n{batch_size.table(trained)}\n\n{batch_size.caption(trained)}"
+        if protocol := next((known for known in PROTOCOLS if known.applies(trained)), None):
+            sections[part.name] = protocol.section(trained, folder / f"{part.name}.png")
             continue
         groups = grouped(trained)
         for number, group in enumerate(groups):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.__main__ import main
-from benchmarks.methods import METHODS
+from benchmarks.methods import DEFAULT
 from benchmarks.runs import read
 
 ROOT = Path(__file__).parents[2]
@@ -61,9 +61,9 @@ def test_killed_benchmark_leaves_whole_results_and_resumes(tmp_path):
     process.send_signal(signal.SIGKILL)
     process.wait()
     found = [json.loads(path.read_text()) for path in tmp_path.glob("*.json")]
-    assert 2 <= len(found) < len(METHODS)
+    assert 2 <= len(found) < len(DEFAULT)
     assert subprocess.run(command, cwd=ROOT, capture_output=True, check=True).returncode == 0
-    assert len(read(tmp_path)) == len(METHODS)
+    assert len(read(tmp_path)) == len(DEFAULT)
 
 
 @pytest.mark.parametrize(

@@ -44,6 +44,27 @@ def result(method="none", activation="tanh", backend="ensemble", accuracies=((10
     }
 
 
+def test_sweep_names_the_best_rate_and_its_neighbours(tmp_path):
+    for number, (lr, accuracy) in enumerate(((0.1, 30.0), (0.3, 50.0), (1.0, 49.0), (3.0, 10.0))):
+        runs = result(lr=lr, optimizer="sgd", accuracies=((accuracy, accuracy),), validation=True)
+        write(tmp_path / "sweep" / f"{number}.json", runs)
+    section = report(tmp_path)["sweep"]
+    assert "| sgd | none | 0.3 | 50.00 ± 0.00 | 0.3 to 1 |" in section
+    assert "a tenth of the training set, held out" in section
+    assert (tmp_path / "sweep.png").read_bytes().startswith(PNG_SIGNATURE)
+    write(tmp_path / "sweep" / "4.json", result(lr=0.03, optimizer="sgd", accuracies=((60.0, 60.0),)))
+    assert "| sgd | none | 0.03, at the sweep's edge | 60.00 ± 0.00 | 0.03 to 0.03 |" in report(tmp_path)["sweep"]
+
+
+def test_rescaling_shows_mean_and_range_by_sigma(tmp_path):
+    for sigma, ends in ((0.0, (40.0, 40.0)), (2.0, (20.0, 30.0))):
+        runs = result(activation="leaky-relu", rescaled=sigma, accuracies=(ends,))
+        write(tmp_path / "gauges" / f"{sigma}.json", runs)
+    section = report(tmp_path)["gauges"]
+    assert "| none, adam | 0.001 | 40.00 (40.00 to 40.00) | 25.00 (20.00 to 30.00) |" in section
+    assert (tmp_path / "gauges.png").read_bytes().startswith(PNG_SIGNATURE)
+
+
 def test_standard_error_is_that_of_the_mean():
     mean, error = mean_and_error([1.0, 2.0, 3.0, 6.0])
     assert mean == 3.0

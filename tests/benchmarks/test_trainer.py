@@ -58,6 +58,16 @@ def test_a_seed_does_not_depend_on_its_company(digits):
     assert ((alone[:, 0] - in_company[:, 1]).abs() / alone[:, 0]).max() <= TOLERANCE
 
 
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@pytest.mark.parametrize("method", ["none", "uc-network", "uc-layer"])
+def test_rescaled_networks_start_as_one_function_and_stay_so_in_canonical_coordinates(method, optimizer, digits):
+    run = Run("digits", method, "leaky-relu", epochs=1, optimizer=optimizer, lr=1e-4, rescaled=1.5)
+    found = losses(run, digits)
+    spread = (found.amax(1) - found.amin(1)) / found.amin(1)
+    assert spread[0] <= TOLERANCE
+    assert spread[-1] <= TOLERANCE if method != "none" else spread[-1] > 1e-3
+
+
 def test_every_epoch_is_a_new_permutation():
     run = Run("digits", "none", "tanh", epochs=2, seeds=(0, 1), batch_size=4)
     first, second = epoch_orders(run, 22)
