@@ -184,13 +184,18 @@ class Ensemble:
             parameter.grad = None
         losses = self._losses_at(index)
         losses.sum().backward()
-        for number, model in enumerate(self.members or ()):
+        if self.members is None:
+            self.optimizers[0].step()
+            return losses.detach()
+        finite = losses.isfinite().tolist()
+        for number, (model, optimizer) in enumerate(zip(self.members, self.optimizers, strict=True)):
+            if not finite[number]:
+                continue  # it has diverged and stays where it is: weights without magnitude have no gauge
             for name, parameter in model.named_parameters():
                 gradient = self.parameters[name].grad
                 assert gradient is not None
                 # Fused optimizers read a gradient as if it were laid out as its parameter is.
                 parameter.grad = gradient[number].contiguous()
-        for optimizer in self.optimizers:
             optimizer.step()
         return losses.detach()
 

@@ -78,7 +78,7 @@ def apply_gauge(model: nn.Module, graph: ChannelGraph, log_scales: Tensor) -> nn
     return model
 
 
-def canonical(model: nn.Module, graph: ChannelGraph) -> Tensor:
+def canonical(model: nn.Module, graph: ChannelGraph, *, fan_in: bool = True) -> Tensor:
     """Bring a model into its balanced gauge, in place: the one in which `network_scales` finds nothing to do.
 
     This is the paper's projection Π (appendix B) for a whole network: all models that differ by a gauge become
@@ -87,6 +87,7 @@ def canonical(model: nn.Module, graph: ChannelGraph) -> Tensor:
     Args:
         model: the traced model, or one with the same parameters.
         graph: from `trace`.
+        fan_in: what counts as balanced; see `network_scales`.
 
     Returns:
         The log-scales that were taken off; `apply_gauge(model, graph, …)` with them puts them back.
@@ -102,10 +103,10 @@ def canonical(model: nn.Module, graph: ChannelGraph) -> Tensor:
         >>> _ = model[0].weight.data.fill_(2.0), model[2].weight.data.fill_(-8.0)
         >>> gauge.canonical(model, gauge.trace(model, torch.ones(1, 1).double())).exp()
         tensor([0.5000], dtype=torch.float64)
-        >>> model[0].weight.item(), model[2].weight.item()
+        >>> round(model[0].weight.item(), 9), round(model[2].weight.item(), 9)
         (4.0, -4.0)
     """
-    log_scales = network_scales(graph, dict(model.named_parameters()))
+    log_scales = network_scales(graph, dict(model.named_parameters()), fan_in=fan_in)
     apply_gauge(model, graph, -log_scales)
     return log_scales
 

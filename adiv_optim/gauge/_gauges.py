@@ -17,9 +17,11 @@ class Gauge(ABC):
     Args:
         every: measure the scales anew every so many steps. Between two measurements they stay: equivalent networks
             keep following one path, in coordinates that are a little out of date.
+        fan_in: what the network's channels are balanced to; see `network_scales`.
     """
 
     every: int = 1
+    fan_in: bool = True
 
     def __post_init__(self) -> None:
         if self.every < 1:
@@ -40,12 +42,12 @@ class Gauge(ABC):
 class NetworkGauge(Gauge):
     r"""One scale per channel of the whole network: D = exp(s_out), E = exp(−s_in), s from `network_scales`.
 
-    The wrapped optimizer runs as it would on the balanced network, so its learning rate carries over from one.
-    Weights and biases follow one path in every gauge.
+    The wrapped optimizer runs as it would on the balanced network. With `fan_in` that is near the network as PyTorch
+    initialises it, so that learning rates carry over. Weights and biases follow one path in every gauge.
 
     Example:
         >>> NetworkGauge(every=10)
-        NetworkGauge(every=10)
+        NetworkGauge(every=10, fan_in=True)
     """
 
     def factors(self, graph: ChannelGraph, parameters: Mapping[str, Tensor], log_scales: Tensor) -> dict[str, Factors]:
@@ -64,7 +66,7 @@ class LayerGauge(Gauge):
 
     Example:
         >>> LayerGauge()
-        LayerGauge(every=1)
+        LayerGauge(every=1, fan_in=True)
     """
 
     def factors(self, graph: ChannelGraph, parameters: Mapping[str, Tensor], log_scales: Tensor) -> dict[str, Factors]:

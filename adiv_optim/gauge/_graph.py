@@ -32,6 +32,7 @@ class Entry:
         counted: whether the network gauge balances it: a weight, not a bias.
         power: 2 for a running variance, else 1.
         moves: whether any free channel touches it.
+        usual: mean of log|w| as PyTorch initialises such a weight: −½ log(fan_in) − 1 for matrices and kernels.
     """
 
     shape: tuple[int, ...]
@@ -40,6 +41,7 @@ class Entry:
     counted: bool
     power: int = 1
     moves: bool = True
+    usual: float = 0.0
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,10 +17,19 @@ _CHUNK = 2**18
 
 
 @torch.no_grad()
-def network_scales(graph: ChannelGraph, parameters: Mapping[str, Tensor], *, start: Tensor | None = None) -> Tensor:
-    r"""Find the log-scales that leave the weights as near to magnitude 1 as rescaling channels can bring them.
+def network_scales(
+    graph: ChannelGraph, parameters: Mapping[str, Tensor], *, fan_in: bool = True, start: Tensor | None = None
+) -> Tensor:
+    r"""Find the log-scales that leave the weights as near to their usual magnitude as rescaling channels can bring them.
 
-    .. math:: \min_s \sum_{w_{oi} \ne 0} \left(\log|w_{oi}| - s_o + s_i\right)^2, \qquad s = 0 \text{ where pinned}
+    .. math:: \min_s \sum_{w_{oi} \ne 0} \left(\log|w_{oi}| - u - s_o + s_i\right)^2, \qquad
+              u = -\tfrac12 \log(\text{fan in}) - 1, \qquad s = 0 \text{ where pinned}
+
+    u is the mean of log|w| as PyTorch initialises the layer (for gains and embeddings their own). It does not depend
+    on the weights, so any u is as blind to the gauge as u = 0 (`fan_in=False`, magnitude 1 for all weights alike).
+    But without it a network whose layers differ in width is far from balanced as it is initialised, with inputs and
+    outputs pinned: 3072 inputs, 32 hidden units and 10 outputs would slow down the first layer's steps by four orders
+    of magnitude and speed up the last one's by as much.
 
     Taking e^s off a network gives its balanced gauge. A network in another gauge t has the scales s + t, which
     is what makes coordinates W' = D⁻¹WE⁻¹, D = exp(s_out), E = exp(−s_in), blind to the gauge. Biases are not
@@ -37,6 +46,7 @@ def network_scales(graph: ChannelGraph, parameters: Mapping[str, Tensor], *, sta
     Args:
         graph: from `trace`.
         parameters: name → tensor, as `dict(model.named_parameters())`.
+        fan_in: whether u is as above, or 0.
         start: log-scales near the solution, such as an earlier step's; (graph.free,).
 
     Returns:
@@ -80,15 +90,20 @@ def network_scales(graph: ChannelGraph, parameters: Mapping[str, Tensor], *, sta
     if start is not None:
         graph.check(start)
         scales[1:] = start
+    usual = {name: entry.usual if fan_in else 0.0 for name, entry in entries.items()}
+
+    def sums() -> list[Tensor]:
+        return [part for name, e in entries.items() for part in _sums(weights[name], e, scales, usual[name], zeros)]
+
     zeros = False
     for _ in range(_PASSES):
-        right = laplacian.right([p for name, e in entries.items() for p in _sums(weights[name], e, scales, zeros)])
+        right = laplacian.right(sums())
         # log 0 = -inf: a sum that is not finite is the sign of a zero (or worse), and costs no look of its own.
         if not zeros and not bool(right.isfinite().all()):
             _refuse_infinite(weights)
             zeros = True
             laplacian = laplacian.without(tuple(entries.values()), [weight == 0 for weight in weights.values()])
-            right = laplacian.right([p for name, e in entries.items() for p in _sums(weights[name], e, scales, zeros)])
+            right = laplacian.right(sums())
         change = laplacian.solve(right)
         scales += change
         # Sums round in proportion to their size, which is that of the change: a small one needs no second look.
@@ -97,9 +112,10 @@ def network_scales(graph: ChannelGraph, parameters: Mapping[str, Tensor], *, sta
     return scales[1:]
 
 
-def _sums(weight: Tensor, entry: Entry, scales: Tensor, zeros: bool) -> tuple[Tensor, Tensor]:
-    """Sum log|w| − s_o + s_i over rows for s_out and, with the sign they enter with, over columns for s_in; flat."""
+def _sums(weight: Tensor, entry: Entry, scales: Tensor, usual: float, zeros: bool) -> tuple[Tensor, Tensor]:
+    """Sum log|w| − u − s_o + s_i over rows for s_out and, with the sign they enter with, over columns for s_in; flat."""
     plus, minus = (scales[index.to(scales.device)] for index in (entry.plus, entry.minus))
+    plus = plus + usual
     step = max(1, _CHUNK // max(1, weight[:1].numel()))
     found = [
         _sums_of_part(weight[part], _part(plus, part), _part(minus, part), zeros)

@@ -1,6 +1,7 @@
 """Finding the channels of a model: torch.export writes down what the model does, the rules say what that shares."""
 
 import copy
+import math
 import operator
 import warnings
 from collections.abc import Iterator
@@ -190,7 +191,8 @@ def _finish(interpreter: _Interpreter, order: list[str]) -> ChannelGraph:
 
     def entry(use: Use) -> Entry:
         plus, minus = number(use.plus), number(use.minus)
-        return Entry(use.shape, plus, minus, use.counted, use.power, bool((plus != 0).any() or (minus != 0).any()))
+        moves = bool((plus != 0).any() or (minus != 0).any())
+        return Entry(use.shape, plus, minus, use.counted, use.power, moves, _usual(use))
 
     nodes = []
     for group in channels.groups:
@@ -207,6 +209,15 @@ def _finish(interpreter: _Interpreter, order: list[str]) -> ChannelGraph:
         unknown=tuple(dict.fromkeys(interpreter.unknown)),
         inexact=tuple(dict.fromkeys(uses.inexact)),
     )
+
+
+def _usual(use: Use) -> float:
+    """Mean of log|w| at PyTorch's initialisation: U(−a, a), a = 1/√fan_in; tables N(0, 1); gains 1."""
+    if not use.counted or use.kind.startswith("gain"):
+        return 0.0
+    if use.kind.startswith("table"):
+        return -0.6352  # −(γ + log 2) / 2
+    return -math.log(math.prod(use.shape) / use.plus.numel()) / 2 - 1
 
 
 def _first_names(model: nn.Module) -> dict[str, str]:

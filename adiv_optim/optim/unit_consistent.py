@@ -58,7 +58,9 @@ class CanonicalChart(Chart):
 
     def _measure(self, parameters: dict[str, nn.Parameter]) -> None:
         # Scales of the last measurement are a start: one pass over the weights is enough from there.
-        self._log_scales = gauges.network_scales(self.graph, parameters, start=self._log_scales)
+        self._log_scales = gauges.network_scales(
+            self.graph, parameters, fan_in=self.gauge.fan_in, start=self._log_scales
+        )
         self._factors = self.gauge.factors(self.graph, parameters, self._log_scales)
         products = [(factors.d.amax() * factors.e.amax()).double() for factors in self._factors.values()]
         bounds = torch.stack(products).tolist() if products else []
@@ -68,7 +70,7 @@ class CanonicalChart(Chart):
         """Count the step, and project if asked to."""
         self.steps += 1
         if self.project:
-            taken = gauges.canonical(self.model, self.graph)
+            taken = gauges.canonical(self.model, self.graph, fan_in=self.gauge.fan_in)
             if self._log_scales is not None:
                 self._log_scales = self._log_scales.to(taken) - taken
             self._factors = {}

@@ -1,5 +1,7 @@
 """gauge.apply_gauge and network_scales: the function stays, the scales follow the gauge."""
 
+import math
+
 import pytest
 import torch
 from torch import nn
@@ -94,7 +96,33 @@ def test_canonical_is_the_same_in_every_gauge():
     assert max(relative_error(a, b) for a, b in pairs) <= SCALES
 
 
-def dense_solution(graph, weights):
+def usual(model, name):
+    """Mean of log|w| at PyTorch's initialisation, by what the parameter is."""
+    owner, weight = model.get_submodule(name.rpartition(".")[0]), parameters(model)[name]
+    if isinstance(owner, nn.Embedding):
+        return torch.distributions.Normal(0, 1).sample((10**6,)).abs().log().mean().item()
+    if weight.dim() < 2 or name.endswith("gain"):
+        return 0.0
+    transposed = isinstance(owner, nn.ConvTranspose2d)
+    fan_in = len(weight) // owner.groups * weight[0, 0].numel() if transposed else weight[0].numel()
+    return torch.empty(10**6).uniform_(-1, 1).abs().log().mean().item() - math.log(fan_in) / 2
+
+
+def test_usual_magnitudes_are_those_of_pytorch():
+    for name in ("mlp", "convolutions", "block"):
+        model = MODELS[name].model()
+        graph = gauge.trace(model, MODELS[name].input())
+        for name, entry in graph.parameters.items():
+            if entry.counted:
+                assert entry.usual == pytest.approx(usual(model, name), abs=5e-3)
+    # What it is for: a network of uneven widths is balanced nearly as it is drawn, and far from it by magnitude 1.
+    model = nn.Sequential(nn.Linear(3072, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 10))
+    graph = gauge.trace(model, torch.randn(1, 3072))
+    assert scales_of(graph, model).abs().max() < 0.7
+    assert scales_of(graph, model, fan_in=False).abs().min() > 3
+
+
+def dense_solution(graph, weights, fan_in):
     """The least squares problem written out, a row for every weight that is not zero."""
     rows, values = [], []
     for name, entry in graph.parameters.items():
@@ -106,7 +134,7 @@ def dense_solution(graph, weights):
         for index, sign in ((entry.plus, 1.0), (entry.minus, -1.0)):
             row.scatter_add_(1, index.expand(w.shape).reshape(-1, 1), torch.full((w.numel(), 1), sign))
         rows.append(row[keep, 1:])
-        values.append(w.abs().log().flatten()[keep])
+        values.append(w.abs().log().flatten()[keep] - (entry.usual if fan_in else 0))
     return torch.linalg.lstsq(torch.cat(rows), torch.cat(values), driver="gelsd").solution
 
 
@@ -116,12 +144,14 @@ def sparse_(weight, fraction):
 
 @pytest.mark.parametrize("name", ["mlp", "convolutions", "transformer", "block"])
 @pytest.mark.parametrize("fraction", [0.0, 0.1, 0.7], ids=["dense", "few-zeros", "many-zeros"])
-def test_scales_are_the_least_squares_solution(name, fraction):
+@pytest.mark.parametrize("fan_in", [True, False], ids=["fan-in", "one"])
+def test_scales_are_the_least_squares_solution(name, fraction, fan_in):
     model, x = MODELS[name].model(), MODELS[name].input()
     graph = gauge.trace(model, x)
     for parameter in model.parameters():
         sparse_(parameter, fraction)
-    found, wanted = scales_of(graph, model), dense_solution(graph, parameters(model))
+    found = scales_of(graph, model, fan_in=fan_in)
+    wanted = dense_solution(graph, parameters(model), fan_in)
     linked = found != 0  # cut off by zeros: minimum norm in one, scale 1 in the other
     assert linked.sum() > 0.8 * len(found)
     counted = [p for n, p in model.named_parameters() if graph.parameters[n].counted]
@@ -130,16 +160,16 @@ def test_scales_are_the_least_squares_solution(name, fraction):
         assert (found - wanted).abs().max() <= 1e-11
         assert (found * (1 + 1e-8) - wanted).abs().max() > 1e-11
     # The normal equations hold either way: no move of one channel brings the weights nearer to 1.
-    assert misfit(graph, model, found) <= misfit(graph, model, wanted) * (1 + 1e-12)
-    assert misfit(graph, model, found + 1e-3) > misfit(graph, model, wanted) * (1 + 1e-9)
+    assert misfit(graph, model, found, fan_in) <= misfit(graph, model, wanted, fan_in) * (1 + 1e-12)
+    assert misfit(graph, model, found + 1e-3, fan_in) > misfit(graph, model, wanted, fan_in) * (1 + 1e-9)
 
 
-def misfit(graph, model, scales):
+def misfit(graph, model, scales, fan_in):
     padded, total = torch.cat([torch.zeros(1), scales]), 0.0
     for name, entry in graph.parameters.items():
         w = parameters(model)[name].detach().view(entry.shape)
         if entry.counted:
-            log = w.abs().log() - padded[entry.plus] + padded[entry.minus]
+            log = w.abs().log() - padded[entry.plus] + padded[entry.minus] - (entry.usual if fan_in else 0)
             total += log[w != 0].square().sum()
     return total
 
@@ -166,14 +196,16 @@ def test_zero_initialised_layers_leave_scales_to_the_others():
     first = nn.Sequential(*model[:4], nn.Linear(8, 7))
     assert not torch.equal(scales[:8], torch.zeros(8))
     alone = gauge.network_scales(
-        graph, {**parameters(first), "6.weight": torch.ones(4, 7), "4.weight": torch.zeros(7, 8)}
+        graph,
+        {**parameters(first), "6.weight": torch.ones(4, 7), "4.weight": torch.zeros(7, 8)},
+        fan_in=False,
     )
     assert alone[-7:].abs().max() <= SCALES  # by the ones that lead to the output
     for layer in (0, 2, 6):
         model[layer].weight.zero_()
     assert torch.equal(scales_of(graph, model), torch.zeros(graph.free))
     model[0].weight[0, 0] = 3.0
-    assert scales_of(graph, model)[0] == torch.tensor(3.0).log()
+    assert (scales_of(graph, model)[0] - torch.tensor(3.0 * 6**0.5).log() - 1).abs() <= SCALES
     assert not scales_of(graph, model)[1:].any()
 
 
