@@ -1,4 +1,4 @@
-"""Command line: python -m benchmarks {quick,train,tune,speed,divergence,attention,report}."""
+"""Command line: python -m benchmarks {quick,train,tune,speed,divergence,attention,char-lm,report}."""
 
 import argparse
 import os
@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from . import attention, divergence, runs, speed, tune
+from .char_lm import command as char_lm
 from .data import DATA, load
 from .methods import ACTIVATIONS, DEFAULT, METHODS
 from .report import insert, report
@@ -98,6 +99,9 @@ def _parser() -> argparse.ArgumentParser:
     attending = commands.add_parser("attention", help="the ideal logit step: alignment, price, a small training")
     attending.set_defaults(command=_attention)
 
+    characters = commands.add_parser("char-lm", help="optimizers and normalisers on a small language model")
+    char_lm.add_arguments(characters)
+
     reporting = commands.add_parser("report", help="tables and figures from result files")
     reporting.set_defaults(command=_report)
     reporting.add_argument("--readme", type=Path, help="also fill this file's results sections")
@@ -113,6 +117,7 @@ def _parser() -> argparse.ArgumentParser:
         (timing, "runs/speed"),
         (diverging, "runs/divergence"),
         (attending, "runs/attention"),
+        (characters, "runs/char-lm"),
         (reporting, "runs"),
     )
     for command, out in folders:
