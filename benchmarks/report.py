@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from . import attention, batch_size, divergence, rescaling, sweep
+from .char_lm import report as char_lm
 from .methods import ACTIVATIONS, LABELS, METHODS
 from .pictures import COLORS, panels
 from .runs import read
@@ -192,6 +193,9 @@ def report(folder: Path) -> dict[str, str]:
             sections["divergence"] = divergence.section(result)
         for result in (r for r in results if r["kind"] == "attention"):
             sections["attention"] = attention.table(result)
+        characters = [r for r in results if r["kind"] == "char-lm"]
+        if characters:
+            sections[part.name] = char_lm.section(characters, read(part / "search"), part.name, folder)
         tuned = [r for r in results if r["kind"] == "tuned"]
         if tuned:
             heading = f"**{network(tuned[0])}, rates tuned**"
