@@ -3,7 +3,7 @@
 from . import attention, diagnostics, functional, gauge, jacobian
 from .attach import Coverage, attach, coverage, detach
 from .corrections import BatchIdeal, Correction, Disproportional, Proportional
-from .optim import GradientOnly, UnitConsistent
+from .optim import GradientOnly, UnitConsistent, Whitened
 from .running import precondition
 
 __version__ = "0.1.0"
@@ -16,6 +16,7 @@ __all__ = [
     "GradientOnly",
     "Proportional",
     "UnitConsistent",
+    "Whitened",
     "attach",
     "attention",
     "coverage",

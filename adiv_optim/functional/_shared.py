@@ -1,6 +1,7 @@
 """What the linear and the convolutional Functions share."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -9,6 +10,9 @@ from torch.autograd import Function
 
 #: Whether code that torch.compile traces may ask if a tensor is batched by vmap.
 COMPILER_SEES_VMAP = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 8)
+
+#: Whether torch.export is writing down the model, which has no backward pass then. Before torch 2.7 it does not tell.
+exporting: Callable[[], bool] = getattr(torch.compiler, "is_exporting", lambda: False)
 
 
 class _OnceOnly(Function):

@@ -1,6 +1,5 @@
 """Backpropagation through the unit-consistent adjoint: another backward chain under the same forward."""
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,6 +9,7 @@ from torch.autograd import Function
 from torch.utils.hooks import RemovableHandle
 
 from ..scaling import rz_scaling
+from ._shared import exporting
 
 
 class _ScaledGradient(Function):
@@ -113,8 +113,6 @@ def uc_backpropagation(model: nn.Module) -> "UCBackpropagation":
     return UCBackpropagation([handle for layer in layers for handle in _Ends(layer).handles])
 
 
-#: What is exported has no backward pass to change. Before torch 2.7 there is no way to ask.
-_exporting: Callable[[], bool] = getattr(torch.compiler, "is_exporting", lambda: False)
 _LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
@@ -150,7 +148,7 @@ class _Ends:
         return {"inverse_rows": None, "handles": []}
 
     def input(self, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if not torch.is_grad_enabled() or _exporting():
+        if not torch.is_grad_enabled() or exporting():
             return None
         positions = layer.weight.dim() - 2
         scaling = rz_scaling(layer.weight, groups=getattr(layer, "groups", 1), kernel_dims=positions)

@@ -20,7 +20,7 @@ _CHUNK = 2**18
 def network_scales(
     graph: ChannelGraph, parameters: Mapping[str, Tensor], *, fan_in: bool = True, start: Tensor | None = None
 ) -> Tensor:
-    r"""Find the log-scales that leave the weights as near to their usual magnitude as rescaling channels can bring them.
+    r"""Find the log-scales that leave the weights as near to their usual magnitude as rescaling can bring them.
 
     .. math:: \min_s \sum_{w_{oi} \ne 0} \left(\log|w_{oi}| - u - s_o + s_i\right)^2, \qquad
               u = -\tfrac12 \log(\text{fan in}) - 1, \qquad s = 0 \text{ where pinned}
@@ -113,7 +113,7 @@ def network_scales(
 
 
 def _sums(weight: Tensor, entry: Entry, scales: Tensor, usual: float, zeros: bool) -> tuple[Tensor, Tensor]:
-    """Sum log|w| − u − s_o + s_i over rows for s_out and, with the sign they enter with, over columns for s_in; flat."""
+    """Sum log|w| − u − s_o + s_i over rows for s_out and over columns for s_in, signed as they enter; flat."""
     plus, minus = (scales[index.to(scales.device)] for index in (entry.plus, entry.minus))
     plus = plus + usual
     step = max(1, _CHUNK // max(1, weight[:1].numel()))

@@ -3,6 +3,7 @@
 from .coordinates import Chart, Coordinates, Map
 from .gradient_only import GradientOnly
 from .unit_consistent import UnitConsistent
+from .whitened import Whitened
 from .wrapper import OptimizerWrapper
 
-__all__ = ["Chart", "Coordinates", "GradientOnly", "Map", "OptimizerWrapper", "UnitConsistent"]
+__all__ = ["Chart", "Coordinates", "GradientOnly", "Map", "OptimizerWrapper", "UnitConsistent", "Whitened"]

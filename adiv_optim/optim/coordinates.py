@@ -60,7 +60,7 @@ class Coordinates(OptimizerWrapper):
 
     Raises:
         TypeError: not an optimizer, or LBFGS.
-        ValueError: the optimizer holds no parameter of the model.
+        ValueError: the optimizer holds no parameter of the model, or changes coordinates itself.
     """
 
     chart: Chart
@@ -68,6 +68,14 @@ class Coordinates(OptimizerWrapper):
     def __init__(self, optimizer: Optimizer, model: nn.Module, chart: Chart) -> None:
         super().__init__(optimizer)
         check_same_parameters(type(self).__name__, optimizer, model)
+        within: Optimizer | None = optimizer
+        while isinstance(within, OptimizerWrapper):
+            if isinstance(within, Coordinates):
+                raise ValueError(
+                    f"{type(self).__name__} around {type(within).__name__}: both change coordinates, and the inner one "
+                    "would measure weights that the outer one has mapped; choose one."
+                )
+            within = within.inner
         self.model, self.chart = model, chart
 
     def __getstate__(self) -> dict[str, Any]:

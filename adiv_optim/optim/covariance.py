@@ -1,0 +1,131 @@
+"""The running covariance of a layer's inputs, gathered in the forward pass without keeping activations."""
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch._C import _functorch
+
+from ..functional._linear import LinearRows
+from ..functional._patches import unfold
+from ..functional._shared import exporting
+
+#: Numbers of unfolded patches that are there at once.
+_CHUNK = 2**21
+
+
+class InputCovariance:
+    r"""A = mean of :math:`\tilde x \tilde x^\top` over the rows that a layer reads, x~ = (x, 1) where a bias trains.
+
+    One for each weight: modules that share one add their rows up. Wide layers keep diagonal blocks of A only.
+
+    Args:
+        name: the weight's name, for messages and checkpoints.
+        modules: nn.Linear or nn.Conv1d/2d/3d, all with the same weight, and the same bias if `with_bias`.
+        with_bias: whether x~ has a 1.
+        blocks: A's diagonal blocks as slices of the features; the 1 belongs to the last.
+    """
+
+    def __init__(self, name: str, modules: list[nn.Module], with_bias: bool, blocks: list[slice]) -> None:
+        self.name, self.modules, self.with_bias, self.blocks = name, modules, with_bias, blocks
+        #: Whether forward passes are counted now.
+        self.armed = True
+        self.pending: list[Tensor] | None = None
+        self.pending_rows = 0
+        #: Sums over rows with the weights decay^age, one tensor (groups, d, d) for each block, and the rows' own sum.
+        self.total: list[Tensor] | None = None
+        self.rows = 0.0
+        self.handles = [m.register_forward_pre_hook(self._see, with_kwargs=True) for m in modules]
+
+    @property
+    def weight(self) -> nn.Parameter:
+        """The weight."""
+        return self.modules[0].get_parameter("weight")
+
+    @property
+    def bias(self) -> nn.Parameter | None:
+        """The bias, if x~ has a 1."""
+        return self.modules[0].get_parameter("bias") if self.with_bias else None
+
+    @property
+    def groups(self) -> int:
+        """How many covariances there are beside each other."""
+        return int(getattr(self.modules[0], "groups", 1))
+
+    def _see(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self.armed and module.training and torch.is_grad_enabled() and not exporting():
+            self._add(module, args[0] if args else kwargs["input"])
+
+    @torch.compiler.disable
+    @torch.no_grad()
+    def _add(self, module: nn.Module, input: Tensor) -> None:
+        if _functorch.is_functorch_wrapped_tensor(input):
+            raise RuntimeError(
+                f"{self.name}: Whitened remembers the inputs of this layer, which a transform of torch.func would have "
+                "to carry outside; call the transform in eval(), or detach() the optimizer first."
+            )
+        with torch.autocast(input.device.type, enabled=False):
+            for rows in _rows(module, input, torch.promote_types(self.weight.dtype, torch.float32)):
+                last = [False] * (len(self.blocks) - 1) + [self.with_bias]
+                grams = [
+                    LinearRows(rows[..., block], rows, needs_weight=True, needs_bias=bias).gram()
+                    for block, bias in zip(self.blocks, last, strict=True)
+                ]
+                self.pending_rows += rows.shape[1]
+                if self.pending is None:
+                    self.pending = grams
+                else:
+                    for total, gram in zip(self.pending, grams, strict=True):
+                        total += gram
+
+    def no_rows(self) -> list[Tensor]:
+        """What a process adds whose batch did not reach the layer."""
+        dtype = torch.promote_types(self.weight.dtype, torch.float32)
+        sizes = [block.stop - block.start for block in self.blocks]
+        sizes[-1] += self.with_bias
+        return [torch.zeros(self.groups, size, size, dtype=dtype, device=self.weight.device) for size in sizes]
+
+    def absorb(self, decay: float) -> None:
+        """Let what was seen since the last time into the average; rows with NaN or inf are dropped."""
+        pending, rows = self.pending, self.pending_rows
+        self.pending, self.pending_rows = None, 0
+        if pending is None or not rows or not bool(torch.stack([block.sum() for block in pending]).isfinite().all()):
+            return
+        if self.total is not None and decay:
+            # Made anew, not in place: a checkpoint may hold the old ones.
+            pending = [block.add(old.to(block), alpha=decay) for block, old in zip(pending, self.total, strict=True)]
+            self.rows *= decay
+        else:
+            self.rows = 0.0
+        self.total = pending
+        self.rows += rows
+
+    def mean(self) -> list[Tensor] | None:
+        """The blocks of A, each (groups, d, d)."""
+        return None if self.total is None else [block / self.rows for block in self.total]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the memory."""
+        return {"total": self.total, "rows": self.rows}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take the memory from a checkpoint."""
+        self.total, self.rows = state["total"], state["rows"]
+        self.pending, self.pending_rows = None, 0
+
+
+def _rows(module: Any, input: Tensor, dtype: torch.dtype) -> Iterator[Tensor]:
+    """What the layer reads, as (groups, rows, features); of a convolution, the patches of a few samples at a time."""
+    if isinstance(module, nn.Linear):
+        yield input.reshape(1, -1, input.shape[-1]).to(dtype)
+        return
+    dims = len(module.kernel_size)
+    mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
+    batch = input if input.dim() == dims + 2 else input.unsqueeze(0)
+    batch = F.pad(batch, module._reversed_padding_repeated_twice, mode=mode)
+    step = max(1, _CHUNK // max(1, math.prod(module.kernel_size) * batch[:1].numel()))
+    for part in batch.split(step):
+        yield unfold(part.to(dtype), module.kernel_size, module.stride, [0] * dims, module.dilation, module.groups)

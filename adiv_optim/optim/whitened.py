@@ -1,0 +1,317 @@
+"""Optimizers that step where the inputs of every layer are white: their idea of a step, measured by activations."""
+
+from collections.abc import Iterable
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, distributed, nn
+from torch.nn.utils import parametrize
+from torch.optim import Optimizer
+
+from .coordinates import Chart, Coordinates, Map
+from .covariance import InputCovariance
+from .roots import METHODS, roots
+
+_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+
+
+class Whitening(Map):
+    r"""W~' = W~ R⁻¹ and G~' = G~ R for one weight, with its bias as a last column.
+
+    Args:
+        covariance: whose layer it is.
+        both: R and R⁻¹ of every block, each (groups, d, d).
+        keep_norm: give the mapped step the Frobenius norm that it had in the new coordinates.
+    """
+
+    def __init__(self, covariance: InputCovariance, both: list[tuple[Tensor, Tensor]], keep_norm: bool) -> None:
+        self.both, self.keep_norm, self.groups, self.blocks = both, keep_norm, covariance.groups, covariance.blocks
+        self.parameters = [p for p in (covariance.weight, covariance.bias) if p is not None]
+
+    def enter(self) -> None:
+        """Write parameters and gradients in the new coordinates."""
+        gradients = [p.grad for p in self.parameters]
+        mapped = self._split(self._blockwise(self._joined([g for g in gradients if g is not None]), 0))
+        self.saved = [p.detach().clone() for p in self.parameters]
+        self.gradients = gradients
+        there = self._split(self._blockwise(self._joined(self.saved), 1))
+        for parameter, value, gradient in zip(self.parameters, there, mapped, strict=True):
+            parameter.copy_(value)
+            parameter.grad = gradient.to(parameter.dtype)
+        self.start = self._joined([p.detach() for p in self.parameters])
+
+    def leave(self) -> None:
+        """Give the weights what they were, and the step that was taken, mapped back."""
+        moved = self._joined([p.detach() for p in self.parameters]).sub_(self.start)
+        step = self._blockwise(moved, 0)
+        if self.keep_norm:
+            before, after = torch.linalg.vector_norm(moved), torch.linalg.vector_norm(step)
+            step *= torch.where(after > 0, before / after, 1.0)
+        for parameter, value, change, gradient in zip(
+            self.parameters, self.saved, self._split(step), self.gradients, strict=True
+        ):
+            # Adding zero would make -0 of +0.
+            parameter.copy_(torch.where(change == 0, value, value + change))
+            parameter.grad = gradient
+        del self.saved, self.start, self.gradients
+
+    def _joined(self, parts: list[Tensor]) -> Tensor:
+        """(groups, outputs, features), a copy in the precision of the roots."""
+        weight = parts[0].reshape(self.groups, -1, parts[0][0].numel())
+        columns = [weight, *(part.reshape(self.groups, -1, 1) for part in parts[1:])]
+        return torch.cat([column.to(self.both[0][0].dtype) for column in columns], -1)
+
+    def _split(self, joined: Tensor) -> list[Tensor]:
+        """The joined columns in the shapes of weight and bias."""
+        weight, *rest = self.parameters
+        width = weight[0].numel()
+        parts = [joined[..., :width], *(joined[..., width] for _ in rest)]
+        return [part.reshape(p.shape) for part, p in zip(parts, self.parameters, strict=True)]
+
+    def _blockwise(self, joined: Tensor, which: int) -> Tensor:
+        sizes = [pair[which].shape[-1] for pair in self.both]
+        parts = [part @ pair[which] for part, pair in zip(joined.split(sizes, -1), self.both, strict=True)]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+
+
+class WhiteChart(Chart):
+    """Coordinates in which the inputs of the layers of a model are white; see `Whitened` for the arguments."""
+
+    def __init__(self, damping: float, decay: float, every: int, keep_norm: bool, root: str, synchronize: bool) -> None:
+        self.damping, self.decay, self.every = damping, decay, every
+        self.keep_norm, self.root, self.synchronize = keep_norm, root, synchronize
+        #: What is whitened, and why everything else is not.
+        self.layers: list[InputCovariance] = []
+        self.plain: dict[str, str] = {}
+        self.steps = 0
+        self.both: dict[str, list[tuple[Tensor, Tensor]]] = {}
+
+    def maps(self) -> Iterable[Map]:
+        """Return one map for each weight whose inputs were seen and that has a gradient."""
+        if self._due():
+            if self.synchronize:
+                _sum_over_processes(self.layers)
+            for layer in self.layers:
+                layer.absorb(self.decay)
+                mean = layer.mean()
+                if mean is not None:
+                    self.both[layer.name] = self._roots(mean)
+        maps = []
+        for layer in self.layers:
+            trained = [p for p in (layer.weight, layer.bias) if p is not None]
+            if layer.name in self.both and all(p.grad is not None for p in trained):
+                maps.append(Whitening(layer, self.both[layer.name], self.keep_norm))
+        return maps
+
+    def after_step(self) -> None:
+        """Count the step, and let the forward passes before the next one gather if it measures."""
+        self.steps += 1
+        for layer in self.layers:
+            layer.armed = self._due()
+
+    def _due(self) -> bool:
+        # While the average settles it is measured at every power of two.
+        return self.steps % self.every == 0 or (self.steps < self.every and self.steps & (self.steps - 1) == 0)
+
+    def _roots(self, mean: list[Tensor]) -> list[tuple[Tensor, Tensor]]:
+        size = sum(block.shape[-1] for block in mean)
+        trace = torch.stack([block.diagonal(dim1=-2, dim2=-1).sum(-1) for block in mean]).sum(0)
+        level = torch.where(trace > 0, trace / size, 1.0)  # a layer that has seen zeros alone keeps its own coordinates
+        scale = trace / size + self.damping * level if self.keep_norm else torch.ones_like(level)
+        condition = size / self.damping + 1
+        both = []
+        for block in mean:
+            inverse, root = roots(block / scale[:, None, None], self.damping * level / scale, self.root, condition)
+            both.append((inverse, root))
+        return both
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return covariances, roots and counters."""
+        return {
+            "steps": self.steps,
+            "layers": {layer.name: layer.state_dict() for layer in self.layers},
+            "roots": dict(self.both),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take them from a checkpoint; an empty one makes the chart forget."""
+        found, known = state.get("layers", {}), {layer.name for layer in self.layers}
+        if state and (unknown := found.keys() ^ known):
+            raise ValueError(
+                f"Whitened: the checkpoint's covariances and the model's differ in {sorted(unknown)}; whiten the same "
+                "layers."
+            )
+        self.steps, self.both = state.get("steps", 0), dict(state.get("roots", {}))
+        for layer in self.layers:
+            layer.load_state_dict(found.get(layer.name, {"total": None, "rows": 0.0}))
+            layer.armed = self._due()
+            device = layer.weight.device
+            if layer.name in self.both:
+                self.both[layer.name] = [(r.to(device), s.to(device)) for r, s in self.both[layer.name]]
+
+
+class Whitened(Coordinates):
+    r"""Let any optimizer step in coordinates in which the inputs of every layer are white.
+
+    With A the running mean of :math:`\tilde x \tilde x^\top` over the rows x~ = (x, 1) that a layer reads,
+    W~ = [W, b] and λ = damping × A's mean eigenvalue, the optimizer sees
+
+    .. math:: \tilde W' = \tilde W (A + \lambda I)^{1/2}, \qquad \tilde G' = \tilde G (A + \lambda I)^{-1/2}
+
+    and its step ΔW~' is added to the weights as :math:`\Delta\tilde W' (A + \lambda I)^{-1/2}`. Measured there, the
+    length of a step is what it does to the activations. Plain SGD becomes :math:`\tilde G (A + \lambda I)^{-1}`, the
+    step of `BatchIdeal`, times the number of rows; every other optimizer takes its own idea of a good step. (FOOF,
+    Benzing 2022, and K-FAC's input factor are the case of SGD.)
+
+    Goes on nn.Linear and nn.Conv1d/2d/3d whose weights the optimizer holds: rows are samples, tokens or patches, groups
+    of a convolution each have an A. Everything else takes the plain step; `coverage` says which. A is gathered in
+    forward passes in training mode and with gradients enabled, without keeping activations, and only before the steps
+    that measure: every `every` steps, and at powers of two at first. Micro-batches add up, and so do the processes of
+    torch.distributed.
+
+    **Costs** three products of a weight with a matrix of its input's size per step; at a measurement X~ᵀX~ and a root.
+    Memory: A and both roots, float32, for each layer.
+
+    Conversion: with every=1, decay=0 and keep_norm=False, Whitened(SGD) at `damping` takes the step of `GradientOnly`
+    with `BatchIdeal(damping × rows / columns)` times the number of rows, columns counting the bias.
+
+    Args:
+        optimizer: any torch.optim.Optimizer but LBFGS that reads only p and p.grad. For several on disjoint parameters
+            (torch.optim.Muon for matrices, AdamW for the rest) wrap each, or only one.
+        model: the model.
+        damping: λ in units of A's mean eigenvalue. With keep_norm, large values give the optimizer as it is.
+        decay: how much the average of earlier measurements counts at each new one; 0 is the present batch alone.
+        every: steps between two measurements.
+        keep_norm: use A + λI divided by its mean eigenvalue, and give each layer's mapped step the Frobenius norm that
+            the optimizer gave it, so that learning rates and weight decay carry over.
+        root: "eigh", or "newton-schulz" by matrix products alone; see `roots`.
+        max_dim: wider layers keep diagonal blocks of at most this size of A; None is no limit.
+        synchronize: add A up over the processes of torch.distributed.
+
+    Raises:
+        TypeError: not an optimizer, or LBFGS.
+        ValueError: nothing to whiten, another wrapper of coordinates inside, or a setting out of its range.
+
+    Example:
+        >>> import torch
+        >>> from adiv_optim import Whitened
+        >>> model, x = torch.nn.Linear(2, 1, bias=False), torch.tensor([[1.0, 0.0], [0.0, 10.0]])
+        >>> opt = Whitened(torch.optim.SGD(model.parameters(), lr=0.5), model, damping=1e-6, keep_norm=False)
+        >>> before = model(x)
+        >>> before.sum().backward()  # both outputs' gradients are 1 …
+        >>> opt.step()
+        >>> (model(x) - before).flatten().detach().round(decimals=2)  # … and both move by -lr × 1 × 2 rows
+        tensor([-1., -1.])
+    """
+
+    chart: WhiteChart
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        model: nn.Module,
+        *,
+        damping: float = 1.0,
+        decay: float = 0.9,
+        every: int = 10,
+        keep_norm: bool = True,
+        root: str = "eigh",
+        max_dim: int | None = 1024,
+        synchronize: bool = True,
+    ) -> None:
+        if not 0 < damping < float("inf"):
+            raise ValueError(f"Whitened: damping is {damping}; it must be positive and finite.")
+        if not 0 <= decay < 1:
+            raise ValueError(f"Whitened: decay is {decay}; it must be at least 0 and below 1.")
+        if every < 1 or (max_dim is not None and max_dim < 1):
+            raise ValueError(f"Whitened: every is {every} and max_dim is {max_dim}; both must be at least 1.")
+        if root not in METHODS:
+            raise ValueError(f"Whitened: unknown root {root!r}; known are {', '.join(METHODS)}.")
+        super().__init__(optimizer, model, WhiteChart(damping, decay, every, keep_norm, root, synchronize))
+        held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        self.chart.layers, self.chart.plain = _find(model, held, max_dim)
+        if not self.chart.layers:
+            reasons = "; ".join(f"{name} ({why})" for name, why in list(self.chart.plain.items())[:5])
+            raise ValueError(
+                f"Whitened: none of the {len(held)} tensors the optimizer holds is the weight of a Linear or Conv "
+                f"layer that can be whitened: {reasons}."
+            )
+
+    def coverage(self) -> dict[str, str]:
+        """Say of every parameter that the optimizer holds whether and how it is whitened."""
+        found = {}
+        for layer in self.chart.layers:
+            sizes = [block.stop - block.start for block in layer.blocks]
+            sizes[-1] += layer.with_bias
+            how = f"{len(sizes)} blocks of {min(sizes)} to {max(sizes)} columns"
+            how = f"{sizes[0]} columns" if len(sizes) == 1 else how
+            seen = "whitened" if layer.name in self.chart.both else "not yet seen in training"
+            found[layer.name] = f"{seen}, {how}"
+            if layer.with_bias:
+                found[layer.name.removesuffix("weight") + "bias"] = f"{seen}, with its weight"
+        return {**found, **{name: f"plain: {why}" for name, why in self.chart.plain.items()}}
+
+    def detach(self) -> nn.Module:
+        """Take the hooks off the model; the optimizer goes on with plain steps."""
+        for layer in self.chart.layers:
+            for handle in layer.handles:
+                handle.remove()
+        self.chart.layers, self.chart.both = [], {}
+        return self.model
+
+
+def _find(model: nn.Module, held: set[int], max_dim: int | None) -> tuple[list[InputCovariance], dict[str, str]]:
+    """The weights to whiten, and why every other parameter that is held is not."""
+    users: dict[int, list[nn.Module]] = {}
+    names: dict[int, str] = {}
+    for path, module in model.named_modules():
+        for name, parameter in module.named_parameters(prefix=path, recurse=False):
+            if id(parameter) in held and parameter.requires_grad:
+                users.setdefault(id(parameter), []).append(module)
+                names.setdefault(id(parameter), name)
+    layers, plain = [], {}
+    for key, modules in users.items():
+        if why := _why_plain(key, modules):
+            plain[key] = why
+            continue
+        weight, bias = modules[0].get_parameter("weight"), modules[0].bias
+        with_bias = bias is not None and users.get(id(bias)) == modules
+        blocks = _blocks(weight[0].numel(), with_bias, max_dim)
+        layers.append(InputCovariance(names[key], modules, with_bias, blocks))
+    for layer in layers:
+        plain.pop(id(layer.bias), None)
+    return layers, {names[key]: why for key, why in plain.items()}
+
+
+def _why_plain(key: int, modules: list[nn.Module]) -> str:
+    other = next((m for m in modules if not isinstance(m, _LAYERS)), None)
+    if other is not None:
+        return f"used by {type(other).__name__}"
+    if any(parametrize.is_parametrized(m) for m in modules):
+        return "parametrized"
+    if any(id(m.weight) != key for m in modules):
+        return "a bias without its weight"
+    return ""
+
+
+def _blocks(features: int, with_bias: bool, max_dim: int | None) -> list[slice]:
+    """Nearly equal slices of the features, so that each, with the bias, stays within `max_dim`."""
+    count = 1 if max_dim is None else -(-(features + with_bias) // max_dim)
+    ends = [round(features * k / count) for k in range(count + 1)]
+    return [slice(a, b) for a, b in pairwise(ends)]
+
+
+def _sum_over_processes(layers: list[InputCovariance]) -> None:
+    """Add up what is pending over the processes of the default group, if there are any."""
+    if not (distributed.is_available() and distributed.is_initialized()) or distributed.get_world_size() == 1:
+        return
+    # Counts first and for all layers, so that every process takes part in the same sums.
+    counts = torch.tensor([layer.pending_rows for layer in layers], device=layers[0].weight.device)
+    distributed.all_reduce(counts)
+    for layer, count in zip(layers, counts.tolist(), strict=True):
+        if count:
+            layer.pending = layer.no_rows() if layer.pending is None else layer.pending
+            for block in layer.pending:
+                distributed.all_reduce(block)
+            layer.pending_rows = count
