@@ -2,14 +2,14 @@
 
 import copy
 import io
-import os
 
 import pytest
 import torch
-from torch import Tensor, distributed, multiprocessing, nn
+from torch import Tensor, nn
 
 from adiv_optim import BatchIdeal, GradientOnly, attach, functional, jacobian, precondition
 from tests.cases import LAYERS, apply, gradients, quiet_same, relative_error
+from tests.processes import needs_distributed, on_two_processes
 
 EXACT = 1e-9  # float64; the Cholesky factor squares the condition of the rows
 DAMPING = 0.1
@@ -240,36 +240,27 @@ def test_compiled_model_remembers_too():
     assert relative_error(compiled.weight.grad, plain.weight.grad) <= EXACT
 
 
-def one_process(rank: int, port: int, joined: Tensor, folder: str) -> None:
-    torch.set_num_threads(1)
-    torch.set_default_dtype(torch.float64)
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    distributed.init_process_group("gloo", rank=rank, world_size=2)
+def one_process(rank: int, joined: Tensor) -> dict[str, Tensor]:
     optimizer = model_and_optimizer()
     replica = nn.parallel.DistributedDataParallel(optimizer.model)
     for batch in joined:
         optimizer.zero_grad()
         replica(batch.chunk(2)[rank]).square().mean().backward()
         optimizer.step()
-    torch.save(optimizer.model.state_dict(), f"{folder}/{rank}.pt")
     # Each process sends its rows to another layer: no sum may mix them up, nor wait for ever.
     experts = attach(nn.ModuleList([nn.Linear(6, 2), nn.Linear(6, 2)]), BatchIdeal(DAMPING, decay=0.0))
     experts[rank](joined[0][:3]).sum().backward()
     expected = experts[rank]._correction.pending.clone()
     precondition(experts)
     assert torch.equal(experts[rank]._correction.total, expected)
-    distributed.destroy_process_group()
+    return optimizer.model.state_dict()
 
 
-@pytest.mark.skipif(not distributed.is_available(), reason="torch was built without distributed")
+@needs_distributed
 def test_two_processes_are_one_on_the_joined_batch(tmp_path):
     joined = torch.randn(4, 8, 6)
     wanted = trained(model_and_optimizer(), joined)
-    store = distributed.TCPStore("127.0.0.1", 0, is_master=True)
-    port = store.port
-    del store
-    multiprocessing.spawn(one_process, (port, joined, str(tmp_path)), nprocs=2)
-    one, two = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
+    one, two = on_two_processes(one_process, tmp_path, joined)
     assert all(torch.equal(one[name], two[name]) for name in one)
     assert max(relative_error(one[name], value) for name, value in wanted.items()) <= EXACT
     half = trained(model_and_optimizer(), joined[:, :4])

@@ -61,7 +61,7 @@ class LayerGauge(Gauge):
 
     (Uhlmann, *Unit-Consistent (UC) Adjoint for GSD and Backprop in Deep Learning Applications*.) Typical weights
     have |W'| ≈ 1 then, whatever the layer's width and initialisation, so that learning rates do not carry over:
-    for N(0, σ²) weights plain SGD's rate wants multiplying by about 0.28σ². D of one layer alone could not give the
+    for N(0, σ²) weights plain SGD's rate wants dividing by about 0.28σ². D of one layer alone could not give the
     biases a path that is free of the gauge; they, and whatever else is no matrix, take the scales of `NetworkGauge`.
 
     Example:

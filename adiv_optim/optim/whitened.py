@@ -304,7 +304,7 @@ def _blocks(features: int, with_bias: bool, max_dim: int | None) -> list[slice]:
 
 def _sum_over_processes(layers: list[InputCovariance]) -> None:
     """Add up what is pending over the processes of the default group, if there are any."""
-    if not (distributed.is_available() and distributed.is_initialized()) or distributed.get_world_size() == 1:
+    if not layers or not (distributed.is_available() and distributed.is_initialized()):
         return
     # Counts first and for all layers, so that every process takes part in the same sums.
     counts = torch.tensor([layer.pending_rows for layer in layers], device=layers[0].weight.device)

@@ -1,0 +1,26 @@
+"""Two processes of torch.distributed, for tests of what data parallelism must give."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import distributed, multiprocessing
+
+needs_distributed = pytest.mark.skipif(not distributed.is_available(), reason="torch was built without distributed")
+
+
+def on_two_processes(work: Callable[..., Any], folder: Path, *arguments: Any) -> list[Any]:
+    """What `work(rank, *arguments)` returns on each of two processes that share a gloo group, in float64."""
+    multiprocessing.spawn(_process, (work, folder, arguments), nprocs=2)
+    return [torch.load(folder / f"{rank}.pt") for rank in range(2)]
+
+
+def _process(rank: int, work: Callable[..., Any], folder: Path, arguments: tuple[Any, ...]) -> None:
+    torch.set_num_threads(1)
+    torch.set_default_dtype(torch.float64)
+    # A file needs no free port.
+    distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    torch.save(work(rank, *arguments), folder / f"{rank}.pt")
+    distributed.destroy_process_group()
