@@ -26,53 +26,63 @@ class Whitening(Map):
     """
 
     def __init__(self, covariance: InputCovariance, both: list[tuple[Tensor, Tensor]], keep_norm: bool) -> None:
-        self.both, self.keep_norm, self.groups, self.blocks = both, keep_norm, covariance.groups, covariance.blocks
+        self.keep_norm, self.groups, self.blocks = keep_norm, covariance.groups, covariance.blocks
         self.parameters = [p for p in (covariance.weight, covariance.bias) if p is not None]
+        # One group needs no batch of products, which some libraries run on one thread.
+        self.both = both if self.groups > 1 else [(inverse[0], root[0]) for inverse, root in both]
 
     def enter(self) -> None:
         """Write parameters and gradients in the new coordinates."""
         gradients = [p.grad for p in self.parameters]
-        mapped = self._split(self._blockwise(self._joined([g for g in gradients if g is not None]), 0))
-        self.saved = [p.detach().clone() for p in self.parameters]
-        self.gradients = gradients
-        there = self._split(self._blockwise(self._joined(self.saved), 1))
+        mapped = self._times(0, [self._matrix(g) for g in gradients if g is not None])
+        self.saved, self.gradients = [p.detach().clone() for p in self.parameters], gradients
+        there = self._times(1, [self._matrix(value) for value in self.saved])
         for parameter, value, gradient in zip(self.parameters, there, mapped, strict=True):
-            parameter.copy_(value)
-            parameter.grad = gradient.to(parameter.dtype)
-        self.start = self._joined([p.detach() for p in self.parameters])
+            parameter.copy_(value.reshape(parameter.shape))
+            parameter.grad = gradient.reshape(parameter.shape).to(parameter.dtype)
+        # What the parameter holds is rounded to its own precision.
+        self.start = [
+            self._matrix(p).clone() if p.dtype != v.dtype else v for p, v in zip(self.parameters, there, strict=True)
+        ]
 
     def leave(self) -> None:
         """Give the weights what they were, and the step that was taken, mapped back."""
-        moved = self._joined([p.detach() for p in self.parameters]).sub_(self.start)
-        step = self._blockwise(moved, 0)
+        moved = [self._matrix(p) - start for p, start in zip(self.parameters, self.start, strict=True)]
+        step = self._times(0, moved)
         if self.keep_norm:
-            before, after = torch.linalg.vector_norm(moved), torch.linalg.vector_norm(step)
-            step *= torch.where(after > 0, before / after, 1.0)
-        for parameter, value, change, gradient in zip(
-            self.parameters, self.saved, self._split(step), self.gradients, strict=True
-        ):
-            # Adding zero would make -0 of +0.
+            before, after = (torch.linalg.vector_norm(_flat(parts)) for parts in (moved, step))
+            ratio = torch.where(after > 0, before / after, 1.0)
+            step = [part.mul_(ratio) for part in step]
+        for parameter, value, change, gradient in zip(self.parameters, self.saved, step, self.gradients, strict=True):
+            change = change.reshape(parameter.shape)
+            # Adding zero would make +0 of -0.
             parameter.copy_(torch.where(change == 0, value, value + change))
             parameter.grad = gradient
         del self.saved, self.start, self.gradients
 
-    def _joined(self, parts: list[Tensor]) -> Tensor:
-        """(groups, outputs, features), a copy in the precision of the roots."""
-        weight = parts[0].reshape(self.groups, -1, parts[0][0].numel())
-        columns = [weight, *(part.reshape(self.groups, -1, 1) for part in parts[1:])]
-        return torch.cat([column.to(self.both[0][0].dtype) for column in columns], -1)
+    def _matrix(self, part: Tensor) -> Tensor:
+        """A weight as (outputs, features), a bias as (outputs, 1), in the precision of the roots; groups in front."""
+        shape = (self.groups, -1) if self.groups > 1 else (-1,)
+        columns = part[0].numel() if part.dim() > 1 else 1
+        return part.detach().reshape(*shape, columns).to(self.both[0][0].dtype)
 
-    def _split(self, joined: Tensor) -> list[Tensor]:
-        """The joined columns in the shapes of weight and bias."""
-        weight, *rest = self.parameters
-        width = weight[0].numel()
-        parts = [joined[..., :width], *(joined[..., width] for _ in rest)]
-        return [part.reshape(p.shape) for part, p in zip(parts, self.parameters, strict=True)]
+    def _times(self, which: int, parts: list[Tensor]) -> list[Tensor]:
+        """[W, b] times a root, block by block; without joining the two, which would copy W."""
+        weight, *bias = parts
+        products = []
+        for number, block in enumerate(self.blocks):
+            root = self.both[number][which]
+            part = weight if len(self.blocks) == 1 else weight[..., block]
+            if not bias or number < len(self.blocks) - 1:
+                products.append(part @ root)
+                continue
+            products.append((part @ root[..., :-1, :-1]).addcmul_(bias[0], root[..., -1:, :-1]))
+            bias = [(part @ root[..., :-1, -1:]).addcmul_(bias[0], root[..., -1:, -1:])]
+        return [products[0] if len(products) == 1 else torch.cat(products, -1), *bias]
 
-    def _blockwise(self, joined: Tensor, which: int) -> Tensor:
-        sizes = [pair[which].shape[-1] for pair in self.both]
-        parts = [part @ pair[which] for part, pair in zip(joined.split(sizes, -1), self.both, strict=True)]
-        return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+
+def _flat(parts: list[Tensor]) -> Tensor:
+    return torch.stack([torch.linalg.vector_norm(part) for part in parts])
 
 
 class WhiteChart(Chart):
