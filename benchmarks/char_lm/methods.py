@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 
-from adiv_optim import BatchIdeal, GradientOnly
+from adiv_optim import BatchIdeal, GradientOnly, Whitened
 
 from .model import GPT
 
@@ -16,7 +16,7 @@ from .model import GPT
 WARM_UP = 0.05
 #: Peak rate of the AdamW that trains what Muon leaves: embeddings, head, normalisers and biases. The same for all.
 REST_LR = 3e-3
-#: Steps between two factorisations of a whitening.
+#: Steps between two measurements of a whitening.
 EVERY = 10
 
 #: model, rate, weight decay, damping, steps in all → optimizers of disjoint sets of parameters.
@@ -60,10 +60,9 @@ def _whitened(plain: Build) -> Build:
     """The first optimizer of a method, whitened; the others as they are."""
 
     def build(model: GPT, lr: float, weight_decay: float, damping: float | None, total_steps: int) -> list[Optimizer]:
-        from adiv_optim import Whitened  # type: ignore[attr-defined, unused-ignore]
-
         first, *others = plain(model, lr, weight_decay, damping, total_steps)
-        return [Whitened(first, model, damping=damping, decay=0.95, every=EVERY), *others]
+        assert damping is not None
+        return [Whitened(first, model, damping=damping, every=EVERY), *others]
 
     return build
 
