@@ -8,9 +8,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from adiv_optim import Correction, GradientOnly, UnitConsistent, functional, jacobian
+from adiv_optim import Correction, GradientOnly, UnitConsistent, Whitened, functional, jacobian
 from adiv_optim.gauge import NetworkGauge
 
+from .char_lm.methods import matrices
+from .char_lm.model import GPT, PRESETS, next_character_loss
 from .methods import METHODS
 
 #: Creates the tensors of a job and returns what runs it once.
@@ -164,6 +166,33 @@ def optimizer_job(width: int, layers: int, every: int | None, compiled: bool = F
         def run() -> None:
             for _ in range(10):
                 optimizer.step()
+
+        return run
+
+    return make
+
+
+def language_model_job(optimizer: Callable[..., torch.optim.Optimizer], options: dict[str, Any] | None) -> Job:
+    """Ten training steps of the language model, forward and backward included; plainly, or whitened with `options`.
+
+    Muon takes the matrices of the blocks alone, and nothing else trains then: the difference is the optimizer's.
+    """
+
+    def make() -> Callable[[], None]:
+        preset = PRESETS["small"]
+        model = GPT(preset, 65, "layernorm").to(device())
+        matrices_only = optimizer is getattr(torch.optim, "Muon", None)
+        trained = matrices(model) if matrices_only else list(model.parameters())
+        stepping = optimizer(trained, lr=1e-3)
+        if options is not None:
+            stepping = Whitened(stepping, model, **options)
+        windows = torch.randint(65, (preset.batch_size, preset.context + 1), device=device())
+
+        def run() -> None:
+            for _ in range(10):
+                model.zero_grad()
+                next_character_loss(model, windows).backward()
+                stepping.step()
 
         return run
 

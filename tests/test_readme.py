@@ -1,15 +1,20 @@
-"""The README's code runs."""
+"""The code of README and docs runs."""
 
 import re
 from pathlib import Path
 
-README = Path(__file__).parents[1] / "README.md"
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
-def test_python_blocks_run_in_order(capsys):
-    blocks = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
-    assert len(blocks) >= 3
+@pytest.mark.parametrize("page", PAGES, ids=[page.name for page in PAGES])
+def test_python_blocks_run_in_order(page, capsys):
+    blocks = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+    assert blocks
     namespace: dict[str, object] = {}
     for block in blocks:
-        exec(compile(block, str(README), "exec"), namespace)
-    assert "0.weight: corrected\n0.bias: corrected\n1.weight: skipped" in capsys.readouterr().out
+        exec(compile(block, str(page), "exec"), namespace)
+    if page.name == "README.md":
+        assert "0.weight: corrected\n0.bias: corrected\n1.weight: skipped" in capsys.readouterr().out

@@ -16,7 +16,7 @@ from .text import Text
 #: Measurements in a run, beside the one before its first step.
 MEASUREMENTS = 20
 #: Windows of the validation text that each of them reads, spread over it evenly.
-VALIDATION_WINDOWS = 512
+VALIDATION_WINDOWS = 256
 
 #: Called after every step with nothing, so that a progress bar can move.
 Tick = Callable[[], None]
