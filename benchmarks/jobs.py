@@ -172,7 +172,9 @@ def optimizer_job(width: int, layers: int, every: int | None, compiled: bool = F
     return make
 
 
-def language_model_job(optimizer: Callable[..., torch.optim.Optimizer], options: dict[str, Any] | None) -> Job:
+def language_model_job(
+    optimizer: Callable[..., torch.optim.Optimizer], options: dict[str, Any] | None, batch_size: int
+) -> Job:
     """Ten training steps of the language model, forward and backward included; plainly, or whitened with `options`.
 
     Muon takes the matrices of the blocks alone, and nothing else trains then: the difference is the optimizer's.
@@ -186,7 +188,7 @@ def language_model_job(optimizer: Callable[..., torch.optim.Optimizer], options:
         stepping = optimizer(trained, lr=1e-3)
         if options is not None:
             stepping = Whitened(stepping, model, **options)
-        windows = torch.randint(65, (preset.batch_size, preset.context + 1), device=device())
+        windows = torch.randint(65, (batch_size, preset.context + 1), device=device())
 
         def run() -> None:
             for _ in range(10):

@@ -207,14 +207,16 @@ def whitened(data: str) -> dict[str, Any]:
         if optimizer is None:
             print(f"this torch has no {name}; its rows are left out")
             continue
-        plain = language_model_job(optimizer, None)
-        for variant, options in variants.items():
-            rows.append(_row(f"{name}, {variant}", language_model_job(optimizer, options), plain, rounds=15))
+        for batch_size, rounds in ((16, 15), (128, 5)):
+            plain = language_model_job(optimizer, None, batch_size)
+            for variant, options in variants.items() if batch_size == 16 else [("every 10", {})]:
+                job = language_model_job(optimizer, options, batch_size)
+                rows.append(_row(f"{name}, batch {batch_size}, {variant}", job, plain, rounds))
     return {
         "kind": "speed",
         "name": "speed-whitened",
         "of": "ten training steps of the small language model; ratio to the optimizer alone",
-        "note": "Forward and backward included; GPT of 3 layers, width 128, context 64, batch 16, float32. Muon trains "
+        "note": "Forward and backward included; GPT of 3 layers, width 128, context 64, float32. Muon trains "
         "the matrices of the blocks, AdamW all parameters. Ratios within one interleaved run, median and quartiles of "
         "the rounds. Peak memory counts parameters, gradients, optimizer state and activations.",
         "rows": rows,
