@@ -59,9 +59,10 @@ def section(results: list[Result], path: Path) -> str:
             )
     _figure(found, optimizers, f"{heading}, {settings['epochs']} epochs", path)
     header = ["optimizer", "method", "best rate", "accuracy there, %", f"rates within {NEAR:g} points of it"]
+    counts = sorted({len(curve) for curve in found.values()})
     caption = (
         f"Accuracy on {where}, after {settings['epochs']} epochs at a constant rate, mean ± standard error over "
-        f"{len(settings['seeds'])} seeds. Every method has {len(next(iter(found.values())))} rates, a factor of about "
+        f"{len(settings['seeds'])} seeds. Every method has {' or '.join(map(str, counts))} rates, a factor of about "
         f"three apart. torch {results[0]['environment']['torch']}."
     )
     return f"**{heading}**\n\n{markdown(header, rows)}\n\n{caption}"
