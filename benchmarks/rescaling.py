@@ -19,9 +19,9 @@ def applies(results: list[Result]) -> bool:
 def series(results: list[Result]) -> Series:
     """Collect the accuracies, in the order in which tables and figures show them."""
     found: Series = {}
+    runs = [r["settings"] | {"found": r["test_accuracy"][-1]} for r in results]
     for optimizer in OPTIMIZERS:
         for method in LABELS:
-            runs = [r["settings"] | {"found": r["test_accuracy"][-1]} for r in results]
             mine = [run for run in runs if (run["method"], run["optimizer"]) == (method, optimizer)]
             if mine:
                 found[method, optimizer] = {
@@ -42,7 +42,7 @@ def section(results: list[Result], path: Path) -> str:
     ]
     with panels([f"{settings['epochs']} epochs"], heading, path) as (axis,):
         for (method, optimizer), by_sigma in found.items():
-            ends = [(sorted(values)[0], _mean(values), sorted(values)[-1]) for values in by_sigma.values()]
+            ends = [(min(values), _mean(values), max(values)) for values in by_sigma.values()]
             low, middle, high = zip(*ends, strict=True)
             style = {"sgd": "-", "momentum": ":", "adam": "--"}[optimizer]
             label = f"{LABELS[method]}, {optimizer}"

@@ -54,7 +54,7 @@ def section(results: list[Result], path: Path) -> str:
                     label,
                     f"{top:g}{edge}",
                     "{:.2f} ± {:.2f}".format(*curve[top]),
-                    f"{min(near):g} to {max(near):g}",
+                    ", ".join(f"{rate:g}" for rate in near),
                 ]
             )
     _figure(found, optimizers, f"{heading}, {settings['epochs']} epochs", path)

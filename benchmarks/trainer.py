@@ -190,7 +190,7 @@ class Ensemble:
         finite = losses.isfinite().tolist()
         for number, (model, optimizer) in enumerate(zip(self.members, self.optimizers, strict=True)):
             if not finite[number]:
-                continue  # it has diverged and stays where it is: weights without magnitude have no gauge
+                continue  # it has diverged: weights without magnitude have no gauge
             for name, parameter in model.named_parameters():
                 gradient = self.parameters[name].grad
                 assert gradient is not None
@@ -258,7 +258,8 @@ class Loops:
             else:
                 loss = F.cross_entropy(model(inputs), labels)
                 loss.backward()
-            optimizer.step()
+            if METHODS[self.run.method].gauge is None or loss.isfinite():  # as in an ensemble
+                optimizer.step()
             losses.append(loss.detach())
         return torch.stack(losses)
 

@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd import Function
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from torch.utils.hooks import RemovableHandle
 
 from ..scaling import rz_scaling
@@ -79,7 +80,8 @@ def uc_linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tens
 def uc_backpropagation(model: nn.Module) -> "UCBackpropagation":
     """Let a model's backward pass go through every layer's W'ᵀ; its forward pass stays as it is.
 
-    Goes on nn.Linear and nn.Conv1d/2d/3d and what is derived from them, by hooks: a layer's class, parameters and
+    Goes on nn.Linear and nn.Conv1d/2d/3d and what is derived from them, by hooks (not on the projections of
+    nn.MultiheadAttention, which it uses without calling a layer): a layer's class, parameters and
     state dict stay, and corrections may be attached as well. See `uc_linear` for the equation; the adjoint of a
     convolution scales channels, per group. **What arrives in p.grad is not a gradient of the loss.**
 
@@ -106,7 +108,11 @@ def uc_backpropagation(model: nn.Module) -> "UCBackpropagation":
         >>> torch.equal(plain, restored), torch.equal(plain, changed)
         (True, False)
     """
-    layers = [module for module in model.modules() if isinstance(module, _LAYERS)]
+    layers = [
+        module
+        for module in model.modules()
+        if isinstance(module, _LAYERS) and not isinstance(module, NonDynamicallyQuantizableLinear)
+    ]
     if not layers:
         types = ", ".join(sorted({type(module).__name__ for module in model.modules()}))
         raise ValueError(f"uc_backpropagation: found modules of type {types}; it goes on Linear and Conv1d/2d/3d.")

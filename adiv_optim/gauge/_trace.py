@@ -217,7 +217,9 @@ def _usual(use: Use) -> float:
         return 0.0
     if use.kind.startswith("table"):
         return -0.6352  # −(γ + log 2) / 2
-    return -math.log(math.prod(use.shape) / use.plus.numel()) / 2 - 1
+    # PyTorch's fan-in of a transposed convolution is what each of its inputs fans out to.
+    ends = use.minus if use.kind.startswith("transposed convolution") else use.plus
+    return -math.log(math.prod(use.shape) / ends.numel()) / 2 - 1
 
 
 def _first_names(model: nn.Module) -> dict[str, str]:

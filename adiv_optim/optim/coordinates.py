@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ class Map(ABC):
 
     `enter` writes the parameters and their gradients in the new coordinates; `leave`, after the optimizer's step,
     gives every weight w + (what the step changed, mapped back). A step that changed nothing, or raised before it
-    did, must leave w bit for bit.
+    did, must leave w bit for bit. An `enter` that raises must have changed no weight.
     """
 
     @abstractmethod
@@ -41,6 +42,9 @@ class Chart(ABC):
     def state_dict(self) -> dict[str, Any]:
         """Return what the chart remembers from step to step, for a checkpoint."""
         return {}
+
+    def check_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027 — most charts take any
+        """Raise a ValueError if the state is of another model; nothing is loaded then."""
 
     def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027 — most charts remember nothing
         """Take from a checkpoint what the chart remembers; an empty one makes it forget."""
@@ -84,15 +88,11 @@ class Coordinates(OptimizerWrapper):
 
     @torch.no_grad()
     def _inner_step(self) -> None:
-        entered: list[Map] = []
-        try:
+        with ExitStack() as entered:  # leaves every map, also if another one fails to
             for map_ in list(self.chart.maps()):
                 map_.enter()
-                entered.append(map_)
+                entered.callback(map_.leave)
             super()._inner_step()
-        finally:
-            for map_ in reversed(entered):
-                map_.leave()
         self.chart.after_step()
 
     def _state_dict(self) -> dict[str, Any]:
@@ -101,5 +101,7 @@ class Coordinates(OptimizerWrapper):
         return {**inner, "chart": remembered} if remembered else inner
 
     def _load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        remembered = state_dict.get("chart", {})
+        self.chart.check_state_dict(remembered)
         super()._load_state_dict({name: value for name, value in state_dict.items() if name != "chart"})
-        self.chart.load_state_dict(state_dict.get("chart", {}))
+        self.chart.load_state_dict(remembered)

@@ -1,6 +1,7 @@
 """The running covariance of a layer's inputs, gathered in the forward pass without keeping activations."""
 
 import math
+import weakref
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -8,8 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._C import _functorch
+from torch._subclasses.fake_tensor import FakeTensor
 
-from ..functional._linear import LinearRows
+from ..functional._linear import gram_of
 from ..functional._patches import unfold
 from ..functional._shared import exporting
 
@@ -33,12 +35,32 @@ class InputCovariance:
         self.name, self.modules, self.with_bias, self.blocks = name, modules, with_bias, blocks
         #: Whether forward passes are counted now.
         self.armed = True
-        self.pending: list[Tensor] | None = None
-        self.pending_rows = 0
+        self.reset()
+        self._register()
+
+    def reset(self) -> None:
+        """Forget everything."""
+        self.forget_pending()
         #: Sums over rows with the weights decay^age, one tensor (groups, d, d) for each block, and the rows' own sum.
         self.total: list[Tensor] | None = None
         self.rows = 0.0
-        self.handles = [m.register_forward_pre_hook(self._see, with_kwargs=True) for m in modules]
+
+    def forget_pending(self) -> None:
+        """Drop what forward passes have left since the last measurement."""
+        self.pending: list[Tensor] | None = None
+        self.pending_rows = 0
+        #: Whether zero_grad was called since: the next forward pass then begins anew, unless gradients have come.
+        self.dropped = False
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        for handle in self.handles:  # of hooks that know nothing, see `_Hook`
+            handle.remove()
+        self._register()
+
+    def _register(self) -> None:
+        hook = _Hook(self)
+        self.handles = [module.register_forward_pre_hook(hook, with_kwargs=True) for module in self.modules]
 
     @property
     def weight(self) -> nn.Parameter:
@@ -55,25 +77,42 @@ class InputCovariance:
         """How many covariances there are beside each other."""
         return int(getattr(self.modules[0], "groups", 1))
 
-    def _see(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if self.armed and module.training and torch.is_grad_enabled() and not exporting():
-            self._add(module, args[0] if args else kwargs["input"])
+    @property
+    def sizes(self) -> list[int]:
+        """Columns of every block, the 1 included."""
+        sizes = [block.stop - block.start for block in self.blocks]
+        sizes[-1] += self.with_bias
+        return sizes
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What sums and roots are kept in."""
+        return torch.promote_types(self.weight.dtype, torch.float32)
+
+    def no_rows(self) -> list[Tensor]:
+        """What a process adds whose batch did not reach the layer."""
+        device = self.weight.device
+        return [torch.zeros(self.groups, size, size, dtype=self.dtype, device=device) for size in self.sizes]
 
     @torch.compiler.disable
     @torch.no_grad()
-    def _add(self, module: nn.Module, input: Tensor) -> None:
+    def add(self, module: nn.Module, input: Tensor) -> None:
+        """Count the rows of one forward pass."""
+        if isinstance(input, FakeTensor):
+            return
         if _functorch.is_functorch_wrapped_tensor(input):
             raise RuntimeError(
                 f"{self.name}: Whitened remembers the inputs of this layer, which a transform of torch.func would have "
                 "to carry outside; call the transform in eval(), or detach() the optimizer first."
             )
+        if self.dropped and self.weight.grad is None:
+            self.forget_pending()
         with torch.autocast(input.device.type, enabled=False):
-            for rows in _rows(module, input, torch.promote_types(self.weight.dtype, torch.float32)):
-                last = [False] * (len(self.blocks) - 1) + [self.with_bias]
-                grams = [
-                    LinearRows(rows[..., block], rows, needs_weight=True, needs_bias=bias).gram()
-                    for block, bias in zip(self.blocks, last, strict=True)
-                ]
+            for rows in _rows(module, input, self.dtype):
+                ones = rows.new_ones(*rows.shape[:-1], 1)
+                columns = [[rows[..., block]] for block in self.blocks]
+                columns[-1] += [ones] * self.with_bias
+                grams = [gram_of(block, block) for block in columns]
                 self.pending_rows += rows.shape[1]
                 if self.pending is None:
                     self.pending = grams
@@ -81,19 +120,12 @@ class InputCovariance:
                     for total, gram in zip(self.pending, grams, strict=True):
                         total += gram
 
-    def no_rows(self) -> list[Tensor]:
-        """What a process adds whose batch did not reach the layer."""
-        dtype = torch.promote_types(self.weight.dtype, torch.float32)
-        sizes = [block.stop - block.start for block in self.blocks]
-        sizes[-1] += self.with_bias
-        return [torch.zeros(self.groups, size, size, dtype=dtype, device=self.weight.device) for size in sizes]
-
-    def absorb(self, decay: float) -> None:
-        """Let what was seen since the last time into the average; rows with NaN or inf are dropped."""
+    def absorb(self, decay: float) -> bool:
+        """Let what was seen since the last time into the average, unless it holds NaN or inf; say whether it was."""
         pending, rows = self.pending, self.pending_rows
-        self.pending, self.pending_rows = None, 0
+        self.forget_pending()
         if pending is None or not rows or not bool(torch.stack([block.sum() for block in pending]).isfinite().all()):
-            return
+            return False
         if self.total is not None and decay:
             # Made anew, not in place: a checkpoint may hold the old ones.
             pending = [block.add(old.to(block), alpha=decay) for block, old in zip(pending, self.total, strict=True)]
@@ -102,6 +134,7 @@ class InputCovariance:
             self.rows = 0.0
         self.total = pending
         self.rows += rows
+        return True
 
     def mean(self) -> list[Tensor] | None:
         """The blocks of A, each (groups, d, d)."""
@@ -111,10 +144,47 @@ class InputCovariance:
         """Return the memory."""
         return {"total": self.total, "rows": self.rows}
 
+    def check_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Raise a ValueError if the memory is of a layer of another size."""
+        found = state["total"] and [tuple(block.shape) for block in state["total"]]
+        wanted = [(self.groups, size, size) for size in self.sizes]
+        if found and found != wanted:
+            raise ValueError(
+                f"Whitened: the checkpoint's covariance of {self.name!r} has blocks {found}, but this model's has "
+                f"{wanted}; build it with the same max_dim, and the same biases trained."
+            )
+
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take the memory from a checkpoint."""
-        self.total, self.rows = state["total"], state["rows"]
-        self.pending, self.pending_rows = None, 0
+        self.reset()
+        total, weight = state["total"], self.weight
+        self.total = total and [block.to(weight.device, self.dtype) for block in total]
+        self.rows = state["rows"]
+
+
+class _Hook:
+    """A forward pre-hook that belongs to a covariance and does nothing without it.
+
+    A copy or a pickle of the model alone (an average of weights, a target network) does not copy the covariance, and
+    an optimizer that is gone gathers no more.
+    """
+
+    def __init__(self, covariance: InputCovariance) -> None:
+        self.covariance = weakref.ref(covariance)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"covariance": _nothing}
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        covariance = self.covariance()
+        if covariance is None or not covariance.armed:
+            return
+        if module.training and torch.is_grad_enabled() and not exporting():
+            covariance.add(module, args[0] if args else kwargs["input"])
+
+
+def _nothing() -> None:
+    """What a weak reference to something gone returns."""
 
 
 def _rows(module: Any, input: Tensor, dtype: torch.dtype) -> Iterator[Tensor]:

@@ -53,17 +53,17 @@ class Diagonal(Map):
             greatest: an upper bound of d e, which bounds the difference that is kept.
         """
         self.factors = d.to(self.parameter), e.to(self.parameter)
-        if self._by_copy(greatest) != (self._kept.dtype == self.parameter.dtype):
+        if (self._kept.dtype, self._kept.device) != (self._kept_dtype(greatest), self.parameter.device):
             self._kept = self._buffer(greatest)
 
-    def _by_copy(self, greatest: float) -> bool:
+    def _kept_dtype(self, greatest: float) -> torch.dtype:
         # Three roundings make at most 4 units; where w' is subnormal half of one of its units is up to de/2 of w's.
-        return self.parameter.dtype == torch.float16 or greatest / 2 + 8 >= 2**7
+        by_copy = self.parameter.dtype == torch.float16 or greatest / 2 + 8 >= 2**7
+        return self.parameter.dtype if by_copy else torch.int8
 
     def _buffer(self, greatest: float) -> Tensor:
         # Kept from step to step: fresh memory costs more time than what is done in it.
-        dtype = self.parameter.dtype if self._by_copy(greatest) else torch.int8
-        return torch.empty(self.shape, dtype=dtype, device=self.parameter.device)
+        return torch.empty(self.shape, dtype=self._kept_dtype(greatest), device=self.parameter.device)
 
     def enter(self) -> None:
         """Divide the parameter by d e, and multiply its gradient."""
@@ -74,8 +74,9 @@ class Diagonal(Map):
         self._run(_leave)
 
     def _run(self, kernel: Callable[..., None]) -> None:
-        gradient, weight = self.parameter.grad, self.parameter.detach()
-        assert gradient is not None
+        weight, gradient = self.parameter.detach(), self.parameter.grad
+        if gradient is None:  # the optimizer has freed it
+            gradient = torch.zeros_like(weight)
         tensors = [self._split(gradient.detach()), self._split(weight), self._kept]
         if self.compiled and self._fusible(tensors):
             _fused(kernel)(*(self._as_matrices(tensor) for tensor in (*tensors, *self.factors)))

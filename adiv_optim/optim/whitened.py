@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, distributed, nn
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
+from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
 from torch.optim import Optimizer
 
@@ -33,13 +35,19 @@ class Whitening(Map):
 
     def enter(self) -> None:
         """Write parameters and gradients in the new coordinates."""
-        gradients = [p.grad for p in self.parameters]
-        mapped = self._times(0, [self._matrix(g) for g in gradients if g is not None])
-        self.saved, self.gradients = [p.detach().clone() for p in self.parameters], gradients
+        self.gradients = [p.grad for p in self.parameters if p.grad is not None]
+        self.saved = [p.detach().clone() for p in self.parameters]
+        mapped = self._times(0, [self._matrix(gradient) for gradient in self.gradients])
         there = self._times(1, [self._matrix(value) for value in self.saved])
-        for parameter, value, gradient in zip(self.parameters, there, mapped, strict=True):
+        # Fused optimizers read a gradient as if it were laid out as its parameter is, which the old one was.
+        new = [
+            torch.empty_like(old).copy_(gradient.reshape(old.shape))
+            for old, gradient in zip(self.gradients, mapped, strict=True)
+        ]
+        for parameter, gradient in zip(self.parameters, new, strict=True):
+            parameter.grad = gradient
+        for parameter, value in zip(self.parameters, there, strict=True):
             parameter.copy_(value.reshape(parameter.shape))
-            parameter.grad = gradient.reshape(parameter.shape).to(parameter.dtype)
         # What the parameter holds is rounded to its own precision.
         self.start = [
             self._matrix(p).clone() if p.dtype != v.dtype else v for p, v in zip(self.parameters, there, strict=True)
@@ -50,7 +58,7 @@ class Whitening(Map):
         moved = [self._matrix(p) - start for p, start in zip(self.parameters, self.start, strict=True)]
         step = self._times(0, moved)
         if self.keep_norm:
-            before, after = (torch.linalg.vector_norm(_flat(parts)) for parts in (moved, step))
+            before, after = _norm(moved), _norm(step)
             ratio = torch.where(after > 0, before / after, 1.0)
             step = [part.mul_(ratio) for part in step]
         for parameter, value, change, gradient in zip(self.parameters, self.saved, step, self.gradients, strict=True):
@@ -81,8 +89,8 @@ class Whitening(Map):
         return [products[0] if len(products) == 1 else torch.cat(products, -1), *bias]
 
 
-def _flat(parts: list[Tensor]) -> Tensor:
-    return torch.stack([torch.linalg.vector_norm(part) for part in parts])
+def _norm(parts: list[Tensor]) -> Tensor:
+    return torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(part) for part in parts]))
 
 
 class WhiteChart(Chart):
@@ -103,15 +111,19 @@ class WhiteChart(Chart):
             if self.synchronize:
                 _sum_over_processes(self.layers)
             for layer in self.layers:
-                layer.absorb(self.decay)
-                mean = layer.mean()
-                if mean is not None:
-                    self.both[layer.name] = self._roots(mean)
+                if layer.absorb(self.decay):
+                    self._find_roots(layer)
         maps = []
         for layer in self.layers:
-            trained = [p for p in (layer.weight, layer.bias) if p is not None]
-            if layer.name in self.both and all(p.grad is not None for p in trained):
-                maps.append(Whitening(layer, self.both[layer.name], self.keep_norm))
+            missing = [p.grad is None for p in (layer.weight, layer.bias) if p is not None]
+            if layer.name not in self.both or all(missing):
+                continue
+            if any(missing):
+                raise ValueError(
+                    f"Whitened: of {layer.name!r} and its bias only one has a gradient; what of a layer trains must be "
+                    "settled when Whitened is built. Freeze first, and build it again."
+                )
+            maps.append(Whitening(layer, self.both[layer.name], self.keep_norm))
         return maps
 
     def after_step(self) -> None:
@@ -124,41 +136,42 @@ class WhiteChart(Chart):
         # While the average settles it is measured at every power of two.
         return self.steps % self.every == 0 or (self.steps < self.every and self.steps & (self.steps - 1) == 0)
 
-    def _roots(self, mean: list[Tensor]) -> list[tuple[Tensor, Tensor]]:
-        size = sum(block.shape[-1] for block in mean)
+    def _find_roots(self, layer: InputCovariance) -> None:
+        mean, size = layer.mean(), sum(layer.sizes)
+        if mean is None:
+            return
         trace = torch.stack([block.diagonal(dim1=-2, dim2=-1).sum(-1) for block in mean]).sum(0)
         level = torch.where(trace > 0, trace / size, 1.0)  # a layer that has seen zeros alone keeps its own coordinates
         scale = trace / size + self.damping * level if self.keep_norm else torch.ones_like(level)
         condition = size / self.damping + 1
-        both = []
-        for block in mean:
-            inverse, root = roots(block / scale[:, None, None], self.damping * level / scale, self.root, condition)
-            both.append((inverse, root))
-        return both
+        self.both[layer.name] = [
+            roots(block / scale[:, None, None], self.damping * level / scale, self.root, condition) for block in mean
+        ]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return covariances, roots and counters."""
-        return {
-            "steps": self.steps,
-            "layers": {layer.name: layer.state_dict() for layer in self.layers},
-            "roots": dict(self.both),
-        }
+        """Return covariances and the counter; the roots follow from them."""
+        return {"steps": self.steps, "layers": {layer.name: layer.state_dict() for layer in self.layers}}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take them from a checkpoint; an empty one makes the chart forget."""
+    def check_state_dict(self, state: dict[str, Any]) -> None:
+        """Refuse the state of other layers."""
         found, known = state.get("layers", {}), {layer.name for layer in self.layers}
         if state and (unknown := found.keys() ^ known):
             raise ValueError(
                 f"Whitened: the checkpoint's covariances and the model's differ in {sorted(unknown)}; whiten the same "
                 "layers."
             )
-        self.steps, self.both = state.get("steps", 0), dict(state.get("roots", {}))
+        for layer in self.layers if state else ():
+            layer.check_state_dict(found[layer.name])
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take them from a checkpoint; an empty one makes the chart forget."""
+        self.steps, self.both = state.get("steps", 0), {}
         for layer in self.layers:
-            layer.load_state_dict(found.get(layer.name, {"total": None, "rows": 0.0}))
+            layer.reset()
+            if state:
+                layer.load_state_dict(state["layers"][layer.name])
+                self._find_roots(layer)
             layer.armed = self._due()
-            device = layer.weight.device
-            if layer.name in self.both:
-                self.both[layer.name] = [(r.to(device), s.to(device)) for r, s in self.both[layer.name]]
 
 
 class Whitened(Coordinates):
@@ -178,10 +191,12 @@ class Whitened(Coordinates):
     of a convolution each have an A. Everything else takes the plain step; `coverage` says which. A is gathered in
     forward passes in training mode and with gradients enabled, without keeping activations, and only before the steps
     that measure: every `every` steps, and at powers of two at first. Micro-batches add up, and so do the processes of
-    torch.distributed.
+    torch.distributed. Rows whose gradients the optimizer's zero_grad() has dropped do not count; those of a training
+    pass without a backward, or before a model's own zero_grad(), do, and activation checkpointing without re-entrance
+    counts its rows twice. Build the optimizer before a compiled model's first call, which would not see the hooks.
 
     **Costs** three products of a weight with a matrix of its input's size per step; at a measurement X~ᵀX~ and a root.
-    Memory: A and both roots, float32, for each layer.
+    Memory: A and both roots, float32, for each layer; while the optimizer steps three copies of the weights.
 
     Conversion: with every=1, decay=0 and keep_norm=False, Whitened(SGD) at `damping` takes the step of `GradientOnly`
     with `BatchIdeal(damping × rows / columns)` times the number of rows, columns counting the bias.
@@ -190,7 +205,8 @@ class Whitened(Coordinates):
         optimizer: any torch.optim.Optimizer but LBFGS that reads only p and p.grad. For several on disjoint parameters
             (torch.optim.Muon for matrices, AdamW for the rest) wrap each, or only one.
         model: the model.
-        damping: λ in units of A's mean eigenvalue. With keep_norm, large values give the optimizer as it is.
+        damping: λ in units of A's mean eigenvalue. With keep_norm, large values give the optimizer as it is; below 1e-4
+            float32 no longer resolves A's small eigenvalues.
         decay: how much the average of earlier measurements counts at each new one; 0 is the present batch alone.
         every: steps between two measurements.
         keep_norm: use A + λI divided by its mean eigenvalue, and give each layer's mapped step the Frobenius norm that
@@ -201,7 +217,8 @@ class Whitened(Coordinates):
 
     Raises:
         TypeError: not an optimizer, or LBFGS.
-        ValueError: nothing to whiten, another wrapper of coordinates inside, or a setting out of its range.
+        ValueError: nothing to whiten, another wrapper of coordinates inside, a setting out of its range, parameters
+            without a shape yet or sharded by fully_shard; or in `step` a bias that was frozen since.
 
     Example:
         >>> import torch
@@ -239,21 +256,41 @@ class Whitened(Coordinates):
         if root not in METHODS:
             raise ValueError(f"Whitened: unknown root {root!r}; known are {', '.join(METHODS)}.")
         super().__init__(optimizer, model, WhiteChart(damping, decay, every, keep_norm, root, synchronize))
-        held = {id(p) for group in optimizer.param_groups for p in group["params"]}
-        self.chart.layers, self.chart.plain = _find(model, held, max_dim)
+        self.max_dim = max_dim
+        self._find_layers()
         if not self.chart.layers:
             reasons = "; ".join(f"{name} ({why})" for name, why in list(self.chart.plain.items())[:5])
             raise ValueError(
-                f"Whitened: none of the {len(held)} tensors the optimizer holds is the weight of a Linear or Conv "
-                f"layer that can be whitened: {reasons}."
+                "Whitened: no tensor the optimizer holds is the weight of a Linear or Conv layer that can be whitened: "
+                f"{reasons}."
             )
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a copy or a pickle keeps: as in torch, no hooks of the optimizer."""
+        return {**super().__getstate__(), "max_dim": self.max_dim}
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clear the gradients; rows seen before the next forward pass do not count any more."""
+        super().zero_grad(set_to_none)
+        for layer in self.chart.layers:
+            layer.dropped = layer.pending is not None
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a parameter group to the inner optimizer, and whiten what it brings."""
+        super().add_param_group(param_group)
+        self._find_layers()
+
+    def _find_layers(self) -> None:
+        held = {id(p) for group in self.param_groups for p in group["params"]}
+        known = {layer.name: layer for layer in self.chart.layers}
+        found, self.chart.plain = _find(self.model, held, self.max_dim, known)
+        self.chart.layers = found
 
     def coverage(self) -> dict[str, str]:
         """Say of every parameter that the optimizer holds whether and how it is whitened."""
         found = {}
         for layer in self.chart.layers:
-            sizes = [block.stop - block.start for block in layer.blocks]
-            sizes[-1] += layer.with_bias
+            sizes = layer.sizes
             how = f"{len(sizes)} blocks of {min(sizes)} to {max(sizes)} columns"
             how = f"{sizes[0]} columns" if len(sizes) == 1 else how
             seen = "whitened" if layer.name in self.chart.both else "not yet seen in training"
@@ -271,38 +308,52 @@ class Whitened(Coordinates):
         return self.model
 
 
-def _find(model: nn.Module, held: set[int], max_dim: int | None) -> tuple[list[InputCovariance], dict[str, str]]:
-    """The weights to whiten, and why every other parameter that is held is not."""
+def _find(
+    model: nn.Module, held: set[int], max_dim: int | None, known: dict[str, InputCovariance]
+) -> tuple[list[InputCovariance], dict[str, str]]:
+    """The weights to whiten, `known` ones as they are, and why every other parameter that is held is not."""
     users: dict[int, list[nn.Module]] = {}
-    names: dict[int, str] = {}
+    named: dict[int, tuple[str, nn.Parameter]] = {}
     for path, module in model.named_modules():
         for name, parameter in module.named_parameters(prefix=path, recurse=False):
-            if id(parameter) in held and parameter.requires_grad:
+            if id(parameter) in held:
                 users.setdefault(id(parameter), []).append(module)
-                names.setdefault(id(parameter), name)
+                named.setdefault(id(parameter), (name, parameter))
     layers, plain = [], {}
     for key, modules in users.items():
-        if why := _why_plain(key, modules):
+        name, parameter = named[key]
+        if why := _why_plain(name, parameter, modules):
             plain[key] = why
             continue
-        weight, bias = modules[0].get_parameter("weight"), modules[0].bias
-        with_bias = bias is not None and users.get(id(bias)) == modules
-        blocks = _blocks(weight[0].numel(), with_bias, max_dim)
-        layers.append(InputCovariance(names[key], modules, with_bias, blocks))
+        bias = modules[0].bias
+        with_bias = isinstance(bias, nn.Parameter) and bias.requires_grad and users.get(id(bias)) == modules
+        blocks = _blocks(parameter[0].numel(), with_bias, max_dim)
+        layers.append(known[name] if name in known else InputCovariance(name, modules, with_bias, blocks))
     for layer in layers:
         plain.pop(id(layer.bias), None)
-    return layers, {names[key]: why for key, why in plain.items()}
+    return layers, {named[key][0]: why for key, why in plain.items()}
 
 
-def _why_plain(key: int, modules: list[nn.Module]) -> str:
+def _why_plain(name: str, parameter: nn.Parameter, modules: list[nn.Module]) -> str:
+    if is_lazy(parameter):
+        raise ValueError(f"Whitened: {name!r} has no shape yet; run one batch through the model first.")
+    if hasattr(parameter, "device_mesh"):
+        raise ValueError(
+            f"Whitened: {name!r} is sharded by fully_shard, and its rows would have to be gathered to map it; use "
+            "DistributedDataParallel."
+        )
     other = next((m for m in modules if not isinstance(m, _LAYERS)), None)
     if other is not None:
         return f"used by {type(other).__name__}"
+    if any(isinstance(m, NonDynamicallyQuantizableLinear) for m in modules):
+        return "MultiheadAttention uses it without calling the layer"
     if any(parametrize.is_parametrized(m) for m in modules):
         return "parametrized"
-    if any(id(m.weight) != key for m in modules):
-        return "a bias without its weight"
-    return ""
+    if any(m._parameters.get("weight") is not parameter for m in modules):
+        return "a bias without its weight" if name.endswith("bias") else "not a weight that the layer uses as it is"
+    if not parameter.requires_grad:
+        return "frozen when Whitened was built"
+    return "complex" if parameter.is_complex() else ""
 
 
 def _blocks(features: int, with_bias: bool, max_dim: int | None) -> list[slice]:

@@ -49,11 +49,11 @@ def test_sweep_names_the_best_rate_and_its_neighbours(tmp_path):
         runs = result(lr=lr, optimizer="sgd", accuracies=((accuracy, accuracy),), validation=True)
         write(tmp_path / "sweep" / f"{number}.json", runs)
     section = report(tmp_path)["sweep"]
-    assert "| sgd | none | 0.3 | 50.00 ± 0.00 | 0.3 to 1 |" in section
+    assert "| sgd | none | 0.3 | 50.00 ± 0.00 | 0.3, 1 |" in section
     assert "a tenth of the training set, held out" in section
     assert (tmp_path / "sweep.png").read_bytes().startswith(PNG_SIGNATURE)
     write(tmp_path / "sweep" / "4.json", result(lr=0.03, optimizer="sgd", accuracies=((60.0, 60.0),)))
-    assert "| sgd | none | 0.03, at the sweep's edge | 60.00 ± 0.00 | 0.03 to 0.03 |" in report(tmp_path)["sweep"]
+    assert "| sgd | none | 0.03, at the sweep's edge | 60.00 ± 0.00 | 0.03 |" in report(tmp_path)["sweep"]
 
 
 def test_rescaling_shows_mean_and_range_by_sigma(tmp_path):

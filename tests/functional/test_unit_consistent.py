@@ -138,6 +138,7 @@ def test_input_by_name_and_no_grad():
     ("action", "message"),
     [
         (lambda: uc_backpropagation(nn.ReLU()), "found modules of type ReLU"),
+        (lambda: uc_backpropagation(nn.MultiheadAttention(4, 2)), "found modules of type MultiheadAttention"),
         (lambda: uc_linear(torch.ones(2), torch.tensor([[torch.nan, 1.0]])), "are NaN or inf"),
     ],
 )

@@ -272,6 +272,34 @@ def test_exception_inside_the_step_leaves_the_weights():
     assert all(torch.equal(p, saved) for p, saved in zip(model.parameters(), before, strict=True))
 
 
+class Freeing(torch.optim.SGD):
+    """Gives gradients back within its step, as some optimizers do to save memory."""
+
+    def step(self, closure=None):
+        super().step()
+        self.zero_grad()
+
+
+def test_gradients_freed_within_the_step():
+    model, optimizer = wrapped(lambda p: Freeing(p, lr=0.1))
+    plain_model, plain = wrapped(lambda p: torch.optim.SGD(p, lr=0.1))
+    for net, opt in ((model, optimizer), (plain_model, plain)):
+        train(net, opt, BATCHES[:2])
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), plain_model.parameters(), strict=True))
+    assert model[0].weight.grad is None
+
+
+def test_model_may_change_its_dtype():
+    model, optimizer = wrapped(lambda p: torch.optim.SGD(p, lr=0.0))
+    for dtype in (torch.float16, torch.float32, torch.bfloat16, torch.float64):
+        model.to(dtype)
+        before = [p.detach().clone() for p in model.parameters()]
+        for p in model.parameters():
+            p.grad = torch.ones_like(p)
+        optimizer.step()
+        assert all(torch.equal(p, saved) for p, saved in zip(model.parameters(), before, strict=True))
+
+
 def test_scheduler_changes_the_rate_that_is_applied():
     moved = []
     for decay in (1.0, 0.5):

@@ -1,6 +1,7 @@
 """Whitened: against explicit covariances, against BatchIdeal, and everything else an optimizer must keep."""
 
 import copy
+import gc
 import io
 import pickle
 
@@ -36,7 +37,7 @@ each_layer = pytest.mark.parametrize(("build", "shape"), LAYERS.values(), ids=LA
 
 def backward(model: nn.Module, x: Tensor, seed: int = 0) -> Tensor:
     output = model(x)
-    g = torch.randn(output.shape, generator=torch.Generator().manual_seed(seed), dtype=output.dtype)
+    g = torch.randn(output.shape, generator=torch.Generator().manual_seed(seed)).to(output.dtype)
     (output * g).sum().backward()
     return output
 
@@ -245,11 +246,102 @@ def test_evaluation_and_no_grad_do_not_touch_the_average():
         model.train()
         found = train(model, optimizer, [batch])
     assert all(torch.equal(one, other) for one, other in zip(found, wanted, strict=True))
-    model(100 * data[0][0])  # a training pass does
-    assert not all(
-        torch.equal(one, other)
-        for one, other in zip(train(model, optimizer, data), train(*small(), data + data), strict=True)
-    )
+    model(100 * data[0][0])  # nor does a training pass whose gradients zero_grad drops
+    wanted = train(*small(), data + data)
+    assert all(torch.equal(one, other) for one, other in zip(train(model, optimizer, data), wanted, strict=True))
+    optimizer.chart.layers[0].armed = True
+    model(100 * data[0][0])  # it does if the optimizer is not told that it was for nothing
+    model.zero_grad()
+    model(data[0][0])
+    assert optimizer.chart.layers[0].pending_rows == 32
+
+
+def test_rows_are_kept_by_a_zero_grad_between_forward_and_backward():
+    (x, y), (model, optimizer) = batches(1)[0], small()
+    wanted = train(*small(), [(x, y)])
+    output = model(x)
+    optimizer.zero_grad()
+    F.cross_entropy(output, y).backward()
+    optimizer.step()
+    assert all(torch.equal(p.detach(), other) for p, other in zip(model.parameters(), wanted, strict=True))
+
+
+def test_copies_of_the_model_and_forgotten_optimizers_gather_nothing():
+    model, optimizer = small()
+    train(model, optimizer, batches(1))
+    average = copy.deepcopy(model)
+    assert all(hook.covariance() is None for m in average for hook in m._forward_pre_hooks.values())
+    average(batches(1)[0][0])
+    plain = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.LayerNorm(8), nn.Linear(8, 4))
+    assert len(pickle.dumps(model)) < len(pickle.dumps(plain)) + 2000
+    hooks = [hook for m in model for hook in m._forward_pre_hooks.values()]
+    assert all(hook.covariance() is not None for hook in hooks)
+    del optimizer
+    gc.collect()
+    assert all(hook.covariance() is None for hook in hooks)
+
+
+@pytest.mark.parametrize("build", [torch.optim.SGD, torch.optim.AdamW])
+def test_fused_optimizers_read_gradients_in_the_layout_of_the_weights(build):
+    def run(fused):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(), nn.Linear(8 * 4, 4))
+        model.to(memory_format=torch.channels_last)
+        model[2].weight = nn.Parameter(torch.randn(8 * 4, 4).t())
+        optimizer = Whitened(build(model.parameters(), lr=0.1, fused=fused, foreach=False), model)
+        backward(model, torch.randn(4, 3, 4, 4))
+        optimizer.step()
+        return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+    assert relative_error(run(True), run(False)) <= 1e-12
+
+
+def test_freezing_a_bias_afterwards_is_refused_and_changes_nothing():
+    model, optimizer = small()
+    model[0].bias.requires_grad_(False)
+    before = [p.detach().clone() for p in model.parameters()]
+    with pytest.raises(ValueError, match=r"of '0.weight' and its bias only one has a gradient"):
+        train(model, optimizer, batches(1))
+    assert all(torch.equal(p, saved) for p, saved in zip(model.parameters(), before, strict=True))
+
+
+def test_added_parameters_are_whitened():
+    model, _ = small()
+    optimizer = Whitened(torch.optim.SGD(model[0].parameters(), lr=0.1), model)
+    train(model, optimizer, batches(1))
+    total = optimizer.chart.layers[0].total
+    optimizer.add_param_group({"params": list(model[3].parameters())})
+    assert optimizer.chart.layers[0].total is total
+    assert optimizer.coverage()["3.weight"] == "not yet seen in training, 9 columns"
+    train(model, optimizer, batches(1))
+    assert optimizer.coverage()["3.weight"] == "whitened, 9 columns"
+
+
+def test_attention_is_left_alone_and_said_so():
+    model = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    found = Whitened(torch.optim.SGD(model.parameters(), lr=0.1), model).coverage()
+    assert found["self_attn.out_proj.weight"] == "plain: MultiheadAttention uses it without calling the layer"
+    assert found["self_attn.in_proj_weight"] == "plain: used by MultiheadAttention"
+    assert found["linear1.weight"].startswith("not yet seen")
+
+
+def test_export_is_not_seen():
+    model, optimizer = small()
+    torch.export.export(model, (torch.randn(2, 6),), strict=False)
+    assert optimizer.chart.layers[0].pending is None
+
+
+@pytest.mark.parametrize("root", ["eigh", "newton-schulz"])
+def test_small_damping_is_near_the_exact_step(root):
+    torch.manual_seed(0)
+    model = nn.Linear(200, 10).float()
+    wide, x = copy.deepcopy(model).double(), torch.randn(50, 200).float()
+    before = wide.weight.detach().clone()
+    for net in (model, wide):
+        optimizer = Whitened(torch.optim.SGD(net.parameters(), lr=1e-3), net, damping=1e-4, root=root)
+        backward(net, x.to(net.weight.dtype))
+        optimizer.step()
+    assert relative_error(model.weight.detach().double() - before, wide.weight.detach() - before) <= 2e-2
 
 
 def test_average_is_decayed_by_measurement():
@@ -324,6 +416,7 @@ def test_shared_frozen_and_other_weights():
     assert found == {
         "embed.weight": "plain: used by Embedding",
         "frozen.bias": "plain: a bias without its weight",
+        "frozen.weight": "plain: frozen when Whitened was built",
         "normed.bias": "plain: parametrized",
         "normed.parametrizations.weight.original0": "plain: used by ParametrizationList",
         "normed.parametrizations.weight.original1": "plain: used by ParametrizationList",
@@ -419,6 +512,12 @@ def test_detached_it_is_the_optimizer():
         assert torch.equal(one, other)
 
 
+def stepped_state(model: nn.Module) -> dict:
+    optimizer = Whitened(torch.optim.SGD(model.parameters(), lr=0.0), model)
+    train(model, optimizer, batches(1))
+    return optimizer.state_dict()
+
+
 @pytest.mark.parametrize(
     ("action", "error", "message"),
     [
@@ -430,7 +529,7 @@ def test_detached_it_is_the_optimizer():
         (
             lambda m: Whitened(torch.optim.SGD(m[2].parameters()), m),
             ValueError,
-            r"none of the 2 tensors .*: 2.weight \(used by LayerNorm\); 2.bias",
+            r"no tensor the optimizer holds .*: 2.weight \(used by LayerNorm\); 2.bias",
         ),
         (
             lambda m: UnitConsistent(Whitened(torch.optim.SGD(m.parameters()), m), m, example_input=torch.ones(1, 6)),
@@ -443,6 +542,16 @@ def test_detached_it_is_the_optimizer():
             ),
             ValueError,
             "covariances and the model's differ in",
+        ),
+        (
+            lambda m: Whitened(torch.optim.SGD(m.parameters()), m, max_dim=4).load_state_dict(stepped_state(m)),
+            ValueError,
+            "covariance of '0.weight' has blocks",
+        ),
+        (
+            lambda m: Whitened(torch.optim.SGD((z := nn.Sequential(nn.LazyLinear(3))).parameters()), z),
+            ValueError,
+            "'0.weight' has no shape yet",
         ),
     ],
 )
