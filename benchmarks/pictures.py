@@ -26,8 +26,11 @@ def panels(names: Sequence[str], title: str, path: Path) -> Iterator[Sequence[An
         for axis, name in zip(axes[0], names, strict=True):
             axis.set_title(name)
             axis.grid(alpha=0.3)
-        handles, labels = axes[0][0].get_legend_handles_labels()
-        fig.legend(handles, labels, loc="outside right center", frameon=False)
+        # A method may be in some of the panels only.
+        handles = {
+            label: handle for axis in axes[0] for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)
+        }
+        fig.legend(handles.values(), handles.keys(), loc="outside right center", frameon=False)
         fig.suptitle(title, fontsize=10)
         path.parent.mkdir(parents=True, exist_ok=True)
         fig.savefig(path, dpi=130)
