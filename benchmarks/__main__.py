@@ -166,6 +166,7 @@ def _tune(options: argparse.Namespace) -> None:
         Run(
             data=options.data,
             method=method,
+            backend="ensemble" if METHODS[method].whitening is None else "loop",
             activation=activation,
             optimizer=optimizer,
             schedule="cosine",

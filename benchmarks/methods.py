@@ -8,7 +8,7 @@ from itertools import pairwise
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from adiv_optim import BatchIdeal, Correction, Disproportional, Proportional, UnitConsistent
+from adiv_optim import BatchIdeal, Correction, Disproportional, Proportional, UnitConsistent, Whitened
 from adiv_optim.gauge import Gauge, LayerGauge, NetworkGauge
 from adiv_optim.layers import AffineLikeLinear, L2Norm
 
@@ -25,6 +25,8 @@ class Method:
         correction: what the optimizer's side does to the gradient.
         lr_factor: multiplies the protocol's learning rate.
         gauge: whose coordinates the optimizer steps in.
+        whitening: damping of `Whitened`, whose coordinates it steps in; trained by plain loops, whose forward passes it
+            sees.
     """
 
     linear: Callable[[int, int], nn.Module] = nn.Linear
@@ -32,12 +34,20 @@ class Method:
     correction: Correction | None = None
     lr_factor: float = 1.0
     gauge: Gauge | None = None
+    whitening: float | None = None
 
     def wrap(self, optimizer: Optimizer, model: nn.Module, example: Tensor) -> Optimizer:
         """Put the method's coordinates around an optimizer."""
-        if self.gauge is None:
-            return optimizer
-        return UnitConsistent(optimizer, model, gauge=self.gauge, example_input=example)
+        if self.whitening is not None:
+            return Whitened(optimizer, model, damping=self.whitening)
+        if self.gauge is not None:
+            return UnitConsistent(optimizer, model, gauge=self.gauge, example_input=example)
+        return optimizer
+
+    @property
+    def damped(self) -> bool:
+        """Whether the method has a damping."""
+        return self.whitening is not None or isinstance(self.correction, BatchIdeal)
 
     def build(self, sizes: tuple[int, ...], activation: str) -> nn.Sequential:
         """Return a fully connected network, drawn by PyTorch's default initialisation."""
@@ -69,11 +79,12 @@ METHODS: dict[str, Method] = {
     "batch-ideal": Method(correction=BatchIdeal(damping=0.3)),
     "uc-network": Method(gauge=NetworkGauge()),
     "uc-layer": Method(gauge=LayerGauge()),
+    "whitened": Method(whitening=1.0),
 }
 
 #: What a comparison has by default. Gauges are left out: tanh leaves them nothing to rescale, and the layer gauge wants
-#: other learning rates than everything else.
-DEFAULT = [name for name, method in METHODS.items() if method.gauge is None]
+#: other learning rates than everything else. Whitening is: its networks are trained one after the other.
+DEFAULT = [name for name, method in METHODS.items() if method.gauge is None and method.whitening is None]
 
 #: What tables and figures call them.
 LABELS = {
@@ -89,4 +100,5 @@ LABELS = {
     "batch-ideal": "gradient-only batch-ideal",
     "uc-network": "unit-consistent, network gauge",
     "uc-layer": "unit-consistent, layer gauge",
+    "whitened": "whitened",
 }

@@ -88,15 +88,19 @@ class Run:
             raise ValueError("seeds is empty; a run needs at least one.")
         if not all(width > 0 for width in self.hidden):
             raise ValueError(f"hidden is {list(self.hidden)}; every width must be positive.")
-        if self.damping is not None and not isinstance(METHODS[self.method].correction, BatchIdeal):
+        if self.damping is not None and not METHODS[self.method].damped:
             raise ValueError(f"damping is {self.damping}, but method {self.method!r} has none.")
+        if METHODS[self.method].whitening is not None and self.backend != "loop":
+            raise ValueError(f"method {self.method!r} sees forward passes, which only backend 'loop' makes one by one.")
 
     def make_method(self) -> Method:
         """The method, with this run's damping."""
         method = METHODS[self.method]
-        if self.damping is None or not isinstance(method.correction, BatchIdeal):
+        if self.damping is None:
             return method
-        return replace(method, correction=replace(method.correction, damping=self.damping))
+        if isinstance(method.correction, BatchIdeal):
+            return replace(method, correction=replace(method.correction, damping=self.damping))
+        return replace(method, whitening=self.damping)
 
     def settings(self) -> dict[str, Any]:
         """Return what identifies the run: everything that is set, but for where its data happens to lie."""

@@ -77,7 +77,7 @@ def trials(chosen: Iterable[Run], count: int) -> list[Run]:
             run,
             lr=_significant(rate := _between(run.lr / RATE_FACTOR, run.lr * RATE_FACTOR, u)),
             weight_decay=_significant(_between(*SHRINK, v) * (0.1 if run.optimizer == "momentum" else 1.0) / rate),
-            damping=DAMPING[int(w * len(DAMPING))] if hasattr(METHODS[run.method].correction, "damping") else None,
+            damping=DAMPING[int(w * len(DAMPING))] if METHODS[run.method].damped else None,
             seeds=run.seeds[:1],
             validation=True,
         )

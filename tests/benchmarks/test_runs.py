@@ -29,6 +29,8 @@ def test_where_data_lies_is_not_part_of_a_result(tmp_path):
         ({"method": "groupnorm"}, "unknown method 'groupnorm'; known are none, batchnorm"),
         ({"activation": "sine"}, "unknown activation 'sine'; known are tanh, leaky-relu"),
         ({"backend": "magic"}, "unknown backend 'magic'; known are ensemble, loop, jacobian"),
+        ({"method": "whitened"}, "method 'whitened' sees forward passes, which only backend 'loop'"),
+        ({"damping": 1.0}, "damping is 1.0, but method 'none' has none"),
         ({"lr": -1.0}, r"lr is -1\.0; it must be positive"),
         ({"epochs": 0}, "epochs is 0; it must be positive"),
     ],

@@ -25,7 +25,7 @@ def losses(run: Run, data: Dataset) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", [name for name, method in METHODS.items() if method.whitening is None])
 def test_ensemble_equals_plain_loops(method, activation, digits):
     run = Run("digits", method, activation, epochs=1, seeds=(0, 1, 2))
     together = losses(run, digits)
