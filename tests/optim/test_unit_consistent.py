@@ -131,8 +131,9 @@ def test_equivalent_residual_networks_with_batchnorm_follow_one_path(name, fan_i
         optimizer = OPTIMIZERS[name](parameters)
         if fan_in:
             # Balanced to magnitude 1, weights are a hundred times what they are at a fan-in of thousands, and the rates
-            # above hardly move them. Here they train, four images at a time, and training magnifies rounding: SGD at 0.01
-            # from 4e-10 after five steps to 0.4 after forty; Adam makes a whole step of a gradient as small as its eps.
+            # above hardly move them. Here they train, four images at a time, and training magnifies rounding: SGD's at
+            # 0.01 from 4e-10 after five steps to 0.4 after forty; Adam makes a whole step of a gradient as small as its
+            # eps.
             optimizer.param_groups[0]["lr"] /= 100 if name.startswith("adam") else 10
         return optimizer
 
