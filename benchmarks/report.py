@@ -124,12 +124,14 @@ def tuned_caption(results: list[Result]) -> str:
 def trials_table(results: list[Result]) -> str:
     """A Markdown table: test accuracy of every method at the settings its trials chose, best first."""
     rows = []
+    several = len({result["settings"]["activation"] for result in results}) > 1
     for result in sorted(results, key=lambda r: -mean_and_error(r["test_accuracy"][-1])[0]):
         settings = result["settings"]
         seconds = statistics.median(result["seconds"]) * settings["epochs"] / len(settings["seeds"])
         rows.append(
             [
                 LABELS[settings["method"]],
+                *([settings["activation"]] * several),
                 settings["optimizer"],
                 f"{settings['lr']:g}",
                 f"{settings['damping']:g}" if "damping" in settings else "",
@@ -140,8 +142,12 @@ def trials_table(results: list[Result]) -> str:
             ]
         )
     return markdown(
-        ["method", "optimizer", "rate", "damping", "weight decay", "epochs", "test accuracy, %", "seconds"], rows
-    )
+        [
+            "method", *["activation"] * several, "optimizer", "rate", "damping", "weight decay", "epochs",
+            "test accuracy, %", "seconds",
+        ],
+        rows,
+    )  # fmt: skip
 
 
 def trials_caption(results: list[Result], searched: list[Result]) -> str:
@@ -152,7 +158,7 @@ def trials_caption(results: list[Result], searched: list[Result]) -> str:
     return (
         f"Mean ± standard error over {len(settings['seeds'])} seeds after the last epoch, rates falling to 0 by a "
         f"cosine. Every row's settings are the best of {' or '.join(map(str, sorted(counts)))} combinations of rate, "
-        "weight decay and (batch-ideal) damping, each run for "
+        "weight decay and (batch-ideal, whitened) damping, each run for "
         f"{min(r['settings']['epochs'] for r in searched)} epochs with one seed and judged on a tenth of the training "
         "set held out. Weight decay is torch's: AdamW's for adam, SGD's own. Seconds are epochs × the median epoch, "
         f"for one seed of an ensemble of {len(settings['seeds'])}, {environment['threads']} thread(s), on a machine "
@@ -203,7 +209,8 @@ def report(folder: Path) -> dict[str, str]:
         tried = [r for r in results if r["kind"] == "trials"]
         if tried:
             caption_ = trials_caption(tried, read(part / "trials"))
-            heading = f"**{network(tried[0])}, {tried[0]['settings']['activation']}, every setting tuned**"
+            activations = " and ".join(sorted({r["settings"]["activation"] for r in tried}))
+            heading = f"**{network(tried[0])}, {activations}, every setting tuned**"
             sections[part.name] = f"{heading}\n\n{trials_table(tried)}\n\n{caption_}"
         trained = [r for r in results if r["kind"] == "train"]
         if protocol := next((known for known in PROTOCOLS if known.applies(trained)), None):
