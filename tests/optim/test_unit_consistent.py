@@ -1,9 +1,7 @@
 """UnitConsistent: gauge-equivalent networks follow one path, and everything else an optimizer must keep."""
 
 import copy
-import io
 import math
-import pickle
 
 import pytest
 import torch
@@ -13,6 +11,7 @@ from torch import Tensor, nn
 from adiv_optim import BatchIdeal, GradientOnly, Proportional, UnitConsistent, gauge
 from adiv_optim.optim import diagonal
 from tests.cases import relative_error
+from tests.optim.revive import revived
 
 EXACT = 1e-10  # float64, over 100 steps, after mapping back
 SIGMA = 1.5
@@ -243,16 +242,7 @@ def test_resume_and_copies_are_bit_exact(every):
     whole = after(optimizer, model, BATCHES)
     model, optimizer = wrapped(**options)
     train(model, optimizer, BATCHES[:3])
-    buffer = io.BytesIO()
-    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, buffer)
-    buffer.seek(0)
-    saved = torch.load(buffer, weights_only=True)
-    resumed_model, resumed = wrapped(seed=1, **options)
-    resumed_model.load_state_dict(saved["model"])
-    resumed.load_state_dict(saved["optimizer"])
-    copied = copy.deepcopy(optimizer)
-    pickled = pickle.loads(pickle.dumps(optimizer))
-    for again in (resumed, copied, pickled, optimizer):
+    for again in (*revived(optimizer, wrapped(seed=1, **options)[1]), optimizer):
         found = after(again, again.model, BATCHES[3:])
         assert all(torch.equal(one, other) for one, other in zip(found, whole, strict=True))
 

@@ -2,7 +2,6 @@
 
 import copy
 import gc
-import io
 import pickle
 
 import pytest
@@ -11,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from adiv_optim import BatchIdeal, GradientOnly, UnitConsistent, Whitened
-from adiv_optim.optim.roots import roots
 from tests.cases import relative_error
+from tests.optim.revive import revived
 
 pytestmark = pytest.mark.usefixtures("in_float64")
 EXACT = 1e-9
@@ -127,26 +126,6 @@ def test_infinite_damping_is_the_optimizer_unchanged(build):
     assert relative_error(run(1.0), run(None)) > 1e-3
 
 
-@pytest.mark.parametrize("method", ["eigh", "newton-schulz"])
-@pytest.mark.parametrize(("dtype", "limits"), [(torch.float64, (1e-11, 1e-9)), (torch.float32, (1e-4, 3e-2))])
-@pytest.mark.parametrize("stack", [(), (2,)])
-def test_roots(method, dtype, limits, stack):
-    for exponent, limit in zip((3, 6), limits, strict=True):
-        q, _ = torch.linalg.qr(torch.randn(*stack, 64, 64))
-        values = torch.logspace(0, -exponent, 64)
-        ridge = values[-1] / 2
-        matrix = (q * (values - ridge)) @ q.mT
-        matrix = ((matrix + matrix.mT) / 2).to(dtype)
-        ridges = ridge.expand(stack).to(dtype)
-        inverse, root = roots(matrix, ridges, method, condition=2 * 10.0**exponent)
-        full, eye = matrix.double() + ridges.double()[..., None, None] * torch.eye(64), torch.eye(64)
-        inverse, root = inverse.double(), root.double()
-        assert (inverse @ inverse @ full - eye).abs().max() <= limit
-        assert (inverse @ root - eye).abs().max() <= limit
-        assert (root @ root - full).abs().max() <= limit
-        assert (inverse @ full - eye).abs().max() > 0.5  # one root is not enough
-
-
 def small(seed: int = 0, **options):
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.LayerNorm(8), nn.Linear(8, 4))
@@ -176,14 +155,8 @@ def test_resume_and_copies_are_bit_exact(options):
     whole = train(*small(**options), data)
     model, optimizer = small(**options)
     train(model, optimizer, data[:3])
-    buffer = io.BytesIO()
-    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, buffer)
-    buffer.seek(0)
-    saved = torch.load(buffer, weights_only=True)
-    resumed_model, resumed = small(seed=1, **options)
-    resumed_model.load_state_dict(saved["model"])
-    resumed.load_state_dict(saved["optimizer"])
-    for again in (resumed, copy.deepcopy(optimizer), pickle.loads(pickle.dumps(optimizer)), optimizer):
+    saved = copy.deepcopy({"model": model.state_dict(), "optimizer": optimizer.state_dict()})
+    for again in (*revived(optimizer, small(seed=1, **options)[1]), optimizer):
         found = train(again.model, again, data[3:])
         assert all(torch.equal(one, other) for one, other in zip(found, whole, strict=True))
     fresh_model, fresh = small(seed=1, **options)
