@@ -14,6 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from ..functional._linear import gram_of
 from ..functional._patches import unfold
 from ..functional._shared import exporting
+from .roots import Spectrum, leading
 
 #: Numbers of unfolded patches that are there at once.
 _CHUNK = 2**21
@@ -29,10 +30,13 @@ class InputCovariance:
         modules: nn.Linear or nn.Conv1d/2d/3d, all with the same weight, and the same bias if `with_bias`.
         with_bias: whether x~ has a 1.
         blocks: A's diagonal blocks as slices of the features; the 1 belongs to the last.
+        rank: how many leading eigenvectors to follow of a block that has more; None is none.
     """
 
-    def __init__(self, name: str, modules: list[nn.Module], with_bias: bool, blocks: list[slice]) -> None:
-        self.name, self.modules, self.with_bias, self.blocks = name, modules, with_bias, blocks
+    def __init__(
+        self, name: str, modules: list[nn.Module], with_bias: bool, blocks: list[slice], rank: int | None
+    ) -> None:
+        self.name, self.modules, self.with_bias, self.blocks, self.rank = name, modules, with_bias, blocks, rank
         #: Whether forward passes are counted now.
         self.armed = True
         self.reset()
@@ -44,6 +48,8 @@ class InputCovariance:
         #: Sums over rows with the weights decay^age, one tensor (groups, d, d) for each block, and the rows' own sum.
         self.total: list[Tensor] | None = None
         self.rows = 0.0
+        #: The leading eigenvectors of every block, or None where they are not followed.
+        self.spectra: list[Spectrum | None] = [None for _ in self.blocks]
 
     def forget_pending(self) -> None:
         """Drop what forward passes have left since the last measurement."""
@@ -134,15 +140,23 @@ class InputCovariance:
             self.rows = 0.0
         self.total = pending
         self.rows += rows
+        self._follow()
         return True
 
     def mean(self) -> list[Tensor] | None:
-        """The blocks of A, each (groups, d, d)."""
-        return None if self.total is None else [block / self.rows for block in self.total]
+        """The blocks of A, each (groups, d, d), or (d, d) of one group: some libraries batch on one thread."""
+        if self.total is None:
+            return None
+        return [(block if self.groups > 1 else block[0]) / self.rows for block in self.total]
+
+    def _follow(self) -> None:
+        for number, (block, last) in enumerate(zip(self.mean() or (), self.spectra, strict=True)):
+            if self.rank is not None and self.rank < block.shape[-1]:
+                self.spectra[number] = leading(block, self.rank, last and last.vectors)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the memory."""
-        return {"total": self.total, "rows": self.rows}
+        return {"total": self.total, "rows": self.rows, "spectra": [s and tuple(s) for s in self.spectra]}
 
     def check_state_dict(self, state: Mapping[str, Any]) -> None:
         """Raise a ValueError if the memory is of a layer of another size."""
@@ -160,6 +174,11 @@ class InputCovariance:
         total, weight = state["total"], self.weight
         self.total = total and [block.to(weight.device, self.dtype) for block in total]
         self.rows = state["rows"]
+        found = [s and Spectrum(*(part.to(weight.device, self.dtype) for part in s)) for s in state["spectra"]]
+        if {s.values.shape[-1] for s in found if s} <= {self.rank}:
+            self.spectra = found
+        if total and self.rank is not None and not any(self.spectra):
+            self._follow()  # the checkpoint is of another rank
 
 
 class _Hook:

@@ -149,7 +149,7 @@ def train(model: nn.Module, optimizer, data) -> list[Tensor]:
     return [p.detach().clone() for p in model.parameters()]
 
 
-@pytest.mark.parametrize("options", [{}, {"keep_norm": False, "every": 1}, {"max_dim": 4}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"keep_norm": False, "every": 1}, {"max_dim": 4}, {"rank": 3}], ids=str)
 def test_resume_and_copies_are_bit_exact(options):
     data = batches(7)
     whole = train(*small(**options), data)
@@ -325,7 +325,7 @@ def test_average_is_decayed_by_measurement():
     weights = [0.25, 0.5, 1.0]
     wanted = sum(w * r.T @ r for w, r in zip(weights, rows, strict=True)) / (16 * sum(weights))
     (found,) = optimizer.chart.layers[0].mean()
-    assert relative_error(found[0], wanted) <= 1e-12
+    assert relative_error(found, wanted) <= 1e-12
 
 
 def test_measurements_come_at_powers_of_two_and_then_regularly():
@@ -353,8 +353,25 @@ def test_wide_layers_keep_blocks():
     train(model, optimizer, data[:1])
     (whole,) = full.chart.layers[0].mean()
     one, two = optimizer.chart.layers[0].mean()
-    assert relative_error(whole[0, :3, :3], one[0]) <= 1e-12
-    assert relative_error(whole[0, 3:, 3:], two[0]) <= 1e-12
+    assert relative_error(whole[:3, :3], one) <= 1e-12
+    assert relative_error(whole[3:, 3:], two) <= 1e-12
+
+
+@each_layer
+def test_all_eigenvectors_but_one_give_the_whole_step(build, shape):
+    def step(**options):
+        torch.manual_seed(0)
+        layer, x = build(), torch.randn(shape)
+        optimizer = Whitened(torch.optim.AdamW(layer.parameters(), lr=0.1), layer, every=1, **options)
+        start = layer.weight.detach().clone()
+        backward(layer, x)
+        optimizer.step()
+        return layer.weight.detach() - start
+
+    size = build().weight[0].numel() + (build().bias is not None)
+    assert relative_error(step(rank=size), step()) <= EXACT
+    assert relative_error(step(rank=size - 1), step()) <= EXACT
+    assert relative_error(step(rank=1), step()) > 1e-3
 
 
 class Tied(nn.Module):
@@ -396,7 +413,7 @@ def test_shared_frozen_and_other_weights():
     }
     rows = torch.cat([inputs[name].detach().reshape(-1, 4) for name in ("first", "second")])
     (mean,) = optimizer.chart.layers[0].mean()
-    assert relative_error(mean[0], rows.T @ rows / len(rows)) <= 1e-12
+    assert relative_error(mean, rows.T @ rows / len(rows)) <= 1e-12
 
 
 def test_two_wrappers_on_disjoint_parameters():
@@ -427,7 +444,7 @@ def test_muon_behind_it_orthogonalises_in_white_coordinates():
     backward(model, x.float())
     optimizer.step()
     (both,) = optimizer.chart.both["weight"]
-    step = (model.weight.detach() - before) @ both[1][0]
+    step = (model.weight.detach() - before) @ both[1].matrix
     values = torch.linalg.svdvals(step)
     assert values.max() / values.min() < 2.5  # Muon's five iterations leave a factor of about 1.7
     values = torch.linalg.svdvals(model.weight.detach() - before)
@@ -498,6 +515,7 @@ def stepped_state(model: nn.Module) -> dict:
         (lambda m: Whitened(torch.optim.SGD(m.parameters()), m, damping=0.0), ValueError, "damping is 0.0"),
         (lambda m: Whitened(torch.optim.SGD(m.parameters()), m, decay=1.0), ValueError, "decay is 1.0"),
         (lambda m: Whitened(torch.optim.SGD(m.parameters()), m, every=0), ValueError, "every is 0"),
+        (lambda m: Whitened(torch.optim.SGD(m.parameters()), m, rank=0), ValueError, "rank is 0"),
         (lambda m: Whitened(torch.optim.SGD(m.parameters()), m, root="svd"), ValueError, "unknown root 'svd'"),
         (
             lambda m: Whitened(torch.optim.SGD(m[2].parameters()), m),
