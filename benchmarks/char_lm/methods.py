@@ -19,6 +19,9 @@ REST_LR = 3e-3
 #: Steps between two measurements of a whitening.
 EVERY = 10
 
+#: Eigenvectors that the cheap whitenings tell apart.
+RANK = 16
+
 #: model, rate, weight decay, damping, steps in all → optimizers of disjoint sets of parameters.
 Build = Callable[[GPT, float, float, float | None, int], list[Optimizer]]
 
@@ -56,13 +59,13 @@ def _batch_ideal_adamw(
     return [GradientOnly(adamw, model, BatchIdeal(damping))]
 
 
-def _whitened(plain: Build) -> Build:
+def _whitened(plain: Build, rank: int | None = None) -> Build:
     """The first optimizer of a method, whitened; the others as they are."""
 
     def build(model: GPT, lr: float, weight_decay: float, damping: float | None, total_steps: int) -> list[Optimizer]:
         first, *others = plain(model, lr, weight_decay, damping, total_steps)
         assert damping is not None
-        return [Whitened(first, model, damping=damping, every=EVERY), *others]
+        return [Whitened(first, model, damping=damping, every=EVERY, rank=rank), *others]
 
     return build
 
@@ -118,6 +121,8 @@ METHODS: dict[str, Method] = {
     "batch-ideal-adamw": Method(_batch_ideal_adamw, "batch-ideal, AdamW", damped=True),
     "whitened-adamw": Method(_whitened(_adamw), "whitened AdamW", damped=True),
     "whitened-muon": Method(_whitened(_muon), "whitened Muon", damped=True, muon=True),
+    "whitened-adamw-16": Method(_whitened(_adamw, RANK), f"whitened AdamW, rank {RANK}", damped=True),
+    "whitened-muon-16": Method(_whitened(_muon, RANK), f"whitened Muon, rank {RANK}", damped=True, muon=True),
     "sgd": Method(_sgd, "SGD, momentum 0.9"),
     "whitened-sgd": Method(_whitened(_sgd), "whitened SGD, momentum 0.9", damped=True),
     "schedulefree": Method(_schedule_free, "schedule-free AdamW", scheduled=False, package="schedulefree"),
