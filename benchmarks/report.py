@@ -200,8 +200,9 @@ def report(folder: Path) -> dict[str, str]:
         for result in (r for r in results if r["kind"] == "attention"):
             sections["attention"] = attention.table(result)
         characters = [r for r in results if r["kind"] == "char-lm"]
+        times = [r for r in results if r["kind"] == "char-lm-time"]
         if characters:
-            sections[part.name] = char_lm.section(characters, read(part / "search"), part.name, folder)
+            sections[part.name] = char_lm.section(characters, read(part / "search"), times, part.name, folder)
         tuned = [r for r in results if r["kind"] == "tuned"]
         if tuned:
             heading = f"**{network(tuned[0])}, rates tuned**"

@@ -197,6 +197,7 @@ def whitened(data: str) -> dict[str, Any]:
     """Training steps of the language model with Whitened optimizers against the same ones plainly."""
     variants: dict[str, dict[str, Any]] = {
         "every 10": {},
+        "every 10, rank 16": {"rank": 16},
         "every 10, blocks of 256": {"max_dim": 257},
         "every 50": {"every": 50},
         "every 10, newton-schulz": {"root": "newton-schulz"},
@@ -209,7 +210,8 @@ def whitened(data: str) -> dict[str, Any]:
             continue
         for batch_size, rounds in ((16, 15), (128, 5)):
             plain = language_model_job(optimizer, None, batch_size)
-            for variant, options in variants.items() if batch_size == 16 else [("every 10", {})]:
+            for variant in variants if batch_size == 16 else ("every 10", "every 10, rank 16"):
+                options = variants[variant]
                 job = language_model_job(optimizer, options, batch_size)
                 rows.append(_row(f"{name}, batch {batch_size}, {variant}", job, plain, rounds))
     return {

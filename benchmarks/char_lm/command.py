@@ -17,6 +17,7 @@ from .model import NORMS, PRESETS
 from .search import choose, dampings
 from .settings import CharRun
 from .text import DEFAULT, load
+from .timing import step_times
 from .train import train
 
 console = Console()
@@ -39,11 +40,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--choose", action="store_true",
         help="first seed 0 alone over all rates and dampings; the other seeds where its validation loss is lowest",
     )  # fmt: skip
+    parser.add_argument("--time", action="store_true", help="train nothing; time the methods' steps in turn")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
 
 
 def run(options: argparse.Namespace) -> None:
     """Run every combination of the options; with --choose, the search and then the seeds at its choice."""
+    if options.time:
+        text = load(options.data).to(options.device)
+        times = step_times(options.methods, options.preset, text, options.data, options.device)
+        runs.write(options.out / f"time-{options.preset}-{options.device}.json", times)
+        return
     if options.seeds < 1:
         raise ValueError(f"seeds is {options.seeds}; a run needs at least one.")
     folder, everything = options.out, _planned(options)

@@ -13,18 +13,23 @@ from .search import final_validation_loss
 from .train import VALIDATION_WINDOWS
 
 #: The colour of every method, in all figures.
-COLORS = dict(zip(METHODS, plt.get_cmap("tab10").colors, strict=False))  # type: ignore[attr-defined]
+COLORS = dict(zip(METHODS, [*plt.get_cmap("tab10").colors, "black"], strict=True))  # type: ignore[attr-defined]
 
 #: What distinguishes the rows of one table, in their order; all other settings but the seed distinguish tables.
 ROW = ("norm", "steps", "method", "lr", "damping")
 
 
-def section(results: list[Result], searched: list[Result], name: str, folder: Path) -> str:
+#: What the figures can have on their horizontal axis.
+AXES = {"steps": "steps", "time": "time, in steps of AdamW"}
+
+
+def section(results: list[Result], searched: list[Result], times: list[Result], name: str, folder: Path) -> str:
     """Draw the figures into `folder`; return heading, table and caption of every protocol as Markdown.
 
     Args:
         results: the runs of one folder.
         searched: the runs that chose their rates, if any did.
+        times: of a step, by method; without one there is no figure against time.
         name: of the figures.
         folder: where they go.
     """
@@ -35,9 +40,11 @@ def section(results: list[Result], searched: list[Result], name: str, folder: Pa
     for number, (protocol, group) in enumerate(groups.items(), start=1):
         own = name if len(groups) == 1 else f"{name}-{number}"
         tried = [result for result in searched if _protocol(result) == protocol]
-        for quantity in ("steps", "seconds"):
-            figure(group, quantity, folder / f"{own}-{quantity}.png")
-        parts.append(f"**{title(group)}**\n\n{table(group, tried)}\n\n{caption(group, tried)}")
+        settings = group[0]["settings"]
+        time = next((t for t in times if all(t[key] == settings[key] for key in ("preset", "device"))), None)
+        for quantity in ("steps", "time") if time else ("steps",):
+            figure(group, quantity, time, folder / f"{own}-{quantity}.png")
+        parts.append(f"**{title(group)}**\n\n{table(group, tried, time)}\n\n{caption(group, tried, time)}")
     return "\n\n".join(parts)
 
 
@@ -56,8 +63,9 @@ def rows(results: Iterable[Result]) -> list[list[Result]]:
     return [found[key] for key in sorted(found)]
 
 
-def table(results: list[Result], searched: list[Result]) -> str:
+def table(results: list[Result], searched: list[Result], time: Result | None) -> str:
     """A Markdown table: losses (mean ± standard error over seeds) and time of every combination of settings."""
+    ratios = time["time_ratio"] if time else {}
     cells = []
     for seeds in rows(results):
         settings = seeds[0]["settings"]
@@ -70,7 +78,7 @@ def table(results: list[Result], searched: list[Result]) -> str:
                 str(settings["steps"]),
                 _loss(seeds, [r["test_loss"] for r in seeds]),
                 _loss(seeds, [r["validation_loss"][-1] for r in seeds]),
-                _time(seeds, results),
+                f"{ratios[settings['method']]['median']:.2f}" if settings["method"] in ratios else "",
             ]
         )
     header = ["method", "normaliser", "rate", "damping", "steps", "test loss", "validation loss", "time per step"]
@@ -103,17 +111,6 @@ def _loss(seeds: list[Result], losses: list[float | None]) -> str:
     return f"{mean:.4f} ± {error:.4f}" if len(finite) > 1 else f"{mean:.4f}"
 
 
-def _time(seeds: list[Result], results: list[Result]) -> str:
-    """Time per step as a ratio to AdamW's with the same normaliser; medians over runs."""
-    norm = seeds[0]["settings"]["norm"]
-    adamw = [r for r in results if (r["settings"]["method"], r["settings"]["norm"]) == ("adamw", norm)]
-    return f"{_seconds_per_step(seeds) / _seconds_per_step(adamw):.2f}" if adamw else ""
-
-
-def _seconds_per_step(results: list[Result]) -> float:
-    return statistics.median(result["seconds"][-1] / max(1, result["steps"][-1]) for result in results)
-
-
 def title(results: list[Result]) -> str:
     """One line that names text, network and batches."""
     settings, size = results[0]["settings"], results[0]["size"]
@@ -123,7 +120,7 @@ def title(results: list[Result]) -> str:
     )
 
 
-def caption(results: list[Result], searched: list[Result]) -> str:
+def caption(results: list[Result], searched: list[Result], time: Result | None) -> str:
     """Say under a table what its numbers are."""
     environment, settings = results[0]["environment"], results[0]["settings"]
     where = environment["gpu"] if settings["device"].startswith("cuda") else environment["processor"]
@@ -135,12 +132,19 @@ def caption(results: list[Result], searched: list[Result]) -> str:
         if searched
         else ""
     )
+    timed = (
+        "Time is a whole training step's, as a ratio to AdamW's "
+        f"({time['adamw_ms']:.0f} ms): medians of {time['time_ratio']['adamw']['rounds']} interleaved rounds, "
+        f"{time['environment']['threads']} thread(s). "
+        if time
+        else ""
+    )
     return (
         f"Cross entropy in nats per character, mean ± standard error over {' or '.join(map(str, seeds))} seed(s): on "
         f"the last tenth of the text (test) and on at most {VALIDATION_WINDOWS} windows of the tenth before it "
         f"(validation). {chosen}Rates rise over {WARM_UP:.0%} of the steps, then fall to 0 by a cosine (schedule-free: "
         f"stay). Muon's embeddings, head, norms and biases are AdamW's, at {REST_LR:g}. Weight decay "
-        f"{settings['weight_decay']:g}. Time is training alone, as a ratio to AdamW's with the same normaliser. "
+        f"{settings['weight_decay']:g}. {timed}"
         f"{where}, {environment['threads']} thread(s), torch {environment['torch']}."
     )
 
@@ -157,17 +161,17 @@ def best_rows(results: list[Result]) -> list[list[Result]]:
     return [seeds for _, seeds in best.values()]
 
 
-def curve(seeds: list[Result], quantity: str) -> tuple[list[float], list[float]]:
-    """Steps or seconds, and validation loss: means over seeds, as far as all of them have one."""
-    measured = zip(*(zip(r[quantity], r["validation_loss"], strict=True) for r in seeds), strict=False)
+def curve(seeds: list[Result]) -> tuple[list[float], list[float]]:
+    """Steps and validation loss: means over seeds, as far as all of them have one."""
+    measured = zip(*(zip(r["steps"], r["validation_loss"], strict=True) for r in seeds), strict=False)
     points = [list(zip(*at, strict=True)) for at in measured]
     finite = [(at, losses) for at, losses in points if None not in losses]
     return [statistics.fmean(at) for at, _ in finite], [statistics.fmean(losses) for _, losses in finite]
 
 
-def figure(results: list[Result], quantity: str, path: Path) -> None:
-    """Draw validation loss against steps or seconds of training, one panel per normaliser."""
-    best = best_rows(results)
+def figure(results: list[Result], quantity: str, time: Result | None, path: Path) -> None:
+    """Draw validation loss against steps or time of training, one panel per normaliser."""
+    best, ratios = best_rows(results), time["time_ratio"] if time else {}
     norms = [norm for norm in NORM_LABELS if any(seeds[0]["settings"]["norm"] == norm for seeds in best)]
     methods = [name for name in METHODS if any(seeds[0]["settings"]["method"] == name for seeds in best)]
     with panels([NORM_LABELS[norm] for norm in norms], title(results), path) as axes:
@@ -175,11 +179,14 @@ def figure(results: list[Result], quantity: str, path: Path) -> None:
             for method in methods:
                 mine = [s for s in best if (s[0]["settings"]["norm"], s[0]["settings"]["method"]) == (norm, method)]
                 # An empty line where a method has no run, since the first panel's lines make the legend.
-                x, y = curve(mine[0], quantity) if mine else ([], [])
+                x, y = curve(mine[0]) if mine else ([], [])
+                if quantity == "time":
+                    x = [steps * ratios[method]["median"] for steps in x] if method in ratios else []
+                    y = y[: len(x)]
                 # Methods of this library are dashed: colour alone does not carry to everyone.
                 style = "--" if METHODS[method].damped else "-"
                 axis.plot(x, y, style, color=COLORS[method], label=METHODS[method].label, linewidth=1.6)
-            axis.set_xlabel("steps" if quantity == "steps" else "seconds of training")
+            axis.set_xlabel(AXES[quantity])
         # A model that has learned nothing starts about here; what rises above is on its way out.
         axes[0].set_ylim(top=max(result["validation_loss"][0] or 0.0 for result in results))
         axes[0].set_ylabel("validation loss, nats per character")

@@ -279,6 +279,9 @@ def test_choose_searches_with_one_seed_and_reports_what_the_files_say(tmp_path, 
         )
         assert {r["settings"]["lr"] for r in mine} == {best["settings"]["lr"]}
         assert best in mine
+    assert char_lm(out, file, *arguments, "--time") == 0
+    ratios = read(out)[-1]["time_ratio"]
+    assert set(ratios) == {"adamw", "batch-ideal-adamw"}
     section = report(tmp_path / "results")["lm"]
     one, other = (r["test_loss"] for r in final if r["settings"]["method"] == "adamw")
     mean, error = (one + other) / 2, abs(one - other) / 2
@@ -286,13 +289,12 @@ def test_choose_searches_with_one_seed_and_reports_what_the_files_say(tmp_path, 
     assert f"| AdamW | no normaliser | {lr:g}* |  | 4 | {mean:.4f} ± {error:.4f} |" in section
     assert "| 0.3 | 4 |" in section
     assert "the best of 2 combinations" in section
-    for quantity in ("steps", "seconds"):
+    assert f"| {ratios['batch-ideal-adamw']['median']:.2f} |" in section
+    for quantity in ("steps", "time"):
         assert (tmp_path / "results" / f"lm-{quantity}.png").read_bytes().startswith(PNG_SIGNATURE)
 
 
-def made(
-    method="adamw", seed=0, losses=(4.0, 3.0, 2.0), seconds=(0.0, 1.0, 2.0), test_loss: float | None = 2.5, **settings
-):
+def made(method="adamw", seed=0, losses=(4.0, 3.0, 2.0), test_loss: float | None = 2.5, **settings):
     steps = [0, 5, 10]
     return {
         "kind": "char-lm",
@@ -305,7 +307,7 @@ def made(
         "steps": steps,
         "validation_loss": list(losses),
         "train_loss": [None, 3.0, 2.0],
-        "seconds": list(seconds),
+        "seconds": [0.0, 1.0, 2.0],
         "test_loss": test_loss,
         "diverged": test_loss is None,
     }  # fmt: skip
@@ -315,16 +317,22 @@ def test_table_has_the_numbers_of_the_files(tmp_path):
     results = [
         made(seed=0),
         made(seed=1, losses=(4.0, 3.0, 2.2), test_loss=2.7),
-        made("muon", losses=(4.0, 3.0, 1.0), seconds=(0.0, 1.5, 3.0), test_loss=1.5),
+        made("muon", losses=(4.0, 3.0, 1.0), test_loss=1.5),
         made("batch-ideal-adamw", losses=(4.0, 3.0, None), test_loss=None, damping=0.3),
         made("sgd", norm="layernorm"),
     ]
     for number, result in enumerate(results):
         write(tmp_path / "lm" / f"{number}.json", result)
+    ratios = {"adamw": 1.0, "muon": 1.5, "batch-ideal-adamw": 1.25}
+    times = {name: {"median": value, "rounds": 3} for name, value in ratios.items()}
+    environment = results[0]["environment"]
+    time = {"kind": "char-lm-time", "preset": "tiny", "device": "cpu", "adamw_ms": 7.0, "time_ratio": times}
+    write(tmp_path / "lm" / "time.json", {**time, "environment": environment})
     section = report(tmp_path)["lm"]
+    assert "(7 ms): medians of 3 interleaved rounds" in section
     assert "| AdamW | no normaliser | 0.01 |  | 10 | 2.6000 ± 0.1000 | 2.1000 ± 0.1000 | 1.00 |" in section
     assert "| Muon | no normaliser | 0.01 |  | 10 | 1.5000 | 1.0000 | 1.50 |" in section
-    assert "| 0.01 | 0.3 | 10 | diverged, 1 of 1 | diverged, 1 of 1 | 1.00 |" in section
+    assert "| 0.01 | 0.3 | 10 | diverged, 1 of 1 | diverged, 1 of 1 | 1.25 |" in section
     assert "| SGD, momentum 0.9 | LayerNorm | 0.01 |  | 10 | 2.5000 | 2.0000 |  |" in section
     assert "Characters of x.txt, GPT of 1 layers, width 16, 2 heads, context 8, batch 4" in section
 
@@ -339,9 +347,8 @@ def test_other_texts_are_other_tables(tmp_path):
 
 
 def test_curve_is_the_mean_over_seeds_where_all_have_a_loss():
-    seeds = [made(losses=(4.0, 3.0, 2.0)), made(losses=(4.0, 2.0, None), seconds=(0.0, 3.0, 6.0))]
-    assert curve(seeds, "steps") == ([0, 5], [4.0, 2.5])
-    assert curve(seeds, "seconds") == ([0.0, 2.0], [4.0, 2.5])
+    seeds = [made(losses=(4.0, 3.0, 2.0)), made(losses=(4.0, 2.0, None))]
+    assert curve(seeds) == ([0, 5], [4.0, 2.5])
 
 
 def test_every_method_has_a_colour_of_its_own():
