@@ -27,6 +27,7 @@ class Method:
         gauge: whose coordinates the optimizer steps in.
         whitening: damping of `Whitened`, whose coordinates it steps in; trained by plain loops, whose forward passes it
             sees.
+        rank: of the whitening; see `Whitened`.
     """
 
     linear: Callable[[int, int], nn.Module] = nn.Linear
@@ -35,11 +36,12 @@ class Method:
     lr_factor: float = 1.0
     gauge: Gauge | None = None
     whitening: float | None = None
+    rank: int | None = None
 
     def wrap(self, optimizer: Optimizer, model: nn.Module, example: Tensor) -> Optimizer:
         """Put the method's coordinates around an optimizer."""
         if self.whitening is not None:
-            return Whitened(optimizer, model, damping=self.whitening)
+            return Whitened(optimizer, model, damping=self.whitening, rank=self.rank)
         if self.gauge is not None:
             return UnitConsistent(optimizer, model, gauge=self.gauge, example_input=example)
         return optimizer
@@ -80,6 +82,7 @@ METHODS: dict[str, Method] = {
     "uc-network": Method(gauge=NetworkGauge()),
     "uc-layer": Method(gauge=LayerGauge()),
     "whitened": Method(whitening=1.0),
+    "whitened-16": Method(whitening=1.0, rank=16),
 }
 
 #: What a comparison has by default. Gauges are left out: tanh leaves them nothing to rescale, and the layer gauge wants
@@ -101,4 +104,5 @@ LABELS = {
     "uc-network": "unit-consistent, network gauge",
     "uc-layer": "unit-consistent, layer gauge",
     "whitened": "whitened",
+    "whitened-16": "whitened, rank 16",
 }

@@ -13,7 +13,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
 #: The colour of every method, in all figures.
-COLORS = dict(zip(LABELS, (*plt.get_cmap("tab10").colors, "black", "gold", "navy"), strict=True))  # type: ignore[attr-defined]
+COLORS = dict(zip(LABELS, (*plt.get_cmap("tab10").colors, "black", "gold", "navy", "teal"), strict=True))  # type: ignore[attr-defined]
 
 
 @contextmanager

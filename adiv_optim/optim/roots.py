@@ -150,21 +150,21 @@ class LowRank:
         return (part * self.level).baddbmm_(inside, vectors.mT)
 
 
-def low_rank_roots(matrix: Tensor, spectrum: Spectrum, ridge: Tensor) -> tuple[LowRank, LowRank]:
+def low_rank_roots(trace: Tensor, spectrum: Spectrum, ridge: Tensor) -> tuple[LowRank, LowRank]:
     r"""Both roots of A + λI where all but A's leading eigenvalues are taken to be τ, their mean.
 
     .. math:: (A + \lambda I)^{\mp 1/2} \approx (\tau + \lambda)^{\mp 1/2} I
               + U \left( (\Lambda + \lambda)^{\mp 1/2} - (\tau + \lambda)^{\mp 1/2} \right) U^\top
 
     Args:
-        matrix: A, shape (…, d, d), for its trace.
+        trace: A's, shape (…).
         spectrum: Λ and U.
         ridge: λ > 0, shape (…).
 
     Returns:
         Inverse root and root.
     """
-    trace, (size, rank) = matrix.diagonal(dim1=-2, dim2=-1).sum(-1), spectrum.vectors.shape[-2:]
+    size, rank = spectrum.vectors.shape[-2:]
     level = (((trace - spectrum.values.sum(-1)) / (size - rank)).clamp_min(0) + ridge).sqrt()
     values = (spectrum.values.clamp_min(0) + ridge[..., None]).sqrt()
     inverse = LowRank(1 / level, spectrum.vectors, 1 / values - 1 / level[..., None])

@@ -130,19 +130,19 @@ class WhiteChart(Chart):
         mean, size = layer.mean(), sum(layer.sizes)
         if mean is None:
             return
-        trace = torch.stack([block.diagonal(dim1=-2, dim2=-1).sum(-1) for block in mean]).sum(0)
-        level = torch.where(trace > 0, trace / size, 1.0)  # a layer that has seen zeros alone keeps its own coordinates
-        scale = trace / size + self.damping * level if self.keep_norm else torch.ones_like(level)
+        traces = [block.diagonal(dim1=-2, dim2=-1).sum(-1) for block in mean]
+        average = torch.stack(traces).sum(0) / size
+        level = torch.where(average > 0, average, 1.0)  # a layer that has seen zeros alone keeps its own coordinates
+        scale = average + self.damping * level if self.keep_norm else torch.ones_like(level)
         ridge, condition = self.damping * level / scale, size / self.damping + 1
         both: list[tuple[Factor, Factor]] = []
-        for block, spectrum in zip(mean, layer.spectra, strict=True):
-            block = block / scale[..., None, None]
+        for block, trace, spectrum in zip(mean, traces, layer.spectra, strict=True):
             if spectrum is None:
-                inverse, root = roots(block, ridge, self.root, condition)
+                inverse, root = roots(block / scale[..., None, None], ridge, self.root, condition)
                 both.append((Whole(inverse), Whole(root)))
-                continue
-            spectrum = Spectrum(spectrum.values / scale[..., None], spectrum.vectors)
-            both.append(low_rank_roots(block, spectrum, ridge))
+            else:
+                scaled = Spectrum(spectrum.values / scale[..., None], spectrum.vectors)
+                both.append(low_rank_roots(trace / scale, scaled, ridge))
         self.both[layer.name] = both
 
     def state_dict(self) -> dict[str, Any]:
