@@ -2,7 +2,7 @@
 
 from .affine_like import AffineLikeLinear
 from .channel_scale import ChannelScale
-from .convert import convert
+from .convert import Replacement, convert, plan
 from .dynamic import DyISRU, DyT, dyisru
 from .isotropic_tanh import IsotropicTanh
 from .l2_norm import L2Norm
@@ -16,6 +16,8 @@ __all__ = [
     "IsotropicTanh",
     "L2Norm",
     "NormLikeLinear",
+    "Replacement",
     "convert",
     "dyisru",
+    "plan",
 ]
