@@ -1,8 +1,23 @@
 """Structural layers: the corrections that change the forward pass. Imported as adiv_optim.layers."""
 
 from .affine_like import AffineLikeLinear
-from .convert import convert
+from .channel_scale import ChannelScale
+from .convert import Replacement, convert, plan
+from .dynamic import DyISRU, DyT, dyisru
+from .isotropic_tanh import IsotropicTanh
 from .l2_norm import L2Norm
 from .norm_like import NormLikeLinear
 
-__all__ = ["AffineLikeLinear", "L2Norm", "NormLikeLinear", "convert"]
+__all__ = [
+    "AffineLikeLinear",
+    "ChannelScale",
+    "DyISRU",
+    "DyT",
+    "IsotropicTanh",
+    "L2Norm",
+    "NormLikeLinear",
+    "Replacement",
+    "convert",
+    "dyisru",
+    "plan",
+]

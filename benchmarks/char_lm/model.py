@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from adiv_optim.layers import DyT
+
 
 @dataclass(frozen=True)
 class Preset:
@@ -35,23 +37,11 @@ PRESETS = {
 }
 
 
-class _DynamicTanh(nn.Module):
-    """γ·tanh(αx) + β, Zhu et al.'s replacement of a normaliser (2025); α is one number, γ and β are as wide as x."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.alpha = nn.Parameter(torch.full((1,), 0.5))
-        self.gamma, self.beta = nn.Parameter(torch.ones(width)), nn.Parameter(torch.zeros(width))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.gamma * torch.tanh(self.alpha * x) + self.beta
-
-
 #: Width → normaliser.
 NORMS: dict[str, Callable[[int], nn.Module]] = {
     "layernorm": nn.LayerNorm,
     "rmsnorm": nn.RMSNorm,
-    "dyt": _DynamicTanh,
+    "dyt": DyT,
     "none": nn.Identity,
 }
 
