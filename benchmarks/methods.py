@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -21,7 +20,9 @@ class Method:
 
     Args:
         linear: the affine layer.
-        normalizer: width → the parameterless normaliser before every affine layer, the first included.
+        convolution: the convolution.
+        normalizer: shape of a sample → the parameterless normaliser before every affine layer and convolution, the
+            first included.
         correction: what the optimizer's side does to the gradient.
         lr_factor: multiplies the protocol's learning rate.
         gauge: whose coordinates the optimizer steps in.
@@ -31,7 +32,8 @@ class Method:
     """
 
     linear: Callable[[int, int], nn.Module] = nn.Linear
-    normalizer: Callable[[int], nn.Module] | None = None
+    convolution: Callable[..., nn.Module] = nn.Conv2d
+    normalizer: Callable[[tuple[int, ...]], nn.Module] | None = None
     correction: Correction | None = None
     lr_factor: float = 1.0
     gauge: Gauge | None = None
@@ -51,25 +53,27 @@ class Method:
         """Whether the method has a damping."""
         return self.whitening is not None or isinstance(self.correction, BatchIdeal)
 
-    def build(self, sizes: tuple[int, ...], activation: str) -> nn.Sequential:
-        """Return a fully connected network, drawn by PyTorch's default initialisation."""
-        layers: list[nn.Module] = []
-        for inputs, outputs in pairwise(sizes):
-            if layers:
-                layers.append(ACTIVATIONS[activation]())
-            if self.normalizer:
-                layers.append(self.normalizer(inputs))
-            layers.append(self.linear(inputs, outputs))
-        return nn.Sequential(*layers)
+    @property
+    def backend(self) -> str:
+        """Whether its seeds can train as one program, "ensemble", or only one after the other, "loop"."""
+        return "ensemble" if self.whitening is None else "loop"
+
+    def normalizers(self, shape: tuple[int, ...]) -> list[nn.Module]:
+        """Return the normaliser for samples of a shape, if the method has one."""
+        return [self.normalizer(shape)] if self.normalizer else []
 
 
-def _l2_norm(width: int) -> nn.Module:
-    return L2Norm()
+def _l2_norm(shape: tuple[int, ...]) -> nn.Module:
+    return L2Norm(dim=tuple(range(-len(shape), 0)))
+
+
+def _batch_norm(shape: tuple[int, ...]) -> nn.Module:
+    return (nn.BatchNorm1d if len(shape) == 1 else nn.BatchNorm2d)(shape[0], affine=False)
 
 
 METHODS: dict[str, Method] = {
     "none": Method(),
-    "batchnorm": Method(normalizer=partial(nn.BatchNorm1d, affine=False)),
+    "batchnorm": Method(normalizer=_batch_norm),
     "layernorm": Method(normalizer=partial(nn.LayerNorm, elementwise_affine=False)),
     "rmsnorm": Method(normalizer=partial(nn.RMSNorm, elementwise_affine=False)),
     "l2norm": Method(normalizer=_l2_norm),
