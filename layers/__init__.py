@@ -7,6 +7,8 @@ from .dynamic import DyISRU, DyT, dyisru
 from .isotropic_tanh import IsotropicTanh
 from .l2_norm import L2Norm
 from .norm_like import NormLikeLinear
+from .patch_norm import PatchNormConv1d, PatchNormConv2d, PatchNormConv3d
+from .patch_norm_transpose import PatchNormConvTranspose1d, PatchNormConvTranspose2d, PatchNormConvTranspose3d
 
 __all__ = [
     "AffineLikeLinear",
@@ -16,6 +18,12 @@ __all__ = [
     "IsotropicTanh",
     "L2Norm",
     "NormLikeLinear",
+    "PatchNormConv1d",
+    "PatchNormConv2d",
+    "PatchNormConv3d",
+    "PatchNormConvTranspose1d",
+    "PatchNormConvTranspose2d",
+    "PatchNormConvTranspose3d",
     "Replacement",
     "convert",
     "dyisru",
