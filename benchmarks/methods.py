@@ -93,9 +93,9 @@ METHODS: dict[str, Method] = {
     "whitened-16": Method(whitening=1.0, rank=16),
 }
 
-#: What a comparison leaves out unless asked for: gauges, which tanh leaves nothing to rescale and whose layer form
-#: wants other learning rates; whitening, whose networks train one after the other; and norms of patches, which differ from
-#: norms of layers in convolutional networks alone.
+#: What a comparison leaves out unless asked for. Gauges: tanh leaves them nothing to rescale, and the layer gauge wants
+#: other learning rates. Whitening: its networks train one after the other. Norms of patches: only in convolutional
+#: networks do they differ from norms of layers.
 _ON_REQUEST = {"l2-patch", "l2-patch-half", "uc-network", "uc-layer", "whitened", "whitened-16"}
 DEFAULT = [name for name in METHODS if name not in _ON_REQUEST]
 
