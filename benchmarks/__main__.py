@@ -15,6 +15,7 @@ from . import attention, divergence, runs, speed, tune
 from .char_lm import command as char_lm
 from .data import DATA, load
 from .methods import ACTIVATIONS, DEFAULT, METHODS
+from .networks import CONVOLUTIONAL
 from .report import insert, report
 from .runs import BACKENDS, OPTIMIZERS, SCHEDULES, Run
 from .trainer import train
@@ -54,6 +55,7 @@ def _parser() -> argparse.ArgumentParser:
     training.add_argument("--methods", nargs="+", default=DEFAULT, metavar="NAME", help=", ".join(METHODS))
     training.add_argument("--activations", nargs="+", default=list(ACTIVATIONS), metavar="NAME")
     training.add_argument("--hidden", nargs="+", type=int, default=[32, 32], metavar="WIDTH")
+    training.add_argument("--network", default="mlp", help=", ".join(("mlp", *CONVOLUTIONAL)))
     training.add_argument("--batch-size", nargs="+", type=int, default=[32], metavar="SIZE")
     training.add_argument("--optimizer", default="adam", help=", ".join(OPTIMIZERS))
     training.add_argument("--lr", nargs="+", type=float, default=[1e-3], metavar="RATE", help="several: a sweep")
@@ -65,7 +67,7 @@ def _parser() -> argparse.ArgumentParser:
         "--rescaled", nargs="+", type=float, default=[None], metavar="SIGMA",
         help="start all seeds from one network, its hidden units rescaled at random by so much",
     )  # fmt: skip
-    training.add_argument("--backend", default="ensemble", help=", ".join(BACKENDS))
+    training.add_argument("--backend", default=None, help=f"{', '.join(BACKENDS)}; what fits the method by default")
     training.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
 
     tuning = commands.add_parser("tune", help="choose every method's learning rate on a validation split, then train")
@@ -147,10 +149,11 @@ def _train(options: argparse.Namespace) -> None:
             schedule=options.schedule,
             epochs=options.epochs,
             seeds=tuple(range(options.seeds)),
-            backend=options.backend,
+            backend=options.backend or METHODS[method].backend,
             device=options.device,
             validation=options.validation,
             rescaled=rescaled,
+            network=None if options.network == "mlp" else options.network,
         )
         for rescaled in options.rescaled
         for lr in options.lr
@@ -166,7 +169,7 @@ def _tune(options: argparse.Namespace) -> None:
         Run(
             data=options.data,
             method=method,
-            backend="ensemble" if METHODS[method].whitening is None else "loop",
+            backend=METHODS[method].backend,
             activation=activation,
             optimizer=optimizer,
             schedule="cosine",

@@ -15,6 +15,7 @@ from adiv_optim.layers import NormLikeLinear
 
 from . import data as datasets
 from .methods import METHODS, Method
+from .networks import mlp
 from .runs import environment, public_name
 from .speed import interleaved, ratio
 from .tables import markdown
@@ -86,7 +87,7 @@ def compare(
 
 def _prepared(subject: Subject, data: datasets.Dataset) -> tuple[nn.Module, torch.optim.Optimizer]:
     torch.manual_seed(0)
-    model = subject.method.build((data.features, *HIDDEN, data.classes), "tanh")
+    model = mlp(subject.method, (data.features, *HIDDEN, data.classes), "tanh")
     if subject.method.correction:
         attach(model, subject.method.correction)
     kind = torch.optim.Adam if subject.adam else torch.optim.SGD

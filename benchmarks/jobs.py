@@ -14,6 +14,7 @@ from adiv_optim.gauge import NetworkGauge
 from .char_lm.methods import matrices
 from .char_lm.model import GPT, PRESETS, next_character_loss
 from .methods import METHODS
+from .networks import mlp
 
 #: Creates the tensors of a job and returns what runs it once.
 Job = Callable[[], Callable[[], Any]]
@@ -131,7 +132,7 @@ def training_job(sizes: tuple[int, ...], correction: Correction | None, by_jacob
 
     def make() -> Callable[[], None]:
         x, labels = torch.rand(32, sizes[0], device=device()), torch.randint(sizes[-1], (32,), device=device())
-        model = METHODS["none"].build(sizes, "tanh").to(device())
+        model = mlp(METHODS["none"], sizes, "tanh").to(device())
         optimizer: torch.optim.Optimizer = torch.optim.Adam(model.parameters(), fused=True)
         if correction and not by_jacobians:
             optimizer = GradientOnly(optimizer, model, correction)

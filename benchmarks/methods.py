@@ -3,14 +3,13 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from adiv_optim import BatchIdeal, Correction, Disproportional, Proportional, UnitConsistent, Whitened
 from adiv_optim.gauge import Gauge, LayerGauge, NetworkGauge
-from adiv_optim.layers import AffineLikeLinear, L2Norm
+from adiv_optim.layers import AffineLikeLinear, L2Norm, NormLikeLinear, PatchNormConv2d
 
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {"tanh": nn.Tanh, "leaky-relu": nn.LeakyReLU}
 
@@ -21,7 +20,9 @@ class Method:
 
     Args:
         linear: the affine layer.
-        normalizer: width → the parameterless normaliser before every affine layer, the first included.
+        convolution: the convolution.
+        normalizer: shape of a sample → the parameterless normaliser before every affine layer and convolution, the
+            first included.
         correction: what the optimizer's side does to the gradient.
         lr_factor: multiplies the protocol's learning rate.
         gauge: whose coordinates the optimizer steps in.
@@ -31,7 +32,8 @@ class Method:
     """
 
     linear: Callable[[int, int], nn.Module] = nn.Linear
-    normalizer: Callable[[int], nn.Module] | None = None
+    convolution: Callable[..., nn.Module] = nn.Conv2d
+    normalizer: Callable[[tuple[int, ...]], nn.Module] | None = None
     correction: Correction | None = None
     lr_factor: float = 1.0
     gauge: Gauge | None = None
@@ -51,30 +53,36 @@ class Method:
         """Whether the method has a damping."""
         return self.whitening is not None or isinstance(self.correction, BatchIdeal)
 
-    def build(self, sizes: tuple[int, ...], activation: str) -> nn.Sequential:
-        """Return a fully connected network, drawn by PyTorch's default initialisation."""
-        layers: list[nn.Module] = []
-        for inputs, outputs in pairwise(sizes):
-            if layers:
-                layers.append(ACTIVATIONS[activation]())
-            if self.normalizer:
-                layers.append(self.normalizer(inputs))
-            layers.append(self.linear(inputs, outputs))
-        return nn.Sequential(*layers)
+    @property
+    def backend(self) -> str:
+        """Whether its seeds can train as one program, "ensemble", or only one after the other, "loop"."""
+        return "ensemble" if self.whitening is None else "loop"
+
+    def normalizers(self, shape: tuple[int, ...]) -> list[nn.Module]:
+        """Return the normaliser for samples of a shape, if the method has one."""
+        return [self.normalizer(shape)] if self.normalizer else []
 
 
-def _l2_norm(width: int) -> nn.Module:
-    return L2Norm()
+def _l2_norm(shape: tuple[int, ...]) -> nn.Module:
+    return L2Norm(dim=tuple(range(-len(shape), 0)))
 
+
+def _batch_norm(shape: tuple[int, ...]) -> nn.Module:
+    return (nn.BatchNorm1d if len(shape) == 1 else nn.BatchNorm2d)(shape[0], affine=False)
+
+
+_NORM_LIKE_CONV = partial(PatchNormConv2d, form="norm-like")
 
 METHODS: dict[str, Method] = {
     "none": Method(),
-    "batchnorm": Method(normalizer=partial(nn.BatchNorm1d, affine=False)),
+    "batchnorm": Method(normalizer=_batch_norm),
     "layernorm": Method(normalizer=partial(nn.LayerNorm, elementwise_affine=False)),
     "rmsnorm": Method(normalizer=partial(nn.RMSNorm, elementwise_affine=False)),
     "l2norm": Method(normalizer=_l2_norm),
     "l2norm-half": Method(normalizer=_l2_norm, lr_factor=0.5),
-    "affine-like": Method(linear=AffineLikeLinear),
+    "l2-patch": Method(linear=NormLikeLinear, convolution=_NORM_LIKE_CONV),
+    "l2-patch-half": Method(linear=NormLikeLinear, convolution=_NORM_LIKE_CONV, lr_factor=0.5),
+    "affine-like": Method(linear=AffineLikeLinear, convolution=PatchNormConv2d),
     "proportional": Method(correction=Proportional()),
     "disproportional": Method(correction=Disproportional()),
     # The damping is from exploratory runs on CIFAR-10 that looked at test accuracy: a report should say so.
@@ -85,9 +93,11 @@ METHODS: dict[str, Method] = {
     "whitened-16": Method(whitening=1.0, rank=16),
 }
 
-#: What a comparison has by default. Gauges are left out: tanh leaves them nothing to rescale, and the layer gauge wants
-#: other learning rates than everything else. Whitening is: its networks are trained one after the other.
-DEFAULT = [name for name, method in METHODS.items() if method.gauge is None and method.whitening is None]
+#: What a comparison leaves out unless asked for. Gauges: tanh leaves them nothing to rescale, and the layer gauge wants
+#: other learning rates. Whitening: its networks train one after the other. Norms of patches: only in convolutional
+#: networks do they differ from norms of layers.
+_ON_REQUEST = {"l2-patch", "l2-patch-half", "uc-network", "uc-layer", "whitened", "whitened-16"}
+DEFAULT = [name for name in METHODS if name not in _ON_REQUEST]
 
 #: What tables and figures call them.
 LABELS = {
@@ -97,6 +107,8 @@ LABELS = {
     "rmsnorm": "RMSNorm",
     "l2norm": "L2 norm, η",
     "l2norm-half": "L2 norm, η/2",
+    "l2-patch": "L2 norm of patches, η",
+    "l2-patch-half": "L2 norm of patches, η/2",
     "affine-like": "affine-like",
     "proportional": "gradient-only proportional",
     "disproportional": "gradient-only disproportional",

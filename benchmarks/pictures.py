@@ -12,8 +12,9 @@ from .methods import LABELS
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
+_NAMED = ("black", "gold", "navy", "teal", "tan", "orchid")
 #: The colour of every method, in all figures.
-COLORS = dict(zip(LABELS, (*plt.get_cmap("tab10").colors, "black", "gold", "navy", "teal"), strict=True))  # type: ignore[attr-defined]
+COLORS = dict(zip(LABELS, (*plt.get_cmap("tab10").colors, *_NAMED), strict=True))  # type: ignore[attr-defined]
 
 
 @contextmanager

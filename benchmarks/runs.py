@@ -18,6 +18,7 @@ import adiv_optim
 from adiv_optim import BatchIdeal
 
 from .methods import ACTIVATIONS, METHODS, Method
+from .networks import CONVOLUTIONAL
 
 BACKENDS = ("ensemble", "loop", "jacobian")
 SCHEDULES = ("constant", "cosine")
@@ -37,7 +38,7 @@ class Run:
         data: the --data argument.
         method: a key of `METHODS`.
         activation: a key of `ACTIVATIONS`.
-        hidden: widths of the hidden layers.
+        hidden: widths of the hidden layers; of a convolutional network, the channels.
         batch_size: samples per step; an epoch drops the last incomplete batch.
         optimizer: a key of `OPTIMIZERS`.
         lr: the learning rate, before the method's own factor.
@@ -52,6 +53,7 @@ class Run:
         damping: of `BatchIdeal`, in place of the method's own.
         rescaled: start every seed from the first one's network with its hidden units rescaled at random, by e^s with s
             normal of this deviation, and let all see the same batches: they differ in nothing else.
+        network: a key of `networks.CONVOLUTIONAL`; None is fully connected.
     """
 
     data: str
@@ -70,6 +72,7 @@ class Run:
     weight_decay: float | None = None
     damping: float | None = None
     rescaled: float | None = None
+    network: str | None = None
 
     def __post_init__(self) -> None:
         for name, value, known in (
@@ -84,6 +87,8 @@ class Run:
         for name, number in (("batch_size", self.batch_size), ("lr", self.lr), ("epochs", self.epochs)):
             if not number > 0:
                 raise ValueError(f"{name} is {number}; it must be positive.")
+        if self.network is not None and self.network not in CONVOLUTIONAL:
+            raise ValueError(f"unknown network {self.network!r}; known are mlp, {', '.join(CONVOLUTIONAL)}.")
         if not self.seeds:
             raise ValueError("seeds is empty; a run needs at least one.")
         if not all(width > 0 for width in self.hidden):

@@ -9,6 +9,13 @@ Result = dict[str, Any]
 #: What tables and figures call a data set. The JPEG copy's pixels differ slightly from the original release's.
 DATA_LABELS = {"imagefolder:cifar10-jpeg": "CIFAR-10 (JPEG copy)", "cifar10": "CIFAR-10"}
 
+#: What they call a kind of network, before its sizes.
+NETWORK_LABELS = {
+    None: "",
+    "cnn-pool": "convolutions and global average pooling ",
+    "cnn": "convolutions without pooling ",
+}
+
 
 def mean_and_error(values: Sequence[float]) -> tuple[float, float]:
     """Mean, and standard error of the mean (NaN for a single value)."""
@@ -30,7 +37,8 @@ def network(result: Result) -> str:
     settings = result["settings"]
     data = DATA_LABELS.get(settings["data"], settings["data"])
     sizes = [result["features"], *settings["hidden"], result["classes"]]
-    return f"{data}, {sizes}, batch {settings['batch_size']}"
+    kind = NETWORK_LABELS[settings.get("network")]
+    return f"{data}, {kind}{sizes}, batch {settings['batch_size']}"
 
 
 def accuracy(result: Result) -> str:

@@ -16,6 +16,7 @@ from adiv_optim import GradientOnly, attach, gauge, jacobian
 
 from .data import Dataset
 from .methods import METHODS, Method
+from .networks import CONVOLUTIONAL, cnn, mlp
 from .runs import OPTIMIZERS, Run
 
 #: Called after every step with nothing, so that a progress bar can move.
@@ -42,8 +43,13 @@ class History:
 def build_model(run: Run, data: Dataset, seed: int) -> nn.Sequential:
     """Draw the network of one seed; on the CPU, so that every device starts from the same numbers."""
     torch.manual_seed(seed)
-    sizes = (data.features, *run.hidden, data.classes)
-    return METHODS[run.method].build(sizes, run.activation).to(run.device, data.train_inputs.dtype)
+    method = METHODS[run.method]
+    if run.network is None:
+        model = mlp(method, (data.features, *run.hidden, data.classes), run.activation)
+    else:
+        pool = CONVOLUTIONAL[run.network]
+        model = cnn(method, data.features, run.hidden, data.classes, run.activation, pool=pool)
+    return model.to(run.device, data.train_inputs.dtype)
 
 
 def build_models(run: Run, data: Dataset) -> list[nn.Module]:

@@ -1,8 +1,31 @@
 """Structural layers: the corrections that change the forward pass. Imported as adiv_optim.layers."""
 
 from .affine_like import AffineLikeLinear
-from .convert import convert
+from .channel_scale import ChannelScale
+from .convert import Replacement, convert, plan
+from .dynamic import DyISRU, DyT, dyisru
+from .isotropic_tanh import IsotropicTanh
 from .l2_norm import L2Norm
 from .norm_like import NormLikeLinear
+from .patch_norm import PatchNormConv1d, PatchNormConv2d, PatchNormConv3d
+from .patch_norm_transpose import PatchNormConvTranspose1d, PatchNormConvTranspose2d, PatchNormConvTranspose3d
 
-__all__ = ["AffineLikeLinear", "L2Norm", "NormLikeLinear", "convert"]
+__all__ = [
+    "AffineLikeLinear",
+    "ChannelScale",
+    "DyISRU",
+    "DyT",
+    "IsotropicTanh",
+    "L2Norm",
+    "NormLikeLinear",
+    "PatchNormConv1d",
+    "PatchNormConv2d",
+    "PatchNormConv3d",
+    "PatchNormConvTranspose1d",
+    "PatchNormConvTranspose2d",
+    "PatchNormConvTranspose3d",
+    "Replacement",
+    "convert",
+    "dyisru",
+    "plan",
+]

@@ -2,56 +2,120 @@
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from itertools import chain
+from typing import Any, NamedTuple
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-#: The constructor arguments of each torch layer that a structural layer can replace by its class alone.
-CONSTRUCTOR_ARGUMENTS: dict[type[nn.Module], tuple[str, ...]] = {
-    nn.Linear: ("in_features", "out_features"),
+Factory = Callable[..., nn.Module]
+
+
+def _named(*names: str) -> Callable[[Any], dict[str, Any]]:
+    """Arguments that a layer keeps as attributes of the same names, and whether it has a bias."""
+    return lambda layer: {
+        **{name: getattr(layer, name) for name in names},
+        "bias": getattr(layer, "bias", None) is not None,
+    }
+
+
+def _batch_norm(layer: Any) -> dict[str, Any]:
+    return {
+        "normalized_shape": layer.num_features,
+        "dim": 1,
+        "elementwise_affine": layer.affine,
+        "bias": layer.bias is not None,
+    }
+
+
+_CONV = (
+    "in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation", "groups", "padding_mode",
+)  # fmt: skip
+
+#: What a class is constructed with that replaces a torch layer, read from that layer. For normalisers these are the
+#: arguments of `DyT`: nn.LayerNorm's, and the dimension of the channels where it is not the last.
+CONSTRUCTOR_ARGUMENTS: dict[type[nn.Module], Callable[[Any], dict[str, Any]]] = {
+    nn.Linear: _named("in_features", "out_features"),
+    **dict.fromkeys((nn.Conv1d, nn.Conv2d, nn.Conv3d), _named(*_CONV)),
+    **dict.fromkeys((nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d), _named(*_CONV, "output_padding")),
+    **dict.fromkeys((nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm), _batch_norm),
+    **dict.fromkeys((nn.LayerNorm, nn.RMSNorm), _named("normalized_shape", "elementwise_affine")),
+    nn.Tanh: lambda layer: {},
 }
 
+#: Buffers that no replacement has a use for; a layer with others is refused.
+RUNNING_STATISTICS = {"running_mean", "running_var", "num_batches_tracked"}
 
-def convert(model: nn.Module, mapping: Mapping[type[nn.Module], Callable[..., nn.Module]]) -> nn.Module:
+
+class Replacement(NamedTuple):
+    """One layer of a `plan`; as a string, one line.
+
+    Args:
+        path: of the old layer in the model, the first one if it stands in several places.
+        old: the layer that goes.
+        new: the layer that comes, holding what it takes over.
+        dropped: the old layer's parameters and buffers that the new one does not hold; copies do not count as held.
+
+    Example:
+        >>> from torch import nn
+        >>> from adiv_optim.layers import plan
+        >>> (replacement,) = plan(nn.LayerNorm(8), {nn.LayerNorm: lambda old: nn.Identity()})
+        >>> replacement.dropped
+        ('weight', 'bias')
+    """
+
+    path: str
+    old: nn.Module
+    new: nn.Module
+    dropped: tuple[str, ...]
+
+    def __str__(self) -> str:
+        dropped = f", drops {', '.join(self.dropped)}" if self.dropped else ""
+        return f"{self.path or 'the model'}: {type(self.old).__name__} → {type(self.new).__name__}{dropped}"
+
+
+def convert(model: nn.Module, mapping: Mapping[type[nn.Module], Factory]) -> nn.Module:
     """Replace layers by type, in place, and hand their parameters on to the new layers.
 
-    The new layers hold the very Parameter objects of the old ones: the state dict keeps its keys and an
-    optimizer built before goes on working. Layers are matched by exact type; one that stands in several
-    places is replaced by one.
+    The new layers hold the very Parameter objects of the old ones, where both have one of that name and shape: an
+    optimizer built before goes on working, and between linear layers or convolutions the state dict keeps its keys.
+    What is not handed on is dropped, a batch norm's running statistics among it; `plan` lists it. Layers are
+    matched by exact type; one that stands in several places is replaced by one.
 
     Args:
         model: the model to change.
         mapping: layer type → what replaces it. A class that takes the old one's constructor arguments
-            (`AffineLikeLinear` for nn.Linear), a functools.partial of one that sets others (`beta=0.5`), or
-            any other function from the old layer to the new one, whose parameters then are its own affair.
+            (`AffineLikeLinear` for nn.Linear, `DyT` for nn.BatchNorm2d), a functools.partial of one that sets others
+            (`beta=0.5`), or any other function from the old layer to the new one, whose parameters then are its own
+            affair.
 
     Returns:
         The model, or the new layer if the model itself was replaced.
 
     Raises:
-        TypeError: a class that replaces a type whose constructor arguments are not known here.
-        ValueError: no layer was replaced, or a layer to replace has hooks, buffers or parametrizations, which
-            would be lost.
+        TypeError: a class that replaces a type whose constructor arguments are not known here, or that does not
+            take them.
+        ValueError: no layer was replaced, or a layer to replace has hooks, parametrizations, or buffers other than
+            running statistics, which would be lost.
 
     Example:
         >>> from torch import nn
-        >>> from adiv_optim.layers import AffineLikeLinear, convert
+        >>> from adiv_optim.layers import AffineLikeLinear, ChannelScale, L2Norm, convert
         >>> convert(nn.Sequential(nn.Linear(4, 2), nn.Tanh()), {nn.Linear: AffineLikeLinear})[0]
         AffineLikeLinear(in_features=4, out_features=2, bias=True, alpha=1.0, beta=1.0)
-    """
-    replaced: dict[nn.Module, nn.Module] = {}
-    for path, layer in model.named_modules():
-        kind = type(layer).__bases__[0] if parametrize.is_parametrized(layer) else type(layer)
-        if kind in mapping:
-            _refuse_what_would_be_lost(path, layer)
-            replaced[layer] = _replacement(layer, mapping[kind])
-    if not replaced:
-        found = ", ".join(sorted({type(module).__name__ for module in model.modules()}))
-        wanted = ", ".join(kind.__name__ for kind in mapping)
-        raise ValueError(
-            f"convert found no {wanted} in the model; its modules are of type {found}. Layers are matched by exact "
-            "type: detach(model) first if a correction is attached."
+
+        A normaliser in two parts, which keeps γ and β:
+
+        >>> def l2_norm(old):
+        ...     return nn.Sequential(L2Norm(dim=(1, 2, 3)), convert(old, {nn.BatchNorm2d: ChannelScale}))
+        >>> convert(nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)), {nn.BatchNorm2d: l2_norm})[1]
+        Sequential(
+          (0): L2Norm(dim=(1, 2, 3), eps=1e-12)
+          (1): ChannelScale((8,), dim=1, elementwise_affine=True, bias=True, per_channel=True)
         )
+    """
+    replaced = {replacement.old: replacement.new for replacement in plan(model, mapping)}
     for parent in list(model.modules()):
         for name, child in parent._modules.items():
             if child in replaced:
@@ -63,21 +127,89 @@ def convert(model: nn.Module, mapping: Mapping[type[nn.Module], Callable[..., nn
     return replaced.get(model, model)
 
 
-def _replacement(layer: nn.Module, factory: Callable[..., nn.Module]) -> nn.Module:
+def plan(model: nn.Module, mapping: Mapping[type[nn.Module], Factory]) -> list[Replacement]:
+    r"""What `convert` would replace, and what would be dropped; the model stays as it is.
+
+    Args:
+        model: as for `convert`.
+        mapping: as for `convert`; its functions are called.
+
+    Returns:
+        One `Replacement` per layer, in the model's order.
+
+    Raises:
+        TypeError: as `convert` does.
+        ValueError: as `convert` does.
+
+    Example:
+        >>> from torch import nn
+        >>> from adiv_optim.layers import DyT, plan
+        >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8))
+        >>> print(*plan(model, {nn.BatchNorm2d: DyT}), sep="\n")
+        1: BatchNorm2d → DyT, drops running_mean, running_var, num_batches_tracked
+    """
+    found = []
+    for path, layer in model.named_modules():
+        kind = type(layer).__bases__[0] if parametrize.is_parametrized(layer) else type(layer)
+        if kind in mapping:
+            _refuse_what_would_be_lost(path, layer)
+            new = _replacement(path, layer, mapping[kind], model).train(layer.training)
+            held = {id(tensor) for tensor in _tensors(new).values()}
+            dropped = tuple(name for name, tensor in _tensors(layer).items() if id(tensor) not in held)
+            found.append(Replacement(path, layer, new, dropped))
+    if not found:
+        types = ", ".join(sorted({type(module).__name__ for module in model.modules()}))
+        wanted = ", ".join(kind.__name__ for kind in mapping)
+        raise ValueError(
+            f"convert found no {wanted} in the model; its modules are of type {types}. Layers are matched by exact "
+            "type: detach(model) first if a correction is attached."
+        )
+    return found
+
+
+def _tensors(module: nn.Module) -> dict[str, Tensor]:
+    return dict(chain(module.named_parameters(), module.named_buffers()))
+
+
+def _replacement(path: str, layer: nn.Module, factory: Factory, model: nn.Module) -> nn.Module:
     cls = factory.func if isinstance(factory, partial) else factory
     if not isinstance(cls, type):
-        return factory(layer).train(layer.training)
+        return factory(layer)
+    kind = type(layer).__name__
+    remedy = f"pass a function instead of the class: {{{kind}: lambda old: {cls.__name__}(…)}}."
     if type(layer) not in CONSTRUCTOR_ARGUMENTS:
+        raise TypeError(f"convert does not know the constructor arguments of {kind}; {remedy}")
+    arguments = CONSTRUCTOR_ARGUMENTS[type(layer)](layer)
+    if isinstance(factory, partial):
+        arguments = {name: value for name, value in arguments.items() if name not in factory.keywords}
+    like = _like(layer, model)
+    try:
+        # On the meta device nothing is allocated or drawn for parameters that are about to be replaced.
+        with torch.device("meta"):
+            new = _hand_on(layer, factory(**arguments))
+        if any(tensor.is_meta for tensor in _tensors(new).values()):
+            # It has parameters of its own as well, which need their values.
+            with like.device:
+                new = _hand_on(layer, factory(**arguments).to(like.dtype))
+    except TypeError as error:
         raise TypeError(
-            f"convert does not know the constructor arguments of {type(layer).__name__}; instead of the class "
-            f"{cls.__name__} pass a function: {{{type(layer).__name__}: lambda old: {cls.__name__}(…)}}."
-        )
-    arguments = {name: getattr(layer, name) for name in CONSTRUCTOR_ARGUMENTS[type(layer)]}
-    # On the meta device nothing is allocated or drawn for parameters that are about to be replaced.
-    new = factory(**arguments, bias=layer.bias is not None, device="meta")
-    for name, parameter in layer._parameters.items():
-        new.register_parameter(name, parameter)
-    return new.train(layer.training)
+            f"layer {path!r} ({kind}): {cls.__name__} does not take {', '.join(arguments)}: {error}; {remedy}"
+        ) from error
+    return new
+
+
+def _like(layer: nn.Module, model: nn.Module) -> Tensor:
+    """A tensor of the device and the dtype that a layer's own parameters shall have."""
+    tensors = chain(_tensors(layer).values(), model.parameters())
+    return next((tensor for tensor in tensors if tensor.is_floating_point()), torch.empty(0))
+
+
+def _hand_on(old: nn.Module, new: nn.Module) -> nn.Module:
+    for name, parameter in old._parameters.items():
+        own = new._parameters.get(name)
+        if parameter is not None and own is not None and own.shape == parameter.shape:
+            new.register_parameter(name, parameter)
+    return new
 
 
 def _refuse_what_would_be_lost(path: str, layer: nn.Module) -> None:
@@ -87,7 +219,7 @@ def _refuse_what_would_be_lost(path: str, layer: nn.Module) -> None:
         layer._backward_hooks,
         layer._backward_pre_hooks,
     )
-    what = "hooks" if any(hooks) else "buffers" if layer._buffers else None
+    what = "hooks" if any(hooks) else "buffers" if layer._buffers.keys() - RUNNING_STATISTICS else None
     what = "parametrizations" if parametrize.is_parametrized(layer) else what
     if what:
         raise ValueError(

@@ -18,7 +18,8 @@ class L2Norm(nn.Module):
     r"""Divide each row by its Euclidean norm: :math:`x / \max(|x|, \epsilon)`.
 
     RMSNorm without parameters and without its factor √d. In front of a linear layer it is the norm-like
-    structural correction of Bird 2025, Eq. 17 (`NormLikeLinear`).
+    structural correction of Bird 2025, Eq. 17 (`NormLikeLinear`); over channels and places of images,
+    `dim=(1, 2, 3)`, the layerwise L2 norm of appendix B.2. `ChannelScale` adds parameters.
 
     Args:
         dim: the dimension, or dimensions, a row extends over.
@@ -27,6 +28,9 @@ class L2Norm(nn.Module):
     Shape:
         Input and output alike, any shape.
 
+    Raises:
+        ValueError: `eps` is negative.
+
     Example:
         >>> import torch
         >>> L2Norm()(torch.tensor([[3.0, 4.0]]))
@@ -34,6 +38,8 @@ class L2Norm(nn.Module):
     """
 
     def __init__(self, dim: int | tuple[int, ...] = -1, eps: float = 1e-12) -> None:
+        if not eps >= 0:
+            raise ValueError(f"L2Norm: eps is {eps}; it bounds a norm from below and must not be negative.")
         super().__init__()
         self.dim = dim
         self.eps = eps

@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from adiv_optim.layers import DyT
+
 
 @dataclass(frozen=True)
 class Preset:
@@ -35,23 +37,11 @@ PRESETS = {
 }
 
 
-class _DynamicTanh(nn.Module):
-    """γ·tanh(αx) + β, Zhu et al.'s replacement of a normaliser (2025); α is one number, γ and β are as wide as x."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.alpha = nn.Parameter(torch.full((1,), 0.5))
-        self.gamma, self.beta = nn.Parameter(torch.ones(width)), nn.Parameter(torch.zeros(width))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.gamma * torch.tanh(self.alpha * x) + self.beta
-
-
 #: Width → normaliser.
 NORMS: dict[str, Callable[[int], nn.Module]] = {
     "layernorm": nn.LayerNorm,
     "rmsnorm": nn.RMSNorm,
-    "dyt": _DynamicTanh,
+    "dyt": DyT,
     "none": nn.Identity,
 }
 
@@ -107,7 +97,8 @@ class GPT(nn.Module):
     Args:
         preset: its size.
         vocabulary: how many characters there are.
-        norm: a key of `NORMS`; without a normaliser the initialisation is the same.
+        norm: a key of `NORMS`; without a normaliser the initialisation is the same. With DyT the embeddings are
+            multiplied by a learned number, at first √width.
     """
 
     def __init__(self, preset: Preset, vocabulary: int, norm: str) -> None:
@@ -117,6 +108,10 @@ class GPT(nn.Module):
         self.blocks = nn.ModuleList(Block(preset.width, preset.heads, NORMS[norm]) for _ in range(preset.layers))
         self.norm = NORMS[norm](preset.width)
         self.head = nn.Linear(preset.width, vocabulary, bias=False)
+        # DyT's authors give language models this number to learn: without it activations start too small for a tanh
+        # that divides by nothing, and training does not get going.
+        scale = nn.Parameter(torch.full((1,), math.sqrt(preset.width))) if norm == "dyt" else None
+        self.register_parameter("embedding_scale", scale)
         self._initialise(preset.layers)
 
     def _initialise(self, layers: int) -> None:
@@ -132,6 +127,8 @@ class GPT(nn.Module):
         """Map characters, (batch, positions), to logits of the next, (batch, positions, vocabulary)."""
         positions = torch.arange(tokens.shape[1], device=tokens.device)
         x = self.token_embedding(tokens) + self.position_embedding(positions)
+        if self.embedding_scale is not None:
+            x = self.embedding_scale * x
         for block in self.blocks:
             x = block(x)
         return self.head(self.norm(x))

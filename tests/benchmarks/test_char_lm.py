@@ -3,6 +3,7 @@
 import json
 import math
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -118,6 +119,30 @@ def test_training_sets_the_rate(sample):
 def test_every_norm_trains(norm, sample):
     history = train(replace(ADAMW, norm=norm), sample)
     assert history.validation_loss[-1] < history.validation_loss[0]
+
+
+class WrittenOut(torch.nn.Module):
+    """γ tanh(αx) + β, Zhu et al. 2025."""
+
+    def __init__(self, width, alpha=0.5):
+        super().__init__()
+        self.alpha = torch.nn.Parameter(torch.full((1,), alpha))
+        self.gamma, self.beta = torch.nn.Parameter(torch.ones(width)), torch.nn.Parameter(torch.zeros(width))
+
+    def forward(self, x):
+        return self.gamma * torch.tanh(self.alpha * x) + self.beta
+
+
+def test_dyt_trains_as_its_formula_does_to_the_last_bit(sample, monkeypatch):
+    def losses():
+        history = train(replace(ADAMW, norm="dyt"), sample)
+        return history.train_loss, history.validation_loss, history.test_loss
+
+    found = losses()
+    monkeypatch.setitem(NORMS, "dyt", WrittenOut)
+    assert losses() == found
+    monkeypatch.setitem(NORMS, "dyt", partial(WrittenOut, alpha=0.5001))
+    assert losses() != found
 
 
 @pytest.mark.parametrize("norm", NORMS)

@@ -7,6 +7,7 @@ import torch
 
 from benchmarks.data import Dataset, load
 from benchmarks.methods import ACTIVATIONS, METHODS
+from benchmarks.networks import CONVOLUTIONAL
 from benchmarks.runs import Run
 from benchmarks.trainer import epoch_orders, train
 
@@ -33,6 +34,15 @@ def test_ensemble_equals_plain_loops(method, activation, digits):
     assert together.shape == (STEPS, 3)
     assert ((together - apart).abs() / apart).max() <= TOLERANCE
     # The test can fail: seeds differ from one another by far more than the tolerance.
+    assert (together[:, 0] - together[:, 1]).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("network", CONVOLUTIONAL)
+@pytest.mark.parametrize("method", [name for name, method in METHODS.items() if method.whitening is None])
+def test_ensemble_of_convolutional_networks_equals_plain_loops(method, network, digits):
+    run = Run("digits", method, "leaky-relu", (4, 4), epochs=1, seeds=(0, 1), network=network)
+    together, apart = losses(run, digits), losses(replace(run, backend="loop"), digits)
+    assert ((together - apart).abs() / apart).max() <= TOLERANCE
     assert (together[:, 0] - together[:, 1]).abs().max() > 1e-3
 
 

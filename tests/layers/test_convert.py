@@ -135,7 +135,13 @@ ERRORS = {
     "nothing-found": (mlp, {nn.Conv2d: nn.Conv3d}, ValueError, "no Conv2d in the model.*Linear, Sequential, Tanh"),
     "hooks": (hooked, {nn.Linear: AffineLikeLinear}, ValueError, r"layer '2\.1' \(Linear\) has hooks"),
     "parametrizations": (weight_normed, {nn.Linear: AffineLikeLinear}, ValueError, r"layer '2\.1'.*parametrizations"),
-    "unknown-arguments": (mlp, {nn.Tanh: nn.ReLU}, TypeError, "constructor arguments of Tanh.*pass a function"),
+    "unknown-arguments": (
+        mlp,
+        {nn.Sequential: nn.ModuleList},
+        TypeError,
+        "constructor arguments of Sequential.*pass a function",
+    ),
+    "other-arguments": (mlp, {nn.Linear: L2Norm}, TypeError, r"layer '0' \(Linear\): L2Norm does not take in_features"),
 }
 
 

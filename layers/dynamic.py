@@ -1,0 +1,183 @@
+"""Elementwise stand-ins for normalisers: DyT and DyISRU."""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from .channelwise import Channelwise
+
+
+class DyT(Channelwise):
+    r"""Dynamic tanh: :math:`y = \gamma \odot \tanh(\alpha x) + \beta`, with α trained.
+
+    Zhu et al. 2025, "Transformers without normalization": no statistics, each number by itself. With `sqrt_d`
+    the form that follows from RMSNorm's gradient (Su 2025), whose bound ±√d it keeps,
+
+    .. math:: y = \gamma \odot \sqrt{d}\,\tanh\!\big(x / (\rho\sqrt{d})\big) + \beta,
+
+    where α is 1/ρ and ρ stands for the root mean square of a row.
+
+    Args:
+        normalized_shape: the number of channels, or several numbers as for nn.LayerNorm; d is their product.
+        dim: the dimension of the channels: -1 as for nn.LayerNorm, 1 as for nn.BatchNorm2d.
+        alpha: the first value of α, in either form the slope at 0; positive.
+        per_channel: one α per channel instead of one for all.
+        sqrt_d: keep √d explicit.
+        elementwise_affine: whether there is a γ, `weight`, at first 1.
+        bias: whether there is a β, `bias`, at first 0; none without γ.
+        device: of the parameters.
+        dtype: of the parameters.
+
+    Shape:
+        Input and output alike, `normalized_shape` at `dim`.
+
+    Raises:
+        ValueError: a size or `alpha` that is not positive; in the forward pass, an input with other channels.
+
+    Example:
+        >>> import torch
+        >>> DyT(2)(torch.tensor([[0.0, 2.0]]))  # tanh(0.5 x)
+        tensor([[0.0000, 0.7616]], grad_fn=<AddBackward0>)
+    """
+
+    def __init__(
+        self,
+        normalized_shape: int | Sequence[int],
+        *,
+        dim: int = -1,
+        alpha: float = 0.5,
+        per_channel: bool = False,
+        sqrt_d: bool = False,
+        elementwise_affine: bool = True,
+        bias: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        if not alpha > 0:
+            raise ValueError(f"DyT: alpha is {alpha}; the slope at 0 must be positive, 0.5 in the paper.")
+        super().__init__(
+            normalized_shape, dim=dim, elementwise_affine=elementwise_affine, bias=bias, device=device, dtype=dtype
+        )
+        self.initial_alpha, self.per_channel, self.sqrt_d = alpha, per_channel, sqrt_d
+        shape = self.normalized_shape if per_channel else (1,)
+        self.alpha = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Give the parameters their initial values."""
+        super().reset_parameters()
+        nn.init.constant_(self.alpha, self.initial_alpha)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return γ ⊙ tanh(αx) + β, or γ ⊙ √d tanh(αx / √d) + β."""
+        self._check(input)
+        alpha = self._broadcast(self.alpha, input)
+        if not self.sqrt_d:
+            return self._affine(torch.tanh(alpha * input))
+        bound = math.sqrt(self.features)
+        return self._affine(bound * torch.tanh(alpha / bound * input))
+
+    def extra_repr(self) -> str:
+        """Return the constructor's arguments."""
+        own = f"alpha={self.initial_alpha}, per_channel={self.per_channel}, sqrt_d={self.sqrt_d}"
+        return f"{super().extra_repr()}, {own}"
+
+
+def dyisru(input: Tensor, c: Tensor | float) -> Tensor:
+    r"""The inverse square root unit :math:`x / \sqrt{x^2 + C}`, in float32 at least.
+
+    Times √d and with :math:`C_i = \sum_{j \ne i} x_j^2` it is RMSNorm.
+
+    Args:
+        input: x, any shape.
+        c: C, positive, of a shape that broadcasts.
+
+    Returns:
+        Numbers between -1 and 1, of the input's shape and dtype.
+
+    Example:
+        >>> import torch
+        >>> dyisru(torch.tensor([0.0, 3.0, -300.0]), 16.0)
+        tensor([ 0.0000,  0.6000, -0.9999])
+    """
+    wide = input.to(torch.promote_types(input.dtype, torch.float32))
+    return (wide * torch.rsqrt(wide.square() + c)).to(input.dtype)
+
+
+class DyISRU(Channelwise):
+    r"""Dynamic inverse square root unit: :math:`y = \gamma \odot \sqrt{d}\,x / \sqrt{x^2 + C} + \beta`, with C trained.
+
+    Stollenwerk 2025 and Su 2025: what is left of RMSNorm in a function of each number by itself; with
+    :math:`C_i = \sum_{j \ne i} x_j^2` it is RMSNorm. C stays positive: its logarithm is what is trained.
+
+    Args:
+        normalized_shape: the number of channels, or several numbers as for nn.LayerNorm; d is their product.
+        dim: the dimension of the channels: -1 as for nn.LayerNorm, 1 as for nn.BatchNorm2d.
+        c: the first value of C, positive. The papers name none; None makes the slope at 0 one, as RMSNorm's is on
+            rows of root mean square 1: C = d, or 1 without √d.
+        per_channel: one C per channel instead of one for all.
+        sqrt_d: keep √d explicit; if not, γ is to learn it.
+        elementwise_affine: whether there is a γ, `weight`, at first 1.
+        bias: whether there is a β, `bias`, at first 0; none without γ.
+        device: of the parameters.
+        dtype: of the parameters.
+
+    Shape:
+        Input and output alike, `normalized_shape` at `dim`.
+
+    Raises:
+        ValueError: a size or `c` that is not positive; in the forward pass, an input with other channels.
+
+    Example:
+        >>> import torch
+        >>> DyISRU(2, c=16.0, sqrt_d=False)(torch.tensor([[0.0, 3.0]]))
+        tensor([[0.0000, 0.6000]], grad_fn=<AddBackward0>)
+    """
+
+    def __init__(
+        self,
+        normalized_shape: int | Sequence[int],
+        *,
+        dim: int = -1,
+        c: float | None = None,
+        per_channel: bool = False,
+        sqrt_d: bool = True,
+        elementwise_affine: bool = True,
+        bias: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        if c is not None and not c > 0:
+            raise ValueError(f"DyISRU: c is {c}; C must be positive, or None.")
+        super().__init__(
+            normalized_shape, dim=dim, elementwise_affine=elementwise_affine, bias=bias, device=device, dtype=dtype
+        )
+        self.initial_c = c if c is not None else self.features if sqrt_d else 1
+        self.per_channel, self.sqrt_d = per_channel, sqrt_d
+        shape = self.normalized_shape if per_channel else (1,)
+        self.log_c = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
+        self.reset_parameters()
+
+    @property
+    def c(self) -> Tensor:
+        """C as it is now, in float32 at least."""
+        # In float16 C itself would overflow where d is large.
+        return self.log_c.to(torch.promote_types(self.log_c.dtype, torch.float32)).exp()
+
+    def reset_parameters(self) -> None:
+        """Give the parameters their initial values."""
+        super().reset_parameters()
+        nn.init.constant_(self.log_c, math.log(self.initial_c))
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return γ ⊙ √d x / √(x² + C) + β, or the same without √d."""
+        self._check(input)
+        output = dyisru(input, self._broadcast(self.c, input))
+        return self._affine(math.sqrt(self.features) * output if self.sqrt_d else output)
+
+    def extra_repr(self) -> str:
+        """Return the constructor's arguments."""
+        own = f"c={self.initial_c}, per_channel={self.per_channel}, sqrt_d={self.sqrt_d}"
+        return f"{super().extra_repr()}, {own}"

@@ -1,0 +1,96 @@
+"""convert on convolutions: any class with torch's constructor takes the place of torch's, weights kept."""
+
+import inspect
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+
+from adiv_optim.layers import convert, plan
+from adiv_optim.layers.convert import CONSTRUCTOR_ARGUMENTS
+
+
+def scaled(kind):
+    """A subclass of a torch convolution with its constructor and a keyword, which multiplies its output."""
+
+    class Scaled(kind):
+        def __init__(self, *args, factor=2.0, **options):
+            super().__init__(*args, **options)
+            self.factor = factor
+
+        def forward(self, input):
+            return self.factor * super().forward(input)
+
+    return Scaled
+
+
+CONVOLUTIONS = {
+    "conv1d": nn.Conv1d(4, 6, 3),
+    "conv1d-dilated": nn.Conv1d(4, 6, 3, dilation=2, bias=False),
+    "conv2d-grouped": nn.Conv2d(4, 6, (3, 2), stride=2, padding=1, groups=2),
+    "conv2d-depthwise": nn.Conv2d(4, 4, 3, groups=4),
+    "conv2d-same": nn.Conv2d(4, 6, 3, padding="same"),
+    "conv2d-circular": nn.Conv2d(4, 6, 3, padding=1, padding_mode="circular"),
+    "conv3d": nn.Conv3d(4, 6, 2, stride=(1, 2, 1)),
+    "conv-transpose1d": nn.ConvTranspose1d(4, 6, 3, stride=3, output_padding=1),
+    "conv-transpose2d": nn.ConvTranspose2d(4, 6, 3, stride=2, padding=1, output_padding=1, groups=2, dilation=2),
+    "conv-transpose3d": nn.ConvTranspose3d(4, 6, 2, bias=False),
+}
+
+
+@pytest.mark.parametrize("layer", CONVOLUTIONS.values(), ids=CONVOLUTIONS)
+def test_replacement_computes_with_the_same_weights_and_geometry(layer):
+    kind = scaled(type(layer))
+    model = convert(nn.Sequential(layer), {type(layer): kind})
+    assert type(model[0]) is kind
+    assert model[0].weight is layer.weight
+    assert model[0].bias is layer.bias
+    x = torch.randn(2, 4, *[8] * len(layer.kernel_size))
+    assert torch.equal(model(x), 2 * layer(x))
+    assert str(plan(nn.Sequential(layer), {type(layer): kind})[0]) == f"0: {type(layer).__name__} → Scaled"
+
+
+#: Batch norms and activations are left out: what replaces them takes other arguments than they do.
+SAME_ARGUMENTS = [nn.Linear(4, 6), nn.LayerNorm(4), nn.RMSNorm(4), *CONVOLUTIONS.values()]
+
+
+@pytest.mark.parametrize("layer", SAME_ARGUMENTS, ids=lambda layer: type(layer).__name__)
+def test_table_has_every_argument_of_the_constructor(layer):
+    wanted = inspect.signature(type(layer)).parameters.keys() - {"device", "dtype", "eps"}
+    assert wanted <= CONSTRUCTOR_ARGUMENTS[type(layer)](layer).keys()
+
+
+def test_partial_sets_the_keywords_torch_does_not_know():
+    model = convert(nn.Sequential(nn.Conv2d(3, 4, 3)), {nn.Conv2d: partial(scaled(nn.Conv2d), factor=0.5)})
+    assert model[0].factor == 0.5
+
+
+class Gained(nn.Conv2d):
+    """A convolution with a parameter of its own."""
+
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
+        self.gain = nn.Parameter(torch.full((1,), 3.0))
+
+
+def test_own_parameter_beside_those_handed_on_has_its_value():
+    layer = nn.Conv2d(3, 4, 3).double()
+    new = convert(layer, {nn.Conv2d: Gained})
+    assert new.weight is layer.weight
+    assert new.gain.item() == 3.0
+    assert new.gain.dtype == torch.float64
+
+
+def test_all_convolutions_of_a_model_in_one_call():
+    model = nn.Sequential(nn.Conv2d(3, 4, 3, stride=2), nn.ReLU(), nn.ConvTranspose2d(4, 3, 3, stride=2))
+    x = torch.randn(2, 3, 9, 9)
+    wanted = model(x)
+    keys = list(model.state_dict())
+    one = partial(scaled(nn.Conv2d), factor=1.0), partial(scaled(nn.ConvTranspose2d), factor=1.0)
+    convert(model, dict(zip((nn.Conv2d, nn.ConvTranspose2d), one, strict=True)))
+    assert list(model.state_dict()) == keys
+    assert torch.equal(model(x), wanted)
+    # The test can fail: with another factor the output is another.
+    model[0].factor = 2.0
+    assert not torch.equal(model(x), wanted)

@@ -1,0 +1,276 @@
+"""DyT, DyISRU and dyisru: the published formulas, RMSNorm as their limit, channels, gradients and errors."""
+
+import math
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+from torch.autograd import gradcheck
+
+from adiv_optim.layers import DyISRU, DyT, dyisru
+
+pytestmark = pytest.mark.usefixtures("in_float64")
+
+EXACT = 1e-12
+
+
+def dyt(x, d):
+    """tanh(αx) with α = 1/2, Zhu et al. 2025."""
+    return math.tanh(0.5 * x)
+
+
+def explicit_dyt(x, d):
+    """√d tanh(x / (ρ√d)) with 1/ρ = 1/2, Su 2025."""
+    return math.sqrt(d) * math.tanh(x / (2 * math.sqrt(d)))
+
+
+def explicit_dyisru(x, d):
+    """√d x / √(x² + C) with C = d, Stollenwerk 2025 and Su 2025."""
+    return math.sqrt(d) * x / math.sqrt(x**2 + d)
+
+
+def implicit_dyisru(x, d):
+    """x / √(x² + C) with C = 1."""
+    return x / math.sqrt(x**2 + 1)
+
+
+FORMS = {
+    "dyt": (DyT, dyt),
+    "dyt-sqrt-d": (partial(DyT, sqrt_d=True), explicit_dyt),
+    "dyisru": (DyISRU, explicit_dyisru),
+    "dyisru-without-sqrt-d": (partial(DyISRU, sqrt_d=False), implicit_dyisru),
+}
+each_form = pytest.mark.parametrize(("kind", "formula"), FORMS.values(), ids=FORMS)
+each_granularity = pytest.mark.parametrize("per_channel", [False, True], ids=["scalar", "per-channel"])
+
+#: normalized_shape, dim, input shape: the places of LayerNorm, BatchNorm2d, BatchNorm1d and a LayerNorm over images.
+PLACES = {
+    "last": (5, -1, (2, 3, 5)),
+    "images": (3, 1, (2, 3, 4, 5)),
+    "images-from-behind": (3, -3, (2, 3, 4, 5)),
+    "rows-at-1": (3, 1, (2, 3)),
+    "several": ((3, 4), -1, (2, 3, 4)),
+    "several-in-the-middle": ((3, 4), 2, (2, 3, 4, 5)),
+    "unbatched": (5, -1, (5,)),
+}
+each_place = pytest.mark.parametrize(("size", "dim", "shape"), PLACES.values(), ids=PLACES)
+
+
+def features(size):
+    return math.prod(size) if isinstance(size, tuple) else size
+
+
+@each_form
+@each_granularity
+@each_place
+def test_output_at_initialisation_is_the_published_formula(kind, formula, per_channel, size, dim, shape):
+    layer, x = kind(size, dim=dim, per_channel=per_channel), 3 * torch.randn(shape)
+    wanted = torch.tensor([formula(value, features(size)) for value in x.flatten().tolist()]).view(shape)
+    torch.testing.assert_close(layer(x), wanted, rtol=EXACT, atol=EXACT)
+
+
+@pytest.mark.parametrize("kind", [DyT, DyISRU])
+@each_granularity
+@each_place
+def test_every_parameter_acts_on_its_own_channel(kind, per_channel, size, dim, shape):
+    layer, x = kind(size, dim=dim, per_channel=per_channel), torch.randn(shape)
+    for parameter in layer.parameters():
+        parameter.data.uniform_(0.5, 2)
+    # torch broadcasts from the last dimension: there the same parameters need no alignment.
+    sizes = layer.normalized_shape
+    first = dim % len(shape) - len(sizes) + 1
+    middle, last = list(range(first, first + len(sizes))), list(range(len(shape) - len(sizes), len(shape)))
+    moved = x.movedim(middle, last)
+    if kind is DyT:
+        squashed = torch.tanh(layer.alpha * moved)
+    else:
+        squashed = math.sqrt(features(size)) * moved / (moved**2 + layer.log_c.exp()).sqrt()
+    wanted = (layer.weight * squashed + layer.bias).movedim(last, middle)
+    torch.testing.assert_close(layer(x), wanted, rtol=EXACT, atol=EXACT)
+
+
+@pytest.mark.parametrize("d", [2, 64, 1000])
+def test_dyisru_with_the_others_squares_as_c_is_rms_norm(d):
+    x = torch.randn(7, d) * torch.logspace(-3, 3, 7).unsqueeze(1)
+    rms_norm = nn.RMSNorm(d, eps=0.0, elementwise_affine=False)(x)
+    others = torch.stack([torch.cat([x[:, :i], x[:, i + 1 :]], dim=1).square().sum(1) for i in range(d)], dim=1)
+    torch.testing.assert_close(math.sqrt(d) * dyisru(x, others), rms_norm, rtol=0, atol=EXACT)
+    # The test can fail: the sum over all of a row is another function.
+    everything = x.square().sum(1, keepdim=True)
+    assert (math.sqrt(d) * dyisru(x, everything) - rms_norm).abs().max() > 1e-3
+
+
+def test_gradient_is_that_of_rms_norm_without_what_comes_from_other_numbers():
+    # ∂y_i/∂x_i = (1 - y_i²/d) / rms, Su 2025, where C_i is held fixed: the diagonal of RMSNorm's Jacobian.
+    d = 6
+    x = torch.randn(d)
+    others = x.square().sum() - x.square()
+    slope = torch.func.jacrev(lambda x: math.sqrt(d) * dyisru(x, others))(x)
+    jacobian = torch.func.jacrev(lambda x: x / x.square().mean().sqrt())(x)
+    torch.testing.assert_close(slope, torch.diag(jacobian.diagonal()), rtol=EXACT, atol=EXACT)
+    assert (slope - jacobian).abs().max() > 1e-2
+
+
+def test_explicit_root_is_the_other_form_with_other_parameters():
+    # γ√d tanh(x / (ρ√d)) is DyT with γ' = γ√d and α = 1 / (ρ√d).
+    explicit, plain, x = DyT(16, alpha=2.0, sqrt_d=True), DyT(16, alpha=0.5), torch.randn(3, 16)
+    plain.weight.data.fill_(4.0)
+    torch.testing.assert_close(explicit(x), plain(x), rtol=EXACT, atol=EXACT)
+    explicit, plain = DyISRU(16, c=3.0), DyISRU(16, c=3.0, sqrt_d=False)
+    plain.weight.data.fill_(4.0)
+    torch.testing.assert_close(explicit(x), plain(x), rtol=EXACT, atol=EXACT)
+
+
+@pytest.mark.parametrize("sqrt_d", [False, True])
+def test_alpha_is_the_slope_at_zero(sqrt_d):
+    slope = torch.func.jacrev(DyT(8, alpha=0.7, sqrt_d=sqrt_d))(torch.zeros(8))
+    torch.testing.assert_close(slope, 0.7 * torch.eye(8), rtol=0, atol=EXACT)
+
+
+@pytest.mark.parametrize("sqrt_d", [False, True])
+def test_dyisru_starts_with_slope_one_at_zero(sqrt_d):
+    slope = torch.func.jacrev(DyISRU(8, sqrt_d=sqrt_d))(torch.zeros(8))
+    torch.testing.assert_close(slope, torch.eye(8), rtol=0, atol=EXACT)
+
+
+@each_form
+def test_large_inputs_reach_the_bound(kind, formula):
+    layer = kind(9)
+    bound = torch.full((9,), 3.0 if layer.sqrt_d else 1.0)
+    torch.testing.assert_close(layer(torch.full((9,), 1e9)), bound, rtol=EXACT, atol=0)
+
+
+@each_form
+@each_granularity
+@pytest.mark.parametrize("affine", [True, False], ids=["affine", "plain"])
+def test_gradcheck_passes(kind, formula, per_channel, affine):
+    layer = kind(3, dim=1, per_channel=per_channel, elementwise_affine=affine)
+    x = torch.randn(2, 3, 2, 2, requires_grad=True)
+    names = [name for name, _ in layer.named_parameters()]
+
+    def call(x, *parameters):
+        return torch.func.functional_call(layer, dict(zip(names, parameters, strict=True)), (x,))
+
+    assert gradcheck(call, (x, *layer.parameters()))
+
+
+def test_gradcheck_of_dyisru_passes_for_both_arguments():
+    x, c = torch.randn(4, 3, requires_grad=True), torch.rand(3).add(0.1).requires_grad_()
+    assert gradcheck(dyisru, (x, c))
+
+
+@each_form
+def test_parameters_are_the_papers(kind, formula):
+    layer = kind(4)
+    names = {name: tuple(parameter.shape) for name, parameter in layer.named_parameters()}
+    own = "alpha" if isinstance(layer, DyT) else "log_c"
+    assert names == {"weight": (4,), "bias": (4,), own: (1,)}
+    assert layer.weight.tolist() == [1] * 4
+    assert layer.bias.tolist() == [0] * 4
+    assert dict(kind(4, per_channel=True).named_parameters())[own].shape == (4,)
+    assert set(dict(kind(4, bias=False).named_parameters())) == {"weight", own}
+    assert set(dict(kind(4, elementwise_affine=False).named_parameters())) == {own}
+
+
+def test_c_is_what_was_asked_for_and_stays_positive_under_any_step():
+    layer = DyISRU(8, c=0.3)
+    assert layer.c.item() == pytest.approx(0.3, rel=EXACT)
+    layer.log_c.grad = torch.full((1,), 1e3)
+    torch.optim.SGD([layer.log_c], lr=0.1).step()
+    assert 0 < layer.c.item() < 1e-40
+    assert layer(torch.randn(3, 8)).isfinite().all()
+
+
+@each_form
+def test_reset_gives_back_the_initial_values(kind, formula):
+    layer = kind(4)
+    initial = {name: value.clone() for name, value in layer.state_dict().items()}
+    for parameter in layer.parameters():
+        parameter.data.normal_()
+    layer.reset_parameters()
+    assert all(torch.equal(value, initial[name]) for name, value in layer.state_dict().items())
+
+
+@each_form
+def test_zero_rows_give_beta_and_pass_finite_gradients(kind, formula):
+    layer, x = kind(4), torch.zeros(2, 4, requires_grad=True)
+    layer.bias.data.normal_()
+    output = layer(x)
+    output.sum().backward()
+    assert torch.equal(output, layer.bias.expand(2, 4))
+    for tensor in (x, *layer.parameters()):
+        assert tensor.grad.isfinite().all()
+    assert x.grad.min() > 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@each_form
+def test_half_precision_is_close_where_squares_and_c_would_overflow(kind, formula, dtype):
+    width = 70_000  # C = d is beyond float16
+    layer = kind(width).to(dtype)
+    x = torch.zeros(1, width, dtype=dtype)
+    x[0, :4] = torch.tensor([-30_000.0, 300.0, 1.0, 0.01])
+    output = layer(x)
+    assert output.dtype == dtype
+    wanted = torch.tensor([formula(value, width) for value in x[0, :4].tolist()])
+    torch.testing.assert_close(output[0, :4].double(), wanted, rtol=2e-2, atol=1e-4)
+
+
+@each_form
+def test_constructor_makes_parameters_of_the_dtype_and_device(kind, formula):
+    layer = kind(4, device="meta", dtype=torch.bfloat16)
+    assert all(parameter.is_meta and parameter.dtype == torch.bfloat16 for parameter in layer.parameters())
+
+
+def test_repr_tells_what_was_set():
+    assert repr(DyT(4, alpha=0.8, sqrt_d=True)) == (
+        "DyT((4,), dim=-1, elementwise_affine=True, bias=True, alpha=0.8, per_channel=False, sqrt_d=True)"
+    )
+    assert repr(DyISRU(4, dim=1, bias=False, per_channel=True)) == (
+        "DyISRU((4,), dim=1, elementwise_affine=True, bias=False, c=4, per_channel=True, sqrt_d=True)"
+    )
+
+
+ERRORS = {
+    "no-channels": (partial(DyT, 0), "DyT: normalized_shape is 0; give the number of channels, a positive integer"),
+    "negative-size": (partial(DyISRU, -3), "DyISRU: normalized_shape is -3"),
+    "negative-among-several": (partial(DyT, (3, -1)), r"normalized_shape is \(3, -1\)"),
+    "empty": (partial(DyISRU, ()), r"normalized_shape is \(\)"),
+    "alpha-0": (partial(DyT, 4, alpha=0.0), r"DyT: alpha is 0\.0; the slope at 0 must be positive"),
+    "alpha-nan": (partial(DyT, 4, alpha=math.nan), "alpha is nan"),
+    "c-0": (partial(DyISRU, 4, c=0.0), r"DyISRU: c is 0\.0; C must be positive"),
+    "c-negative": (partial(DyISRU, 4, c=-1.0), r"c is -1\.0"),
+    "c-nan": (partial(DyISRU, 4, c=math.nan), "c is nan"),
+}
+
+
+@pytest.mark.parametrize(("build", "message"), ERRORS.values(), ids=ERRORS)
+def test_bad_argument_is_an_error(build, message):
+    with pytest.raises(ValueError, match=message):
+        build()
+
+
+@pytest.mark.parametrize("kind", [DyT, DyISRU])
+def test_unknown_option_is_an_error(kind):
+    with pytest.raises(TypeError, match="unexpected keyword argument 'gamma'"):
+        kind(4, gamma=2.0)
+
+
+WRONG = {
+    "other-number": (4, -1, (2, 3), r"shape \(2, 3\), but its size at dimension -1 should be 4; set normalized_shape"),
+    "one-channel-that-would-broadcast": (4, 1, (2, 1, 5, 5), r"dimension 1 should be 4"),
+    "channels-elsewhere": (4, -1, (2, 4, 5), "dim to where they are"),
+    "no-such-dimension": (4, 1, (4,), "dimension 1 should be 4"),
+    "no-such-dimension-from-behind": (4, -4, (4, 4), "dimension -4 should be 4"),
+    "several": ((3, 4), -1, (2, 4, 3), "dimension -1 should be 3, 4"),
+    "fewer-dimensions": ((3, 4), -1, (4,), "dimension -1 should be 3, 4"),
+    "number": (4, -1, (), r"shape \(\)"),
+}
+
+
+@pytest.mark.parametrize(("size", "dim", "shape", "message"), WRONG.values(), ids=WRONG)
+@pytest.mark.parametrize("kind", [DyT, DyISRU])
+def test_input_with_other_channels_is_an_error(kind, size, dim, shape, message):
+    with pytest.raises(ValueError, match=f"{kind.__name__}: the input has .*{message}"):
+        kind(size, dim=dim)(torch.zeros(shape))

@@ -1,0 +1,103 @@
+"""IsotropicTanh: the formula, rotations, zero and very long rows."""
+
+import math
+
+import pytest
+import torch
+from torch.autograd import gradcheck, gradgradcheck
+
+from adiv_optim.layers import IsotropicTanh
+
+pytestmark = pytest.mark.usefixtures("in_float64")
+
+EXACT = 1e-12
+
+
+@pytest.mark.parametrize("dim", [-1, 1, (1, 2, 3)], ids=str)
+def test_output_is_the_formula(dim):
+    x, layer = torch.randn(2, 3, 4, 5), IsotropicTanh(dim)
+    dims = (dim,) if isinstance(dim, int) else dim
+    behind = tuple(range(-len(dims), 0))
+    rows = x.movedim(dims, behind)
+    found = layer(x).movedim(dims, behind).flatten(-len(dims)).flatten(0, -2)
+    for row, output in zip(rows.flatten(-len(dims)).flatten(0, -2), found, strict=True):
+        length = math.sqrt(sum(value**2 for value in row.tolist()))
+        torch.testing.assert_close(output, math.tanh(length) / length * row, rtol=EXACT, atol=EXACT)
+
+
+def test_commutes_with_rotations():
+    x, rotation = torch.randn(4, 6), torch.linalg.qr(torch.randn(6, 6)).Q
+    layer = IsotropicTanh()
+    torch.testing.assert_close(layer(x @ rotation.T), layer(x) @ rotation.T, rtol=EXACT, atol=EXACT)
+    # The elementwise one does not.
+    assert (torch.tanh(x @ rotation.T) - torch.tanh(x) @ rotation.T).abs().max() > 1e-2
+
+
+def test_in_one_dimension_it_is_tanh():
+    x = torch.linspace(-5, 5, 101).unsqueeze(1)
+    torch.testing.assert_close(IsotropicTanh()(x), torch.tanh(x), rtol=EXACT, atol=EXACT)
+
+
+def test_gradcheck_passes():
+    x = torch.randn(3, 4, requires_grad=True)
+    assert gradcheck(IsotropicTanh(), (x,))
+    assert gradgradcheck(IsotropicTanh(), (x,))
+    assert gradcheck(IsotropicTanh((1, 2)), (torch.randn(2, 3, 2, requires_grad=True),))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
+def test_derivative_at_zero_is_the_identity(dtype):
+    zero = torch.zeros(5, dtype=dtype)
+    assert torch.equal(IsotropicTanh()(zero), zero)
+    assert torch.equal(torch.func.jacrev(IsotropicTanh())(zero), torch.eye(5, dtype=dtype))
+
+
+@pytest.mark.parametrize("length", [1e-300, 1e-30, 1e-13, 1e-12, 1e-11, 1e-6], ids=str)
+def test_derivative_of_short_rows_is_close_to_the_identity(length):
+    x = torch.full((4,), length / 2)
+    torch.testing.assert_close(torch.func.jacrev(IsotropicTanh())(x), torch.eye(4), rtol=0, atol=EXACT)
+
+
+def test_zero_row_does_not_touch_the_gradient_of_others():
+    x = torch.randn(2, 4)
+    alone = torch.func.jacrev(IsotropicTanh())(x[1])
+    x[0] = 0
+    together = torch.func.jacrev(IsotropicTanh())(x)
+    assert torch.equal(together[1, :, 1], alone)
+    assert together[1, :, 0].abs().max() == 0
+
+
+LONG = {
+    "float64": (torch.float64, 1e150, 1e-15),
+    "float32": (torch.float32, 1e18, 1e-6),
+    "bfloat16": (torch.bfloat16, 1e18, 1e-2),
+    "float16": (torch.float16, 3e4, 1e-3),  # |x|² is beyond float16
+}
+
+
+@pytest.mark.parametrize(("dtype", "size", "tolerance"), LONG.values(), ids=LONG)
+def test_long_rows_have_length_one_and_pass_no_more_than_their_share(dtype, size, tolerance):
+    x = torch.full((1, 4), size, dtype=dtype, requires_grad=True)
+    output = IsotropicTanh()(x)
+    output[0, 0].backward()
+    torch.testing.assert_close(output.double(), torch.full((1, 4), 0.5), rtol=tolerance, atol=0)
+    assert x.grad.isfinite().all()
+    assert x.grad.abs().max() <= 1 / size
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_half_precision_rounds_once(dtype):
+    x = torch.randn(64, 512).to(dtype)
+    output = IsotropicTanh()(x)
+    assert output.dtype == dtype
+    assert torch.equal(output, IsotropicTanh()(x.float()).to(dtype))
+
+
+def test_has_no_parameters_and_says_its_dimension():
+    assert list(IsotropicTanh().parameters()) == []
+    assert repr(IsotropicTanh((1, 2))) == "IsotropicTanh(dim=(1, 2))"
+
+
+def test_dimension_that_the_input_lacks_is_an_error():
+    with pytest.raises(IndexError, match=r"Dimension out of range.*got 3"):
+        IsotropicTanh(3)(torch.zeros(2, 3))
