@@ -134,72 +134,84 @@ def _layers_figure(result: Result, data: str, path: Path) -> None:
 
 
 def _convergence_figure(results: list[Result], data: str, path: Path) -> None:
-    """Training loss by step, and at the end of training by β."""
+    """Training loss by step, and by β at the end of the first epoch and of training."""
     colors = plt.get_cmap("viridis")
     settings = results[0]["settings"]
     low, high = results[0]["strength"], results[-1]["strength"]
+    ends = _ends(results[0])
     title = f"Convergence: {data}, {settings['layers']} layers of {settings['width']}, SGD {settings['lr']:g}"
-    with panels(["by step", "at the end, by isometry strength"], title, path, 5.0) as axes:
+    with panels(["by step", *(f"at the end of {end}, by β" for end in ends)], title, path, 4.6) as axes:
         for number, result in enumerate(results):
-            name = result["settings"]["activation"]
-            color = colors(0.9 * (result["strength"] - low) / max(high - low, 1e-9))
-            smooth = _smooth(result["train_loss"])
-            style = ("-", "--", "-.", ":")[number % 4]
-            axes[0].plot(
-                range(WINDOW, len(smooth) + WINDOW),
-                smooth,
-                style,
-                color=color,
-                label=f"{name}, β = {result['strength']:.3f}",
-            )
-            axes[1].plot(result["strength"], smooth[-1], "os^Dv<>"[number % 7], color=color, markersize=8)
-            axes[1].annotate(
-                name, (result["strength"], smooth[-1]), xytext=(6, 4), textcoords="offset points", fontsize=8
-            )
+            name, strength = result["settings"]["activation"], result["strength"]
+            color = colors(0.9 * (strength - low) / max(high - low, 1e-9))
+            mark, style = "os^Dv<>"[number % 7], ("-", "--", "-.", ":")[number % 4]
+            steps = range(min(WINDOW, settings["steps"]), settings["steps"] + 1)
+            curve = [_loss(result, step) for step in steps]
+            label = f"{name}, β = {strength:.3f}"
+            axes[0].plot(steps, curve, style, color=color, label=label, marker=mark, markersize=7, markevery=[-1])
+            for axis, step in zip(axes[1:], ends.values(), strict=True):
+                axis.plot(strength, _loss(result, step), mark, color=color, markersize=9)
         axes[0].set(xlabel="step", ylabel=f"training loss, mean of {WINDOW} steps")
-        axes[1].set(xlabel="isometry strength β")
-        axes[1].margins(x=0.2)
+        for axis in axes[1:]:
+            axis.set(xlabel="isometry strength β")
+            axis.margins(x=0.2, y=0.1)
 
 
-def _smooth(losses: list[float]) -> list[float]:
-    window = min(WINDOW, len(losses))
-    return [statistics.fmean(losses[at : at + window]) for at in range(len(losses) - window + 1)]
+def _ends(result: Result) -> dict[str, int]:
+    """Where losses are compared: while every sample is new, if that lasts long enough, and in the end."""
+    epoch, steps = result["training_samples"] // result["settings"]["batch_size"], result["settings"]["steps"]
+    return {"epoch 1": epoch, "training": steps} if WINDOW <= epoch < steps else {"training": steps}
+
+
+def _loss(result: Result, step: int) -> float:
+    return statistics.fmean(result["train_loss"][max(0, step - WINDOW) : step])
 
 
 def _training_table(results: list[Result]) -> str:
-    rows = []
+    rows, ends = [], _ends(results[0])
     for result in results:
         stages = [[layer["isometry"] for layer in result["isometry"][stage]] for stage in ("start", "trained")]
         # Layers come in threes, norm, linear, activation, and end with a norm.
-        lowered = [sum(after < before for before, after in zip(s[2::3], s[3::3], strict=True)) for s in stages]
+        gains = [min(after - before for before, after in zip(s[2::3], s[3::3], strict=True)) for s in stages]
         rows.append(
             [
                 result["settings"]["activation"],
                 f"{result['strength']:.4f}",
                 *(f"{s[0]:.3f}, {s[-1]:.3f}" for s in stages),
-                f"{lowered[0]}, {lowered[1]}",
-                f"{_smooth(result['train_loss'])[-1]:.3f}",
+                ", ".join(f"{gain:+.1g}" for gain in gains),
+                *(f"{_loss(result, step):.3f}" for step in ends.values()),
                 f"{result['test_accuracy']:.1f}",
             ]
         )
-    header = ["activation", "β", "isometry after the first and last norm, at initialisation", "trained"]
-    return markdown([*header, "norms that lower it, of 10", "training loss", "test accuracy, %"], rows)
+    header = [
+        "activation",
+        "β",
+        "isometry after the first and the last norm",
+        "trained",
+        "least gain by a norm, trained",
+    ]
+    return markdown([*header, *(f"loss, end of {end}" for end in ends), "test accuracy, %"], rows)
 
 
 def _training_caption(results: list[Result], data: str) -> str:
     settings, result = results[0]["settings"], results[0]
     epochs = settings["steps"] * settings["batch_size"] / result["training_samples"]
-    strengths, losses = [r["strength"] for r in results], [_smooth(r["train_loss"])[-1] for r in results]
-    correlation = ""
+    correlations = ""
     if len(results) > 2:
-        found = statistics.correlation(_ranks(strengths), _ranks(losses))
-        correlation = f"Rank correlation of β and that loss over {len(results)} activations: {found:+.2f}. "
+        strengths = _ranks([r["strength"] for r in results])
+        columns = {
+            f"the loss at the end of {end}": [_loss(r, step) for r in results] for end, step in _ends(result).items()
+        }
+        columns["test accuracy"] = [r["test_accuracy"] for r in results]
+        found = (f"{name} {statistics.correlation(strengths, _ranks(column)):+.2f}" for name, column in columns.items())
+        correlations = f"Rank correlation of β over {len(results)} activations with {', with '.join(found)}. "
     return (
         f"{data}, {settings['layers']} layers of {settings['width']}, LayerNorm without parameters → linear → "
         f"activation, weights N(0, 1/fan_in), SGD {settings['lr']:g}, {settings['steps']} steps of "
-        f"{settings['batch_size']} ({epochs:.1f} epochs), one seed. Isometry is that of {result['samples']} training "
-        f"samples, mean of {result['batches']} batches; a norm centres before it normalises, which may lower it. "
-        f"Training loss: mean of the last {WINDOW} steps. {correlation}torch {result['environment']['torch']}."
+        f"{settings['batch_size']} ({epochs:.1f} epochs), one seed. Isometry, at initialisation and trained, is that "
+        f"of {result['samples']} training samples, mean of {result['batches']} batches; a norm centres before it "
+        f"normalises, and that may lower it. Training losses are means of {WINDOW} steps. {correlations}"
+        f"torch {result['environment']['torch']}."
     )
 
 
