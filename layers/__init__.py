@@ -6,6 +6,7 @@ from .convert import Replacement, convert, plan
 from .dynamic import DyISRU, DyT, dyisru
 from .isotropic_tanh import IsotropicTanh
 from .l2_norm import L2Norm
+from .mean_field import MeanFieldNorm
 from .norm_like import NormLikeLinear
 from .patch_norm import PatchNormConv1d, PatchNormConv2d, PatchNormConv3d
 from .patch_norm_transpose import PatchNormConvTranspose1d, PatchNormConvTranspose2d, PatchNormConvTranspose3d
@@ -17,6 +18,7 @@ __all__ = [
     "DyT",
     "IsotropicTanh",
     "L2Norm",
+    "MeanFieldNorm",
     "NormLikeLinear",
     "PatchNormConv1d",
     "PatchNormConv2d",

@@ -192,8 +192,8 @@ def test_module_is_documented_and_its_doctests_run(name):
 
 #: Results of functions whose own examples show them, and what is not made by hand.
 SHOWN_ELSEWHERE = {
-    "Alignment", "Coverage", "Divergence", "Entry", "Factors", "Gauge", "LayerDivergence", "LogitProjection",
-    "LogitStep", "Node", "RZScaling", "detach",
+    "Alignment", "Coverage", "Divergence", "Entry", "Factors", "GaussianMoments", "Gauge", "IsometryRecorder",
+    "LayerDivergence", "LogitProjection", "LogitStep", "Node", "RZScaling", "detach",
 }  # fmt: skip
 
 
