@@ -154,8 +154,9 @@ def network():
 
 @each_switch
 def test_compiles_as_one_graph(switches):
+    # In float64: in float32 torch's compiled GELU alone differs from its eager one by 1e-6.
     layer = MeanFieldNorm(nn.GELU(), **switches)
-    x = torch.randn(20, 8, requires_grad=True)
+    x = torch.randn(1000, 8, dtype=torch.float64, requires_grad=True)
     compiled = torch.compile(layer, fullgraph=True)
     found = compiled(x)
     torch.testing.assert_close(found, layer(x), rtol=0, atol=COMPILED)
