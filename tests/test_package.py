@@ -145,8 +145,8 @@ def test_a_planted_import_of_layers_is_found(tmp_path, source):
 
 
 ORDER = [
-    "least_squares", "balance", "scaling", "corrections", "functional", "corrected_layers", "running", "attach",
-    "gauge", "optim", "attention", "jacobian", "diagnostics",
+    "sharding", "least_squares", "balance", "scaling", "corrections", "functional", "corrected_layers", "running",
+    "attach", "gauge", "optim", "attention", "jacobian", "diagnostics",
 ]  # fmt: skip
 
 
