@@ -11,6 +11,10 @@ from torch._C import _functorch
 from .checkpoint import ANYTHING, COUNT, NUMBER, POSITIVE, Maybe, check, numbers
 from .corrected_layers import Corrected
 from .corrections import BatchIdeal, Correction, Rows
+from .sharding import refuse_sharded
+
+#: What to do where gradients are sharded, and a running average could turn parts of them only.
+WHOLE = "use decay=None, or DistributedDataParallel"
 
 
 class RunningIdeal(Correction):
@@ -79,6 +83,8 @@ class RunningIdeal(Correction):
         """Called before each forward: rows whose gradients are gone, by any zero_grad, are dropped as well."""
         if self.pending is None:
             return
+        if torch._C._current_graph_task_id() != -1:  # within a backward pass, by activation checkpointing:
+            return  # gradients may still be on their way to p.grad
         own = [p for p in layer.parameters(recurse=False) if isinstance(p, nn.Parameter) and p.requires_grad]
         if own and not any(p.grad is not None and bool(p.grad.any()) for p in own):
             self.forget_pending()
@@ -175,6 +181,7 @@ def bound(correction: Correction, label: str) -> Correction:
     return correction
 
 
+@torch.compiler.disable
 def precondition(model: nn.Module) -> None:
     """Turn the plain gradients that `BatchIdeal(decay=…)` leaves in p.grad into ideal ones, once per step.
 
@@ -184,6 +191,9 @@ def precondition(model: nn.Module) -> None:
 
     Where torch.distributed is initialised, the sums of all processes of the default group are added up first, unless
     the rule has synchronize=False. Every process must call it then, also one whose batch did not reach a layer.
+
+    Raises:
+        ValueError: parameters of a layer are sharded.
 
     Example:
         >>> import torch
@@ -198,6 +208,7 @@ def precondition(model: nn.Module) -> None:
     remembering = list(_remembering(model))
     _sum_over_processes(remembering)
     for rule, layer in remembering:
+        refuse_sharded(f"BatchIdeal(decay=…) on {rule.label}", layer, WHOLE)
         gradients = {
             name: parameter.grad
             for name, parameter in layer.named_parameters(recurse=False)

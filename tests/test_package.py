@@ -140,8 +140,8 @@ def test_a_planted_import_of_layers_is_found(tmp_path, source):
 
 
 ORDER = [
-    "least_squares", "balance", "scaling", "checkpoint", "corrections", "functional", "corrected_layers", "running",
-    "attach", "gauge", "optim", "attention", "jacobian", "diagnostics", "__main__",
+    "sharding", "least_squares", "balance", "scaling", "checkpoint", "corrections", "functional", "corrected_layers",
+    "running", "attach", "gauge", "optim", "attention", "jacobian", "diagnostics", "__main__",
 ]  # fmt: skip
 
 

@@ -9,7 +9,8 @@ from torch.optim import Optimizer
 
 from .. import gauge as gauges
 from ..checkpoint import COUNT, DICT, Fits, Maybe, broadcasts, check, numbers
-from .coordinates import Chart, Coordinates, Map
+from ..sharding import refuse_sharded
+from .coordinates import UNSHARDED, Chart, Coordinates, Map
 from .diagonal import Diagonal
 
 
@@ -150,8 +151,8 @@ class UnitConsistent(Coordinates):
 
     Raises:
         TypeError: not an optimizer, LBFGS, or not a gauge.
-        ValueError: neither example_input nor graph, a model that cannot be traced, parameters flattened by
-            FSDP1, or in `step` a weight that holds NaN or inf; the weights are then what they were.
+        ValueError: neither example_input nor graph, a model that cannot be traced, sharded
+            parameters, or in `step` a weight that holds NaN or inf; the weights are then what they were.
 
     Example:
         >>> import torch
@@ -184,12 +185,8 @@ class UnitConsistent(Coordinates):
         gauge = gauges.NetworkGauge() if gauge is None else gauge
         if not isinstance(gauge, gauges.Gauge):
             raise TypeError(f"UnitConsistent: gauge is {gauge!r}; pass gauge.NetworkGauge() or gauge.LayerGauge().")
-        for name, parameter in model.named_parameters() if isinstance(model, nn.Module) else ():
-            if type(parameter).__name__ == "FlatParameter":
-                raise ValueError(
-                    f"UnitConsistent: parameter {name!r} is an FSDP1 FlatParameter, in which no channels are left to "
-                    "rescale; use FSDP1 with use_orig_params=True, or fully_shard."
-                )
+        if isinstance(model, nn.Module):
+            refuse_sharded("UnitConsistent", model, UNSHARDED)
         if graph is None:
             if example_input is None:
                 raise ValueError("UnitConsistent: pass example_input, what the model is called with, to trace it.")

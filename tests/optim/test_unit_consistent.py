@@ -463,7 +463,7 @@ def test_step_may_land_on_zero_or_infinity(value, dtype, sigma):
                 torch.optim.SGD((m := flattened()).parameters(), lr=1.0), m, example_input=torch.ones(1, 2)
             ),
             ValueError,
-            "is an FSDP1 FlatParameter",
+            r"UnitConsistent: parameter 'weight' is sharded \(a FlatParameter\)",
         ),
         (
             lambda: UnitConsistent(
