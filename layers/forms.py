@@ -36,6 +36,11 @@ def affine_like_scale(squared_norm: Tensor, alpha: float, beta: float) -> Tensor
     return alpha * torch.rsqrt(alpha**2 * squared_norm + beta**2)
 
 
+def inverse_norm(squared_norm: Tensor, eps: float) -> Tensor:
+    """1 / max(|x|, eps), and 0 for x = 0: what is zero stays zero and passes no gradient."""
+    return squared_norm.clamp(min=eps**2).masked_fill(squared_norm == 0, torch.inf).rsqrt()
+
+
 def norm_like_factors(alpha: float, beta: float | None) -> tuple[float, float]:
     """What multiplies W x/|x|, and what multiplies b: Eq. 17, or Eq. 35 if `beta` is given."""
     if beta is None:

@@ -10,7 +10,7 @@ from torch.nn.modules.conv import _ConvNd
 from adiv_optim.functional import box_sum
 
 from .channel_norm import channel_squared_norm
-from .forms import affine_like_scale, check_affine_like, check_norm_like, norm_like_factors
+from .forms import affine_like_scale, check_affine_like, check_norm_like, inverse_norm, norm_like_factors
 
 
 class PatchNorm(_ConvNd):
@@ -63,8 +63,7 @@ class PatchNorm(_ConvNd):
             scaled = grouped * affine_like_scale(squared_norm, self.alpha, self.beta)
         else:
             gain, shift = norm_like_factors(self.alpha, self.beta)
-            # A zero patch gives the bias alone and passes no gradient.
-            scale = gain * squared_norm.clamp(min=self.eps**2).masked_fill(squared_norm == 0, torch.inf).rsqrt()
+            scale = gain * inverse_norm(squared_norm, self.eps)
             if self.bias is None:
                 scaled = grouped * scale
             else:
