@@ -10,6 +10,7 @@ from torch._C import _functorch
 
 from .corrected_layers import Corrected
 from .corrections import BatchIdeal, Correction, Rows
+from .functional._shared import refuse_capture
 from .sharding import refuse_sharded
 
 #: What to do where gradients are sharded, and a running average could turn parts of them only.
@@ -53,6 +54,7 @@ class RunningIdeal(Correction):
         """Return the scale of a row that is alone; see `BatchIdeal.scales`."""
         return self.rule.scales(factors)
 
+    @torch.compiler.disable  # a backward that a compiled function calls is compiled as well
     def gradients(self, rows: Rows) -> dict[str, Tensor]:
         """Remember the rows, and return the plain gradients."""
         gram = rows.gram()
@@ -83,6 +85,8 @@ class RunningIdeal(Correction):
         if torch._C._current_graph_task_id() != -1:  # within a backward pass, by activation checkpointing:
             return  # gradients may still be on their way to p.grad
         own = [p for p in layer.parameters(recurse=False) if isinstance(p, nn.Parameter) and p.requires_grad]
+        if torch.is_grad_enabled() and own:
+            refuse_capture(self.label, own[0])
         if self.pending is not None and own and all(p.grad is None for p in own):
             self.forget_pending()
 
