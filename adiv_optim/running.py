@@ -11,6 +11,7 @@ from torch._C import _functorch
 from .checkpoint import ANYTHING, COUNT, NUMBER, POSITIVE, Maybe, check, numbers
 from .corrected_layers import Corrected
 from .corrections import BatchIdeal, Correction, Rows
+from .functional._shared import refuse_capture
 from .sharding import refuse_sharded
 
 #: What to do where gradients are sharded, and a running average could turn parts of them only.
@@ -54,6 +55,7 @@ class RunningIdeal(Correction):
         """Return the scale of a row that is alone; see `BatchIdeal.scales`."""
         return self.rule.scales(factors)
 
+    @torch.compiler.disable  # a backward that a compiled function calls is compiled as well
     def gradients(self, rows: Rows) -> dict[str, Tensor]:
         """Remember the rows, and return the plain gradients."""
         gram = rows.gram()
@@ -81,11 +83,11 @@ class RunningIdeal(Correction):
 
     def begin(self, layer: nn.Module) -> None:
         """Called before each forward: rows whose gradients are gone, by any zero_grad, are dropped as well."""
-        if self.pending is None:
-            return
-        if torch._C._current_graph_task_id() != -1:  # within a backward pass, by activation checkpointing:
-            return  # gradients may still be on their way to p.grad
         own = [p for p in layer.parameters(recurse=False) if isinstance(p, nn.Parameter) and p.requires_grad]
+        if torch.is_grad_enabled() and own:
+            refuse_capture(self.label, own[0])
+        if self.pending is None or torch._C._current_graph_task_id() != -1:
+            return  # within a backward pass, by activation checkpointing, gradients may still be on their way to p.grad
         if own and not any(p.grad is not None and bool(p.grad.any()) for p in own):
             self.forget_pending()
 
