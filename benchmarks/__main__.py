@@ -15,7 +15,7 @@ from . import attention, divergence, plane, runs, speed, tune
 from .char_lm import command as char_lm
 from .data import DATA, load
 from .isometry import command as isometry
-from .methods import ACTIVATIONS, DEFAULT, METHODS
+from .methods import ACTIVATIONS, DEFAULT, METHODS, natural_backend
 from .networks import CONVOLUTIONAL
 from .report import insert, report
 from .runs import BACKENDS, OPTIMIZERS, SCHEDULES, Run
@@ -158,7 +158,7 @@ def _train(options: argparse.Namespace) -> None:
             schedule=options.schedule,
             epochs=options.epochs,
             seeds=tuple(range(options.seeds)),
-            backend=options.backend or METHODS[method].backend,
+            backend=options.backend or natural_backend(method),
             device=options.device,
             validation=options.validation,
             rescaled=rescaled,
@@ -178,7 +178,7 @@ def _tune(options: argparse.Namespace) -> None:
         Run(
             data=options.data,
             method=method,
-            backend=METHODS[method].backend,
+            backend=natural_backend(method),
             activation=activation,
             optimizer=optimizer,
             schedule="cosine",

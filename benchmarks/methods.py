@@ -53,11 +53,6 @@ class Method:
         """Whether the method has a damping."""
         return self.whitening is not None or isinstance(self.correction, BatchIdeal)
 
-    @property
-    def backend(self) -> str:
-        """Whether its seeds can train as one program, "ensemble", or only one after the other, "loop"."""
-        return "ensemble" if self.whitening is None else "loop"
-
     def normalizers(self, shape: tuple[int, ...]) -> list[nn.Module]:
         """Return the normaliser for samples of a shape, if the method has one."""
         return [self.normalizer(shape)] if self.normalizer else []
@@ -92,6 +87,13 @@ METHODS: dict[str, Method] = {
     "whitened": Method(whitening=1.0),
     "whitened-16": Method(whitening=1.0, rank=16),
 }
+
+
+def natural_backend(method: str) -> str:
+    """Whether a method's seeds can train as one program, "ensemble", or only one after the other, "loop"."""
+    # An unknown method is for `Run` to refuse.
+    return "loop" if method in METHODS and METHODS[method].whitening is not None else "ensemble"
+
 
 #: What a comparison leaves out unless asked for. Gauges: tanh leaves them nothing to rescale, and the layer gauge wants
 #: other learning rates. Whitening: its networks train one after the other. Norms of patches: only in convolutional
