@@ -235,11 +235,11 @@ def _refuse_uncorrected(model: nn.Module, layers: dict[str, nn.Module], skipped:
 
 def _refuse_without_own_gradient(model: nn.Module, layers: dict[str, nn.Module]) -> None:
     """A running average turns p.grad itself, which must then be the whole gradient of this layer alone."""
+    refuse_sharded("BatchIdeal(decay=…)", model, WHOLE)
     owners: dict[int, list[str]] = {}
     for path, parameter, _ in _trainable(model):
         owners.setdefault(id(parameter), []).append(path)
     for path, layer in layers.items():
-        refuse_sharded(f"BatchIdeal(decay=…) on {_label(path)}", layer, WHOLE)
         if parametrize.is_parametrized(layer):
             raise ValueError(
                 f"{_label(path)} is parametrized, so p.grad is not the gradient of its weight, which a running average "

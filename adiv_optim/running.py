@@ -195,7 +195,7 @@ def precondition(model: nn.Module) -> None:
     the rule has synchronize=False. Every process must call it then, also one whose batch did not reach a layer.
 
     Raises:
-        ValueError: parameters of a layer are sharded.
+        ValueError: there is a running average, and the model is sharded.
 
     Example:
         >>> import torch
@@ -208,9 +208,10 @@ def precondition(model: nn.Module) -> None:
         tensor([1.0000, 1.0000])
     """
     remembering = list(_remembering(model))
+    if remembering:
+        refuse_sharded("BatchIdeal(decay=…)", model, WHOLE)
     _sum_over_processes(remembering)
     for rule, layer in remembering:
-        refuse_sharded(f"BatchIdeal(decay=…) on {rule.label}", layer, WHOLE)
         gradients = {
             name: parameter.grad
             for name, parameter in layer.named_parameters(recurse=False)

@@ -1,17 +1,18 @@
-"""Telling parameters that are split over processes from those that are whole."""
+"""Telling models whose weights are split over processes from those whose weights are whole."""
 
 from torch import nn
 
 
 def refuse_sharded(what: str, model: nn.Module, remedy: str) -> None:
-    """Raise a ValueError that names the first parameter of `model` that no process holds as a whole.
+    """Raise a ValueError if a part of `model` is sharded, so that no process holds its weights.
 
     Args:
         what: opens the message.
-        model: any module; its parameters may be DTensors (`fully_shard`) or flattened (FullyShardedDataParallel).
+        model: any module; `fully_shard` makes DTensors of parameters, FullyShardedDataParallel flattens them.
         remedy: ends the message.
     """
-    for path, parameter in model.named_parameters():
-        kind = type(parameter).__name__
-        if hasattr(parameter, "device_mesh") or kind == "FlatParameter":
-            raise ValueError(f"{what}: parameter {path!r} is sharded (a {kind}), and no process holds it; {remedy}.")
+    for path, module in model.named_modules():
+        flat = type(module).__name__ == "FullyShardedDataParallel"
+        if flat or any(hasattr(parameter, "device_mesh") for parameter in module.parameters(recurse=False)):
+            where, how = f"module {path!r}" if path else "the model", "flat" if flat else "DTensor"
+            raise ValueError(f"{what}: {where} has sharded parameters ({how}), which no process holds; {remedy}.")

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from .. import gauge as gauges
@@ -139,7 +140,8 @@ class UnitConsistent(Coordinates):
 
     Args:
         optimizer: any torch.optim.Optimizer but LBFGS, or another wrapper.
-        model: the model; its parameters that the trace did not meet, or that no scale touches, take the plain step.
+        model: the model, or what DistributedDataParallel or torch.compile made of it. Parameters that the trace did
+            not meet, or that no scale touches, take the plain step.
         gauge: `gauge.NetworkGauge()` (default) or `gauge.LayerGauge()`; see there for learning rates.
         example_input: what the model is called with, to trace it: a tensor or a tuple. Not needed with a `graph`.
         graph: from `gauge.trace`, if it is there already.
@@ -185,6 +187,7 @@ class UnitConsistent(Coordinates):
         gauge = gauges.NetworkGauge() if gauge is None else gauge
         if not isinstance(gauge, gauges.Gauge):
             raise TypeError(f"UnitConsistent: gauge is {gauge!r}; pass gauge.NetworkGauge() or gauge.LayerGauge().")
+        model = _unwrapped(model)
         if isinstance(model, nn.Module):
             refuse_sharded("UnitConsistent", model, UNSHARDED)
         if graph is None:
@@ -192,3 +195,10 @@ class UnitConsistent(Coordinates):
                 raise ValueError("UnitConsistent: pass example_input, what the model is called with, to trace it.")
             graph = gauges.trace(model, example_input)
         super().__init__(optimizer, model, CanonicalChart(model, graph, gauge, project, compile))
+
+
+def _unwrapped(model: Any) -> Any:
+    """The model itself: torch.export cannot look into what DistributedDataParallel and torch.compile make of it."""
+    while isinstance(model, DistributedDataParallel) or hasattr(model, "_orig_mod"):
+        model = model.module if isinstance(model, DistributedDataParallel) else model._orig_mod
+    return model

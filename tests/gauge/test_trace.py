@@ -291,25 +291,14 @@ class DependsOnValues(nn.Linear):
         return super().forward(x) if x.sum() > 0 else x
 
 
-class FlatParameter(nn.Parameter):
-    """As FSDP1 names what it makes of a module's parameters."""
-
-
-class Flattened(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self._flat_param = FlatParameter(torch.ones(12))
-
-
 @pytest.mark.parametrize(
     ("model", "x", "message"),
     [
         (nn.Linear(3, 2), torch.ones(2, 4), r"Linear does not run on an example_input of shape \(2, 4\): RuntimeError"),
         (DependsOnValues(3, 3), torch.ones(2, 3), "runs on .* but torch.export cannot trace it"),
         (nn.LazyLinear(3), torch.ones(2, 3), "'weight' has no shape yet"),
-        (Flattened(), torch.ones(2, 3), r"'_flat_param' is sharded \(a FlatParameter\).*trace the model before"),
     ],
-    ids=["wrong-shape", "untraceable", "lazy", "fsdp1"],
+    ids=["wrong-shape", "untraceable", "lazy"],
 )
 def test_mistakes_are_named(model, x, message):
     with pytest.raises(ValueError, match=message):

@@ -68,6 +68,7 @@ METHODS = {
     "whitened": Method(lambda optimizer, model, _: Whitened(optimizer, model, every=2)),
 }
 each_method = pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
+each_method_by_name = pytest.mark.parametrize("name", METHODS)
 
 
 def network() -> nn.Module:

@@ -63,8 +63,6 @@ def test_compiled_model(method):
 @pytest.mark.parametrize("name", ["proportional", "unit-consistent", "whitened"])
 def test_wrapper_of_a_compiled_model(name):
     """What torch.compile returned is a model too."""
-    if name == "unit-consistent" and torch.__version__.startswith("2.6"):
-        pytest.skip("torch 2.6 cannot export a compiled module: give UnitConsistent the model itself")
     method, model = METHODS[name], mlp()
     compiled = torch.compile(model, backend=BACKEND)
     train(compiled, method.wrap(sgd(model), compiled, rows(1)[0][0]), rows())
