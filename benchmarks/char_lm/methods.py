@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 
-from adiv_optim import BatchIdeal, GradientOnly, Whitened
+from adiv_optim import BatchIdeal, Correction, Disproportional, GradientOnly, Proportional, UnitConsistent, Whitened
 
 from .model import GPT
 
@@ -51,12 +51,27 @@ def _muon(model: GPT, lr: float, weight_decay: float, damping: float | None, tot
     return [muon, AdamW(rest(model), lr=REST_LR, weight_decay=weight_decay)]
 
 
-def _batch_ideal_adamw(
+def _corrected_adamw(rule: Callable[[float | None], Correction]) -> Build:
+    """AdamW on corrected gradients; `rule` is given the damping."""
+
+    def build(model: GPT, lr: float, weight_decay: float, damping: float | None, total_steps: int) -> list[Optimizer]:
+        (adamw,) = _adamw(model, lr, weight_decay, damping, total_steps)
+        return [GradientOnly(adamw, model, rule(damping))]
+
+    return build
+
+
+def _batch_ideal(damping: float | None) -> Correction:
+    assert damping is not None
+    return BatchIdeal(damping)
+
+
+def _unit_consistent_adamw(
     model: GPT, lr: float, weight_decay: float, damping: float | None, total_steps: int
 ) -> list[Optimizer]:
-    assert damping is not None
     (adamw,) = _adamw(model, lr, weight_decay, damping, total_steps)
-    return [GradientOnly(adamw, model, BatchIdeal(damping))]
+    tokens = torch.zeros(1, model.position_embedding.num_embeddings, dtype=torch.long, device=model.head.weight.device)
+    return [UnitConsistent(adamw, model, example_input=tokens)]
 
 
 def _whitened(plain: Build, rank: int | None = None) -> Build:
@@ -118,7 +133,7 @@ class Method:
 METHODS: dict[str, Method] = {
     "adamw": Method(_adamw, "AdamW"),
     "muon": Method(_muon, "Muon", muon=True),
-    "batch-ideal-adamw": Method(_batch_ideal_adamw, "batch-ideal, AdamW", damped=True),
+    "batch-ideal-adamw": Method(_corrected_adamw(_batch_ideal), "batch-ideal, AdamW", damped=True),
     "whitened-adamw": Method(_whitened(_adamw), "whitened AdamW", damped=True),
     "whitened-muon": Method(_whitened(_muon), "whitened Muon", damped=True, muon=True),
     "whitened-adamw-16": Method(_whitened(_adamw, RANK), f"whitened AdamW, rank {RANK}", damped=True),
@@ -127,6 +142,9 @@ METHODS: dict[str, Method] = {
     "whitened-sgd": Method(_whitened(_sgd), "whitened SGD, momentum 0.9", damped=True),
     "schedulefree": Method(_schedule_free, "schedule-free AdamW", scheduled=False, package="schedulefree"),
     "soap": Method(_soap, "SOAP", package="pytorch_optimizer"),
+    "proportional-adamw": Method(_corrected_adamw(lambda _: Proportional()), "proportional, AdamW"),
+    "disproportional-adamw": Method(_corrected_adamw(lambda _: Disproportional()), "disproportional, AdamW"),
+    "unit-consistent-adamw": Method(_unit_consistent_adamw, "unit-consistent AdamW"),
 }
 
 

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from adiv_optim.layers import DyT
+from adiv_optim.layers import AffineLikeLinear, DyT, convert
 
 
 @dataclass(frozen=True)
@@ -33,20 +33,28 @@ class Preset:
 PRESETS = {
     "tiny": Preset(layers=1, width=16, heads=2, context=8, batch_size=4),
     "small": Preset(layers=3, width=128, heads=4, context=64, batch_size=16),
+    "million": Preset(layers=5, width=128, heads=4, context=64, batch_size=16),
     "gpu": Preset(layers=6, width=384, heads=6, context=256, batch_size=64),
 }
 
 
-#: Width → normaliser.
+#: Width → normaliser. Affine-like is no normaliser before the linear layers of a block but another kind of them.
 NORMS: dict[str, Callable[[int], nn.Module]] = {
     "layernorm": nn.LayerNorm,
     "rmsnorm": nn.RMSNorm,
     "dyt": DyT,
+    "affine-like": nn.Identity,
     "none": nn.Identity,
 }
 
 #: What tables and figures call them.
-NORM_LABELS = {"layernorm": "LayerNorm", "rmsnorm": "RMSNorm", "dyt": "DyT", "none": "no normaliser"}
+NORM_LABELS = {
+    "layernorm": "LayerNorm",
+    "rmsnorm": "RMSNorm",
+    "dyt": "DyT",
+    "affine-like": "affine-like layers",
+    "none": "no normaliser",
+}
 
 
 class CausalSelfAttention(nn.Module):
@@ -113,6 +121,8 @@ class GPT(nn.Module):
         scale = nn.Parameter(torch.full((1,), math.sqrt(preset.width))) if norm == "dyt" else None
         self.register_parameter("embedding_scale", scale)
         self._initialise(preset.layers)
+        if norm == "affine-like":
+            convert(self.blocks, {nn.Linear: AffineLikeLinear})
 
     def _initialise(self, layers: int) -> None:
         for name, module in self.named_modules():

@@ -13,7 +13,8 @@ from .search import final_validation_loss
 from .train import VALIDATION_WINDOWS
 
 #: The colour of every method, in all figures.
-COLORS = dict(zip(METHODS, [*plt.get_cmap("tab10").colors, "black"], strict=True))  # type: ignore[attr-defined]
+_PAIRS = plt.get_cmap("tab20").colors  # type: ignore[attr-defined]
+COLORS = dict(zip(METHODS, [*_PAIRS[::2], "black", *_PAIRS[1::2]], strict=False))
 
 #: What distinguishes the rows of one table, in their order; all other settings but the seed distinguish tables.
 ROW = ("norm", "steps", "method", "lr", "damping")

@@ -8,6 +8,7 @@ from functools import partial
 import pytest
 import torch
 
+from adiv_optim.layers import AffineLikeLinear
 from benchmarks.__main__ import main
 from benchmarks.char_lm import methods, text
 from benchmarks.char_lm.methods import METHODS, matrices, rest
@@ -169,6 +170,19 @@ def test_norm_does_not_change_what_is_drawn(sample):
     assert all(torch.equal(a, b) for other in weights[1:] for a, b in zip(weights[0], other, strict=True))
 
 
+def test_affine_like_layers_stand_inside_the_blocks_in_place_of_normalisers(sample):
+    model = build_model(replace(ADAMW, norm="affine-like"), len(sample.vocabulary))
+    kinds = {name: type(module) for name, module in model.named_modules()}
+    assert {kinds["blocks.0.attention.qkv"], kinds["blocks.0.mlp.projection"]} == {AffineLikeLinear}
+    assert kinds["head"] is torch.nn.Linear
+    assert {kinds["norm"], kinds["blocks.0.mlp_norm"]} == {torch.nn.Identity}
+
+
+def test_million_has_a_million_parameters():
+    model = GPT(PRESETS["million"], 65, "layernorm")
+    assert sum(parameter.numel() for parameter in model.parameters()) == pytest.approx(1e6, rel=0.02)
+
+
 def test_matrices_are_the_weights_inside_the_blocks():
     model = GPT(PRESETS["tiny"], 11, "dyt")
     names = {id(parameter): name for name, parameter in model.named_parameters()}
@@ -184,20 +198,16 @@ def test_matrices_are_the_weights_inside_the_blocks():
 
 @pytest.mark.parametrize("name", [name for name, method in METHODS.items() if method.lacks is None])
 def test_optimizers_hold_every_parameter_once(name):
-    if name.startswith("whitened"):
-        pytest.importorskip("adiv_optim.optim.whitened")
     model = GPT(PRESETS["tiny"], 11, "layernorm")
     optimizers = METHODS[name].build(model, 1e-3, 0.0, 1.0 if METHODS[name].damped else None, 100)
     held = [id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]
     assert sorted(held) == sorted(id(parameter) for parameter in model.parameters())
 
 
-@pytest.mark.parametrize("name", ["muon", "schedulefree", "soap", "whitened-sgd", "whitened-adamw", "whitened-muon"])
+@pytest.mark.parametrize("name", [name for name in METHODS if name not in ("adamw", "sgd")])
 def test_other_methods_train(name, sample):
     if METHODS[name].lacks:
         pytest.skip(f"needs {METHODS[name].lacks}")
-    if name.startswith("whitened"):
-        pytest.importorskip("adiv_optim.optim.whitened")
     damping = 1.0 if METHODS[name].damped else None
     history = train(replace(ADAMW, method=name, damping=damping), sample)
     assert history.validation_loss[-1] < history.validation_loss[0]
@@ -235,8 +245,8 @@ def test_missing_package_or_torch_is_named(monkeypatch):
     ("change", "message"),
     [
         ({"method": "lion"}, "unknown method 'lion'; known are adamw, muon"),
-        ({"norm": "batchnorm"}, "unknown norm 'batchnorm'; known are layernorm, rmsnorm, dyt, none"),
-        ({"preset": "huge"}, "unknown preset 'huge'; known are tiny, small, gpu"),
+        ({"norm": "batchnorm"}, "unknown norm 'batchnorm'; known are layernorm, rmsnorm, dyt, affine-like, none"),
+        ({"preset": "huge"}, "unknown preset 'huge'; known are tiny, small, million, gpu"),
         ({"lr": 0.0}, r"lr is 0\.0; it must be positive"),
         ({"damping": 1.0}, "but method 'adamw' has none"),
         ({"method": "batch-ideal-adamw"}, "method 'batch-ideal-adamw' needs a damping"),
