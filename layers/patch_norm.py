@@ -1,5 +1,6 @@
 """PatchNorm: convolutions that normalise every patch they read."""
 
+from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
@@ -77,8 +78,16 @@ class PatchNorm(_ConvNd):
 
 
 class _PatchNormConv(PatchNorm):
+    _convolve: Callable[..., Tensor]
+
     def forward(self, input: Tensor) -> Tensor:
         """Return the convolution with every patch normalised."""
+        if max(self.kernel_size) == 1 and not any(self._reversed_padding_repeated_twice):
+            # A patch is a pixel: those that the stride skips need no norm.
+            read: Any = (..., *(slice(None, None, step) for step in self.stride))
+            input = input[read]
+            output = self._convolve(input, self.weight, self.inner_bias, groups=self.groups)
+            return self.normalised(output, channel_squared_norm(input, self.groups, len(self.kernel_size)))
         output = self._conv_forward(input, self.weight, self.inner_bias)
         norm = channel_squared_norm(input, self.groups, len(self.kernel_size))
         # Padding the sum over channels is padding the channels, for every mode.
@@ -97,6 +106,8 @@ class PatchNormConv1d(_PatchNormConv, nn.Conv1d):
         >>> layer(torch.tensor([[[2.0, 2.0, 0.0]]]))[0, 0, 0].item()  # (4 + 2) / sqrt(8 + 1)
         2.0
     """
+
+    _convolve = staticmethod(F.conv1d)
 
 
 class PatchNormConv2d(_PatchNormConv, nn.Conv2d):
@@ -142,6 +153,8 @@ class PatchNormConv2d(_PatchNormConv, nn.Conv2d):
         4.0
     """
 
+    _convolve = staticmethod(F.conv2d)
+
 
 class PatchNormConv3d(_PatchNormConv, nn.Conv3d):
     """torch.nn.Conv3d divided by the norms of the patches it reads; see `PatchNormConv2d`.
@@ -152,3 +165,5 @@ class PatchNormConv3d(_PatchNormConv, nn.Conv3d):
         >>> layer(torch.zeros(1, 2, 5, 5, 5)).shape
         torch.Size([1, 4, 5, 5, 5])
     """
+
+    _convolve = staticmethod(F.conv3d)

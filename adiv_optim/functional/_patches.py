@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from functools import reduce
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -55,9 +56,10 @@ def box_sum(tensor: Tensor, kernel_size: Sequence[int], stride: Sequence[int], d
     """
     for dim, (size, step, gap) in enumerate(zip(kernel_size, stride, dilation, strict=True), start=-len(kernel_size)):
         reach = tensor.shape[dim] - gap * (size - 1)
-        lines = tensor.movedim(dim, -1)
-        taps = [lines[..., start : start + reach : step] for start in range(0, gap * size, gap)]
-        tensor = reduce(torch.add, taps).movedim(-1, dim)
+        # Not tensor.movedim: the gradient would be laid out across the image.
+        every = (slice(None),) * (-1 - dim)
+        windows: list[Any] = [(..., slice(start, start + reach, step), *every) for start in range(0, gap * size, gap)]
+        tensor = reduce(torch.add, [tensor[window] for window in windows])
     return tensor
 
 

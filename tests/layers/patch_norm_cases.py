@@ -43,6 +43,8 @@ CASES = {
     "3d-reflect-dilated": (
         PatchNormConv3d, (2, 3, 2), {"padding": 1, "padding_mode": "reflect", "dilation": (2, 1, 1)}, (1, 2, 3, 3, 3)
     ),
+    "1d-1-strided-unbatched": (PatchNormConv1d, (4, 6, 1), {"stride": 3, "groups": 2}, (4, 9)),
+    "3d-1x1x1-strided": (PatchNormConv3d, (2, 4, 1), {"stride": (1, 2, 3)}, (2, 2, 3, 4, 5)),
     "transposed-1d": (PatchNormConvTranspose1d, (4, 6, 3), {"stride": 2, "padding": 1}, (2, 4, 5)),
     "transposed-1d-unbatched": (PatchNormConvTranspose1d, (4, 6, 2), {"groups": 2}, (4, 5)),
     "transposed-2d": (PatchNormConvTranspose2d, (4, 6, 3), {}, (2, 4, 4, 3)),
