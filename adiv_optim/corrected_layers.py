@@ -95,15 +95,16 @@ PLAIN = {corrected: plain for plain, corrected in CORRECTED.items()}
 
 
 def plain_type(module: nn.Module) -> type:
-    """The module's type, seen through the class that torch's parametrize puts over it."""
-    return type(module).__bases__[0] if parametrize.is_parametrized(module) else type(module)
+    """The module's type, seen through the class that torch's parametrize or fully_shard puts over it."""
+    made = parametrize.is_parametrized(module) or hasattr(module, "_get_fsdp_state")
+    return type(module).__bases__[-1] if made else type(module)
 
 
 def swapped(cls: type, replacement: dict[type[nn.Module], type[nn.Module]]) -> type:
     """The class that stands for `cls` after the swap.
 
-    torch's parametrize gives each module a class of its own, made on the spot over the layer's. Such a
-    class is made anew over the replacement, and remembers the one it stands for so that undoing is exact.
+    torch's parametrize and fully_shard give modules a class made on the spot over the layer's, their last base. Such
+    a class is made anew over the replacement, and remembers the one it stands for so that undoing is exact.
     """
     if cls in replacement:
         return replacement[cls]
@@ -111,4 +112,5 @@ def swapped(cls: type, replacement: dict[type[nn.Module], type[nn.Module]]) -> t
         stands_for: type = cls.__dict__["_adiv_stands_for"]
         return stands_for
     namespace = {key: value for key, value in cls.__dict__.items() if key not in ("__dict__", "__weakref__")}
-    return type(cls.__name__, (replacement[cls.__bases__[0]],), {**namespace, "_adiv_stands_for": cls})
+    *before, plain = cls.__bases__
+    return type(cls.__name__, (*before, replacement[plain]), {**namespace, "_adiv_stands_for": cls})

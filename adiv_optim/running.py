@@ -11,6 +11,11 @@ from torch._C import _functorch
 from .checkpoint import ANYTHING, COUNT, NUMBER, POSITIVE, Maybe, check, numbers
 from .corrected_layers import Corrected
 from .corrections import BatchIdeal, Correction, Rows
+from .functional._shared import refuse_capture
+from .sharding import refuse_sharded
+
+#: What to do where gradients are sharded, and a running average could turn parts of them only.
+WHOLE = "use decay=None, or DistributedDataParallel"
 
 
 class RunningIdeal(Correction):
@@ -50,6 +55,7 @@ class RunningIdeal(Correction):
         """Return the scale of a row that is alone; see `BatchIdeal.scales`."""
         return self.rule.scales(factors)
 
+    @torch.compiler.disable  # a backward that a compiled function calls is compiled as well
     def gradients(self, rows: Rows) -> dict[str, Tensor]:
         """Remember the rows, and return the plain gradients."""
         gram = rows.gram()
@@ -77,9 +83,11 @@ class RunningIdeal(Correction):
 
     def begin(self, layer: nn.Module) -> None:
         """Called before each forward: rows whose gradients are gone, by any zero_grad, are dropped as well."""
-        if self.pending is None:
-            return
         own = [p for p in layer.parameters(recurse=False) if isinstance(p, nn.Parameter) and p.requires_grad]
+        if torch.is_grad_enabled() and own:
+            refuse_capture(self.label, own[0])
+        if self.pending is None or torch._C._current_graph_task_id() != -1:
+            return  # within a backward pass, by activation checkpointing, gradients may still be on their way to p.grad
         if own and not any(p.grad is not None and bool(p.grad.any()) for p in own):
             self.forget_pending()
 
@@ -175,6 +183,7 @@ def bound(correction: Correction, label: str) -> Correction:
     return correction
 
 
+@torch.compiler.disable
 def precondition(model: nn.Module) -> None:
     """Turn the plain gradients that `BatchIdeal(decay=…)` leaves in p.grad into ideal ones, once per step.
 
@@ -184,6 +193,9 @@ def precondition(model: nn.Module) -> None:
 
     Where torch.distributed is initialised, the sums of all processes of the default group are added up first, unless
     the rule has synchronize=False. Every process must call it then, also one whose batch did not reach a layer.
+
+    Raises:
+        ValueError: there is a running average, and the model is sharded.
 
     Example:
         >>> import torch
@@ -196,6 +208,8 @@ def precondition(model: nn.Module) -> None:
         tensor([1.0000, 1.0000])
     """
     remembering = list(_remembering(model))
+    if remembering:
+        refuse_sharded("BatchIdeal(decay=…)", model, WHOLE)
     _sum_over_processes(remembering)
     for rule, layer in remembering:
         gradients = {

@@ -1,6 +1,7 @@
 """Two processes of torch.distributed, for tests of what data parallelism must give."""
 
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,9 @@ def on_two_processes(work: Callable[..., Any], folder: Path, *arguments: Any) ->
 def _process(rank: int, work: Callable[..., Any], folder: Path, arguments: tuple[Any, ...]) -> None:
     torch.set_num_threads(1)
     torch.set_default_dtype(torch.float64)
-    # A file needs no free port.
-    distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    # A file needs no free port. Where processes wait for each other in vain, that shall end.
+    distributed.init_process_group(
+        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2, timeout=timedelta(minutes=5)
+    )
     torch.save(work(rank, *arguments), folder / f"{rank}.pt")
     distributed.destroy_process_group()

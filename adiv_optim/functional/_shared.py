@@ -119,6 +119,15 @@ def autocast(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:
     )
 
 
+def refuse_capture(name: str, tensor: Tensor) -> None:
+    """Raise while a CUDA graph is being captured: a replay would not remember what Python remembers."""
+    if tensor.is_cuda and not torch.compiler.is_compiling() and torch.cuda.is_current_stream_capturing():
+        raise RuntimeError(
+            f"{name} remembers its inputs, which the replay of a CUDA graph would not; run the forward pass eagerly, "
+            "or use a correction without memory."
+        )
+
+
 def check_real(name: str, input: Tensor) -> None:
     """Raise a TypeError for an input no correction is defined on."""
     if not input.is_floating_point():

@@ -1,22 +1,19 @@
 """Finding the channels of a model: torch.export writes down what the model does, the rules say what that shares."""
 
-import copy
 import math
 import operator
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.export.graph_signature import InputKind
-from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
 
-from ..corrected_layers import PLAIN, Corrected, swapped
 from ._call import Call
 from ._channels import PINNED, Channels
+from ._export import check_parameters, export
 from ._graph import ChannelGraph, Entry, Node
 from ._rules import RULES, rearrange
 from ._values import Activation, Buffer, Parameter, Use, Uses
@@ -49,7 +46,7 @@ def trace(model: nn.Module, example_input: Any) -> ChannelGraph:
 
     Raises:
         ValueError: the model does not run on `example_input`, cannot be traced, has parameters without a
-            shape yet, or was flattened by FSDP1.
+            shape yet, or is sharded.
 
     Example:
         >>> import torch
@@ -62,8 +59,8 @@ def trace(model: nn.Module, example_input: Any) -> ChannelGraph:
         2            2     0  output of the model
         4 free log-scales
     """
-    _check_parameters(model)
-    program = _export(model, example_input)
+    check_parameters(model)
+    program = export(model, example_input)
     names = _first_names(model)
     interpreter = _Interpreter(program, names, dict(model.named_parameters(remove_duplicate=False)))
     interpreter.run()
@@ -77,11 +74,15 @@ def trace(model: nn.Module, example_input: Any) -> ChannelGraph:
     return graph
 
 
+#: What torch.export makes of `with torch.autocast(…)` and of checkpointing: operations with a graph of their own.
+_REGIONS = ("wrap_with_autocast", "wrap_with_set_grad_enabled")
+
+
 class _Interpreter:
     """Runs a traced graph on channels in place of numbers."""
 
     def __init__(self, program: Any, names: dict[str, str], parameters: dict[str, Tensor]) -> None:
-        self.graph = program.graph
+        self.module = program.graph_module
         self.inputs = {spec.arg.name: spec for spec in program.graph_signature.input_specs if hasattr(spec.arg, "name")}
         self.names, self.parameters = names, parameters
         self.channels = Channels()
@@ -91,17 +92,24 @@ class _Interpreter:
 
     def run(self) -> None:
         """Visit every operation once, in order."""
-        for node in self.graph.nodes:
+        for value in pytree.tree_leaves(self._visit(self.module, self._input)):
+            if isinstance(value, Activation):
+                self.channels.pin(value.channels, "output of the model")
+            elif isinstance(value, Parameter):
+                self.uses.fixed(value)
+
+    def _visit(self, module: Any, given: Callable[[Any], Any]) -> Any:
+        output = None
+        for node in module.graph.nodes:
             if node.op == "placeholder":
-                self.env[node] = self._input(node)
-            elif node.op == "output":
-                for value in pytree.tree_leaves(self._values(node.args)):
-                    if isinstance(value, Activation):
-                        self.channels.pin(value.channels, "output of the model")
-                    elif isinstance(value, Parameter):
-                        self.uses.fixed(value)
+                self.env[node] = given(node)
+            elif node.op == "get_attr":
+                self.env[node] = getattr(module, node.target)
             elif node.op == "call_function":
                 self.env[node] = self._call(node)
+            elif node.op == "output":
+                output = self._values(node.args[0])
+        return output
 
     def _input(self, node: Any) -> Any:
         spec, fake = self.inputs[node.name], node.meta.get("val")
@@ -117,6 +125,10 @@ class _Interpreter:
     def _call(self, node: Any) -> Any:
         if node.target is operator.getitem:
             return self._values(node.args[0])[node.args[1]]
+        if str(node.target) in _REGIONS:
+            values = iter(self._values(node.args))
+            region = next(value for value in values if isinstance(value, torch.fx.GraphModule))
+            return self._visit(region, lambda _: next(values))
         where, output = _module(node), node.meta.get("val")
         known = isinstance(node.target, torch._ops.OpOverload) and node.target.namespace == "aten"
         name = node.target._schema.name.removeprefix("aten::") if known else str(node.target)
@@ -236,63 +248,3 @@ def _module(node: Any) -> str:
     stack = node.meta.get("nn_module_stack") or {}
     path = list(stack.values())[-1][0] if stack else ""
     return path.removeprefix("L['self']").lstrip(".")
-
-
-def _check_parameters(model: nn.Module) -> None:
-    for name, parameter in model.named_parameters():
-        if is_lazy(parameter):
-            raise ValueError(f"parameter {name!r} has no shape yet; run one batch through the model first.")
-        if name.rpartition(".")[2] == "_flat_param":
-            raise ValueError(
-                f"{name!r} is several parameters flattened into one by FullyShardedDataParallel, whose channels "
-                "cannot be told apart; trace the model before wrapping it, or use fully_shard (FSDP2)."
-            )
-
-
-@contextmanager
-def _plain_layers(model: nn.Module) -> Iterator[None]:
-    """Corrected layers compute what plain ones do, through functions that torch.export cannot look into."""
-    attached = [(module, type(module)) for module in model.modules() if isinstance(module, Corrected)]
-    for module, corrected in attached:
-        module.__class__ = swapped(corrected, PLAIN)
-    try:
-        yield
-    finally:
-        for module, corrected in attached:
-            module.__class__ = corrected
-
-
-def _export(model: nn.Module, example_input: Any) -> Any:
-    keywords = example_input if isinstance(example_input, dict) else {}
-    arguments = () if keywords else example_input if isinstance(example_input, tuple) else (example_input,)
-    with _plain_layers(model), warnings.catch_warnings(), torch.enable_grad():
-        warnings.simplefilter("ignore")  # torch's, about itself
-        try:
-            return torch.export.export(model, arguments, keywords, strict=False)
-        except Exception as error:
-            shapes = ", ".join(
-                str(tuple(leaf.shape)) if isinstance(leaf, Tensor) else repr(leaf)
-                for leaf in pytree.tree_leaves((arguments, keywords))
-            )
-            failed = _failure(model, arguments, keywords)
-            name = type(model).__name__
-            if failed is not None:
-                raise ValueError(f"{name} does not run on an example_input of shape {shapes}: {failed}") from error
-            raise ValueError(
-                f"{name} runs on an example_input of shape {shapes}, but torch.export cannot trace it, so its channels "
-                f"cannot be found: {_first_line(error)}"
-            ) from error
-
-
-def _failure(model: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> str | None:
-    """What a copy of the model says when it is simply called, to tell a wrong input from a model beyond tracing."""
-    try:
-        with torch.random.fork_rng(devices=[]), torch.no_grad():
-            copy.deepcopy(model)(*arguments, **keywords)
-    except Exception as error:
-        return f"{type(error).__name__}: {_first_line(error)}"
-    return None
-
-
-def _first_line(error: Exception) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

@@ -11,6 +11,9 @@ from torch.optim import Optimizer
 
 from .wrapper import OptimizerWrapper, check_same_parameters
 
+#: What to do where parameters are sharded: changing coordinates takes whole weights.
+UNSHARDED = "use DistributedDataParallel, or GradientOnly, which goes with fully_shard"
+
 
 class Map(ABC):
     """The change of coordinates of a few parameters, for one step: in place, and undone exactly.
@@ -89,6 +92,7 @@ class Coordinates(OptimizerWrapper):
         """Return what a copy or a pickle keeps: as in torch, no hooks."""
         return {**super().__getstate__(), "model": self.model, "chart": self.chart}
 
+    @torch.compiler.disable  # it measures, and does what it finds: traced, a step would be dozens of graphs
     @torch.no_grad()
     def _inner_step(self) -> None:
         with ExitStack() as entered:  # leaves every map, also if another one fails to

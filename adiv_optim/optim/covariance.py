@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from ..checkpoint import NUMBER, POSITIVE, Maybe, check, numbers
 from ..functional._linear import gram_of
 from ..functional._patches import unfold
-from ..functional._shared import exporting
+from ..functional._shared import exporting, refuse_capture
 from .roots import Spectrum, leading
 
 #: Numbers of unfolded patches that are there at once.
@@ -201,10 +201,12 @@ class _Hook:
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         covariance = self.covariance()
-        if covariance is None or not covariance.armed:
+        if covariance is None or not (module.training and torch.is_grad_enabled()) or exporting():
             return
-        if module.training and torch.is_grad_enabled() and not exporting():
-            covariance.add(module, args[0] if args else kwargs["input"])
+        input = args[0] if args else kwargs["input"]
+        refuse_capture(f"{covariance.name}: Whitened", input)
+        if covariance.armed:
+            covariance.add(module, input)
 
 
 def _nothing() -> None:

@@ -5,11 +5,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from .. import gauge as gauges
 from ..checkpoint import COUNT, DICT, Fits, Maybe, broadcasts, check, numbers
-from .coordinates import Chart, Coordinates, Map
+from ..sharding import refuse_sharded
+from .coordinates import UNSHARDED, Chart, Coordinates, Map
 from .diagonal import Diagonal
 
 
@@ -138,7 +140,8 @@ class UnitConsistent(Coordinates):
 
     Args:
         optimizer: any torch.optim.Optimizer but LBFGS, or another wrapper.
-        model: the model; its parameters that the trace did not meet, or that no scale touches, take the plain step.
+        model: the model, or what DistributedDataParallel or torch.compile made of it. Parameters that the trace did
+            not meet, or that no scale touches, take the plain step.
         gauge: `gauge.NetworkGauge()` (default) or `gauge.LayerGauge()`; see there for learning rates.
         example_input: what the model is called with, to trace it: a tensor or a tuple. Not needed with a `graph`.
         graph: from `gauge.trace`, if it is there already.
@@ -150,8 +153,8 @@ class UnitConsistent(Coordinates):
 
     Raises:
         TypeError: not an optimizer, LBFGS, or not a gauge.
-        ValueError: neither example_input nor graph, a model that cannot be traced, parameters flattened by
-            FSDP1, or in `step` a weight that holds NaN or inf; the weights are then what they were.
+        ValueError: neither example_input nor graph, a model that cannot be traced, sharded
+            parameters, or in `step` a weight that holds NaN or inf; the weights are then what they were.
 
     Example:
         >>> import torch
@@ -184,14 +187,18 @@ class UnitConsistent(Coordinates):
         gauge = gauges.NetworkGauge() if gauge is None else gauge
         if not isinstance(gauge, gauges.Gauge):
             raise TypeError(f"UnitConsistent: gauge is {gauge!r}; pass gauge.NetworkGauge() or gauge.LayerGauge().")
-        for name, parameter in model.named_parameters() if isinstance(model, nn.Module) else ():
-            if type(parameter).__name__ == "FlatParameter":
-                raise ValueError(
-                    f"UnitConsistent: parameter {name!r} is an FSDP1 FlatParameter, in which no channels are left to "
-                    "rescale; use FSDP1 with use_orig_params=True, or fully_shard."
-                )
+        model = _unwrapped(model)
+        if isinstance(model, nn.Module):
+            refuse_sharded("UnitConsistent", model, UNSHARDED)
         if graph is None:
             if example_input is None:
                 raise ValueError("UnitConsistent: pass example_input, what the model is called with, to trace it.")
             graph = gauges.trace(model, example_input)
         super().__init__(optimizer, model, CanonicalChart(model, graph, gauge, project, compile))
+
+
+def _unwrapped(model: Any) -> Any:
+    """The model itself: torch.export cannot look into what DistributedDataParallel and torch.compile make of it."""
+    while isinstance(model, DistributedDataParallel) or hasattr(model, "_orig_mod"):
+        model = model.module if isinstance(model, DistributedDataParallel) else model._orig_mod
+    return model

@@ -9,7 +9,8 @@ from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
 from torch.optim import Optimizer
 
-from .coordinates import Coordinates
+from ..sharding import refuse_sharded
+from .coordinates import UNSHARDED, Coordinates
 from .covariance import InputCovariance
 from .roots import METHODS
 from .whitening import WhiteChart
@@ -64,7 +65,7 @@ class Whitened(Coordinates):
     Raises:
         TypeError: not an optimizer, or LBFGS.
         ValueError: nothing to whiten, another wrapper of coordinates inside, a setting out of its range, parameters
-            without a shape yet or sharded by fully_shard; or in `step` a bias that was frozen since.
+            without a shape yet or sharded; or in `step` a bias that was frozen since.
 
     Example:
         >>> import torch
@@ -104,6 +105,7 @@ class Whitened(Coordinates):
         if root not in METHODS:
             raise ValueError(f"Whitened: unknown root {root!r}; known are {', '.join(METHODS)}.")
         super().__init__(optimizer, model, WhiteChart(damping, decay, every, keep_norm, root, synchronize))
+        refuse_sharded("Whitened", model, UNSHARDED)
         self.rank, self.max_dim = rank, max_dim
         self._find_layers()
         if not self.chart.layers:
@@ -185,11 +187,6 @@ def _find(
 def _why_plain(name: str, parameter: nn.Parameter, modules: list[nn.Module]) -> str:
     if is_lazy(parameter):
         raise ValueError(f"Whitened: {name!r} has no shape yet; run one batch through the model first.")
-    if hasattr(parameter, "device_mesh"):
-        raise ValueError(
-            f"Whitened: {name!r} is sharded by fully_shard, and its rows would have to be gathered to map it; use "
-            "DistributedDataParallel."
-        )
     other = next((m for m in modules if not isinstance(m, _LAYERS)), None)
     if other is not None:
         return f"used by {type(other).__name__}"

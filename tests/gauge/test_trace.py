@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 import torchvision
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from adiv_optim import BatchIdeal, Proportional, attach, gauge
 from adiv_optim.corrected_layers import Corrected
@@ -49,6 +50,14 @@ def overwrite(x):
     return y
 
 
+def in_a_mode(function, mode):
+    def run(x, m):
+        with mode():
+            return function(x) * m.scale
+
+    return run
+
+
 PASS = {
     "relu": lambda x: x.relu(),
     "relu-in-place": lambda x: F.relu_(x),
@@ -80,6 +89,9 @@ PASS = {
     "instance-norm": lambda x: F.instance_norm(x, eps=0.0),
     "channels-at-positions": lambda x: x[:, :, torch.tensor([0, 2, 2])],
     "same-residual": lambda x: x + x.relu(),
+    "no-grad": in_a_mode(torch.relu, torch.no_grad),
+    "autocast": in_a_mode(torch.relu, lambda: torch.autocast("cpu", torch.bfloat16)),
+    "reentrant-checkpoint": lambda x, m: checkpoint(in_a_mode(torch.relu, torch.enable_grad), x, m, use_reentrant=True),
 }
 SHARE = {
     "pairs": (lambda x: x + x.flip(1), 4, 2),
@@ -97,6 +109,7 @@ SHARE = {
     "linear-and-back": (lambda x, m: F.linear(x.transpose(1, 3), m.matrix, m.slope).transpose(1, 3), 4, 8),
     "matrix-twice": (lambda x, m: ((x.mT.transpose(1, 3) @ m.matrix) @ m.matrix).transpose(1, 3), 4, 4),
     "written-into-zeros": (overwrite, 4, 2),
+    "tanh-in-autocast": (in_a_mode(torch.tanh, lambda: torch.autocast("cpu", torch.bfloat16)), 4, 1),
     "half-pinned": (lambda x: torch.cat([x[:, :2].tanh(), x[:, 2:]], 1), 4, 2),
 }
 PIN = {
@@ -278,21 +291,14 @@ class DependsOnValues(nn.Linear):
         return super().forward(x) if x.sum() > 0 else x
 
 
-class Flattened(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self._flat_param = nn.Parameter(torch.ones(12))
-
-
 @pytest.mark.parametrize(
     ("model", "x", "message"),
     [
         (nn.Linear(3, 2), torch.ones(2, 4), r"Linear does not run on an example_input of shape \(2, 4\): RuntimeError"),
         (DependsOnValues(3, 3), torch.ones(2, 3), "runs on .* but torch.export cannot trace it"),
         (nn.LazyLinear(3), torch.ones(2, 3), "'weight' has no shape yet"),
-        (Flattened(), torch.ones(2, 3), "'_flat_param' is several parameters flattened into one"),
     ],
-    ids=["wrong-shape", "untraceable", "lazy", "fsdp1"],
+    ids=["wrong-shape", "untraceable", "lazy"],
 )
 def test_mistakes_are_named(model, x, message):
     with pytest.raises(ValueError, match=message):

@@ -371,16 +371,6 @@ def test_parameters_outside_the_graph_take_the_plain_step():
     assert torch.equal(weight, before - 0.5)
 
 
-class FlatParameter(nn.Parameter):
-    """As FSDP1 names what it makes of a module's parameters."""
-
-
-def flattened() -> nn.Module:
-    model = nn.Linear(2, 2, bias=False)
-    model.weight = FlatParameter(model.weight.detach())
-    return model
-
-
 def poisoned(value: float):
     model, optimizer = wrapped()
     with torch.no_grad():
@@ -458,13 +448,6 @@ def test_step_may_land_on_zero_or_infinity(value, dtype, sigma):
             "gauge is 'network'; pass gauge.NetworkGauge",
         ),
         (lambda: gauge.NetworkGauge(every=0), ValueError, "NetworkGauge: every is 0"),
-        (
-            lambda: UnitConsistent(
-                torch.optim.SGD((m := flattened()).parameters(), lr=1.0), m, example_input=torch.ones(1, 2)
-            ),
-            ValueError,
-            "is an FSDP1 FlatParameter",
-        ),
         (
             lambda: UnitConsistent(
                 torch.optim.SGD((m := mlp()).parameters(), lr=1.0), m, example_input=torch.ones(1, 5)

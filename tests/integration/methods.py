@@ -1,0 +1,149 @@
+"""Every wrapper, and the plain loop that it is held against wherever it is used."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from adiv_optim import (
+    BatchIdeal,
+    Correction,
+    Disproportional,
+    GradientOnly,
+    Proportional,
+    UnitConsistent,
+    Whitened,
+    jacobian,
+)
+from tests.cases import relative_error
+
+EXACT = 1e-9  # float64; Cholesky factors and roots square the condition of the rows
+DIFFERENT = 1e-3  # what a test must be able to tell apart
+
+Batch = tuple[Tensor, Tensor]
+Weights = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Method:
+    """A wrapper.
+
+    Args:
+        wrap: (optimizer, model, example input) → the wrapper.
+        rule: the correction whose gradients explicit Jacobians can give a bare optimizer. Where there is none,
+            the reference is the wrapper itself in the plainest loop; other tests hold that against its formula.
+    """
+
+    wrap: Callable[[Optimizer, nn.Module, Any], Any]
+    rule: Correction | None = None
+
+    @property
+    def additive(self) -> bool:
+        """Whether micro-batches, and processes, are to give what the joined batch gives."""
+        return self.rule is None or self.rule.additive
+
+    def backward(self, model: nn.Module, x: Tensor, y: Tensor, scale: float = 1.0) -> None:
+        """Add to p.grad what a step is to find there."""
+        if self.rule is None:
+            (scale * F.cross_entropy(model(x), y)).backward()
+        else:
+            jacobian.backward(model, lambda z, target: scale * F.cross_entropy(z, target), x, y, self.rule)
+
+
+def gradient_only(rule: Correction) -> Method:
+    return Method(lambda optimizer, model, _: GradientOnly(optimizer, model, rule), None if rule.keeps_memory else rule)
+
+
+METHODS = {
+    "proportional": gradient_only(Proportional()),
+    "disproportional": gradient_only(Disproportional()),
+    "batch-ideal": gradient_only(BatchIdeal(0.1)),
+    "batch-ideal-running": gradient_only(BatchIdeal(0.1, decay=0.5)),
+    "unit-consistent": Method(lambda optimizer, model, x: UnitConsistent(optimizer, model, example_input=x)),
+    "whitened": Method(lambda optimizer, model, _: Whitened(optimizer, model, every=2)),
+}
+each_method = pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
+each_method_by_name = pytest.mark.parametrize("name", METHODS)
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(2, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(36, 8), nn.ReLU(), nn.Linear(8, 3))
+
+
+def images(count: int = 4) -> list[Batch]:
+    """Batches of eight for `network`."""
+    generator = torch.Generator().manual_seed(1)
+    return [
+        (torch.randn(8, 2, 5, 5, generator=generator), torch.randint(3, (8,), generator=generator))
+        for _ in range(count)
+    ]
+
+
+def adamw(model: nn.Module) -> Optimizer:
+    return torch.optim.AdamW(model.parameters(), lr=1e-2, eps=1e-3)
+
+
+def sgd(model: nn.Module) -> Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+
+def built(
+    method: Method, build: Callable[[], nn.Module] = network, inner: Callable[[nn.Module], Optimizer] = adamw
+) -> tuple[nn.Module, Any]:
+    """A model and its wrapped optimizer."""
+    model = build()
+    return model, method.wrap(inner(model), model, images(1)[0][0].to(next(model.parameters())))
+
+
+def split(batch: Batch, parts: int) -> list[Batch]:
+    x, y = batch
+    return list(zip(x.chunk(parts), y.chunk(parts), strict=True))
+
+
+def train(model: nn.Module, optimizer: Any, data: list[Batch]) -> None:
+    for x, y in data:
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+
+
+def plain_loop(
+    method: Method,
+    data: list[Batch],
+    *,
+    build: Callable[[], nn.Module] = network,
+    inner: Callable[[nn.Module], Optimizer] = adamw,
+    parts: int = 1,
+    change: Callable[[nn.Module], None] = lambda model: None,
+) -> Weights:
+    """The weights after one process's loop over joined batches: those of the bare optimizer on oracle gradients.
+
+    Where there is no oracle they are the wrapper's. A correction that does not add up gets the mean of `parts` ideal
+    gradients, as its docstring says of micro-batches and processes. `change` is applied to p.grad before every step.
+    """
+    model = build()
+    optimizer = inner(model) if method.rule else method.wrap(inner(model), model, data[0][0])
+    for batch in data:
+        optimizer.zero_grad()
+        pieces = [batch] if method.additive else split(batch, parts)
+        for x, y in pieces:
+            method.backward(model, x, y, 1 / len(pieces))
+        change(model)
+        optimizer.step()
+    return weights(model)
+
+
+def weights(model: nn.Module) -> Weights:
+    return {name: p.detach().clone() for name, p in model.named_parameters()}
+
+
+def deviation(found: Weights, wanted: Weights) -> float:
+    """Greatest relative error of any parameter."""
+    assert found.keys() == wanted.keys()
+    return max(relative_error(found[name], value) for name, value in wanted.items())

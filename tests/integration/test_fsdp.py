@@ -1,0 +1,193 @@
+"""Parameters sharded by fully_shard: GradientOnly goes with them, wrappers that need whole weights say so."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from adiv_optim import BatchIdeal, attach, coverage, detach, precondition
+from adiv_optim.corrected_layers import Corrected
+from tests.integration import checkpoints
+from tests.integration.methods import (
+    DIFFERENT,
+    EXACT,
+    METHODS,
+    Batch,
+    adamw,
+    deviation,
+    images,
+    network,
+    plain_loop,
+    split,
+    train,
+    weights,
+)
+from tests.processes import needs_distributed, on_two_processes
+
+on_cpu = pytest.mark.skipif(
+    not hasattr(torch.cpu.Stream, "record_event"), reason="fully_shard needs a GPU in this torch"
+)
+pytestmark = [needs_distributed, on_cpu, pytest.mark.usefixtures("in_float64")]
+fsdp = pytest.importorskip("torch.distributed.fsdp")
+
+CORRECTIONS = ["proportional", "disproportional", "batch-ideal"]
+REFUSED = ["batch-ideal-running", "unit-consistent", "whitened"]
+each_correction = pytest.mark.parametrize("name", CORRECTIONS)
+
+
+def shard(model: nn.Module, by_layer: bool) -> nn.Module:
+    """Shard a model in one piece, or every layer by itself, whose class fully_shard then replaces too."""
+    mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (2,))
+    for layer in model if by_layer else ():
+        if list(layer.parameters()):
+            fsdp.fully_shard(layer, mesh=mesh)
+    return fsdp.fully_shard(model, mesh=mesh)
+
+
+def whole(model: nn.Module) -> dict[str, torch.Tensor]:
+    return {name: p.full_tensor() for name, p in weights(model).items()}
+
+
+def halves(rank: int) -> list[Batch]:
+    return [split(batch, 2)[rank] for batch in images()]
+
+
+def flat(model: nn.Module) -> nn.Module:
+    return fsdp.FullyShardedDataParallel(model, device_id=torch.device("cpu"))
+
+
+def flat_whole(model: Any) -> dict[str, torch.Tensor]:
+    with fsdp.FullyShardedDataParallel.summon_full_params(model):
+        return weights(model.module)
+
+
+def every_loop(rank: int, folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name in CORRECTIONS:
+        method = METHODS[name]
+        for kind in ("model", "layers"):
+            model = shard(network(), by_layer=kind == "layers")
+            optimizer = method.wrap(adamw(model), model, None)
+            train(model, optimizer, halves(rank))
+            found[f"{kind}-{name}"] = whole(model)
+            found[f"{kind}-{name}-covered"] = coverage(model).corrected
+        model = shard(attach(network(), method.rule), by_layer=True)
+        train(model, adamw(model), halves(rank))
+        found[f"attached-before-{name}"] = whole(model)
+        model = flat(network())
+        train(model, method.wrap(adamw(model), model, None), halves(rank))
+        found[f"fsdp1-{name}"] = flat_whole(model)
+        found[f"resumed-{name}"] = resumed(rank, name, folder / name)
+    for order in ("attached-sharded", "sharded-attached"):
+        model, rule = network(), METHODS["proportional"].rule
+        model = shard(attach(model, rule), True) if order == "attached-sharded" else attach(shard(model, True), rule)
+        detach(model)
+        train(model, adamw(model), halves(rank))
+        found[order] = (any(isinstance(module, Corrected) for module in model), whole(model))
+    for name in REFUSED:
+        found[f"fully-shard-{name}"] = refusal(name, shard(network(), by_layer=False))
+        found[f"fsdp1-{name}"] = refusal(name, flat(network()))
+    found["late"] = late_refusal(rank)
+    return found
+
+
+def resumed(rank: int, name: str, folder: Path) -> dict[str, torch.Tensor]:
+    """Half of the loop, a sharded checkpoint, and the rest from it in another model."""
+
+    def start(seed: int) -> tuple[nn.Module, Any]:
+        model = network()
+        with torch.no_grad():
+            for p in model.parameters():
+                p += seed
+        model = shard(model, by_layer=False)
+        return model, METHODS[name].wrap(adamw(model), model, None)
+
+    model, optimizer = start(seed=0)
+    train(model, optimizer, halves(rank)[:2])
+    checkpoints.save(model, optimizer, folder)
+    model, optimizer = start(seed=1)
+    checkpoints.load(model, optimizer, folder)
+    train(model, optimizer, halves(rank)[2:])
+    return whole(model)
+
+
+def refusal(name: str, model: nn.Module) -> str:
+    try:
+        METHODS[name].wrap(adamw(model), model, images(1)[0][0])
+    except ValueError as error:
+        return str(error)
+    return "accepted"
+
+
+def late_refusal(rank: int) -> str:
+    """A running average that was attached before the model was sharded is refused where it would act."""
+    model = shard(attach(network(), BatchIdeal(0.1, decay=0.5)), by_layer=False)
+    x, y = halves(rank)[0]
+    F.cross_entropy(model(x), y).backward()
+    try:
+        precondition(model)
+    except ValueError as error:
+        return str(error)
+    return "accepted"
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("ranks")
+    return on_two_processes(every_loop, folder, folder)
+
+
+@each_correction
+@pytest.mark.parametrize("kind", ["model", "layers", "attached-before"])
+def test_fsdp2(ranks, kind, name):
+    one, two = (rank[f"{kind}-{name}"] for rank in ranks)
+    assert all(torch.equal(one[path], two[path]) for path in one)
+    wanted = plain_loop(METHODS[name], images(), parts=2)
+    assert deviation(one, wanted) <= EXACT
+    bare = network()
+    train(bare, adamw(bare), images())
+    assert deviation(weights(bare), wanted) > DIFFERENT
+
+
+@each_correction
+def test_fsdp2_corrects_layers_that_are_sharded_one_by_one(ranks, name):
+    for kind in ("model", "layers"):
+        assert ranks[0][f"{kind}-{name}-covered"] == tuple(weights(network()))
+
+
+@each_correction
+def test_fsdp1(ranks, name):
+    assert deviation(ranks[0][f"fsdp1-{name}"], plain_loop(METHODS[name], images(), parts=2)) <= EXACT
+
+
+@each_correction
+def test_fsdp2_resumes_from_a_sharded_checkpoint(ranks, name):
+    for rank in ranks:
+        assert all(torch.equal(value, rank[f"model-{name}"][path]) for path, value in rank[f"resumed-{name}"].items())
+
+
+@pytest.mark.parametrize("order", ["attached-sharded", "sharded-attached"])
+def test_fsdp2_detached_is_plain(ranks, order):
+    corrected, found = ranks[0][order]
+    assert not corrected
+    bare = network()
+    train(bare, adamw(bare), images())
+    assert deviation(found, weights(bare)) <= EXACT
+
+
+@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.parametrize(("kind", "how"), [("fully-shard", "DTensor"), ("fsdp1", "flat")])
+def test_fsdp_is_refused_where_whole_weights_are_needed(ranks, kind, how, name):
+    what = {"batch-ideal-running": "BatchIdeal", "unit-consistent": "UnitConsistent", "whitened": "Whitened"}[name]
+    for rank in ranks:
+        message = rank[f"{kind}-{name}"]
+        assert re.match(rf"{what}.* has sharded parameters \({how}\), which no process holds; use ", message)
+        assert "DistributedDataParallel" in message
+
+
+def test_fsdp2_after_a_running_average_is_refused_in_the_step(ranks):
+    assert all("BatchIdeal(decay=…): module '0' has sharded parameters" in rank["late"] for rank in ranks)
