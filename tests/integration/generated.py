@@ -149,6 +149,12 @@ def on_generated_models(
             on_each()
 
         # Of their own signature, by which pytest knows what to pass.
-        return pytest.mark.parametrize("name", names)(lambda name: run(name)) if names else lambda: run()
+        def with_name(name: str) -> None:
+            run(name)
+
+        def without_name() -> None:
+            run()
+
+        return pytest.mark.parametrize("name", names)(with_name) if names else without_name
 
     return decorated
