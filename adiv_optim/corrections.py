@@ -284,6 +284,7 @@ class BatchIdeal(Correction):
         # For many right-hand sides one matrix product with the inverse is several times faster than substitution.
         return torch.cholesky_inverse(factor) @ right
 
+    @torch.no_grad()  # a second derivative has to meet the layer's own refusal, not a matrix written in place
     def factor(self, gram: Tensor, count: float) -> Tensor:
         """The Cholesky factor of gram + λI; NaN where there is none. `gram` is overwritten."""
         diagonal = gram.diagonal(dim1=-2, dim2=-1)
