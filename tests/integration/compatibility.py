@@ -1,0 +1,185 @@
+"""The compatibility table of the documentation, from a run of its tests: python -m tests.integration.compatibility."""
+
+import re
+import sys
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).parent
+PAGE = FOLDER.parents[1] / "docs" / "compatibility-table.md"
+
+#: How tests call a wrapper in their ids → the column's heading.
+COLUMNS = {
+    "proportional": "`Proportional`",
+    "disproportional": "`Disproportional`",
+    "batch-ideal": "`BatchIdeal`",
+    "batch-ideal-running": "`BatchIdeal(decay=…)`",
+    "unit-consistent": "`UnitConsistent`",
+    "whitened": "`Whitened`",
+}
+
+#: Section → situation → the tests in which every wrapper is held against a reference, or refused.
+SECTIONS: dict[str, dict[str, list[str]]] = {
+    "Every optimizer of PyTorch's own database, in each of its configurations": {
+        "steps": ["test_optimizer_steps.py::test_steps_are_the_bare_optimizers_by_hand"],
+        "learning rate 0 changes no bit": ["test_optimizer_steps.py::test_zero_learning_rate_changes_no_bit"],
+        "every scheduler that it lists": [
+            "test_optimizer_steps.py::test_schedulers_change_the_steps_as_they_change_the_bare_optimizers"
+        ],
+        "step hooks": ["test_optimizer_steps.py::test_step_hooks_fire_once"],
+        "`add_param_group`": ["test_optimizer_steps.py::test_add_param_group_is_the_bare_optimizers_by_hand"],
+        "`GradScaler` skips infinite gradients": [
+            "test_optimizer_steps.py::test_grad_scaler_skips_infinite_gradients_and_is_no_scale_otherwise"
+        ],
+        "save and resume (`weights_only=True`), deepcopy, pickle": [
+            "test_optimizer_checkpoints.py::test_checkpoint_copy_and_pickle_go_on_bit_for_bit"
+        ],
+        "learning rate after loading": [
+            "test_optimizer_checkpoints.py::test_learning_rate_set_before_saving_is_stepped_with_after_loading"
+        ],
+        "`torch.distributed.checkpoint` state dicts, get and set": [
+            "test_optimizer_checkpoints.py::test_distributed_checkpoint_state_goes_on_bit_for_bit"
+        ],
+        "LBFGS": ["test_optimizer_steps.py::test_lbfgs_is_refused_in_every_configuration"],
+        "sparse gradients": ["test_sparse_gradients.py::test_sparse_gradients_step_as_dense_ones"],
+    },
+    "PyTorch's module database, and Opacus": {
+        "outputs and input gradients untouched": [
+            "test_module_database.py::test_outputs_and_input_gradients_are_untouched",
+        ],
+        "evaluation untouched, on the fast path of transformers too": [
+            "test_module_database.py::test_evaluation_is_untouched_on_torchs_fast_path_too"
+        ],
+        "Opacus's per-sample gradients, reweighted": ["test_opacus.py::test_samples_are_rows"],
+        "… of convolutions, patch by patch": ["test_opacus.py::test_patches_are_rows_each"],
+        "… of sequences, token by token": ["test_opacus.py::test_tokens_are_rows_each"],
+    },
+    "Training loops, against the plain loop": {
+        "plain": ["test_methods.py::test_loop"],
+        "gradient accumulation": ["test_loops.py::test_gradient_accumulation"],
+        "gradient clipping": ["test_loops.py::test_gradient_clipping"],
+        "float16 autocast with `GradScaler`": ["test_loops.py::test_float16_autocast_with_grad_scaler"],
+        "bfloat16 autocast": ["test_loops.py::test_bfloat16_autocast"],
+        "averages of weights (EMA)": ["test_loops.py::test_ema_by_deepcopy"],
+        "anomaly detection, frozen layers": ["test_loops.py::test_anomaly_detection_and_frozen_backbone"],
+        "activation checkpointing, both modes": ["test_activation_checkpointing.py::test_activation_checkpointing"],
+        "`torch.compile` of the model": ["test_compile.py::test_compiled_model"],
+        "`torch.compile` of the whole step": ["test_compile.py::test_compiled_step"],
+        "CUDA graph of the backward pass": ["test_cuda_graphs.py::test_captured_backward_and_eager_step"],
+        "CUDA graph of the whole step": [
+            "test_cuda_graphs.py::test_captured_step", "test_cuda_graphs.py::test_capture_of_what_remembers_is_refused"
+        ],
+    },
+    "Several processes, against one on the joined batch": {
+        "DDP, plain and static graph": ["test_distributed_loops.py::test_ddp"],
+        "DDP with `no_sync`": ["test_distributed_loops.py::test_ddp_no_sync"],
+        "FSDP2 (`fully_shard`)": [
+            "test_fsdp.py::test_fsdp2", "test_fsdp.py::test_fsdp_is_refused_where_whole_weights_are_needed"
+        ],
+        "FSDP2, sharded save and load": ["test_fsdp.py::test_fsdp2_resumes_from_a_sharded_checkpoint"],
+        "FSDP1": ["test_fsdp.py::test_fsdp1"],
+    },
+    "Faults": {
+        "killed at a random moment": ["test_killed.py::test_run_killed_at_a_random_moment_resumes_bit_for_bit"],
+        "killed again and again": ["test_killed.py::test_run_killed_again_and_again_resumes_bit_for_bit"],
+        "one of two processes dies": ["test_killed.py::test_death_of_one_of_two_processes_leaves_a_whole_checkpoint"],
+        "NaN loss under `GradScaler`": [
+            "test_faults.py::test_poisoned_batch_under_grad_scaler_is_as_if_it_had_not_been"
+        ],
+        "damaged state of the inner optimizer": [
+            "test_damaged_checkpoints.py::test_damaged_state_of_the_inner_optimizer_is_refused"
+        ],
+        "damaged memory of the wrapper": [
+            "test_damaged_checkpoints.py::test_damaged_memory_of_the_wrapper_is_refused"
+        ],
+        "state of another wrapper": ["test_damaged_checkpoints.py::test_state_of_another_wrapper_is_refused"],
+        "state of another optimizer": ["test_damaged_checkpoints.py::test_state_of_another_optimizer_is_refused"],
+    },
+    "Two hundred generated models": {
+        "outside `step()` the weights are the user's": [
+            "test_generated_models.py::test_weights_outside_the_step_are_the_users"
+        ],
+        "an exception in `step()` restores them": [
+            "test_generated_models.py::test_exception_within_the_step_restores_the_weights"
+        ],
+        "a scaled loss gives scaled gradients, bit for bit": [
+            "test_generated_models.py::test_scaled_loss_gives_scaled_gradients_bit_for_bit"
+        ],
+        "gradients of micro-batches add up": ["test_generated_models.py::test_gradients_of_micro_batches_add_up"],
+        "forward and input gradients untouched": [
+            "test_generated_models.py::test_forward_and_input_gradients_are_those_of_the_plain_model"
+        ],
+        "gradients of explicit Jacobians": [
+            "test_generated_models.py::test_corrected_gradients_are_those_of_explicit_jacobians"
+        ],
+        "checkpoint, copy and pickle": ["test_generated_models.py::test_checkpoint_copy_and_pickle_go_on_bit_for_bit"],
+        "NaN and inf travel": ["test_generated_models.py::test_rows_that_are_not_finite_show_in_the_gradients"],
+    },
+}  # fmt: skip
+
+
+@dataclass
+class Recorder:
+    """A plugin that notes how every test ended: node id → passed, failed, or why it was skipped."""
+
+    outcomes: dict[str, str] = field(default_factory=dict)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Called by pytest for every phase of every test."""
+        if report.skipped:
+            *_, reason = report.longrepr  # type: ignore[misc]
+            self.outcomes[report.nodeid] = str(reason).removeprefix("Skipped: ")
+        elif report.failed or report.when == "call":
+            self.outcomes[report.nodeid] = report.outcome
+
+
+def column(test: str) -> str | None:
+    """The wrapper that an id names; if it names two, the one whose name is longer."""
+    _, _, parameters = test.rstrip("]").partition("[")
+    named = [name for name in COLUMNS if re.search(rf"(^|-){name}(-|$)", parameters)]
+    return max(named, key=len, default=None)
+
+
+def cell(outcomes: Mapping[str, str]) -> str:
+    """What is known of one wrapper in one situation: a test that has passed and how many others, or why none ran."""
+    passed = sorted(test for test, outcome in outcomes.items() if outcome == "passed")
+    if passed:
+        name = passed[0].partition("::")[2].replace("|", "\\|")
+        return f"`{name}`" + (f" and {len(passed) - 1} more" if len(passed) > 1 else "")
+    return "; ".join(sorted({f"*{outcome}*" for outcome in outcomes.values()}))
+
+
+def table(situations: Mapping[str, list[str]], outcomes: Mapping[str, str]) -> Iterable[str]:
+    """One section's lines, in Markdown."""
+    yield "| situation | " + " | ".join(COLUMNS.values()) + " |"
+    yield "| --- |" + " --- |" * len(COLUMNS)
+    for situation, functions in situations.items():
+        found: dict[str, dict[str, str]] = defaultdict(dict)
+        for test, outcome in outcomes.items():
+            name, wrapper = Path(test).name, column(test)
+            if name.partition("[")[0] in functions and wrapper:
+                found[wrapper][name] = outcome
+        if not found:
+            raise LookupError(f"{situation!r}: no test of {functions} has run; install the extra `integration`.")
+        yield f"| {situation} | " + " | ".join(cell(found[name]) for name in COLUMNS) + " |"
+
+
+def main() -> int:
+    """Run the tests, and write the table if none failed."""
+    modules = sorted(
+        {test.partition("::")[0] for rows in SECTIONS.values() for tests in rows.values() for test in tests}
+    )
+    recorder = Recorder()
+    status = pytest.main(["-q", *(str(FOLDER / module) for module in modules)], plugins=[recorder])
+    if status == pytest.ExitCode.OK:
+        blocks = ["\n".join([f"## {title}", "", *table(rows, recorder.outcomes)]) for title, rows in SECTIONS.items()]
+        PAGE.write_text("\n\n".join(blocks) + "\n")
+    return int(status)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,61 @@
+"""The examples run, and go on where they were interrupted."""
+
+import pytest
+import torch
+
+from benchmarks.char_lm.text import load
+from examples import char_lm
+
+
+@pytest.fixture
+def data(tmp_path):
+    path = tmp_path / "text.txt"
+    path.write_text("the quick brown fox jumps over the lazy dog; " * 40)
+    return str(path)
+
+
+def options(data, folder, *arguments):
+    given = ["--data", data, "--preset", "tiny", "--steps", "8", "--save-every", "3", "--device", "cpu"]
+    return char_lm.parser().parse_args([*given, *arguments, "--checkpoint", str(folder / "run.pt")])
+
+
+def ignore(step, loss):
+    pass
+
+
+def interrupt(step, loss):
+    if step == 5:
+        raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("optimizer", char_lm.OPTIMIZERS)
+def test_interrupted_run_ends_with_the_same_weights(optimizer, data, tmp_path):
+    text = load(data)
+    arguments = ("--optimizer", optimizer, "--norm", "dyt")
+    whole = char_lm.train(options(data, tmp_path / "whole", *arguments), text, ignore)
+    with pytest.raises(KeyboardInterrupt):
+        char_lm.train(options(data, tmp_path / "interrupted", *arguments), text, interrupt)
+    resumed = char_lm.train(options(data, tmp_path / "interrupted", *arguments), text, ignore)
+    for p, q in zip(whole.parameters(), resumed.parameters(), strict=True):
+        assert torch.equal(p, q)
+    other = char_lm.train(options(data, tmp_path / "other", *arguments, "--seed", "1"), text, ignore)
+    assert not torch.equal(other.head.weight, whole.head.weight)
+
+
+def test_checkpoint_of_another_run_is_refused(data, tmp_path):
+    text = load(data)
+    char_lm.train(options(data, tmp_path), text, ignore)
+    with pytest.raises(SystemExit, match=r"run\.pt is of a run with optimizer 'adamw', this one has 'proportional'"):
+        char_lm.train(options(data, tmp_path, "--optimizer", "proportional"), text, ignore)
+
+
+@pytest.mark.parametrize("norm", char_lm.NORMS)
+def test_command_prints_losses_and_a_sample(norm, data, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    char_lm.main(["--data", data, "--preset", "tiny", "--steps", "60", "--lr", "0.03", "--norm", norm])
+    *_, validation, test, sample = capsys.readouterr().out.splitlines()
+    assert float(validation.split()[2]) < 2.7  # log 28, of even guesses, is 3.3
+    assert float(test.split()[2]) < 2.7
+    assert len(sample) == 300
+    assert set(sample) <= set(load(data).vocabulary)
+    assert (tmp_path / "runs" / f"char-lm-adamw-{norm}.pt").exists()
