@@ -130,7 +130,7 @@ def sample(model: GPT, text: Text, length: int, seed: int) -> str:
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    found = argparse.ArgumentParser(prog="python -m examples.char_lm", description=__doc__.partition("\n")[0])  # type: ignore[union-attr]
+    found = argparse.ArgumentParser(prog="python -m examples.char_lm", description=__doc__.partition("\n")[0])
     found.add_argument("--data", default=DEFAULT, help=f"a file of text in UTF-8, or {DEFAULT}, which Python ships")
     found.add_argument("--optimizer", choices=OPTIMIZERS, default="adamw")
     found.add_argument("--norm", choices=NORMS, default="layernorm")
