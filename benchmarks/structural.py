@@ -11,7 +11,7 @@ from adiv_optim.layers import AffineLikeLinear, NormLikeLinear, PatchNormConv2d
 
 from .jobs import device
 from .runs import environment
-from .timing import measured, peak_memory
+from .timing import measured, peak_memory, processor_time
 
 #: (rows, features): a token model's layer, and the pixels of a ResNet's second stage.
 LINEAR = ((4096, 512), (32 * 28 * 28, 128))
@@ -41,8 +41,8 @@ def structural(data: str) -> dict[str, Any]:
         "note": "In training, float32, input gradients included. Linear is (rows, in, out), its RMSNorm without "
         "parameters; the convolutions are those of a ResNet-18's second stage at batch 32, the plain ones without a "
         "bias. Compiled layers (torch.compile, fullgraph) are timed against compiled ones, eager against eager, "
-        "within one interleaved run: median and quartiles of the rounds. Peak memory counts activations and all "
-        "gradients.",
+        "within one interleaved run, by processor time if there is one thread: median and quartiles of the rounds. "
+        "Peak memory counts activations and all gradients.",
         "rows": rows,
         "environment": environment(),
     }
@@ -63,7 +63,7 @@ def _row(what: str, layer: nn.Module, plain: nn.Module, input: Tensor, rounds: i
     run, plain_run = forward_backward(layer, input), forward_backward(plain, input)
     run(), plain_run()  # to compile both, before memory is measured
     memory, plain_memory = (peak_memory(partial(forward_backward, module, input.clone())) for module in (layer, plain))
-    return measured(what, run, plain_run, rounds, memory / plain_memory)
+    return measured(what, run, plain_run, rounds, memory / plain_memory, processor_time())
 
 
 def forward_backward(module: nn.Module, input: Tensor) -> Callable[[], None]:

@@ -12,17 +12,28 @@ import torch
 Job = Callable[[], Callable[[], Any]]
 
 
-def interleaved(runs: dict[str, Callable[[], Any]], rounds: int) -> dict[str, list[float]]:
+def processor_time() -> Callable[[], float]:
+    """A clock that other programs do not move, for jobs within this process: of its processor time, if one thread works.
+
+    With several threads, or on a GPU, it is the ordinary clock.
+    """
+    alone = torch.get_num_threads() == 1 and not torch.cuda.is_available()
+    return time.process_time if alone else time.perf_counter
+
+
+def interleaved(
+    runs: dict[str, Callable[[], Any]], rounds: int, clock: Callable[[], float] = time.perf_counter
+) -> dict[str, list[float]]:
     """Time everything once per round, in turn, after two rounds of warm-up; return seconds by name."""
     seconds: dict[str, list[float]] = {name: [] for name in runs}
     for number in range(rounds + 2):
         for name, run in runs.items():
-            start = time.perf_counter()
+            start = clock()
             run()
             if torch.cuda.is_available():
                 torch.cuda.synchronize()
             if number >= 2:
-                seconds[name].append(time.perf_counter() - start)
+                seconds[name].append(clock() - start)
     return seconds
 
 
@@ -56,10 +67,15 @@ def peak_memory(job: Job) -> int:
 
 
 def measured(
-    what: str, job: Callable[[], Any], plain: Callable[[], Any], rounds: int, memory_ratio: float
+    what: str,
+    job: Callable[[], Any],
+    plain: Callable[[], Any],
+    rounds: int,
+    memory_ratio: float,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, Any]:
     """One row of a table: what a job takes beside its plain counterpart, timed in turn."""
-    seconds = interleaved({"plain": plain, "job": job}, rounds)
+    seconds = interleaved({"plain": plain, "job": job}, rounds, clock)
     return {
         "what": what,
         "time_ratio": ratio(seconds["job"], seconds["plain"]),
