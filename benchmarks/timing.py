@@ -13,7 +13,7 @@ Job = Callable[[], Callable[[], Any]]
 
 
 def processor_time() -> Callable[[], float]:
-    """A clock that other programs do not move, for jobs within this process: of its processor time, if one thread works.
+    """A clock that other programs do not move, for jobs of this process: its processor time, if one thread works.
 
     With several threads, or on a GPU, it is the ordinary clock.
     """
