@@ -3,7 +3,7 @@ UV := $(shell command -v uv 2>/dev/null)
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: bench test lint clean
+.PHONY: bench test lint docs clean
 
 .venv/bin/python:
 ifdef UV
@@ -31,6 +31,9 @@ lint: .venv/installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+docs: .venv/installed-docs
+	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet docs build/docs
 
 clean:
 	rm -rf .venv build *.egg-info .cache runs

@@ -16,6 +16,11 @@ from .corrections import Correction, check_correction
 from .running import WHOLE, bound
 from .sharding import refuse_sharded
 
+#: Modules of torch.nn, where this version has them, that use the weights of a layer below them without calling it.
+_BYPASSING: tuple[type[nn.Module], ...] = tuple(
+    getattr(nn, name) for name in ("MultiheadAttention", "LinearCrossEntropyLoss") if hasattr(nn, name)
+)
+
 
 def attach(
     model: nn.Module,
@@ -28,9 +33,9 @@ def attach(
 
     Parametrized layers (weight_norm, spectral_norm, …) are corrected through the parametrization: the
     gradient of the effective weight is corrected before it reaches the parametrization's own parameters.
-    What is not corrected (norms, embeddings, subclasses with a forward of their own, the projections of
-    nn.MultiheadAttention, which it uses without calling a layer) keeps the plain gradient; `coverage` lists
-    it, and `strict=True` refuses it.
+    What is not corrected (norms, embeddings, subclasses with a forward of their own, the layers that
+    nn.MultiheadAttention and nn.LinearCrossEntropyLoss use without calling them) keeps the plain gradient;
+    `coverage` lists it, and `strict=True` refuses it.
 
     Args:
         model: any module, itself a layer included.
@@ -72,7 +77,10 @@ def attach(
     layers = {
         name: module
         for name, module in model.named_modules()
-        if module not in skipped and plain_type(module) in CORRECTED and "forward" not in module.__dict__
+        if module not in skipped
+        and plain_type(module) in CORRECTED
+        and "forward" not in module.__dict__
+        and type(model.get_submodule(name.rpartition(".")[0])) not in _BYPASSING
     }
     if not layers:
         types = ", ".join(sorted({type(module).__name__ for module in model.modules()}))
@@ -196,7 +204,7 @@ def _trainable(model: nn.Module) -> list[tuple[str, nn.Parameter, nn.Module]]:
 def _why_plain(model: nn.Module, path: str, owner: nn.Module) -> str:
     parent_path = path.rpartition(".")[0].rpartition(".")[0]
     parent = model.get_submodule(parent_path)
-    if isinstance(parent, nn.MultiheadAttention):
+    if isinstance(parent, _BYPASSING) and parent is not owner:
         return f"{type(parent).__name__} uses its {path.removeprefix(parent_path + '.')} without calling the layer"
     if isinstance(owner, nn.MultiheadAttention):
         return f"{type(owner).__name__} has no correction"

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, distributed, nn
 from torch._C import _functorch
 
+from .checkpoint import ANYTHING, COUNT, NUMBER, POSITIVE, Maybe, check, numbers
 from .corrected_layers import Corrected
 from .corrections import BatchIdeal, Correction, Rows
 from .functional._shared import refuse_capture
@@ -82,12 +83,12 @@ class RunningIdeal(Correction):
 
     def begin(self, layer: nn.Module) -> None:
         """Called before each forward: rows whose gradients are gone, by any zero_grad, are dropped as well."""
-        if torch._C._current_graph_task_id() != -1:  # within a backward pass, by activation checkpointing:
-            return  # gradients may still be on their way to p.grad
         own = [p for p in layer.parameters(recurse=False) if isinstance(p, nn.Parameter) and p.requires_grad]
         if torch.is_grad_enabled() and own:
             refuse_capture(self.label, own[0])
-        if self.pending is not None and own and all(p.grad is None for p in own):
+        if self.pending is None or torch._C._current_graph_task_id() != -1:
+            return  # within a backward pass, by activation checkpointing, gradients may still be on their way to p.grad
+        if own and not any(p.grad is not None and bool(p.grad.any()) for p in own):
             self.forget_pending()
 
     @torch.no_grad()
@@ -152,6 +153,21 @@ class RunningIdeal(Correction):
         tensors = {"total": self.total, "factor": self._factor}
         copies = {name: None if tensor is None else tensor.clone() for name, tensor in tensors.items()}
         return {**copies, "rows": self.rows, "weight": self.weight, "steps": self.steps}
+
+    def check_state_dict(self, state: Any, layer: nn.Module, path: str, remedy: str) -> None:
+        """Raise a ValueError if the memory is of a layer of another size, or damaged; see `checkpoint.check`."""
+        grams = [(*_stack(layer), columns, columns) for columns in _columns(layer)]
+        wanted = {
+            "total": Maybe(numbers(*grams)),
+            "factor": Maybe(numbers(*grams, finite=False)),  # NaN is how a matrix without a factor is remembered
+            "rows": NUMBER,
+            "weight": NUMBER,
+            "steps": COUNT,
+        }
+        check(state, wanted, path, remedy)
+        if state["total"] is not None:
+            for name in ("rows", "weight"):
+                check(state[name], POSITIVE, f"{path}[{name!r}]", remedy)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take the memory from a checkpoint; it moves to the layer's device with the next step."""
@@ -220,6 +236,15 @@ def memory(model: nn.Module) -> dict[str, RunningIdeal]:
     return {paths[layer]: rule for rule, layer in _remembering(model)}
 
 
+def check_memory(model: nn.Module, averages: Any, path: str) -> None:
+    """Raise a ValueError if a checkpoint's running averages are not those of the model's layers; `path` is theirs."""
+    remedy = "attach the correction to the same layers of the same model, or leave 'running' out to begin anew"
+    rules = memory(model)
+    check(averages, dict.fromkeys(rules, ANYTHING), path, remedy)
+    for name, rule in rules.items():
+        rule.check_state_dict(averages[name], model.get_submodule(name), f"{path}[{name!r}]", remedy)
+
+
 def _remembering(model: nn.Module) -> Iterator[tuple[RunningIdeal, nn.Module]]:
     for module in model.modules():
         if isinstance(module, Corrected) and isinstance(module._correction, RunningIdeal):
@@ -251,6 +276,16 @@ def _no_rows(layer: nn.Module) -> tuple[Tensor, frozenset[str]]:
     trained = {name: p for name, p in layer.named_parameters(recurse=False) if p.requires_grad}
     weight = layer.get_parameter("weight")
     columns = weight[0].numel() * ("weight" in trained) + ("bias" in trained)
-    groups = () if isinstance(layer, nn.Linear) else (int(layer.groups),)  # type: ignore[arg-type]
     dtype = torch.promote_types(weight.dtype, torch.float32)
-    return torch.zeros(*groups, columns, columns, dtype=dtype, device=weight.device), frozenset(trained)
+    return torch.zeros(*_stack(layer), columns, columns, dtype=dtype, device=weight.device), frozenset(trained)
+
+
+def _stack(layer: nn.Module) -> tuple[int, ...]:
+    """How many of X~ᵀX~ there are beside each other: one for each group of a convolution."""
+    return () if isinstance(layer, nn.Linear) else (int(layer.groups),)  # type: ignore[arg-type]
+
+
+def _columns(layer: nn.Module) -> list[int]:
+    """How many columns X~ can have: those of the weight and the bias, or of one of them if the other is frozen."""
+    features = layer.get_parameter("weight")[0].numel()
+    return [features] if layer.bias is None else [features + 1, features, 1]

@@ -1,4 +1,4 @@
-"""Command line: python -m benchmarks {quick,train,tune,speed,divergence,attention,char-lm,report}."""
+"""Command line: python -m benchmarks {quick,train,tune,speed,divergence,attention,char-lm,isometry,plane,report}."""
 
 import argparse
 import os
@@ -11,10 +11,11 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from . import attention, divergence, runs, speed, tune
+from . import attention, divergence, plane, runs, speed, tune
 from .char_lm import command as char_lm
 from .data import DATA, load
-from .methods import ACTIVATIONS, DEFAULT, METHODS
+from .isometry import command as isometry
+from .methods import ACTIVATIONS, DEFAULT, METHODS, natural_backend
 from .networks import CONVOLUTIONAL
 from .report import insert, report
 from .runs import BACKENDS, OPTIMIZERS, SCHEDULES, Run
@@ -104,11 +105,17 @@ def _parser() -> argparse.ArgumentParser:
     characters = commands.add_parser("char-lm", help="optimizers and normalisers on a small language model")
     char_lm.add_arguments(characters)
 
+    orthogonal = commands.add_parser("isometry", help="isometry of random and trained networks, layer by layer")
+    isometry.add_arguments(orthogonal)
+
+    drawing = commands.add_parser("plane", help="what normalisers make of a thousand points of the plane")
+    drawing.set_defaults(command=_plane)
+
     reporting = commands.add_parser("report", help="tables and figures from result files")
     reporting.set_defaults(command=_report)
     reporting.add_argument("--readme", type=Path, help="also fill this file's results sections")
 
-    for command in (training, tuning, diverging):
+    for command in (training, tuning, diverging, orthogonal):
         command.add_argument("--data", default="digits", help=f"{', '.join(DATA)}; imagefolder as imagefolder:PATH")
         command.add_argument("--download", action="store_true", help="let torchvision fetch the data set")
 
@@ -120,6 +127,8 @@ def _parser() -> argparse.ArgumentParser:
         (diverging, "runs/divergence"),
         (attending, "runs/attention"),
         (characters, "runs/char-lm"),
+        (orthogonal, "runs/isometry"),
+        (drawing, "runs/normalisers-plane"),
         (reporting, "runs"),
     )
     for command, out in folders:
@@ -149,7 +158,7 @@ def _train(options: argparse.Namespace) -> None:
             schedule=options.schedule,
             epochs=options.epochs,
             seeds=tuple(range(options.seeds)),
-            backend=options.backend or METHODS[method].backend,
+            backend=options.backend or natural_backend(method),
             device=options.device,
             validation=options.validation,
             rescaled=rescaled,
@@ -169,7 +178,7 @@ def _tune(options: argparse.Namespace) -> None:
         Run(
             data=options.data,
             method=method,
-            backend=METHODS[method].backend,
+            backend=natural_backend(method),
             activation=activation,
             optimizer=optimizer,
             schedule="cosine",
@@ -210,6 +219,11 @@ def _divergence(options: argparse.Namespace) -> None:
 
 def _attention(options: argparse.Namespace) -> None:
     runs.write(options.out / "attention.json", attention.measure())
+    show(options.out.parent)
+
+
+def _plane(options: argparse.Namespace) -> None:
+    runs.write(options.out / "plane.json", plane.measure())
     show(options.out.parent)
 
 

@@ -26,8 +26,8 @@ from adiv_optim.attention import (
 from . import data as datasets
 from .jobs import device
 from .runs import environment
-from .speed import interleaved, ratio
 from .tables import markdown, mean_and_error
+from .timing import interleaved, ratio
 
 #: What is priced and trained, by the arguments of `SelfAttention`; the rules stop early, as a training run would.
 METHODS: dict[str, dict[str, Any]] = {

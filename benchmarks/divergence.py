@@ -17,8 +17,8 @@ from . import data as datasets
 from .methods import METHODS, Method
 from .networks import mlp
 from .runs import environment, public_name
-from .speed import interleaved, ratio
 from .tables import markdown
+from .timing import interleaved, ratio
 
 BATCH_SIZE, UNEVEN_ROWS, WARM_UP, EPOCHS, HIDDEN = 32, 3, 50, 5, (32, 32)
 STAGES = {"start": f"at the start (Adam: after {WARM_UP} steps)", "trained": f"after {EPOCHS} epochs"}

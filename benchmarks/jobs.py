@@ -15,10 +15,9 @@ from .char_lm.methods import matrices
 from .char_lm.model import GPT, PRESETS, next_character_loss
 from .methods import METHODS
 from .networks import mlp
+from .timing import Job
 
-#: Creates the tensors of a job and returns what runs it once.
-Job = Callable[[], Callable[[], Any]]
-#: Likewise, but what it returns runs the job with a correction, or plainly with None.
+#: As a Job, but what it returns runs the job with a correction, or plainly with None.
 Layer = Callable[[], Callable[[Correction | None], None]]
 
 

@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 
 from adiv_optim import BatchIdeal, Correction, Disproportional, Proportional, UnitConsistent, Whitened
 from adiv_optim.gauge import Gauge, LayerGauge, NetworkGauge
-from adiv_optim.layers import AffineLikeLinear, L2Norm
+from adiv_optim.layers import AffineLikeLinear, L2Norm, NormLikeLinear, PatchNormConv2d
 
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {"tanh": nn.Tanh, "leaky-relu": nn.LeakyReLU}
 
@@ -53,11 +53,6 @@ class Method:
         """Whether the method has a damping."""
         return self.whitening is not None or isinstance(self.correction, BatchIdeal)
 
-    @property
-    def backend(self) -> str:
-        """Whether its seeds can train as one program, "ensemble", or only one after the other, "loop"."""
-        return "ensemble" if self.whitening is None else "loop"
-
     def normalizers(self, shape: tuple[int, ...]) -> list[nn.Module]:
         """Return the normaliser for samples of a shape, if the method has one."""
         return [self.normalizer(shape)] if self.normalizer else []
@@ -71,6 +66,8 @@ def _batch_norm(shape: tuple[int, ...]) -> nn.Module:
     return (nn.BatchNorm1d if len(shape) == 1 else nn.BatchNorm2d)(shape[0], affine=False)
 
 
+_NORM_LIKE_CONV = partial(PatchNormConv2d, form="norm-like")
+
 METHODS: dict[str, Method] = {
     "none": Method(),
     "batchnorm": Method(normalizer=_batch_norm),
@@ -78,7 +75,9 @@ METHODS: dict[str, Method] = {
     "rmsnorm": Method(normalizer=partial(nn.RMSNorm, elementwise_affine=False)),
     "l2norm": Method(normalizer=_l2_norm),
     "l2norm-half": Method(normalizer=_l2_norm, lr_factor=0.5),
-    "affine-like": Method(linear=AffineLikeLinear),
+    "l2-patch": Method(linear=NormLikeLinear, convolution=_NORM_LIKE_CONV),
+    "l2-patch-half": Method(linear=NormLikeLinear, convolution=_NORM_LIKE_CONV, lr_factor=0.5),
+    "affine-like": Method(linear=AffineLikeLinear, convolution=PatchNormConv2d),
     "proportional": Method(correction=Proportional()),
     "disproportional": Method(correction=Disproportional()),
     # The damping is from exploratory runs on CIFAR-10 that looked at test accuracy: a report should say so.
@@ -89,9 +88,18 @@ METHODS: dict[str, Method] = {
     "whitened-16": Method(whitening=1.0, rank=16),
 }
 
-#: What a comparison has by default. Gauges are left out: tanh leaves them nothing to rescale, and the layer gauge wants
-#: other learning rates than everything else. Whitening is: its networks are trained one after the other.
-DEFAULT = [name for name, method in METHODS.items() if method.gauge is None and method.whitening is None]
+
+def natural_backend(method: str) -> str:
+    """Whether a method's seeds can train as one program, "ensemble", or only one after the other, "loop"."""
+    # An unknown method is for `Run` to refuse.
+    return "loop" if method in METHODS and METHODS[method].whitening is not None else "ensemble"
+
+
+#: What a comparison leaves out unless asked for. Gauges: tanh leaves them nothing to rescale, and the layer gauge wants
+#: other learning rates. Whitening: its networks train one after the other. Norms of patches: only in convolutional
+#: networks do they differ from norms of layers.
+_ON_REQUEST = {"l2-patch", "l2-patch-half", "uc-network", "uc-layer", "whitened", "whitened-16"}
+DEFAULT = [name for name in METHODS if name not in _ON_REQUEST]
 
 #: What tables and figures call them.
 LABELS = {
@@ -101,6 +109,8 @@ LABELS = {
     "rmsnorm": "RMSNorm",
     "l2norm": "L2 norm, η",
     "l2norm-half": "L2 norm, η/2",
+    "l2-patch": "L2 norm of patches, η",
+    "l2-patch-half": "L2 norm of patches, η/2",
     "affine-like": "affine-like",
     "proportional": "gradient-only proportional",
     "disproportional": "gradient-only disproportional",

@@ -12,14 +12,15 @@ from .methods import LABELS
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
+_NAMED = ("black", "gold", "navy", "teal", "tan", "orchid")
 #: The colour of every method, in all figures.
-COLORS = dict(zip(LABELS, (*plt.get_cmap("tab10").colors, "black", "gold", "navy", "teal"), strict=True))  # type: ignore[attr-defined]
+COLORS = dict(zip(LABELS, (*plt.get_cmap("tab10").colors, *_NAMED), strict=True))  # type: ignore[attr-defined]
 
 
 @contextmanager
-def panels(names: Sequence[str], title: str, path: Path) -> Iterator[Sequence[Any]]:
+def panels(names: Sequence[str], title: str, path: Path, width: float = 5.4) -> Iterator[Sequence[Any]]:
     """Yield one axis per name, side by side with one legend on the right, and write the figure to `path`."""
-    size = (5.4 * len(names) + 2.2, 4.6)
+    size = (width * len(names) + 2.2, 4.6 if width > 4 else width + 0.9)
     fig, axes = plt.subplots(1, len(names), figsize=size, sharey=True, squeeze=False, layout="constrained")
     try:
         yield axes[0]

@@ -5,8 +5,9 @@ from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
 
-from . import attention, batch_size, divergence, rescaling, sweep
+from . import attention, batch_size, divergence, plane, rescaling, sweep
 from .char_lm import report as char_lm
+from .isometry import report as isometry
 from .methods import ACTIVATIONS, LABELS, METHODS
 from .pictures import COLORS, panels
 from .runs import read
@@ -199,6 +200,13 @@ def report(folder: Path) -> dict[str, str]:
             sections["divergence"] = divergence.section(result)
         for result in (r for r in results if r["kind"] == "attention"):
             sections["attention"] = attention.table(result)
+        for result in (r for r in results if r["kind"] == "plane"):
+            sections[result["name"]] = plane.section(result, folder / f"{result['name']}.png")
+        for result in (r for r in results if r["kind"] == "isometry-depth"):
+            sections[result["name"]] = isometry.depth_section(result, folder)
+        watched = [r for r in results if r["kind"] == "isometry-training"]
+        if watched:
+            sections["isometry-training"] = isometry.training_section(watched, folder)
         characters = [r for r in results if r["kind"] == "char-lm"]
         times = [r for r in results if r["kind"] == "char-lm-time"]
         if characters:

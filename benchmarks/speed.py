@@ -1,7 +1,5 @@
 """Time and memory, always as a ratio to plain torch within one interleaved run."""
 
-import gc
-import statistics
 import time
 from collections.abc import Callable
 from functools import partial
@@ -18,7 +16,6 @@ from adiv_optim import BatchIdeal, Correction, Disproportional, GradientOnly, Pr
 
 from . import data as datasets
 from .jobs import (
-    Job,
     Layer,
     conv_layer,
     device,
@@ -32,73 +29,20 @@ from .jobs import (
 )
 from .methods import METHODS
 from .runs import Run, environment
+from .structural import structural
+from .timing import Job, measured, peak_memory, ratio
 from .trainer import Ensemble, build_model, build_optimizer, epoch_orders
 
 
-def interleaved(runs: dict[str, Callable[[], Any]], rounds: int) -> dict[str, list[float]]:
-    """Time everything once per round, in turn, after two rounds of warm-up; return seconds by name."""
-    seconds: dict[str, list[float]] = {name: [] for name in runs}
-    for number in range(rounds + 2):
-        for name, run in runs.items():
-            start = time.perf_counter()
-            run()
-            if torch.cuda.is_available():
-                torch.cuda.synchronize()
-            if number >= 2:
-                seconds[name].append(time.perf_counter() - start)
-    return seconds
-
-
-def ratio(numerator: list[float], denominator: list[float]) -> dict[str, Any]:
-    """Ratios round by round: their median, quartiles and number."""
-    ratios = [a / b for a, b in zip(numerator, denominator, strict=True)]
-    low, middle, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
-    return {"median": middle, "quartiles": [low, high], "rounds": len(ratios)}
-
-
-def peak_memory(job: Job) -> int:
-    """Bytes allocated at the highest moment of a job's set-up and one run, from the allocator's own events."""
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
-        job()()
-        return torch.cuda.max_memory_allocated() - before
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
-        job()()
-    # The profiler's public tables give sums per operator, not the height of the tide.
-    waiting = list(profile.profiler.kineto_results.experimental_event_tree())
-    totals = []
-    while waiting:
-        event = waiting.pop()
-        waiting += event.children
-        if event.tag == torch._C._profiler._EventType.Allocation:
-            totals.append((event.start_time_ns, event.extra_fields.total_allocated, event.extra_fields.alloc_size))
-    _, first_total, first_size = min(totals)
-    return max(total for _, total, _ in totals) - (first_total - first_size)
-
-
 def _row(what: str, job: Job, plain: Job, rounds: int) -> dict[str, Any]:
-    return _measured(what, job(), plain(), rounds, peak_memory(job) / peak_memory(plain))
+    return measured(what, job(), plain(), rounds, peak_memory(job) / peak_memory(plain))
 
 
 def _layer_row(what: str, layer: Layer, correction: Correction, rounds: int = 100) -> dict[str, Any]:
     # Both run on the same tensors: where memory happens to lie can cost more than what is measured here.
     run = layer()
     memory = peak_memory(lambda: partial(layer(), correction)) / peak_memory(lambda: partial(layer(), None))
-    return _measured(what, partial(run, correction), partial(run, None), rounds, memory)
-
-
-def _measured(
-    what: str, job: Callable[[], Any], plain: Callable[[], Any], rounds: int, memory_ratio: float
-) -> dict[str, Any]:
-    seconds = interleaved({"plain": plain, "job": job}, rounds)
-    return {
-        "what": what,
-        "time_ratio": ratio(seconds["job"], seconds["plain"]),
-        "memory_ratio": memory_ratio,
-        "plain_ms": 1e3 * statistics.median(seconds["plain"]),
-    }
+    return measured(what, partial(run, correction), partial(run, None), rounds, memory)
 
 
 def layers(data: str) -> dict[str, Any]:
@@ -291,6 +235,7 @@ def _dataloader_epoch(run: Run, loader: DataLoader, data: datasets.Dataset, seed
 
 SUITES: dict[str, Callable[[str], dict[str, Any]]] = {
     "layers": layers,
+    "structural": structural,
     "batch-ideal": batch_ideal,
     "unit-consistent": unit_consistent,
     "whitened": whitened,

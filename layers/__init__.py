@@ -6,7 +6,10 @@ from .convert import Replacement, convert, plan
 from .dynamic import DyISRU, DyT, dyisru
 from .isotropic_tanh import IsotropicTanh
 from .l2_norm import L2Norm
+from .mean_field import MeanFieldNorm
 from .norm_like import NormLikeLinear
+from .patch_norm import PatchNormConv1d, PatchNormConv2d, PatchNormConv3d
+from .patch_norm_transpose import PatchNormConvTranspose1d, PatchNormConvTranspose2d, PatchNormConvTranspose3d
 
 __all__ = [
     "AffineLikeLinear",
@@ -15,7 +18,14 @@ __all__ = [
     "DyT",
     "IsotropicTanh",
     "L2Norm",
+    "MeanFieldNorm",
     "NormLikeLinear",
+    "PatchNormConv1d",
+    "PatchNormConv2d",
+    "PatchNormConv3d",
+    "PatchNormConvTranspose1d",
+    "PatchNormConvTranspose2d",
+    "PatchNormConvTranspose3d",
     "Replacement",
     "convert",
     "dyisru",

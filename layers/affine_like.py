@@ -8,6 +8,8 @@ from torch import Tensor, nn
 
 from adiv_optim.functional import squared_norm
 
+from .forms import affine_like_scale, check_affine_like
+
 
 class AffineLikeLinear(nn.Linear):
     r"""Linear map divided by the norm of what moves it.
@@ -55,18 +57,14 @@ class AffineLikeLinear(nn.Linear):
         alpha: float = 1.0,
         beta: float = 1.0,
     ) -> None:
-        if alpha == 0:
-            raise ValueError("AffineLikeLinear: alpha is 0, which cuts the input off; give it another value.")
-        if beta == 0:
-            raise ValueError("AffineLikeLinear: beta is 0, which divides zero rows by zero; use NormLikeLinear there.")
+        check_affine_like("AffineLikeLinear", alpha, beta)
         super().__init__(in_features, out_features, bias, device, dtype)
         self.alpha = alpha
         self.beta = beta
 
     def forward(self, input: Tensor) -> Tensor:
         """Return (αWx + βb) / √(α²|x|² + β²)."""
-        scale = self.alpha * torch.rsqrt(self.alpha**2 * squared_norm(input, -1) + self.beta**2)
-        # α is taken out of the bracket, so that one call sees weight and bias as torch's Linear does.
+        scale = affine_like_scale(squared_norm(input, -1), self.alpha, self.beta)
         bias = None if self.bias is None else self.bias * (self.beta / self.alpha)
         output = F.linear(input, self.weight, bias)
         return output * scale.unsqueeze(-1).to(output.dtype)

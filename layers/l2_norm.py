@@ -3,15 +3,17 @@
 import torch
 from torch import Tensor, nn
 
+from .forms import inverse_norm
+
 
 def unit(input: Tensor, dim: int | tuple[int, ...], eps: float) -> Tensor:
     """X / max(|x|, eps), with the norm in float32 at least; a zero row stays zero and passes no gradient.
 
     torch's normalize multiplies the gradient of a zero row by 1 / eps, and in float16 its eps is 0.
     """
-    dtype = torch.promote_types(input.dtype, torch.float32)
-    norm = torch.linalg.vector_norm(input, dim=dim, keepdim=True, dtype=dtype)
-    return (input / norm.clamp(min=eps).masked_fill(norm == 0, torch.inf)).to(input.dtype)
+    wide = input.to(torch.promote_types(input.dtype, torch.float32))
+    # x·x and a factor have a cheaper backward than x.square() and a quotient.
+    return (wide * inverse_norm((wide * wide).sum(dim, keepdim=True), eps)).to(input.dtype)
 
 
 class L2Norm(nn.Module):

@@ -1,12 +1,12 @@
 """The norm-like structural correction."""
 
-import math
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .forms import check_norm_like, norm_like_factors
 from .l2_norm import unit
 
 
@@ -57,10 +57,7 @@ class NormLikeLinear(nn.Linear):
         beta: float | None = None,
         eps: float = 1e-12,
     ) -> None:
-        if beta is not None and not -1 < beta < 1:
-            raise ValueError(f"NormLikeLinear: beta is {beta}; it must lie strictly between -1 and 1, or be None.")
-        if alpha == 0:
-            raise ValueError("NormLikeLinear: alpha is 0, which cuts the input off; give it another value.")
+        check_norm_like("NormLikeLinear", alpha, beta)
         super().__init__(in_features, out_features, bias, device, dtype)
         self.alpha = alpha
         self.beta = beta
@@ -68,11 +65,9 @@ class NormLikeLinear(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         """Return W x/|x| + b, or the general form if `beta` is given."""
+        gain, shift = norm_like_factors(self.alpha, self.beta)
         direction = unit(input, -1, self.eps)
-        if self.beta is None:
-            return F.linear(direction * math.copysign(1, self.alpha), self.weight, self.bias)
-        gain = math.copysign(math.sqrt(1 - self.beta**2), self.alpha)
-        return F.linear(direction * gain, self.weight, None if self.bias is None else self.beta * self.bias)
+        return F.linear(direction * gain, self.weight, None if self.bias is None else shift * self.bias)
 
     def extra_repr(self) -> str:
         """Return the constructor's arguments."""

@@ -119,6 +119,19 @@ def test_attentions_projections_are_reported_not_missed(options):
     assert "MultiheadAttention has no correction" in reasons
 
 
+@pytest.mark.skipif(not hasattr(nn, "LinearCrossEntropyLoss"), reason="this torch has no LinearCrossEntropyLoss")
+def test_a_layer_that_its_loss_uses_without_calling_it_is_reported_not_missed():
+    model = nn.ModuleDict({"body": nn.Linear(4, 3), "loss": nn.LinearCrossEntropyLoss(3, 5)})
+    with pytest.raises(ValueError, match=r"strict: 1 .* loss\.linear\.weight \(LinearCrossEntropyLoss uses its linear"):
+        attach(model, Proportional(), strict=True)
+    attach(model, Proportional())
+    model["loss"](model["body"](torch.randn(2, 4)), torch.tensor([0, 1])).backward()
+    report = coverage(model)
+    assert report.corrected == ("body.weight", "body.bias")
+    assert report.skipped.keys() == {"loss.linear.weight"}
+    assert report.never_seen == ()
+
+
 def test_attention_gradients_are_the_plain_ones():
     attention, x = nn.MultiheadAttention(8, 2), torch.randn(3, 2, 8)
     attention(x, x, x)[0].square().sum().backward()

@@ -1,11 +1,28 @@
-"""What an update really does to the activations: read-only measurements of a model in training.
+"""What an update really does to the activations, and how they are spread: read-only measurements of a model.
 
 Nothing here changes what it looks at. Gradients and steps are taken on copies; the model, its buffers, its
 gradients, the optimizer and the random generators are afterwards what they were before.
 """
 
+from ._activation import GaussianMoments, gaussian_moments, hermite_coefficients, isometry_strength
 from ._divergence import divergence
+from ._isometry import isometry, isometry_gap, mean_field_bound
+from ._isometry_recorder import IsometryRecorder, record
 from ._recorder import DivergenceRecorder
 from ._result import Divergence, LayerDivergence
 
-__all__ = ["Divergence", "DivergenceRecorder", "LayerDivergence", "divergence"]
+__all__ = [
+    "Divergence",
+    "DivergenceRecorder",
+    "GaussianMoments",
+    "IsometryRecorder",
+    "LayerDivergence",
+    "divergence",
+    "gaussian_moments",
+    "hermite_coefficients",
+    "isometry",
+    "isometry_gap",
+    "isometry_strength",
+    "mean_field_bound",
+    "record",
+]

@@ -111,12 +111,13 @@ class DivergenceRecorder:
     def save(self, path: str | Path) -> None:
         """Write history and shares as JSON; what is not a finite number becomes null."""
         result = {"every": self.every, "not_downhill": self.not_downhill(), "history": self.history}
-        Path(path).write_text(json.dumps(_finite(result), indent=1) + "\n")
+        Path(path).write_text(json.dumps(finite(result), indent=1) + "\n")
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
+    """The same, with None for every number that strict JSON has no name for."""
     if isinstance(value, dict):
-        return {key: _finite(entry) for key, entry in value.items()}
+        return {key: finite(entry) for key, entry in value.items()}
     if isinstance(value, list):
-        return [_finite(entry) for entry in value]
+        return [finite(entry) for entry in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -7,12 +7,13 @@ and bias follow the correction, in one contraction of rescaled rows: no per-samp
 
 from ._conv import conv1d, conv2d, conv3d
 from ._linear import linear
-from ._patches import patch_squared_norm
+from ._patches import box_sum, patch_squared_norm
 from ._shared import squared_norm
 from ._unit_consistent import UCBackpropagation, uc_backpropagation, uc_linear
 
 __all__ = [
     "UCBackpropagation",
+    "box_sum",
     "conv1d",
     "conv2d",
     "conv3d",

@@ -1,7 +1,9 @@
 """Squared norms of convolution patches without unfolding them."""
 
 from collections.abc import Sequence
+from functools import reduce
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -20,8 +22,8 @@ def patch_squared_norm(
 
     :math:`|\mathrm{patch}_{n,g,p}|^2 = \sum_{o} \sum_{c \in g} x_{n,c,sp+do}^2` over kernel offsets o (Bird 2025,
     Appendix B.2). The box is separable and every term is a square, so the result is summed axis by axis
-    from strided views: no unfolded copy, no cancellation, never below zero, as a convolution with ones by
-    FFT or Winograd could be.
+    (`box_sum`): no unfolded copy, no cancellation, never below zero, as a convolution with ones by FFT or
+    Winograd could be.
 
     Args:
         input: shape (N, C, *spatial).
@@ -40,9 +42,23 @@ def patch_squared_norm(
         tensor([[[4., 6., 6., 4.]]])
     """
     norm = _padded(squared_norm(input.unflatten(1, (groups, -1)), 2), padding)
-    for dim, (size, step, gap) in enumerate(zip(kernel_size, stride, dilation, strict=True), start=2):
-        norm = norm.unfold(dim, gap * (size - 1) + 1, step)[..., ::gap].sum(-1)
-    return norm
+    return box_sum(norm, kernel_size, stride, dilation)
+
+
+def box_sum(tensor: Tensor, kernel_size: Sequence[int], stride: Sequence[int], dilation: Sequence[int]) -> Tensor:
+    """Sum over the window of every position of the trailing dimensions, axis by axis.
+
+    Example:
+        >>> import torch
+        >>> box_sum(torch.arange(5.0), [2], [1], [3])
+        tensor([3., 5.])
+    """
+    for dim, (size, step, gap) in enumerate(zip(kernel_size, stride, dilation, strict=True), start=-len(kernel_size)):
+        reach = tensor.shape[dim] - gap * (size - 1)
+        lines = tensor.movedim(dim, -1)
+        taps = [lines[..., start : start + reach : step] for start in range(0, gap * size, gap)]
+        tensor = reduce(torch.add, taps).movedim(-1, dim)
+    return tensor
 
 
 def unfold(

@@ -35,6 +35,9 @@ class Map(ABC):
 class Chart(ABC):
     """Coordinates for a model's parameters, measured anew as training goes on."""
 
+    #: What may be done about a checkpoint that does not fit.
+    remedy = "load what was saved of the same model with the same settings, or leave 'chart' out to measure anew"
+
     @abstractmethod
     def maps(self) -> Iterable[Map]:
         """Return the maps of this step. Parameters that none of them touches take the plain step."""
@@ -47,7 +50,7 @@ class Chart(ABC):
         return {}
 
     def check_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027 — most charts take any
-        """Raise a ValueError if the state is of another model; nothing is loaded then."""
+        """Raise a ValueError if the state cannot be loaded as it is; nothing is loaded then."""
 
     def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027 — most charts remember nothing
         """Take from a checkpoint what the chart remembers; an empty one makes it forget."""
@@ -106,6 +109,7 @@ class Coordinates(OptimizerWrapper):
 
     def _load_state_dict(self, state_dict: dict[str, Any]) -> None:
         remembered = state_dict.get("chart", {})
-        self.chart.check_state_dict(remembered)
+        if "chart" in state_dict:
+            self.chart.check_state_dict(remembered)
         super()._load_state_dict({name: value for name, value in state_dict.items() if name != "chart"})
         self.chart.load_state_dict(remembered)

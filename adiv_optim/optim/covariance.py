@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch._C import _functorch
 from torch._subclasses.fake_tensor import FakeTensor
 
+from ..checkpoint import NUMBER, POSITIVE, Maybe, check, numbers
 from ..functional._linear import gram_of
 from ..functional._patches import unfold
 from ..functional._shared import exporting, refuse_capture
@@ -111,7 +112,7 @@ class InputCovariance:
                 f"{self.name}: Whitened remembers the inputs of this layer, which a transform of torch.func would have "
                 "to carry outside; call the transform in eval(), or detach() the optimizer first."
             )
-        if self.dropped and self.weight.grad is None:
+        if self.dropped and (self.weight.grad is None or not bool(self.weight.grad.any())):
             self.forget_pending()
         with torch.autocast(input.device.type, enabled=False):
             for rows in _rows(module, input, self.dtype):
@@ -158,15 +159,19 @@ class InputCovariance:
         """Return the memory."""
         return {"total": self.total, "rows": self.rows, "spectra": [s and tuple(s) for s in self.spectra]}
 
-    def check_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Raise a ValueError if the memory is of a layer of another size."""
-        found = state["total"] and [tuple(block.shape) for block in state["total"]]
-        wanted = [(self.groups, size, size) for size in self.sizes]
-        if found and found != wanted:
-            raise ValueError(
-                f"Whitened: the checkpoint's covariance of {self.name!r} has blocks {found}, but this model's has "
-                f"{wanted}; build it with the same max_dim, and the same biases trained."
-            )
+    def check_state_dict(self, state: Any, path: str, remedy: str) -> None:
+        """Raise a ValueError if the memory is of a layer of another size, or damaged; see `checkpoint.check`."""
+        stack = (self.groups,) if self.groups > 1 else ()
+        total = [numbers((self.groups, size, size)) for size in self.sizes]
+        # As many eigenvectors as it likes: of another rank, they are found anew.
+        spectra = [Maybe([numbers((*stack, None)), numbers((*stack, size, None))]) for size in self.sizes]
+        check(state, {"total": Maybe(total), "rows": NUMBER, "spectra": spectra}, path, remedy)
+        for place, found in enumerate(state["spectra"]):
+            if found is not None:
+                vectors = numbers((*found[1].shape[:-1], found[0].shape[-1]))
+                check(found[1], vectors, f"{path}['spectra'][{place}][1]", remedy)
+        if state["total"] is not None:
+            check(state["rows"], POSITIVE, f"{path}['rows']", remedy)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take the memory from a checkpoint."""

@@ -75,7 +75,11 @@ class Diagonal(Map):
 
     def _run(self, kernel: Callable[..., None]) -> None:
         weight, gradient = self.parameter.detach(), self.parameter.grad
-        if gradient is None:  # the optimizer has freed it
+        if gradient is not None and gradient.is_sparse:
+            values, scale = gradient._values(), self._scale_at(gradient._indices()[0])
+            values.mul_(scale) if kernel is _enter else values.div_(scale)
+            gradient = None
+        if gradient is None:  # done, or the optimizer has freed it
             gradient = torch.zeros_like(weight)
         tensors = [self._split(gradient.detach()), self._split(weight), self._kept]
         if self.compiled and self._fusible(tensors):
@@ -83,6 +87,11 @@ class Diagonal(Map):
             return
         for part in self._parts():
             kernel(*(_sliced(tensor, part) for tensor in (*tensors, *self.factors)))
+
+    def _scale_at(self, rows: Tensor) -> Tensor:
+        """D e of the rows that a sparse gradient, an embedding's, has."""
+        d, e = (factor[rows] if factor.shape[0] > 1 else factor for factor in self.factors)
+        return d * e
 
     def _fusible(self, tensors: list[Tensor]) -> bool:
         # Kernels are made for memory in one order, and round the short types elsewhere than eager code does.

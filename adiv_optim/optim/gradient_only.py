@@ -8,7 +8,7 @@ from torch.optim import Optimizer
 
 from ..attach import attach, detach
 from ..corrections import Correction
-from ..running import forget_pending, memory, precondition
+from ..running import check_memory, forget_pending, memory, precondition
 from .wrapper import OptimizerWrapper, check_same_parameters
 
 
@@ -80,11 +80,8 @@ class GradientOnly(OptimizerWrapper):
 
     def _load_state_dict(self, state_dict: dict[str, Any]) -> None:
         rules, averages = memory(self.model), state_dict.get("running", {})
-        if averages and (unknown := averages.keys() ^ rules.keys()):
-            raise ValueError(
-                f"GradientOnly: the checkpoint's running averages and the model's differ in {sorted(unknown)}; attach "
-                "the correction to the same layers."
-            )
+        if "running" in state_dict:
+            check_memory(self.model, averages, "GradientOnly: state_dict['running']")
         super()._load_state_dict({name: value for name, value in state_dict.items() if name != "running"})
         for path, rule in rules.items():
             if path in averages:

@@ -9,6 +9,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from .. import gauge as gauges
+from ..checkpoint import COUNT, DICT, Fits, Maybe, broadcasts, check, numbers
 from ..sharding import refuse_sharded
 from .coordinates import UNSHARDED, Chart, Coordinates, Map
 from .diagonal import Diagonal
@@ -86,6 +87,17 @@ class CanonicalChart(Chart):
             "factors": {name: (factors.d, factors.e) for name, factors in in_use.items()},
         }
 
+    def check_state_dict(self, state: dict[str, Any]) -> None:
+        """Refuse the scales of another graph."""
+        path = "UnitConsistent: state_dict['chart']"
+        wanted = {"steps": COUNT, "log_scales": Maybe(numbers((self.graph.free,))), "factors": DICT}
+        check(state, wanted, path, self.remedy)
+        if found := state["factors"]:
+            # Every gauge scales what moves; some scale other weights as well.
+            entries = {n: entry for n, entry in self.graph.parameters.items() if entry.moves or n in found}
+            factors = {name: [_factor(entry.shape), _factor(entry.shape)] for name, entry in entries.items()}
+            check(found, factors, f"{path}['factors']", self.remedy)
+
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take the scales from a checkpoint."""
         self.steps, self._log_scales = state.get("steps", 0), state.get("log_scales")
@@ -95,6 +107,15 @@ class CanonicalChart(Chart):
             for name, (d, e) in factors.items()
         }
         self._greatest = {name: float(f.d.amax() * f.e.amax()) for name, f in self._factors.items()}
+
+
+def _factor(shape: tuple[int, ...]) -> Fits:
+    def test(value: Any) -> bool:
+        if not isinstance(value, Tensor) or not value.is_floating_point() or not broadcasts(value, shape):
+            return False
+        return bool((value.isfinite() & (value > 0)).all())
+
+    return Fits(f"a tensor of finite numbers above 0 that broadcasts to {shape}", test)
 
 
 class UnitConsistent(Coordinates):

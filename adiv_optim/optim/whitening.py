@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, distributed
 
+from ..checkpoint import ANYTHING, COUNT, check
 from .coordinates import Chart, Map
 from .covariance import InputCovariance
 from .roots import Factor, Spectrum, Whole, low_rank_roots, roots
@@ -151,14 +152,10 @@ class WhiteChart(Chart):
 
     def check_state_dict(self, state: dict[str, Any]) -> None:
         """Refuse the state of other layers."""
-        found, known = state.get("layers", {}), {layer.name for layer in self.layers}
-        if state and (unknown := found.keys() ^ known):
-            raise ValueError(
-                f"Whitened: the checkpoint's covariances and the model's differ in {sorted(unknown)}; whiten the same "
-                "layers."
-            )
-        for layer in self.layers if state else ():
-            layer.check_state_dict(found[layer.name])
+        wanted = {"steps": COUNT, "layers": {layer.name: ANYTHING for layer in self.layers}}
+        check(state, wanted, path := "Whitened: state_dict['chart']", self.remedy)
+        for layer in self.layers:
+            layer.check_state_dict(state["layers"][layer.name], f"{path}['layers'][{layer.name!r}]", self.remedy)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take them from a checkpoint; an empty one makes the chart forget."""

@@ -7,6 +7,12 @@ import torch
 from torch import nn
 from torch.optim import LBFGS, Optimizer
 
+from ..checkpoint import DICT, check, shown
+from . import inner_state
+
+#: Where in a state dict wrappers keep what they remember, beside torch's own "state" and "param_groups".
+_OURS = ("chart", "running")
+
 
 class OptimizerWrapper(Optimizer):
     """A torch.optim.Optimizer that hands its work to another one.
@@ -118,7 +124,15 @@ class OptimizerWrapper(Optimizer):
         return state_dict
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state dict into the inner optimizer."""
+        """Load a state dict into the inner optimizer.
+
+        Everything is looked at before anything is taken.
+
+        Raises:
+            ValueError: the state dict is of other parameters, another optimizer or another wrapper, or damaged; the
+                message names the first difference, and nothing has changed.
+        """
+        check(state_dict, DICT, f"{type(self).__name__}: state_dict", "load what state_dict() returned")
         for hook in self._optimizer_load_state_dict_pre_hooks.values():
             replaced = hook(self, state_dict)
             state_dict = state_dict if replaced is None else replaced
@@ -130,7 +144,16 @@ class OptimizerWrapper(Optimizer):
         return self.inner.state_dict()
 
     def _load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.inner.load_state_dict(state_dict)
+        if isinstance(self.inner, OptimizerWrapper):
+            self.inner.load_state_dict(state_dict)
+            return
+        for key in _OURS:
+            if key in state_dict:
+                raise ValueError(
+                    f"{type(self).__name__}: state_dict[{key!r}] is {shown(state_dict[key])}, wanted none: another "
+                    f"wrapper saved it; wrap the optimizer as it was then, or leave {key!r} out."
+                )
+        inner_state.load(self.inner, state_dict)
 
 
 def check_same_parameters(name: str, optimizer: Optimizer, model: nn.Module) -> None:

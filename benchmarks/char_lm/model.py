@@ -97,7 +97,8 @@ class GPT(nn.Module):
     Args:
         preset: its size.
         vocabulary: how many characters there are.
-        norm: a key of `NORMS`; without a normaliser the initialisation is the same.
+        norm: a key of `NORMS`; without a normaliser the initialisation is the same. With DyT the embeddings are
+            multiplied by a learned number, at first √width.
     """
 
     def __init__(self, preset: Preset, vocabulary: int, norm: str) -> None:
@@ -107,6 +108,10 @@ class GPT(nn.Module):
         self.blocks = nn.ModuleList(Block(preset.width, preset.heads, NORMS[norm]) for _ in range(preset.layers))
         self.norm = NORMS[norm](preset.width)
         self.head = nn.Linear(preset.width, vocabulary, bias=False)
+        # DyT's authors give language models this number to learn: without it activations start too small for a tanh
+        # that divides by nothing, and training does not get going.
+        scale = nn.Parameter(torch.full((1,), math.sqrt(preset.width))) if norm == "dyt" else None
+        self.register_parameter("embedding_scale", scale)
         self._initialise(preset.layers)
 
     def _initialise(self, layers: int) -> None:
@@ -122,6 +127,8 @@ class GPT(nn.Module):
         """Map characters, (batch, positions), to logits of the next, (batch, positions, vocabulary)."""
         positions = torch.arange(tokens.shape[1], device=tokens.device)
         x = self.token_embedding(tokens) + self.position_embedding(positions)
+        if self.embedding_scale is not None:
+            x = self.embedding_scale * x
         for block in self.blocks:
             x = block(x)
         return self.head(self.norm(x))

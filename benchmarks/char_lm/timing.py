@@ -6,7 +6,7 @@ from itertools import count
 from typing import Any
 
 from ..runs import environment
-from ..speed import interleaved, ratio
+from ..timing import interleaved, ratio
 from .methods import EVERY
 from .search import dampings
 from .settings import CharRun

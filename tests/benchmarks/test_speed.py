@@ -4,10 +4,12 @@ from functools import partial
 
 import pytest
 import torch
+from torch import nn
 
 from adiv_optim import Proportional
 from benchmarks.jobs import conv_layer, linear_layer
-from benchmarks.speed import interleaved, peak_memory, ratio
+from benchmarks.structural import forward_backward
+from benchmarks.timing import interleaved, peak_memory, ratio
 
 MEBIBYTE = 2**20
 
@@ -44,3 +46,17 @@ def test_peak_memory_sees_the_highest_moment():
 def test_corrected_layer_does_not_raise_the_peak(layer):
     corrected, plain = (peak_memory(lambda rule=rule: partial(layer(), rule)) for rule in (Proportional(), None))
     assert corrected <= 1.01 * plain
+
+
+def test_structural_layers_are_timed_in_training_with_all_their_gradients():
+    module, seen = nn.Sequential(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3)), []
+    module.register_full_backward_hook(lambda module, grad_input, grad_output: seen.append(grad_input[0]))
+    run = forward_backward(module, torch.randn(2, 2, 5, 5))
+    before = module[1].num_batches_tracked.item()
+    run()
+    once = [parameter.grad.clone() for parameter in module.parameters()]
+    run()
+    assert module[1].num_batches_tracked == before + 2
+    assert all(grad_input.any() for grad_input in seen)
+    for parameter, grad in zip(module.parameters(), once, strict=True):
+        torch.testing.assert_close(parameter.grad, grad)  # set anew, not added to

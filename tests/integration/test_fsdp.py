@@ -28,11 +28,10 @@ from tests.integration.methods import (
 )
 from tests.processes import needs_distributed, on_two_processes
 
-pytestmark = [
-    needs_distributed,
-    pytest.mark.skipif(not hasattr(torch.cpu.Stream, "record_event"), reason="this torch's fully_shard needs a GPU"),
-    pytest.mark.usefixtures("in_float64"),
-]
+on_cpu = pytest.mark.skipif(
+    not hasattr(torch.cpu.Stream, "record_event"), reason="fully_shard needs a GPU in this torch"
+)
+pytestmark = [needs_distributed, on_cpu, pytest.mark.usefixtures("in_float64")]
 fsdp = pytest.importorskip("torch.distributed.fsdp")
 
 CORRECTIONS = ["proportional", "disproportional", "batch-ideal"]

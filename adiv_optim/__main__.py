@@ -1,0 +1,57 @@
+"""`python -m adiv_optim`: versions, and what works here, to paste into a bug report."""
+
+import platform
+from collections import Counter
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, version
+
+import torch
+
+from . import __version__
+
+#: What the benchmarks use or compare with; pyproject's extras bench and peers.
+OPTIONAL = (
+    "torchvision", "matplotlib", "rich", "scikit-learn", "opacus", "isaac", "schedulefree", "pytorch_optimizer",
+)  # fmt: skip
+
+
+def facts() -> Iterator[tuple[str, str]]:
+    """Yield name and finding, what takes longest last."""
+    yield "adiv_optim", __version__
+    yield "Python", f"{platform.python_version()} ({platform.python_implementation()})"
+    yield "platform", platform.platform()
+    yield "torch", torch.__version__
+    yield "GPU", _gpus()
+    yield "threads", f"{torch.get_num_threads()}"
+    for name in ("numpy", *OPTIONAL):
+        yield name, installed(name)
+    yield "torch.optim.Muon", "there" if hasattr(torch.optim, "Muon") else "not in this torch (2.9 or newer has it)"
+    yield "torch.compile", _compiles()
+
+
+def _gpus() -> str:
+    if not torch.cuda.is_available():
+        return f"none (torch built for CUDA {torch.version.cuda}, HIP {torch.version.hip})"
+    names = Counter(torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count()))
+    return ", ".join(f"{count} × {name}" for name, count in names.items())
+
+
+def installed(distribution: str) -> str:
+    """Return its version, or that it is not there."""
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return "not installed"
+
+
+def _compiles() -> str:
+    try:
+        torch.compile(lambda x: x.sin() + 1)(torch.ones(2, device="cuda" if torch.cuda.is_available() else "cpu"))
+    except Exception as error:  # whatever it is, the report is to say so
+        return f"fails: {type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+    return "works"
+
+
+if __name__ == "__main__":
+    for name, finding in facts():
+        print(f"{name:<18}{finding}", flush=True)

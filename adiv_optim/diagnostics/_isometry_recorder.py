@@ -1,0 +1,164 @@
+"""Isometry of every layer's outputs, read off the forward passes of a model as they happen."""
+
+import json
+from collections.abc import Callable, Iterable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ._isometry import isometry_gap
+from ._recorder import finite
+from ._rows import evenly, wide
+
+
+def samples(output: Tensor) -> Tensor:
+    """What `record` takes as samples: rows of (B, d), tokens within each sequence of (B, T, d), whole images else."""
+    return output if output.dim() <= 3 else output.flatten(1)
+
+
+class IsometryRecorder:
+    """What `record` returns: the numbers measured so far, and the means to stop. Usable in a `with` statement.
+
+    Args:
+        every: measure the model's forward passes 0, every, 2 · every, …
+        rows: turns the output of a layer into samples.
+        max_samples: samples in a Gram matrix.
+
+    Attributes:
+        history: one entry per measured forward pass: its number as "step", "training" for the model's mode, and under
+            "layers" one entry per call of a layer, in the order in which they ran: "path", "kind", "samples" (n),
+            "isometry" and "gap", the latter two averaged over the sequences of a batch if it is one of sequences.
+        left_out: path → why what a layer returned has no Gram matrix.
+    """
+
+    def __init__(self, every: int, rows: Callable[[Tensor], Tensor], max_samples: int) -> None:
+        self.every = every
+        self.rows = rows
+        self.max_samples = max_samples
+        self.passes = 0
+        self.history: list[dict[str, Any]] = []
+        self.left_out: dict[str, str] = {}
+        self._measuring = False
+        self._handles: list[Any] = []
+
+    def remove(self) -> None:
+        """Take the hooks off the model; the history stays."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    def save(self, path: str | Path) -> None:
+        """Write the history as JSON; an infinite gap becomes null."""
+        result = {"every": self.every, "left_out": self.left_out, "history": self.history}
+        Path(path).write_text(json.dumps(finite(result), indent=1) + "\n")
+
+    def __enter__(self) -> "IsometryRecorder":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.remove()
+
+    def _attach(self, model: nn.Module, layers: dict[str, nn.Module]) -> None:
+        # Methods and partials of them rather than closures: the model can still be copied and pickled.
+        self._handles.append(model.register_forward_pre_hook(self._enter))
+        for path, layer in layers.items():
+            self._handles.append(layer.register_forward_hook(partial(self._measure, path)))
+        self._handles.append(model.register_forward_hook(self._leave, always_call=True))
+
+    @torch.compiler.disable
+    def _enter(self, model: nn.Module, args: Any) -> None:
+        number, self.passes = self.passes, self.passes + 1
+        self._measuring = number % self.every == 0
+        if self._measuring:
+            self.history.append({"step": number, "training": model.training, "layers": []})
+
+    @torch.compiler.disable
+    def _leave(self, model: nn.Module, args: Any, output: Any) -> None:
+        self._measuring = False  # a layer that is called by itself, or again by a checkpoint's backward, is no pass
+
+    @torch.compiler.disable
+    @torch.no_grad()
+    def _measure(self, path: str, layer: nn.Module, args: Any, output: Any) -> None:
+        if not self._measuring:
+            return
+        if not isinstance(output, Tensor) or not output.is_floating_point() or output.dim() < 2:
+            tensor = isinstance(output, Tensor)
+            what = f"{output.dtype} tensor of shape {tuple(output.shape)}" if tensor else type(output).__name__
+            self.left_out[path] = f"it returned a {what}"
+            return
+        rows = self.rows(output)
+        rows = wide(rows[..., evenly(rows.shape[-2], self.max_samples, rows.device), :])
+        gap = isometry_gap(rows @ rows.mT)
+        self.history[-1]["layers"].append(
+            {
+                "path": path,
+                "kind": type(layer).__name__,
+                "samples": rows.shape[-2],
+                "isometry": torch.exp(-gap).mean().item(),
+                "gap": gap.mean().item(),
+            }
+        )
+
+
+def record(
+    model: nn.Module,
+    *,
+    layers: Iterable[str] | None = None,
+    every: int = 1,
+    rows: Callable[[Tensor], Tensor] = samples,
+    max_samples: int = 512,
+) -> IsometryRecorder:
+    r"""Watch the isometry of a model's layers: at initialisation by one forward pass, in training by all of them.
+
+    Of every layer's output the Gram matrix :math:`G_{ij} = \langle x_i, x_j \rangle` of the samples is formed, in
+    float64, and of it only `isometry` and `isometry_gap` are kept. Samples are what Joudaki et al. 2023 take for them:
+
+    - (B, d): the rows, one Gram matrix of the batch.
+    - (B, T, d): the tokens of a sequence (App. B.4), one T × T matrix each, over which the numbers are averaged.
+    - (B, C, H, W) and beyond: whole images, flattened.
+
+    More samples than features, or a sample that comes twice, make a Gram matrix singular: isometry 0, gap ∞.
+
+    It reads through forward hooks and changes nothing: outputs, gradients, buffers and the random generators are those
+    of the model without it, bit for bit (but a layer's hooks make torch's fused transformer layers, which pass the
+    layers by in evaluation, run unfused). The price is n² d per layer and measured pass, and on a GPU a
+    synchronisation; `every` spreads it.
+
+    Args:
+        model: whose forward passes are watched. Compile it after, or leave it uncompiled, to have the hooks run.
+        layers: paths of the modules to measure; by default every module without submodules, as it is called.
+        every: measure the passes 0, every, 2 · every, …, whether in training or in evaluation.
+        rows: from a layer's output to its samples, (..., n, features), if not as above: `lambda z: z.flatten(1)` for
+            the (B, C, L) of 1-D convolutions, `lambda z: z.flatten(0, 1)` for all tokens of a batch in one matrix.
+        max_samples: samples in one Gram matrix, evenly spaced, the same ones every time. The numbers depend on it.
+
+    Returns:
+        The `IsometryRecorder`; read its `history`, and call its `remove()` in the end.
+
+    Raises:
+        ValueError: a path that is not in the model, `every` or `max_samples` below 1.
+
+    Example:
+        >>> import torch
+        >>> from adiv_optim.diagnostics import record
+        >>> model = torch.nn.Sequential(torch.nn.Linear(8, 64), torch.nn.Tanh(), torch.nn.LayerNorm(64))
+        >>> with record(model) as recorder:
+        ...     _ = model(torch.randn(4, 8))
+        >>> [(layer["path"], layer["kind"], 0 < layer["isometry"] < 1) for layer in recorder.history[0]["layers"]]
+        [('0', 'Linear', True), ('1', 'Tanh', True), ('2', 'LayerNorm', True)]
+    """
+    for name, number in (("every", every), ("max_samples", max_samples)):
+        if number < 1:
+            raise ValueError(f"record: {name} is {number}; it must be at least 1.")
+    modules = dict(model.named_modules())
+    if layers is None:
+        layers = [path for path, module in modules.items() if not any(module.children())]
+    wanted = [layers] if isinstance(layers, str) else list(layers)
+    if missing := [path for path in wanted if path not in modules]:
+        raise ValueError(f"record: the model has no module {missing[0]!r}; it has {', '.join(filter(None, modules))}.")
+    recorder = IsometryRecorder(every, rows, max_samples)
+    recorder._attach(model, {path: modules[path] for path in wanted})
+    return recorder

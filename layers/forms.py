@@ -1,0 +1,48 @@
+"""What the two structural forms are, for rows and for patches alike."""
+
+import math
+
+import torch
+from torch import Tensor
+
+
+def check_affine_like(name: str, alpha: float, beta: float) -> None:
+    """Raise a ValueError for what the affine-like form has no meaning for."""
+    _check_alpha(name, alpha)
+    if beta == 0:
+        raise ValueError(
+            f"{name}: beta is 0, which divides zeros by zero; use the norm-like form there (NormLikeLinear, "
+            "form='norm-like')."
+        )
+
+
+def check_norm_like(name: str, alpha: float, beta: float | None) -> None:
+    """Raise a ValueError for what the norm-like form has no meaning for."""
+    _check_alpha(name, alpha)
+    if beta is not None and not -1 < beta < 1:
+        raise ValueError(f"{name}: beta is {beta}; it must lie strictly between -1 and 1, or be None.")
+
+
+def _check_alpha(name: str, alpha: float) -> None:
+    if alpha == 0:
+        raise ValueError(f"{name}: alpha is 0, which cuts the input off; give it another value.")
+
+
+def affine_like_scale(squared_norm: Tensor, alpha: float, beta: float) -> Tensor:
+    """α / √(α²|x|² + β²), which multiplies Wx + (β/α) b: α is taken out of Eq. 37's bracket.
+
+    One call then sees weight and bias as torch's own layer does.
+    """
+    return alpha * torch.rsqrt(alpha**2 * squared_norm + beta**2)
+
+
+def inverse_norm(squared_norm: Tensor, eps: float) -> Tensor:
+    """1 / max(|x|, eps), and 0 for x = 0: what is zero stays zero and passes no gradient."""
+    return squared_norm.clamp(min=eps**2).masked_fill(squared_norm == 0, torch.inf).rsqrt()
+
+
+def norm_like_factors(alpha: float, beta: float | None) -> tuple[float, float]:
+    """What multiplies W x/|x|, and what multiplies b: Eq. 17, or Eq. 35 if `beta` is given."""
+    if beta is None:
+        return math.copysign(1, alpha), 1.0
+    return math.copysign(math.sqrt(1 - beta**2), alpha), beta

@@ -1,0 +1,154 @@
+"""PatchNorm: convolutions that normalise every patch they read."""
+
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
+
+from adiv_optim.functional import box_sum
+
+from .channel_norm import channel_squared_norm
+from .forms import affine_like_scale, check_affine_like, check_norm_like, inverse_norm, norm_like_factors
+
+
+class PatchNorm(_ConvNd):
+    """What PatchNorm convolutions share, the transposed ones too; `PatchNormConv2d` says what they compute."""
+
+    def __init__(
+        self,
+        *args: Any,
+        form: Literal["affine-like", "norm-like"] = "affine-like",
+        alpha: float = 1.0,
+        beta: float | None = None,
+        eps: float = 1e-12,
+        **kwargs: Any,
+    ) -> None:
+        name = type(self).__name__
+        if form == "affine-like":
+            beta = 1.0 if beta is None else beta
+            check_affine_like(name, alpha, beta)
+        elif form == "norm-like":
+            check_norm_like(name, alpha, beta)
+        else:
+            raise ValueError(f"{name}: form is {form!r}; the forms are 'affine-like' and 'norm-like'.")
+        super().__init__(*args, **kwargs)
+        self.form = form
+        self.alpha = alpha
+        self.beta: Any = beta  # a number, but for None in the norm-like form
+        self.eps = eps
+
+    @property
+    def inner_bias(self) -> Tensor | None:
+        """What is added before the patch norm divides: (β/α) b in the affine-like form, nothing in the other."""
+        if self.bias is None or self.form == "norm-like":
+            return None
+        return self.bias * (self.beta / self.alpha)
+
+    def normalised(self, output: Tensor, squared_norm: Tensor) -> Tensor:
+        """Scale a convolution with `inner_bias` by its patches' norms; in the norm-like form, then add the bias.
+
+        Args:
+            output: shape (…, out_channels, *out_spatial).
+            squared_norm: shape (…, groups, *out_spatial); float32 at least.
+
+        Returns:
+            Shape and dtype of `output`.
+        """
+        channels = -len(self.kernel_size) - 1
+        # In half precision too the product is taken in float32: 1 / |patch| may pass float16's range.
+        grouped, squared_norm = output.unflatten(channels, (self.groups, -1)), squared_norm.unsqueeze(channels)
+        if self.form == "affine-like":
+            scaled = grouped * affine_like_scale(squared_norm, self.alpha, self.beta)
+        else:
+            gain, shift = norm_like_factors(self.alpha, self.beta)
+            scale = gain * inverse_norm(squared_norm, self.eps)
+            if self.bias is None:
+                scaled = grouped * scale
+            else:
+                bias = shift * self.bias.view(self.groups, -1, *[1] * len(self.kernel_size))
+                scaled = torch.addcmul(bias, grouped, scale)
+        return scaled.flatten(channels - 1, channels).to(output.dtype)
+
+    def extra_repr(self) -> str:
+        """Return the constructor's arguments."""
+        return f"{super().extra_repr()}, form={self.form!r}, alpha={self.alpha}, beta={self.beta}, eps={self.eps}"
+
+
+class _PatchNormConv(PatchNorm):
+    def forward(self, input: Tensor) -> Tensor:
+        """Return the convolution with every patch normalised."""
+        output = self._conv_forward(input, self.weight, self.inner_bias)
+        norm = channel_squared_norm(input, self.groups, len(self.kernel_size))
+        # Padding the sum over channels is padding the channels, for every mode.
+        mode = "constant" if self.padding_mode == "zeros" else self.padding_mode
+        norm = F.pad(norm, self._reversed_padding_repeated_twice, mode)
+        return self.normalised(output, box_sum(norm, self.kernel_size, self.stride, self.dilation))
+
+
+class PatchNormConv1d(_PatchNormConv, nn.Conv1d):
+    """torch.nn.Conv1d divided by the norms of the patches it reads; see `PatchNormConv2d`.
+
+    Example:
+        >>> import torch
+        >>> layer = PatchNormConv1d(1, 1, 2)
+        >>> _ = layer.weight.data.fill_(1.0), layer.bias.data.fill_(2.0)
+        >>> layer(torch.tensor([[[2.0, 2.0, 0.0]]]))[0, 0, 0].item()  # (4 + 2) / sqrt(8 + 1)
+        2.0
+    """
+
+
+class PatchNormConv2d(_PatchNormConv, nn.Conv2d):
+    r"""torch.nn.Conv2d divided by the norms of the patches it reads: PatchNorm.
+
+    A convolution is a linear layer whose rows are patches, and PatchNorm is the structural correction of that
+    layer (Bird 2025, Appendix B.2). `form="affine-like"` is Eq. 55, here with Eq. 37's α and β (1 and 1):
+
+    .. math:: z_p = (\alpha W x_p + \beta b) / \sqrt{\alpha^2|x_p|^2 + \beta^2}
+
+    `form="norm-like"` is Eq. 56, :math:`z_p = W x_p / |x_p| + b`, and with `beta` given the form of Eq. 35:
+
+    .. math:: z_p = \alpha W x_p / s_p + \beta b, \qquad s_p = \sqrt{\alpha^2 |x_p|^2 / (1 - \beta^2)}.
+
+    Where the output is a single patch, a gradient step moves it by exactly :math:`-\eta g` in the affine-like
+    form and in Eq. 35, by :math:`-2\eta g` in Eq. 56 (without a bias as in `AffineLikeLinear` and
+    `NormLikeLinear`). The patches of an image share their pixels and their weights; what they do to each
+    other stays.
+
+    The squared patch norms are a box filter over :math:`\sum_c x_c^2`, with the convolution's stride, padding and
+    dilation, one for each group: sums of squares, float32 at least, never below zero. No patch is unfolded.
+
+    Args:
+        args: as for torch.nn.Conv2d, by position or by name; padding='same' and every padding_mode included.
+        kwargs: as for torch.nn.Conv2d.
+        form: "affine-like" or "norm-like".
+        alpha: weight of the linear part, not 0; in the norm-like form only its sign counts.
+        beta: weight of the bias. Affine-like: not 0, None is 1. Norm-like: strictly between -1 and 1, None is Eq. 56.
+        eps: in the norm-like form the patch norm is clamped from below at this value; zero patches give the bias.
+
+    Shape:
+        As torch.nn.Conv2d, unbatched input included. The state dict is torch's too, and channels_last is kept.
+
+    Raises:
+        ValueError: an unknown form; `alpha` 0; `beta` 0 (affine-like) or outside (-1, 1) (norm-like); and what
+            torch.nn.Conv2d raises.
+
+    Example:
+        >>> import torch
+        >>> layer = PatchNormConv2d(1, 1, 2, form="norm-like")
+        >>> _ = layer.weight.data.fill_(1.0), layer.bias.data.fill_(2.0)
+        >>> layer(torch.full((1, 1, 2, 2), 3.0)).item()  # 12 / 6 + 2
+        4.0
+    """
+
+
+class PatchNormConv3d(_PatchNormConv, nn.Conv3d):
+    """torch.nn.Conv3d divided by the norms of the patches it reads; see `PatchNormConv2d`.
+
+    Example:
+        >>> import torch
+        >>> layer = PatchNormConv3d(2, 4, 3, padding="same", groups=2)
+        >>> layer(torch.zeros(1, 2, 5, 5, 5)).shape
+        torch.Size([1, 4, 5, 5, 5])
+    """

@@ -1,0 +1,161 @@
+"""The isometry benchmark: results are whole, theory holds in them, and figures and tables come from the files alone."""
+
+import json
+import math
+from itertools import islice
+
+import pytest
+import torch
+
+from benchmarks.__main__ import main
+from benchmarks.data import DATA, Dataset
+from benchmarks.isometry import depth, training
+from benchmarks.report import report
+from benchmarks.runs import read, write
+
+PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+
+
+@pytest.fixture(scope="module")
+def random_networks():
+    return depth.measure(seeds=3, width=200, depth=5)
+
+
+def few(argument="", download=False):
+    generator = torch.Generator().manual_seed(0)
+    inputs, labels = torch.rand(80, 32, generator=generator), torch.randint(3, (80,), generator=generator)
+    labels[0] = 2
+    return Dataset(inputs[:64], labels[:64], inputs[64:], labels[64:])
+
+
+@pytest.fixture(scope="module")
+def trained():
+    return [training.run(name, few(), "few", steps=4, width=40) for name in ("tanh", "ReLU", "GELU")]
+
+
+def drawn(folder, *names):
+    return all((folder / f"{name}.png").read_bytes().startswith(PNG_SIGNATURE) for name in names)
+
+
+def test_all_variants_start_at_the_gap_of_the_correlation(random_networks):
+    n, rho = depth.SAMPLES, depth.CORRELATION
+    wanted = -(math.log(1 + (n - 1) * rho) + (n - 1) * math.log(1 - rho)) / n
+    for found in random_networks["activations"].values():
+        assert found["mean_field"][0] == pytest.approx(wanted, rel=1e-9)
+        assert found["bound"][0] == pytest.approx(wanted, rel=1e-9)
+        for quartiles in found["measured"].values():
+            assert quartiles[0] == pytest.approx([wanted] * 3, rel=1e-9)
+            assert len(quartiles) == 6
+
+
+def test_normalised_networks_follow_the_limit_and_the_bound_holds_for_it(random_networks):
+    for name, found in random_networks["activations"].items():
+        if name != "exp":  # whose heavy tail wants a wider network
+            assert found["measured"]["layernorm"][1][1] == pytest.approx(found["mean_field"][1], rel=0.2)
+        assert all(gap <= bound for gap, bound in zip(found["mean_field"], found["bound"], strict=True))
+
+
+def test_exp_without_normalising_leaves_the_range_of_numbers():
+    found = depth.measure(seeds=2, width=64, depth=6)["activations"]["exp"]["measured"]
+    assert found["centred"][6] is None
+    assert found["layernorm"][6] is not None
+
+
+def test_centring_that_leaves_rounding_alone_is_no_number():
+    nearly_constant = 0.5 + 1e-13 * torch.randn(3, 50, dtype=torch.float64)
+    assert depth._finished(depth._centred, nearly_constant).isnan().all()
+    assert depth._finished(depth._centred, torch.randn(3, 50)).isfinite().all()
+
+
+def test_limit_is_the_arc_cosine_kernel_of_relu():
+    correlation = torch.tensor([[1.0, 0.6], [0.6, 1.0]], dtype=torch.float64)
+    angle = math.acos(0.6)
+    second = (math.sin(angle) + (math.pi - angle) * math.cos(angle)) / math.tau
+    rho = (second - 1 / math.tau) / (0.5 - 1 / math.tau)
+    assert depth._limit(torch.relu, correlation, 1)[1] == pytest.approx(-math.log(1 - rho**2) / 2, rel=1e-6)
+
+
+def test_training_measures_every_layer_but_the_outputs_at_both_ends(trained):
+    for result in trained:
+        for stage in result["isometry"].values():
+            assert [layer["path"] for layer in stage][:4] == ["norm-0", "fc-0", "act-0", "norm-1"]
+            assert len(stage) == 31
+            assert all(0 < layer["isometry"] < 1 for layer in stage)
+        assert len(result["train_loss"]) == 4
+        assert result["samples"] == 16
+    start = [result["isometry"]["start"][1]["isometry"] for result in trained]
+    assert start[0] == start[1] == start[2]  # behind the first linear layer: the same weights for all
+
+
+def test_batches_hold_every_sample_once_an_epoch():
+    epoch = torch.cat(list(islice(training._batches(20, 6, seed=0), 3)))
+    assert len(epoch.unique()) == 18
+    again = torch.cat(list(islice(training._batches(20, 6, seed=0), 6)))
+    assert torch.equal(again[:18], epoch)
+    assert not torch.equal(again[18:], epoch)
+
+
+def test_tables_and_figures_come_from_the_files_alone(random_networks, trained, tmp_path):
+    write(tmp_path / "isometry" / "depth.json", random_networks)
+    for number, result in enumerate(trained):
+        write(tmp_path / "isometry" / f"{number}.json", result)
+    assert json.loads(json.dumps(random_networks)) == random_networks
+    assert read(tmp_path / "isometry")[0] == trained[0]
+    sections = report(tmp_path)
+    assert set(sections) == {"isometry-depth", "isometry-training"}
+    assert "| ReLU | 1.2665 | 0.538 |" in sections["isometry-depth"]
+    assert "| GELU | 1.2767 |" in sections["isometry-training"]
+    assert (
+        "Rank correlation of β over 3 activations with the loss at the end of training" in sections["isometry-training"]
+    )
+    assert "few, 10 layers of 40" in sections["isometry-training"]
+    names = ("depth", "unnormalised", "mean-field", "layers", "convergence")
+    assert drawn(tmp_path, *(f"isometry-{name}" for name in names))
+
+
+def test_command_skips_what_is_there(tmp_path, monkeypatch):
+    monkeypatch.setitem(DATA, "few", few)
+    command = ["isometry", "--only", "training", "--data", "few", "--width", "40", "--steps", "2"]
+    command += ["--out", str(tmp_path)]
+    assert main([*command, "--activations", "tanh"]) == 0
+    (kept,) = tmp_path.glob("*.json")
+    before = kept.stat().st_mtime_ns
+    assert main([*command, "--activations", "tanh", "leaky ReLU, 0.2"]) == 0
+    assert kept.stat().st_mtime_ns == before
+    assert {r["settings"]["activation"] for r in read(tmp_path)} == {"tanh", "leaky ReLU, 0.2"}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--activations", "swish"], "unknown activation 'swish'; known are sigmoid, SELU"),
+        (["--steps", "0"], "steps is 0; it must be positive"),
+        (["--width", "-1"], "width is -1; it must be positive"),
+    ],
+)
+def test_mistakes_are_one_line(options, message, tmp_path, capsys):
+    assert main(["isometry", "--out", str(tmp_path), *options]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_normalisers_put_the_points_where_their_formulas_say(tmp_path):
+    assert main(["plane", "--out", str(tmp_path / "normalisers-plane")]) == 0
+    (result,) = read(tmp_path / "normalisers-plane")
+    points = {name: torch.tensor([each["x"], each["y"]]).T for name, each in result["outputs"].items()}
+    inputs = torch.tensor([result["inputs"]["x"], result["inputs"]["y"]]).T
+    assert inputs.shape == (1000, 2)
+    lengths = inputs.norm(dim=1, keepdim=True)
+    wanted = {
+        "BatchNorm": (inputs - inputs.mean(0)) / inputs.std(0, unbiased=False),
+        "L2 norm": inputs / lengths,
+        "RMSNorm": inputs / lengths * math.sqrt(2),
+        "affine-like": inputs / (1 + lengths.square()).sqrt(),
+    }
+    for name, each in wanted.items():
+        torch.testing.assert_close(points[name], each, rtol=0, atol=1e-2 if name in ("L2 norm", "RMSNorm") else 1e-3)
+    # Two numbers less their mean keep a sign alone, but where eps is as large as they are.
+    layer_norm = points["LayerNorm"]
+    torch.testing.assert_close(layer_norm[:, 0], -layer_norm[:, 1], rtol=0, atol=1e-3)
+    assert (layer_norm.abs() > 0.9).double().mean() > 0.98
+    assert drawn(tmp_path, "normalisers-plane")
+    assert "| affine-like |" in report(tmp_path)["normalisers-plane"]

@@ -1,0 +1,281 @@
+"""Isometry, its gap and the mean-field bound: float64, held against formulas, eigenvalues and wide networks."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.autograd import gradcheck, gradgradcheck
+
+from adiv_optim.diagnostics import isometry, isometry_gap, isometry_strength, mean_field_bound
+
+EXACT, THEOREM, FIVE_PER_CENT = 1e-12, 1e-10, 0.05
+
+pytestmark = pytest.mark.usefixtures("in_float64")
+
+
+def gram(*shape):
+    x = torch.randn(*shape)
+    return x @ x.mT
+
+
+def by_eigenvalues(matrix):
+    values = torch.linalg.eigvalsh(matrix)
+    return values.log().mean(-1).exp() / values.mean(-1)
+
+
+@pytest.mark.parametrize("n", [1, 2, 5, 40])
+def test_isometry_is_the_ratio_of_geometric_and_arithmetic_mean_of_the_eigenvalues(n):
+    matrix = gram(3, 2, n, 50)
+    torch.testing.assert_close(isometry(matrix), by_eigenvalues(matrix), rtol=EXACT, atol=0)
+    torch.testing.assert_close(isometry_gap(matrix), -by_eigenvalues(matrix).log(), rtol=EXACT, atol=EXACT)
+    for at in np.ndindex(3, 2):
+        torch.testing.assert_close(isometry(matrix[at]), isometry(matrix)[at], rtol=EXACT, atol=0)
+
+
+def test_two_samples_span_a_parallelogram():
+    a, b, angle = 3.0, 0.5, 0.7
+    x = torch.tensor([[a, 0.0], [b * math.cos(angle), b * math.sin(angle)]])
+    wanted = 2 * a * b * math.sin(angle) / (a**2 + b**2)
+    assert isometry(x @ x.mT).item() == pytest.approx(wanted, rel=EXACT)
+
+
+def test_one_for_multiples_of_the_identity_and_free_of_scale():
+    eye = torch.eye(7)
+    torch.testing.assert_close(isometry(3 * eye), torch.tensor(1.0), rtol=0, atol=EXACT)
+    matrix = gram(6, 20)
+    for scale in (1e-200, 1e-9, 1e9, 1e200):
+        torch.testing.assert_close(isometry_gap(scale * matrix), isometry_gap(matrix), rtol=EXACT, atol=0)
+
+
+@pytest.mark.parametrize("spread", [0.0, 0.5, 3.0], ids=lambda s: f"spread-{s}")
+def test_theorem_1_normalising_raises_isometry_by_what_the_lengths_say(spread):
+    x = torch.randn(200, 8, 30) * torch.exp(spread * torch.randn(200, 8, 1))
+    a = x.norm(dim=-1)
+    unit = x / a.unsqueeze(-1)
+    ratio = isometry(unit @ unit.mT) / isometry(x @ x.mT)
+    exact = a.square().mean(-1) / a.log().mean(-1).exp().square()
+    torch.testing.assert_close(ratio, exact, rtol=THEOREM, atol=0)
+    bound = 1 + a.var(-1, unbiased=False) / a.mean(-1).square()
+    assert (ratio >= bound * (1 - THEOREM)).all()
+
+
+def test_centring_may_lower_isometry():
+    x = torch.randn(200, 8, 30)
+    centred = x - x.mean(-1, keepdim=True)
+    lowered = isometry(centred @ centred.mT) < isometry(x @ x.mT)
+    assert 0 < lowered.sum() < 200
+
+
+def samples_of_wild_lengths():
+    return torch.randn(6, 20) * torch.logspace(-7, 7, 6).unsqueeze(-1)
+
+
+def test_lengths_that_differ_by_many_orders_cost_no_accuracy():
+    x = samples_of_wild_lengths()
+    a = x.norm(dim=-1)
+    unit = x / a.unsqueeze(-1)
+    wanted = isometry_gap(unit @ unit.mT) + (a.square().mean() / a.log().mean().exp().square()).log()
+    torch.testing.assert_close(isometry_gap(x @ x.mT), wanted, rtol=THEOREM, atol=0)
+    # Eigenvalues, the other way to a determinant, lose the short samples.
+    lost = -by_eigenvalues(x @ x.mT).log()
+    assert not abs(lost - wanted) < 1e-3
+
+
+def copied():
+    x = torch.randn(5, 30)
+    x[3] = x[1]
+    return x
+
+
+SINGULAR = {
+    "copy": copied,
+    "multiple": lambda: torch.cat([x := torch.randn(4, 30), -3 * x[:1]]),
+    "sum": lambda: torch.cat([x := torch.randn(4, 30), x[:1] + x[1:2]]),
+    "zero-row": lambda: torch.cat([torch.randn(4, 30), torch.zeros(1, 30)]),
+    "all-zero": lambda: torch.zeros(5, 30),
+    "more-samples-than-features": lambda: torch.randn(5, 4),
+    "many-features": lambda: torch.randn(4, 3072)[[0, 1, 2, 3, 2]],
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("build", SINGULAR.values(), ids=SINGULAR)
+def test_singular_matrices_have_isometry_zero_and_pass_no_gradient(build, dtype):
+    x = torch.stack([build().to(dtype), torch.randn(5, build().shape[1], dtype=dtype)]).requires_grad_()
+    regular = x.shape[-1] >= 5
+    found, gap = isometry(x @ x.mT), isometry_gap(x @ x.mT)
+    assert found[0] == 0
+    assert gap[0] == torch.inf
+    assert (found[1] > 0) == regular
+    gap[1].backward(retain_graph=True)
+    (found.sum() + gap.sum()).backward()
+    assert x.grad.isfinite().all()
+    assert torch.equal(x.grad[0], torch.zeros_like(x[0]))
+    assert (x.grad[1].abs().max() > 0) == regular
+
+
+def test_a_plain_determinant_is_no_way_to_see_a_copy():
+    x = torch.stack([copied() for _ in range(50)])
+    assert torch.linalg.slogdet(x @ x.mT).logabsdet.isfinite().any()
+    assert isometry_gap(x @ x.mT).isinf().all()
+
+
+def test_nearly_singular_matrices_keep_their_gap():
+    for tilt in (1e-1, 1e-3, 1e-5, 1e-6):
+        x = torch.tensor([[1.0, 0.0], [math.cos(tilt), math.sin(tilt)]])
+        # 1 − cos² cancels to a relative ε / tilt².
+        torch.testing.assert_close(isometry(x @ x.mT).item(), math.sin(tilt), rtol=1e-15 / tilt**2, atol=0)
+
+
+def test_nan_and_inf_are_not_hidden():
+    matrix = gram(3, 4, 10)
+    matrix[0, 2, 1] = matrix[0, 1, 2] = torch.nan
+    matrix[1] *= torch.inf
+    found = isometry_gap(matrix)
+    assert found[:2].isnan().all()
+    assert isometry(matrix)[:2].isnan().all()
+    assert found[2].isfinite()
+
+
+def test_gradient_is_that_of_the_logarithms():
+    matrix = gram(2, 5, 9).requires_grad_()
+    (found,) = torch.autograd.grad(isometry_gap(matrix).sum(), matrix)
+    trace = matrix.diagonal(dim1=-2, dim2=-1).sum(-1)[:, None, None]
+    torch.testing.assert_close(found, torch.eye(5) / trace - matrix.inverse() / 5, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("function", [isometry, isometry_gap])
+def test_gradcheck_passes(function):
+    x = torch.randn(2, 3, 5, requires_grad=True)
+    assert gradcheck(lambda x: function(x @ x.mT), (x,))
+    assert gradgradcheck(lambda x: function(x @ x.mT), (x,))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "wanted"),
+    [(torch.float16, torch.float32), (torch.bfloat16, torch.float32), (torch.float32, torch.float32)],
+    ids=str,
+)
+def test_narrow_dtypes_are_computed_in_float32(dtype, wanted):
+    matrix = (torch.eye(4) + 0.25).to(dtype)
+    found = isometry_gap(matrix)
+    assert found.dtype == wanted
+    torch.testing.assert_close(found.double(), isometry_gap(matrix.double()), rtol=1e-6, atol=1e-6)
+
+
+def test_vmap_is_batching():
+    matrix = gram(4, 5, 9)
+    matrix[2] = 0
+    torch.testing.assert_close(torch.vmap(isometry_gap)(matrix), isometry_gap(matrix), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("shape", [(3,), (3, 4), (2, 3, 4)], ids=str)
+def test_shape_that_is_not_square_is_refused(shape):
+    for function in (isometry, isometry_gap, lambda g: mean_field_bound(g, 1.5, 3)):
+        with pytest.raises(ValueError, match=r"gram has shape .* must be \(\.\.\., n, n\)"):
+            function(torch.randn(shape))
+
+
+def dual(activation, correlation):
+    """Correlation of centred activations of normal pairs, by a product of two Gauss-Hermite rules."""
+    nodes, weights = (torch.from_numpy(each) for each in np.polynomial.hermite_e.hermegauss(80))
+    weights = weights / weights.sum()
+    first = nodes.unsqueeze(-1)
+    rho = correlation[..., None, None]
+    second = rho * first + (1 - rho.square()).clamp(min=0).sqrt() * nodes
+    centred = activation(nodes) - weights @ activation(nodes)
+    mixed = (activation(second) - weights @ activation(nodes)) @ weights
+    return mixed @ (weights * centred) / (weights @ centred.square())
+
+
+SMOOTH = {"tanh": torch.tanh, "gelu": F.gelu, "silu": F.silu, "sin": torch.sin}
+each_smooth = pytest.mark.parametrize("activation", SMOOTH.values(), ids=SMOOTH)
+
+
+@each_smooth
+def test_mean_field_gap_keeps_below_its_bound(activation):
+    strength, depths = isometry_strength(activation), 40
+    x = torch.randn(8, 5, 8) + torch.linspace(0, 2, 8)[:, None, None]
+    unit = x / x.norm(dim=-1, keepdim=True)
+    start = correlation = unit @ unit.mT
+    bound = mean_field_bound(x @ x.mT, strength, range(depths + 1))
+    theorem_4 = torch.exp(
+        -torch.arange(depths + 1) * math.log(strength) + 5 * isometry_gap(start).unsqueeze(-1) + math.log(20)
+    )
+    assert bound.shape == (8, depths + 1)
+    assert (bound <= theorem_4 * (1 + EXACT)).all()
+    gaps = []
+    for _ in range(depths + 1):
+        gaps.append(isometry_gap(correlation))
+        correlation = dual(activation, correlation)
+    gaps = torch.stack(gaps, -1)
+    assert (gaps <= bound + EXACT).all()
+    # The bound says something: it comes below the start, and an overstated strength breaks it.
+    assert (bound[:, -1] < gaps[:, 0] / 2).any() or strength < 1.1
+    assert (gaps > mean_field_bound(x @ x.mT, 2.0, range(depths + 1)) + EXACT).any()
+
+
+@each_smooth
+def test_mean_field_gap_falls_by_the_square_of_two_minus_strength_in_the_end(activation):
+    correlation = torch.eye(4) + 1e-3 * torch.randn(4, 4).tril(-1)
+    correlation = (correlation + correlation.mT) / 2
+    ratio = isometry_gap(dual(activation, correlation)) / isometry_gap(correlation)
+    assert ratio.item() == pytest.approx((2 - isometry_strength(activation)) ** 2, rel=2e-3)
+
+
+def gap_ratio(activation, correlation, width=2000, pairs=400):
+    """Mean gap after one random layer over that before, for pairs of samples of a given correlation, signs alternating.
+
+    Alternating, as the square in ρ → c₁²ρ + c₂²ρ² + … then cancels. The pairs are orthogonal to each other: the layer
+    treats them as it would as many draws of its weights.
+    """
+    basis, _ = torch.linalg.qr(torch.randn(width, 2 * pairs))
+    rho = correlation * (1 - 2 * (torch.arange(pairs) % 2))
+    first, second = basis.T.view(pairs, 2, width).unbind(1)
+    second = rho.unsqueeze(-1) * first + (1 - rho.square()).sqrt().unsqueeze(-1) * second
+    x = torch.stack([first, second], 1) * math.sqrt(width)
+    y = F.layer_norm(activation(x @ torch.randn(width, width) / math.sqrt(width)), (width,), eps=0)
+    return (isometry_gap(y @ y.mT).mean() / isometry_gap(x @ x.mT).mean()).item()
+
+
+WIDE = {"relu": torch.relu, "tanh": torch.tanh, "gelu": F.gelu}
+
+
+@pytest.mark.parametrize("activation", WIDE.values(), ids=WIDE)
+def test_per_layer_gap_ratio_at_width_2000(activation):
+    """Correlations of 1/4: higher powers of ρ and the noise, 1/width against ρ², cost no more than a few per cent."""
+    ratio = gap_ratio(activation, 0.25)
+    assert ratio == pytest.approx((2 - isometry_strength(activation)) ** 2, rel=FIVE_PER_CENT)
+
+
+def test_per_layer_gap_ratio_is_another_where_the_noise_of_the_width_is_as_large_as_the_gap():
+    assert gap_ratio(torch.relu, 0.03) > (2 - isometry_strength(torch.relu)) ** 2 * (1 + 2 * FIVE_PER_CENT)
+
+
+def test_bound_takes_one_depth_or_many_and_batches():
+    matrix = gram(2, 3, 4, 10)
+    assert mean_field_bound(matrix, 1.2, 5).shape == (2, 3)
+    assert mean_field_bound(matrix, 1.2, [1, 2]).shape == (2, 3, 2)
+    assert mean_field_bound(matrix, 1.2, torch.arange(6).view(2, 3)).shape == (2, 3, 2, 3)
+    assert mean_field_bound(torch.ones(1, 1), 1.2, 5) == 0
+    torch.testing.assert_close(
+        mean_field_bound(7 * matrix, 1.2, [40]), mean_field_bound(matrix, 1.2, [40]), rtol=EXACT, atol=0
+    )
+
+
+def test_bound_of_a_linear_network_and_of_a_copied_sample_never_falls():
+    matrix = gram(5, 30)
+    correlation = matrix / (matrix.diagonal().sqrt().unsqueeze(-1) * matrix.diagonal().sqrt())
+    start = isometry_gap(correlation)
+    torch.testing.assert_close(mean_field_bound(matrix, 1.0, [0, 1000]), start.expand(2), rtol=EXACT, atol=0)
+    for _ in range(50):
+        x = copied()
+        assert mean_field_bound(x @ x.mT, 1.5, 1000) == torch.inf
+
+
+@pytest.mark.parametrize("strength", [0.9, 2.1, float("nan")], ids=str)
+def test_strength_out_of_bounds_is_refused(strength):
+    with pytest.raises(ValueError, match=rf"strength is {strength}; it must lie in \[1, 2\]"):
+        mean_field_bound(torch.eye(3), strength, 3)

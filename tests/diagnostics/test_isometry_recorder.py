@@ -1,0 +1,282 @@
+"""The isometry recorder measures what the layers return, and the model does not notice: float64, bit for bit."""
+
+import copy
+import json
+import math
+import pickle
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from adiv_optim.diagnostics import divergence, isometry, record
+from tests.diagnostics.test_untouched import everything, same
+
+EXACT = 1e-12
+
+pytestmark = pytest.mark.usefixtures("in_float64")
+
+
+def network():
+    return nn.Sequential(
+        nn.Linear(6, 20), nn.BatchNorm1d(20), nn.ReLU(inplace=True), nn.Dropout(0.3), nn.Linear(20, 20),
+        nn.LayerNorm(20), nn.Linear(20, 3),
+    )  # fmt: skip
+
+
+def by_singular_values(x):
+    """Isometry of x xᵀ, without forming it."""
+    squares = torch.linalg.svdvals(x).square()
+    squares = F.pad(squares, (0, x.shape[-2] - squares.shape[-1]))
+    return squares.log().mean(-1).exp() / squares.mean(-1)
+
+
+def recorded(model, x, **options):
+    with record(model, **options) as recorder:
+        model(x)
+    return {layer["path"]: layer for layer in recorder.history[0]["layers"]}
+
+
+def test_numbers_are_those_of_each_layers_output():
+    model, x = nn.Sequential(nn.Linear(6, 20), nn.Tanh(), nn.Sequential(nn.LayerNorm(20), nn.Linear(20, 9))), None
+    x = torch.randn(5, 6)
+    found = recorded(model, x)
+    assert list(found) == ["0", "1", "2.0", "2.1"]
+    assert [found[path]["kind"] for path in found] == ["Linear", "Tanh", "LayerNorm", "Linear"]
+    for layer, path in zip((model[0], model[1], *model[2]), found, strict=True):
+        x = layer(x)
+        assert found[path]["samples"] == 5
+        assert found[path]["isometry"] == pytest.approx(by_singular_values(x).item(), rel=EXACT)
+        assert found[path]["gap"] == pytest.approx(-math.log(found[path]["isometry"]), rel=EXACT)
+
+
+def test_layer_that_works_in_place_is_told_from_the_one_before():
+    linear, x = nn.Linear(6, 20), torch.randn(5, 6)
+    plain, in_place = (recorded(nn.Sequential(linear, nn.ReLU(inplace=flag)), x) for flag in (False, True))
+    assert plain == in_place
+    assert plain["0"]["isometry"] != plain["1"]["isometry"]
+
+
+def test_samples_of_a_sequence_are_its_tokens():
+    layer, x = nn.Linear(6, 20), torch.randn(3, 5, 6)
+    found = recorded(layer, x)[""]
+    each = [by_singular_values(layer(sequence)) for sequence in x]
+    assert found["samples"] == 5
+    assert found["isometry"] == pytest.approx(torch.stack(each).mean().item(), rel=EXACT)
+    assert found["gap"] == pytest.approx(-torch.stack(each).log().mean().item(), rel=EXACT)
+    together = recorded(layer, x, rows=lambda z: z.flatten(0, 1))[""]
+    assert together["samples"] == 15
+    assert together["isometry"] == pytest.approx(by_singular_values(layer(x).flatten(0, 1)).item(), rel=EXACT)
+    assert abs(together["isometry"] - found["isometry"]) > 0.01
+
+
+def test_samples_of_images_are_images():
+    layer, x = nn.Conv2d(3, 4, 3), torch.randn(5, 3, 6, 7)
+    found = recorded(layer, x)[""]
+    assert found["samples"] == 5
+    assert found["isometry"] == pytest.approx(by_singular_values(layer(x).flatten(1)).item(), rel=EXACT)
+    layer, x = nn.Conv1d(3, 4, 3), torch.randn(5, 3, 6)
+    found = recorded(layer, x, rows=lambda z: z.flatten(1))[""]
+    assert found["isometry"] == pytest.approx(by_singular_values(layer(x).flatten(1)).item(), rel=EXACT)
+
+
+def test_more_samples_are_thinned_evenly():
+    layer, x = nn.Identity(), torch.randn(10, 30)
+    found = recorded(layer, x, max_samples=4)[""]
+    assert found["samples"] == 4
+    assert found["isometry"] == pytest.approx(isometry(x[[0, 2, 5, 7]] @ x[[0, 2, 5, 7]].T).item(), rel=EXACT)
+
+
+def test_half_precision_is_measured_in_float64():
+    x = torch.randn(5, 30, dtype=torch.bfloat16)
+    found = recorded(nn.Identity(), x)[""]
+    assert found["isometry"] == pytest.approx(by_singular_values(x.double()).item(), rel=EXACT)
+
+
+def test_samples_that_depend_on_each_other_have_isometry_zero():
+    found = recorded(nn.Linear(6, 3), torch.randn(5, 6))[""]
+    assert found["isometry"] == 0
+    assert found["gap"] == math.inf
+
+
+def step(model, optimizer):
+    x, y = torch.randn(10, 6), torch.randint(3, (10,))
+    optimizer.zero_grad()
+    loss = F.cross_entropy(model(x), y)
+    loss.backward()
+    optimizer.step()
+    return loss.detach()
+
+
+def test_training_is_the_same_with_and_without_it_bit_for_bit():
+    runs = []
+    for watched in (False, True):
+        torch.manual_seed(3)
+        model = network()
+        optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+        recorder = record(model) if watched else None
+        losses = [step(model, optimizer) for _ in range(4)]
+        if recorder:
+            assert [len(entry["layers"]) for entry in recorder.history] == [7] * 4
+            recorder.remove()
+        runs.append((losses, everything(model, optimizer)[0]))
+    assert same(*runs)
+    # The test can fail: one number drawn more is seen.
+    torch.rand(1)
+    assert not same(runs[0][1]["random"], everything(model, optimizer)[0]["random"])
+
+
+def test_attaching_measuring_and_removing_changes_nothing():
+    model = network()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    step(model, optimizer)
+    x = torch.randn(4, 6)
+    before, kept = everything(model, optimizer)
+    keys = [set(vars(module)) for module in model.modules()]
+    with record(model):
+        model.eval()(x)
+        model.train()
+    after, still = everything(model, optimizer)
+    assert {key for key in before if not same(before[key], after[key])} == set()
+    assert kept == still
+    assert [set(vars(module)) for module in model.modules()] == keys
+    # The test can fail: hooks that stay are seen.
+    record(model)
+    assert not same(before["hooks"], everything(model, optimizer)[0]["hooks"])
+
+
+def test_graph_of_the_forward_pass_is_that_of_the_model():
+    model, x = network(), torch.randn(4, 6, requires_grad=True)
+    with record(model):
+        output = model(x)
+    assert output.requires_grad
+    output.sum().backward()
+    assert x.grad is not None
+
+
+def test_every_nth_pass_is_measured_and_says_its_mode():
+    model = network()
+    with record(model, every=3) as recorder:
+        for number in range(8):
+            model.train(number < 5)(torch.randn(10, 6))
+    assert [(entry["step"], entry["training"]) for entry in recorder.history] == [(0, True), (3, True), (6, False)]
+    model(torch.randn(10, 6))
+    assert len(recorder.history) == 3
+
+
+def test_shared_activation_is_listed_once_per_call():
+    class Shared(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second, self.act = nn.Linear(6, 20), nn.Linear(20, 20), nn.Tanh()
+
+        def forward(self, x):
+            return self.act(self.second(self.act(self.first(x))))
+
+    model = Shared()
+    with record(model) as recorder:
+        model(torch.randn(5, 6))
+    layers = recorder.history[0]["layers"]
+    assert [layer["path"] for layer in layers] == ["first", "act", "second", "act"]
+    assert layers[1]["isometry"] != layers[3]["isometry"]
+
+
+def test_calls_that_belong_to_no_forward_pass_are_not_measured():
+    class Checkpointed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(6, 20)
+
+        def forward(self, x):
+            return checkpoint(self.layer, x, use_reentrant=False)
+
+    model = Checkpointed()
+    with record(model) as recorder:
+        model(torch.randn(5, 6)).sum().backward()  # which calls the layer again
+        model.layer(torch.randn(5, 6))
+        with pytest.raises(RuntimeError, match="shapes"):
+            model(torch.randn(5, 7))
+        model.layer(torch.randn(5, 6))
+    assert [len(entry["layers"]) for entry in recorder.history] == [1, 0]
+
+
+def test_outputs_without_samples_are_named():
+    class Odd(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.recurrent, self.flat, self.index = nn.LSTM(6, 8), nn.Flatten(0), nn.Identity()
+
+        def forward(self, x):
+            self.index(torch.arange(4).view(2, 2))
+            return self.flat(self.recurrent(x)[0])
+
+    model = Odd()
+    with record(model) as recorder:
+        model(torch.randn(3, 5, 6))
+    assert recorder.history[0]["layers"] == []
+    assert recorder.left_out == {
+        "recurrent": "it returned a tuple",
+        "flat": "it returned a torch.float64 tensor of shape (120,)",
+        "index": "it returned a torch.int64 tensor of shape (2, 2)",
+    }
+
+
+def test_layers_can_be_chosen_containers_too():
+    model = nn.Sequential(network(), nn.Tanh())
+    assert list(recorded(model, torch.randn(5, 6), layers=["0.4", "0", "1"])) == ["0.4", "0", "1"]
+    assert list(recorded(model, torch.randn(5, 6), layers="0.4")) == ["0.4"]
+
+
+def test_copies_and_pickles_of_a_watched_model_record_for_themselves():
+    model, x = network(), torch.randn(5, 6)
+    recorder = record(model)
+    model(x)
+    for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        twin(x)
+        assert len(recorder.history) == 1
+    divergence(model, F.cross_entropy, x, torch.randint(3, (5,)))
+    assert len(recorder.history) == 1
+    model(x)
+    assert len(recorder.history) == 2
+
+
+def test_history_is_saved_as_strict_json(tmp_path):
+    model = nn.Linear(6, 3)
+    with record(model) as recorder:
+        model(torch.randn(5, 6))
+        model(torch.randn(2, 6))
+    recorder.save(tmp_path / "isometry.json")
+    text = (tmp_path / "isometry.json").read_text()
+    assert "Infinity" not in text
+    found = json.loads(text)
+    assert found["history"][0]["layers"][0]["gap"] is None
+    assert found["history"][1] == recorder.history[1]
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_compiled_model_is_measured_alike():
+    model, x = nn.Sequential(nn.Linear(6, 20), nn.Tanh()), torch.randn(5, 6)
+    wanted = recorded(model, x)
+    with record(model) as recorder:
+        torch.compile(model, backend="eager")(x)
+    torch._dynamo.reset()
+    for layer in recorder.history[0]["layers"]:
+        assert layer["isometry"] == pytest.approx(wanted[layer["path"]]["isometry"], rel=EXACT)
+    assert len(recorder.history[0]["layers"]) == 2
+
+
+ERRORS = {
+    "every": ({"every": 0}, "every is 0; it must be at least 1"),
+    "samples": ({"max_samples": 0}, "max_samples is 0; it must be at least 1"),
+    "path": ({"layers": ["7"]}, "no module '7'; it has 0, 1, 2, 3, 4, 5, 6"),
+}
+
+
+@pytest.mark.parametrize(("options", "message"), ERRORS.values(), ids=ERRORS)
+def test_mistakes_are_refused_and_leave_no_hooks(options, message):
+    model = network()
+    with pytest.raises(ValueError, match=message):
+        record(model, **options)
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())

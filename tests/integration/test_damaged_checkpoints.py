@@ -1,0 +1,249 @@
+"""State dicts that are damaged, or of something else: refused by the first difference, and nothing has changed."""
+
+import ast
+import copy
+import re
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.optim import SGD, Adagrad, AdamW, RMSprop
+from torch.utils import _pytree as pytree
+
+from tests.integration.wrapped import REMEMBERING, WRAPPERS
+
+pytestmark = pytest.mark.usefixtures("in_float64")
+State = dict[str, Any]
+Change = Callable[[Any], Any]
+
+
+def built(wrapper: str | None, hidden: int = 5, build: Any = AdamW, steps: int = 3) -> Any:
+    """A wrapper that has stepped on a network with so many hidden units, or the bare optimizer."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv1d(2, 4, 3, groups=2), nn.ReLU(), nn.Flatten(), nn.Linear(12, hidden), nn.ReLU())
+    model.append(nn.Linear(hidden, 3))
+    inner = build(model.parameters(), lr=1e-2)
+    optimizer = inner if wrapper is None else WRAPPERS[wrapper](inner, model, torch.zeros(1, 2, 5))
+    train(model, optimizer, steps)
+    return optimizer
+
+
+def train(model: nn.Module, optimizer: Any, steps: int) -> None:
+    for _ in range(steps):
+        optimizer.zero_grad()
+        F.cross_entropy(model(torch.randn(7, 2, 5)), torch.randint(3, (7,))).backward()
+        optimizer.step()
+
+
+def path_of(optimizer: Any) -> list[Any]:
+    """Weights and state now, and where two more steps lead."""
+    torch.manual_seed(1)
+    now = copy.deepcopy([optimizer.model.state_dict(), optimizer.state_dict()])
+    train(optimizer.model, optimizer, 2)
+    return pytree.tree_leaves([now, optimizer.model.state_dict(), optimizer.state_dict()])
+
+
+def same(one: list[Any], other: list[Any]) -> bool:
+    return len(one) == len(other) and all(
+        torch.equal(a, b) if isinstance(a, Tensor) else a == b for a, b in zip(one, other, strict=True)
+    )
+
+
+@cache
+def undisturbed(wrapper: str) -> tuple[Any, list[Any]]:
+    optimizer = built(wrapper)
+    return optimizer, path_of(copy.deepcopy(optimizer))
+
+
+def saved(wrapper: str) -> State:
+    """A state dict of `built(wrapper)` that may be changed."""
+    return copy.deepcopy(undisturbed(wrapper)[0].state_dict())
+
+
+def assert_refused(wrapper: str, state: Any, message: str) -> None:
+    before, path = undisturbed(wrapper)
+    optimizer = copy.deepcopy(before)
+    with pytest.raises(ValueError, match=f"{re.escape(message)}.*; .*[.]$"):  # the remedy comes last
+        optimizer.load_state_dict(state)
+    assert same(path_of(optimizer), path)
+
+
+def damaged(state: State, path: str, change: Change) -> State:
+    """The state dict with another value at a path, which is written as in the messages."""
+    if not path:
+        return change(state)
+    *outer, last = (ast.literal_eval(key) for key in re.findall(r"\[(.+?)\]", path))
+    part: Any = state
+    for key in outer:
+        if isinstance(part[key], tuple):
+            part[key] = list(part[key])
+        part = part[key]
+    part[last] = change(part[last])
+    return state
+
+
+def to(value: Any) -> Change:
+    return lambda _: value
+
+
+def without(key: str) -> Change:
+    return lambda entries: {name: value for name, value in entries.items() if name != key}
+
+
+def plus(key: Any) -> Change:
+    return lambda entries: {**entries, key: {}}
+
+
+def shorter(sequence: Any) -> Any:
+    return sequence[:-1]
+
+
+def poisoned(tensor: Tensor) -> Tensor:
+    return torch.full_like(tensor, torch.nan)
+
+
+F64 = "is a torch.float64 tensor of shape"
+#: name → where the damage is, what it is, and what the message says of that place.
+INNER: dict[str, tuple[str, Change, str]] = {
+    "no-state": ("", without("state"), " lacks 'state': it is a dict of 'param_groups'"),
+    "no-groups": ("", without("param_groups"), " lacks 'param_groups': it is a dict of 'state'"),
+    "groups-truncated": ("['param_groups']", shorter, " is a list of 0, wanted a list of 1"),
+    "group-no-dict": ("['param_groups'][0]", to("adamw"), " is 'adamw' (str), wanted a dict"),
+    "parameters-truncated": ("['param_groups'][0]['params']", shorter, " is a list of 5, wanted a list of 6"),
+    "option-missing": ("['param_groups'][0]", without("betas"), " lacks 'betas': it is a dict of 'lr', 'eps'"),
+    "option-no-number": ("['param_groups'][0]['lr']", to("fast"), " is 'fast' (str), wanted a number"),
+    "option-truncated": ("['param_groups'][0]['betas']", shorter, " is a tuple of 1, wanted a list of 2"),
+    "state-no-dict": ("['state']", to([]), " is a list of 0, wanted a dict"),
+    "entry-no-dict": ("['state'][2]", to(None), " is None (NoneType), wanted a dict"),
+    "entry-unknown": ("['state']", plus(6), ": the key is 6 (int), wanted one of those in 'params'"),
+    "moment-missing": ("['state'][0]", without("exp_avg"), " lacks 'exp_avg': it is a dict of 'step', 'exp_avg_sq'"),
+    "moment-no-tensor": ("['state'][3]['exp_avg']", to("0"), " is '0' (str), wanted a tensor"),
+    "moment-truncated": (
+        "['state'][2]['exp_avg']", shorter,
+        f" {F64} (4, 12), wanted a tensor that broadcasts to its parameter's shape (5, 12)",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+@pytest.mark.parametrize(("path", "change", "message"), INNER.values(), ids=INNER)
+def test_damaged_state_of_the_inner_optimizer_is_refused(wrapper, path, change, message):
+    assert_refused(wrapper, damaged(saved(wrapper), path, change), f"state_dict{path}{message}")
+
+
+RUN, CHART, WHITE = "['running']['3']", "['chart']", "['chart']['layers']['3.weight']"
+FACTOR = "['chart']['factors']['3.weight']"
+#: The same of what the wrappers themselves remember.
+MEMORY: dict[str, dict[str, tuple[str, Change, str]]] = {
+    "batch-ideal-running": {
+        "no-dict": ("['running']", to(None), " is None (NoneType), wanted a dict of '0', '3', '5'"),
+        "layer-missing": ("['running']", without("5"), " lacks '5': it is a dict of '0', '3', wanted a dict of"),
+        "layer-unknown": ("['running']", plus("9"), " has an unknown '9': it is a dict of '0', '3', '5', '9'"),
+        "layer-no-dict": (RUN, to(1.0), " is 1.0 (float), wanted a dict of 'total', 'factor'"),
+        "entry-missing": (RUN, without("factor"), " lacks 'factor': it is a dict of 'total', 'rows', 'weight'"),
+        "sum-nan": (f"{RUN}['total']", poisoned, f" {F64} (13, 13) with NaN or inf, wanted a floating-point tensor"),
+        "sum-truncated": (f"{RUN}['total']", shorter, f" {F64} (12, 13), wanted a floating-point tensor"),
+        "sum-of-integers": (f"{RUN}['total']", Tensor.long, " is a torch.int64 tensor of shape (13, 13), wanted"),
+        "factor-truncated": (f"{RUN}['factor']", shorter, f" {F64} (12, 13), wanted a floating-point tensor"),
+        "rows-no-number": (f"{RUN}['rows']", to("many"), " is 'many' (str), wanted a finite number"),
+        "weight-zero": (f"{RUN}['weight']", to(0.0), " is 0.0 (float), wanted a finite number above 0"),
+        "steps-no-count": (f"{RUN}['steps']", to(1.5), " is 1.5 (float), wanted an integer of at least 0"),
+    },
+    "unit-consistent": {
+        "no-dict": (CHART, to(None), " is None (NoneType), wanted a dict of 'steps', 'log_scales', 'factors'"),
+        "steps-missing": (CHART, without("steps"), " lacks 'steps': it is a dict of 'log_scales', 'factors', wanted"),
+        "steps-negative": (f"{CHART}['steps']", to(-1), " is -1 (int), wanted an integer of at least 0"),
+        "scales-nan": (f"{CHART}['log_scales']", poisoned, f" {F64} (9,) with NaN or inf, wanted"),
+        "scales-truncated": (f"{CHART}['log_scales']", shorter, f" {F64} (8,), wanted a floating-point tensor"),
+        "scales-no-tensor": (f"{CHART}['log_scales']", Tensor.tolist, " is a list of 9, wanted a floating-point"),
+        "factors-no-dict": (f"{CHART}['factors']", to([]), " is a list of 0, wanted a dict"),
+        "factors-missing": (f"{CHART}['factors']", without("3.bias"), " lacks '3.bias': it is a dict of"),
+        "factors-unknown": (f"{CHART}['factors']", plus("9.bias"), " has an unknown '9.bias': it is a dict of"),
+        "factors-truncated": (FACTOR, shorter, " is a tuple of 1, wanted a list of 2"),
+        "factor-truncated": (f"{FACTOR}[0]", shorter, f" {F64} (4, 1), wanted a tensor of finite numbers above 0 that"),
+        "factor-negative": (f"{FACTOR}[1]", Tensor.neg, f" {F64} (1, 12), wanted a tensor of finite numbers above 0"),
+    },
+    "whitened": {
+        "no-dict": (CHART, to(None), " is None (NoneType), wanted a dict of 'steps', 'layers'"),
+        "steps-no-count": (f"{CHART}['steps']", to(True), " is True (bool), wanted an integer of at least 0"),
+        "layer-missing": (f"{CHART}['layers']", without("3.weight"), " lacks '3.weight': it is a dict of '0.weight'"),
+        "layer-unknown": (f"{CHART}['layers']", plus("9.weight"), " has an unknown '9.weight': it is a dict of"),
+        "layer-no-dict": (WHITE, to([]), " is a list of 0, wanted a dict of 'total', 'rows', 'spectra'"),
+        "covariance-missing": (WHITE, without("total"), " lacks 'total': it is a dict of 'rows', 'spectra', wanted"),
+        "covariance-nan": (f"{WHITE}['total'][0]", poisoned, f" {F64} (1, 13, 13) with NaN or inf, wanted"),
+        "covariance-truncated": (f"{WHITE}['total']", shorter, " is a list of 0, wanted a list of 1"),
+        "block-truncated": (f"{WHITE}['total'][0]", lambda block: block[:, 1:], f" {F64} (1, 12, 13), wanted"),
+        "rows-nan": (f"{WHITE}['rows']", to(torch.nan), " is nan (float), wanted a finite number"),
+        "rows-zero": (f"{WHITE}['rows']", to(0.0), " is 0.0 (float), wanted a finite number above 0"),
+        "spectra-truncated": (f"{WHITE}['spectra']", shorter, " is a list of 0, wanted a list of 1"),
+    },
+    "whitened-rank": {
+        "spectrum-truncated": (f"{WHITE}['spectra'][0]", shorter, " is a tuple of 1, wanted a list of 2"),
+        "values-nan": (f"{WHITE}['spectra'][0][0]", poisoned, f" {F64} (2,) with NaN or inf, wanted"),
+        "vectors-truncated": (f"{WHITE}['spectra'][0][1]", lambda u: u[:, 1:], f" {F64} (13, 1), wanted"),
+        "vectors-too-short": (f"{WHITE}['spectra'][0][1]", lambda u: u[1:], f" {F64} (12, 2), wanted"),
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("wrapper", "name"), [(wrapper, name) for wrapper in MEMORY for name in MEMORY[wrapper]])
+def test_damaged_memory_of_the_wrapper_is_refused(wrapper, name):
+    path, change, message = MEMORY[wrapper][name]
+    assert_refused(wrapper, damaged(saved(wrapper), path, change), f"state_dict{path}{message}")
+
+
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+@pytest.mark.parametrize("state", [None, [], "state"], ids=repr)
+def test_what_is_no_state_dict_is_refused(wrapper, state):
+    assert_refused(wrapper, state, ", wanted a dict")
+
+
+#: Where a sixth hidden unit shows first.
+OTHER_SHAPES = {
+    "batch-ideal-running": f"['running']['5']['total'] {F64} (7, 7), wanted a floating-point tensor of shape (6, 6)",
+    "unit-consistent": f"['chart']['log_scales'] {F64} (10,), wanted a floating-point tensor of shape (9,)",
+    "whitened": f"['layers']['5.weight']['total'][0] {F64} (1, 7, 7), wanted a floating-point tensor of shape (1, 6",
+}
+OTHER_SHAPES["whitened-rank"] = OTHER_SHAPES["whitened"]
+
+
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+def test_state_of_a_model_with_other_shapes_is_refused(wrapper):
+    assert_refused(wrapper, built(wrapper, hidden=6).state_dict(), OTHER_SHAPES.get(wrapper, "(6, 12), wanted"))
+    assert_refused(wrapper, built(None, hidden=6).state_dict(), "['state'][2]['exp_avg'] is a torch.float64 tensor")
+
+
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+@pytest.mark.parametrize("build", [SGD, RMSprop, Adagrad])
+def test_state_of_another_optimizer_is_refused(wrapper, build):
+    state = built(wrapper, build=build).state_dict()
+    assert_refused(wrapper, state, "['param_groups'][0] lacks 'betas': it is a dict of")
+
+
+def kind(wrapper: str) -> str:
+    """A wrapper's name but for its rank: those of other ranks read each other's checkpoints."""
+    return wrapper.removesuffix("-rank")
+
+
+@pytest.mark.parametrize(
+    ("wrapper", "other"), [(one, other) for one in WRAPPERS for other in REMEMBERING if kind(one) != kind(other)]
+)
+def test_state_of_another_wrapper_is_refused(wrapper, other):
+    state = saved(other)
+    (key,) = state.keys() - {"state", "param_groups"}
+    assert_refused(wrapper, state, f"[{key!r}]")
+
+
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+def test_state_of_the_same_wrapper_is_taken_and_changes_the_path(wrapper):
+    before, path = undisturbed(wrapper)
+    optimizer = copy.deepcopy(before)
+    optimizer.load_state_dict(saved(wrapper))
+    assert same(path_of(optimizer), path)
+    optimizer = copy.deepcopy(before)
+    optimizer.load_state_dict(built(wrapper, steps=2).state_dict())
+    assert not same(path_of(optimizer), path)

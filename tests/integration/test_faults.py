@@ -1,0 +1,122 @@
+"""A batch whose loss is NaN, under GradScaler: for every wrapper it is as if the batch had not been there."""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.optim import AdamW
+from torch.utils import _pytree as pytree
+
+from tests.integration.wrapped import WRAPPERS, Wrap, each_wrapper
+
+SHAPE = (6, 2, 5, 5)
+
+
+def built(wrap: Wrap) -> Any:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(2, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(36, 8), nn.ReLU(), nn.Linear(8, 3))
+    return wrap(AdamW(model.parameters(), lr=1e-2, eps=1e-3), model, torch.zeros(1, *SHAPE[1:]))
+
+
+def batches(count: int) -> list[tuple[Tensor, Tensor]]:
+    generator = torch.Generator().manual_seed(1)
+    return [
+        (torch.randn(SHAPE, generator=generator), torch.randint(3, SHAPE[:1], generator=generator))
+        for _ in range(count)
+    ]
+
+
+def nan_loss(x: Tensor) -> tuple[Tensor, float]:
+    return x, torch.nan
+
+
+def nan_row(x: Tensor) -> tuple[Tensor, float]:
+    return x.index_fill(0, torch.tensor([1]), torch.nan), 1.0
+
+
+def infinite_row(x: Tensor) -> tuple[Tensor, float]:
+    return x.index_fill(0, torch.tensor([1]), torch.inf), 1.0
+
+
+#: x → x, and what to multiply the loss by.
+POISONS = {"nan-loss": nan_loss, "nan-row": nan_row, "infinite-row": infinite_row}
+each_poison = pytest.mark.parametrize("poison", POISONS.values(), ids=POISONS)
+#: How a training loop may drop gradients.
+BY_OPTIMIZER: dict[str, Callable[[Any], None]] = {
+    "optimizer": lambda optimizer: optimizer.zero_grad(),
+    "optimizer-in-place": lambda optimizer: optimizer.zero_grad(set_to_none=False),
+}
+BY_MODEL: dict[str, Callable[[Any], None]] = {
+    "model": lambda optimizer: optimizer.model.zero_grad(),
+    "model-in-place": lambda optimizer: optimizer.model.zero_grad(set_to_none=False),
+}
+
+
+def snapshot(optimizer: Any) -> list[Any]:
+    """Weights, and everything that a checkpoint would hold."""
+    return copy.deepcopy(pytree.tree_leaves([optimizer.model.state_dict(), optimizer.state_dict()]))
+
+
+def same(one: list[Any], other: list[Any]) -> bool:
+    return len(one) == len(other) and all(
+        torch.equal(a, b) if isinstance(a, Tensor) else a == b for a, b in zip(one, other, strict=True)
+    )
+
+
+def finite(values: list[Any]) -> bool:
+    return all(bool(value.isfinite().all()) for value in values if isinstance(value, Tensor))
+
+
+def step(optimizer: Any, scaler: Any, x: Tensor, y: Tensor, clear: Callable[[Any], None], factor: float = 1.0) -> None:
+    clear(optimizer)
+    scaler.scale(factor * F.cross_entropy(optimizer.model(x), y)).backward()
+    scaler.step(optimizer)
+    scaler.update()
+
+
+@each_wrapper
+@each_poison
+@pytest.mark.parametrize("clear", BY_OPTIMIZER.values(), ids=BY_OPTIMIZER)
+def test_poisoned_batch_under_grad_scaler_is_as_if_it_had_not_been(wrap, poison, clear):
+    optimizer, clean = built(wrap), built(wrap)
+    scaler, other = (torch.amp.GradScaler("cpu", init_scale=2.0**10) for _ in range(2))
+    for number, (x, y) in enumerate(batches(6)):
+        if number in (0, 3):
+            before = snapshot(optimizer)
+            bad, factor = poison(x)
+            step(optimizer, scaler, bad, y, clear, factor)
+            assert same(snapshot(optimizer), before)
+        step(optimizer, scaler, x, y, clear)
+        step(clean, other, x, y, clear)
+    assert scaler.get_scale() == other.get_scale() / 4
+    assert same(snapshot(optimizer), snapshot(clean))
+
+
+@each_wrapper
+@each_poison
+@pytest.mark.parametrize("clear", BY_MODEL.values(), ids=BY_MODEL)
+def test_poisoned_batch_under_grad_scaler_leaves_everything_finite(wrap, poison, clear):
+    # Whitened, which has no part in a model's zero_grad, may count the rows of the batch; see its docstring.
+    optimizer, scaler = built(wrap), torch.amp.GradScaler("cpu")
+    for number, (x, y) in enumerate(batches(6)):
+        if number in (0, 3):
+            bad, factor = poison(x)
+            step(optimizer, scaler, bad, y, clear, factor)
+        before = optimizer.model[0].weight.detach().clone()
+        step(optimizer, scaler, x, y, clear)
+        assert not torch.equal(optimizer.model[0].weight, before)
+    assert finite(snapshot(optimizer))
+
+
+@each_poison
+@pytest.mark.parametrize("name", ["proportional", "whitened"])
+def test_poisoned_batch_without_grad_scaler_poisons_the_weights(name, poison):
+    optimizer, unscaled = built(WRAPPERS[name]), torch.amp.GradScaler("cpu", enabled=False)
+    (x, y), clear = batches(1)[0], BY_OPTIMIZER["optimizer"]
+    bad, factor = poison(x)
+    step(optimizer, unscaled, bad, y, clear, factor)
+    assert not finite(snapshot(optimizer))

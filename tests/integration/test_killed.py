@@ -1,0 +1,127 @@
+"""Training that is killed goes on from its checkpoint as if it had not been."""
+
+import multiprocessing
+import random
+import signal
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.integration.resumable import Death, save, save_in_place, train
+from tests.integration.wrapped import REMEMBERING
+from tests.processes import needs_distributed
+
+if not hasattr(signal, "SIGKILL") or "forkserver" not in multiprocessing.get_all_start_methods():
+    pytest.skip("needs SIGKILL and a server that forks", allow_module_level=True)
+
+# Forked from a process that has imported everything and started no thread: importing takes longer than training.
+SERVER = multiprocessing.get_context("forkserver")
+SERVER.set_forkserver_preload(["tests.integration.resumable", "torch._dynamo", "torch.export._trace"])
+
+each_wrapper = pytest.mark.parametrize("wrapper", REMEMBERING)
+Final = dict[str, Any]
+
+
+def run(*lives: tuple[Any, ...]) -> list[int]:
+    """Call `train` with each of these arguments, in processes beside each other, and return how they ended."""
+    processes = [SERVER.Process(target=train, args=arguments) for arguments in lives]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(120)
+    return [process.exitcode for process in processes]
+
+
+def run_pair(folder: Path, wrapper: str, deaths: list[Death], place: str) -> list[int]:
+    """Train on two processes that meet at a place of their own: a store keeps what earlier processes left."""
+    return run(*((folder, wrapper, death, save, rank, place) for rank, death in enumerate(deaths)))
+
+
+def final(folder: Path) -> Final:
+    return torch.load(folder / "final.pt", weights_only=True)
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory) -> Callable[..., Final]:
+    """What a run that nobody kills leaves behind, by wrapper."""
+
+    @cache
+    def of(wrapper: str, processes: int = 1) -> Final:
+        folder = tmp_path_factory.mktemp(wrapper)
+        if processes == 1:
+            assert run((folder, wrapper, Death())) == [0]
+        else:
+            assert run_pair(folder, wrapper, [Death(), Death()], "only") == [0, 0]
+        return final(folder)
+
+    return of
+
+
+def equal(one: Final, other: Final) -> bool:
+    return all(torch.equal(value, other["weights"][name]) for name, value in one["weights"].items())
+
+
+MOMENTS = [(part, seed) for part, seeds in {"training": 4, "step": 2, "writing": 2}.items() for seed in range(seeds)]
+
+
+@each_wrapper
+@pytest.mark.parametrize(("part", "seed"), MOMENTS, ids=[f"{part}-{seed}" for part, seed in MOMENTS])
+def test_run_killed_at_a_random_moment_resumes_bit_for_bit(wrapper, part, seed, uninterrupted, tmp_path):
+    whole = uninterrupted(wrapper)
+    # The last calls are left out: a run need not make exactly as many as another.
+    moment = random.Random(f"{wrapper} {part} {seed}").randrange(1, int(0.95 * whole["calls"][part]))
+    assert run((tmp_path, wrapper, Death(part, moment))) == [-signal.SIGKILL]
+    assert not (tmp_path / "final.pt").exists()
+    assert run((tmp_path, wrapper, Death())) == [0]
+    assert equal(final(tmp_path), whole)
+
+
+@each_wrapper
+def test_run_killed_again_and_again_resumes_bit_for_bit(wrapper, uninterrupted, tmp_path):
+    whole, lives = uninterrupted(wrapper), 1
+    while run((tmp_path, wrapper, Death("training", int(0.45 * whole["calls"]["training"])))) == [-signal.SIGKILL]:
+        lives += 1
+    assert lives >= 3
+    assert equal(final(tmp_path), whole)
+
+
+@each_wrapper
+def test_checkpoint_without_the_wrappers_memory_resumes_to_other_weights(wrapper, uninterrupted, tmp_path):
+    whole = uninterrupted(wrapper)
+    run((tmp_path, wrapper, Death("training", int(0.7 * whole["calls"]["training"]))))
+    state = torch.load(tmp_path / "checkpoint.pt", weights_only=True)
+    state["optimizer"] = {name: state["optimizer"][name] for name in ("state", "param_groups")}
+    torch.save(state, tmp_path / "checkpoint.pt")
+    assert run((tmp_path, wrapper, Death())) == [0]
+    assert final(tmp_path)["begin"] == 6
+    assert not equal(final(tmp_path), whole)
+
+
+def test_checkpoint_written_in_place_is_lost(uninterrupted, tmp_path):
+    death = Death("writing", uninterrupted("whitened")["calls"]["writing"] // 2)  # within the second of three
+    assert run((tmp_path, "whitened", death, save_in_place)) == [-signal.SIGKILL]
+    with pytest.raises((RuntimeError, EOFError)):
+        torch.load(tmp_path / "checkpoint.pt")
+
+
+VICTIMS = {"reader": (1, "step", 0.7), "writer": (0, "writing", 0.5)}  # rank, and where on the way through which part
+
+
+@needs_distributed
+@each_wrapper
+@pytest.mark.parametrize(("victim", "part", "share"), VICTIMS.values(), ids=VICTIMS)
+def test_death_of_one_of_two_processes_leaves_a_whole_checkpoint(wrapper, victim, part, share, uninterrupted, tmp_path):
+    whole = uninterrupted(wrapper, processes=2)
+    deaths = [Death(), Death()]
+    deaths[victim] = Death(part, int(share * whole["calls"][part]))
+    codes = run_pair(tmp_path, wrapper, deaths, "first")
+    assert codes[victim] == -signal.SIGKILL
+    assert codes[1 - victim] == 1  # gloo tells the survivor, which ends with an error
+    assert not (tmp_path / "final.pt").exists()
+    assert run_pair(tmp_path, wrapper, [Death(), Death()], "second") == [0, 0]
+    assert final(tmp_path)["begin"] > 0
+    assert equal(final(tmp_path), whole)

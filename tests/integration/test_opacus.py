@@ -1,0 +1,161 @@
+"""Opacus as the oracle: its per-sample gradients, weighed as Bird 2025 has it and summed, are a correction's."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from adiv_optim import Correction, Disproportional, Proportional, attach
+from tests.cases import relative_error
+
+opacus = pytest.importorskip("opacus")
+
+pytestmark = [
+    pytest.mark.usefixtures("in_float64"),
+    # Opacus's hooks on a first layer, whose input takes no gradient.
+    pytest.mark.filterwarnings("ignore:Full backward hook is firing:UserWarning"),
+]
+EXACT = 1e-12
+#: |x|² of every sample → s of weight and bias, Eqs. 20 and 21.
+RULES = {
+    "proportional": (Proportional(), lambda norm: (1 / (norm + 1), 1 / (norm + 1))),
+    "disproportional": (Disproportional(), lambda norm: (1 / (2 * norm), torch.full_like(norm, 0.5))),
+}
+each_rule = pytest.mark.parametrize(("correction", "scales"), RULES.values(), ids=RULES)
+
+
+def by_hooks(model: nn.Module, x: Tensor) -> dict[str, Tensor]:
+    """Per-sample gradients of the sum of |output|."""
+    hooked = opacus.GradSampleModule(copy.deepcopy(model), loss_reduction="sum")
+    hooked(x).abs().sum().backward()
+    return {name.removeprefix("_module."): p.grad_sample for name, p in hooked.named_parameters()}
+
+
+def by_microbatches(model: nn.Module, x: Tensor) -> dict[str, Tensor]:
+    """The same, one sample after the other."""
+    from opacus.utils.per_sample_gradients_utils import compute_microbatch_grad_sample
+
+    return dict(compute_microbatch_grad_sample(x, model, loss_reduction="sum"))
+
+
+each_oracle = pytest.mark.parametrize("per_sample", [by_hooks, by_microbatches], ids=["hooks", "microbatches"])
+
+
+def ours(model: nn.Module, x: Tensor, correction: Correction) -> dict[str, Tensor]:
+    corrected = attach(copy.deepcopy(model), correction)
+    corrected(x).abs().sum().backward()
+    return {name: p.grad for name, p in corrected.named_parameters()}
+
+
+def squared_norms(model: nn.Module, x: Tensor) -> dict[str, Tensor]:
+    """|x|² of every sample, for every layer that takes a correction."""
+    found = {}
+    watched = copy.deepcopy(model)
+    for path, layer in watched.named_modules():
+        if isinstance(layer, nn.Linear | nn.Conv2d):
+            layer.register_forward_pre_hook(lambda _, args, path=path: found.update({path: args[0]}))
+    watched(x)
+    return {path: rows.detach().flatten(1).square().sum(1) for path, rows in found.items()}
+
+
+def weighed(per_sample: Tensor, scale: Tensor) -> Tensor:
+    return torch.einsum("b,b...->...", scale, per_sample)
+
+
+def mlp() -> nn.Module:
+    return nn.Sequential(nn.Linear(5, 6), nn.ReLU(), nn.Linear(6, 3))
+
+
+def words() -> nn.Module:
+    return nn.Sequential(nn.Embedding(9, 4), nn.Flatten(), nn.Linear(12, 5), nn.Tanh(), nn.Linear(5, 3))
+
+
+def picture() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(2, 4, 3), nn.Flatten(), nn.Linear(4, 3))
+
+
+NETWORKS = {
+    "linear": (lambda: nn.Linear(5, 3), lambda: torch.randn(7, 5)),
+    "mlp": (mlp, lambda: torch.randn(7, 5)),
+    "embedding": (words, lambda: torch.randint(9, (7, 3))),
+    "conv2d of one position": (picture, lambda: torch.randn(7, 2, 3, 3)),
+}
+
+
+@each_rule
+@each_oracle
+@pytest.mark.parametrize(("build", "draw"), NETWORKS.values(), ids=NETWORKS)
+def test_samples_are_rows(build, draw, per_sample, correction, scales):
+    model, x = build(), draw()
+    found, parts = ours(model, x, correction), per_sample(model, x)
+    norms = squared_norms(model, x)
+    assert found.keys() == parts.keys()
+    for name, gradient in found.items():
+        path, _, parameter = name.rpartition(".")
+        plain = parts[name].sum(0)
+        if path in norms:
+            scale = scales(norms[path])[parameter == "bias"]
+            assert relative_error(gradient, weighed(parts[name], scale)) <= EXACT, name
+            assert relative_error(gradient, plain) > 1e-2, name
+        else:
+            assert relative_error(gradient, plain) <= EXACT, name
+
+
+@each_rule
+@each_oracle
+def test_tokens_are_rows_each(per_sample, correction, scales):
+    model, x = nn.Linear(5, 3), torch.randn(4, 6, 5)
+    found, parts = ours(model, x, correction), per_sample(model, x.flatten(0, 1))
+    for name, scale in zip(("weight", "bias"), scales(x.flatten(0, 1).square().sum(1)), strict=True):
+        assert relative_error(found[name], weighed(parts[name], scale)) <= EXACT
+
+
+@each_rule
+@each_oracle
+@pytest.mark.parametrize("equal", [True, False], ids=["equal norms", "unequal norms"])
+def test_sequences_as_samples_do_only_if_their_tokens_are_of_one_norm(equal, per_sample, correction, scales):
+    model, x = nn.Linear(5, 3), torch.randn(4, 6, 5)
+    if equal:
+        x = F.normalize(x, dim=-1) * torch.rand(4, 1, 1)
+    found, parts = ours(model, x, correction), per_sample(model, x)
+    weight, _ = scales(x.square().sum(-1).mean(1))
+    assert (relative_error(found["weight"], weighed(parts["weight"], weight)) <= EXACT) == equal
+
+
+CONVOLUTIONS = {
+    "conv2d": {},
+    "conv2d, stride, padding": {"stride": 2, "padding": 1},
+    "conv2d, dilation": {"dilation": 2},
+    "conv2d, groups": {"groups": 2, "padding": 1},
+}
+
+
+@each_rule
+@each_oracle
+@pytest.mark.parametrize("options", CONVOLUTIONS.values(), ids=CONVOLUTIONS)
+def test_patches_are_rows_each(options, per_sample, correction, scales):
+    """Opacus sums over positions before it can be asked; patches cut out become its samples, of one position each."""
+    layer, x = nn.Conv2d(4, 6, 3, **options), torch.randn(3, 4, 6, 7)
+    groups = layer.groups
+    on_patches = nn.Conv2d(4, 6, 3, groups=groups)
+    on_patches.load_state_dict(layer.state_dict())
+    cut = F.unfold(x, 3, layer.dilation, layer.padding, layer.stride).mT.reshape(-1, 4, 3, 3)
+    found, parts = ours(layer, x, correction), per_sample(on_patches, cut)
+    norms = cut.reshape(len(cut), groups, -1).square().sum(2).repeat_interleave(6 // groups, 1)
+    for name, scale in zip(("weight", "bias"), scales(norms), strict=True):
+        assert relative_error(found[name], torch.einsum("bo,bo...->o...", scale, parts[name])) <= EXACT
+    whole = per_sample(layer, x)["weight"]
+    scale, _ = scales(norms.mean(1).view(3, -1).mean(1))
+    assert relative_error(found["weight"], weighed(whole, scale)) > 1e-2
+
+
+@each_rule
+def test_opacus_takes_per_sample_gradients_of_a_corrected_model(correction, scales):
+    model, x = mlp(), torch.randn(7, 5)
+    parts, plain = by_hooks(attach(copy.deepcopy(model), correction), x), by_hooks(model, x)
+    for path, norm in squared_norms(model, x).items():
+        for name, scale in zip(("weight", "bias"), scales(norm), strict=True):
+            wanted = torch.einsum("b,b...->b...", scale, plain[f"{path}.{name}"])
+            assert relative_error(parts[f"{path}.{name}"], wanted) <= EXACT

@@ -1,0 +1,92 @@
+"""Optimizers of PyTorch's database that take sparse gradients do so in a wrapper."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from adiv_optim import UnitConsistent, Whitened, gauge
+from tests.cases import relative_error
+from tests.integration import torch_database
+from tests.integration.optimizers import BARE, WRAPPERS, Wrapper, assert_equal, each_gradient_only
+
+pytestmark = [
+    pytest.mark.usefixtures("in_float64"),
+    # torch's own notice about Adagrad's state.
+    pytest.mark.filterwarnings("ignore:Sparse invariant checks are implicitly disabled:UserWarning"),
+]
+EXACT = 1e-9  # float64, relative to what three small steps move
+WORDS = 10
+
+
+def unit_consistent(optimizer, model):
+    return UnitConsistent(optimizer, model, example_input=torch.arange(8))
+
+
+EVERY = {**WRAPPERS, "unit-consistent": Wrapper(unit_consistent, WRAPPERS["unit-consistent"].by_hand)}
+each_wrapper = pytest.mark.parametrize("wrapper", EVERY.values(), ids=EVERY)
+
+
+def words(sparse: bool = True) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Embedding(WORDS, 4, sparse=sparse), nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))
+
+
+def train(model: nn.Module, optimizer) -> nn.Module:
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(3):
+        x = torch.randint(WORDS - 1, (8,), generator=generator)  # the last word never comes
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), x % 3).backward()
+        optimizer.step()
+    return model
+
+
+@each_wrapper
+@pytest.mark.parametrize("name", ["SGD", "Adagrad"])
+def test_sparse_gradients_step_as_dense_ones(wrapper, name):
+    info = torch_database.optimizers()[name]
+    assert info.supports_sparse
+    options, _ = info.metadata_for_sparse
+    trained = []
+    for sparse in (True, False):
+        model = words(sparse)
+        train(model, wrapper.wrap(info.optim_cls(model.parameters(), **options), model))
+        assert model[0].weight.grad.is_sparse == sparse
+        trained.append(model)
+    for p, q, start in zip(*(model.parameters() for model in (*trained, words())), strict=True):
+        assert relative_error(p - start, q - start) <= EXACT
+
+
+def sparse_adam(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SparseAdam(model[0].parameters(), lr=0.04)
+
+
+@each_gradient_only
+def test_sparse_adam_on_an_embedding_is_the_bare_optimizer_bit_for_bit(wrapper):
+    wrapped, bare = words(), words()
+    train(wrapped, wrapper.wrap(sparse_adam(wrapped), wrapped))
+    train(bare, sparse_adam(bare))
+    assert_equal(wrapped, bare)
+    assert relative_error(bare[0].weight, words()[0].weight) > 1e-2
+
+
+PATHS = {"unit-consistent": (unit_consistent, True), "bare": (BARE.wrap, False)}
+
+
+@pytest.mark.parametrize(("wrap", "one_path"), PATHS.values(), ids=PATHS)
+def test_sparse_adam_takes_equivalent_networks_one_path_if_unit_consistent(wrap, one_path):
+    one = words()
+    graph = gauge.trace(one, torch.arange(8))
+    log_scales = gauge.random_gauge(graph, 1.0, generator=torch.Generator().manual_seed(2))
+    other = gauge.apply_gauge(words(), graph, log_scales)
+    for model in (one, other):
+        train(model, wrap(sparse_adam(model), model))
+    gauge.apply_gauge(other, graph, -log_scales)
+    assert (relative_error(other[0].weight, one[0].weight) <= EXACT) == one_path
+
+
+def test_sparse_adam_on_an_embedding_has_nothing_to_whiten():
+    model = words()
+    with pytest.raises(ValueError, match=r"0\.weight \(used by Embedding\)"):
+        Whitened(sparse_adam(model), model)

@@ -1,0 +1,154 @@
+"""Options of PatchNorm convolutions, and their outputs patch by patch."""
+
+import itertools
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from adiv_optim.layers import (
+    PatchNormConv1d,
+    PatchNormConv2d,
+    PatchNormConv3d,
+    PatchNormConvTranspose1d,
+    PatchNormConvTranspose2d,
+    PatchNormConvTranspose3d,
+)
+from tests.references import pad, rows
+
+#: Class, constructor arguments, input shape.
+CASES = {
+    "1d": (PatchNormConv1d, (4, 6, 3), {}, (2, 4, 9)),
+    "1d-same-odd-total": (PatchNormConv1d, (4, 6, 4), {"padding": "same", "dilation": 3}, (2, 4, 12)),
+    "1d-circular-unbatched": (PatchNormConv1d, (4, 6, 3), {"padding": 2, "padding_mode": "circular"}, (4, 9)),
+    "2d": (PatchNormConv2d, (4, 6, 3), {}, (2, 4, 7, 6)),
+    "2d-oblong": (
+        PatchNormConv2d, (4, 6, (3, 2)),
+        {"stride": (2, 1), "padding": (1, 2), "dilation": (1, 3)}, (2, 4, 7, 8),
+    ),
+    "2d-groups": (PatchNormConv2d, (4, 6, 3), {"groups": 2, "padding": 1}, (2, 4, 5, 5)),
+    "2d-depthwise": (PatchNormConv2d, (4, 8, 3), {"groups": 4, "stride": 2, "padding": 1}, (2, 4, 7, 7)),
+    "2d-same-dilated": (PatchNormConv2d, (4, 6, (3, 4)), {"padding": "same", "dilation": (2, 1)}, (2, 4, 7, 6)),
+    "2d-valid": (PatchNormConv2d, (4, 6, 2), {"padding": "valid", "stride": 2}, (2, 4, 6, 6)),
+    "2d-reflect": (
+        PatchNormConv2d, (4, 6, 3), {"padding": (2, 1), "padding_mode": "reflect", "groups": 2}, (2, 4, 5, 6)
+    ),
+    "2d-replicate": (PatchNormConv2d, (4, 6, 3), {"padding": 1, "padding_mode": "replicate"}, (2, 4, 5, 6)),
+    "2d-same-circular": (PatchNormConv2d, (4, 6, 4), {"padding": "same", "padding_mode": "circular"}, (2, 4, 6, 5)),
+    "2d-unbatched": (PatchNormConv2d, (4, 6, 3), {"groups": 2, "padding": 1}, (4, 5, 5)),
+    "2d-no-bias": (PatchNormConv2d, (4, 6, 3), {"bias": False}, (2, 4, 5, 5)),
+    "2d-1x1-strided": (PatchNormConv2d, (4, 6, 1), {"stride": 2}, (2, 4, 6, 5)),
+    "3d": (PatchNormConv3d, (2, 4, 2), {"groups": 2, "padding": 1, "stride": (1, 2, 1)}, (2, 2, 3, 4, 3)),
+    "3d-reflect-dilated": (
+        PatchNormConv3d, (2, 3, 2), {"padding": 1, "padding_mode": "reflect", "dilation": (2, 1, 1)}, (1, 2, 3, 3, 3)
+    ),
+    "transposed-1d": (PatchNormConvTranspose1d, (4, 6, 3), {"stride": 2, "padding": 1}, (2, 4, 5)),
+    "transposed-1d-unbatched": (PatchNormConvTranspose1d, (4, 6, 2), {"groups": 2}, (4, 5)),
+    "transposed-2d": (PatchNormConvTranspose2d, (4, 6, 3), {}, (2, 4, 4, 3)),
+    "transposed-2d-oblong": (
+        PatchNormConvTranspose2d, (4, 6, (3, 2)),
+        {"stride": (2, 3), "padding": (1, 0), "output_padding": (1, 2), "dilation": (1, 2)}, (2, 4, 4, 3),
+    ),
+    "transposed-2d-depthwise": (PatchNormConvTranspose2d, (4, 8, 4), {"groups": 4, "stride": 2}, (2, 4, 3, 3)),
+    "transposed-2d-cropped": (PatchNormConvTranspose2d, (4, 6, 2), {"padding": 2, "stride": 2}, (2, 4, 5, 5)),
+    "transposed-2d-gaps": (PatchNormConvTranspose2d, (4, 6, 1), {"stride": 2, "bias": False}, (2, 4, 3, 3)),
+    "transposed-3d": (PatchNormConvTranspose3d, (2, 4, 2), {"groups": 2, "stride": (1, 2, 1)}, (1, 2, 2, 2, 3)),
+}  # fmt: skip
+
+FORMS = {
+    "affine-like": {},
+    "affine-like-alpha-beta": {"alpha": -0.5, "beta": 2.0},
+    "norm-like": {"form": "norm-like"},
+    "norm-like-alpha-beta": {"form": "norm-like", "alpha": -3.0, "beta": 0.6},
+}
+
+#: One case of every class, for what takes longer.
+CLASSES = {
+    name: CASES[name]
+    for name in ("1d-circular-unbatched", "2d-reflect", "3d", "transposed-1d", "transposed-2d-oblong", "transposed-3d")
+}
+
+#: The torch layer of every class.
+PLAIN = {
+    PatchNormConv1d: nn.Conv1d,
+    PatchNormConv2d: nn.Conv2d,
+    PatchNormConv3d: nn.Conv3d,
+    PatchNormConvTranspose1d: nn.ConvTranspose1d,
+    PatchNormConvTranspose2d: nn.ConvTranspose2d,
+    PatchNormConvTranspose3d: nn.ConvTranspose3d,
+}
+
+
+def build(case, form):
+    """(layer, input) of a case."""
+    kind, sizes, options, shape = case
+    return kind(*sizes, **options, **form), torch.randn(shape)
+
+
+@torch.no_grad()
+def reference(layer, input):
+    """The layer's output from its patches, one after the other."""
+    batched = input.dim() == len(layer.kernel_size) + 2
+    batch = input if batched else input.unsqueeze(0)
+    by = by_scattering if layer.transposed else by_unfolding if isinstance(layer, nn.Conv2d) else by_loop
+    output = by(layer, batch)
+    return output if batched else output.squeeze(0)
+
+
+def formula(layer, linear, bias, norm):
+    """Bird 2025, Eqs. 37, 56 and 35, of W x, b and |x|²."""
+    alpha, beta = layer.alpha, layer.beta
+    if layer.form == "affine-like":
+        return (alpha * linear + beta * bias) / (alpha**2 * norm + beta**2) ** 0.5
+    if beta is None:
+        return math.copysign(1, alpha) * linear / norm.clamp(min=1e-24) ** 0.5 + bias
+    return alpha * linear / (alpha**2 * norm.clamp(min=1e-24) / (1 - beta**2)) ** 0.5 + beta * bias
+
+
+def bias_of(layer):
+    return torch.zeros(layer.out_channels) if layer.bias is None else layer.bias
+
+
+def by_unfolding(layer, input):
+    patches = F.unfold(pad(layer, input), layer.kernel_size, layer.dilation, 0, layer.stride)
+    patches = patches.unflatten(1, (layer.groups, -1))
+    linear = torch.einsum("ngkp,gok->ngop", patches, layer.weight.reshape(layer.groups, -1, patches.shape[2]))
+    bias = bias_of(layer).view(layer.groups, -1, 1)
+    output = formula(layer, linear, bias, patches.square().sum(2, keepdim=True)).flatten(1, 2)
+    return output.view(nn.Conv2d._conv_forward(layer, input, layer.weight, None).shape)
+
+
+def by_loop(layer, input):
+    output = layer._conv_forward(input, layer.weight, None)
+    for patch, place, channels in rows(layer, input, output):
+        linear = layer.weight[channels].flatten(1) @ patch.flatten()
+        place.copy_(formula(layer, linear, bias_of(layer)[channels], patch.square().sum()))
+    return output
+
+
+def by_scattering(layer, input):
+    """What reaches each output of a transposed convolution, gathered input by input and tap by tap."""
+    sizes = [
+        (count - 1) * step - 2 * padding + gap * (size - 1) + extra + 1
+        for count, step, padding, gap, size, extra in zip(
+            input.shape[2:], layer.stride, layer.padding, layer.dilation, layer.kernel_size, layer.output_padding,
+            strict=True,
+        )
+    ]  # fmt: skip
+    linear = torch.zeros(len(input), layer.groups, layer.out_channels // layer.groups, *sizes)
+    norm = torch.zeros(len(input), layer.groups, 1, *sizes)
+    weight = layer.weight.unflatten(0, (layer.groups, -1))
+    for position in itertools.product(*map(range, input.shape[2:])):
+        pixel = input[(..., *position)].unflatten(1, (layer.groups, -1))
+        for tap in itertools.product(*map(range, layer.kernel_size)):
+            place = [
+                at * step - padding + gap * offset
+                for at, step, padding, gap, offset in zip(
+                    position, layer.stride, layer.padding, layer.dilation, tap, strict=True
+                )
+            ]
+            if all(0 <= at < size for at, size in zip(place, sizes, strict=True)):
+                linear[(..., *place)] += torch.einsum("ngi,gio->ngo", pixel, weight[(..., *tap)])
+                norm[(..., *place)] += pixel.square().sum(2, keepdim=True)
+    return formula(layer, linear, bias_of(layer).view(layer.groups, -1, *[1] * len(sizes)), norm).flatten(1, 2)

@@ -1,0 +1,219 @@
+"""PatchNorm convolutions: outputs patch by patch, exact effective updates, gradients, and errors."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.autograd import gradcheck, gradgradcheck
+from torch.func import functional_call
+
+from adiv_optim.layers import PatchNormConv1d, PatchNormConv2d, PatchNormConv3d, PatchNormConvTranspose2d
+from tests.cases import quiet_same
+
+from .patch_norm_cases import CASES, CLASSES, FORMS, PLAIN, build, reference
+
+pytestmark = [pytest.mark.usefixtures("in_float64"), quiet_same]
+
+LEARNING_RATE = 0.1
+EXACT = 1e-12  # float64, on numbers of order one
+
+each_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+each_class = pytest.mark.parametrize("case", CLASSES.values(), ids=CLASSES)
+each_form = pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+
+
+@each_case
+@each_form
+def test_output_is_that_of_every_patch_alone(case, form):
+    layer, x = build(case, form)
+    torch.testing.assert_close(layer(x), reference(layer, x), rtol=EXACT, atol=EXACT)
+
+
+@each_case
+def test_reference_would_notice_a_plain_convolution_or_the_other_form(case):
+    layer, x = build(case, {})
+    other, _ = build(case, {"form": "norm-like"})
+    other.load_state_dict(layer.state_dict())
+    x = 0.3 * x  # so that the 1 in |x|² + 1 counts
+    for wrong in (PLAIN[type(layer)].forward(layer, x), other(x)):
+        assert (wrong - reference(layer, x)).abs().max() > 1e-2
+
+
+def test_reference_would_notice_one_norm_for_all_groups():
+    layer, x = build(CASES["2d-groups"], {})
+    every = (3**2) * F.avg_pool2d(x.square().sum(1, keepdim=True), 3, 1, 1)
+    wrong = nn.Conv2d.forward(layer, x) / (every + 1).sqrt()
+    assert (wrong - reference(layer, x)).abs().max() > 1e-2
+
+
+@each_class
+@each_form
+def test_derivatives_pass_gradcheck(case, form):
+    layer, x = build(case, form)
+    names = [name for name, _ in layer.named_parameters()]
+
+    def call(x, *parameters):
+        return functional_call(layer, dict(zip(names, parameters, strict=True)), (x,))
+
+    inputs = (x.requires_grad_(), *layer.parameters())
+    assert gradcheck(call, inputs, fast_mode=True, check_forward_ad=True)
+    assert gradgradcheck(call, inputs, fast_mode=True)
+
+
+@each_class
+@each_form
+def test_batches_under_vmap(case, form):
+    layer, x = build(case, form)
+    x, weights = torch.stack([x, -2 * x, 3 * x]), torch.stack([layer.weight, layer.weight * 2, layer.weight - 1])
+
+    def loss(weight, x):
+        return functional_call(layer, {"weight": weight}, (x,)).square().sum()
+
+    found = torch.vmap(torch.func.grad(loss, argnums=(0, 1)))(weights.detach(), x)
+    wanted = [torch.func.grad(loss, argnums=(0, 1))(*pair) for pair in zip(weights.detach(), x, strict=True)]
+    for ours, each in zip(found, zip(*wanted, strict=True), strict=True):
+        torch.testing.assert_close(ours, torch.stack(each), rtol=EXACT, atol=EXACT)
+
+
+#: Layers and inputs whose output is one patch of each group.
+LONE = {
+    "1d": (PatchNormConv1d, (4, 6, 3), {}, (1, 4, 3)),
+    "2d": (PatchNormConv2d, (4, 6, (3, 2)), {}, (1, 4, 3, 2)),
+    "2d-padded-dilated": (PatchNormConv2d, (4, 6, 3), {"dilation": 2, "padding": 1}, (1, 4, 3, 3)),
+    "2d-groups": (PatchNormConv2d, (4, 6, 3), {"groups": 2}, (1, 4, 3, 3)),
+    "3d": (PatchNormConv3d, (2, 3, 2), {}, (1, 2, 2, 2, 2)),
+    "transposed": (PatchNormConvTranspose2d, (4, 6, 3), {"padding": 1}, (1, 4, 1, 1)),
+}
+each_lone = pytest.mark.parametrize("case", LONE.values(), ids=LONE)
+
+
+def output_change(layer, x, g, learning_rate=LEARNING_RATE):
+    optimizer = torch.optim.SGD(layer.parameters(), lr=learning_rate)
+    before = layer(x)
+    before.backward(g)
+    optimizer.step()
+    return (layer(x) - before).detach()
+
+
+@each_lone
+@pytest.mark.parametrize("length", [1e-3, 1.0, 1e3], ids=str)
+@pytest.mark.parametrize(
+    ("form", "learning_rate"),
+    [
+        ({}, LEARNING_RATE),
+        ({"alpha": 0.7, "beta": -1.9}, LEARNING_RATE),
+        ({"form": "norm-like", "beta": 0.5}, LEARNING_RATE),
+        ({"form": "norm-like"}, LEARNING_RATE / 2),
+    ],
+    ids=["affine-like", "affine-like-eq-37", "norm-like-eq-35", "norm-like-at-half-the-rate"],
+)
+def test_step_on_a_lone_patch_moves_the_output_by_the_gradient(case, form, learning_rate, length):
+    layer, x = build(case, form)
+    x = length * x / x.norm()
+    g = torch.randn_like(layer(x))
+    torch.testing.assert_close(output_change(layer, x, g, learning_rate), -LEARNING_RATE * g, rtol=0, atol=EXACT)
+
+
+@each_lone
+@pytest.mark.parametrize("bias", [True, False], ids=["bias", "no-bias"])
+def test_norm_like_step_on_a_lone_patch_is_twice_the_gradient_or_once_without_a_bias(case, bias):
+    kind, sizes, options, shape = case
+    layer, x = build((kind, sizes, {**options, "bias": bias}, shape), {"form": "norm-like"})
+    g = torch.randn_like(layer(x))
+    wanted = -(2 if bias else 1) * LEARNING_RATE * g
+    torch.testing.assert_close(output_change(layer, x, g), wanted, rtol=0, atol=EXACT)
+
+
+@each_lone
+def test_step_of_a_plain_convolution_is_not_the_gradient(case):
+    kind, sizes, options, shape = case
+    layer, x = PLAIN[kind](*sizes, **options), torch.randn(shape)
+    g = torch.randn_like(layer(x))
+    assert (output_change(layer, x, g) + LEARNING_RATE * g).abs().max() > 0.1
+
+
+@each_class
+@each_form
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16], ids=str)
+def test_zero_patches_give_the_bias_and_finite_gradients(case, form, dtype):
+    layer, x = build(case, form)
+    layer, x = layer.to(dtype), torch.zeros_like(x, dtype=dtype).requires_grad_()
+    output = layer(x)
+    output.sum().backward()
+    for tensor in (output, x.grad, layer.weight.grad, layer.bias.grad):
+        assert tensor.isfinite().all()
+    beta = 1.0 if layer.beta is None else layer.beta
+    shift = beta / abs(beta) if layer.form == "affine-like" else beta
+    channels = 1 if x.dim() == len(layer.kernel_size) + 2 else 0
+    torch.testing.assert_close(
+        output.movedim(channels, -1), (shift * layer.bias).expand_as(output.movedim(channels, -1))
+    )
+
+
+@each_form
+def test_zero_patches_beside_others_leave_their_gradients_alone(form):
+    layer = PatchNormConv2d(2, 3, 2, stride=2, **form)
+    image = torch.randn(1, 2, 4, 4)
+    image[..., :2, :2] = 0
+    x = image.requires_grad_()
+    layer(x).square().sum().backward()
+    rest = image.detach()[..., 2:, 2:].clone().requires_grad_()
+    layer(rest).square().sum().backward()
+    torch.testing.assert_close(x.grad[..., 2:, 2:], rest.grad, rtol=EXACT, atol=EXACT)
+    if layer.form == "norm-like":
+        assert torch.equal(x.grad[..., :2, :2], torch.zeros(1, 2, 2, 2))
+
+
+def test_small_patches_beside_large_ones_keep_their_norms():
+    layer, x = PatchNormConv2d(1, 1, 3, form="norm-like", bias=False), 1e-4 * torch.rand(1, 1, 8, 8) + 1e-4
+    x[..., 0, 0] = 1e4
+    wanted = layer(x)
+    layer, x = layer.float(), x.float()
+    torch.testing.assert_close(layer(x).double(), wanted, rtol=1e-5, atol=1e-6)
+    # A running sum, as a convolution by FFT would, loses them beside 1e8.
+    sums = F.pad(x.square(), (1, 0, 1, 0)).cumsum(2).cumsum(3)
+    boxes = sums[..., 3:, 3:] - sums[..., :-3, 3:] - sums[..., 3:, :-3] + sums[..., :-3, :-3]
+    assert (boxes < 0).any() or (boxes[0, 0, -1, -1] == 0)
+
+
+ERRORS = {
+    "affine-beta-0": ({"beta": 0.0}, "PatchNormConv2d: beta is 0.*norm-like"),
+    "affine-alpha-0": ({"alpha": 0}, "alpha is 0, which cuts the input off"),
+    "norm-alpha-0": ({"form": "norm-like", "alpha": 0}, "alpha is 0, which cuts the input off"),
+    "norm-beta-1": ({"form": "norm-like", "beta": 1.0}, "beta is 1.0; it must lie strictly between -1 and 1"),
+    "norm-beta-minus-1": ({"form": "norm-like", "beta": -1.0}, "beta is -1.0"),
+    "norm-beta-nan": ({"form": "norm-like", "beta": float("nan")}, "beta is nan"),
+    "form": ({"form": "batch"}, "form is 'batch'; the forms are 'affine-like' and 'norm-like'"),
+    "groups": ({"groups": 3}, "in_channels must be divisible by groups"),
+    "padding": ({"padding": "full"}, "Invalid padding string 'full'"),
+    "same-strided": ({"padding": "same", "stride": 2}, "padding='same' is not supported for strided convolutions"),
+}
+
+
+@pytest.mark.parametrize(("options", "message"), ERRORS.values(), ids=ERRORS)
+def test_arguments_out_of_bounds_are_an_error(options, message):
+    with pytest.raises(ValueError, match=message):
+        PatchNormConv2d(4, 6, 3, **options)
+
+
+@each_class
+@pytest.mark.parametrize("channels", [0, 1, 2], ids=["none-less", "one-more", "two-more"])
+def test_wrong_channel_counts_are_an_error(case, channels):
+    kind, sizes, options, shape = case
+    layer = kind(*sizes, **options)
+    at = len(shape) - len(layer.kernel_size) - 1
+    x = torch.randn(*shape[:at], shape[at] + channels, *shape[at + 1 :])
+    if channels == 0:
+        assert layer(x).isfinite().all()
+        return
+    with pytest.raises(RuntimeError, match=rf"to have {shape[at]} channels, but got {shape[at] + channels} channels"):
+        layer(x)
+
+
+def test_output_size_of_a_transposed_convolution():
+    layer, x = PatchNormConvTranspose2d(4, 6, 3, stride=2, padding=1), torch.randn(2, 4, 5, 5)
+    padded = PatchNormConvTranspose2d(4, 6, 3, stride=2, padding=1, output_padding=1)
+    padded.load_state_dict(layer.state_dict())
+    assert torch.equal(layer(x, output_size=(10, 10)), padded(x))
+    with pytest.raises(ValueError, match="requested an output size of"):
+        layer(x, output_size=(20, 20))

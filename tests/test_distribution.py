@@ -1,0 +1,144 @@
+"""What is published: wheel and sdist, both installed away from the repository, and `python -m adiv_optim`."""
+
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import venv
+import zipfile
+from pathlib import Path
+
+import numpy
+import pytest
+import torch
+
+import adiv_optim
+from adiv_optim.__main__ import OPTIONAL, installed
+
+ROOT = Path(__file__).resolve().parents[1]
+PUBLISHED = ("pyproject.toml", "MANIFEST.in", "README.md", "CHANGELOG.md", "CITATION.cff", "LICENSE")
+
+
+def run(*command, cwd=None, **environment):
+    """Standard output of a command that does not see this repository, and may not ask an index for packages."""
+    inherited = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    environment = {**inherited, "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_NO_INDEX": "1", **environment}
+    done = subprocess.run(list(map(str, command)), cwd=cwd, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def wheel_of(source, out):
+    run(sys.executable, "-m", "pip", "wheel", source, "--no-deps", "--no-build-isolation", "-q", "-w", out)
+    (built,) = out.glob("*.whl")
+    return built
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory):
+    """A copy of the repository without git, and without what earlier builds left behind."""
+    copy = tmp_path_factory.mktemp("tree")
+    for folder in ("adiv_optim", "layers", "benchmarks", "tests"):
+        shutil.copytree(ROOT / folder, copy / folder, ignore=shutil.ignore_patterns("__pycache__", "results"))
+    for file in PUBLISHED:
+        shutil.copy(ROOT / file, copy)
+    return copy
+
+
+@pytest.fixture(scope="module")
+def sdist(tree, tmp_path_factory):
+    out = tmp_path_factory.mktemp("sdist")
+    program = f"from setuptools import build_meta; build_meta.build_sdist({str(out)!r})"
+    run(sys.executable, "-c", program, cwd=tree)
+    (built,) = out.glob("*.tar.gz")
+    return built
+
+
+@pytest.fixture(scope="module")
+def wheel(tree, tmp_path_factory):
+    return wheel_of(tree, tmp_path_factory.mktemp("wheel"))
+
+
+@pytest.fixture(scope="module")
+def wheel_of_sdist(sdist, tmp_path_factory):
+    return wheel_of(sdist, tmp_path_factory.mktemp("wheel_of_sdist"))
+
+
+def contents(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        return {name: archive.read(name) for name in archive.namelist()}
+
+
+def test_wheel_holds_the_package_and_nothing_else_at_the_top(wheel):
+    names = contents(wheel).keys()
+    top = {name.split("/")[0] for name in names if ".dist-info" not in name}
+    assert top == {"adiv_optim"}
+    assert {"adiv_optim/__init__.py", "adiv_optim/py.typed", "adiv_optim/layers/__init__.py"} <= names
+    assert any(name.endswith("licenses/LICENSE") for name in names)
+
+
+def test_wheel_holds_every_module_of_the_library(wheel):
+    files = {"adiv_optim": ROOT / "adiv_optim", "adiv_optim/layers": ROOT / "layers"}
+    wanted = {f"{top}/{path.relative_to(at)}" for top, at in files.items() for path in at.rglob("*.py")}
+    assert wanted <= contents(wheel).keys()
+
+
+def test_sdist_holds_what_is_published_and_no_tests(sdist):
+    with tarfile.open(sdist) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    assert {*PUBLISHED, "layers/__init__.py", "adiv_optim/py.typed"} <= names
+    assert not any(name.startswith(("tests", "benchmarks")) for name in names)
+
+
+def test_wheel_of_the_sdist_is_the_wheel_of_the_tree(wheel, wheel_of_sdist):
+    assert contents(wheel_of_sdist) == contents(wheel)
+
+
+#: Takes a step, and says where the package was found.
+PROGRAM = """
+import torch, adiv_optim, adiv_optim.layers
+model = torch.nn.Sequential(adiv_optim.layers.AffineLikeLinear(2, 2), torch.nn.Linear(2, 1))
+opt = adiv_optim.GradientOnly(torch.optim.SGD(model.parameters(), lr=0.1), model, adiv_optim.Proportional())
+model(torch.ones(1, 2)).sum().backward()
+opt.step()
+print(adiv_optim.__file__, adiv_optim.layers.__file__, sep="\\n")
+"""
+
+
+def test_wheel_of_the_sdist_works_in_an_empty_environment(wheel_of_sdist, tmp_path):
+    elsewhere, environment = tmp_path / "elsewhere", tmp_path / "environment"
+    elsewhere.mkdir()
+    venv.create(environment, symlinks=os.name != "nt")
+    (python,) = [*environment.glob("bin/python"), *environment.glob("Scripts/python.exe")]
+    site = Path(run(python, "-c", "import site; print(site.getsitepackages()[0])", cwd=elsewhere).strip())
+    before = {path.name for path in site.iterdir()}
+    run(sys.executable, "-m", "pip", "--python", python, "install", "--no-deps", "-q", wheel_of_sdist)
+    assert {path.name.partition("-")[0] for path in site.iterdir()} - before == {"adiv_optim"}
+    # The torch that runs the tests; a .pth file's folder is searched after the environment's own.
+    (site / "torch.pth").write_text(str(Path(torch.__file__).parents[1]))
+    first, second = run(python, "-c", PROGRAM, cwd=elsewhere).splitlines()
+    assert Path(first) == site / "adiv_optim" / "__init__.py"
+    assert Path(second) == site / "adiv_optim" / "layers" / "__init__.py"
+
+
+def test_command_reports_versions_and_what_works():
+    found = dict(line.split(maxsplit=1) for line in run(sys.executable, "-m", "adiv_optim", cwd=ROOT).splitlines())
+    assert found["adiv_optim"] == adiv_optim.__version__
+    assert found["torch"] == torch.__version__
+    assert found["Python"].startswith(".".join(map(str, sys.version_info[:3])))
+    assert found["torch.optim.Muon"].startswith("there") == hasattr(torch.optim, "Muon")
+    assert found["torch.compile"].split(":")[0] in ("works", "fails")
+    assert found["GPU"].startswith("none") != torch.cuda.is_available()
+    assert {"platform", "threads", "numpy", *OPTIONAL} <= found.keys()
+
+
+def test_command_tells_what_is_installed_from_what_is_not():
+    assert installed("numpy") == numpy.__version__
+    assert installed("a-package-that-nobody-has") == "not installed"
+
+
+def test_command_knows_every_optional_package_of_the_project():
+    tomllib = pytest.importorskip("tomllib", reason="Python 3.10 has no tomllib")
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert {name.split("=")[0] for name in [*extras["bench"], *extras["peers"]]} == set(OPTIONAL)

@@ -1,0 +1,74 @@
+"""The documentation knows every public name, and its pages of one kind answer the same questions."""
+
+import importlib
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+
+import adiv_optim
+import adiv_optim.layers
+
+DOCS = Path(__file__).parents[1] / "docs"
+PACKAGES = ["adiv_optim", *(f"adiv_optim.{name}" for name in ["attention", "diagnostics", "functional", "gauge"])]
+PACKAGES += ["adiv_optim.jacobian", "adiv_optim.layers", "adiv_optim.optim"]
+
+
+def public_names(package):
+    """What a package exports, but for its modules; of adiv_optim.optim, what adiv_optim does not export already."""
+    module = importlib.import_module(package)
+    elsewhere = adiv_optim.__all__ if package == "adiv_optim.optim" else []
+    return {name for name in module.__all__ if name not in elsewhere and not inspect.ismodule(getattr(module, name))}
+
+
+def listed_names(page):
+    """The names in the autosummary of a page of the reference."""
+    (found,) = re.findall(r"\.\. autosummary::\n\n((?:   \S+\n)+)", page)
+    return set(found.split())
+
+
+def mentioned(name, text):
+    return re.search(rf"(?<![\w.]){re.escape(name)}(?!\w)", text) is not None
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_reference_lists_what_is_public_and_nothing_else(package):
+    page = DOCS / "api" / f"{package.rpartition('.')[2]}.md"
+    assert listed_names(page.read_text()) == public_names(package), f"edit {page.relative_to(DOCS.parent)}"
+
+
+def test_reference_has_a_page_for_every_package():
+    assert {page.stem for page in (DOCS / "api").glob("*.md")} == {"index", *(p.rpartition(".")[2] for p in PACKAGES)}
+
+
+@pytest.mark.parametrize("name", sorted(adiv_optim.layers.__all__))
+def test_every_layer_is_explained(name):
+    assert any(mentioned(name, page.read_text()) for page in (DOCS / "layers").glob("*.md"))
+
+
+EXPLAINED = [
+    page for folder in ("corrections", "coordinates", "layers") for page in sorted((DOCS / folder).glob("*.md"))
+]
+EXPLAINED = [page for page in EXPLAINED if page.stem != "index"]
+SECTIONS = ["Equation", "Where it comes from", "What it costs", "When not to use it"]
+
+
+def sections(text):
+    return re.findall(r"^## (.*)$", text, re.MULTILINE)
+
+
+@pytest.mark.parametrize("page", EXPLAINED, ids=[page.stem for page in EXPLAINED])
+def test_page_has_its_sections_an_example_and_a_way_to_the_reference(page):
+    text = page.read_text()
+    assert sections(text) == SECTIONS
+    assert "```python\n" in text
+    assert "](#adiv_optim." in text
+
+
+def test_what_is_missing_would_be_noticed():
+    page = (DOCS / "api" / "layers.md").read_text()
+    assert "convert" not in listed_names(page.replace("   convert\n", ""))
+    assert not mentioned("Norm", "LayerNorm, NormLike and nn.Norm")
+    assert mentioned("L2Norm", "the layer `L2Norm`")
+    assert sections("# Title\n\n## Equation\n") != SECTIONS
