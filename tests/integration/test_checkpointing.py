@@ -10,22 +10,24 @@ from torch import nn
 from torch.distributed import checkpoint
 
 from tests.integration import checkpoints
-from tests.integration.methods import DIFFERENT, EXACT, METHODS, built, deviation, each_method, images, train, weights
+from tests.integration.methods import (
+    DIFFERENT,
+    EXACT,
+    METHODS,
+    built,
+    deviation,
+    each_method,
+    elsewhere,
+    images,
+    train,
+    weights,
+)
 
 pytestmark = [
     pytest.mark.usefixtures("in_float64"),
     # torch's own, where no process group is there.
     pytest.mark.filterwarnings("ignore:torch.distributed is:UserWarning"),
 ]
-
-
-def spoiled(method) -> tuple[nn.Module, Any]:
-    """A model and its optimizer, as far from the first as a checkpoint has to bring them back."""
-    model, optimizer = built(method)
-    with torch.no_grad():
-        for p in model.parameters():
-            p += 1
-    return model, optimizer
 
 
 def save_whole(model: nn.Module, optimizer: Any, folder: Path) -> None:
@@ -54,7 +56,7 @@ def resumed(method, save, load, folder: Path):
     save(model, optimizer, folder)
     train(model, optimizer, images()[2:])
     assert deviation(weights(model), uninterrupted(method)) == 0  # saving changes nothing
-    model, optimizer = spoiled(method)
+    model, optimizer = built(method, elsewhere)
     load(model, optimizer, folder)
     train(model, optimizer, images()[2:])
     return weights(model)
