@@ -26,7 +26,7 @@ pytestmark = pytest.mark.usefixtures("in_float64")
 
 
 def awake(build):
-    """A model none of whose parameters starts at zero: a key's bias stays there, and rounding is not small beside it."""
+    """No parameter starts at zero: a key's bias would stay there, and rounding is not small beside it."""
     torch.manual_seed(0)
     model = build()
     with torch.no_grad():
