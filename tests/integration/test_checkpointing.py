@@ -25,8 +25,9 @@ from tests.integration.methods import (
 
 pytestmark = [
     pytest.mark.usefixtures("in_float64"),
-    # torch's own, where no process group is there.
+    # torch's own, where no process group is there, and in 2.6.
     pytest.mark.filterwarnings("ignore:torch.distributed is:UserWarning"),
+    pytest.mark.filterwarnings("ignore:TypedStorage is deprecated:UserWarning"),
 ]
 
 
