@@ -32,8 +32,7 @@ pytestmark = pytest.mark.usefixtures("in_float64", "fresh_state")
 
 @pytest.fixture
 def fresh_state():
-    """Accelerators of one process share what they were told; the next test has another precision."""
-    yield
+    """Accelerators of one process share what the first was told, its precision included."""
     accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
     accelerate.state.GradientState._reset_state()
 
