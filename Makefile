@@ -3,7 +3,7 @@ UV := $(shell command -v uv 2>/dev/null)
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: bench test lint docs clean
+.PHONY: bench test integration compatibility lint docs clean
 
 .venv/bin/python:
 ifdef UV
@@ -26,6 +26,13 @@ bench: .venv/installed-bench
 
 test: .venv/installed-test
 	$(BIN)/python -m pytest
+
+# Tests with the packages of others, which are many: Lightning, Accelerate, transformers, timm, Opacus.
+integration: .venv/installed-integration
+	$(BIN)/python -m pytest -m integration
+
+compatibility: .venv/installed-integration
+	$(BIN)/python -m tests.integration.compatibility
 
 lint: .venv/installed-dev
 	$(BIN)/ruff check .

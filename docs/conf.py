@@ -26,6 +26,7 @@ extensions = [
     "sphinx.ext.napoleon",
     "sphinx.ext.viewcode",
 ]
+exclude_patterns = ["compatibility-table.md"]  # a part of compatibility.md
 html_theme = "furo"
 html_title = f"adiv_optim {version}"
 html_show_copyright = False

@@ -26,11 +26,21 @@ def run(page):
 
 
 WITH_CODE = [page for page in PAGES if python_blocks(page)]
+#: What stands at the beginning of a page that needs more than this package.
+NEEDS = re.compile(r"^<!-- needs: (.*) -->$", re.MULTILINE)
 
 
-@pytest.mark.parametrize("page", WITH_CODE, ids=[str(page.relative_to(ROOT)) for page in WITH_CODE])
+def parameter(page):
+    """A page; marked, if it needs other packages."""
+    marks = [pytest.mark.integration] if NEEDS.search(page.read_text()) else []
+    return pytest.param(page, id=str(page.relative_to(ROOT)), marks=marks)
+
+
+@pytest.mark.parametrize("page", [parameter(page) for page in WITH_CODE])
 def test_python_blocks_run_in_order(page, capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)  # what a block saves is gone with the test
+    for package in " ".join(NEEDS.findall(page.read_text())).split():
+        pytest.importorskip(package)
     run(page)
     if page.name == "README.md":
         assert "0.weight: corrected\n0.bias: corrected\n1.weight: skipped" in capsys.readouterr().out

@@ -1,7 +1,7 @@
 """What the wrappers do, written out for a perceptron: plain gradients, explicit matrices and a bare optimizer."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
@@ -182,19 +182,23 @@ class ByHand:
             self._step(x, y)
 
     def _step(self, x: Tensor, y: Tensor) -> None:
-        seen: list[tuple[nn.Linear, tuple[Tensor], Tensor]] = []
         layers = [layer for layer in self.network.modules() if isinstance(layer, nn.Linear)]
-        handles = [layer.register_forward_hook(lambda *call: seen.append(call)) for layer in layers]
         self.optimizer.zero_grad()
-        loss = F.cross_entropy(self.network(x), y)
-        for handle in handles:
-            handle.remove()
-        gradients = torch.autograd.grad(loss, [output for *_, output in seen], retain_graph=True)
-        loss.backward()
+        seen = backward(self.network, layers, x, y)
         held = {id(parameter) for group in self.optimizer.param_groups for parameter in group["params"]}
-        calls = [
-            Call(layer, x.detach(), g, id(layer.weight) in held)
-            for (layer, (x,), _), g in zip(seen, gradients, strict=True)
-        ]
-        with self.method(calls):
+        with self.method([Call(layer, x, g, id(layer.weight) in held) for layer, x, g in seen]):
             self.optimizer.step()
+
+
+def backward(
+    network: nn.Module, layers: Iterable[nn.Module], x: Tensor, y: Tensor
+) -> list[tuple[nn.Module, Tensor, Tensor]]:
+    """loss.backward(), and (layer, what it read, gradient of what it gave) for every call of the layers."""
+    seen: list[tuple[nn.Module, tuple[Tensor], Tensor]] = []
+    handles = [layer.register_forward_hook(lambda *call: seen.append(call)) for layer in layers]
+    loss = F.cross_entropy(network(x), y)
+    for handle in handles:
+        handle.remove()
+    gradients = torch.autograd.grad(loss, [output for *_, output in seen], retain_graph=True)
+    loss.backward()
+    return [(layer, input.detach(), g) for (layer, (input,), _), g in zip(seen, gradients, strict=True)]

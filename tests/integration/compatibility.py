@@ -83,6 +83,34 @@ SECTIONS: dict[str, dict[str, list[str]]] = {
         "FSDP2, sharded save and load": ["test_fsdp.py::test_fsdp2_resumes_from_a_sharded_checkpoint"],
         "FSDP1": ["test_fsdp.py::test_fsdp1"],
     },
+    "Trainers and models of others, against the plain loop": {
+        "Lightning": ["test_lightning.py::test_lightning_trainer"],
+        "Lightning, resumed from its checkpoint": ["test_lightning.py::test_lightning_resumes_from_its_checkpoint"],
+        "Lightning, accumulation and clipping": ["test_lightning.py::test_lightning_accumulation_and_clipping"],
+        "Lightning, bfloat16": ["test_lightning.py::test_lightning_bfloat16"],
+        "Accelerate": ["test_accelerate.py::test_accelerate"],
+        "Accelerate, accumulation and clipping": ["test_accelerate.py::test_accelerate_accumulation_and_clipping"],
+        "Accelerate, bfloat16": ["test_accelerate.py::test_accelerate_bfloat16"],
+        "Accelerate, float16, a step skipped": ["test_accelerate.py::test_accelerate_float16_skips_a_step"],
+        "Accelerate, `save_state` and `load_state`": ["test_accelerate.py::test_accelerate_save_state_and_load_state"],
+        "transformers": ["test_trainer.py::test_trainer"],
+        "transformers, accumulation and clipping": ["test_trainer.py::test_trainer_accumulation_and_clipping"],
+        "transformers, resumed from its checkpoint": ["test_trainer.py::test_trainer_resumes_from_checkpoint"],
+        "transformers, with BERT and GPT-2": ["test_transformers.py::test_transformers_model_in_its_trainer"],
+        "timm's resnet18 and vit_tiny, outputs and input gradients untouched": [
+            "test_timm.py::test_timm_output_and_input_gradient_are_the_bare_models"
+        ],
+        "timm's resnet18 and vit_tiny, trained": [
+            "test_timm.py::test_timm_trains_as_by_hand", "test_timm.py::test_timm_trains_alike_in_every_gauge"
+        ],
+        "`torch.distributed.checkpoint`, the optimizer as one object": [
+            "test_checkpointing.py::test_distributed_checkpoint"
+        ],
+        "`torch.distributed.checkpoint`, by names of parameters (which forgets averages)": [
+            "test_checkpointing.py::test_distributed_checkpoint_by_parameter_names",
+            "test_checkpointing.py::test_distributed_checkpoint_by_parameter_names_forgets_averages",
+        ],
+    },
     "Faults": {
         "killed at a random moment": ["test_killed.py::test_run_killed_at_a_random_moment_resumes_bit_for_bit"],
         "killed again and again": ["test_killed.py::test_run_killed_again_and_again_resumes_bit_for_bit"],

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import ExponentialLR, LRScheduler
 
 from adiv_optim import (
     BatchIdeal,
@@ -76,6 +77,15 @@ def network() -> nn.Module:
     return nn.Sequential(nn.Conv2d(2, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(36, 8), nn.ReLU(), nn.Linear(8, 3))
 
 
+def elsewhere(build: Callable[[], nn.Module] = network) -> nn.Module:
+    """What only a checkpoint brings to where `build` starts."""
+    model = build()
+    with torch.no_grad():
+        for p in model.parameters():
+            p += 1
+    return model
+
+
 def images(count: int = 4) -> list[Batch]:
     """Batches of eight for `network`."""
     generator = torch.Generator().manual_seed(1)
@@ -87,6 +97,21 @@ def images(count: int = 4) -> list[Batch]:
 
 def adamw(model: nn.Module) -> Optimizer:
     return torch.optim.AdamW(model.parameters(), lr=1e-2, eps=1e-3)
+
+
+def halving(model: nn.Module) -> Optimizer:
+    """`adamw` at half the learning rate after every step: what `scheduled` asks of a scheduler."""
+    optimizer = adamw(model)
+
+    def halve(optimizer: Optimizer, *_: Any) -> None:
+        optimizer.param_groups[0]["lr"] /= 2
+
+    optimizer.register_step_post_hook(halve)
+    return optimizer
+
+
+def scheduled(optimizer: Optimizer) -> LRScheduler:
+    return ExponentialLR(optimizer, gamma=0.5)
 
 
 def sgd(model: nn.Module) -> Optimizer:

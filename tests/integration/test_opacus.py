@@ -13,6 +13,7 @@ from tests.cases import relative_error
 opacus = pytest.importorskip("opacus")
 
 pytestmark = [
+    pytest.mark.integration,
     pytest.mark.usefixtures("in_float64"),
     # Opacus's hooks on a first layer, whose input takes no gradient.
     pytest.mark.filterwarnings("ignore:Full backward hook is firing:UserWarning"),

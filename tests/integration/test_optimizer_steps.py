@@ -90,9 +90,23 @@ def add_param_group(wrapper: Wrapper, configuration: Configuration) -> None:
     assert deviation(*models, configuration.network()) <= EXACT, configuration
 
 
+def adagrad_steps_on_new_groups() -> bool:
+    weight = torch.ones(1, requires_grad=True)
+    optimizer = torch.optim.Adagrad([torch.ones(1)])
+    optimizer.add_param_group({"params": [weight]})
+    weight.sum().backward()
+    try:
+        optimizer.step()
+    except KeyError:  # "sum", which older ones make only for the groups they are born with
+        return False
+    return True
+
+
 @each_wrapper
 @each_optimizer
 def test_add_param_group_is_the_bare_optimizers_by_hand(wrapper, name):
+    if name == "Adagrad" and not adagrad_steps_on_new_groups():
+        pytest.skip("this torch's bare Adagrad cannot step on a group added to it")
     assert_as_bare(add_param_group, wrapper, name)
 
 

@@ -1,0 +1,83 @@
+"""Resuming in the middle of training from what torch.distributed.checkpoint has saved; other files resume elsewhere."""
+
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed import checkpoint
+
+from tests.integration import checkpoints
+from tests.integration.methods import (
+    DIFFERENT,
+    EXACT,
+    METHODS,
+    built,
+    deviation,
+    each_method,
+    elsewhere,
+    images,
+    train,
+    weights,
+)
+
+pytestmark = [
+    pytest.mark.usefixtures("in_float64"),
+    # torch's own, where no process group is there, and in 2.6.
+    pytest.mark.filterwarnings("ignore:torch.distributed is:UserWarning"),
+    pytest.mark.filterwarnings("ignore:TypedStorage is deprecated:UserWarning"),
+]
+
+
+def save_whole(model: nn.Module, optimizer: Any, folder: Path) -> None:
+    """The optimizer's state as one object: what wrappers remember has shapes that a new one does not know yet."""
+    buffer = io.BytesIO()
+    torch.save(optimizer.state_dict(), buffer)
+    checkpoint.save({"model": model.state_dict(), "optimizer": buffer}, checkpoint_id=folder)
+
+
+def load_whole(model: nn.Module, optimizer: Any, folder: Path) -> None:
+    found = {"model": model.state_dict(), "optimizer": io.BytesIO()}
+    checkpoint.load(found, checkpoint_id=folder)
+    found["optimizer"].seek(0)
+    optimizer.load_state_dict(torch.load(found["optimizer"], weights_only=True))
+
+
+def uninterrupted(method):
+    model, optimizer = built(method)
+    train(model, optimizer, images())
+    return weights(model)
+
+
+def resumed(method, save, load, folder: Path):
+    model, optimizer = built(method)
+    train(model, optimizer, images()[:2])
+    save(model, optimizer, folder)
+    train(model, optimizer, images()[2:])
+    assert deviation(weights(model), uninterrupted(method)) == 0  # saving changes nothing
+    model, optimizer = built(method, elsewhere)
+    load(model, optimizer, folder)
+    train(model, optimizer, images()[2:])
+    return weights(model)
+
+
+@each_method
+def test_distributed_checkpoint(method, tmp_path):
+    assert deviation(resumed(method, save_whole, load_whole, tmp_path), uninterrupted(method)) == 0
+
+
+@pytest.mark.parametrize("name", ["proportional", "disproportional", "batch-ideal", "unit-consistent"])
+def test_distributed_checkpoint_by_parameter_names(name, tmp_path):
+    """What shards: get_state_dict knows the inner optimizer's state and nothing else."""
+    method = METHODS[name]
+    found = resumed(method, checkpoints.save, checkpoints.load, tmp_path)
+    assert deviation(found, uninterrupted(method)) <= EXACT
+
+
+@pytest.mark.parametrize("name", ["batch-ideal-running", "whitened"])
+def test_distributed_checkpoint_by_parameter_names_forgets_averages(name, tmp_path):
+    method = METHODS[name]
+    found = resumed(method, checkpoints.save, checkpoints.load, tmp_path)
+    assert deviation(found, uninterrupted(method)) > DIFFERENT

@@ -1,0 +1,155 @@
+"""Models of transformers, trained by its Trainer: what a wrapper knows of them, and what it leaves alone."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from adiv_optim import attach, coverage, jacobian
+from tests.cases import relative_error
+from tests.integration.methods import (
+    DIFFERENT,
+    EXACT,
+    METHODS,
+    adamw,
+    deviation,
+    each_method,
+    plain_loop,
+    train,
+    weights,
+)
+from tests.integration.test_trainer import constant, fit
+
+transformers = pytest.importorskip("transformers", minversion="5")
+
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("in_float64")]
+
+
+def awake(build):
+    """No parameter starts at zero: a key's bias would stay there, and rounding is not small beside it."""
+    torch.manual_seed(0)
+    model = build()
+    with torch.no_grad():
+        for p in model.parameters():
+            p += 0.3 * torch.randn_like(p)
+    return model
+
+
+def bert():
+    config = transformers.BertConfig(
+        vocab_size=11,
+        max_position_embeddings=8,
+        hidden_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=12,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+        num_labels=3,
+    )
+    return awake(lambda: transformers.BertForSequenceClassification(config))
+
+
+def gpt2():
+    config = transformers.GPT2Config(
+        vocab_size=11,
+        n_positions=8,
+        n_embd=8,
+        n_layer=1,
+        n_head=2,
+        n_inner=12,
+        attn_pdrop=0.0,
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        pad_token_id=0,
+        num_labels=3,
+        use_cache=False,  # torch.export, which UnitConsistent traces by, does not know a cache
+    )
+    return awake(lambda: transformers.GPT2ForSequenceClassification(config))
+
+
+def is_conv1d(layer):
+    return isinstance(layer, transformers.pytorch_utils.Conv1D)
+
+
+def linear_gpt2():
+    """Every Conv1D as the nn.Linear that it is, with the transposed weight."""
+    model = gpt2()
+    for path, layer in list(model.named_modules()):
+        if is_conv1d(layer):
+            linear = nn.Linear(layer.nx, layer.nf)
+            linear.load_state_dict({"weight": layer.weight.T, "bias": layer.bias})
+            model.set_submodule(path, linear)
+    return model
+
+
+def sentences():
+    generator = torch.Generator().manual_seed(1)
+    return [
+        (torch.randint(1, 11, (8, 6), generator=generator), torch.randint(3, (8,), generator=generator))
+        for _ in range(3)
+    ]
+
+
+class Logits(nn.Module):
+    """The model as a plain loop calls it."""
+
+    def __init__(self, net):
+        super().__init__()
+        self.net = net
+
+    def forward(self, ids):
+        return self.net(ids).logits
+
+
+def reference(method, build):
+    found = plain_loop(method, sentences(), build=lambda: Logits(build()))
+    return {name.removeprefix("net."): value for name, value in found.items()}
+
+
+@each_method
+@pytest.mark.parametrize("build", [bert, linear_gpt2], ids=["bert", "gpt2"])
+def test_transformers_model_in_its_trainer(build, method, tmp_path):
+    model = build()
+    optimizer = method.wrap(adamw(model), model, sentences()[0][0])
+    fit(model, (optimizer, constant(optimizer)), sentences(), tmp_path, argument="input_ids")
+    wanted = reference(method, build)
+    assert deviation(weights(model), wanted) <= EXACT
+    bare = Logits(build())
+    train(bare, adamw(bare), sentences())
+    assert deviation(weights(bare.net), wanted) > DIFFERENT
+
+
+@pytest.mark.parametrize("name", ["proportional", "disproportional", "batch-ideal", "unit-consistent"])
+def test_gpt2_of_linear_layers_trains_as_gpt2(name):
+    """As explicit Jacobians train the Conv1D itself, and as its transposed weight is gauged."""
+    model, wanted = linear_gpt2(), reference(METHODS[name], gpt2)
+    for path, layer in gpt2().named_modules():
+        if is_conv1d(layer):
+            wanted[f"{path}.weight"] = wanted[f"{path}.weight"].T
+    train(Logits(model), METHODS[name].wrap(adamw(model), model, sentences()[0][0]), sentences())
+    assert deviation(weights(model), wanted) <= EXACT
+
+
+@pytest.mark.parametrize("name", ["proportional", "disproportional", "batch-ideal"])
+def test_gpt2_as_it_is_keeps_plain_gradients_in_conv1d(name):
+    rule, (ids, labels) = METHODS[name].rule, sentences()[0]
+    model, bare, oracle = attach(gpt2(), rule), gpt2(), gpt2()
+    for each in (model, bare):
+        F.cross_entropy(each(ids).logits, labels).backward()
+    jacobian.backward(oracle, lambda out, y: F.cross_entropy(out.logits, y), ids, labels, rule, layers=["score"])
+    for path, p in model.named_parameters():
+        assert relative_error(p.grad, oracle.get_parameter(path).grad) <= EXACT
+        assert torch.equal(p.grad, bare.get_parameter(path).grad) == (path != "score.weight")
+    report = coverage(model)
+    assert report.corrected == ("score.weight",)
+    assert report.skipped["transformer.h.0.mlp.c_fc.weight"] == "Conv1D has no correction"
+
+
+@pytest.mark.parametrize("name", ["whitened"])
+def test_gpt2_as_it_is_takes_plain_steps_in_conv1d(name):
+    model = gpt2()
+    optimizer = METHODS[name].wrap(adamw(model), model, None)
+    train(Logits(model), optimizer, sentences())
+    assert optimizer.coverage()["score.weight"] == "whitened, 8 columns"
+    assert optimizer.coverage()["transformer.h.0.mlp.c_fc.weight"] == "plain: used by Conv1D"
