@@ -1,0 +1,82 @@
+"""The compatibility table names tests that there are, and shows what they gave."""
+
+import re
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from tests.integration.compatibility import COLUMNS, FOLDER, PAGE, SECTIONS, cell, column, table
+
+#: A test in a cell.
+NAMED = re.compile(r"`(test_\w+(?:\[[^`]*\])?)`")
+FUNCTIONS = {function for rows in SECTIONS.values() for functions in rows.values() for function in functions}
+
+
+@cache
+def collected():
+    """module::test of all tests of this folder; modules whose packages are missing have none."""
+    modules = sorted({str(FOLDER / function.partition("::")[0]) for function in FUNCTIONS})
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", *modules]
+    output = subprocess.run(command, capture_output=True, text=True, cwd=FOLDER.parents[1]).stdout
+    return {Path(line.partition("[")[0]).name + line[len(line.partition("[")[0]) :] for line in output.splitlines()}
+
+
+def missing(page):
+    """Tests named in a page that are in none of the modules that could be collected."""
+    module = dict(reversed(function.split("::")) for function in FUNCTIONS)
+    there = {test.partition("::")[0] for test in collected()}
+    full = {f"{module[name.partition('[')[0]]}::{name}" for name in NAMED.findall(page)}
+    return {test for test in full if test.partition("::")[0] in there} - collected()
+
+
+def test_every_cell_names_a_test():
+    page = PAGE.read_text()
+    assert len(set(NAMED.findall(page))) > 200
+    assert not missing(page), "run make compatibility"
+
+
+def test_every_test_that_the_table_wants_is_in_it():
+    named = {name.partition("[")[0] for name in NAMED.findall(PAGE.read_text())}
+    waiting = {"test_captured_backward_and_eager_step", "test_captured_step"}  # for a GPU
+    waiting |= {"test_capture_of_what_remembers_is_refused"}
+    assert {function.partition("::")[2] for function in FUNCTIONS} - named == waiting
+
+
+def test_cell_of_a_test_that_is_gone_is_noticed():
+    assert missing("| DDP | `test_ddp[plain-proportional]` |") == set()
+    assert missing("| DDP | `test_ddp[gone-proportional]` |") == {
+        "test_distributed_loops.py::test_ddp[gone-proportional]"
+    }
+
+
+@pytest.mark.parametrize(
+    ("test", "wrapper"),
+    [
+        ("test_ddp[plain-proportional]", "proportional"),
+        ("test_ddp[plain-disproportional]", "disproportional"),
+        ("test_ddp[batch-ideal-running-plain]", "batch-ideal-running"),
+        ("test_ddp[plain-batch-ideal]", "batch-ideal"),
+        ("test_ddp[whitened-rank]", "whitened"),
+        ("test_ddp", None),
+    ],
+)
+def test_wrapper_is_read_off_the_id(test, wrapper):
+    assert column(test) == wrapper
+
+
+def test_cells_show_what_passed_or_why_nothing_ran():
+    assert cell({"a.py::test_b[2]": "passed", "a.py::test_b[1]": "passed"}) == "`test_b[1]` and 1 more"
+    assert cell({"a.py::test_b": "needs a GPU"}) == "*needs a GPU*"
+    assert cell({}) == ""
+
+
+def test_table_has_a_column_for_every_wrapper():
+    outcomes = {f"tests/a.py::test_b[{name}]": "passed" for name in COLUMNS}
+    head, rule, row = table({"here": ["a.py::test_b"]}, outcomes)
+    assert head.count("|") == rule.count("|") == row.count("|") == len(COLUMNS) + 2
+    assert row.startswith("| here | `test_b[proportional]` |")
+    with pytest.raises(LookupError, match="no test of"):
+        list(table({"there": ["a.py::test_c"]}, outcomes))
