@@ -1,5 +1,6 @@
 """What every figure of results is made of."""
 
+import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -32,7 +33,8 @@ def panels(names: Sequence[str], title: str, path: Path, width: float = 5.4) -> 
             label: handle for axis in axes[0] for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)
         }
         fig.legend(handles.values(), handles.keys(), loc="outside right center", frameon=False)
-        fig.suptitle(title, fontsize=10)
+        # At this size about twelve characters are an inch.
+        fig.suptitle(textwrap.fill(title, int(12 * size[0])), fontsize=10)
         path.parent.mkdir(parents=True, exist_ok=True)
         fig.savefig(path, dpi=130)
     finally:
