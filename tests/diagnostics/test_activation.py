@@ -43,7 +43,7 @@ def test_strength_is_the_closed_form(activation, wanted):
         (nn.LeakyReLU(0.2), 1.139046), (nn.LeakyReLU(0.5), 1.038809), (torch.sin, 1.149082), (torch.exp, 1.418023),
         (torch.abs, 2.0),
     ],
-    ids=str,
+    ids=lambda value: getattr(value, "__name__", str(value)),
 )  # fmt: skip
 def test_strength_is_the_listed_one(activation, wanted):
     assert isometry_strength(activation) == pytest.approx(wanted, rel=0, abs=LISTED)
