@@ -31,7 +31,8 @@ class IsotropicTanh(nn.Module):
         """Return tanh(|x|) x / |x|."""
         wide = input.to(torch.promote_types(input.dtype, torch.float32))
         # Below the clamp tanh(r) / r is 1 to the last bit, as is its limit at 0, and has no derivative to pass on.
-        norm = torch.linalg.vector_norm(wide, dim=self.dim, keepdim=True).clamp(min=1e-12)
+        # Clamped before the root, whose second derivative at 0 would be NaN.
+        norm = (wide * wide).sum(self.dim, keepdim=True).clamp(min=1e-24).sqrt()
         return (wide * (torch.tanh(norm) / norm)).to(input.dtype)
 
     def extra_repr(self) -> str:
