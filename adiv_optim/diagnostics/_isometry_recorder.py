@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._C import _functorch
 
 from ._isometry import isometry_gap
 from ._recorder import finite
@@ -107,6 +108,11 @@ def _no_samples(output: Any) -> str | None:
         return type(output).__name__
     if output.is_nested:  # as torch's TransformerEncoder makes of padded sequences in evaluation
         return "nested tensor"
+    inner = output
+    while _functorch.is_gradtrackingtensor(inner):
+        inner = _functorch.get_unwrapped(inner)
+    if _functorch.is_batchedtensor(inner):
+        return "tensor under vmap, whose numbers cannot be read"
     if not output.is_floating_point() or output.dim() < 2:
         return f"{output.dtype} tensor of shape {tuple(output.shape)}"
     return None

@@ -239,6 +239,23 @@ def test_padded_sequences_that_torch_nests_are_named_and_passed_on():
     assert "layers.0.norm2" in [layer["path"] for layer in recorder.history[0]["layers"]]
 
 
+@pytest.mark.parametrize("gradient", [False, True], ids=["outputs", "gradients"])
+def test_vmap_is_named_and_passed_on(gradient):
+    model, x = nn.Sequential(nn.Linear(6, 20), nn.Tanh()), torch.randn(4, 5, 6)
+
+    def call(parameters, x):
+        return torch.func.functional_call(model, parameters, (x,)).square().sum()
+
+    each = torch.vmap(torch.func.grad(call) if gradient else call, in_dims=(None, 0))
+    wanted = each(dict(model.named_parameters()), x)
+    with record(model) as recorder:
+        found = each(dict(model.named_parameters()), x)
+        torch.func.grad(call)(dict(model.named_parameters()), x[0])
+    torch.testing.assert_close(found, wanted, rtol=0, atol=0)
+    assert recorder.left_out == dict.fromkeys("01", "it returned a tensor under vmap, whose numbers cannot be read")
+    assert [len(entry["layers"]) for entry in recorder.history] == [0, 2]
+
+
 def test_layers_can_be_chosen_containers_too():
     model = nn.Sequential(network(), nn.Tanh())
     assert list(recorded(model, torch.randn(5, 6), layers=["0.4", "0", "1"])) == ["0.4", "0", "1"]
