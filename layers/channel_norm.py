@@ -1,4 +1,4 @@
-"""Squared norms over the channels of rows and images, differentiable without copies of them."""
+"""Squared norms over the channels of images, differentiable without copies of the image."""
 
 import torch
 from torch import Tensor
@@ -40,9 +40,9 @@ def channel_squared_norm(input: Tensor, groups: int, dims: int) -> Tensor:
     """Σ_c x² over the channels of each group, in float32 at least: (…, C, *spatial) → (…, groups, *spatial).
 
     Args:
-        input: shape (…, C, *spatial).
+        input: shape (N, C, *spatial) or (C, *spatial).
         groups: C is split into this many groups.
-        dims: number of spatial dimensions; rows have none.
+        dims: number of spatial dimensions.
 
     Example:
         >>> import torch
