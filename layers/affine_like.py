@@ -6,7 +6,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .channel_norm import channel_squared_norm
 from .forms import affine_like_scale, check_affine_like
 
 
@@ -63,7 +62,9 @@ class AffineLikeLinear(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         """Return (αWx + βb) / √(α²|x|² + β²)."""
-        scale = affine_like_scale(channel_squared_norm(input, groups=1, dims=0), self.alpha, self.beta)
+        wide = input.to(torch.promote_types(input.dtype, torch.float32))
+        # Not by a norm, whose second derivative at 0 is NaN.
+        scale = affine_like_scale((wide * wide).sum(-1, keepdim=True), self.alpha, self.beta)
         bias = None if self.bias is None else self.bias * (self.beta / self.alpha)
         output = F.linear(input, self.weight, bias)
         # In half precision too the product is taken in float32: 1 / |β| may pass float16's range.
