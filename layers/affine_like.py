@@ -6,8 +6,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from adiv_optim.functional import squared_norm
-
 from .forms import affine_like_scale, check_affine_like
 
 
@@ -64,10 +62,13 @@ class AffineLikeLinear(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         """Return (αWx + βb) / √(α²|x|² + β²)."""
-        scale = affine_like_scale(squared_norm(input, -1), self.alpha, self.beta)
+        wide = input.to(torch.promote_types(input.dtype, torch.float32))
+        # Not by a norm, whose second derivative at 0 is NaN.
+        scale = affine_like_scale((wide * wide).sum(-1, keepdim=True), self.alpha, self.beta)
         bias = None if self.bias is None else self.bias * (self.beta / self.alpha)
         output = F.linear(input, self.weight, bias)
-        return output * scale.unsqueeze(-1).to(output.dtype)
+        # In half precision too the product is taken in float32: 1 / |β| may pass float16's range.
+        return (output * scale).to(output.dtype)
 
     def extra_repr(self) -> str:
         """Return the constructor's arguments."""

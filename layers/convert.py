@@ -124,6 +124,12 @@ def convert(model: nn.Module, mapping: Mapping[type[nn.Module], Factory]) -> nn.
                     # In evaluation its fast path computes torch's own layer from the weights, past any replacement.
                     # This flag is what it asks first.
                     parent.activation_relu_or_gelu = 0
+    for module in model.modules():
+        if isinstance(module, nn.TransformerEncoder) and not all(
+            getattr(layer, "activation_relu_or_gelu", 0) for layer in module.layers
+        ):
+            # With a padding mask it would hand nested tensors on, which only the fast path can read.
+            module.use_nested_tensor = False
     return replaced.get(model, model)
 
 

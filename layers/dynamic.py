@@ -95,7 +95,7 @@ def dyisru(input: Tensor, c: Tensor | float) -> Tensor:
         c: C, positive, of a shape that broadcasts.
 
     Returns:
-        Numbers between -1 and 1, of the input's shape and dtype.
+        Numbers between -1 and 1, of the input's shape and dtype; float32 for integers.
 
     Example:
         >>> import torch
@@ -103,7 +103,7 @@ def dyisru(input: Tensor, c: Tensor | float) -> Tensor:
         tensor([ 0.0000,  0.6000, -0.9999])
     """
     wide = input.to(torch.promote_types(input.dtype, torch.float32))
-    return (wide * torch.rsqrt(wide.square() + c)).to(input.dtype)
+    return (wide * torch.rsqrt(wide.square() + c)).to(input.dtype if input.is_floating_point() else wide.dtype)
 
 
 class DyISRU(Channelwise):

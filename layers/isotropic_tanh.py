@@ -14,7 +14,7 @@ class IsotropicTanh(nn.Module):
         dim: the dimension, or dimensions, a row extends over; 1 for the channels of images.
 
     Shape:
-        Input and output alike, any shape.
+        Input and output alike, any shape; integers come out as float32.
 
     Example:
         >>> import torch
@@ -31,8 +31,9 @@ class IsotropicTanh(nn.Module):
         """Return tanh(|x|) x / |x|."""
         wide = input.to(torch.promote_types(input.dtype, torch.float32))
         # Below the clamp tanh(r) / r is 1 to the last bit, as is its limit at 0, and has no derivative to pass on.
-        norm = torch.linalg.vector_norm(wide, dim=self.dim, keepdim=True).clamp(min=1e-12)
-        return (wide * (torch.tanh(norm) / norm)).to(input.dtype)
+        # Clamped before the root, whose second derivative at 0 would be NaN.
+        norm = (wide * wide).sum(self.dim, keepdim=True).clamp(min=1e-24).sqrt()
+        return (wide * (torch.tanh(norm) / norm)).to(input.dtype if input.is_floating_point() else wide.dtype)
 
     def extra_repr(self) -> str:
         """Return the constructor's arguments."""

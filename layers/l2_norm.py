@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from .forms import inverse_norm
+from .forms import check_eps, inverse_norm
 
 
 def unit(input: Tensor, dim: int | tuple[int, ...], eps: float) -> Tensor:
@@ -13,7 +13,8 @@ def unit(input: Tensor, dim: int | tuple[int, ...], eps: float) -> Tensor:
     """
     wide = input.to(torch.promote_types(input.dtype, torch.float32))
     # x·x and a factor have a cheaper backward than x.square() and a quotient.
-    return (wide * inverse_norm((wide * wide).sum(dim, keepdim=True), eps)).to(input.dtype)
+    output = wide * inverse_norm((wide * wide).sum(dim, keepdim=True), eps)
+    return output.to(input.dtype if input.is_floating_point() else wide.dtype)
 
 
 class L2Norm(nn.Module):
@@ -28,7 +29,7 @@ class L2Norm(nn.Module):
         eps: the norm is clamped from below at this value; zero rows stay zero and pass no gradient.
 
     Shape:
-        Input and output alike, any shape.
+        Input and output alike, any shape; integers come out as float32.
 
     Raises:
         ValueError: `eps` is negative.
@@ -40,8 +41,7 @@ class L2Norm(nn.Module):
     """
 
     def __init__(self, dim: int | tuple[int, ...] = -1, eps: float = 1e-12) -> None:
-        if not eps >= 0:
-            raise ValueError(f"L2Norm: eps is {eps}; it bounds a norm from below and must not be negative.")
+        check_eps("L2Norm", eps)
         super().__init__()
         self.dim = dim
         self.eps = eps

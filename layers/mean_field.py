@@ -75,5 +75,6 @@ class MeanFieldNorm(nn.Module):
         return output / self.std if self.normalize else output
 
     def extra_repr(self) -> str:
-        """Return the switches and the constants."""
-        return f"center={self.center}, normalize={self.normalize}, mean={self.mean:.6g}, std={self.std:.6g}"
+        """Return the switches and the constants, after the name of a function, which no submodule shows."""
+        name = "" if isinstance(self.activation, nn.Module) else f"{getattr(self.activation, '__name__', 'function')}, "
+        return f"{name}center={self.center}, normalize={self.normalize}, mean={self.mean:.6g}, std={self.std:.6g}"

@@ -35,7 +35,7 @@ class NormLikeLinear(nn.Linear):
         Input (..., in_features), output (..., out_features).
 
     Raises:
-        ValueError: `beta` outside (-1, 1), or `alpha` 0.
+        ValueError: `beta` outside (-1, 1), `alpha` 0, or `eps` negative.
 
     Example:
         >>> import torch
@@ -57,7 +57,7 @@ class NormLikeLinear(nn.Linear):
         beta: float | None = None,
         eps: float = 1e-12,
     ) -> None:
-        check_norm_like("NormLikeLinear", alpha, beta)
+        check_norm_like("NormLikeLinear", alpha, beta, eps)
         super().__init__(in_features, out_features, bias, device, dtype)
         self.alpha = alpha
         self.beta = beta

@@ -31,7 +31,7 @@ class PatchNorm(_ConvNd):
             beta = 1.0 if beta is None else beta
             check_affine_like(name, alpha, beta)
         elif form == "norm-like":
-            check_norm_like(name, alpha, beta)
+            check_norm_like(name, alpha, beta, eps)
         else:
             raise ValueError(f"{name}: form is {form!r}; the forms are 'affine-like' and 'norm-like'.")
         super().__init__(*args, **kwargs)
@@ -142,8 +142,8 @@ class PatchNormConv2d(_PatchNormConv, nn.Conv2d):
         As torch.nn.Conv2d, unbatched input included. The state dict is torch's too, and channels_last is kept.
 
     Raises:
-        ValueError: an unknown form; `alpha` 0; `beta` 0 (affine-like) or outside (-1, 1) (norm-like); and what
-            torch.nn.Conv2d raises.
+        ValueError: an unknown form; `alpha` 0; `beta` 0 (affine-like) or outside (-1, 1) (norm-like); in the latter
+            `eps` negative; and what torch.nn.Conv2d raises.
 
     Example:
         >>> import torch

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._C import _functorch
 
 from ._isometry import isometry_gap
 from ._recorder import finite
@@ -84,9 +85,7 @@ class IsometryRecorder:
     def _measure(self, path: str, layer: nn.Module, args: Any, output: Any) -> None:
         if not self._measuring:
             return
-        if not isinstance(output, Tensor) or not output.is_floating_point() or output.dim() < 2:
-            tensor = isinstance(output, Tensor)
-            what = f"{output.dtype} tensor of shape {tuple(output.shape)}" if tensor else type(output).__name__
+        if what := _no_samples(output):
             self.left_out[path] = f"it returned a {what}"
             return
         rows = self.rows(output)
@@ -101,6 +100,22 @@ class IsometryRecorder:
                 "gap": gap.mean().item(),
             }
         )
+
+
+def _no_samples(output: Any) -> str | None:
+    """What an output is that has no Gram matrix."""
+    if not isinstance(output, Tensor):
+        return type(output).__name__
+    if output.is_nested:  # as torch's TransformerEncoder makes of padded sequences in evaluation
+        return "nested tensor"
+    inner = output
+    while _functorch.is_gradtrackingtensor(inner):
+        inner = _functorch.get_unwrapped(inner)
+    if _functorch.is_batchedtensor(inner):
+        return "tensor under vmap, whose numbers cannot be read"
+    if not output.is_floating_point() or output.dim() < 2:
+        return f"{output.dtype} tensor of shape {tuple(output.shape)}"
+    return None
 
 
 def record(
@@ -158,7 +173,7 @@ def record(
         layers = [path for path, module in modules.items() if not any(module.children())]
     wanted = [layers] if isinstance(layers, str) else list(layers)
     if missing := [path for path in wanted if path not in modules]:
-        raise ValueError(f"record: the model has no module {missing[0]!r}; it has {', '.join(filter(None, modules))}.")
+        raise ValueError(f"record: the model has no module {missing[0]!r}; it has {list(modules)[:20]}.")
     recorder = IsometryRecorder(every, rows, max_samples)
     recorder._attach(model, {path: modules[path] for path in wanted})
     return recorder

@@ -223,6 +223,39 @@ def test_outputs_without_samples_are_named():
     }
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+def test_padded_sequences_that_torch_nests_are_named_and_passed_on():
+    model = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 1).eval()
+    x, padding = torch.randn(2, 5, 8), torch.arange(5) >= torch.tensor([[3], [5]])
+    with torch.no_grad():
+        wanted = model(x, src_key_padding_mask=padding)
+        with record(model) as recorder:
+            found = model(x, src_key_padding_mask=padding)
+    torch.testing.assert_close(found, wanted, rtol=0, atol=EXACT)
+    assert recorder.left_out["layers.0.norm2"] == "it returned a nested tensor"
+    # With gradients there is nothing nested.
+    with record(model) as recorder:
+        model(x, src_key_padding_mask=padding)
+    assert "layers.0.norm2" in [layer["path"] for layer in recorder.history[0]["layers"]]
+
+
+@pytest.mark.parametrize("gradient", [False, True], ids=["outputs", "gradients"])
+def test_vmap_is_named_and_passed_on(gradient):
+    model, x = nn.Sequential(nn.Linear(6, 20), nn.Tanh()), torch.randn(4, 5, 6)
+
+    def call(parameters, x):
+        return torch.func.functional_call(model, parameters, (x,)).square().sum()
+
+    each = torch.vmap(torch.func.grad(call) if gradient else call, in_dims=(None, 0))
+    wanted = each(dict(model.named_parameters()), x)
+    with record(model) as recorder:
+        found = each(dict(model.named_parameters()), x)
+        torch.func.grad(call)(dict(model.named_parameters()), x[0])
+    torch.testing.assert_close(found, wanted, rtol=0, atol=0)
+    assert recorder.left_out == dict.fromkeys("01", "it returned a tensor under vmap, whose numbers cannot be read")
+    assert [len(entry["layers"]) for entry in recorder.history] == [0, 2]
+
+
 def test_layers_can_be_chosen_containers_too():
     model = nn.Sequential(network(), nn.Tanh())
     assert list(recorded(model, torch.randn(5, 6), layers=["0.4", "0", "1"])) == ["0.4", "0", "1"]
@@ -270,7 +303,7 @@ def test_compiled_model_is_measured_alike():
 ERRORS = {
     "every": ({"every": 0}, "every is 0; it must be at least 1"),
     "samples": ({"max_samples": 0}, "max_samples is 0; it must be at least 1"),
-    "path": ({"layers": ["7"]}, "no module '7'; it has 0, 1, 2, 3, 4, 5, 6"),
+    "path": ({"layers": ["7"]}, r"no module '7'; it has \['', '0', '1', '2', '3', '4', '5', '6'\]"),
 }
 
 

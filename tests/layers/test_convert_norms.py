@@ -8,7 +8,7 @@ import torch
 import torchvision
 from torch import nn
 
-from adiv_optim.layers import ChannelScale, DyISRU, DyT, IsotropicTanh, L2Norm, convert, plan
+from adiv_optim.layers import AffineLikeLinear, ChannelScale, DyISRU, DyT, IsotropicTanh, L2Norm, convert, plan
 
 RUNNING = ("running_mean", "running_var", "num_batches_tracked")
 
@@ -193,6 +193,29 @@ def test_transformer_computes_the_same_with_and_without_gradients(kind):
     trained_on = model(x)
     with torch.no_grad():
         assert (trained_on - model(x)).abs().max() <= 1e-6
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+@pytest.mark.parametrize("mapping", [{nn.LayerNorm: DyT}, {nn.Linear: AffineLikeLinear}], ids=["norms", "linear"])
+def test_transformer_reads_padded_sequences_with_and_without_gradients(mapping):
+    # In evaluation torch would hand the layers nested tensors, which only its own fast path can read.
+    model = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 2).eval()
+    convert(model, mapping)
+    x, padding = torch.randn(2, 5, 8), torch.arange(5) >= torch.tensor([[3], [5]])
+    trained_on = model(x, src_key_padding_mask=padding)
+    with torch.no_grad():
+        deployed = model(x, src_key_padding_mask=padding)
+    assert (trained_on - deployed)[~padding].abs().max() <= 1e-6
+    # The test can fail: left on, nested tensors come.
+    model.use_nested_tensor = True
+    with torch.no_grad(), pytest.raises((RuntimeError, NotImplementedError)):
+        model(x, src_key_padding_mask=padding)
+
+
+def test_encoder_without_replaced_layers_keeps_its_nested_tensors():
+    encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 2)
+    convert(nn.Sequential(encoder, nn.Tanh()), {nn.Tanh: IsotropicTanh})
+    assert encoder.use_nested_tensor
 
 
 def test_several_types_in_one_call():

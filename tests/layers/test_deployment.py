@@ -132,6 +132,18 @@ def test_zero_input_gives_finite_values_and_gradients(name, dtype):
 
 
 @each_layer
+def test_second_derivatives_at_zero_rows_are_finite(name):
+    layer, x = copy.deepcopy(LAYERS[name]).double(), torch.zeros(2, 3, 4, 5, dtype=torch.float64, requires_grad=True)
+    output = layer(x)
+    inputs = [x, *layer.parameters()]
+    first = torch.autograd.grad((output + output.square()).sum(), inputs, create_graph=True)
+    penalty = sum(gradient.square().sum() for gradient in first)
+    assert penalty > 0 or isinstance(layer, L2Norm)
+    for second in torch.autograd.grad(penalty, inputs, allow_unused=True) if penalty.requires_grad else ():
+        assert second is None or second.isfinite().all()
+
+
+@each_layer
 def test_channels_last_gives_the_same(name):
     x = images()
     torch.testing.assert_close(LAYERS[name](x.to(memory_format=torch.channels_last)), LAYERS[name](x))

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.autograd import gradcheck
 
-from adiv_optim.layers import ChannelScale, L2Norm
+from adiv_optim.layers import ChannelScale, IsotropicTanh, L2Norm, dyisru
 
 pytestmark = pytest.mark.usefixtures("in_float64")
 
@@ -89,6 +89,13 @@ def test_black_image_stays_black_and_passes_no_gradient():
     assert x.grad[0].abs().max() == 0
     assert x.grad[1].abs().max() > 0
     assert x.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("function", [L2Norm(), IsotropicTanh(), lambda x: dyisru(x, 16.0)], ids=["l2", "tanh", "isru"])
+def test_integers_are_taken_for_numbers_and_not_rounded_back(function):
+    x = torch.tensor([[3, -4]])
+    assert torch.equal(function(x), function(x.float()))
+    assert function(x).abs().min() > 0.5
 
 
 def test_bad_arguments_are_errors():

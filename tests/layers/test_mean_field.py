@@ -139,6 +139,11 @@ def test_copies_and_pickles_compute_the_same():
     assert "center=False, normalize=True, mean=0.282095, std=0.587915" in repr(layer)
 
 
+def test_repr_names_a_function():
+    assert repr(MeanFieldNorm(torch.tanh)).startswith("MeanFieldNorm(tanh, center=True, ")
+    assert repr(MeanFieldNorm(nn.Tanh())).startswith("MeanFieldNorm(\n  center=True, ")
+
+
 def test_vmap_and_functional_gradients():
     layer, x = MeanFieldNorm(nn.Tanh()), torch.randn(5, 4)
     torch.testing.assert_close(torch.vmap(layer)(x), layer(x))

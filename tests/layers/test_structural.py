@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.autograd import gradcheck
+from torch.autograd import gradcheck, gradgradcheck
 
 from adiv_optim.layers import AffineLikeLinear, L2Norm, NormLikeLinear
 
@@ -83,7 +83,8 @@ def test_gradcheck_passes(kind, formula, options, bias):
     def call(x, *parameters):
         return torch.func.functional_call(layer, dict(zip(names, parameters, strict=True)), (x,))
 
-    assert gradcheck(call, (x, *layer.parameters()))
+    assert gradcheck(call, (x, *layer.parameters()), check_forward_ad=True)
+    assert gradgradcheck(call, (x, *layer.parameters()))
 
 
 def output_change(layer, x, g):
@@ -162,6 +163,20 @@ def test_float16_does_not_overflow_where_the_squared_norm_would(kind, formula, o
     torch.testing.assert_close(output.double(), wanted, rtol=4e-3, atol=2e-3)
 
 
+@each_bias
+@pytest.mark.parametrize("autocast", [False, True], ids=["half", "autocast"])
+def test_float16_zero_rows_are_right_where_1_over_beta_would_overflow(bias, autocast):
+    layer, x = AffineLikeLinear(4, 3, bias, beta=1e-5), torch.zeros(2, 4)
+    wanted = layer(x)
+    if not autocast:
+        layer, x = layer.half(), x.half()
+    with torch.autocast("cpu", torch.float16, enabled=autocast):
+        output = layer(x)
+    assert output.dtype == torch.float16
+    # (β/α) b has few bits left in float16.
+    torch.testing.assert_close(output.float(), wanted, rtol=0, atol=2**-7)
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
 @each_kind
 def test_output_keeps_the_dtype(kind, formula, options, dtype):
@@ -185,6 +200,8 @@ ERRORS = {
     "norm-beta-beyond": (NormLikeLinear, {"beta": 1.5}, "beta is 1.5"),
     "norm-beta-nan": (NormLikeLinear, {"beta": float("nan")}, "beta is nan"),
     "norm-alpha-0": (NormLikeLinear, {"alpha": 0, "beta": 0.5}, "alpha is 0"),
+    "norm-eps-negative": (NormLikeLinear, {"eps": -1.0}, r"NormLikeLinear: eps is -1\.0; it bounds a norm from below"),
+    "norm-eps-nan": (NormLikeLinear, {"eps": float("nan")}, "eps is nan"),
 }
 
 
