@@ -2,6 +2,8 @@
 UV := $(shell command -v uv 2>/dev/null)
 PYTHON ?= python3
 BIN := .venv/bin
+# A process per core, up to eight, of one thread each: the tests are many and small.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 8
 
 .PHONY: bench test integration compatibility lint docs clean
 
@@ -25,11 +27,11 @@ bench: .venv/installed-bench
 	$(BIN)/python -m benchmarks quick
 
 test: .venv/installed-test
-	$(BIN)/python -m pytest
+	$(PYTEST)
 
 # Tests with the packages of others, which are many: Lightning, Accelerate, transformers, timm, Opacus.
 integration: .venv/installed-integration
-	$(BIN)/python -m pytest -m integration
+	$(PYTEST) -m integration
 
 compatibility: .venv/installed-integration
 	$(BIN)/python -m tests.integration.compatibility
