@@ -13,7 +13,7 @@ from .methods import LABELS
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-_NAMED = ("black", "gold", "navy", "teal", "tan", "orchid")
+_NAMED = ("black", "gold", "navy", "teal", "tan", "magenta")
 #: The colour of every method, in all figures.
 COLORS = dict(zip(LABELS, (*plt.get_cmap("tab10").colors, *_NAMED), strict=True))  # type: ignore[attr-defined]
 

@@ -91,8 +91,10 @@ def figure(group: list[Result], path: Path) -> None:
                     means, errors = zip(*(mean_and_error(epoch) for epoch in run["test_accuracy"]), strict=True)
                     epochs = range(1, len(means) + 1)
                     low, high = zip(*((m - e, m + e) for m, e in zip(means, errors, strict=True)), strict=True)
-                    # Gradient-only methods are dashed: colour alone does not carry to everyone.
-                    style = "--" if METHODS[method].correction else "-"
+                    # Gradient-only methods are dashed, coordinates dotted as well: colour alone does not carry to
+                    # everyone.
+                    rule = METHODS[method]
+                    style = "--" if rule.correction else "-." if rule.whitening is not None or rule.gauge else "-"
                     axis.plot(epochs, means, style, color=COLORS[method], label=label, linewidth=1.6)
                     axis.fill_between(epochs, low, high, color=COLORS[method], alpha=0.2, linewidth=0)
             axis.set_xlabel("epoch")
