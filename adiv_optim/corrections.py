@@ -284,19 +284,20 @@ class BatchIdeal(Correction):
         # For many right-hand sides one matrix product with the inverse is several times faster than substitution.
         return torch.cholesky_inverse(factor) @ right
 
-    @torch.no_grad()  # a second derivative has to meet the layer's own refusal, not a matrix written in place
     def factor(self, gram: Tensor, count: float) -> Tensor:
         """The Cholesky factor of gram + λI; NaN where there is none. `gram` is overwritten."""
-        diagonal = gram.diagonal(dim1=-2, dim2=-1)
         precision = torch.finfo(gram.dtype)
         # Rows that repeat make the matrix singular: below rounding there is no damping to be had. The clamp keeps
         # a batch of zero rows, whose gradient is zero, from dividing zero by zero.
         damping = max(self.damping, precision.eps * gram.shape[-1])
-        ridge = (diagonal.sum(-1, keepdim=True) * (damping / max(count, 1))).clamp(min=math.sqrt(precision.tiny))
-        diagonal += ridge
-        factor, failed = torch.linalg.cholesky_ex(gram)
-        # A partial factor looks like numbers; NaN is what the rest of a training loop knows how to meet.
-        return factor.masked_fill_(failed.bool()[..., None, None], math.nan)
+        # Without a graph: a second derivative has to meet the layer's own refusal, not a matrix written in place.
+        with torch.no_grad():
+            diagonal = gram.diagonal(dim1=-2, dim2=-1)
+            ridge = (diagonal.sum(-1, keepdim=True) * (damping / max(count, 1))).clamp(min=math.sqrt(precision.tiny))
+            diagonal += ridge
+            factor, failed = torch.linalg.cholesky_ex(gram)
+            # A partial factor looks like numbers; NaN is what the rest of a training loop knows how to meet.
+            return factor.masked_fill_(failed.bool()[..., None, None], math.nan)
 
 
 def _check_eps(rule: Proportional | Disproportional) -> None:
