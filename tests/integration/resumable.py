@@ -118,6 +118,9 @@ def train(
     if not rank:
         torch.save({"weights": model.state_dict(), "calls": dict(death.seen), "begin": begin}, folder / "final.pt")
     if rank is not None:
+        # Older gloo waits for ever in a destructor if the other process has left before.
+        del replica
+        distributed.barrier()
         distributed.destroy_process_group()
 
 
