@@ -15,13 +15,13 @@ from adiv_optim import (
     BatchIdeal,
     Correction,
     Disproportional,
-    GradientOnly,
     Proportional,
     UnitConsistent,
     Whitened,
     jacobian,
 )
 from tests.cases import relative_error
+from tests.integration.wrapped import Wrap, gradient_only
 
 EXACT = 1e-9  # float64; Cholesky factors and roots square the condition of the rows
 DIFFERENT = 1e-3  # what a test must be able to tell apart
@@ -40,7 +40,7 @@ class Method:
             the reference is the wrapper itself in the plainest loop; other tests hold that against its formula.
     """
 
-    wrap: Callable[[Optimizer, nn.Module, Any], Any]
+    wrap: Wrap
     rule: Correction | None = None
 
     @property
@@ -56,15 +56,15 @@ class Method:
             jacobian.backward(model, lambda z, target: scale * F.cross_entropy(z, target), x, y, self.rule)
 
 
-def gradient_only(rule: Correction) -> Method:
-    return Method(lambda optimizer, model, _: GradientOnly(optimizer, model, rule), None if rule.keeps_memory else rule)
+def corrected(rule: Correction) -> Method:
+    return Method(gradient_only(rule), None if rule.keeps_memory else rule)
 
 
 METHODS = {
-    "proportional": gradient_only(Proportional()),
-    "disproportional": gradient_only(Disproportional()),
-    "batch-ideal": gradient_only(BatchIdeal(0.1)),
-    "batch-ideal-running": gradient_only(BatchIdeal(0.1, decay=0.5)),
+    "proportional": corrected(Proportional()),
+    "disproportional": corrected(Disproportional()),
+    "batch-ideal": corrected(BatchIdeal(0.1)),
+    "batch-ideal-running": corrected(BatchIdeal(0.1, decay=0.5)),
     "unit-consistent": Method(lambda optimizer, model, x: UnitConsistent(optimizer, model, example_input=x)),
     "whitened": Method(lambda optimizer, model, _: Whitened(optimizer, model, every=2)),
 }
