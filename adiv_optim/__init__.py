@@ -1,5 +1,8 @@
 """Gradient corrections, unit-consistent steps and diagnostics for PyTorch optimizers."""
 
+import importlib
+from typing import Any
+
 from . import attention, diagnostics, functional, gauge, jacobian
 from .attach import Coverage, attach, coverage, detach
 from .corrections import BatchIdeal, Correction, Disproportional, Proportional
@@ -27,3 +30,14 @@ __all__ = [
     "jacobian",
     "precondition",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    # Layers may import the library and never the reverse, so that the package finds them when they are asked for.
+    if name == "layers":
+        return importlib.import_module(".layers", __name__)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), "layers"])

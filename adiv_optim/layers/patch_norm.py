@@ -8,8 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
-from adiv_optim.functional import box_sum
-
+from ..functional import box_sum
 from .channel_norm import channel_squared_norm
 from .forms import affine_like_scale, check_affine_like, check_norm_like, inverse_norm, norm_like_factors
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 
 from torch import Tensor, nn
 
-from adiv_optim.diagnostics import gaussian_moments
+from ..diagnostics import gaussian_moments
 
 
 class MeanFieldNorm(nn.Module):

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from adiv_optim.functional import squared_norm
+from ..functional import squared_norm
 
 
 class _SquaredNorm(Function):

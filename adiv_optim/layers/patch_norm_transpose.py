@@ -7,8 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvTransposeNd
 
-from adiv_optim.functional import box_sum
-
+from ..functional import box_sum
 from .channel_norm import channel_squared_norm
 from .patch_norm import PatchNorm
 
