@@ -7,7 +7,7 @@ from . import attention, diagnostics, functional, gauge, jacobian
 from .attach import attach, coverage, detach
 from .corrections import BatchIdeal, Correction, Disproportional, Proportional
 from .coverage import Coverage
-from .optim import GradientOnly, UnitConsistent, Whitened
+from .optim import GradientOnly, Preconditioned, UnitConsistent, Whitened
 from .running import precondition
 
 __version__ = "0.1.0"
@@ -18,6 +18,7 @@ __all__ = [
     "Coverage",
     "Disproportional",
     "GradientOnly",
+    "Preconditioned",
     "Proportional",
     "UnitConsistent",
     "Whitened",

@@ -2,8 +2,18 @@
 
 from .coordinates import Chart, Coordinates, Map
 from .gradient_only import GradientOnly
+from .preconditioned import Preconditioned
 from .unit_consistent import UnitConsistent
 from .whitened import Whitened
 from .wrapper import OptimizerWrapper
 
-__all__ = ["Chart", "Coordinates", "GradientOnly", "Map", "OptimizerWrapper", "UnitConsistent", "Whitened"]
+__all__ = [
+    "Chart",
+    "Coordinates",
+    "GradientOnly",
+    "Map",
+    "OptimizerWrapper",
+    "Preconditioned",
+    "UnitConsistent",
+    "Whitened",
+]

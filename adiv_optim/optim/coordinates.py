@@ -1,14 +1,16 @@
 """Letting an optimizer step in other coordinates than those the model's weights are written in."""
 
+import warnings
+import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
-from contextlib import ExitStack
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, ClassVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from ..coverage import Coverage, register
 from .wrapper import OptimizerWrapper, check_same_parameters
 
 #: What to do where parameters are sharded: changing coordinates takes whole weights.
@@ -16,20 +18,34 @@ UNSHARDED = "use DistributedDataParallel, or GradientOnly, which goes with fully
 
 
 class Map(ABC):
-    """The change of coordinates of a few parameters, for one step: in place, and undone exactly.
+    """The change of coordinates of a few parameters, for one step.
 
-    `enter` writes the parameters and their gradients in the new coordinates; `leave`, after the optimizer's step,
-    gives every weight w + (what the step changed, mapped back). A step that changed nothing, or raised before it
-    did, must leave w bit for bit. An `enter` that raises must have changed no weight.
+    `Coordinates` keeps the parameters' values and gradients from before `enter`, and gives them back whatever happens:
+    a map may fail anywhere.
     """
 
-    @abstractmethod
-    def enter(self) -> None:
-        """Write parameters and gradients in the new coordinates."""
+    #: What the optimizer is to see in other coordinates.
+    parameters: Sequence[nn.Parameter]
+    #: Whether the weights are written in the new coordinates, or the gradients alone.
+    moves_weights: ClassVar[bool] = True
 
     @abstractmethod
-    def leave(self) -> None:
-        """Write parameters and gradients in the model's own coordinates, with the step that was taken."""
+    def enter(self, weights: Sequence[Tensor]) -> None:
+        """Write the parameters, and give them new gradients, in the new coordinates.
+
+        Args:
+            weights: copies of the parameters' values.
+        """
+
+    @abstractmethod
+    def leave(self, weights: Sequence[Tensor]) -> None:
+        """Write the parameters as `weights` and the step that was taken, mapped back.
+
+        Where the step changed nothing the weight must be bit for bit what it was.
+
+        Args:
+            weights: the parameters' values as `enter` was given them.
+        """
 
 
 class Chart(ABC):
@@ -45,6 +61,18 @@ class Chart(ABC):
     def after_step(self) -> None:  # noqa: B027 — most charts have nothing to do
         """Called when a step has been taken and the weights are the user's again."""
 
+    @abstractmethod
+    def coverage(self) -> Coverage:
+        """Say of every trainable parameter how it is treated, or why it is not."""
+
+    def why_inactive(self) -> str:
+        """Say, after the second step, why nothing has been treated so far, with the remedy; "" if something has."""
+        return ""
+
+    def metrics(self) -> dict[str, float]:
+        """Return what was measured last, as scalars for a logger."""
+        return {}
+
     def state_dict(self) -> dict[str, Any]:
         """Return what the chart remembers from step to step, for a checkpoint."""
         return {}
@@ -56,12 +84,34 @@ class Chart(ABC):
         """Take from a checkpoint what the chart remembers; an empty one makes it forget."""
 
 
+class _Held:
+    """A map's parameters as they were before the step; putting them back allocates nothing."""
+
+    def __init__(self, map_: Map) -> None:
+        self.map = map_
+        self.gradients = [p.grad for p in map_.parameters]
+        self.weights = [p.detach().clone() for p in map_.parameters] if map_.moves_weights else []
+
+    def leave(self) -> None:
+        self.map.leave(self.weights)
+        for parameter, gradient in zip(self.map.parameters, self.gradients, strict=True):
+            if parameter.grad is not None:  # else the optimizer has freed it
+                parameter.grad = gradient
+
+    def restore(self) -> None:
+        for parameter, weight in zip(self.map.parameters, self.weights, strict=False):  # none where none move
+            parameter.copy_(weight)
+        for parameter, gradient in zip(self.map.parameters, self.gradients, strict=True):
+            parameter.grad = gradient
+
+
 class Coordinates(OptimizerWrapper):
     """An optimizer that steps in the coordinates of a chart; its state lives there too.
 
-    The weights are mapped in place around the inner `step` and are the user's own outside of it; an exception
-    inside puts them back. The inner optimizer may read p and p.grad and nothing else of the model. Gradients are
-    mapped back as well, to rounding.
+    The weights are mapped in place around the inner `step` and are the user's own outside of it. Whatever ends the
+    step early, an error, a lack of memory or Ctrl-C, every treated weight then has either its old or its new value.
+    The inner optimizer may read p and p.grad and nothing else of the model. After the step p.grad is the gradient
+    that it was before.
 
     Args:
         optimizer: any torch.optim.Optimizer but LBFGS.
@@ -74,33 +124,76 @@ class Coordinates(OptimizerWrapper):
     """
 
     chart: Chart
+    #: Whether the optimizer within may change coordinates as well: only where this one leaves the weights alone.
+    nests: ClassVar[bool] = False
 
     def __init__(self, optimizer: Optimizer, model: nn.Module, chart: Chart) -> None:
         super().__init__(optimizer)
         check_same_parameters(type(self).__name__, optimizer, model)
         within: Optimizer | None = optimizer
-        while isinstance(within, OptimizerWrapper):
+        while isinstance(within, OptimizerWrapper) and not self.nests:
             if isinstance(within, Coordinates):
+                way_out = f"write {type(within).__name__}({type(self).__name__}(…), …)" if within.nests else "choose one"
                 raise ValueError(
-                    f"{type(self).__name__} around {type(within).__name__}: both change coordinates, and the inner one "
-                    "would measure weights that the outer one has mapped; choose one."
+                    f"{type(self).__name__} around {type(within).__name__}: the inner one would measure the model in "
+                    f"coordinates that the outer one has mapped; {way_out}."
                 )
             within = within.inner
-        self.model, self.chart = model, chart
+        self.__setstate__({**vars(self), "model": model, "chart": chart})
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what a copy or a pickle keeps: as in torch, no hooks."""
         return {**super().__getstate__(), "model": self.model, "chart": self.chart}
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take what a copy or a pickle kept."""
+        super().__setstate__(state)
+        self._own_steps, self._told = 0, False
+        self._stepping = False
+        register(self.model, self)
+        watch = _Watch(self)
+        watch.handle = self.inner.register_step_pre_hook(watch)
+
     @torch.compiler.disable  # it measures, and does what it finds: traced, a step would be dozens of graphs
     @torch.no_grad()
     def _inner_step(self) -> None:
-        with ExitStack() as entered:  # leaves every map, also if another one fails to
-            for map_ in list(self.chart.maps()):
-                map_.enter()
-                entered.callback(map_.leave)
+        waiting = [_Held(map_) for map_ in self.chart.maps()]
+        self._stepping = True
+        try:
+            for held in waiting:
+                held.map.enter(held.weights)
             super()._inner_step()
+            while waiting:
+                waiting[0].leave()
+                del waiting[0]
+        except BaseException:
+            for held in waiting:
+                held.restore()
+            raise
+        finally:
+            self._stepping = False
         self.chart.after_step()
+        self._own_steps += 1
+        if self._own_steps == 2 and (reason := self.chart.why_inactive()):
+            self._tell(reason)
+
+    def _tell(self, reason: str) -> None:
+        """Warn, once, that this wrapper does nothing."""
+        if not self._told:
+            self._told = True
+            warnings.warn(f"{type(self).__name__} takes plain steps: {reason}", UserWarning, stacklevel=2)
+
+    def coverage(self) -> Coverage:
+        """Say of every trainable parameter how its step is treated, or why it is not."""
+        return self.chart.coverage()
+
+    def metrics(self) -> dict[str, float]:
+        """Return what was measured last as a flat dict of numbers, for any logger."""
+        found = self.coverage()
+        shares = {"treated_parameters": found.parameter_share, "treated_elements": found.element_share}
+        name = type(self).__name__
+        own = {f"{name}/{key}": float(value) for key, value in {**shares, **self.chart.metrics()}.items()}
+        return {**super().metrics(), **own}
 
     def _state_dict(self) -> dict[str, Any]:
         remembered = self.chart.state_dict()
@@ -113,3 +206,19 @@ class Coordinates(OptimizerWrapper):
             self.chart.check_state_dict(remembered)
         super()._load_state_dict({name: value for name, value in state_dict.items() if name != "chart"})
         self.chart.load_state_dict(remembered)
+
+
+class _Watch:
+    """A hook on the inner optimizer: its own step(), called past the wrapper, is a plain one, which is worth a word."""
+
+    handle: Any
+
+    def __init__(self, wrapper: Coordinates) -> None:
+        self.wrapper = weakref.ref(wrapper)
+
+    def __call__(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        wrapper = self.wrapper()
+        if wrapper is None:
+            self.handle.remove()
+        elif not wrapper._stepping:
+            wrapper._tell(f"step() of {type(optimizer).__name__} within was called; call the wrapper's own.")

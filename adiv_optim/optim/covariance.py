@@ -1,24 +1,20 @@
 """The running covariance of a layer's inputs, gathered in the forward pass without keeping activations."""
 
-import math
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from itertools import pairwise
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._C import _functorch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from ..checkpoint import NUMBER, POSITIVE, Maybe, check, numbers
 from ..functional._linear import gram_of
-from ..functional._patches import unfold
 from ..functional._shared import exporting, refuse_capture
 from .roots import Spectrum, leading
-
-#: Numbers of unfolded patches that are there at once.
-_CHUNK = 2**21
+from .rows import features_of, rows_of
 
 
 class InputCovariance:
@@ -28,16 +24,17 @@ class InputCovariance:
 
     Args:
         name: the weight's name, for messages and checkpoints.
-        modules: nn.Linear or nn.Conv1d/2d/3d, all with the same weight, and the same bias if `with_bias`.
+        modules: layers whose rows are known, all with the same weight, and the same bias if `with_bias`.
         with_bias: whether x~ has a 1.
-        blocks: A's diagonal blocks as slices of the features; the 1 belongs to the last.
         rank: how many leading eigenvectors to follow of a block that has more; None is none.
+        max_dim: wider layers keep A's diagonal blocks of at most this size; the 1 belongs to the last.
     """
 
     def __init__(
-        self, name: str, modules: list[nn.Module], with_bias: bool, blocks: list[slice], rank: int | None
+        self, name: str, modules: list[nn.Module], with_bias: bool, rank: int | None, max_dim: int | None
     ) -> None:
-        self.name, self.modules, self.with_bias, self.blocks, self.rank = name, modules, with_bias, blocks, rank
+        self.name, self.modules, self.with_bias, self.rank = name, modules, with_bias, rank
+        self.blocks = _blocks(features_of(modules[0]), with_bias, max_dim)
         #: Whether forward passes are counted now.
         self.armed = True
         self.reset()
@@ -59,15 +56,22 @@ class InputCovariance:
         #: Whether zero_grad was called since: the next forward pass then begins anew, unless gradients have come.
         self.dropped = False
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "remove_hooks"}
+
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        for handle in self.handles:  # of hooks that know nothing, see `_Hook`
-            handle.remove()
         self._register()
 
     def _register(self) -> None:
         hook = _Hook(self)
-        self.handles = [module.register_forward_pre_hook(hook, with_kwargs=True) for module in self.modules]
+        for module in self.modules:
+            for key, old in list(module._forward_pre_hooks.items()):
+                if isinstance(old, _Hook) and old.covariance() is None:  # came with a copy of the model
+                    _remove_hook(module, key)
+        handles = [module.register_forward_pre_hook(hook, with_kwargs=True) for module in self.modules]
+        #: Takes the hooks off the model; so does the end of this object.
+        self.remove_hooks = weakref.finalize(self, _remove_all, handles)
 
     @property
     def weight(self) -> nn.Parameter:
@@ -78,6 +82,11 @@ class InputCovariance:
     def bias(self) -> nn.Parameter | None:
         """The bias, if x~ has a 1."""
         return self.modules[0].get_parameter("bias") if self.with_bias else None
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """Weight and bias, if x~ has a 1."""
+        return [self.weight] if self.bias is None else [self.weight, self.bias]
 
     @property
     def groups(self) -> int:
@@ -108,14 +117,16 @@ class InputCovariance:
         if isinstance(input, FakeTensor):
             return
         if _functorch.is_functorch_wrapped_tensor(input):
+            if not module.training:
+                return  # a diagnosis, whose gradients no step will see
             raise RuntimeError(
-                f"{self.name}: Whitened remembers the inputs of this layer, which a transform of torch.func would have "
-                "to carry outside; call the transform in eval(), or detach() the optimizer first."
+                f"{self.name}: the optimizer remembers the inputs of this layer, which a transform of torch.func would "
+                "have to carry outside; call the transform in eval(), or detach() the optimizer first."
             )
         if self.dropped and (self.weight.grad is None or not bool(self.weight.grad.any())):
             self.forget_pending()
         with torch.autocast(input.device.type, enabled=False):
-            for rows in _rows(module, input, self.dtype):
+            for rows in rows_of(module, input, self.dtype):
                 ones = rows.new_ones(*rows.shape[:-1], 1)
                 columns = [[rows[..., block]] for block in self.blocks]
                 columns[-1] += [ones] * self.with_bias
@@ -128,7 +139,11 @@ class InputCovariance:
                         total += gram
 
     def absorb(self, decay: float) -> bool:
-        """Let what was seen since the last time into the average, unless it holds NaN or inf; say whether it was."""
+        """Let what was seen since the last time into the average, unless it holds NaN or inf; say whether it was.
+
+        Raises:
+            NoRootError: its leading eigenvectors could not be found; the average has been updated.
+        """
         pending, rows = self.pending, self.pending_rows
         self.forget_pending()
         if pending is None or not rows or not bool(torch.stack([block.sum() for block in pending]).isfinite().all()):
@@ -144,14 +159,12 @@ class InputCovariance:
         self._follow()
         return True
 
-    def mean(self) -> list[Tensor] | None:
+    def mean(self) -> list[Tensor]:
         """The blocks of A, each (groups, d, d), or (d, d) of one group: some libraries batch on one thread."""
-        if self.total is None:
-            return None
-        return [(block if self.groups > 1 else block[0]) / self.rows for block in self.total]
+        return [(block if self.groups > 1 else block[0]) / self.rows for block in self.total or ()]
 
     def _follow(self) -> None:
-        for number, (block, last) in enumerate(zip(self.mean() or (), self.spectra, strict=True)):
+        for number, (block, last) in enumerate(zip(self.mean(), self.spectra, strict=True)):
             if self.rank is not None and self.rank < block.shape[-1]:
                 self.spectra[number] = leading(block, self.rank, last and last.vectors)
 
@@ -189,8 +202,7 @@ class InputCovariance:
 class _Hook:
     """A forward pre-hook that belongs to a covariance and does nothing without it.
 
-    A copy or a pickle of the model alone (an average of weights, a target network) does not copy the covariance, and
-    an optimizer that is gone gathers no more.
+    A copy or a pickle of the model alone (an average of weights, a target network) does not copy the covariance.
     """
 
     def __init__(self, covariance: InputCovariance) -> None:
@@ -201,10 +213,12 @@ class _Hook:
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         covariance = self.covariance()
-        if covariance is None or not (module.training and torch.is_grad_enabled()) or exporting():
+        # Not module.training: fine-tuning under eval() is usual.
+        if covariance is None or not torch.is_grad_enabled() or exporting():
             return
-        input = args[0] if args else kwargs["input"]
-        refuse_capture(f"{covariance.name}: Whitened", input)
+        # By whatever name: nn.Linear calls it input, transformers' Conv1D x.
+        input = args[0] if args else next(iter(kwargs.values()))
+        refuse_capture(covariance.name, input)
         if covariance.armed:
             covariance.add(module, input)
 
@@ -213,15 +227,23 @@ def _nothing() -> None:
     """What a weak reference to something gone returns."""
 
 
-def _rows(module: Any, input: Tensor, dtype: torch.dtype) -> Iterator[Tensor]:
-    """What the layer reads, as (groups, rows, features); of a convolution, the patches of a few samples at a time."""
-    if isinstance(module, nn.Linear):
-        yield input.reshape(1, -1, input.shape[-1]).to(dtype)
-        return
-    dims = len(module.kernel_size)
-    mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
-    batch = input if input.dim() == dims + 2 else input.unsqueeze(0)
-    batch = F.pad(batch, module._reversed_padding_repeated_twice, mode=mode)
-    step = max(1, _CHUNK // max(1, math.prod(module.kernel_size) * batch[:1].numel()))
-    for part in batch.split(step):
-        yield unfold(part.to(dtype), module.kernel_size, module.stride, [0] * dims, module.dilation, module.groups)
+def _remove_all(handles: list[Any]) -> None:
+    for handle in handles:
+        handle.remove()
+
+
+def _remove_hook(module: nn.Module, key: int) -> None:
+    module._forward_pre_hooks.pop(key, None)
+    module._forward_pre_hooks_with_kwargs.pop(key, None)
+
+
+def _blocks(features: int, with_bias: bool, max_dim: int | None) -> list[slice]:
+    """Nearly equal slices of the features, so that each, with the bias, stays within `max_dim`.
+
+    Example:
+        >>> _blocks(5, True, 4)
+        [slice(0, 2, None), slice(2, 5, None)]
+    """
+    count = 1 if max_dim is None else -(-(features + with_bias) // max_dim)
+    ends = [round(features * k / count) for k in range(count + 1)]
+    return [slice(a, b) for a, b in pairwise(ends)]

@@ -12,6 +12,34 @@ _MODERATE = 1e4
 METHODS = ("eigh", "newton-schulz")
 
 
+class NoRootError(ArithmeticError):
+    """A matrix that could not be factorised, in float64 either."""
+
+
+def eigh(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """Eigenvalues and eigenvectors of a symmetric matrix, in float64 where LAPACK gives up on its own precision.
+
+    LAPACK's float32 eigh fails to converge on some matrices with many eigenvalues in one place, such as the covariance
+    of inputs that are mostly zero. A multiple of the identity on top, far above rounding, prevents most of it.
+
+    Raises:
+        NoRootError: float64 fails as well; a matrix that holds NaN or inf always does.
+
+    Example:
+        >>> import torch
+        >>> eigh(torch.tensor([[2.0, 0.0], [0.0, 1.0]]))[0]
+        tensor([1., 2.])
+    """
+    for work in dict.fromkeys((matrix.dtype, torch.float64)):
+        try:
+            values, vectors = torch.linalg.eigh(matrix.to(work))
+        except torch.linalg.LinAlgError:
+            continue
+        if bool(values.isfinite().all()) and bool(vectors.isfinite().all()):
+            return values.to(matrix.dtype), vectors.to(matrix.dtype)
+    raise NoRootError(f"no eigenvalues found of a matrix of shape {tuple(matrix.shape)}")
+
+
 def roots(matrix: Tensor, ridge: Tensor, method: str = "eigh", condition: float = 1e6) -> tuple[Tensor, Tensor]:
     r"""Both roots of A + λI: :math:`(A + \lambda I)^{-1/2}` and :math:`(A + \lambda I)^{1/2}`.
 
@@ -35,6 +63,9 @@ def roots(matrix: Tensor, ridge: Tensor, method: str = "eigh", condition: float 
     Returns:
         Inverse root and root, each of shape (…, d, d).
 
+    Raises:
+        NoRootError: there is no finite root; never anything else.
+
     Example:
         >>> import torch
         >>> inverse, root = roots(torch.tensor([[3.0, 0.0], [0.0, 8.0]]), torch.tensor(1.0))
@@ -42,21 +73,32 @@ def roots(matrix: Tensor, ridge: Tensor, method: str = "eigh", condition: float 
         (tensor([0.5000, 0.3333]), tensor([2., 3.]))
     """
     work = torch.float64 if condition > _MODERATE else matrix.dtype
-    if method == "eigh":
-        values, vectors = torch.linalg.eigh(matrix.to(work))
-        values = (values.clamp_min(0) + ridge[..., None].to(work)).sqrt()
-        both = ((vectors * scale[..., None, :]) @ vectors.mT for scale in (1 / values, values))
-        inverse, root = (part.to(matrix.dtype) for part in both)
-        return inverse, root
     identity = torch.eye(matrix.shape[-1], dtype=work, device=matrix.device)
-    root = matrix.to(work) + ridge[..., None, None].to(work) * identity
-    scale = torch.linalg.matrix_norm(root)[..., None, None]
-    root, inverse = root / scale, identity.expand_as(root)
+    # Entries near 1: squares of large inputs would leave float32's range on the way.
+    level = matrix.diagonal(dim1=-2, dim2=-1).mean(-1) + ridge
+    shifted = matrix.to(work) / level[..., None, None] + (ridge / level)[..., None, None].to(work) * identity
+    both = _by_eigenvalues(shifted, ridge / level) if method == "eigh" else _by_products(shifted, identity, condition)
+    scale = level[..., None, None].to(work).sqrt()
+    inverse, root = (both[0] / scale).to(matrix.dtype), (both[1] * scale).to(matrix.dtype)
+    if not bool(inverse.isfinite().all() & root.isfinite().all()):
+        raise NoRootError(f"no finite root found of a matrix of shape {tuple(matrix.shape)}")
+    return inverse, root
+
+
+def _by_eigenvalues(shifted: Tensor, ridge: Tensor) -> tuple[Tensor, Tensor]:
+    values, vectors = eigh(shifted)
+    values = values.clamp_min(ridge[..., None].to(values)).sqrt()
+    return (vectors / values[..., None, :]) @ vectors.mT, (vectors * values[..., None, :]) @ vectors.mT
+
+
+def _by_products(shifted: Tensor, identity: Tensor, condition: float) -> tuple[Tensor, Tensor]:
+    scale = torch.linalg.matrix_norm(shifted)[..., None, None]
+    root, inverse = shifted / scale, identity.expand_as(shifted)
     # An eigenvalue far below 1 grows by 9/4 each time; near 1 convergence is quadratic.
-    for _ in range(math.ceil(math.log(condition * matrix.shape[-1] ** 0.5) / math.log(2.25)) + 6):
+    for _ in range(math.ceil(math.log(condition * shifted.shape[-1] ** 0.5) / math.log(2.25)) + 6):
         step = 1.5 * identity - 0.5 * inverse @ root
         root, inverse = root @ step, step @ inverse
-    return (inverse / scale.sqrt()).to(matrix.dtype), (root * scale.sqrt()).to(matrix.dtype)
+    return inverse / scale.sqrt(), root * scale.sqrt()
 
 
 class Spectrum(NamedTuple):
@@ -84,17 +126,28 @@ def leading(matrix: Tensor, rank: int, start: Tensor | None = None) -> Spectrum:
         rank: how many.
         start: columns, shape (…, d, rank).
 
+    Raises:
+        NoRootError: there are no finite eigenvalues.
+
     Example:
         >>> import torch
         >>> leading(torch.diag(torch.tensor([1.0, 9.0, 4.0])), 2).values
         tensor([4., 9.])
     """
+    level = matrix.diagonal(dim1=-2, dim2=-1).mean(-1)
+    level = torch.where(level > 0, level, 1.0)[..., None]
+    matrix = matrix / level[..., None]
+    # Shifted by the mean eigenvalue, see `eigh`: the small eigenvalues, which lose digits by it, are not wanted.
+    shift = torch.ones_like(level)
     if start is None:
-        values, vectors = torch.linalg.eigh(matrix)
-        return Spectrum(values[..., -rank:].clone(), vectors[..., -rank:].clone())
-    basis = torch.linalg.qr(matrix @ start).Q
-    values, inside = torch.linalg.eigh(basis.mT @ matrix @ basis)
-    return Spectrum(values, basis @ inside)
+        values, vectors = eigh(matrix + torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device))
+        found = Spectrum((values[..., -rank:] - shift) * level, vectors[..., -rank:].clone())
+    else:
+        basis = torch.linalg.qr(matrix @ start).Q
+        inside = torch.eye(rank, dtype=matrix.dtype, device=matrix.device)
+        values, turn = eigh(basis.mT @ matrix @ basis + inside)
+        found = Spectrum((values - shift) * level, basis @ turn)
+    return found
 
 
 class Factor(Protocol):

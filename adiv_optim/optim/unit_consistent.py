@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 
 from .. import gauge as gauges
 from ..checkpoint import COUNT, DICT, Fits, Maybe, broadcasts, check, numbers
+from ..coverage import Coverage
 from ..sharding import refuse_sharded
 from .coordinates import UNSHARDED, Chart, Coordinates, Map
 from .diagonal import Diagonal
@@ -34,29 +35,18 @@ class CanonicalChart(Chart):
         self.steps = 0
         self._log_scales: Tensor | None = None
         self._factors: dict[str, gauges.Factors] = {}
-        self._greatest: dict[str, float] = {}
-        self._maps: dict[str, Diagonal] = {}
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Return what a copy or a pickle keeps: the maps hold nothing between steps."""
-        return {**self.__dict__, "_maps": {}}
 
     def maps(self) -> Iterable[Map]:
         """Return one map per parameter that has scales."""
         parameters = dict(self.model.named_parameters())
         if self.steps % self.gauge.every == 0 or not self._factors:
             self._measure(parameters)
-        found = []
+        found: list[Map] = []
         for name, factors in self._factors.items():
             parameter = parameters[name]
             if not parameter.requires_grad or parameter.grad is None:
                 continue
-            known = self._maps.get(name)
-            if known is None or known.parameter is not parameter:
-                known = Diagonal(parameter, factors.shape, self._greatest[name], self.compiled)
-                self._maps[name] = known
-            known.rescale(factors.d, factors.e, self._greatest[name])
-            found.append(known)
+            found.append(Diagonal(parameter, factors.shape, factors.d, factors.e, self.compiled))
         return found
 
     def _measure(self, parameters: dict[str, nn.Parameter]) -> None:
@@ -65,9 +55,6 @@ class CanonicalChart(Chart):
             self.graph, parameters, fan_in=self.gauge.fan_in, start=self._log_scales
         )
         self._factors = self.gauge.factors(self.graph, parameters, self._log_scales)
-        products = [(factors.d.amax() * factors.e.amax()).double() for factors in self._factors.values()]
-        bounds = torch.stack(products).tolist() if products else []
-        self._greatest = dict(zip(self._factors, bounds, strict=True))
 
     def after_step(self) -> None:
         """Count the step, and project if asked to."""
@@ -77,6 +64,10 @@ class CanonicalChart(Chart):
             if self._log_scales is not None:
                 self._log_scales = self._log_scales.to(taken) - taken
             self._factors = {}
+
+    def coverage(self) -> Coverage:
+        """TEMPORARY."""
+        return Coverage()
 
     def state_dict(self) -> dict[str, Any]:
         """Return what resuming exactly needs: the scales in use, and where in their interval the steps are."""
@@ -106,7 +97,6 @@ class CanonicalChart(Chart):
             name: gauges.Factors(self.graph.parameters[name].shape, d.clone(), e.clone())
             for name, (d, e) in factors.items()
         }
-        self._greatest = {name: float(f.d.amax() * f.e.amax()) for name, f in self._factors.items()}
 
 
 def _factor(shape: tuple[int, ...]) -> Fits:

@@ -8,10 +8,9 @@ from torch import nn
 from torch.optim import LBFGS, Optimizer
 
 from ..checkpoint import DICT, check, shown
-from . import inner_state
 
 #: Where in a state dict wrappers keep what they remember, beside torch's own "state" and "param_groups".
-_OURS = ("chart", "running")
+_OURS = "chart"
 
 
 class OptimizerWrapper(Optimizer):
@@ -80,8 +79,17 @@ class OptimizerWrapper(Optimizer):
         """Return what a copy or a pickle keeps: as in torch, no hooks."""
         return {"inner": self.inner}
 
+    def settings(self) -> dict[str, Any]:
+        """Return what the wrapper was built with, as its repr shows it."""
+        return {}
+
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.inner!r})"
+        settings = [f"{name}={value!r}" for name, value in self.settings().items()]
+        return f"{type(self).__name__}({', '.join([repr(self.inner), *settings])})"
+
+    def metrics(self) -> dict[str, float]:
+        """Return what was measured last as a flat dict of numbers, for any logger."""
+        return self.inner.metrics() if isinstance(self.inner, OptimizerWrapper) else {}
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Evaluate the closure if there is one, then take the inner optimizer's step.
@@ -93,14 +101,8 @@ class OptimizerWrapper(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self._finish_gradients()
         self._inner_step()
         return loss
-
-    def _finish_gradients(self) -> None:
-        """Bring p.grad to its final form, once the closure has run; here what a wrapper within has to do."""
-        if isinstance(self.inner, OptimizerWrapper):
-            self.inner._finish_gradients()
 
     def _inner_step(self) -> None:
         self.inner.step()
@@ -126,11 +128,10 @@ class OptimizerWrapper(Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state dict into the inner optimizer.
 
-        Everything is looked at before anything is taken.
+        What the wrapper remembers is looked at first, then the inner optimizer takes its own part as it always does.
 
         Raises:
-            ValueError: the state dict is of other parameters, another optimizer or another wrapper, or damaged; the
-                message names the first difference, and nothing has changed.
+            ValueError: what another wrapper remembers, or the inner optimizer's own error; nothing has changed then.
         """
         check(state_dict, DICT, f"{type(self).__name__}: state_dict", "load what state_dict() returned")
         for hook in self._optimizer_load_state_dict_pre_hooks.values():
@@ -144,16 +145,12 @@ class OptimizerWrapper(Optimizer):
         return self.inner.state_dict()
 
     def _load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        if isinstance(self.inner, OptimizerWrapper):
-            self.inner.load_state_dict(state_dict)
-            return
-        for key in _OURS:
-            if key in state_dict:
-                raise ValueError(
-                    f"{type(self).__name__}: state_dict[{key!r}] is {shown(state_dict[key])}, wanted none: another "
-                    f"wrapper saved it; wrap the optimizer as it was then, or leave {key!r} out."
-                )
-        inner_state.load(self.inner, state_dict)
+        if _OURS in state_dict and not isinstance(self.inner, OptimizerWrapper):
+            raise ValueError(
+                f"{type(self).__name__}: state_dict[{_OURS!r}] is {shown(state_dict[_OURS])}, wanted none: another "
+                f"wrapper saved it; wrap the optimizer as it was then, or leave {_OURS!r} out."
+            )
+        self.inner.load_state_dict(state_dict)
 
 
 def check_same_parameters(name: str, optimizer: Optimizer, model: nn.Module) -> None:

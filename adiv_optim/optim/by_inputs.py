@@ -1,0 +1,275 @@
+"""What optimizers share that measure the inputs of a model's layers: which layers, when, and what is kept of them."""
+
+import warnings
+from abc import abstractmethod
+from collections.abc import Iterable
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch import distributed, nn
+from torch.optim import Optimizer
+
+from ..checkpoint import ANYTHING, COUNT, check
+from ..coverage import Coverage
+from ..sharding import refuse_sharded
+from .coordinates import UNSHARDED, Chart, Coordinates, Map
+from .covariance import InputCovariance
+from .roots import NoRootError
+from .rows import BYPASSING, refuse_lazy, why_not_rows
+
+#: What a measurement makes of a layer's covariance.
+Measured = TypeVar("Measured")
+
+
+class InputChart(Chart, Generic[Measured]):
+    """What is measured of the inputs of a model's layers, and what a step makes of it.
+
+    Args:
+        decay: how much the average of earlier measurements counts at each new one.
+        every: steps between two measurements.
+        synchronize: add up over the processes of torch.distributed.
+    """
+
+    #: How a layer is treated, for coverage.
+    how: str
+
+    def __init__(self, decay: float, every: int, synchronize: bool) -> None:
+        self.decay, self.every, self.synchronize = decay, every, synchronize
+        #: What is measured, and why everything else is not.
+        self.layers: list[InputCovariance] = []
+        self.plain: dict[str, str] = {}
+        self.elements: dict[str, int] = {}
+        self.steps = 0
+        self.measured: dict[str, Measured] = {}
+        #: By layer, how often its covariance could not be factorised; what was measured before then stays in use.
+        self.failures: dict[str, int] = {}
+
+    @abstractmethod
+    def measure(self, layer: InputCovariance) -> Measured:
+        """Make of a layer's average what its maps need.
+
+        Raises:
+            NoRootError: it cannot be factorised.
+        """
+
+    @abstractmethod
+    def map(self, layer: InputCovariance, measured: Measured) -> Map:
+        """Return the map of a layer's weight and bias."""
+
+    def maps(self) -> Iterable[Map]:
+        """Return one map for each weight whose inputs were seen and that has a gradient."""
+        if self._due():
+            if self.synchronize:
+                _sum_over_processes(self.layers)
+            for layer in self.layers:
+                self._measure(layer)
+        maps = []
+        for layer in self.layers:
+            missing = [p.grad is None for p in layer.parameters]
+            if layer.name not in self.measured or all(missing):
+                continue
+            if any(missing):
+                raise ValueError(
+                    f"{layer.name!r} or its bias has no gradient, and the other one has; what of a layer trains must "
+                    "be settled when the optimizer is wrapped. Freeze first, and wrap it again."
+                )
+            maps.append(self.map(layer, self.measured[layer.name]))
+        return maps
+
+    def _measure(self, layer: InputCovariance) -> None:
+        try:
+            if layer.absorb(self.decay):
+                self.measured[layer.name] = self.measure(layer)
+        except NoRootError as error:
+            if not self.failures:
+                warnings.warn(
+                    f"{layer.name}: {error}; the layer keeps what was measured before, or takes plain steps. Further "
+                    "failures are counted in coverage() and metrics() without a word; a greater damping may help.",
+                    UserWarning,
+                    stacklevel=2,
+                )
+            self.failures[layer.name] = self.failures.get(layer.name, 0) + 1
+
+    def after_step(self) -> None:
+        """Count the step, and let the forward passes before the next one gather if it measures."""
+        self.steps += 1
+        self._arm()
+
+    def _arm(self) -> None:
+        for layer in self.layers:
+            layer.armed = self._due()
+
+    def _due(self) -> bool:
+        # While the average settles it is measured at every power of two.
+        return self.steps % self.every == 0 or (self.steps < self.every and self.steps & (self.steps - 1) == 0)
+
+    def coverage(self) -> Coverage:
+        """Say of every trainable parameter how it is treated, or why it is not."""
+        treated, never_seen = {}, {}
+        for layer in self.layers:
+            sizes = layer.sizes
+            columns = f"{len(sizes)} blocks of {min(sizes)} to {max(sizes)} columns"
+            columns = f"{sizes[0]} columns" if len(sizes) == 1 else columns
+            failed = f", {count} factorisations failed" if (count := self.failures.get(layer.name)) else ""
+            bias = layer.name.removesuffix("weight") + "bias"
+            found, words = (treated, f"{self.how}, ") if layer.name in self.measured else (never_seen, "")
+            found[layer.name] = f"{words}{columns}{failed}"
+            if layer.with_bias:
+                found[bias] = f"{words}with its weight"
+        return Coverage(treated, self.plain, never_seen, self.elements)
+
+    def why_inactive(self) -> str:
+        """Say why no layer has been measured."""
+        if self.measured:
+            return ""
+        if self.failures:
+            return "no covariance could be factorised; choose a greater damping."
+        return (
+            "no layer has seen a row. Train with gradients enabled, and wrap the optimizer before the first call of a "
+            "model that torch.compile has compiled, which would not see the hooks."
+        )
+
+    def metrics(self) -> dict[str, float]:
+        """Return what was measured last."""
+        return {"layers_measured": len(self.measured), "failed_factorisations": sum(self.failures.values())}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return covariances and the counter; what is made of them follows from them."""
+        return {"steps": self.steps, "layers": {layer.name: layer.state_dict() for layer in self.layers}}
+
+    def check_state_dict(self, state: dict[str, Any]) -> None:
+        """Refuse the state of other layers."""
+        wanted = {"steps": COUNT, "layers": {layer.name: ANYTHING for layer in self.layers}}
+        check(state, wanted, path := "state_dict['chart']", self.remedy)
+        for layer in self.layers:
+            layer.check_state_dict(state["layers"][layer.name], f"{path}['layers'][{layer.name!r}]", self.remedy)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take them from a checkpoint; an empty one makes the chart forget."""
+        self.steps, self.measured, self.failures = state.get("steps", 0), {}, {}
+        for layer in self.layers:
+            layer.reset()
+            if state:
+                layer.load_state_dict(state["layers"][layer.name])
+                if layer.total is not None:
+                    try:
+                        self.measured[layer.name] = self.measure(layer)
+                    except NoRootError:
+                        self.failures[layer.name] = 1
+        self._arm()
+
+
+class ByInputs(Coordinates):
+    """An optimizer whose steps are measured by the inputs of the layers they are taken in; see `Whitened`.
+
+    Args:
+        optimizer: any torch.optim.Optimizer but LBFGS.
+        model: the model.
+        chart: what is measured.
+        rank: see `Whitened`.
+        max_dim: see `Whitened`.
+    """
+
+    chart: InputChart[Any]
+
+    def __init__(
+        self, optimizer: Optimizer, model: nn.Module, chart: InputChart[Any], rank: int | None, max_dim: int | None
+    ) -> None:
+        name = type(self).__name__
+        if not 0 <= chart.decay < 1:
+            raise ValueError(f"{name}: decay is {chart.decay}; it must be at least 0 and below 1.")
+        for option, number in (("every", chart.every), ("rank", rank), ("max_dim", max_dim)):
+            if number is not None and (not isinstance(number, int) or number < 1):
+                raise ValueError(f"{name}: {option} is {number}; it must be an integer of at least 1.")
+        super().__init__(optimizer, model, chart)
+        refuse_sharded(name, model, UNSHARDED)
+        self.rank, self.max_dim = rank, max_dim
+        self._find_layers()
+        reasons = "; ".join(f"{path} ({why})" for path, why in list(chart.plain.items())[:5])
+        if not chart.layers:
+            raise ValueError(
+                f"{name}: no tensor the optimizer holds is the weight of a layer whose rows are known: {reasons}."
+            )
+        trained = sum(p.numel() for group in self.param_groups for p in group["params"] if p.requires_grad)
+        if 2 * sum(p.numel() for layer in chart.layers for p in layer.parameters) < trained:
+            warnings.warn(
+                f"{name} treats less than half of the elements of {type(model).__name__} that the optimizer holds; the "
+                f"others take plain steps: {reasons}{'; …' if len(chart.plain) > 5 else ''}. coverage() lists them.",
+                UserWarning,
+                stacklevel=3,
+            )
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a copy or a pickle keeps: as in torch, no hooks of the optimizer."""
+        return {**super().__getstate__(), "rank": self.rank, "max_dim": self.max_dim}
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clear the gradients; rows seen before the next forward pass do not count any more."""
+        super().zero_grad(set_to_none)
+        for layer in self.chart.layers:
+            layer.dropped = layer.pending is not None
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a parameter group to the inner optimizer, and treat the layers that it brings."""
+        super().add_param_group(param_group)
+        self._find_layers()
+
+    def detach(self) -> nn.Module:
+        """Take the hooks off the model; the optimizer goes on with plain steps."""
+        for layer in self.chart.layers:
+            layer.remove_hooks()
+        self.chart.plain = dict.fromkeys(self.chart.elements, "detached")
+        self.chart.layers, self.chart.measured = [], {}
+        self._told = True
+        return self.model
+
+    def _find_layers(self) -> None:
+        refuse_lazy(type(self).__name__, self.model)
+        chart = self.chart
+        held = {id(p) for group in self.param_groups for p in group["params"]}
+        users: dict[int, list[nn.Module]] = {}
+        named: dict[int, tuple[str, nn.Parameter]] = {}
+        bypassed: dict[nn.Module, str] = {}
+        for path, module in self.model.named_modules():
+            if type(module) in BYPASSING:
+                bypassed |= dict.fromkeys(module.children(), type(module).__name__)
+            for name, parameter in module.named_parameters(prefix=path, recurse=False):
+                if id(parameter) in held:
+                    users.setdefault(id(parameter), []).append(module)
+                    named.setdefault(id(parameter), (name, parameter))
+        # A layer that has been replaced leaves its record behind under the same name: the weight tells them apart.
+        known = {(layer.name, id(layer.weight)): layer for layer in chart.layers}
+        layers, plain = [], {}
+        for key, modules in users.items():
+            name, parameter = named[key]
+            by = next((bypassed[module] for module in modules if module in bypassed), None)
+            if why := f"{by} uses it without calling the layer" if by else why_not_rows(name, parameter, modules):
+                plain[key] = why
+                continue
+            bias = modules[0].bias
+            with_bias = isinstance(bias, nn.Parameter) and bias.requires_grad and users.get(id(bias)) == modules
+            layer = known.pop((name, key), None)
+            if layer is None or layer.modules != modules or layer.with_bias != with_bias:
+                layer = InputCovariance(name, modules, with_bias, self.rank, self.max_dim)
+            layers.append(layer)
+        for layer in layers:
+            plain.pop(id(layer.bias), None)
+        fresh = {layer.name for layer in layers} - {layer.name for layer in chart.layers if layer in layers}
+        chart.measured = {name: value for name, value in chart.measured.items() if name not in fresh}
+        chart.layers, chart.plain = layers, {named[key][0]: why for key, why in plain.items()}
+        chart.elements = {name: p.numel() for name, p in named.values()}
+
+
+def _sum_over_processes(layers: list[InputCovariance]) -> None:
+    """Add up what is pending over the processes of the default group, if there are any."""
+    if not layers or not (distributed.is_available() and distributed.is_initialized()):
+        return
+    # Counts first and for all layers, so that every process takes part in the same sums.
+    counts = torch.tensor([layer.pending_rows for layer in layers], device=layers[0].weight.device)
+    distributed.all_reduce(counts)
+    for layer, count in zip(layers, counts.tolist(), strict=True):
+        if count:
+            layer.pending = layer.no_rows() if layer.pending is None else layer.pending
+            for block in layer.pending:
+                distributed.all_reduce(block)
+            layer.pending_rows = count

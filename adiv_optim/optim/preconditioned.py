@@ -1,0 +1,145 @@
+"""Optimizers that are given the gradient times the inverse covariance of every layer's inputs."""
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from .by_inputs import ByInputs, InputChart
+from .coordinates import Map
+from .covariance import InputCovariance
+from .roots import NoRootError, Whole
+from .rows import as_matrix, from_matrix
+from .whitening import like, right_multiply
+
+
+class Preconditioning(Map):
+    """G~' = G~ (A + λI)⁻¹ for one weight, with its bias as a last column; the weights stay as they are.
+
+    Args:
+        covariance: whose layer it is.
+        inverses: (A + λI)⁻¹, block by block.
+    """
+
+    moves_weights: ClassVar[bool] = False
+
+    def __init__(self, covariance: InputCovariance, inverses: list[Whole]) -> None:
+        self.module, self.blocks, self.dtype = covariance.modules[0], covariance.blocks, covariance.dtype
+        self.parameters, self.inverses = covariance.parameters, inverses
+
+    def enter(self, weights: Sequence[Tensor]) -> None:
+        """Give the parameters the preconditioned gradients."""
+        gradients = [p.grad for p in self.parameters if p.grad is not None]
+        matrices = [as_matrix(self.module, gradient, self.dtype) for gradient in gradients]
+        solved = right_multiply(self.inverses, self.blocks, matrices)
+        for parameter, gradient, new in zip(self.parameters, gradients, solved, strict=True):
+            parameter.grad = like(gradient, from_matrix(self.module, new, parameter))
+
+    def leave(self, weights: Sequence[Tensor]) -> None:
+        """Leave the weights to the step that was taken."""
+
+
+class InverseChart(InputChart[list[Whole]]):
+    """The inverse covariances of the inputs of the layers of a model; see `Preconditioned` for the arguments."""
+
+    how = "preconditioned"
+
+    def __init__(self, damping: float, decay: float, every: int, synchronize: bool) -> None:
+        super().__init__(decay, every, synchronize)
+        self.damping = damping
+
+    def measure(self, layer: InputCovariance) -> list[Whole]:
+        """Return (A + λI)⁻¹ of every block."""
+        mean, size = layer.mean(), sum(layer.sizes)
+        average = torch.stack([block.diagonal(dim1=-2, dim2=-1).sum(-1) for block in mean]).sum(0) / size
+        level = torch.where(average > 0, average, 1.0)[..., None]
+        inverses = []
+        for block in mean:
+            # In units of the mean eigenvalue, in float64: λ may be far below what float32 resolves beside A.
+            work = block.double() / level[..., None].double()
+            work.diagonal(dim1=-2, dim2=-1).add_(self.damping)
+            factor, failed = torch.linalg.cholesky_ex(work)
+            inverse = torch.cholesky_inverse(factor) / level[..., None]
+            if bool(failed.any()) or not bool(inverse.isfinite().all()):
+                raise NoRootError(f"no Cholesky factor found of a matrix of shape {tuple(block.shape)}")
+            inverses.append(Whole(inverse.to(block.dtype)))
+        return inverses
+
+    def map(self, layer: InputCovariance, measured: list[Whole]) -> Map:
+        """Return the layer's `Preconditioning`."""
+        return Preconditioning(layer, measured)
+
+
+class Preconditioned(ByInputs):
+    r"""Give any optimizer gradients that are preconditioned by the covariance of every layer's inputs.
+
+    With A the running mean of :math:`\tilde x \tilde x^\top` over the rows x~ = (x, 1) that a layer reads and
+    λ = damping × A's mean eigenvalue, the optimizer is given
+
+    .. math:: \tilde G' = \tilde G (A + \lambda I)^{-1}, \qquad \tilde G = [G_W, g_b]
+
+    and p.grad is the plain gradient again after the step. It is `BatchIdeal` with a memory: sums over rows, so that
+    micro-batches and processes give exactly what the joined batch gives. Behind plain SGD it is FOOF (Benzing 2022),
+    and what `Whitened(SGD, keep_norm=False)` does; around Muon it is Newton-Muon (arXiv 2604.01472), around AdamW DoPr
+    (arXiv 2606.06418).
+
+    Which layers are treated, when A is measured, and what micro-batches, processes, compilation and checkpoints mean,
+    is as for `Whitened`. Gradient clipping before the step sees the plain gradient. It goes around a wrapper that
+    changes coordinates (`Preconditioned(UnitConsistent(…), …)`), not into it.
+
+    **Costs** one product of a gradient with a matrix of its input's size per step; at a measurement X~ᵀX~ and a Cholesky
+    factorisation. Memory: A and the inverse, float32, for each layer, and a second gradient while the optimizer steps.
+
+    Conversion: with every=1 and decay=0, Preconditioned(SGD) at `damping` takes the step of `GradientOnly` with
+    `BatchIdeal(damping × rows / columns)` times the number of rows, columns counting the bias.
+
+    Args:
+        optimizer: any torch.optim.Optimizer but LBFGS.
+        model: the model.
+        damping: λ in units of A's mean eigenvalue.
+        decay: how much the average of earlier measurements counts at each new one; 0 is the present batch alone.
+        every: steps between two measurements.
+        max_dim: wider layers keep diagonal blocks of at most this size of A; None is no limit.
+        synchronize: add A up over the processes of torch.distributed.
+
+    Raises:
+        TypeError: not an optimizer, or LBFGS.
+        ValueError: nothing to precondition, a setting out of its range, parameters without a shape yet or sharded; or
+            in `step` a bias that was frozen since.
+
+    Example:
+        >>> import torch
+        >>> from adiv_optim import Preconditioned
+        >>> model, x = torch.nn.Linear(2, 1, bias=False), torch.tensor([[1.0, 0.0], [0.0, 10.0]])
+        >>> opt = Preconditioned(torch.optim.SGD(model.parameters(), lr=0.5), model, damping=1e-6)
+        >>> before = model(x)
+        >>> before.sum().backward()  # both outputs' gradients are 1 …
+        >>> opt.step()
+        >>> (model(x) - before).flatten().detach().round(decimals=2)  # … and both move by -lr × 1 × 2 rows
+        tensor([-1., -1.])
+    """
+
+    chart: InverseChart
+    nests: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        model: nn.Module,
+        *,
+        damping: float = 1.0,
+        decay: float = 0.9,
+        every: int = 10,
+        max_dim: int | None = 1024,
+        synchronize: bool = True,
+    ) -> None:
+        if not 0 < damping < float("inf"):
+            raise ValueError(f"Preconditioned: damping is {damping}; it must be positive and finite.")
+        super().__init__(optimizer, model, InverseChart(damping, decay, every, synchronize), None, max_dim)
+
+    def settings(self) -> dict[str, Any]:
+        """Return damping, decay and the rest, as the repr shows them."""
+        chart = self.chart
+        return {"damping": chart.damping, "decay": chart.decay, "every": chart.every, "max_dim": self.max_dim}
