@@ -3,7 +3,8 @@
 import warnings
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, ClassVar
 
 import torch
@@ -105,6 +106,18 @@ class _Held:
             parameter.grad = gradient
 
 
+@contextmanager
+def all_or_nothing(tensors: Iterable[Tensor]) -> Iterator[None]:
+    """Give tensors that are changed within their old values back if anything goes wrong."""
+    kept = [(tensor, tensor.detach().clone()) for tensor in tensors]
+    try:
+        yield
+    except BaseException:
+        for tensor, value in kept:
+            tensor.copy_(value)
+        raise
+
+
 class Coordinates(OptimizerWrapper):
     """An optimizer that steps in the coordinates of a chart; its state lives there too.
 
@@ -133,7 +146,9 @@ class Coordinates(OptimizerWrapper):
         within: Optimizer | None = optimizer
         while isinstance(within, OptimizerWrapper) and not self.nests:
             if isinstance(within, Coordinates):
-                way_out = f"write {type(within).__name__}({type(self).__name__}(…), …)" if within.nests else "choose one"
+                way_out = (
+                    f"write {type(within).__name__}({type(self).__name__}(…), …)" if within.nests else "choose one"
+                )
                 raise ValueError(
                     f"{type(self).__name__} around {type(within).__name__}: the inner one would measure the model in "
                     f"coordinates that the outer one has mapped; {way_out}."
@@ -151,8 +166,8 @@ class Coordinates(OptimizerWrapper):
         self._own_steps, self._told = 0, False
         self._stepping = False
         register(self.model, self)
-        watch = _Watch(self)
-        watch.handle = self.inner.register_step_pre_hook(watch)
+        handle = self.inner.register_step_pre_hook(_Watch(self))
+        weakref.finalize(self, handle.remove)
 
     @torch.compiler.disable  # it measures, and does what it finds: traced, a step would be dozens of graphs
     @torch.no_grad()
@@ -211,14 +226,10 @@ class Coordinates(OptimizerWrapper):
 class _Watch:
     """A hook on the inner optimizer: its own step(), called past the wrapper, is a plain one, which is worth a word."""
 
-    handle: Any
-
     def __init__(self, wrapper: Coordinates) -> None:
         self.wrapper = weakref.ref(wrapper)
 
     def __call__(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         wrapper = self.wrapper()
-        if wrapper is None:
-            self.handle.remove()
-        elif not wrapper._stepping:
+        if wrapper is not None and not wrapper._stepping:
             wrapper._tell(f"step() of {type(optimizer).__name__} within was called; call the wrapper's own.")

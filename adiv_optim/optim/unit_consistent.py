@@ -3,7 +3,6 @@
 from collections.abc import Iterable
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
@@ -12,7 +11,7 @@ from .. import gauge as gauges
 from ..checkpoint import COUNT, DICT, Fits, Maybe, broadcasts, check, numbers
 from ..coverage import Coverage
 from ..sharding import refuse_sharded
-from .coordinates import UNSHARDED, Chart, Coordinates, Map
+from .coordinates import UNSHARDED, Chart, Coordinates, Map, all_or_nothing
 from .diagonal import Diagonal
 
 
@@ -60,7 +59,8 @@ class CanonicalChart(Chart):
         """Count the step, and project if asked to."""
         self.steps += 1
         if self.project:
-            taken = gauges.canonical(self.model, self.graph, fan_in=self.gauge.fan_in)
+            with all_or_nothing([*self.model.parameters(), *self.model.buffers()]):
+                taken = gauges.canonical(self.model, self.graph, fan_in=self.gauge.fan_in)
             if self._log_scales is not None:
                 self._log_scales = self._log_scales.to(taken) - taken
             self._factors = {}

@@ -21,7 +21,7 @@ from adiv_optim import (
     jacobian,
 )
 from tests.cases import relative_error
-from tests.integration.wrapped import Wrap, gradient_only
+from tests.wrappers import Wrap, gradient_only
 
 EXACT = 1e-9  # float64; Cholesky factors and roots square the condition of the rows
 DIFFERENT = 1e-3  # what a test must be able to tell apart

@@ -17,7 +17,7 @@ from torch import Tensor, distributed, nn
 from torch.optim import AdamW
 from torch.optim.lr_scheduler import OneCycleLR
 
-from tests.integration.wrapped import WRAPPERS
+from tests.wrappers import WRAPPERS
 
 STEPS, SAVE_EVERY = 10, 3
 SHAPE = (2, 5, 5)

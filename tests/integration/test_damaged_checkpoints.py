@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adagrad, AdamW, RMSprop
 from torch.utils import _pytree as pytree
 
-from tests.integration.wrapped import REMEMBERING, WRAPPERS
+from tests.wrappers import REMEMBERING, WRAPPERS
 
 pytestmark = pytest.mark.usefixtures("in_float64")
 State = dict[str, Any]

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim import AdamW
 from torch.utils import _pytree as pytree
 
-from tests.integration.wrapped import WRAPPERS, Wrap, each_wrapper
+from tests.wrappers import WRAPPERS, Wrap, each_wrapper
 
 SHAPE = (6, 2, 5, 5)
 

@@ -28,8 +28,8 @@ from adiv_optim import (
 )
 from tests.cases import apply, relative_error
 from tests.integration.generated import HOMOGENEOUS, Architecture, on_generated_models
-from tests.integration.wrapped import WRAPPERS
 from tests.optim.revive import revived
+from tests.wrappers import WRAPPERS
 
 pytestmark = pytest.mark.usefixtures("in_float64")
 LAYERS = (nn.Linear, _ConvNd)

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from tests.integration.resumable import Death, save, save_in_place, train
-from tests.integration.wrapped import REMEMBERING
 from tests.processes import needs_distributed
+from tests.wrappers import REMEMBERING
 
 if not hasattr(signal, "SIGKILL") or "forkserver" not in multiprocessing.get_all_start_methods():
     pytest.skip("needs SIGKILL and a server that forks", allow_module_level=True)

@@ -1,0 +1,298 @@
+"""Whitened and Preconditioned where inputs are hard to factorise, layers come and go, or nothing is seen."""
+
+import copy
+import warnings
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from adiv_optim import BatchIdeal, GradientOnly, Preconditioned, UnitConsistent, Whitened, coverage
+from adiv_optim.layers import NormLikeLinear
+from adiv_optim.optim import roots as roots_module
+from adiv_optim.optim.roots import NoRootError, eigh, leading, roots
+from tests.cases import relative_error
+
+WRAPPERS = {"whitened": Whitened, "preconditioned": Preconditioned}
+each_wrapper = pytest.mark.parametrize("wrapper", WRAPPERS.values(), ids=WRAPPERS)
+
+
+def one_hot(rows: int, features: int) -> Tensor:
+    return torch.eye(features)[torch.randint(features, (rows,))]
+
+
+def mostly_dead(rows: int, features: int) -> Tensor:
+    return torch.randn(rows, features).relu() * (torch.rand(features) < 0.1)
+
+
+def bag_of_words(rows: int, features: int) -> Tensor:
+    return (torch.rand(rows, features) < 0.01).float()
+
+
+def trained(optimizer: object, model: nn.Module, x: Tensor, steps: int = 3) -> None:
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+    assert all(bool(p.isfinite().all()) for p in model.parameters())
+
+
+@pytest.mark.parametrize("inputs", [one_hot, mostly_dead, bag_of_words])
+@pytest.mark.parametrize("rank", [None, 16])
+def test_inputs_that_are_mostly_zero_are_factorised_in_float32(inputs, rank):
+    for seed in range(5):
+        torch.manual_seed(seed)
+        model, x = nn.Linear(512, 8), inputs(64, 512)
+        optimizer = Whitened(torch.optim.SGD(model.parameters(), lr=0.1), model, rank=rank)
+        trained(optimizer, model, x)
+        assert optimizer.metrics()["Whitened/failed_factorisations"] == 0
+
+
+def lapack_fails_in_float32(monkeypatch, also_in_float64: bool = False) -> None:
+    real = torch.linalg.eigh
+
+    def failing(matrix: Tensor):
+        if matrix.dtype == torch.float32 or also_in_float64:
+            raise torch.linalg.LinAlgError("planted")
+        return real(matrix)
+
+    monkeypatch.setattr(roots_module.torch.linalg, "eigh", failing)
+
+
+def test_failure_in_float32_is_mended_in_float64(monkeypatch):
+    x = torch.randn(40, 6)
+    matrix = x.T @ x / 40
+    wanted = [*roots(matrix, torch.tensor(0.1), condition=10.0), leading(matrix, 2).values]
+    lapack_fails_in_float32(monkeypatch)
+    found = [*roots(matrix, torch.tensor(0.1), condition=10.0), leading(matrix, 2).values]
+    for one, other in zip(found, wanted, strict=True):
+        assert one.dtype == torch.float32
+        assert relative_error(one, other) <= 1e-5
+
+
+def test_matrix_without_eigenvalues_is_named_and_nothing_else_is_raised():
+    for bad in (torch.nan, torch.inf):
+        with pytest.raises(NoRootError, match=r"no eigenvalues found of a matrix of shape \(3, 3\)"):
+            eigh(torch.full((3, 3), bad))
+
+
+@pytest.mark.parametrize("rank", [None, 2])
+def test_layer_that_cannot_be_factorised_keeps_its_last_root(monkeypatch, rank):
+    torch.manual_seed(0)
+    model, x = nn.Linear(6, 3), torch.randn(20, 6)
+    optimizer = Whitened(torch.optim.SGD(model.parameters(), lr=0.1), model, every=1, rank=rank)
+    trained(optimizer, model, x, 1)
+    kept = optimizer.chart.measured["weight"]
+    lapack_fails_in_float32(monkeypatch, also_in_float64=True)
+    with pytest.warns(UserWarning, match="weight: no eigenvalues found .*; the layer keeps what was measured before"):
+        trained(optimizer, model, 2 * x, 1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        trained(optimizer, model, x, 1)  # told once
+    assert optimizer.chart.measured["weight"] is kept
+    assert optimizer.coverage().treated["weight"].endswith("2 factorisations failed")
+    assert optimizer.metrics()["Whitened/failed_factorisations"] == 2
+
+
+def test_layer_that_was_never_factorised_takes_plain_steps_and_says_so(monkeypatch):
+    model, x = nn.Linear(6, 3), torch.randn(20, 6)
+    plain = copy.deepcopy(model)
+    lapack_fails_in_float32(monkeypatch, also_in_float64=True)
+    optimizer = Whitened(torch.optim.SGD(model.parameters(), lr=0.1), model, every=1)
+    with (
+        pytest.warns(UserWarning, match="Whitened takes plain steps: no covariance could be factorised"),
+        pytest.warns(UserWarning, match="no eigenvalues found"),
+    ):
+        trained(optimizer, model, x, 2)
+    trained(torch.optim.SGD(plain.parameters(), lr=0.1), plain, x, 2)
+    assert torch.equal(model.weight, plain.weight)
+
+
+@pytest.mark.parametrize("method", ["eigh", "newton-schulz"])
+@pytest.mark.parametrize("scale", [1e-15, 1.0, 1e15])
+def test_roots_do_not_depend_on_the_unit_of_the_inputs(method, scale):
+    x = torch.randn(40, 6, dtype=torch.float64)
+    matrix = x.T @ x / 40
+    inverse, root = roots(matrix, torch.tensor(0.1).double(), method, 100.0)
+    ours = (matrix * scale**2).float()
+    found = roots(ours, torch.tensor(0.1 * scale**2), method, 100.0)
+    assert relative_error(found[0].double() * scale, inverse) <= 1e-5
+    assert relative_error(found[1].double() / scale, root) <= 1e-5
+
+
+@each_wrapper
+def test_a_layer_that_was_replaced_is_treated_with_its_own_inputs(wrapper):
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3)), torch.randn(20, 6)
+    optimizer = wrapper(torch.optim.SGD(model.parameters(), lr=0.1), model, every=1)
+    trained(optimizer, model, x, 2)
+    old, model[2] = model[2], nn.Linear(5, 2)
+    optimizer.add_param_group({"params": list(model[2].parameters())})
+    assert not old._forward_pre_hooks
+    assert "2.weight" in optimizer.coverage().never_seen
+    trained(optimizer, model, x, 1)
+    assert "2.weight" in optimizer.coverage().treated
+    (layer,) = (layer for layer in optimizer.chart.layers if layer.name == "2.weight")
+    rows = torch.cat([torch.tanh(model[0](x)), torch.ones(20, 1)], 1)
+    assert layer.weight is model[2].weight
+    assert layer.rows == 20
+    assert rows.shape[1] == layer.mean()[0].shape[0]
+
+
+class Halved(nn.Linear):
+    """Its weight multiplies half of its input, as quantisation-aware layers multiply a rounded one."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input / 2)
+
+
+class Declared(Halved):
+    def input_rows(self, input: Tensor) -> Tensor:
+        return input / 2
+
+
+def test_subclasses_are_left_alone_unless_they_declare_their_rows():
+    for layer in (Halved(4, 3), NormLikeLinear(4, 3)):
+        model = nn.Sequential(nn.Linear(9, 4), layer)
+        optimizer = Whitened(torch.optim.SGD(model.parameters(), lr=0.1), model)
+        kind = type(layer).__name__
+        assert optimizer.coverage().skipped["1.weight"] == (
+            f"{kind} is a subclass of Linear, whose weight may multiply something else"
+        )
+    declared = Declared(4, 3)
+    optimizer, x = Whitened(torch.optim.SGD(declared.parameters(), lr=0.1), declared), torch.randn(7, 4)
+    trained(optimizer, declared, x, 1)
+    rows = torch.cat([x / 2, torch.ones(7, 1)], 1)
+    assert relative_error(optimizer.chart.layers[0].mean()[0], rows.T @ rows / 7) <= 1e-6
+
+
+def test_an_instance_with_a_forward_of_its_own_is_left_alone():
+    model = nn.Sequential(nn.Linear(9, 4), nn.Linear(4, 3))
+    model[1].forward = lambda input: input[..., :3]
+    optimizer = Whitened(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    assert optimizer.coverage().skipped["1.weight"] == "this Linear has a forward of its own set on it"
+
+
+@each_wrapper
+def test_fine_tuning_in_evaluation_mode_is_treated(wrapper):
+    model, x = nn.Sequential(nn.Linear(4, 3), nn.Dropout()).eval(), torch.randn(7, 4)
+    optimizer = wrapper(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    trained(optimizer, model, x, 2)
+    assert optimizer.coverage().parameter_share == 1
+
+
+@each_wrapper
+def test_an_optimizer_that_sees_nothing_says_so_once(wrapper):
+    model, x = nn.Linear(4, 3), torch.randn(7, 4)
+    optimizer = wrapper(torch.optim.SGD(model.parameters(), lr=0.1), model)
+
+    def step():
+        model.weight.grad, model.bias.grad = torch.ones(3, 4), torch.ones(3)
+        optimizer.step()
+
+    step()
+    with pytest.warns(UserWarning, match=f"{wrapper.__name__} takes plain steps: no layer has seen a row"):
+        step()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        step()
+        trained(wrapper(torch.optim.SGD(model.parameters(), lr=0.1), model), model, x)
+
+
+def test_stepping_the_inner_optimizer_past_its_wrapper_is_told_once():
+    model, x = nn.Linear(4, 3), torch.randn(7, 4)
+    inner = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = Whitened(inner, model)
+    trained(optimizer, model, x, 1)
+    with pytest.warns(UserWarning, match=r"takes plain steps: step\(\) of SGD within was called"):
+        inner.step()
+    inner.step()
+    again = Whitened(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    again.detach()
+    again.inner.step()  # which is what detach is for
+
+
+def test_a_model_of_small_layers_beside_a_great_table_is_told():
+    model = nn.Sequential(nn.Embedding(100, 8), nn.Linear(8, 3))
+    with pytest.warns(UserWarning, match=r"less than half of the elements of Sequential .*: 0.weight \(Embedding"):
+        Whitened(torch.optim.SGD(model.parameters(), lr=0.1), model)
+
+
+def test_coverage_of_a_model_knows_its_wrappers():
+    model, x = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4)), torch.randn(7, 4)
+    optimizer = Whitened(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    trained(optimizer, model, x, 1)
+    found = coverage(model)
+    assert found.treated == {"0.weight": "whitened, 5 columns", "0.bias": "whitened, with its weight"}
+    assert set(found.skipped) == {"1.weight", "1.bias"}
+
+
+def test_layers_called_by_keyword_are_seen():
+    model, x = nn.Linear(4, 3), torch.randn(7, 4)
+    optimizer = Whitened(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    model(input=x).sum().backward()
+    optimizer.step()
+    assert optimizer.coverage().parameter_share == 1
+
+
+@each_wrapper
+def test_what_it_was_built_with_is_shown(wrapper):
+    model = nn.Linear(4, 3)
+    optimizer = wrapper(torch.optim.SGD(model.parameters(), lr=0.1), model, damping=0.25, every=7)
+    assert "damping=0.25, decay=0.9, every=7" in repr(optimizer)
+
+
+@pytest.mark.parametrize("option", ["every", "rank", "max_dim"])
+def test_fractions_of_a_step_are_refused(option):
+    model = nn.Linear(4, 3)
+    with pytest.raises(ValueError, match=f"{option} is 2.5; it must be an integer of at least 1"):
+        Whitened(torch.optim.SGD(model.parameters(), lr=0.1), model, **{option: 2.5})
+
+
+def test_checkpoints_with_numpy_rates_are_taken():
+    numpy = pytest.importorskip("numpy")
+    model, x = nn.Linear(4, 3), torch.randn(7, 4)
+    optimizer = Whitened(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    trained(optimizer, model, x, 1)
+    state = optimizer.state_dict()
+    state["param_groups"][0]["lr"] = numpy.float32(0.5)
+    optimizer.load_state_dict(state)
+    assert optimizer.param_groups[0]["lr"] == 0.5
+
+
+@pytest.mark.usefixtures("in_float64")
+@pytest.mark.parametrize(
+    "build", [lambda: nn.Linear(5, 3), lambda: nn.Conv2d(4, 6, 3, groups=2)], ids=["linear", "conv"]
+)
+@pytest.mark.parametrize("damping", [0.1, 3.0])
+def test_preconditioned_sgd_is_batch_ideal_times_the_rows(build, damping):
+    model = build()
+    x = torch.randn(7, 5) if isinstance(model, nn.Linear) else torch.randn(2, 4, 6, 6)
+    other, start = copy.deepcopy(model), copy.deepcopy(model.state_dict())
+    rows, columns = (model(x)[..., 0].numel(), 6) if isinstance(model, nn.Linear) else (2 * 16, 19)
+    ideal = GradientOnly(
+        torch.optim.SGD(other.parameters(), lr=1.0), other, BatchIdeal(damping * rows / columns, per_sample=False)
+    )
+    preconditioned = Preconditioned(
+        torch.optim.SGD(model.parameters(), lr=1.0), model, damping=damping, decay=0.0, every=1
+    )
+    for net, optimizer in ((model, preconditioned), (other, ideal)):
+        net(x).square().sum().backward()
+        kept = net.weight.grad
+        optimizer.step()
+        assert net.weight.grad is kept
+    for name, before in start.items():
+        found, wanted = model.state_dict()[name] - before, rows * (other.state_dict()[name] - before)
+        assert relative_error(found, wanted) <= 1e-9
+        assert relative_error(found, wanted / rows) > 0.1
+
+
+@pytest.mark.usefixtures("in_float64")
+def test_preconditioning_goes_around_other_coordinates_and_not_into_them():
+    model, x = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 2)), torch.randn(9, 4)
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(ValueError, match=r"write Preconditioned\(UnitConsistent\(…\), …\)"):
+        UnitConsistent(Preconditioned(sgd, model), model, example_input=x)
+    optimizer = Preconditioned(UnitConsistent(sgd, model, example_input=x), model, every=1)
+    trained(optimizer, model, x, 2)
+    assert optimizer.coverage().parameter_share == 1
