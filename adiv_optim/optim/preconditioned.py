@@ -89,8 +89,8 @@ class Preconditioned(ByInputs):
     is as for `Whitened`. Gradient clipping before the step sees the plain gradient. It goes around a wrapper that
     changes coordinates (`Preconditioned(UnitConsistent(…), …)`), not into it.
 
-    **Costs** one product of a gradient with a matrix of its input's size per step; at a measurement X~ᵀX~ and a Cholesky
-    factorisation. Memory: A and the inverse, float32, for each layer, and a second gradient while the optimizer steps.
+    **Costs** one product of a gradient with a matrix of its input's size per step; at a measurement X~ᵀX~ and a
+    Cholesky factorisation. Memory: A and the inverse, float32, for each layer, and a second gradient during the step.
 
     Conversion: with every=1 and decay=0, Preconditioned(SGD) at `damping` takes the step of `GradientOnly` with
     `BatchIdeal(damping × rows / columns)` times the number of rows, columns counting the bias.
