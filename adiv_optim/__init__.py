@@ -4,8 +4,9 @@ import importlib
 from typing import Any
 
 from . import attention, diagnostics, functional, gauge, jacobian
-from .attach import Coverage, attach, coverage, detach
+from .attach import attach, coverage, detach
 from .corrections import BatchIdeal, Correction, Disproportional, Proportional
+from .coverage import Coverage
 from .optim import GradientOnly, UnitConsistent, Whitened
 from .running import precondition
 

@@ -5,7 +5,6 @@ A swapped layer keeps its parameters, buffers, hooks and state-dict keys; only i
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from torch import nn
 from torch.nn.parameter import is_lazy
@@ -13,6 +12,7 @@ from torch.nn.utils import parametrize
 
 from .corrected_layers import CORRECTED, PLAIN, Corrected, plain_type, swapped
 from .corrections import Correction, check_correction
+from .coverage import Coverage, resolved, wrappers_of
 from .running import WHOLE, bound
 from .sharding import refuse_sharded
 
@@ -112,33 +112,12 @@ def detach(model: nn.Module) -> nn.Module:
     return model
 
 
-@dataclass(frozen=True)
-class Coverage:
-    """Which trainable parameters get corrected gradients; printed, a table.
-
-    Args:
-        corrected: paths of parameters whose layer ran with its correction.
-        skipped: path → why the parameter keeps the plain gradient.
-        never_seen: paths of parameters whose layer has a correction but has not run.
-    """
-
-    corrected: tuple[str, ...]
-    skipped: dict[str, str]
-    never_seen: tuple[str, ...]
-
-    def __str__(self) -> str:
-        """Return one line per parameter."""
-        lines = [f"{name}: corrected" for name in self.corrected]
-        lines += [f"{name}: skipped ({reason})" for name, reason in self.skipped.items()]
-        lines += [f"{name}: never seen (its layer has not run)" for name in self.never_seen]
-        return "\n".join(lines)
-
-
 def coverage(model: nn.Module) -> Coverage:
-    """List, after a backward, each trainable parameter as corrected, skipped or never seen.
+    """List, after a backward, each trainable parameter as treated, skipped or never seen.
 
-    A parameter that two modules share is listed once, as corrected if one of them is a corrected layer that
-    ran; the part of its gradient that comes from the other module stays plain.
+    A parameter is treated by the correction of its layer, once that has run, and by every wrapper of coordinates
+    (`Whitened`, `UnitConsistent`, …) that says so. One that two modules share is listed once, as corrected if one of
+    them is a corrected layer that ran; the part of its gradient that comes from the other module stays plain.
 
     Example:
         >>> import torch
@@ -147,24 +126,54 @@ def coverage(model: nn.Module) -> Coverage:
         >>> model = attach(nn.Sequential(nn.Linear(2, 3), nn.LayerNorm(3)), Proportional())
         >>> model(torch.ones(1, 2)).sum().backward()
         >>> print(coverage(model))
-        0.weight: corrected
-        0.bias: corrected
+        2 of 4 parameters are treated, 60.0% of 15 elements
+        0.weight: corrected by Proportional
+        0.bias: corrected by Proportional
         1.weight: skipped (LayerNorm has no correction)
         1.bias: skipped (LayerNorm has no correction)
     """
-    corrected: dict[int, str] = {}
-    never_seen: dict[int, str] = {}
-    skipped: dict[int, tuple[str, str]] = {}
-    for path, parameter, owner in _trainable(model):
-        if isinstance(owner, Corrected):
-            (corrected if owner._ran else never_seen).setdefault(id(parameter), path)
+    notes, elements, paths = _corrections(model)
+    by_wrappers: dict[str, list[tuple[str, str]]] = {}
+    for registered, wrapper in wrappers_of(model):
+        # A parameter may have another name there, in a part of the model or in one around it.
+        there = dict(registered.named_parameters(remove_duplicate=False))
+        report = wrapper.coverage()
+        for kind in ("treated", "never_seen", "skipped"):
+            for name, what in getattr(report, kind).items():
+                if name in there and (path := paths.get(id(there[name]))) is not None:
+                    by_wrappers.setdefault(path, []).append((kind, what))
+    if not is_attached(model):  # that there is no correction is then no news beside what a wrapper says
+        notes = {path: [] if path in by_wrappers else said for path, said in notes.items()}
+    return resolved({path: [*said, *by_wrappers.get(path, [])] for path, said in notes.items()}, elements)
+
+
+def correction_coverage(model: nn.Module) -> Coverage:
+    """`coverage` of the model's corrections, whatever wrappers there are."""
+    notes, elements, _ = _corrections(model)
+    return resolved(notes, elements)
+
+
+def is_attached(model: nn.Module) -> bool:
+    """Whether a correction is on any layer of a model."""
+    return any(isinstance(module, Corrected) for module in model.modules())
+
+
+def _corrections(model: nn.Module) -> tuple[dict[str, list[tuple[str, str]]], dict[str, int], dict[int, str]]:
+    """Path → what its modules' corrections do to a parameter, and its size; the path by the parameter's id."""
+    notes: dict[str, list[tuple[str, str]]] = {}
+    elements: dict[str, int] = {}
+    paths: dict[int, str] = {}
+    for name, parameter, owner in _trainable(model):
+        path = paths.setdefault(id(parameter), name)
+        elements[path] = 0 if is_lazy(parameter) else parameter.numel()
+        if not isinstance(owner, Corrected):
+            note = ("skipped", _why_plain(model, name, owner))
+        elif owner._ran:
+            note = ("treated", f"corrected by {type(owner._correction).__name__}")
         else:
-            skipped.setdefault(id(parameter), (path, _why_plain(model, path, owner)))
-    return Coverage(
-        corrected=tuple(corrected.values()),
-        skipped=dict(entry for key, entry in skipped.items() if key not in corrected),
-        never_seen=tuple(path for key, path in never_seen.items() if key not in corrected),
-    )
+            note = ("never_seen", "its layer has not run")
+        notes.setdefault(path, []).append(note)
+    return notes, elements, paths
 
 
 def _skipped(model: nn.Module, skip: Iterable[str | type[nn.Module]]) -> set[nn.Module]:

@@ -1,7 +1,11 @@
 """What a correction or a change of coordinates reaches of a model, and why it does not reach the rest."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
+from weakref import WeakKeyDictionary, ref
+
+from torch import nn
 
 
 @dataclass(frozen=True)
@@ -42,3 +46,67 @@ class Coverage:
         lines += [f"{path}: skipped ({why})" for path, why in self.skipped.items()]
         lines += [f"{path}: never seen ({what})" for path, what in self.never_seen.items()]
         return "\n".join(lines)
+
+
+def resolved(notes: Mapping[str, Sequence[tuple[str, str]]], elements: Mapping[str, int]) -> Coverage:
+    """The coverage of parameters of which several things are said: who treats it outweighs who does not.
+
+    Args:
+        notes: path → pairs of "treated", "never_seen" or "skipped" and how, what for or why.
+        elements: path → how many numbers the parameter has.
+
+    Example:
+        >>> print(resolved({"weight": [("skipped", "no layer"), ("treated", "halved")]}, {"weight": 6}))
+        1 of 1 parameters are treated, 100.0% of 6 elements
+        weight: halved
+    """
+    found: dict[str, dict[str, str]] = {"treated": {}, "never_seen": {}, "skipped": {}}
+    for path, said in notes.items():
+        kind = next(kind for kind in found if any(kind == one for one, _ in said))
+        found[kind][path] = ", ".join(dict.fromkeys(what for one, what in said if one == kind))
+    return Coverage(**found, elements=elements)
+
+
+class Reports(Protocol):
+    """What `register` takes: whatever can say what it reaches of the model it was registered for."""
+
+    def coverage(self) -> Coverage:
+        """Return what it treats of that model, and it alone."""
+
+
+#: By the model, who treats it. Weak on both sides, and no part of the model, which a copy or a pickle would carry on.
+_WRAPPERS: WeakKeyDictionary[nn.Module, list[ref[Reports]]] = WeakKeyDictionary()
+
+
+def register(model: nn.Module, wrapper: Reports) -> None:
+    """Let `attach.coverage` ask a wrapper what it treats of a model; a wrapper that is gone is not asked.
+
+    Example:
+        >>> class Everything:
+        ...     def coverage(self):
+        ...         return Coverage({"weight": "halved"}, elements={"weight": 6})
+        >>> layer, wrapper = nn.Linear(3, 2, bias=False), Everything()
+        >>> register(layer, wrapper)
+        >>> [(model is layer, found is wrapper) for model, found in wrappers_of(layer)]
+        [(True, True)]
+        >>> del wrapper
+        >>> wrappers_of(layer)
+        []
+    """
+    alive = [kept for kept in _WRAPPERS.get(model, []) if kept() is not None]
+    _WRAPPERS[model] = alive if any(kept() is wrapper for kept in alive) else [*alive, ref(wrapper)]
+
+
+def wrappers_of(model: nn.Module) -> list[tuple[nn.Module, Reports]]:
+    """Every wrapper of a model with a parameter of this one, first registered first, each with that model.
+
+    It may be a part of this one (an encoder), or hold this one (a model in DistributedDataParallel).
+    """
+    own = {id(parameter) for parameter in model.parameters()}
+    return [
+        (registered, wrapper)
+        for registered, kept in list(_WRAPPERS.items())
+        if any(id(parameter) in own for parameter in registered.parameters())
+        for wrapper in (each() for each in kept)
+        if wrapper is not None
+    ]

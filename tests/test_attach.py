@@ -92,7 +92,7 @@ def test_attach_again_after_detach():
     for _ in range(2):
         attach(model, Proportional())
         model(x).sum().backward()
-        assert "head.weight" in coverage(model).corrected
+        assert "head.weight" in coverage(model).treated
         detach(model)
 
 
@@ -132,7 +132,7 @@ def test_copies_stay_attached_and_are_independent(duplicate):
     attach(model, Proportional())
     twin = duplicate(model)
     model(x).square().sum().backward()
-    assert coverage(twin).corrected == ()
+    assert coverage(twin).treated == {}
     twin(x).square().sum().backward()
     for one, other in zip(model.parameters(), twin.parameters(), strict=True):
         assert one is not other

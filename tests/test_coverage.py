@@ -1,12 +1,18 @@
 """coverage: which parameters were corrected, which were skipped and why, and which never ran."""
 
+import copy
+import gc
+import pickle
+import weakref
+
 import pytest
 import torch
 from torch import nn
 from torch.func import functional_call, stack_module_state, vmap
 from torch.nn.utils import parametrizations
 
-from adiv_optim import Coverage, Proportional, attach, coverage
+from adiv_optim import Coverage, Proportional, attach, coverage, detach
+from adiv_optim.coverage import register
 from tests.test_attach import Doubled, Net
 
 EXACT = 1e-6  # float32, the exported program may use other kernels
@@ -14,7 +20,8 @@ EXACT = 1e-6  # float32, the exported program may use other kernels
 
 def test_before_any_forward_nothing_is_corrected():
     report = coverage(attach(Net(), Proportional()))
-    assert report.corrected == ()
+    assert report.treated == {}
+    assert report.parameter_share == report.element_share == 0
     assert "head.weight" in report.never_seen
 
 
@@ -23,7 +30,10 @@ def test_after_a_step_every_parameter_is_listed_exactly_once():
     model(torch.randn(5, 3, 2, 2)).sum().backward()
     report = coverage(model)
     assert report == Coverage(
-        corrected=("conv.weight", "conv.bias", "body.0.weight", "body.0.bias", "body.3.weight", "body.3.bias"),
+        treated=dict.fromkeys(
+            ("conv.weight", "conv.bias", "body.0.weight", "body.0.bias", "body.3.weight", "body.3.bias"),
+            "corrected by Proportional",
+        ),
         skipped={
             "norm.weight": "BatchNorm2d has no correction",
             "norm.bias": "BatchNorm2d has no correction",
@@ -32,9 +42,9 @@ def test_after_a_step_every_parameter_is_listed_exactly_once():
             "head.weight": "no correction attached",
             "head.bias": "no correction attached",
         },
-        never_seen=(),
+        elements={name: parameter.numel() for name, parameter in model.named_parameters()},
     )
-    listed = [*report.corrected, *report.skipped, *report.never_seen]
+    listed = [*report.treated, *report.skipped, *report.never_seen]
     assert sorted(listed) == sorted(name for name, _ in model.named_parameters())
 
 
@@ -43,9 +53,15 @@ def test_layer_that_did_not_run_is_never_seen_and_frozen_ones_are_not_listed():
     model["used"].bias.requires_grad_(False)
     model["used"](torch.ones(1, 3)).sum().backward()
     report = coverage(model)
-    assert report == Coverage(("used.weight",), {}, ("unused.weight", "unused.bias"))
-    assert str(report).splitlines()[:2] == [
-        "used.weight: corrected",
+    assert report == Coverage(
+        treated={"used.weight": "corrected by Proportional"},
+        never_seen=dict.fromkeys(("unused.weight", "unused.bias"), "its layer has not run"),
+        elements={"used.weight": 9, "unused.weight": 9, "unused.bias": 3},
+    )
+    assert (report.parameter_share, report.element_share) == (1 / 3, 9 / 21)
+    assert str(report).splitlines()[:3] == [
+        "1 of 3 parameters are treated, 42.9% of 21 elements",
+        "used.weight: corrected by Proportional",
         "unused.weight: never seen (its layer has not run)",
     ]
 
@@ -54,9 +70,9 @@ def test_forward_without_gradients_does_not_count():
     model = attach(nn.Linear(3, 2), Proportional())
     with torch.no_grad():
         model(torch.ones(1, 3))
-    assert coverage(model).never_seen == ("weight", "bias")
+    assert coverage(model).never_seen.keys() == {"weight", "bias"}
     model(torch.ones(1, 3)).sum().backward()
-    assert coverage(model).corrected == ("weight", "bias")
+    assert coverage(model).treated.keys() == {"weight", "bias"}
 
 
 def test_a_plain_model_is_skipped_throughout():
@@ -84,9 +100,9 @@ def test_tied_weights_are_listed_once_as_corrected():
     model = attach(Tied(), Proportional())
     model(torch.tensor([1, 2])).sum().backward()
     report = coverage(model)
-    assert len(report.corrected) == 1
+    assert len(report.treated) == 1
     assert report.skipped == {}
-    assert report.never_seen == ()
+    assert report.never_seen == {}
 
 
 def test_two_layers_sharing_a_weight_are_corrected_if_one_of_them_ran():
@@ -94,8 +110,8 @@ def test_two_layers_sharing_a_weight_are_corrected_if_one_of_them_ran():
     model[1].weight = model[0].weight
     attach(model, Proportional())
     model[1](torch.ones(1, 3)).sum().backward()
-    assert len(coverage(model).corrected) == 1
-    assert coverage(model).never_seen == ()
+    assert len(coverage(model).treated) == 1
+    assert coverage(model).never_seen == {}
 
 
 ATTENTION = {"packed": {}, "separate": {"kdim": 6, "vdim": 5}, "no-bias": {"bias": False}}
@@ -111,8 +127,8 @@ def test_attentions_projections_are_reported_not_missed(options):
     k, v = torch.randn(2, 3, options.get("kdim", 8)), torch.randn(2, 3, options.get("vdim", 8))
     model["head"](model["attention"](q, k, v)[0]).sum().backward()
     report = coverage(model)
-    assert set(report.corrected) == {"head.weight", "head.bias"}
-    assert report.never_seen == ()
+    assert set(report.treated) == {"head.weight", "head.bias"}
+    assert report.never_seen == {}
     assert {name for name, _ in model["attention"].named_parameters(prefix="attention")} == set(report.skipped)
     reasons = "; ".join(f"{name}: {reason}" for name, reason in report.skipped.items())
     assert "attention.out_proj.weight: MultiheadAttention uses its out_proj.weight without calling the layer" in reasons
@@ -127,9 +143,9 @@ def test_a_layer_that_its_loss_uses_without_calling_it_is_reported_not_missed():
     attach(model, Proportional())
     model["loss"](model["body"](torch.randn(2, 4)), torch.tensor([0, 1])).backward()
     report = coverage(model)
-    assert report.corrected == ("body.weight", "body.bias")
+    assert report.treated.keys() == {"body.weight", "body.bias"}
     assert report.skipped.keys() == {"loss.linear.weight"}
-    assert report.never_seen == ()
+    assert report.never_seen == {}
 
 
 def test_attention_gradients_are_the_plain_ones():
@@ -153,9 +169,9 @@ def test_transformer_layer_computes_the_same_and_corrects_its_feed_forward(train
     assert torch.equal(output, wanted)
     output.square().sum().backward()
     report = coverage(layer)
-    assert report.corrected == ("linear1.weight", "linear1.bias", "linear2.weight", "linear2.bias")
+    assert report.treated.keys() == {"linear1.weight", "linear1.bias", "linear2.weight", "linear2.bias"}
     assert all(name.startswith(("self_attn.", "norm")) for name in report.skipped)
-    assert report.never_seen == ()
+    assert report.never_seen == {}
 
 
 def test_transformer_layers_fast_path_for_inference_still_gives_torchs_output():
@@ -176,7 +192,7 @@ def test_parametrized_layer_is_listed_under_the_parametrizations_names():
     model = nn.Sequential(parametrizations.weight_norm(nn.Linear(3, 2)))
     attach(model, Proportional())(torch.ones(1, 3)).sum().backward()
     report = coverage(model)
-    assert set(report.corrected) == {name for name, _ in model.named_parameters()}
+    assert set(report.treated) == {name for name, _ in model.named_parameters()}
     assert report.skipped == {}
 
 
@@ -215,7 +231,7 @@ def test_compiled_attached_model_has_the_same_gradients_and_coverage(backend):
     fresh.load_state_dict(model.state_dict())
     torch._dynamo.reset()
     compiled = torch.compile(fresh, fullgraph=True, backend=backend)
-    assert coverage(fresh).corrected == ()
+    assert coverage(fresh).treated == {}
     compiled(x).square().sum().backward()
     assert coverage(fresh) == report
     for gradient, parameter in zip(wanted, fresh.parameters(), strict=True):
@@ -249,3 +265,57 @@ def test_layer_with_a_forward_of_its_own_is_left_alone_and_named():
     attach(model, Proportional())
     assert type(model[1]) is nn.Linear
     assert coverage(model).skipped["1.weight"] == "this Linear has a forward of its own set on it"
+
+
+class Halving:
+    """What a wrapper of coordinates tells of the model it was registered for."""
+
+    def __init__(self, model, treated=(), never_seen=(), skipped=()):
+        self.model, self.parts = model, (treated, skipped, never_seen)
+        register(model, self)
+
+    def coverage(self):
+        elements = {name: parameter.numel() for name, parameter in self.model.named_parameters()}
+        return Coverage(*(dict(part) for part in self.parts), elements=elements)
+
+
+def two_layers():
+    return nn.ModuleDict({"body": nn.Linear(3, 3), "head": nn.Linear(3, 2)})
+
+
+def test_wrappers_are_asked_and_who_treats_a_parameter_outweighs_who_does_not():
+    model = attach(two_layers(), Proportional(), skip=["head"])
+    one = Halving(model, {"body.weight": "halved"}, {"head.weight": "no rows"}, {"head.bias": "a bias alone"})
+    other = Halving(model, {"body.weight": "halved", "head.weight": "doubled"})
+    report = coverage(model)
+    assert report.treated == {"body.weight": "halved", "head.weight": "doubled"}
+    assert report.never_seen == {"body.bias": "its layer has not run"}
+    assert report.skipped == {"head.bias": "no correction attached, a bias alone"}
+    model["body"](torch.ones(1, 3)).sum().backward()
+    assert coverage(model).treated["body.weight"] == "corrected by Proportional, halved"
+    assert coverage(detach(model)).skipped == {"body.bias": "no correction attached", "head.bias": "a bias alone"}
+    del one, other
+    gc.collect()
+    assert coverage(model).treated == {}
+
+
+def test_a_wrapper_of_a_part_or_of_a_container_is_found_by_the_parameters():
+    model = two_layers()
+    container = nn.ModuleList([model])
+    wrappers = Halving(model["body"], {"weight": "halved"}), Halving(container, {"0.head.weight": "doubled"})
+    assert coverage(model).treated == {"body.weight": "halved", "head.weight": "doubled"}
+    assert coverage(container).treated == {"0.body.weight": "halved", "0.head.weight": "doubled"}
+    assert coverage(model["head"]).treated == {"weight": "doubled"}
+    assert coverage(two_layers()).treated == {}
+    del wrappers
+
+
+def test_copies_carry_no_wrapper_and_none_keeps_its_model():
+    model = two_layers()
+    wrapper = Halving(model, {"body.weight": "halved"})
+    for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert coverage(twin).treated == {}
+    gone = weakref.ref(model)
+    del wrapper.model, model, twin
+    gc.collect()
+    assert gone() is None

@@ -121,8 +121,9 @@ def test_layers_need_no_import_of_their_own():
 
 
 ORDER = [
-    "sharding", "least_squares", "balance", "scaling", "checkpoint", "corrections", "functional", "corrected_layers",
-    "running", "attach", "gauge", "optim", "attention", "jacobian", "diagnostics", "layers", "__main__",
+    "coverage", "sharding", "least_squares", "balance", "scaling", "checkpoint", "corrections", "functional",
+    "corrected_layers", "running", "attach", "gauge", "optim", "attention", "jacobian", "diagnostics", "layers",
+    "__main__",
 ]  # fmt: skip
 
 

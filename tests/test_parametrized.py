@@ -91,7 +91,7 @@ def test_own_parameters_get_the_corrected_gradient_of_the_effective_weight(way, 
     output.backward(g)
     found = {name: p.grad for name, p in layer.named_parameters()}
     if order == "attach-then-parametrize":
-        assert set(coverage(layer).corrected) == set(found)
+        assert set(coverage(layer).treated) == set(found)
     wanted = wanted_gradients(detach(layer), x, g, correction)
     assert found.keys() == wanted.keys()
     for name in wanted:
@@ -116,7 +116,7 @@ def test_detach_of_a_layer_parametrized_after_attach_is_a_plain_parametrized_lay
     wanted = layer(x)
     detach(layer)
     assert torch.equal(layer(x), wanted)
-    assert coverage(layer).corrected == ()
+    assert coverage(layer).treated == {}
     parametrize.remove_parametrizations(layer, "weight")
     assert type(layer) is nn.Linear
 
@@ -131,7 +131,7 @@ def test_removing_the_parametrization_leaves_the_layer_attached(order):
     )
     parametrize.remove_parametrizations(layer, "weight")
     layer(torch.ones(2, 5)).sum().backward()
-    assert "weight" in coverage(layer).corrected
+    assert "weight" in coverage(layer).treated
     assert type(detach(layer)) is nn.Linear
 
 
@@ -152,8 +152,8 @@ def test_deepcopy_of_an_attached_parametrized_layer_stays_attached(way):
     for one, other in zip(layer.parameters(), twin.parameters(), strict=True):
         assert torch.equal(one.grad, other.grad)
     detach(twin)
-    assert coverage(twin).corrected == ()
-    assert "bias" in coverage(layer).corrected
+    assert coverage(twin).treated == {}
+    assert "bias" in coverage(layer).treated
 
 
 def test_attached_layer_whose_bias_is_parametrized():
@@ -187,4 +187,4 @@ def test_old_style_weight_norm_is_corrected_through_too(order, correction):
     assert relative_error(layer.weight_v.grad, wanted[0]) <= EXACT
     assert relative_error(layer.weight_g.grad, wanted[1]) <= EXACT
     assert relative_error(layer.bias.grad, effective["bias"]) <= EXACT
-    assert set(coverage(layer).corrected) == {"weight_v", "weight_g", "bias"}
+    assert set(coverage(layer).treated) == {"weight_v", "weight_g", "bias"}

@@ -43,7 +43,7 @@ def test_python_blocks_run_in_order(page, capsys, monkeypatch, tmp_path):
         pytest.importorskip(package)
     run(page)
     if page.name == "README.md":
-        assert "0.weight: corrected\n0.bias: corrected\n1.weight: skipped" in capsys.readouterr().out
+        assert "0.bias: corrected by Disproportional\n1.weight: skipped" in capsys.readouterr().out
 
 
 def test_pages_of_the_documentation_are_found():

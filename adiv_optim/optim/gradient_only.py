@@ -6,8 +6,10 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-from ..attach import attach, detach
+from ..attach import attach, correction_coverage, detach
+from ..corrected_layers import Corrected
 from ..corrections import Correction
+from ..coverage import Coverage
 from ..running import check_memory, forget_pending, memory, precondition
 from .wrapper import OptimizerWrapper, check_same_parameters
 
@@ -64,6 +66,10 @@ class GradientOnly(OptimizerWrapper):
         """Return what a copy or a pickle keeps: as in torch, no hooks."""
         return {**super().__getstate__(), "model": self.model}
 
+    def __repr__(self) -> str:
+        rules = dict.fromkeys(repr(layer._correction) for layer in self._layers())
+        return f"{type(self).__name__}({self.inner!r}, correction={', '.join(rules) or None})"
+
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients, and what a running average has seen of them."""
         super().zero_grad(set_to_none)
@@ -92,3 +98,21 @@ class GradientOnly(OptimizerWrapper):
     def detach(self) -> nn.Module:
         """Take the correction off and return the plain model; the optimizer goes on with plain gradients."""
         return detach(self.model)
+
+    def coverage(self) -> Coverage:
+        """Return which parameters of the model get corrected gradients, and why others do not."""
+        return correction_coverage(self.model)
+
+    def metrics(self) -> dict[str, float]:
+        """Return plain numbers for a logger: shares of what is corrected, and how many corrected layers have run."""
+        report = self.coverage()
+        layers = self._layers()
+        return {
+            "parameter_share": report.parameter_share,
+            "element_share": report.element_share,
+            "layers": len(layers),
+            "layers_seen": sum(layer._ran for layer in layers),
+        }
+
+    def _layers(self) -> list[Corrected]:
+        return [module for module in self.model.modules() if isinstance(module, Corrected)]

@@ -621,12 +621,12 @@ def test_attach_corrects_value_and_output_and_leaves_query_and_key():
     assert type(model[0].q_proj) is type(model[0].k_proj) is LogitProjection
     model(torch.randn(2, 5, 8)).square().sum().backward()
     report = coverage(model)
-    assert {name.split(".")[1] for name in report.corrected} == {"v_proj", "out_proj"}
-    assert report.never_seen == ()
+    assert {name.split(".")[1] for name in report.treated} == {"v_proj", "out_proj"}
+    assert report.never_seen == {}
     assert {name.split(".")[1] for name in report.skipped} == {"q_proj", "k_proj"}
     plain = attach(SelfAttention(8, 2), Proportional())
     plain(torch.randn(2, 5, 8)).square().sum().backward()
-    assert len(coverage(plain).corrected) == 8
+    assert len(coverage(plain).treated) == 8
 
 
 def test_query_norm_makes_the_size_of_the_weights_irrelevant():

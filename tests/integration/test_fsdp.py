@@ -74,7 +74,7 @@ def every_loop(rank: int, folder: Path) -> dict[str, Any]:
             optimizer = method.wrap(adamw(model), model, None)
             train(model, optimizer, halves(rank))
             found[f"{kind}-{name}"] = whole(model)
-            found[f"{kind}-{name}-covered"] = coverage(model).corrected
+            found[f"{kind}-{name}-covered"] = tuple(coverage(model).treated)
         model = shard(attach(network(), method.rule), by_layer=True)
         train(model, adamw(model), halves(rank))
         found[f"attached-before-{name}"] = whole(model)

@@ -92,10 +92,10 @@ def assert_only_corrected_gradients_differ(name: str, correction: Correction, mo
         assert_identical(found, outputs)
         covered = coverage(changed)
         assert not covered.never_seen
-        assert_identical(*({k: v for k, v in g.items() if k not in covered.corrected} for g in (gradients, plain)))
+        assert_identical(*({k: v for k, v in g.items() if k not in covered.treated} for g in (gradients, plain)))
         if not correction.keeps_memory:  # which corrects in the step
-            assert all(not torch.equal(gradients[k], plain[k]) for k in covered.corrected if plain[k].any())
-        corrected.update(covered.corrected)
+            assert all(not torch.equal(gradients[k], plain[k]) for k in covered.treated if plain[k].any())
+        corrected.update(covered.treated)
     return corrected
 
 

@@ -147,7 +147,22 @@ def test_skip_and_strict_are_those_of_attach():
         GradientOnly(build(), model, Proportional(), strict=True)
     optimizer = GradientOnly(build(), model, Proportional(), skip=["0", nn.LayerNorm], strict=True)
     train(model, optimizer, batches(1))
-    assert coverage(model).corrected == ("2.weight", "2.bias")
+    assert coverage(model).treated.keys() == {"2.weight", "2.bias"}
+
+
+def test_coverage_metrics_and_repr_say_what_is_corrected():
+    model = nn.Sequential(nn.Linear(4, 5), nn.LayerNorm(5), nn.Linear(5, 2)).double()
+    optimizer = GradientOnly(SGD(model.parameters(), lr=LEARNING_RATE), model, Proportional(eps=0.5))
+    assert repr(optimizer).startswith("GradientOnly(SGD (")
+    assert repr(optimizer).endswith(", correction=Proportional(eps=0.5))")
+    assert optimizer.metrics() == {"parameter_share": 0, "element_share": 0, "layers": 2, "layers_seen": 0}
+    train(model, optimizer, batches(1))
+    assert optimizer.coverage() == coverage(model)
+    shares = {"parameter_share": 4 / 6, "element_share": 37 / 47}
+    assert optimizer.metrics() == {**shares, "layers": 2, "layers_seen": 2}
+    optimizer.detach()
+    assert repr(optimizer).endswith(", correction=None)")
+    assert optimizer.metrics()["layers"] == 0
 
 
 def optimizer_of_another_model(model):
