@@ -104,13 +104,18 @@ def swapped(cls: type, replacement: dict[type[nn.Module], type[nn.Module]]) -> t
     """The class that stands for `cls` after the swap.
 
     torch's parametrize and fully_shard give modules a class made on the spot over the layer's, their last base. Such
-    a class is made anew over the replacement, and remembers the one it stands for so that undoing is exact.
+    a class is made anew over the replacement, and remembers the one it stands for so that undoing is exact, unless
+    parametrizations, which are properties of the class, have come or gone since.
     """
     if cls in replacement:
         return replacement[cls]
-    if "_adiv_stands_for" in cls.__dict__:
-        stands_for: type = cls.__dict__["_adiv_stands_for"]
+    stands_for: type | None = cls.__dict__.get("_adiv_stands_for")
+    if stands_for is not None and _properties(stands_for) == _properties(cls):
         return stands_for
     namespace = {key: value for key, value in cls.__dict__.items() if key not in ("__dict__", "__weakref__")}
-    *before, plain = cls.__bases__
-    return type(cls.__name__, (*before, replacement[plain]), {**namespace, "_adiv_stands_for": cls})
+    *before, below = cls.__bases__
+    return type(cls.__name__, (*before, swapped(below, replacement)), {**namespace, "_adiv_stands_for": cls})
+
+
+def _properties(cls: type) -> dict[str, property]:
+    return {name: value for name, value in cls.__dict__.items() if isinstance(value, property)}
