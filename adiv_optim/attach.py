@@ -10,9 +10,9 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
 
-from .corrected_layers import CORRECTED, PLAIN, Corrected, plain_type, swapped
+from .corrected_layers import PLAIN, Corrected, corrected_types, is_transposed, plain_type, swapped
 from .corrections import Correction, check_correction
-from .coverage import Coverage, resolved, wrappers_of
+from .coverage import Coverage, resolved, warn, wrappers_of
 from .running import WHOLE, bound
 from .sharding import refuse_sharded
 
@@ -29,7 +29,7 @@ def attach(
     skip: Iterable[str | type[nn.Module]] = (),
     strict: bool = False,
 ) -> nn.Module:
-    """Put a correction on every nn.Linear and nn.Conv1d/2d/3d of a model, in place.
+    """Put a correction on every nn.Linear, nn.Conv1d/2d/3d and Conv1D of transformers in a model, in place.
 
     Parametrized layers (weight_norm, spectral_norm, …) are corrected through the parametrization: the
     gradient of the effective weight is corrected before it reaches the parametrization's own parameters.
@@ -45,6 +45,9 @@ def attach(
 
     Returns:
         The same model.
+
+    Warns:
+        UserWarning: less than half of the trainable elements that were not skipped are corrected.
 
     Raises:
         TypeError: the correction is no `Correction`.
@@ -78,7 +81,7 @@ def attach(
         name: module
         for name, module in model.named_modules()
         if module not in skipped
-        and plain_type(module) in CORRECTED
+        and plain_type(module) in corrected_types()
         and "forward" not in module.__dict__
         and type(model.get_submodule(name.rpartition(".")[0])) not in _BYPASSING
     }
@@ -86,16 +89,17 @@ def attach(
         types = ", ".join(sorted({type(module).__name__ for module in model.modules()}))
         raise ValueError(
             f"nothing to correct: found modules of type {types}; a correction goes on "
-            f"{', '.join(plain.__name__ for plain in CORRECTED)} layers that are not skipped."
+            f"{', '.join(plain.__name__ for plain in corrected_types())} layers that are not skipped."
         )
     if strict:
         _refuse_uncorrected(model, layers, skipped)
     if correction.keeps_memory:
         _refuse_without_own_gradient(model, layers)
+    _warn_of_little(model, set(layers.values()), skipped)
     for path, module in layers.items():
         label = f"{_label(path)} ({type(module).__name__})"
         module.__dict__.update(_correction=bound(correction, label), _label=label, _ran=False)
-        module.__class__ = swapped(type(module), CORRECTED)
+        module.__class__ = swapped(type(module), corrected_types())
     return model
 
 
@@ -220,9 +224,9 @@ def _why_plain(model: nn.Module, path: str, owner: nn.Module) -> str:
     plain = plain_type(owner)
     if "forward" in owner.__dict__:
         return f"this {plain.__name__} has a forward of its own set on it"
-    if plain in CORRECTED:
+    if plain in corrected_types():
         return "no correction attached"
-    base = next((base for base in CORRECTED if issubclass(plain, base)), None)
+    base = next((base for base in corrected_types() if issubclass(plain, base)), None)
     if base is not None:
         return f"{plain.__name__} is a subclass of {base.__name__}, whose forward may differ"
     return f"{plain.__name__} has no correction"
@@ -242,6 +246,32 @@ def _refuse_uncorrected(model: nn.Module, layers: dict[str, nn.Module], skipped:
         )
 
 
+def _warn_of_little(model: nn.Module, layers: set[nn.Module], skipped: set[nn.Module]) -> None:
+    if any(not list(layer.parameters()) for layer in layers):
+        return  # FullyShardedDataParallel keeps them elsewhere, in one flat parameter
+    corrected, plain = 0, dict[str, int]()
+    counted: set[int] = set()
+    # Layers to correct first: what a module shares with one is counted once, with it.
+    for path, parameter, owner in sorted(_trainable(model), key=lambda found: found[2] not in layers):
+        if id(parameter) in counted or owner in skipped:
+            continue
+        counted.add(id(parameter))
+        if owner in layers:
+            corrected += parameter.numel()
+        else:
+            why = _why_plain(model, path, owner)
+            plain[why] = plain.get(why, 0) + parameter.numel()
+    total = corrected + sum(plain.values())
+    if 2 * corrected < total:
+        reasons = sorted(plain.items(), key=lambda entry: -entry[1])[:5]
+        warn(
+            f"the correction reaches {corrected:,} of {total:,} trainable elements ({corrected / total:.1%}); the rest "
+            f"keeps the plain gradient: {'; '.join(f'{why} ({size / total:.1%})' for why, size in reasons)}. Make them "
+            f"layers of type {', '.join(plain.__name__ for plain in corrected_types())}, correct them by "
+            "jacobian.backward, or name them in skip if that is meant."
+        )
+
+
 def _refuse_without_own_gradient(model: nn.Module, layers: dict[str, nn.Module]) -> None:
     """A running average turns p.grad itself, which must then be the whole gradient of this layer alone."""
     refuse_sharded("BatchIdeal(decay=…)", model, WHOLE)
@@ -249,6 +279,11 @@ def _refuse_without_own_gradient(model: nn.Module, layers: dict[str, nn.Module])
     for path, parameter, _ in _trainable(model):
         owners.setdefault(id(parameter), []).append(path)
     for path, layer in layers.items():
+        if is_transposed(layer):
+            raise ValueError(
+                f"{_label(path)} ({type(layer).__name__}) has a transposed weight, which a running average (decay=…) "
+                "cannot turn; skip it, or use decay=None."
+            )
         if parametrize.is_parametrized(layer):
             raise ValueError(
                 f"{_label(path)} is parametrized, so p.grad is not the gradient of its weight, which a running average "
