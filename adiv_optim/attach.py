@@ -6,7 +6,7 @@ A swapped layer keeps its parameters, buffers, hooks and state-dict keys; only i
 
 from collections.abc import Iterable
 
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
 
@@ -15,6 +15,7 @@ from .corrections import Correction, check_correction
 from .coverage import Coverage, resolved, warn, wrappers_of
 from .running import WHOLE, bound
 from .sharding import refuse_sharded
+from .uses import plain_uses
 
 #: Modules of torch.nn, where this version has them, that use the weights of a layer below them without calling it.
 _BYPASSING: tuple[type[nn.Module], ...] = tuple(
@@ -116,12 +117,26 @@ def detach(model: nn.Module) -> nn.Module:
     return model
 
 
-def coverage(model: nn.Module) -> Coverage:
+def coverage(model: nn.Module, loss: Tensor | None = None) -> Coverage:
     """List, after a backward, each trainable parameter as treated, skipped or never seen.
 
     A parameter is treated by the correction of its layer, once that has run, and by every wrapper of coordinates
-    (`Whitened`, `UnitConsistent`, …) that says so. One that two modules share is listed once, as corrected if one of
-    them is a corrected layer that ran; the part of its gradient that comes from the other module stays plain.
+    (`Whitened`, `UnitConsistent`, …) that says so. One that several modules share is listed once; if only some of them
+    are corrected layers it is "corrected … in part", and what the others add to its gradient is plain.
+
+    The modules do not tell whether a program also uses a weight without calling its layer, as in x @ layer.weight, a
+    penalty on the weights, or `functional_call` of another function: from them alone it is reported as corrected. With
+    `loss` the graph tells, at the cost of walking it once; what reaches p.grad by other ways than this loss's backward
+    it does not know either.
+
+    Args:
+        model: with corrections or wrappers, or without.
+        loss: one that the model computed, before or after its backward: what it depends on outside of a corrected layer
+            is "corrected … in part".
+
+    Raises:
+        TypeError: the loss has no graph.
+        ValueError: a part of the loss was computed under torch.compile or vmap, and its graph cannot be read.
 
     Example:
         >>> import torch
@@ -136,7 +151,7 @@ def coverage(model: nn.Module) -> Coverage:
         1.weight: skipped (LayerNorm has no correction)
         1.bias: skipped (LayerNorm has no correction)
     """
-    notes, elements, paths = _corrections(model)
+    notes, elements, paths = _corrections(model, set() if loss is None else plain_uses(loss))
     by_wrappers: dict[str, list[tuple[str, str]]] = {}
     for registered, wrapper in wrappers_of(model):
         # A parameter may have another name there, in a part of the model or in one around it.
@@ -153,7 +168,7 @@ def coverage(model: nn.Module) -> Coverage:
 
 def correction_coverage(model: nn.Module) -> Coverage:
     """`coverage` of the model's corrections, whatever wrappers there are."""
-    notes, elements, _ = _corrections(model)
+    notes, elements, _ = _corrections(model, set())
     return resolved(notes, elements)
 
 
@@ -162,22 +177,27 @@ def is_attached(model: nn.Module) -> bool:
     return any(isinstance(module, Corrected) for module in model.modules())
 
 
-def _corrections(model: nn.Module) -> tuple[dict[str, list[tuple[str, str]]], dict[str, int], dict[int, str]]:
+def _corrections(
+    model: nn.Module, used_plainly: set[int]
+) -> tuple[dict[str, list[tuple[str, str]]], dict[str, int], dict[int, str]]:
     """Path → what its modules' corrections do to a parameter, and its size; the path by the parameter's id."""
+    owned: dict[int, list[tuple[str, nn.Parameter, nn.Module]]] = {}
+    for name, parameter, owner in _trainable(model):
+        owned.setdefault(id(parameter), []).append((name, parameter, owner))
     notes: dict[str, list[tuple[str, str]]] = {}
     elements: dict[str, int] = {}
-    paths: dict[int, str] = {}
-    for name, parameter, owner in _trainable(model):
-        path = paths.setdefault(id(parameter), name)
+    for key, uses in owned.items():
+        path, parameter, _ = uses[0]
         elements[path] = 0 if is_lazy(parameter) else parameter.numel()
-        if not isinstance(owner, Corrected):
-            note = ("skipped", _why_plain(model, name, owner))
-        elif owner._ran:
-            note = ("treated", f"corrected by {type(owner._correction).__name__}")
-        else:
-            note = ("never_seen", "its layer has not run")
-        notes.setdefault(path, []).append(note)
-    return notes, elements, paths
+        plain = {name: _why_plain(model, name, owner) for name, _, owner in uses if not isinstance(owner, Corrected)}
+        part = "".join(f" in part: plain as {name} ({why})" for name, why in plain.items())
+        if key in used_plainly and not plain:
+            part = " in part: the loss depends on it outside of its layer too"
+        notes[path] = [("skipped", why) for why in plain.values()]
+        for owner in (owner for _, _, owner in uses if isinstance(owner, Corrected)):
+            rule = f"corrected by {type(owner._correction).__name__}{part}"
+            notes[path].append(("treated", rule) if owner._ran else ("never_seen", "its layer has not run"))
+    return notes, elements, {key: uses[0][0] for key, uses in owned.items()}
 
 
 def _skipped(model: nn.Module, skip: Iterable[str | type[nn.Module]]) -> set[nn.Module]:

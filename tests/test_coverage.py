@@ -101,7 +101,8 @@ def test_tied_weights_are_listed_once_as_corrected():
     model = attach(Tied(), Proportional())
     model(torch.tensor([1, 2])).sum().backward()
     report = coverage(model)
-    assert len(report.treated) == 1
+    part = "corrected by Proportional in part: plain as embedding.weight (Embedding has no correction)"
+    assert report.treated == {"embedding.weight": part}
     assert report.skipped == {}
     assert report.never_seen == {}
 
