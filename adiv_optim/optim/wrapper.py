@@ -1,11 +1,13 @@
 """The one contract all optimizers of this package share: to be the optimizer they wrap."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import nn
 from torch.optim import LBFGS, Optimizer
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from ..checkpoint import DICT, check, shown
 from . import inner_state
@@ -19,7 +21,8 @@ class OptimizerWrapper(Optimizer):
 
     `param_groups`, `state` and `defaults` *are* the inner optimizer's, so schedulers, GradScaler, checkpoints
     and code that reads or writes them see one optimizer. Nothing is added to the inner `state`. Hooks
-    registered on the wrapper run once, around the whole step; hooks of the inner optimizer run inside it.
+    registered on the wrapper, and torch's global ones, run once, around the whole step; hooks of the inner optimizer
+    run inside it.
 
     `step(closure)` calls the closure once, before the inner step. LBFGS is refused, since it calls the
     closure many times within a step and its line search needs the true gradient.
@@ -90,11 +93,13 @@ class OptimizerWrapper(Optimizer):
             What the closure returned, or None.
         """
         loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        self._finish_gradients()
-        self._inner_step()
+        # What a wrapper keeps from step to step has to be ordinary tensors.
+        with _ordinary_tensors() if torch.is_inference_mode_enabled() else nullcontext():
+            if closure is not None:
+                with torch.enable_grad():
+                    loss = closure()
+            self._finish_gradients()
+            self._inner_step()
         return loss
 
     def _finish_gradients(self) -> None:
@@ -103,7 +108,8 @@ class OptimizerWrapper(Optimizer):
             self.inner._finish_gradients()
 
     def _inner_step(self) -> None:
-        self.inner.step()
+        with _without_global_hooks():
+            self.inner.step()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients; see torch.optim.Optimizer.zero_grad."""
@@ -154,6 +160,29 @@ class OptimizerWrapper(Optimizer):
                     f"wrapper saved it; wrap the optimizer as it was then, or leave {key!r} out."
                 )
         inner_state.load(self.inner, state_dict)
+
+
+@contextmanager
+def _ordinary_tensors() -> Iterator[None]:
+    with torch.inference_mode(False), torch.no_grad():
+        yield
+
+
+@contextmanager
+def _without_global_hooks() -> Iterator[None]:
+    """Torch's global hooks run around the outermost step alone, which sees the user's weights before and after."""
+    every: tuple[dict[int, Any], ...] = (_global_optimizer_pre_hooks, _global_optimizer_post_hooks)
+    tables = [table for table in every if table]
+    held = [table.copy() for table in tables]
+    for table in tables:
+        table.clear()
+    try:
+        yield
+    finally:
+        for table, hooks in zip(tables, held, strict=True):
+            added = table.copy()
+            table.clear()
+            table.update(hooks | added)
 
 
 def check_same_parameters(name: str, optimizer: Optimizer, model: nn.Module) -> None:
