@@ -1,7 +1,7 @@
 """Letting an optimizer step in other coordinates than those the model's weights are written in."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from typing import Any
 
@@ -101,6 +101,13 @@ class Coordinates(OptimizerWrapper):
                 entered.callback(map_.leave)
             super()._inner_step()
         self.chart.after_step()
+
+    def _of_two_weights(self, name: str) -> Callable[[], Any]:
+        super()._of_two_weights(name)
+        raise AttributeError(
+            f"{type(self).__name__} has no {name}(): {type(self.inner).__name__} keeps its second set of weights in "
+            "the coordinates of the steps it took, and would mix them with the model's own; wrap it in GradientOnly."
+        )
 
     def _state_dict(self) -> dict[str, Any]:
         remembered = self.chart.state_dict()

@@ -115,6 +115,26 @@ class OptimizerWrapper(Optimizer):
         """Clear the gradients; see torch.optim.Optimizer.zero_grad."""
         self.inner.zero_grad(set_to_none)
 
+    @property
+    def train(self) -> Callable[[], Any]:
+        """The inner optimizer's `train`, of optimizers that keep a second set of weights (ScheduleFree)."""
+        return self._of_two_weights("train")
+
+    @property
+    def eval(self) -> Callable[[], Any]:
+        """The inner optimizer's `eval`, which makes the weights those to be evaluated and saved."""
+        return self._of_two_weights("eval")
+
+    def _of_two_weights(self, name: str) -> Callable[[], Any]:
+        # An AttributeError, for trainers that look whether there is one.
+        if not hasattr(self.inner, name):
+            raise AttributeError(
+                f"{type(self).__name__} has no {name}(), since the optimizer it wraps, {type(self.inner).__name__}, "
+                f"has none; call model.{name}() for the model's mode."
+            )
+        method: Callable[[], Any] = getattr(self.inner, name)
+        return method
+
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a parameter group to the inner optimizer."""
         self.inner.add_param_group(param_group)

@@ -14,7 +14,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from adiv_optim import GradientOnly, Proportional
+from adiv_optim import GradientOnly, Proportional, Whitened
 from adiv_optim.optim import OptimizerWrapper
 
 OPTIMIZERS = {
@@ -83,6 +83,29 @@ def test_parts_can_be_set_and_are_set_on_the_inner_optimizer(wrap):
         value = copy.copy(getattr(optimizer, name))
         setattr(optimizer, name, value)
         assert getattr(optimizer.inner, name) is value
+
+
+@each_wrapper
+def test_train_and_eval_are_there_if_the_inner_optimizer_has_them(wrap):
+    class TwoWeights(SGD):
+        def train(self):
+            self.mode = "train"
+
+        def eval(self):
+            self.mode = "eval"
+
+    model, optimizer = wrapped(wrap, lambda parameters: TwoWeights(parameters, lr=0.1))
+    outer = OptimizerWrapper(optimizer)
+    outer.eval()
+    assert optimizer.inner.mode == "eval"
+    optimizer.train()
+    assert optimizer.inner.mode == "train"
+    assert not hasattr(wrapped(wrap)[1], "train")
+    with pytest.raises(AttributeError, match=r"has no eval\(\), since the optimizer it wraps, SGD, has none"):
+        wrapped(wrap)[1].eval()
+    whitened = Whitened(optimizer, model)
+    with pytest.raises(AttributeError, match=r"Whitened has no eval\(\).*mix them with the model's own"):
+        whitened.eval()
 
 
 @each_wrapper
