@@ -70,7 +70,8 @@ def attach(
     if attached:
         raise ValueError(
             f"{_label(attached[0])} already has a correction ({len(attached)} layers have); "
-            "call adiv_optim.detach(model) before attaching another."
+            "call adiv_optim.detach(model) before attaching another. A second optimizer on the same model needs no "
+            "GradientOnly of its own: p.grad is corrected for both, so pass it plainly."
         )
     for name, module in model.named_modules():
         if module not in skipped and any(is_lazy(parameter) for parameter in module.parameters(recurse=False)):
