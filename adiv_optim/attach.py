@@ -6,15 +6,16 @@ A swapped layer keeps its parameters, buffers, hooks and state-dict keys; only i
 
 from collections.abc import Iterable
 
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
 
-from .corrected_layers import CORRECTED, PLAIN, Corrected, plain_type, swapped
+from .corrected_layers import PLAIN, Corrected, corrected_types, is_transposed, plain_type, swapped
 from .corrections import Correction, check_correction
-from .coverage import Coverage, resolved, wrappers_of
+from .coverage import Coverage, resolved, warn, wrappers_of
 from .running import WHOLE, bound
 from .sharding import refuse_sharded
+from .uses import plain_uses
 
 #: Modules of torch.nn, where this version has them, that use the weights of a layer below them without calling it.
 _BYPASSING: tuple[type[nn.Module], ...] = tuple(
@@ -29,7 +30,7 @@ def attach(
     skip: Iterable[str | type[nn.Module]] = (),
     strict: bool = False,
 ) -> nn.Module:
-    """Put a correction on every nn.Linear and nn.Conv1d/2d/3d of a model, in place.
+    """Put a correction on every nn.Linear, nn.Conv1d/2d/3d and Conv1D of transformers in a model, in place.
 
     Parametrized layers (weight_norm, spectral_norm, …) are corrected through the parametrization: the
     gradient of the effective weight is corrected before it reaches the parametrization's own parameters.
@@ -45,6 +46,9 @@ def attach(
 
     Returns:
         The same model.
+
+    Warns:
+        UserWarning: less than half of the trainable elements that were not skipped are corrected.
 
     Raises:
         TypeError: the correction is no `Correction`.
@@ -66,7 +70,8 @@ def attach(
     if attached:
         raise ValueError(
             f"{_label(attached[0])} already has a correction ({len(attached)} layers have); "
-            "call adiv_optim.detach(model) before attaching another."
+            "call adiv_optim.detach(model) before attaching another. A second optimizer on the same model needs no "
+            "GradientOnly of its own: p.grad is corrected for both, so pass it plainly."
         )
     for name, module in model.named_modules():
         if module not in skipped and any(is_lazy(parameter) for parameter in module.parameters(recurse=False)):
@@ -78,7 +83,7 @@ def attach(
         name: module
         for name, module in model.named_modules()
         if module not in skipped
-        and plain_type(module) in CORRECTED
+        and plain_type(module) in corrected_types()
         and "forward" not in module.__dict__
         and type(model.get_submodule(name.rpartition(".")[0])) not in _BYPASSING
     }
@@ -86,16 +91,17 @@ def attach(
         types = ", ".join(sorted({type(module).__name__ for module in model.modules()}))
         raise ValueError(
             f"nothing to correct: found modules of type {types}; a correction goes on "
-            f"{', '.join(plain.__name__ for plain in CORRECTED)} layers that are not skipped."
+            f"{', '.join(plain.__name__ for plain in corrected_types())} layers that are not skipped."
         )
     if strict:
         _refuse_uncorrected(model, layers, skipped)
     if correction.keeps_memory:
         _refuse_without_own_gradient(model, layers)
+    _warn_of_little(model, set(layers.values()), skipped)
     for path, module in layers.items():
         label = f"{_label(path)} ({type(module).__name__})"
         module.__dict__.update(_correction=bound(correction, label), _label=label, _ran=False)
-        module.__class__ = swapped(type(module), CORRECTED)
+        module.__class__ = swapped(type(module), corrected_types())
     return model
 
 
@@ -112,12 +118,26 @@ def detach(model: nn.Module) -> nn.Module:
     return model
 
 
-def coverage(model: nn.Module) -> Coverage:
+def coverage(model: nn.Module, loss: Tensor | None = None) -> Coverage:
     """List, after a backward, each trainable parameter as treated, skipped or never seen.
 
     A parameter is treated by the correction of its layer, once that has run, and by every wrapper of coordinates
-    (`Whitened`, `UnitConsistent`, …) that says so. One that two modules share is listed once, as corrected if one of
-    them is a corrected layer that ran; the part of its gradient that comes from the other module stays plain.
+    (`Whitened`, `UnitConsistent`, …) that says so. One that several modules share is listed once; if only some of them
+    are corrected layers it is "corrected … in part", and what the others add to its gradient is plain.
+
+    The modules do not tell whether a program also uses a weight without calling its layer, as in x @ layer.weight, a
+    penalty on the weights, or `functional_call` of another function: from them alone it is reported as corrected. With
+    `loss` the graph tells, at the cost of walking it once; what reaches p.grad by other ways than this loss's backward
+    it does not know either.
+
+    Args:
+        model: with corrections or wrappers, or without.
+        loss: one that the model computed, before or after its backward: what it depends on outside of a corrected layer
+            is "corrected … in part".
+
+    Raises:
+        TypeError: the loss has no graph.
+        ValueError: a part of the loss was computed under torch.compile or vmap, and its graph cannot be read.
 
     Example:
         >>> import torch
@@ -132,7 +152,7 @@ def coverage(model: nn.Module) -> Coverage:
         1.weight: skipped (LayerNorm has no correction)
         1.bias: skipped (LayerNorm has no correction)
     """
-    notes, elements, paths = _corrections(model)
+    notes, elements, paths = _corrections(model, set() if loss is None else plain_uses(loss))
     by_wrappers: dict[str, list[tuple[str, str]]] = {}
     for registered, wrapper in wrappers_of(model):
         # A parameter may have another name there, in a part of the model or in one around it.
@@ -149,7 +169,7 @@ def coverage(model: nn.Module) -> Coverage:
 
 def correction_coverage(model: nn.Module) -> Coverage:
     """`coverage` of the model's corrections, whatever wrappers there are."""
-    notes, elements, _ = _corrections(model)
+    notes, elements, _ = _corrections(model, set())
     return resolved(notes, elements)
 
 
@@ -158,22 +178,27 @@ def is_attached(model: nn.Module) -> bool:
     return any(isinstance(module, Corrected) for module in model.modules())
 
 
-def _corrections(model: nn.Module) -> tuple[dict[str, list[tuple[str, str]]], dict[str, int], dict[int, str]]:
+def _corrections(
+    model: nn.Module, used_plainly: set[int]
+) -> tuple[dict[str, list[tuple[str, str]]], dict[str, int], dict[int, str]]:
     """Path → what its modules' corrections do to a parameter, and its size; the path by the parameter's id."""
+    owned: dict[int, list[tuple[str, nn.Parameter, nn.Module]]] = {}
+    for name, parameter, owner in _trainable(model):
+        owned.setdefault(id(parameter), []).append((name, parameter, owner))
     notes: dict[str, list[tuple[str, str]]] = {}
     elements: dict[str, int] = {}
-    paths: dict[int, str] = {}
-    for name, parameter, owner in _trainable(model):
-        path = paths.setdefault(id(parameter), name)
+    for key, uses in owned.items():
+        path, parameter, _ = uses[0]
         elements[path] = 0 if is_lazy(parameter) else parameter.numel()
-        if not isinstance(owner, Corrected):
-            note = ("skipped", _why_plain(model, name, owner))
-        elif owner._ran:
-            note = ("treated", f"corrected by {type(owner._correction).__name__}")
-        else:
-            note = ("never_seen", "its layer has not run")
-        notes.setdefault(path, []).append(note)
-    return notes, elements, paths
+        plain = {name: _why_plain(model, name, owner) for name, _, owner in uses if not isinstance(owner, Corrected)}
+        part = "".join(f" in part: plain as {name} ({why})" for name, why in plain.items())
+        if key in used_plainly and not plain:
+            part = " in part: the loss depends on it outside of its layer too"
+        notes[path] = [("skipped", why) for why in plain.values()]
+        for owner in (owner for _, _, owner in uses if isinstance(owner, Corrected)):
+            rule = f"corrected by {type(owner._correction).__name__}{part}"
+            notes[path].append(("treated", rule) if owner._ran else ("never_seen", "its layer has not run"))
+    return notes, elements, {key: uses[0][0] for key, uses in owned.items()}
 
 
 def _skipped(model: nn.Module, skip: Iterable[str | type[nn.Module]]) -> set[nn.Module]:
@@ -220,9 +245,9 @@ def _why_plain(model: nn.Module, path: str, owner: nn.Module) -> str:
     plain = plain_type(owner)
     if "forward" in owner.__dict__:
         return f"this {plain.__name__} has a forward of its own set on it"
-    if plain in CORRECTED:
+    if plain in corrected_types():
         return "no correction attached"
-    base = next((base for base in CORRECTED if issubclass(plain, base)), None)
+    base = next((base for base in corrected_types() if issubclass(plain, base)), None)
     if base is not None:
         return f"{plain.__name__} is a subclass of {base.__name__}, whose forward may differ"
     return f"{plain.__name__} has no correction"
@@ -242,6 +267,32 @@ def _refuse_uncorrected(model: nn.Module, layers: dict[str, nn.Module], skipped:
         )
 
 
+def _warn_of_little(model: nn.Module, layers: set[nn.Module], skipped: set[nn.Module]) -> None:
+    if any(not list(layer.parameters()) for layer in layers):
+        return  # FullyShardedDataParallel keeps them elsewhere, in one flat parameter
+    corrected, plain = 0, dict[str, int]()
+    counted: set[int] = set()
+    # Layers to correct first: what a module shares with one is counted once, with it.
+    for path, parameter, owner in sorted(_trainable(model), key=lambda found: found[2] not in layers):
+        if id(parameter) in counted or owner in skipped:
+            continue
+        counted.add(id(parameter))
+        if owner in layers:
+            corrected += parameter.numel()
+        else:
+            why = _why_plain(model, path, owner)
+            plain[why] = plain.get(why, 0) + parameter.numel()
+    total = corrected + sum(plain.values())
+    if 2 * corrected < total:
+        reasons = sorted(plain.items(), key=lambda entry: -entry[1])[:5]
+        warn(
+            f"the correction reaches {corrected:,} of {total:,} trainable elements ({corrected / total:.1%}); the rest "
+            f"keeps the plain gradient: {'; '.join(f'{why} ({size / total:.1%})' for why, size in reasons)}. Make them "
+            f"layers of type {', '.join(plain.__name__ for plain in corrected_types())}, correct them by "
+            "jacobian.backward, or name them in skip if that is meant."
+        )
+
+
 def _refuse_without_own_gradient(model: nn.Module, layers: dict[str, nn.Module]) -> None:
     """A running average turns p.grad itself, which must then be the whole gradient of this layer alone."""
     refuse_sharded("BatchIdeal(decay=…)", model, WHOLE)
@@ -249,6 +300,11 @@ def _refuse_without_own_gradient(model: nn.Module, layers: dict[str, nn.Module])
     for path, parameter, _ in _trainable(model):
         owners.setdefault(id(parameter), []).append(path)
     for path, layer in layers.items():
+        if is_transposed(layer):
+            raise ValueError(
+                f"{_label(path)} ({type(layer).__name__}) has a transposed weight, which a running average (decay=…) "
+                "cannot turn; skip it, or use decay=None."
+            )
         if parametrize.is_parametrized(layer):
             raise ValueError(
                 f"{_label(path)} is parametrized, so p.grad is not the gradient of its weight, which a running average "

@@ -3,6 +3,8 @@
 They can be imported by name, so pickling and copying an attached model work.
 """
 
+import importlib
+import sys
 from typing import Any
 
 import torch
@@ -45,12 +47,28 @@ class CorrectedLinear(Corrected, nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         """Return Wx + b; see `functional.linear`."""
-        self._note_run()
-        run = corrected_linear
-        if not self._correction.traceable:
-            _begin(self)
-            run = _eager_linear
-        return run(input, self.weight, self.bias, self._correction, name=self._label)
+        return _linear(self, input, self.weight)
+
+
+class CorrectedTransposed(Corrected):
+    """A linear layer of another package, with a weight of shape (in_features, out_features): z = xW + b."""
+
+    def forward(self: Any, input: Tensor) -> Tensor:
+        """Return xW + b; see `functional.linear`."""
+        return _linear(self, input, self.weight.mT)
+
+    def __repr__(self: Any) -> str:
+        features, outputs = self.weight.shape
+        return f"{type(self).__name__}(nf={outputs}, nx={features}, correction={self._correction!r})"
+
+
+def _linear(layer: Any, input: Tensor, weight: Tensor) -> Tensor:
+    layer._note_run()
+    run = corrected_linear
+    if not layer._correction.traceable:
+        _begin(layer)
+        run = _eager_linear
+    return run(input, weight, layer.bias, layer._correction, name=layer._label)
 
 
 class CorrectedConv(Corrected):
@@ -93,6 +111,37 @@ CORRECTED: dict[type[nn.Module], type[nn.Module]] = {
 }
 PLAIN = {corrected: plain for plain, corrected in CORRECTED.items()}
 
+#: Rows that `corrected_types` adds once another package is imported: name of the class here → its module, its name
+#: there, and what is corrected in it.
+_ELSEWHERE = {"CorrectedTransformersConv1D": ("transformers.pytorch_utils", "Conv1D", CorrectedTransposed)}
+
+
+def corrected_types() -> dict[type[nn.Module], type[nn.Module]]:
+    """CORRECTED, with the layers of packages that have been imported by now."""
+    for name, (module, plain_name, base) in _ELSEWHERE.items():
+        plain = getattr(sys.modules.get(module), plain_name, None)
+        if plain is not None and plain not in CORRECTED:
+            namespace = {"__module__": __name__, "__doc__": f"{module}.{plain_name} through `functional.linear`."}
+            corrected = type(name, (base, plain), namespace)
+            globals()[name], CORRECTED[plain], PLAIN[corrected] = corrected, corrected, plain
+    return CORRECTED
+
+
+def __getattr__(name: str) -> Any:
+    # Pickles find classes by name, in a process that may not have imported the package yet.
+    if name in _ELSEWHERE:
+        importlib.import_module(_ELSEWHERE[name][0])
+        corrected_types()
+        if name in globals():
+            return globals()[name]
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def is_transposed(layer: nn.Module) -> bool:
+    """Whether the layer is linear with a weight of shape (in_features, out_features), corrected or not."""
+    kind = plain_type(layer)
+    return issubclass(corrected_types().get(kind, kind), CorrectedTransposed)
+
 
 def plain_type(module: nn.Module) -> type:
     """The module's type, seen through the class that torch's parametrize or fully_shard puts over it."""
@@ -104,13 +153,18 @@ def swapped(cls: type, replacement: dict[type[nn.Module], type[nn.Module]]) -> t
     """The class that stands for `cls` after the swap.
 
     torch's parametrize and fully_shard give modules a class made on the spot over the layer's, their last base. Such
-    a class is made anew over the replacement, and remembers the one it stands for so that undoing is exact.
+    a class is made anew over the replacement, and remembers the one it stands for so that undoing is exact, unless
+    parametrizations, which are properties of the class, have come or gone since.
     """
     if cls in replacement:
         return replacement[cls]
-    if "_adiv_stands_for" in cls.__dict__:
-        stands_for: type = cls.__dict__["_adiv_stands_for"]
+    stands_for: type | None = cls.__dict__.get("_adiv_stands_for")
+    if stands_for is not None and _properties(stands_for) == _properties(cls):
         return stands_for
     namespace = {key: value for key, value in cls.__dict__.items() if key not in ("__dict__", "__weakref__")}
-    *before, plain = cls.__bases__
-    return type(cls.__name__, (*before, replacement[plain]), {**namespace, "_adiv_stands_for": cls})
+    *before, below = cls.__bases__
+    return type(cls.__name__, (*before, swapped(below, replacement)), {**namespace, "_adiv_stands_for": cls})
+
+
+def _properties(cls: type) -> dict[str, property]:
+    return {name: value for name, value in cls.__dict__.items() if isinstance(value, property)}

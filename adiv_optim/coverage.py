@@ -1,5 +1,7 @@
 """What a correction or a change of coordinates reaches of a model, and why it does not reach the rest."""
 
+import sys
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -110,3 +112,11 @@ def wrappers_of(model: nn.Module) -> list[tuple[nn.Module, Reports]]:
         for wrapper in (each() for each in kept)
         if wrapper is not None
     ]
+
+
+def warn(message: str) -> None:
+    """Give a UserWarning for the line outside of this package that led here."""
+    level, frame = 2, sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "adiv_optim":
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, UserWarning, stacklevel=level)

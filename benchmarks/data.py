@@ -95,9 +95,11 @@ def imagefolder(argument: str, download: bool) -> Dataset:
                 f"--data imagefolder:{argument}: there is no folder {root / part}. The tree must hold images as "
                 f"{root}/train/<class>/<name>.jpg and {root}/test/<class>/<name>.jpg (torchvision's ImageFolder)."
             )
-    # The names are part of the key, so that a tree that has changed is decoded again.
-    names = sorted(str(path.relative_to(root)) for path in root.rglob("*.*"))
-    key = hashlib.sha256("\n".join([str(root.resolve()), *names]).encode()).hexdigest()[:16]
+    # Whatever changes with a file is part of the key, so that a tree that has changed is decoded again. A copy may keep
+    # the time of its writing, but no copy keeps the time of its change.
+    stats = sorted((str(path.relative_to(root)), path.stat()) for path in root.rglob("*.*"))
+    files = [f"{name} {stat.st_size} {stat.st_mtime_ns} {stat.st_ctime_ns}" for name, stat in stats]
+    key = hashlib.sha256("\n".join([str(root.resolve()), *files]).encode()).hexdigest()[:16]
     cache = CACHE / f"imagefolder-{key}.pt"
     if not cache.exists():
         parts = {part: _decode(root / part) for part in ("train", "test")}

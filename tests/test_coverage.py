@@ -3,6 +3,7 @@
 import copy
 import gc
 import pickle
+import warnings
 import weakref
 
 import pytest
@@ -11,7 +12,7 @@ from torch import nn
 from torch.func import functional_call, stack_module_state, vmap
 from torch.nn.utils import parametrizations
 
-from adiv_optim import Coverage, Proportional, attach, coverage, detach
+from adiv_optim import Coverage, GradientOnly, Proportional, attach, coverage, detach
 from adiv_optim.coverage import register
 from tests.test_attach import Doubled, Net
 
@@ -100,7 +101,8 @@ def test_tied_weights_are_listed_once_as_corrected():
     model = attach(Tied(), Proportional())
     model(torch.tensor([1, 2])).sum().backward()
     report = coverage(model)
-    assert len(report.treated) == 1
+    part = "corrected by Proportional in part: plain as embedding.weight (Embedding has no correction)"
+    assert report.treated == {"embedding.weight": part}
     assert report.skipped == {}
     assert report.never_seen == {}
 
@@ -319,3 +321,18 @@ def test_copies_carry_no_wrapper_and_none_keeps_its_model():
     del wrapper.model, model, twin
     gc.collect()
     assert gone() is None
+
+
+def test_little_is_corrected_is_said_once_with_reason_and_remedy():
+    model = nn.Sequential(nn.Embedding(100, 4), Doubled(4, 4), nn.Linear(4, 2))
+    wanted = r"reaches 10 of 430 .*2\.3%.*Embedding has no correction \(93\.0%\); Doubled.*name them in skip"
+    with pytest.warns(UserWarning, match=wanted) as said:
+        attach(model, Proportional())
+    assert [warning.filename for warning in said] == [__file__]
+    with pytest.warns(UserWarning, match="reaches 10 of 430") as said:
+        GradientOnly(torch.optim.SGD(model.parameters(), lr=0.1), detach(model), Proportional())
+    assert [warning.filename for warning in said] == [__file__]
+    model[0].requires_grad_(False)
+    with warnings.catch_warnings():  # nothing is said of what is frozen, or skipped by name
+        warnings.simplefilter("error")
+        attach(detach(model), Proportional(), skip=["1"])

@@ -188,3 +188,44 @@ def test_old_style_weight_norm_is_corrected_through_too(order, correction):
     assert relative_error(layer.weight_g.grad, wanted[1]) <= EXACT
     assert relative_error(layer.bias.grad, effective["bias"]) <= EXACT
     assert set(coverage(layer).treated) == {"weight_v", "weight_g", "bias"}
+
+
+STEPS = {
+    "attach": lambda layer: attach(layer, Proportional()),
+    "detach": detach,
+    "+weight": lambda layer: parametrize.register_parametrization(layer, "weight", Scaled()),
+    "+bias": lambda layer: parametrize.register_parametrization(layer, "bias", Scaled()),
+    "-weight": lambda layer: parametrize.remove_parametrizations(layer, "weight"),
+    "-bias": lambda layer: parametrize.remove_parametrizations(layer, "bias"),
+    "copy": copy.deepcopy,
+}
+
+
+@pytest.mark.parametrize(
+    "order",
+    [
+        "+weight attach +bias detach -weight -bias",
+        "+weight +bias attach -weight detach attach -bias detach",
+        "attach +weight detach +bias attach -weight detach -bias",
+        "attach +weight +bias detach -weight attach detach",
+        "+weight attach copy detach attach +bias copy detach",
+        "+weight attach +weight detach -weight",
+    ],
+)
+def test_parametrizations_that_come_and_go_between_attach_and_detach(order):
+    layer, twin = nn.Linear(5, 3).double(), nn.Linear(5, 3).double()
+    twin.load_state_dict(layer.state_dict())
+    x = torch.randn(4, 5, dtype=torch.float64)
+    for step in order.split():
+        layer = STEPS[step](layer)
+        if step[0] in "+-":
+            twin = STEPS[step](twin)
+        assert torch.equal(layer(x), twin(x))
+        assert list(layer.state_dict()) == list(twin.state_dict())
+        for each in (layer, twin):
+            each.zero_grad()
+            each(x).square().sum().backward()
+        attached = "CorrectedLinear" in {base.__name__ for base in type(layer).__mro__}
+        same = all(torch.equal(a.grad, b.grad) for a, b in zip(layer.parameters(), twin.parameters(), strict=True))
+        assert same != attached
+    assert type(layer) is nn.Linear or parametrize.is_parametrized(layer)

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from ..corrected_layers import CORRECTED, Corrected, plain_type
+from ..corrected_layers import Corrected, corrected_types, is_transposed, plain_type
 from ..corrections import Correction
 from ..functional._conv import _per_axis, _resolve_padding
 from ..functional._conv_rows import ConvRows, Geometry
@@ -20,7 +20,7 @@ from ._rows import _CHUNK, MeasuredRows, evenly, wide
 
 def has_closed_form(layer: nn.Module) -> bool:
     """Whether the layer is torch's own linear map or convolution, corrected or not."""
-    exact = isinstance(layer, Corrected) or plain_type(layer) in CORRECTED
+    exact = isinstance(layer, Corrected) or plain_type(layer) in corrected_types()
     return exact and not parametrize.is_parametrized(layer) and "forward" not in layer.__dict__
 
 
@@ -50,7 +50,9 @@ def closed_rows(
     dtype = torch.promote_types(weight.dtype, torch.float32)
     input, grad_output = input.to(dtype), grad_output.to(dtype)
     rows: LinearRows | ConvRows
-    if isinstance(layer, nn.Linear):
+    if is_transposed(layer) and needs_weight:
+        step = {**step, "weight": step["weight"].mT}
+    if isinstance(layer, nn.Linear) or is_transposed(layer):
         groups = 1
         flat = input.reshape(-1, input.shape[-1])
         rows = LinearRows(flat, grad_output.reshape(-1, grad_output.shape[-1]), needs_weight, needs_bias)

@@ -9,6 +9,7 @@ from torch.func import functional_call, vjp, vmap
 from torch.nn.modules.conv import _ConvNd
 
 from ..jacobian._products import push
+from ..jacobian._rows import is_unbatched
 
 #: Numbers held at once by the parts that work on some rows at a time.
 _CHUNK = 2**22
@@ -84,7 +85,7 @@ def general_rows(
         step: parameter → Δθ/η.
         max_rows: how many rows to measure.
     """
-    if isinstance(layer, nn.Linear) and inputs[0].dim() == 1:
+    if is_unbatched(layer, inputs[0]):
         inputs, grad_output = (inputs[0].unsqueeze(0),), grad_output.unsqueeze(0)
     trained = {name: p.detach() for name, p in layer.named_parameters() if p.requires_grad}
     fixed = {name: p.detach() for name, p in layer.named_parameters() if not p.requires_grad}
@@ -124,7 +125,7 @@ def general_rows(
         moved=wide(moved[back, place]),
         own=-length.unsqueeze(-1) * wide(own),
         gains={name: wide(gain) for name, gain in gains.items()},
-        squared_norm=_input_norms(inputs, grad_output, sample, place),
+        squared_norm=_input_norms(layer, inputs, grad_output, sample, place),
     )
 
 
@@ -137,8 +138,10 @@ def _as_rows(layer: nn.Module, output: Tensor) -> Tensor:
     return output.unsqueeze(1) if output.dim() == 2 else output.flatten(1, -2)
 
 
-def _input_norms(inputs: tuple[Tensor, ...], output: Tensor, sample: Tensor, place: Tensor) -> Tensor:
-    if len(inputs) == 1 and inputs[0].dim() > 1 and inputs[0].shape[:-1] == output.shape[:-1]:
+def _input_norms(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor, sample: Tensor, place: Tensor) -> Tensor:
+    # The last dimension of a convolution is no row's features, so that equal leading ones say nothing.
+    by_row = not isinstance(layer, _ConvNd) and len(inputs) == 1 and inputs[0].dim() > 1
+    if by_row and inputs[0].shape[:-1] == output.shape[:-1]:
         norms = wide(inputs[0]).square().sum(-1)
         return norms.view(len(norms), -1)[sample, place]
     return torch.stack([wide(tensor[sample]).flatten(1).square().sum(-1) for tensor in inputs]).sum(0)

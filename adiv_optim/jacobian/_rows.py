@@ -67,7 +67,7 @@ def layer_gradients(
             f"an input of layer {call.path!r} ({type(layer).__name__}) was changed in place after the layer read it, "
             "so its Jacobian cannot be taken there; use the out-of-place operation."
         )
-    if _is_unbatched(layer, inputs[0]):
+    if is_unbatched(layer, inputs[0]):
         inputs, grad_output = (inputs[0].unsqueeze(0),), grad_output.unsqueeze(0)
     samples = len(grad_output)
     totals = {name: torch.zeros_like(p) for name, p in layer.named_parameters() if p.requires_grad}
@@ -142,7 +142,8 @@ def _as_rows(layer: nn.Module, tensor: Tensor, parameter_dims: int) -> Tensor:
     return tensor.flatten(0, output_dims - 2).unflatten(1, (groups, -1)).movedim(1, 0)
 
 
-def _is_unbatched(layer: nn.Module, input: Tensor) -> bool:
+def is_unbatched(layer: nn.Module, input: Tensor) -> bool:
+    """Whether a convolution or a linear layer was called with one sample, without a dimension for samples."""
     if isinstance(layer, _ConvNd):
         return input.dim() == len(layer.kernel_size) + 1
     return isinstance(layer, nn.Linear) and input.dim() == 1

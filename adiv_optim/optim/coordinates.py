@@ -3,7 +3,7 @@
 import warnings
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
@@ -209,6 +209,13 @@ class Coordinates(OptimizerWrapper):
         name = type(self).__name__
         own = {f"{name}/{key}": float(value) for key, value in {**shares, **self.chart.metrics()}.items()}
         return {**super().metrics(), **own}
+
+    def _of_two_weights(self, name: str) -> Callable[[], Any]:
+        super()._of_two_weights(name)
+        raise AttributeError(
+            f"{type(self).__name__} has no {name}(): {type(self.inner).__name__} keeps its second set of weights in "
+            "the coordinates of the steps it took, and would mix them with the model's own; wrap it in GradientOnly."
+        )
 
     def _state_dict(self) -> dict[str, Any]:
         remembered = self.chart.state_dict()

@@ -1,11 +1,13 @@
 """The one contract all optimizers of this package share: to be the optimizer they wrap."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import nn
 from torch.optim import LBFGS, Optimizer
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from ..checkpoint import DICT, check, shown
 
@@ -18,7 +20,8 @@ class OptimizerWrapper(Optimizer):
 
     `param_groups`, `state` and `defaults` *are* the inner optimizer's, so schedulers, GradScaler, checkpoints
     and code that reads or writes them see one optimizer. Nothing is added to the inner `state`. Hooks
-    registered on the wrapper run once, around the whole step; hooks of the inner optimizer run inside it.
+    registered on the wrapper, and torch's global ones, run once, around the whole step; hooks of the inner optimizer
+    run inside it.
 
     `step(closure)` calls the closure once, before the inner step. LBFGS is refused, since it calls the
     closure many times within a step and its line search needs the true gradient.
@@ -98,18 +101,41 @@ class OptimizerWrapper(Optimizer):
             What the closure returned, or None.
         """
         loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        self._inner_step()
+        # What a wrapper keeps from step to step has to be ordinary tensors.
+        with _ordinary_tensors() if torch.is_inference_mode_enabled() else nullcontext():
+            if closure is not None:
+                with torch.enable_grad():
+                    loss = closure()
+            self._inner_step()
         return loss
 
     def _inner_step(self) -> None:
-        self.inner.step()
+        with _without_global_hooks():
+            self.inner.step()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients; see torch.optim.Optimizer.zero_grad."""
         self.inner.zero_grad(set_to_none)
+
+    @property
+    def train(self) -> Callable[[], Any]:
+        """The inner optimizer's `train`, of optimizers that keep a second set of weights (ScheduleFree)."""
+        return self._of_two_weights("train")
+
+    @property
+    def eval(self) -> Callable[[], Any]:
+        """The inner optimizer's `eval`, which makes the weights those to be evaluated and saved."""
+        return self._of_two_weights("eval")
+
+    def _of_two_weights(self, name: str) -> Callable[[], Any]:
+        # An AttributeError, for trainers that look whether there is one.
+        if not hasattr(self.inner, name):
+            raise AttributeError(
+                f"{type(self).__name__} has no {name}(), since the optimizer it wraps, {type(self.inner).__name__}, "
+                f"has none; call model.{name}() for the model's mode."
+            )
+        method: Callable[[], Any] = getattr(self.inner, name)
+        return method
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a parameter group to the inner optimizer."""
@@ -151,6 +177,29 @@ class OptimizerWrapper(Optimizer):
                 f"wrapper saved it; wrap the optimizer as it was then, or leave {_OURS!r} out."
             )
         self.inner.load_state_dict(state_dict)
+
+
+@contextmanager
+def _ordinary_tensors() -> Iterator[None]:
+    with torch.inference_mode(False), torch.no_grad():
+        yield
+
+
+@contextmanager
+def _without_global_hooks() -> Iterator[None]:
+    """Torch's global hooks run around the outermost step alone, which sees the user's weights before and after."""
+    every: tuple[dict[int, Any], ...] = (_global_optimizer_pre_hooks, _global_optimizer_post_hooks)
+    tables = [table for table in every if table]
+    held = [table.copy() for table in tables]
+    for table in tables:
+        table.clear()
+    try:
+        yield
+    finally:
+        for table, hooks in zip(tables, held, strict=True):
+            added = table.copy()
+            table.clear()
+            table.update(hooks | added)
 
 
 def check_same_parameters(name: str, optimizer: Optimizer, model: nn.Module) -> None:

@@ -1,5 +1,7 @@
 """Data sets: decoded once, cached whole, and missing ones say how to get them."""
 
+import os
+
 import pytest
 import torch
 from torchvision.io import write_jpeg
@@ -41,13 +43,12 @@ def test_bytes_become_pixels_between_zero_and_one():
     assert torch.equal(scaled.train_inputs, fake.train_inputs.float() / 255)
 
 
-def test_image_folder_is_decoded_once(image_tree):
+def test_image_folder_is_decoded_once(image_tree, monkeypatch):
     first = load(f"imagefolder:{image_tree}")
     assert first.train_inputs.shape == (6, 3 * 8 * 8)
     assert first.train_labels.tolist() == [0, 0, 0, 1, 1, 1]
     assert first.test_labels.tolist() == [0, 0, 1, 1]
-    for path in image_tree.rglob("*.jpg"):
-        path.write_bytes(b"no image any more")
+    monkeypatch.setattr(data, "_decode", None)
     again = load(f"imagefolder:{image_tree}")
     assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
 
@@ -79,6 +80,19 @@ def test_missing_cifar10_says_how_to_get_it(tmp_path, monkeypatch):
 def test_unknown_data_set_lists_the_known():
     with pytest.raises(ValueError, match="unknown data set 'mnist'; known are digits, cifar10, imagefolder, fake"):
         load("mnist")
+
+
+@pytest.mark.parametrize("keeps_its_time", [False, True], ids=["written", "copied"])
+def test_replaced_file_is_decoded_again(image_tree, keeps_its_time):
+    before = load(f"imagefolder:{image_tree}")
+    file = image_tree / "train" / "cat" / "0.jpg"
+    stat, other = file.stat(), (image_tree / "train" / "dog" / "0.jpg").read_bytes()
+    file.write_bytes(other.ljust(stat.st_size, b"\0"))  # what follows a picture is not read
+    if keeps_its_time:
+        os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    after = load(f"imagefolder:{image_tree}")
+    assert torch.equal(after.train_inputs[0], before.train_inputs[3])
+    assert torch.equal(after.train_inputs[1:], before.train_inputs[1:])
 
 
 def test_changed_tree_is_decoded_again(image_tree):

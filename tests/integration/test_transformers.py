@@ -1,11 +1,14 @@
 """Models of transformers, trained by its Trainer: what a wrapper knows of them, and what it leaves alone."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from adiv_optim import attach, coverage, jacobian
+from adiv_optim import attach, coverage, detach, jacobian
 from tests.cases import relative_error
 from tests.integration.methods import (
     DIFFERENT,
@@ -132,18 +135,33 @@ def test_gpt2_of_linear_layers_trains_as_gpt2(name):
 
 
 @pytest.mark.parametrize("name", ["proportional", "disproportional", "batch-ideal"])
-def test_gpt2_as_it_is_keeps_plain_gradients_in_conv1d(name):
+def test_gpt2_is_corrected_in_its_conv1d(name):
     rule, (ids, labels) = METHODS[name].rule, sentences()[0]
     model, bare, oracle = attach(gpt2(), rule), gpt2(), gpt2()
     for each in (model, bare):
         F.cross_entropy(each(ids).logits, labels).backward()
-    jacobian.backward(oracle, lambda out, y: F.cross_entropy(out.logits, y), ids, labels, rule, layers=["score"])
+    jacobian.backward(oracle, lambda out, y: F.cross_entropy(out.logits, y), ids, labels, rule)
+    report = coverage(model)
+    assert {name.split(".")[-2] for name in report.treated} == {"c_attn", "c_proj", "c_fc", "score"}
     for path, p in model.named_parameters():
         assert relative_error(p.grad, oracle.get_parameter(path).grad) <= EXACT
-        assert torch.equal(p.grad, bare.get_parameter(path).grad) == (path != "score.weight")
-    report = coverage(model)
-    assert report.treated.keys() == {"score.weight"}
-    assert report.skipped["transformer.h.0.mlp.c_fc.weight"] == "Conv1D has no correction"
+        assert torch.equal(p.grad, bare.get_parameter(path).grad) == (path not in report.treated)
+
+
+def test_an_attached_gpt2_is_unpickled_where_transformers_has_not_been_imported(tmp_path):
+    model, ids = attach(gpt2(), METHODS["proportional"].rule), sentences()[0][0]
+    torch.save((model, ids), tmp_path / "model.pt")
+    program = (
+        "import sys, torch; assert 'transformers' not in sys.modules; torch.set_default_dtype(torch.float64); "
+        f"model, ids = torch.load({str(tmp_path / 'model.pt')!r}, weights_only=False); "
+        "print(type(model.transformer.h[0].mlp.c_fc).__name__, model(ids).logits.sum().item())"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    kind, found = done.stdout.split()
+    assert kind == "CorrectedTransformersConv1D"
+    assert float(found) == model(ids).logits.sum().item()
+    detach(model)
+    assert type(model.transformer.h[0].mlp.c_fc) is transformers.pytorch_utils.Conv1D
 
 
 @pytest.mark.parametrize("name", ["whitened"])

@@ -140,6 +140,23 @@ def test_detach_gives_back_a_plain_model_and_the_optimizer_goes_on(correction):
     assert_same_parameters(model, plain)
 
 
+def test_the_end_of_a_with_block_detaches_also_after_an_error():
+    model = mlp()
+    kinds = [type(module) for module in model.modules()]
+    optimizer = GradientOnly(SGD(model.parameters(), lr=LEARNING_RATE), model, Proportional())
+    assert [type(module) for module in model.modules()] != kinds
+    with pytest.raises(KeyError, match="planted"), optimizer as same:
+        raise KeyError("planted" if same is optimizer else "another")
+    assert [type(module) for module in model.modules()] == kinds
+
+
+def test_a_second_optimizer_on_the_model_is_to_be_passed_plainly():
+    model = mlp()
+    GradientOnly(SGD(model[0].parameters(), lr=LEARNING_RATE), model, Proportional())
+    with pytest.raises(ValueError, match=r"A second optimizer on the same model .*pass it plainly"):
+        GradientOnly(SGD(model[2].parameters(), lr=LEARNING_RATE), model, Proportional())
+
+
 def test_skip_and_strict_are_those_of_attach():
     model = nn.Sequential(nn.Linear(4, 5), nn.LayerNorm(5), nn.Linear(5, 2)).double()
     build = lambda: SGD(model.parameters(), lr=LEARNING_RATE)  # noqa: E731

@@ -8,8 +8,13 @@ import torch
 from torch import nn
 from torch.optim import LBFGS, SGD, AdamW, Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR, OneCycleLR, ReduceLROnPlateau, StepLR
+from torch.optim.optimizer import (
+    _global_optimizer_pre_hooks,
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
-from adiv_optim import GradientOnly, Proportional
+from adiv_optim import GradientOnly, Proportional, Whitened
 from adiv_optim.optim import OptimizerWrapper
 
 OPTIMIZERS = {
@@ -78,6 +83,29 @@ def test_parts_can_be_set_and_are_set_on_the_inner_optimizer(wrap):
         value = copy.copy(getattr(optimizer, name))
         setattr(optimizer, name, value)
         assert getattr(optimizer.inner, name) is value
+
+
+@each_wrapper
+def test_train_and_eval_are_there_if_the_inner_optimizer_has_them(wrap):
+    class TwoWeights(SGD):
+        def train(self):
+            self.mode = "train"
+
+        def eval(self):
+            self.mode = "eval"
+
+    model, optimizer = wrapped(wrap, lambda parameters: TwoWeights(parameters, lr=0.1))
+    outer = OptimizerWrapper(optimizer)
+    outer.eval()
+    assert optimizer.inner.mode == "eval"
+    optimizer.train()
+    assert optimizer.inner.mode == "train"
+    assert not hasattr(wrapped(wrap)[1], "train")
+    with pytest.raises(AttributeError, match=r"has no eval\(\), since the optimizer it wraps, SGD, has none"):
+        wrapped(wrap)[1].eval()
+    whitened = Whitened(optimizer, model)
+    with pytest.raises(AttributeError, match=r"Whitened has no eval\(\).*mix them with the model's own"):
+        whitened.eval()
 
 
 @each_wrapper
@@ -181,6 +209,34 @@ def test_step_hooks_are_given_the_wrapper_and_removed_by_their_handle(wrap):
 
 
 @each_wrapper
+def test_global_step_hooks_fire_once_around_the_outermost_step(wrap):
+    model, within = wrapped(wrap)
+    optimizer = OptimizerWrapper(within)
+    before, seen = model[0].weight.detach().clone(), []
+    handles = [
+        register_optimizer_step_pre_hook(lambda *args: seen.append((args[0], torch.equal(model[0].weight, before)))),
+        register_optimizer_step_post_hook(lambda *args: seen.append((args[0], torch.equal(model[0].weight, before)))),
+    ]
+    inner_step, added = within.inner.step, []
+    within.inner.step = lambda: added.append(register_optimizer_step_pre_hook(lambda *args: None)) or inner_step()
+    try:
+        train(model, optimizer, batches(1))
+        assert seen == [(optimizer, True), (optimizer, False)]
+        optimizer.zero_grad()
+        within.inner.step = None  # not callable: the hooks come back after an error too
+        with pytest.raises(TypeError):
+            optimizer.step()
+        assert seen[2:] == [(optimizer, False)]
+        seen.clear()
+        train(model, SGD(model.parameters(), lr=0.1), batches(1))
+        assert len(seen) == 2
+        assert [handle.id in _global_optimizer_pre_hooks for handle in added] == [True]
+    finally:
+        for handle in handles + added:
+            handle.remove()
+
+
+@each_wrapper
 def test_state_dict_hooks_fire_once_and_may_replace(wrap):
     _, optimizer = wrapped(wrap)
     calls = []
@@ -222,6 +278,20 @@ def test_closure_is_called_once_with_gradients_and_its_loss_returned(wrap):
 def test_step_without_closure_returns_none(wrap):
     _, optimizer = wrapped(wrap)
     assert optimizer.step() is None
+
+
+@each_wrapper
+def test_a_step_in_inference_mode_is_the_step_and_so_are_those_after_it(wrap):
+    model, optimizer = wrapped(wrap)
+    twin, plain = copy.deepcopy((model, optimizer))
+    for number, x in enumerate(batches(4)):
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        with torch.inference_mode(number % 2 == 0):
+            optimizer.step()
+        train(twin, plain, [x])
+    assert not any(value.is_inference() for state in optimizer.state.values() for value in state.values())
+    assert_same_parameters(model, twin)
 
 
 @each_wrapper

@@ -1,0 +1,58 @@
+"""Reading off a loss's graph which parameters it depends on other than through a corrected layer."""
+
+from typing import Any
+
+from torch import Tensor
+
+from .functional._conv import _Conv
+from .functional._linear import _Linear
+
+_CORRECTED = (_Linear, _Conv)
+
+#: What torch calls the nodes of compiled functions, and of convolutions under vmap.
+_UNREADABLE = ("CompiledFunction", "Vmapped_Conv")
+
+
+def plain_uses(loss: Tensor) -> set[int]:
+    """The ids of the parameters of which some part of the gradient is plain, whatever corrected layers add to it.
+
+    A corrected layer rewrites what it sends to its weight and bias, and nothing else: where a path through the graph
+    leads to a parameter without entering a corrected layer's weight or bias, plain gradient flows along it.
+
+    Args:
+        loss: as the forward pass left it, before its backward or after.
+
+    Raises:
+        TypeError: the loss has no graph.
+        ValueError: a part of the graph was made by torch.compile, or of a convolution by vmap, and cannot be read.
+
+    Example:
+        >>> import torch
+        >>> from adiv_optim import Proportional, attach
+        >>> layer, x = attach(torch.nn.Linear(2, 2, bias=False), Proportional()), torch.ones(1, 2)
+        >>> plain_uses(layer(x).sum()), plain_uses((layer(x) + x @ layer.weight).sum()) == {id(layer.weight)}
+        (set(), True)
+    """
+    if not isinstance(loss, Tensor) or loss.grad_fn is None:
+        raise TypeError(
+            f"coverage: loss is {loss!r}, which has no graph; pass the tensor that backward() is called on, computed "
+            "by the model with gradients enabled."
+        )
+    reached: set[int] = set()
+    nodes: list[Any] = [loss.grad_fn]
+    seen = set(nodes)  # keeps the nodes alive: torch makes the Python side of a node when it is asked for
+    while nodes:
+        node = nodes.pop()
+        if type(node).__name__.startswith(_UNREADABLE):
+            raise ValueError(
+                f"coverage: the graph of the loss has a {type(node).__name__}, which torch.compile or vmap made and "
+                "which cannot be read; pass a loss that the model computes without them."
+            )
+        if hasattr(node, "variable"):
+            reached.add(id(node.variable))
+        # The first input of a corrected layer is what it reads; the others are its weight and bias.
+        count = 1 if getattr(node, "_forward_cls", None) in _CORRECTED else None
+        below = {function for function, _ in node.next_functions[:count] if function is not None} - seen
+        seen |= below
+        nodes += below
+    return reached

@@ -1,0 +1,109 @@
+"""Corrections on linear layers of other packages that keep their weight transposed, as transformers' Conv1D does."""
+
+import copy
+import pickle
+import sys
+import types
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import parametrizations
+
+from adiv_optim import BatchIdeal, Disproportional, Proportional, attach, corrected_layers, coverage, detach, jacobian
+from adiv_optim.diagnostics import divergence
+from tests.cases import relative_error
+
+EXACT = 1e-12  # float64, relative
+
+
+class Conv1D(nn.Module):
+    """What transformers.pytorch_utils.Conv1D computes."""
+
+    def __init__(self, nf, nx):
+        super().__init__()
+        self.nf = nf
+        self.weight, self.bias = nn.Parameter(torch.randn(nx, nf)), nn.Parameter(torch.randn(nf))
+
+    def forward(self, x):
+        return torch.addmm(self.bias, x.view(-1, x.size(-1)), self.weight).view(*x.shape[:-1], self.nf)
+
+
+@pytest.fixture(autouse=True)
+def transformers_is_imported(monkeypatch, in_float64):
+    package = types.ModuleType("transformers.pytorch_utils")
+    package.Conv1D = Conv1D
+    monkeypatch.setitem(sys.modules, "transformers.pytorch_utils", package)
+    yield
+    corrected_layers.PLAIN.pop(corrected_layers.CORRECTED.pop(Conv1D, None), None)
+    vars(corrected_layers).pop("CorrectedTransformersConv1D", None)
+
+
+RULES = [Proportional(), Disproportional(), BatchIdeal(0.1)]
+each_rule = pytest.mark.parametrize("rule", RULES, ids=lambda rule: type(rule).__name__)
+
+
+def weighted(output, weights):
+    return (output * weights).sum()
+
+
+def pulled(layer, x, g):
+    """Output, and gradients of the input and every parameter."""
+    x = x.clone().requires_grad_()
+    output = layer(x)
+    return output, torch.autograd.grad(output, [x, *layer.parameters()], g)
+
+
+@each_rule
+@pytest.mark.parametrize("shape", [(6, 4), (2, 3, 4), (4,)], ids=["rows", "tokens", "one"])
+def test_gradients_are_those_of_explicit_jacobians(rule, shape):
+    layer, x = Conv1D(3, 4), torch.randn(shape)
+    output, (plain_input, plain_weight, _) = pulled(layer, x, g := torch.randn(*shape[:-1], 3))
+    wanted = jacobian.corrected_gradients(layer, weighted, x.view(-1, 4), g.view(-1, 3), rule)
+    found, (input_, weight, bias) = pulled(attach(layer, rule), x, g)
+    assert torch.equal(found, output)
+    assert torch.equal(input_, plain_input)
+    assert relative_error(weight, wanted["weight"]) <= EXACT
+    assert relative_error(bias, wanted["bias"]) <= EXACT
+    assert relative_error(weight, plain_weight) > 1e-3
+
+
+@each_rule
+def test_gradients_are_those_of_the_linear_layer_it_is(rule):
+    layer, linear, x = Conv1D(3, 4), nn.Linear(4, 3), torch.randn(6, 4)
+    linear.load_state_dict({"weight": layer.weight.T, "bias": layer.bias})
+    _, found = pulled(attach(layer, rule), x, g := torch.randn(6, 3))
+    _, wanted = pulled(attach(linear, rule), x, g)
+    assert relative_error(found[1].T, wanted[1]) <= EXACT
+    one, other = (divergence(each, weighted, x, g).layers[""] for each in (layer, linear))
+    for name in ("cosine", "projection", "gain", "interference", "squared_norm"):
+        assert relative_error(getattr(one, name), getattr(other, name)) <= 1e-9, name
+    assert one.kind == "Conv1D"
+    plain, also_plain = (divergence(detach(each), weighted, x, g).layers[""] for each in (layer, linear))
+    assert relative_error(plain.gain, also_plain.gain) <= EXACT
+
+
+@pytest.mark.parametrize(
+    "duplicate", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))], ids=["deepcopy", "pickle"]
+)
+def test_attach_copies_and_detach(duplicate):
+    model = attach(nn.Sequential(Conv1D(3, 4), parametrizations.weight_norm(Conv1D(2, 3))), Proportional())
+    assert "nf=3, nx=4, correction=Proportional" in repr(model)
+    model = nn.Sequential(model[0]) if duplicate is not copy.deepcopy else model  # torch pickles no parametrization
+    twin = duplicate(model)
+    twin(torch.randn(5, 4)).sum().backward()
+    assert len(coverage(twin).treated) == len(list(model.parameters()))
+    assert type(detach(twin)[0]) is Conv1D
+    assert type(model[0]) is corrected_layers.CorrectedTransformersConv1D
+
+
+def test_a_running_average_is_refused():
+    with pytest.raises(ValueError, match=r"layer '0' \(Conv1D\) has a transposed weight"):
+        attach(nn.Sequential(Conv1D(3, 4)), BatchIdeal(decay=0.9))
+
+
+def test_the_package_is_imported_for_a_pickle_and_nothing_else(monkeypatch):
+    monkeypatch.delitem(sys.modules, "transformers.pytorch_utils")
+    assert Conv1D not in corrected_layers.corrected_types()
+    with pytest.raises(AttributeError, match="no attribute 'CorrectedConv9d'"):
+        corrected_layers.CorrectedConv9d  # noqa: B018 — the access is the test
