@@ -13,7 +13,13 @@ from functools import reduce
 from typing import Any, ClassVar, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+#: The least ridge of `BatchIdeal`, in units of machine precision × tr(K). Rows that repeat make K singular, and what stands
+#: in its place is rounding: Cholesky's error is at most (n + 1)/2 units (Higham 2002, Theorem 10.3; √n/2 if roundings are
+#: independent), that of summing K some twenty at most, however many rows there are. Where nothing but the ridge holds a
+#: direction, the ratio of the two is the share by which the solution is off.
+_LEAST_RIDGE = 100
 
 #: Solves (gram + λI) X = right, given how many rows the Gram matrix was made of.
 Solve = Callable[[Tensor, Tensor, float], Tensor]
@@ -21,6 +27,10 @@ Solve = Callable[[Tensor, Tensor, float], Tensor]
 
 class Rows(Protocol):
     """One call of a layer, as a correction sees it: rows to be weighed and summed, or solved for."""
+
+    @property
+    def label(self) -> str:
+        """Where the rows are from, for error messages."""
 
     @property
     def count(self) -> int:
@@ -101,16 +111,30 @@ class Correction(ABC):
         """Return the corrected gradient of every trained parameter from one call of a layer.
 
         Raises:
-            ValueError: `scales` did not answer for the parameters it was given.
+            ValueError: `scales` did not answer for the parameters it was given, each with a scale for every row.
         """
         factors = rows.factors()
         scales = self.scales(factors)
-        if not isinstance(scales, Mapping) or scales.keys() != factors.keys():
-            found = f"scales for {sorted(scales)}" if isinstance(scales, Mapping) else type(scales).__name__
-            raise ValueError(
-                f"{type(self).__name__}.scales returned {found}; it was given, and must answer for, {sorted(factors)}."
-            )
+        _check_scales(f"{rows.label}: {type(self).__name__}.scales", scales, factors)
         return rows.contract(scales)
+
+
+def _check_scales(name: str, scales: object, factors: Mapping[str, Tensor]) -> None:
+    if not isinstance(scales, Mapping) or scales.keys() != factors.keys():
+        found = f"scales for {sorted(scales)}" if isinstance(scales, Mapping) else type(scales).__name__
+        raise ValueError(f"{name} returned {found}; it was given, and must answer for, {sorted(factors)}.")
+    for parameter, scale in scales.items():
+        wanted = tuple(factors[parameter].shape)
+        if not isinstance(scale, Tensor):
+            found = f"{scale!r} of type {type(scale).__name__}"
+        elif tuple(scale.shape) != wanted or not scale.is_floating_point():
+            found = f"{scale.dtype} of shape {tuple(scale.shape)}"
+        else:
+            continue
+        raise ValueError(
+            f"{name} returned {found} for {parameter!r}; it must be a floating-point tensor of shape {wanted}, that of "
+            f"the factor: one scale for each row, such as torch.full_like(factors[{parameter!r}], …)."
+        )
 
 
 def _reciprocal(total: Tensor, eps: float) -> Tensor:
@@ -183,16 +207,21 @@ class BatchIdeal(Correction):
 
     .. math:: \tilde G = \tilde X^\top (K + \lambda I)^{-1} G
               = (\tilde X^\top \tilde X + \lambda I)^{-1} \tilde X^\top G,
-              \qquad \lambda = \text{damping} \cdot \mathrm{tr}(K) / B,
+              \qquad \lambda = \max(\text{damping} / B, 100 \epsilon) \cdot \mathrm{tr}(K),
 
-    with :math:`\tilde X = [X, 1]` (without a trained bias X), :math:`K = \tilde X \tilde X^\top` and B rows. Where
-    the other corrections make each row's pull on itself ideal, this removes the interference of the rows as
-    well: as damping → 0 every row moves by exactly :math:`-\eta g_k` if B ≤ features + 1, and as close to it as
-    least squares allows if not. It is always a descent direction. As damping → ∞ it is the plain direction, and
+    with :math:`\tilde X = [X, 1]` (without a trained bias X), :math:`K = \tilde X \tilde X^\top`, B rows and the machine
+    precision ε, times B unless `per_sample` is False. Where the other corrections make each row's pull on itself ideal, this removes the interference of the rows as
+    well: without the factor B, as λ → 0 every row moves by exactly :math:`-\eta g_k` if B ≤ features + 1, and as close to
+    it as least squares allows if not. It is always a descent direction. As damping → ∞ it is the plain direction, and
     for a single row it is `Proportional`. The system is solved by Cholesky on its smaller side, in float32 at
-    least. The operator is FOOF's (Benzing 2022) with the bias included.
+    least; its least λ, 100ε tr(K), is above what rounding does to K. The operator is FOOF's (Benzing 2022) with the bias
+    included.
 
-    A Gram matrix that Cholesky cannot factor gives NaN, never an error.
+    **Which rate.** A mean over samples puts a factor 1/B into every :math:`g_k`. The factor B takes it out: behind plain SGD
+    a row moves by about the rate times its own loss gradient, rates of 0.1 to 1 train, and they do not depend on the
+    batch size. `GradientOnly` warns of rates that are far from that. With a loss that is a sum, set per_sample=False.
+
+    Inputs that hold NaN or inf give NaN, never an error.
 
     **What it means for micro-batches** depends on `decay`:
 
@@ -210,8 +239,8 @@ class BatchIdeal(Correction):
       on the weights, is turned as well; a backward that runs twice through one forward counts its rows twice.
 
     Args:
-        damping: the ridge, as a share of the mean squared row norm; at least 0. Less than n × machine precision,
-            n the smaller side, is raised to that.
+        damping: the ridge, as a share of the mean squared row norm; at least 0. 0.3 to 1 trains; less makes the step look
+            better and training worse.
         per_sample: multiply by B. With a loss that is a mean over rows, g holds a factor 1/B, and every row then
             moves by its own loss gradient instead of a B-th of it.
         decay: None, or the share of A that a step keeps, in [0, 1).
@@ -228,13 +257,14 @@ class BatchIdeal(Correction):
         >>> from adiv_optim import BatchIdeal, functional
         >>> x = torch.tensor([[1.0, 0.0], [1.0, 1.0]])  # two rows that pull on each other
         >>> weight = torch.zeros(1, 2, requires_grad=True)
-        >>> functional.linear(x, weight, None, BatchIdeal(damping=0.0)).backward(torch.tensor([[1.0], [3.0]]))
-        >>> (x @ weight.grad.T).flatten()  # what a step of -1 removes from each output: g itself
-        tensor([1.0000, 3.0000])
+        >>> rule = BatchIdeal(damping=0.0, per_sample=False)
+        >>> functional.linear(x, weight, None, rule).backward(torch.tensor([[1.0], [3.0]]))
+        >>> (x @ weight.grad.T).flatten().round(decimals=3)  # what a step of -1 removes from each output: g itself
+        tensor([1., 3.])
     """
 
-    damping: float = 1e-3
-    per_sample: bool = False
+    damping: float = 1.0
+    per_sample: bool = True
     decay: float | None = None
     every: int = 1
     synchronize: bool = True
@@ -243,7 +273,7 @@ class BatchIdeal(Correction):
 
     def __post_init__(self) -> None:
         if not 0 <= self.damping < math.inf:
-            raise ValueError(f"BatchIdeal: damping is {self.damping}; it must be finite and at least 0, such as 1e-3.")
+            raise ValueError(f"BatchIdeal: damping is {self.damping}; it must be finite and at least 0, such as 1.0.")
         if self.decay is not None and not 0 <= self.decay < 1:
             raise ValueError(f"BatchIdeal: decay is {self.decay}; it must be None, or in [0, 1), such as 0.95.")
         if self.every < 1 or (self.every > 1 and self.decay is None):
@@ -271,7 +301,7 @@ class BatchIdeal(Correction):
         return {name: gradient * factor for name, gradient in gradients.items()} if factor != 1 else gradients
 
     def solve(self, gram: Tensor, right: Tensor, count: float) -> Tensor:
-        """Solve (gram + λI) X = right, with λ = damping · tr(gram) / count.
+        """Solve (gram + λI) X = right, with λ = max(damping / count, 100ε) · tr(gram).
 
         Args:
             gram: X~ᵀX~ or X~X~ᵀ, which have one trace; shape (…, n, n). It is overwritten.
@@ -287,13 +317,12 @@ class BatchIdeal(Correction):
     def factor(self, gram: Tensor, count: float) -> Tensor:
         """The Cholesky factor of gram + λI; NaN where there is none. `gram` is overwritten."""
         precision = torch.finfo(gram.dtype)
-        # Rows that repeat make the matrix singular: below rounding there is no damping to be had. The clamp keeps
-        # a batch of zero rows, whose gradient is zero, from dividing zero by zero.
-        damping = max(self.damping, precision.eps * gram.shape[-1])
+        # The clamp keeps a batch of zero rows, whose gradient is zero, from dividing zero by zero.
+        share = max(self.damping / max(count, 1), _LEAST_RIDGE * precision.eps)
         # Without a graph: a second derivative has to meet the layer's own refusal, not a matrix written in place.
         with torch.no_grad():
             diagonal = gram.diagonal(dim1=-2, dim2=-1)
-            ridge = (diagonal.sum(-1, keepdim=True) * (damping / max(count, 1))).clamp(min=math.sqrt(precision.tiny))
+            ridge = (diagonal.sum(-1, keepdim=True) * share).clamp(min=math.sqrt(precision.tiny))
             diagonal += ridge
             factor, failed = torch.linalg.cholesky_ex(gram)
             # A partial factor looks like numbers; NaN is what the rest of a training loop knows how to meet.
@@ -316,6 +345,8 @@ def check_correction(correction: object) -> Correction:
         return correction
     if isinstance(correction, type) and issubclass(correction, Correction):
         found = f"the class {correction.__name__} itself: write {correction.__name__}()."
+    elif isinstance(correction, nn.Module):
+        found = f"the module {type(correction).__name__}: arguments in the wrong order; the model comes before it."
     else:
         found = (
             f"{correction!r} of type {type(correction).__name__}: "

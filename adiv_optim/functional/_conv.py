@@ -8,7 +8,7 @@ from torch.autograd import Function
 
 from ..corrections import Correction, check_correction
 from ._conv_rows import ConvRows, Geometry, plain_backward
-from ._shared import apply, autocast, check_real, once_only
+from ._shared import apply, autocast, check_real, label_for, once_only, refuse_correction_as
 
 _PLAIN = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 
@@ -17,12 +17,12 @@ class _Conv(Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(input, weight, bias, stride, padding, dilation, groups, correction):
+    def forward(input, weight, bias, stride, padding, dilation, groups, correction, label):
         return _PLAIN[weight.dim() - 2](input, weight, bias, stride, padding, dilation, groups)
 
     @staticmethod
     def setup_context(ctx, inputs, output):
-        input, weight, _, *geometry, ctx.correction = inputs
+        input, weight, _, *geometry, ctx.correction, ctx.label = inputs
         ctx.geometry = Geometry(*geometry)
         ctx.save_for_backward(input, weight)
 
@@ -32,11 +32,11 @@ class _Conv(Function):
         needs_input, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         gradients, grad_input = {}, None
         if needs_weight or needs_bias:
-            rows = ConvRows(input, grad_output, weight, ctx.geometry, needs_weight, needs_bias)
+            rows = ConvRows(input, grad_output, weight, ctx.geometry, needs_weight, needs_bias, ctx.label)
             gradients = ctx.correction.gradients(rows)
         if needs_input:
             grad_input, _ = plain_backward(grad_output, input, weight, ctx.geometry, True, False)
-        return grad_input, gradients.get("weight"), gradients.get("bias"), None, None, None, None, None
+        return grad_input, gradients.get("weight"), gradients.get("bias"), *[None] * 6
 
 
 def _conv(
@@ -51,11 +51,13 @@ def _conv(
     *,
     dims: int,
 ) -> Tensor:
+    name = f"conv{dims}d"
     if correction is None:
+        refuse_correction_as(name, "bias", bias)
         return _PLAIN[dims](input, weight, bias, stride, padding, dilation, groups)
     check_correction(correction)
     return corrected_conv(
-        input, weight, bias, stride, padding, dilation, groups, correction, name=f"conv{dims}d", dims=dims
+        input, weight, bias, stride, padding, dilation, groups, correction, name=name, dims=dims
     )
 
 
@@ -79,10 +81,11 @@ def corrected_conv(
     if isinstance(padding, str):
         input, padding = _resolve_padding(name, padding, input, weight.shape[2:], stride, dilation)
     padding = _per_axis(padding, dims)
+    _check_kernel(name, input, weight, padding, dilation)
     batched = input.dim() == dims + 2
     input, weight, bias = autocast(input, weight, bias)  # type: ignore[assignment]
     batch = input if batched else input.unsqueeze(0)
-    output = apply(_Conv, batch, weight, bias, stride, padding, dilation, groups, correction)
+    output = apply(_Conv, batch, weight, bias, stride, padding, dilation, groups, correction, label_for(name, f"conv{dims}d"))
     return output if batched else output.squeeze(0)
 
 
@@ -123,6 +126,17 @@ def _check_shapes(name: str, dims: int, input: Tensor, weight: Tensor, groups: i
         raise ValueError(
             f"{name}: input of shape {tuple(input.shape)} has {channels} channels, but weight of shape "
             f"{tuple(weight.shape)} with groups={groups} takes {wanted}."
+        )
+
+
+def _check_kernel(name: str, input: Tensor, weight: Tensor, padding: list[int], dilation: list[int]) -> None:
+    sizes = [size + 2 * pad for size, pad in zip(input.shape[-len(padding) :], padding, strict=True)]
+    reaches = [gap * (size - 1) + 1 for size, gap in zip(weight.shape[2:], dilation, strict=True)]
+    if all(reach > size for reach, size in zip(reaches, sizes, strict=True)):
+        raise ValueError(
+            f"{name}: the kernel reaches over {tuple(reaches)} positions, but the padded input has {tuple(sizes)}: "
+            f"input has shape {tuple(input.shape)}, weight {tuple(weight.shape)}. Are the arguments in the wrong order? "
+            "The input comes first."
         )
 
 

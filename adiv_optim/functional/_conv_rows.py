@@ -11,7 +11,7 @@ from torch import Tensor
 from ..corrections import Solve
 from ._linear import LinearRows, gram_of, split_solution
 from ._patches import patch_squared_norm, unfold
-from ._shared import parts, rescale
+from ._shared import parts
 
 
 class Geometry(NamedTuple):
@@ -34,6 +34,7 @@ class ConvRows:
         geometry: stride, padding, dilation and groups.
         needs_weight: whether the weight is trained.
         needs_bias: whether there is a bias and it is trained.
+        label: of the layer, for error messages.
     """
 
     input: Tensor
@@ -42,6 +43,7 @@ class ConvRows:
     geometry: Geometry
     needs_weight: bool
     needs_bias: bool
+    label: str = "conv"
 
     @property
     def count(self) -> int:
@@ -63,13 +65,15 @@ class ConvRows:
         weight = self.weight.to(dtype)
         gradients: dict[str, Tensor] = {}
         for part in parts(self.grad_output):
-            g, x = self.grad_output[part].to(dtype), self.input[part].to(dtype)
-            if self.needs_weight:
-                scaled = _rescale_groups(g, scales["weight"][part])
-                _add(gradients, "weight", plain_backward(scaled, x, weight, self.geometry, False, True)[1])
+            g, x = self.grad_output[part], self.input[part].to(dtype)
             if self.needs_bias:
-                scaled = scaled if shared else _rescale_groups(g, scales["bias"][part])
+                scaled = _rescale_groups(g, scales["bias"][part])
                 _add(gradients, "bias", scaled.sum([0, *range(2, scaled.dim())]))
+            if self.needs_weight:
+                scaled = scaled if shared else _rescale_groups(g, scales["weight"][part])
+                wide, scaled = scaled.dtype, scaled.to(dtype)
+                grad_weight = plain_backward(scaled, x, weight, self.geometry, False, True)[1]
+                _add(gradients, "weight", grad_weight.to(wide))
         return {name: gradient.to(self.input.dtype) for name, gradient in gradients.items()}
 
     def plain(self) -> dict[str, Tensor]:
@@ -135,6 +139,6 @@ def _add(totals: dict[str, Tensor], name: str, part: Tensor) -> None:
 
 
 def _rescale_groups(grad_output: Tensor, scale: Tensor) -> Tensor:
-    """Multiply (N, C_out, *out) by (N, groups, *out), each group's scale serving all of its channels."""
+    """Multiply (N, C_out, *out) by (N, groups, *out), in the wider of their dtypes: a scale serves its group's channels."""
     grouped = grad_output.unflatten(1, (scale.shape[1], -1))
-    return rescale(grouped, scale.unsqueeze(2)).flatten(1, 2)
+    return (grouped * scale.unsqueeze(2)).flatten(1, 2)

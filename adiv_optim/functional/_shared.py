@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from ..corrections import Correction
+
 #: Whether code that torch.compile traces may ask if a tensor is batched by vmap.
 COMPILER_SEES_VMAP = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 8)
 
@@ -117,6 +119,22 @@ def autocast(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:
         else tensor
         for tensor in tensors
     )
+
+
+def label_for(name: str, function: str) -> str:
+    """What messages of the backward pass open with: the layer's label, or while torch.compile traces the function's name.
+
+    A label in the graph would be guarded on: blocks that share one compiled graph would each be compiled anew.
+    """
+    return function if torch.compiler.is_compiling() else name
+
+
+def refuse_correction_as(name: str, argument: str, value: object) -> None:
+    """Raise a TypeError for a correction passed by position where there are arguments before it."""
+    if isinstance(value, Correction):
+        raise TypeError(
+            f"{name}: {argument} is {value!r}: arguments in the wrong order; pass the correction by name: correction=…."
+        )
 
 
 def refuse_capture(name: str, tensor: Tensor) -> None:

@@ -79,6 +79,7 @@ def layer_gradients(
         rows = _JacobianRows(
             {name: _as_rows(layer, jacobian, totals[name].dim()) for name, jacobian in jacobians.items()},
             _as_rows(layer, grad_output[part], 0),
+            f"layer {call.path!r} ({type(layer).__name__})",
         )
         gradients = correction.gradients(rows) if correction else rows.plain()
         for name, gradient in gradients.items():
@@ -93,10 +94,12 @@ class _JacobianRows:
     Args:
         jacobians: J by parameter, shape (groups, rows, features, parameter size).
         grad_rows: g, shape (groups, rows, features).
+        label: of the layer, for error messages.
     """
 
     jacobians: dict[str, Tensor]
     grad_rows: Tensor
+    label: str
 
     @property
     def count(self) -> int:
