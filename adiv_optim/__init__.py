@@ -8,7 +8,6 @@ from .attach import attach, coverage, detach
 from .corrections import BatchIdeal, Correction, Disproportional, Proportional
 from .coverage import Coverage
 from .optim import GradientOnly, Preconditioned, UnitConsistent, Whitened
-from .running import precondition
 
 __version__ = "0.1.0"
 
@@ -30,7 +29,6 @@ __all__ = [
     "functional",
     "gauge",
     "jacobian",
-    "precondition",
 ]
 
 

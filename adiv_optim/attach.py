@@ -10,11 +10,9 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
 
-from .corrected_layers import PLAIN, Corrected, corrected_types, is_transposed, plain_type, swapped
+from .corrected_layers import PLAIN, Corrected, corrected_types, plain_type, swapped
 from .corrections import Correction, check_correction
 from .coverage import Coverage, resolved, warn, wrappers_of
-from .running import WHOLE, bound
-from .sharding import refuse_sharded
 from .uses import plain_uses
 
 #: Modules of torch.nn, where this version has them, that use the weights of a layer below them without calling it.
@@ -95,12 +93,10 @@ def attach(
         )
     if strict:
         _refuse_uncorrected(model, layers, skipped)
-    if correction.keeps_memory:
-        _refuse_without_own_gradient(model, layers)
     _warn_of_little(model, set(layers.values()), skipped)
     for path, module in layers.items():
         label = f"{_label(path)} ({type(module).__name__})"
-        module.__dict__.update(_correction=bound(correction, label), _label=label, _ran=False)
+        module.__dict__.update(_correction=correction, _label=label, _ran=False)
         module.__class__ = swapped(type(module), corrected_types())
     return model
 
@@ -291,31 +287,6 @@ def _warn_of_little(model: nn.Module, layers: set[nn.Module], skipped: set[nn.Mo
             f"layers of type {', '.join(plain.__name__ for plain in corrected_types())}, correct them by "
             "jacobian.backward, or name them in skip if that is meant."
         )
-
-
-def _refuse_without_own_gradient(model: nn.Module, layers: dict[str, nn.Module]) -> None:
-    """A running average turns p.grad itself, which must then be the whole gradient of this layer alone."""
-    refuse_sharded("BatchIdeal(decay=…)", model, WHOLE)
-    owners: dict[int, list[str]] = {}
-    for path, parameter, _ in _trainable(model):
-        owners.setdefault(id(parameter), []).append(path)
-    for path, layer in layers.items():
-        if is_transposed(layer):
-            raise ValueError(
-                f"{_label(path)} ({type(layer).__name__}) has a transposed weight, which a running average (decay=…) "
-                "cannot turn; skip it, or use decay=None."
-            )
-        if parametrize.is_parametrized(layer):
-            raise ValueError(
-                f"{_label(path)} is parametrized, so p.grad is not the gradient of its weight, which a running average "
-                "(decay=…) would have to turn; skip it, or use decay=None."
-            )
-        for parameter in layer.parameters():
-            if len(shared := owners.get(id(parameter), [])) > 1:
-                raise ValueError(
-                    f"{_label(path)} shares a parameter ({' is '.join(shared)}), so p.grad sums what several modules "
-                    "leave, and a running average (decay=…) of one cannot turn it; skip them, or use decay=None."
-                )
 
 
 def _label(path: str) -> str:

@@ -16,14 +16,6 @@ from .corrections import Correction
 from .functional._conv import corrected_conv
 from .functional._linear import corrected_linear
 
-_eager_linear = torch.compiler.disable(corrected_linear)
-_eager_conv = torch.compiler.disable(corrected_conv)
-
-
-@torch.compiler.disable
-def _begin(layer: Any) -> None:
-    layer._correction.begin(layer)
-
 
 class Corrected:
     """What every swapped layer shares; all its state is these entries of the instance's __dict__."""
@@ -64,11 +56,7 @@ class CorrectedTransposed(Corrected):
 
 def _linear(layer: Any, input: Tensor, weight: Tensor) -> Tensor:
     layer._note_run()
-    run = corrected_linear
-    if not layer._correction.traceable:
-        _begin(layer)
-        run = _eager_linear
-    return run(input, weight, layer.bias, layer._correction, name=layer._label)
+    return corrected_linear(input, weight, layer.bias, layer._correction, name=layer._label)
 
 
 class CorrectedConv(Corrected):
@@ -80,11 +68,7 @@ class CorrectedConv(Corrected):
         if self.padding_mode != "zeros":
             input = F.pad(input, self._reversed_padding_repeated_twice, mode=self.padding_mode)
             padding = 0
-        run = corrected_conv
-        if not self._correction.traceable:
-            _begin(self)
-            run = _eager_conv
-        return run(
+        return corrected_conv(
             input, weight, bias, self.stride, padding, self.dilation, self.groups, self._correction,
             name=self._label, dims=len(self.kernel_size),
         )  # fmt: skip

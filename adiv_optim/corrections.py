@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import reduce
-from typing import Any, ClassVar, Protocol
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -42,14 +42,8 @@ class Rows(Protocol):
     def contract(self, scales: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return Σ_k s_k J_kᵀ g_k for every trained parameter."""
 
-    def plain(self) -> dict[str, Tensor]:
-        """Return Σ_k J_kᵀ g_k, torch's own gradient, for every trained parameter."""
-
     def ideal(self, solve: Solve) -> dict[str, Tensor]:
         """Return Jᵀ(JJᵀ + λI)⁻¹g for every trained parameter, on whichever side is smaller."""
-
-    def gram(self) -> Tensor:
-        """Return X~ᵀX~, shape (…, features + 1, features + 1), in float32 at least."""
 
 
 class Correction(ABC):
@@ -82,9 +76,6 @@ class Correction(ABC):
     #: Whether the gradients of parts of a batch add up to that of the whole: micro-batches then cost nothing.
     additive: ClassVar[bool] = True
 
-    #: Whether torch.compile may trace `gradients`. A rule that changes itself there is run outside of the graph.
-    traceable: ClassVar[bool] = True
-
     @abstractmethod
     def scales(self, factors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Return the scale s of every row, for every parameter that is trained.
@@ -98,14 +89,6 @@ class Correction(ABC):
             A mapping with the same keys and shapes. Two parameters that share a scale should share the
             tensor: one rescaling then serves both.
         """
-
-    @property
-    def keeps_memory(self) -> bool:
-        """Whether every layer needs a rule of its own, which remembers the layer's inputs from step to step."""
-        return False
-
-    def begin(self, layer: Any) -> None:  # noqa: B027 — most rules have nothing to do
-        """Called before each forward of a layer whose rule is not `traceable`."""
 
     def gradients(self, rows: Rows) -> dict[str, Tensor]:
         """Return the corrected gradient of every trained parameter from one call of a layer.
@@ -223,34 +206,18 @@ class BatchIdeal(Correction):
 
     Inputs that hold NaN or inf give NaN, never an error.
 
-    **What it means for micro-batches** depends on `decay`:
-
-    - None (default): each backward is ideal for the rows it saw, and the batch need not be large, nor A be stored.
-      Accumulating two micro-batches adds two ideal steps, and data parallelism averages one per process; neither
-      is the ideal step of the joined batch.
-    - a number: backward leaves the plain gradient and adds up :math:`\tilde X^\top \tilde X` over micro-batches;
-      the optimizer's `step` (of `GradientOnly`; else call `precondition`) sums it over data-parallel processes, updates
-      :math:`A \leftarrow \text{decay} \cdot A + (1 - \text{decay})\, \tilde X^\top \tilde X` (divided by
-      :math:`1 - \text{decay}^t`, so that it is a mean from the first step on) and turns the gradient into
-      :math:`(A + \lambda I)^{-1} \tilde X^\top G`. Both are sums over rows, so micro-batches and processes give
-      exactly what the joined batch gives: with decay 0 its ideal step, with more (0.9 … 0.99) that of a longer
-      memory, as FOOF keeps it. It costs a features × features matrix per layer and its factorisation. Gradient
-      clipping before the step sees the plain gradient; whatever else is in p.grad, such as the gradient of a penalty
-      on the weights, is turned as well; a backward that runs twice through one forward counts its rows twice.
+    **What it means for micro-batches**: each backward is ideal for the rows it saw. Accumulating two micro-batches adds
+    two ideal steps, and data parallelism averages one per process; neither is the ideal step of the joined batch.
+    `Preconditioned`, which remembers the inputs, takes that one.
 
     Args:
         damping: the ridge, as a share of the mean squared row norm; at least 0. 0.3 to 1 trains; less makes the step look
             better and training worse.
         per_sample: multiply by B. With a loss that is a mean over rows, g holds a factor 1/B, and every row then
             moves by its own loss gradient instead of a B-th of it.
-        decay: None, or the share of A that a step keeps, in [0, 1).
-        every: with a decay, factorise anew every so many steps; A itself is updated at each.
-        synchronize: with a decay, add up over the processes of torch.distributed's default group, if it is initialised.
-            Set it to False where processes train models of their own.
 
     Raises:
-        ValueError: damping is negative or not finite, decay is not in [0, 1), every is less than 1. With a decay, any
-            use but on a layer (`attach`, `GradientOnly`): it has no memory of its own.
+        ValueError: damping is negative or not finite.
 
     Example:
         >>> import torch
@@ -265,24 +232,12 @@ class BatchIdeal(Correction):
 
     damping: float = 1.0
     per_sample: bool = True
-    decay: float | None = None
-    every: int = 1
-    synchronize: bool = True
 
     additive: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if not 0 <= self.damping < math.inf:
             raise ValueError(f"BatchIdeal: damping is {self.damping}; it must be finite and at least 0, such as 1.0.")
-        if self.decay is not None and not 0 <= self.decay < 1:
-            raise ValueError(f"BatchIdeal: decay is {self.decay}; it must be None, or in [0, 1), such as 0.95.")
-        if self.every < 1 or (self.every > 1 and self.decay is None):
-            raise ValueError(f"BatchIdeal: every is {self.every}; it must be at least 1, and goes with a decay.")
-
-    @property
-    def keeps_memory(self) -> bool:
-        """Whether there is a decay."""
-        return self.decay is not None
 
     def scales(self, factors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the scale of a row that is alone in its batch, 1 / ((1 + damping) Σ_p f_p)."""
@@ -291,11 +246,6 @@ class BatchIdeal(Correction):
 
     def gradients(self, rows: Rows) -> dict[str, Tensor]:
         """Return the ideal gradient of every trained parameter from one call of a layer."""
-        if self.keeps_memory:
-            raise ValueError(
-                f"BatchIdeal(decay={self.decay}) remembers a layer's inputs, and here is no layer to keep them: "
-                "use it by attach or GradientOnly, or with decay=None."
-            )
         gradients = rows.ideal(self.solve)
         factor = rows.count if self.per_sample else 1
         return {name: gradient * factor for name, gradient in gradients.items()} if factor != 1 else gradients

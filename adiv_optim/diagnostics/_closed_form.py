@@ -14,7 +14,6 @@ from ..functional._conv import _per_axis, _resolve_padding
 from ..functional._conv_rows import ConvRows, Geometry
 from ..functional._linear import LinearRows
 from ..functional._patches import unfold
-from ..running import RunningIdeal
 from ._rows import _CHUNK, MeasuredRows, evenly, wide
 
 
@@ -91,11 +90,7 @@ def _contributions(
     ones = x.new_ones(x.shape[:-1])
     if correction is None:
         return x, ones
-    if isinstance(correction, RunningIdeal) and correction._factor is not None:
-        # It turns gradients by a matrix; x_k is the gradient of an output that has the row to itself.
-        plain = {"weight": x.flatten(0, 1)} if rows.needs_weight else {}
-        found = correction._apply(correction._factor, {**plain, "bias": ones.flatten()} if rows.needs_bias else plain)
-    elif type(correction).gradients is Correction.gradients:
+    if type(correction).gradients is Correction.gradients:
         scales = {name: _by_group(scale, len(x))[:, index] for name, scale in correction.scales(rows.factors()).items()}
         found = {"weight": scales["weight"].unsqueeze(-1) * x} if rows.needs_weight else {}
         found = {**found, "bias": scales["bias"]} if rows.needs_bias else found

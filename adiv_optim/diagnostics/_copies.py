@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from torch.optim import LBFGS, Optimizer
 
 from ..optim import OptimizerWrapper
-from ..running import forget_pending, precondition
 
 #: Inputs of a layer's call, and dL/dz of what it returned.
 Call = tuple[tuple[Tensor, ...], Tensor]
@@ -99,7 +98,6 @@ def differentiate(
     layers: dict[str, nn.Module],
 ) -> Pass:
     """Run a model forward and backward, and keep what its layers read and what came back to them."""
-    forget_pending(model)
     recorded: list[tuple[str, tuple[Tensor, ...], Tensor]] = []
     refused: dict[str, str] = {}
     paths = {layer: path for path, layer in layers.items()}
@@ -153,7 +151,6 @@ def step_of(
     parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
     for name, parameter in parameters.items():
         parameter.grad = gradients.get(name)
-    precondition(model)
     if optimizer is None:
         step = {n: torch.zeros_like(p) if p.grad is None else -p.grad for n, p in parameters.items()}
         return step, dict.fromkeys(parameters, 1.0)

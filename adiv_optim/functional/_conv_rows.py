@@ -76,15 +76,6 @@ class ConvRows:
                 _add(gradients, "weight", grad_weight.to(wide))
         return {name: gradient.to(self.input.dtype) for name, gradient in gradients.items()}
 
-    def plain(self) -> dict[str, Tensor]:
-        """Torch's own gradients, the patches left folded."""
-        g, gradients = self.grad_output, {}
-        if self.needs_weight:
-            gradients["weight"] = plain_backward(g, self.input, self.weight, self.geometry, False, True)[1]
-        if self.needs_bias:
-            gradients["bias"] = g.sum([0, *range(2, g.dim())])
-        return gradients
-
     def ideal(self, solve: Solve) -> dict[str, Tensor]:
         """The ideal of a linear layer in each group, with the Gram matrix of the patches summed part by part."""
         features = math.prod(self.weight.shape[1:])
@@ -93,10 +84,6 @@ class ConvRows:
         solved = self._rows(slice(None)).ideal(solve) if few else self._feature_side(solve)
         shapes = {"weight": self.weight.shape, "bias": (len(self.weight),)}
         return {name: gradient.reshape(shapes[name]).to(self.input.dtype) for name, gradient in solved.items()}
-
-    def gram(self) -> Tensor:
-        """X~ᵀX~ of the patches, one for each group."""
-        return self._summed(lambda rows: {"gram": rows.gram()})["gram"]
 
     def _feature_side(self, solve: Solve) -> dict[str, Tensor]:
         sums = self._summed(lambda rows: {"gram": rows.gram(), "plain": gram_of(rows.columns(), [rows.grad_rows])})

@@ -126,11 +126,6 @@ class LinearRows:
             gradients["bias"] = (grad_rows.mT.to(scale.dtype) @ scale).squeeze(-1).to(grad_rows.dtype)
         return gradients
 
-    def plain(self) -> dict[str, Tensor]:
-        """GᵀX and the sum of G."""
-        gradients = {"weight": self.grad_rows.mT @ self.rows} if self.needs_weight else {}
-        return {**gradients, "bias": self.grad_rows.sum(-2)} if self.needs_bias else gradients
-
     def ideal(self, solve: Solve) -> dict[str, Tensor]:
         """X~ᵀ(K + λI)⁻¹G if there are no more rows than columns of X~, else (X~ᵀX~ + λI)⁻¹X~ᵀG."""
         dtype = torch.promote_types(self.rows.dtype, torch.float32)

@@ -117,10 +117,6 @@ class _JacobianRows:
     def plain(self) -> dict[str, Tensor]:
         return self.contract(dict.fromkeys(self.jacobians, torch.ones(())))
 
-    def gram(self) -> Tensor:
-        every = torch.cat([jacobian.flatten(1, 2) for jacobian in self.jacobians.values()], -1)
-        return every.mT @ every
-
     def ideal(self, solve: Solve) -> dict[str, Tensor]:
         kernel = reduce(torch.add, (j.flatten(1, 2) @ j.flatten(1, 2).mT for j in self.jacobians.values()))
         # Every output feature is a row of the Jacobian, so there are rows × features of them.

@@ -105,7 +105,8 @@ class InputChart(Chart, Generic[Measured]):
 
     def coverage(self) -> Coverage:
         """Say of every trainable parameter how it is treated, or why it is not."""
-        treated, never_seen = {}, {}
+        treated: dict[str, str] = {}
+        never_seen: dict[str, str] = {}
         for layer in self.layers:
             sizes = layer.sizes
             columns = f"{len(sizes)} blocks of {min(sizes)} to {max(sizes)} columns"

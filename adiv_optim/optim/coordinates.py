@@ -136,6 +136,7 @@ class Coordinates(OptimizerWrapper):
         ValueError: the optimizer holds no parameter of the model, or changes coordinates itself.
     """
 
+    model: nn.Module
     chart: Chart
     #: Whether the optimizer within may change coordinates as well: only where this one leaves the weights alone.
     nests: ClassVar[bool] = False

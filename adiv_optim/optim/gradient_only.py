@@ -10,7 +10,6 @@ from ..attach import attach, correction_coverage, detach
 from ..corrected_layers import Corrected
 from ..corrections import Correction
 from ..coverage import Coverage
-from ..running import check_memory, forget_pending, memory, precondition
 from .wrapper import OptimizerWrapper, check_same_parameters
 
 
@@ -21,9 +20,7 @@ class GradientOnly(OptimizerWrapper):
     leaves the corrected gradient in `p.grad`, and the wrapper hands every call to the optimizer. The
     forward pass, the state dict and the exported model stay as they are. Per-row corrections are additive,
     so accumulation over micro-batches and data parallelism need nothing; `BatchIdeal` is ideal for the rows
-    of one backward and not for their union, unless it has a decay: then `step` corrects the gradient, `zero_grad`
-    drops what it would have corrected it by, and `state_dict` holds the running averages under "running" (a plain
-    optimizer ignores them).
+    of one backward and not for their union, as `Preconditioned` is.
 
     The correction is the model's, not the wrapper's: it stays, and so does the gradient of the last backward, when the
     wrapper is deleted. `detach` takes it off, and so does the end of a with block; `zero_grad` clears the gradient. A
@@ -91,31 +88,6 @@ class GradientOnly(OptimizerWrapper):
     def __exit__(self, *exception: object) -> None:
         """Take the correction off, also after an error; the last gradients stay."""
         self.detach()
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clear the gradients, and what a running average has seen of them."""
-        super().zero_grad(set_to_none)
-        forget_pending(self.model)
-
-    def _finish_gradients(self) -> None:
-        super()._finish_gradients()
-        precondition(self.model)
-
-    def _state_dict(self) -> dict[str, Any]:
-        averages = {path: rule.state_dict() for path, rule in memory(self.model).items()}
-        inner = super()._state_dict()
-        return {**inner, "running": averages} if averages else inner
-
-    def _load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        rules, averages = memory(self.model), state_dict.get("running", {})
-        if "running" in state_dict:
-            check_memory(self.model, averages, "GradientOnly: state_dict['running']")
-        super()._load_state_dict({name: value for name, value in state_dict.items() if name != "running"})
-        for path, rule in rules.items():
-            if path in averages:
-                rule.load_state_dict(averages[path])
-            else:
-                rule.reset()
 
     def detach(self) -> nn.Module:
         """Take the correction off and return the plain model; the optimizer goes on with plain gradients."""

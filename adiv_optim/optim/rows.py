@@ -10,7 +10,7 @@ from torch.nn.modules.conv import _ConvNd
 from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
 
-from ..corrected_layers import CORRECTED, PLAIN, plain_type
+from ..corrected_layers import CORRECTED, PLAIN, corrected_types, is_transposed, plain_type
 from ..functional._patches import unfold
 
 #: Numbers of unfolded patches that are there at once.
@@ -20,12 +20,6 @@ CHUNK = 2**21
 BYPASSING: tuple[type[nn.Module], ...] = tuple(
     getattr(nn, name) for name in ("MultiheadAttention", "LinearCrossEntropyLoss") if hasattr(nn, name)
 )
-
-
-def is_transposed(module: nn.Module) -> bool:
-    """Whether it is transformers' Conv1D, z = xW + b: a linear layer whose weight is (in, out)."""
-    kind = type(module)
-    return kind.__qualname__ == "Conv1D" and kind.__module__ == "transformers.pytorch_utils"
 
 
 def features_of(module: nn.Module) -> int:
@@ -44,8 +38,7 @@ def why_not_rows(name: str, parameter: nn.Parameter, modules: list[nn.Module]) -
     """
     for module in modules:
         kind = plain_type(module)
-        exact = kind in CORRECTED or kind in PLAIN or is_transposed(module)
-        if not exact and not hasattr(module, "input_rows"):
+        if kind not in corrected_types() and kind not in PLAIN and not hasattr(module, "input_rows"):
             base = next((base for base in CORRECTED if issubclass(kind, base)), None)
             if base is None:
                 return f"{kind.__name__} is not a layer whose rows are known"
