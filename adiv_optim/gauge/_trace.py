@@ -1,5 +1,6 @@
 """Finding the channels of a model: torch.export writes down what the model does, the rules say what that shares."""
 
+import itertools
 import math
 import operator
 import warnings
@@ -190,30 +191,26 @@ def _finish(interpreter: _Interpreter, order: list[str]) -> ChannelGraph:
     """Number the components that parameters live on, and write every use in those numbers."""
     channels, uses = interpreter.channels, interpreter.uses
     every = [*uses.parameters.values(), *uses.buffers.values()]
-    used = torch.cat(
-        [channels.find(index).flatten() for use in every for index in (use.plus, use.minus)]
-        or [torch.zeros(1, dtype=torch.long)]
-    )
-    free = used.unique()
-    free = free[free != PINNED]
-
-    def number(ids: Tensor) -> Tensor:
-        ids = channels.compress(ids)
-        return torch.where(ids == PINNED, 0, torch.searchsorted(free, ids) + 1)
+    ends = {use: (channels.compress(use.plus), channels.compress(use.minus)) for use in every}
+    used = torch.zeros(channels.count, dtype=torch.bool)
+    for ids in itertools.chain(*ends.values()):
+        used[ids] = True
+    used[PINNED] = True
+    numbers = torch.where(used, used.cumsum(0) - 1, -1)
 
     def entry(use: Use) -> Entry:
-        plus, minus = number(use.plus), number(use.minus)
+        plus, minus = (numbers[ids] for ids in ends[use])
         moves = bool((plus != 0).any() or (minus != 0).any())
         return Entry(use.shape, plus, minus, use.counted, use.power, moves, _usual(use))
 
     nodes = []
     for group in channels.groups:
-        ids = channels.find(torch.arange(group.start, group.start + group.size))
-        if bool(torch.isin(ids, used).any()):
-            index = torch.where(torch.isin(ids, free), torch.searchsorted(free, ids) + 1, 0)
-            nodes.append(Node(group.name, index, channels.reasons(group)))
+        ids = torch.arange(group.start, group.start + group.size)
+        index = numbers[channels.find(ids)]
+        if bool((index >= 0).any()):
+            nodes.append(Node(group.name, index.clamp_(min=0), channels.reasons(ids)))
     return ChannelGraph(
-        free=len(free),
+        free=int(used.sum()) - 1,
         nodes=tuple(nodes),
         parameters={name: entry(uses.parameters[name]) for name in order if name in uses.parameters},
         buffers={name: entry(use) for name, use in uses.buffers.items()},
