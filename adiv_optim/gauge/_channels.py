@@ -8,6 +8,8 @@ from torch import Tensor
 
 #: The channel whose log-scale is 0: model inputs, model outputs and whatever a non-homogeneous function touches.
 PINNED = 0
+#: Why that channel is pinned.
+CONSTANT = "a constant"
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,7 @@ class Channels:
         self.count = 1
         self._above = torch.zeros(1, dtype=torch.long)  # a channel on the way to its component's root, which is its own
         self._reason = torch.zeros(1, dtype=torch.long)  # of a root: an index into _reasons; -1 while free
-        self._reasons = ["a constant"]
+        self._reasons = [CONSTANT]
 
     def fresh(self, name: str, shape: Iterable[int]) -> Tensor:
         """Return new free channels, as ids of the given shape."""

@@ -13,8 +13,8 @@ from torch.export.graph_signature import InputKind
 from torch.utils import _pytree as pytree
 
 from ._call import Call
-from ._channels import PINNED, Channels
-from ._export import check_parameters, export
+from ._channels import CONSTANT, PINNED, Channels
+from ._export import OUTPUT, check_traceable, export
 from ._graph import ChannelGraph, Entry, Node
 from ._rules import RULES, rearrange
 from ._values import Activation, Buffer, Parameter, Use, Uses
@@ -40,14 +40,16 @@ def trace(model: nn.Module, example_input: Any) -> ChannelGraph:
     Args:
         model: any module that torch.export can trace, in the mode (training or evaluation) it will be used
             in: a branch that runs in one mode only is not seen in the other. It is left as it was.
-        example_input: the model's input, a tensor; or a tuple of positional, or a dict of keyword arguments.
+        example_input: the model's input, a tensor; or a tuple of positional, or a dict of keyword arguments. Whatever
+            tensors the model returns are pinned, those of a transformer's cache too: the values of its attention are
+            free with `{"input_ids": tokens, "use_cache": False}` only.
 
     Returns:
         The graph, without any tensor of the model.
 
     Raises:
         ValueError: the model does not run on `example_input`, cannot be traced, has parameters without a
-            shape yet, or is sharded.
+            shape yet, has been through torch.jit, or is sharded.
 
     Example:
         >>> import torch
@@ -60,10 +62,9 @@ def trace(model: nn.Module, example_input: Any) -> ChannelGraph:
         2            2     0  output of the model
         4 free log-scales
     """
-    check_parameters(model)
-    program = export(model, example_input)
-    names = _first_names(model)
-    interpreter = _Interpreter(program, names, dict(model.named_parameters(remove_duplicate=False)))
+    check_traceable(model)
+    program, reasons = export(model, example_input)
+    interpreter = _Interpreter(program, reasons, _first_names(model))
     interpreter.run()
     graph = _finish(interpreter, [name for name, _ in model.named_parameters()])
     if graph.unknown:
@@ -82,10 +83,10 @@ _REGIONS = ("wrap_with_autocast", "wrap_with_set_grad_enabled")
 class _Interpreter:
     """Runs a traced graph on channels in place of numbers."""
 
-    def __init__(self, program: Any, names: dict[str, str], parameters: dict[str, Tensor]) -> None:
-        self.module = program.graph_module
+    def __init__(self, program: Any, reasons: list[str], names: dict[str, str]) -> None:
+        self.module, self.reasons = program.graph_module, reasons
         self.inputs = {spec.arg.name: spec for spec in program.graph_signature.input_specs if hasattr(spec.arg, "name")}
-        self.names, self.parameters = names, parameters
+        self.names = names
         self.channels = Channels()
         self.uses = Uses(self.channels)
         self.unknown: list[str] = []
@@ -93,11 +94,12 @@ class _Interpreter:
 
     def run(self) -> None:
         """Visit every operation once, in order."""
-        for value in pytree.tree_leaves(self._visit(self.module, self._input)):
+        outputs = pytree.tree_leaves(self._visit(self.module, self._input))
+        for value, why in itertools.zip_longest(outputs, self.reasons, fillvalue=OUTPUT):
             if isinstance(value, Activation):
-                self.channels.pin(value.channels, "output of the model")
+                self.channels.pin(value.channels, why)
             elif isinstance(value, Parameter):
-                self.uses.fixed(value)
+                self.uses.fixed(value, why)
 
     def _visit(self, module: Any, given: Callable[[Any], Any]) -> Any:
         output = None
@@ -178,7 +180,7 @@ class _Interpreter:
         elif isinstance(old, Activation):
             self.channels.join(old.channels, result.channels, f"overwritten in place by {call.label}")
         elif isinstance(old, Parameter):
-            self.uses.fixed(old)
+            self.uses.fixed(old, f"overwritten in place by {call.label}")
             call.pin(result)
         elif isinstance(old, Buffer):
             call.pin(result)
@@ -201,7 +203,8 @@ def _finish(interpreter: _Interpreter, order: list[str]) -> ChannelGraph:
     def entry(use: Use) -> Entry:
         plus, minus = (numbers[ids] for ids in ends[use])
         moves = bool((plus != 0).any() or (minus != 0).any())
-        return Entry(use.shape, plus, minus, use.counted, use.power, moves, _usual(use))
+        why = () if moves else _why(use, channels)
+        return Entry(use.shape, plus, minus, use.counted, use.power, moves, _usual(use), why)
 
     nodes = []
     for group in channels.groups:
@@ -218,6 +221,12 @@ def _finish(interpreter: _Interpreter, order: list[str]) -> ChannelGraph:
         unknown=tuple(dict.fromkeys(interpreter.unknown)),
         inexact=tuple(dict.fromkeys(uses.inexact)),
     )
+
+
+def _why(use: Use, channels: Channels) -> tuple[str, ...]:
+    """Why a parameter moves with nothing; that a constant goes in is no reason where what comes out is pinned."""
+    reasons = [use.why] * bool(use.why) + [*channels.reasons(torch.cat([use.plus.flatten(), use.minus.flatten()]))]
+    return tuple(reason for reason in reasons if reason != CONSTANT) or (CONSTANT,)
 
 
 def _usual(use: Use) -> float:

@@ -1,5 +1,7 @@
 """Optimizers whose path no rescaling of hidden units can change."""
 
+import warnings
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
@@ -10,6 +12,7 @@ from torch.optim import Optimizer
 
 from .. import gauge as gauges
 from ..checkpoint import COUNT, DICT, Fits, Maybe, broadcasts, check, numbers
+from ..coverage import Coverage
 from ..sharding import refuse_sharded
 from .coordinates import UNSHARDED, Chart, Coordinates, Map
 from .diagonal import Diagonal
@@ -31,7 +34,8 @@ class CanonicalChart(Chart):
     ) -> None:
         self.model, self.graph, self.gauge = model, graph, gauge
         self.project, self.compiled = project, compiled
-        self.steps = 0
+        self.steps = self.measurements = 0
+        self._measured: Tensor | None = None
         self._log_scales: Tensor | None = None
         self._factors: dict[str, gauges.Factors] = {}
         self._greatest: dict[str, float] = {}
@@ -64,6 +68,7 @@ class CanonicalChart(Chart):
         self._log_scales = gauges.network_scales(
             self.graph, parameters, fan_in=self.gauge.fan_in, start=self._log_scales
         )
+        self._measured, self.measurements = self._log_scales, self.measurements + 1
         self._factors = self.gauge.factors(self.graph, parameters, self._log_scales)
         products = [(factors.d.amax() * factors.e.amax()).double() for factors in self._factors.values()]
         bounds = torch.stack(products).tolist() if products else []
@@ -77,6 +82,35 @@ class CanonicalChart(Chart):
             if self._log_scales is not None:
                 self._log_scales = self._log_scales.to(taken) - taken
             self._factors = {}
+
+    def coverage(self) -> Coverage:
+        """Say how each parameter of the model is treated, or why it takes the plain step."""
+        treated, skipped, elements = {}, {}, {}
+        how = self.gauge.treats(self.graph)
+        for name, parameter in self.model.named_parameters():
+            elements[name] = parameter.numel()
+            if name in how and parameter.requires_grad:
+                treated[name] = how[name]
+            else:
+                skipped[name] = self._why_plain(name, parameter)
+        return Coverage(treated, skipped, elements=elements)
+
+    def _why_plain(self, name: str, parameter: nn.Parameter) -> str:
+        if not parameter.requires_grad:
+            return "frozen"
+        if name in self.graph.parameters:
+            return f"pinned: {'; '.join(self.graph.parameters[name].why[:2])}"
+        return "not used by the traced call" if name in self.graph.outside else "not in the graph"
+
+    def metrics(self) -> dict[str, float]:
+        """Return the range of the log-scales measured last, and how often they were measured."""
+        if self._measured is None:
+            return {}
+        found = {"measurements": float(self.measurements), "free_scales": float(self.graph.free)}
+        if self.graph.free:
+            low, high = torch.stack(self._measured.aminmax()).tolist()
+            found |= {"log_scale_min": low, "log_scale_max": high}
+        return found
 
     def state_dict(self) -> dict[str, Any]:
         """Return what resuming exactly needs: the scales in use, and where in their interval the steps are."""
@@ -109,6 +143,26 @@ class CanonicalChart(Chart):
         self._greatest = {name: float(f.d.amax() * f.e.amax()) for name, f in self._factors.items()}
 
 
+class Detached(Chart):
+    """The model's own coordinates, once the canonical ones have been given up."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+
+    def maps(self) -> Iterable[Map]:
+        """Return none: every parameter takes the plain step."""
+        return ()
+
+    def coverage(self) -> Coverage:
+        """Say of every parameter that it is not treated any more."""
+        elements = {name: parameter.numel() for name, parameter in self.model.named_parameters()}
+        return Coverage(skipped=dict.fromkeys(elements, "detached"), elements=elements)
+
+    def metrics(self) -> dict[str, float]:
+        """Return nothing: nothing is measured."""
+        return {}
+
+
 def _factor(shape: tuple[int, ...]) -> Fits:
     def test(value: Any) -> bool:
         if not isinstance(value, Tensor) or not value.is_floating_point() or not broadcasts(value, shape):
@@ -133,6 +187,9 @@ class UnitConsistent(Coordinates):
     for SGD, momentum, Nesterov, Adam, AdamW and any optimizer whose update needs only p and p.grad. Decoupled and
     coupled weight decay act on W'. The optimizer's state lives in canonical coordinates. Gradient clipping before the
     step acts on the plain gradient and breaks the equivalence. Running statistics of BatchNorm are left to the model.
+
+    Where less than half of what the optimizer trains has free scales, a warning says what pins the rest: in a network of
+    GELU, SiLU or Tanh alone every step would be the plain one. `coverage()` tells for each parameter.
 
     The step costs a pass over the weights for the scales (every `gauge.every` steps) and the mapping; memory beyond
     that of the scales is a quarter of the parameters in float32 while the step lasts. After the step p.grad is
@@ -195,6 +252,68 @@ class UnitConsistent(Coordinates):
                 raise ValueError("UnitConsistent: pass example_input, what the model is called with, to trace it.")
             graph = gauges.trace(model, example_input)
         super().__init__(optimizer, model, CanonicalChart(model, graph, gauge, project, compile))
+        if words := self._why_little():
+            warnings.warn(words, UserWarning, stacklevel=2)
+
+    def settings(self) -> dict[str, Any]:
+        """Return what the wrapper was built with, as its repr shows it."""
+        if not isinstance(self.chart, CanonicalChart):
+            return {"detached": True}
+        return {"gauge": self.chart.gauge, "project": self.chart.project, "compile": self.chart.compiled}
+
+    def __repr__(self) -> str:
+        settings = [f"{name}={value!r}" for name, value in self.settings().items()]
+        return f"{type(self).__name__}({', '.join([repr(self.inner), *settings])})"
+
+    def coverage(self) -> Coverage:
+        """Say of every parameter that the optimizer holds how its step is treated, or why it takes the plain one."""
+        held = {id(parameter) for group in self.param_groups for parameter in group["params"]}
+        names = {name for name, parameter in self.model.named_parameters() if id(parameter) in held}
+        every = self.chart.coverage()
+        treated, skipped, elements = (
+            {name: value for name, value in found.items() if name in names}
+            for found in (every.treated, every.skipped, every.elements)
+        )
+        return Coverage(treated, skipped, elements=elements)
+
+    def metrics(self) -> dict[str, float]:
+        """Return what was measured last as a flat dict of numbers, for any logger; empty before the first step."""
+        return {f"{type(self).__name__}/{key}": value for key, value in self.chart.metrics().items()}
+
+    def detach(self) -> nn.Module:
+        """Give up the coordinates: return the model, which is the plain one at all times, and take plain steps from now on.
+
+        The inner optimizer keeps its state, and what it has gathered so far (momentum, second moments) was gathered in
+        canonical coordinates: in units of DGE, not of G. It takes some steps to forget them; to begin anew, build
+        another optimizer.
+        """
+        self.chart = Detached(self.model)
+        return self.model
+
+    def _why_little(self) -> str:
+        """Say why less than half of what the optimizer trains is treated, with the remedy; "" if more is."""
+        found = self.coverage()
+        trained = {name: size for name, size in found.elements.items() if found.skipped.get(name) != "frozen"}
+        share = sum(trained[name] for name in found.treated) / max(1, sum(trained.values()))
+        if share >= 0.5 or not trained:
+            return ""
+        pins: Counter[str] = Counter()
+        for name, why in found.skipped.items():
+            if name in trained:
+                pins[self._kind(why)] += trained[name]
+        reasons = [f"{why} ({size / sum(trained.values()):.0%} of the elements)" for why, size in pins.most_common(4)]
+        most = f"{share:.1%} of the elements" if found.treated else "nothing"
+        return (
+            f"UnitConsistent treats {most} of {type(self.model).__name__}; all else takes the plain step: "
+            f"{', '.join(reasons)}. Only functions with f(cx) = c f(x), as ReLU and leaky ReLU, leave scales free: use "
+            "those, or the optimizer without UnitConsistent. coverage() lists every parameter."
+        )
+
+    def _kind(self, why: str) -> str:
+        """Put the type of module for its path, so that equal reasons of different layers are one."""
+        modules = dict(self.model.named_modules())
+        parts = why.split("; ")[0].split(" in ")
+        return " in ".join(type(modules[part]).__name__ if part in modules else part for part in parts)
 
 
 def _unwrapped(model: Any) -> Any:
