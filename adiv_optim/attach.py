@@ -10,15 +10,10 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
 
-from .corrected_layers import PLAIN, Corrected, corrected_types, plain_type, swapped
+from .corrected_layers import BYPASSING, PLAIN, Corrected, corrected_types, plain_type, swapped
 from .corrections import Correction, check_correction
 from .coverage import Coverage, resolved, warn, wrappers_of
 from .uses import plain_uses
-
-#: Modules of torch.nn, where this version has them, that use the weights of a layer below them without calling it.
-_BYPASSING: tuple[type[nn.Module], ...] = tuple(
-    getattr(nn, name) for name in ("MultiheadAttention", "LinearCrossEntropyLoss") if hasattr(nn, name)
-)
 
 
 def attach(
@@ -83,7 +78,7 @@ def attach(
         if module not in skipped
         and plain_type(module) in corrected_types()
         and "forward" not in module.__dict__
-        and type(model.get_submodule(name.rpartition(".")[0])) not in _BYPASSING
+        and type(model.get_submodule(name.rpartition(".")[0])) not in BYPASSING
     }
     if not layers:
         types = ", ".join(sorted({type(module).__name__ for module in model.modules()}))
@@ -234,7 +229,7 @@ def _trainable(model: nn.Module) -> list[tuple[str, nn.Parameter, nn.Module]]:
 def _why_plain(model: nn.Module, path: str, owner: nn.Module) -> str:
     parent_path = path.rpartition(".")[0].rpartition(".")[0]
     parent = model.get_submodule(parent_path)
-    if isinstance(parent, _BYPASSING) and parent is not owner:
+    if isinstance(parent, BYPASSING) and parent is not owner:
         return f"{type(parent).__name__} uses its {path.removeprefix(parent_path + '.')} without calling the layer"
     if isinstance(owner, nn.MultiheadAttention):
         return f"{type(owner).__name__} has no correction"
@@ -266,26 +261,24 @@ def _refuse_uncorrected(model: nn.Module, layers: dict[str, nn.Module], skipped:
 def _warn_of_little(model: nn.Module, layers: set[nn.Module], skipped: set[nn.Module]) -> None:
     if any(not list(layer.parameters()) for layer in layers):
         return  # FullyShardedDataParallel keeps them elsewhere, in one flat parameter
-    corrected, plain = 0, dict[str, int]()
-    counted: set[int] = set()
+    treated, skipped_for, elements, counted = {}, {}, {}, set[int]()
     # Layers to correct first: what a module shares with one is counted once, with it.
     for path, parameter, owner in sorted(_trainable(model), key=lambda found: found[2] not in layers):
         if id(parameter) in counted or owner in skipped:
             continue
         counted.add(id(parameter))
+        elements[path] = parameter.numel()
         if owner in layers:
-            corrected += parameter.numel()
+            treated[path] = "corrected"
         else:
-            why = _why_plain(model, path, owner)
-            plain[why] = plain.get(why, 0) + parameter.numel()
-    total = corrected + sum(plain.values())
-    if 2 * corrected < total:
-        reasons = sorted(plain.items(), key=lambda entry: -entry[1])[:5]
+            skipped_for[path] = _why_plain(model, path, owner)
+    found = Coverage(treated, skipped_for, elements=elements)
+    if elements and found.element_share < 0.5:
         warn(
-            f"the correction reaches {corrected:,} of {total:,} trainable elements ({corrected / total:.1%}); the rest "
-            f"keeps the plain gradient: {'; '.join(f'{why} ({size / total:.1%})' for why, size in reasons)}. Make them "
-            f"layers of type {', '.join(plain.__name__ for plain in corrected_types())}, correct them by "
-            "jacobian.backward, or name them in skip if that is meant."
+            f"the correction reaches {found.element_share:.1%} of {sum(elements.values()):,} trainable elements; the "
+            f"rest keeps the plain gradient: {found.reasons()}. Make them layers of type "
+            f"{', '.join(plain.__name__ for plain in corrected_types())}, correct them by jacobian.backward, or name "
+            "them in skip if that is meant."
         )
 
 

@@ -16,6 +16,11 @@ from .corrections import Correction
 from .functional._conv import corrected_conv
 from .functional._linear import corrected_linear
 
+#: Modules of torch.nn, where this version has them, that use the weights of a layer below them without calling it.
+BYPASSING: tuple[type[nn.Module], ...] = tuple(
+    getattr(nn, name) for name in ("MultiheadAttention", "LinearCrossEntropyLoss") if hasattr(nn, name)
+)
+
 
 class Corrected:
     """What every swapped layer shares; all its state is these entries of the instance's __dict__."""

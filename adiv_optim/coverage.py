@@ -2,6 +2,7 @@
 
 import sys
 import warnings
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -36,6 +37,14 @@ class Coverage:
     def element_share(self) -> float:
         """The share of their elements that are in treated parameters, in [0, 1]."""
         return sum(self.elements[path] for path in self.treated) / max(1, sum(self.elements.values()))
+
+    def reasons(self, most: int = 4) -> str:
+        """Return why parameters are skipped, and the share of all elements that each reason accounts for."""
+        sizes: Counter[str] = Counter()
+        for path, why in self.skipped.items():
+            sizes[why] += self.elements[path]
+        total = max(1, sum(self.elements.values()))
+        return "; ".join(f"{why} ({size / total:.1%} of the elements)" for why, size in sizes.most_common(most))
 
     def __str__(self) -> str:
         """Return the share, then one line per parameter."""

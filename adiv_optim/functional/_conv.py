@@ -56,9 +56,7 @@ def _conv(
         refuse_correction_as(name, "bias", bias)
         return _PLAIN[dims](input, weight, bias, stride, padding, dilation, groups)
     check_correction(correction)
-    return corrected_conv(
-        input, weight, bias, stride, padding, dilation, groups, correction, name=name, dims=dims
-    )
+    return corrected_conv(input, weight, bias, stride, padding, dilation, groups, correction, name=name, dims=dims)
 
 
 def corrected_conv(
@@ -85,7 +83,9 @@ def corrected_conv(
     batched = input.dim() == dims + 2
     input, weight, bias = autocast(input, weight, bias)  # type: ignore[assignment]
     batch = input if batched else input.unsqueeze(0)
-    output = apply(_Conv, batch, weight, bias, stride, padding, dilation, groups, correction, label_for(name, f"conv{dims}d"))
+    output = apply(
+        _Conv, batch, weight, bias, stride, padding, dilation, groups, correction, label_for(name, f"conv{dims}d")
+    )
     return output if batched else output.squeeze(0)
 
 

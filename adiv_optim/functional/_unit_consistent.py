@@ -1,5 +1,6 @@
 """Backpropagation through the unit-consistent adjoint: another backward chain under the same forward."""
 
+import inspect
 from typing import Any
 
 import torch
@@ -162,7 +163,9 @@ class _Ends:
         self.inverse_rows = rows
         if args:
             return (_ScaledGradient.apply(args[0], columns), *args[1:]), kwargs
-        return args, {**kwargs, "input": _ScaledGradient.apply(kwargs["input"], columns)}
+        # Subclasses name their input as they like; it is what the first argument is called.
+        name = next(iter(inspect.signature(layer.forward).bind(**kwargs).arguments))
+        return args, {**kwargs, name: _ScaledGradient.apply(kwargs[name], columns)}
 
     def output(self, layer: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor | None:
         rows, self.inverse_rows = self.inverse_rows, None

@@ -92,7 +92,7 @@ class Call:
         if isinstance(value, Activation):
             self.channels.pin(value.channels, why or self.label)
         elif isinstance(value, Parameter):
-            self.uses.fixed(value)
+            self.uses.fixed(value, why or self.label)
 
     def pin_all(self, why: str = "") -> Any:
         """Pin every input and output: the rule for what is not homogeneous."""

@@ -8,6 +8,8 @@ from torch import Tensor
 
 #: The channel whose log-scale is 0: model inputs, model outputs and whatever a non-homogeneous function touches.
 PINNED = 0
+#: Why that channel is pinned.
+CONSTANT = "a constant"
 
 
 @dataclass(frozen=True)
@@ -22,41 +24,60 @@ class Group:
 class Channels:
     """A union-find over channels, vectorised: joining tensors of ids costs no loop over channels.
 
-    A component is named by its least id, so that whatever is joined with `PINNED` is pinned.
+    A component is named by its least id. Work is done on the ids that are asked for alone, never on all there are:
+    a network that computes its weights has a channel for each of their elements. Pinned components are not merged,
+    so that each channel keeps the reason that it was pinned for.
     """
 
     def __init__(self) -> None:
         self.groups: list[Group] = []
-        self._root = torch.zeros(1, dtype=torch.long)
-        self._reason = torch.zeros(1, dtype=torch.long)  # an index into _reasons; -1 while free
-        self._reasons = ["a constant"]
+        self.count = 1
+        self._above = torch.zeros(1, dtype=torch.long)  # a channel on the way to its component's root, which is its own
+        self._reason = torch.zeros(1, dtype=torch.long)  # of a root: an index into _reasons; -1 while free
+        self._reasons = [CONSTANT]
 
     def fresh(self, name: str, shape: Iterable[int]) -> Tensor:
         """Return new free channels, as ids of the given shape."""
-        start, shape = len(self._root), tuple(shape)
-        ids = torch.arange(start, start + int(torch.Size(shape).numel()))
+        start, shape = self.count, tuple(shape)
+        self.count += torch.Size(shape).numel()
+        if self.count > len(self._above):  # doubled, so that growing costs as much as what it grows to
+            spare = max(self.count, 2 * len(self._above)) - len(self._above)
+            self._above = torch.cat([self._above, torch.empty(spare, dtype=torch.long)])
+            self._reason = torch.cat([self._reason, torch.empty(spare, dtype=torch.long)])
+        ids = torch.arange(start, self.count)
+        self._above[start : self.count] = ids
+        self._reason[start : self.count] = -1
         self.groups.append(Group(name, start, len(ids)))
-        self._root = torch.cat([self._root, ids])
-        self._reason = torch.cat([self._reason, torch.full_like(ids, -1)])
         return ids.view(shape)
 
     def find(self, ids: Tensor) -> Tensor:
         """Return the name of each channel's component; `PINNED` where it is pinned."""
-        return self._root[ids]
+        root = self._roots(ids)
+        return root.masked_fill(self._reason[root] >= 0, PINNED)
+
+    def _roots(self, ids: Tensor) -> Tensor:
+        root = self._above[ids]
+        while not torch.equal(above := self._above[root], root):
+            root = above
+            self._above[ids] = root
+        return root
 
     def join(self, first: Tensor, second: Tensor, why: str) -> None:
         """Let two tensors of ids, broadcast against each other, be the same channels."""
-        first, second = (self.find(ids) for ids in (first, second))
-        pairs = torch.stack([ids.flatten() for ids in torch.broadcast_tensors(first, second)]).unique(dim=1)
-        while not torch.equal(pairs[0], pairs[1]):
-            low, high = pairs.amin(0), pairs.amax(0)
-            self._root.scatter_reduce_(0, high, low, "amin")
-            while not torch.equal(above := self._root[self._root], self._root):
-                self._root = above
-            pairs = self._root[pairs]
-        new = (self._root == PINNED) & (self._reason < 0)
-        if bool(new.any()):
-            self._reason[new] = len(self._reasons)
+        first, second = (ids.flatten() for ids in torch.broadcast_tensors(self.find(first), self.find(second)))
+        differ = (first != second).nonzero()[:, 0]
+        first, second = low, high = first[differ], second[differ]
+        while len(low):
+            low, high = torch.minimum(low, high), torch.maximum(low, high)
+            self._above.scatter_reduce_(0, high, low, "amin")
+            low, high = self._roots(low), self._roots(high)
+            differ = (low != high).nonzero()[:, 0]
+            low, high = low[differ], high[differ]
+        joined = torch.cat([first, second])
+        pinned = joined[(self._above[joined] == PINNED) & (joined != PINNED)]
+        if len(pinned):
+            self._above[pinned] = pinned
+            self._reason[pinned] = len(self._reasons)
             self._reasons.append(why)
 
     def pin(self, ids: Tensor, why: str) -> None:
@@ -88,8 +109,10 @@ class Channels:
         """Whether none of the channels is free."""
         return not self.find(ids).any()
 
-    def reasons(self, group: Group) -> tuple[str, ...]:
-        """Why channels of a group are pinned, most frequent first."""
-        found = self._reason[group.start : group.start + group.size]
-        values, counts = found[found >= 0].unique(return_counts=True)
+    def reasons(self, ids: Tensor) -> tuple[str, ...]:
+        """Why channels are pinned, most frequent first; nothing of those that are free."""
+        found = self._reason[self._roots(ids.flatten())]
+        counts = found[found >= 0].bincount()
+        values = counts.nonzero()[:, 0]
+        counts = counts[values]
         return tuple(dict.fromkeys(self._reasons[int(value)] for value in values[counts.argsort(descending=True)]))

@@ -1,8 +1,9 @@
 """Having torch.export write down what a model does, and saying why where it cannot."""
 
 import copy
+import functools
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,11 +15,22 @@ from torch.utils import _pytree as pytree
 from ..corrected_layers import PLAIN, Corrected, swapped
 from ..sharding import refuse_sharded
 
+#: Why the channels of what a model returns are pinned.
+OUTPUT = "output of the model"
 
-def check_parameters(model: nn.Module) -> None:
+
+def check_traceable(model: nn.Module) -> None:
+    """Refuse what is known to be beyond tracing."""
     for name, parameter in model.named_parameters():
         if is_lazy(parameter):
             raise ValueError(f"parameter {name!r} has no shape yet; run one batch through the model first.")
+    for path, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            raise ValueError(
+                f"{f'layer {path!r}' if path else 'the model'} is a {type(module).__name__}, which torch.jit has "
+                "compiled and torch.export cannot look into; trace the model that it was made of. Parameters keep "
+                "their names, so that the graph fits this one too: UnitConsistent(…, graph=graph)."
+            )
     refuse_sharded("trace", model, "trace the model before it is sharded")
 
 
@@ -35,26 +47,64 @@ def _plain_layers(model: nn.Module) -> Iterator[None]:
             module.__class__ = corrected
 
 
-def export(model: nn.Module, example_input: Any) -> Any:
+@contextmanager
+def _tensors_out(model: nn.Module) -> Iterator[list[str]]:
+    """Let the model return tensors alone, those too that objects hold which torch.export cannot return, as caches.
+
+    Yields what will be, for each of them, the reason that it is pinned; nothing where torch.export runs no forward.
+    """
+    own, forward = model.__dict__.get("forward"), model.forward
+    reasons: list[str] = []
+
+    @functools.wraps(forward)
+    def returning_tensors(*args: Any, **kwargs: Any) -> list[Tensor]:
+        found = [
+            (leaf, tensor) for leaf in pytree.tree_leaves(forward(*args, **kwargs)) for tensor in _held(leaf, set())
+        ]
+        reasons[:] = [OUTPUT if leaf is tensor else f"{OUTPUT}, in a {type(leaf).__name__}" for leaf, tensor in found]
+        return [tensor for _, tensor in found]
+
+    model.__dict__["forward"] = returning_tensors
+    try:
+        yield reasons
+    finally:
+        del model.__dict__["forward"]
+        if own is not None:
+            model.__dict__["forward"] = own
+
+
+def _held(value: Any, seen: set[int]) -> Iterator[Tensor]:
+    """Every tensor that a value is or holds."""
+    if isinstance(value, Tensor):
+        yield value
+    elif id(value) not in seen and not isinstance(value, (nn.Module, type)):
+        seen.add(id(value))
+        parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple, set)) else ()
+        for part in [*parts, *getattr(value, "__dict__", {}).values()]:
+            yield from _held(part, seen)
+
+
+def export(model: nn.Module, example_input: Any) -> tuple[Any, list[str]]:
+    """Return the program, and why each of its outputs is pinned, where that is not `OUTPUT`."""
     keywords = example_input if isinstance(example_input, dict) else {}
     arguments = () if keywords else example_input if isinstance(example_input, tuple) else (example_input,)
-    with _plain_layers(model), warnings.catch_warnings(), torch.enable_grad():
-        warnings.simplefilter("ignore")  # torch's, about itself
-        try:
-            return torch.export.export(model, arguments, keywords, strict=False)
-        except Exception as error:
-            shapes = ", ".join(
-                str(tuple(leaf.shape)) if isinstance(leaf, Tensor) else repr(leaf)
-                for leaf in pytree.tree_leaves((arguments, keywords))
-            )
-            failed = _failure(model, arguments, keywords)
-            name = type(model).__name__
-            if failed is not None:
-                raise ValueError(f"{name} does not run on an example_input of shape {shapes}: {failed}") from error
-            raise ValueError(
-                f"{name} runs on an example_input of shape {shapes}, but torch.export cannot trace it, so its channels "
-                f"cannot be found: {_first_line(error)}"
-            ) from error
+    try:
+        with _plain_layers(model), _tensors_out(model) as reasons, warnings.catch_warnings(), torch.enable_grad():
+            warnings.simplefilter("ignore")  # torch's, about itself
+            return torch.export.export(model, arguments, keywords, strict=False), reasons
+    except Exception as error:
+        shapes = ", ".join(
+            str(tuple(leaf.shape)) if isinstance(leaf, Tensor) else repr(leaf)
+            for leaf in pytree.tree_leaves((arguments, keywords))
+        )
+        failed = _failure(model, arguments, keywords)
+        name = type(model).__name__
+        if failed is not None:
+            raise ValueError(f"{name} does not run on an example_input of shape {shapes}: {failed}") from error
+        raise ValueError(
+            f"{name} runs on an example_input of shape {shapes}, but torch.export cannot trace it, so its channels "
+            f"cannot be found: {_first_line(error)}"
+        ) from error
 
 
 def _failure(model: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> str | None:

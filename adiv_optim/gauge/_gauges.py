@@ -37,6 +37,13 @@ class Gauge(ABC):
             log_scales: the network gauge of these parameters, from `network_scales`.
         """
 
+    def treats(self, graph: ChannelGraph) -> dict[str, str]:
+        """Say of every parameter that `factors` has scales for, how it is treated; all others take the plain step.
+
+        Here those that a free channel moves.
+        """
+        return {name: f"network gauge, {entry.free()}" for name, entry in graph.parameters.items() if entry.moves}
+
 
 @dataclass(frozen=True)
 class NetworkGauge(Gauge):
@@ -72,11 +79,18 @@ class LayerGauge(Gauge):
     def factors(self, graph: ChannelGraph, parameters: Mapping[str, Tensor], log_scales: Tensor) -> dict[str, Factors]:
         """Return the scales of `rz_scaling` for weights, exp(s_out) for biases; see `Gauge.factors`."""
         found = graph.factors(log_scales)
-        for name, entry in graph.parameters.items():
-            weight = parameters[name].detach()
-            if entry.counted and weight.dim() >= 2:
-                found[name] = _by_layer(weight.reshape(entry.shape), entry.shape, kernel_dims=weight.dim() - 2)
+        for name in self._weights(graph):
+            entry, weight = graph.parameters[name], parameters[name].detach()
+            found[name] = _by_layer(weight.reshape(entry.shape), entry.shape, kernel_dims=weight.dim() - 2)
         return found
+
+    def treats(self, graph: ChannelGraph) -> dict[str, str]:
+        """Say "layer gauge" of weights; see `Gauge.treats`."""
+        return {**super().treats(graph), **dict.fromkeys(self._weights(graph), "layer gauge")}
+
+    @staticmethod
+    def _weights(graph: ChannelGraph) -> list[str]:
+        return [name for name, entry in graph.parameters.items() if entry.counted and len(entry.shape) >= 2]
 
 
 def _by_layer(weight: Tensor, shape: tuple[int, ...], kernel_dims: int) -> Factors:

@@ -33,6 +33,7 @@ class Entry:
         power: 2 for a running variance, else 1.
         moves: whether any free channel touches it.
         usual: mean of log|w| as PyTorch initialises such a weight: −½ log(fan_in) − 1 for matrices and kernels.
+        why: why nothing moves it; empty if something does.
     """
 
     shape: tuple[int, ...]
@@ -42,6 +43,15 @@ class Entry:
     power: int = 1
     moves: bool = True
     usual: float = 0.0
+    why: tuple[str, ...] = ()
+
+    def free(self) -> str:
+        """Say how many of the scales that it moves with are free."""
+        ends = [("outputs", self.plus), ("inputs", self.minus)]
+        parts = [
+            f"{int((ids > 0).sum())} of {ids.numel()} {name}" for name, ids in ends if ids.numel() > 1 or ids.any()
+        ]
+        return f"{' and '.join(parts)} free"
 
 
 @dataclass(frozen=True, eq=False)

@@ -136,7 +136,7 @@ def gain(call: Call, value: Value, parameter: Parameter) -> Any:
     ids = call.channels.compress(_to_dims(x.channels, dims))
     core = [1] * (dims - parameter.view.dim()) + list(parameter.core)
     if any(size > 1 and core[dim] == 1 for dim, size in enumerate(ids.shape)):
-        call.uses.fixed(parameter)
+        call.uses.fixed(parameter, f"{call.label} by channels that do not share a scale")
         return call.result(ids)
     out = call.channels.fresh(parameter.name, core)
     lead = dims - parameter.view.dim()

@@ -174,12 +174,20 @@ def rearrange(call: Call) -> Any:
     by_copy: dict[str, Callable[..., Any]] = {
         "view": torch.reshape,
         "_unsafe_view": torch.reshape,
-        "view_as": torch.Tensor.reshape_as,
     }
     moved = call.run(by_copy.get(call.name, call.operator), ids)
     if not isinstance(moved, Tensor):
         return [Activation(tuple(part.shape), call.channels.compress(part)) for part in moved]
     return call.result(moved) if tuple(moved.shape) == call.shape else call.pin_all()
+
+
+def like(call: Call) -> Any:
+    """Taking the shape of another tensor, of which nothing but the shape matters."""
+    operator = torch.ops.aten.expand.default if call.name == "expand_as" else torch.ops.aten.reshape.default
+    arguments = {"self": call.first, "size": list(call.shape), "implicit": False}
+    if call.name != "expand_as":
+        arguments = {"self": call.first, "shape": list(call.shape)}
+    return rearrange(Call(operator, call.name, arguments, call.output, call.where, call.channels, call.uses))
 
 
 def index(call: Call) -> Any:
@@ -268,10 +276,11 @@ _GROUPS: dict[Callable[[Call], Any], str] = {
     pad: "pad constant_pad_nd",
     rearrange: (
         "reshape view _unsafe_view flatten unflatten permute transpose t swapaxes movedim numpy_T mT squeeze unsqueeze "
-        "expand expand_as view_as reshape_as repeat tile repeat_interleave cat concat stack split split_with_sizes "
+        "expand repeat tile repeat_interleave cat concat stack split split_with_sizes "
         "chunk unbind slice select narrow flip roll pixel_shuffle pixel_unshuffle channel_shuffle diagonal "
         "tensor_split hstack vstack"
     ),
+    like: "expand_as view_as reshape_as",
     index: "index index_select",
     compare: "gt ge lt le",
     sign: (

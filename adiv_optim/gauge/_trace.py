@@ -1,5 +1,6 @@
 """Finding the channels of a model: torch.export writes down what the model does, the rules say what that shares."""
 
+import itertools
 import math
 import operator
 import warnings
@@ -12,8 +13,8 @@ from torch.export.graph_signature import InputKind
 from torch.utils import _pytree as pytree
 
 from ._call import Call
-from ._channels import PINNED, Channels
-from ._export import check_parameters, export
+from ._channels import CONSTANT, PINNED, Channels
+from ._export import OUTPUT, check_traceable, export
 from ._graph import ChannelGraph, Entry, Node
 from ._rules import RULES, rearrange
 from ._values import Activation, Buffer, Parameter, Use, Uses
@@ -39,14 +40,16 @@ def trace(model: nn.Module, example_input: Any) -> ChannelGraph:
     Args:
         model: any module that torch.export can trace, in the mode (training or evaluation) it will be used
             in: a branch that runs in one mode only is not seen in the other. It is left as it was.
-        example_input: the model's input, a tensor; or a tuple of positional, or a dict of keyword arguments.
+        example_input: the model's input, a tensor; or a tuple of positional, or a dict of keyword arguments. Whatever
+            tensors the model returns are pinned, those of a transformer's cache too: the values of its attention are
+            free with `{"input_ids": tokens, "use_cache": False}` only.
 
     Returns:
         The graph, without any tensor of the model.
 
     Raises:
         ValueError: the model does not run on `example_input`, cannot be traced, has parameters without a
-            shape yet, or is sharded.
+            shape yet, has been through torch.jit, or is sharded.
 
     Example:
         >>> import torch
@@ -59,10 +62,9 @@ def trace(model: nn.Module, example_input: Any) -> ChannelGraph:
         2            2     0  output of the model
         4 free log-scales
     """
-    check_parameters(model)
-    program = export(model, example_input)
-    names = _first_names(model)
-    interpreter = _Interpreter(program, names, dict(model.named_parameters(remove_duplicate=False)))
+    check_traceable(model)
+    program, reasons = export(model, example_input)
+    interpreter = _Interpreter(program, reasons, _first_names(model))
     interpreter.run()
     graph = _finish(interpreter, [name for name, _ in model.named_parameters()])
     if graph.unknown:
@@ -81,10 +83,10 @@ _REGIONS = ("wrap_with_autocast", "wrap_with_set_grad_enabled")
 class _Interpreter:
     """Runs a traced graph on channels in place of numbers."""
 
-    def __init__(self, program: Any, names: dict[str, str], parameters: dict[str, Tensor]) -> None:
-        self.module = program.graph_module
+    def __init__(self, program: Any, reasons: list[str], names: dict[str, str]) -> None:
+        self.module, self.reasons = program.graph_module, reasons
         self.inputs = {spec.arg.name: spec for spec in program.graph_signature.input_specs if hasattr(spec.arg, "name")}
-        self.names, self.parameters = names, parameters
+        self.names = names
         self.channels = Channels()
         self.uses = Uses(self.channels)
         self.unknown: list[str] = []
@@ -92,11 +94,12 @@ class _Interpreter:
 
     def run(self) -> None:
         """Visit every operation once, in order."""
-        for value in pytree.tree_leaves(self._visit(self.module, self._input)):
+        outputs = pytree.tree_leaves(self._visit(self.module, self._input))
+        for value, why in itertools.zip_longest(outputs, self.reasons, fillvalue=OUTPUT):
             if isinstance(value, Activation):
-                self.channels.pin(value.channels, "output of the model")
+                self.channels.pin(value.channels, why)
             elif isinstance(value, Parameter):
-                self.uses.fixed(value)
+                self.uses.fixed(value, why)
 
     def _visit(self, module: Any, given: Callable[[Any], Any]) -> Any:
         output = None
@@ -177,7 +180,7 @@ class _Interpreter:
         elif isinstance(old, Activation):
             self.channels.join(old.channels, result.channels, f"overwritten in place by {call.label}")
         elif isinstance(old, Parameter):
-            self.uses.fixed(old)
+            self.uses.fixed(old, f"overwritten in place by {call.label}")
             call.pin(result)
         elif isinstance(old, Buffer):
             call.pin(result)
@@ -190,30 +193,27 @@ def _finish(interpreter: _Interpreter, order: list[str]) -> ChannelGraph:
     """Number the components that parameters live on, and write every use in those numbers."""
     channels, uses = interpreter.channels, interpreter.uses
     every = [*uses.parameters.values(), *uses.buffers.values()]
-    used = torch.cat(
-        [channels.find(index).flatten() for use in every for index in (use.plus, use.minus)]
-        or [torch.zeros(1, dtype=torch.long)]
-    )
-    free = used.unique()
-    free = free[free != PINNED]
-
-    def number(ids: Tensor) -> Tensor:
-        ids = channels.compress(ids)
-        return torch.where(ids == PINNED, 0, torch.searchsorted(free, ids) + 1)
+    ends = {use: (channels.compress(use.plus), channels.compress(use.minus)) for use in every}
+    used = torch.zeros(channels.count, dtype=torch.bool)
+    for ids in itertools.chain(*ends.values()):
+        used[ids] = True
+    used[PINNED] = True
+    numbers = torch.where(used, used.cumsum(0) - 1, -1)
 
     def entry(use: Use) -> Entry:
-        plus, minus = number(use.plus), number(use.minus)
+        plus, minus = (numbers[ids] for ids in ends[use])
         moves = bool((plus != 0).any() or (minus != 0).any())
-        return Entry(use.shape, plus, minus, use.counted, use.power, moves, _usual(use))
+        why = () if moves else _why(use, channels)
+        return Entry(use.shape, plus, minus, use.counted, use.power, moves, _usual(use), why)
 
     nodes = []
     for group in channels.groups:
-        ids = channels.find(torch.arange(group.start, group.start + group.size))
-        if bool(torch.isin(ids, used).any()):
-            index = torch.where(torch.isin(ids, free), torch.searchsorted(free, ids) + 1, 0)
-            nodes.append(Node(group.name, index, channels.reasons(group)))
+        ids = torch.arange(group.start, group.start + group.size)
+        index = numbers[channels.find(ids)]
+        if bool((index >= 0).any()):
+            nodes.append(Node(group.name, index.clamp_(min=0), channels.reasons(ids)))
     return ChannelGraph(
-        free=len(free),
+        free=int(used.sum()) - 1,
         nodes=tuple(nodes),
         parameters={name: entry(uses.parameters[name]) for name in order if name in uses.parameters},
         buffers={name: entry(use) for name, use in uses.buffers.items()},
@@ -221,6 +221,12 @@ def _finish(interpreter: _Interpreter, order: list[str]) -> ChannelGraph:
         unknown=tuple(dict.fromkeys(interpreter.unknown)),
         inexact=tuple(dict.fromkeys(uses.inexact)),
     )
+
+
+def _why(use: Use, channels: Channels) -> tuple[str, ...]:
+    """Why a parameter moves with nothing; that a constant goes in is no reason where what comes out is pinned."""
+    reasons = [use.why] * bool(use.why) + [*channels.reasons(torch.cat([use.plus.flatten(), use.minus.flatten()]))]
+    return tuple(reason for reason in reasons if reason != CONSTANT) or (CONSTANT,)
 
 
 def _usual(use: Use) -> float:

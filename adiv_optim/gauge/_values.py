@@ -82,6 +82,7 @@ class Use:
     minus: Tensor
     counted: bool
     power: int = 1
+    why: str = ""  # of a use that lets the parameter move with nothing
 
 
 class Uses:
@@ -108,10 +109,11 @@ class Uses:
         kind = f"{kind} {tuple(plus.shape)}"
         self._note(parameter.name, self.parameters, Use(kind, shape, plus, minus, counted=True))
 
-    def fixed(self, parameter: Parameter) -> None:
+    def fixed(self, parameter: Parameter, why: str) -> None:
         """Note a use that lets the parameter move with nothing."""
         zeros = torch.full([1] * parameter.base.dim(), PINNED)
-        self._note(parameter.name, self.parameters, Use("fixed", tuple(parameter.base.shape), zeros, zeros, False))
+        use = Use("fixed", tuple(parameter.base.shape), zeros, zeros, counted=False, why=why)
+        self._note(parameter.name, self.parameters, use)
 
     def buffer(self, buffer: Buffer, ids: Tensor, power: int) -> None:
         """Note that a running statistic moves by s to some power."""
@@ -137,7 +139,7 @@ class Uses:
         assert isinstance(value, Parameter)
         shape = tuple(value.view.shape)
         if value.base.numel() > _LARGEST_ACTIVATION:
-            self.fixed(value)
+            self.fixed(value, f"an activation of more than {_LARGEST_ACTIVATION:,} elements")
             return Activation(shape, torch.full([1] * len(shape), PINNED))
         ids = channels.fresh(value.name, value.core)
         self.parameter(value, "activation", ids, torch.full([1] * len(shape), PINNED), counted=False)

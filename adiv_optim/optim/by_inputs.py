@@ -1,6 +1,5 @@
 """What optimizers share that measure the inputs of a model's layers: which layers, when, and what is kept of them."""
 
-import warnings
 from abc import abstractmethod
 from collections.abc import Iterable
 from typing import Any, Generic, TypeVar
@@ -10,12 +9,13 @@ from torch import distributed, nn
 from torch.optim import Optimizer
 
 from ..checkpoint import ANYTHING, COUNT, check
-from ..coverage import Coverage
+from ..corrected_layers import BYPASSING
+from ..coverage import Coverage, warn
 from ..sharding import refuse_sharded
 from .coordinates import UNSHARDED, Chart, Coordinates, Map
 from .covariance import InputCovariance
 from .roots import NoRootError
-from .rows import BYPASSING, refuse_lazy, why_not_rows
+from .rows import refuse_lazy, why_not_rows
 
 #: What a measurement makes of a layer's covariance.
 Measured = TypeVar("Measured")
@@ -27,18 +27,19 @@ class InputChart(Chart, Generic[Measured]):
     Args:
         decay: how much the average of earlier measurements counts at each new one.
         every: steps between two measurements.
+        rank: see `Whitened`.
+        max_dim: see `Whitened`.
         synchronize: add up over the processes of torch.distributed.
     """
 
     #: How a layer is treated, for coverage.
     how: str
 
-    def __init__(self, decay: float, every: int, synchronize: bool) -> None:
-        self.decay, self.every, self.synchronize = decay, every, synchronize
+    def __init__(self, decay: float, every: int, rank: int | None, max_dim: int | None, synchronize: bool) -> None:
+        self.decay, self.every, self.rank, self.max_dim, self.synchronize = decay, every, rank, max_dim, synchronize
         #: What is measured, and why everything else is not.
         self.layers: list[InputCovariance] = []
         self.plain: dict[str, str] = {}
-        self.elements: dict[str, int] = {}
         self.steps = 0
         self.measured: dict[str, Measured] = {}
         #: By layer, how often its covariance could not be factorised; what was measured before then stays in use.
@@ -82,11 +83,9 @@ class InputChart(Chart, Generic[Measured]):
                 self.measured[layer.name] = self.measure(layer)
         except NoRootError as error:
             if not self.failures:
-                warnings.warn(
+                warn(
                     f"{layer.name}: {error}; the layer keeps what was measured before, or takes plain steps. Further "
-                    "failures are counted in coverage() and metrics() without a word; a greater damping may help.",
-                    UserWarning,
-                    stacklevel=2,
+                    "failures are counted in coverage() and metrics() without a word; a greater damping may help."
                 )
             self.failures[layer.name] = self.failures.get(layer.name, 0) + 1
 
@@ -117,7 +116,7 @@ class InputChart(Chart, Generic[Measured]):
             found[layer.name] = f"{words}{columns}{failed}"
             if layer.with_bias:
                 found[bias] = f"{words}with its weight"
-        return Coverage(treated, self.plain, never_seen, self.elements)
+        return Coverage(treated, self.plain, never_seen)
 
     def why_inactive(self) -> str:
         """Say why no layer has been measured."""
@@ -167,24 +166,19 @@ class ByInputs(Coordinates):
         optimizer: any torch.optim.Optimizer but LBFGS.
         model: the model.
         chart: what is measured.
-        rank: see `Whitened`.
-        max_dim: see `Whitened`.
     """
 
     chart: InputChart[Any]
 
-    def __init__(
-        self, optimizer: Optimizer, model: nn.Module, chart: InputChart[Any], rank: int | None, max_dim: int | None
-    ) -> None:
+    def __init__(self, optimizer: Optimizer, model: nn.Module, chart: InputChart[Any]) -> None:
         name = type(self).__name__
         if not 0 <= chart.decay < 1:
             raise ValueError(f"{name}: decay is {chart.decay}; it must be at least 0 and below 1.")
-        for option, number in (("every", chart.every), ("rank", rank), ("max_dim", max_dim)):
+        for option, number in (("every", chart.every), ("rank", chart.rank), ("max_dim", chart.max_dim)):
             if number is not None and (not isinstance(number, int) or number < 1):
                 raise ValueError(f"{name}: {option} is {number}; it must be an integer of at least 1.")
         super().__init__(optimizer, model, chart)
         refuse_sharded(name, model, UNSHARDED)
-        self.rank, self.max_dim = rank, max_dim
         self._find_layers()
         reasons = "; ".join(f"{path} ({why})" for path, why in list(chart.plain.items())[:5])
         if not chart.layers:
@@ -193,36 +187,31 @@ class ByInputs(Coordinates):
             )
         trained = sum(p.numel() for group in self.param_groups for p in group["params"] if p.requires_grad)
         if 2 * sum(p.numel() for layer in chart.layers for p in layer.parameters) < trained:
-            warnings.warn(
+            warn(
                 f"{name} treats less than half of the elements of {type(model).__name__} that the optimizer holds; the "
-                f"others take plain steps: {reasons}{'; …' if len(chart.plain) > 5 else ''}. coverage() lists them.",
-                UserWarning,
-                stacklevel=3,
+                f"others take plain steps: {self.coverage().reasons()}. coverage() lists every parameter."
             )
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Return what a copy or a pickle keeps: as in torch, no hooks of the optimizer."""
-        return {**super().__getstate__(), "rank": self.rank, "max_dim": self.max_dim}
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients; rows seen before the next forward pass do not count any more."""
         super().zero_grad(set_to_none)
-        for layer in self.chart.layers:
+        for layer in self._layers():
             layer.dropped = layer.pending is not None
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a parameter group to the inner optimizer, and treat the layers that it brings."""
         super().add_param_group(param_group)
-        self._find_layers()
+        if isinstance(self.chart, InputChart):
+            self._find_layers()
 
     def detach(self) -> nn.Module:
         """Take the hooks off the model; the optimizer goes on with plain steps."""
-        for layer in self.chart.layers:
+        for layer in self._layers():
             layer.remove_hooks()
-        self.chart.plain = dict.fromkeys(self.chart.elements, "detached")
-        self.chart.layers, self.chart.measured = [], {}
-        self._told = True
-        return self.model
+        return super().detach()
+
+    def _layers(self) -> list[InputCovariance]:
+        return self.chart.layers if isinstance(self.chart, InputChart) else []  # once detached there are none
 
     def _find_layers(self) -> None:
         refuse_lazy(type(self).__name__, self.model)
@@ -251,14 +240,13 @@ class ByInputs(Coordinates):
             with_bias = isinstance(bias, nn.Parameter) and bias.requires_grad and users.get(id(bias)) == modules
             layer = known.pop((name, key), None)
             if layer is None or layer.modules != modules or layer.with_bias != with_bias:
-                layer = InputCovariance(name, modules, with_bias, self.rank, self.max_dim)
+                layer = InputCovariance(name, modules, with_bias, chart.rank, chart.max_dim)
             layers.append(layer)
         for layer in layers:
             plain.pop(id(layer.bias), None)
         fresh = {layer.name for layer in layers} - {layer.name for layer in chart.layers if layer in layers}
         chart.measured = {name: value for name, value in chart.measured.items() if name not in fresh}
         chart.layers, chart.plain = layers, {named[key][0]: why for key, why in plain.items()}
-        chart.elements = {name: p.numel() for name, p in named.values()}
 
 
 def _sum_over_processes(layers: list[InputCovariance]) -> None:

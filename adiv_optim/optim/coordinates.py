@@ -1,6 +1,5 @@
 """Letting an optimizer step in other coordinates than those the model's weights are written in."""
 
-import warnings
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -11,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ..coverage import Coverage, register
+from ..coverage import Coverage, register, warn
 from .wrapper import OptimizerWrapper, check_same_parameters
 
 #: What to do where parameters are sharded: changing coordinates takes whole weights.
@@ -74,6 +73,10 @@ class Chart(ABC):
         """Return what was measured last, as scalars for a logger."""
         return {}
 
+    def settings(self) -> dict[str, Any]:
+        """Return what it was built with, as the wrapper's repr shows it."""
+        return {}
+
     def state_dict(self) -> dict[str, Any]:
         """Return what the chart remembers from step to step, for a checkpoint."""
         return {}
@@ -83,6 +86,22 @@ class Chart(ABC):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027 — most charts remember nothing
         """Take from a checkpoint what the chart remembers; an empty one makes it forget."""
+
+
+class Detached(Chart):
+    """The model's own coordinates, once others have been given up."""
+
+    def maps(self) -> Iterable[Map]:
+        """Return none: every parameter takes the plain step."""
+        return ()
+
+    def coverage(self) -> Coverage:
+        """Say nothing of any parameter; `Coordinates.coverage` fills in the reason."""
+        return Coverage()
+
+    def settings(self) -> dict[str, Any]:
+        """Return that there are none any more."""
+        return {"detached": True}
 
 
 class _Held:
@@ -197,11 +216,29 @@ class Coordinates(OptimizerWrapper):
         """Warn, once, that this wrapper does nothing."""
         if not self._told:
             self._told = True
-            warnings.warn(f"{type(self).__name__} takes plain steps: {reason}", UserWarning, stacklevel=2)
+            warn(f"{type(self).__name__} takes plain steps: {reason}")
+
+    def settings(self) -> dict[str, Any]:
+        """Return what the wrapper was built with, as its repr shows it."""
+        return self.chart.settings()
 
     def coverage(self) -> Coverage:
-        """Say of every trainable parameter how its step is treated, or why it is not."""
-        return self.chart.coverage()
+        """Say of every parameter that the optimizer holds how its step is treated, or why it takes the plain one."""
+        held = {id(parameter) for group in self.param_groups for parameter in group["params"]}
+        elements = {name: p.numel() for name, p in self.model.named_parameters() if id(p) in held}
+        found = self.chart.coverage()
+        treated, never_seen = (
+            {name: how for name, how in every.items() if name in elements}
+            for every in (found.treated, found.never_seen)
+        )
+        rest = elements.keys() - treated.keys() - never_seen.keys()
+        skipped = {name: found.skipped.get(name, "detached") for name in elements if name in rest}
+        return Coverage(treated, skipped, never_seen, elements)
+
+    def detach(self) -> nn.Module:
+        """Return the model, and take plain steps from now on."""
+        self.chart, self._told = Detached(), True
+        return self.model
 
     def metrics(self) -> dict[str, float]:
         """Return what was measured last as a flat dict of numbers, for any logger."""

@@ -46,9 +46,13 @@ class InverseChart(InputChart[list[Whole]]):
 
     how = "preconditioned"
 
-    def __init__(self, damping: float, decay: float, every: int, synchronize: bool) -> None:
-        super().__init__(decay, every, synchronize)
+    def __init__(self, damping: float, decay: float, every: int, max_dim: int | None, synchronize: bool) -> None:
+        super().__init__(decay, every, None, max_dim, synchronize)
         self.damping = damping
+
+    def settings(self) -> dict[str, Any]:
+        """Return damping, decay and the rest, as the repr shows them."""
+        return {name: getattr(self, name) for name in ("damping", "decay", "every", "max_dim", "synchronize")}
 
     def measure(self, layer: InputCovariance) -> list[Whole]:
         """Return (A + λI)⁻¹ of every block."""
@@ -137,9 +141,4 @@ class Preconditioned(ByInputs):
     ) -> None:
         if not 0 < damping < float("inf"):
             raise ValueError(f"Preconditioned: damping is {damping}; it must be positive and finite.")
-        super().__init__(optimizer, model, InverseChart(damping, decay, every, synchronize), None, max_dim)
-
-    def settings(self) -> dict[str, Any]:
-        """Return damping, decay and the rest, as the repr shows them."""
-        chart = self.chart
-        return {"damping": chart.damping, "decay": chart.decay, "every": chart.every, "max_dim": self.max_dim}
+        super().__init__(optimizer, model, InverseChart(damping, decay, every, max_dim, synchronize))

@@ -16,11 +16,6 @@ from ..functional._patches import unfold
 #: Numbers of unfolded patches that are there at once.
 CHUNK = 2**21
 
-#: Modules of torch.nn, where this version has them, that use the weights of a layer below them without calling it.
-BYPASSING: tuple[type[nn.Module], ...] = tuple(
-    getattr(nn, name) for name in ("MultiheadAttention", "LinearCrossEntropyLoss") if hasattr(nn, name)
-)
-
 
 def features_of(module: nn.Module) -> int:
     """How many features a row of the layer has."""

@@ -3,13 +3,14 @@
 from collections.abc import Iterable
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from .. import gauge as gauges
 from ..checkpoint import COUNT, DICT, Fits, Maybe, broadcasts, check, numbers
-from ..coverage import Coverage
+from ..coverage import Coverage, warn
 from ..sharding import refuse_sharded
 from .coordinates import UNSHARDED, Chart, Coordinates, Map, all_or_nothing
 from .diagonal import Diagonal
@@ -31,7 +32,8 @@ class CanonicalChart(Chart):
     ) -> None:
         self.model, self.graph, self.gauge = model, graph, gauge
         self.project, self.compiled = project, compiled
-        self.steps = 0
+        self.steps = self.measurements = 0
+        self._measured: Tensor | None = None
         self._log_scales: Tensor | None = None
         self._factors: dict[str, gauges.Factors] = {}
 
@@ -48,11 +50,16 @@ class CanonicalChart(Chart):
             found.append(Diagonal(parameter, factors.shape, factors.d, factors.e, self.compiled))
         return found
 
+    def settings(self) -> dict[str, Any]:
+        """Return gauge and options, as the repr shows them."""
+        return {"gauge": self.gauge, "project": self.project, "compile": self.compiled}
+
     def _measure(self, parameters: dict[str, nn.Parameter]) -> None:
         # Scales of the last measurement are a start: one pass over the weights is enough from there.
         self._log_scales = gauges.network_scales(
             self.graph, parameters, fan_in=self.gauge.fan_in, start=self._log_scales
         )
+        self._measured, self.measurements = self._log_scales, self.measurements + 1
         self._factors = self.gauge.factors(self.graph, parameters, self._log_scales)
 
     def after_step(self) -> None:
@@ -66,8 +73,33 @@ class CanonicalChart(Chart):
             self._factors = {}
 
     def coverage(self) -> Coverage:
-        """TEMPORARY."""
-        return Coverage()
+        """Say how each parameter of the model is treated, or why it takes the plain step."""
+        treated, skipped, elements = {}, {}, {}
+        how = self.gauge.treats(self.graph)
+        for name, parameter in self.model.named_parameters():
+            elements[name] = parameter.numel()
+            if name in how and parameter.requires_grad:
+                treated[name] = how[name]
+            else:
+                skipped[name] = self._why_plain(name, parameter)
+        return Coverage(treated, skipped, elements=elements)
+
+    def _why_plain(self, name: str, parameter: nn.Parameter) -> str:
+        if not parameter.requires_grad:
+            return "frozen"
+        if name in self.graph.parameters:
+            return f"pinned: {'; '.join(self.graph.parameters[name].why[:2])}"
+        return "not used by the traced call" if name in self.graph.outside else "not in the graph"
+
+    def metrics(self) -> dict[str, float]:
+        """Return the range of the log-scales measured last, and how often they were measured."""
+        if self._measured is None:
+            return {}
+        found = {"measurements": float(self.measurements), "free_scales": float(self.graph.free)}
+        if self.graph.free:
+            low, high = torch.stack(self._measured.aminmax()).tolist()
+            found |= {"log_scale_min": low, "log_scale_max": high}
+        return found
 
     def state_dict(self) -> dict[str, Any]:
         """Return what resuming exactly needs: the scales in use, and where in their interval the steps are."""
@@ -123,6 +155,9 @@ class UnitConsistent(Coordinates):
     for SGD, momentum, Nesterov, Adam, AdamW and any optimizer whose update needs only p and p.grad. Decoupled and
     coupled weight decay act on W'. The optimizer's state lives in canonical coordinates. Gradient clipping before the
     step acts on the plain gradient and breaks the equivalence. Running statistics of BatchNorm are left to the model.
+
+    Where less than half of what the optimizer trains has free scales, a warning says what pins the rest: in a network
+    of GELU, SiLU or Tanh alone every step would be the plain one. `coverage()` tells for each parameter.
 
     The step costs a pass over the weights for the scales (every `gauge.every` steps) and the mapping; memory beyond
     that of the scales is a quarter of the parameters in float32 while the step lasts. After the step p.grad is
@@ -185,6 +220,37 @@ class UnitConsistent(Coordinates):
                 raise ValueError("UnitConsistent: pass example_input, what the model is called with, to trace it.")
             graph = gauges.trace(model, example_input)
         super().__init__(optimizer, model, CanonicalChart(model, graph, gauge, project, compile))
+        if words := self._why_little():
+            warn(words)
+
+    def detach(self) -> nn.Module:
+        """Return the model, which is the plain one at all times, and take plain steps from now on.
+
+        The inner optimizer keeps its state. What it has gathered so far (momentum, second moments) is in units of DGE,
+        not of G, and takes some steps to be forgotten; to begin anew, build another optimizer.
+        """
+        return super().detach()
+
+    def _why_little(self) -> str:
+        """Say why less than half of what the optimizer trains is treated, with the remedy; "" if more is."""
+        found = self.coverage()
+        trained = {name: size for name, size in found.elements.items() if found.skipped.get(name) != "frozen"}
+        skipped = {name: self._kind(why) for name, why in found.skipped.items() if name in trained}
+        found = Coverage(found.treated, skipped, elements=trained)
+        if found.element_share >= 0.5 or not trained:
+            return ""
+        most = f"{found.element_share:.1%} of the elements" if found.treated else "nothing"
+        return (
+            f"UnitConsistent treats {most} of {type(self.model).__name__}; all else takes the plain step: "
+            f"{found.reasons()}. Only functions with f(cx) = c f(x), as ReLU and leaky ReLU, leave scales free: use "
+            "those, or the optimizer without UnitConsistent. coverage() lists every parameter."
+        )
+
+    def _kind(self, why: str) -> str:
+        """Put the type of module for its path, so that equal reasons of different layers are one."""
+        modules = dict(self.model.named_modules())
+        parts = why.split("; ")[0].split(" in ")
+        return " in ".join(type(modules[part]).__name__ if part in modules else part for part in parts)
 
 
 def _unwrapped(model: Any) -> Any:

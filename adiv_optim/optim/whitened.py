@@ -1,7 +1,5 @@
 """Optimizers that step where the inputs of every layer are white: their idea of a step, measured by activations."""
 
-from typing import Any
-
 from torch import nn
 from torch.optim import Optimizer
 
@@ -91,13 +89,5 @@ class Whitened(ByInputs):
             raise ValueError(f"Whitened: damping is {damping}; it must be positive and finite.")
         if root not in METHODS:
             raise ValueError(f"Whitened: unknown root {root!r}; known are {', '.join(METHODS)}.")
-        chart = WhiteChart(damping, decay, every, keep_norm, root, synchronize)
-        super().__init__(optimizer, model, chart, rank, max_dim)
-
-    def settings(self) -> dict[str, Any]:
-        """Return damping, decay and the rest, as the repr shows them."""
-        chart = self.chart
-        return {
-            "damping": chart.damping, "decay": chart.decay, "every": chart.every, "keep_norm": chart.keep_norm,
-            "root": chart.root, "rank": self.rank, "max_dim": self.max_dim,
-        }  # fmt: skip
+        chart = WhiteChart(damping, decay, every, keep_norm, root, rank, max_dim, synchronize)
+        super().__init__(optimizer, model, chart)

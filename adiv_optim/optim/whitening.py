@@ -1,6 +1,7 @@
 """The coordinates in which the inputs of layers are white, and the way there and back."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -86,9 +87,24 @@ class WhiteChart(InputChart[Roots]):
 
     how = "whitened"
 
-    def __init__(self, damping: float, decay: float, every: int, keep_norm: bool, root: str, synchronize: bool) -> None:
-        super().__init__(decay, every, synchronize)
+    def __init__(
+        self,
+        damping: float,
+        decay: float,
+        every: int,
+        keep_norm: bool,
+        root: str,
+        rank: int | None,
+        max_dim: int | None,
+        synchronize: bool,
+    ) -> None:
+        super().__init__(decay, every, rank, max_dim, synchronize)
         self.damping, self.keep_norm, self.root = damping, keep_norm, root
+
+    def settings(self) -> dict[str, Any]:
+        """Return damping, decay and the rest, as the repr shows them."""
+        names = ("damping", "decay", "every", "keep_norm", "root", "rank", "max_dim", "synchronize")
+        return {name: getattr(self, name) for name in names}
 
     def measure(self, layer: InputCovariance) -> Roots:
         """Return both roots of every block of (A + λI) / its mean eigenvalue, or of A + λI without `keep_norm`."""

@@ -291,7 +291,10 @@ def test_added_parameters_are_whitened():
 
 def test_attention_is_left_alone_and_said_so():
     model = nn.TransformerEncoderLayer(8, 2, 4, batch_first=True)
-    with pytest.warns(UserWarning, match="treats less than half of the elements .* self_attn.in_proj_weight"):
+    with pytest.warns(
+        UserWarning,
+        match="treats less than half of the elements .* MultiheadAttention is not a layer whose rows are known",
+    ):
         found = Whitened(torch.optim.SGD(model.parameters(), lr=0.1), model).coverage()
     assert found.skipped["self_attn.out_proj.weight"] == "MultiheadAttention uses it without calling the layer"
     assert found.skipped["self_attn.in_proj_weight"] == "MultiheadAttention is not a layer whose rows are known"

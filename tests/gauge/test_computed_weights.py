@@ -1,0 +1,88 @@
+"""gauge.trace of weights that a network computes from others: exact, and with work in proportion to their elements."""
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from adiv_optim import gauge
+from adiv_optim.gauge import _trace
+from tests.cases import relative_error
+
+pytestmark = pytest.mark.usefixtures("in_float64")
+
+
+class Standardised(nn.Conv2d):
+    """A convolution whose weight's rows are brought to mean 0 and variance 1 by batch_norm, as timm's are."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = self.weight.reshape(1, self.out_channels, -1)
+        weight = F.batch_norm(rows, None, None, training=True, eps=1e-30).reshape_as(self.weight)
+        return F.conv2d(x, weight, self.bias, self.stride, self.padding)
+
+
+class Counted(TorchDispatchMode):
+    """Adds up how many elements every operation makes, or writes into a tensor that is there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.elements = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        written = args[1:] if func._schema.is_mutable else out
+        self.elements += sum(t.numel() for t in pytree.tree_leaves(written) if isinstance(t, Tensor))
+        return out
+
+
+def work(layers: int, monkeypatch: pytest.MonkeyPatch) -> int:
+    model = nn.Sequential(*[Standardised(16, 16, 3, padding=1) for _ in range(layers)])
+    example = torch.randn(1, 16, 4, 4)
+    program = _trace.export(model, example)
+    with monkeypatch.context() as patch, Counted() as counted:
+        patch.setattr(_trace, "export", lambda *_: program)
+        gauge.trace(model, example)
+    return counted.elements
+
+
+def test_work_grows_as_the_weights_do(monkeypatch):
+    # 8 times the layers; all pairs of layers would be 64 times the work, and what is looked up once per layer is not.
+    assert work(32, monkeypatch) <= 9 * work(4, monkeypatch)
+
+
+@pytest.mark.parametrize("kernel", [1, 3])
+def test_rows_of_standardised_weights_are_free(kernel):
+    torch.manual_seed(0)
+    model = nn.Sequential(Standardised(3, 6, kernel), nn.ReLU(), Standardised(6, 4, kernel))
+    x = torch.randn(2, 3, 8, 8)
+    graph, before = gauge.trace(model, x), model(x)
+    assert graph.free == 6 + 4
+    scales = gauge.random_gauge(graph, 1.5, generator=torch.Generator().manual_seed(0))
+    gauge.apply_gauge(model, graph, scales)
+    assert relative_error(model(x), before) <= 1e-10
+
+
+class Scaled(nn.Module):
+    """A gain given the shape of what it multiplies before it does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(3, 4), nn.Linear(4, 2)
+        self.gain = nn.Parameter(torch.rand(4) + 0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        return self.last((x * self.gain.expand_as(x)).relu())
+
+
+def test_gain_of_the_shape_of_what_it_multiplies():
+    torch.manual_seed(0)
+    model, x = Scaled(), torch.randn(5, 3)
+    graph, before = gauge.trace(model, x), model(x)
+    assert graph.free == 4 + 4
+    gauge.apply_gauge(model, graph, gauge.random_gauge(graph, 1.5, generator=torch.Generator().manual_seed(0)))
+    assert relative_error(model(x), before) <= 1e-10
