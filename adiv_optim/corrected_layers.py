@@ -5,11 +5,13 @@ They can be imported by name, so pickling and copying an attached model work.
 
 import importlib
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.fx import Proxy
 from torch.nn.utils import parametrize
 
 from .corrections import Correction
@@ -18,6 +20,8 @@ from .functional._linear import corrected_linear
 
 _eager_linear = torch.compiler.disable(corrected_linear)
 _eager_conv = torch.compiler.disable(corrected_conv)
+
+_DETACH = "call adiv_optim.detach(model) first, and attach again afterwards."
 
 
 @torch.compiler.disable
@@ -36,6 +40,25 @@ class Corrected:
         # Written and never read here: a read would make torch.compile guard on it and compile twice.
         if torch.is_grad_enabled():
             self._ran = True
+
+    def _run(self, function: Callable[..., Tensor], input: Tensor, *arguments: Any, **options: Any) -> Tensor:
+        """Call a function of `functional`, and say what to do where torch does not know its way into it."""
+        if torch.compiler.is_compiling():  # which cannot leave the graph within a try block
+            return function(input, *arguments, self._correction, name=self._label, **options)
+        if isinstance(input, Proxy):
+            raise RuntimeError(f"{self._label} has a correction, which torch.fx cannot trace; {_DETACH}")
+        try:
+            return function(input, *arguments, self._correction, name=self._label, **options)
+        except NotImplementedError as error:
+            if "jvp" not in str(error):
+                raise
+            raise RuntimeError(
+                f"{self._label} has a correction, which has no forward-mode derivative; {_DETACH}"
+            ) from error
+
+    def __prepare_scriptable__(self) -> None:
+        """Called by torch.jit.script."""
+        raise RuntimeError(f"{self._label} has a correction, which torch.jit.script cannot compile; {_DETACH}")
 
     def extra_repr(self) -> str:
         """Return the plain layer's own line, and the correction."""
@@ -68,7 +91,8 @@ def _linear(layer: Any, input: Tensor, weight: Tensor) -> Tensor:
     if not layer._correction.traceable:
         _begin(layer)
         run = _eager_linear
-    return run(input, weight, layer.bias, layer._correction, name=layer._label)
+    output: Tensor = layer._run(run, input, weight, layer.bias)
+    return output
 
 
 class CorrectedConv(Corrected):
@@ -84,10 +108,9 @@ class CorrectedConv(Corrected):
         if not self._correction.traceable:
             _begin(self)
             run = _eager_conv
-        return run(
-            input, weight, bias, self.stride, padding, self.dilation, self.groups, self._correction,
-            name=self._label, dims=len(self.kernel_size),
-        )  # fmt: skip
+        return self._run(
+            run, input, weight, bias, self.stride, padding, self.dilation, self.groups, dims=len(self.kernel_size)
+        )
 
 
 class CorrectedConv1d(CorrectedConv, nn.Conv1d):
