@@ -91,8 +91,7 @@ def _linear(layer: Any, input: Tensor, weight: Tensor) -> Tensor:
     if not layer._correction.traceable:
         _begin(layer)
         run = _eager_linear
-    output: Tensor = layer._run(run, input, weight, layer.bias)
-    return output
+    return layer._run(run, input, weight, layer.bias)  # type: ignore[no-any-return]
 
 
 class CorrectedConv(Corrected):
