@@ -91,7 +91,7 @@ def _linear(layer: Any, input: Tensor, weight: Tensor) -> Tensor:
     if not layer._correction.traceable:
         _begin(layer)
         run = _eager_linear
-    return layer._run(run, input, weight, layer.bias)  # type: ignore[no-any-return]
+    return layer._run(run, input, weight, layer.bias)
 
 
 class CorrectedConv(Corrected):
