@@ -5,11 +5,13 @@ They can be imported by name, so pickling and copying an attached model work.
 
 import importlib
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.fx import Proxy
 from torch.nn.utils import parametrize
 
 from .corrections import Correction
@@ -20,6 +22,8 @@ from .functional._linear import corrected_linear
 BYPASSING: tuple[type[nn.Module], ...] = tuple(
     getattr(nn, name) for name in ("MultiheadAttention", "LinearCrossEntropyLoss") if hasattr(nn, name)
 )
+
+_DETACH = "call adiv_optim.detach(model) first, and attach again afterwards."
 
 
 class Corrected:
@@ -33,6 +37,25 @@ class Corrected:
         # Written and never read here: a read would make torch.compile guard on it and compile twice.
         if torch.is_grad_enabled():
             self._ran = True
+
+    def _run(self, function: Callable[..., Tensor], input: Tensor, *arguments: Any, **options: Any) -> Tensor:
+        """Call a function of `functional`, and say what to do where torch does not know its way into it."""
+        if torch.compiler.is_compiling():  # which cannot leave the graph within a try block
+            return function(input, *arguments, self._correction, name=self._label, **options)
+        if isinstance(input, Proxy):
+            raise RuntimeError(f"{self._label} has a correction, which torch.fx cannot trace; {_DETACH}")
+        try:
+            return function(input, *arguments, self._correction, name=self._label, **options)
+        except NotImplementedError as error:
+            if "jvp" not in str(error):
+                raise
+            raise RuntimeError(
+                f"{self._label} has a correction, which has no forward-mode derivative; {_DETACH}"
+            ) from error
+
+    def __prepare_scriptable__(self) -> None:
+        """Called by torch.jit.script."""
+        raise RuntimeError(f"{self._label} has a correction, which torch.jit.script cannot compile; {_DETACH}")
 
     def extra_repr(self) -> str:
         """Return the plain layer's own line, and the correction."""
@@ -61,7 +84,7 @@ class CorrectedTransposed(Corrected):
 
 def _linear(layer: Any, input: Tensor, weight: Tensor) -> Tensor:
     layer._note_run()
-    return corrected_linear(input, weight, layer.bias, layer._correction, name=layer._label)
+    return layer._run(corrected_linear, input, weight, layer.bias)
 
 
 class CorrectedConv(Corrected):
@@ -73,9 +96,9 @@ class CorrectedConv(Corrected):
         if self.padding_mode != "zeros":
             input = F.pad(input, self._reversed_padding_repeated_twice, mode=self.padding_mode)
             padding = 0
-        return corrected_conv(
-            input, weight, bias, self.stride, padding, self.dilation, self.groups, self._correction,
-            name=self._label, dims=len(self.kernel_size),
+        return self._run(
+            corrected_conv, input, weight, bias, self.stride, padding, self.dilation, self.groups,
+            dims=len(self.kernel_size),
         )  # fmt: skip
 
 

@@ -251,6 +251,42 @@ def test_error_of_a_model_that_is_a_layer_says_so():
         attach(nn.Linear(3, 2), Proportional())(torch.ones(2, 5))
 
 
+def script(model, x):
+    torch.jit.script(model)
+
+
+def symbolic_trace(model, x):
+    torch.fx.symbolic_trace(model)
+
+
+def jvp(model, x):
+    torch.func.jvp(model, (x,), (x,))
+
+
+def jvp_of_parameters(model, x):
+    parameters = dict(model.named_parameters())
+    torch.func.jvp(lambda found: torch.func.functional_call(model, found, (x,)), (parameters,), (parameters,))
+
+
+def hessian(model, x):
+    torch.func.hessian(lambda x: model(x).sum())(x)
+
+
+def dual(model, x):
+    with torch.autograd.forward_ad.dual_level():
+        model(torch.autograd.forward_ad.make_dual(x, x))
+
+
+@pytest.mark.parametrize("way", [script, symbolic_trace, jvp, jvp_of_parameters, hessian, dual])
+@pytest.mark.parametrize("layer", [nn.Linear(4, 4), nn.Conv1d(6, 6, 1)], ids=["linear", "conv"])
+def test_what_a_correction_does_not_go_with_is_refused_with_the_remedy(way, layer):
+    model, x = attach(nn.Sequential(copy.deepcopy(layer)), Proportional()), torch.randn(6, 4)
+    with pytest.raises(RuntimeError, match=r"layer '0' \(.*\) has a correction, .*adiv_optim\.detach\(model\) first"):
+        way(model, x)
+    torch.func.jvp(lambda y: model(x).detach() + y, (x[:, :4],), (x[:, :4],))  # through which it is not differentiated
+    way(detach(model), x)
+
+
 def test_integer_input_is_an_error_even_with_autocast():
     with torch.autocast("cpu", torch.bfloat16), pytest.raises(TypeError, match=r"torch\.int64"):
         attach(nn.Linear(3, 2), Proportional())(torch.ones(2, 3).long())

@@ -137,6 +137,34 @@ def refuse_correction_as(name: str, argument: str, value: object) -> None:
         )
 
 
+class Hook:
+    """A hook on a layer that says what to do where torch.jit.script or forward-mode differentiation cannot pass it.
+
+    Args:
+        function: what is called.
+        remedy: the end of the message.
+    """
+
+    def __init__(self, function: Callable[..., Any], remedy: str) -> None:
+        self.function, self.remedy = function, remedy
+
+    def __call__(self, *arguments: Any) -> Any:
+        """Call the function."""
+        if torch.compiler.is_compiling():  # which cannot leave the graph within a try block
+            return self.function(*arguments)
+        try:
+            return self.function(*arguments)
+        except NotImplementedError as error:
+            if "jvp" not in str(error):
+                raise
+            raise RuntimeError(f"a hook on this layer has no forward-mode derivative: {self.remedy}") from error
+
+    @property
+    def __name__(self) -> str:
+        # torch.jit.script asks every hook for its name before it compiles it.
+        raise AttributeError(f"a hook on this layer has no name, and cannot be scripted: {self.remedy}")
+
+
 def refuse_capture(name: str, tensor: Tensor) -> None:
     """Raise while a CUDA graph is being captured: a replay would not remember what Python remembers."""
     if tensor.is_cuda and not torch.compiler.is_compiling() and torch.cuda.is_current_stream_capturing():

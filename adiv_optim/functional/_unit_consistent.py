@@ -11,7 +11,7 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from torch.utils.hooks import RemovableHandle
 
 from ..scaling import rz_scaling
-from ._shared import exporting
+from ._shared import Hook, exporting
 
 
 class _ScaledGradient(Function):
@@ -123,6 +123,9 @@ def uc_backpropagation(model: nn.Module) -> "UCBackpropagation":
 _LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
+_REMOVE = "call remove() on what uc_backpropagation returned first."
+
+
 class UCBackpropagation:
     """What `uc_backpropagation` returns: `remove()` takes the hooks off; as a context manager, on leaving."""
 
@@ -147,8 +150,8 @@ class _Ends:
     def __init__(self, layer: nn.Module) -> None:
         self.inverse_rows: Tensor | None = None
         self.handles = [
-            layer.register_forward_pre_hook(self.input, with_kwargs=True),
-            layer.register_forward_hook(self.output),
+            layer.register_forward_pre_hook(Hook(self.input, _REMOVE), with_kwargs=True),
+            layer.register_forward_hook(Hook(self.output, _REMOVE)),
         ]
 
     def __getstate__(self) -> dict[str, Any]:

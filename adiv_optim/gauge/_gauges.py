@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from ..scaling import rz_scaling
@@ -81,6 +82,8 @@ class LayerGauge(Gauge):
         found = graph.factors(log_scales)
         for name in self._weights(graph):
             entry, weight = graph.parameters[name], parameters[name].detach()
+            # Scales of float16 weights may lie outside of float16's range.
+            weight = weight.to(torch.promote_types(weight.dtype, torch.float32))
             found[name] = _by_layer(weight.reshape(entry.shape), entry.shape, kernel_dims=weight.dim() - 2)
         return found
 

@@ -211,6 +211,11 @@ class _Hook:
     def __getstate__(self) -> dict[str, Any]:
         return {"covariance": _nothing}
 
+    @property
+    def __name__(self) -> str:
+        # torch.jit.script asks every hook for its name before it compiles it.
+        raise AttributeError("an optimizer gathers this layer's inputs by a hook, which cannot be scripted: detach() it")
+
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         covariance = self.covariance()
         # Not module.training: fine-tuning under eval() is usual.

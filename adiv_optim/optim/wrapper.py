@@ -163,7 +163,8 @@ class OptimizerWrapper(Optimizer):
         for hook in self._optimizer_load_state_dict_pre_hooks.values():
             replaced = hook(self, state_dict)
             state_dict = state_dict if replaced is None else replaced
-        self._load_state_dict(state_dict)
+        with _ordinary_tensors() if torch.is_inference_mode_enabled() else nullcontext():
+            self._load_state_dict(state_dict)
         for post_hook in self._optimizer_load_state_dict_post_hooks.values():
             post_hook(self)
 

@@ -125,6 +125,17 @@ def test_attached_model_is_traced_as_the_plain_one():
         assert str(gauge.trace(model, x)) == str(gauge.trace(chain(), x))
 
 
+def test_what_hooks_do_not_go_with_is_refused_with_the_remedy():
+    model, x = nn.Sequential(nn.Linear(3, 4)), torch.randn(5, 3)
+    with uc_backpropagation(model):
+        with pytest.raises(RuntimeError, match=r"no forward-mode derivative: call remove\(\)"):
+            torch.func.jvp(model, (x,), (x,))
+        with pytest.raises(AttributeError, match=r"cannot be scripted: call remove\(\)"):
+            torch.jit.script(model)
+    torch.func.jvp(model, (x,), (x,))
+    torch.jit.script(model)
+
+
 def test_input_by_name_and_no_grad():
     layer, x = nn.Linear(3, 2), torch.randn(4, 3, requires_grad=True)
     uc_backpropagation(layer)

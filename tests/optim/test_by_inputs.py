@@ -238,6 +238,15 @@ def test_layers_called_by_keyword_are_seen():
     assert optimizer.coverage().parameter_share == 1
 
 
+def test_scripting_a_model_whose_inputs_are_gathered_names_the_remedy():
+    model = nn.Linear(4, 3)
+    optimizer = Whitened(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    with pytest.raises(AttributeError, match=r"cannot be scripted: detach\(\) it"):
+        torch.jit.script(model)
+    optimizer.detach()
+    torch.jit.script(model)
+
+
 @each_wrapper
 def test_what_it_was_built_with_is_shown(wrapper):
     model = nn.Linear(4, 3)
