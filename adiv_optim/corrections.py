@@ -296,9 +296,10 @@ class BatchIdeal(Correction):
                 f"BatchIdeal(decay={self.decay}) remembers a layer's inputs, and here is no layer to keep them: "
                 "use it by attach or GradientOnly, or with decay=None."
             )
-        gradients = rows.ideal(self.solve)
-        factor = rows.count if self.per_sample else 1
-        return {name: gradient * factor for name, gradient in gradients.items()} if factor != 1 else gradients
+        if not self.per_sample:
+            return rows.ideal(self.solve)
+        # In the solution, not in the gradient: rounded to half precision, that may have lost what B is to bring back.
+        return rows.ideal(lambda gram, right, count: self.solve(gram, right, count) * rows.count)
 
     def solve(self, gram: Tensor, right: Tensor, count: float) -> Tensor:
         """Solve (gram + λI) X = right, with λ = max(damping / count, 100ε) · tr(gram).

@@ -33,8 +33,8 @@ def unit_consistent(inner: Optimizer, model: nn.Module, example: Tensor) -> Unit
 WRAPPERS: dict[str, Wrap] = {
     "proportional": gradient_only(Proportional()),
     "disproportional": gradient_only(Disproportional()),
-    "batch-ideal": gradient_only(BatchIdeal(0.1)),
-    "batch-ideal-running": gradient_only(BatchIdeal(0.1, decay=0.8, every=2)),
+    "batch-ideal": gradient_only(BatchIdeal(0.1, per_sample=False)),
+    "batch-ideal-running": gradient_only(BatchIdeal(0.1, per_sample=False, decay=0.8, every=2)),
     "unit-consistent": unit_consistent,
     "whitened": lambda inner, model, example: Whitened(inner, model, every=4),
     "whitened-rank": lambda inner, model, example: Whitened(inner, model, every=4, rank=2),
