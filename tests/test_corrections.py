@@ -192,7 +192,10 @@ SCALES = {
 }
 PLACES = {
     "linear": (lambda rule: functional.linear(torch.ones(4, 3), parameter(2, 3), None, rule), "linear"),
-    "conv2d": (lambda rule: functional.conv2d(torch.ones(4, 3, 2, 2), parameter(2, 3, 1, 1), correction=rule), "conv2d"),
+    "conv2d": (
+        lambda rule: functional.conv2d(torch.ones(4, 3, 2, 2), parameter(2, 3, 1, 1), correction=rule),
+        "conv2d",
+    ),
     "attached": (
         lambda rule: attach(nn.Sequential(nn.Linear(3, 2)), rule)(torch.ones(4, 3)),
         r"layer '0' \(Linear\)",

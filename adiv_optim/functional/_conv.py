@@ -56,9 +56,7 @@ def _conv(
         refuse_correction_as(name, "bias", bias)
         return _PLAIN[dims](input, weight, bias, stride, padding, dilation, groups)
     check_correction(correction)
-    return corrected_conv(
-        input, weight, bias, stride, padding, dilation, groups, correction, name=name, dims=dims
-    )
+    return corrected_conv(input, weight, bias, stride, padding, dilation, groups, correction, name=name, dims=dims)
 
 
 def corrected_conv(
@@ -85,7 +83,9 @@ def corrected_conv(
     batched = input.dim() == dims + 2
     input, weight, bias = autocast(input, weight, bias)  # type: ignore[assignment]
     batch = input if batched else input.unsqueeze(0)
-    output = apply(_Conv, batch, weight, bias, stride, padding, dilation, groups, correction, label_for(name, f"conv{dims}d"))
+    output = apply(
+        _Conv, batch, weight, bias, stride, padding, dilation, groups, correction, label_for(name, f"conv{dims}d")
+    )
     return output if batched else output.squeeze(0)
 
 
@@ -135,8 +135,8 @@ def _check_kernel(name: str, input: Tensor, weight: Tensor, padding: list[int], 
     if all(reach > size for reach, size in zip(reaches, sizes, strict=True)):
         raise ValueError(
             f"{name}: the kernel reaches over {tuple(reaches)} positions, but the padded input has {tuple(sizes)}: "
-            f"input has shape {tuple(input.shape)}, weight {tuple(weight.shape)}. Are the arguments in the wrong order? "
-            "The input comes first."
+            f"input has shape {tuple(input.shape)}, weight {tuple(weight.shape)}. Are these "
+            "arguments in the wrong order? The input comes first."
         )
 
 
@@ -189,7 +189,8 @@ def conv2d(
 
     Raises:
         TypeError: the correction is no `Correction`, or the input is integer or complex.
-        ValueError: wrong dimensions or channel counts, an unknown padding, or 'same' with a stride.
+        ValueError: wrong dimensions or channel counts, a kernel beyond the input, an unknown padding, 'same' with a
+            stride, or in the backward pass scales of the rule that do not fit.
 
     Example:
         >>> import torch

@@ -221,7 +221,7 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, correction
 
     Raises:
         TypeError: the correction is no `Correction`, or the input is integer or complex.
-        ValueError: the feature counts of input and weight differ.
+        ValueError: shapes do not fit, or in the backward pass the rule's scales.
 
     Example:
         >>> import torch

@@ -13,8 +13,8 @@ from ..running import check_memory, forget_pending, memory, precondition
 from .wrapper import OptimizerWrapper, check_same_parameters
 
 #: Rates of SGD, lr / (1 - momentum), outside of which `BatchIdeal` does not train, per_sample or not. Networks on
-#: scikit-learn's digits, batches of 32, damping 1: below the first they are at chance after two epochs; from the second on
-#: some diverge. Without per_sample the loss may be a sum, whose rates have no such upper end.
+#: scikit-learn's digits, batches of 32, damping 1: below the first they are at chance after two epochs; from the second
+#: on some diverge. Without per_sample the loss may be a sum, whose rates have no such upper end.
 _RATES = {True: (3e-3, 10.0), False: (1e-2, float("inf"))}
 
 
@@ -112,7 +112,9 @@ class GradientOnly(OptimizerWrapper):
 
 def _warn_of_rate(optimizer: SGD, rule: BatchIdeal) -> None:
     # A rate of 0 freezes a group, or waits for a schedule.
-    rates = [float(group["lr"]) / max(1 - group["momentum"], 1e-3) for group in optimizer.param_groups if group["lr"] > 0]
+    rates = [
+        float(group["lr"]) / max(1 - group["momentum"], 1e-3) for group in optimizer.param_groups if group["lr"] > 0
+    ]
     least, most = _RATES[rule.per_sample]
     if not rates or least <= max(rates) < most:
         return

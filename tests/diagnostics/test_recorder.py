@@ -56,9 +56,7 @@ def test_share_of_steps_that_climb():
     torch.manual_seed(0)
     layer = nn.Linear(4, 2)
     loss = lambda z, g: (z * g).sum()  # noqa: E731
-    recorders = {
-        rule: DivergenceRecorder(layer, loss, correction=rule, every=1) for rule in (Proportional(), IDEAL)
-    }
+    recorders = {rule: DivergenceRecorder(layer, loss, correction=rule, every=1) for rule in (Proportional(), IDEAL)}
     assert math.isnan(recorders[Proportional()].not_downhill()["total"])
     for _ in range(100):
         x, g = torch.randn(3, 1).mul(2).exp() * torch.randn(3, 4), torch.randn(3, 2)

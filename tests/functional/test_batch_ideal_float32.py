@@ -1,4 +1,4 @@
-"""BatchIdeal in float32 where rows repeat or far outnumber features, held against a solve in float64 with the same λ."""
+"""BatchIdeal in float32 where rows repeat or outnumber features, held against solves in float64 with the same λ."""
 
 import math
 
@@ -117,7 +117,7 @@ def test_time_series_transformer_trains_at_the_defaults():
 
 
 def test_half_precision_keeps_what_the_number_of_rows_brings_back():
-    """A mean over B rows makes gradients so small that float16 loses them, had they been rounded before the factor B."""
+    """Gradients of a mean over B rows are so small that float16 would lose them before the factor B."""
     x, g = torch.randn(4096, 8).half(), (torch.randn(4096, 3) / 4096).half()
     found, wanted = (
         torch.autograd.grad(functional.linear(x.to(kind), w, None, BatchIdeal()), w, g.to(kind))[0]

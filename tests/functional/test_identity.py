@@ -123,7 +123,9 @@ def test_input_gradient_is_bit_identical_however_the_input_lies(shape, order, bi
     assert x.shape == shape
     g = torch.randn(*shape[:-1], 13, dtype=dtype)
     for grad_output in (g, g[..., :1].expand_as(g)):
-        found, wanted = (torch.autograd.grad(apply(layer, x, rule), x, grad_output)[0] for rule in (Proportional(), None))
+        found, wanted = (
+            torch.autograd.grad(apply(layer, x, rule), x, grad_output)[0] for rule in (Proportional(), None)
+        )
         assert torch.equal(found, wanted)
 
 

@@ -219,7 +219,7 @@ def test_rate_far_from_any_that_trains_is_warned_of_once(kind, options, rule, me
     model = mlp()
     with pytest.warns(UserWarning, match=message) as found:
         optimizer = GradientOnly(kind(model.parameters(), **options), model, rule)
-        train(model, optimizer, batches(2))
+    train(model, optimizer, batches(2))  # any other warning is an error
     assert len(found) == 1
     assert found[0].filename == __file__
 
