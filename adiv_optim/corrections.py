@@ -15,10 +15,10 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor, nn
 
-#: The least ridge of `BatchIdeal`, in units of machine precision × tr(K). Rows that repeat make K singular, and rounding
-#: stands where zeros should: Cholesky's is at most (n + 1)/2 units (Higham 2002, Theorem 10.3; √n/2 where roundings are
-#: independent), that of summing K some twenty, however many rows there are. In directions that nothing but the ridge
-#: holds, the solution is off by the ratio of the two.
+#: The least ridge of `BatchIdeal`, in units of machine precision × tr(K). Rows that repeat make K singular, and where
+#: zeros should stand there is rounding: Cholesky's is at most (n + 1)/2 units (Higham 2002, Theorem 10.3; √n/2 where
+#: roundings are independent), that of summing K some twenty, however many rows there are. In directions that nothing
+#: but the ridge holds, the solution is off by the ratio of the two.
 _LEAST_RIDGE = 100
 
 #: Solves (gram + λI) X = right, given how many rows the Gram matrix was made of.
@@ -217,8 +217,8 @@ class BatchIdeal(Correction):
     above what rounding does to K. The operator is FOOF's (Benzing 2022) with the bias included.
 
     By default all that is multiplied by B (`per_sample`). A mean over samples puts a factor 1/B into every
-    :math:`g_k`, which this takes out: behind plain SGD a row then moves by about the rate times its own loss gradient, at
-    any batch size, and rates of 0.1 to 1 train. `GradientOnly` warns of rates that are far from that.
+    :math:`g_k`, which this takes out: behind plain SGD a row then moves by about the rate times its own loss gradient,
+    at any batch size, and rates of 0.1 to 1 train. `GradientOnly` warns of rates that are far from that.
 
     Inputs that hold NaN or inf give NaN, never an error.
 
