@@ -15,10 +15,10 @@ from typing import ClassVar, Protocol
 import torch
 from torch import Tensor, nn
 
-#: The least ridge of `BatchIdeal`, in units of machine precision × tr(K). Rows that repeat make K singular, and what stands
-#: in its place is rounding: Cholesky's error is at most (n + 1)/2 units (Higham 2002, Theorem 10.3; √n/2 if roundings are
-#: independent), that of summing K some twenty at most, however many rows there are. Where nothing but the ridge holds a
-#: direction, the ratio of the two is the share by which the solution is off.
+#: The least ridge of `BatchIdeal`, in units of machine precision × tr(K). Rows that repeat make K singular, and where
+#: zeros should stand there is rounding: Cholesky's is at most (n + 1)/2 units (Higham 2002, Theorem 10.3; √n/2 where
+#: roundings are independent), that of summing K some twenty, however many rows there are. In directions that nothing
+#: but the ridge holds, the solution is off by the ratio of the two.
 _LEAST_RIDGE = 100
 
 #: Solves (gram + λI) X = right, given how many rows the Gram matrix was made of.
@@ -192,17 +192,16 @@ class BatchIdeal(Correction):
               = (\tilde X^\top \tilde X + \lambda I)^{-1} \tilde X^\top G,
               \qquad \lambda = \max(\text{damping} / B, 100 \epsilon) \cdot \mathrm{tr}(K),
 
-    with :math:`\tilde X = [X, 1]` (without a trained bias X), :math:`K = \tilde X \tilde X^\top`, B rows and the machine
-    precision ε, times B unless `per_sample` is False. Where the other corrections make each row's pull on itself ideal, this removes the interference of the rows as
-    well: without the factor B, as λ → 0 every row moves by exactly :math:`-\eta g_k` if B ≤ features + 1, and as close to
-    it as least squares allows if not. It is always a descent direction. As damping → ∞ it is the plain direction, and
-    for a single row it is `Proportional`. The system is solved by Cholesky on its smaller side, in float32 at
-    least; its least λ, 100ε tr(K), is above what rounding does to K. The operator is FOOF's (Benzing 2022) with the bias
-    included.
+    with :math:`\tilde X = [X, 1]` (without a trained bias X), :math:`K = \tilde X \tilde X^\top`, B rows and machine
+    precision ε. Where the other corrections make each row's pull on itself ideal, this removes the interference of the
+    rows as well: as λ → 0 every row moves by exactly :math:`-\eta g_k` if B ≤ features + 1, and as close to it as least
+    squares allows if not. It is always a descent direction. As damping → ∞ it is the plain direction, and for a single
+    row it is `Proportional`. The system is solved by Cholesky on its smaller side, in float32 at least; the least λ is
+    above what rounding does to K. The operator is FOOF's (Benzing 2022) with the bias included.
 
-    **Which rate.** A mean over samples puts a factor 1/B into every :math:`g_k`. The factor B takes it out: behind plain SGD
-    a row moves by about the rate times its own loss gradient, rates of 0.1 to 1 train, and they do not depend on the
-    batch size. `GradientOnly` warns of rates that are far from that. With a loss that is a sum, set per_sample=False.
+    By default all that is multiplied by B (`per_sample`). A mean over samples puts a factor 1/B into every
+    :math:`g_k`, which this takes out: behind plain SGD a row then moves by about the rate times its own loss gradient,
+    at any batch size, and rates of 0.1 to 1 train. `GradientOnly` warns of rates that are far from that.
 
     Inputs that hold NaN or inf give NaN, never an error.
 
@@ -211,10 +210,9 @@ class BatchIdeal(Correction):
     `Preconditioned`, which remembers the inputs, takes that one.
 
     Args:
-        damping: the ridge, as a share of the mean squared row norm; at least 0. 0.3 to 1 trains; less makes the step look
-            better and training worse.
-        per_sample: multiply by B. With a loss that is a mean over rows, g holds a factor 1/B, and every row then
-            moves by its own loss gradient instead of a B-th of it.
+        damping: the ridge, as a share of the mean squared row norm; at least 0. What trains is 0.3 to 1; less makes the
+            step look better and training worse.
+        per_sample: multiply by B. Set it to False where the loss is a sum over rows.
 
     Raises:
         ValueError: damping is negative or not finite.
@@ -246,9 +244,10 @@ class BatchIdeal(Correction):
 
     def gradients(self, rows: Rows) -> dict[str, Tensor]:
         """Return the ideal gradient of every trained parameter from one call of a layer."""
-        gradients = rows.ideal(self.solve)
-        factor = rows.count if self.per_sample else 1
-        return {name: gradient * factor for name, gradient in gradients.items()} if factor != 1 else gradients
+        if not self.per_sample:
+            return rows.ideal(self.solve)
+        # In the solution, not in the gradient: rounded to half precision, that may have lost what B is to bring back.
+        return rows.ideal(lambda gram, right, count: self.solve(gram, right, count) * rows.count)
 
     def solve(self, gram: Tensor, right: Tensor, count: float) -> Tensor:
         """Solve (gram + λI) X = right, with λ = max(damping / count, 100ε) · tr(gram).

@@ -81,7 +81,7 @@ METHODS: dict[str, Method] = {
     "proportional": Method(correction=Proportional()),
     "disproportional": Method(correction=Disproportional()),
     # The damping is from exploratory runs on CIFAR-10 that looked at test accuracy: a report should say so.
-    "batch-ideal": Method(correction=BatchIdeal(damping=0.3)),
+    "batch-ideal": Method(correction=BatchIdeal(damping=0.3, per_sample=False)),
     "uc-network": Method(gauge=NetworkGauge()),
     "uc-layer": Method(gauge=LayerGauge()),
     "whitened": Method(whitening=1.0),

@@ -33,6 +33,9 @@ from .structural import structural
 from .timing import Job, measured, peak_memory, ratio
 from .trainer import Ensemble, build_model, build_optimizer, epoch_orders
 
+#: What is timed; neither number has a part in the cost.
+IDEAL = BatchIdeal(1e-3, per_sample=False)
+
 
 def _row(what: str, job: Job, plain: Job, rounds: int) -> dict[str, Any]:
     return measured(what, job(), plain(), rounds, peak_memory(job) / peak_memory(plain))
@@ -54,14 +57,14 @@ def layers(data: str) -> dict[str, Any]:
                 what = f"Linear {shape}{'' if input_grad else ' first'}, {type(correction).__name__}"
                 rows.append(_layer_row(what, linear_layer(*shape, input_grad), correction))
     for shape in ((128, 512, 512), (32, 1024, 1024), (512, 1024, 1024), (2048, 512, 512)):
-        rows.append(_layer_row(f"Linear {shape}, BatchIdeal", linear_layer(*shape, True), BatchIdeal()))
+        rows.append(_layer_row(f"Linear {shape}, BatchIdeal", linear_layer(*shape, True), IDEAL))
     images: tuple[tuple[tuple[int, ...], int, int, bool], ...] = (
         ((32, 64, 16, 16), 64, 3, True),
         ((32, 256, 8, 8), 64, 1, True),
         ((32, 3, 32, 32), 64, 3, False),
     )
     for image, outputs, kernel, input_grad in images:
-        for rule in (Proportional(), BatchIdeal()):
+        for rule in (Proportional(), IDEAL):
             where = f"{image} → {outputs}{'' if input_grad else ' first'}"
             what = f"Conv2d {kernel}×{kernel}, {where}, {type(rule).__name__}"
             rows.append(_layer_row(what, conv_layer(image, outputs, kernel, input_grad), rule))
@@ -111,7 +114,7 @@ def batch_ideal(data: str) -> dict[str, Any]:
         "note": "Linear is (rows, in, out), float32, on the same tensors; (60, 784, 1600) is that package's own MNIST "
         "example. Ratios within one interleaved run, median and quartiles of the rounds; below 1, BatchIdeal is "
         f"faster. isaac {version('isaac')}.",
-        "rows": [_layer_row(f"Linear {shape}", isaac_layer(*shape), BatchIdeal(), rounds=60) for shape in shapes],
+        "rows": [_layer_row(f"Linear {shape}", isaac_layer(*shape), IDEAL, rounds=60) for shape in shapes],
         "environment": environment(),
     }
 

@@ -27,7 +27,7 @@ OPTIMIZERS: dict[str, Callable[[AdamW, GPT, Tensor], Optimizer]] = {
     "adamw": lambda inner, model, tokens: inner,
     "proportional": lambda inner, model, tokens: GradientOnly(inner, model, Proportional()),
     "disproportional": lambda inner, model, tokens: GradientOnly(inner, model, Disproportional()),
-    "batch-ideal": lambda inner, model, tokens: GradientOnly(inner, model, BatchIdeal(damping=3.0)),
+    "batch-ideal": lambda inner, model, tokens: GradientOnly(inner, model, BatchIdeal(damping=3.0, per_sample=False)),
     "unit-consistent": lambda inner, model, tokens: UnitConsistent(inner, model, example_input=tokens),
     "whitened": lambda inner, model, tokens: Whitened(inner, model, rank=16),
 }

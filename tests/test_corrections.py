@@ -2,13 +2,15 @@
 
 import copy
 import pickle
+from collections.abc import Callable
 from dataclasses import FrozenInstanceError, dataclass
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.optim import SGD
 
-from adiv_optim import Correction, Disproportional, Proportional, functional
+from adiv_optim import Correction, Disproportional, GradientOnly, Proportional, attach, functional, jacobian
 from adiv_optim.corrections import check_correction
 from tests.cases import CORRECTIONS, each_correction
 from tests.references import row_scales
@@ -170,6 +172,82 @@ def test_wrong_keys_from_scales_are_an_error_that_says_which(kind, keys):
     output = getattr(functional, kind)(torch.ones(shape), layer.weight, layer.bias, correction=Keys(keys))
     with pytest.raises(ValueError, match=r"Keys\.scales returned scales for .*\['bias', 'weight'\]"):
         output.sum().backward()
+
+
+@dataclass(frozen=True)
+class Returns(Correction):
+    """A rule whose scales are made by `of` from the weight's factor."""
+
+    of: Callable[[Tensor], object]
+
+    def scales(self, factors):
+        return {name: self.of(factor) for name, factor in factors.items()}
+
+
+SCALES = {
+    "float": (lambda f: 0.5, "0.5 of type float"),
+    "one-number": (lambda f: f.mean(), r"torch.float32 of shape \(\)"),
+    "one-row-short": (lambda f: f[1:], "torch.float32 of shape"),
+    "integers": (lambda f: torch.ones_like(f).long(), "torch.int64 of shape"),
+}
+PLACES = {
+    "linear": (lambda rule: functional.linear(torch.ones(4, 3), parameter(2, 3), None, rule), "linear"),
+    "conv2d": (
+        lambda rule: functional.conv2d(torch.ones(4, 3, 2, 2), parameter(2, 3, 1, 1), correction=rule),
+        "conv2d",
+    ),
+    "attached": (
+        lambda rule: attach(nn.Sequential(nn.Linear(3, 2)), rule)(torch.ones(4, 3)),
+        r"layer '0' \(Linear\)",
+    ),
+    "jacobian": (
+        lambda rule: Jacobians(nn.Sequential(nn.Linear(3, 2)), rule),
+        r"layer '0' \(Linear\)",
+    ),
+}
+
+
+def parameter(*shape: int) -> Tensor:
+    return torch.ones(shape, requires_grad=True)
+
+
+@dataclass
+class Jacobians:
+    """What has a backward, by explicit Jacobians."""
+
+    model: nn.Module
+    rule: Correction
+
+    def sum(self):
+        return self
+
+    def backward(self):
+        jacobian.backward(self.model, lambda z, _: z.sum(), torch.ones(4, 3), None, self.rule)
+
+
+@pytest.mark.parametrize(("of", "message"), SCALES.values(), ids=SCALES)
+@pytest.mark.parametrize(("run", "place"), PLACES.values(), ids=PLACES)
+def test_scales_that_do_not_fit_are_an_error_that_names_rule_and_layer(run, place, of, message):
+    with pytest.raises(ValueError, match=rf"^{place}: Returns\.scales returned {message}.* for 'weight'; it must be"):
+        run(Returns(of)).sum().backward()
+
+
+WRONG_ORDER = {
+    "attach": lambda m, x: attach(Proportional(), m),
+    "gradient-only": lambda m, x: GradientOnly(m, SGD(m.parameters()), Proportional()),
+    "gradient-only-rotated": lambda m, x: GradientOnly(SGD(m.parameters()), Proportional(), m),
+    "linear": lambda m, x: functional.linear(m.weight, x, m.bias, Proportional()),
+    "linear-tokens": lambda m, x: functional.linear(m.weight, x[None], None, Proportional()),
+    "linear-correction-as-bias": lambda m, x: functional.linear(x, m.weight, Proportional()),
+    "conv2d": lambda m, x: functional.conv2d(torch.ones(2, 3, 3, 3), torch.ones(4, 3, 8, 8), correction=Proportional()),
+    "conv2d-correction-as-bias": lambda m, x: functional.conv2d(x, m.weight, Proportional()),
+}
+
+
+@pytest.mark.parametrize("call", WRONG_ORDER.values(), ids=WRONG_ORDER)
+def test_arguments_in_the_wrong_order_are_told(call):
+    with pytest.raises((TypeError, ValueError), match="arguments in the wrong order"):
+        call(nn.Linear(5, 3), torch.ones(4, 5))
 
 
 def test_base_class_is_abstract():

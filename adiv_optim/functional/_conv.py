@@ -135,8 +135,8 @@ def _check_kernel(name: str, input: Tensor, weight: Tensor, padding: list[int], 
     if all(reach > size for reach, size in zip(reaches, sizes, strict=True)):
         raise ValueError(
             f"{name}: the kernel reaches over {tuple(reaches)} positions, but the padded input has {tuple(sizes)}: "
-            f"input has shape {tuple(input.shape)}, weight {tuple(weight.shape)}. Are the arguments in the wrong order? "
-            "The input comes first."
+            f"input has shape {tuple(input.shape)}, weight {tuple(weight.shape)}. Are these "
+            "arguments in the wrong order? The input comes first."
         )
 
 
@@ -189,7 +189,8 @@ def conv2d(
 
     Raises:
         TypeError: the correction is no `Correction`, or the input is integer or complex.
-        ValueError: wrong dimensions or channel counts, an unknown padding, or 'same' with a stride.
+        ValueError: wrong dimensions or channel counts, a kernel beyond the input, an unknown padding, 'same' with a
+            stride, or in the backward pass scales of the rule that do not fit.
 
     Example:
         >>> import torch

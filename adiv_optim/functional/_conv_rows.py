@@ -126,6 +126,6 @@ def _add(totals: dict[str, Tensor], name: str, part: Tensor) -> None:
 
 
 def _rescale_groups(grad_output: Tensor, scale: Tensor) -> Tensor:
-    """Multiply (N, C_out, *out) by (N, groups, *out), in the wider of their dtypes: a scale serves its group's channels."""
+    """(N, C_out, *out) × (N, groups, *out) in the wider of their dtypes; a group's scale serves all of its channels."""
     grouped = grad_output.unflatten(1, (scale.shape[1], -1))
     return (grouped * scale.unsqueeze(2)).flatten(1, 2)

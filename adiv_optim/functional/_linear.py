@@ -173,9 +173,9 @@ def _product(left: Tensor, right: Tensor) -> Tensor:
 
     A matrix product may add up all rows one by one, and so lose as many units of rounding as there are rows: 65,536
     equal rows of 3 features lost 2·10⁻⁴ of the trace, a hundred times the ridge of a Gram matrix. The sums of the runs
-    take a sixteenth of the larger argument at most.
+    take an eighth of the larger argument at most.
     """
-    run = max(64, 16 * min(left.shape[-1], right.shape[-1]))
+    run = max(64, 8 * min(left.shape[-1], right.shape[-1]))
     runs = left.shape[-2] // run
     if runs < 2:
         return left.mT @ right
@@ -216,7 +216,7 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, correction
 
     Raises:
         TypeError: the correction is no `Correction`, or the input is integer or complex.
-        ValueError: the feature counts of input and weight differ.
+        ValueError: shapes do not fit, or in the backward pass the rule's scales.
 
     Example:
         >>> import torch

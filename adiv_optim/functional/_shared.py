@@ -122,7 +122,7 @@ def autocast(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:
 
 
 def label_for(name: str, function: str) -> str:
-    """What messages of the backward pass open with: the layer's label, or while torch.compile traces the function's name.
+    """What opens messages of the backward pass: the layer's label, or while torch.compile traces the function's name.
 
     A label in the graph would be guarded on: blocks that share one compiled graph would each be compiled anew.
     """

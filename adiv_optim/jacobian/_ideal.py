@@ -51,9 +51,9 @@ def ideal_update(
 
     with :math:`J = \partial z / \partial\theta` over the whole batch and n the number of outputs. Where no step
     does it, this one is the least squares solution of least norm. For nn.Linear and a convolution with one group
-    it is minus the `BatchIdeal` gradient; grouped convolutions have one λ here and one per group there. J is
-    never written down: conjugate gradients call torch.func.vjp (twice over for J itself), so any module that
-    torch.func can differentiate has an ideal step, a whole network included.
+    it is minus the gradient of `BatchIdeal(per_sample=False)`; grouped convolutions have one λ here and one per group
+    there. J is never written down: conjugate gradients call torch.func.vjp (twice over for J itself), so any module
+    that torch.func can differentiate has an ideal step, a whole network included.
 
     Args:
         module: any module; run in the mode it is in. Buffers, such as running statistics, are left alone, and

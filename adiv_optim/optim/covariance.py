@@ -214,7 +214,9 @@ class _Hook:
     @property
     def __name__(self) -> str:
         # torch.jit.script asks every hook for its name before it compiles it.
-        raise AttributeError("an optimizer gathers this layer's inputs by a hook, which cannot be scripted: detach() it")
+        raise AttributeError(
+            "an optimizer gathers this layer's inputs by a hook, which cannot be scripted: detach() it"
+        )
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         covariance = self.covariance()

@@ -4,13 +4,18 @@ from collections.abc import Iterable
 from typing import Any
 
 from torch import nn
-from torch.optim import Optimizer
+from torch.optim import SGD, Optimizer
 
 from ..attach import attach, correction_coverage, detach
 from ..corrected_layers import Corrected
-from ..corrections import Correction
-from ..coverage import Coverage
+from ..corrections import BatchIdeal, Correction
+from ..coverage import Coverage, warn
 from .wrapper import OptimizerWrapper, check_same_parameters
+
+#: Rates of SGD, lr / (1 - momentum), outside of which `BatchIdeal` does not train, per_sample or not. Networks on
+#: scikit-learn's digits, batches of 32, damping 1: below the first they are at chance after two epochs; from the second
+#: on some diverge. Without per_sample the loss may be a sum, whose rates have no such upper end.
+_RATES = {True: (3e-3, 10.0), False: (1e-2, float("inf"))}
 
 
 class GradientOnly(OptimizerWrapper):
@@ -33,8 +38,11 @@ class GradientOnly(OptimizerWrapper):
         skip: paths of modules and module types to leave alone; see `attach`.
         strict: refuse a model with trainable parameters that would not be corrected; see `attach`.
 
+    Warns:
+        UserWarning: SGD's rate is far from any that trains with `BatchIdeal`.
+
     Raises:
-        TypeError: not an optimizer, LBFGS, or not a correction.
+        TypeError: not an optimizer, LBFGS, not a correction, or the arguments are in the wrong order.
         ValueError: the optimizer holds no parameter of the model, or `attach` finds fault with it.
 
     Example:
@@ -69,9 +77,16 @@ class GradientOnly(OptimizerWrapper):
         skip: Iterable[str | type[nn.Module]] = (),
         strict: bool = False,
     ) -> None:
+        if isinstance(optimizer, nn.Module) or isinstance(model, (Optimizer, Correction)):
+            found = ", ".join(type(argument).__name__ for argument in (optimizer, model, correction))
+            raise TypeError(
+                f"GradientOnly: arguments in the wrong order: found {found}; it takes (optimizer, model, correction)."
+            )
         super().__init__(optimizer)
         check_same_parameters("GradientOnly", optimizer, model)
         self.model = attach(model, correction, skip=skip, strict=strict)
+        if type(optimizer) is SGD and isinstance(correction, BatchIdeal):
+            _warn_of_rate(optimizer, correction)
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what a copy or a pickle keeps: as in torch, no hooks."""
@@ -110,3 +125,26 @@ class GradientOnly(OptimizerWrapper):
 
     def _layers(self) -> list[Corrected]:
         return [module for module in self.model.modules() if isinstance(module, Corrected)]
+
+
+def _warn_of_rate(optimizer: SGD, rule: BatchIdeal) -> None:
+    # A rate of 0 freezes a group, or waits for a schedule.
+    rates = [
+        float(group["lr"]) / max(1 - group["momentum"], 1e-3) for group in optimizer.param_groups if group["lr"] > 0
+    ]
+    least, most = _RATES[rule.per_sample]
+    if not rates or least <= max(rates) < most:
+        return
+    if max(rates) >= most:
+        remedy = "Each row moves by about the rate times its own loss gradient; take a rate of 0.1 to 1"
+    elif rule.per_sample:
+        remedy = "Each row moves by about the rate times its own loss gradient, hardly at all; take a rate of 0.1 to 1"
+    else:
+        remedy = (
+            "With a loss that is a mean over B samples every row moves by a B-th of the rate, hardly at all; take "
+            "BatchIdeal(per_sample=True) and a rate of 0.1 to 1, or a rate B times as large"
+        )
+    warn(
+        f"GradientOnly: SGD's rate, lr / (1 - momentum), is {max(rates):.3g}, far from what trains with {rule!r}. "
+        f"{remedy}."
+    )

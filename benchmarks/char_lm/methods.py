@@ -63,7 +63,7 @@ def _corrected_adamw(rule: Callable[[float | None], Correction]) -> Build:
 
 def _batch_ideal(damping: float | None) -> Correction:
     assert damping is not None
-    return BatchIdeal(damping)
+    return BatchIdeal(damping, per_sample=False)
 
 
 def _unit_consistent_adamw(

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch.autograd import gradcheck
 
-from adiv_optim import functional
+from adiv_optim import Proportional, functional
 from tests.cases import apply, each_correction, each_layer, gradients
 
 
@@ -100,6 +100,33 @@ def test_frozen_layer_has_no_gradient_and_passes_the_inputs(correction):
 def test_nothing_to_differentiate_gives_a_constant(correction):
     layer = torch.nn.Linear(3, 2).requires_grad_(False)
     assert not apply(layer, torch.randn(4, 3), correction).requires_grad
+
+
+LAYOUTS = {
+    "column-major": ((33, 70), (1, 0)),
+    "one-column": ((40, 1), (1, 0)),
+    "tokens-column-major": ((4, 17, 30), (2, 0, 1)),
+    "tokens-across": ((4, 17, 30), (1, 0, 2)),
+    "one-sample": ((1, 17, 30), (0, 2, 1)),
+    "four-dimensions": ((2, 1, 9, 20), (3, 0, 1, 2)),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("bias", [True, False], ids=["bias", "no-bias"])
+@pytest.mark.parametrize(("shape", "order"), LAYOUTS.values(), ids=LAYOUTS)
+def test_input_gradient_is_bit_identical_however_the_input_lies(shape, order, bias, dtype):
+    """torch multiplies the gradient of a column-major input the other way round, which rounds differently."""
+    places = [order.index(dim) for dim in range(len(order))]
+    x = torch.randn([shape[dim] for dim in order], dtype=dtype).permute(places).requires_grad_()
+    layer = torch.nn.Linear(shape[-1], 13, bias=bias, dtype=dtype)
+    assert x.shape == shape
+    g = torch.randn(*shape[:-1], 13, dtype=dtype)
+    for grad_output in (g, g[..., :1].expand_as(g)):
+        found, wanted = (
+            torch.autograd.grad(apply(layer, x, rule), x, grad_output)[0] for rule in (Proportional(), None)
+        )
+        assert torch.equal(found, wanted)
 
 
 def test_non_contiguous_input_gives_torchs_output():

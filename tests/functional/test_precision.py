@@ -44,6 +44,19 @@ def test_gradients_keep_the_dtype_and_are_close_to_float64(device, case, dtype, 
         assert relative_error(found[name].cpu(), wanted[name]) <= TOLERANCE[dtype], name
 
 
+@each_correction
+def test_bfloat16_bias_gradient_of_a_convolution_is_rounded_once(correction):
+    """As that of a linear layer is: neither the rescaled gradients nor the sums of parts are rounded to bfloat16."""
+    layer, x = nn.Conv2d(4, 64, 1).bfloat16(), torch.randn(64, 4, 32, 32).bfloat16()  # a gradient of eight parts
+    output = apply(layer, x, correction)
+    g = torch.randn_like(output)
+    found = gradients(output, layer, g)
+    rows, grad_rows = (tensor.movedim(1, -1).flatten(0, -2).double() for tensor in (x, g))
+    scales = correction.scales({"weight": rows.square().sum(1), "bias": torch.ones(len(rows)).double()})
+    wanted = grad_rows.mT @ scales["bias"]
+    assert ((found["bias"] - wanted).abs() <= 2**-8 * wanted.abs()).all()
+
+
 @each_device
 @pytest.mark.parametrize("shape", [(64, 3), (3, 64)], ids=["scale-output-gradient", "scale-input"])
 @each_correction

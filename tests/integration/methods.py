@@ -63,8 +63,8 @@ def corrected(rule: Correction) -> Method:
 METHODS = {
     "proportional": corrected(Proportional()),
     "disproportional": corrected(Disproportional()),
-    "batch-ideal": corrected(BatchIdeal(0.1)),
-    "batch-ideal-running": corrected(BatchIdeal(0.1, decay=0.5)),
+    "batch-ideal": corrected(BatchIdeal(0.1, per_sample=False)),
+    "batch-ideal-running": corrected(BatchIdeal(0.1, per_sample=False, decay=0.5)),
     "unit-consistent": Method(lambda optimizer, model, x: UnitConsistent(optimizer, model, example_input=x)),
     "whitened": Method(lambda optimizer, model, _: Whitened(optimizer, model, every=2)),
 }

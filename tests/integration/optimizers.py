@@ -49,8 +49,10 @@ def _graph(bias: bool) -> gauges.ChannelGraph:
 WRAPPERS = {
     "proportional": gradient_only(Proportional(), lambda: by_hand.proportional),
     "disproportional": gradient_only(Disproportional(), lambda: by_hand.disproportional),
-    "batch-ideal": gradient_only(BatchIdeal(DAMPING), lambda: by_hand.batch_ideal),
-    "batch-ideal-running": gradient_only(BatchIdeal(DAMPING, decay=DECAY), by_hand.batch_ideal_running),
+    "batch-ideal": gradient_only(BatchIdeal(DAMPING, per_sample=False), lambda: by_hand.batch_ideal),
+    "batch-ideal-running": gradient_only(
+        BatchIdeal(DAMPING, per_sample=False, decay=DECAY), by_hand.batch_ideal_running
+    ),
     "unit-consistent": Wrapper(unit_consistent, lambda: by_hand.unit_consistent),
     "whitened": Wrapper(lambda optimizer, model: Whitened(optimizer, model, every=1, decay=DECAY), by_hand.whitened),
 }

@@ -365,7 +365,7 @@ def test_whitened_sgd_is_batch_ideal_times_the_rows(architecture):
     for layer, input, output, grad_output in calls(before, x):
         path = next(name for name, module in before.named_modules() if module is layer)
         rows, trained = output[:, 0].numel(), {n: p for n, p in layer.named_parameters() if p.requires_grad}
-        rule = BatchIdeal(damping * rows / white[path].sizes[0]) if path in white else None
+        rule = BatchIdeal(damping * rows / white[path].sizes[0], per_sample=False) if path in white else None
         if not trained:
             continue
         found = torch.autograd.grad(apply(layer, input, rule), list(trained.values()), grad_output)

@@ -1,6 +1,7 @@
 """GradientOnly: corrected gradients behind any optimizer, and a plain model afterwards."""
 
 import copy
+import warnings
 from dataclasses import dataclass
 
 import pytest
@@ -8,7 +9,7 @@ import torch
 from torch import nn
 from torch.optim import SGD, Adam, AdamW
 
-from adiv_optim import Correction, Disproportional, GradientOnly, Proportional, coverage
+from adiv_optim import BatchIdeal, Correction, Disproportional, GradientOnly, Proportional, coverage
 from tests.cases import each_correction, relative_error
 from tests.optim.test_wrapper import assert_same_parameters, batches, each_optimizer, mlp, train
 
@@ -225,3 +226,39 @@ def test_optimizer_of_a_part_of_the_model_is_accepted():
     before = model[0].weight.detach().clone()
     train(model, optimizer, batches(1))
     assert torch.equal(model[0].weight, before)
+
+
+FAR = {
+    "habit-of-adam": (SGD, {"lr": 1e-3}, BatchIdeal(), r"is 0.001, .* hardly at all; take a rate of 0.1 to 1"),
+    "rate-of-the-sum": (SGD, {"lr": 30.0}, BatchIdeal(), r"is 30, .* take a rate of 0.1 to 1"),
+    "by-momentum": (SGD, {"lr": 1.0, "momentum": 0.95}, BatchIdeal(), r"is 20, .* take a rate of 0.1 to 1"),
+    "mean-loss": (SGD, {"lr": 1e-3}, BatchIdeal(per_sample=False), r"per_sample=True\) and a rate of 0.1 to 1"),
+}
+NEAR = {
+    "usual": (SGD, {"lr": 0.1, "momentum": 0.9}, BatchIdeal()),
+    "small-with-momentum": (SGD, {"lr": 1e-3, "momentum": 0.9}, BatchIdeal()),
+    "high": (SGD, {"lr": 3.0}, BatchIdeal(0.3)),
+    "mean-loss": (SGD, {"lr": 300.0}, BatchIdeal(per_sample=False)),
+    "waiting-for-a-schedule": (SGD, {"lr": 0.0}, BatchIdeal()),
+    "momentum-of-one": (SGD, {"lr": 1e-3, "momentum": 1.0}, BatchIdeal()),
+    "adam": (Adam, {"lr": 1e-3}, BatchIdeal()),
+    "proportional": (SGD, {"lr": 1e-3}, Proportional()),
+}
+
+
+@pytest.mark.parametrize(("kind", "options", "rule", "message"), FAR.values(), ids=FAR)
+def test_rate_far_from_any_that_trains_is_warned_of_once(kind, options, rule, message):
+    model = mlp()
+    with pytest.warns(UserWarning, match=message) as found:
+        optimizer = GradientOnly(kind(model.parameters(), **options), model, rule)
+    train(model, optimizer, batches(2))  # any other warning is an error
+    assert len(found) == 1
+    assert found[0].filename == __file__
+
+
+@pytest.mark.parametrize(("kind", "options", "rule"), NEAR.values(), ids=NEAR)
+def test_rates_that_train_are_not_warned_of(kind, options, rule):
+    model = mlp()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        GradientOnly(kind(model.parameters(), **options), model, rule)

@@ -43,7 +43,7 @@ def test_micro_batches_give_the_ideal_step_of_the_joined_batch(case):
 
 
 def test_average_is_the_mean_with_decaying_weights():
-    layer, decay = attach(nn.Linear(4, 3), BatchIdeal(DAMPING, decay=0.7)), 0.7
+    layer, decay = attach(nn.Linear(4, 3), BatchIdeal(DAMPING, per_sample=False, decay=0.7)), 0.7
     batches = [torch.randn(5, 4) for _ in range(4)]
     grams = []
     for batch in batches:

@@ -1,0 +1,127 @@
+"""BatchIdeal in float32 where rows repeat or outnumber features, held against solves in float64 with the same λ."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from adiv_optim import BatchIdeal, GradientOnly, functional
+from adiv_optim.functional import _linear
+from tests.cases import apply, gradients, relative_error
+
+EPS = torch.finfo(torch.float32).eps
+#: Where rows repeat, nothing but the ridge holds most directions, and rounding is a few hundredths of its least value.
+NEAR = 0.1
+
+
+def plain_and_ideal(x: Tensor, g: Tensor, damping: float) -> tuple[Tensor, Tensor]:
+    """X~ᵀG and (X~ᵀX~ + λI)⁻¹X~ᵀG in float64, both (outputs, features + 1)."""
+    x = torch.cat([x, torch.ones(len(x), 1)], 1).double()
+    gram, plain = x.mT @ x, x.mT @ g.double()
+    ridge = max(damping / len(x), 100 * EPS) * gram.trace()
+    return plain.mT, torch.linalg.solve(gram + ridge * torch.eye(len(gram)), plain).mT
+
+
+def found_for(x: Tensor, g: Tensor, damping: float) -> Tensor:
+    layer = nn.Linear(x.shape[1], g.shape[1])
+    functional.linear(x, layer.weight, layer.bias, BatchIdeal(damping, per_sample=False)).backward(g)
+    return torch.cat([layer.weight.grad, layer.bias.grad[:, None]], 1).double()
+
+
+INPUTS = {
+    "equal-rows": lambda: torch.randn(1, 20).expand(2000, 20),
+    "equal-narrow-rows": lambda: torch.randn(1, 3).expand(65_536, 3),
+    "one-hot": lambda: F.one_hot(torch.randint(0, 10, (20_000,)), 10).float(),
+    "layer-norm": lambda: F.layer_norm(torch.randn(65_536, 64), (64,)),
+    "one-feature": lambda: torch.randn(25_600, 1),
+    "one-feature-far-from-zero": lambda: 1000 + torch.randn(25_600, 1),
+    "equal-few-rows": lambda: torch.randn(1, 60).expand(50, 60),
+}
+
+
+@pytest.mark.parametrize("outputs", [4, 128], ids=["substitution", "inverse"])
+@pytest.mark.parametrize("damping", [0.0, 1e-3, 1.0])
+@pytest.mark.parametrize("build", INPUTS.values(), ids=INPUTS)
+def test_float32_is_near_float64_and_downhill(build, damping, outputs):
+    x = build()
+    g = torch.randn(len(x), outputs)
+    found = found_for(x, g, damping)
+    plain, wanted = plain_and_ideal(x, g, damping)
+    assert relative_error(found, wanted) <= NEAR
+    assert (found * plain).sum() > 0
+
+
+@pytest.mark.parametrize("count", [50, 400], ids=["sample-side", "feature-side"])
+def test_equal_rows_without_damping_never_step_uphill(count):
+    for seed in range(20):
+        torch.manual_seed(seed)
+        x, g = torch.randn(1, 60).expand(count, 60), torch.randn(count, 3)
+        plain, _ = plain_and_ideal(x, g, 0.0)
+        assert (found_for(x, g, 0.0) * plain).sum() > 0
+
+
+def test_sums_of_many_rows_lose_no_more_than_those_of_few():
+    x = torch.rand(1, 3).expand(65_536, 3).contiguous()
+    exact = x.double().mT @ x.double()
+
+    def lost() -> float:
+        return float(torch.linalg.matrix_norm(_linear.gram_of([x], [x]).double() - exact, 2) / exact.trace() / EPS)
+
+    assert lost() <= 25
+    # The rest beside whole runs counts, too, in stacks as well.
+    ragged = torch.randn(2, 64 * 5 + 3, 3).double()
+    assert relative_error(_linear.gram_of([ragged], [ragged]), ragged.mT @ ragged) <= 1e-14
+
+
+def test_grey_images_as_rgb_through_a_convolution():
+    layer, grey = nn.Conv2d(3, 6, 3, padding=1), torch.rand(64, 1, 16, 16)
+    input = grey.expand(64, 3, 16, 16)
+    output = apply(layer, input, BatchIdeal(1e-3, per_sample=False))
+    g = torch.randn_like(output)
+    found = gradients(output, layer, g)
+    patches = F.unfold(input, 3, padding=1).mT.flatten(0, 1)
+    _, wanted = plain_and_ideal(patches, g.flatten(2).mT.flatten(0, 1), 1e-3)
+    assert relative_error(torch.cat([found["weight"].flatten(1), found["bias"][:, None]], 1).double(), wanted) <= NEAR
+
+
+class Forecaster(nn.Module):
+    """A transformer on a series of numbers: 25,600 tokens of one feature enter its first layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Linear(1, 64)
+        self.encode = nn.TransformerEncoderLayer(64, 4, 64, dropout=0.0, batch_first=True)
+        self.read = nn.Linear(64, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.read(self.encode(self.embed(x)))[:, -1]
+
+
+def test_time_series_transformer_trains_at_the_defaults():
+    model = Forecaster()
+    phase = 6 * torch.rand(128, 1)
+    x = torch.sin(torch.linspace(0, 20, 200) + phase)[..., None]
+    y = torch.sin(20.1 + phase)
+    optimizer = GradientOnly(torch.optim.SGD(model.parameters(), lr=0.01), model, BatchIdeal())
+    losses = []
+    for _ in range(8):
+        optimizer.zero_grad()
+        loss = F.mse_loss(model(x), y)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert all(map(math.isfinite, losses))
+    assert losses[-1] < 0.8 * losses[0]
+
+
+def test_half_precision_keeps_what_the_number_of_rows_brings_back():
+    """Gradients of a mean over B rows are so small that float16 would lose them before the factor B."""
+    x, g = torch.randn(4096, 8).half(), (torch.randn(4096, 3) / 4096).half()
+    found, wanted = (
+        torch.autograd.grad(functional.linear(x.to(kind), w, None, BatchIdeal()), w, g.to(kind))[0]
+        for kind in (torch.float16, torch.float64)
+        for w in [torch.zeros(3, 8, dtype=kind, requires_grad=True)]
+    )
+    assert relative_error(found, wanted) <= 2e-3
