@@ -108,8 +108,7 @@ class CanonicalChart(Chart):
             return {}
         found = {"measurements": float(self.measurements), "free_scales": float(self.graph.free)}
         if self.graph.free:
-            low, high = torch.stack(self._measured.aminmax()).tolist()
-            found |= {"log_scale_min": low, "log_scale_max": high}
+            found |= {"log_scale_min": float(self._measured.min()), "log_scale_max": float(self._measured.max())}
         return found
 
     def state_dict(self) -> dict[str, Any]:
