@@ -15,7 +15,6 @@ from torch.utils import _pytree as pytree
 from ..corrected_layers import PLAIN, Corrected, swapped
 from ..sharding import refuse_sharded
 
-
 #: Why the channels of what a model returns are pinned.
 OUTPUT = "output of the model"
 
@@ -59,7 +58,8 @@ def _tensors_out(model: nn.Module) -> Iterator[list[str]]:
 
     @functools.wraps(forward)
     def returning_tensors(*args: Any, **kwargs: Any) -> list[Tensor]:
-        found = [(leaf, tensor) for leaf in pytree.tree_leaves(forward(*args, **kwargs)) for tensor in _held(leaf, set())]
+        leaves = pytree.tree_leaves(forward(*args, **kwargs))
+        found = [(leaf, tensor) for leaf in leaves for tensor in _held(leaf, set())]
         reasons[:] = [OUTPUT if leaf is tensor else f"{OUTPUT}, in a {type(leaf).__name__}" for leaf, tensor in found]
         return [tensor for _, tensor in found]
 

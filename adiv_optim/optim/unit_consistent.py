@@ -187,8 +187,8 @@ class UnitConsistent(Coordinates):
     coupled weight decay act on W'. The optimizer's state lives in canonical coordinates. Gradient clipping before the
     step acts on the plain gradient and breaks the equivalence. Running statistics of BatchNorm are left to the model.
 
-    Where less than half of what the optimizer trains has free scales, a warning says what pins the rest: in a network of
-    GELU, SiLU or Tanh alone every step would be the plain one. `coverage()` tells for each parameter.
+    Where less than half of what the optimizer trains has free scales, a warning says what pins the rest: in a network
+    of GELU, SiLU or Tanh alone every step is the plain one. `coverage()` tells for each parameter.
 
     The step costs a pass over the weights for the scales (every `gauge.every` steps) and the mapping; memory beyond
     that of the scales is a quarter of the parameters in float32 while the step lasts. After the step p.grad is
@@ -199,7 +199,8 @@ class UnitConsistent(Coordinates):
         model: the model, or what DistributedDataParallel or torch.compile made of it. Parameters that the trace did
             not meet, or that no scale touches, take the plain step.
         gauge: `gauge.NetworkGauge()` (default) or `gauge.LayerGauge()`; see there for learning rates.
-        example_input: what the model is called with, to trace it: a tensor or a tuple. Not needed with a `graph`.
+        example_input: what the model is called with, to trace it: a tensor, or a tuple of positional or a dict of
+            keyword arguments. Not needed with a `graph`.
         graph: from `gauge.trace`, if it is there already.
         project: after every step, rescale the model itself to the balanced gauge (the paper's Π). Its function
             stays what it is, its weights do not. Not with `BatchIdeal(decay=…)` inside, whose averages
@@ -228,6 +229,8 @@ class UnitConsistent(Coordinates):
         >>> trained(1.0) == trained(1000.0)
         True
     """
+
+    chart: CanonicalChart | Detached
 
     def __init__(
         self,
@@ -269,21 +272,21 @@ class UnitConsistent(Coordinates):
         held = {id(parameter) for group in self.param_groups for parameter in group["params"]}
         names = {name for name, parameter in self.model.named_parameters() if id(parameter) in held}
         every = self.chart.coverage()
-        treated, skipped, elements = (
-            {name: value for name, value in found.items() if name in names}
-            for found in (every.treated, every.skipped, every.elements)
+        return Coverage(
+            treated={name: how for name, how in every.treated.items() if name in names},
+            skipped={name: why for name, why in every.skipped.items() if name in names},
+            elements={name: size for name, size in every.elements.items() if name in names},
         )
-        return Coverage(treated, skipped, elements=elements)
 
     def metrics(self) -> dict[str, float]:
         """Return what was measured last as a flat dict of numbers, for any logger; empty before the first step."""
         return {f"{type(self).__name__}/{key}": value for key, value in self.chart.metrics().items()}
 
     def detach(self) -> nn.Module:
-        """Give up the coordinates: return the model, which is the plain one at all times, and take plain steps from now on.
+        """Take plain steps from now on, and return the model, which is the plain one outside of `step` at all times.
 
-        The inner optimizer keeps its state, and what it has gathered so far (momentum, second moments) was gathered in
-        canonical coordinates: in units of DGE, not of G. It takes some steps to forget them; to begin anew, build
+        The inner optimizer keeps its state. What it has gathered so far (momentum, second moments) was gathered in
+        canonical coordinates, in units of DGE and not of G, and takes some steps to be forgotten; to begin anew, build
         another optimizer.
         """
         self.chart = Detached(self.model)

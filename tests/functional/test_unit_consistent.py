@@ -131,7 +131,8 @@ class Renaming(nn.Linear):
 
 
 @pytest.mark.parametrize(
-    ("kind", "keywords"), [(nn.Linear, lambda x: {"input": x}), (Renaming, lambda x: {"scale": 1.0, "hidden_states": x})]
+    ("kind", "keywords"),
+    [(nn.Linear, lambda x: {"input": x}), (Renaming, lambda x: {"scale": 1.0, "hidden_states": x})],
 )
 def test_input_by_name_and_no_grad(kind, keywords):
     layer, x = kind(3, 2), torch.randn(4, 3, requires_grad=True)
