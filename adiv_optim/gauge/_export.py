@@ -58,9 +58,8 @@ def _tensors_out(model: nn.Module) -> Iterator[list[str]]:
 
     @functools.wraps(forward)
     def returning_tensors(*args: Any, **kwargs: Any) -> list[Tensor]:
-        found = [
-            (leaf, tensor) for leaf in pytree.tree_leaves(forward(*args, **kwargs)) for tensor in _held(leaf, set())
-        ]
+        leaves = pytree.tree_leaves(forward(*args, **kwargs))
+        found = [(leaf, tensor) for leaf in leaves for tensor in _held(leaf, set())]
         reasons[:] = [OUTPUT if leaf is tensor else f"{OUTPUT}, in a {type(leaf).__name__}" for leaf, tensor in found]
         return [tensor for _, tensor in found]
 

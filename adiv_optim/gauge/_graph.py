@@ -47,10 +47,8 @@ class Entry:
 
     def free(self) -> str:
         """Say how many of the scales that it moves with are free."""
-        ends = [("outputs", self.plus), ("inputs", self.minus)]
-        parts = [
-            f"{int((ids > 0).sum())} of {ids.numel()} {name}" for name, ids in ends if ids.numel() > 1 or ids.any()
-        ]
+        ends = [(ids, end) for ids, end in ((self.plus, "outputs"), (self.minus, "inputs")) if bool(ids.any())]
+        parts = [f"{int((ids > 0).sum())} of {ids.numel()} {end}" for ids, end in ends]
         return f"{' and '.join(parts)} free"
 
 

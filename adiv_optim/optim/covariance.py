@@ -215,7 +215,7 @@ class _Hook:
     def __name__(self) -> str:
         # torch.jit.script asks every hook for its name before it compiles it.
         raise AttributeError(
-            "an optimizer gathers this layer's inputs by a hook, which cannot be scripted: detach() it"
+            "an optimizer gathers what this layer reads by a hook, which cannot be scripted: detach() it"
         )
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

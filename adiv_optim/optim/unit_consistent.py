@@ -97,8 +97,7 @@ class CanonicalChart(Chart):
             return {}
         found = {"measurements": float(self.measurements), "free_scales": float(self.graph.free)}
         if self.graph.free:
-            low, high = torch.stack(self._measured.aminmax()).tolist()
-            found |= {"log_scale_min": low, "log_scale_max": high}
+            found |= {"log_scale_min": float(self._measured.min()), "log_scale_max": float(self._measured.max())}
         return found
 
     def state_dict(self) -> dict[str, Any]:
@@ -157,18 +156,18 @@ class UnitConsistent(Coordinates):
     step acts on the plain gradient and breaks the equivalence. Running statistics of BatchNorm are left to the model.
 
     Where less than half of what the optimizer trains has free scales, a warning says what pins the rest: in a network
-    of GELU, SiLU or Tanh alone every step would be the plain one. `coverage()` tells for each parameter.
+    of GELU, SiLU or Tanh alone every step is the plain one. `coverage()` tells for each parameter.
 
     The step costs a pass over the weights for the scales (every `gauge.every` steps) and the mapping; memory beyond
-    that of the scales is a quarter of the parameters in float32 while the step lasts. After the step p.grad is
-    mapped back, to rounding.
+    that of the scales is a copy of weights and gradients while the step lasts. After it p.grad is what it was before.
 
     Args:
         optimizer: any torch.optim.Optimizer but LBFGS, or another wrapper.
         model: the model, or what DistributedDataParallel or torch.compile made of it. Parameters that the trace did
             not meet, or that no scale touches, take the plain step.
         gauge: `gauge.NetworkGauge()` (default) or `gauge.LayerGauge()`; see there for learning rates.
-        example_input: what the model is called with, to trace it: a tensor or a tuple. Not needed with a `graph`.
+        example_input: what the model is called with, to trace it: a tensor, or a tuple of positional or a dict of
+            keyword arguments. Not needed with a `graph`.
         graph: from `gauge.trace`, if it is there already.
         project: after every step, rescale the model itself to the balanced gauge (the paper's Π). Its function
             stays what it is, its weights do not. Not with `BatchIdeal(decay=…)` inside, whose averages
@@ -197,6 +196,8 @@ class UnitConsistent(Coordinates):
         >>> trained(1.0) == trained(1000.0)
         True
     """
+
+    chart: CanonicalChart | Detached
 
     def __init__(
         self,

@@ -125,21 +125,19 @@ def test_attached_model_is_traced_as_the_plain_one():
         assert str(gauge.trace(model, x)) == str(gauge.trace(chain(), x))
 
 
-def test_what_hooks_do_not_go_with_is_refused_with_the_remedy():
-    model, x = nn.Sequential(nn.Linear(3, 4)), torch.randn(5, 3)
-    with uc_backpropagation(model):
-        with pytest.raises(RuntimeError, match=r"no forward-mode derivative: call remove\(\)"):
-            torch.func.jvp(model, (x,), (x,))
-        with pytest.raises(AttributeError, match=r"cannot be scripted: call remove\(\)"):
-            torch.jit.script(model)
-    torch.func.jvp(model, (x,), (x,))
-    torch.jit.script(model)
+class Renaming(nn.Linear):
+    def forward(self, hidden_states, scale=1.0):
+        return scale * super().forward(hidden_states)
 
 
-def test_input_by_name_and_no_grad():
-    layer, x = nn.Linear(3, 2), torch.randn(4, 3, requires_grad=True)
+@pytest.mark.parametrize(
+    ("kind", "keywords"),
+    [(nn.Linear, lambda x: {"input": x}), (Renaming, lambda x: {"scale": 1.0, "hidden_states": x})],
+)
+def test_input_by_name_and_no_grad(kind, keywords):
+    layer, x = kind(3, 2), torch.randn(4, 3, requires_grad=True)
     uc_backpropagation(layer)
-    layer(input=x).sum().backward()
+    layer(**keywords(x)).sum().backward()
     assert relative_error(x.grad, torch.ones(4, 2) @ gauge.rz_scaling(layer.weight).canonical) <= EXACT
     with torch.no_grad():
         assert not layer(x).requires_grad

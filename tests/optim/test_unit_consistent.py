@@ -364,7 +364,8 @@ def test_parameters_outside_the_graph_take_the_plain_step():
     torch.manual_seed(0)
     model = nn.ModuleDict({"used": nn.Linear(3, 2), "outside": nn.Linear(3, 2)})
     model.forward = lambda x: model["used"](x)
-    optimizer = UnitConsistent(torch.optim.SGD(model.parameters(), lr=0.5), model, example_input=torch.randn(1, 3))
+    with pytest.warns(UserWarning, match="not used by the traced call"):
+        optimizer = UnitConsistent(torch.optim.SGD(model.parameters(), lr=0.5), model, example_input=torch.randn(1, 3))
     weight = model["outside"].weight
     before, weight.grad = weight.detach().clone(), torch.ones_like(weight)
     optimizer.step()

@@ -1,0 +1,202 @@
+"""What UnitConsistent tells of itself: coverage, one warning where it does little, metrics, repr; and giving it up."""
+
+import copy
+import warnings
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from adiv_optim import UnitConsistent, gauge
+
+pytestmark = pytest.mark.usefixtures("in_float64")
+
+
+def mlp(activation: type[nn.Module] = nn.ReLU) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 8), activation(), nn.Linear(8, 7), activation(), nn.Linear(7, 4))
+
+
+def wrap(model: nn.Module, parameters=None, **options) -> UnitConsistent:
+    inner = torch.optim.SGD(parameters or model.parameters(), lr=0.1, momentum=0.9)
+    return UnitConsistent(inner, model, example_input=torch.ones(2, 6), **options)
+
+
+def step(model: nn.Module, optimizer) -> None:
+    x = torch.randn(16, 6, generator=torch.Generator().manual_seed(1))
+    optimizer.zero_grad()
+    F.cross_entropy(model(x), torch.arange(16) % 4).backward()
+    optimizer.step()
+
+
+def test_coverage_says_how_every_parameter_is_treated_or_why_not():
+    model = nn.ModuleDict({"used": mlp(), "unused": nn.Linear(3, 2)})
+    model.forward = lambda x: model["used"](x)
+    model["used"][0].bias.requires_grad_(False)
+    found = wrap(model).coverage()
+    assert found.treated == {
+        "used.0.weight": "network gauge, 8 of 8 outputs free",
+        "used.2.weight": "network gauge, 7 of 7 outputs and 8 of 8 inputs free",
+        "used.2.bias": "network gauge, 7 of 7 outputs free",
+        "used.4.weight": "network gauge, 7 of 7 inputs free",
+    }
+    assert found.skipped == {
+        "used.0.bias": "frozen",
+        "used.4.bias": "pinned: output of the model",
+        "unused.weight": "not used by the traced call",
+        "unused.bias": "not used by the traced call",
+    }
+    assert found.elements == {name: p.numel() for name, p in model.named_parameters()}
+
+
+def test_coverage_leaves_out_what_another_optimizer_steps_on():
+    model = mlp()
+    found = wrap(model, [*model[0].parameters(), *model[4].parameters()]).coverage()
+    assert set(found.elements) == {"0.weight", "0.bias", "4.weight", "4.bias"}
+    assert set(found.treated) | set(found.skipped) == set(found.elements)
+
+
+def test_coverage_is_what_a_step_does():
+    # A parameter is treated if and only if its step is not the plain one.
+    class Mixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.tanh, self.head = nn.Linear(6, 8), nn.Linear(8, 8), nn.Linear(8, 4)
+            self.slope = nn.PReLU()
+            self.offset = nn.Parameter(torch.randn(2, 1))
+
+        def forward(self, x):
+            return self.head(self.slope(self.first(x)) + self.tanh(x[:, :1].expand(-1, 8)).tanh() * self.offset[0])
+
+    torch.manual_seed(0)
+    for model in (Mixed(), mlp(nn.ReLU), nn.Sequential(mlp(), nn.ReLU6(), nn.Linear(4, 4), nn.BatchNorm1d(4))):
+        plain = copy.deepcopy(model)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            optimizer = wrap(model)
+        gauge.apply_gauge(model, optimizer.chart.graph, gauge.random_gauge(optimizer.chart.graph))
+        plain.load_state_dict(model.state_dict())
+        step(model, optimizer)
+        step(plain, torch.optim.SGD(plain.parameters(), lr=0.1, momentum=0.9))
+        there = dict(plain.named_parameters())
+        other = {name for name, p in model.named_parameters() if not torch.equal(p, there[name])}
+        assert other == set(optimizer.coverage().treated)
+
+
+@pytest.mark.parametrize("activation", [nn.GELU, nn.SiLU, nn.Tanh])
+def test_network_without_free_scales_is_told_once_with_reason_and_remedy(activation):
+    model = mlp(activation)
+    kind = activation.__name__
+    message = rf"treats nothing of Sequential.* pinned: {kind.lower()} in {kind} \(79% of .*\).* use those, or"
+    with pytest.warns(UserWarning, match=message) as told:
+        optimizer = wrap(model)
+    assert len(told) == 1
+    assert told[0].filename == __file__
+    step(model, optimizer)  # warnings are errors: no second word
+    assert optimizer.coverage().parameter_share == 0
+
+
+def test_less_than_half_is_told_and_half_is_not():
+    wide, narrow = nn.Linear(6, 8), nn.Linear(8, 30)
+    with pytest.warns(UserWarning, match=r"treats 36.4% of .*: pinned: output of the model \(62% .* tanh in Tanh \(2%"):
+        wrap(nn.Sequential(wide, nn.ReLU(), nn.Linear(8, 4), nn.Tanh(), nn.Linear(4, 30)))
+    wrap(nn.Sequential(wide, nn.ReLU(), narrow))
+    frozen = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 300))
+    frozen[4].requires_grad_(False)
+    wrap(frozen)  # what does not train is no part of the share
+
+
+def test_layer_gauge_treats_weights_whose_scales_are_pinned():
+    found = wrap(mlp(nn.Tanh), gauge=gauge.LayerGauge()).coverage()
+    assert found.treated == dict.fromkeys(["0.weight", "2.weight", "4.weight"], "layer gauge")
+    assert found.skipped["0.bias"] == "pinned: tanh in 1"
+
+
+def test_metrics_are_the_range_of_the_scales_measured_last():
+    model = mlp()
+    optimizer = wrap(model, project=True, gauge=gauge.NetworkGauge(every=2))
+    assert optimizer.metrics() == {}
+    gauge.apply_gauge(model, optimizer.chart.graph, torch.full((15,), 3.0))
+    scales = gauge.network_scales(optimizer.chart.graph, dict(model.named_parameters()))
+    for _ in range(3):
+        step(model, optimizer)
+        if optimizer.chart.steps == 1:
+            found = optimizer.metrics()
+    assert found == pytest.approx(
+        {
+            "UnitConsistent/measurements": 1,
+            "UnitConsistent/free_scales": 15,
+            "UnitConsistent/log_scale_min": float(scales.min()),
+            "UnitConsistent/log_scale_max": float(scales.max()),
+        }
+    )
+    assert all(type(value) is float for value in found.values())
+
+
+def test_metrics_without_free_scales():
+    with pytest.warns(UserWarning, match="treats nothing"):
+        optimizer = wrap(model := mlp(nn.Tanh))
+    step(model, optimizer)
+    assert optimizer.metrics() == {"UnitConsistent/measurements": 1.0, "UnitConsistent/free_scales": 0.0}
+
+
+def test_repr_shows_gauge_and_settings():
+    optimizer = wrap(mlp(), gauge=gauge.LayerGauge(every=3), project=True)
+    assert repr(optimizer).startswith("UnitConsistent(SGD (")
+    assert repr(optimizer).endswith("), gauge=LayerGauge(every=3, fan_in=True), project=True, compile=False)")
+
+
+def test_detached_wrapper_takes_the_steps_of_the_optimizer_within():
+    model = mlp()
+    optimizer = wrap(model)
+    for _ in range(3):
+        step(model, optimizer)
+    plain = copy.deepcopy(model)
+    inner = torch.optim.SGD(plain.parameters(), lr=0.1, momentum=0.9)
+    inner.load_state_dict(copy.deepcopy(optimizer.inner.state_dict()))
+    assert optimizer.detach() is model
+    again = copy.deepcopy(optimizer)
+    for _ in range(2):
+        step(model, optimizer)
+        step(plain, inner)
+        step(again.model, again)
+    for one, other, third in zip(model.parameters(), plain.parameters(), again.model.parameters(), strict=True):
+        assert torch.equal(one, other)
+        assert torch.equal(one, third)
+    assert repr(optimizer).endswith("detached=True)")
+    assert set(optimizer.coverage().skipped.values()) == {"detached"}
+    assert optimizer.metrics() == {}
+    optimizer.load_state_dict(optimizer.state_dict())
+
+
+def test_complex_layers_step_as_the_formula_says():
+    torch.manual_seed(0)
+    model = nn.Sequential(*[nn.Linear(*sizes, dtype=torch.complex128) for sizes in ((6, 8), (8, 7), (7, 4))])
+    x = torch.randn(5, 6, dtype=torch.complex128)
+    optimizer = UnitConsistent(torch.optim.SGD(model.parameters(), lr=0.1), model, example_input=x)
+    graph = optimizer.chart.graph
+    scales = gauge.random_gauge(graph, 1.5, generator=torch.Generator().manual_seed(0))
+    gauge.apply_gauge(model, graph, scales)
+    parameters = dict(model.named_parameters())
+    model(x).abs().sum().backward()
+    factors = graph.factors(gauge.network_scales(graph, parameters))
+    wanted = {name: p.detach() - 0.1 * p.grad for name, p in parameters.items()}
+    for name, (_, d, e) in factors.items():
+        wanted[name] = parameters[name].detach() - 0.1 * d**2 * parameters[name].grad * e**2
+    optimizer.step()
+    for name, p in parameters.items():
+        assert torch.allclose(p, wanted[name], rtol=1e-10, atol=1e-12)
+    assert set(optimizer.coverage().treated) == set(factors)
+
+
+def test_compiled_by_torch_jit_with_a_graph_of_the_model_it_was_made_of():
+    model = mlp()
+    twin = copy.deepcopy(model)
+    graph = gauge.trace(model, torch.ones(2, 6))
+    scripted = torch.jit.trace(model, torch.ones(2, 6))
+    with pytest.raises(ValueError, match=r"the model is a TopLevelTracedModule.*trace the model that it was made of"):
+        wrap(scripted)
+    step(scripted, UnitConsistent(torch.optim.SGD(scripted.parameters(), lr=0.1), scripted, graph=graph))
+    step(twin, UnitConsistent(torch.optim.SGD(twin.parameters(), lr=0.1), twin, graph=graph))
+    assert all(torch.equal(*pair) for pair in zip(scripted.parameters(), twin.parameters(), strict=True))
