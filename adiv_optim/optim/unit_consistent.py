@@ -3,7 +3,6 @@
 from collections.abc import Iterable
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
@@ -12,7 +11,7 @@ from .. import gauge as gauges
 from ..checkpoint import COUNT, DICT, Fits, Maybe, broadcasts, check, numbers
 from ..coverage import Coverage, warn
 from ..sharding import refuse_sharded
-from .coordinates import UNSHARDED, Chart, Coordinates, Map, all_or_nothing
+from .coordinates import UNSHARDED, Chart, Coordinates, Detached, Map, all_or_nothing
 from .diagonal import Diagonal
 
 
