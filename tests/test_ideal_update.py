@@ -27,7 +27,7 @@ ONE_GROUP = {name: case for name, case in LAYERS.items() if getattr(case.layer()
 @pytest.mark.parametrize("damping", [1e-3, 1.0])
 def test_closed_forms_agree(case, damping):
     layer, input = case.layer(), case.input()
-    output = apply(layer, input, BatchIdeal(damping))
+    output = apply(layer, input, BatchIdeal(damping, per_sample=False))
     g = torch.randn_like(output)
     wanted = gradients(output, layer, g)
     found = jacobian.ideal_update(layer, input, g, damping)
@@ -42,7 +42,7 @@ def test_closed_forms_agree(case, damping):
 @pytest.mark.parametrize("name", ["conv2d-groups", "conv2d-depthwise", "conv1d-every-option"])
 def test_groups_agree_without_damping(name):
     layer, input = LAYERS[name].layer(), LAYERS[name].input()
-    output = apply(layer, input, BatchIdeal(0.0))
+    output = apply(layer, input, BatchIdeal(0.0, per_sample=False))
     # A reachable target: for one out of reach the two solvers differ in what rounding makes of a singular matrix.
     g = apply(layer, input, None).detach()
     wanted = gradients(output, layer, g)

@@ -34,7 +34,7 @@ def unit_consistent(inner: Optimizer, model: nn.Module, example: Tensor) -> Unit
 WRAPPERS: dict[str, Wrap] = {
     "proportional": gradient_only(Proportional()),
     "disproportional": gradient_only(Disproportional()),
-    "batch-ideal": gradient_only(BatchIdeal(0.1)),
+    "batch-ideal": gradient_only(BatchIdeal(0.1, per_sample=False)),
     "preconditioned": lambda inner, model, example: Preconditioned(inner, model, decay=0.8, every=2),
     "unit-consistent": unit_consistent,
     "whitened": lambda inner, model, example: Whitened(inner, model, every=4),

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from adiv_optim import BatchIdeal, GradientOnly, Proportional, attach, coverage
+from adiv_optim import GradientOnly, Preconditioned, Proportional, attach, coverage
 from adiv_optim.diagnostics import divergence
 
 EXACT = 1e-9  # float64; Δθ is a difference of parameters of order one at a rate of 1e-2
@@ -35,8 +35,8 @@ OPTIMIZERS = {
     "gradient-only-adam": lambda model: GradientOnly(
         torch.optim.Adam(model.parameters(), lr=1e-2), model, Proportional()
     ),
-    "gradient-only-memory": lambda model: GradientOnly(
-        torch.optim.SGD(model.parameters(), lr=1e-2), model, BatchIdeal(0.1, decay=0.9)
+    "preconditioned": lambda model: Preconditioned(
+        torch.optim.SGD(model.parameters(), lr=1e-2), model, damping=0.1, every=1
     ),
 }
 

@@ -20,6 +20,11 @@ EXACT = 1e-9  # float64; a Cholesky factor squares the condition of the rows
 LR = 0.1
 
 
+def ideal(damping: float) -> BatchIdeal:
+    """The rule without the factor B, as the equations state it."""
+    return BatchIdeal(damping, per_sample=False)
+
+
 def groups_of_rows(layer, input: Tensor, grad_output: Tensor) -> list[tuple[Tensor, Tensor]]:
     """(X~, G) of every group of channels; a linear layer has one."""
     found: dict[range, tuple[list[Tensor], list[Tensor]]] = {}
@@ -52,7 +57,7 @@ pytestmark = pytest.mark.usefixtures("in_float64")
 @pytest.mark.parametrize("damping", [1e-3, 1.0])
 def test_gradient_is_the_damped_least_squares_solution(case, damping):
     layer, input = case.layer(), case.input()
-    output = apply(layer, input, BatchIdeal(damping))
+    output = apply(layer, input, ideal(damping))
     g = torch.randn_like(output)
     wanted = torch.cat([least_squares(x, gs, damping) for x, gs in groups_of_rows(layer, input, g)], 1).mT
     assert relative_error(flat(layer, gradients(output, layer, g)), wanted) <= EXACT
@@ -62,7 +67,7 @@ def test_gradient_is_the_damped_least_squares_solution(case, damping):
 
 
 @each_layer
-@pytest.mark.parametrize("correction", [BatchIdeal(1e-2), BatchIdeal(1e-2, per_sample=True)], ids=["sum", "per-sample"])
+@pytest.mark.parametrize("correction", [ideal(1e-2), BatchIdeal(1e-2, per_sample=True)], ids=["sum", "per-sample"])
 def test_gradient_is_that_of_explicit_jacobians(case, correction):
     layer, input = case.layer(), case.input()
     output = apply(layer, input, correction)
@@ -99,14 +104,14 @@ def test_step_moves_every_row_by_its_own_gradient(build, shape):
         optimizer.step()
         return relative_error(layer(input) - before, -LR * g)
 
-    assert deviation(BatchIdeal(damping=0.0)) <= EXACT
+    assert deviation(ideal(0.0)) <= EXACT
     # The others leave the interference in.
     assert all(deviation(other) > 0.1 for other in (None, Proportional(), Disproportional()))
 
 
 def test_many_rows_move_by_the_projection_of_their_gradients():
     layer, input, g = nn.Linear(4, 3), torch.randn(20, 4), torch.randn(20, 3)
-    found = gradients(functional.linear(input, layer.weight, layer.bias, BatchIdeal(0.0)), layer, g)
+    found = gradients(functional.linear(input, layer.weight, layer.bias, ideal(0.0)), layer, g)
     x = torch.cat([input, torch.ones(20, 1)], 1)
     assert relative_error(x @ flat(layer, found).mT, x @ torch.linalg.pinv(x) @ g) <= EXACT
 
@@ -116,8 +121,8 @@ def test_many_rows_move_by_the_projection_of_their_gradients():
 @pytest.mark.parametrize("stack", [(), (2,)], ids=["one", "stack"])
 def test_the_two_sides_agree(count, trained, stack):
     rows = LinearRows(torch.randn(*stack, count, 7), torch.randn(*stack, count, 3), *trained)
-    sample, feature = rows._sample_side(BatchIdeal(0.1).solve), rows._feature_side(BatchIdeal(0.1).solve)
-    other = rows._feature_side(BatchIdeal(0.2).solve)
+    sample, feature = rows._sample_side(ideal(0.1).solve), rows._feature_side(ideal(0.1).solve)
+    other = rows._feature_side(ideal(0.2).solve)
     assert sample.keys() == feature.keys()
     for name, gradient in sample.items():
         assert relative_error(gradient, feature[name]) <= EXACT
@@ -165,7 +170,7 @@ def test_optimizers_and_schedules_step_on_least_squares_gradients(build):
         return flat(layer, {name: p.detach() for name, p in layer.named_parameters()})
 
     wanted = final_weights(None, by_hand=True)
-    assert relative_error(final_weights(BatchIdeal(0.2), by_hand=False), wanted) <= EXACT
+    assert relative_error(final_weights(ideal(0.2), by_hand=False), wanted) <= EXACT
     assert relative_error(final_weights(None, by_hand=False), wanted) > 1e-3
 
 
@@ -173,22 +178,22 @@ def test_optimizers_and_schedules_step_on_least_squares_gradients(build):
 def test_infinite_damping_is_the_plain_direction(shape):
     layer, input = nn.Linear(7, 3), torch.randn(shape)
     g = torch.randn(len(input), 3)
-    ideal, plain = (
+    corrected, plain = (
         flat(layer, gradients(functional.linear(input, layer.weight, layer.bias, rule), layer, g)).flatten()
-        for rule in (BatchIdeal(damping=1e8), None)
+        for rule in (ideal(1e8), None)
     )
-    assert ideal @ plain / (ideal.norm() * plain.norm()) > 1 - 1e-6
+    assert corrected @ plain / (corrected.norm() * plain.norm()) > 1 - 1e-6
 
 
 @pytest.mark.parametrize("name", ["one-row", "unbatched", "unbatched-no-bias"])
 def test_one_row_is_proportional(name):
     layer, input = LINEAR[name].layer(), LINEAR[name].input()
-    ideal, proportional = (
+    alone, proportional = (
         gradients(apply(layer, input, rule), layer, torch.ones_like(layer(input)))
-        for rule in (BatchIdeal(damping=0.0), Proportional())
+        for rule in (ideal(0.0), Proportional())
     )
     for parameter, gradient in proportional.items():
-        assert relative_error(ideal[parameter], gradient) <= EXACT
+        assert relative_error(alone[parameter], gradient) <= EXACT
 
 
 def heterogeneous(seed: int) -> tuple[nn.Linear, Tensor, Tensor]:
@@ -206,7 +211,7 @@ def test_step_is_always_downhill_where_proportional_is_not():
         )
         return bool((corrected * plain).sum() > 0)
 
-    assert all(downhill(BatchIdeal(), seed) for seed in range(300))
+    assert all(downhill(ideal(1e-3), seed) for seed in range(300))
     assert not all(downhill(Proportional(), seed) for seed in range(300))
 
 
@@ -243,17 +248,17 @@ def test_vmapped_ensemble_is_its_members(build):
         for name, _ in layers[0].named_parameters()
     }
     skeleton = copy.deepcopy(layers[0])
-    skeleton.forward = lambda x: apply(skeleton, x, BatchIdeal(1e-2))
+    skeleton.forward = lambda x: apply(skeleton, x, ideal(1e-2))
     vmap(lambda p, x: functional_call(skeleton, p, (x,)).square().sum())(stacked, inputs).sum().backward()
     for number, layer in enumerate(layers):
-        apply(layer, inputs[number], BatchIdeal(1e-2)).square().sum().backward()
+        apply(layer, inputs[number], ideal(1e-2)).square().sum().backward()
         for name, parameter in layer.named_parameters():
             assert relative_error(stacked[name].grad[number], parameter.grad) <= EXACT
 
 
 def test_compiled_without_graph_breaks_is_the_same():
     def loss(weight, x):
-        return functional.linear(x, weight, None, BatchIdeal(1e-2)).square().sum()
+        return functional.linear(x, weight, None, ideal(1e-2)).square().sum()
 
     weight, x = torch.randn(3, 5), torch.randn(4, 5)
     plain, compiled = weight.clone().requires_grad_(), weight.clone().requires_grad_()
@@ -267,7 +272,7 @@ def test_compiled_without_graph_breaks_is_the_same():
 def test_lower_precision_is_factored_in_float32(dtype, tolerance, count):
     input, weight, g = torch.randn(count, 8).to(dtype), torch.randn(3, 8).to(dtype), torch.randn(count, 3).to(dtype)
     found, wanted = (
-        torch.autograd.grad(functional.linear(input.to(kind), w, None, BatchIdeal(0.1)), w, g.to(kind))[0]
+        torch.autograd.grad(functional.linear(input.to(kind), w, None, ideal(0.1)), w, g.to(kind))[0]
         for kind in (dtype, torch.float64)
         for w in [weight.to(kind).requires_grad_()]
     )
@@ -287,7 +292,7 @@ def test_nan_and_inf_travel_and_do_not_raise(poison, count):
 @pytest.mark.parametrize("shape", [(0, 6), (4, 6), (20, 6)], ids=["empty", "few", "many"])
 def test_rows_of_zeros_move_the_bias_alone(shape):
     layer = nn.Linear(6, 3)
-    functional.linear(torch.zeros(shape), layer.weight, layer.bias, BatchIdeal(0.0)).sum().backward()
+    functional.linear(torch.zeros(shape), layer.weight, layer.bias, ideal(0.0)).sum().backward()
     assert layer.weight.grad.abs().max() == 0
     wanted = torch.full((3,), float(shape[0] > 0))
     assert (layer.bias.grad - wanted).abs().max() <= EXACT

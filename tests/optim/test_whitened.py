@@ -53,7 +53,9 @@ def twins(build, shape, damping: float) -> tuple[nn.Module, nn.Module, Tensor, f
     white = Whitened(
         torch.optim.SGD(one.parameters(), lr=1.0), one, damping=damping, decay=0.0, every=1, keep_norm=False
     )
-    ideal = GradientOnly(torch.optim.SGD(other.parameters(), lr=1.0), other, BatchIdeal(damping * rows / columns))
+    ideal = GradientOnly(
+        torch.optim.SGD(other.parameters(), lr=1.0), other, BatchIdeal(damping * rows / columns, per_sample=False)
+    )
     before = copy.deepcopy(one.state_dict())
     for model, optimizer in ((one, white), (other, ideal)):
         backward(model, x)
