@@ -163,6 +163,17 @@ def test_attached_correction_is_not_noted_as_run():
     assert coverage(model).never_seen.keys() == {"0.weight", "0.bias"}
 
 
+def test_micro_batches_under_way_are_no_part_of_the_step():
+    model, (x, y) = nn.Sequential(nn.Linear(6, 3)), batch()
+    optimizer = Preconditioned(torch.optim.SGD(model.parameters(), lr=0.1), model, every=1)
+    before = divergence(model, F.cross_entropy, x, y, optimizer=optimizer).layers["0"]
+    model(100 * torch.randn(4, 6)).sum().backward()
+    pending = [block.clone() for block in optimizer.chart.layers[0].pending]
+    after = divergence(model, F.cross_entropy, x, y, optimizer=optimizer).layers["0"]
+    torch.testing.assert_close(after.projection, before.projection, rtol=0, atol=0)
+    assert same(optimizer.chart.layers[0].pending, pending)
+
+
 def test_graph_of_the_caller_survives():
     model, x = nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 3)), torch.randn(5, 6)
     y = torch.randint(3, (5,))
