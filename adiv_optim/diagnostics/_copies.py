@@ -47,6 +47,7 @@ def twins(model: nn.Module, optimizer: Optimizer | None) -> tuple[nn.Module, Opt
 def _copied(optimizer: Optimizer, memo: dict[int, Any]) -> Optimizer:
     twin: Optimizer = copy.deepcopy(optimizer, memo)
     _complete(optimizer, twin, memo)
+    twin.zero_grad()  # or what it remembers would count rows of micro-batches that are under way
     return twin
 
 

@@ -249,8 +249,9 @@ def _blocks(features: int, with_bias: bool, max_dim: int | None) -> list[slice]:
 
     Example:
         >>> _blocks(5, True, 4)
-        [slice(0, 2, None), slice(2, 5, None)]
+        [slice(0, 3, None), slice(3, 5, None)]
     """
-    count = 1 if max_dim is None else -(-(features + with_bias) // max_dim)
-    ends = [round(features * k / count) for k in range(count + 1)]
+    columns = features + with_bias
+    count = 1 if max_dim is None else -(-columns // max_dim)
+    ends = [*(columns * k // count for k in range(count)), features]
     return [slice(a, b) for a, b in pairwise(ends)]

@@ -364,24 +364,3 @@ def test_uneven_rows_make_proportional_climb_and_batch_ideal_never():
 
     count = {rule: sum(climbs(rule, seed) for seed in range(150)) for rule in (None, Proportional(), IDEAL)}
     assert count[None] == count[IDEAL] == 0 < count[Proportional()]
-
-
-def test_running_average_is_measured_through_its_matrix():
-    """BatchIdeal with a memory that keeps nothing is BatchIdeal."""
-    x, g, layer = torch.randn(6, 7), torch.randn(6, 3), nn.Linear(7, 3)
-    once, running = (
-        divergence(layer, weighted, x, g, BatchIdeal(0.2, decay=decay)).layers[""] for decay in (None, 0.0)
-    )
-    for name in ("cosine", "projection", "gain", "interference"):
-        agrees(getattr(running, name), getattr(once, name), SOLVED)
-
-
-def test_running_average_forgets_what_micro_batches_have_left():
-    model = attach(nn.Linear(7, 3), BatchIdeal(0.2, decay=0.5))
-    x, g = torch.randn(6, 7), torch.randn(6, 3)
-    before = divergence(model, weighted, x, g).layers[""]
-    model(torch.randn(9, 7)).sum().backward()  # a micro-batch under way
-    pending = model._correction.pending.clone()
-    after = divergence(model, weighted, x, g).layers[""]
-    agrees(after.gain, before.gain)
-    agrees(model._correction.pending, pending)

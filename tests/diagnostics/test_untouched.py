@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from adiv_optim import BatchIdeal, GradientOnly, Proportional, attach, coverage
+from adiv_optim import GradientOnly, Preconditioned, Proportional, attach, coverage
 from adiv_optim.diagnostics import divergence
 
 EXACT = 1e-9  # float64; Δθ is a difference of parameters of order one at a rate of 1e-2
@@ -35,8 +35,8 @@ OPTIMIZERS = {
     "gradient-only-adam": lambda model: GradientOnly(
         torch.optim.Adam(model.parameters(), lr=1e-2), model, Proportional()
     ),
-    "gradient-only-memory": lambda model: GradientOnly(
-        torch.optim.SGD(model.parameters(), lr=1e-2), model, BatchIdeal(0.1, decay=0.9)
+    "preconditioned": lambda model: Preconditioned(
+        torch.optim.SGD(model.parameters(), lr=1e-2), model, damping=0.1, every=1
     ),
 }
 
@@ -161,6 +161,17 @@ def test_attached_correction_is_not_noted_as_run():
     x, y = batch()
     divergence(model, F.cross_entropy, x, y)
     assert coverage(model).never_seen.keys() == {"0.weight", "0.bias"}
+
+
+def test_micro_batches_under_way_are_no_part_of_the_step():
+    model, (x, y) = nn.Sequential(nn.Linear(6, 3)), batch()
+    optimizer = Preconditioned(torch.optim.SGD(model.parameters(), lr=0.1), model, every=1)
+    before = divergence(model, F.cross_entropy, x, y, optimizer=optimizer).layers["0"]
+    model(100 * torch.randn(4, 6)).sum().backward()
+    pending = [block.clone() for block in optimizer.chart.layers[0].pending]
+    after = divergence(model, F.cross_entropy, x, y, optimizer=optimizer).layers["0"]
+    torch.testing.assert_close(after.projection, before.projection, rtol=0, atol=0)
+    assert same(optimizer.chart.layers[0].pending, pending)
 
 
 def test_graph_of_the_caller_survives():

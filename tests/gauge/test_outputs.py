@@ -43,7 +43,7 @@ def test_tensors_of_objects_are_outputs():
     assert "forward" not in model.__dict__
 
 
-@pytest.mark.parametrize("beside", [None, "text", 3, object()], ids=str)
+@pytest.mark.parametrize("beside", [None, "text", 3, object()], ids=lambda value: type(value).__name__)
 def test_what_is_no_tensor_pins_nothing(beside):
     assert gauge.trace(Returning(lambda *_: beside), torch.randn(2, 3)).free == 4 + 5
 

@@ -94,20 +94,22 @@ def batch_ideal(calls: list[Call]) -> Iterator[None]:
     yield
 
 
-def batch_ideal_running() -> Method:
+def preconditioned() -> Method:
     """A method, for it remembers."""
-    sums: dict[nn.Linear, tuple[Tensor, float, float]] = {}
+    sums: dict[nn.Linear, tuple[Tensor, float]] = {}
 
     @contextmanager
     def method(calls: list[Call]) -> Iterator[None]:
-        for call in calls:
-            total, rows, weight = sums.get(call.layer, (torch.zeros(()), 0.0, 0.0))
-            total = DECAY * total + call.rows.T @ call.rows
-            rows, weight = DECAY * rows + len(call.x), DECAY * weight + 1
-            sums[call.layer] = total, rows, weight
-            ridge = DAMPING * total.trace() / rows * torch.eye(len(total))
-            call.gradient = call.gradient @ torch.linalg.inv(total / weight + ridge)
+        plain = [(call, call.gradient) for call in calls if call.held]
+        for call, gradient in plain:
+            total, rows = sums.get(call.layer, (torch.zeros(()), 0.0))
+            total, rows = sums[call.layer] = DECAY * total + call.rows.T @ call.rows, DECAY * rows + len(call.x)
+            mean = total / rows
+            ridge = DAMPING * mean.trace() / len(mean) * torch.eye(len(mean))
+            call.gradient = gradient @ torch.linalg.inv(mean + ridge)
         yield
+        for call, gradient in plain:
+            call.gradient = gradient
 
     return method
 

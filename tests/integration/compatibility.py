@@ -17,7 +17,7 @@ COLUMNS = {
     "proportional": "`Proportional`",
     "disproportional": "`Disproportional`",
     "batch-ideal": "`BatchIdeal`",
-    "batch-ideal-running": "`BatchIdeal(decay=…)`",
+    "preconditioned": "`Preconditioned`",
     "unit-consistent": "`UnitConsistent`",
     "whitened": "`Whitened`",
 }

@@ -15,6 +15,7 @@ from adiv_optim import (
     BatchIdeal,
     Correction,
     Disproportional,
+    Preconditioned,
     Proportional,
     UnitConsistent,
     Whitened,
@@ -57,14 +58,14 @@ class Method:
 
 
 def corrected(rule: Correction) -> Method:
-    return Method(gradient_only(rule), None if rule.keeps_memory else rule)
+    return Method(gradient_only(rule), rule)
 
 
 METHODS = {
     "proportional": corrected(Proportional()),
     "disproportional": corrected(Disproportional()),
     "batch-ideal": corrected(BatchIdeal(0.1, per_sample=False)),
-    "batch-ideal-running": corrected(BatchIdeal(0.1, per_sample=False, decay=0.5)),
+    "preconditioned": Method(lambda optimizer, model, _: Preconditioned(optimizer, model, every=2)),
     "unit-consistent": Method(lambda optimizer, model, x: UnitConsistent(optimizer, model, example_input=x)),
     "whitened": Method(lambda optimizer, model, _: Whitened(optimizer, model, every=2)),
 }

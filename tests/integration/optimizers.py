@@ -12,7 +12,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from adiv_optim import BatchIdeal, Correction, Disproportional, GradientOnly, Proportional, UnitConsistent, Whitened
+from adiv_optim import (
+    BatchIdeal,
+    Correction,
+    Disproportional,
+    GradientOnly,
+    Preconditioned,
+    Proportional,
+    UnitConsistent,
+    Whitened,
+)
 from adiv_optim import gauge as gauges
 from tests.integration import by_hand, torch_database
 from tests.integration.by_hand import DAMPING, DECAY, Method
@@ -50,14 +59,15 @@ WRAPPERS = {
     "proportional": gradient_only(Proportional(), lambda: by_hand.proportional),
     "disproportional": gradient_only(Disproportional(), lambda: by_hand.disproportional),
     "batch-ideal": gradient_only(BatchIdeal(DAMPING, per_sample=False), lambda: by_hand.batch_ideal),
-    "batch-ideal-running": gradient_only(
-        BatchIdeal(DAMPING, per_sample=False, decay=DECAY), by_hand.batch_ideal_running
+    "preconditioned": Wrapper(
+        lambda optimizer, model: Preconditioned(optimizer, model, damping=DAMPING, every=1, decay=DECAY),
+        by_hand.preconditioned,
     ),
     "unit-consistent": Wrapper(unit_consistent, lambda: by_hand.unit_consistent),
     "whitened": Wrapper(lambda optimizer, model: Whitened(optimizer, model, every=1, decay=DECAY), by_hand.whitened),
 }
 BARE = Wrapper(lambda optimizer, model: optimizer, lambda: by_hand.plain)
-GRADIENT_ONLY = {name: wrapper for name, wrapper in WRAPPERS.items() if name not in ("unit-consistent", "whitened")}
+GRADIENT_ONLY = {name: WRAPPERS[name] for name in ("proportional", "disproportional", "batch-ideal")}
 
 each_wrapper = pytest.mark.parametrize("wrapper", WRAPPERS.values(), ids=WRAPPERS)
 each_gradient_only = pytest.mark.parametrize("wrapper", GRADIENT_ONLY.values(), ids=GRADIENT_ONLY)

@@ -76,7 +76,7 @@ def test_distributed_checkpoint_by_parameter_names(name, tmp_path):
     assert deviation(found, uninterrupted(method)) <= EXACT
 
 
-@pytest.mark.parametrize("name", ["batch-ideal-running", "whitened"])
+@pytest.mark.parametrize("name", ["preconditioned", "whitened"])
 def test_distributed_checkpoint_by_parameter_names_forgets_averages(name, tmp_path):
     method = METHODS[name]
     found = resumed(method, checkpoints.save, checkpoints.load, tmp_path)

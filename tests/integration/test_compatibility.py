@@ -58,7 +58,7 @@ def test_cell_of_a_test_that_is_gone_is_noticed():
     [
         ("test_ddp[plain-proportional]", "proportional"),
         ("test_ddp[plain-disproportional]", "disproportional"),
-        ("test_ddp[batch-ideal-running-plain]", "batch-ideal-running"),
+        ("test_ddp[preconditioned-plain]", "preconditioned"),
         ("test_ddp[plain-batch-ideal]", "batch-ideal"),
         ("test_ddp[whitened-rank]", "whitened"),
         ("test_ddp", None),

@@ -80,7 +80,7 @@ def test_captured_backward_and_eager_step(name):
     check(name, whole=False)
 
 
-@pytest.mark.parametrize("name", ["batch-ideal-running", "whitened"])
+@pytest.mark.parametrize("name", ["preconditioned", "whitened"])
 def test_capture_of_what_remembers_is_refused(name):
     model, optimizer = built(name)
     with pytest.raises(RuntimeError, match="remembers its inputs, which the replay of a CUDA graph would not"):

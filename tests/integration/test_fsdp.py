@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import nn
 
-from adiv_optim import BatchIdeal, attach, coverage, detach, precondition
+from adiv_optim import attach, coverage, detach
 from adiv_optim.corrected_layers import Corrected
 from tests.integration import checkpoints
 from tests.integration.methods import (
@@ -35,7 +34,7 @@ pytestmark = [needs_distributed, on_cpu, pytest.mark.usefixtures("in_float64")]
 fsdp = pytest.importorskip("torch.distributed.fsdp")
 
 CORRECTIONS = ["proportional", "disproportional", "batch-ideal"]
-REFUSED = ["batch-ideal-running", "unit-consistent", "whitened"]
+REFUSED = {"preconditioned": "Preconditioned", "unit-consistent": "UnitConsistent", "whitened": "Whitened"}
 each_correction = pytest.mark.parametrize("name", CORRECTIONS)
 
 
@@ -91,7 +90,6 @@ def every_loop(rank: int, folder: Path) -> dict[str, Any]:
     for name in REFUSED:
         found[f"fully-shard-{name}"] = refusal(name, shard(network(), by_layer=False))
         found[f"fsdp1-{name}"] = refusal(name, flat(network()))
-    found["late"] = late_refusal(rank)
     return found
 
 
@@ -118,18 +116,6 @@ def resumed(rank: int, name: str, folder: Path) -> dict[str, torch.Tensor]:
 def refusal(name: str, model: nn.Module) -> str:
     try:
         METHODS[name].wrap(adamw(model), model, images(1)[0][0])
-    except ValueError as error:
-        return str(error)
-    return "accepted"
-
-
-def late_refusal(rank: int) -> str:
-    """A running average that was attached before the model was sharded is refused where it would act."""
-    model = shard(attach(network(), BatchIdeal(0.1, decay=0.5)), by_layer=False)
-    x, y = halves(rank)[0]
-    F.cross_entropy(model(x), y).backward()
-    try:
-        precondition(model)
     except ValueError as error:
         return str(error)
     return "accepted"
@@ -182,12 +168,7 @@ def test_fsdp2_detached_is_plain(ranks, order):
 @pytest.mark.parametrize("name", REFUSED)
 @pytest.mark.parametrize(("kind", "how"), [("fully-shard", "DTensor"), ("fsdp1", "flat")])
 def test_fsdp_is_refused_where_whole_weights_are_needed(ranks, kind, how, name):
-    what = {"batch-ideal-running": "BatchIdeal", "unit-consistent": "UnitConsistent", "whitened": "Whitened"}[name]
     for rank in ranks:
         message = rank[f"{kind}-{name}"]
-        assert re.match(rf"{what}.* has sharded parameters \({how}\), which no process holds; use ", message)
+        assert re.match(rf"{REFUSED[name]}.* has sharded parameters \({how}\), which no process holds; use ", message)
         assert "DistributedDataParallel" in message
-
-
-def test_fsdp2_after_a_running_average_is_refused_in_the_step(ranks):
-    assert all("BatchIdeal(decay=…): module '0' has sharded parameters" in rank["late"] for rank in ranks)

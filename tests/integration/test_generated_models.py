@@ -45,11 +45,6 @@ in_every_wrapper = on_generated_models(*WRAPPERS)
 with_every_correction = on_generated_models(*CORRECTIONS)
 
 
-def suited(wrapper: str, architecture: Architecture) -> Architecture:
-    """A running average refuses weights that are shared."""
-    return replace(architecture, tied=False) if wrapper == "batch-ideal-running" else architecture
-
-
 @cache
 def graph_of(architecture: Architecture) -> gauge.ChannelGraph:
     return gauge.trace(architecture.model(), architecture.inputs()[0])
@@ -148,7 +143,6 @@ def allowance(layer: Any, input: Tensor, output: Tensor) -> int:
 
 @in_every_wrapper
 def test_weights_outside_the_step_are_the_users(wrapper, architecture):
-    architecture = suited(wrapper, architecture)
     optimizer, plain = wrapped(wrapper, architecture), architecture.model()
     model, parameters = optimizer.model, list(optimizer.model.parameters())
     assert identical(weights(model), weights(plain))
@@ -161,7 +155,6 @@ def test_weights_outside_the_step_are_the_users(wrapper, architecture):
 
 @in_every_wrapper
 def test_step_without_a_rate_changes_no_bit(wrapper, architecture):
-    architecture = suited(wrapper, architecture)
     optimizer = wrapped(wrapper, architecture, lr=0.0)
     before = weights(optimizer.model)
     assert identical(train(optimizer, optimizer.model, architecture.inputs(2)), before)
@@ -169,7 +162,6 @@ def test_step_without_a_rate_changes_no_bit(wrapper, architecture):
 
 @in_every_wrapper
 def test_exception_within_the_step_restores_the_weights(wrapper, architecture):
-    architecture = suited(wrapper, architecture)
     optimizer = wrapped(wrapper, architecture)
     first, second = architecture.inputs(2)
     before = train(optimizer, optimizer.model, [first])
@@ -215,7 +207,6 @@ def test_gradients_of_micro_batches_add_up(name, architecture):
 
 @in_every_wrapper
 def test_wrapper_is_the_optimizer_it_wraps(wrapper, architecture):
-    architecture = suited(wrapper, architecture)
     optimizer, plain = wrapped(wrapper, architecture), architecture.model()
     bare = AdamW(plain.parameters())
     assert isinstance(optimizer, Optimizer)
@@ -230,7 +221,6 @@ def test_wrapper_is_the_optimizer_it_wraps(wrapper, architecture):
 
 @in_every_wrapper
 def test_checkpoint_copy_and_pickle_go_on_bit_for_bit(wrapper, architecture):
-    architecture = suited(wrapper, architecture)
     optimizer, xs = wrapped(wrapper, architecture), architecture.inputs(3)
     train(optimizer, optimizer.model, xs[:2])
     again = revived(optimizer, wrapped(wrapper, architecture, seed=1))
@@ -312,7 +302,6 @@ def test_no_tensor_of_the_backward_holds_rows_times_parameters(name, architectur
 
 @in_every_wrapper
 def test_rows_that_are_not_finite_show_in_the_gradients(wrapper, architecture):
-    architecture = suited(wrapper, architecture)
     optimizer, plain, (x,) = wrapped(wrapper, architecture), architecture.model(), architecture.inputs()
     for value in (torch.nan, torch.inf):
         x[0] = value

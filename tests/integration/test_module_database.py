@@ -35,7 +35,6 @@ CORRECTIONS = {
     "proportional": Proportional(),
     "disproportional": Disproportional(),
     "batch-ideal": BatchIdeal(),
-    "batch-ideal-running": BatchIdeal(decay=0.5),
 }
 ROUNDING = 1e-12  # float64
 each_correction = pytest.mark.parametrize("correction", CORRECTIONS.values(), ids=CORRECTIONS)
@@ -93,8 +92,7 @@ def assert_only_corrected_gradients_differ(name: str, correction: Correction, mo
         covered = coverage(changed)
         assert not covered.never_seen
         assert_identical(*({k: v for k, v in g.items() if k not in covered.treated} for g in (gradients, plain)))
-        if not correction.keeps_memory:  # which corrects in the step
-            assert all(not torch.equal(gradients[k], plain[k]) for k in covered.treated if plain[k].any())
+        assert all(not torch.equal(gradients[k], plain[k]) for k in covered.treated if plain[k].any())
         corrected.update(covered.treated)
     return corrected
 
@@ -145,6 +143,7 @@ def test_lazy_modules_are_refused_until_they_have_run(name):
 
 
 @each_affine
+@pytest.mark.filterwarnings("ignore:Whitened treats less than half:UserWarning")  # attention's weights are most of it
 def test_whitened_leaves_every_number_of_the_model(name):
     for module, args, kwargs in samples(name, torch.float64):
         watched = copy.deepcopy(module)

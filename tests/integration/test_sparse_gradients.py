@@ -88,5 +88,5 @@ def test_sparse_adam_takes_equivalent_networks_one_path_if_unit_consistent(wrap,
 
 def test_sparse_adam_on_an_embedding_has_nothing_to_whiten():
     model = words()
-    with pytest.raises(ValueError, match=r"0\.weight \(used by Embedding\)"):
+    with pytest.raises(ValueError, match=r"0\.weight \(Embedding is not a layer whose rows are known\)"):
         Whitened(sparse_adam(model), model)

@@ -1,4 +1,4 @@
-"""BatchIdeal's running average: micro-batches and processes give what the joined batch gives."""
+"""Preconditioned: what the optimizer is given is the formula, of micro-batches and of processes as of the joined batch."""
 
 import copy
 import io
@@ -7,76 +7,130 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from adiv_optim import BatchIdeal, GradientOnly, attach, functional, jacobian, precondition
-from tests.cases import LAYERS, apply, gradients, quiet_same, relative_error
+from adiv_optim import Preconditioned
+from tests.cases import LAYERS, quiet_same, relative_error
 from tests.processes import needs_distributed, on_two_processes
+from tests.references import rows
 
 EXACT = 1e-9  # float64; the Cholesky factor squares the condition of the rows
 DAMPING = 0.1
 
-
 pytestmark = pytest.mark.usefixtures("in_float64")
 
 
-def grads(layer: nn.Module) -> dict[str, Tensor]:
-    return {name: p.grad.clone() for name, p in layer.named_parameters() if p.grad is not None}
+class Noting(torch.optim.SGD):
+    """Notes the weights and gradients that its last step found."""
+
+    def step(self, closure=None):
+        held = [p for group in self.param_groups for p in group["params"]]
+        self.weights = [p.detach().clone() for p in held]
+        self.gradients = [p.grad.clone() for p in held]
+        return super().step(closure)
 
 
-BATCHED = {name: case for name, case in LAYERS.items() if "unbatched" not in name}
+def wrapped(model: nn.Module, **options) -> Preconditioned:
+    settings = {"damping": DAMPING, "decay": 0.0, "every": 1, **options}
+    return Preconditioned(Noting(model.parameters(), lr=0.1, momentum=0.9), model, **settings)
+
+
+def by_hand(gradient: Tensor, covariance: Tensor, *blocks: slice) -> Tensor:
+    """G~(A + λI)⁻¹ with λ = damping × tr(A) / columns, of the whole of A or of its diagonal blocks."""
+    matrix = covariance + DAMPING * covariance.trace() / len(covariance) * torch.eye(len(covariance))
+    return torch.cat([gradient[:, b] @ torch.linalg.inv(matrix[b, b]) for b in blocks or (slice(None),)], 1)
+
+
+def joined(parts: list[Tensor]) -> Tensor:
+    """G~: weight and bias side by side."""
+    weight, *bias = parts
+    return torch.cat([weight.flatten(1), *(part[:, None] for part in bias)], 1)
+
+
+def with_one(x: Tensor) -> Tensor:
+    return torch.cat([x, torch.ones(len(x), 1)], 1)
+
+
+def explicit(layer: nn.Module, input: Tensor, grad_output: Tensor) -> Tensor:
+    """What the optimizer should be given, from one row after the other."""
+    groups: dict[range, tuple[list[Tensor], list[Tensor]]] = {}
+    for row, grad_row, channels in rows(layer, input, grad_output):
+        xs, gs = groups.setdefault(channels, ([], []))
+        xs.append(row.flatten())
+        gs.append(grad_row)
+    found = []
+    for xs, gs in groups.values():
+        x = torch.stack(xs) if layer.bias is None else with_one(torch.stack(xs))
+        found.append(by_hand(torch.stack(gs).T @ x, x.T @ x / len(x)))
+    return torch.cat(found)
+
+
+#: Tokens, no bias, groups, padding by the layer and by "same", three dimensions, and another order in memory.
+KINDS = (
+    "linear-tokens", "linear-rows-no-bias", "conv1d-every-option", "conv2d-same-circular", "conv2d-channels-last",
+    "conv3d-no-bias",
+)  # fmt: skip
 
 
 @quiet_same
-@pytest.mark.parametrize("case", BATCHED.values(), ids=BATCHED)
-def test_micro_batches_give_the_ideal_step_of_the_joined_batch(case):
-    layer, joined = case.layer(), torch.cat([case.input() for _ in range(3)])
-    output = apply(layer, joined, BatchIdeal(DAMPING))
-    g = torch.randn_like(output)
-    wanted = gradients(output, layer, g)
-    attach(layer, BatchIdeal(DAMPING, decay=0.0))
-    for part, grad_output in zip(joined.chunk(3), g.chunk(3), strict=True):
+@pytest.mark.parametrize("kind", KINDS)
+def test_micro_batches_give_the_formula_of_the_joined_batch(kind):
+    layer, x = LAYERS[kind].layer(), torch.cat([LAYERS[kind].input() for _ in range(3)])
+    optimizer = wrapped(layer)
+    g = torch.randn_like(layer(x))
+    optimizer.zero_grad()
+    for part, grad_output in zip(x.chunk(3), g.chunk(3), strict=True):
         layer(part).backward(grad_output)
-    plain = grads(layer)
-    precondition(layer)
-    for name, gradient in grads(layer).items():
-        assert relative_error(gradient, wanted[name]) <= EXACT
-        assert relative_error(plain[name], wanted[name]) > 1e-3  # backward itself leaves the plain gradient
+    before, kept = copy.deepcopy(layer), [p.grad for p in layer.parameters()]
+    plain = [gradient.clone() for gradient in kept]
+    optimizer.step()
+    wanted = explicit(before, x, g)
+    assert relative_error(joined(optimizer.inner.gradients), wanted) <= EXACT
+    assert relative_error(joined(plain), wanted) > 1e-3
+    # Fused optimizers read a gradient as if it were laid out as its weight.
+    assert [p.stride() for p in optimizer.inner.gradients] == [p.stride() for p in layer.parameters()]
+    assert all(torch.equal(p, found) for p, found in zip(before.parameters(), optimizer.inner.weights, strict=True))
+    for parameter, gradient, value in zip(layer.parameters(), kept, plain, strict=True):
+        assert parameter.grad is gradient
+        assert torch.equal(gradient, value)
 
 
-def test_average_is_the_mean_with_decaying_weights():
-    layer, decay = attach(nn.Linear(4, 3), BatchIdeal(DAMPING, per_sample=False, decay=0.7)), 0.7
-    batches = [torch.randn(5, 4) for _ in range(4)]
-    grams = []
-    for batch in batches:
-        layer.zero_grad()
+def test_average_is_over_rows_with_decaying_weights():
+    layer, decay = nn.Linear(4, 3), 0.7
+    optimizer, grams, counts = wrapped(layer, decay=decay), [], []
+    for count in (5, 3, 8, 2):
+        batch = torch.randn(count, 4)
+        optimizer.zero_grad()
         layer(batch).square().sum().backward()
-        plain = torch.cat([layer.weight.grad, layer.bias.grad[:, None]], 1)
-        precondition(layer)
-        x = torch.cat([batch, torch.ones(5, 1)], 1)
+        plain = joined([p.grad for p in layer.parameters()])
+        optimizer.step()
+        x = with_one(batch)
         grams.append(x.T @ x)
-        weights = [decay**age for age in reversed(range(len(grams)))]
-        average = sum(w * gram for w, gram in zip(weights, grams, strict=True)) / sum(weights)
-        ridge = DAMPING * average.trace() / 5 * torch.eye(5)
-        wanted = plain @ torch.linalg.inv(average + ridge)
-        assert relative_error(torch.cat([layer.weight.grad, layer.bias.grad[:, None]], 1), wanted) <= EXACT
-    alone = plain @ torch.linalg.inv(grams[-1] + DAMPING * grams[-1].trace() / 5 * torch.eye(5))
-    assert relative_error(alone, wanted) > 1e-3
+        counts.append(count)
+        ages = range(len(grams) - 1, -1, -1)
+        total = sum(decay**age * gram for age, gram in zip(ages, grams, strict=True))
+        number = sum(decay**age * n for age, n in zip(ages, counts, strict=True))
+        assert relative_error(joined(optimizer.inner.gradients), wanted := by_hand(plain, total / number)) <= EXACT
+    mean_of_means = sum(decay**age * gram / n for age, gram, n in zip(ages, grams, counts, strict=True))
+    for other in (grams[-1] / counts[-1], mean_of_means / sum(decay**age for age in ages)):
+        assert relative_error(by_hand(plain, other), wanted) > 1e-3
 
 
-def test_per_sample_counts_the_rows_of_all_micro_batches():
-    once, counted = (
-        attach(copy.deepcopy(layer), BatchIdeal(DAMPING, decay=0.5, per_sample=flag))
-        for layer in [nn.Linear(4, 3)]
-        for flag in (False, True)
-    )
-    for part in torch.randn(2, 5, 4):
-        for layer in (once, counted):
-            layer(part).square().sum().backward()
-    precondition(once)
-    precondition(counted)
-    assert relative_error(counted.weight.grad, 10 * once.weight.grad) <= EXACT
+def test_wide_layers_are_turned_by_blocks_with_one_damping():
+    layer, x = nn.Linear(5, 3), torch.randn(9, 5) * torch.logspace(-1, 1, 5)
+    optimizer = wrapped(layer, max_dim=3)
+    layer(x).square().sum().backward()
+    plain, rows = joined([p.grad for p in layer.parameters()]), with_one(x)
+    optimizer.step()
+    wanted = by_hand(plain, rows.T @ rows / 9, slice(0, 3), slice(3, 6))
+    assert relative_error(joined(optimizer.inner.gradients), wanted) <= EXACT
+    assert relative_error(by_hand(plain, rows.T @ rows / 9), wanted) > 1e-3
 
 
-def trained(optimizer, batches) -> dict[str, Tensor]:
+def network(seed: int = 0, **options) -> Preconditioned:
+    torch.manual_seed(seed)
+    return wrapped(nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 4)), **{"decay": 0.8, **options})
+
+
+def trained(optimizer: Preconditioned, batches: Tensor) -> dict[str, Tensor]:
     for batch in batches:
         optimizer.zero_grad()
         optimizer.model(batch).square().mean().backward()
@@ -84,232 +138,178 @@ def trained(optimizer, batches) -> dict[str, Tensor]:
     return copy.deepcopy(optimizer.model.state_dict())
 
 
-def model_and_optimizer(seed: int = 0, **options):
-    torch.manual_seed(seed)
-    model = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 4))
-    rule = BatchIdeal(DAMPING, **{"decay": 0.8, **options})
-    return GradientOnly(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), model, rule)
+def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+    return all(torch.equal(value, other[name]) for name, value in one.items())
 
 
-def test_gradient_only_steps_on_it():
-    optimizer = model_and_optimizer()
-    by_hand = copy.deepcopy(optimizer)
-    batches = torch.randn(3, 8, 6)
-    found = trained(optimizer, batches)
-    for batch in batches:
-        by_hand.inner.zero_grad()
-        by_hand.model(batch).square().mean().backward()
-        precondition(by_hand.model)
-        precondition(by_hand.model)  # without a backward in between, the second does nothing
-        by_hand.inner.step()
-    assert all(torch.equal(value, by_hand.model.state_dict()[name]) for name, value in found.items())
+def test_what_no_step_is_to_see_is_not_in_the_average():
+    batches, wanted = torch.randn(3, 8, 6), None
+    for unseen in (False, True):
+        optimizer = network()
+        if unseen:
+            optimizer.model(torch.full((8, 6), torch.inf)).sum().backward()  # as a batch that GradScaler skips
+            optimizer.zero_grad()
+            with torch.no_grad():
+                optimizer.model(100 * batches[0])
+        found = trained(optimizer, batches)
+        wanted = wanted or found
+    assert same(found, wanted)
+    with pytest.raises(AssertionError):
+        optimizer.model(100 * batches[0]).sum().backward()  # the companion: without zero_grad it is seen
+        assert optimizer.chart.layers[0].pending is None
 
 
-def test_zero_grad_drops_a_batch_from_the_average():
-    optimizer, other = model_and_optimizer(), model_and_optimizer()
-    batches = torch.randn(3, 8, 6)
-    optimizer.model(torch.full((8, 6), torch.inf)).sum().backward()  # as a batch that GradScaler skips
-    assert all(
-        torch.equal(value, trained_other)
-        for value, trained_other in zip(
-            trained(optimizer, batches).values(), trained(other, batches).values(), strict=True
-        )
-    )
+def test_inverse_is_kept_between_measurements():
+    kept, fresh = network(every=3), network()
+    batches = torch.randn(5, 8, 6)
+    assert same(trained(kept, batches[:4]), trained(fresh, batches[:4]))  # at 0, 1, 2 and 3
+    inverses = kept.chart.measured["0.weight"]
+    assert relative_error(trained(kept, batches[4:])["0.weight"], trained(fresh, batches[4:])["0.weight"]) > 1e-6
+    assert kept.chart.measured["0.weight"] is inverses
 
 
-def test_evaluation_leaves_the_average_alone():
-    optimizer, other = model_and_optimizer(), model_and_optimizer()
-    with torch.no_grad():
-        optimizer.model(torch.randn(8, 6))
-    optimizer.model(torch.randn(8, 6))  # no backward, no trace
-    batches = torch.randn(2, 8, 6)
-    one, two = trained(optimizer, batches), trained(other, batches)
-    assert all(torch.equal(one[name], two[name]) for name in one)
-
-
-def test_factor_is_kept_for_a_while():
-    kept, fresh, plain = model_and_optimizer(every=3), model_and_optimizer(), model_and_optimizer(every=2)
-    batches = torch.randn(3, 8, 6)
-    first = trained(kept, batches[:1]), trained(fresh, batches[:1])
-    assert all(torch.equal(first[0][name], first[1][name]) for name in first[0])
-    second = trained(kept, batches[1:]), trained(fresh, batches[1:])
-    assert relative_error(second[0]["0.weight"], second[1]["0.weight"]) > 1e-4
-    assert relative_error(trained(plain, batches)["0.weight"], second[0]["0.weight"]) > 1e-6
-
-
-@pytest.mark.parametrize("every", [1, 3])
+@pytest.mark.parametrize("every", [1, 4])
 def test_resume_from_a_checkpoint_is_exact(every):
-    batches = torch.randn(6, 8, 6)
-    whole = trained(model_and_optimizer(every=every), batches)
-    first = model_and_optimizer(every=every)
-    weights = trained(first, batches[:3])
+    batches = torch.randn(7, 8, 6)
+    whole = trained(network(every=every), batches)
+    first = network(every=every)
+    weights = trained(first, batches[:4])
     buffer = io.BytesIO()
     torch.save(first.state_dict(), buffer)
     buffer.seek(0)
     state = torch.load(buffer, weights_only=True)
-    second = model_and_optimizer(seed=1, every=every)
+    second = network(seed=1, every=every)
     second.model.load_state_dict(weights)
     second.load_state_dict(state)
-    resumed = trained(second, batches[3:])
-    assert all(torch.equal(value, whole[name]) for name, value in resumed.items())
+    assert same(trained(second, batches[4:]), whole)
     # A plain optimizer takes the checkpoint and leaves the averages aside; without them the path is another.
     plain = torch.optim.SGD(second.model.parameters(), lr=0.1, momentum=0.9)
     plain.load_state_dict(state)
-    forgetful = model_and_optimizer(seed=1, every=every)
+    forgetful = network(seed=1, every=every)
     forgetful.model.load_state_dict(weights)
     forgetful.load_state_dict(plain.state_dict())
-    assert relative_error(trained(forgetful, batches[3:])["0.weight"], whole["0.weight"]) > 1e-6
-
-
-def test_checkpoint_of_other_layers_is_refused():
-    state = model_and_optimizer().state_dict()
-    model = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 4))
-    inner = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    other = GradientOnly(inner, model, BatchIdeal(decay=0.8), skip=["2"])
-    with pytest.raises(ValueError, match=r"state_dict\['running'\] has an unknown '2'"):
-        other.load_state_dict(state)
-
-
-def test_float16_is_averaged_in_float32():
-    layer = attach(nn.Linear(6, 3).half(), BatchIdeal(DAMPING, decay=0.5))
-    layer(torch.randn(9, 6).half()).sum().backward()
-    assert layer._correction.pending.dtype == torch.float32
-    precondition(layer)
-    assert layer.weight.grad.dtype == torch.float16
-    assert layer.weight.grad.isfinite().all()
-
-
-def test_nan_travels_and_does_not_stay():
-    layer = attach(nn.Linear(3, 2), BatchIdeal(DAMPING, decay=0.5))
-    layer(torch.full((4, 3), torch.nan)).sum().backward()
-    for p in layer.parameters():
-        p.grad = torch.ones_like(p)  # as if the NaN had gone unnoticed
-    precondition(layer)
-    assert layer.weight.grad.isnan().all()
-    layer.zero_grad()
-    layer(torch.randn(4, 3)).sum().backward()
-    precondition(layer)
-    assert layer.weight.grad.isfinite().all()
-
-
-def test_rows_whose_gradients_are_gone_are_gone_too():
-    layer, other = (attach(copy.deepcopy(layer), BatchIdeal(DAMPING, decay=0.0)) for layer in [nn.Linear(4, 3)] * 2)
-    x, dropped = torch.randn(5, 4), 100 * torch.randn(5, 4)
-    layer(dropped).square().sum().backward()
-    layer.zero_grad()  # the model's own, which knows nothing of averages
-    torch.autograd.grad(layer(dropped.requires_grad_()).sum(), dropped)  # no gradient reaches p.grad
-    for each in (layer, other):
-        each(x).square().sum().backward()
-        precondition(each)
-    assert torch.equal(layer.weight.grad, other.weight.grad)
-
-
-def test_what_is_trained_may_not_change_between_backward_and_step():
-    layer = attach(nn.Linear(4, 3), BatchIdeal(DAMPING, decay=0.5))
-    layer(torch.randn(5, 4)).sum().backward()
-    layer.bias.requires_grad_(False)
-    with pytest.raises(ValueError, match=r"the model itself .*: gradients of \['weight'\] to correct"):
-        precondition(layer)
-    with pytest.raises(RuntimeError, match="call zero_grad"):
-        layer(torch.randn(5, 4)).sum().backward()
+    assert relative_error(trained(forgetful, batches[4:])["0.weight"], whole["0.weight"]) > 1e-6
 
 
 def test_loading_a_checkpoint_without_averages_forgets_them():
-    optimizer, fresh = model_and_optimizer(), model_and_optimizer()
-    plain = fresh.inner.state_dict()
-    weights = copy.deepcopy(optimizer.model.state_dict())
+    optimizer, fresh = network(), network()
+    plain, start = copy.deepcopy((fresh.inner.state_dict(), fresh.model.state_dict()))
     batches = torch.randn(3, 8, 6)
     trained(optimizer, batches)
-    saved = optimizer.state_dict()["running"]["0"]["total"].clone()
-    kept = optimizer.state_dict()
+    kept = optimizer.state_dict()["chart"]["layers"]["0.weight"]["total"]
+    saved = copy.deepcopy(kept)
     trained(optimizer, batches)
-    assert torch.equal(kept["running"]["0"]["total"], saved)  # a snapshot, not a view
-    optimizer.model.load_state_dict(weights)
+    assert torch.equal(kept[0], saved[0])  # a snapshot, not a view
+    optimizer.model.load_state_dict(start)
     optimizer.load_state_dict(plain)
-    one, two = trained(optimizer, batches), trained(fresh, batches)
-    assert all(torch.equal(one[name], two[name]) for name in one)
+    assert same(trained(optimizer, batches), trained(fresh, batches))
 
 
-def test_compiled_model_remembers_too():
-    plain = attach(nn.Linear(4, 3), BatchIdeal(DAMPING, decay=0.5))
-    compiled, x = copy.deepcopy(plain), torch.randn(5, 4)
-    plain(x).square().sum().backward()
-    torch.compile(compiled, backend="aot_eager")(x).square().sum().backward()
-    for layer in (plain, compiled):
-        precondition(layer)
-    assert relative_error(compiled.weight.grad, plain.weight.grad) <= EXACT
+def test_checkpoint_of_other_layers_is_refused():
+    state, model = network().state_dict(), network().model
+    other = Preconditioned(torch.optim.SGD(model[0].parameters(), lr=0.1, momentum=0.9), model)
+    with pytest.raises(ValueError, match=r"state_dict\['chart'\]\['layers'\] has an unknown '2.weight'"):
+        other.load_state_dict(state)
+
+
+def test_float16_is_summed_in_float32():
+    layer = nn.Linear(6, 3).half()
+    optimizer = wrapped(layer)
+    layer(100 * torch.randn(9, 6).half()).sum().backward()  # squares add up beyond the largest float16
+    assert optimizer.chart.layers[0].pending[0].dtype == torch.float32
+    optimizer.step()
+    assert all(gradient.dtype == torch.float16 for gradient in optimizer.inner.gradients)
+    assert all(bool(gradient.isfinite().all()) for gradient in optimizer.inner.gradients)
+
+
+def test_nan_travels_and_does_not_stay():
+    layer, x = nn.Linear(3, 2), torch.randn(4, 3)
+    optimizer = wrapped(layer, decay=0.5)
+    optimizer.inner.param_groups[0]["lr"] = 0.0
+    for input in (x, torch.full((4, 3), torch.nan)):
+        optimizer.zero_grad()
+        layer(input).sum().backward()
+        before, total = copy.deepcopy(layer.state_dict()), optimizer.chart.layers[0].total
+        optimizer.step()
+    assert optimizer.inner.gradients[0].isnan().all()
+    assert layer.weight.grad.isnan().all()
+    assert optimizer.chart.layers[0].total is total
+    layer.load_state_dict(before)
+    optimizer.inner.state.clear()
+    optimizer.zero_grad()
+    layer(x).sum().backward()
+    optimizer.step()
+    assert optimizer.inner.gradients[0].isfinite().all()
 
 
 def one_process(rank: int, joined: Tensor) -> dict[str, Tensor]:
-    optimizer = model_and_optimizer()
+    optimizer = network()
     replica = nn.parallel.DistributedDataParallel(optimizer.model)
     for batch in joined:
         optimizer.zero_grad()
         replica(batch.chunk(2)[rank]).square().mean().backward()
         optimizer.step()
     # Each process sends its rows to another layer: no sum may mix them up, nor wait for ever.
-    experts = attach(nn.ModuleList([nn.Linear(6, 2), nn.Linear(6, 2)]), BatchIdeal(DAMPING, decay=0.0))
-    experts[rank](joined[0][:3]).sum().backward()
-    expected = experts[rank]._correction.pending.clone()
-    precondition(experts)
-    assert torch.equal(experts[rank]._correction.total, expected)
+    experts = nn.ModuleList([nn.Linear(6, 2), nn.Linear(6, 2)])
+    routed = wrapped(experts)
+    for expert in experts:  # as a reduction of gradients would leave them
+        expert.weight.grad, expert.bias.grad = torch.ones(2, 6), torch.ones(2)
+    experts[rank](joined[0][: 3 + rank])
+    routed.step()
+    totals = [layer.total[0][0] for layer in routed.chart.layers]
+    for number, total in enumerate(totals):
+        x = with_one(joined[0][: 3 + number])
+        assert relative_error(total, x.T @ x) <= EXACT
     return optimizer.model.state_dict()
 
 
 @needs_distributed
 def test_two_processes_are_one_on_the_joined_batch(tmp_path):
-    joined = torch.randn(4, 8, 6)
-    wanted = trained(model_and_optimizer(), joined)
-    one, two = on_two_processes(one_process, tmp_path, joined)
-    assert all(torch.equal(one[name], two[name]) for name in one)
+    batches = torch.randn(4, 8, 6)
+    wanted = trained(network(), batches)
+    one, two = on_two_processes(one_process, tmp_path, batches)
+    assert same(one, two)
     assert max(relative_error(one[name], value) for name, value in wanted.items()) <= EXACT
-    half = trained(model_and_optimizer(), joined[:, :4])
+    half = trained(network(), batches[:, :4])
     assert relative_error(half["0.weight"], wanted["0.weight"]) > 1e-3
 
 
-def tied() -> nn.Module:
-    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
-    model[2].weight = model[0].weight
-    return model
+def test_transform_that_would_carry_the_memory_away_raises():
+    layer = nn.Linear(2, 1)
+    optimizer = wrapped(layer)
+    parameters = {name: p.detach() for name, p in layer.named_parameters()}
+
+    def loss(p):
+        return torch.func.functional_call(layer, p, (torch.ones(3, 2),)).sum()
+
+    def per_sample(x):
+        return layer(x).sum()
+
+    with pytest.raises(RuntimeError, match=r"weight: the optimizer remembers .* which a transform of torch.func"):
+        torch.func.vmap(per_sample)(torch.ones(3, 2))
+    layer.eval()
+    torch.func.vmap(per_sample)(torch.ones(3, 2))
+    assert optimizer.chart.layers[0].pending is None
+    layer.train()
+    optimizer.detach()
+    torch.func.grad(loss)(parameters)
+
+
+def normed() -> nn.Module:
+    return nn.utils.parametrizations.weight_norm(nn.Linear(2, 2))
 
 
 @pytest.mark.parametrize(
-    ("action", "error", "message"),
+    ("build", "options", "message"),
     [
-        (lambda: BatchIdeal(decay=1.0), ValueError, r"decay is 1.0; it must be None, or in \[0, 1\)"),
-        (lambda: BatchIdeal(decay=-0.1), ValueError, "decay is -0.1"),
-        (lambda: BatchIdeal(every=2), ValueError, "every is 2; .* goes with a decay"),
-        (lambda: BatchIdeal(decay=0.5, every=0), ValueError, "every is 0"),
-        (lambda: attach(tied(), BatchIdeal(decay=0.5)), ValueError, "shares a parameter .0.weight is 2.weight."),
-        (
-            lambda: attach(nn.utils.parametrizations.weight_norm(nn.Linear(2, 2)), BatchIdeal(decay=0.5)),
-            ValueError,
-            "is parametrized, so p.grad is not the gradient of its weight",
-        ),
-        (
-            lambda: functional.linear(
-                torch.ones(1, 2), torch.ones(1, 2, requires_grad=True), None, BatchIdeal(decay=0.5)
-            ).backward(),
-            ValueError,
-            "here is no layer to keep them",
-        ),
-        (
-            lambda: jacobian.backward(
-                nn.Linear(2, 2), lambda z, _: z.sum(), torch.ones(1, 2), None, BatchIdeal(decay=0.5)
-            ),
-            ValueError,
-            "here is no layer to keep them",
-        ),
+        (lambda: nn.Linear(2, 2), {"damping": 0.0}, "Preconditioned: damping is 0.0; it must be positive and finite"),
+        (lambda: nn.Linear(2, 2), {"damping": torch.inf}, "damping is inf"),
+        (lambda: nn.Linear(2, 2), {"decay": 1.0}, "Preconditioned: decay is 1.0; it must be at least 0 and below 1"),
+        (lambda: nn.Linear(2, 2), {"every": 0}, "every is 0; it must be an integer of at least 1"),
+        (lambda: nn.Linear(2, 2), {"max_dim": 0}, "max_dim is 0"),
+        (normed, {}, r"Preconditioned: .*bias \(parametrized\)"),
     ],
 )
-def test_mistakes_are_named(action, error, message):
-    with pytest.raises(error, match=message):
-        action()
-
-
-def test_transform_that_would_carry_the_memory_away_raises():
-    layer = attach(nn.Linear(2, 1), BatchIdeal(decay=0.5))
-    parameters = {name: p.detach() for name, p in layer.named_parameters()}
-    loss = lambda p: torch.func.functional_call(layer, p, (torch.ones(3, 2),)).sum()  # noqa: E731
-    with pytest.raises(RuntimeError, match=r"remembers its inputs .* which a transform of torch.func"):
-        torch.func.grad(loss)(parameters)
+def test_mistakes_are_named(build, options, message):
+    with pytest.raises(ValueError, match=message):
+        wrapped(build(), **options)
