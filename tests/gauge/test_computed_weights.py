@@ -119,6 +119,7 @@ class Gained(nn.Module):
         return self.last((x @ self.matrix[0]).relu()) * (2 * self.sharpness)
 
 
+@pytest.mark.filterwarnings("ignore:UnitConsistent treats")  # little of some, but that rightly
 @pytest.mark.parametrize("rule", [gauge.NetworkGauge(), gauge.LayerGauge()], ids=["network", "layer"])
 @pytest.mark.parametrize(
     ("build", "shape"),
