@@ -93,7 +93,7 @@ class LayerGauge(Gauge):
 
     @staticmethod
     def _weights(graph: ChannelGraph) -> list[str]:
-        return [name for name, entry in graph.parameters.items() if entry.counted and len(entry.shape) >= 2]
+        return [name for name, entry in graph.parameters.items() if entry.matrix]
 
 
 def _by_layer(weight: Tensor, shape: tuple[int, ...], kernel_dims: int) -> Factors:

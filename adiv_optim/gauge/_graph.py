@@ -29,11 +29,12 @@ class Entry:
         shape: what to view the tensor as; only a grouped convolution's differs from its own shape.
         plus: channel indices, broadcastable to `shape`; 0 is the pinned channel, k the free log-scale k − 1.
         minus: likewise.
-        counted: whether the network gauge balances it: a weight, not a bias.
+        counted: whether the network gauge balances it: a weight, not a bias, unless its channels have nothing else.
         power: 2 for a running variance, else 1.
         moves: whether any free channel touches it.
         usual: mean of log|w| as PyTorch initialises such a weight: −½ log(fan_in) − 1 for matrices and kernels.
         why: why nothing moves it; empty if something does.
+        matrix: whether its dimensions are outputs, inputs and positions, as those of a matrix or a kernel are.
     """
 
     shape: tuple[int, ...]
@@ -44,6 +45,7 @@ class Entry:
     moves: bool = True
     usual: float = 0.0
     why: tuple[str, ...] = ()
+    matrix: bool = False
 
     def free(self) -> str:
         """Say how many of the scales that it moves with are free."""

@@ -123,6 +123,14 @@ def _normalised(call: Call, axis: int | None) -> Any:
     return call.result(out) if axis is None else call.along(out, axis)
 
 
+def weight_norm(call: Call) -> Any:
+    """The weight g v / |v|, with a norm for each position along one dimension or, at −1, one for all."""
+    v = call.activation(call["v"])
+    others = [dim for dim in range(len(v.shape)) if dim != call["dim"]]
+    call.channels.share(v.channels, others, f"one norm at {call.label}")
+    return call.result(call.activation(call["g"]).channels)
+
+
 def prelu(call: Call) -> Any:
     """The slope moves with nothing; channels pass."""
     call.pin(call["weight"])
@@ -200,4 +208,5 @@ RULES = {
     "layer_norm": layer_norm,
     "rms_norm": layer_norm,
     "prelu": prelu,
+    "_weight_norm": weight_norm,
 }

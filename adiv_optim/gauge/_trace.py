@@ -5,6 +5,7 @@ import math
 import operator
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -199,12 +200,19 @@ def _finish(interpreter: _Interpreter, order: list[str]) -> ChannelGraph:
         used[ids] = True
     used[PINNED] = True
     numbers = torch.where(used, used.cumsum(0) - 1, -1)
+    measured = torch.zeros_like(used)
+    measured[PINNED] = True
+    for ids in itertools.chain(*(ends[use] for use in every if use.counted)):
+        measured[ids] = True
 
     def entry(use: Use) -> Entry:
         plus, minus = (numbers[ids] for ids in ends[use])
         moves = bool((plus != 0).any() or (minus != 0).any())
+        # Channels that no weight touches take their scale from what does: rows of weights that are standardised.
+        counted = use.counted or not bool(measured[ends[use][0]].all())
+        matrix = use.kind.startswith(_KERNELS) or (use.kind.startswith(_MATRICES) and len(use.shape) == 2)
         why = () if moves else _why(use, channels)
-        return Entry(use.shape, plus, minus, use.counted, use.power, moves, _usual(use), why)
+        return Entry(use.shape, plus, minus, counted, use.power, moves, _usual(use, plus), why, matrix)
 
     nodes = []
     for group in channels.groups:
@@ -216,7 +224,7 @@ def _finish(interpreter: _Interpreter, order: list[str]) -> ChannelGraph:
         free=int(used.sum()) - 1,
         nodes=tuple(nodes),
         parameters={name: entry(uses.parameters[name]) for name in order if name in uses.parameters},
-        buffers={name: entry(use) for name, use in uses.buffers.items()},
+        buffers={name: replace(entry(use), counted=False) for name, use in uses.buffers.items()},
         outside=tuple(name for name in order if name not in uses.parameters),
         unknown=tuple(dict.fromkeys(interpreter.unknown)),
         inexact=tuple(dict.fromkeys(uses.inexact)),
@@ -229,8 +237,14 @@ def _why(use: Use, channels: Channels) -> tuple[str, ...]:
     return tuple(reason for reason in reasons if reason != CONSTANT) or (CONSTANT,)
 
 
-def _usual(use: Use) -> float:
+#: Uses of a parameter whose dimensions are outputs, inputs and, of kernels, positions.
+_KERNELS, _MATRICES = ("convolution", "transposed convolution"), ("matrix", "table")
+
+
+def _usual(use: Use, plus: Tensor) -> float:
     """Mean of log|w| at PyTorch's initialisation: U(−a, a), a = 1/√fan_in; tables N(0, 1); gains 1."""
+    if use.kind.startswith("activation"):
+        return -math.log(math.prod(use.shape) / plus.numel()) / 2 - 1
     if not use.counted or use.kind.startswith("gain"):
         return 0.0
     if use.kind.startswith("table"):

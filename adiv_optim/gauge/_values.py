@@ -152,6 +152,6 @@ def _laid_out(index: Tensor, axes: list[int], dims: int) -> Tensor:
     kept = [axis for axis in axes if axis >= 0]
     rest = [axis for axis in range(dims) if axis not in kept]
     assert all(index.shape[axis] == 1 for axis in rest)
-    index = index.permute(*kept, *rest).reshape([index.shape[axis] for axis in kept])
+    index = index.permute([*kept, *rest]).reshape([index.shape[axis] for axis in kept])
     sizes = iter(index.shape)
     return index.reshape([next(sizes) if axis >= 0 else 1 for axis in axes])

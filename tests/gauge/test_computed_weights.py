@@ -1,15 +1,17 @@
 """gauge.trace of weights that a network computes from others: exact, and with work in proportion to their elements."""
 
+import copy
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils.parametrizations import weight_norm
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from adiv_optim import gauge
+from adiv_optim import UnitConsistent, gauge
 from adiv_optim.gauge import _trace
 from tests.cases import relative_error
 
@@ -86,3 +88,49 @@ def test_gain_of_the_shape_of_what_it_multiplies():
     assert graph.free == 4 + 4
     gauge.apply_gauge(model, graph, gauge.random_gauge(graph, 1.5, generator=torch.Generator().manual_seed(0)))
     assert relative_error(model(x), before) <= 1e-10
+
+
+def path_deviation(model: nn.Module, x: Tensor, rule: gauge.Gauge) -> float:
+    """How far three steps on a model and on its like in another gauge come apart."""
+    graph = gauge.trace(model, x)
+    scales = gauge.random_gauge(graph, 1.0, generator=torch.Generator().manual_seed(0))
+    other = gauge.apply_gauge(copy.deepcopy(model), graph, scales)
+    for each in (model, other):
+        optimizer = UnitConsistent(torch.optim.SGD(each.parameters(), lr=1e-2), each, graph=graph, gauge=rule)
+        for _ in range(3):
+            optimizer.zero_grad()
+            each(x).square().mean().backward()
+            optimizer.step()
+    gauge.apply_gauge(other, graph, -scales)
+    return max(relative_error(a, b) for a, b in zip(other.parameters(), model.parameters(), strict=True))
+
+
+class Gained(nn.Module):
+    """Gains that are no matrices, though they have more than one dimension or none, and a matrix in three."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(3, 4), nn.Linear(4, 2)
+        self.gain, self.matrix = nn.Parameter(torch.rand(1, 1, 4) + 0.5), nn.Parameter(torch.randn(1, 4, 4))
+        self.sharpness = nn.Parameter(torch.tensor(1.5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = (self.first(x)[:, None] * self.gain).relu()
+        return self.last((x @ self.matrix[0]).relu()) * (2 * self.sharpness)
+
+
+@pytest.mark.filterwarnings("ignore:UnitConsistent treats")  # little of some, but that rightly
+@pytest.mark.parametrize("rule", [gauge.NetworkGauge(), gauge.LayerGauge()], ids=["network", "layer"])
+@pytest.mark.parametrize(
+    ("build", "shape"),
+    [
+        (lambda: nn.Sequential(Standardised(3, 6, 3), nn.ReLU(), Standardised(6, 4, 1)), (2, 3, 6, 6)),
+        (Gained, (5, 3)),
+        (lambda: nn.Sequential(weight_norm(nn.Linear(3, 6)), nn.ReLU(), weight_norm(nn.Linear(6, 4), dim=1)), (5, 3)),
+        (lambda: nn.Sequential(weight_norm(nn.Linear(3, 6), dim=None), nn.ReLU(), nn.Linear(6, 4)), (5, 3)),
+    ],
+    ids=["standardised", "gains", "weight-norm", "weight-norm-of-all"],
+)
+def test_equivalent_networks_follow_one_path(build, shape, rule):
+    torch.manual_seed(0)
+    assert path_deviation(build(), torch.randn(shape), rule) <= 1e-10
