@@ -20,7 +20,7 @@ class Whitened(ByInputs):
 
     and its step ΔW~' is added to the weights as :math:`\Delta\tilde W' (A + \lambda I)^{-1/2}`. Measured there, the
     length of a step is what it does to the activations. Plain SGD becomes :math:`\tilde G (A + \lambda I)^{-1}`, the
-    step of `BatchIdeal`, times the number of rows; every other optimizer takes its own idea of a good step. (FOOF,
+    step of `BatchIdeal`; every other optimizer takes its own idea of a good step. (FOOF,
     Benzing 2022, and K-FAC's input factor are the case of SGD.)
 
     Goes on nn.Linear and nn.Conv1d/2d/3d whose weights the optimizer holds: rows are samples, tokens or patches, groups
@@ -36,7 +36,7 @@ class Whitened(ByInputs):
     `rank` the products, the root and the memory beside A shrink to what `rank` columns take.
 
     Conversion: with every=1, decay=0 and keep_norm=False, Whitened(SGD) at `damping` takes the step of `GradientOnly`
-    with `BatchIdeal(damping × rows / columns)` times the number of rows, columns counting the bias.
+    with `BatchIdeal(damping × rows / columns)`, columns counting the bias.
 
     Args:
         optimizer: any torch.optim.Optimizer but LBFGS that reads only p and p.grad. For several on disjoint parameters
