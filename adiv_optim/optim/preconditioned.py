@@ -97,7 +97,7 @@ class Preconditioned(ByInputs):
     Cholesky factorisation. Memory: A and the inverse, float32, for each layer, and a second gradient during the step.
 
     Conversion: with every=1 and decay=0, Preconditioned(SGD) at `damping` takes the step of `GradientOnly` with
-    `BatchIdeal(damping × rows / columns)` times the number of rows, columns counting the bias.
+    `BatchIdeal(damping × rows / columns)`, columns counting the bias.
 
     Args:
         optimizer: any torch.optim.Optimizer but LBFGS.

@@ -169,7 +169,7 @@ class UnitConsistent(Coordinates):
             keyword arguments. Not needed with a `graph`.
         graph: from `gauge.trace`, if it is there already.
         project: after every step, rescale the model itself to the balanced gauge (the paper's Π). Its function
-            stays what it is, its weights do not. Not with `BatchIdeal(decay=…)` inside, whose averages
+            stays what it is, its weights do not. Not inside `Preconditioned`, whose averages
             remember activations of other scales.
         compile: fuse the mapping into two kernels by torch.compile, for about half its price; the first step then takes
             some seconds, and needs what torch.compile needs (on a CPU a C++ compiler).

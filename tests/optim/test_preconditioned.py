@@ -1,4 +1,4 @@
-"""Preconditioned: what the optimizer is given is the formula, of micro-batches and of processes as of the joined batch."""
+"""Preconditioned: the optimizer is given the formula, by micro-batches and processes as by the joined batch."""
 
 import copy
 import io
@@ -154,9 +154,9 @@ def test_what_no_step_is_to_see_is_not_in_the_average():
         found = trained(optimizer, batches)
         wanted = wanted or found
     assert same(found, wanted)
-    with pytest.raises(AssertionError):
-        optimizer.model(100 * batches[0]).sum().backward()  # the companion: without zero_grad it is seen
-        assert optimizer.chart.layers[0].pending is None
+    optimizer.model(batches[0]).sum().backward()
+    optimizer.step()  # without zero_grad it counts
+    assert optimizer.chart.layers[0].rows > 8 / (1 - 0.8) * (1 - 0.8**3)
 
 
 def test_inverse_is_kept_between_measurements():
