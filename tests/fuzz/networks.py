@@ -181,15 +181,17 @@ class _Builder:
         """A linear layer or convolution; one that keeps shapes, if asked to."""
         if self.is_image:
             return self.attempt(lambda: self.convolution(keep))
+        return self.attempt(lambda: self.linear(keep))
+
+    def linear(self, keep: bool) -> nn.Module:
         features = self.value.shape[-1]
         out = features if keep else self.draw.choice([1, 2, 3, 4, 6, 9])
-        if Conv1D is not None and self.chance(0.2):
-            layer = Conv1D(out, features)
-            nn.init.normal_(layer.weight, std=features**-0.5)
-        else:
-            layer = nn.Linear(features, out, bias=self.chance(0.7))
-        self.call(layer)
-        return layer
+        if Conv1D is None or self.chance(0.8):
+            return nn.Linear(features, out, bias=self.chance(0.7))
+        layer = Conv1D(out, features)
+        nn.init.normal_(layer.weight, std=features**-0.5)
+        nn.init.normal_(layer.bias)
+        return layer  # which refuses some layouts of its input in memory
 
     def convolution(self, keep: bool) -> nn.Module:
         draw, channels, dims = self.draw, self.value.shape[-self.spatial - 1], self.spatial
@@ -310,6 +312,8 @@ def network(seed: int) -> tuple[Network, Training]:
 
 def _network(draw: random.Random) -> tuple[Network, Tensor]:
     x, spatial = _example(draw, draw.choice([5, 6, 4, 8, 3, 2, 1]))
+    if draw.random() < 0.2:
+        x = x.movedim(0, -1).contiguous().movedim(-1, 0)  # samples innermost in memory
     builder = _Builder(draw, x)
     table = None
     if not x.is_floating_point():
@@ -349,12 +353,10 @@ def _training(draw: random.Random, model: Network, x: Tensor) -> Training:
         wanted = torch.zeros_like(model(x))
     dead = torch.rand(x.shape[1:]) < draw.choice([0.0, 0.0, 0.0, 0.5, 1.0])
     uneven = draw.choice([0.0, 0.0, 1.0])
-    last = draw.random() < 0.2  # lay samples out in memory as the innermost dimension
     for _ in range(3):
         if x.is_floating_point():
             sizes = (uneven * torch.randn(len(x))).exp().view(-1, *[1] * (x.dim() - 1))
-            batch = torch.randn_like(x).masked_fill(dead, 0.0) * sizes
-            inputs.append(batch.movedim(0, -1).contiguous().movedim(-1, 0) if last else batch)
+            inputs.append(torch.empty_like(x).copy_(torch.randn(x.shape).masked_fill(dead, 0.0) * sizes))
         else:
             inputs.append(torch.randint_like(x, WORDS))
         targets.append(torch.randn_like(wanted))
