@@ -1,0 +1,212 @@
+"""The network gauge by hand: a scale for every number that flows, joined one by one, and a dense least squares."""
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.conv import _ConvNd
+
+from tests.fuzz.networks import Conv1D, Network
+
+PINNED = 0
+POOLS = (
+    nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d,
+    nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d,
+)  # fmt: skip
+HOMOGENEOUS = (nn.ReLU, nn.LeakyReLU, nn.PReLU, nn.Identity, nn.Dropout)
+
+
+@dataclass
+class Moves:
+    """How a parameter's entries move, w · exp(s[plus] − s[minus]).
+
+    Args:
+        plus: of the parameter's shape.
+        minus: of the parameter's shape.
+        usual: mean of log|w| as PyTorch initialises it; None for what is no weight.
+        kind: two uses of another kind move nothing.
+        groups: of a convolution.
+    """
+
+    plus: Tensor
+    minus: Tensor
+    usual: float | None
+    kind: str
+    groups: int = 1
+
+
+@dataclass
+class Channels:
+    """A union-find over the numbers that flow for one sample.
+
+    Args:
+        above: of each scale one that it is the same as; PINNED is 1 for good.
+        moves: parameter's id → how it moves.
+    """
+
+    above: list[int] = field(default_factory=lambda: [PINNED])
+    moves: dict[int, Moves] = field(default_factory=dict)
+
+    def find(self, number: int) -> int:
+        while self.above[number] != number:
+            number = self.above[number]
+        return number
+
+    def join(self, one: Tensor, other: Tensor) -> None:
+        """Let two tensors of numbers, broadcast, be the same scales."""
+        for a, b in zip(*(part.flatten().tolist() for part in torch.broadcast_tensors(one, other)), strict=True):
+            low, high = sorted((self.find(a), self.find(b)))
+            self.above[high] = low
+
+    def fresh(self, count: int) -> Tensor:
+        start = len(self.above)
+        self.above += range(start, start + count)
+        return torch.arange(start, start + count)
+
+    def pin(self, numbers: Tensor) -> None:
+        self.join(numbers, torch.tensor(PINNED))
+
+    def one(self, numbers: Tensor, dim: int) -> Tensor:
+        """Let all positions but those along `dim` share, and return the vector along it."""
+        rows = numbers.movedim(dim, 0).reshape(numbers.shape[dim], -1)
+        self.join(rows, rows[:, :1])
+        return rows[:, 0]
+
+    def use(self, parameter: Tensor | None, plus: Tensor, minus: Tensor, usual: float | None, kind: str, groups=1):
+        if parameter is None:
+            return
+        plus, minus = plus.expand(parameter.shape), minus.expand(parameter.shape)
+        old = self.moves.setdefault(id(parameter), Moves(plus, minus, usual, kind, groups))
+        if old.kind == kind:
+            self.join(old.plus, plus)
+            self.join(old.minus, minus)
+        else:
+            for numbers in (old.plus, old.minus, plus, minus):
+                self.pin(numbers)
+
+
+def follow(model: Network, x: Tensor) -> Channels:
+    """The scales of a network, from the shapes of a batch."""
+    channels = Channels()
+    values, flows = [x], [torch.zeros(x.shape[1:], dtype=torch.long)]
+    for step in model.steps:
+        inputs = [flows[place] for place in step.inputs]
+        with torch.no_grad():
+            values.append(model.run(step, [values[place] for place in step.inputs]))
+        shape = values[-1].shape[1:]
+        if step.name == "call":
+            flow = _called(channels, model.layers[step.layer], inputs[0], shape)
+        elif step.name == "add":
+            channels.join(*inputs)
+            flow = inputs[0]
+        elif step.name == "cat":
+            flow = torch.cat(inputs, step.dims[0])
+        elif step.name == "flatten":
+            flow = inputs[0].flatten()
+        elif step.name == "swap":
+            flow = inputs[0].transpose(-1, -2)
+        else:
+            flow = channels.one(inputs[0], 0)
+        flows.append(flow)
+    channels.pin(flows[-1])
+    return channels
+
+
+def _called(channels: Channels, layer: Any, flow: Tensor, shape: torch.Size) -> Tensor:
+    pinned = torch.tensor(PINNED)
+    if isinstance(layer, HOMOGENEOUS):
+        return flow
+    if isinstance(layer, POOLS):
+        return channels.one(flow, 0).view(-1, *[1] * (len(shape) - 1)).expand(shape)
+    if isinstance(layer, (nn.LayerNorm, nn.GroupNorm, _BatchNorm)):
+        if isinstance(layer, _BatchNorm):
+            channels.one(flow, 0)
+        else:
+            channels.pin(flow)
+        if layer.weight is None:
+            return torch.zeros_like(flow)
+        out = channels.fresh(len(layer.weight))
+        channels.use(layer.weight, out, pinned, 0.0, "gain")
+        channels.use(layer.bias, out, pinned, None, "bias")
+        return (out if isinstance(layer, nn.LayerNorm) else out.view(-1, *[1] * (len(shape) - 1))).expand(shape)
+    if isinstance(layer, nn.Embedding):
+        out = channels.fresh(layer.embedding_dim)
+        channels.use(layer.weight, out, pinned, -0.6352, "table")
+        return out.expand(shape)
+    if isinstance(layer, nn.Linear) or (Conv1D is not None and isinstance(layer, Conv1D)):
+        into, transposed = channels.one(flow, -1), not isinstance(layer, nn.Linear)
+        out = channels.fresh(shape[-1])
+        ends = (out, into[:, None]) if transposed else (out[:, None], into)
+        channels.use(layer.weight, *ends, usual(len(into)), f"matrix {transposed}")
+        channels.use(layer.bias, out, pinned, None, "bias")
+        return out.expand(shape)
+    if isinstance(layer, _ConvNd):
+        into, out = channels.one(flow, 0), channels.fresh(layer.out_channels)
+        ones = [1] * len(layer.kernel_size)
+        ends = torch.stack([part for part in into.view(layer.groups, -1) for _ in range(len(out) // layer.groups)])
+        fan_in = layer.weight[0].numel()
+        where = (out.view(-1, 1, *ones), ends.view(*ends.shape, *ones))
+        channels.use(layer.weight, *where, usual(fan_in), "convolution", layer.groups)
+        channels.use(layer.bias, out, pinned, None, "bias")
+        return out.view(-1, *ones).expand(shape)
+    channels.pin(flow)  # no homogeneous function
+    return torch.zeros_like(flow)
+
+
+def usual(fan_in: int) -> float:
+    """Mean of log|w| for w uniform within ±1/√fan_in."""
+    return -0.5 * math.log(fan_in) - 1
+
+
+def network_scales(channels: Channels, model: nn.Module, fan_in: bool) -> dict[int, Tensor]:
+    """Parameter's id → exp(s_plus − s_minus), by least squares over all weights that are not zero."""
+    equations, wanted = [], []
+    roots = torch.tensor([channels.find(number) for number in range(len(channels.above))])
+    for parameter in model.parameters():
+        moves = channels.moves.get(id(parameter))
+        if moves is None or moves.usual is None:
+            continue
+        nonzero = parameter != 0
+        equations.append(_differences(roots[moves.plus[nonzero]], roots[moves.minus[nonzero]], len(roots)))
+        wanted.append(parameter.detach()[nonzero].abs().log() - moves.usual * fan_in)
+    scales = torch.zeros(len(roots))
+    if equations:
+        scales = least_squares(torch.cat(equations), torch.cat(wanted))
+    scales = scales[roots]
+    return {key: (scales[moves.plus] - scales[moves.minus]).exp() for key, moves in channels.moves.items()}
+
+
+def _differences(plus: Tensor, minus: Tensor, count: int) -> Tensor:
+    rows = torch.eye(count)[plus] - torch.eye(count)[minus]
+    rows[:, PINNED] = 0
+    return rows
+
+
+def least_squares(equations: Tensor, wanted: Tensor) -> Tensor:
+    """Of the minima of |equations @ s − wanted|² that where the sum of s weighted by its equations is 0."""
+    degree = equations.abs().sum(0)
+    weight = torch.where(degree > 0, degree, 1.0).rsqrt()
+    found = torch.linalg.lstsq(equations * weight, wanted[:, None], driver="gelsd").solution[:, 0]
+    return found * weight
+
+
+def layer_scales(weight: Tensor, groups: int) -> Tensor:
+    """D E of one weight by the paper's U: log|w| − r_o − c_i has mean zero along both, within each group."""
+    blocks = [_layer_scales(block) for block in weight.detach().chunk(groups)]
+    return torch.cat(blocks)
+
+
+def _layer_scales(weight: Tensor) -> Tensor:
+    rows, columns = weight.shape[:2]
+    where = (weight != 0).nonzero()
+    equations = torch.cat([torch.eye(rows)[where[:, 0]], torch.eye(columns)[where[:, 1]]], 1)
+    signed = equations * torch.cat([torch.ones(rows), -torch.ones(columns)])
+    if not len(where):
+        return torch.ones_like(weight)
+    found = least_squares(signed, weight[weight != 0].abs().log())
+    r, c = found.split([rows, columns])
+    factor = (r[:, None] - c).exp()
+    return factor.view(rows, columns, *[1] * (weight.dim() - 2)).expand_as(weight)

@@ -1,0 +1,132 @@
+"""One random network, trained in a wrapper and by hand."""
+
+import copy
+import math
+import random
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+import adiv_optim
+from adiv_optim import GradientOnly, gauge
+from tests.fuzz import by_hand
+from tests.fuzz.networks import Network, Training, network
+
+#: What moves by less than this part of the largest parameter is compared with that: rounding is 1e-16 of it.
+ROUNDING = 1e-7
+
+Settings = dict[str, Any]
+
+
+def _batch_ideal(draw: random.Random) -> Settings:
+    return {"damping": draw.choice([0.03, 0.3, 1.0, 10.0]), "per_sample": draw.random() < 0.5}
+
+
+def _preconditioned(draw: random.Random) -> Settings:
+    return {
+        "damping": draw.choice([0.1, 1.0, 10.0]), "decay": draw.choice([0.0, 0.5, 0.9]), "every": draw.choice([1, 2, 10]),
+        "max_dim": draw.choice([None, 1024, 6, 3]),
+    }  # fmt: skip
+
+
+def _whitened(draw: random.Random) -> Settings:
+    root = draw.choice(["eigh", "eigh", "newton-schulz"])
+    return {**_preconditioned(draw), "keep_norm": draw.random() < 0.5, "root": root, "rank": None}
+
+
+def _whitened_rank(draw: random.Random) -> Settings:
+    return {**_whitened(draw), "rank": draw.choice([1, 1, 2, 3])}
+
+
+def _unit_consistent(draw: random.Random) -> Settings:
+    return {
+        "gauge": draw.choice(["network", "layer"]), "every": draw.choice([1, 2]), "fan_in": draw.random() < 0.8,
+        "project": draw.random() < 0.2,
+    }  # fmt: skip
+
+
+#: Of every wrapper the settings that a seed draws; none where it has none.
+SETTINGS: dict[str, Callable[[random.Random], Settings]] = {
+    "proportional": lambda draw: {},
+    "disproportional": lambda draw: {},
+    "batch-ideal": _batch_ideal,
+    "preconditioned": _preconditioned,
+    "unit-consistent": _unit_consistent,
+    "whitened": _whitened,
+    "whitened-rank": _whitened_rank,
+}
+
+
+def wrapped(name: str, inner: Optimizer, model: nn.Module, example: Tensor, settings: Settings) -> Any:
+    """The wrapper of that name."""
+    kind = "".join(word.capitalize() for word in name.removesuffix("-rank").split("-"))
+    if name in ("proportional", "disproportional", "batch-ideal"):
+        return GradientOnly(inner, model, getattr(adiv_optim, kind)(**settings))
+    if name == "unit-consistent":
+        rules = {"network": gauge.NetworkGauge, "layer": gauge.LayerGauge}
+        rule = rules[settings["gauge"]](every=settings["every"], fan_in=settings["fan_in"])
+        return adiv_optim.UnitConsistent(inner, model, gauge=rule, example_input=example, project=settings["project"])
+    return getattr(adiv_optim, kind)(inner, model, **settings)
+
+
+def deviation(name: str, seed: int) -> float:
+    """Greatest difference of any parameter or gradient, after any step, over how far it has come.
+
+    Raises:
+        AmbiguousError: the wrapper's own definition leaves it open what is right.
+    """
+    settings = SETTINGS[name](random.Random(f"settings {seed}"))
+    model, training = network(seed)
+    twin = copy.deepcopy(model)
+    largest = max(float(p.detach().abs().max()) for p in model.parameters())
+    start = {path: p.detach().clone() for path, p in model.named_parameters()}
+    method = by_hand.METHODS[name](twin, training, **settings)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # most of these networks are hard to treat
+        optimizer = wrapped(name, training.optimizer(model), model, training.inputs[0], settings)
+        worst = 0.0
+        for step in range(len(training.inputs)):
+            method.step()
+            _step(optimizer, model, training, step)
+            found = {path: p.grad for path, p in model.named_parameters() if p.grad is not None}
+            assert found.keys() == method.left.keys(), (found.keys(), method.left.keys())
+            worst = _worse(worst, _distance(found, method.left, 1e-12))
+            ends = [{path: p.detach() - start[path] for path, p in m.named_parameters()} for m in (model, twin)]
+            worst = _worse(worst, _distance(*ends, ROUNDING * largest))
+    return worst
+
+
+def _step(optimizer: Any, model: Network, training: Training, step: int) -> None:
+    optimizer.zero_grad()
+    batches = training.batches(step)
+    if training.wasted:
+        with torch.no_grad():
+            model(7 * batches[0][0] % 5)
+        if (loss := training.loss(model(batches[0][0]), batches[0][1], step)).requires_grad:
+            loss.backward()
+        optimizer.zero_grad()
+    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    for parameter in model.parameters():
+        if id(parameter) not in held:  # of which zero_grad() knows nothing
+            parameter.grad = None
+    for x, y in batches:
+        if (loss := training.loss(model(x), y, step)).requires_grad:
+            loss.backward()
+    optimizer.step()
+
+
+def _distance(found: dict[str, Tensor], wanted: dict[str, Tensor], least: float) -> float:
+    """Greatest difference over greatest size; of what is far smaller than the others, over a part of theirs."""
+    sizes = {path: float(part.abs().max()) for path, part in wanted.items()}
+    least = max(least, 1e-3 * max(sizes.values(), default=0.0))
+    ratios = [float((found[path] - part).abs().max()) / max(sizes[path], least) for path, part in wanted.items()]
+    return _worse(0.0, *ratios)
+
+
+def _worse(*ratios: float) -> float:
+    """The greatest; NaN is greater than all others."""
+    return max(ratios, key=lambda ratio: math.inf if math.isnan(ratio) else ratio)
