@@ -24,7 +24,7 @@ endif
 	touch $@
 
 bench: .venv/installed-bench
-	$(BIN)/python -m benchmarks quick
+	$(BIN)/python -m benchmarks digits
 
 test: .venv/installed-test
 	$(PYTEST)

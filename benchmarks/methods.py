@@ -1,24 +1,25 @@
-"""The methods compared: how each builds its network, and what it does to the gradient."""
+"""The methods compared: how each builds its network, and what it does to gradient and coordinates."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from adiv_optim import BatchIdeal, Correction, Disproportional, Proportional, UnitConsistent, Whitened
+from adiv_optim import BatchIdeal, Correction, Disproportional, GradientOnly, Proportional, UnitConsistent, Whitened
 from adiv_optim.gauge import Gauge, LayerGauge, NetworkGauge
 from adiv_optim.layers import AffineLikeLinear, L2Norm, NormLikeLinear, PatchNormConv2d
-
-ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {"tanh": nn.Tanh, "leaky-relu": nn.LeakyReLU}
 
 
 @dataclass(frozen=True)
 class Method:
-    """One row of the comparison.
+    """One row of a comparison.
 
     Args:
+        label: what tables and figures call it.
+        color: in all figures.
         linear: the affine layer.
         convolution: the convolution.
         normalizer: shape of a sample → the parameterless normaliser before every affine layer and convolution, the
@@ -29,8 +30,12 @@ class Method:
         whitening: damping of `Whitened`, whose coordinates it steps in; trained by plain loops, whose forward passes it
             sees.
         rank: of the whitening; see `Whitened`.
+        optimizer: of a language model, by its key in `language.run.OPTIMIZERS`; networks for images have that of their
+            protocol.
     """
 
+    label: str = ""
+    color: str = "black"
     linear: Callable[[int, int], nn.Module] = nn.Linear
     convolution: Callable[..., nn.Module] = nn.Conv2d
     normalizer: Callable[[tuple[int, ...]], nn.Module] | None = None
@@ -39,19 +44,35 @@ class Method:
     gauge: Gauge | None = None
     whitening: float | None = None
     rank: int | None = None
+    optimizer: str | None = None
 
-    def wrap(self, optimizer: Optimizer, model: nn.Module, example: Tensor) -> Optimizer:
-        """Put the method's coordinates around an optimizer."""
-        if self.whitening is not None:
-            return Whitened(optimizer, model, damping=self.whitening, rank=self.rank)
-        if self.gauge is not None:
-            return UnitConsistent(optimizer, model, gauge=self.gauge, example_input=example)
-        return optimizer
+    @property
+    def applies(self) -> str:
+        """What it trains: networks for "images", or a "language" model."""
+        return "language" if self.optimizer else "images"
 
     @property
     def damped(self) -> bool:
         """Whether the method has a damping."""
         return self.whitening is not None or isinstance(self.correction, BatchIdeal)
+
+    def with_damping(self, damping: float | None) -> "Method":
+        """The method with another damping, or as it is."""
+        if damping is None:
+            return self
+        if isinstance(self.correction, BatchIdeal):
+            return replace(self, correction=replace(self.correction, damping=damping))
+        return replace(self, whitening=damping)
+
+    def wrap(self, optimizer: Optimizer, model: nn.Module, example: Tensor) -> Optimizer:
+        """Put the method's correction or coordinates around an optimizer."""
+        if self.correction is not None:
+            return GradientOnly(optimizer, model, self.correction)
+        if self.whitening is not None:
+            return Whitened(optimizer, model, damping=self.whitening, rank=self.rank)
+        if self.gauge is not None:
+            return UnitConsistent(optimizer, model, gauge=self.gauge, example_input=example)
+        return optimizer
 
     def normalizers(self, shape: tuple[int, ...]) -> list[nn.Module]:
         """Return the normaliser for samples of a shape, if the method has one."""
@@ -66,57 +87,49 @@ def _batch_norm(shape: tuple[int, ...]) -> nn.Module:
     return (nn.BatchNorm1d if len(shape) == 1 else nn.BatchNorm2d)(shape[0], affine=False)
 
 
-_NORM_LIKE_CONV = partial(PatchNormConv2d, form="norm-like")
+_PATCHES: dict[str, Any] = {"linear": NormLikeLinear, "convolution": partial(PatchNormConv2d, form="norm-like")}
+_LAYER_NORM, _RMS_NORM = (partial(norm, elementwise_affine=False) for norm in (nn.LayerNorm, nn.RMSNorm))
+# The damping is from exploratory runs on CIFAR-10 that looked at test accuracy: a report should say so.
+_BATCH_IDEAL = BatchIdeal(damping=0.3, per_sample=False)
 
 METHODS: dict[str, Method] = {
-    "none": Method(),
-    "batchnorm": Method(normalizer=_batch_norm),
-    "layernorm": Method(normalizer=partial(nn.LayerNorm, elementwise_affine=False)),
-    "rmsnorm": Method(normalizer=partial(nn.RMSNorm, elementwise_affine=False)),
-    "l2norm": Method(normalizer=_l2_norm),
-    "l2norm-half": Method(normalizer=_l2_norm, lr_factor=0.5),
-    "l2-patch": Method(linear=NormLikeLinear, convolution=_NORM_LIKE_CONV),
-    "l2-patch-half": Method(linear=NormLikeLinear, convolution=_NORM_LIKE_CONV, lr_factor=0.5),
-    "affine-like": Method(linear=AffineLikeLinear, convolution=PatchNormConv2d),
-    "proportional": Method(correction=Proportional()),
-    "disproportional": Method(correction=Disproportional()),
-    # The damping is from exploratory runs on CIFAR-10 that looked at test accuracy: a report should say so.
-    "batch-ideal": Method(correction=BatchIdeal(damping=0.3, per_sample=False)),
-    "uc-network": Method(gauge=NetworkGauge()),
-    "uc-layer": Method(gauge=LayerGauge()),
-    "whitened": Method(whitening=1.0),
-    "whitened-16": Method(whitening=1.0, rank=16),
+    "none": Method("none", "tab:blue"),
+    "batchnorm": Method("BatchNorm", "tab:orange", normalizer=_batch_norm),
+    "layernorm": Method("LayerNorm", "tab:green", normalizer=_LAYER_NORM),
+    "rmsnorm": Method("RMSNorm", "tab:red", normalizer=_RMS_NORM),
+    "l2norm": Method("L2 norm, η", "tab:purple", normalizer=_l2_norm),
+    "l2norm-half": Method("L2 norm, η/2", "tab:brown", normalizer=_l2_norm, lr_factor=0.5),
+    "l2-patch": Method("L2 norm of patches, η", "tab:pink", **_PATCHES),
+    "l2-patch-half": Method("L2 norm of patches, η/2", "tab:gray", **_PATCHES, lr_factor=0.5),
+    "affine-like": Method("affine-like", "tab:olive", linear=AffineLikeLinear, convolution=PatchNormConv2d),
+    "proportional": Method("gradient-only proportional", "tab:cyan", correction=Proportional()),
+    "disproportional": Method("gradient-only disproportional", "black", correction=Disproportional()),
+    "batch-ideal": Method("gradient-only batch-ideal", "gold", correction=_BATCH_IDEAL),
+    "uc-network": Method("unit-consistent, network gauge", "navy", gauge=NetworkGauge()),
+    "uc-layer": Method("unit-consistent, layer gauge", "teal", gauge=LayerGauge()),
+    "whitened": Method("whitened", "tan", whitening=1.0),
+    "whitened-16": Method("whitened, rank 16", "magenta", whitening=1.0, rank=16),
+    # In a language model, each behind an optimizer of its own; a run brings the damping.
+    "adamw": Method("AdamW", "tab:blue", optimizer="adamw"),
+    "muon": Method("Muon", "tab:orange", optimizer="muon"),
+    "batch-ideal-adamw": Method("batch-ideal, AdamW", "tab:green", correction=_BATCH_IDEAL, optimizer="adamw"),
+    "whitened-adamw": Method("whitened AdamW", "tab:red", whitening=1.0, optimizer="adamw"),
+    "whitened-muon": Method("whitened Muon", "tab:purple", whitening=1.0, optimizer="muon"),
+    "whitened-adamw-16": Method("whitened AdamW, rank 16", "tab:brown", whitening=1.0, rank=16, optimizer="adamw"),
+    "whitened-muon-16": Method("whitened Muon, rank 16", "tab:pink", whitening=1.0, rank=16, optimizer="muon"),
+    "sgd": Method("SGD, momentum 0.9", "tab:gray", optimizer="sgd"),
+    "whitened-sgd": Method("whitened SGD, momentum 0.9", "tab:olive", whitening=1.0, optimizer="sgd"),
+    "schedulefree": Method("schedule-free AdamW", "tab:cyan", optimizer="schedulefree"),
+    "soap": Method("SOAP", "black", optimizer="soap"),
+    "proportional-adamw": Method("proportional, AdamW", "#aec7e8", correction=Proportional(), optimizer="adamw"),
+    "disproportional-adamw": Method(
+        "disproportional, AdamW", "#ffbb78", correction=Disproportional(), optimizer="adamw"
+    ),
+    "unit-consistent-adamw": Method("unit-consistent AdamW", "#98df8a", gauge=NetworkGauge(), optimizer="adamw"),
 }
 
-
-def natural_backend(method: str) -> str:
-    """Whether a method's seeds can train as one program, "ensemble", or only one after the other, "loop"."""
-    # An unknown method is for `Run` to refuse.
-    return "loop" if method in METHODS and METHODS[method].whitening is not None else "ensemble"
-
-
-#: What a comparison leaves out unless asked for. Gauges: tanh leaves them nothing to rescale, and the layer gauge wants
-#: other learning rates. Whitening: its networks train one after the other. Norms of patches: only in convolutional
-#: networks do they differ from norms of layers.
+#: What a comparison on images leaves out unless asked for. Gauges: tanh leaves them nothing to rescale, and the layer
+#: gauge wants other learning rates. Whitening: its networks train one after the other. Norms of patches: only in
+#: convolutional networks do they differ from norms of layers.
 _ON_REQUEST = {"l2-patch", "l2-patch-half", "uc-network", "uc-layer", "whitened", "whitened-16"}
-DEFAULT = [name for name in METHODS if name not in _ON_REQUEST]
-
-#: What tables and figures call them.
-LABELS = {
-    "none": "none",
-    "batchnorm": "BatchNorm",
-    "layernorm": "LayerNorm",
-    "rmsnorm": "RMSNorm",
-    "l2norm": "L2 norm, η",
-    "l2norm-half": "L2 norm, η/2",
-    "l2-patch": "L2 norm of patches, η",
-    "l2-patch-half": "L2 norm of patches, η/2",
-    "affine-like": "affine-like",
-    "proportional": "gradient-only proportional",
-    "disproportional": "gradient-only disproportional",
-    "batch-ideal": "gradient-only batch-ideal",
-    "uc-network": "unit-consistent, network gauge",
-    "uc-layer": "unit-consistent, layer gauge",
-    "whitened": "whitened",
-    "whitened-16": "whitened, rank 16",
-}
+DEFAULT = [name for name, method in METHODS.items() if method.applies == "images" and name not in _ON_REQUEST]

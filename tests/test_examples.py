@@ -1,10 +1,12 @@
 """The examples run, and go on where they were interrupted."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
-from benchmarks.char_lm.text import load
 from examples import char_lm
+from examples.char_lm import load
 
 
 @pytest.fixture
@@ -59,3 +61,19 @@ def test_command_prints_losses_and_a_sample(norm, data, tmp_path, monkeypatch, c
     assert len(sample) == 300
     assert set(sample) <= set(load(data).vocabulary)
     assert (tmp_path / "runs" / f"char-lm-adamw-{norm}.pt").exists()
+
+
+def test_example_needs_the_library_alone():
+    source = Path(char_lm.__file__).read_text()
+    assert "benchmarks" not in source
+
+
+@pytest.mark.parametrize("norm", char_lm.NORMS)
+def test_no_position_sees_what_comes_after_it(norm):
+    model = char_lm.GPT(char_lm.PRESETS["tiny"], 11, norm)
+    tokens = torch.randint(11, (3, 8))
+    changed = tokens.clone()
+    changed[:, 5] = (changed[:, 5] + 1) % 11
+    before, after = model(tokens), model(changed)
+    assert torch.equal(before[:, :5], after[:, :5])
+    assert (before[:, 5:] - after[:, 5:]).abs().amax((0, 2)).min() > 0

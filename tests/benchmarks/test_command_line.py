@@ -1,6 +1,5 @@
 """The command line: resuming, interruption, shares of ranks, and mistakes in one line."""
 
-import json
 import signal
 import subprocess
 import sys
@@ -10,19 +9,25 @@ from pathlib import Path
 import pytest
 
 from benchmarks.__main__ import main
+from benchmarks.core.store import Store
 from benchmarks.methods import DEFAULT
-from benchmarks.runs import read
 
 ROOT = Path(__file__).parents[2]
-SMALL = ["train", "--activations", "tanh", "--epochs", "1", "--seeds", "2", "--device", "cpu"]
+SMALL = ["compare", "--activations", "tanh", "--epochs", "1", "--seeds", "2", "--device", "cpu"]
 
 
 def train(out: Path, *methods: str) -> int:
     return main([*SMALL, "--out", str(out), "--methods", *methods])
 
 
-def test_train_writes_one_result_per_run(tmp_path):
+def read(out: Path) -> list:
+    return Store(out / "compare.jsonl").read()
+
+
+def test_study_writes_one_line_per_run_and_reports_it(tmp_path, capsys):
     assert train(tmp_path, "none", "affine-like") == 0
+    assert "| none |" in capsys.readouterr().out
+    assert (tmp_path / "compare.png").exists()
     results = read(tmp_path)
     assert {r["settings"]["method"] for r in results} == {"none", "affine-like"}
     for r in results:
@@ -32,14 +37,21 @@ def test_train_writes_one_result_per_run(tmp_path):
 
 
 def test_finished_runs_are_not_repeated(tmp_path):
+    assert train(tmp_path, "none") == 0
+    before = (tmp_path / "compare.jsonl").read_text()
     assert train(tmp_path, "none", "rmsnorm") == 0
-    (kept,) = tmp_path.glob("*-none-*.json")
-    (lost,) = (path for path in tmp_path.glob("*.json") if path != kept)
-    before = kept.stat().st_mtime_ns
-    lost.unlink()
-    assert train(tmp_path, "none", "rmsnorm") == 0
-    assert kept.stat().st_mtime_ns == before
-    assert lost.exists()
+    after = (tmp_path / "compare.jsonl").read_text()
+    assert after.startswith(before)
+    assert [r["settings"]["method"] for r in read(tmp_path)] == ["none", "rmsnorm"]
+    assert train(tmp_path, "rmsnorm", "none") == 0
+    assert (tmp_path / "compare.jsonl").read_text() == after
+
+
+def test_another_name_is_another_file_and_table(tmp_path, capsys):
+    assert main([*SMALL, "--out", str(tmp_path), "--methods", "none", "--name", "mine"]) == 0
+    assert "## mine" in capsys.readouterr().out
+    assert main(["report", "--out", str(tmp_path)]) == 0
+    assert "## mine" in capsys.readouterr().out
 
 
 def test_ranks_share_the_runs(tmp_path, monkeypatch):
@@ -52,16 +64,15 @@ def test_ranks_share_the_runs(tmp_path, monkeypatch):
     assert shares == [{"none", "l2norm"}, {"rmsnorm"}]
 
 
-def test_killed_benchmark_leaves_whole_results_and_resumes(tmp_path):
+def test_killed_benchmark_leaves_whole_lines_and_resumes(tmp_path):
     command = [sys.executable, "-m", "benchmarks", *SMALL, "--out", str(tmp_path), "--threads", "1"]
     command[command.index("--epochs") + 1] = "8"
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    while process.poll() is None and len(list(tmp_path.glob("*.json"))) < 2:
+    while process.poll() is None and len(read(tmp_path)) < 2:
         time.sleep(0.02)
     process.send_signal(signal.SIGKILL)
     process.wait()
-    found = [json.loads(path.read_text()) for path in tmp_path.glob("*.json")]
-    assert 2 <= len(found) < len(DEFAULT)
+    assert 2 <= len(read(tmp_path)) < len(DEFAULT)
     assert subprocess.run(command, cwd=ROOT, capture_output=True, check=True).returncode == 0
     assert len(read(tmp_path)) == len(DEFAULT)
 
@@ -79,14 +90,19 @@ def test_killed_benchmark_leaves_whole_results_and_resumes(tmp_path):
     ],
 )
 def test_mistakes_are_one_line(arguments, message, tmp_path, capsys):
-    assert main(["train", "--out", str(tmp_path), "--device", "cpu", *arguments]) == 2
+    assert main(["compare", "--out", str(tmp_path), "--device", "cpu", *arguments]) == 2
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1
 
 
-def test_report_draws_what_train_wrote(tmp_path, capsys):
-    assert train(tmp_path / "digits", "none") == 0
-    assert main(["report", "--out", str(tmp_path)]) == 0
-    assert "| none |" in capsys.readouterr().out
-    assert (tmp_path / "digits.png").exists()
+def test_table1_says_how_long_the_rest_takes(tmp_path, capsys):
+    smoke = ["table1", "--preset", "smoke", "--methods", "none", "--activations", "tanh", "--device", "cpu"]
+    smoke += ["--data", "digits", "--out", str(tmp_path), "--threads", "1"]
+    assert main([*smoke, "--batch-size", "64"]) == 0
+    assert "0 of 1 cells are there" in capsys.readouterr().out
+    assert main([*smoke, "--estimate"]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "1 of 5 cells are there the other 4 will take about" in printed
+    assert "1 of the preset's 20 cells are there." in printed
+    assert len(Store(tmp_path / "table1.jsonl").read()) == 1

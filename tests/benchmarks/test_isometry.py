@@ -1,6 +1,5 @@
 """The isometry benchmark: results are whole, theory holds in them, and figures and tables come from the files alone."""
 
-import json
 import math
 from itertools import islice
 
@@ -8,17 +7,20 @@ import pytest
 import torch
 
 from benchmarks.__main__ import main
+from benchmarks.core.store import Store
 from benchmarks.data import DATA, Dataset
-from benchmarks.isometry import depth, training
-from benchmarks.report import report
-from benchmarks.runs import read, write
+from benchmarks.studies import isometry_depth as depth
+from benchmarks.studies import isometry_training as training
+from benchmarks.studies.isometry_training import IsometryRun
 
-PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+from .test_report import is_drawn, reported
+
+ENVIRONMENT = {"processor": "a processor", "threads": 1, "torch": "2", "gpu": None}
 
 
 @pytest.fixture(scope="module")
 def random_networks():
-    return depth.measure(seeds=3, width=200, depth=5)
+    return depth.compare(seeds=3, width=200, depth=5)
 
 
 def few(argument="", download=False):
@@ -30,11 +32,10 @@ def few(argument="", download=False):
 
 @pytest.fixture(scope="module")
 def trained():
-    return [training.run(name, few(), "few", steps=4, width=40) for name in ("tanh", "ReLU", "GELU")]
-
-
-def drawn(folder, *names):
-    return all((folder / f"{name}.png").read_bytes().startswith(PNG_SIGNATURE) for name in names)
+    runs = [IsometryRun("few", name, steps=4, width=40) for name in ("tanh", "ReLU", "GELU")]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(training, "BATCH_SIZE", 64)
+        return [{"settings": run.settings(), "environment": ENVIRONMENT, **training.train(run, few())} for run in runs]
 
 
 def test_all_variants_start_at_the_gap_of_the_correlation(random_networks):
@@ -56,7 +57,7 @@ def test_normalised_networks_follow_the_limit_and_the_bound_holds_for_it(random_
 
 
 def test_exp_without_normalising_leaves_the_range_of_numbers():
-    found = depth.measure(seeds=2, width=64, depth=6)["activations"]["exp"]["measured"]
+    found = depth.compare(seeds=2, width=64, depth=6)["activations"]["exp"]["measured"]
     assert found["centred"][6] is None
     assert found["layernorm"][6] is not None
 
@@ -96,13 +97,8 @@ def test_batches_hold_every_sample_once_an_epoch():
 
 
 def test_tables_and_figures_come_from_the_files_alone(random_networks, trained, tmp_path):
-    write(tmp_path / "isometry" / "depth.json", random_networks)
-    for number, result in enumerate(trained):
-        write(tmp_path / "isometry" / f"{number}.json", result)
-    assert json.loads(json.dumps(random_networks)) == random_networks
-    assert read(tmp_path / "isometry")[0] == trained[0]
-    sections = report(tmp_path)
-    assert set(sections) == {"isometry-depth", "isometry-training"}
+    sections = reported(tmp_path, "isometry-depth", [{**random_networks, "environment": ENVIRONMENT}], "isometry-depth")
+    sections |= reported(tmp_path, "isometry-training", trained, "isometry-training")
     assert "| ReLU | 1.2665 | 0.538 |" in sections["isometry-depth"]
     assert "| GELU | 1.2767 |" in sections["isometry-training"]
     assert (
@@ -110,19 +106,22 @@ def test_tables_and_figures_come_from_the_files_alone(random_networks, trained, 
     )
     assert "few, 10 layers of 40" in sections["isometry-training"]
     names = ("depth", "unnormalised", "mean-field", "layers", "convergence")
-    assert drawn(tmp_path, *(f"isometry-{name}" for name in names))
+    assert all(is_drawn(tmp_path / f"isometry-{name}.png") for name in names)
 
 
 def test_command_skips_what_is_there(tmp_path, monkeypatch):
     monkeypatch.setitem(DATA, "few", few)
-    command = ["isometry", "--only", "training", "--data", "few", "--width", "40", "--steps", "2"]
-    command += ["--out", str(tmp_path)]
+    monkeypatch.setattr(training, "BATCH_SIZE", 64)
+    command = ["isometry-training", "--data", "few", "--width", "40", "--steps", "2", "--out", str(tmp_path)]
     assert main([*command, "--activations", "tanh"]) == 0
-    (kept,) = tmp_path.glob("*.json")
-    before = kept.stat().st_mtime_ns
+    store = Store(tmp_path / "isometry-training.jsonl")
+    before = store.path.read_text()
     assert main([*command, "--activations", "tanh", "leaky ReLU, 0.2"]) == 0
-    assert kept.stat().st_mtime_ns == before
-    assert {r["settings"]["activation"] for r in read(tmp_path)} == {"tanh", "leaky ReLU, 0.2"}
+    assert store.path.read_text().startswith(before)
+    assert [r["settings"]["activation"] for r in store.read()] == ["tanh", "leaky ReLU, 0.2"]
+    monkeypatch.setattr(training, "BATCH_SIZE", 65)
+    with pytest.raises(ValueError, match="few has 64 training samples, fewer than a batch of 65"):
+        training.train(IsometryRun("few", "tanh"), few())
 
 
 @pytest.mark.parametrize(
@@ -134,13 +133,13 @@ def test_command_skips_what_is_there(tmp_path, monkeypatch):
     ],
 )
 def test_mistakes_are_one_line(options, message, tmp_path, capsys):
-    assert main(["isometry", "--out", str(tmp_path), *options]) == 2
+    assert main(["isometry-training", "--out", str(tmp_path), *options]) == 2
     assert message in capsys.readouterr().err
 
 
-def test_normalisers_put_the_points_where_their_formulas_say(tmp_path):
-    assert main(["plane", "--out", str(tmp_path / "normalisers-plane")]) == 0
-    (result,) = read(tmp_path / "normalisers-plane")
+def test_normalisers_put_the_points_where_their_formulas_say(tmp_path, capsys):
+    assert main(["normalisers-plane", "--out", str(tmp_path)]) == 0
+    (result,) = Store(tmp_path / "normalisers-plane.jsonl").read()
     points = {name: torch.tensor([each["x"], each["y"]]).T for name, each in result["outputs"].items()}
     inputs = torch.tensor([result["inputs"]["x"], result["inputs"]["y"]]).T
     assert inputs.shape == (1000, 2)
@@ -157,5 +156,5 @@ def test_normalisers_put_the_points_where_their_formulas_say(tmp_path):
     layer_norm = points["LayerNorm"]
     torch.testing.assert_close(layer_norm[:, 0], -layer_norm[:, 1], rtol=0, atol=1e-3)
     assert (layer_norm.abs() > 0.9).double().mean() > 0.98
-    assert drawn(tmp_path, "normalisers-plane")
-    assert "| affine-like |" in report(tmp_path)["normalisers-plane"]
+    assert is_drawn(tmp_path / "normalisers-plane.png")
+    assert "| affine-like |" in capsys.readouterr().out

@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.batch_size import fit
-from benchmarks.report import insert, report
-from benchmarks.runs import write
-from benchmarks.tables import mean_and_error
+from benchmarks.core.store import Store
+from benchmarks.core.study import insert, report
+from benchmarks.core.table import mean_and_error
+from benchmarks.studies import STUDIES
+from benchmarks.studies.batch_size import MISSING, fit
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -18,7 +19,6 @@ PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 
 def result(method="none", activation="tanh", backend="ensemble", accuracies=((10.0, 20.0), (40.0, 44.0)), **settings):
     return {
-        "kind": "train",
         "settings": {
             "data": "digits",
             "method": method,
@@ -44,25 +44,35 @@ def result(method="none", activation="tanh", backend="ensemble", accuracies=((10
     }
 
 
+def reported(folder, study, results, name="name"):
+    """The sections of some results, added to what is there."""
+    store = Store(folder / f"{name}.jsonl", study)
+    for number, each in enumerate(results, start=len(store.read()) + len(store.read("trials"))):
+        store.add(str(number), each)
+    return report([store.path], STUDIES)
+
+
+def is_drawn(path):
+    return path.read_bytes().startswith(PNG_SIGNATURE)
+
+
 def test_sweep_names_the_best_rate_and_its_neighbours(tmp_path):
-    for number, (lr, accuracy) in enumerate(((0.1, 30.0), (0.3, 50.0), (1.0, 49.0), (3.0, 10.0))):
-        runs = result(lr=lr, optimizer="sgd", accuracies=((accuracy, accuracy),), validation=True)
-        write(tmp_path / "sweep" / f"{number}.json", runs)
-    section = report(tmp_path)["sweep"]
+    found = ((0.1, 30.0), (0.3, 50.0), (1.0, 49.0), (3.0, 10.0))
+    runs = [result(lr=lr, optimizer="sgd", accuracies=((a, a),), validation=True) for lr, a in found]
+    section = reported(tmp_path, "uc-sweep", runs)["name"]
     assert "| sgd | none | 0.3 | 50.00 ± 0.00 | 0.3, 1 |" in section
     assert "a tenth of the training set, held out" in section
-    assert (tmp_path / "sweep.png").read_bytes().startswith(PNG_SIGNATURE)
-    write(tmp_path / "sweep" / "4.json", result(lr=0.03, optimizer="sgd", accuracies=((60.0, 60.0),)))
-    assert "| sgd | none | 0.03, at the sweep's edge | 60.00 ± 0.00 | 0.03 |" in report(tmp_path)["sweep"]
+    assert is_drawn(tmp_path / "name.png")
+    section = reported(tmp_path, "uc-sweep", [result(lr=0.03, optimizer="sgd", accuracies=((60.0, 60.0),))])["name"]
+    assert "| sgd | none | 0.03, at the sweep's edge | 60.00 ± 0.00 | 0.03 |" in section
 
 
 def test_rescaling_shows_mean_and_range_by_sigma(tmp_path):
-    for sigma, ends in ((0.0, (40.0, 40.0)), (2.0, (20.0, 30.0))):
-        runs = result(activation="leaky-relu", rescaled=sigma, accuracies=(ends,))
-        write(tmp_path / "gauges" / f"{sigma}.json", runs)
-    section = report(tmp_path)["gauges"]
+    found = ((0.0, (40.0, 40.0)), (2.0, (20.0, 30.0)))
+    runs = [result(activation="leaky-relu", rescaled=sigma, accuracies=(ends,)) for sigma, ends in found]
+    section = reported(tmp_path, "uc-rescaled", runs)["name"]
     assert "| none, adam | 0.001 | 40.00 (40.00 to 40.00) | 25.00 (20.00 to 30.00) |" in section
-    assert (tmp_path / "gauges.png").read_bytes().startswith(PNG_SIGNATURE)
+    assert is_drawn(tmp_path / "name.png")
 
 
 def test_standard_error_is_that_of_the_mean():
@@ -73,41 +83,65 @@ def test_standard_error_is_that_of_the_mean():
 
 
 def test_table_shows_last_epoch_and_cost(tmp_path):
-    write(tmp_path / "small" / "a.json", result())
-    write(tmp_path / "small" / "b.json", result("proportional", accuracies=((1.0, 1.0), (50.0, 50.0))))
-    write(tmp_path / "small" / "c.json", result(backend="jacobian", seeds=[0], accuracies=((0.0,),)))
-    section = report(tmp_path)["small"]
+    runs = [
+        result(),
+        result("proportional", accuracies=((1.0, 1.0), (50.0, 50.0))),
+        result(backend="jacobian", seeds=[0], accuracies=((0.0,),)),
+    ]
+    section = reported(tmp_path, "compare", runs)["name"]
     assert "| none | 42.00 ± 2.00 | 2.00 | 4.00 |" in section
     assert "| gradient-only proportional | 50.00 ± 0.00 | 2.00 |  |" in section
     assert "digits, [64, 8, 10], batch 4, adam 0.001, cpu" in section
-    assert (tmp_path / "small.png").read_bytes().startswith(PNG_SIGNATURE)
+    assert is_drawn(tmp_path / "name.png")
 
 
 def test_other_protocols_are_other_tables(tmp_path):
-    write(tmp_path / "small" / "a.json", result())
-    write(tmp_path / "small" / "b.json", result(lr=0.01))
-    assert set(report(tmp_path)) == {"small-1", "small-2"}
+    assert set(reported(tmp_path, "compare", [result(), result(lr=0.01)])) == {"name-1", "name-2"}
 
 
 def test_tuned_table_names_the_chosen_rates(tmp_path):
-    for number, (optimizer, lr) in enumerate((("adam", 0.003), ("sgd", 1.0))):
-        write(tmp_path / "tuned" / f"{number}.json", {**result(optimizer=optimizer, lr=lr), "kind": "tuned"})
-    section = report(tmp_path)["tuned"]
+    runs = [result(optimizer=optimizer, lr=lr) for optimizer, lr in (("adam", 0.003), ("sgd", 1.0))]
+    section = reported(tmp_path, "cifar10-tuned", runs)["name"]
     assert "| method | tanh, adam, % | tanh, sgd, % |" in section
     assert "| none | 42.00 ± 2.00 (0.003) | 42.00 ± 2.00 (1) |" in section
 
 
 def test_batch_size_table_has_the_slope_of_the_line(tmp_path):
-    for size in (8, 16, 32):
-        for method, slope in (("none", -0.5), ("affine-like", 0.0)):
-            exact = [[0.0, 0.0], [50 + slope * size, 50 + slope * size]]
-            write(tmp_path / "sizes" / f"{method}{size}.json", result(method, batch_size=size, accuracies=exact))
-    section = report(tmp_path)["sizes"]
+    runs = [
+        result(method, batch_size=size, accuracies=[[0.0, 0.0], [50 + slope * size] * 2])
+        for size in (8, 16, 32)
+        for method, slope in (("none", -0.5), ("affine-like", 0.0))
+    ]
+    section = reported(tmp_path, "batch-size", runs)["name"]
     assert (
         "| tanh | none | 46.00 ± 0.00 | 42.00 ± 0.00 | 34.00 ± 0.00 | 40.67 | -50.00 ± 0.00 | 38.35 ± 0.50 |" in section
     )
     assert "| tanh | affine-like | 50.00 ± 0.00 | 50.00 ± 0.00 | 50.00 ± 0.00 | 50.00 | +0.00 ± 0.00 |" in section
-    assert (tmp_path / "sizes.png").read_bytes().startswith(PNG_SIGNATURE)
+    assert is_drawn(tmp_path / "name.png")
+
+
+def test_table1_shows_what_is_there_and_what_is_not(tmp_path):
+    paper = {"epochs": 100, "seeds": [0, 1, 2, 3, 4]}
+
+    def cell(method, size):
+        return result(method, batch_size=size, accuracies=[[50 - size / 8] * 5], **paper)
+
+    runs = [*(cell("none", size) for size in (8, 16, 32, 64, 128)), cell("l2norm", 128), cell("l2norm", 64)]
+    runs.append(result(epochs=1, batch_size=8))  # of the preset smoke
+    sections = reported(tmp_path, "table1", runs)
+    assert set(sections) == {"name", "name-smoke"}
+    table = sections["name"]
+    assert (
+        "| tanh | none | 49.00 ± 0.00 | 48.00 ± 0.00 | 46.00 ± 0.00 | 42.00 ± 0.00 | 34.00 ± 0.00 | 43.80 | -12.50"
+        in table
+    )
+    assert (
+        f"| tanh | L2 norm, η | {MISSING} | {MISSING} | {MISSING} | 42.00 ± 0.00 | 34.00 ± 0.00 |  |  | 49.93" in table
+    )
+    assert table.count(f"| {MISSING} | {MISSING} | {MISSING} | {MISSING} | {MISSING} |") == 18
+    assert "7 of the preset's 100 cells are there." in table
+    assert "after 100 epochs" in table
+    assert is_drawn(tmp_path / "name.png")
 
 
 def test_error_of_a_slope_is_the_regressions():
@@ -124,22 +158,21 @@ def test_error_of_a_slope_is_the_regressions():
 
 
 def test_trials_table_is_best_first_and_counts_trials(tmp_path):
-    for number, (method, value) in enumerate((("none", 40.0), ("batch-ideal", 50.0))):
-        extra = {"damping": 0.3} if method == "batch-ideal" else {}
-        final = result(method, weight_decay=1e-5, accuracies=((value, value),), **extra)
-        write(tmp_path / "tried" / f"{number}.json", {**final, "kind": "trials"})
-        for trial in range(3):
-            write(tmp_path / "tried" / "trials" / f"{number}-{trial}.json", final)
-    section = report(tmp_path)["tried"]
+    final = [
+        result("none", weight_decay=1e-5, accuracies=((40.0, 40.0),)),
+        result("batch-ideal", weight_decay=1e-5, accuracies=((50.0, 50.0),), damping=0.3),
+    ]
+    tried = [{**run, "part": "trials", "score": 1.0} for run in final for _ in range(3)]
+    section = reported(tmp_path, "cifar10-trials", [*final, *tried])["name"]
     lines = [line for line in section.splitlines() if line.startswith("| ")]
     assert lines[2] == "| gradient-only batch-ideal | adam | 0.001 | 0.3 | 1e-05 | 2 | 50.00 ± 0.00 | 0 |"
     assert lines[3] == "| none | adam | 0.001 |  | 1e-05 | 2 | 40.00 ± 0.00 | 0 |"
     assert "the best of 3 combinations" in section
 
 
-def test_no_results_say_what_to_run(tmp_path):
-    with pytest.raises(FileNotFoundError, match="python -m benchmarks train"):
-        report(tmp_path)
+def test_no_results_say_what_to_run():
+    with pytest.raises(FileNotFoundError, match="python -m benchmarks digits"):
+        report([], STUDIES)
 
 
 def test_insert_fills_the_marked_places_and_nothing_else(tmp_path):
@@ -154,10 +187,8 @@ def test_insert_fills_the_marked_places_and_nothing_else(tmp_path):
 
 
 def test_readme_quotes_the_committed_results(tmp_path):
-    for path in RESULTS.rglob("*.json"):
-        copy = tmp_path / path.relative_to(RESULTS)
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        copy.write_bytes(path.read_bytes())
+    for path in RESULTS.glob("*.jsonl"):
+        (tmp_path / path.name).write_bytes(path.read_bytes())
     readme = ROOT / "README.md"
     assert "<!-- results:" in readme.read_text()
-    assert insert(readme, report(tmp_path)) == readme.read_text()
+    assert insert(readme, report(sorted(tmp_path.glob("*.jsonl")), STUDIES)) == readme.read_text()

@@ -1,34 +1,88 @@
-"""Runs are told apart by their settings, and results are whole or absent."""
+"""Runs are told apart by their settings and by what their methods compute."""
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
+from torch import nn
 
-from benchmarks.runs import Run, environment, public_name, read, write
+from adiv_optim import Disproportional, Proportional
+from benchmarks.core.run import environment, public_name
+from benchmarks.core.store import Store
+from benchmarks.images.run import ImageRun, expand
+from benchmarks.language.run import TextRun
+from benchmarks.methods import METHODS
+from benchmarks.studies import STUDIES
 
-RUN = Run("digits", "none", "tanh")
+from .test_report import RESULTS
+
+RUN = ImageRun("digits", "none", "tanh")
+TEXT = TextRun("python-reference", "adamw", "layernorm", 1e-2)
 
 
 @pytest.mark.parametrize(
     "change", [{"lr": 1e-2}, {"seeds": (0,)}, {"hidden": (64,)}, {"epochs": 1}, {"method": "rmsnorm"}, {"data": "fake"}]
 )
-def test_other_settings_are_another_file(change):
-    assert replace(RUN, **change).filename != RUN.filename
-    assert replace(RUN).filename == RUN.filename
+def test_other_settings_are_another_key(change):
+    assert replace(RUN, **change).key() != RUN.key()
+    assert replace(RUN).key() == RUN.key()
+    assert RUN.key("search") != RUN.key()
 
 
-def test_where_data_lies_is_not_part_of_a_result(tmp_path):
+def test_where_data_lies_is_not_part_of_a_key(tmp_path):
     here, there = (replace(RUN, data=f"imagefolder:{tmp_path / place / 'photos'}") for place in "ab")
-    assert here.filename == there.filename
+    assert here.key() == there.key()
     assert here.settings()["data"] == public_name(here.data) == "imagefolder:photos"
+    here, there = (replace(TEXT, data=str(tmp_path / place / "text.txt")) for place in "ab")
+    assert here.key() == there.key()
+    assert here.settings()["data"] == "text.txt"
+
+
+class Doubled(Proportional):
+    """A rule that was changed."""
+
+    def scales(self, factors):
+        return {name: 2 * scale for name, scale in super().scales(factors).items()}
+
+
+def test_what_a_method_computes_is_told_by_its_numbers(monkeypatch):
+    proportional, text = replace(RUN, method="proportional"), replace(TEXT, method="proportional-adamw")
+    before = proportional.computes(), text.computes()
+    assert len({before[0], RUN.computes(), replace(RUN, method="disproportional").computes()}) == 3
+    assert proportional.computes() != replace(proportional, network="cnn").computes()
+    # Another name or object for the same rule, and other settings, leave it as it is; a rule of other numbers does not.
+    for rule, same in ((Proportional(), True), (Doubled(), False), (Disproportional(), False)):
+        for name in ("proportional", "proportional-adamw"):
+            monkeypatch.setitem(METHODS, name, replace(METHODS[name], label="renamed", correction=rule))
+        assert (proportional.computes() == before[0]) is (text.computes() == before[1]) is same
+    slower = replace(METHODS["none"], lr_factor=0.9)
+    normed = replace(METHODS["none"], normalizer=partial(nn.LayerNorm, elementwise_affine=False))
+    for changed in (slower, normed):
+        monkeypatch.setitem(METHODS, "none", changed)
+        assert RUN.computes() != ImageRun("digits", "l2norm", "tanh").computes()
+        assert RUN.computes() != before[0]
+
+
+@pytest.mark.parametrize("path", sorted(RESULTS.glob("*.jsonl")), ids=lambda path: path.stem)
+def test_committed_results_are_of_the_rules_of_today(path):
+    store = Store(path)
+    assert store.study in STUDIES
+    for part in (None, "search", "trials"):
+        for result in store.read(part):
+            settings = result["settings"]
+            kind = TextRun if "norm" in settings else ImageRun if "method" in settings else None
+            if kind is None:
+                continue
+            run = kind(**{name: tuple(v) if isinstance(v, list) else v for name, v in settings.items()})
+            assert (result["key"], result["computes"]) == (run.key(part), run.computes()), settings
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"method": "groupnorm"}, "unknown method 'groupnorm'; known are none, batchnorm"),
+        ({"method": "adamw"}, "unknown method 'adamw'; known are none, batchnorm"),
         ({"activation": "sine"}, "unknown activation 'sine'; known are tanh, leaky-relu"),
-        ({"backend": "magic"}, "unknown backend 'magic'; known are ensemble, loop, jacobian"),
         ({"method": "whitened"}, "method 'whitened' sees forward passes, which only backend 'loop'"),
         ({"damping": 1.0}, "damping is 1.0, but method 'none' has none"),
         ({"lr": -1.0}, r"lr is -1\.0; it must be positive"),
@@ -40,17 +94,38 @@ def test_bad_settings_are_refused(change, message):
         replace(RUN, **change)
 
 
-def test_failed_write_leaves_the_old_result_and_nothing_else(tmp_path):
-    path = tmp_path / "result.json"
-    write(path, {"value": 1})
-    with pytest.raises(TypeError):
-        write(path, {"value": 2, "rest": object()})
-    assert [entry.name for entry in tmp_path.iterdir()] == ["result.json"]
-    assert read(tmp_path) == [{"value": 1}]
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"method": "none"}, "unknown method 'none'; known are adamw, muon"),
+        ({"norm": "batchnorm"}, "unknown norm 'batchnorm'; known are layernorm, rmsnorm, dyt, affine-like, none"),
+        ({"preset": "huge"}, "unknown preset 'huge'; known are tiny, small, million, gpu"),
+        ({"steps": 0}, "steps is 0; it must be positive"),
+        ({"method": "batch-ideal-adamw"}, "method 'batch-ideal-adamw' needs a damping"),
+    ],
+)
+def test_bad_settings_of_a_language_model_are_refused(change, message):
+    with pytest.raises(ValueError, match=message):
+        replace(TEXT, **change)
 
 
-def test_environment_names_versions_and_hardware():
+def test_grids_are_every_combination_with_what_is_given_in_their_place():
+    grids = [{"data": "digits", "method": ["none", "whitened"], "activation": ["tanh"], "lr": [0.1, 0.2]}]
+    runs = expand(grids, {"seeds": 2, "out": "not a setting"})
+    assert [(run.lr, run.method, run.backend) for run in runs] == [
+        (0.1, "none", "ensemble"), (0.1, "whitened", "loop"), (0.2, "none", "ensemble"), (0.2, "whitened", "loop")
+    ]  # fmt: skip
+    assert {run.seeds for run in runs} == {(0, 1)}
+
+
+def test_environment_names_versions_hardware_commit_and_day(monkeypatch):
+    monkeypatch.setattr(
+        "sys.argv", ["benchmarks", "compare", "--data", "imagefolder:/somewhere/photos", "--seeds", "1"]
+    )
     found = environment()
+    assert found["command"] == "python -m benchmarks compare --data imagefolder:photos --seeds 1"
     assert found["torch"]
     assert found["processor"]
     assert found["threads"] >= 1
+    assert found["commit"] is None or len(found["commit"].removesuffix("-dirty")) >= 12
+    assert found["date"].count("-") == 2

@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 from adiv_optim import Proportional
-from benchmarks.jobs import conv_layer, linear_layer
-from benchmarks.structural import forward_backward
-from benchmarks.timing import interleaved, peak_memory, ratio
+from benchmarks.speed.jobs import conv_layer, linear_layer
+from benchmarks.speed.structural import forward_backward
+from benchmarks.speed.timing import interleaved, peak_memory, ratio
 
 MEBIBYTE = 2**20
 

@@ -11,8 +11,8 @@ from torch.func import functional_call, vmap
 
 from adiv_optim import BatchIdeal, Disproportional, GradientOnly, Proportional, functional, jacobian
 from adiv_optim.functional._linear import LinearRows
-from benchmarks.jobs import conv_layer
-from benchmarks.timing import peak_memory
+from benchmarks.speed.jobs import conv_layer
+from benchmarks.speed.timing import peak_memory
 from tests.cases import LINEAR, apply, each_layer, gradients, relative_error
 from tests.references import rows
 

@@ -19,7 +19,6 @@ from torch.nn.modules.conv import _ConvNd
 from tests.fuzz import channels as by_channel
 from tests.fuzz.networks import LAYERS, Network, Training
 
-
 #: The least divergence factor of the corrections.
 EPS = 1e-12
 
@@ -49,9 +48,16 @@ def patches(layer: Any, x: Tensor) -> list[Tensor]:
         return [x.reshape(-1, x.shape[-1])]
     size, dims = layer.kernel_size, len(layer.kernel_size)
     if layer.padding == "same":
-        around = [(total // 2, total - total // 2) for k, d in zip(size, layer.dilation, strict=True) if [total := d * (k - 1)]]
+        around = [
+            (total // 2, total - total // 2)
+            for k, d in zip(size, layer.dilation, strict=True)
+            if [total := d * (k - 1)]
+        ]
     else:
-        around = [(0, 0) if layer.padding == "valid" else (n, n) for n in (layer.padding if layer.padding != "valid" else size)]
+        around = [
+            (0, 0) if layer.padding == "valid" else (n, n)
+            for n in (layer.padding if layer.padding != "valid" else size)
+        ]
     mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
     x = F.pad(x, [n for both in reversed(around) for n in both], mode=mode)
     narrow = layer.in_channels // layer.groups
@@ -159,7 +165,9 @@ def weights(model: nn.Module) -> dict[nn.Parameter, list[nn.Module]]:
 
 def outer(call: Call, gradients: list[Tensor]) -> Tensor:
     """Σ_k g_k x_kᵀ, as the weight has it."""
-    parts = [sum(torch.outer(g, x) for g, x in zip(*rows, strict=True)) for rows in zip(gradients, call.rows, strict=True)]
+    parts = [
+        sum(torch.outer(g, x) for g, x in zip(*rows, strict=True)) for rows in zip(gradients, call.rows, strict=True)
+    ]
     return from_matrices(call.layer, parts)  # type: ignore[arg-type]
 
 
@@ -283,7 +291,9 @@ class Memory:
         parts = as_matrices(self.layer, weight)
         if bias is None:
             return [part.clone() for part in parts]
-        return [torch.cat([part, b[:, None]], 1) for part, b in zip(parts, bias.detach().chunk(len(parts)), strict=True)]
+        return [
+            torch.cat([part, b[:, None]], 1) for part, b in zip(parts, bias.detach().chunk(len(parts)), strict=True)
+        ]
 
     def split(self, joined: list[Tensor]) -> dict[nn.Parameter, Tensor]:
         """Of [W, b], what belongs to the parameters."""

@@ -99,7 +99,9 @@ def test_network_without_free_scales_is_told_once_with_reason_and_remedy(activat
 
 def test_less_than_half_is_told_and_half_is_not():
     wide, narrow = nn.Linear(6, 8), nn.Linear(8, 30)
-    with pytest.warns(UserWarning, match=r"treats 36.4% of .*: pinned: output of the model \(61.4% .* tanh in Tanh \(2.2%"):
+    with pytest.warns(
+        UserWarning, match=r"treats 36.4% of .*: pinned: output of the model \(61.4% .* tanh in Tanh \(2.2%"
+    ):
         wrap(nn.Sequential(wide, nn.ReLU(), nn.Linear(8, 4), nn.Tanh(), nn.Linear(4, 30)))
     wrap(nn.Sequential(wide, nn.ReLU(), narrow))
     frozen = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 300))

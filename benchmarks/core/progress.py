@@ -1,0 +1,103 @@
+"""The one loop that runs what has no result yet, and shows how far it is."""
+
+import os
+from collections.abc import Callable, Hashable, Sequence
+from functools import partial
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from .run import environment
+from .store import Store
+
+console = Console()
+
+#: Called after every step with nothing, so that a progress bar can move.
+Tick = Callable[[], None]
+
+
+class Planned(Protocol):
+    """What is to be run; see `core.run.Run`."""
+
+    @property
+    def device(self) -> str: ...  # noqa: D102
+
+    def settings(self) -> dict[str, Any]: ...  # noqa: D102
+
+    def key(self, part: str | None = None) -> str: ...  # noqa: D102
+
+    def computes(self) -> str | None: ...  # noqa: D102
+
+
+R = TypeVar("R", bound=Planned)
+
+
+class Kind(NamedTuple):
+    """How runs of one kind are made.
+
+    Args:
+        load: (run, whether to download) → the data of that run and all others of its command.
+        steps: (run, data) → how many steps it takes.
+        family: run → what runs that train side by side have in common.
+        train: (runs of one family, data, tick) → the result of each.
+        score: a result → the one number that choosing settings reads; None where training broke down.
+    """
+
+    load: Callable[[Any, bool], Any]
+    steps: Callable[[Any, Any], int]
+    family: Callable[[Any], Hashable]
+    train: Callable[[list[Any], Any, Tick], Sequence[dict[str, Any]]]
+    score: Callable[[dict[str, Any]], float | None]
+
+
+def run_all(runs: Sequence[R], kind: Kind, store: Store, *, part: str | None = None, download: bool = False) -> None:
+    """Run what the store does not have yet; under torchrun, this rank's share of it.
+
+    Args:
+        runs: all there are to be.
+        kind: how they are made.
+        store: for their results.
+        part: what they are for; see `Store.read`. Of runs that choose settings only the score is kept.
+        download: let the data be fetched.
+    """
+    rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+    mine = runs[rank::world]
+    waiting = [run for run in mine if not store.has(run.key(part), run.computes())]
+    if len(waiting) < len(mine):
+        console.print(f"{len(mine) - len(waiting)} of {len(mine)} runs are in {store.path} already")
+    if not waiting:
+        return
+    if waiting[0].device == "cuda" and world > 1:
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", rank)))
+    data = kind.load(waiting[0], download)
+    families: dict[Hashable, list[R]] = {}
+    for run in waiting:
+        families.setdefault(kind.family(run), []).append(run)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console) as progress:
+        overall = progress.add_task("runs", total=len(waiting))
+        for family in families.values():
+            task = progress.add_task(_name(family), total=kind.steps(family[0], data))
+            results = kind.train(family, data, partial(progress.advance, task))
+            for run, result in zip(family, results, strict=True):
+                kept = result if part is None else {"part": part, "score": kind.score(result)}
+                about = {"computes": run.computes(), "settings": run.settings(), "environment": environment()}
+                store.add(run.key(part), {**about, **kept})
+            progress.remove_task(task)
+            progress.advance(overall, len(family))
+
+
+def _name(family: Sequence[Planned]) -> str:
+    settings = family[0].settings()
+    shown = [str(settings[name]) for name in ("method", "activation", "norm", "batch_size") if name in settings]
+    return ", ".join([*shown, f"{len(family)} runs" if len(family) > 1 else f"{settings['lr']:g}"])
+
+
+def measure(store: Store, wanted: dict[str, Callable[[], dict[str, Any]]], *, again: bool = False) -> None:
+    """Make those of the wanted measurements, by key, that are not there yet; or all of them again."""
+    for key, measured in wanted.items():
+        if again or not store.has(key):
+            console.print(f"measuring {key} …")
+            store.add(key, {**measured(), "environment": environment()})

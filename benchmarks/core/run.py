@@ -1,0 +1,130 @@
+"""What a run is: its settings, what its method computes, and where it was made."""
+
+import os
+import platform
+import re
+import subprocess
+import sys
+from collections.abc import Collection
+from dataclasses import asdict, dataclass, field
+from datetime import date
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import adiv_optim
+
+from ..methods import METHODS, Method
+from .store import digest
+
+
+@dataclass(frozen=True)
+class Run:
+    """The settings that all runs have.
+
+    Args:
+        data: the --data argument.
+        method: a key of `METHODS`.
+        damping: of methods that have one, in place of their own.
+        device: where to train.
+    """
+
+    data: str
+    method: str
+    damping: float | None = field(default=None, kw_only=True)
+    device: str = field(default="cpu", kw_only=True)
+
+    #: Which methods are for runs of this kind; see `Method.applies`.
+    kind = ""
+
+    def check(self, positive: Collection[str], **known: Collection[Any]) -> None:
+        """Refuse settings that are not positive, or not among the known; and a damping that goes nowhere."""
+        known = {"method": [name for name, method in METHODS.items() if method.applies == self.kind], **known}
+        for name, values in known.items():
+            if getattr(self, name) not in values:
+                raise ValueError(f"unknown {name} {getattr(self, name)!r}; known are {', '.join(map(str, values))}.")
+        for name in positive:
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be positive.")
+        if self.damping is not None and not METHODS[self.method].damped:
+            raise ValueError(f"damping is {self.damping}, but method {self.method!r} has none.")
+
+    def make_method(self) -> Method:
+        """The method, with this run's damping."""
+        return METHODS[self.method].with_damping(self.damping)
+
+    def settings(self) -> dict[str, Any]:
+        """What identifies the run: everything that is set, but for where its data happens to lie; as JSON has it."""
+        values = {**asdict(self), "data": public_name(self.data)}
+        return {n: list(v) if isinstance(v, tuple) else v for n, v in values.items() if v is not None}
+
+    def key(self, part: str | None = None) -> str:
+        """What tells the run's result from others: its settings, and what it is for."""
+        return digest([self.settings(), part])
+
+    def computes(self) -> str:
+        """A hash of what its method computes; see `fingerprint`."""
+        raise NotImplementedError
+
+
+def fingerprint(method: Method, model: nn.Module, inputs: Tensor, labels: Tensor) -> str:
+    """A hash of what a method computes: of the losses of three steps on a small problem that never changes.
+
+    It tells rules apart by their numbers, to six decimals in float64: another way to write one leaves it as it is.
+    """
+    model = model.double()
+    with torch.no_grad():
+        for place, parameter in enumerate(model.parameters()):
+            wave = torch.arange(parameter.numel(), dtype=torch.float64).add(place).sin()
+            parameter.copy_(0.3 * wave.view_as(parameter))
+    optimizer = method.wrap(torch.optim.SGD(model.parameters(), lr=0.3 * method.lr_factor), model, inputs[:2])
+    losses = []
+    for _ in range(3):
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(inputs).flatten(0, -2), labels.flatten())
+        loss.backward()
+        optimizer.step()
+        losses.append(f"{loss.item():.6f}")
+    return digest(losses)
+
+
+def public_name(data: str) -> str:
+    """The name of a data set without the path it was read from: the folder's or file's own name says which it is."""
+    kind, colon, argument = data.partition(":")
+    return f"{kind}:{Path(argument).name}" if colon else Path(kind).name
+
+
+def environment() -> dict[str, Any]:
+    """Return what a reader needs to judge a number: command, versions, commit, date and hardware."""
+    arguments = [public_name(a) if before == "--data" else a for before, a in zip(sys.argv, sys.argv[1:], strict=False)]
+    return {
+        "command": " ".join(["python -m benchmarks", *arguments]),
+        "adiv_optim": adiv_optim.__version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "processor": _processor(),
+        "threads": torch.get_num_threads(),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "commit": _commit(),
+        "date": date.today().isoformat(),
+    }
+
+
+@cache
+def _commit() -> str | None:
+    command = ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
+    try:
+        done = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None  # no clone, or no git
+    return done.stdout.strip()
+
+
+def _processor() -> str:
+    info = Path("/proc/cpuinfo")
+    names = re.findall(r"^model name\s*: (.+)$", info.read_text(), re.MULTILINE) if info.exists() else []
+    return f"{names[0]} × {os.cpu_count()}" if names else platform.processor()

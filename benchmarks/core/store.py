@@ -1,0 +1,111 @@
+"""The results of a study: one file of JSON lines, to which whole lines are added and of which nothing is changed.
+
+A file begins with what it is of, `{"study": …, "settings": …}`: the settings of the first run. Then stand environments,
+each before the first run made in it, and runs, each with the settings in which it differs from the first.
+"""
+
+import fcntl
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+#: A line as it is read: "settings" and "environment" whole, "key", "part", and what was measured.
+Result = dict[str, Any]
+
+
+def digest(value: Any) -> str:
+    """Eight letters that tell values of JSON apart."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:8]
+
+
+class Store:
+    """The file of one study's results.
+
+    A line has a key, which says what was run, and a hash of what its method computes. A line whose key came
+    before takes the place of the earlier one; so a rule that has changed is run again, and the new line counts.
+
+    Args:
+        path: of the file, which need not exist.
+        study: whose results it holds; None is what the file says.
+    """
+
+    def __init__(self, path: Path, study: str | None = None) -> None:
+        self.path, self._study = path, study
+
+    @property
+    def study(self) -> str:
+        """Whose results these are."""
+        return self._study or next(_lines(self.path))["study"]
+
+    def read(self, part: str | None = None) -> list[Result]:
+        """The results of a part: "search" and "trials" hold what chose settings, None is what tables show."""
+        return [result for result in self._results().values() if result.get("part") == part]
+
+    def has(self, key: str, computes: str | None = None) -> bool:
+        """Whether a line of this key is there, computed as now."""
+        found = self._results().get(key)
+        return found is not None and found.get("computes") == computes
+
+    def add(self, key: str, result: Mapping[str, Any]) -> None:
+        """Write one result as one whole line; a torn last line, as a killed process may leave one, is cut off.
+
+        Args:
+            key: tells it from others.
+            result: must have an "environment"; may have "settings", "part", and "computes", see `Store`.
+        """
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self.path.open("a+b", buffering=0) as file:
+            fcntl.flock(file, fcntl.LOCK_EX)  # ranks share a file
+            _cut_torn_line(file)
+            known = list(_lines(self.path))
+            settings, place = dict(result.get("settings", {})), digest(result["environment"])
+            lines: list[dict[str, Any]] = []
+            if not known:
+                lines.append({"study": self.study, "settings": settings})
+            if not any(line.get("id") == place for line in known):
+                lines.append({"id": place, **result["environment"]})
+            first = (known or lines)[0]["settings"]
+            names = [name for name in {**first, **settings} if first.get(name) != settings.get(name)]
+            own = {name: settings.get(name) for name in names}
+            lines.append({"key": key, **result, "environment": place, "settings": own})
+            text = (json.dumps(line, separators=(",", ":"), ensure_ascii=False) + "\n" for line in lines)
+            data = "".join(text).encode()
+            if os.write(file.fileno(), data) < len(data):
+                raise OSError(f"{self.path}: the disk took part of a line; free some space and run again.")
+
+    def _results(self) -> dict[str, Result]:
+        found: dict[str, Result] = {}
+        environments: dict[str, Any] = {}
+        first: dict[str, Any] = {}
+        for line in _lines(self.path):
+            if "study" in line:
+                first = line["settings"]
+            elif "id" in line:
+                environments[line.pop("id")] = line
+            else:
+                settings = {name: value for name, value in {**first, **line["settings"]}.items() if value is not None}
+                place = environments[line["environment"]]
+                found.pop(line["key"], None)
+                found[line["key"]] = {**line, "settings": settings, "environment": place}
+        return found
+
+
+def _lines(path: Path) -> Iterator[dict[str, Any]]:
+    """Every whole line; what stands behind the last end of line was cut off while it was written."""
+    whole = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
+    for number, line in enumerate(whole, start=1):
+        try:
+            yield json.loads(line)
+        except json.JSONDecodeError as error:
+            raise ValueError(
+                f"{path}, line {number} is no JSON ({error}); restore the file or delete the line."
+            ) from error
+
+
+def _cut_torn_line(file: BinaryIO) -> None:
+    file.seek(0)
+    data = file.read()
+    file.truncate(data.rfind(b"\n") + 1)

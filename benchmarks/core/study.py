@@ -1,0 +1,81 @@
+"""A study is how its runs are made and how they are reported; every report comes from files of results alone."""
+
+import argparse
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from .progress import measure
+from .store import Result, Store
+
+#: Name → Markdown.
+Sections = dict[str, str]
+
+
+@dataclass(frozen=True)
+class Study:
+    """One command and its file of results.
+
+    Args:
+        help: what is compared.
+        run: adds to the store what it does not have yet.
+        report: (store, name of its file, folder for figures) → sections by name.
+        arguments: gives a parser the command's own options.
+    """
+
+    help: str
+    run: Callable[[argparse.Namespace, Store], None]
+    report: Callable[[Store, str, Path], Sections]
+    arguments: Callable[[argparse.ArgumentParser], None] = lambda parser: None
+
+
+def measurement(help: str, key: str, make: Callable[[], Result], section: Callable[[Result, str, Path], str]) -> Study:
+    """A study that is one measurement.
+
+    Args:
+        help: what is compared.
+        key: of its line.
+        make: measures.
+        section: (result, name, folder for figures) → Markdown.
+    """
+
+    def report(store: Store, name: str, folder: Path) -> Sections:
+        found = store.read()
+        return {name: section(found[-1], name, folder)} if found else {}
+
+    return Study(help, lambda options, store: measure(store, {key: make}), report)
+
+
+def report(paths: Iterable[Path], studies: Mapping[str, Study]) -> Sections:
+    """Write the figures of some files of results, each beside its file; return Markdown by name."""
+    sections: Sections = {}
+    for path in paths:
+        store = Store(path)
+        if store.study not in studies:
+            raise ValueError(f"{path} is of the study {store.study!r}; known are {', '.join(studies)}.")
+        sections |= studies[store.study].report(store, path.stem, path.parent)
+    if not sections:
+        raise FileNotFoundError("no results; run `python -m benchmarks digits` first, or name their folder by --out.")
+    return sections
+
+
+def show(paths: Sequence[Path], studies: Mapping[str, Study]) -> Sections:
+    """Print every table of some files of results, and draw their figures."""
+    sections = report(paths, studies)
+    for name, section in sections.items():
+        print(f"\n## {name}\n\n{section}")
+    for figure in sorted({figure for path in paths for figure in path.parent.glob("*.png")}):
+        print(f"figure: {figure}")
+    return sections
+
+
+def insert(readme: Path, sections: Sections) -> str:
+    """Return the text of `readme` with every `<!-- results:NAME -->` … `<!-- end -->` filled from `sections`."""
+    pieces = readme.read_text().split("<!-- results:")
+    text = pieces[0]
+    for piece in pieces[1:]:
+        name, _, rest = piece.partition(" -->")
+        if name not in sections:
+            raise ValueError(f"{readme} wants results {name!r}; there are {', '.join(sections)}.")
+        text += f"<!-- results:{name} -->\n\n{sections[name]}\n\n<!-- end -->" + rest.partition("<!-- end -->")[2]
+    return text

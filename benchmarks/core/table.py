@@ -1,0 +1,38 @@
+"""What every table of results is made of."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+
+def mean_and_error(values: Sequence[float]) -> tuple[float, float]:
+    """Mean, and standard error of the mean (NaN for a single value)."""
+    mean = math.fsum(values) / len(values)
+    if len(values) == 1:
+        return mean, math.nan
+    variance = math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)
+    return mean, math.sqrt(variance / len(values))
+
+
+def plus_minus(values: Sequence[float], digits: int = 2) -> str:
+    """Mean ± standard error."""
+    mean, error = mean_and_error(values)
+    return f"{mean:.{digits}f} ± {error:.{digits}f}"
+
+
+def in_order(known: Iterable[str], there: Iterable[str]) -> list[str]:
+    """What is there, in the order in which it is known."""
+    found = set(there)
+    return [name for name in known if name in found]
+
+
+def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A Markdown table."""
+    lines = ["| " + " | ".join(row) + " |" for row in (header, ["---"] * len(header), *rows)]
+    return "\n".join(lines)
+
+
+def machine(environment: Mapping[str, Any], device: str = "cpu") -> str:
+    """Where something was measured, for the end of a caption."""
+    where = environment["gpu"] if device.startswith("cuda") else environment["processor"]
+    return f"{where}, {environment['threads']} thread(s), torch {environment['torch']}."

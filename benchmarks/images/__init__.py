@@ -1,0 +1,1 @@
+"""Networks for images: all seeds of a run train as one program."""

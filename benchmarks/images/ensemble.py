@@ -1,0 +1,260 @@
+"""All seeds of a run as one batched program, and the plain loops that it must agree with."""
+
+import math
+from collections.abc import Iterator, Sequence
+from copy import deepcopy
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call, stack_module_state, vmap
+
+from adiv_optim import attach, gauge, jacobian
+
+from ..data import Dataset
+from ..methods import METHODS, Method
+from .networks import CONVOLUTIONAL, cnn, mlp
+from .run import OPTIMIZERS, ImageRun
+
+
+def build_model(run: ImageRun, data: Dataset, seed: int) -> nn.Sequential:
+    """Draw the network of one seed; on the CPU, so that every device starts from the same numbers."""
+    torch.manual_seed(seed)
+    method = METHODS[run.method]
+    if run.network is None:
+        model = mlp(method, (data.features, *run.hidden, data.classes), run.activation)
+    else:
+        pool = CONVOLUTIONAL[run.network]
+        model = cnn(method, data.features, run.hidden, data.classes, run.activation, pool=pool)
+    return model.to(run.device, data.train_inputs.dtype)
+
+
+def build_models(run: ImageRun, data: Dataset) -> list[nn.Module]:
+    """Draw the networks of all seeds; of a rescaled run, the first seed's in as many gauges."""
+    if run.rescaled is None:
+        return [build_model(run, data, seed) for seed in run.seeds]
+    model = build_model(run, data, run.seeds[0])
+    graph = gauge.trace(model, data.train_inputs[:2])
+    return [
+        gauge.apply_gauge(
+            deepcopy(model),
+            graph,
+            gauge.random_gauge(graph, run.rescaled, generator=torch.Generator().manual_seed(seed)),
+        )
+        for seed in run.seeds
+    ]
+
+
+def build_optimizer(run: ImageRun, method: Method, parameters: Any) -> torch.optim.Optimizer:
+    """Return the run's optimizer, fused."""
+    # A captured graph needs an optimizer whose step counter lives on the device; SGD has none.
+    extra: dict[str, Any] = {} if run.weight_decay is None else {"weight_decay": run.weight_decay}
+    if run.device.startswith("cuda") and run.optimizer == "adam":
+        extra["capturable"] = True
+    return OPTIMIZERS[run.optimizer](parameters, lr=run.lr * method.lr_factor, fused=True, **extra)
+
+
+def set_rate(run: ImageRun, optimizer: torch.optim.Optimizer, progress: float) -> None:
+    """Set the learning rate for a moment of the run, from 0 at its start to 1 at its end."""
+    if run.schedule == "constant":
+        return
+    rate = run.lr * METHODS[run.method].lr_factor * (1 + math.cos(math.pi * progress)) / 2
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+
+
+def epoch_orders(run: ImageRun, samples: int) -> Iterator[Tensor]:
+    """Yield for every epoch the order of the samples: shape (seeds, steps, batch size)."""
+    seeds = run.seeds if run.rescaled is None else run.seeds[:1] * len(run.seeds)
+    generators = [torch.Generator().manual_seed(seed) for seed in seeds]
+    steps = samples // run.batch_size
+    if steps == 0:
+        raise ValueError(f"batch_size is {run.batch_size}, but the training set has only {samples} samples.")
+    for _ in range(run.epochs):
+        orders = [torch.randperm(samples, generator=generator) for generator in generators]
+        yield torch.stack([order[: steps * run.batch_size].view(steps, run.batch_size) for order in orders])
+
+
+def take(data: Dataset, index: Tensor) -> tuple[Tensor, Tensor]:
+    """Gather the rows at `index`, of any shape."""
+    # index_select copies whole rows; indexing with a tensor goes element by element on the CPU.
+    inputs = data.train_inputs.index_select(0, index.flatten())
+    return inputs.view(*index.shape, -1), data.train_labels[index]
+
+
+def family(run: ImageRun) -> ImageRun:
+    """What runs that train side by side have in common: of one seed, all but rate and weight decay."""
+    alone = len(run.seeds) > 1 or run.backend != "ensemble"
+    return run if alone else replace(run, lr=1.0, weight_decay=0.0)
+
+
+class Ensemble:
+    """The models of all seeds with their tensors stacked and run by vmap.
+
+    One optimizer steps on the stacked tensors: Adam and SGD act elementwise, so that stacking does not mix seeds. What
+    does not, or has settings of its own for every member, has an optimizer for each, on views of the stack.
+
+    Args:
+        run: what all members have in common.
+        data: what they train on.
+        trials: runs of one seed each, in place of `run`'s seeds: they start alike, see the same batches, and differ in
+            rate and weight decay.
+    """
+
+    def __init__(self, run: ImageRun, data: Dataset, trials: Sequence[ImageRun] = ()) -> None:
+        if trials and (len({family(trial) for trial in trials}) != 1 or len(run.seeds) != 1):
+            raise ValueError("trials that train side by side have one seed and differ in rate and weight decay alone.")
+        self.run = run = replace(run, seeds=run.seeds * len(trials)) if trials else run
+        self._shares_batches = bool(trials)
+        models = build_models(run, data)
+        method = run.make_method()
+        self.skeleton = deepcopy(models[0]).to("meta")
+        if method.correction:
+            attach(self.skeleton, method.correction)
+        self.parameters, self.buffers = stack_module_state(models)
+        self.data = data
+        self.members: list[nn.Module] | None = None
+        own_runs = trials or [run] * len(models)
+        if trials or method.gauge:
+            self.members = [self._in_the_stack(model, number) for number, model in enumerate(models)]
+            self.optimizers = [
+                method.wrap(build_optimizer(own, method, model.parameters()), model, data.train_inputs[:2])
+                for own, model in zip(own_runs, self.members, strict=True)
+            ]
+        else:
+            self.optimizers = [build_optimizer(run, method, self.parameters.values())]
+        self._optimizer_runs = own_runs[: len(self.optimizers)]
+        # A captured step would replay the learning rate it was captured with.
+        self._captures = run.device.startswith("cuda") and run.schedule == "constant" and self.members is None
+        self._steps_taken = 0
+        self._graph: torch.cuda.CUDAGraph | None = None
+
+    def _in_the_stack(self, model: nn.Module, number: int) -> nn.Module:
+        """Let a model's parameters be its share of the memory that vmap reads."""
+        for name, parameter in model.named_parameters():
+            parameter.data = self.parameters[name].detach()[number]
+        return model
+
+    def set_rate(self, progress: float) -> None:
+        """Set the learning rate for a moment of the run; see `set_rate`."""
+        for run, optimizer in zip(self._optimizer_runs, self.optimizers, strict=True):
+            set_rate(run, optimizer, progress)
+
+    def step(self, index: Tensor) -> Tensor:
+        """Take one step on the samples at `index`, shape (seeds, batch size); return the losses, (seeds,).
+
+        On a GPU the first steps run eagerly, then one is captured and replayed: the capture needs warm
+        allocator and optimizer state, and real steps make it.
+        """
+        if not self._captures:
+            return self._eager_step(index)
+        self._steps_taken += 1
+        if self._steps_taken <= 3:
+            stream = torch.cuda.Stream()
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                losses = self._eager_step(index)
+            torch.cuda.current_stream().wait_stream(stream)
+            return losses
+        if self._graph is None:
+            self._graph, self._index = torch.cuda.CUDAGraph(), index.clone()
+            with torch.cuda.graph(self._graph):
+                self._losses = self._eager_step(self._index)
+        self._index.copy_(index)
+        self._graph.replay()
+        return self._losses.clone()
+
+    def _eager_step(self, index: Tensor) -> Tensor:
+        for parameter in self.parameters.values():
+            parameter.grad = None
+        losses = self._losses_at(index)
+        losses.sum().backward()
+        if self.members is None:
+            self.optimizers[0].step()
+            return losses.detach()
+        finite = losses.isfinite().tolist()
+        for number, (model, optimizer) in enumerate(zip(self.members, self.optimizers, strict=True)):
+            if not finite[number]:
+                continue  # it has diverged: weights without magnitude have no gauge
+            for name, parameter in model.named_parameters():
+                gradient = self.parameters[name].grad
+                assert gradient is not None
+                # Fused optimizers read a gradient as if it were laid out as its parameter is.
+                parameter.grad = gradient[number].contiguous()
+            optimizer.step()
+        return losses.detach()
+
+    def _losses_at(self, index: Tensor) -> Tensor:
+        # Trials share one batch: it is taken once.
+        inputs, labels = take(self.data, index[0] if self._shares_batches else index)
+        each = None if self._shares_batches else 0
+        losses: Tensor = vmap(self._loss, in_dims=(0, 0, each, each))(self.parameters, self.buffers, inputs, labels)
+        return losses
+
+    def _loss(self, parameters: Any, buffers: Any, inputs: Tensor, labels: Tensor) -> Tensor:
+        return F.cross_entropy(functional_call(self.skeleton, (parameters, buffers), (inputs,)), labels)
+
+    @torch.no_grad()
+    def accuracy(self) -> list[float]:
+        """Return each seed's accuracy on the test set, in per cent."""
+        self.skeleton.eval()
+
+        def correct(parameters: Any, buffers: Any, inputs: Tensor, labels: Tensor) -> Tensor:
+            return (functional_call(self.skeleton, (parameters, buffers), (inputs,)).argmax(-1) == labels).sum()
+
+        batched = vmap(correct, in_dims=(0, 0, None, None))
+        pairs = zip(self.data.test_inputs.split(1000), self.data.test_labels.split(1000), strict=True)
+        counts = sum(batched(self.parameters, self.buffers, inputs, labels) for inputs, labels in pairs)
+        self.skeleton.train()
+        assert isinstance(counts, Tensor)
+        return (100 * counts / len(self.data.test_labels)).tolist()
+
+
+class Loops:
+    """The same by plain loops, one seed after the other: GradientOnly, or `jacobian.backward` in its place."""
+
+    def __init__(self, run: ImageRun, data: Dataset) -> None:
+        self.run = run
+        method = run.make_method()
+        self.correction = method.correction
+        self.by_jacobians = run.backend == "jacobian"
+        self.models = build_models(run, data)
+        around = replace(method, correction=None) if self.by_jacobians else method
+        self.optimizers = [
+            around.wrap(build_optimizer(run, method, model.parameters()), model, data.train_inputs[:2])
+            for model in self.models
+        ]
+        self.data = data
+
+    def set_rate(self, progress: float) -> None:
+        """Set the learning rate for a moment of the run; see `set_rate`."""
+        for optimizer in self.optimizers:
+            set_rate(self.run, optimizer, progress)
+
+    def step(self, index: Tensor) -> Tensor:
+        """Take one step per seed on the samples at `index`, shape (seeds, batch size); return the losses."""
+        losses = []
+        for model, optimizer, rows in zip(self.models, self.optimizers, index, strict=True):
+            optimizer.zero_grad()
+            inputs, labels = take(self.data, rows)
+            if self.by_jacobians:
+                loss = jacobian.backward(model, F.cross_entropy, inputs, labels, self.correction)
+            else:
+                loss = F.cross_entropy(model(inputs), labels)
+                loss.backward()
+            if METHODS[self.run.method].gauge is None or loss.isfinite():  # as in an ensemble
+                optimizer.step()
+            losses.append(loss.detach())
+        return torch.stack(losses)
+
+    @torch.no_grad()
+    def accuracy(self) -> list[float]:
+        """Return each seed's accuracy on the test set, in per cent."""
+        accuracies = []
+        for model in self.models:
+            predicted = model.eval()(self.data.test_inputs).argmax(-1)
+            model.train()
+            accuracies.append(100 * (predicted == self.data.test_labels).double().mean().item())
+        return accuracies

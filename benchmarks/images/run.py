@@ -1,0 +1,146 @@
+"""One method on one network for images, all seeds: the settings of a run, alone, in a grid and on the command line."""
+
+import argparse
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import cache, partial
+from itertools import product
+from typing import Any
+
+import torch
+
+from ..core.run import Run, fingerprint
+from ..data import DATA
+from ..methods import METHODS, Method
+from .networks import ACTIVATIONS, CONVOLUTIONAL, cnn, mlp
+
+BACKENDS = ("ensemble", "loop", "jacobian")
+SCHEDULES = ("constant", "cosine")
+#: AdamW without decay is Adam.
+OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "adam": partial(torch.optim.AdamW, weight_decay=0.0),
+    "sgd": torch.optim.SGD,
+    "momentum": partial(torch.optim.SGD, momentum=0.9),
+}
+
+
+@dataclass(frozen=True)
+class ImageRun(Run):
+    """The settings of one run.
+
+    Args:
+        activation: a key of `ACTIVATIONS`.
+        hidden: widths of the hidden layers; of a convolutional network, the channels.
+        batch_size: samples per step; an epoch drops the last incomplete batch.
+        optimizer: a key of `OPTIMIZERS`.
+        lr: the learning rate, before the method's own factor.
+        schedule: "constant", or "cosine" from the rate to 0 over the run.
+        epochs: passes over the training set.
+        seeds: each draws its own initialisation and its own order of samples.
+        backend: "ensemble" trains all seeds as one batched program, "loop" one after the other, "jacobian"
+            likewise, with every gradient from explicit per-sample Jacobians.
+        validation: hold out a tenth of the training set and measure accuracy on it, for choosing settings.
+        weight_decay: of the optimizer; None is none.
+        rescaled: start every seed from the first one's network with its hidden units rescaled at random, by e^s with s
+            normal of this deviation, and let all see the same batches: they differ in nothing else.
+        network: a key of `networks.CONVOLUTIONAL`; None is fully connected.
+    """
+
+    activation: str
+    hidden: tuple[int, ...] = (32, 32)
+    batch_size: int = 32
+    optimizer: str = "adam"
+    lr: float = 1e-3
+    schedule: str = "constant"
+    epochs: int = 20
+    seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
+    backend: str = "ensemble"
+    validation: bool = False
+    weight_decay: float | None = None
+    rescaled: float | None = None
+    network: str | None = None
+
+    kind = "images"
+
+    def __post_init__(self) -> None:
+        networks = (None, *CONVOLUTIONAL)
+        self.check(
+            ("batch_size", "lr", "epochs"), activation=ACTIVATIONS, optimizer=OPTIMIZERS, schedule=SCHEDULES,
+            backend=BACKENDS, network=networks,
+        )  # fmt: skip
+        if not self.seeds:
+            raise ValueError("seeds is empty; a run needs at least one.")
+        if not all(width > 0 for width in self.hidden):
+            raise ValueError(f"hidden is {list(self.hidden)}; every width must be positive.")
+        if METHODS[self.method].whitening is not None and self.backend != "loop":
+            raise ValueError(f"method {self.method!r} sees forward passes, which only backend 'loop' makes one by one.")
+
+    def computes(self) -> str:
+        """A hash of what its method computes on a network of its kind."""
+        return _computes(METHODS[self.method], self.network)
+
+
+@cache
+def _computes(method: Method, network: str | None) -> str:
+    # More rows and columns than a whitening of rank 16 tells apart.
+    inputs = torch.arange(24 * 64, dtype=torch.float64).square().sin().view(24, 64)
+    if network is None:
+        model = mlp(method, (64, 20, 3), "leaky-relu")
+    else:
+        model = cnn(method, 64, (3, 3), 3, "leaky-relu", pool=CONVOLUTIONAL[network])
+    return fingerprint(method, model, inputs, torch.arange(24) % 3)
+
+
+def natural_backend(method: str) -> str:
+    """Whether a method's seeds can train as one program, "ensemble", or only one after the other, "loop"."""
+    # An unknown method is for `ImageRun` to refuse.
+    return "loop" if method in METHODS and METHODS[method].whitening is not None else "ensemble"
+
+
+#: Settings by the names of `ImageRun`: one value, or a list of several; seeds is how many, seed k is k.
+Grid = Mapping[str, Any]
+
+_ORDER = ("rescaled", "lr", "batch_size", "activation", "optimizer", "method")
+
+
+def expand(grids: Sequence[Grid], given: Grid) -> list[ImageRun]:
+    """Every run of some grids, with what is given in place of their own settings."""
+    known = {field.name for field in fields(ImageRun)}
+    runs = []
+    for grid in grids:
+        settings = {**grid, **{name: value for name, value in given.items() if name in known}}
+        several = {name: value for name in _ORDER if isinstance(value := settings.get(name), list)}
+        for values in product(*several.values()):
+            own = {**settings, **dict(zip(several, values, strict=True))}
+            own["seeds"] = tuple(range(own.get("seeds", 5)))
+            own["hidden"] = tuple(own.get("hidden", (32, 32)))
+            runs.append(ImageRun(**{"backend": natural_backend(own["method"]), **own}))
+    return runs
+
+
+def add_arguments(parser: argparse.ArgumentParser, *names: str) -> None:
+    """Give a parser options that take the place of a grid's own settings, those of the given names or all."""
+    several: dict[str, Any] = {"nargs": "+"}
+    options: dict[str, dict[str, Any]] = {
+        "data": {"help": f"{', '.join(DATA)}; imagefolder as imagefolder:PATH"},
+        "method": {**several, "metavar": "NAME", "help": "any of benchmarks/methods.py for images"},
+        "activation": {**several, "metavar": "NAME", "help": ", ".join(ACTIVATIONS)},
+        "optimizer": {**several, "metavar": "NAME", "help": ", ".join(OPTIMIZERS)},
+        "epochs": {"type": int},
+        "seeds": {"type": int, "help": "how many; seed k is k"},
+        "batch_size": {**several, "type": int, "metavar": "SIZE"},
+        "lr": {**several, "type": float, "metavar": "RATE"},
+        "schedule": {"help": ", ".join(SCHEDULES)},
+        "hidden": {**several, "type": int, "metavar": "WIDTH"},
+        "network": {"type": lambda name: None if name == "mlp" else name, "help": ", ".join(("mlp", *CONVOLUTIONAL))},
+        "validation": {"action": "store_true", "help": "measure accuracy on a tenth of the training set"},
+        "rescaled": {**several, "type": float, "metavar": "SIGMA", "help": "rescale hidden units at random"},
+        "weight_decay": {"type": float},
+        "damping": {"type": float, "help": "of methods that have one"},
+        "backend": {"help": f"{', '.join(BACKENDS)}; what fits the method by default"},
+        "device": {"default": "cuda" if torch.cuda.is_available() else "cpu"},
+    }
+    for name in names or options:
+        flag = {"method": "--methods", "activation": "--activations", "optimizer": "--optimizers"}.get(name)
+        flag = flag or f"--{name.replace('_', '-')}"
+        parser.add_argument(flag, dest=name, **{"default": argparse.SUPPRESS, **options[name]})

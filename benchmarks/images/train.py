@@ -1,0 +1,120 @@
+"""Training runs of networks for images, alone or side by side, and what is kept of them."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from ..core.progress import Kind, Tick
+from ..core.table import mean_and_error
+from ..data import Dataset, load
+from .ensemble import Ensemble, Loops, epoch_orders, family
+from .run import ImageRun
+
+
+@dataclass
+class History:
+    """What a run leaves behind; inner lists run over seeds.
+
+    Args:
+        train_loss: mean loss over an epoch's steps, per epoch.
+        test_accuracy: per cent, per epoch.
+        seconds: training time per epoch, evaluation left out.
+        step_losses: every step's loss.
+    """
+
+    train_loss: list[list[float]] = field(default_factory=list)
+    test_accuracy: list[list[float]] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    step_losses: list[list[float]] = field(default_factory=list)
+
+
+def held_out(data: Dataset) -> Dataset:
+    """The training set split in nine tenths to train on and one to choose settings by."""
+    order = torch.randperm(len(data.train_labels), generator=torch.Generator().manual_seed(0))
+    order = order.to(data.train_labels.device)
+    train, test = order.split([len(order) - len(order) // 10, len(order) // 10])
+    return Dataset(data.train_inputs[train], data.train_labels[train], data.train_inputs[test], data.train_labels[test])
+
+
+def train(run: ImageRun, data: Dataset, *, tick: Tick = lambda: None, max_steps: int | None = None) -> History:
+    """Train every seed of a run.
+
+    Args:
+        run: the settings.
+        data: the data set, on the run's device; the dtype of its inputs is that of the parameters.
+        tick: called after every step.
+        max_steps: end every epoch after this many steps; None is the whole epoch.
+    """
+    data = held_out(data) if run.validation else data
+    return _follow(Ensemble(run, data) if run.backend == "ensemble" else Loops(run, data), tick, max_steps)
+
+
+def train_trials(runs: Sequence[ImageRun], data: Dataset, *, tick: Tick = lambda: None) -> list[History]:
+    """Train runs of one family side by side; each gets what `train` gives it alone, its seconds being a share of all.
+
+    Args:
+        runs: as the trials of an `Ensemble`.
+        data: the data set.
+        tick: called after every step.
+    """
+    together = _follow(Ensemble(runs[0], held_out(data) if runs[0].validation else data, runs), tick, None)
+    return [
+        History(
+            train_loss=[[epoch[number]] for epoch in together.train_loss],
+            test_accuracy=[[epoch[number]] for epoch in together.test_accuracy],
+            seconds=[seconds / len(runs) for seconds in together.seconds],
+            step_losses=[[step[number]] for step in together.step_losses],
+        )
+        for number in range(len(runs))
+    ]
+
+
+def _follow(trainer: Ensemble | Loops, tick: Tick, max_steps: int | None) -> History:
+    history, run, data = History(), trainer.run, trainer.data
+    for epoch, order in enumerate(epoch_orders(run, len(data.train_labels))):
+        start = time.perf_counter()
+        losses = []
+        indices = order[:, :max_steps].to(data.train_inputs.device).unbind(1)
+        for number, index in enumerate(indices):
+            trainer.set_rate((epoch + number / len(indices)) / run.epochs)
+            losses.append(trainer.step(index))
+            tick()
+        stacked = torch.stack(losses)
+        history.step_losses += stacked.tolist()  # waits for the device, so the clock is read after it
+        history.seconds.append(time.perf_counter() - start)
+        history.train_loss.append(stacked.mean(0).tolist())
+        history.test_accuracy.append(trainer.accuracy())
+    return history
+
+
+def _steps_per_epoch(run: ImageRun, data: Dataset) -> int:
+    samples = len(data.train_labels)
+    return (samples - run.validation * (samples // 10)) // run.batch_size
+
+
+def _results(runs: list[ImageRun], data: Dataset, tick: Tick) -> list[dict[str, Any]]:
+    histories = [train(runs[0], data, tick=tick)] if len(runs) == 1 else train_trials(runs, data, tick=tick)
+    return [
+        {
+            "features": data.features,
+            "classes": data.classes,
+            "steps_per_epoch": _steps_per_epoch(run, data),
+            "train_loss": history.train_loss,
+            "test_accuracy": history.test_accuracy,
+            "seconds": history.seconds,
+        }
+        for run, history in zip(runs, histories, strict=True)
+    ]
+
+
+#: How runs of networks for images are made.
+IMAGES = Kind(
+    load=lambda run, download: load(run.data, download).to(run.device, torch.float32),
+    steps=lambda run, data: run.epochs * _steps_per_epoch(run, data),
+    family=family,
+    train=_results,
+    score=lambda result: mean_and_error(result["test_accuracy"][-1])[0],
+)

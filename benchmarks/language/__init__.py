@@ -1,0 +1,1 @@
+"""A small language model of characters, for whole optimizers and for normalisers."""

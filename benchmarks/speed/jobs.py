@@ -1,0 +1,196 @@
+"""What `speed` times: a layer or a training step, plainly, with a correction, and by other means."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+
+from adiv_optim import Correction, GradientOnly, UnitConsistent, Whitened, functional, jacobian
+from adiv_optim.gauge import NetworkGauge
+
+from ..images.networks import mlp
+from ..language.model import GPT, PRESETS, next_character_loss
+from ..language.run import matrices
+from ..methods import METHODS
+from .timing import Job, device
+
+#: As a Job, but what it returns runs the job with a correction, or plainly with None.
+Layer = Callable[[], Callable[[Correction | None], None]]
+
+
+def linear_layer(rows: int, inputs: int, outputs: int, input_grad: bool) -> Layer:
+    """Forward and backward of a linear layer."""
+
+    def make() -> Callable[[Correction | None], None]:
+        x = torch.randn(rows, inputs, device=device(), requires_grad=input_grad)
+        layer = nn.Linear(inputs, outputs, device=device())
+        g = torch.randn(rows, outputs, device=device())
+
+        def run(correction: Correction | None) -> None:
+            x.grad = layer.weight.grad = layer.bias.grad = None
+            functional.linear(x, layer.weight, layer.bias, correction).backward(g)
+
+        return run
+
+    return make
+
+
+def conv_layer(shape: tuple[int, ...], outputs: int, kernel: int, input_grad: bool) -> Layer:
+    """Forward and backward of a convolution."""
+
+    def make() -> Callable[[Correction | None], None]:
+        x = torch.randn(shape, device=device(), requires_grad=input_grad)
+        layer = nn.Conv2d(shape[1], outputs, kernel, padding=kernel // 2, device=device())
+        g = torch.randn(shape[0], outputs, *shape[2:], device=device())
+
+        def run(correction: Correction | None) -> None:
+            x.grad = layer.weight.grad = layer.bias.grad = None  # type: ignore[union-attr]
+            functional.conv2d(x, layer.weight, layer.bias, padding=kernel // 2, correction=correction).backward(g)
+
+        return run
+
+    return make
+
+
+def per_sample_job(rows: int, inputs: int, outputs: int) -> Job:
+    """The correction by torch.func's per-sample gradients: built, rescaled and summed."""
+
+    def make() -> Callable[[], None]:
+        x, g = torch.randn(rows, inputs, device=device()), torch.randn(rows, outputs, device=device())
+        layer = nn.Linear(inputs, outputs, device=device())
+        parameters = {name: p.detach() for name, p in layer.named_parameters()}
+
+        def weighted(parameters: dict[str, Tensor], row: Tensor, g_row: Tensor) -> Tensor:
+            return functional_call(layer, parameters, (row,)) @ g_row
+
+        def run() -> None:
+            per_sample = vmap(grad(weighted), in_dims=(None, 0, 0))(parameters, x, g)
+            scale = 1 / (x.square().sum(1) + 1)
+            for gradient in per_sample.values():
+                torch.tensordot(scale, gradient, 1)
+
+        return run
+
+    return make
+
+
+def opacus_job(rows: int, inputs: int, outputs: int) -> Job:
+    """The correction by Opacus's per-sample hooks: built, rescaled and summed."""
+    from opacus import GradSampleModule  # an optional extra
+
+    def make() -> Callable[[], None]:
+        x = torch.randn(rows, inputs, device=device(), requires_grad=True)
+        g = torch.randn(rows, outputs, device=device())
+        model = GradSampleModule(nn.Linear(inputs, outputs, device=device()), loss_reduction="sum")
+
+        def run() -> None:
+            model.zero_grad(set_to_none=True)
+            x.grad = None
+            model(x).backward(g)
+            scale = 1 / (x.detach().square().sum(1) + 1)
+            for parameter in model.parameters():
+                torch.tensordot(scale, parameter.grad_sample, 1)
+                parameter.grad_sample = None
+
+        return run
+
+    return make
+
+
+def isaac_layer(rows: int, inputs: int, outputs: int) -> Layer:
+    """Forward and backward of the package isaac's linear layer; with a correction, ours on the same tensors.
+
+    Its operator is the batch-ideal one of the weight alone, times λ; its bias keeps the plain gradient.
+    """
+    from isaac import Linear  # an optional extra
+
+    def make() -> Callable[[Correction | None], None]:
+        x = torch.randn(rows, inputs, device=device(), requires_grad=True)
+        layer = Linear(inputs, outputs, la=1.0).to(device())
+        g = torch.randn(rows, outputs, device=device())
+
+        def run(correction: Correction | None) -> None:
+            x.grad = layer.weight.grad = layer.bias.grad = None
+            (layer(x) if correction is None else functional.linear(x, layer.weight, layer.bias, correction)).backward(g)
+
+        return run
+
+    return make
+
+
+def training_job(sizes: tuple[int, ...], correction: Correction | None, by_jacobians: bool = False) -> Job:
+    """A whole training step of the benchmark's network: forward, backward, Adam."""
+
+    def make() -> Callable[[], None]:
+        x, labels = torch.rand(32, sizes[0], device=device()), torch.randint(sizes[-1], (32,), device=device())
+        model = mlp(METHODS["none"], sizes, "tanh").to(device())
+        optimizer: torch.optim.Optimizer = torch.optim.Adam(model.parameters(), fused=True)
+        if correction and not by_jacobians:
+            optimizer = GradientOnly(optimizer, model, correction)
+
+        def run() -> None:
+            optimizer.zero_grad()
+            if by_jacobians:
+                jacobian.backward(model, F.cross_entropy, x, labels, correction)
+            else:
+                F.cross_entropy(model(x), labels).backward()
+            optimizer.step()
+
+        return run
+
+    return make
+
+
+def optimizer_job(width: int, layers: int, every: int | None, compiled: bool = False) -> Job:
+    """Ten steps of AdamW on a ReLU network, plainly or in the network gauge measured `every` so many steps."""
+
+    def make() -> Callable[[], None]:
+        stack = [module for _ in range(layers) for module in (nn.Linear(width, width), nn.ReLU())]
+        model = nn.Sequential(*stack[:-1]).to(device())
+        optimizer: torch.optim.Optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, foreach=True)
+        if every:
+            example = torch.randn(2, width, device=device())
+            rule = NetworkGauge(every)
+            optimizer = UnitConsistent(optimizer, model, example_input=example, gauge=rule, compile=compiled)
+        for parameter in model.parameters():
+            parameter.grad = 1e-3 * torch.randn_like(parameter)
+
+        def run() -> None:
+            for _ in range(10):
+                optimizer.step()
+
+        return run
+
+    return make
+
+
+def language_model_job(
+    optimizer: Callable[..., torch.optim.Optimizer], options: dict[str, Any] | None, batch_size: int
+) -> Job:
+    """Ten training steps of the language model, forward and backward included; plainly, or whitened with `options`.
+
+    Muon takes the matrices of the blocks alone, and nothing else trains then: the difference is the optimizer's.
+    """
+
+    def make() -> Callable[[], None]:
+        preset = PRESETS["small"]
+        model = GPT(preset, 65, "layernorm").to(device())
+        matrices_only = optimizer is getattr(torch.optim, "Muon", None)
+        trained = matrices(model) if matrices_only else list(model.parameters())
+        stepping = optimizer(trained, lr=1e-3)
+        if options is not None:
+            stepping = Whitened(stepping, model, **options)
+        windows = torch.randint(65, (batch_size, preset.context + 1), device=device())
+
+        def run() -> None:
+            for _ in range(10):
+                model.zero_grad()
+                next_character_loss(model, windows).backward()
+                stepping.step()
+
+        return run
+
+    return make

@@ -1,0 +1,90 @@
+"""Ratios of time and memory, measured in turn within one run."""
+
+import gc
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+
+def device() -> str:
+    """Where everything is timed."""
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+#: Creates the tensors of a job and returns what runs it once.
+Job = Callable[[], Callable[[], Any]]
+
+
+def processor_time() -> Callable[[], float]:
+    """A clock that other programs do not move, for jobs of this process: its processor time, if one thread works.
+
+    With several threads, or on a GPU, it is the ordinary clock.
+    """
+    alone = torch.get_num_threads() == 1 and not torch.cuda.is_available()
+    return time.process_time if alone else time.perf_counter
+
+
+def interleaved(
+    runs: dict[str, Callable[[], Any]], rounds: int, clock: Callable[[], float] = time.perf_counter
+) -> dict[str, list[float]]:
+    """Time everything once per round, in turn, after two rounds of warm-up; return seconds by name."""
+    seconds: dict[str, list[float]] = {name: [] for name in runs}
+    for number in range(rounds + 2):
+        for name, run in runs.items():
+            start = clock()
+            run()
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()
+            if number >= 2:
+                seconds[name].append(clock() - start)
+    return seconds
+
+
+def ratio(numerator: list[float], denominator: list[float]) -> dict[str, Any]:
+    """Ratios round by round: their median, quartiles and number."""
+    ratios = [a / b for a, b in zip(numerator, denominator, strict=True)]
+    low, middle, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
+    return {"median": middle, "quartiles": [low, high], "rounds": len(ratios)}
+
+
+def peak_memory(job: Job) -> int:
+    """Bytes allocated at the highest moment of a job's set-up and one run, from the allocator's own events."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        job()()
+        return torch.cuda.max_memory_allocated() - before
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        job()()
+    # The profiler's public tables give sums per operator, not the height of the tide.
+    waiting = list(profile.profiler.kineto_results.experimental_event_tree())
+    totals = []
+    while waiting:
+        event = waiting.pop()
+        waiting += event.children
+        if event.tag == torch._C._profiler._EventType.Allocation:
+            totals.append((event.start_time_ns, event.extra_fields.total_allocated, event.extra_fields.alloc_size))
+    _, first_total, first_size = min(totals)
+    return max(total for _, total, _ in totals) - (first_total - first_size)
+
+
+def measured(
+    what: str,
+    job: Callable[[], Any],
+    plain: Callable[[], Any],
+    rounds: int,
+    memory_ratio: float,
+    clock: Callable[[], float] = time.perf_counter,
+) -> dict[str, Any]:
+    """One row of a table: what a job takes beside its plain counterpart, timed in turn."""
+    seconds = interleaved({"plain": plain, "job": job}, rounds, clock)
+    return {
+        "what": what,
+        "time_ratio": ratio(seconds["job"], seconds["plain"]),
+        "memory_ratio": memory_ratio,
+        "plain_ms": 1e3 * statistics.median(seconds["plain"]),
+    }

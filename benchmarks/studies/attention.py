@@ -1,0 +1,353 @@
+"""Attention logits: how far from ideal their updates are, what the ideal step costs, and what it trains.
+
+`compare` returns one result of plain numbers; `table` makes Markdown of it.
+"""
+
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import jvp, vjp
+
+from adiv_optim import Proportional, functional
+from adiv_optim.attention import (
+    AttentionIdeal,
+    SelfAttention,
+    alignment,
+    effective_logit_update,
+    ideal_logit_step,
+)
+
+from .. import data as datasets
+from ..core.study import measurement
+from ..core.table import markdown, mean_and_error, plus_minus
+from ..speed.timing import device, interleaved, ratio
+
+#: What is priced and trained, by the arguments of `SelfAttention`; the rules stop early, as a training run would.
+METHODS: dict[str, dict[str, Any]] = {
+    "none": {},
+    "QK-norm": {"qk_norm": True},
+    "ideal, joint": {"correction": AttentionIdeal(damping=0.1, tolerance=1e-2, max_iterations=30)},
+    "ideal, each sequence": {"correction": AttentionIdeal(damping=0.1, joint=False, tolerance=1e-2, max_iterations=30)},
+}
+#: A control: query and key projections stay as they were drawn.
+FROZEN = "none, query and key frozen"
+#: (sequences, tokens, features, heads)
+SHAPES = ((1, 16, 64, 4), (16, 16, 64, 4), (4, 64, 128, 4))
+#: Learning rates, and factors on that of the query and key projections: the ideal step comes in other units.
+GRIDS: dict[str, tuple[Sequence[float], Sequence[float]]] = {
+    "adam": ((3e-3, 1e-2, 3e-2), (0.1, 0.3, 1.0, 3.0, 10.0)),
+    "sgd": ((0.1, 0.3, 1.0), (1.0, 10.0, 100.0, 1e3, 1e4)),
+}
+OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}
+BATCH = 32
+SEARCH_SEED = 1000
+#: The loss of a training that broke down: JSON has no infinity.
+BROKEN = 1e9
+
+
+def compare(
+    rounds: int = 30,
+    draws: int = 20,
+    epochs: int = 10,
+    seeds: int = 3,
+    shapes: Sequence[tuple[int, int, int, int]] = SHAPES,
+    grids: Mapping[str, tuple[Sequence[float], Sequence[float]]] = GRIDS,
+) -> dict[str, Any]:
+    """Measure everything.
+
+    Args:
+        rounds: of timing, for each shape.
+        draws: of weights, inputs and g for the alignment.
+        epochs: of every training run, those that choose the rates included.
+        seeds: of the final training runs.
+        shapes: to be timed.
+        grids: rates and factors by optimizer.
+    """
+    return {
+        "alignment": [_alignment(sequences, uneven, draws) for sequences in (1, 16) for uneven in (False, True)],
+        "price": [_price(shape, rounds) for shape in shapes],
+        "training": _training(epochs, seeds, grids),
+        "rules": {name: repr(options["correction"]) for name, options in METHODS.items() if "correction" in options},
+    }
+
+
+# Alignment: the first-order change of the logits against the ideal one, at the start of training
+
+
+def _alignment(sequences: int, uneven: bool, draws: int, tokens: int = 16, dim: int = 64, heads: int = 4) -> dict:
+    found: dict[str, list[tuple[float, float]]] = {}
+    for seed in range(draws):
+        torch.manual_seed(seed)
+        layer = SelfAttention(dim, heads)
+        parameters = {
+            f"{side}_{kind}": getattr(layer.get_submodule(f"{side}_proj"), kind).detach()
+            for kind in ("weight", "bias")
+            for side in "qk"
+        }
+        x = torch.randn(sequences, tokens, dim)
+        if uneven:
+            x = x * torch.randn(sequences, tokens, 1).exp()
+        g = torch.randn(sequences, heads, tokens, tokens)
+        for name, change in _changes(x, parameters, g, heads).items():
+            found.setdefault(name, []).append(
+                (alignment(change, g).cosine.mean().item(), alignment(change, g).gain.mean().item())
+            )
+    rows = []
+    for name, pairs in found.items():
+        cosines, gains = zip(*pairs, strict=True)
+        cosine, error = mean_and_error(cosines)
+        rows.append({"method": name, "cosine": cosine, "cosine_error": error, "gain": statistics.median(gains)})
+    return {
+        "sequences": sequences,
+        "tokens": tokens,
+        "features": dim,
+        "heads": heads,
+        "uneven_norms": uneven,
+        "draws": draws,
+        "rows": rows,
+    }
+
+
+def _changes(x: Tensor, parameters: dict[str, Any], g: Tensor, heads: int) -> dict[str, Tensor]:
+    effective = partial(effective_logit_update, x, grad_logits=g, **parameters, num_heads=heads)
+    # The tolerance is for the mean of many cosines: more digits would cost time and change none that is shown.
+    rules = {
+        f"{name} (damping {damping:g})": AttentionIdeal(damping, joint, tolerance=1e-4, max_iterations=500)
+        for name, joint in (("ideal, joint", True), ("ideal, each sequence", False))
+        for damping in (1e-3, 0.1)
+    }
+    return {
+        "none": effective(),
+        "Proportional": effective(gradients=_row_gradients(x, parameters, g, heads)),
+        "QK-norm": _normed_change(x, parameters, g, heads),
+        **{
+            name: effective(
+                gradients=ideal_logit_step(x, grad_logits=g, **parameters, num_heads=heads, rule=rule).gradients
+            )
+            for name, rule in rules.items()
+        },
+    }
+
+
+def _products(queries: Tensor, keys: Tensor, heads: int, normed: bool = False) -> Tensor:
+    split = [t.unflatten(-1, (heads, -1)).transpose(-3, -2) for t in (queries, keys)]
+    if normed:
+        split = [t / t.square().mean(-1, keepdim=True).sqrt() for t in split]
+    return split[0] @ split[1].mT / split[0].shape[-1] ** 0.5
+
+
+def _row_gradients(x: Tensor, parameters: dict[str, Tensor], g: Tensor, heads: int) -> dict[str, Tensor]:
+    leaves = {name: p.clone().requires_grad_() for name, p in parameters.items()}
+    queries, keys = (
+        functional.linear(x, leaves[f"{side}_weight"], leaves[f"{side}_bias"], Proportional()) for side in "qk"
+    )
+    _products(queries, keys, heads).backward(g)
+    return {name: leaf.grad for name, leaf in leaves.items() if leaf.grad is not None}
+
+
+def _normed_change(x: Tensor, parameters: dict[str, Tensor], g: Tensor, heads: int) -> Tensor:
+    def normed(p: dict[str, Tensor]) -> Tensor:
+        queries, keys = (F.linear(x, p[f"{side}_weight"], p[f"{side}_bias"]) for side in "qk")
+        return _products(queries, keys, heads, normed=True)
+
+    gradients = vjp(normed, parameters)[1](g)[0]
+    change: Tensor = jvp(normed, (parameters,), (gradients,))[1]
+    return -change
+
+
+# Price: forward and backward of the whole module
+
+
+def _price(shape: tuple[int, int, int, int], rounds: int) -> dict[str, Any]:
+    sequences, tokens, dim, heads = shape
+    torch.manual_seed(0)
+    x = torch.randn(sequences, tokens, dim, device=device(), requires_grad=True)
+    g = torch.randn_like(x)
+    layers = {name: SelfAttention(dim, heads, **options).to(device()) for name, options in METHODS.items()}
+
+    def run(layer: nn.Module) -> None:
+        layer.zero_grad()
+        x.grad = None
+        layer(x).backward(g)
+
+    seconds = interleaved({name: partial(run, layer) for name, layer in layers.items()}, rounds)
+    return {
+        "shape": list(shape),
+        "plain_ms": 1e3 * statistics.median(seconds["none"]),
+        "rows": [
+            {"method": name, "time_ratio": ratio(spent, seconds["none"])}
+            for name, spent in seconds.items()
+            if name != "none"
+        ],
+    }
+
+
+# Training: digits as eight tokens, the rows of the image
+
+
+class RowClassifier(nn.Module):
+    """Embed rows of pixels, attend once with a residual, pool by the mean, classify."""
+
+    def __init__(self, classes: int, dim: int = 32, heads: int = 4, **options: Any) -> None:
+        super().__init__()
+        self.embed = nn.Linear(8, dim)
+        self.position = nn.Parameter(0.5 * torch.randn(8, dim))
+        self.attention = SelfAttention(dim, heads, **options)
+        self.head = nn.Linear(dim, classes)
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """(samples, 64) → (samples, classes)."""
+        tokens = self.embed(pixels.unflatten(1, (8, 8))) + self.position
+        return self.head((tokens + self.attention(tokens)).mean(1))
+
+
+def _train(
+    method: str, optimizer: str, lr: float, factor: float, seed: int, epochs: int, split: datasets.Dataset
+) -> tuple[float, float]:
+    """Train once; return test accuracy in % and test loss."""
+    torch.manual_seed(seed)
+    model = RowClassifier(split.classes, **METHODS.get(method, {})).to(device())
+    own = [*model.attention.q_proj.parameters(), *model.attention.k_proj.parameters()]
+    if method == FROZEN:
+        for parameter in own:
+            parameter.requires_grad_(False)
+    others = [p for p in model.parameters() if all(p is not q for q in own)]
+    build = OPTIMIZERS[optimizer]
+    stepper = build([{"params": others}, {"params": own, "lr": lr * factor}], lr=lr)
+    orders = torch.Generator().manual_seed(seed)
+    for _ in range(epochs):
+        order = torch.randperm(len(split.train_labels), generator=orders).to(device())
+        for index in order.split(BATCH)[: len(order) // BATCH]:
+            stepper.zero_grad()
+            loss = F.cross_entropy(model(split.train_inputs[index]), split.train_labels[index])
+            loss.backward()
+            stepper.step()
+        if not loss.isfinite():
+            break
+    with torch.no_grad():
+        found = model(split.test_inputs)
+        test_loss = F.cross_entropy(found, split.test_labels).item()
+        accuracy = 100 * (found.argmax(1) == split.test_labels).double().mean().item()
+    return accuracy, test_loss if math.isfinite(test_loss) else BROKEN
+
+
+def _training(
+    epochs: int, seeds: int, grids: Mapping[str, tuple[Sequence[float], Sequence[float]]]
+) -> list[dict[str, Any]]:
+    full = datasets.load("digits").to(device(), torch.float32)
+    held = len(full.train_labels) // 10
+    search = datasets.Dataset(
+        full.train_inputs[held:], full.train_labels[held:], full.train_inputs[:held], full.train_labels[:held]
+    )
+    rows = []
+    for optimizer, (rates, factors) in grids.items():
+        for method in (*METHODS, FROZEN):
+            losses = {
+                (lr, factor): _train(method, optimizer, lr, factor, SEARCH_SEED, epochs, search)[1]
+                for lr in rates
+                for factor in (factors if method != FROZEN else factors[:1])
+            }
+            lr, factor = min(losses, key=lambda pair: losses[pair])
+            pairs = [_train(method, optimizer, lr, factor, seed, epochs, full) for seed in range(seeds)]
+            accuracies, test_losses = zip(*pairs, strict=True)
+            rows.append(
+                {
+                    "method": method,
+                    "optimizer": optimizer,
+                    "lr": lr,
+                    "factor": factor,
+                    "lr_at_edge": lr in (min(rates), max(rates)),
+                    "factor_at_edge": method != FROZEN and factor in (min(factors), max(factors)),
+                    "test_accuracy": list(accuracies),
+                    "test_loss": list(test_losses),
+                    "epochs": epochs,
+                    "search": [{"lr": r, "factor": f, "validation_loss": loss} for (r, f), loss in losses.items()],
+                }
+            )
+    return rows
+
+
+# Markdown
+
+
+def table(result: Mapping[str, Any]) -> str:
+    """Return three Markdown tables, each with a line that says what it is."""
+    return "\n\n".join((_alignment_table(result), _price_table(result), _training_table(result)))
+
+
+def _alignment_table(result: Mapping[str, Any]) -> str:
+    parts = result["alignment"]
+    header = ["query and key projections"]
+    header += [
+        f"{part['sequences']} sequence{'s' if part['sequences'] > 1 else ''}{', uneven norms' * part['uneven_norms']}"
+        for part in parts
+    ]
+    rows = [
+        [row["method"], *(_cosine_and_gain(part["rows"][number]) for part in parts)]
+        for number, row in enumerate(parts[0]["rows"])
+    ]
+    first = parts[0]
+    return markdown(header, rows) + (
+        f"\n\nFirst-order change of the logits under a unit step, against the ideal −g, at initialisation: mean "
+        f"cosine ± standard error over {first['draws']} draws (median gain). {first['tokens']} tokens, "
+        f"{first['features']} features, {first['heads']} heads; normal inputs and g."
+    )
+
+
+def _cosine_and_gain(row: Mapping[str, float]) -> str:
+    return f"{row['cosine']:.3f} ± {row['cosine_error']:.3f} ({row['gain']:.3g})"
+
+
+def _price_table(result: Mapping[str, Any]) -> str:
+    parts = result["price"]
+    header = ["forward and backward, ratio to plain", *(str(tuple(part["shape"])) for part in parts)]
+    rows = []
+    for number, row in enumerate(parts[0]["rows"]):
+        ratios = [part["rows"][number]["time_ratio"] for part in parts]
+        rows.append(
+            [
+                row["method"],
+                *(f"{r['median']:.2f} ({r['quartiles'][0]:.2f} to {r['quartiles'][1]:.2f})" for r in ratios),
+            ]
+        )
+    rows.append(["plain, ms", *(f"{part['plain_ms']:.2f}" for part in parts)])
+    rules = "; ".join(f"{name}: {rule}" for name, rule in result["rules"].items())
+    return markdown(header, rows) + (
+        "\n\nThe whole module, (sequences, tokens, features, heads), float32, softmax as written: median and quartiles "
+        f"of rounds within one interleaved run. {rules}. torch {result['environment']['torch']}, "
+        f"{result['environment']['threads']} thread(s)."
+    )
+
+
+def _training_table(result: Mapping[str, Any]) -> str:
+    found = {(row["method"], row["optimizer"]): row for row in result["training"]}
+    optimizers = list(dict.fromkeys(row["optimizer"] for row in result["training"]))
+    header = ["query and key projections"]
+    for optimizer in optimizers:
+        header += [f"{optimizer}, %", f"{optimizer}, loss", f"{optimizer}, rate × factor"]
+    rows = []
+    for method in dict.fromkeys(row["method"] for row in result["training"]):
+        cells = []
+        for optimizer in optimizers:
+            row = found[method, optimizer]
+            cells += [plus_minus(row["test_accuracy"]), plus_minus(row["test_loss"], 3)]
+            cells += [f"{row['lr']:g}{'*' * row['lr_at_edge']} × {row['factor']:g}{'*' * row['factor_at_edge']}"]
+        rows.append([method, *cells])
+    first = result["training"][0]
+    return markdown(header, rows) + (
+        f"\n\nDigits as 8 tokens of 8 pixels, one attention layer with a residual and no normaliser, width 32, 4 "
+        f"heads, batch {BATCH}, {first['epochs']} epochs: test accuracy and loss, mean ± standard error over "
+        f"{len(first['test_accuracy'])} seeds. Rate, and its factor on query and key, chosen by validation loss on a "
+        "tenth of the training set, one seed, one grid for all methods; * is an edge of the grid."
+    )
+
+
+ATTENTION = measurement(
+    "the ideal logit step: alignment, price, a small training", "attention", compare, lambda result, *_: table(result)
+)

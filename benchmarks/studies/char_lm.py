@@ -1,0 +1,336 @@
+"""Optimizers and normalisers on a small language model of characters, each at the best of its rates and dampings."""
+
+import argparse
+import math
+import statistics
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from ..core.figure import panels
+from ..core.progress import measure, run_all
+from ..core.store import Result, Store
+from ..core.study import Sections, Study
+from ..core.table import in_order, machine, markdown, mean_and_error, plus_minus
+from ..language.model import NORM_LABELS, NORMS, PRESETS
+from ..language.run import REST_LR, WARM_UP, TextRun, dampings, lacks
+from ..language.text import DEFAULT, load
+from ..language.timing import step_times
+from ..language.trainer import LANGUAGE, VALIDATION_WINDOWS, final_validation_loss
+from ..methods import METHODS
+
+# What is compared
+
+
+class Search(NamedTuple):
+    """Methods with every one of some norms, the rates and dampings that they choose from, and more such pairs."""
+
+    norms: Sequence[str]
+    methods: Sequence[str]
+    rates: Sequence[float]
+    dampings: Sequence[float] = (1.0,)
+    more: Sequence[tuple[float, float]] = ()
+
+
+_RATES = (1e-3, 3e-3, 1e-2, 3e-2)
+_DAMPINGS = (0.3, 1.0, 3.0)
+_SMALL = [
+    Search(["layernorm", "rmsnorm", "dyt", "none"], ["adamw", "muon"], _RATES),
+    Search(["layernorm", "none"], ["soap", "schedulefree"], _RATES),
+    Search(["layernorm"], ["batch-ideal-adamw"], _RATES, _DAMPINGS),
+    Search(["layernorm"], ["whitened-adamw"], _RATES, _DAMPINGS, [(3e-3, 0.1), (1e-2, 0.1)]),
+    Search(["layernorm"], ["whitened-muon"], _RATES, _DAMPINGS, [(1e-2, 10.0)]),
+    Search(["layernorm"], ["whitened-adamw-16"], _RATES[1:3], _DAMPINGS),
+    Search(["layernorm"], ["whitened-muon-16"], _RATES[1:], _DAMPINGS, [(1e-2, 10.0)]),
+    Search(["layernorm"], ["sgd"], (0.03, 0.1, 0.3, 1.0)),
+    Search(["layernorm"], ["whitened-sgd"], (0.03, 0.1, 0.3, 1.0), (1.0, 3.0)),
+    Search(["none"], ["whitened-adamw"], (3e-3,), (0.3, 1.0), [(1e-2, 1.0)]),
+    Search(["none"], ["whitened-muon"], (1e-2,), _DAMPINGS),
+    Search(["none"], ["whitened-adamw-16"], _RATES[:3], (0.3, 1.0)),
+    Search(["none", "rmsnorm", "dyt"], ["whitened-muon-16"], _RATES[1:3], (1.0, 3.0)),
+]
+_LONG = [Search(["layernorm"], ["muon", "whitened-muon-16"], _RATES[1:3], (3.0,))]
+_WRAPPERS = [
+    Search(["layernorm", "none"], ["adamw", "proportional-adamw"], _RATES[:3]),
+    Search(["dyt"], ["adamw", "proportional-adamw"], (3e-4, *_RATES[:3])),
+    Search(["layernorm", "none", "dyt"], ["unit-consistent-adamw"], _RATES),
+    Search(["affine-like"], ["adamw"], _RATES),
+]
+#: As long as two thousand and four hundred steps of whitening take; and a rate that came second, by every seed.
+_EQUAL_TIME = {440: 1e-2, 2300: 3e-3}
+_SECOND = 1e-2
+
+
+# How it is trained
+
+
+def _planned(searches: Sequence[Search], options: argparse.Namespace) -> list[TextRun]:
+    """Every combination, at seed 0."""
+    if options.methods:
+        searches = [Search(options.norms, options.methods, options.lr, options.damping)]
+    return [
+        TextRun(
+            options.data, method, norm, lr, damping=damping, weight_decay=options.weight_decay, steps=steps,
+            preset=options.preset, device=options.device,
+        )
+        for steps in options.steps
+        for norms, methods, rates, own, more in searches
+        for norm in norms
+        for method in methods
+        if options.methods or lacks(method) is None
+        for lr, damping in [*product(rates, dampings(method, list(own))), *more]
+    ]  # fmt: skip
+
+
+def choose(trials: Iterable[TextRun], scores: Iterable[float | None]) -> list[TextRun]:
+    """For every method, norm and number of steps the trial of the lowest final validation loss, None being the worst.
+
+    Args:
+        trials: one seed each.
+        scores: of the trials, in their order.
+    """
+    best: dict[tuple[str, str, int], tuple[float, TextRun]] = {}
+    for trial, score in zip(trials, scores, strict=True):
+        key, loss = (trial.method, trial.norm, trial.steps), math.inf if score is None else score
+        if key not in best or loss < best[key][0]:
+            best[key] = loss, trial
+    return [trial for _, trial in best.values()]
+
+
+def _run(options: argparse.Namespace, store: Store, searches: Sequence[Search], fixed: Sequence[TextRun] = ()) -> None:
+    """With one seed over all rates and dampings, then with all seeds where its validation loss is lowest."""
+    if options.seeds < 1:
+        raise ValueError(f"seeds is {options.seeds}; a run needs at least one.")
+    if options.time:
+        _time(options, store)
+        return
+    planned = _planned(searches, options)
+    chosen = choose(planned, [None] * len(planned))  # the first of each, if there is no choice
+    if len(chosen) < len(planned):
+        run_all(planned, LANGUAGE, store, part="search")
+        scores = {result["key"]: result["score"] for result in store.read("search")}
+        chosen = choose(planned, [scores.get(run.key("search")) for run in planned])
+    chosen += [] if options.methods else fixed
+    run_all([replace(run, seed=seed) for run in chosen for seed in range(options.seeds)], LANGUAGE, store)
+
+
+def _time(options: argparse.Namespace, store: Store) -> None:
+    known = [name for name, method in METHODS.items() if method.applies == "language" and lacks(name) is None]
+
+    def timed() -> Result:
+        text = load(options.data).to(options.device)
+        return {
+            "part": "time",
+            **step_times(options.methods or known, options.preset, text, options.data, options.device),
+        }
+
+    measure(store, {f"time of {options.preset} on {options.device}": timed}, again=True)
+
+
+def _run_equal_time(options: argparse.Namespace, store: Store) -> None:
+    runs = [
+        TextRun(options.data, "muon", "layernorm", lr, steps=s, device=options.device) for s, lr in _EQUAL_TIME.items()
+    ]
+    _run(options, store, [], [replace(run, preset=options.preset) for run in runs])
+
+
+def _run_wrappers(options: argparse.Namespace, store: Store) -> None:
+    (steps, *_), size = options.steps, {"preset": options.preset, "device": options.device}
+    _run(options, store, _WRAPPERS, [TextRun(options.data, "adamw", "affine-like", _SECOND, steps=steps, **size)])
+
+
+# What is drawn
+
+#: What distinguishes the rows of one table, in their order; all other settings but the seed distinguish tables.
+ROW = ("norm", "steps", "method", "lr", "damping")
+#: What the figures can have on their horizontal axis.
+AXES = {"steps": "steps", "time": "time, in steps of AdamW"}
+
+
+def report(store: Store, name: str, folder: Path) -> Sections:
+    """Heading, figures, table and caption of every protocol; without times of steps no figure against time."""
+    groups: dict[str, list[Result]] = defaultdict(list)
+    for result in store.read():
+        groups[_protocol(result)].append(result)
+    parts = []
+    for number, (protocol, group) in enumerate(groups.items(), start=1):
+        own = name if len(groups) == 1 else f"{name}-{number}"
+        tried = [result for result in store.read("search") if _protocol(result) == protocol]
+        settings, times = group[0]["settings"], store.read("time")
+        time = next((t for t in times if all(t[key] == settings[key] for key in ("preset", "device"))), None)
+        for quantity in ("steps", "time") if time else ("steps",):
+            _figure(group, quantity, time, folder / f"{own}-{quantity}.png")
+        parts.append(f"**{_title(group)}**\n\n{_table(group, tried, time)}\n\n{_caption(group, tried, time)}")
+    return {name: "\n\n".join(parts)} if parts else {}
+
+
+def _protocol(result: Result) -> str:
+    return str(sorted((key, value) for key, value in result["settings"].items() if key not in (*ROW, "seed")))
+
+
+def _rows(results: Iterable[Result]) -> list[list[Result]]:
+    """The seeds of every combination of settings, in the order in which tables show them."""
+    found: dict[tuple[int | float, ...], list[Result]] = defaultdict(list)
+    for result in results:
+        settings = result["settings"]
+        places = list(NORM_LABELS).index(settings["norm"]), list(METHODS).index(settings["method"])
+        key = (places[0], settings["steps"], places[1], settings["lr"], settings.get("damping", 0.0))
+        found[key].append(result)
+    return [sorted(found[key], key=lambda result: result["settings"]["seed"]) for key in sorted(found)]
+
+
+def _table(results: list[Result], tried: list[Result], time: Result | None) -> str:
+    """Losses (mean ± standard error over seeds) and time of every combination of settings."""
+    ratios = time["time_ratio"] if time else {}
+    cells = []
+    for seeds in _rows(results):
+        settings = seeds[0]["settings"]
+        same = [result for result in tried if _choice(result) == _choice(seeds[0])]
+        cells.append(
+            [
+                METHODS[settings["method"]].label,
+                NORM_LABELS[settings["norm"]],
+                *(_chosen(settings.get(key), [r["settings"].get(key) for r in same]) for key in ("lr", "damping")),
+                str(settings["steps"]),
+                _loss(seeds, [r["test_loss"] for r in seeds]),
+                _loss(seeds, [r["validation_loss"][-1] for r in seeds]),
+                f"{ratios[settings['method']]['median']:.2f}" if settings["method"] in ratios else "",
+            ]
+        )
+    header = ["method", "normaliser", "rate", "damping", "steps", "test loss", "validation loss", "time per step"]
+    return markdown(header, cells)
+
+
+def _choice(result: Result) -> tuple[str, str, int]:
+    """What rate and damping are chosen for."""
+    settings = result["settings"]
+    return settings["method"], settings["norm"], settings["steps"]
+
+
+def _by_choice(results: list[Result]) -> list[list[Result]]:
+    return [[r for r in results if _choice(r) == choice] for choice in {_choice(result) for result in results}]
+
+
+def _chosen(value: float | None, tried: list[float | None]) -> str:
+    """A setting, marked if it is the first or the last of several that were tried."""
+    if value is None:
+        return ""
+    known = {other for other in tried if other is not None}
+    return f"{value:g}*" if len(known) > 1 and value in (min(known), max(known)) else f"{value:g}"
+
+
+def _loss(seeds: list[Result], losses: list[float | None]) -> str:
+    finite = [loss for loss in losses if loss is not None]
+    if len(finite) < len(seeds):
+        return f"diverged, {len(seeds) - len(finite)} of {len(seeds)}"
+    return plus_minus(finite, 4) if len(finite) > 1 else f"{finite[0]:.4f}"
+
+
+def _title(results: list[Result]) -> str:
+    """One line that names text, network and batches."""
+    settings, size = results[0]["settings"], results[0]["size"]
+    return (
+        f"Characters of {settings['data']}, GPT of {size['layers']} layers, width {size['width']}, {size['heads']} "
+        f"heads, context {size['context']}, batch {size['batch_size']}"
+    )
+
+
+def _caption(results: list[Result], tried: list[Result], time: Result | None) -> str:
+    """Say under a table what its numbers are."""
+    environment, settings = results[0]["environment"], results[0]["settings"]
+    seeds = sorted({len(row) for row in _rows(results)})
+    counts = sorted({len(row) for row in _by_choice(tried)})
+    chosen = (
+        f"Rate and damping are the best of {' or '.join(map(str, counts))} combinations by the final validation loss "
+        "of seed 0, which the test text had no part in; * is an edge of what was tried. "
+        if tried
+        else ""
+    )
+    timed = (
+        "Time is a whole training step's, as a ratio to AdamW's "
+        f"({time['adamw_ms']:.0f} ms): medians of {time['time_ratio']['adamw']['rounds']} interleaved rounds, "
+        f"{time['environment']['threads']} thread(s). "
+        if time
+        else ""
+    )
+    return (
+        f"Cross entropy in nats per character, mean ± standard error over {' or '.join(map(str, seeds))} seed(s): on "
+        f"the last tenth of the text (test) and on at most {VALIDATION_WINDOWS} windows of the tenth before it "
+        f"(validation). {chosen}Rates rise over {WARM_UP:.0%} of the steps, then fall to 0 by a cosine (schedule-free: "
+        f"stay). Muon's embeddings, head, norms and biases are AdamW's, at {REST_LR:g}. Weight decay "
+        f"{settings['weight_decay']:g}. {timed}{machine(environment, settings['device'])}"
+    )
+
+
+def _best_rows(results: list[Result]) -> list[list[Result]]:
+    """Of the longest runs, the seeds of every method and norm at its lowest mean validation loss."""
+    longest = max(result["settings"]["steps"] for result in results)
+    best: dict[tuple[str, str], tuple[float, list[Result]]] = {}
+    for seeds in _rows(r for r in results if r["settings"]["steps"] == longest):
+        key = seeds[0]["settings"]["norm"], seeds[0]["settings"]["method"]
+        losses = [final_validation_loss(result) for result in seeds]
+        mean = mean_and_error([math.inf if loss is None else loss for loss in losses])[0]
+        if key not in best or mean < best[key][0]:
+            best[key] = mean, seeds
+    return [seeds for _, seeds in best.values()]
+
+
+def curve(seeds: list[Result]) -> tuple[list[float], list[float]]:
+    """Steps and validation loss: means over seeds, as far as all of them have one."""
+    measured = zip(*(zip(r["steps"], r["validation_loss"], strict=True) for r in seeds), strict=False)
+    points = [list(zip(*at, strict=True)) for at in measured]
+    finite = [(at, losses) for at, losses in points if None not in losses]
+    return [statistics.fmean(at) for at, _ in finite], [statistics.fmean(losses) for _, losses in finite]
+
+
+def _figure(results: list[Result], quantity: str, time: Result | None, path: Path) -> None:
+    """Draw validation loss against steps or time of training, one panel per normaliser."""
+    best, ratios = _best_rows(results), time["time_ratio"] if time else {}
+    norms = in_order(NORM_LABELS, (seeds[0]["settings"]["norm"] for seeds in best))
+    methods = in_order(METHODS, (seeds[0]["settings"]["method"] for seeds in best))
+    with panels([NORM_LABELS[norm] for norm in norms], _title(results), path) as axes:
+        for axis, norm in zip(axes, norms, strict=True):
+            for name in methods:
+                mine = [s for s in best if (s[0]["settings"]["norm"], s[0]["settings"]["method"]) == (norm, name)]
+                # An empty line where a method has no run, since the first panel's lines make the legend.
+                x, y = curve(mine[0]) if mine else ([], [])
+                if quantity == "time":
+                    x = [steps * ratios[name]["median"] for steps in x] if name in ratios else []
+                    y = y[: len(x)]
+                # Methods of this library are dashed: colour alone does not carry to everyone.
+                style, method = "--" if METHODS[name].damped else "-", METHODS[name]
+                axis.plot(x, y, style, color=method.color, label=method.label, linewidth=1.6)
+            axis.set_xlabel(AXES[quantity])
+        # A model that has learned nothing starts about here; what rises above is on its way out.
+        axes[0].set_ylim(top=max(result["validation_loss"][0] or 0.0 for result in results))
+        axes[0].set_ylabel("validation loss, nats per character")
+
+
+def _study(help: str, run: Callable[[argparse.Namespace, Store], None], steps: int, preset: str = "small") -> Study:
+    def arguments(parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("--methods", nargs="+", metavar="NAME", help="these, with --norms, --lr and --damping")
+        parser.add_argument("--norms", nargs="+", default=list(NORMS), metavar="NAME", help=", ".join(NORMS))
+        parser.add_argument("--lr", nargs="+", type=float, default=[3e-3], metavar="RATE")
+        parser.add_argument("--damping", nargs="+", type=float, default=[1.0], help="of the methods that have one")
+        parser.add_argument("--weight-decay", type=float, default=0.0, help="the same for all methods")
+        parser.add_argument("--steps", nargs="+", type=int, default=[steps], help="lengths of the runs")
+        parser.add_argument("--seeds", type=int, default=3, help="how many; seed k is k")
+        parser.add_argument("--preset", default=preset, help=", ".join(PRESETS))
+        parser.add_argument(
+            "--data", default=DEFAULT, help=f"a file of text in UTF-8, or {DEFAULT}, which Python ships"
+        )
+        parser.add_argument("--time", action="store_true", help="train nothing; time the methods' steps in turn")
+        parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+
+    return Study(help, run, report, arguments)
+
+
+CHAR_LM = _study("optimizers and normalisers on a small language model", lambda o, store: _run(o, store, _SMALL), 400)
+CHAR_LM_2000 = _study("Muon, plain and whitened, for two thousand steps", lambda o, store: _run(o, store, _LONG), 2000)
+CHAR_LM_EQUAL_TIME = _study("Muon for as long as whitening takes", _run_equal_time, 400)
+CHAR_LM_WRAPPERS = _study("wrappers against norms, with a million parameters", _run_wrappers, 400, "million")

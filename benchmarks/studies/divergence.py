@@ -1,0 +1,314 @@
+"""What one step of every method does to the activations of the benchmark's network, side by side."""
+
+import argparse
+import statistics
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from adiv_optim import BatchIdeal, attach
+from adiv_optim.diagnostics import Divergence, divergence
+from adiv_optim.layers import NormLikeLinear
+
+from .. import data as datasets
+from ..core.figure import plt, saved
+from ..core.progress import measure
+from ..core.run import public_name
+from ..core.store import Store
+from ..core.study import Sections, Study
+from ..core.table import machine, markdown
+from ..images.networks import mlp
+from ..images.run import add_arguments
+from ..methods import METHODS, Method
+from ..speed.timing import interleaved, ratio
+
+BATCH_SIZE, UNEVEN_ROWS, WARM_UP, EPOCHS, HIDDEN = 32, 3, 50, 5, (32, 32)
+STAGES = {"start": f"at the start (Adam: after {WARM_UP} steps)", "trained": f"after {EPOCHS} epochs"}
+
+
+class Subject(NamedTuple):
+    """One row of the comparison.
+
+    Args:
+        method: the network and its correction.
+        lr: of the training between the stages; what is measured is per unit of it.
+        adam: measure Adam's real step, in the state it is in; else the gradient step, which SGD takes.
+    """
+
+    method: Method
+    lr: float
+    adam: bool = False
+
+
+#: Rates are rough: enough to train the network in a few epochs, tuned for nobody.
+SUBJECTS: dict[str, Subject] = {
+    "none": Subject(METHODS["none"], 0.1),
+    "proportional": Subject(METHODS["proportional"], 1.0),
+    "disproportional": Subject(METHODS["disproportional"], 1.0),
+    "batch-ideal, 0.001": Subject(Method(correction=BatchIdeal(1e-3, per_sample=False)), 1.0),
+    "batch-ideal, 0.3": Subject(METHODS["batch-ideal"], 3.0),
+    "affine-like": Subject(METHODS["affine-like"], 1.0),
+    "norm-like": Subject(Method(linear=NormLikeLinear), 0.5),
+    "L2 norm": Subject(METHODS["l2norm"], 0.5),
+    "LayerNorm": Subject(METHODS["layernorm"], 0.1),
+    "RMSNorm": Subject(METHODS["rmsnorm"], 0.1),
+    "BatchNorm": Subject(METHODS["batchnorm"], 0.1),
+    "none, Adam": Subject(METHODS["none"], 1e-3, adam=True),
+    "proportional, Adam": Subject(METHODS["proportional"], 1e-3, adam=True),
+    "batch-ideal 0.3, Adam": Subject(METHODS["batch-ideal"], 1e-3, adam=True),
+}
+
+
+def compare(
+    data: str = "digits", *, batches: int = 50, uneven: int = 200, download: bool = False, timed_rounds: int = 50
+) -> dict[str, Any]:
+    """Measure every subject at both stages, and what measuring costs.
+
+    Args:
+        data: the --data argument.
+        batches: of 32 rows, measured at each stage.
+        uneven: batches of 3 rows, each scaled by e^(2n) with n normal, for the share of steps that are not downhill.
+        download: let torchvision fetch the data set.
+        timed_rounds: interleaved rounds of the timing.
+    """
+    tensors = datasets.load(data, download).to("cpu", torch.float32)
+    return {
+        "data": public_name(data),
+        "sizes": [tensors.features, *HIDDEN, tensors.classes],
+        "batch_size": BATCH_SIZE,
+        "batches": batches,
+        "uneven_batches": uneven,
+        "stages": STAGES,
+        "subjects": {name: _subject(subject, tensors, batches, uneven) for name, subject in SUBJECTS.items()},
+        "cost": _cost(tensors, timed_rounds),
+    }
+
+
+def _prepared(subject: Subject, data: datasets.Dataset) -> tuple[nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(0)
+    model = mlp(subject.method, (data.features, *HIDDEN, data.classes), "tanh")
+    if subject.method.correction:
+        attach(model, subject.method.correction)
+    kind = torch.optim.Adam if subject.adam else torch.optim.SGD
+    return model, kind(model.parameters(), lr=subject.lr)
+
+
+def _subject(subject: Subject, data: datasets.Dataset, batches: int, uneven: int) -> dict[str, Any]:
+    model, optimizer = _prepared(subject, data)
+    # Two, so that how much is measured does not change what is trained.
+    generator, order = torch.Generator().manual_seed(1), torch.Generator().manual_seed(2)
+    measured = optimizer if subject.adam else None
+
+    def measure(count: int, rows: int, scatter: float) -> Iterator[Divergence]:
+        for _ in range(count):
+            index = torch.randint(len(data.train_labels), (rows,), generator=generator)
+            inputs = data.train_inputs[index] * torch.exp(scatter * torch.randn(rows, 1, generator=generator))
+            yield divergence(model, F.cross_entropy, inputs, data.train_labels[index], optimizer=measured)
+
+    def stage() -> dict[str, Any]:
+        found = list(measure(batches, BATCH_SIZE, 0.0))
+        climbing = [not each.descends for each in measure(uneven, UNEVEN_ROWS, 2.0)]
+        return {
+            "accuracy": _accuracy(model, data),
+            "layers": [_pooled([list(each.layers.values())[at] for each in found]) for at in range(len(HIDDEN) + 1)],
+            "not_downhill": sum(not each.descends for each in found) / len(found),
+            "not_downhill_uneven": sum(climbing) / len(climbing) if climbing else None,
+        }
+
+    def train(steps: int) -> None:
+        for _ in range(steps):
+            index = torch.randint(len(data.train_labels), (BATCH_SIZE,), generator=order)
+            optimizer.zero_grad()
+            F.cross_entropy(model(data.train_inputs[index]), data.train_labels[index]).backward()
+            optimizer.step()
+
+    train(WARM_UP if subject.adam else 0)
+    start = stage()
+    train(EPOCHS * len(data.train_labels) // BATCH_SIZE)
+    return {"adam": subject.adam, "lr": subject.lr, "start": start, "trained": stage()}
+
+
+@torch.no_grad()
+def _accuracy(model: nn.Module, data: datasets.Dataset) -> float:
+    predicted = model.eval()(data.test_inputs).argmax(-1)
+    model.train()
+    return 100 * (predicted == data.test_labels).double().mean().item()
+
+
+def _pooled(layers: list[Any]) -> dict[str, Any]:
+    """Quartiles over the rows of all batches; variances within a batch, their mean over batches."""
+    summaries = [layer.summary() for layer in layers]
+    rows = {name: torch.cat([getattr(layer, name) for layer in layers]) for name in ("cosine", "gain", "interference")}
+    return {
+        **{name: _quartiles(values) for name, values in rows.items()},
+        "gain_mean": rows["gain"].nanmean().item(),
+        "gain_variance": statistics.fmean(s["gain_variance"] for s in summaries),
+        "squared_norm_variance": statistics.fmean(s["squared_norm_variance"] for s in summaries),
+        "weight_share": statistics.fmean(s["responsibility"]["weight"] for s in summaries),
+        "not_downhill": sum(not s["descends"] for s in summaries) / len(summaries),
+    }
+
+
+def _quartiles(values: Tensor) -> list[float]:
+    at = torch.tensor([0.25, 0.5, 0.75], dtype=values.dtype)
+    return values.nanquantile(at).tolist()
+
+
+def _cost(data: datasets.Dataset, rounds: int) -> list[dict[str, Any]]:
+    """Time of one call of `divergence`, as a multiple of one training step of the same network and optimizer."""
+    rows = []
+    for name in ("none", "proportional", "batch-ideal, 0.3", "affine-like", "none, Adam"):
+        subject = SUBJECTS[name]
+        model, optimizer = _prepared(subject, data)
+        inputs, labels = data.train_inputs[:BATCH_SIZE], data.train_labels[:BATCH_SIZE]
+        runs = {
+            "step": _step(model, optimizer, inputs, labels),
+            "divergence": _measurement(model, optimizer if subject.adam else None, inputs, labels),
+        }
+        seconds = interleaved(runs, rounds)
+        rows.append(
+            {
+                "what": name,
+                "time_ratio": ratio(seconds["divergence"], seconds["step"]),
+                "milliseconds": 1e3 * statistics.median(seconds["divergence"]),
+            }
+        )
+    return rows
+
+
+def _step(model: nn.Module, optimizer: torch.optim.Optimizer, inputs: Tensor, labels: Tensor) -> Callable[[], None]:
+    def run() -> None:
+        optimizer.zero_grad()
+        F.cross_entropy(model(inputs), labels).backward()
+        optimizer.step()
+
+    return run
+
+
+def _measurement(
+    model: nn.Module, optimizer: torch.optim.Optimizer | None, inputs: Tensor, labels: Tensor
+) -> Callable[[], Any]:
+    return lambda: divergence(model, F.cross_entropy, inputs, labels, optimizer=optimizer)
+
+
+def table(result: dict[str, Any], stage: str) -> str:
+    """A Markdown table of one stage; three numbers in a cell are the three layers."""
+    rows = []
+    for name, subject in result["subjects"].items():
+        found = subject[stage]
+        layers = found["layers"]
+        uneven = found["not_downhill_uneven"]
+        rows.append(
+            [
+                name,
+                _cell(f"{layer['cosine'][1]:.2f}" for layer in layers),
+                _cell(_gain(layer["gain_mean"], layer["gain_variance"] ** 0.5) for layer in layers),
+                _cell(f"{layer['interference'][1]:.2f}" for layer in layers),
+                _cell(f"{layer['weight_share']:.2f}" for layer in layers),
+                _cell(_rounded(layer["squared_norm_variance"]) for layer in layers),
+                f"{100 * found['not_downhill']:.0f}",
+                "" if uneven is None else f"{100 * uneven:.1f}",
+                f"{found['accuracy']:.1f}",
+            ]
+        )
+    header = ["method", "cosine", "own gain", "interference", "weight share", "Var\\|x\\|²"]
+    return markdown([*header, "uphill, %", f"uphill, {UNEVEN_ROWS} uneven rows, %", "accuracy, %"], rows)
+
+
+def _rounded(variance: float) -> str:
+    return f"{variance:.2g}" if variance > 1e-6 else "0"
+
+
+def _gain(mean: float, deviation: float) -> str:
+    # What is left of a gain that is the same for every row is float32's rounding.
+    return f"{mean:.3g} ± {deviation:.2g}" if deviation > 1e-4 * mean else f"{mean:.3g}"
+
+
+def _cell(numbers: Iterable[str]) -> str:
+    return ", ".join(numbers)
+
+
+def cost_table(result: dict[str, Any]) -> str:
+    """A Markdown table of what a measurement costs."""
+    rows = []
+    for row in result["cost"]:
+        low, high = row["time_ratio"]["quartiles"]
+        middle = row["time_ratio"]["median"]
+        rows.append([row["what"], f"{middle:.1f}", f"{low:.1f} to {high:.1f}", f"{row['milliseconds']:.1f}"])
+    return markdown(["one `divergence`, in training steps", "median", "quartiles", "ms"], rows)
+
+
+def section(result: dict[str, Any]) -> str:
+    """Both tables, the cost, and what their numbers are."""
+    note = (
+        f"{result['data']}, {result['sizes']}, tanh, {result['batches']} batches of {result['batch_size']}. Cosine and "
+        "interference are medians over rows, own gain is mean ± deviation within a batch, layer by layer. Behind Adam "
+        "cosine, interference and uphill are those of its real step, interference being the part across the gradient; "
+        f"the own gain is the gradient's. Uphill: the step raises the loss to first order; {UNEVEN_ROWS} uneven rows "
+        f"are scaled by e^(2n), n normal, {result['uneven_batches']} batches. "
+        f"{machine(result['environment'])}"
+    )
+    tables = [
+        f"**{title[0].upper()}{title[1:]}**\n\n{table(result, stage)}" for stage, title in result["stages"].items()
+    ]
+    return "\n\n".join([*tables, note, cost_table(result)])
+
+
+def figure(result: dict[str, Any], path: Path) -> None:
+    """Draw own gain, cosine and interference of every method, a row of panels per stage, quartiles as bars."""
+    names = list(result["subjects"])
+    quantities = {"gain": "own gain γ (ideal: 1)", "cosine": "cosine with −g", "interference": "interference share"}
+    rows, count = len(result["stages"]), len(result["sizes"]) - 1
+    fig, axes = plt.subplots(
+        rows, len(quantities), figsize=(12.5, 9.6), sharey=True, sharex="col", layout="constrained"
+    )
+    colors = plt.get_cmap("tab10").colors  # type: ignore[attr-defined]
+    with saved(fig, path):
+        for row, (stage, title) in zip(axes, result["stages"].items(), strict=True):
+            for axis, quantity in zip(row, quantities, strict=True):
+                for layer in range(count):
+                    found = [result["subjects"][name][stage]["layers"][layer][quantity] for name in names]
+                    bars = [[m - low for low, m, _ in found], [high - m for _, m, high in found]]
+                    places = [at + 0.24 * (layer - (count - 1) / 2) for at in range(len(names))]
+                    # Shape as well as colour: colour alone does not carry to everyone.
+                    axis.errorbar(
+                        [m for _, m, _ in found], places, xerr=bars, fmt="os^D"[layer % 4], markersize=4, linewidth=1.2,
+                        color=colors[layer], label=f"layer {layer + 1}",
+                    )  # fmt: skip
+                for at in range(0, len(names), 2):
+                    axis.axhspan(at - 0.5, at + 0.5, color="0.95", zorder=0)
+                axis.axvline(0.0 if quantity == "interference" else 1.0, color="0.4", linewidth=0.8, linestyle=":")
+                axis.grid(axis="x", alpha=0.3)
+            row[0].set_xscale("log")
+            row[0].set_yticks(range(len(names)), names)
+            row[1].set_title(title, fontsize=11)
+        for axis, label in zip(axes[-1], quantities.values(), strict=True):
+            axis.set_xlabel(label)
+        axes[0][0].set_ylim(len(names) - 0.5, -0.5)
+        handles, labels = axes[0][0].get_legend_handles_labels()
+        fig.legend(handles, labels, loc="outside upper right", ncols=count, frameon=False)
+        title = f"What one step does to each layer's outputs: {result['data']}, {result['sizes']}"
+        fig.suptitle(title, fontsize=11, x=0.4)
+
+
+def _run(options: argparse.Namespace, store: Store) -> None:
+    data = getattr(options, "data", "digits")
+    measure(store, {"divergence": lambda: compare(data, download=options.download)})
+
+
+def report(store: Store, name: str, folder: Path) -> Sections:
+    """Figure, tables, cost, and what their numbers are."""
+    sections: Sections = {}
+    for result in store.read():
+        figure(result, folder / f"{name}.png")
+        sections[name] = section(result)
+    return sections
+
+
+DIVERGENCE = Study(
+    "what one step of every method does to the activations", _run, report, lambda parser: add_arguments(parser, "data")
+)

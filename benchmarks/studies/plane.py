@@ -1,0 +1,78 @@
+"""What normalisers make of a thousand points of the plane (Bird 2025, Fig. 1)."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from adiv_optim.layers import AffineLikeLinear, L2Norm
+
+from ..core.figure import panels
+from ..core.study import measurement
+from ..core.table import markdown
+
+POINTS = 1000
+#: Enough for a figure, and for whether a point lies on a circle.
+DECIMALS = 4
+
+
+def _affine_like() -> nn.Module:
+    layer = AffineLikeLinear(2, 2)
+    nn.init.eye_(layer.weight)
+    nn.init.zeros_(layer.bias)
+    return layer
+
+
+NORMALISERS = {
+    "BatchNorm": lambda: nn.BatchNorm1d(2, affine=False),
+    "LayerNorm": lambda: nn.LayerNorm(2, elementwise_affine=False),
+    "L2 norm": L2Norm,
+    "RMSNorm": lambda: nn.RMSNorm(2, elementwise_affine=False),
+    "affine-like": _affine_like,
+}
+COLORS = dict(zip(NORMALISERS, ("tab:red", "tab:blue", "tab:purple", "tab:orange", "black"), strict=True))
+
+
+@torch.no_grad()
+def place(points: int = POINTS) -> dict[str, Any]:
+    """Return normal points, and where every normaliser puts them."""
+    inputs = torch.randn(points, 2, generator=torch.Generator().manual_seed(0))
+    outputs = {name: build()(inputs) for name, build in NORMALISERS.items()}
+    return {"inputs": _rounded(inputs), "outputs": {name: _rounded(output) for name, output in outputs.items()}}
+
+
+def _rounded(points: torch.Tensor) -> dict[str, list[float]]:
+    x, y = (column.round(decimals=DECIMALS).double().mul(10**DECIMALS).round() for column in points.unbind(1))
+    return {"x": [value / 10**DECIMALS for value in x.tolist()], "y": [value / 10**DECIMALS for value in y.tolist()]}
+
+
+def section(result: dict[str, Any], name: str, folder: Path) -> str:
+    """Draw the points into `folder`; return table and caption as Markdown."""
+    path = folder / f"{name}.png"
+    names = list(result["outputs"])
+    count = len(result["inputs"]["x"])
+    with panels(names, f"{count} standard normal points, and what each normaliser makes of them", path, 3.1) as axes:
+        for axis, name in zip(axes, names, strict=True):
+            points = result["outputs"][name]
+            drawn = {"input": (result["inputs"], "tab:green", 9, 0.35), name: (points, COLORS[name], 16, 0.5)}
+            for label, (where, color, size, alpha) in drawn.items():
+                axis.scatter(**where, s=size, color=color, alpha=alpha, linewidth=0)
+                axis.scatter([], [], s=40, color=color, linewidth=0, label=label)  # large enough for a legend
+            axis.set(aspect="equal", xlim=(-3.6, 3.6), ylim=(-3.6, 3.6), xlabel="$x_1$")
+        axes[0].set_ylabel("$x_2$")
+    rows = []
+    for name in names:
+        lengths = sorted((x * x + y * y) ** 0.5 for x, y in zip(*result["outputs"][name].values(), strict=True))
+        low, middle, high = (lengths[int(share * (count - 1))] for share in (0.05, 0.5, 0.95))
+        rows.append([name, f"{low:.3f}", f"{middle:.3f}", f"{high:.3f}"])
+    table = markdown(["length of the outputs", "5 %", "median", "95 %"], rows)
+    return (
+        f"{table}\n\n{count} points from a standard normal in the plane (as Bird 2025, Fig. 1). BatchNorm leaves them "
+        "nearly where they are, LayerNorm keeps one sign of two numbers, L2 norm and RMSNorm keep the direction alone; "
+        "affine-like, with W = I and b = 0, fills the disc: its outputs keep the order of their lengths. "
+        f"torch {result['environment']['torch']}."
+    )
+
+
+NORMALISERS_PLANE = measurement("what normalisers make of a thousand points of the plane", "plane", place, section)

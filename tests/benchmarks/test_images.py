@@ -1,0 +1,96 @@
+"""The ensemble trainer gives every seed the numbers a plain loop gives it."""
+
+from dataclasses import replace
+from itertools import cycle
+
+import pytest
+import torch
+
+from benchmarks.data import Dataset, load
+from benchmarks.images.ensemble import epoch_orders
+from benchmarks.images.networks import CONVOLUTIONAL
+from benchmarks.images.run import ImageRun
+from benchmarks.images.train import train
+from benchmarks.methods import METHODS
+
+STEPS = 20
+#: What trains as one program.
+TOGETHER = [name for name, method in METHODS.items() if method.applies == "images" and method.whitening is None]
+TOLERANCE = 1e-10  # relative, on every step's loss, in float64
+
+
+@pytest.fixture(scope="module")
+def digits() -> Dataset:
+    return load("digits").to("cpu", torch.float64)
+
+
+def losses(run: ImageRun, data: Dataset) -> torch.Tensor:
+    """Every step's loss: shape (steps, seeds)."""
+    return torch.tensor(train(run, data, max_steps=STEPS).step_losses, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("method", TOGETHER)
+def test_ensemble_equals_plain_loops(method, digits):
+    run = ImageRun("digits", method, "leaky-relu", epochs=1, seeds=(0, 1, 2))
+    together = losses(run, digits)
+    apart = losses(replace(run, backend="loop"), digits)
+    assert together.shape == (STEPS, 3)
+    assert ((together - apart).abs() / apart).max() <= TOLERANCE
+    # The test can fail: seeds differ from one another by far more than the tolerance.
+    assert (together[:, 0] - together[:, 1]).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize(("method", "network"), zip(TOGETHER, cycle(CONVOLUTIONAL)))
+def test_ensemble_of_convolutional_networks_equals_plain_loops(method, network, digits):
+    run = ImageRun("digits", method, "leaky-relu", (4, 4), epochs=1, seeds=(0, 1), network=network)
+    together, apart = losses(run, digits), losses(replace(run, backend="loop"), digits)
+    assert ((together - apart).abs() / apart).max() <= TOLERANCE
+    assert (together[:, 0] - together[:, 1]).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("method", ["none", "batchnorm", "proportional"])
+def test_jacobian_backend_equals_plain_loops(method, digits):
+    run = ImageRun("digits", method, "tanh", epochs=1, seeds=(0,))
+    by_jacobians = losses(replace(run, backend="jacobian"), digits)
+    plain = losses(replace(run, backend="loop"), digits)
+    assert ((by_jacobians - plain).abs() / plain).max() <= TOLERANCE
+
+
+def test_evaluation_agrees_between_ensemble_and_loops(digits):
+    # Batch normalisation evaluates by running statistics, which the ensemble keeps per seed.
+    run = ImageRun("digits", "batchnorm", "tanh", epochs=2, seeds=(0, 1))
+    together, apart = train(run, digits), train(replace(run, backend="loop"), digits)
+    assert torch.allclose(torch.tensor(together.test_accuracy), torch.tensor(apart.test_accuracy), atol=1e-4)
+    assert torch.allclose(torch.tensor(together.train_loss), torch.tensor(apart.train_loss), rtol=TOLERANCE, atol=0)
+
+
+def test_a_seed_does_not_depend_on_its_company(digits):
+    run = ImageRun("digits", "proportional", "tanh", epochs=1, seeds=(3,))
+    alone, in_company = losses(run, digits), losses(replace(run, seeds=(7, 3)), digits)
+    assert ((alone[:, 0] - in_company[:, 1]).abs() / alone[:, 0]).max() <= TOLERANCE
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@pytest.mark.parametrize("method", ["none", "uc-network", "uc-layer"])
+def test_rescaled_networks_start_as_one_function_and_stay_so_in_canonical_coordinates(method, optimizer, digits):
+    run = ImageRun("digits", method, "leaky-relu", epochs=1, optimizer=optimizer, lr=1e-4, rescaled=1.5)
+    found = losses(run, digits)
+    spread = (found.amax(1) - found.amin(1)) / found.amin(1)
+    assert spread[0] <= TOLERANCE
+    assert spread[-1] <= TOLERANCE if method != "none" else spread[-1] > 1e-3
+
+
+def test_every_epoch_is_a_new_permutation():
+    run = ImageRun("digits", "none", "tanh", epochs=2, seeds=(0, 1), batch_size=4)
+    first, second = epoch_orders(run, 22)
+    assert first.shape == (2, 5, 4)
+    for order in (*first, *second):
+        assert len(order.unique()) == 20
+        assert order.max() < 22
+    assert not torch.equal(first, second)
+    assert not torch.equal(first[0], first[1])
+
+
+def test_batch_larger_than_the_data_is_refused(digits):
+    with pytest.raises(ValueError, match="batch_size is 5000, but the training set has only 1438 samples"):
+        train(ImageRun("digits", "none", "tanh", batch_size=5000), digits)

@@ -1,0 +1,238 @@
+"""The language model: text, network, optimizers and training."""
+
+import json
+import math
+from dataclasses import asdict, replace
+from functools import partial
+
+import pytest
+import torch
+
+from adiv_optim.layers import AffineLikeLinear
+from benchmarks.language import run as language_run
+from benchmarks.language import text
+from benchmarks.language.model import GPT, NORMS, PRESETS
+from benchmarks.language.run import TextRun, build_optimizers, dampings, lacks, matrices, rest
+from benchmarks.language.trainer import Trainer, all_windows, batches, build_model, rate_factor, train
+from benchmarks.methods import METHODS
+
+ADAMW = TextRun(text.DEFAULT, "adamw", "layernorm", 1e-2, steps=6, preset="tiny")
+BATCH_IDEAL = replace(ADAMW, method="batch-ideal-adamw", damping=0.3)
+NAMES = [name for name, method in METHODS.items() if method.applies == "language"]
+
+
+@pytest.fixture(scope="module")
+def sample():
+    return text.split(text.python_reference()[:20_000])
+
+
+def test_default_text_is_long_and_always_the_same():
+    once, again = text.python_reference(), text.python_reference()
+    assert once == again
+    assert len(once) > 200_000
+    paragraphs = once.split("\n\n")
+    assert len(set(paragraphs)) == len(paragraphs)
+
+
+def test_split_keeps_order_and_every_character():
+    characters = "Hamlet, Prinz von Dänemark\n" * 11
+    parts = text.split(characters)
+    assert [len(part) for part in parts[:3]] == [239, 29, 29]
+    assert "".join(parts.vocabulary[place] for place in torch.cat(parts[:3])) == characters
+
+
+def test_windows_predict_every_character_once():
+    windows = all_windows(torch.arange(25), PRESETS["tiny"])
+    assert windows[:, 1:].flatten().tolist() == list(range(1, 25))
+    assert windows[:, 0].tolist() == [0, 8, 16]
+
+
+def test_batches_are_those_of_the_seed_whatever_the_method(sample):
+    one, other = (list(batches(run, sample.train)) for run in (ADAMW, BATCH_IDEAL))
+    assert len(one) == ADAMW.steps
+    assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+    assert not torch.equal(one[0], next(batches(replace(ADAMW, seed=1), sample.train)))
+    assert one[0].shape == (4, 9)
+    # Windows are pieces of the text: the next one's start is drawn anew.
+    assert any(torch.equal(one[0][0], window) for window in sample.train.unfold(0, 9, 1))
+
+
+def test_methods_start_from_the_same_losses_and_part_then(sample):
+    one, other = train(ADAMW, sample), train(BATCH_IDEAL, sample)
+    assert one.validation_loss[0] == other.validation_loss[0] == pytest.approx(math.log(len(sample.vocabulary)), 0.02)
+    assert one.train_loss[:2] == other.train_loss[:2]
+    assert one.train_loss[-1] != other.train_loss[-1]
+    for history in (one, other):
+        assert history.steps == list(range(7))
+        assert history.seconds == sorted(history.seconds)
+        assert history.validation_loss[-1] < history.validation_loss[0]
+        assert history.test_loss is not None
+        assert not history.diverged
+
+
+def test_long_runs_are_measured_twenty_times(sample):
+    assert train(replace(ADAMW, steps=60), sample).steps == list(range(0, 61, 3))
+
+
+def test_loss_that_is_not_finite_ends_the_run_and_is_recorded(sample):
+    history = train(replace(ADAMW, method="sgd", norm="none", lr=1e30, steps=100), sample)
+    assert history.diverged
+    assert history.steps[-1] < 100
+    assert history.validation_loss[-1] is None
+    assert history.test_loss is None
+    json.dumps(asdict(history), allow_nan=False)
+
+
+def test_rate_rises_then_falls_to_zero():
+    factors = [rate_factor(number, 100) for number in range(1, 101)]
+    assert factors[:5] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0])
+    assert factors[5:] == sorted(factors[5:], reverse=True)
+    assert 0 < factors[-1] < 1e-3
+    assert rate_factor(1, 1) == 1.0
+
+
+def test_training_sets_the_rate(sample):
+    trainer = Trainer(replace(ADAMW, method="sgd", steps=100), sample)
+    trainer.step(1, next(batches(ADAMW, sample.train)))
+    assert trainer.optimizers[0].param_groups[0]["lr"] == pytest.approx(0.2 * ADAMW.lr)
+
+
+@pytest.mark.parametrize("norm", NORMS)
+def test_every_norm_trains(norm, sample):
+    history = train(replace(ADAMW, norm=norm), sample)
+    assert history.validation_loss[-1] < history.validation_loss[0]
+
+
+class WrittenOut(torch.nn.Module):
+    """γ tanh(αx) + β, Zhu et al. 2025."""
+
+    def __init__(self, width, alpha=0.5):
+        super().__init__()
+        self.alpha = torch.nn.Parameter(torch.full((1,), alpha))
+        self.gamma, self.beta = torch.nn.Parameter(torch.ones(width)), torch.nn.Parameter(torch.zeros(width))
+
+    def forward(self, x):
+        return self.gamma * torch.tanh(self.alpha * x) + self.beta
+
+
+def test_dyt_trains_as_its_formula_does_to_the_last_bit(sample, monkeypatch):
+    def losses():
+        history = train(replace(ADAMW, norm="dyt"), sample)
+        return history.train_loss, history.validation_loss, history.test_loss
+
+    found = losses()
+    monkeypatch.setitem(NORMS, "dyt", WrittenOut)
+    assert losses() == found
+    monkeypatch.setitem(NORMS, "dyt", partial(WrittenOut, alpha=0.5001))
+    assert losses() != found
+
+
+@pytest.mark.parametrize("norm", NORMS)
+def test_no_position_sees_what_comes_after_it(norm):
+    model = GPT(PRESETS["tiny"], 11, norm)
+    tokens = torch.randint(11, (3, 8))
+    changed = tokens.clone()
+    changed[:, 5] = (changed[:, 5] + 1) % 11
+    before, after = model(tokens), model(changed)
+    assert torch.equal(before[:, :5], after[:, :5])
+    assert (before[:, 5:] - after[:, 5:]).abs().amax((0, 2)).min() > 0
+
+
+def test_initialisation_is_gpt2s():
+    model = GPT(PRESETS["small"], 65, "layernorm")
+    deviations = {name: parameter.std().item() for name, parameter in model.named_parameters() if parameter.dim() == 2}
+    for name, deviation in deviations.items():
+        expected = 0.02 / math.sqrt(6) if name.endswith("projection.weight") else 0.02
+        assert deviation == pytest.approx(expected, rel=0.05), name
+
+
+def test_norm_does_not_change_what_is_drawn(sample):
+    weights = [matrices(build_model(replace(ADAMW, norm=norm), len(sample.vocabulary))) for norm in NORMS]
+    assert all(torch.equal(a, b) for other in weights[1:] for a, b in zip(weights[0], other, strict=True))
+
+
+def test_affine_like_layers_stand_inside_the_blocks_in_place_of_normalisers(sample):
+    model = build_model(replace(ADAMW, norm="affine-like"), len(sample.vocabulary))
+    kinds = {name: type(module) for name, module in model.named_modules()}
+    assert {kinds["blocks.0.attention.qkv"], kinds["blocks.0.mlp.projection"]} == {AffineLikeLinear}
+    assert kinds["head"] is torch.nn.Linear
+    assert {kinds["norm"], kinds["blocks.0.mlp_norm"]} == {torch.nn.Identity}
+
+
+def test_million_has_a_million_parameters():
+    model = GPT(PRESETS["million"], 65, "layernorm")
+    assert sum(parameter.numel() for parameter in model.parameters()) == pytest.approx(1e6, rel=0.02)
+
+
+def test_matrices_are_the_weights_inside_the_blocks():
+    model = GPT(PRESETS["tiny"], 11, "dyt")
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    inside = [names[id(parameter)] for parameter in matrices(model)]
+    assert inside == [
+        f"blocks.0.{name}.weight"
+        for name in ("attention.qkv", "attention.projection", "mlp.expansion", "mlp.projection")
+    ]
+    outside = {names[id(parameter)] for parameter in rest(model)}
+    assert outside == set(names.values()) - set(inside)
+    assert {"head.weight", "token_embedding.weight", "blocks.0.mlp.expansion.bias"} <= outside
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_optimizers_hold_every_parameter_once(name):
+    if lacks(name):
+        pytest.skip(f"needs {lacks(name)}")
+    model = GPT(PRESETS["tiny"], 11, "layernorm")
+    optimizers = build_optimizers(model, replace(ADAMW, method=name, damping=dampings(name, [1.0])[0]))
+    held = [id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]
+    assert sorted(held) == sorted(id(parameter) for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in ("adamw", "sgd", "whitened-sgd")])
+def test_other_methods_train(name, sample):
+    if lacks(name):
+        pytest.skip(f"needs {lacks(name)}")
+    history = train(replace(ADAMW, method=name, damping=dampings(name, [1.0])[0]), sample)
+    assert history.validation_loss[-1] < history.validation_loss[0]
+
+
+def test_schedule_free_is_measured_at_its_average(sample):
+    pytest.importorskip("schedulefree")
+    run = replace(ADAMW, method="schedulefree")
+    trainer = Trainer(run, sample)
+    for number, windows in enumerate(batches(run, sample.train), start=1):
+        trainer.step(number, windows)
+    where_it_trains = [parameter.detach().clone() for parameter in trainer.model.parameters()]
+    measured = trainer.evaluate(all_windows(sample.validation, run.size))
+    now = list(trainer.model.parameters())
+    assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(where_it_trains, now, strict=True))
+    trainer.optimizers[0].eval()
+    trainer.optimizers = []
+    assert trainer.evaluate(all_windows(sample.validation, run.size)) == pytest.approx(measured, rel=1e-6)
+    assert not all(torch.allclose(a, b, atol=1e-6) for a, b in zip(where_it_trains, now, strict=True))
+
+
+def test_missing_package_or_torch_is_named(monkeypatch, sample):
+    monkeypatch.setattr(language_run, "find_spec", lambda name: None)
+    with pytest.raises(
+        ValueError, match=r"method 'soap' needs the package pytorch_optimizer; pip install '\.\[peers\]'"
+    ):
+        train(replace(ADAMW, method="soap"), sample)
+    monkeypatch.delattr(torch.optim, "Muon", raising=False)
+    with pytest.raises(ValueError, match=r"method 'muon' needs torch\.optim\.Muon, of torch 2\.9 or newer; this is"):
+        train(replace(ADAMW, method="muon"), sample)
+
+
+def test_methods_without_a_damping_run_once():
+    assert dampings("adamw", [0.1, 1.0]) == [None]
+    assert dampings("batch-ideal-adamw", [0.1, 1.0]) == [0.1, 1.0]
+
+
+def test_damping_is_the_runs(sample):
+    for method in ("batch-ideal-adamw", "whitened-adamw"):
+        one, other = (train(replace(BATCH_IDEAL, method=method, damping=damping), sample) for damping in (0.01, 10.0))
+        assert one.train_loss[-1] != other.train_loss[-1]
+
+
+def test_text_shorter_than_a_window_is_refused():
+    with pytest.raises(ValueError, match="a part of the text has 3 characters, fewer than one window's 9"):
+        train(ADAMW, text.split("abcdefghij" * 3))

@@ -1,0 +1,102 @@
+"""Results are whole lines: added at once, read back as they were, dropped if torn."""
+
+import json
+import threading
+
+import pytest
+
+from benchmarks.core.store import Store
+
+PLACE = {"torch": "2", "commit": "abc", "date": "2026-01-01"}
+
+
+def result(**settings):
+    return {"settings": settings, "environment": PLACE, "test_accuracy": [[1.0, 0.1 + 0.2]]}
+
+
+@pytest.fixture
+def store(tmp_path):
+    return Store(tmp_path / "folder" / "results.jsonl", "digits")
+
+
+def test_results_come_back_as_they_were(store):
+    results = {
+        "a": result(lr=0.1, seeds=[0, 1]),
+        "b": result(lr=0.2, seeds=[0, 1], damping=1.0),
+        "c": result(seeds=[0]),
+    }
+    for key, each in results.items():
+        store.add(key, each)
+    assert store.read() == [{"key": key, **each} for key, each in results.items()]
+    assert Store(store.path).study == "digits"
+
+
+def test_settings_and_environment_stand_once(store):
+    for lr in (0.1, 0.2, 0.3):
+        store.add(str(lr), result(lr=lr, data="digits"))
+    store.add("elsewhere", {**result(lr=0.1, data="digits"), "environment": {**PLACE, "torch": "3"}})
+    text = store.path.read_text()
+    assert text.count('"data"') == 1
+    assert text.count('"commit"') == 2
+    assert [each["environment"]["torch"] for each in store.read()] == ["2", "2", "2", "3"]
+
+
+def test_what_chose_settings_is_a_part_of_its_own(store):
+    store.add("a", {**result(lr=0.1), "part": "search", "score": 3.0})
+    store.add("b", result(lr=0.1))
+    assert [each["key"] for each in store.read()] == ["b"]
+    assert [each["score"] for each in store.read("search")] == [3.0]
+
+
+def test_line_of_a_changed_rule_takes_the_place_of_the_old_one(store):
+    assert not store.has("a", "rule 1")
+    store.add("a", {**result(lr=0.1), "computes": "rule 1"})
+    assert store.has("a", "rule 1")
+    assert not store.has("a", "rule 2")
+    store.add("a", {**result(lr=0.1), "computes": "rule 2", "test_accuracy": [[2.0]]})
+    assert [each["test_accuracy"] for each in store.read()] == [[[2.0]]]
+    assert store.has("a", "rule 2")
+
+
+@pytest.mark.parametrize("torn", [1, 20, 10_000])
+def test_torn_last_line_is_dropped_and_cut_off(store, torn):
+    store.add("a", result(lr=0.1))
+    whole = store.path.read_bytes()
+    store.add("b", result(lr=0.2))
+    last = store.path.read_bytes()[len(whole) :]
+    store.path.write_bytes(whole + last[: min(torn, len(last) - 1)])
+    assert [each["key"] for each in store.read()] == ["a"]
+    store.add("c", result(lr=0.3))
+    assert [each["key"] for each in store.read()] == ["a", "c"]
+    assert all(json.loads(line) for line in store.path.read_text().splitlines())
+
+
+def test_broken_line_in_the_middle_is_named(store):
+    store.add("a", result(lr=0.1))
+    store.path.write_bytes(store.path.read_bytes() + b"<<<<<<< HEAD\n")
+    with pytest.raises(ValueError, match=r"results\.jsonl, line 4 is no JSON .*; restore the file or delete the line"):
+        store.read()
+
+
+def test_result_that_is_no_json_leaves_the_file_as_it_was(store):
+    store.add("a", result(lr=0.1))
+    before = store.path.read_bytes()
+    with pytest.raises(TypeError):
+        store.add("b", {**result(lr=0.2), "rest": object()})
+    assert store.path.read_bytes() == before
+
+
+def add_many(path, name):
+    store = Store(path, "digits")
+    for number in range(50):
+        store.add(f"{name}{number}", result(lr=number, name=name))
+
+
+def test_writers_share_a_file(store):
+    writers = [threading.Thread(target=add_many, args=(store.path, name)) for name in "ab"]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    assert {each["key"] for each in store.read()} == {f"{name}{number}" for name in "ab" for number in range(50)}
+    assert store.path.read_text().count('"study"') == 1

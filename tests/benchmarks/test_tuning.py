@@ -1,0 +1,105 @@
+"""Rates are chosen by validation accuracy alone, from one grid."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from benchmarks.data import load
+from benchmarks.images.run import ImageRun
+from benchmarks.images.train import held_out, train, train_trials
+from benchmarks.images.tuning import DAMPING, GRIDS, RATE_FACTOR, choose, search, trials
+
+FINAL = ImageRun("digits", "none", "tanh", optimizer="sgd", schedule="cosine", epochs=2, seeds=(0, 1))
+
+
+def found(run: ImageRun, accuracy: float) -> dict:
+    return {"settings": run.settings(), "score": accuracy}
+
+
+def test_search_runs_the_whole_grid_on_held_out_data():
+    runs = search([FINAL], epochs=1)
+    assert [run.lr for run in runs] == list(GRIDS["sgd"])
+    assert all(run.validation and run.epochs == 1 and run.seeds == (0,) for run in runs)
+
+
+def test_best_validation_accuracy_wins():
+    runs = search([FINAL], epochs=2)
+    results = [found(run, accuracy) for run, accuracy in zip(runs, (1, 2, 9, 4, 3, 2, 1), strict=True)]
+    # Another method's better result is not this one's.
+    results += [found(replace(run, method="rmsnorm"), 99.0) for run in runs]
+    assert choose([FINAL], results) == [replace(FINAL, lr=GRIDS["sgd"][2])]
+
+
+def test_trials_are_the_same_points_for_every_method():
+    rivals = [replace(FINAL, lr=0.1), replace(FINAL, method="batch-ideal", lr=10.0)]
+    runs = trials(rivals, 8)
+    plain, ideal = runs[:8], runs[8:]
+    assert all(run.validation and run.seeds == (0,) and run.epochs == FINAL.epochs for run in runs)
+    for one, other in zip(plain, ideal, strict=True):
+        assert one.damping is None
+        assert other.damping in DAMPING
+        assert other.lr / one.lr == pytest.approx(100, rel=0.1)  # rates are rounded to two digits
+        assert other.lr * other.weight_decay == pytest.approx(one.lr * one.weight_decay, rel=0.2)
+        assert 0.1 / RATE_FACTOR * 0.95 <= one.lr <= 0.1 * RATE_FACTOR * 1.05
+    assert len({run.lr for run in plain}) > 4
+
+
+def test_best_trial_brings_all_its_settings():
+    runs = trials([replace(FINAL, method="batch-ideal", lr=10.0)], 3)
+    results = [found(run, accuracy) for run, accuracy in zip(runs, (1, 9, 4), strict=True)]
+    (best,) = choose([replace(FINAL, method="batch-ideal")], results)
+    assert (best.lr, best.weight_decay, best.damping) == (runs[1].lr, runs[1].weight_decay, runs[1].damping)
+    assert best.seeds == FINAL.seeds
+    assert not best.validation
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", "momentum"])
+@pytest.mark.parametrize("method", ["none", "batch-ideal", "batchnorm"])
+def test_trials_side_by_side_are_the_runs_alone(optimizer, method):
+    digits = load("digits").to("cpu", torch.float64)
+    first = replace(FINAL, method=method, optimizer=optimizer, seeds=(3,), lr=0.01, validation=True)
+    runs = [first, replace(first, lr=0.03, weight_decay=1e-2)]
+    together = [torch.tensor(history.step_losses) for history in train_trials(runs, digits)]
+    for run, losses in zip(runs, together, strict=True):
+        alone = torch.tensor(train(run, digits).step_losses)
+        assert ((losses - alone).abs() / alone).max() <= 1e-10
+    assert (together[0] - together[1]).abs().max() > 1e-4
+
+
+def test_trials_of_different_kinds_do_not_mix():
+    with pytest.raises(ValueError, match="differ in rate and weight decay alone"):
+        train_trials([replace(FINAL, seeds=(0,)), replace(FINAL, seeds=(0,), epochs=3)], load("digits"))
+
+
+def test_missing_search_is_an_error():
+    with pytest.raises(ValueError, match="no search results for none, tanh, sgd"):
+        choose([FINAL], [])
+
+
+def test_held_out_tenth_is_never_trained_on():
+    digits = load("digits")
+    numbered = digits._replace(train_inputs=torch.arange(len(digits.train_labels)).unsqueeze(1).float())
+    split = held_out(numbered)
+    train_rows, test_rows = set(split.train_inputs.flatten().tolist()), set(split.test_inputs.flatten().tolist())
+    assert len(test_rows) == len(numbered.train_labels) // 10
+    assert not train_rows & test_rows
+    assert len(train_rows | test_rows) == len(numbered.train_labels)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_cosine_ends_at_rest(optimizer):
+    # In the last steps of a cosine the rate is next to nothing: the loss curve of two seeds in an ensemble
+    # still equals that of plain loops, and the schedule is not that of a constant rate.
+    digits = load("digits").to("cpu", torch.float64)
+    run = replace(FINAL, optimizer=optimizer, lr=0.01)
+    curves = {
+        name: torch.tensor(train(changed, digits).step_losses)
+        for name, changed in {
+            "ensemble": run,
+            "loop": replace(run, backend="loop"),
+            "constant": replace(run, schedule="constant"),
+        }.items()
+    }
+    assert ((curves["ensemble"] - curves["loop"]).abs() / curves["loop"]).max() <= 1e-10
+    assert (curves["ensemble"][-1] - curves["constant"][-1]).abs().max() > 1e-4
