@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch._C import _functorch
 
 from ._isometry import isometry_gap
-from ._recorder import finite
+from ._recorder import finite, scalars
 from ._rows import evenly, wide
 
 
@@ -50,6 +50,14 @@ class IsometryRecorder:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
+
+    def metrics(self) -> dict[str, float]:
+        """Return what was measured last as a flat dict of numbers, for any logger; empty before the first time.
+
+        Of a layer that ran several times the last call counts.
+        """
+        calls = self.history[-1]["layers"] if self.history else []
+        return scalars("isometry", {call["path"]: call for call in calls})
 
     def save(self, path: str | Path) -> None:
         """Write the history as JSON; an infinite gap becomes null."""

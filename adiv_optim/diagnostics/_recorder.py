@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +108,10 @@ class DivergenceRecorder:
         verdicts["total"] = [entry["descends"] for entry in self.history]
         return {path: 1 - sum(flags) / len(flags) if flags else math.nan for path, flags in verdicts.items()}
 
+    def metrics(self) -> dict[str, float]:
+        """Return what was measured last as a flat dict of numbers, for any logger; empty before the first time."""
+        return scalars("divergence", self.history[-1]["layers"]) if self.history else {}
+
     def save(self, path: str | Path) -> None:
         """Write history and shares as JSON; what is not a finite number becomes null."""
         result = {"every": self.every, "not_downhill": self.not_downhill(), "history": self.history}
@@ -121,3 +125,20 @@ def finite(value: Any) -> Any:
     if isinstance(value, list):
         return [finite(entry) for entry in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def scalars(name: str, layers: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
+    """The numbers of each layer under "name/path/key", those within them under "name/path/key/…".
+
+    Example:
+        >>> scalars("gap", {"0": {"rows": 3, "gains": {"weight": 0.5}, "kind": "Linear"}})
+        {'gap/0/rows': 3.0, 'gap/0/gains/weight': 0.5}
+    """
+    found: dict[str, float] = {}
+    for path, entry in layers.items():
+        for key, value in entry.items():
+            if isinstance(value, Mapping):
+                found |= scalars(f"{name}/{path}", {key: value})
+            elif isinstance(value, (int, float)):
+                found[f"{name}/{path}/{key}"] = float(value)
+    return found

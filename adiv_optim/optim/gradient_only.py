@@ -42,7 +42,7 @@ class GradientOnly(OptimizerWrapper):
         UserWarning: SGD's rate is far from any that trains with `BatchIdeal`.
 
     Raises:
-        TypeError: not an optimizer, LBFGS, not a correction, or the arguments are in the wrong order.
+        TypeError: not an optimizer, LBFGS, or not a correction.
         ValueError: the optimizer holds no parameter of the model, or `attach` finds fault with it.
 
     Example:
@@ -77,11 +77,6 @@ class GradientOnly(OptimizerWrapper):
         skip: Iterable[str | type[nn.Module]] = (),
         strict: bool = False,
     ) -> None:
-        if isinstance(optimizer, nn.Module) or isinstance(model, (Optimizer, Correction)):
-            found = ", ".join(type(argument).__name__ for argument in (optimizer, model, correction))
-            raise TypeError(
-                f"GradientOnly: arguments in the wrong order: found {found}; it takes (optimizer, model, correction)."
-            )
         super().__init__(optimizer)
         check_same_parameters("GradientOnly", optimizer, model)
         self.model = attach(model, correction, skip=skip, strict=strict)

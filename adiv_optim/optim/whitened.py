@@ -21,20 +21,20 @@ class Whitened(ByInputs):
     step of `BatchIdeal`; every other optimizer takes its own idea of a good step. (FOOF,
     Benzing 2022, and K-FAC's input factor are the case of SGD.)
 
-    Goes on nn.Linear, nn.Conv1d/2d/3d and the Conv1D of transformers whose weights the optimizer holds: rows are samples,
-    tokens or patches, groups of a convolution each have an A. A subclass of nn.Linear that multiplies something else
-    than its input says so by a method `input_rows(input)`; without one it takes the plain step, as everything else does.
-    `coverage` says which, and one warning if that is more than half of the elements.
+    Goes on nn.Linear, nn.Conv1d/2d/3d and the Conv1D of transformers whose weights the optimizer holds: rows are
+    samples, tokens or patches; groups of a convolution each have an A. A subclass of nn.Linear that multiplies other
+    things than its input says so by a method `input_rows(input)`; without one it takes the plain step, as all else
+    does. `coverage` says which, and one warning if that is more than half of the elements.
 
     A is gathered in forward passes with gradients enabled, without keeping activations, and only before the steps that
     measure: every `every` steps, and at powers of two at first. Micro-batches add up, and so do the processes of
-    torch.distributed. Rows whose gradients the optimizer's zero_grad() has dropped do not count; those of a pass without
-    a backward, or before a model's own zero_grad(), do, and activation checkpointing without re-entrance counts its rows
-    twice. Build the optimizer before a compiled model's first call, which would not see the hooks: a wrapper that has
-    seen no row by its second step warns.
+    torch.distributed. Rows whose gradients the optimizer's zero_grad() has dropped do not count; those of a pass
+    without a backward, or before a model's own zero_grad(), do, and activation checkpointing without re-entrance counts
+    its rows twice. Build the optimizer before a compiled model's first call, which would not see the hooks: a wrapper
+    that has seen no row by its second step warns.
 
-    No step fails for want of a root: where float32 gives none it is found in float64, then the layer keeps the last one,
-    or takes the plain step. That is counted in `coverage` and `metrics`, and warned of once.
+    No step fails for want of a root: where float32 gives none it is found in float64, then the layer keeps the last
+    one, or takes the plain step. That is counted in `coverage` and `metrics`, and warned of once.
 
     **Costs** three products of a weight with a matrix of its input's size per step; at a measurement X~ᵀX~ and a root.
     Memory: A and both roots, float32, for each layer; while the optimizer steps three copies of the weights. With

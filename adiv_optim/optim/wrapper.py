@@ -41,6 +41,8 @@ class OptimizerWrapper(Optimizer):
             raise TypeError(
                 f"{name} wraps a torch.optim.Optimizer, found {optimizer!r} of type {type(optimizer).__name__}; "
                 f"build the optimizer first: {name}(torch.optim.SGD(model.parameters(), lr=0.1), …)."
+                + " Are the arguments in the wrong order? The optimizer comes first, then the model."
+                * isinstance(optimizer, nn.Module)
             )
         if isinstance(optimizer, LBFGS):
             raise TypeError(

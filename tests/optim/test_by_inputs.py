@@ -308,3 +308,38 @@ def test_preconditioning_goes_around_other_coordinates_and_not_into_them():
     optimizer = Preconditioned(UnitConsistent(sgd, model, example_input=x), model, every=1)
     trained(optimizer, model, x, 2)
     assert optimizer.coverage().parameter_share == 1
+
+
+@each_wrapper
+def test_an_empty_batch_counts_no_row(wrapper):
+    model = nn.Sequential(nn.Conv2d(2, 3, 3), nn.Flatten(), nn.Linear(12, 2))
+    optimizer = wrapper(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    before = [p.detach().clone() for p in model.parameters()]
+    model(torch.randn(0, 2, 4, 4)).sum().backward()
+    optimizer.step()
+    assert all(torch.equal(p, saved) for p, saved in zip(model.parameters(), before, strict=True))
+    assert not optimizer.coverage().treated
+
+
+@each_wrapper
+@pytest.mark.parametrize("norm", [nn.utils.weight_norm, nn.utils.spectral_norm], ids=["weight", "spectral"])
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_weights_that_are_computed_in_the_old_way_take_the_plain_step(wrapper, norm):
+    model, x = nn.Sequential(nn.Linear(9, 4), norm(nn.Linear(4, 3))), torch.randn(7, 9)
+    optimizer = wrapper(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    trained(optimizer, model, x)
+    why = {name: reason for name, reason in optimizer.coverage().skipped.items() if "bias" not in name}
+    assert set(why.values()) == {"not a weight that the layer uses as it is"}
+
+
+@each_wrapper
+def test_a_bias_that_the_optimizer_does_not_hold_has_no_part_in_the_step(wrapper):
+    torch.manual_seed(0)
+    one = nn.Linear(4, 3)
+    other, x = copy.deepcopy(one), torch.randn(7, 4)
+    for model, stale in ((one, 0.0), (other, 1e3)):
+        optimizer = wrapper(torch.optim.SGD([model.weight], lr=0.1), model)
+        model.bias.grad = torch.full((3,), stale)
+        model(x).square().sum().backward()
+        optimizer.step()
+    assert torch.equal(one.weight, other.weight)
