@@ -15,35 +15,21 @@ from adiv_optim.layers import AffineLikeLinear, L2Norm, NormLikeLinear, PatchNor
 
 @dataclass(frozen=True)
 class Method:
-    """One row of a comparison.
+    """One row of a comparison."""
 
-    Args:
-        label: what tables and figures call it.
-        color: in all figures.
-        linear: the affine layer.
-        convolution: the convolution.
-        normalizer: shape of a sample → the parameterless normaliser before every affine layer and convolution, the
-            first included.
-        correction: what the optimizer's side does to the gradient.
-        lr_factor: multiplies the protocol's learning rate.
-        gauge: whose coordinates the optimizer steps in.
-        whitening: damping of `Whitened`, whose coordinates it steps in; trained by plain loops, whose forward passes it
-            sees.
-        rank: of the whitening; see `Whitened`.
-        optimizer: of a language model, by its key in `language.run.OPTIMIZERS`; networks for images have that of their
-            protocol.
-    """
-
-    label: str = ""
+    label: str = ""  # what tables and figures call it
     color: str = "black"
     linear: Callable[[int, int], nn.Module] = nn.Linear
     convolution: Callable[..., nn.Module] = nn.Conv2d
+    #: Shape of a sample → the parameterless normaliser before every affine layer and convolution, the first included.
     normalizer: Callable[[tuple[int, ...]], nn.Module] | None = None
-    correction: Correction | None = None
-    lr_factor: float = 1.0
-    gauge: Gauge | None = None
+    correction: Correction | None = None  # what the optimizer's side does to the gradient
+    lr_factor: float = 1.0  # of the protocol's learning rate
+    gauge: Gauge | None = None  # whose coordinates the optimizer steps in
+    #: Damping of `Whitened`, whose coordinates it steps in; trained by plain loops, whose forward passes it sees.
     whitening: float | None = None
-    rank: int | None = None
+    rank: int | None = None  # of the whitening
+    #: Of a language model, a key of `language.run.OPTIMIZERS`; networks for images have that of their protocol.
     optimizer: str | None = None
 
     @property

@@ -6,149 +6,20 @@ Stop it whenever you like: the same command goes on from its checkpoint, and end
 """
 
 import argparse
-import math
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from pydoc_data.topics import topics
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-import torch.nn.functional as F
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from adiv_optim import BatchIdeal, Disproportional, GradientOnly, Proportional, UnitConsistent, Whitened
-from adiv_optim.layers import AffineLikeLinear, DyT, convert
 
-#: The --data argument of the text that ships with Python.
-DEFAULT = "python-reference"
-#: Share of the steps in which the rate rises to its peak.
-WARM_UP = 0.05
-
-
-class Preset(NamedTuple):
-    """Blocks, width of the residual stream, heads, characters a prediction can see, windows of that length per step."""
-
-    layers: int
-    width: int
-    heads: int
-    context: int
-    batch_size: int
-
-
-PRESETS = {
-    "tiny": Preset(1, 16, 2, 8, 4),
-    "small": Preset(3, 128, 4, 64, 16),
-    "million": Preset(5, 128, 4, 64, 16),
-    "gpu": Preset(6, 384, 6, 256, 64),
-}
-#: Width → what stands before every block; affine-like is another kind of linear layers inside them.
-NORMS: dict[str, Callable[[int], nn.Module]] = {
-    "layernorm": nn.LayerNorm,
-    "rmsnorm": nn.RMSNorm,
-    "dyt": DyT,
-    "affine-like": nn.Identity,
-    "none": nn.Identity,
-}
-
-
-class Block(nn.Module):
-    """Attention and MLP, each behind a norm and added to the residual stream."""
-
-    def __init__(self, size: Preset, norm: Callable[[int], nn.Module]) -> None:
-        super().__init__()
-        width, self.heads = size.width, size.heads
-        self.attention_norm, self.mlp_norm = norm(width), norm(width)
-        self.qkv, self.projection = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Map (batch, positions, width) to the same shape."""
-        # (batch, positions, 3 width) → three of (batch, heads, positions, width of a head)
-        q, k, v = self.qkv(self.attention_norm(x)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
-        x = x + self.projection(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
-        return x + self.mlp(self.mlp_norm(x))
-
-
-class GPT(nn.Module):
-    """A transformer with learned positions and an untied head, drawn as GPT-2 is."""
-
-    def __init__(self, size: Preset, vocabulary: int, norm: str) -> None:
-        super().__init__()
-        self.token_embedding = nn.Embedding(vocabulary, size.width)
-        self.position_embedding = nn.Embedding(size.context, size.width)
-        # DyT divides by nothing: it needs larger activations, and to learn how large.
-        self.scale = nn.Parameter(torch.full((1,), math.sqrt(size.width)), requires_grad=norm == "dyt")
-        if norm != "dyt":
-            nn.init.ones_(self.scale)
-        self.blocks = nn.ModuleList(Block(size, NORMS[norm]) for _ in range(size.layers))
-        self.norm, self.head = NORMS[norm](size.width), nn.Linear(size.width, vocabulary, bias=False)
-        for name, parameter in self.named_parameters():
-            if parameter.dim() == 2:
-                # Two layers per block write to the residual stream: its variance shall not grow with depth.
-                writes = name.endswith(("projection.weight", "mlp.2.weight"))
-                nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * size.layers) if writes else 0.02)
-            elif name.endswith(("qkv.bias", "projection.bias", "mlp.0.bias", "mlp.2.bias")):
-                nn.init.zeros_(parameter)
-        if norm == "affine-like":
-            convert(self.blocks, {nn.Linear: AffineLikeLinear})
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        """Map characters, (batch, positions), to logits of the next, (batch, positions, vocabulary)."""
-        positions = torch.arange(tokens.shape[1], device=tokens.device)
-        x = self.scale * (self.token_embedding(tokens) + self.position_embedding(positions))
-        for block in self.blocks:
-            x = block(x)
-        return self.head(self.norm(x))
-
-
-class Text(NamedTuple):
-    """Eight tenths, one and one of a text, as the places of its characters in the vocabulary."""
-
-    train: Tensor
-    validation: Tensor
-    test: Tensor
-    vocabulary: str
-
-    def to(self, device: str) -> "Text":
-        """The text on `device`."""
-        return Text(self.train.to(device), self.validation.to(device), self.test.to(device), self.vocabulary)
-
-
-def load(data: str) -> Text:
-    """The language reference that Python ships, every paragraph once; or a file of text in UTF-8."""
-    if data == DEFAULT:
-        paragraphs = [paragraph.strip("\n") for name in sorted(topics) for paragraph in topics[name].split("\n\n")]
-        characters = "\n\n".join(dict.fromkeys(paragraphs))
-    else:
-        characters = Path(data).read_text(encoding="utf-8")
-    vocabulary = "".join(sorted(set(characters)))
-    places = {character: place for place, character in enumerate(vocabulary)}
-    numbers, tenth = torch.tensor([places[character] for character in characters]), len(characters) // 10
-    train, validation, test = numbers.split([len(numbers) - 2 * tenth, tenth, tenth])
-    return Text(train, validation, test, vocabulary)
-
-
-def next_character_loss(model: GPT, windows: Tensor) -> Tensor:
-    """Mean cross entropy, in nats per character, over windows of shape (batch, context + 1)."""
-    return F.cross_entropy(model(windows[:, :-1]).flatten(0, 1), windows[:, 1:].flatten())
-
-
-def all_windows(text: Tensor, size: Preset) -> Tensor:
-    """A text cut into windows, so that every character but the first is predicted once."""
-    return text.unfold(0, size.context + 1, size.context)
-
-
-def rate_factor(number: int, total: int) -> float:
-    """The share of its peak that the rate has at step `number` of 1 … `total`: a linear rise, then a cosine."""
-    warm_up = max(1, round(WARM_UP * total))
-    if number <= warm_up:
-        return number / warm_up
-    return (1 + math.cos(math.pi * (number - 1 - warm_up) / (total - warm_up))) / 2
-
+from .gpt import DEFAULT, GPT, NORMS, PRESETS, Preset, Text, all_windows, load, next_character_loss, rate_factor
 
 #: What is put around the AdamW: (AdamW, model, an input) → optimizer. All of the library's part in this program.
 OPTIMIZERS: dict[str, Callable[[AdamW, GPT, Tensor], Optimizer]] = {

@@ -1,5 +1,6 @@
 """The examples run, and go on where they were interrupted."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -63,17 +64,6 @@ def test_command_prints_losses_and_a_sample(norm, data, tmp_path, monkeypatch, c
     assert (tmp_path / "runs" / f"char-lm-adamw-{norm}.pt").exists()
 
 
-def test_example_needs_the_library_alone():
-    source = Path(char_lm.__file__).read_text()
-    assert "benchmarks" not in source
-
-
-@pytest.mark.parametrize("norm", char_lm.NORMS)
-def test_no_position_sees_what_comes_after_it(norm):
-    model = char_lm.GPT(char_lm.PRESETS["tiny"], 11, norm)
-    tokens = torch.randint(11, (3, 8))
-    changed = tokens.clone()
-    changed[:, 5] = (changed[:, 5] + 1) % 11
-    before, after = model(tokens), model(changed)
-    assert torch.equal(before[:, :5], after[:, :5])
-    assert (before[:, 5:] - after[:, 5:]).abs().amax((0, 2)).min() > 0
+def test_examples_import_neither_benchmarks_nor_tests():
+    for path in Path(char_lm.__file__).parent.glob("*.py"):
+        assert not re.search(r"^(from|import) (benchmarks|tests)", path.read_text(), re.MULTILINE)

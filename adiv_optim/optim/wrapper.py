@@ -10,9 +10,11 @@ from torch.optim import LBFGS, Optimizer
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from ..checkpoint import DICT, check, shown
+from ..corrections import Correction
 
 #: Where in a state dict wrappers keep what they remember, beside torch's own "state" and "param_groups".
 _OURS = "chart"
+_ORDER = " These are the arguments in the wrong order: the optimizer comes first, then the model."
 
 
 class OptimizerWrapper(Optimizer):
@@ -41,8 +43,7 @@ class OptimizerWrapper(Optimizer):
             raise TypeError(
                 f"{name} wraps a torch.optim.Optimizer, found {optimizer!r} of type {type(optimizer).__name__}; "
                 f"build the optimizer first: {name}(torch.optim.SGD(model.parameters(), lr=0.1), …)."
-                + " Are the arguments in the wrong order? The optimizer comes first, then the model."
-                * isinstance(optimizer, nn.Module)
+                + _ORDER * isinstance(optimizer, nn.Module)
             )
         if isinstance(optimizer, LBFGS):
             raise TypeError(
@@ -208,7 +209,8 @@ def _without_global_hooks() -> Iterator[None]:
 def check_same_parameters(name: str, optimizer: Optimizer, model: nn.Module) -> None:
     """Raise if `optimizer` holds no parameter of `model`; `name` opens the message."""
     if not isinstance(model, nn.Module):
-        raise TypeError(f"{name}: model must be a torch.nn.Module, found {type(model).__name__}.")
+        order = _ORDER * isinstance(model, (Optimizer, Correction))
+        raise TypeError(f"{name}: model must be a torch.nn.Module, found {type(model).__name__}.{order}")
     held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     named = dict(model.named_parameters())
     if not any(id(parameter) in held for parameter in named.values()):

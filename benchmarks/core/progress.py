@@ -3,13 +3,13 @@
 import os
 from collections.abc import Callable, Hashable, Sequence
 from functools import partial
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from .run import environment
+from .run import Run, environment
 from .store import Store
 
 console = Console()
@@ -18,49 +18,23 @@ console = Console()
 Tick = Callable[[], None]
 
 
-class Planned(Protocol):
-    """What is to be run; see `core.run.Run`."""
-
-    @property
-    def device(self) -> str: ...  # noqa: D102
-
-    def settings(self) -> dict[str, Any]: ...  # noqa: D102
-
-    def key(self, part: str | None = None) -> str: ...  # noqa: D102
-
-    def computes(self) -> str | None: ...  # noqa: D102
-
-
-R = TypeVar("R", bound=Planned)
+R = TypeVar("R", bound=Run)
 
 
 class Kind(NamedTuple):
-    """How runs of one kind are made.
+    """How runs of one kind are made."""
 
-    Args:
-        load: (run, whether to download) → the data of that run and all others of its command.
-        steps: (run, data) → how many steps it takes.
-        family: run → what runs that train side by side have in common.
-        train: (runs of one family, data, tick) → the result of each.
-        score: a result → the one number that choosing settings reads; None where training broke down.
-    """
-
-    load: Callable[[Any, bool], Any]
-    steps: Callable[[Any, Any], int]
-    family: Callable[[Any], Hashable]
-    train: Callable[[list[Any], Any, Tick], Sequence[dict[str, Any]]]
-    score: Callable[[dict[str, Any]], float | None]
+    load: Callable[[Any, bool], Any]  # (run, whether to download) → data of that run and all others of its command
+    steps: Callable[[Any, Any], int]  # (run, data) → how many steps it takes
+    family: Callable[[Any], Hashable]  # run → what runs that train side by side have in common
+    train: Callable[[list[Any], Any, Tick], Sequence[dict[str, Any]]]  # (runs of one family, data, tick) → results
+    score: Callable[[dict[str, Any]], float | None]  # result → what choosing settings reads; None if it broke down
 
 
 def run_all(runs: Sequence[R], kind: Kind, store: Store, *, part: str | None = None, download: bool = False) -> None:
     """Run what the store does not have yet; under torchrun, this rank's share of it.
 
-    Args:
-        runs: all there are to be.
-        kind: how they are made.
-        store: for their results.
-        part: what they are for; see `Store.read`. Of runs that choose settings only the score is kept.
-        download: let the data be fetched.
+    Of runs for a part that chooses settings, see `Store.read`, only the score is kept.
     """
     rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     mine = runs[rank::world]
@@ -89,7 +63,7 @@ def run_all(runs: Sequence[R], kind: Kind, store: Store, *, part: str | None = N
             progress.advance(overall, len(family))
 
 
-def _name(family: Sequence[Planned]) -> str:
+def _name(family: Sequence[Run]) -> str:
     settings = family[0].settings()
     shown = [str(settings[name]) for name in ("method", "activation", "norm", "batch_size") if name in settings]
     return ", ".join([*shown, f"{len(family)} runs" if len(family) > 1 else f"{settings['lr']:g}"])

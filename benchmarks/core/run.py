@@ -24,22 +24,14 @@ from .store import digest
 
 @dataclass(frozen=True)
 class Run:
-    """The settings that all runs have.
+    """The settings that all runs have."""
 
-    Args:
-        data: the --data argument.
-        method: a key of `METHODS`.
-        damping: of methods that have one, in place of their own.
-        device: where to train.
-    """
-
-    data: str
+    data: str  # the --data argument
     method: str
-    damping: float | None = field(default=None, kw_only=True)
+    damping: float | None = field(default=None, kw_only=True)  # of methods that have one, in place of their own
     device: str = field(default="cpu", kw_only=True)
 
-    #: Which methods are for runs of this kind; see `Method.applies`.
-    kind = ""
+    kind = ""  # which methods are for runs of this kind; see `Method.applies`
 
     def check(self, positive: Collection[str], **known: Collection[Any]) -> None:
         """Refuse settings that are not positive, or not among the known; and a damping that goes nowhere."""

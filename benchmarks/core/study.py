@@ -14,34 +14,19 @@ Sections = dict[str, str]
 
 @dataclass(frozen=True)
 class Study:
-    """One command and its file of results.
+    """One command and its file of results."""
 
-    Args:
-        help: what is compared.
-        run: adds to the store what it does not have yet.
-        report: (store, name of its file, folder for figures) → sections by name.
-        arguments: gives a parser the command's own options.
-    """
-
-    help: str
-    run: Callable[[argparse.Namespace, Store], None]
-    report: Callable[[Store, str, Path], Sections]
-    arguments: Callable[[argparse.ArgumentParser], None] = lambda parser: None
+    help: str  # what is compared
+    run: Callable[[argparse.Namespace, Store], None]  # adds to the store what it does not have yet
+    report: Callable[[Store, str, Path], Sections]  # store, name of its file, folder for figures → sections
+    arguments: Callable[[argparse.ArgumentParser], None] = lambda parser: None  # gives a parser options of its own
 
 
 def measurement(help: str, key: str, make: Callable[[], Result], section: Callable[[Result, str, Path], str]) -> Study:
-    """A study that is one measurement.
-
-    Args:
-        help: what is compared.
-        key: of its line.
-        make: measures.
-        section: (result, name, folder for figures) → Markdown.
-    """
+    """A study that is one measurement, and whose section is made from (result, name, folder for figures)."""
 
     def report(store: Store, name: str, folder: Path) -> Sections:
-        found = store.read()
-        return {name: section(found[-1], name, folder)} if found else {}
+        return {name: section(store.read()[-1], name, folder)}
 
     return Study(help, lambda options, store: measure(store, {key: make}), report)
 
@@ -53,7 +38,8 @@ def report(paths: Iterable[Path], studies: Mapping[str, Study]) -> Sections:
         store = Store(path)
         if store.study not in studies:
             raise ValueError(f"{path} is of the study {store.study!r}; known are {', '.join(studies)}.")
-        sections |= studies[store.study].report(store, path.stem, path.parent)
+        if store.read():  # not only what is to choose settings
+            sections |= studies[store.study].report(store, path.stem, path.parent)
     if not sections:
         raise FileNotFoundError("no results; run `python -m benchmarks digits` first, or name their folder by --out.")
     return sections

@@ -37,14 +37,9 @@ def build_models(run: ImageRun, data: Dataset) -> list[nn.Module]:
         return [build_model(run, data, seed) for seed in run.seeds]
     model = build_model(run, data, run.seeds[0])
     graph = gauge.trace(model, data.train_inputs[:2])
-    return [
-        gauge.apply_gauge(
-            deepcopy(model),
-            graph,
-            gauge.random_gauge(graph, run.rescaled, generator=torch.Generator().manual_seed(seed)),
-        )
-        for seed in run.seeds
-    ]
+    drawn = (torch.Generator().manual_seed(seed) for seed in run.seeds)
+    scales = [gauge.random_gauge(graph, run.rescaled, generator=generator) for generator in drawn]
+    return [gauge.apply_gauge(deepcopy(model), graph, each) for each in scales]
 
 
 def build_optimizer(run: ImageRun, method: Method, parameters: Any) -> torch.optim.Optimizer:
@@ -54,15 +49,6 @@ def build_optimizer(run: ImageRun, method: Method, parameters: Any) -> torch.opt
     if run.device.startswith("cuda") and run.optimizer == "adam":
         extra["capturable"] = True
     return OPTIMIZERS[run.optimizer](parameters, lr=run.lr * method.lr_factor, fused=True, **extra)
-
-
-def set_rate(run: ImageRun, optimizer: torch.optim.Optimizer, progress: float) -> None:
-    """Set the learning rate for a moment of the run, from 0 at its start to 1 at its end."""
-    if run.schedule == "constant":
-        return
-    rate = run.lr * METHODS[run.method].lr_factor * (1 + math.cos(math.pi * progress)) / 2
-    for group in optimizer.param_groups:
-        group["lr"] = rate
 
 
 def epoch_orders(run: ImageRun, samples: int) -> Iterator[Tensor]:
@@ -90,7 +76,28 @@ def family(run: ImageRun) -> ImageRun:
     return run if alone else replace(run, lr=1.0, weight_decay=0.0)
 
 
-class Ensemble:
+class _Trainer:
+    """What both kinds have: models, optimizers and the runs whose settings these have."""
+
+    def __init__(self, run: ImageRun, data: Dataset) -> None:
+        self.run, self.data, self.method, self.models = run, data, run.make_method(), build_models(run, data)
+
+    def _one_for_each_model(self, method: Method, runs: Sequence[ImageRun]) -> None:
+        self._optimizer_runs = runs
+        self.optimizers = [
+            method.wrap(build_optimizer(run, method, model.parameters()), model, self.data.train_inputs[:2])
+            for run, model in zip(runs, self.models, strict=True)
+        ]
+
+    def set_rate(self, progress: float) -> None:
+        """Set the learning rate for a moment of the run, from 0 at its start to 1 at its end."""
+        for run, optimizer in zip(self._optimizer_runs, self.optimizers, strict=True):
+            if run.schedule == "cosine":
+                for group in optimizer.param_groups:
+                    group["lr"] = run.lr * self.method.lr_factor * (1 + math.cos(math.pi * progress)) / 2
+
+
+class Ensemble(_Trainer):
     """The models of all seeds with their tensors stacked and run by vmap.
 
     One optimizer steps on the stacked tensors: Adam and SGD act elementwise, so that stacking does not mix seeds. What
@@ -106,41 +113,25 @@ class Ensemble:
     def __init__(self, run: ImageRun, data: Dataset, trials: Sequence[ImageRun] = ()) -> None:
         if trials and (len({family(trial) for trial in trials}) != 1 or len(run.seeds) != 1):
             raise ValueError("trials that train side by side have one seed and differ in rate and weight decay alone.")
-        self.run = run = replace(run, seeds=run.seeds * len(trials)) if trials else run
+        run = replace(run, seeds=run.seeds * len(trials)) if trials else run
+        super().__init__(run, data)
         self._shares_batches = bool(trials)
-        models = build_models(run, data)
-        method = run.make_method()
-        self.skeleton = deepcopy(models[0]).to("meta")
-        if method.correction:
-            attach(self.skeleton, method.correction)
-        self.parameters, self.buffers = stack_module_state(models)
-        self.data = data
-        self.members: list[nn.Module] | None = None
-        own_runs = trials or [run] * len(models)
-        if trials or method.gauge:
-            self.members = [self._in_the_stack(model, number) for number, model in enumerate(models)]
-            self.optimizers = [
-                method.wrap(build_optimizer(own, method, model.parameters()), model, data.train_inputs[:2])
-                for own, model in zip(own_runs, self.members, strict=True)
-            ]
+        self.skeleton = deepcopy(self.models[0]).to("meta")
+        if self.method.correction:
+            attach(self.skeleton, self.method.correction)
+        self.parameters, self.buffers = stack_module_state(self.models)
+        self._by_member = bool(trials) or self.method.gauge is not None
+        if self._by_member:
+            for number, model in enumerate(self.models):
+                for name, parameter in model.named_parameters():
+                    parameter.data = self.parameters[name].detach()[number]  # its share of the memory that vmap reads
+            self._one_for_each_model(replace(self.method, correction=None), trials or [run] * len(self.models))
         else:
-            self.optimizers = [build_optimizer(run, method, self.parameters.values())]
-        self._optimizer_runs = own_runs[: len(self.optimizers)]
+            self._optimizer_runs, self.optimizers = [run], [build_optimizer(run, self.method, self.parameters.values())]
         # A captured step would replay the learning rate it was captured with.
-        self._captures = run.device.startswith("cuda") and run.schedule == "constant" and self.members is None
+        self._captures = run.device.startswith("cuda") and run.schedule == "constant" and not self._by_member
         self._steps_taken = 0
         self._graph: torch.cuda.CUDAGraph | None = None
-
-    def _in_the_stack(self, model: nn.Module, number: int) -> nn.Module:
-        """Let a model's parameters be its share of the memory that vmap reads."""
-        for name, parameter in model.named_parameters():
-            parameter.data = self.parameters[name].detach()[number]
-        return model
-
-    def set_rate(self, progress: float) -> None:
-        """Set the learning rate for a moment of the run; see `set_rate`."""
-        for run, optimizer in zip(self._optimizer_runs, self.optimizers, strict=True):
-            set_rate(run, optimizer, progress)
 
     def step(self, index: Tensor) -> Tensor:
         """Take one step on the samples at `index`, shape (seeds, batch size); return the losses, (seeds,).
@@ -171,11 +162,11 @@ class Ensemble:
             parameter.grad = None
         losses = self._losses_at(index)
         losses.sum().backward()
-        if self.members is None:
+        if not self._by_member:
             self.optimizers[0].step()
             return losses.detach()
         finite = losses.isfinite().tolist()
-        for number, (model, optimizer) in enumerate(zip(self.members, self.optimizers, strict=True)):
+        for number, (model, optimizer) in enumerate(zip(self.models, self.optimizers, strict=True)):
             if not finite[number]:
                 continue  # it has diverged: weights without magnitude have no gauge
             for name, parameter in model.named_parameters():
@@ -212,26 +203,14 @@ class Ensemble:
         return (100 * counts / len(self.data.test_labels)).tolist()
 
 
-class Loops:
+class Loops(_Trainer):
     """The same by plain loops, one seed after the other: GradientOnly, or `jacobian.backward` in its place."""
 
     def __init__(self, run: ImageRun, data: Dataset) -> None:
-        self.run = run
-        method = run.make_method()
-        self.correction = method.correction
+        super().__init__(run, data)
         self.by_jacobians = run.backend == "jacobian"
-        self.models = build_models(run, data)
-        around = replace(method, correction=None) if self.by_jacobians else method
-        self.optimizers = [
-            around.wrap(build_optimizer(run, method, model.parameters()), model, data.train_inputs[:2])
-            for model in self.models
-        ]
-        self.data = data
-
-    def set_rate(self, progress: float) -> None:
-        """Set the learning rate for a moment of the run; see `set_rate`."""
-        for optimizer in self.optimizers:
-            set_rate(self.run, optimizer, progress)
+        method = replace(self.method, correction=None) if self.by_jacobians else self.method
+        self._one_for_each_model(method, [run] * len(self.models))
 
     def step(self, index: Tensor) -> Tensor:
         """Take one step per seed on the samples at `index`, shape (seeds, batch size); return the losses."""
@@ -240,11 +219,11 @@ class Loops:
             optimizer.zero_grad()
             inputs, labels = take(self.data, rows)
             if self.by_jacobians:
-                loss = jacobian.backward(model, F.cross_entropy, inputs, labels, self.correction)
+                loss = jacobian.backward(model, F.cross_entropy, inputs, labels, self.method.correction)
             else:
                 loss = F.cross_entropy(model(inputs), labels)
                 loss.backward()
-            if METHODS[self.run.method].gauge is None or loss.isfinite():  # as in an ensemble
+            if self.method.gauge is None or loss.isfinite():  # as in an ensemble
                 optimizer.step()
             losses.append(loss.detach())
         return torch.stack(losses)

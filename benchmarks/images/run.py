@@ -26,48 +26,30 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 
 @dataclass(frozen=True)
 class ImageRun(Run):
-    """The settings of one run.
-
-    Args:
-        activation: a key of `ACTIVATIONS`.
-        hidden: widths of the hidden layers; of a convolutional network, the channels.
-        batch_size: samples per step; an epoch drops the last incomplete batch.
-        optimizer: a key of `OPTIMIZERS`.
-        lr: the learning rate, before the method's own factor.
-        schedule: "constant", or "cosine" from the rate to 0 over the run.
-        epochs: passes over the training set.
-        seeds: each draws its own initialisation and its own order of samples.
-        backend: "ensemble" trains all seeds as one batched program, "loop" one after the other, "jacobian"
-            likewise, with every gradient from explicit per-sample Jacobians.
-        validation: hold out a tenth of the training set and measure accuracy on it, for choosing settings.
-        weight_decay: of the optimizer; None is none.
-        rescaled: start every seed from the first one's network with its hidden units rescaled at random, by e^s with s
-            normal of this deviation, and let all see the same batches: they differ in nothing else.
-        network: a key of `networks.CONVOLUTIONAL`; None is fully connected.
-    """
+    """The settings of one run."""
 
     activation: str
-    hidden: tuple[int, ...] = (32, 32)
-    batch_size: int = 32
+    hidden: tuple[int, ...] = (32, 32)  # widths of the hidden layers; of a convolutional network, the channels
+    batch_size: int = 32  # an epoch drops the last incomplete batch
     optimizer: str = "adam"
-    lr: float = 1e-3
-    schedule: str = "constant"
+    lr: float = 1e-3  # before the method's own factor
+    schedule: str = "constant"  # or "cosine", from the rate to 0 over the run
     epochs: int = 20
-    seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
+    seeds: tuple[int, ...] = (0, 1, 2, 3, 4)  # each draws its own initialisation and its own order of samples
+    #: All seeds as one batched program, one after the other ("loop"), or likewise by explicit Jacobians ("jacobian").
     backend: str = "ensemble"
-    validation: bool = False
+    validation: bool = False  # hold out a tenth of the training set and measure accuracy on it
     weight_decay: float | None = None
+    #: Start every seed from the first one's network with its hidden units rescaled at random, by e^s with s normal of
+    #: this deviation, and let all see the same batches: they differ in nothing else.
     rescaled: float | None = None
-    network: str | None = None
+    network: str | None = None  # a key of `CONVOLUTIONAL`; None is fully connected
 
     kind = "images"
 
     def __post_init__(self) -> None:
-        networks = (None, *CONVOLUTIONAL)
-        self.check(
-            ("batch_size", "lr", "epochs"), activation=ACTIVATIONS, optimizer=OPTIMIZERS, schedule=SCHEDULES,
-            backend=BACKENDS, network=networks,
-        )  # fmt: skip
+        self.check(("batch_size", "lr", "epochs"), schedule=SCHEDULES, backend=BACKENDS, network=(None, *CONVOLUTIONAL))
+        self.check((), activation=ACTIVATIONS, optimizer=OPTIMIZERS)
         if not self.seeds:
             raise ValueError("seeds is empty; a run needs at least one.")
         if not all(width > 0 for width in self.hidden):

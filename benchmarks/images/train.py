@@ -16,19 +16,12 @@ from .run import ImageRun
 
 @dataclass
 class History:
-    """What a run leaves behind; inner lists run over seeds.
+    """What a run leaves behind, by epoch; inner lists run over seeds."""
 
-    Args:
-        train_loss: mean loss over an epoch's steps, per epoch.
-        test_accuracy: per cent, per epoch.
-        seconds: training time per epoch, evaluation left out.
-        step_losses: every step's loss.
-    """
-
-    train_loss: list[list[float]] = field(default_factory=list)
-    test_accuracy: list[list[float]] = field(default_factory=list)
-    seconds: list[float] = field(default_factory=list)
-    step_losses: list[list[float]] = field(default_factory=list)
+    train_loss: list[list[float]] = field(default_factory=list)  # mean over the epoch's steps
+    test_accuracy: list[list[float]] = field(default_factory=list)  # per cent
+    seconds: list[float] = field(default_factory=list)  # of training, evaluation left out
+    step_losses: list[list[float]] = field(default_factory=list)  # every step's
 
 
 def held_out(data: Dataset) -> Dataset:
@@ -40,26 +33,13 @@ def held_out(data: Dataset) -> Dataset:
 
 
 def train(run: ImageRun, data: Dataset, *, tick: Tick = lambda: None, max_steps: int | None = None) -> History:
-    """Train every seed of a run.
-
-    Args:
-        run: the settings.
-        data: the data set, on the run's device; the dtype of its inputs is that of the parameters.
-        tick: called after every step.
-        max_steps: end every epoch after this many steps; None is the whole epoch.
-    """
+    """Train every seed of a run, parameters having the dtype and device of the data; `max_steps` cuts every epoch."""
     data = held_out(data) if run.validation else data
     return _follow(Ensemble(run, data) if run.backend == "ensemble" else Loops(run, data), tick, max_steps)
 
 
 def train_trials(runs: Sequence[ImageRun], data: Dataset, *, tick: Tick = lambda: None) -> list[History]:
-    """Train runs of one family side by side; each gets what `train` gives it alone, its seconds being a share of all.
-
-    Args:
-        runs: as the trials of an `Ensemble`.
-        data: the data set.
-        tick: called after every step.
-    """
+    """Train runs of one family side by side; each gets what `train` gives it alone, its seconds are a share of all."""
     together = _follow(Ensemble(runs[0], held_out(data) if runs[0].validation else data, runs), tick, None)
     return [
         History(

@@ -9,34 +9,24 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 
+from examples.gpt import GPT, NORMS, PRESETS, Preset, warm_up_steps
+
 from ..core.run import Run, fingerprint
 from ..methods import METHODS, Method
-from .model import GPT, NORMS, PRESETS, Preset
 
-#: Share of the steps in which the rate rises to its peak.
-WARM_UP = 0.05
 #: Peak rate of the AdamW that trains what Muon leaves: embeddings, head, normalisers and biases. The same for all.
 REST_LR = 3e-3
 
 
 @dataclass(frozen=True)
 class TextRun(Run):
-    """The settings of one run.
-
-    Args:
-        norm: a key of `NORMS`.
-        lr: the rate at its peak.
-        weight_decay: of all optimizers.
-        steps: how many.
-        seed: draws the initialisation and, by itself, the batches: they are the same for every method.
-        preset: a key of `PRESETS`.
-    """
+    """The settings of one run."""
 
     norm: str
-    lr: float
-    weight_decay: float = 0.0
+    lr: float  # at its peak
+    weight_decay: float = 0.0  # of all optimizers
     steps: int = 1000
-    seed: int = 0
+    seed: int = 0  # draws the initialisation and, by itself, the batches: they are the same for every method
     preset: str = "small"
 
     kind = "language"
@@ -67,16 +57,12 @@ def matrices(model: GPT) -> list[Tensor]:
     return [module.weight for module in model.blocks.modules() if isinstance(module, nn.Linear)]
 
 
-def rest(model: GPT) -> list[Tensor]:
-    """Every other parameter."""
-    inside = {id(matrix) for matrix in matrices(model)}
-    return [parameter for parameter in model.parameters() if id(parameter) not in inside]
-
-
 def _muon(model: GPT, run: TextRun) -> list[Optimizer]:
+    inside = {id(matrix) for matrix in matrices(model)}
+    rest = [parameter for parameter in model.parameters() if id(parameter) not in inside]
     # Updates of AdamW's size: so the rates of one grid mean much the same for both.
     muon = torch.optim.Muon(matrices(model), lr=run.lr, weight_decay=run.weight_decay, adjust_lr_fn="match_rms_adamw")
-    return [muon, AdamW(rest(model), lr=REST_LR, weight_decay=run.weight_decay)]
+    return [muon, AdamW(rest, lr=REST_LR, weight_decay=run.weight_decay)]
 
 
 def _schedule_free(model: GPT, run: TextRun) -> list[Optimizer]:
@@ -106,11 +92,10 @@ PACKAGES = {"schedulefree": "schedulefree", "soap": "pytorch_optimizer"}
 
 def build_optimizers(model: GPT, run: TextRun) -> list[Optimizer]:
     """The optimizers of a run, the first in the method's coordinates or on its corrected gradients."""
-    method = run.make_method()
     if missing := lacks(run.method):
         raise ValueError(f"method {run.method!r} needs {missing}.")
-    assert method.optimizer is not None
-    first, *others = OPTIMIZERS[method.optimizer](model, run)
+    method = run.make_method()
+    first, *others = OPTIMIZERS[method.optimizer or ""](model, run)
     tokens = torch.zeros(1, run.size.context, dtype=torch.long, device=model.head.weight.device)
     return [method.wrap(first, model, tokens), *others]
 
@@ -126,16 +111,6 @@ def lacks(method: str) -> str | None:
     return None
 
 
-def scheduled(method: str) -> bool:
-    """Whether the rate follows the common schedule; if not, the method warms up by itself."""
-    return METHODS[method].optimizer != "schedulefree"
-
-
 def dampings(method: str, given: list[float]) -> list[float] | list[None]:
     """The dampings to run a method with: none, once, if it has none."""
     return given if method in METHODS and METHODS[method].damped else [None]
-
-
-def warm_up_steps(total_steps: int) -> int:
-    """How many steps the rate rises."""
-    return max(1, round(WARM_UP * total_steps))

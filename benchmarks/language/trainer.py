@@ -1,18 +1,22 @@
-"""Training one run, and measuring it on text it does not train on."""
+"""Training one run, measuring it on text it does not train on, and timing the steps of all methods."""
 
 import math
+import statistics
 import time
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from itertools import count
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from examples.gpt import GPT, Text, all_windows, load, next_character_loss, rate_factor
+
 from ..core.progress import Kind, Tick
-from .model import GPT, Preset, next_character_loss
-from .run import TextRun, build_optimizers, scheduled, warm_up_steps
-from .text import Text, load
+from ..methods import METHODS
+from ..speed.timing import interleaved, ratio
+from .run import TextRun, build_optimizers, dampings
 
 #: Measurements in a run, beside the one before its first step.
 MEASUREMENTS = 20
@@ -22,36 +26,18 @@ VALIDATION_WINDOWS = 256
 
 @dataclass
 class History:
-    """What a run leaves behind; losses are nats per character, None where they are not finite.
+    """What a run leaves behind, by measurement; losses are nats per character, None where they are not finite."""
 
-    Args:
-        steps: taken before each measurement.
-        validation_loss: at each measurement.
-        train_loss: mean over the steps since the measurement before; None before the first step.
-        seconds: of training before each measurement, evaluation left out.
-        test_loss: on all of the test text, after the last step.
-        diverged: whether a loss was not finite, which ended the run.
-    """
-
-    steps: list[int] = field(default_factory=list)
+    steps: list[int] = field(default_factory=list)  # taken before
     validation_loss: list[float | None] = field(default_factory=list)
-    train_loss: list[float | None] = field(default_factory=list)
-    seconds: list[float] = field(default_factory=list)
-    test_loss: float | None = None
-    diverged: bool = False
+    train_loss: list[float | None] = field(default_factory=list)  # mean over the steps since the measurement before
+    seconds: list[float] = field(default_factory=list)  # of training, evaluation left out
+    test_loss: float | None = None  # on all of the test text, after the last step
+    diverged: bool = False  # whether a loss was not finite, which ended the run
 
 
 def train(run: TextRun, text: Text, *, tick: Tick = lambda: None) -> History:
-    """Train one run.
-
-    Args:
-        run: the settings.
-        text: what it trains on, on the run's device.
-        tick: called after every step.
-
-    Raises:
-        ValueError: a part of the text is shorter than a window.
-    """
+    """Train one run on a text that is on its device; a part shorter than a window is a ValueError."""
     trainer = Trainer(run, text)
     trainer.measure(0, [])
     every, losses = max(1, round(run.steps / MEASUREMENTS)), list[float]()
@@ -64,7 +50,7 @@ def train(run: TextRun, text: Text, *, tick: Tick = lambda: None) -> History:
             losses = []
         if trainer.history.diverged:
             return trainer.history
-    trainer.history.test_loss = _finite(trainer.evaluate(all_windows(text.test, run.size)))
+    trainer.history.test_loss = _finite(trainer.evaluate(_windows(text.test, run)))
     return trainer.history
 
 
@@ -72,18 +58,19 @@ class Trainer:
     """A model, its optimizers, and the record of its training."""
 
     def __init__(self, run: TextRun, text: Text) -> None:
-        self.run, self.scheduled, self.history = run, scheduled(run.method), History()
+        self.run, self.history = run, History()
         self.model = build_model(run, len(text.vocabulary))
         self.optimizers = build_optimizers(self.model, run)
         self._peaks = [[group["lr"] for group in optimizer.param_groups] for optimizer in self.optimizers]
-        windows = all_windows(text.validation, run.size)
+        windows = _windows(text.validation, run)
         self._validation = windows[:: math.ceil(len(windows) / VALIDATION_WINDOWS)]
         self._seconds, self._started = 0.0, time.perf_counter()
         self._set_mode(training=True)
 
     def step(self, number: int, windows: Tensor) -> float:
         """Take the step of this number, from 1, and return the loss before it; a loss not finite is not stepped on."""
-        if self.scheduled:
+        # A schedule-free optimizer warms up by itself, and stays.
+        if METHODS[self.run.method].optimizer != "schedulefree":
             factor = rate_factor(number, self.run.steps)
             for optimizer, peaks in zip(self.optimizers, self._peaks, strict=True):
                 for group, peak in zip(optimizer.param_groups, peaks, strict=True):
@@ -103,8 +90,7 @@ class Trainer:
             torch.cuda.synchronize()
         self._seconds += time.perf_counter() - self._started if step else 0.0
         training = _finite(math.fsum(losses) / len(losses)) if losses else None
-        validation = _finite(self.evaluate(self._validation))
-        history = self.history
+        validation, history = _finite(self.evaluate(self._validation)), self.history
         history.steps.append(step)
         history.seconds.append(self._seconds)
         history.train_loss.append(training)
@@ -136,17 +122,6 @@ def build_model(run: TextRun, vocabulary: int) -> GPT:
     return GPT(run.size, vocabulary, run.norm).to(run.device)
 
 
-def rate_factor(number: int, total: int) -> float:
-    """The share of its peak that the rate has at step `number` of 1 … `total`: a linear rise, then a cosine.
-
-    It reaches 0 where the run has ended: every step moves the weights.
-    """
-    warm_up = warm_up_steps(total)
-    if number <= warm_up:
-        return number / warm_up
-    return (1 + math.cos(math.pi * (number - 1 - warm_up) / (total - warm_up))) / 2
-
-
 def batches(run: TextRun, text: Tensor) -> Iterator[Tensor]:
     """Yield the windows of every step, (batch, context + 1): drawn by the seed, whatever the method."""
     generator = torch.Generator().manual_seed(run.seed)
@@ -158,10 +133,9 @@ def batches(run: TextRun, text: Tensor) -> Iterator[Tensor]:
         yield text[starts.to(text.device) + inside]
 
 
-def all_windows(text: Tensor, preset: Preset) -> Tensor:
-    """Cut a text into windows, (windows, context + 1), so that every character but the first is predicted once."""
-    _check_length(text, preset.context + 1)
-    return text.unfold(0, preset.context + 1, preset.context)
+def _windows(text: Tensor, run: TextRun) -> Tensor:
+    _check_length(text, run.size.context + 1)
+    return all_windows(text, run.size)
 
 
 def _check_length(text: Tensor, size: int) -> None:
@@ -178,16 +152,10 @@ def final_validation_loss(result: dict[str, Any]) -> float | None:
     return None if result["diverged"] else result["validation_loss"][-1]
 
 
-def _results(runs: list[TextRun], text: Text, tick: Tick) -> list[dict[str, Any]]:
-    return [
-        {
-            "size": asdict(run.size),
-            "characters": sum(len(part) for part in text[:3]),
-            "vocabulary": len(text.vocabulary),
-            **asdict(train(run, text, tick=tick)),
-        }
-        for run in runs
-    ]
+def _result(run: TextRun, text: Text, tick: Tick) -> dict[str, Any]:
+    characters = sum(len(part) for part in text[:3])
+    about = {"size": asdict(run.size), "characters": characters, "vocabulary": len(text.vocabulary)}
+    return {**about, **asdict(train(run, text, tick=tick))}
 
 
 #: How runs of the language model are made.
@@ -195,6 +163,29 @@ LANGUAGE = Kind(
     load=lambda run, download: load(run.data).to(run.device),
     steps=lambda run, text: run.steps,
     family=lambda run: run,
-    train=_results,
+    train=lambda runs, text, tick: [_result(run, text, tick) for run in runs],
     score=final_validation_loss,
 )
+
+
+def step_times(methods: Sequence[str], like: TextRun, rounds: int = 21) -> dict[str, Any]:
+    """Time ten steps of every method in turn, as often as a whitening measures; ratios to AdamW's, and its own.
+
+    All have the data, size and device of `like`; no rate and no damping costs more than another.
+    """
+    text, steps = load(like.data).to(like.device), 10
+
+    def job(run: TextRun) -> Callable[[], None]:
+        trainer, windows, numbers = Trainer(run, text), batches(run, text.train), count(1)
+
+        def ten_steps() -> None:
+            for _ in range(steps):
+                trainer.step(next(numbers), next(windows))
+
+        return ten_steps
+
+    like = replace(like, steps=steps * (rounds + 2))
+    names = dict.fromkeys(["adamw", *methods])
+    seconds = interleaved({m: job(replace(like, method=m, damping=dampings(m, [1.0])[0])) for m in names}, rounds)
+    ratios = {method: ratio(times, seconds["adamw"]) for method, times in seconds.items()}
+    return {"adamw_ms": 1e3 * statistics.median(seconds["adamw"]) / steps, "time_ratio": ratios}

@@ -1,4 +1,7 @@
-"""What `speed` times: a layer or a training step, plainly, with a correction, and by other means."""
+"""What is timed: a layer or a training step, plainly, with a correction, and by other means.
+
+Each function creates the tensors of one job and returns what runs it once; a layer's takes a correction, or None.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,187 +13,158 @@ from torch.func import functional_call, grad, vmap
 
 from adiv_optim import Correction, GradientOnly, UnitConsistent, Whitened, functional, jacobian
 from adiv_optim.gauge import NetworkGauge
+from examples.gpt import GPT, PRESETS, next_character_loss
 
 from ..images.networks import mlp
-from ..language.model import GPT, PRESETS, next_character_loss
 from ..language.run import matrices
 from ..methods import METHODS
-from .timing import Job, device
+from .timing import device
 
-#: As a Job, but what it returns runs the job with a correction, or plainly with None.
-Layer = Callable[[], Callable[[Correction | None], None]]
+Run = Callable[[], None]
+RunLayer = Callable[[Correction | None], None]
 
 
-def linear_layer(rows: int, inputs: int, outputs: int, input_grad: bool) -> Layer:
+def _layer(x: Tensor, layer: nn.Module, g: Tensor, output: Callable[[Correction | None], Tensor]) -> RunLayer:
+    def run(correction: Correction | None) -> None:
+        x.grad = layer.weight.grad = layer.bias.grad = None
+        output(correction).backward(g)
+
+    return run
+
+
+def linear_layer(rows: int, inputs: int, outputs: int, input_grad: bool = True) -> RunLayer:
     """Forward and backward of a linear layer."""
-
-    def make() -> Callable[[Correction | None], None]:
-        x = torch.randn(rows, inputs, device=device(), requires_grad=input_grad)
-        layer = nn.Linear(inputs, outputs, device=device())
-        g = torch.randn(rows, outputs, device=device())
-
-        def run(correction: Correction | None) -> None:
-            x.grad = layer.weight.grad = layer.bias.grad = None
-            functional.linear(x, layer.weight, layer.bias, correction).backward(g)
-
-        return run
-
-    return make
+    x = torch.randn(rows, inputs, device=device(), requires_grad=input_grad)
+    layer, g = nn.Linear(inputs, outputs, device=device()), torch.randn(rows, outputs, device=device())
+    return _layer(x, layer, g, lambda rule: functional.linear(x, layer.weight, layer.bias, rule))
 
 
-def conv_layer(shape: tuple[int, ...], outputs: int, kernel: int, input_grad: bool) -> Layer:
+def conv_layer(shape: tuple[int, ...], outputs: int, kernel: int, input_grad: bool = True) -> RunLayer:
     """Forward and backward of a convolution."""
-
-    def make() -> Callable[[Correction | None], None]:
-        x = torch.randn(shape, device=device(), requires_grad=input_grad)
-        layer = nn.Conv2d(shape[1], outputs, kernel, padding=kernel // 2, device=device())
-        g = torch.randn(shape[0], outputs, *shape[2:], device=device())
-
-        def run(correction: Correction | None) -> None:
-            x.grad = layer.weight.grad = layer.bias.grad = None  # type: ignore[union-attr]
-            functional.conv2d(x, layer.weight, layer.bias, padding=kernel // 2, correction=correction).backward(g)
-
-        return run
-
-    return make
+    x = torch.randn(shape, device=device(), requires_grad=input_grad)
+    layer = nn.Conv2d(shape[1], outputs, kernel, padding=kernel // 2, device=device())
+    g, same = torch.randn(shape[0], outputs, *shape[2:], device=device()), kernel // 2
+    return _layer(x, layer, g, lambda r: functional.conv2d(x, layer.weight, layer.bias, padding=same, correction=r))
 
 
-def per_sample_job(rows: int, inputs: int, outputs: int) -> Job:
-    """The correction by torch.func's per-sample gradients: built, rescaled and summed."""
-
-    def make() -> Callable[[], None]:
-        x, g = torch.randn(rows, inputs, device=device()), torch.randn(rows, outputs, device=device())
-        layer = nn.Linear(inputs, outputs, device=device())
-        parameters = {name: p.detach() for name, p in layer.named_parameters()}
-
-        def weighted(parameters: dict[str, Tensor], row: Tensor, g_row: Tensor) -> Tensor:
-            return functional_call(layer, parameters, (row,)) @ g_row
-
-        def run() -> None:
-            per_sample = vmap(grad(weighted), in_dims=(None, 0, 0))(parameters, x, g)
-            scale = 1 / (x.square().sum(1) + 1)
-            for gradient in per_sample.values():
-                torch.tensordot(scale, gradient, 1)
-
-        return run
-
-    return make
-
-
-def opacus_job(rows: int, inputs: int, outputs: int) -> Job:
-    """The correction by Opacus's per-sample hooks: built, rescaled and summed."""
-    from opacus import GradSampleModule  # an optional extra
-
-    def make() -> Callable[[], None]:
-        x = torch.randn(rows, inputs, device=device(), requires_grad=True)
-        g = torch.randn(rows, outputs, device=device())
-        model = GradSampleModule(nn.Linear(inputs, outputs, device=device()), loss_reduction="sum")
-
-        def run() -> None:
-            model.zero_grad(set_to_none=True)
-            x.grad = None
-            model(x).backward(g)
-            scale = 1 / (x.detach().square().sum(1) + 1)
-            for parameter in model.parameters():
-                torch.tensordot(scale, parameter.grad_sample, 1)
-                parameter.grad_sample = None
-
-        return run
-
-    return make
-
-
-def isaac_layer(rows: int, inputs: int, outputs: int) -> Layer:
-    """Forward and backward of the package isaac's linear layer; with a correction, ours on the same tensors.
+def isaac_layer(rows: int, inputs: int, outputs: int) -> RunLayer:
+    """The linear layer of the package isaac; with a correction, ours on the same tensors.
 
     Its operator is the batch-ideal one of the weight alone, times λ; its bias keeps the plain gradient.
     """
     from isaac import Linear  # an optional extra
 
-    def make() -> Callable[[Correction | None], None]:
-        x = torch.randn(rows, inputs, device=device(), requires_grad=True)
-        layer = Linear(inputs, outputs, la=1.0).to(device())
-        g = torch.randn(rows, outputs, device=device())
-
-        def run(correction: Correction | None) -> None:
-            x.grad = layer.weight.grad = layer.bias.grad = None
-            (layer(x) if correction is None else functional.linear(x, layer.weight, layer.bias, correction)).backward(g)
-
-        return run
-
-    return make
+    x = torch.randn(rows, inputs, device=device(), requires_grad=True)
+    layer, g = Linear(inputs, outputs, la=1.0).to(device()), torch.randn(rows, outputs, device=device())
+    return _layer(x, layer, g, lambda r: functional.linear(x, layer.weight, layer.bias, r) if r else layer(x))
 
 
-def training_job(sizes: tuple[int, ...], correction: Correction | None, by_jacobians: bool = False) -> Job:
+def per_sample(rows: int, inputs: int, outputs: int) -> Run:
+    """The correction by torch.func's per-sample gradients: built, rescaled and summed."""
+    x, g = torch.randn(rows, inputs, device=device()), torch.randn(rows, outputs, device=device())
+    layer = nn.Linear(inputs, outputs, device=device())
+    parameters = {name: p.detach() for name, p in layer.named_parameters()}
+
+    def weighted(parameters: dict[str, Tensor], row: Tensor, g_row: Tensor) -> Tensor:
+        return functional_call(layer, parameters, (row,)) @ g_row
+
+    def run() -> None:
+        gradients = vmap(grad(weighted), in_dims=(None, 0, 0))(parameters, x, g)
+        scale = 1 / (x.square().sum(1) + 1)
+        for gradient in gradients.values():
+            torch.tensordot(scale, gradient, 1)
+
+    return run
+
+
+def opacus(rows: int, inputs: int, outputs: int) -> Run:
+    """The correction by Opacus's per-sample hooks: built, rescaled and summed."""
+    from opacus import GradSampleModule  # an optional extra
+
+    x = torch.randn(rows, inputs, device=device(), requires_grad=True)
+    g = torch.randn(rows, outputs, device=device())
+    model = GradSampleModule(nn.Linear(inputs, outputs, device=device()), loss_reduction="sum")
+
+    def run() -> None:
+        model.zero_grad(set_to_none=True)
+        x.grad = None
+        model(x).backward(g)
+        scale = 1 / (x.detach().square().sum(1) + 1)
+        for parameter in model.parameters():
+            torch.tensordot(scale, parameter.grad_sample, 1)
+            parameter.grad_sample = None
+
+    return run
+
+
+def training_step(sizes: tuple[int, ...], correction: Correction | None = None, by_jacobians: bool = False) -> Run:
     """A whole training step of the benchmark's network: forward, backward, Adam."""
+    x, labels = torch.rand(32, sizes[0], device=device()), torch.randint(sizes[-1], (32,), device=device())
+    model = mlp(METHODS["none"], sizes, "tanh").to(device())
+    optimizer: torch.optim.Optimizer = torch.optim.Adam(model.parameters(), fused=True)
+    if correction and not by_jacobians:
+        optimizer = GradientOnly(optimizer, model, correction)
 
-    def make() -> Callable[[], None]:
-        x, labels = torch.rand(32, sizes[0], device=device()), torch.randint(sizes[-1], (32,), device=device())
-        model = mlp(METHODS["none"], sizes, "tanh").to(device())
-        optimizer: torch.optim.Optimizer = torch.optim.Adam(model.parameters(), fused=True)
-        if correction and not by_jacobians:
-            optimizer = GradientOnly(optimizer, model, correction)
+    def run() -> None:
+        optimizer.zero_grad()
+        if by_jacobians:
+            jacobian.backward(model, F.cross_entropy, x, labels, correction)
+        else:
+            F.cross_entropy(model(x), labels).backward()
+        optimizer.step()
 
-        def run() -> None:
-            optimizer.zero_grad()
-            if by_jacobians:
-                jacobian.backward(model, F.cross_entropy, x, labels, correction)
-            else:
-                F.cross_entropy(model(x), labels).backward()
+    return run
+
+
+def ten_steps(width: int, layers: int, every: int | None = None, compiled: bool = False) -> Run:
+    """Ten steps of AdamW on a ReLU network, plainly or in the network gauge measured `every` so many steps."""
+    stack = [module for _ in range(layers) for module in (nn.Linear(width, width), nn.ReLU())]
+    model = nn.Sequential(*stack[:-1]).to(device())
+    optimizer: torch.optim.Optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, foreach=True)
+    if every:
+        example = torch.randn(2, width, device=device())
+        rule = NetworkGauge(every)
+        optimizer = UnitConsistent(optimizer, model, example_input=example, gauge=rule, compile=compiled)
+    for parameter in model.parameters():
+        parameter.grad = 1e-3 * torch.randn_like(parameter)
+
+    def run() -> None:
+        for _ in range(10):
             optimizer.step()
 
-        return run
-
-    return make
+    return run
 
 
-def optimizer_job(width: int, layers: int, every: int | None, compiled: bool = False) -> Job:
-    """Ten steps of AdamW on a ReLU network, plainly or in the network gauge measured `every` so many steps."""
-
-    def make() -> Callable[[], None]:
-        stack = [module for _ in range(layers) for module in (nn.Linear(width, width), nn.ReLU())]
-        model = nn.Sequential(*stack[:-1]).to(device())
-        optimizer: torch.optim.Optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, foreach=True)
-        if every:
-            example = torch.randn(2, width, device=device())
-            rule = NetworkGauge(every)
-            optimizer = UnitConsistent(optimizer, model, example_input=example, gauge=rule, compile=compiled)
-        for parameter in model.parameters():
-            parameter.grad = 1e-3 * torch.randn_like(parameter)
-
-        def run() -> None:
-            for _ in range(10):
-                optimizer.step()
-
-        return run
-
-    return make
-
-
-def language_model_job(
-    optimizer: Callable[..., torch.optim.Optimizer], options: dict[str, Any] | None, batch_size: int
-) -> Job:
+def language_model(kind: Callable[..., torch.optim.Optimizer], batch_size: int, options: dict[str, Any] | None) -> Run:
     """Ten training steps of the language model, forward and backward included; plainly, or whitened with `options`.
 
     Muon takes the matrices of the blocks alone, and nothing else trains then: the difference is the optimizer's.
     """
+    preset = PRESETS["small"]
+    model = GPT(preset, 65, "layernorm").to(device())
+    matrices_only = kind is getattr(torch.optim, "Muon", None)
+    optimizer = kind(matrices(model) if matrices_only else list(model.parameters()), lr=1e-3)
+    if options is not None:
+        optimizer = Whitened(optimizer, model, **options)
+    windows = torch.randint(65, (batch_size, preset.context + 1), device=device())
 
-    def make() -> Callable[[], None]:
-        preset = PRESETS["small"]
-        model = GPT(preset, 65, "layernorm").to(device())
-        matrices_only = optimizer is getattr(torch.optim, "Muon", None)
-        trained = matrices(model) if matrices_only else list(model.parameters())
-        stepping = optimizer(trained, lr=1e-3)
-        if options is not None:
-            stepping = Whitened(stepping, model, **options)
-        windows = torch.randint(65, (batch_size, preset.context + 1), device=device())
+    def run() -> None:
+        for _ in range(10):
+            model.zero_grad()
+            next_character_loss(model, windows).backward()
+            optimizer.step()
 
-        def run() -> None:
-            for _ in range(10):
-                model.zero_grad()
-                next_character_loss(model, windows).backward()
-                stepping.step()
+    return run
 
-        return run
 
-    return make
+def module(module: nn.Module, input: Tensor) -> Run:
+    """A module in training, forward and backward, to its input and its parameters."""
+    input = input.detach().requires_grad_()
+    grad_output = torch.randn_like(module(input))
+
+    def run() -> None:
+        input.grad = None
+        module.zero_grad()
+        module(input).backward(grad_output)
+
+    return run

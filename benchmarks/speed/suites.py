@@ -1,4 +1,4 @@
-"""Time and memory, always as a ratio to plain torch within one interleaved run."""
+"""Tables of time and memory: corrected and structural layers, optimizers, and the ensemble trainer."""
 
 import argparse
 import time
@@ -11,9 +11,11 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from adiv_optim import BatchIdeal, Correction, Disproportional, GradientOnly, Proportional
+from adiv_optim import BatchIdeal, Correction, Disproportional, Proportional
+from adiv_optim.layers import AffineLikeLinear, NormLikeLinear, PatchNormConv2d
 
 from .. import data as datasets
 from ..core.progress import measure
@@ -23,19 +25,10 @@ from ..core.table import machine, markdown
 from ..images.ensemble import Ensemble, build_model, build_optimizer, epoch_orders
 from ..images.run import ImageRun
 from ..methods import METHODS
-from .jobs import (
-    Layer,
-    conv_layer,
-    isaac_layer,
-    language_model_job,
-    linear_layer,
-    opacus_job,
-    optimizer_job,
-    per_sample_job,
-    training_job,
-)
-from .structural import structural
-from .timing import Job, device, measured, peak_memory, ratio
+from . import jobs
+from .timing import Job, device, measured, peak_memory, processor_time, ratio
+
+Rows = list[dict[str, Any]]
 
 #: What is timed; neither number has a part in the cost.
 IDEAL = BatchIdeal(1e-3, per_sample=False)
@@ -45,22 +38,23 @@ def _row(what: str, job: Job, plain: Job, rounds: int) -> dict[str, Any]:
     return measured(what, job(), plain(), rounds, peak_memory(job) / peak_memory(plain))
 
 
-def _layer_row(what: str, layer: Layer, correction: Correction, rounds: int = 100) -> dict[str, Any]:
+def _layer_row(what: str, layer: Callable[[], jobs.RunLayer], rule: Correction, rounds: int = 100) -> dict[str, Any]:
     # Both run on the same tensors: where memory happens to lie can cost more than what is measured here.
     run = layer()
-    memory = peak_memory(lambda: partial(layer(), correction)) / peak_memory(lambda: partial(layer(), None))
-    return measured(what, partial(run, correction), partial(run, None), rounds, memory)
+    memory = peak_memory(lambda: partial(layer(), rule)) / peak_memory(lambda: partial(layer(), None))
+    return measured(what, partial(run, rule), partial(run, None), rounds, memory)
 
 
 def layers(data: str) -> dict[str, Any]:
     """Corrected layers, and what else computes the same, against plain torch."""
-    rows = []
+    rows, rule = [], BatchIdeal(per_sample=False)
     for shape in ((512, 1024, 1024), (128, 512, 512), (32, 3072, 32)):
-        for input_grad in (True, False):
+        for first in (False, True):
             for correction in (Proportional(), Disproportional()):
-                what = f"Linear {shape}{'' if input_grad else ' first'}, {type(correction).__name__}"
-                rows.append(_layer_row(what, linear_layer(*shape, input_grad), correction))
+                what = f"Linear {shape}{' first' * first}, {type(correction).__name__}"
+                rows.append(_layer_row(what, partial(jobs.linear_layer, *shape, not first), correction))
     for shape in ((128, 512, 512), (32, 1024, 1024), (512, 1024, 1024), (2048, 512, 512)):
+<<<<<<< HEAD
         rows.append(_layer_row(f"Linear {shape}, BatchIdeal", linear_layer(*shape, True), IDEAL))
     images: tuple[tuple[tuple[int, ...], int, int, bool], ...] = (
         ((32, 64, 16, 16), 64, 3, True),
@@ -73,22 +67,31 @@ def layers(data: str) -> dict[str, Any]:
             what = f"Conv2d {kernel}×{kernel}, {where}, {type(rule).__name__}"
             rows.append(_layer_row(what, conv_layer(image, outputs, kernel, input_grad), rule))
 
+=======
+        rows.append(_layer_row(f"Linear {shape}, BatchIdeal", partial(jobs.linear_layer, *shape), rule))
+    images = (((32, 64, 16, 16), 3, False), ((32, 256, 8, 8), 1, False), ((32, 3, 32, 32), 3, True))
+    for image, kernel, first in images:
+        for own in (Proportional(), rule):
+            what = f"Conv2d {kernel}×{kernel}, {image} → 64{' first' * first}, {type(own).__name__}"
+            rows.append(_layer_row(what, partial(jobs.conv_layer, image, 64, kernel, not first), own))
+>>>>>>> bench
     shape = (512, 1024, 1024)
+    peers: dict[str, Callable[..., jobs.Run]] = {"torch.func per-sample gradients": jobs.per_sample}
+    if find_spec("opacus"):
+        peers["Opacus per-sample hooks"] = jobs.opacus
+    else:
+        print("opacus is not installed (extra `peers`); its row is left out")
 
     def plain_linear() -> Callable[[], None]:
-        return partial(linear_layer(*shape, True)(), None)
+        return partial(jobs.linear_layer(*shape), None)
 
-    peers = {"torch.func per-sample gradients": per_sample_job, "Opacus per-sample hooks": opacus_job}
-    if not find_spec("opacus"):
-        del peers["Opacus per-sample hooks"]
-        print("opacus is not installed (extra `peers`); its row is left out")
     for name, peer in peers.items():
-        rows.append(_row(f"Linear {shape}, {name}", peer(*shape), plain_linear, rounds=10))
+        rows.append(_row(f"Linear {shape}, {name}", partial(peer, *shape), plain_linear, rounds=10))
     # Explicit Jacobians of (512, 1024, 1024) would take 4.3 GB per row: their price shows on whole training steps.
     for sizes in ((64, 32, 32, 10), (3072, 32, 32, 10)):
-        plain = training_job(sizes, None)
+        plain = partial(jobs.training_step, sizes)
         for by_jacobians, name, rounds in ((False, "GradientOnly", 200), (True, "jacobian.backward", 20)):
-            job = training_job(sizes, Proportional(), by_jacobians)
+            job = partial(jobs.training_step, sizes, Proportional(), by_jacobians)
             rows.append(_row(f"training step {list(sizes)}, batch 32, Adam, {name}", job, plain, rounds))
     return {
         "of": "forward and backward; ratio to plain torch",
@@ -99,34 +102,76 @@ def layers(data: str) -> dict[str, Any]:
     }
 
 
-def batch_ideal(data: str) -> dict[str, Any]:
-    """BatchIdeal against the package isaac, on the case that package supports: a linear layer on two-dimensional input.
+def structural(data: str) -> dict[str, Any]:
+    """Structural layers against RMSNorm → Linear and Conv2d → BatchNorm2d, compiled and eager."""
+    rows: Rows = []
+    # A token model's layer, and the pixels of a ResNet's second stage.
+    for count, width in ((4096, 512), (32 * 28 * 28, 128)):
+        plain = nn.Sequential(nn.RMSNorm(width, elementwise_affine=False), nn.Linear(width, width))
+        for kind in (AffineLikeLinear, NormLikeLinear):
+            name = f"{kind.__name__} {(count, width, width)}"
+            rows += _compiled_and_eager(name, kind(width, width), plain, torch.randn(count, width))
+    # Channels, height and width, kernel, stride: the layers of a ResNet-18's second stage, 128 channels wide.
+    for channels, size, kernel, stride in ((128, 28, 3, 1), (64, 56, 3, 2), (64, 56, 1, 2)):
+        options: dict[str, Any] = {"kernel_size": kernel, "stride": stride, "padding": kernel // 2}
+        plain = nn.Sequential(nn.Conv2d(channels, 128, bias=False, **options), nn.BatchNorm2d(128))
+        for form in ("affine-like", "norm-like"):
+            name = f"PatchNormConv2d {kernel}×{kernel}, stride {stride}, {(32, channels, size, size)} → 128, {form}"
+            layer = PatchNormConv2d(channels, 128, form=form, **options)
+            rows += _compiled_and_eager(name, layer, plain, torch.randn(32, channels, size, size))
+    return {
+        "of": "forward and backward; ratio to RMSNorm → Linear, Conv2d → BatchNorm2d",
+        "note": "In training, float32, input gradients included. Linear is (rows, in, out), its RMSNorm without "
+        "parameters; the convolutions are those of a ResNet-18's second stage at batch 32, the plain ones without a "
+        "bias. Compiled layers (torch.compile, fullgraph) are timed against compiled ones, eager against eager, "
+        "within one interleaved run, by processor time if there is one thread: median and quartiles of the rounds. "
+        "Peak memory counts activations and all gradients.",
+        "rows": rows,
+    }
 
-    Raises:
-        ModuleNotFoundError: the package is not installed.
-    """
+
+def _compiled_and_eager(name: str, layer: nn.Module, plain: nn.Module, input: Tensor) -> Rows:
+    layer, plain, input = layer.to(device()), plain.to(device()), input.to(device())
+    torch.compiler.reset()  # torch compiles one forward eight times and no more
+    pairs: dict[str, Any] = {"compiled": [torch.compile(module, fullgraph=True) for module in (layer, plain)]}
+    rows = []
+    for how, pair in {**pairs, "eager": (layer, plain)}.items():
+        # On the same input: where memory happens to lie can cost more than what is measured here.
+        run, plain_run = (jobs.module(module, input) for module in pair)
+        run(), plain_run()  # to compile both, before memory is measured
+        memory, plain_memory = (peak_memory(partial(jobs.module, module, input.clone())) for module in pair)
+        rows.append(measured(f"{name}, {how}", run, plain_run, 40, memory / plain_memory, processor_time()))
+    return rows
+
+
+def batch_ideal(data: str) -> dict[str, Any]:
+    """BatchIdeal against the package isaac, on what that package supports: a linear layer on two-dimensional input."""
     if not find_spec("isaac"):
-        raise ModuleNotFoundError("the package isaac is not installed; pip install adiv_optim[peers], or leave it out.")
+        raise ValueError("the package isaac is not installed; pip install adiv_optim[peers], or leave it out.")
     shapes = ((128, 512, 512), (32, 1024, 1024), (512, 1024, 1024), (60, 784, 1600), (2048, 512, 512))
+    rule = BatchIdeal(per_sample=False)
     return {
         "of": "forward and backward of BatchIdeal; ratio to isaac.Linear",
         "note": "Linear is (rows, in, out), float32, on the same tensors; (60, 784, 1600) is that package's own MNIST "
         "example. Ratios within one interleaved run, median and quartiles of the rounds; below 1, BatchIdeal is "
         f"faster. isaac {version('isaac')}.",
+<<<<<<< HEAD
         "rows": [_layer_row(f"Linear {shape}", isaac_layer(*shape), IDEAL, rounds=60) for shape in shapes],
+=======
+        "rows": [_layer_row(f"Linear {shape}", partial(jobs.isaac_layer, *shape), rule, 60) for shape in shapes],
+>>>>>>> bench
     }
 
 
 def unit_consistent(data: str) -> dict[str, Any]:
     """Steps of UnitConsistent(AdamW) against foreach AdamW's own."""
     rows = []
-    for width, layers_ in ((1600, 4), (256, 4)):
-        plain = optimizer_job(width, layers_, None)
+    for width, count in ((1600, 4), (256, 4)):
         for compiled in (False, True):
             for every in (1, 10):
-                what = f"{layers_} layers of {width}, {layers_ * width * width / 1e6:.1f} M, scales every {every}"
-                job = optimizer_job(width, layers_, every, compiled)
-                rows.append(_row(what + (", compiled" if compiled else ""), job, plain, rounds=25))
+                what = f"{count} layers of {width}, {count * width * width / 1e6:.1f} M, scales every {every}"
+                job = partial(jobs.ten_steps, width, count, every, compiled)
+                rows.append(_row(what + ", compiled" * compiled, job, partial(jobs.ten_steps, width, count), rounds=25))
     return {
         "of": "ten optimizer steps; ratio to foreach AdamW",
         "note": "ReLU network with biases, float32; ratios within one interleaved run, median and quartiles of the "
@@ -145,16 +190,14 @@ def whitened(data: str) -> dict[str, Any]:
         "every 10, newton-schulz": {"root": "newton-schulz"},
     }
     rows = []
-    optimizers = {"AdamW": torch.optim.AdamW, "Muon": getattr(torch.optim, "Muon", None)}
-    for name, optimizer in optimizers.items():
-        if optimizer is None:
+    for name in ("AdamW", "Muon"):
+        kind = getattr(torch.optim, name, None)
+        if kind is None:
             print(f"this torch has no {name}; its rows are left out")
             continue
-        for batch_size, rounds in ((16, 15), (128, 5)):
-            plain = language_model_job(optimizer, None, batch_size)
-            for variant in variants if batch_size == 16 else ("every 10", "every 10, rank 16"):
-                options = variants[variant]
-                job = language_model_job(optimizer, options, batch_size)
+        for batch_size, rounds, shown in ((16, 15, list(variants)), (128, 5, ["every 10", "every 10, rank 16"])):
+            for variant in shown:
+                job, plain = (partial(jobs.language_model, kind, batch_size, o) for o in (variants[variant], None))
                 rows.append(_row(f"{name}, batch {batch_size}, {variant}", job, plain, rounds))
     return {
         "of": "ten training steps of the small language model; ratio to the optimizer alone",
@@ -180,17 +223,10 @@ def trainer(data: str, seeds: int = 5) -> dict[str, Any]:
     for method in ("none", "proportional"):
         run = ImageRun(data, method, "tanh", seeds=tuple(range(seeds)), device=device())
         for source, loader in loaders.items():
-            ratios = [
-                _dataloader_epoch(run, loader, tensors, seed) * seeds / _ensemble_epoch(run, tensors)
-                for seed in run.seeds
-            ]
-            rows.append(
-                {
-                    "what": f"{seeds} DataLoader runs ({source}), {method}",
-                    "time_ratio": ratio(ratios, [1.0] * len(ratios)),
-                    "memory_ratio": None,
-                }
-            )
+            pairs = [(_dataloader_epoch(run, loader, tensors, s), _ensemble_epoch(run, tensors)) for s in run.seeds]
+            ratios = [seeds * loop / ensemble for loop, ensemble in pairs]
+            what = f"{seeds} DataLoader runs ({source}), {method}"
+            rows.append({"what": what, "time_ratio": ratio(ratios, [1.0] * len(ratios)), "memory_ratio": None})
     return {
         "of": f"one epoch of {len(tensors.train_labels)} samples; ratio to the ensemble of {seeds} seeds",
         "note": f"[{tensors.features}, 32, 32, {tensors.classes}], tanh, batch 32, Adam; each DataLoader run is paired "
@@ -210,11 +246,8 @@ def _ensemble_epoch(run: ImageRun, data: datasets.Dataset) -> float:
 
 def _dataloader_epoch(run: ImageRun, loader: DataLoader, data: datasets.Dataset, seed: int) -> float:
     """The loop as a user would write it."""
-    model = build_model(run, data, seed)
-    method = METHODS[run.method]
-    optimizer = build_optimizer(run, method, model.parameters())
-    if method.correction:
-        optimizer = GradientOnly(optimizer, model, method.correction)
+    model, method = build_model(run, data, seed), METHODS[run.method]
+    optimizer = method.wrap(build_optimizer(run, method, model.parameters()), model, data.train_inputs[:2])
     start = time.perf_counter()
     for inputs, labels in loader:
         optimizer.zero_grad()
@@ -247,21 +280,16 @@ def _run(options: argparse.Namespace, store: Store) -> None:
 
 def report(store: Store, name: str, folder: Path) -> Sections:
     """A table for every suite."""
-    return {f"{name}-{result['key']}": _section(result) for result in store.read()}
+    sections: Sections = {}
+    for result in store.read():
+        rows = []
+        for row in result["rows"]:
+            low, high = row["time_ratio"]["quartiles"]
+            memory = "" if row["memory_ratio"] is None else f"{row['memory_ratio']:.3f}"
+            rows.append([row["what"], f"{row['time_ratio']['median']:.3f}", f"{low:.3f} to {high:.3f}", memory])
+        table = markdown([result["of"], "time", "quartiles", "peak memory"], rows)
+        sections[f"{name}-{result['key']}"] = f"{table}\n\n{result['note']} {machine(result['environment'])}"
+    return sections
 
 
-def _section(result: dict[str, Any]) -> str:
-    rows = [
-        [
-            row["what"],
-            f"{row['time_ratio']['median']:.3f}",
-            f"{row['time_ratio']['quartiles'][0]:.3f} to {row['time_ratio']['quartiles'][1]:.3f}",
-            f"{row['memory_ratio']:.3f}" if row["memory_ratio"] is not None else "",
-        ]
-        for row in result["rows"]
-    ]
-    table = markdown([result["of"], "time", "quartiles", "peak memory"], rows)
-    return f"{table}\n\n{result['note']} {machine(result['environment'])}"
-
-
-SPEED = Study("time and memory of corrected layers and of the ensemble trainer", _run, report, _arguments)
+STUDIES = {"speed": Study("time and memory of corrected layers and of the ensemble trainer", _run, report, _arguments)}

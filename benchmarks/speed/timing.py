@@ -8,14 +8,13 @@ from typing import Any
 
 import torch
 
+#: Creates the tensors of a job and returns what runs it once.
+Job = Callable[[], Callable[[], Any]]
+
 
 def device() -> str:
     """Where everything is timed."""
     return "cuda" if torch.cuda.is_available() else "cpu"
-
-
-#: Creates the tensors of a job and returns what runs it once.
-Job = Callable[[], Callable[[], Any]]
 
 
 def processor_time() -> Callable[[], float]:
@@ -61,8 +60,7 @@ def peak_memory(job: Job) -> int:
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
         job()()
     # The profiler's public tables give sums per operator, not the height of the tide.
-    waiting = list(profile.profiler.kineto_results.experimental_event_tree())
-    totals = []
+    waiting, totals = list(profile.profiler.kineto_results.experimental_event_tree()), []
     while waiting:
         event = waiting.pop()
         waiting += event.children
@@ -73,18 +71,10 @@ def peak_memory(job: Job) -> int:
 
 
 def measured(
-    what: str,
-    job: Callable[[], Any],
-    plain: Callable[[], Any],
-    rounds: int,
-    memory_ratio: float,
+    what: str, job: Callable[[], Any], plain: Callable[[], Any], rounds: int, memory_ratio: float,
     clock: Callable[[], float] = time.perf_counter,
-) -> dict[str, Any]:
+) -> dict[str, Any]:  # fmt: skip
     """One row of a table: what a job takes beside its plain counterpart, timed in turn."""
     seconds = interleaved({"plain": plain, "job": job}, rounds, clock)
-    return {
-        "what": what,
-        "time_ratio": ratio(seconds["job"], seconds["plain"]),
-        "memory_ratio": memory_ratio,
-        "plain_ms": 1e3 * statistics.median(seconds["plain"]),
-    }
+    found = {"what": what, "time_ratio": ratio(seconds["job"], seconds["plain"]), "memory_ratio": memory_ratio}
+    return {**found, "plain_ms": 1e3 * statistics.median(seconds["plain"])}

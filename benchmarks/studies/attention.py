@@ -1,12 +1,10 @@
-"""Attention logits: how far from ideal their updates are, what the ideal step costs, and what it trains.
-
-`compare` returns one result of plain numbers; `table` makes Markdown of it.
-"""
+"""Attention logits: how far from ideal their updates are, what the ideal step costs, and what it trains."""
 
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import product
 from typing import Any
 
 import torch
@@ -15,17 +13,11 @@ from torch import Tensor, nn
 from torch.func import jvp, vjp
 
 from adiv_optim import Proportional, functional
-from adiv_optim.attention import (
-    AttentionIdeal,
-    SelfAttention,
-    alignment,
-    effective_logit_update,
-    ideal_logit_step,
-)
+from adiv_optim.attention import AttentionIdeal, SelfAttention, alignment, effective_logit_update, ideal_logit_step
 
-from .. import data as datasets
 from ..core.study import measurement
 from ..core.table import markdown, mean_and_error, plus_minus
+from ..data import Dataset, load
 from ..speed.timing import device, interleaved, ratio
 
 #: What is priced and trained, by the arguments of `SelfAttention`; the rules stop early, as a training run would.
@@ -40,35 +32,22 @@ FROZEN = "none, query and key frozen"
 #: (sequences, tokens, features, heads)
 SHAPES = ((1, 16, 64, 4), (16, 16, 64, 4), (4, 64, 128, 4))
 #: Learning rates, and factors on that of the query and key projections: the ideal step comes in other units.
-GRIDS: dict[str, tuple[Sequence[float], Sequence[float]]] = {
+Grids = Mapping[str, tuple[Sequence[float], Sequence[float]]]
+GRIDS: Grids = {
     "adam": ((3e-3, 1e-2, 3e-2), (0.1, 0.3, 1.0, 3.0, 10.0)),
     "sgd": ((0.1, 0.3, 1.0), (1.0, 10.0, 100.0, 1e3, 1e4)),
 }
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}
-BATCH = 32
-SEARCH_SEED = 1000
+BATCH, SEARCH_SEED = 32, 1000
 #: The loss of a training that broke down: JSON has no infinity.
 BROKEN = 1e9
 
 
 def compare(
-    rounds: int = 30,
-    draws: int = 20,
-    epochs: int = 10,
-    seeds: int = 3,
-    shapes: Sequence[tuple[int, int, int, int]] = SHAPES,
-    grids: Mapping[str, tuple[Sequence[float], Sequence[float]]] = GRIDS,
-) -> dict[str, Any]:
-    """Measure everything.
-
-    Args:
-        rounds: of timing, for each shape.
-        draws: of weights, inputs and g for the alignment.
-        epochs: of every training run, those that choose the rates included.
-        seeds: of the final training runs.
-        shapes: to be timed.
-        grids: rates and factors by optimizer.
-    """
+    rounds: int = 30, draws: int = 20, epochs: int = 10, seeds: int = 3,
+    shapes: Sequence[tuple[int, int, int, int]] = SHAPES, grids: Grids = GRIDS,
+) -> dict[str, Any]:  # fmt: skip
+    """Measure everything: `draws` of weights, inputs and g for the alignment, `rounds` of timing for each shape."""
     return {
         "alignment": [_alignment(sequences, uneven, draws) for sequences in (1, 16) for uneven in (False, True)],
         "price": [_price(shape, rounds) for shape in shapes],
@@ -87,52 +66,38 @@ def _alignment(sequences: int, uneven: bool, draws: int, tokens: int = 16, dim: 
         layer = SelfAttention(dim, heads)
         parameters = {
             f"{side}_{kind}": getattr(layer.get_submodule(f"{side}_proj"), kind).detach()
-            for kind in ("weight", "bias")
-            for side in "qk"
+            for kind, side in product(("weight", "bias"), "qk")
         }
         x = torch.randn(sequences, tokens, dim)
         if uneven:
             x = x * torch.randn(sequences, tokens, 1).exp()
         g = torch.randn(sequences, heads, tokens, tokens)
         for name, change in _changes(x, parameters, g, heads).items():
-            found.setdefault(name, []).append(
-                (alignment(change, g).cosine.mean().item(), alignment(change, g).gain.mean().item())
-            )
+            pair = alignment(change, g)
+            found.setdefault(name, []).append((pair.cosine.mean().item(), pair.gain.mean().item()))
     rows = []
     for name, pairs in found.items():
         cosines, gains = zip(*pairs, strict=True)
         cosine, error = mean_and_error(cosines)
         rows.append({"method": name, "cosine": cosine, "cosine_error": error, "gain": statistics.median(gains)})
-    return {
-        "sequences": sequences,
-        "tokens": tokens,
-        "features": dim,
-        "heads": heads,
-        "uneven_norms": uneven,
-        "draws": draws,
-        "rows": rows,
-    }
+    about = {"sequences": sequences, "tokens": tokens, "features": dim, "heads": heads, "uneven_norms": uneven}
+    return {**about, "draws": draws, "rows": rows}
 
 
 def _changes(x: Tensor, parameters: dict[str, Any], g: Tensor, heads: int) -> dict[str, Tensor]:
-    effective = partial(effective_logit_update, x, grad_logits=g, **parameters, num_heads=heads)
-    # The tolerance is for the mean of many cosines: more digits would cost time and change none that is shown.
-    rules = {
-        f"{name} (damping {damping:g})": AttentionIdeal(damping, joint, tolerance=1e-4, max_iterations=500)
-        for name, joint in (("ideal, joint", True), ("ideal, each sequence", False))
-        for damping in (1e-3, 0.1)
-    }
-    return {
+    common = {"grad_logits": g, **parameters, "num_heads": heads}
+    effective = partial(effective_logit_update, x, **common)
+    found = {
         "none": effective(),
         "Proportional": effective(gradients=_row_gradients(x, parameters, g, heads)),
         "QK-norm": _normed_change(x, parameters, g, heads),
-        **{
-            name: effective(
-                gradients=ideal_logit_step(x, grad_logits=g, **parameters, num_heads=heads, rule=rule).gradients
-            )
-            for name, rule in rules.items()
-        },
     }
+    for (name, joint), damping in product((("ideal, joint", True), ("ideal, each sequence", False)), (1e-3, 0.1)):
+        # The tolerance is for the mean of many cosines: more digits would cost time and change none that is shown.
+        rule = AttentionIdeal(damping, joint, tolerance=1e-4, max_iterations=500)
+        gradients = ideal_logit_step(x, **common, rule=rule).gradients
+        found[f"{name} (damping {damping:g})"] = effective(gradients=gradients)
+    return found
 
 
 def _products(queries: Tensor, keys: Tensor, heads: int, normed: bool = False) -> Tensor:
@@ -144,10 +109,8 @@ def _products(queries: Tensor, keys: Tensor, heads: int, normed: bool = False) -
 
 def _row_gradients(x: Tensor, parameters: dict[str, Tensor], g: Tensor, heads: int) -> dict[str, Tensor]:
     leaves = {name: p.clone().requires_grad_() for name, p in parameters.items()}
-    queries, keys = (
-        functional.linear(x, leaves[f"{side}_weight"], leaves[f"{side}_bias"], Proportional()) for side in "qk"
-    )
-    _products(queries, keys, heads).backward(g)
+    q, k = (functional.linear(x, leaves[f"{s}_weight"], leaves[f"{s}_bias"], Proportional()) for s in "qk")
+    _products(q, k, heads).backward(g)
     return {name: leaf.grad for name, leaf in leaves.items() if leaf.grad is not None}
 
 
@@ -177,15 +140,9 @@ def _price(shape: tuple[int, int, int, int], rounds: int) -> dict[str, Any]:
         layer(x).backward(g)
 
     seconds = interleaved({name: partial(run, layer) for name, layer in layers.items()}, rounds)
-    return {
-        "shape": list(shape),
-        "plain_ms": 1e3 * statistics.median(seconds["none"]),
-        "rows": [
-            {"method": name, "time_ratio": ratio(spent, seconds["none"])}
-            for name, spent in seconds.items()
-            if name != "none"
-        ],
-    }
+    plain = seconds.pop("none")
+    rows = [{"method": name, "time_ratio": ratio(spent, plain)} for name, spent in seconds.items()]
+    return {"shape": list(shape), "plain_ms": 1e3 * statistics.median(plain), "rows": rows}
 
 
 # Training: digits as eight tokens, the rows of the image
@@ -208,18 +165,16 @@ class RowClassifier(nn.Module):
 
 
 def _train(
-    method: str, optimizer: str, lr: float, factor: float, seed: int, epochs: int, split: datasets.Dataset
+    method: str, optimizer: str, lr: float, factor: float, seed: int, epochs: int, split: Dataset
 ) -> tuple[float, float]:
     """Train once; return test accuracy in % and test loss."""
     torch.manual_seed(seed)
     model = RowClassifier(split.classes, **METHODS.get(method, {})).to(device())
     own = [*model.attention.q_proj.parameters(), *model.attention.k_proj.parameters()]
-    if method == FROZEN:
-        for parameter in own:
-            parameter.requires_grad_(False)
+    for parameter in own:
+        parameter.requires_grad_(method != FROZEN)
     others = [p for p in model.parameters() if all(p is not q for q in own)]
-    build = OPTIMIZERS[optimizer]
-    stepper = build([{"params": others}, {"params": own, "lr": lr * factor}], lr=lr)
+    stepper = OPTIMIZERS[optimizer]([{"params": others}, {"params": own, "lr": lr * factor}], lr=lr)
     orders = torch.Generator().manual_seed(seed)
     for _ in range(epochs):
         order = torch.randperm(len(split.train_labels), generator=orders).to(device())
@@ -237,43 +192,25 @@ def _train(
     return accuracy, test_loss if math.isfinite(test_loss) else BROKEN
 
 
-def _training(
-    epochs: int, seeds: int, grids: Mapping[str, tuple[Sequence[float], Sequence[float]]]
-) -> list[dict[str, Any]]:
-    full = datasets.load("digits").to(device(), torch.float32)
-    held = len(full.train_labels) // 10
-    search = datasets.Dataset(
-        full.train_inputs[held:], full.train_labels[held:], full.train_inputs[:held], full.train_labels[:held]
-    )
-    rows = []
-    for optimizer, (rates, factors) in grids.items():
-        for method in (*METHODS, FROZEN):
-            losses = {
-                (lr, factor): _train(method, optimizer, lr, factor, SEARCH_SEED, epochs, search)[1]
-                for lr in rates
-                for factor in (factors if method != FROZEN else factors[:1])
-            }
-            lr, factor = min(losses, key=lambda pair: losses[pair])
-            pairs = [_train(method, optimizer, lr, factor, seed, epochs, full) for seed in range(seeds)]
-            accuracies, test_losses = zip(*pairs, strict=True)
-            rows.append(
-                {
-                    "method": method,
-                    "optimizer": optimizer,
-                    "lr": lr,
-                    "factor": factor,
-                    "lr_at_edge": lr in (min(rates), max(rates)),
-                    "factor_at_edge": method != FROZEN and factor in (min(factors), max(factors)),
-                    "test_accuracy": list(accuracies),
-                    "test_loss": list(test_losses),
-                    "epochs": epochs,
-                    "search": [{"lr": r, "factor": f, "validation_loss": loss} for (r, f), loss in losses.items()],
-                }
-            )
+def _training(epochs: int, seeds: int, grids: Grids) -> list[dict[str, Any]]:
+    full = load("digits").to(device(), torch.float32)
+    held, rows = len(full.train_labels) // 10, []
+    search = Dataset(*(t[held:] for t in full[:2]), *(t[:held] for t in full[:2]))
+    for (optimizer, (rates, factors)), method in product(grids.items(), (*METHODS, FROZEN)):
+        tried = factors if method != FROZEN else factors[:1]
+        losses = {
+            (lr, factor): _train(method, optimizer, lr, factor, SEARCH_SEED, epochs, search)[1]
+            for lr, factor in product(rates, tried)
+        }
+        lr, factor = min(losses, key=lambda pair: losses[pair])
+        pairs = [_train(method, optimizer, lr, factor, seed, epochs, full) for seed in range(seeds)]
+        accuracies, test_losses = zip(*pairs, strict=True)
+        about: dict[str, Any] = {"method": method, "optimizer": optimizer, "lr": lr, "factor": factor}
+        about["lr_at_edge"] = lr in (min(rates), max(rates))
+        about["factor_at_edge"] = method != FROZEN and factor in (min(factors), max(factors))
+        about["search"] = [{"lr": r, "factor": f, "validation_loss": loss} for (r, f), loss in losses.items()]
+        rows.append({**about, "epochs": epochs, "test_accuracy": list(accuracies), "test_loss": list(test_losses)})
     return rows
-
-
-# Markdown
 
 
 def table(result: Mapping[str, Any]) -> str:
@@ -282,16 +219,15 @@ def table(result: Mapping[str, Any]) -> str:
 
 
 def _alignment_table(result: Mapping[str, Any]) -> str:
-    parts = result["alignment"]
-    header = ["query and key projections"]
-    header += [
-        f"{part['sequences']} sequence{'s' if part['sequences'] > 1 else ''}{', uneven norms' * part['uneven_norms']}"
-        for part in parts
-    ]
-    rows = [
-        [row["method"], *(_cosine_and_gain(part["rows"][number]) for part in parts)]
-        for number, row in enumerate(parts[0]["rows"])
-    ]
+    parts, header = result["alignment"], ["query and key projections"]
+    for part in parts:
+        header.append(
+            f"{part['sequences']} sequence{'s' * (part['sequences'] > 1)}{', uneven norms' * part['uneven_norms']}"
+        )
+    rows = []
+    for number, row in enumerate(parts[0]["rows"]):
+        found = [part["rows"][number] for part in parts]
+        rows.append([row["method"], *(f"{r['cosine']:.3f} ± {r['cosine_error']:.3f} ({r['gain']:.3g})" for r in found)])
     first = parts[0]
     return markdown(header, rows) + (
         f"\n\nFirst-order change of the logits under a unit step, against the ideal −g, at initialisation: mean "
@@ -300,22 +236,13 @@ def _alignment_table(result: Mapping[str, Any]) -> str:
     )
 
 
-def _cosine_and_gain(row: Mapping[str, float]) -> str:
-    return f"{row['cosine']:.3f} ± {row['cosine_error']:.3f} ({row['gain']:.3g})"
-
-
 def _price_table(result: Mapping[str, Any]) -> str:
-    parts = result["price"]
+    parts, rows = result["price"], []
     header = ["forward and backward, ratio to plain", *(str(tuple(part["shape"])) for part in parts)]
-    rows = []
     for number, row in enumerate(parts[0]["rows"]):
         ratios = [part["rows"][number]["time_ratio"] for part in parts]
-        rows.append(
-            [
-                row["method"],
-                *(f"{r['median']:.2f} ({r['quartiles'][0]:.2f} to {r['quartiles'][1]:.2f})" for r in ratios),
-            ]
-        )
+        cells = (f"{r['median']:.2f} ({r['quartiles'][0]:.2f} to {r['quartiles'][1]:.2f})" for r in ratios)
+        rows.append([row["method"], *cells])
     rows.append(["plain, ms", *(f"{part['plain_ms']:.2f}" for part in parts)])
     rules = "; ".join(f"{name}: {rule}" for name, rule in result["rules"].items())
     return markdown(header, rows) + (
@@ -327,18 +254,16 @@ def _price_table(result: Mapping[str, Any]) -> str:
 
 def _training_table(result: Mapping[str, Any]) -> str:
     found = {(row["method"], row["optimizer"]): row for row in result["training"]}
-    optimizers = list(dict.fromkeys(row["optimizer"] for row in result["training"]))
+    methods, optimizers = (list(dict.fromkeys(key[at] for key in found)) for at in (0, 1))
     header = ["query and key projections"]
-    for optimizer in optimizers:
-        header += [f"{optimizer}, %", f"{optimizer}, loss", f"{optimizer}, rate × factor"]
+    header += [f"{o}, {what}" for o in optimizers for what in ("%", "loss", "rate × factor")]
     rows = []
-    for method in dict.fromkeys(row["method"] for row in result["training"]):
-        cells = []
-        for optimizer in optimizers:
-            row = found[method, optimizer]
+    for method in methods:
+        cells = [method]
+        for row in (found[method, optimizer] for optimizer in optimizers):
             cells += [plus_minus(row["test_accuracy"]), plus_minus(row["test_loss"], 3)]
             cells += [f"{row['lr']:g}{'*' * row['lr_at_edge']} × {row['factor']:g}{'*' * row['factor_at_edge']}"]
-        rows.append([method, *cells])
+        rows.append(cells)
     first = result["training"][0]
     return markdown(header, rows) + (
         f"\n\nDigits as 8 tokens of 8 pixels, one attention layer with a residual and no normaliser, width 32, 4 "
@@ -348,6 +273,11 @@ def _training_table(result: Mapping[str, Any]) -> str:
     )
 
 
-ATTENTION = measurement(
-    "the ideal logit step: alignment, price, a small training", "attention", compare, lambda result, *_: table(result)
-)
+STUDIES = {
+    "attention": measurement(
+        "the ideal logit step: alignment, price, a small training",
+        "attention",
+        compare,
+        lambda result, *_: table(result),
+    )
+}

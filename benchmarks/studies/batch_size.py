@@ -53,10 +53,7 @@ class Line(NamedTuple):
 
 
 def fit(x: list[float], y: list[float]) -> Line:
-    """Fit a line.
-
-    Raises:
-        ValueError: fewer than three points, which leave no error to estimate.
+    """Fit a line; fewer than three points leave no error to estimate, and are a ValueError.
 
     Example:
         >>> fit([0, 1, 2], [1, 3, 5])
@@ -74,8 +71,6 @@ def fit(x: list[float], y: list[float]) -> Line:
 
 def report(results: list[Result], name: str, folder: Path) -> Sections:
     """Heading, table, figure and caption."""
-    if not results:
-        return {}
     heading = f"{network(results[0]).rpartition(',')[0]}, accuracy by batch size"
     draw(results, heading, folder / f"{name}.png")
     return {name: f"**{heading}**\n\n{table(results)}\n\n{caption(results)}"}
@@ -100,10 +95,8 @@ def _line(by_size: dict[int, list[float]]) -> Line | None:
 def table(results: list[Result], planned: Iterable[tuple[str, str, int]] = ()) -> str:
     """A Markdown table: accuracy at every batch size, its mean, and the slope, beside the paper's.
 
-    Args:
-        results: one for each cell that is there.
-        planned: (method, activation, batch size) of cells that have a place whether they are there or not. A row has
-            mean and slope once all of its cells are there.
+    Cells that are planned, (method, activation, batch size), have a place whether they are there or not; a row has mean
+    and slope once all of its cells are there.
     """
     found = series(results)
     cells = [*planned, *((*key, size) for key, by_size in found.items() for size in by_size)]
@@ -115,17 +108,11 @@ def table(results: list[Result], planned: Iterable[tuple[str, str, int]] = ()) -
             whole = set(by_size) == set(sizes)
             line = _line(by_size) if whole else None
             means = [mean_and_error(values)[0] for values in by_size.values()]
-            rows.append(
-                [
-                    activation,
-                    METHODS[method].label,
-                    *(plus_minus(by_size[size]) if size in by_size else MISSING for size in sizes),
-                    f"{math.fsum(means) / len(means):.2f}" if whole else "",
-                    _slope(line.slope, line.error) if line else "",
-                    f"{paper[0]:.2f} ± {paper[1]:.2f}" if paper else "",
-                    _slope(*paper[2:]) if paper else "",
-                ]
-            )
+            row = [activation, METHODS[method].label]
+            row += [plus_minus(by_size[size]) if size in by_size else MISSING for size in sizes]
+            row += [f"{math.fsum(means) / len(means):.2f}" if whole else "", _slope(*line[1:]) if line else ""]
+            row += ["{:.2f} ± {:.2f}".format(*paper[:2]), _slope(*paper[2:])] if paper else ["", ""]
+            rows.append(row)
     header = ["activation", "method", *map(str, sizes), "mean", "slope, 10⁻²", "paper: mean", "paper: slope, 10⁻²"]
     return markdown(header, rows)
 
@@ -155,15 +142,17 @@ def draw(results: list[Result], title: str, path: Path, *, paper: bool = False) 
                 by_size, method = found[name, activation], METHODS[name]
                 means, errors = zip(*(mean_and_error(values) for values in by_size.values()), strict=True)
                 axis.errorbar(list(by_size), means, errors, fmt="o", color=method.color, markersize=4, capsize=2)
-                if line := _line(by_size):
-                    ends = min(by_size), max(by_size)
-                    heights = [line.intercept + line.slope * x for x in ends]
-                    axis.plot(ends, heights, "--" if method.correction else "-", color=method.color, label=method.label)
+                line, ends = _line(by_size), (min(by_size), max(by_size))
+                heights = [line.intercept + line.slope * x if line else math.nan for x in ends]
+                axis.plot(ends, heights, "--" if method.correction else "-", color=method.color, label=method.label)
                 if paper and (theirs := PAPER.get((name, activation))):
                     middle, ends = math.fsum(SIZES) / len(SIZES), (SIZES[0], SIZES[-1])
                     heights = [theirs[0] + theirs[2] * (x - middle) for x in ends]
                     axis.plot(ends, heights, ":", color=method.color, linewidth=1.0)
-            axis.set(xlabel="batch size", xticks=sorted({size for by_size in found.values() for size in by_size}))
+            axis.set(
+                xlabel="batch size",
+                xticks=SIZES if paper else sorted({size for each in found.values() for size in each}),
+            )
         axes[0].set_ylabel("test accuracy, %")
 
 
@@ -175,4 +164,4 @@ _GRID = {
     "seeds": 3,
 }
 
-BATCH_SIZE = grid_study("accuracy by batch size", [_GRID], report)
+STUDIES = {"batch-size": grid_study("accuracy by batch size", [_GRID], report)}

@@ -3,7 +3,7 @@
 import argparse
 import math
 import statistics
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import product
@@ -12,19 +12,16 @@ from typing import NamedTuple
 
 import torch
 
+from examples.gpt import DEFAULT, NORM_LABELS, NORMS, PRESETS, WARM_UP
+
 from ..core.figure import panels
 from ..core.progress import measure, run_all
 from ..core.store import Result, Store
 from ..core.study import Sections, Study
-from ..core.table import in_order, machine, markdown, mean_and_error, plus_minus
-from ..language.model import NORM_LABELS, NORMS, PRESETS
-from ..language.run import REST_LR, WARM_UP, TextRun, dampings, lacks
-from ..language.text import DEFAULT, load
-from ..language.timing import step_times
-from ..language.trainer import LANGUAGE, VALIDATION_WINDOWS, final_validation_loss
+from ..core.table import in_order, machine, markdown, plus_minus
+from ..language.run import REST_LR, TextRun, dampings, lacks
+from ..language.trainer import LANGUAGE, VALIDATION_WINDOWS, final_validation_loss, step_times
 from ..methods import METHODS
-
-# What is compared
 
 
 class Search(NamedTuple):
@@ -66,25 +63,19 @@ _EQUAL_TIME = {440: 1e-2, 2300: 3e-3}
 _SECOND = 1e-2
 
 
-# How it is trained
-
-
 def _planned(searches: Sequence[Search], options: argparse.Namespace) -> list[TextRun]:
     """Every combination, at seed 0."""
     if options.methods:
         searches = [Search(options.norms, options.methods, options.lr, options.damping)]
+    given = {"weight_decay": options.weight_decay, "preset": options.preset, "device": options.device}
     return [
-        TextRun(
-            options.data, method, norm, lr, damping=damping, weight_decay=options.weight_decay, steps=steps,
-            preset=options.preset, device=options.device,
-        )
+        TextRun(options.data, method, norm, lr, damping=damping, steps=steps, **given)
         for steps in options.steps
         for norms, methods, rates, own, more in searches
-        for norm in norms
-        for method in methods
+        for norm, method in product(norms, methods)
         if options.methods or lacks(method) is None
         for lr, damping in [*product(rates, dampings(method, list(own))), *more]
-    ]  # fmt: skip
+    ]
 
 
 def choose(trials: Iterable[TextRun], scores: Iterable[float | None]) -> list[TextRun]:
@@ -121,30 +112,22 @@ def _run(options: argparse.Namespace, store: Store, searches: Sequence[Search], 
 
 def _time(options: argparse.Namespace, store: Store) -> None:
     known = [name for name, method in METHODS.items() if method.applies == "language" and lacks(name) is None]
-
-    def timed() -> Result:
-        text = load(options.data).to(options.device)
-        return {
-            "part": "time",
-            **step_times(options.methods or known, options.preset, text, options.data, options.device),
-        }
-
-    measure(store, {f"time of {options.preset} on {options.device}": timed}, again=True)
+    about = {"preset": options.preset, "device": options.device}
+    like = TextRun(options.data, "adamw", "layernorm", 1e-3, **about)
+    key = f"time of {options.preset} on {options.device}"
+    measure(store, {key: lambda: {"part": "time", **about, **step_times(options.methods or known, like)}}, again=True)
 
 
 def _run_equal_time(options: argparse.Namespace, store: Store) -> None:
-    runs = [
-        TextRun(options.data, "muon", "layernorm", lr, steps=s, device=options.device) for s, lr in _EQUAL_TIME.items()
-    ]
-    _run(options, store, [], [replace(run, preset=options.preset) for run in runs])
+    about = {"preset": options.preset, "device": options.device}
+    runs = [TextRun(options.data, "muon", "layernorm", lr, steps=n, **about) for n, lr in _EQUAL_TIME.items()]
+    _run(options, store, [], runs)
 
 
 def _run_wrappers(options: argparse.Namespace, store: Store) -> None:
-    (steps, *_), size = options.steps, {"preset": options.preset, "device": options.device}
-    _run(options, store, _WRAPPERS, [TextRun(options.data, "adamw", "affine-like", _SECOND, steps=steps, **size)])
+    about = {"steps": options.steps[0], "preset": options.preset, "device": options.device}
+    _run(options, store, _WRAPPERS, [TextRun(options.data, "adamw", "affine-like", _SECOND, **about)])
 
-
-# What is drawn
 
 #: What distinguishes the rows of one table, in their order; all other settings but the seed distinguish tables.
 ROW = ("norm", "steps", "method", "lr", "damping")
@@ -166,7 +149,7 @@ def report(store: Store, name: str, folder: Path) -> Sections:
         for quantity in ("steps", "time") if time else ("steps",):
             _figure(group, quantity, time, folder / f"{own}-{quantity}.png")
         parts.append(f"**{_title(group)}**\n\n{_table(group, tried, time)}\n\n{_caption(group, tried, time)}")
-    return {name: "\n\n".join(parts)} if parts else {}
+    return {name: "\n\n".join(parts)}
 
 
 def _protocol(result: Result) -> str:
@@ -177,43 +160,30 @@ def _rows(results: Iterable[Result]) -> list[list[Result]]:
     """The seeds of every combination of settings, in the order in which tables show them."""
     found: dict[tuple[int | float, ...], list[Result]] = defaultdict(list)
     for result in results:
-        settings = result["settings"]
-        places = list(NORM_LABELS).index(settings["norm"]), list(METHODS).index(settings["method"])
-        key = (places[0], settings["steps"], places[1], settings["lr"], settings.get("damping", 0.0))
-        found[key].append(result)
+        s = result["settings"]
+        norm, method = list(NORM_LABELS).index(s["norm"]), list(METHODS).index(s["method"])
+        found[norm, s["steps"], method, s["lr"], s.get("damping", 0.0)].append(result)
     return [sorted(found[key], key=lambda result: result["settings"]["seed"]) for key in sorted(found)]
 
 
 def _table(results: list[Result], tried: list[Result], time: Result | None) -> str:
     """Losses (mean ± standard error over seeds) and time of every combination of settings."""
-    ratios = time["time_ratio"] if time else {}
-    cells = []
+    ratios, cells = time["time_ratio"] if time else {}, []
     for seeds in _rows(results):
         settings = seeds[0]["settings"]
-        same = [result for result in tried if _choice(result) == _choice(seeds[0])]
-        cells.append(
-            [
-                METHODS[settings["method"]].label,
-                NORM_LABELS[settings["norm"]],
-                *(_chosen(settings.get(key), [r["settings"].get(key) for r in same]) for key in ("lr", "damping")),
-                str(settings["steps"]),
-                _loss(seeds, [r["test_loss"] for r in seeds]),
-                _loss(seeds, [r["validation_loss"][-1] for r in seeds]),
-                f"{ratios[settings['method']]['median']:.2f}" if settings["method"] in ratios else "",
-            ]
-        )
+        same = [result["settings"] for result in tried if _choice(result) == _choice(seeds[0])]
+        row = [METHODS[settings["method"]].label, NORM_LABELS[settings["norm"]]]
+        row += [_chosen(settings.get(key), [other.get(key) for other in same]) for key in ("lr", "damping")]
+        row += [str(settings["steps"]), _loss([r["test_loss"] for r in seeds])]
+        row += [_loss([r["validation_loss"][-1] for r in seeds])]
+        cells.append([*row, f"{ratios[settings['method']]['median']:.2f}" if settings["method"] in ratios else ""])
     header = ["method", "normaliser", "rate", "damping", "steps", "test loss", "validation loss", "time per step"]
     return markdown(header, cells)
 
 
 def _choice(result: Result) -> tuple[str, str, int]:
     """What rate and damping are chosen for."""
-    settings = result["settings"]
-    return settings["method"], settings["norm"], settings["steps"]
-
-
-def _by_choice(results: list[Result]) -> list[list[Result]]:
-    return [[r for r in results if _choice(r) == choice] for choice in {_choice(result) for result in results}]
+    return result["settings"]["method"], result["settings"]["norm"], result["settings"]["steps"]
 
 
 def _chosen(value: float | None, tried: list[float | None]) -> str:
@@ -224,10 +194,10 @@ def _chosen(value: float | None, tried: list[float | None]) -> str:
     return f"{value:g}*" if len(known) > 1 and value in (min(known), max(known)) else f"{value:g}"
 
 
-def _loss(seeds: list[Result], losses: list[float | None]) -> str:
+def _loss(losses: list[float | None]) -> str:
     finite = [loss for loss in losses if loss is not None]
-    if len(finite) < len(seeds):
-        return f"diverged, {len(seeds) - len(finite)} of {len(seeds)}"
+    if len(finite) < len(losses):
+        return f"diverged, {len(losses) - len(finite)} of {len(losses)}"
     return plus_minus(finite, 4) if len(finite) > 1 else f"{finite[0]:.4f}"
 
 
@@ -243,23 +213,22 @@ def _title(results: list[Result]) -> str:
 def _caption(results: list[Result], tried: list[Result], time: Result | None) -> str:
     """Say under a table what its numbers are."""
     environment, settings = results[0]["environment"], results[0]["settings"]
-    seeds = sorted({len(row) for row in _rows(results)})
-    counts = sorted({len(row) for row in _by_choice(tried)})
-    chosen = (
-        f"Rate and damping are the best of {' or '.join(map(str, counts))} combinations by the final validation loss "
-        "of seed 0, which the test text had no part in; * is an edge of what was tried. "
-        if tried
-        else ""
-    )
-    timed = (
-        "Time is a whole training step's, as a ratio to AdamW's "
-        f"({time['adamw_ms']:.0f} ms): medians of {time['time_ratio']['adamw']['rounds']} interleaved rounds, "
-        f"{time['environment']['threads']} thread(s). "
-        if time
-        else ""
-    )
+    seeds = " or ".join(str(count) for count in sorted({len(row) for row in _rows(results)}))
+    chosen = timed = ""
+    if tried:
+        counts = sorted(set(Counter(_choice(result) for result in tried).values()))
+        chosen = (
+            f"Rate and damping are the best of {' or '.join(map(str, counts))} combinations by the final validation "
+            "loss of seed 0, which the test text had no part in; * is an edge of what was tried. "
+        )
+    if time:
+        timed = (
+            "Time is a whole training step's, as a ratio to AdamW's "
+            f"({time['adamw_ms']:.0f} ms): medians of {time['time_ratio']['adamw']['rounds']} interleaved rounds, "
+            f"{time['environment']['threads']} thread(s). "
+        )
     return (
-        f"Cross entropy in nats per character, mean ± standard error over {' or '.join(map(str, seeds))} seed(s): on "
+        f"Cross entropy in nats per character, mean ± standard error over {seeds} seed(s): on "
         f"the last tenth of the text (test) and on at most {VALIDATION_WINDOWS} windows of the tenth before it "
         f"(validation). {chosen}Rates rise over {WARM_UP:.0%} of the steps, then fall to 0 by a cosine (schedule-free: "
         f"stay). Muon's embeddings, head, norms and biases are AdamW's, at {REST_LR:g}. Weight decay "
@@ -267,17 +236,17 @@ def _caption(results: list[Result], tried: list[Result], time: Result | None) ->
     )
 
 
-def _best_rows(results: list[Result]) -> list[list[Result]]:
-    """Of the longest runs, the seeds of every method and norm at its lowest mean validation loss."""
+def _best_rows(results: list[Result]) -> dict[tuple[str, str], list[Result]]:
+    """(norm, method) → of the longest runs, the seeds at the lowest mean validation loss."""
     longest = max(result["settings"]["steps"] for result in results)
     best: dict[tuple[str, str], tuple[float, list[Result]]] = {}
     for seeds in _rows(r for r in results if r["settings"]["steps"] == longest):
         key = seeds[0]["settings"]["norm"], seeds[0]["settings"]["method"]
         losses = [final_validation_loss(result) for result in seeds]
-        mean = mean_and_error([math.inf if loss is None else loss for loss in losses])[0]
+        mean = math.inf if None in losses else statistics.fmean(loss for loss in losses if loss is not None)
         if key not in best or mean < best[key][0]:
             best[key] = mean, seeds
-    return [seeds for _, seeds in best.values()]
+    return {key: seeds for key, (_, seeds) in best.items()}
 
 
 def curve(seeds: list[Result]) -> tuple[list[float], list[float]]:
@@ -291,14 +260,12 @@ def curve(seeds: list[Result]) -> tuple[list[float], list[float]]:
 def _figure(results: list[Result], quantity: str, time: Result | None, path: Path) -> None:
     """Draw validation loss against steps or time of training, one panel per normaliser."""
     best, ratios = _best_rows(results), time["time_ratio"] if time else {}
-    norms = in_order(NORM_LABELS, (seeds[0]["settings"]["norm"] for seeds in best))
-    methods = in_order(METHODS, (seeds[0]["settings"]["method"] for seeds in best))
+    norms, methods = (in_order(known, (k[at] for k in best)) for at, known in enumerate((NORM_LABELS, list(METHODS))))
     with panels([NORM_LABELS[norm] for norm in norms], _title(results), path) as axes:
         for axis, norm in zip(axes, norms, strict=True):
             for name in methods:
-                mine = [s for s in best if (s[0]["settings"]["norm"], s[0]["settings"]["method"]) == (norm, name)]
                 # An empty line where a method has no run, since the first panel's lines make the legend.
-                x, y = curve(mine[0]) if mine else ([], [])
+                x, y = curve(best[norm, name]) if (norm, name) in best else ([], [])
                 if quantity == "time":
                     x = [steps * ratios[name]["median"] for steps in x] if name in ratios else []
                     y = y[: len(x)]
@@ -330,7 +297,10 @@ def _study(help: str, run: Callable[[argparse.Namespace, Store], None], steps: i
     return Study(help, run, report, arguments)
 
 
-CHAR_LM = _study("optimizers and normalisers on a small language model", lambda o, store: _run(o, store, _SMALL), 400)
-CHAR_LM_2000 = _study("Muon, plain and whitened, for two thousand steps", lambda o, store: _run(o, store, _LONG), 2000)
-CHAR_LM_EQUAL_TIME = _study("Muon for as long as whitening takes", _run_equal_time, 400)
-CHAR_LM_WRAPPERS = _study("wrappers against norms, with a million parameters", _run_wrappers, 400, "million")
+_HELP = "optimizers and normalisers on a small language model"
+STUDIES = {
+    "char-lm": _study(_HELP, lambda options, store: _run(options, store, _SMALL), 400),
+    "char-lm-2000": _study("Muon, plain and whitened, for 2,000 steps", lambda o, store: _run(o, store, _LONG), 2000),
+    "char-lm-equal-time": _study("Muon for as long as whitening takes", _run_equal_time, 400),
+    "char-lm-wrappers": _study("wrappers against norms, with a million parameters", _run_wrappers, 400, "million"),
+}

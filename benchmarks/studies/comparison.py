@@ -118,14 +118,13 @@ _CONVOLUTIONS = {
     "activation": ["leaky-relu"], "batch_size": 128, "epochs": 10, "seeds": 3, "backend": "loop",
 }  # fmt: skip
 
-DIGITS = grid_study("all methods on the embedded digits; minutes", [_DIGITS, _PRICED], report)
-CIFAR10 = grid_study("the same on CIFAR-10", [PAPERS], report)
-COMPARE = grid_study("any methods, data and settings; give it a --name", [_DIGITS], report)
-CNN = grid_study(
-    "convolutions without pooling", [{**_CONVOLUTIONS, "network": "cnn", "hidden": (16, 32, 32, 32, 32)}], report
-)
-CNN_POOL = grid_study(
-    "convolutions and global average pooling",
-    [{**_CONVOLUTIONS, "network": "cnn-pool", "hidden": (16, 32, 32)}],
-    report,
-)
+_CNN = {**_CONVOLUTIONS, "network": "cnn", "hidden": (16, 32, 32, 32, 32)}
+_CNN_POOL = {**_CONVOLUTIONS, "network": "cnn-pool", "hidden": (16, 32, 32)}
+
+STUDIES = {
+    "digits": grid_study("all methods on the embedded digits; minutes", [_DIGITS, _PRICED], report),
+    "cifar10": grid_study("the same on CIFAR-10", [PAPERS], report),
+    "cnn-pool": grid_study("convolutions and global average pooling", [_CNN_POOL], report),
+    "cnn": grid_study("convolutions without pooling", [_CNN], report),
+    "compare": grid_study("any methods, data and settings; give it a --name", [_DIGITS], report),
+}

@@ -1,8 +1,8 @@
 """What one step of every method does to the activations of the benchmark's network, side by side."""
 
-import argparse
 import statistics
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,13 +16,10 @@ from adiv_optim.layers import NormLikeLinear
 
 from .. import data as datasets
 from ..core.figure import plt, saved
-from ..core.progress import measure
 from ..core.run import public_name
-from ..core.store import Store
-from ..core.study import Sections, Study
+from ..core.study import measurement
 from ..core.table import machine, markdown
 from ..images.networks import mlp
-from ..images.run import add_arguments
 from ..methods import METHODS, Method
 from ..speed.timing import interleaved, ratio
 
@@ -31,17 +28,11 @@ STAGES = {"start": f"at the start (Adam: after {WARM_UP} steps)", "trained": f"a
 
 
 class Subject(NamedTuple):
-    """One row of the comparison.
-
-    Args:
-        method: the network and its correction.
-        lr: of the training between the stages; what is measured is per unit of it.
-        adam: measure Adam's real step, in the state it is in; else the gradient step, which SGD takes.
-    """
+    """One row of the comparison."""
 
     method: Method
-    lr: float
-    adam: bool = False
+    lr: float  # of the training between the stages; what is measured is per unit of it
+    adam: bool = False  # measure Adam's real step, in the state it is in; else the gradient step, which SGD takes
 
 
 #: Rates are rough: enough to train the network in a few epochs, tuned for nobody.
@@ -63,27 +54,20 @@ SUBJECTS: dict[str, Subject] = {
 }
 
 
-def compare(
-    data: str = "digits", *, batches: int = 50, uneven: int = 200, download: bool = False, timed_rounds: int = 50
-) -> dict[str, Any]:
+def compare(data: str = "digits", *, batches: int = 50, uneven: int = 200, timed_rounds: int = 50) -> dict[str, Any]:
     """Measure every subject at both stages, and what measuring costs.
 
-    Args:
-        data: the --data argument.
-        batches: of 32 rows, measured at each stage.
-        uneven: batches of 3 rows, each scaled by e^(2n) with n normal, for the share of steps that are not downhill.
-        download: let torchvision fetch the data set.
-        timed_rounds: interleaved rounds of the timing.
+    Batches have 32 rows; uneven ones 3, each scaled by e^(2n) with n normal, for the share of steps that go uphill.
     """
-    tensors = datasets.load(data, download).to("cpu", torch.float32)
+    tensors = datasets.load(data).to("cpu", torch.float32)
+    about = {"batch_size": BATCH_SIZE, "batches": batches, "uneven_batches": uneven, "stages": STAGES}
+    subjects = {name: _subject(subject, tensors, batches, uneven) for name, subject in SUBJECTS.items()}
+    sizes = [tensors.features, *HIDDEN, tensors.classes]
     return {
         "data": public_name(data),
-        "sizes": [tensors.features, *HIDDEN, tensors.classes],
-        "batch_size": BATCH_SIZE,
-        "batches": batches,
-        "uneven_batches": uneven,
-        "stages": STAGES,
-        "subjects": {name: _subject(subject, tensors, batches, uneven) for name, subject in SUBJECTS.items()},
+        "sizes": sizes,
+        **about,
+        "subjects": subjects,
         "cost": _cost(tensors, timed_rounds),
     }
 
@@ -122,9 +106,7 @@ def _subject(subject: Subject, data: datasets.Dataset, batches: int, uneven: int
     def train(steps: int) -> None:
         for _ in range(steps):
             index = torch.randint(len(data.train_labels), (BATCH_SIZE,), generator=order)
-            optimizer.zero_grad()
-            F.cross_entropy(model(data.train_inputs[index]), data.train_labels[index]).backward()
-            optimizer.step()
+            _step(model, optimizer, data.train_inputs[index], data.train_labels[index])
 
     train(WARM_UP if subject.adam else 0)
     start = stage()
@@ -165,34 +147,18 @@ def _cost(data: datasets.Dataset, rounds: int) -> list[dict[str, Any]]:
         subject = SUBJECTS[name]
         model, optimizer = _prepared(subject, data)
         inputs, labels = data.train_inputs[:BATCH_SIZE], data.train_labels[:BATCH_SIZE]
-        runs = {
-            "step": _step(model, optimizer, inputs, labels),
-            "divergence": _measurement(model, optimizer if subject.adam else None, inputs, labels),
-        }
-        seconds = interleaved(runs, rounds)
-        rows.append(
-            {
-                "what": name,
-                "time_ratio": ratio(seconds["divergence"], seconds["step"]),
-                "milliseconds": 1e3 * statistics.median(seconds["divergence"]),
-            }
-        )
+        watched = optimizer if subject.adam else None
+        measured = partial(divergence, model, F.cross_entropy, inputs, labels, optimizer=watched)
+        seconds = interleaved({"step": partial(_step, model, optimizer, inputs, labels), "measured": measured}, rounds)
+        found = {"what": name, "time_ratio": ratio(seconds["measured"], seconds["step"])}
+        rows.append({**found, "milliseconds": 1e3 * statistics.median(seconds["measured"])})
     return rows
 
 
-def _step(model: nn.Module, optimizer: torch.optim.Optimizer, inputs: Tensor, labels: Tensor) -> Callable[[], None]:
-    def run() -> None:
-        optimizer.zero_grad()
-        F.cross_entropy(model(inputs), labels).backward()
-        optimizer.step()
-
-    return run
-
-
-def _measurement(
-    model: nn.Module, optimizer: torch.optim.Optimizer | None, inputs: Tensor, labels: Tensor
-) -> Callable[[], Any]:
-    return lambda: divergence(model, F.cross_entropy, inputs, labels, optimizer=optimizer)
+def _step(model: nn.Module, optimizer: torch.optim.Optimizer, inputs: Tensor, labels: Tensor) -> None:
+    optimizer.zero_grad()
+    F.cross_entropy(model(inputs), labels).backward()
+    optimizer.step()
 
 
 def table(result: dict[str, Any], stage: str) -> str:
@@ -200,27 +166,18 @@ def table(result: dict[str, Any], stage: str) -> str:
     rows = []
     for name, subject in result["subjects"].items():
         found = subject[stage]
-        layers = found["layers"]
-        uneven = found["not_downhill_uneven"]
-        rows.append(
-            [
-                name,
-                _cell(f"{layer['cosine'][1]:.2f}" for layer in layers),
-                _cell(_gain(layer["gain_mean"], layer["gain_variance"] ** 0.5) for layer in layers),
-                _cell(f"{layer['interference'][1]:.2f}" for layer in layers),
-                _cell(f"{layer['weight_share']:.2f}" for layer in layers),
-                _cell(_rounded(layer["squared_norm_variance"]) for layer in layers),
-                f"{100 * found['not_downhill']:.0f}",
-                "" if uneven is None else f"{100 * uneven:.1f}",
-                f"{found['accuracy']:.1f}",
-            ]
+        layers, uneven = found["layers"], found["not_downhill_uneven"]
+        cells = (
+            (f"{layer['cosine'][1]:.2f}" for layer in layers),
+            (_gain(layer["gain_mean"], layer["gain_variance"] ** 0.5) for layer in layers),
+            (f"{layer['interference'][1]:.2f}" for layer in layers),
+            (f"{layer['weight_share']:.2f}" for layer in layers),
+            (f"{v:.2g}" if (v := layer["squared_norm_variance"]) > 1e-6 else "0" for layer in layers),
         )
+        whole = [f"{100 * found['not_downhill']:.0f}", "" if uneven is None else f"{100 * uneven:.1f}"]
+        rows.append([name, *map(", ".join, cells), *whole, f"{found['accuracy']:.1f}"])
     header = ["method", "cosine", "own gain", "interference", "weight share", "Var\\|x\\|²"]
     return markdown([*header, "uphill, %", f"uphill, {UNEVEN_ROWS} uneven rows, %", "accuracy, %"], rows)
-
-
-def _rounded(variance: float) -> str:
-    return f"{variance:.2g}" if variance > 1e-6 else "0"
 
 
 def _gain(mean: float, deviation: float) -> str:
@@ -228,16 +185,11 @@ def _gain(mean: float, deviation: float) -> str:
     return f"{mean:.3g} ± {deviation:.2g}" if deviation > 1e-4 * mean else f"{mean:.3g}"
 
 
-def _cell(numbers: Iterable[str]) -> str:
-    return ", ".join(numbers)
-
-
 def cost_table(result: dict[str, Any]) -> str:
     """A Markdown table of what a measurement costs."""
     rows = []
     for row in result["cost"]:
-        low, high = row["time_ratio"]["quartiles"]
-        middle = row["time_ratio"]["median"]
+        (low, high), middle = row["time_ratio"]["quartiles"], row["time_ratio"]["median"]
         rows.append([row["what"], f"{middle:.1f}", f"{low:.1f} to {high:.1f}", f"{row['milliseconds']:.1f}"])
     return markdown(["one `divergence`, in training steps", "median", "quartiles", "ms"], rows)
 
@@ -295,20 +247,10 @@ def figure(result: dict[str, Any], path: Path) -> None:
         fig.suptitle(title, fontsize=11, x=0.4)
 
 
-def _run(options: argparse.Namespace, store: Store) -> None:
-    data = getattr(options, "data", "digits")
-    measure(store, {"divergence": lambda: compare(data, download=options.download)})
+def _section(result: dict[str, Any], name: str, folder: Path) -> str:
+    figure(result, folder / f"{name}.png")
+    return section(result)
 
 
-def report(store: Store, name: str, folder: Path) -> Sections:
-    """Figure, tables, cost, and what their numbers are."""
-    sections: Sections = {}
-    for result in store.read():
-        figure(result, folder / f"{name}.png")
-        sections[name] = section(result)
-    return sections
-
-
-DIVERGENCE = Study(
-    "what one step of every method does to the activations", _run, report, lambda parser: add_arguments(parser, "data")
-)
+_HELP = "what one step of every method does to the activations"
+STUDIES = {"divergence": measurement(_HELP, "divergence", compare, _section)}

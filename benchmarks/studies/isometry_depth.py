@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -34,22 +34,6 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-class Variant(NamedTuple):
-    """How a layer ends.
-
-    Args:
-        build: from the activation to what stands in its place.
-        finish: what is measured of each sample and taken out of it.
-    """
-
-    build: Callable[[Callable[[Tensor], Tensor]], Callable[[Tensor], Tensor]]
-    finish: Callable[[Tensor], Tensor]
-
-
-def _same(activation: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    return activation
-
-
 def _centred(x: Tensor) -> Tensor:
     return x - x.mean(-1, keepdim=True)
 
@@ -58,39 +42,31 @@ def _normalised(x: Tensor) -> Tensor:
     return F.rms_norm(x, x.shape[-1:], eps=0.0)
 
 
-#: Key in the result → how its layers end.
+#: How a layer ends: activation → what stands in its place; what is measured of each sample and taken out of it.
+Variant = tuple[Callable[[Any], Callable[[Tensor], Tensor]], Callable[[Tensor], Tensor]]
 VARIANTS: dict[str, Variant] = {
-    "layernorm": Variant(_same, lambda x: _normalised(_centred(x))),
-    "centred": Variant(_same, _centred),
-    "mean-field-centred": Variant(lambda f: MeanFieldNorm(f, normalize=False), _normalised),
-    "mean-field": Variant(MeanFieldNorm, nn.Identity()),
+    "layernorm": (lambda f: f, lambda x: _normalised(_centred(x))),
+    "centred": (lambda f: f, _centred),
+    "mean-field-centred": (lambda f: MeanFieldNorm(f, normalize=False), _normalised),
+    "mean-field": (MeanFieldNorm, nn.Identity()),
 }
 
 
 def compare(seeds: int = 10, width: int = WIDTH, depth: int = DEPTH) -> dict[str, Any]:
     """Return gap by depth, quartiles over seeds, of every activation and variant, with limit and bound."""
     start = torch.full((SAMPLES, SAMPLES), CORRELATION, dtype=torch.float64).fill_diagonal_(1.0)
-    gaps = torch.stack([_gaps(seed, start, width, depth) for seed in range(seeds)])
-    result = {}
+    gaps, result = torch.stack([_gaps(seed, start, width, depth) for seed in range(seeds)]), {}
     for number, (name, activation) in enumerate(ACTIVATIONS.items()):
         strength = isometry_strength(activation)
+        columns = {variant: gaps[:, :, number, at].unbind(1) for at, variant in enumerate(VARIANTS)}
         result[name] = {
             "strength": strength,
-            "measured": {
-                variant: [_quartiles(column) for column in gaps[:, :, number, at].unbind(1)]
-                for at, variant in enumerate(VARIANTS)
-            },
+            "measured": {variant: [_quartiles(each) for each in found] for variant, found in columns.items()},
             "mean_field": _limit(activation, start, depth),
             "bound": mean_field_bound(start, strength, range(depth + 1)).tolist(),
         }
-    return {
-        "width": width,
-        "depth": depth,
-        "samples": SAMPLES,
-        "correlation": CORRELATION,
-        "seeds": seeds,
-        "activations": result,
-    }
+    about = {"width": width, "depth": depth, "samples": SAMPLES, "correlation": CORRELATION, "seeds": seeds}
+    return {**about, "activations": result}
 
 
 def _gaps(seed: int, start: Tensor, width: int, depth: int) -> Tensor:
@@ -102,7 +78,7 @@ def _gaps(seed: int, start: Tensor, width: int, depth: int) -> Tensor:
 
     directions, _ = torch.linalg.qr(normal(width, SAMPLES))
     inputs = torch.linalg.cholesky(start) @ directions.T * width**0.5
-    layers = [[(variant.build(f), variant.finish) for variant in VARIANTS.values()] for f in ACTIVATIONS.values()]
+    layers = [[(build(f), finish) for build, finish in VARIANTS.values()] for f in ACTIVATIONS.values()]
     x = inputs.expand(len(ACTIVATIONS), len(VARIANTS), *inputs.shape)
     gaps = [isometry_gap(x @ x.mT)]
     for _ in range(depth):
@@ -196,15 +172,12 @@ def _by_depth(axes: Sequence[Any]) -> None:
 
 
 def _depth_table(result: Result) -> str:
-    deep = result["depth"]
-    rows = []
+    deep, rows = result["depth"], []
     for name, found in result["activations"].items():
         strength = found["strength"]
-        cells = [_three(found["measured"][variant][deep]) for variant in STYLES]
-        limit = f"{found['mean_field'][deep]:.2g}"
-        rows.append(
-            [name, f"{strength:.4f}", f"{(2 - strength) ** 2:.3f}", limit, f"{found['bound'][deep]:.2g}", *cells]
-        )
+        cells = [f"{strength:.4f}", f"{(2 - strength) ** 2:.3f}"]
+        cells += [f"{found[limit][deep]:.2g}" for limit in ("mean_field", "bound")]
+        rows.append([name, *cells, *(_three(found["measured"][variant][deep]) for variant in STYLES)])
     header = ["activation", "β", "(2 − β)²", "infinite width", "bound"]
     return markdown([*header, *(label.replace("\n", " ") for *_, label in STYLES.values())], rows)
 
@@ -227,4 +200,4 @@ def _depth_caption(result: Result) -> str:
     )
 
 
-ISOMETRY_DEPTH = measurement("isometry of random networks by depth", "depth", compare, section)
+STUDIES = {"isometry-depth": measurement("isometry of random networks by depth", "depth", compare, section)}

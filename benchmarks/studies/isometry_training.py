@@ -2,9 +2,8 @@
 
 import argparse
 import statistics
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -16,20 +15,17 @@ from torch import Tensor, nn
 from adiv_optim.diagnostics import isometry_strength, record
 
 from ..core.figure import panels, plt
-from ..core.progress import Kind, Tick, run_all
+from ..core.progress import measure
 from ..core.run import public_name
-from ..core.store import Result, Store, digest
+from ..core.store import Result, Store
 from ..core.study import Sections, Study
 from ..core.table import markdown
-from ..data import Dataset, load
-from ..images.run import add_arguments
+from ..data import load
 from .images import DATA_LABELS
 
 LAYERS, WIDTH, BATCH_SIZE, LR = 10, 1000, 512, 0.01
-#: Steps of training over which a loss is averaged.
-WINDOW = 20
-#: Batches that isometry is averaged over.
-MEASURED = 2
+#: Batches that isometry is averaged over, and steps of training over which a loss is.
+MEASURED, WINDOW = 2, 20
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "sigmoid": nn.Sigmoid,
     "SELU": nn.SELU,
@@ -43,17 +39,14 @@ ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
 
 def network(activation: str, features: int, classes: int, width: int) -> nn.Sequential:
     """Ten times norm → linear → activation, then norm and the outputs: weights N(0, 1/fan_in), no norm parameters."""
-    layers: list[tuple[str, nn.Module]] = []
+    model = nn.Sequential()
     for number in range(LAYERS):
         inputs = width if number else features
-        layers += [
-            (f"norm-{number}", nn.LayerNorm(inputs, elementwise_affine=False)),
-            (f"fc-{number}", nn.Linear(inputs, width)),
-            (f"act-{number}", ACTIVATIONS[activation]()),
-        ]
-    layers.append((f"norm-{LAYERS}", nn.LayerNorm(width, elementwise_affine=False)))
-    layers.append(("out", nn.Linear(width, classes)))
-    model = nn.Sequential(OrderedDict(layers))
+        model.add_module(f"norm-{number}", nn.LayerNorm(inputs, elementwise_affine=False))
+        model.add_module(f"fc-{number}", nn.Linear(inputs, width))
+        model.add_module(f"act-{number}", ACTIVATIONS[activation]())
+    model.add_module(f"norm-{LAYERS}", nn.LayerNorm(width, elementwise_affine=False))
+    model.add_module("out", nn.Linear(width, classes))
     for layer in model:
         if isinstance(layer, nn.Linear):
             nn.init.normal_(layer.weight, std=layer.in_features**-0.5)
@@ -68,53 +61,16 @@ def _batches(count: int, size: int, seed: int) -> Iterator[Tensor]:
         yield from torch.randperm(count, generator=generator)[: count - count % size].split(size)
 
 
-@dataclass(frozen=True)
-class IsometryRun:
-    """The settings of one run.
-
-    Args:
-        data: the --data argument.
-        activation: a key of `ACTIVATIONS`.
-        steps: of batches of 512, reshuffled every epoch.
-        width: of the hidden layers.
-    """
-
-    data: str
-    activation: str
-    steps: int = 200
-    width: int = WIDTH
-    device: str = "cpu"
-
-    def __post_init__(self) -> None:
-        if self.activation not in ACTIVATIONS:
-            raise ValueError(f"unknown activation {self.activation!r}; known are {', '.join(ACTIVATIONS)}.")
-        for name in ("steps", "width"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be positive.")
-
-    def settings(self) -> dict[str, Any]:
-        """What identifies the run."""
-        protocol = {"layers": LAYERS, "width": self.width, "batch_size": BATCH_SIZE, "lr": LR, "steps": self.steps}
-        return {"data": public_name(self.data), "activation": self.activation, **protocol}
-
-    def key(self, part: str | None = None) -> str:
-        """What tells its result from others."""
-        return digest([self.settings(), part])
-
-    def computes(self) -> None:
-        """No method of this library has a part in it."""
-
-
-def train(run: IsometryRun, data: Dataset, tick: Tick = lambda: None) -> dict[str, Any]:
+def train(activation: str, name: str, steps: int, width: int, download: bool = False) -> Result:
     """Train one network with plain SGD; return its loss by step and the isometry of its layers at both ends."""
-    if len(data.train_labels) < BATCH_SIZE:
-        raise ValueError(
-            f"{run.data} has {len(data.train_labels)} training samples, fewer than a batch of {BATCH_SIZE}."
-        )
+    data = load(name, download).to("cpu", torch.float32)
+    count = len(data.train_labels)
+    if count < BATCH_SIZE:
+        raise ValueError(f"{name} has {count} training samples, fewer than a batch of {BATCH_SIZE}.")
     torch.manual_seed(0)
-    model = network(run.activation, data.features, data.classes, run.width)
+    model = network(activation, data.features, data.classes, width)
     optimizer = torch.optim.SGD(model.parameters(), lr=LR)
-    batches, measuring = (_batches(len(data.train_labels), BATCH_SIZE, seed) for seed in (1, 2))
+    batches, measuring = (_batches(count, BATCH_SIZE, seed) for seed in (1, 2))
     held = [next(measuring) for _ in range(MEASURED)]
     # As many samples as features have a singular Gram matrix, and pixels that never change are no features.
     samples = min(BATCH_SIZE, data.features // 2)
@@ -125,27 +81,26 @@ def train(run: IsometryRun, data: Dataset, tick: Tick = lambda: None) -> dict[st
             for index in held:
                 model(data.train_inputs[index])
         passes = [entry["layers"] for entry in recorder.history]
-        return [
-            {"path": path, "isometry": sum(layers[at]["isometry"] for layers in passes) / MEASURED}
-            for at, path in enumerate(paths)
-        ]
+        means = (sum(layers[at]["isometry"] for layers in passes) / MEASURED for at in range(len(paths)))
+        return [{"path": path, "isometry": mean} for path, mean in zip(paths, means, strict=True)]
 
     start, losses = measured(), []
-    for index in islice(batches, run.steps):
+    for index in islice(batches, steps):
         optimizer.zero_grad()
         loss = F.cross_entropy(model(data.train_inputs[index]), data.train_labels[index])
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
-        tick()
     with torch.no_grad():
         predicted = torch.cat([model(part).argmax(-1) for part in data.test_inputs.split(BATCH_SIZE)])
+    settings = {"data": public_name(name), "activation": activation, "layers": LAYERS, "width": width}
     return {
+        "settings": {**settings, "batch_size": BATCH_SIZE, "lr": LR, "steps": steps},
         "features": data.features,
-        "training_samples": len(data.train_labels),
+        "training_samples": count,
         "samples": samples,
         "batches": MEASURED,
-        "strength": isometry_strength(ACTIVATIONS[run.activation]()),
+        "strength": isometry_strength(ACTIVATIONS[activation]()),
         "isometry": {"start": start, "trained": measured()},
         "train_loss": losses,
         "test_accuracy": 100 * (predicted == data.test_labels).double().mean().item(),
@@ -155,14 +110,11 @@ def train(run: IsometryRun, data: Dataset, tick: Tick = lambda: None) -> dict[st
 def report(store: Store, name: str, folder: Path) -> Sections:
     """Figures of isometry by layer and of convergence, table and caption."""
     results = sorted(store.read(), key=lambda r: r["strength"])
-    if not results:
-        return {}
-    settings = results[0]["settings"]
-    data = DATA_LABELS.get(settings["data"], settings["data"])
+    data = DATA_LABELS.get(results[0]["settings"]["data"], results[0]["settings"]["data"])
     layers = next((r for r in results if r["settings"]["activation"] == "tanh"), results[0])
     _layers_figure(layers, data, folder / "isometry-layers.png")
     _convergence_figure(results, data, folder / "isometry-convergence.png")
-    return {name: f"{_training_table(results)}\n\n{_training_caption(results, data)}"}
+    return {name: f"{_table(results)}\n\n{_caption(results, data)}"}
 
 
 def _layers_figure(result: Result, data: str, path: Path) -> None:
@@ -170,22 +122,19 @@ def _layers_figure(result: Result, data: str, path: Path) -> None:
     settings = result["settings"]
     stages = {"start": "at initialisation", "trained": f"after {settings['steps']} steps"}
     title = f"Isometry of {result['samples']} samples, layer by layer: {data}, {settings['activation']}"
+    looks = {"norm": ("o", "tab:blue", "normalisation"), "fc": ("s", "0.4", "linear")}
+    looks["act"] = ("^", "tab:orange", "activation")
     with panels(list(stages.values()), title, path, 7.0) as axes:
         for axis, stage in zip(axes, stages, strict=True):
             found = result["isometry"][stage]
-            places, values = range(len(found)), [layer["isometry"] for layer in found]
-            axis.plot(places, values, color="0.6", linewidth=1, zorder=1)
-            for kind, mark, color, label in (
-                ("norm", "o", "tab:blue", "normalisation"),
-                ("fc", "s", "0.4", "linear"),
-                ("act", "^", "tab:orange", "activation"),
-            ):
-                at = [place for place in places if found[place]["path"].startswith(kind)]
+            values = [layer["isometry"] for layer in found]
+            axis.plot(range(len(found)), values, color="0.6", linewidth=1, zorder=1)
+            for kind, (mark, color, label) in looks.items():
+                at = [place for place, layer in enumerate(found) if layer["path"].startswith(kind)]
                 axis.plot(at, [values[place] for place in at], mark, color=color, markersize=5, label=label)
-                if kind == "norm":
-                    for place in at:
-                        axis.axvspan(place - 1, place, color=color, alpha=0.1, linewidth=0)
-            axis.set_xticks(places, [layer["path"] for layer in found], rotation=90, fontsize=7)
+                for place in at if kind == "norm" else ():
+                    axis.axvspan(place - 1, place, color=color, alpha=0.1, linewidth=0)
+            axis.set_xticks(range(len(found)), [layer["path"] for layer in found], rotation=90, fontsize=7)
             axis.set_xlim(-1, len(found) - 0.5)
         axes[0].set_ylim(bottom=0)
         axes[0].set_ylabel("isometry")
@@ -193,19 +142,17 @@ def _layers_figure(result: Result, data: str, path: Path) -> None:
 
 def _convergence_figure(results: list[Result], data: str, path: Path) -> None:
     """Training loss by step, and by β at the end of the first epoch and of training."""
-    colors = plt.get_cmap("viridis")
-    settings = results[0]["settings"]
+    colors, settings, ends = plt.get_cmap("viridis"), results[0]["settings"], _ends(results[0])
     low, high = results[0]["strength"], results[-1]["strength"]
-    ends = _ends(results[0])
     title = f"Convergence: {data}, {settings['layers']} layers of {settings['width']}, SGD {settings['lr']:g}"
     with panels(["by step", *(f"at the end of {end}, by β" for end in ends)], title, path, 4.6) as axes:
         for number, result in enumerate(results):
-            name, strength = result["settings"]["activation"], result["strength"]
+            strength = result["strength"]
             color = colors(0.9 * (strength - low) / max(high - low, 1e-9))
             mark, style = "os^Dv<>"[number % 7], ("-", "--", "-.", ":")[number % 4]
             steps = range(min(WINDOW, settings["steps"]), settings["steps"] + 1)
             curve = [_loss(result, step) for step in steps]
-            label = f"{name}, β = {strength:.3f}"
+            label = f"{result['settings']['activation']}, β = {strength:.3f}"
             axes[0].plot(steps, curve, style, color=color, label=label, marker=mark, markersize=7, markevery=[-1])
             for axis, step in zip(axes[1:], ends.values(), strict=True):
                 axis.plot(strength, _loss(result, step), mark, color=color, markersize=9)
@@ -225,41 +172,28 @@ def _loss(result: Result, step: int) -> float:
     return statistics.fmean(result["train_loss"][max(0, step - WINDOW) : step])
 
 
-def _training_table(results: list[Result]) -> str:
+def _table(results: list[Result]) -> str:
     rows, ends = [], _ends(results[0])
     for result in results:
         stages = [[layer["isometry"] for layer in result["isometry"][stage]] for stage in ("start", "trained")]
         # Layers come in threes, norm, linear, activation, and end with a norm.
         gains = [min(after - before for before, after in zip(s[2::3], s[3::3], strict=True)) for s in stages]
-        rows.append(
-            [
-                result["settings"]["activation"],
-                f"{result['strength']:.4f}",
-                *(f"{s[0]:.3f}, {s[-1]:.3f}" for s in stages),
-                ", ".join(f"{gain:+.1g}" for gain in gains),
-                *(f"{_loss(result, step):.3f}" for step in ends.values()),
-                f"{result['test_accuracy']:.1f}",
-            ]
-        )
-    header = [
-        "activation",
-        "β",
-        "isometry after the first and the last norm",
-        "trained",
-        "least gain by a norm, trained",
-    ]
-    return markdown([*header, *(f"loss, end of {end}" for end in ends), "test accuracy, %"], rows)
+        cells = [*(f"{s[0]:.3f}, {s[-1]:.3f}" for s in stages), ", ".join(f"{gain:+.1g}" for gain in gains)]
+        cells += [*(f"{_loss(result, step):.3f}" for step in ends.values()), f"{result['test_accuracy']:.1f}"]
+        rows.append([result["settings"]["activation"], f"{result['strength']:.4f}", *cells])
+    header = ["activation", "β", "isometry after the first and the last norm", "trained"]
+    header += ["least gain by a norm, trained", *(f"loss, end of {end}" for end in ends), "test accuracy, %"]
+    return markdown(header, rows)
 
 
-def _training_caption(results: list[Result], data: str) -> str:
+def _caption(results: list[Result], data: str) -> str:
     settings, result = results[0]["settings"], results[0]
     epochs = settings["steps"] * settings["batch_size"] / result["training_samples"]
     correlations = ""
     if len(results) > 2:
         strengths = _ranks([r["strength"] for r in results])
-        columns = {
-            f"the loss at the end of {end}": [_loss(r, step) for r in results] for end, step in _ends(result).items()
-        }
+        ends = _ends(result).items()
+        columns = {f"the loss at the end of {end}": [_loss(r, step) for r in results] for end, step in ends}
         columns["test accuracy"] = [r["test_accuracy"] for r in results]
         found = (f"{name} {statistics.correlation(strengths, _ranks(column)):+.2f}" for name, column in columns.items())
         correlations = f"Rank correlation of β over {len(results)} activations with {', with '.join(found)}. "
@@ -278,23 +212,21 @@ def _ranks(values: Sequence[float]) -> list[int]:
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
-    add_arguments(parser, "data", "activation")
-    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--data", default="digits")
+    parser.add_argument("--activations", nargs="+", default=list(ACTIVATIONS), metavar="NAME")
+    parser.add_argument("--steps", type=int, default=200, help="of batches of 512")
     parser.add_argument("--width", type=int, default=WIDTH, help="of the hidden layers")
 
 
 def _run(options: argparse.Namespace, store: Store) -> None:
-    names = getattr(options, "activation", list(ACTIVATIONS))
-    runs = [IsometryRun(getattr(options, "data", "digits"), name, options.steps, options.width) for name in names]
-    run_all(runs, _KIND, store, download=options.download)
+    if unknown := set(options.activations) - set(ACTIVATIONS):
+        raise ValueError(f"unknown activation {min(unknown)!r}; known are {', '.join(ACTIVATIONS)}.")
+    for name in ("steps", "width"):
+        if getattr(options, name) < 1:
+            raise ValueError(f"{name} is {getattr(options, name)}; it must be positive.")
+    where = f"{public_name(options.data)}, {options.steps} steps, width {options.width}"
+    given = {"steps": options.steps, "width": options.width, "download": options.download}
+    measure(store, {f"{name}, {where}": partial(train, name, options.data, **given) for name in options.activations})
 
 
-_KIND = Kind(
-    load=lambda run, download: load(run.data, download).to("cpu", torch.float32),
-    steps=lambda run, data: run.steps,
-    family=lambda run: run,
-    train=lambda runs, data, tick: [train(run, data, tick) for run in runs],
-    score=lambda result: result["test_accuracy"],
-)
-
-ISOMETRY_TRAINING = Study("isometry of trained networks, layer by layer", _run, report, _arguments)
+STUDIES = {"isometry-training": Study("isometry of trained networks, layer by layer", _run, report, _arguments)}

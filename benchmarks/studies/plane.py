@@ -31,7 +31,7 @@ NORMALISERS = {
     "RMSNorm": lambda: nn.RMSNorm(2, elementwise_affine=False),
     "affine-like": _affine_like,
 }
-COLORS = dict(zip(NORMALISERS, ("tab:red", "tab:blue", "tab:purple", "tab:orange", "black"), strict=True))
+COLORS = ("tab:red", "tab:blue", "tab:purple", "tab:orange", "black")
 
 
 @torch.no_grad()
@@ -53,9 +53,9 @@ def section(result: dict[str, Any], name: str, folder: Path) -> str:
     names = list(result["outputs"])
     count = len(result["inputs"]["x"])
     with panels(names, f"{count} standard normal points, and what each normaliser makes of them", path, 3.1) as axes:
-        for axis, name in zip(axes, names, strict=True):
+        for axis, name, own in zip(axes, names, COLORS, strict=True):
             points = result["outputs"][name]
-            drawn = {"input": (result["inputs"], "tab:green", 9, 0.35), name: (points, COLORS[name], 16, 0.5)}
+            drawn = {"input": (result["inputs"], "tab:green", 9, 0.35), name: (points, own, 16, 0.5)}
             for label, (where, color, size, alpha) in drawn.items():
                 axis.scatter(**where, s=size, color=color, alpha=alpha, linewidth=0)
                 axis.scatter([], [], s=40, color=color, linewidth=0, label=label)  # large enough for a legend
@@ -75,4 +75,5 @@ def section(result: dict[str, Any], name: str, folder: Path) -> str:
     )
 
 
-NORMALISERS_PLANE = measurement("what normalisers make of a thousand points of the plane", "plane", place, section)
+_HELP = "what normalisers make of a thousand points of the plane"
+STUDIES = {"normalisers-plane": measurement(_HELP, "plane", place, section)}

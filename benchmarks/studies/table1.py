@@ -98,4 +98,4 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-TABLE1 = Study("the paper's Table 1: accuracy and slope over batch sizes", _run, report, _arguments)
+STUDIES = {"table1": Study("the paper's Table 1: accuracy and slope over batch sizes", _run, report, _arguments)}

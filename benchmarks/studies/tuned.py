@@ -2,11 +2,9 @@
 
 import argparse
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 from ..core.progress import run_all
 from ..core.store import Result, Store
@@ -18,6 +16,9 @@ from ..images.train import IMAGES
 from ..images.tuning import choose, search, trials
 from ..methods import METHODS
 from .images import accuracy, network
+
+Run = Callable[[argparse.Namespace, Store], None]
+Report = Callable[[Store, str, Path], Sections]
 
 _ALL = {"schedule": "cosine", "data": "cifar10"}
 #: Both sides of the question, and the plain network.
@@ -93,8 +94,6 @@ def _run_long(options: argparse.Namespace, store: Store) -> None:
 
 def _report_rates(store: Store, name: str, folder: Path) -> Sections:
     results = store.read()
-    if not results:
-        return {}
     heading = f"**{network(results[0])}, rates tuned**"
     return {name: f"{heading}\n\n{_rates_table(results)}\n\n{_rates_caption(results)}"}
 
@@ -122,8 +121,6 @@ def _rates_caption(results: list[Result]) -> str:
 
 def _report_trials(store: Store, name: str, folder: Path) -> Sections:
     results, tried = store.read(), store.read("trials")
-    if not results:
-        return {}
     activations = " and ".join(sorted({r["settings"]["activation"] for r in results}))
     heading = f"**{network(results[0])}, {activations}, every setting tuned**"
     return {name: f"{heading}\n\n{_trials_table(results)}\n\n{_trials_caption(results, tried)}"}
@@ -136,19 +133,10 @@ def _trials_table(results: list[Result]) -> str:
     for result in sorted(results, key=lambda r: -mean_and_error(r["test_accuracy"][-1])[0]):
         settings = result["settings"]
         seconds = statistics.median(result["seconds"]) * settings["epochs"] / len(settings["seeds"])
-        rows.append(
-            [
-                METHODS[settings["method"]].label,
-                *([settings["activation"]] * several),
-                settings["optimizer"],
-                f"{settings['lr']:g}",
-                f"{settings['damping']:g}" if "damping" in settings else "",
-                f"{settings['weight_decay']:g}",
-                str(settings["epochs"]),
-                accuracy(result),
-                f"{seconds:.0f}",
-            ]
-        )
+        names = ("lr", "damping", "weight_decay", "epochs")
+        shown = [f"{settings[name]:g}" if name in settings else "" for name in names]
+        row = [METHODS[settings["method"]].label, *([settings["activation"]] * several), settings["optimizer"]]
+        rows.append([*row, *shown, accuracy(result), f"{seconds:.0f}"])
     header = ["method", *["activation"] * several, "optimizer", "rate", "damping", "weight decay", "epochs"]
     return markdown([*header, "test accuracy, %", "seconds"], rows)
 
@@ -168,22 +156,21 @@ def _trials_caption(results: list[Result], tried: list[Result]) -> str:
     )
 
 
-def _arguments(parser: argparse.ArgumentParser, names: Sequence[str] = (), **counts: int) -> None:
-    add_arguments(parser, "data", "activation", "seeds", "device", *names)
-    for name, count in counts.items():
-        parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=count)
+def _study(help: str, run: Run, report: Report, *names: str, **counts: int) -> Study:
+    def arguments(parser: argparse.ArgumentParser) -> None:
+        add_arguments(parser, "data", "activation", "seeds", "device", *names)
+        for name, count in counts.items():
+            parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=count)
+
+    return Study(help, run, report, arguments)
 
 
-_CHOICE: Any = partial(_arguments, names=("method", "optimizer", "epochs"))
-CIFAR10_TUNED = Study(
-    "every method at the best of one grid of rates", _run_rates, _report_rates, partial(_CHOICE, search_epochs=3)
-)
-DIGITS_TUNED = Study(
-    "digits, with rate, weight decay and damping by trials", _run_digits, _report_trials,
-    partial(_CHOICE, search_epochs=10, trials=8),
-)  # fmt: skip
-CIFAR10_TRIALS = Study(
-    "the best methods, with rate, weight decay and damping by trials", _run_trials, _report_trials,
-    partial(_arguments, trials=8),
-)  # fmt: skip
-CIFAR10_LONG = Study("the same for forty epochs", _run_long, _report_trials, _arguments)
+_CHOICE = "method", "optimizer", "epochs"
+_RATES_HELP = "every method at the best of one grid of rates"
+_TRIALS_HELP = "the best methods, with rate, weight decay and damping by trials"
+STUDIES = {
+    "cifar10-tuned": _study(_RATES_HELP, _run_rates, _report_rates, *_CHOICE, search_epochs=3),
+    "cifar10-trials": _study(_TRIALS_HELP, _run_trials, _report_trials, trials=8),
+    "cifar10-long": _study("the same for forty epochs", _run_long, _report_trials),
+    "digits-tuned": _study("all that on digits", _run_digits, _report_trials, *_CHOICE, search_epochs=10, trials=8),
+}

@@ -16,8 +16,6 @@ Series = dict[tuple[str, str], dict[float, list[float]]]
 
 def report(results: list[Result], name: str, folder: Path) -> Sections:
     """Heading, table, figure and caption."""
-    if not results:
-        return {}
     found, settings = _series(results), results[0]["settings"]
     sigmas = sorted({sigma for by_sigma in found.values() for sigma in by_sigma})
     rates = {(r["settings"]["method"], r["settings"]["optimizer"]): r["settings"]["lr"] for r in results}
@@ -78,4 +76,4 @@ _GRIDS = [
     )
 ]
 
-UC_RESCALED = grid_study("one network in several gauges", _GRIDS, report)
+STUDIES = {"uc-rescaled": grid_study("one network in several gauges", _GRIDS, report)}

@@ -20,8 +20,6 @@ Curves = dict[tuple[str, str], dict[float, tuple[float, float]]]
 
 def report(results: list[Result], name: str, folder: Path) -> Sections:
     """Heading, table, figure and caption."""
-    if not results:
-        return {}
     found, settings = _curves(results), results[0]["settings"]
     optimizers = in_order(OPTIMIZERS, (key[1] for key in found))
     where = "a tenth of the training set, held out" if settings.get("validation") else "the test set"
@@ -82,4 +80,4 @@ _GRIDS = [
     )
 ]
 
-UC_SWEEP = grid_study("unit-consistent optimizers over learning rates", _GRIDS, report)
+STUDIES = {"uc-sweep": grid_study("unit-consistent optimizers over learning rates", _GRIDS, report)}

@@ -6,10 +6,10 @@ import pytest
 
 from benchmarks.__main__ import main
 from benchmarks.core.store import Store
-from benchmarks.language import text
 from benchmarks.language.run import TextRun
 from benchmarks.methods import METHODS
 from benchmarks.studies.char_lm import choose, curve
+from examples import gpt as text
 
 from .test_report import is_drawn, reported
 

@@ -48,7 +48,7 @@ def test_tables_and_figure_come_from_the_file_alone(result, tmp_path):
     store = Store(tmp_path / "divergence.jsonl", "divergence")
     store.add("divergence", result)
     (stored,) = store.read()
-    text = divergence.report(store, "divergence", tmp_path)["divergence"]
+    text = divergence.STUDIES["divergence"].report(store, "divergence", tmp_path)["divergence"]
     assert text == divergence.section(result)
     for name in divergence.SUBJECTS:
         assert text.count(f"| {name} |") >= 2

@@ -11,7 +11,6 @@ from benchmarks.core.store import Store
 from benchmarks.data import DATA, Dataset
 from benchmarks.studies import isometry_depth as depth
 from benchmarks.studies import isometry_training as training
-from benchmarks.studies.isometry_training import IsometryRun
 
 from .test_report import is_drawn, reported
 
@@ -32,10 +31,11 @@ def few(argument="", download=False):
 
 @pytest.fixture(scope="module")
 def trained():
-    runs = [IsometryRun("few", name, steps=4, width=40) for name in ("tanh", "ReLU", "GELU")]
     with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(DATA, "few", few)
         patch.setattr(training, "BATCH_SIZE", 64)
-        return [{"settings": run.settings(), "environment": ENVIRONMENT, **training.train(run, few())} for run in runs]
+        results = [training.train(name, "few", steps=4, width=40) for name in ("tanh", "ReLU", "GELU")]
+    return [{**result, "environment": ENVIRONMENT} for result in results]
 
 
 def test_all_variants_start_at_the_gap_of_the_correlation(random_networks):
@@ -121,7 +121,7 @@ def test_command_skips_what_is_there(tmp_path, monkeypatch):
     assert [r["settings"]["activation"] for r in store.read()] == ["tanh", "leaky ReLU, 0.2"]
     monkeypatch.setattr(training, "BATCH_SIZE", 65)
     with pytest.raises(ValueError, match="few has 64 training samples, fewer than a batch of 65"):
-        training.train(IsometryRun("few", "tanh"), few())
+        training.train("tanh", "few", steps=2, width=40)
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,7 @@ import torch
 from torch import nn
 
 from adiv_optim import Proportional
-from benchmarks.speed.jobs import conv_layer, linear_layer
-from benchmarks.speed.structural import forward_backward
+from benchmarks.speed import jobs
 from benchmarks.speed.timing import interleaved, peak_memory, ratio
 
 MEBIBYTE = 2**20
@@ -41,7 +40,9 @@ def test_peak_memory_sees_the_highest_moment():
 
 
 @pytest.mark.parametrize(
-    "layer", [linear_layer(256, 256, 256, True), conv_layer((32, 64, 16, 16), 64, 3, True)], ids=["linear", "conv2d"]
+    "layer",
+    [partial(jobs.linear_layer, 256, 256, 256), partial(jobs.conv_layer, (32, 64, 16, 16), 64, 3)],
+    ids=["linear", "conv2d"],
 )
 def test_corrected_layer_does_not_raise_the_peak(layer):
     corrected, plain = (peak_memory(lambda rule=rule: partial(layer(), rule)) for rule in (Proportional(), None))
@@ -51,7 +52,7 @@ def test_corrected_layer_does_not_raise_the_peak(layer):
 def test_structural_layers_are_timed_in_training_with_all_their_gradients():
     module, seen = nn.Sequential(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3)), []
     module.register_full_backward_hook(lambda module, grad_input, grad_output: seen.append(grad_input[0]))
-    run = forward_backward(module, torch.randn(2, 2, 5, 5))
+    run = jobs.module(module, torch.randn(2, 2, 5, 5))
     before = module[1].num_batches_tracked.item()
     run()
     once = [parameter.grad.clone() for parameter in module.parameters()]

@@ -299,7 +299,7 @@ def test_rows_of_zeros_move_the_bias_alone(shape):
 
 
 def test_convolution_is_never_unfolded_whole():
-    layer = conv_layer((32, 64, 16, 16), 64, 3, True)
+    layer = partial(conv_layer, (32, 64, 16, 16), 64, 3)
     corrected, plain = (peak_memory(lambda rule=rule: partial(layer(), rule)) for rule in (BatchIdeal(), None))
     assert corrected <= 1.5 * plain
 

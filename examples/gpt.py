@@ -1,14 +1,21 @@
-"""The network: a pre-norm GPT whose normaliser can be exchanged or left out."""
+"""A pre-norm GPT whose normaliser can be exchanged or left out, and text as characters for it."""
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from adiv_optim.layers import AffineLikeLinear, DyT, convert
+
+#: The --data argument of the text that ships with Python.
+DEFAULT = "python-reference"
+#: Share of the steps in which the rate rises to its peak.
+WARM_UP = 0.05
 
 
 @dataclass(frozen=True)
@@ -148,3 +155,80 @@ def next_character_loss(model: nn.Module, windows: Tensor) -> Tensor:
     """Mean cross entropy, in nats per character, over windows of shape (batch, context + 1)."""
     logits = model(windows[:, :-1])
     return F.cross_entropy(logits.flatten(0, 1), windows[:, 1:].flatten())
+
+
+def all_windows(text: Tensor, preset: Preset) -> Tensor:
+    """Cut a text into windows, (windows, context + 1), so that every character but the first is predicted once."""
+    return text.unfold(0, preset.context + 1, preset.context)
+
+
+def warm_up_steps(total: int) -> int:
+    """How many steps the rate rises."""
+    return max(1, round(WARM_UP * total))
+
+
+def rate_factor(number: int, total: int) -> float:
+    """The share of its peak that the rate has at step `number` of 1 … `total`: a linear rise, then a cosine.
+
+    It reaches 0 where the run has ended: every step moves the weights.
+    """
+    warm_up = warm_up_steps(total)
+    if number <= warm_up:
+        return number / warm_up
+    return (1 + math.cos(math.pi * (number - 1 - warm_up) / (total - warm_up))) / 2
+
+
+class Text(NamedTuple):
+    """A text, as the numbers of its characters.
+
+    Args:
+        train: the first eight tenths, int64.
+        validation: the next tenth.
+        test: the last tenth.
+        vocabulary: all characters of the text; a character's number is its place here.
+    """
+
+    train: Tensor
+    validation: Tensor
+    test: Tensor
+    vocabulary: str
+
+    def to(self, device: str) -> "Text":
+        """Return the text on `device`."""
+        return Text(self.train.to(device), self.validation.to(device), self.test.to(device), self.vocabulary)
+
+
+def python_reference() -> str:
+    """The Python language reference as `pydoc` ships it, every paragraph once: 0.37 million characters.
+
+    It is the same wherever the Python version is. Topics quote each other at length, so that without removing the
+    copies much of the last tenth would stand in the first eight.
+    """
+    from pydoc_data.topics import topics
+
+    paragraphs = [paragraph.strip("\n") for name in sorted(topics) for paragraph in topics[name].split("\n\n")]
+    return "\n\n".join(dict.fromkeys(paragraphs))
+
+
+def load(data: str) -> Text:
+    """Load a text by its --data argument: `DEFAULT`, or the path of a UTF-8 file.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+    """
+    if data == DEFAULT:
+        return split(python_reference())
+    path = Path(data)
+    if not path.is_file():
+        raise FileNotFoundError(f"--data {data}: there is no such file; it must be a text, or {DEFAULT!r}.")
+    return split(path.read_text(encoding="utf-8"))
+
+
+def split(characters: str) -> Text:
+    """Number the characters of a text and cut it, in its own order, into eight tenths, one and one."""
+    vocabulary = "".join(sorted(set(characters)))
+    places = {character: place for place, character in enumerate(vocabulary)}
+    numbers = torch.tensor([places[character] for character in characters])
+    tenth = len(numbers) // 10
+    train, validation, test = numbers.split([len(numbers) - 2 * tenth, tenth, tenth])
+    return Text(train, validation, test, vocabulary)
