@@ -30,9 +30,6 @@ from .timing import Job, device, measured, peak_memory, processor_time, ratio
 
 Rows = list[dict[str, Any]]
 
-#: What is timed; neither number has a part in the cost.
-IDEAL = BatchIdeal(1e-3, per_sample=False)
-
 
 def _row(what: str, job: Job, plain: Job, rounds: int) -> dict[str, Any]:
     return measured(what, job(), plain(), rounds, peak_memory(job) / peak_memory(plain))
@@ -54,27 +51,12 @@ def layers(data: str) -> dict[str, Any]:
                 what = f"Linear {shape}{' first' * first}, {type(correction).__name__}"
                 rows.append(_layer_row(what, partial(jobs.linear_layer, *shape, not first), correction))
     for shape in ((128, 512, 512), (32, 1024, 1024), (512, 1024, 1024), (2048, 512, 512)):
-<<<<<<< HEAD
-        rows.append(_layer_row(f"Linear {shape}, BatchIdeal", linear_layer(*shape, True), IDEAL))
-    images: tuple[tuple[tuple[int, ...], int, int, bool], ...] = (
-        ((32, 64, 16, 16), 64, 3, True),
-        ((32, 256, 8, 8), 64, 1, True),
-        ((32, 3, 32, 32), 64, 3, False),
-    )
-    for image, outputs, kernel, input_grad in images:
-        for rule in (Proportional(), IDEAL):
-            where = f"{image} → {outputs}{'' if input_grad else ' first'}"
-            what = f"Conv2d {kernel}×{kernel}, {where}, {type(rule).__name__}"
-            rows.append(_layer_row(what, conv_layer(image, outputs, kernel, input_grad), rule))
-
-=======
         rows.append(_layer_row(f"Linear {shape}, BatchIdeal", partial(jobs.linear_layer, *shape), rule))
     images = (((32, 64, 16, 16), 3, False), ((32, 256, 8, 8), 1, False), ((32, 3, 32, 32), 3, True))
     for image, kernel, first in images:
         for own in (Proportional(), rule):
             what = f"Conv2d {kernel}×{kernel}, {image} → 64{' first' * first}, {type(own).__name__}"
             rows.append(_layer_row(what, partial(jobs.conv_layer, image, 64, kernel, not first), own))
->>>>>>> bench
     shape = (512, 1024, 1024)
     peers: dict[str, Callable[..., jobs.Run]] = {"torch.func per-sample gradients": jobs.per_sample}
     if find_spec("opacus"):
@@ -155,11 +137,7 @@ def batch_ideal(data: str) -> dict[str, Any]:
         "note": "Linear is (rows, in, out), float32, on the same tensors; (60, 784, 1600) is that package's own MNIST "
         "example. Ratios within one interleaved run, median and quartiles of the rounds; below 1, BatchIdeal is "
         f"faster. isaac {version('isaac')}.",
-<<<<<<< HEAD
-        "rows": [_layer_row(f"Linear {shape}", isaac_layer(*shape), IDEAL, rounds=60) for shape in shapes],
-=======
         "rows": [_layer_row(f"Linear {shape}", partial(jobs.isaac_layer, *shape), rule, 60) for shape in shapes],
->>>>>>> bench
     }
 
 
