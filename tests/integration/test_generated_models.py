@@ -31,7 +31,10 @@ from tests.integration.generated import HOMOGENEOUS, Architecture, on_generated_
 from tests.optim.revive import revived
 from tests.wrappers import WRAPPERS
 
-pytestmark = pytest.mark.usefixtures("in_float64")
+pytestmark = [
+    pytest.mark.usefixtures("in_float64"),
+    pytest.mark.filterwarnings("ignore:UnitConsistent treats"),  # rightly, of tanh
+]
 LAYERS = (nn.Linear, _ConvNd)
 EXACT = 1e-9  # float64; Cholesky factors and roots square the condition of the rows
 #: Rounding, 1e-16, times what scales that differ by factors of a hundred and a few steps can make of it.

@@ -24,7 +24,10 @@ from tests.integration.methods import (
 from tests.integration.optimizers import WRAPPERS
 
 timm = pytest.importorskip("timm")
-pytestmark = pytest.mark.integration
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.filterwarnings("ignore:UnitConsistent treats"),  # rightly, of GELU and LayerNorm
+]
 
 each_model = pytest.mark.parametrize("model", ["resnet18", "vit_tiny_patch16_224"])
 #: The same code with fewer numbers, so that explicit matrices stay small.
