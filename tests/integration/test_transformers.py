@@ -168,10 +168,10 @@ def test_an_attached_gpt2_is_unpickled_where_transformers_has_not_been_imported(
     assert type(model.transformer.h[0].mlp.c_fc) is transformers.pytorch_utils.Conv1D
 
 
-@pytest.mark.parametrize("name", ["whitened"])
-def test_gpt2_as_it_is_takes_plain_steps_in_conv1d(name):
+@pytest.mark.parametrize("name", ["preconditioned", "whitened"])
+def test_gpt2_as_it_is_is_treated_in_conv1d(name):
     model = gpt2()
     optimizer = METHODS[name].wrap(adamw(model), model, None)
     train(Logits(model), optimizer, sentences())
-    assert optimizer.coverage()["score.weight"] == "whitened, 8 columns"
-    assert optimizer.coverage()["transformer.h.0.mlp.c_fc.weight"] == "plain: used by Conv1D"
+    assert optimizer.coverage().treated["score.weight"] == f"{name}, 8 columns"
+    assert optimizer.coverage().treated["transformer.h.0.mlp.c_fc.weight"] == f"{name}, 9 columns"
