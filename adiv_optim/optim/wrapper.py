@@ -43,7 +43,8 @@ class OptimizerWrapper(Optimizer):
             raise TypeError(
                 f"{name} wraps a torch.optim.Optimizer, found {optimizer!r} of type {type(optimizer).__name__}; "
                 f"build the optimizer first: {name}(torch.optim.SGD(model.parameters(), lr=0.1), …)."
-                + _ORDER * isinstance(optimizer, nn.Module)
+                + _ORDER
+                * isinstance(optimizer, nn.Module)
             )
         if isinstance(optimizer, LBFGS):
             raise TypeError(

@@ -321,7 +321,8 @@ class ByInputs(Method):
 
     def enter(self) -> None:
         self.left = self.gradients()
-        if self.steps % self.settings["every"] == 0 or self.steps in (1, 2, 4, 8):
+        every = self.settings["every"]
+        if self.steps % every == 0 or (self.steps < every and self.steps in (1, 2, 4, 8)):
             for memory in self.memories:
                 self._measure(memory)
         self.there = []

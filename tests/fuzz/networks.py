@@ -243,14 +243,18 @@ class _Builder:
         self.call(other)
 
     def norm(self) -> None:
-        affine, channels = self.chance(0.8), self.value.shape[1]
-        kinds: list[Callable[[], nn.Module]] = [lambda: nn.LayerNorm(self.value.shape[-1], elementwise_affine=affine)]
-        if len(self.value) >= 4 and (self.is_image or self.value.dim() == 2):  # one number alone has no variance
+        affine, channels, features = self.chance(0.8), self.value.shape[1], self.value.shape[-1]
+        kinds: list[Callable[[], nn.Module]] = []
+        if features > 1:  # one number alone is nothing but its mean
+            kinds.append(lambda: nn.LayerNorm(features, elementwise_affine=affine))
+        if len(self.value) >= 4 and (self.is_image or self.value.dim() == 2):
             batch_norm = {0: nn.BatchNorm1d, 1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}[self.spatial]
-            kinds.append(lambda: nn.GroupNorm(self.draw.choice([1, channels]), channels, affine=affine))
             kinds.append(lambda: batch_norm(channels, affine=affine))
-        layer: Any = self.attempt(self.draw.choice(kinds))
-        if affine:
+            if features > 1:
+                groups = self.draw.choice([1, channels]) if self.is_image else 1
+                kinds.append(lambda: nn.GroupNorm(groups, channels, affine=affine))
+        layer: Any = self.attempt(self.draw.choice(kinds or [nn.ReLU]))
+        if affine and kinds:
             nn.init.uniform_(layer.weight, 0.5, 2.0)
             nn.init.normal_(layer.bias)
 
@@ -353,7 +357,7 @@ def _training(draw: random.Random, model: Network, x: Tensor) -> Training:
         wanted = torch.zeros_like(model(x))
     dead = torch.rand(x.shape[1:]) < draw.choice([0.0, 0.0, 0.0, 0.5, 1.0])
     uneven = draw.choice([0.0, 0.0, 1.0])
-    for _ in range(3):
+    for _ in range(draw.choice([2, 3, 5])):
         if x.is_floating_point():
             sizes = (uneven * torch.randn(len(x))).exp().view(-1, *[1] * (x.dim() - 1))
             inputs.append(torch.empty_like(x).copy_(torch.randn(x.shape).masked_fill(dead, 0.0) * sizes))

@@ -178,5 +178,6 @@ def test_any_moment_may_be_the_last(wrap, inner, request):
                 optimizer.step()
         except KeyboardInterrupt:
             interrupted += 1
+            torch.set_grad_enabled(True)  # torch.no_grad itself may have been interrupted, and then stays on
         assert_old_or_new(optimizer, allowed, grads)
     assert interrupted
