@@ -1,7 +1,7 @@
 """Random networks, trained in every wrapper and by hand.
 
-A hundred networks have fixed seeds. `pytest tests/fuzz --fuzz 1000` takes a thousand more of fresh seeds, and says which
-of them failed; `--fuzz-seed SEED` repeats one.
+A hundred networks have fixed seeds. `pytest tests/fuzz --fuzz 1000` takes a thousand more of fresh seeds, and says
+which of them failed; `--fuzz-seed SEED` repeats one.
 """
 
 import random
