@@ -13,8 +13,11 @@ from torch.optim import Optimizer
 
 import adiv_optim
 from adiv_optim import GradientOnly, gauge
-from tests.fuzz import by_hand
+from tests.fuzz.by_hand import Method
+from tests.fuzz.by_inputs import Preconditioned, Whitened
+from tests.fuzz.corrected import BatchIdeal, Disproportional, Proportional
 from tests.fuzz.networks import Network, Training, network
+from tests.fuzz.unit_consistent import UnitConsistent
 
 #: What is smaller than this part of the largest parameter is compared with that: rounding is 1e-16 of it.
 ROUNDING = 1e-7
@@ -28,8 +31,8 @@ def _batch_ideal(draw: random.Random) -> Settings:
 
 def _preconditioned(draw: random.Random) -> Settings:
     return {
-        "damping": draw.choice([0.1, 1.0, 10.0]), "decay": draw.choice([0.0, 0.5, 0.9]), "every": draw.choice([1, 2, 3, 10]),
-        "max_dim": draw.choice([None, 1024, 6, 3]),
+        "damping": draw.choice([0.1, 1.0, 10.0]), "decay": draw.choice([0.0, 0.5, 0.9]),
+        "every": draw.choice([1, 2, 3, 10]), "max_dim": draw.choice([None, 1024, 6, 3]),
     }  # fmt: skip
 
 
@@ -58,6 +61,17 @@ SETTINGS: dict[str, Callable[[random.Random], Settings]] = {
     "unit-consistent": _unit_consistent,
     "whitened": _whitened,
     "whitened-rank": _whitened_rank,
+}
+
+
+METHODS: dict[str, Callable[..., Method]] = {
+    "proportional": Proportional,
+    "disproportional": Disproportional,
+    "batch-ideal": BatchIdeal,
+    "preconditioned": Preconditioned,
+    "unit-consistent": UnitConsistent,
+    "whitened": Whitened,
+    "whitened-rank": Whitened,
 }
 
 
@@ -90,7 +104,7 @@ def deviation(name: str, seed: int, **planted: Callable[[Any], Any]) -> float:
         warnings.simplefilter("ignore")  # most of these networks are hard to treat
         model, training = network(seed)
         twin = copy.deepcopy(model)
-        method = by_hand.METHODS[name](twin, training, **mistaken)
+        method = METHODS[name](twin, training, **mistaken)
         optimizer = wrapped(name, training.optimizer(model), model, training.inputs[0], settings)
         start = {path: p.detach().clone() for path, p in model.named_parameters()}
         least = ROUNDING * max(float(p.abs().max()) for p in start.values())
