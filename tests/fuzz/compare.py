@@ -13,8 +13,11 @@ from torch.optim import Optimizer
 
 import adiv_optim
 from adiv_optim import GradientOnly, gauge
-from tests.fuzz import by_hand
+from tests.fuzz.by_hand import Method
+from tests.fuzz.by_inputs import Preconditioned, Whitened
+from tests.fuzz.corrected import BatchIdeal, Disproportional, Proportional
 from tests.fuzz.networks import Network, Training, network
+from tests.fuzz.unit_consistent import UnitConsistent
 
 #: What is smaller than this part of the largest parameter is compared with that: rounding is 1e-16 of it.
 ROUNDING = 1e-7
@@ -61,6 +64,17 @@ SETTINGS: dict[str, Callable[[random.Random], Settings]] = {
 }
 
 
+METHODS: dict[str, Callable[..., Method]] = {
+    "proportional": Proportional,
+    "disproportional": Disproportional,
+    "batch-ideal": BatchIdeal,
+    "preconditioned": Preconditioned,
+    "unit-consistent": UnitConsistent,
+    "whitened": Whitened,
+    "whitened-rank": Whitened,
+}
+
+
 def wrapped(name: str, inner: Optimizer, model: nn.Module, example: Tensor, settings: Settings) -> Any:
     """The wrapper of that name."""
     kind = "".join(word.capitalize() for word in name.removesuffix("-rank").split("-"))
@@ -90,7 +104,7 @@ def deviation(name: str, seed: int, **planted: Callable[[Any], Any]) -> float:
         warnings.simplefilter("ignore")  # most of these networks are hard to treat
         model, training = network(seed)
         twin = copy.deepcopy(model)
-        method = by_hand.METHODS[name](twin, training, **mistaken)
+        method = METHODS[name](twin, training, **mistaken)
         optimizer = wrapped(name, training.optimizer(model), model, training.inputs[0], settings)
         start = {path: p.detach().clone() for path, p in model.named_parameters()}
         least = ROUNDING * max(float(p.abs().max()) for p in start.values())

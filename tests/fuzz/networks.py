@@ -369,9 +369,8 @@ def _training(draw: random.Random, model: Network, x: Tensor) -> Training:
         names = [name for name in names if name in model.kept or draw.random() < 0.6]
     count = draw.choice([1, 1, 2, 3])
     places = [draw.randrange(count) for _ in names]
-    groups = [
-        group for k in range(count) if (group := [n for n, place in zip(names, places, strict=True) if place == k])
-    ]
+    shares = [[name for name, place in zip(names, places, strict=True) if place == k] for k in range(count)]
+    groups = [share for share in shares if share]
     rates = [(10 ** draw.uniform(-3, -2), draw.choice([0.0, 0.0, 0.1])) for _ in groups]
     momentum, nesterov = draw.choice([(0.0, False), (0.9, False), (0.9, True)])
     build: Callable[[Any], Optimizer] = draw.choice(

@@ -136,12 +136,8 @@ SECTIONS: dict[str, dict[str, list[str]]] = {
         "a scaled loss gives scaled gradients, bit for bit": [
             "test_generated_models.py::test_scaled_loss_gives_scaled_gradients_bit_for_bit"
         ],
-        "gradients of micro-batches add up": ["test_generated_models.py::test_gradients_of_micro_batches_add_up"],
         "forward and input gradients untouched": [
             "test_generated_models.py::test_forward_and_input_gradients_are_those_of_the_plain_model"
-        ],
-        "gradients of explicit Jacobians": [
-            "test_generated_models.py::test_corrected_gradients_are_those_of_explicit_jacobians"
         ],
         "checkpoint, copy and pickle": ["test_generated_models.py::test_checkpoint_copy_and_pickle_go_on_bit_for_bit"],
         "NaN and inf travel": ["test_generated_models.py::test_rows_that_are_not_finite_show_in_the_gradients"],

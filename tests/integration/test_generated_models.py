@@ -20,11 +20,9 @@ from adiv_optim import (
     Disproportional,
     Proportional,
     UnitConsistent,
-    Whitened,
     attach,
     detach,
     gauge,
-    jacobian,
 )
 from tests.cases import apply, relative_error
 from tests.integration.generated import HOMOGENEOUS, Architecture, on_generated_models
@@ -36,12 +34,10 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:UnitConsistent treats"),  # rightly, of tanh
 ]
 LAYERS = (nn.Linear, _ConvNd)
-EXACT = 1e-9  # float64; Cholesky factors and roots square the condition of the rows
 #: Rounding, 1e-16, times what scales that differ by factors of a hundred and a few steps can make of it.
 BLIND = 1e-9
 
 CORRECTIONS = {"proportional": Proportional(), "disproportional": Disproportional(), "batch-ideal": BatchIdeal(0.1)}
-ADDITIVE = {name: rule for name, rule in CORRECTIONS.items() if rule.additive}
 
 
 in_every_wrapper = on_generated_models(*WRAPPERS)
@@ -96,10 +92,6 @@ def identical(one: list[Tensor], other: list[Tensor]) -> bool:
     """Whether two lists agree in every bit: +0 is not -0, and NaN is NaN."""
     pairs = zip(one, other, strict=True)
     return all(torch.equal(a.detach().view(torch.int64), b.detach().view(torch.int64)) for a, b in pairs)
-
-
-def close(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> bool:
-    return found.keys() == wanted.keys() and all(relative_error(found[name], wanted[name]) <= EXACT for name in wanted)
 
 
 def calls(model: nn.Module, x: Tensor) -> Iterator[tuple[Any, Tensor, Tensor, Tensor]]:
@@ -194,17 +186,6 @@ def test_scaled_loss_gives_scaled_gradients_bit_for_bit(name, architecture):
     assert identical([gradient / 1024 for gradient in gradients(model).values()], list(once.values()))
 
 
-@on_generated_models(*ADDITIVE)
-def test_gradients_of_micro_batches_add_up(name, architecture):
-    model, (x,) = attach(architecture.model(), ADDITIVE[name]), architecture.inputs()
-    loss(model, x).backward()
-    whole = gradients(model)
-    model.zero_grad()
-    for part in x.split(2):
-        loss(model, part).backward()
-    assert close(gradients(model), whole)
-
-
 # Invariant 3: a wrapper is the optimizer that it wraps, and goes on exactly from whatever it is brought back by.
 
 
@@ -232,8 +213,8 @@ def test_checkpoint_copy_and_pickle_go_on_bit_for_bit(wrapper, architecture):
         assert identical(train(other, other.model, xs[2:]), wanted)
 
 
-# Invariant 4: forward, input gradients and correction=None are torch's, parameter gradients the oracle's, and there
-# are no second derivatives.
+# Invariant 4: forward, input gradients and correction=None are torch's, and there are no second derivatives. Parameter
+# gradients are held against loops by hand in tests/fuzz.
 
 
 @on_generated_models()
@@ -256,14 +237,6 @@ def test_forward_and_input_gradients_are_those_of_the_plain_model(name, architec
         distance(output).backward()
         found.append([output, x.grad])
     assert identical(*found)
-
-
-@with_every_correction
-def test_corrected_gradients_are_those_of_explicit_jacobians(name, architecture):
-    model, (x,) = architecture.model(), architecture.inputs()
-    wanted = jacobian.corrected_gradients(model, distance, x, None, CORRECTIONS[name])
-    loss(attach(model, CORRECTIONS[name]), x).backward()
-    assert close(gradients(model), wanted)
 
 
 @with_every_correction
@@ -319,12 +292,8 @@ def test_rows_that_are_not_finite_show_in_the_gradients(wrapper, architecture):
 # What the charts are for.
 
 PATHS: dict[str, tuple[Callable[[Any], Optimizer], gauge.Gauge]] = {
-    f"{optimizer}-{rule}": (build, gauge_rule)
-    for optimizer, build in {
-        "sgd": lambda parameters: SGD(parameters, lr=1e-2, momentum=0.9),
-        "adamw": lambda parameters: AdamW(parameters, lr=1e-2, weight_decay=0.1, eps=1e-4),
-    }.items()
-    for rule, gauge_rule in {"network": gauge.NetworkGauge(), "layer": gauge.LayerGauge()}.items()
+    "sgd-network": (lambda parameters: SGD(parameters, lr=1e-2, momentum=0.9), gauge.NetworkGauge()),
+    "adamw-layer": (lambda parameters: AdamW(parameters, lr=1e-2, weight_decay=0.1, eps=1e-4), gauge.LayerGauge()),
 }
 
 
@@ -343,23 +312,3 @@ def deviation(architecture: Architecture, build: Callable[[Any], Optimizer], rul
 @on_generated_models(*PATHS, activations=HOMOGENEOUS)
 def test_unit_consistent_path_is_blind_to_the_gauge(path, architecture):
     assert deviation(architecture, *PATHS[path]) <= BLIND
-
-
-@on_generated_models()
-def test_whitened_sgd_is_batch_ideal_times_the_rows(architecture):
-    architecture, damping = replace(architecture, tied=False), 0.5
-    model, before, (x,) = architecture.model(), architecture.model(), architecture.inputs()
-    inner = SGD(model.parameters(), lr=1.0)
-    optimizer = Whitened(inner, model, damping=damping, decay=0.0, every=1, keep_norm=False)
-    train(optimizer, model, [x])
-    steps = {name: p.detach() - model.get_parameter(name).detach() for name, p in before.named_parameters()}
-    white = {layer.name.removesuffix(".weight"): layer for layer in optimizer.chart.layers}
-    for layer, input, output, grad_output in calls(before, x):
-        path = next(name for name, module in before.named_modules() if module is layer)
-        rows, trained = output[:, 0].numel(), {n: p for n, p in layer.named_parameters() if p.requires_grad}
-        rule = BatchIdeal(damping * rows / white[path].sizes[0], per_sample=False) if path in white else None
-        if not trained:
-            continue
-        found = torch.autograd.grad(apply(layer, input, rule), list(trained.values()), grad_output)
-        for name, gradient in zip(trained, found, strict=True):
-            assert relative_error(steps[f"{path}.{name}"], gradient * (rows if rule else 1)) <= EXACT

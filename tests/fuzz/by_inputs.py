@@ -1,0 +1,198 @@
+"""The optimizers that remember what layers read, by hand: explicit covariances and singular values."""
+
+import math
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tests.fuzz.by_hand import AmbiguousError, Method, as_matrices, from_matrices, mean, weights
+from tests.fuzz.networks import LAYERS, Network, Training
+
+
+@dataclass
+class Memory:
+    """What is known of the inputs of one weight.
+
+    Args:
+        weight: the weight.
+        bias: the bias, if it goes with it.
+        layer: one that it is of.
+        layers: all of them.
+        total: Σ x~ x~ᵀ of every group, older ones counting less.
+        rows: how many, likewise.
+        found: what is made of it, by group and block.
+        vectors: of the last measurement, by group and block.
+    """
+
+    weight: nn.Parameter
+    bias: nn.Parameter | None
+    layer: Any
+    layers: list[nn.Module]
+    total: list[Tensor] | None = None
+    rows: float = 0.0
+    found: list[list[Any]] | None = None
+    vectors: dict[tuple[int, int], Tensor] | None = None
+
+    def matrices(self, weight: Tensor, bias: Tensor | None) -> list[Tensor]:
+        """[W, b] of every group."""
+        parts = as_matrices(self.layer, weight)
+        if bias is None:
+            return [part.clone() for part in parts]
+        return [
+            torch.cat([part, b[:, None]], 1) for part, b in zip(parts, bias.detach().chunk(len(parts)), strict=True)
+        ]
+
+    def split(self, joined: list[Tensor]) -> dict[nn.Parameter, Tensor]:
+        """Of [W, b], what belongs to the parameters."""
+        if self.bias is None:
+            return {self.weight: from_matrices(self.layer, joined)}
+        found = from_matrices(self.layer, [part[:, :-1] for part in joined])
+        return {self.weight: found, self.bias: torch.cat([part[:, -1] for part in joined])}
+
+
+class ByInputs(Method):
+    """Covariances of what the layers read."""
+
+    def __init__(self, model: Network, training: Training, **settings: Any) -> None:
+        super().__init__(model, training, **settings)
+        self.memories = []
+        owners: dict[nn.Parameter, list[nn.Module]] = {}
+        for module in model.modules():
+            for parameter in module.parameters(recurse=False):
+                owners.setdefault(parameter, []).append(module)
+        for weight, layers in weights(model).items():
+            if id(weight) in self.held and all(type(layer) in LAYERS for layer in layers):
+                bias: Any = layers[0].bias
+                both = bias is not None and id(bias) in self.held and owners[bias] == layers
+                self.memories.append(Memory(weight, bias if both else None, layers[0], layers))
+
+    def enter(self) -> None:
+        self.left = self.gradients()
+        every = self.settings["every"]
+        if self.steps % every == 0 or (self.steps < every and self.steps in (1, 2, 4, 8)):
+            for memory in self.memories:
+                self._measure(memory)
+        self.there = []
+        for memory in self.memories:
+            if memory.found is not None and memory.weight.grad is not None:
+                self.map(memory)
+
+    def _measure(self, memory: Memory) -> None:
+        calls = [call for call in self.calls if call.layer in memory.layers]
+        if not calls:
+            return
+        decay = self.settings["decay"] if memory.total else 0.0
+        sums: list[Any] = [decay * total for total in memory.total or [0] * len(calls[0].rows)]
+        memory.rows *= decay
+        for call in calls:
+            memory.rows += len(call.rows[0])
+            for group, x in enumerate(call.rows):
+                joined = x if memory.bias is None else torch.cat([x, torch.ones(len(x), 1)], 1)
+                sums[group] = sums[group] + sum(torch.outer(row, row) for row in joined)
+        memory.total = sums
+        memory.found = [self._of_group(memory, group, total / memory.rows) for group, total in enumerate(sums)]
+
+    def _of_group(self, memory: Memory, group: int, covariance: Tensor) -> list[Any]:
+        size = len(covariance)
+        level = mean(covariance.diagonal().tolist())
+        ridge = ridge_of(self.settings["damping"], level or 1.0)
+        blocks = self.blocks(size, memory.bias is not None)
+        return [
+            (block, self.factor(memory, (group, number), covariance[block, block], ridge, level + ridge))
+            for number, block in enumerate(blocks)
+        ]
+
+    def blocks(self, size: int, with_bias: bool) -> list[slice]:
+        """Nearly equal parts of the features; the bias's 1 goes with the last."""
+        most = self.settings["max_dim"] or size
+        count, features = math.ceil(size / most), size - with_bias
+        ends = [round(features * k / count) for k in range(count)] + [size]
+        return [slice(a, b) for a, b in pairwise(ends)]
+
+    def factor(self, memory: Memory, place: tuple[int, int], covariance: Tensor, ridge: float, scale: float) -> Any:
+        """What one block's columns are multiplied with."""
+        raise NotImplementedError
+
+    def map(self, memory: Memory) -> None:
+        """Change what the optimizer finds."""
+        raise NotImplementedError
+
+    def times(self, memory: Memory, joined: list[Tensor], which: int) -> list[Tensor]:
+        """[W, b] times a factor, block by block."""
+        assert memory.found is not None
+        return [
+            torch.cat([part[:, block] @ factors[which] for block, factors in found], 1)
+            for part, found in zip(joined, memory.found, strict=True)
+        ]
+
+
+def ridge_of(damping: float, level: float) -> float:
+    return damping * level
+
+
+def set_gradients(parts: dict[nn.Parameter, Tensor]) -> None:
+    for parameter, part in parts.items():
+        parameter.grad = part.contiguous()
+
+
+class Preconditioned(ByInputs):
+    """G~ (A + λI)⁻¹ by a singular value decomposition."""
+
+    def factor(self, memory: Memory, place: tuple[int, int], covariance: Tensor, ridge: float, scale: float) -> Any:
+        u, s, _ = torch.linalg.svd(covariance)
+        return [(u / (s + ridge)) @ u.T]
+
+    def map(self, memory: Memory) -> None:
+        joined = memory.matrices(memory.weight.grad, None if memory.bias is None else memory.bias.grad)
+        set_gradients(memory.split(self.times(memory, joined, 0)))
+
+
+class Whitened(ByInputs):
+    """Steps on W~ (A + λI)^½ with the gradient G~ (A + λI)^-½."""
+
+    def factor(self, memory: Memory, place: tuple[int, int], covariance: Tensor, ridge: float, scale: float) -> Any:
+        rank, size = self.settings["rank"], len(covariance)
+        u, s, _ = torch.linalg.svd(covariance)
+        if rank is not None and rank < size:
+            u, s = self._leading(memory, place, covariance, rank, u, s)
+        values = (s + ridge) / (scale if self.settings["keep_norm"] else 1.0)
+        return [(u * values.rsqrt()) @ u.T, (u * values.sqrt()) @ u.T]
+
+    def _leading(self, memory: Memory, place: Any, a: Tensor, rank: int, u: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:
+        """All eigenvectors of what A is taken to be, and its eigenvalues: beyond the leading ones their mean."""
+        memory.vectors = memory.vectors if memory.vectors is not None else {}
+        size, tiny = len(a), 1e-4 * float(a.trace()) / len(a)
+        if place in memory.vectors:
+            basis, _ = torch.linalg.qr(a @ memory.vectors[place])
+            turn, s, _ = torch.linalg.svd(basis.T @ a @ basis)
+            u = basis @ turn
+        elif s[rank - 1] - s[rank] <= tiny:
+            raise AmbiguousError("a cut between equal eigenvalues")
+        if s[rank - 1] <= tiny:
+            raise AmbiguousError("fewer eigenvalues than the rank")
+        memory.vectors[place] = u[:, :rank]
+        rest = torch.linalg.svd(u[:, :rank]).U[:, rank:]
+        level = (a.trace() - s[:rank].sum()) / (size - rank)
+        return torch.cat([u[:, :rank], rest], 1), torch.cat([s[:rank], level.clamp(min=0).expand(size - rank)])
+
+    def map(self, memory: Memory) -> None:
+        start = memory.matrices(memory.weight, memory.bias)
+        there = self.times(memory, start, 1)
+        joined = memory.matrices(memory.weight.grad, None if memory.bias is None else memory.bias.grad)
+        set_gradients(memory.split(self.times(memory, joined, 0)))
+        for parameter, part in memory.split(there).items():
+            parameter.copy_(part)
+        self.there.append((memory, start, there))
+
+    def leave(self) -> None:
+        for memory, start, there in self.there:
+            moved = [a - b for a, b in zip(memory.matrices(memory.weight, memory.bias), there, strict=True)]
+            change = self.times(memory, moved, 0)
+            before, after = (math.sqrt(sum(float(part.square().sum()) for part in parts)) for parts in (moved, change))
+            ratio = before / after if after and self.settings["keep_norm"] else 1.0
+            new = [part + ratio * step for part, step in zip(start, change, strict=True)]
+            for parameter, part in memory.split(new).items():
+                parameter.copy_(part)

@@ -1,0 +1,47 @@
+"""The optimizer in canonical coordinates, by hand."""
+
+from typing import Any
+
+from torch import Tensor
+
+from tests.fuzz import channels as by_channel
+from tests.fuzz.by_hand import Method
+from tests.fuzz.networks import Network, Training
+
+
+class UnitConsistent(Method):
+    """Steps on W / f with the gradient G f."""
+
+    def __init__(self, model: Network, training: Training, **settings: Any) -> None:
+        super().__init__(model, training, **settings)
+        self.channels = by_channel.follow(model, training.inputs[0])
+        self.factors: dict[int, Tensor] = {}
+
+    def enter(self) -> None:
+        self.left = self.gradients()
+        if self.steps % self.settings["every"] == 0 or self.settings["project"]:
+            self._measure()
+        self.mapped = []
+        for parameter in self.model.parameters():
+            if parameter.grad is None or id(parameter) not in self.factors:
+                continue
+            factor = self.factors[id(parameter)]
+            self.mapped.append((parameter, factor))
+            parameter.grad = parameter.grad * factor
+            parameter /= factor
+
+    def _measure(self) -> None:
+        self.factors = by_channel.network_scales(self.channels, self.model, self.settings["fan_in"])
+        if self.settings["gauge"] == "layer":
+            for parameter in self.model.parameters():
+                moves = self.channels.moves.get(id(parameter))
+                if moves is not None and moves.usual is not None and parameter.dim() > 1:
+                    self.factors[id(parameter)] = by_channel.layer_scales(parameter, moves.groups)
+
+    def leave(self) -> None:
+        for parameter, factor in self.mapped:
+            parameter *= factor
+        if self.settings["project"]:
+            factors = by_channel.network_scales(self.channels, self.model, self.settings["fan_in"])
+            for parameter in self.model.parameters():
+                parameter /= factors.get(id(parameter), 1.0)
