@@ -18,7 +18,7 @@ def main(arguments: list[str] | None = None) -> int:
     if options.threads:
         torch.set_num_threads(options.threads)
     try:
-        _report(options) if options.study == "report" else _study(options)
+        _run(options)
     except (ValueError, FileNotFoundError) as error:
         print(f"benchmarks: {error}", file=sys.stderr)
         return 2
@@ -44,17 +44,16 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _study(options: argparse.Namespace) -> None:
+def _run(options: argparse.Namespace) -> None:
+    if options.study == "report":
+        sections = show(sorted(options.out.glob("*.jsonl"), key=lambda path: path.stem), STUDIES)
+        if options.readme:
+            options.readme.write_text(insert(options.readme, sections))
+        return
     path = options.out / f"{options.name}.jsonl"
     STUDIES[options.study].run(options, Store(path, options.study))
-    if int(os.environ.get("RANK", 0)) == 0:
+    if int(os.environ.get("RANK", 0)) == 0 and Store(path).read():
         show([path], STUDIES)
-
-
-def _report(options: argparse.Namespace) -> None:
-    sections = show(sorted(options.out.glob("*.jsonl"), key=lambda path: path.stem), STUDIES)
-    if options.readme:
-        options.readme.write_text(insert(options.readme, sections))
 
 
 if __name__ == "__main__":

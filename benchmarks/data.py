@@ -15,17 +15,10 @@ CACHE = Path(".cache")
 
 
 class Dataset(NamedTuple):
-    """A classification data set, flattened.
+    """A classification data set, flattened."""
 
-    Args:
-        train_inputs: shape (n, features).
-        train_labels: shape (n,), int64.
-        test_inputs: shape (m, features).
-        test_labels: shape (m,), int64.
-    """
-
-    train_inputs: Tensor
-    train_labels: Tensor
+    train_inputs: Tensor  # (n, features)
+    train_labels: Tensor  # (n,), int64
     test_inputs: Tensor
     test_labels: Tensor
 
@@ -137,12 +130,7 @@ def fake(argument: str, download: bool) -> Dataset:
 
 
 #: Name → loader; what follows a colon in --data is handed to it.
-DATA: dict[str, Callable[[str, bool], Dataset]] = {
-    "digits": digits,
-    "cifar10": cifar10,
-    "imagefolder": imagefolder,
-    "fake": fake,
-}
+DATA: dict[str, Callable[[str, bool], Dataset]] = {each.__name__: each for each in (digits, cifar10, imagefolder, fake)}
 
 
 def load(name: str, download: bool = False) -> Dataset:

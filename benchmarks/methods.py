@@ -29,7 +29,7 @@ class Method:
     #: Damping of `Whitened`, whose coordinates it steps in; trained by plain loops, whose forward passes it sees.
     whitening: float | None = None
     rank: int | None = None  # of the whitening
-    #: Of a language model, a key of `language.run.OPTIMIZERS`; networks for images have that of their protocol.
+    #: Of a language model, a key of `language.OPTIMIZERS`; networks for images have that of their protocol.
     optimizer: str | None = None
 
     @property

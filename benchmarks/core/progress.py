@@ -32,10 +32,7 @@ class Kind(NamedTuple):
 
 
 def run_all(runs: Sequence[R], kind: Kind, store: Store, *, part: str | None = None, download: bool = False) -> None:
-    """Run what the store does not have yet; under torchrun, this rank's share of it.
-
-    Of runs for a part that chooses settings, see `Store.read`, only the score is kept.
-    """
+    """Run what the store lacks, under torchrun this rank's share of it; of runs that choose settings keep the score."""
     rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     mine = runs[rank::world]
     waiting = [run for run in mine if not store.has(run.key(part), run.computes())]
@@ -53,7 +50,10 @@ def run_all(runs: Sequence[R], kind: Kind, store: Store, *, part: str | None = N
     with Progress(*columns, console=console) as progress:
         overall = progress.add_task("runs", total=len(waiting))
         for family in families.values():
-            task = progress.add_task(_name(family), total=kind.steps(family[0], data))
+            settings = family[0].settings()
+            shown = [str(settings[name]) for name in ("method", "activation", "norm", "batch_size") if name in settings]
+            shown.append(f"{len(family)} runs" if len(family) > 1 else f"{settings['lr']:g}")
+            task = progress.add_task(", ".join(shown), total=kind.steps(family[0], data))
             results = kind.train(family, data, partial(progress.advance, task))
             for run, result in zip(family, results, strict=True):
                 kept = result if part is None else {"part": part, "score": kind.score(result)}
@@ -61,12 +61,6 @@ def run_all(runs: Sequence[R], kind: Kind, store: Store, *, part: str | None = N
                 store.add(run.key(part), {**about, **kept})
             progress.remove_task(task)
             progress.advance(overall, len(family))
-
-
-def _name(family: Sequence[Run]) -> str:
-    settings = family[0].settings()
-    shown = [str(settings[name]) for name in ("method", "activation", "norm", "batch_size") if name in settings]
-    return ", ".join([*shown, f"{len(family)} runs" if len(family) > 1 else f"{settings['lr']:g}"])
 
 
 def measure(store: Store, wanted: dict[str, Callable[[], dict[str, Any]]], *, again: bool = False) -> None:

@@ -108,12 +108,15 @@ def environment() -> dict[str, Any]:
 
 @cache
 def _commit() -> str | None:
-    command = ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
+    """Of the clone, if this is one; what results and their pages add to it changes nothing that is computed."""
     try:
-        done = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, check=True)
+        head, changed = (
+            subprocess.run(["git", *command.split()], cwd=Path(__file__).parents[2], capture_output=True, check=True)
+            for command in ("rev-parse --short=12 HEAD", "diff HEAD --name-only -- *.py")
+        )
     except (OSError, subprocess.CalledProcessError):
-        return None  # no clone, or no git
-    return done.stdout.strip()
+        return None
+    return head.stdout.decode().strip() + "-dirty" * bool(changed.stdout)
 
 
 def _processor() -> str:

@@ -10,7 +10,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 #: A line as it is read: "settings" and "environment" whole, "key", "part", and what was measured.
 Result = dict[str, Any]
@@ -26,10 +26,6 @@ class Store:
 
     A line has a key, which says what was run, and a hash of what its method computes. A line whose key came
     before takes the place of the earlier one; so a rule that has changed is run again, and the new line counts.
-
-    Args:
-        path: of the file, which need not exist.
-        study: whose results it holds; None is what the file says.
     """
 
     def __init__(self, path: Path, study: str | None = None) -> None:
@@ -52,14 +48,13 @@ class Store:
     def add(self, key: str, result: Mapping[str, Any]) -> None:
         """Write one result as one whole line; a torn last line, as a killed process may leave one, is cut off.
 
-        Args:
-            key: tells it from others.
-            result: must have an "environment"; may have "settings", "part", and "computes", see `Store`.
+        It must have an "environment"; "settings", "part", and what it "computes" belong to what tells it from others.
         """
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.open("a+b", buffering=0) as file:
             fcntl.flock(file, fcntl.LOCK_EX)  # ranks share a file
-            _cut_torn_line(file)
+            file.seek(0)
+            file.truncate(file.read().rfind(b"\n") + 1)
             known = list(_lines(self.path))
             settings, place = dict(result.get("settings", {})), digest(result["environment"])
             lines: list[dict[str, Any]] = []
@@ -78,8 +73,7 @@ class Store:
 
     def _results(self) -> dict[str, Result]:
         found: dict[str, Result] = {}
-        environments: dict[str, Any] = {}
-        first: dict[str, Any] = {}
+        environments, first = dict[str, Any](), dict[str, Any]()
         for line in _lines(self.path):
             if "study" in line:
                 first = line["settings"]
@@ -100,12 +94,5 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
         try:
             yield json.loads(line)
         except json.JSONDecodeError as error:
-            raise ValueError(
-                f"{path}, line {number} is no JSON ({error}); restore the file or delete the line."
-            ) from error
-
-
-def _cut_torn_line(file: BinaryIO) -> None:
-    file.seek(0)
-    data = file.read()
-    file.truncate(data.rfind(b"\n") + 1)
+            what = f"{path}, line {number} is no JSON ({error}); restore the file or delete the line."
+            raise ValueError(what) from error

@@ -50,8 +50,7 @@ def show(paths: Sequence[Path], studies: Mapping[str, Study]) -> Sections:
     sections = report(paths, studies)
     for name, section in sections.items():
         print(f"\n## {name}\n\n{section}")
-    for figure in sorted({figure for path in paths for figure in path.parent.glob("*.png")}):
-        print(f"figure: {figure}")
+    print("\n".join(f"figure: {figure}" for figure in sorted({f for path in paths for f in path.parent.glob("*.png")})))
     return sections
 
 

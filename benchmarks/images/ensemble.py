@@ -101,13 +101,8 @@ class Ensemble(_Trainer):
     """The models of all seeds with their tensors stacked and run by vmap.
 
     One optimizer steps on the stacked tensors: Adam and SGD act elementwise, so that stacking does not mix seeds. What
-    does not, or has settings of its own for every member, has an optimizer for each, on views of the stack.
-
-    Args:
-        run: what all members have in common.
-        data: what they train on.
-        trials: runs of one seed each, in place of `run`'s seeds: they start alike, see the same batches, and differ in
-            rate and weight decay.
+    does not, or has settings of its own for every member, has an optimizer for each, on views of the stack. Trials take
+    the place of seeds: runs of one seed that start alike, see the same batches, and differ in rate and decay.
     """
 
     def __init__(self, run: ImageRun, data: Dataset, trials: Sequence[ImageRun] = ()) -> None:
@@ -160,7 +155,10 @@ class Ensemble(_Trainer):
     def _eager_step(self, index: Tensor) -> Tensor:
         for parameter in self.parameters.values():
             parameter.grad = None
-        losses = self._losses_at(index)
+        # Trials share one batch: it is taken once.
+        inputs, labels = take(self.data, index[0] if self._shares_batches else index)
+        each = None if self._shares_batches else 0
+        losses = vmap(self._loss, in_dims=(0, 0, each, each))(self.parameters, self.buffers, inputs, labels)
         losses.sum().backward()
         if not self._by_member:
             self.optimizers[0].step()
@@ -176,13 +174,6 @@ class Ensemble(_Trainer):
                 parameter.grad = gradient[number].contiguous()
             optimizer.step()
         return losses.detach()
-
-    def _losses_at(self, index: Tensor) -> Tensor:
-        # Trials share one batch: it is taken once.
-        inputs, labels = take(self.data, index[0] if self._shares_batches else index)
-        each = None if self._shares_batches else 0
-        losses: Tensor = vmap(self._loss, in_dims=(0, 0, each, each))(self.parameters, self.buffers, inputs, labels)
-        return losses
 
     def _loss(self, parameters: Any, buffers: Any, inputs: Tensor, labels: Tensor) -> Tensor:
         return F.cross_entropy(functional_call(self.skeleton, (parameters, buffers), (inputs,)), labels)

@@ -27,17 +27,15 @@ def mlp(method: Method, sizes: tuple[int, ...], activation: str) -> nn.Sequentia
 def cnn(
     method: Method, features: int, channels: tuple[int, ...], classes: int, activation: str, *, pool: bool
 ) -> nn.Sequential:
-    """3×3 convolutions of stride 2 and an affine layer, each behind the method's normaliser.
+    """3×3 convolutions of stride 2, an activation behind each, and an affine layer, all behind the method's normaliser.
 
-    Args:
-        method: whose layers and normalisers.
-        features: numbers per image, which comes flattened.
-        channels: of every convolution's output; each halves the image.
-        classes: outputs.
-        activation: a key of `ACTIVATIONS`, behind every convolution.
-        pool: average over the pixels that are left. If not, they are handed on as they are.
+    Images come flattened, in so many features; each convolution halves them. The pixels that are left are averaged, if
+    pooled, or handed on as they are.
     """
-    inputs, side = image_shape(features)
+    inputs = next((channels for channels in (1, 3) if isqrt(features // channels) ** 2 * channels == features), None)
+    if inputs is None:
+        raise ValueError(f"{features} features are no square image of 1 or 3 channels; choose --network mlp.")
+    side = isqrt(features // inputs)
     layers: list[nn.Module] = [nn.Unflatten(1, (inputs, side, side))]
     for outputs in channels:
         layers += method.normalizers((inputs, side, side))
@@ -48,16 +46,3 @@ def cnn(
         side = 1
     width = inputs * side**2
     return nn.Sequential(*layers, nn.Flatten(), *method.normalizers((width,)), method.linear(width, classes))
-
-
-def image_shape(features: int) -> tuple[int, int]:
-    """Channels and side of the square image that so many numbers are.
-
-    Raises:
-        ValueError: neither they nor a third of them are a square.
-    """
-    for channels in (1, 3):
-        side = isqrt(features // channels)
-        if channels * side**2 == features:
-            return channels, side
-    raise ValueError(f"{features} features are no square image of 1 or 3 channels; choose --network mlp.")

@@ -73,30 +73,24 @@ def _computes(method: Method, network: str | None) -> str:
     return fingerprint(method, model, inputs, torch.arange(24) % 3)
 
 
-def natural_backend(method: str) -> str:
-    """Whether a method's seeds can train as one program, "ensemble", or only one after the other, "loop"."""
-    # An unknown method is for `ImageRun` to refuse.
-    return "loop" if method in METHODS and METHODS[method].whitening is not None else "ensemble"
-
-
 #: Settings by the names of `ImageRun`: one value, or a list of several; seeds is how many, seed k is k.
 Grid = Mapping[str, Any]
-
-_ORDER = ("rescaled", "lr", "batch_size", "activation", "optimizer", "method")
 
 
 def expand(grids: Sequence[Grid], given: Grid) -> list[ImageRun]:
     """Every run of some grids, with what is given in place of their own settings."""
     known = {field.name for field in fields(ImageRun)}
-    runs = []
+    order, runs = ("rescaled", "lr", "batch_size", "activation", "optimizer", "method"), []
     for grid in grids:
         settings = {**grid, **{name: value for name, value in given.items() if name in known}}
-        several = {name: value for name in _ORDER if isinstance(value := settings.get(name), list)}
+        several = {name: value for name in order if isinstance(value := settings.get(name), list)}
         for values in product(*several.values()):
             own = {**settings, **dict(zip(several, values, strict=True))}
             own["seeds"] = tuple(range(own.get("seeds", 5)))
             own["hidden"] = tuple(own.get("hidden", (32, 32)))
-            runs.append(ImageRun(**{"backend": natural_backend(own["method"]), **own}))
+            # Whitening sees forward passes one by one; an unknown method is for `ImageRun` to refuse.
+            whitens = own["method"] in METHODS and METHODS[own["method"]].whitening is not None
+            runs.append(ImageRun(**{"backend": "loop" if whitens else "ensemble", **own}))
     return runs
 
 
@@ -117,12 +111,10 @@ def add_arguments(parser: argparse.ArgumentParser, *names: str) -> None:
         "network": {"type": lambda name: None if name == "mlp" else name, "help": ", ".join(("mlp", *CONVOLUTIONAL))},
         "validation": {"action": "store_true", "help": "measure accuracy on a tenth of the training set"},
         "rescaled": {**several, "type": float, "metavar": "SIGMA", "help": "rescale hidden units at random"},
-        "weight_decay": {"type": float},
-        "damping": {"type": float, "help": "of methods that have one"},
+        **{name: {"type": float} for name in ("weight_decay", "damping")},
         "backend": {"help": f"{', '.join(BACKENDS)}; what fits the method by default"},
         "device": {"default": "cuda" if torch.cuda.is_available() else "cpu"},
     }
     for name in names or options:
-        flag = {"method": "--methods", "activation": "--activations", "optimizer": "--optimizers"}.get(name)
-        flag = flag or f"--{name.replace('_', '-')}"
+        flag = f"--{name.replace('_', '-')}{'s' * (name in ('method', 'activation', 'optimizer'))}"
         parser.add_argument(flag, dest=name, **{"default": argparse.SUPPRESS, **options[name]})

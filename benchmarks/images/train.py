@@ -40,16 +40,11 @@ def train(run: ImageRun, data: Dataset, *, tick: Tick = lambda: None, max_steps:
 
 def train_trials(runs: Sequence[ImageRun], data: Dataset, *, tick: Tick = lambda: None) -> list[History]:
     """Train runs of one family side by side; each gets what `train` gives it alone, its seconds are a share of all."""
-    together = _follow(Ensemble(runs[0], held_out(data) if runs[0].validation else data, runs), tick, None)
-    return [
-        History(
-            train_loss=[[epoch[number]] for epoch in together.train_loss],
-            test_accuracy=[[epoch[number]] for epoch in together.test_accuracy],
-            seconds=[seconds / len(runs) for seconds in together.seconds],
-            step_losses=[[step[number]] for step in together.step_losses],
-        )
-        for number in range(len(runs))
-    ]
+    found = _follow(Ensemble(runs[0], held_out(data) if runs[0].validation else data, runs), tick, None)
+    shares = [seconds / len(runs) for seconds in found.seconds]
+    curves = (found.train_loss, found.test_accuracy, found.step_losses)
+    own = ([[[each[number]] for each in curve] for curve in curves] for number in range(len(runs)))
+    return [History(losses, accuracies, shares, steps) for losses, accuracies, steps in own]
 
 
 def _follow(trainer: Ensemble | Loops, tick: Tick, max_steps: int | None) -> History:
@@ -77,17 +72,10 @@ def _steps_per_epoch(run: ImageRun, data: Dataset) -> int:
 
 def _results(runs: list[ImageRun], data: Dataset, tick: Tick) -> list[dict[str, Any]]:
     histories = [train(runs[0], data, tick=tick)] if len(runs) == 1 else train_trials(runs, data, tick=tick)
-    return [
-        {
-            "features": data.features,
-            "classes": data.classes,
-            "steps_per_epoch": _steps_per_epoch(run, data),
-            "train_loss": history.train_loss,
-            "test_accuracy": history.test_accuracy,
-            "seconds": history.seconds,
-        }
-        for run, history in zip(runs, histories, strict=True)
-    ]
+    steps = _steps_per_epoch(runs[0], data)
+    about = {"features": data.features, "classes": data.classes, "steps_per_epoch": steps}
+    kept = ("train_loss", "test_accuracy", "seconds")
+    return [about | {name: getattr(history, name) for name in kept} for history in histories]
 
 
 #: How runs of networks for images are made.

@@ -16,12 +16,20 @@ from adiv_optim.gauge import NetworkGauge
 from examples.gpt import GPT, PRESETS, next_character_loss
 
 from ..images.networks import mlp
-from ..language.run import matrices
+from ..language import matrices
 from ..methods import METHODS
 from .timing import device
 
 Run = Callable[[], None]
 RunLayer = Callable[[Correction | None], None]
+
+
+def _ten_times(step: Callable[[], object]) -> Run:
+    def run() -> None:
+        for _ in range(10):
+            step()
+
+    return run
 
 
 def _layer(x: Tensor, layer: nn.Module, g: Tensor, output: Callable[[Correction | None], Tensor]) -> RunLayer:
@@ -128,11 +136,7 @@ def ten_steps(width: int, layers: int, every: int | None = None, compiled: bool 
     for parameter in model.parameters():
         parameter.grad = 1e-3 * torch.randn_like(parameter)
 
-    def run() -> None:
-        for _ in range(10):
-            optimizer.step()
-
-    return run
+    return _ten_times(optimizer.step)
 
 
 def language_model(kind: Callable[..., torch.optim.Optimizer], batch_size: int, options: dict[str, Any] | None) -> Run:
@@ -148,13 +152,12 @@ def language_model(kind: Callable[..., torch.optim.Optimizer], batch_size: int, 
         optimizer = Whitened(optimizer, model, **options)
     windows = torch.randint(65, (batch_size, preset.context + 1), device=device())
 
-    def run() -> None:
-        for _ in range(10):
-            model.zero_grad()
-            next_character_loss(model, windows).backward()
-            optimizer.step()
+    def step() -> None:
+        model.zero_grad()
+        next_character_loss(model, windows).backward()
+        optimizer.step()
 
-    return run
+    return _ten_times(step)
 
 
 def module(module: nn.Module, input: Tensor) -> Run:

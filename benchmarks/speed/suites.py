@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from importlib.metadata import version
 from importlib.util import find_spec
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +23,12 @@ from ..core.progress import measure
 from ..core.store import Store
 from ..core.study import Sections, Study
 from ..core.table import machine, markdown
-from ..images.ensemble import Ensemble, build_model, build_optimizer, epoch_orders
+from ..images.ensemble import build_model, build_optimizer
 from ..images.run import ImageRun
+from ..images.train import train
 from ..methods import METHODS
 from . import jobs
-from .timing import Job, device, measured, peak_memory, processor_time, ratio
-
-Rows = list[dict[str, Any]]
+from .timing import Job, device, measured, peak_memory, ratio
 
 
 def _row(what: str, job: Job, plain: Job, rounds: int) -> dict[str, Any]:
@@ -44,37 +44,28 @@ def _layer_row(what: str, layer: Callable[[], jobs.RunLayer], rule: Correction, 
 
 def layers(data: str) -> dict[str, Any]:
     """Corrected layers, and what else computes the same, against plain torch."""
-    rows, rule = [], BatchIdeal(per_sample=False)
-    for shape in ((512, 1024, 1024), (128, 512, 512), (32, 3072, 32)):
-        for first in (False, True):
-            for correction in (Proportional(), Disproportional()):
-                what = f"Linear {shape}{' first' * first}, {type(correction).__name__}"
-                rows.append(_layer_row(what, partial(jobs.linear_layer, *shape, not first), correction))
+    rows, rule, rules = [], BatchIdeal(per_sample=False), (Proportional(), Disproportional())
+    for shape, first, each in product(((512, 1024, 1024), (128, 512, 512), (32, 3072, 32)), (False, True), rules):
+        what = f"Linear {shape}{' first' * first}, {type(each).__name__}"
+        rows.append(_layer_row(what, partial(jobs.linear_layer, *shape, not first), each))
     for shape in ((128, 512, 512), (32, 1024, 1024), (512, 1024, 1024), (2048, 512, 512)):
         rows.append(_layer_row(f"Linear {shape}, BatchIdeal", partial(jobs.linear_layer, *shape), rule))
     images = (((32, 64, 16, 16), 3, False), ((32, 256, 8, 8), 1, False), ((32, 3, 32, 32), 3, True))
-    for image, kernel, first in images:
-        for own in (Proportional(), rule):
-            what = f"Conv2d {kernel}×{kernel}, {image} → 64{' first' * first}, {type(own).__name__}"
-            rows.append(_layer_row(what, partial(jobs.conv_layer, image, 64, kernel, not first), own))
+    for (image, kernel, first), own in product(images, (Proportional(), rule)):
+        what = f"Conv2d {kernel}×{kernel}, {image} → 64{' first' * first}, {type(own).__name__}"
+        rows.append(_layer_row(what, partial(jobs.conv_layer, image, 64, kernel, not first), own))
     shape = (512, 1024, 1024)
-    peers: dict[str, Callable[..., jobs.Run]] = {"torch.func per-sample gradients": jobs.per_sample}
-    if find_spec("opacus"):
-        peers["Opacus per-sample hooks"] = jobs.opacus
-    else:
-        print("opacus is not installed (extra `peers`); its row is left out")
-
-    def plain_linear() -> Callable[[], None]:
-        return partial(jobs.linear_layer(*shape), None)
-
+    peers = {"torch.func per-sample gradients": jobs.per_sample, "Opacus per-sample hooks": jobs.opacus}
     for name, peer in peers.items():
-        rows.append(_row(f"Linear {shape}, {name}", partial(peer, *shape), plain_linear, rounds=10))
+        if peer is not jobs.opacus or find_spec("opacus"):  # an extra
+            job, plain = partial(peer, *shape), lambda: partial(jobs.linear_layer(*shape), None)
+            rows.append(_row(f"Linear {shape}, {name}", job, plain, rounds=10))
     # Explicit Jacobians of (512, 1024, 1024) would take 4.3 GB per row: their price shows on whole training steps.
     for sizes in ((64, 32, 32, 10), (3072, 32, 32, 10)):
-        plain = partial(jobs.training_step, sizes)
         for by_jacobians, name, rounds in ((False, "GradientOnly", 200), (True, "jacobian.backward", 20)):
-            job = partial(jobs.training_step, sizes, Proportional(), by_jacobians)
-            rows.append(_row(f"training step {list(sizes)}, batch 32, Adam, {name}", job, plain, rounds))
+            step = partial(jobs.training_step, sizes, Proportional(), by_jacobians)
+            what = f"training step {list(sizes)}, batch 32, Adam, {name}"
+            rows.append(_row(what, step, partial(jobs.training_step, sizes), rounds))
     return {
         "of": "forward and backward; ratio to plain torch",
         "note": "Linear is (rows, in, out), float32; ratios within one interleaved run, median and quartiles of the "
@@ -86,7 +77,7 @@ def layers(data: str) -> dict[str, Any]:
 
 def structural(data: str) -> dict[str, Any]:
     """Structural layers against RMSNorm → Linear and Conv2d → BatchNorm2d, compiled and eager."""
-    rows: Rows = []
+    rows: list[dict[str, Any]] = []
     # A token model's layer, and the pixels of a ResNet's second stage.
     for count, width in ((4096, 512), (32 * 28 * 28, 128)):
         plain = nn.Sequential(nn.RMSNorm(width, elementwise_affine=False), nn.Linear(width, width))
@@ -112,17 +103,19 @@ def structural(data: str) -> dict[str, Any]:
     }
 
 
-def _compiled_and_eager(name: str, layer: nn.Module, plain: nn.Module, input: Tensor) -> Rows:
+def _compiled_and_eager(name: str, layer: nn.Module, plain: nn.Module, input: Tensor) -> list[dict[str, Any]]:
     layer, plain, input = layer.to(device()), plain.to(device()), input.to(device())
     torch.compiler.reset()  # torch compiles one forward eight times and no more
     pairs: dict[str, Any] = {"compiled": [torch.compile(module, fullgraph=True) for module in (layer, plain)]}
-    rows = []
+    # Other programs do not move processor time; of several threads, or a GPU, it says nothing.
+    alone = torch.get_num_threads() == 1 and not torch.cuda.is_available()
+    clock, rows = time.process_time if alone else time.perf_counter, []
     for how, pair in {**pairs, "eager": (layer, plain)}.items():
         # On the same input: where memory happens to lie can cost more than what is measured here.
         run, plain_run = (jobs.module(module, input) for module in pair)
         run(), plain_run()  # to compile both, before memory is measured
         memory, plain_memory = (peak_memory(partial(jobs.module, module, input.clone())) for module in pair)
-        rows.append(measured(f"{name}, {how}", run, plain_run, 40, memory / plain_memory, processor_time()))
+        rows.append(measured(f"{name}, {how}", run, plain_run, 40, memory / plain_memory, clock))
     return rows
 
 
@@ -144,12 +137,10 @@ def batch_ideal(data: str) -> dict[str, Any]:
 def unit_consistent(data: str) -> dict[str, Any]:
     """Steps of UnitConsistent(AdamW) against foreach AdamW's own."""
     rows = []
-    for width, count in ((1600, 4), (256, 4)):
-        for compiled in (False, True):
-            for every in (1, 10):
-                what = f"{count} layers of {width}, {count * width * width / 1e6:.1f} M, scales every {every}"
-                job = partial(jobs.ten_steps, width, count, every, compiled)
-                rows.append(_row(what + ", compiled" * compiled, job, partial(jobs.ten_steps, width, count), rounds=25))
+    for width, compiled, every in product((1600, 256), (False, True), (1, 10)):
+        what = f"4 layers of {width}, {4 * width * width / 1e6:.1f} M, scales every {every}{', compiled' * compiled}"
+        job, plain = partial(jobs.ten_steps, width, 4, every, compiled), partial(jobs.ten_steps, width, 4)
+        rows.append(_row(what, job, plain, rounds=25))
     return {
         "of": "ten optimizer steps; ratio to foreach AdamW",
         "note": "ReLU network with biases, float32; ratios within one interleaved run, median and quartiles of the "
@@ -169,13 +160,10 @@ def whitened(data: str) -> dict[str, Any]:
     }
     rows = []
     for name in ("AdamW", "Muon"):
-        kind = getattr(torch.optim, name, None)
-        if kind is None:
-            print(f"this torch has no {name}; its rows are left out")
-            continue
-        for batch_size, rounds, shown in ((16, 15, list(variants)), (128, 5, ["every 10", "every 10, rank 16"])):
-            for variant in shown:
-                job, plain = (partial(jobs.language_model, kind, batch_size, o) for o in (variants[variant], None))
+        kind: Any = getattr(torch.optim, name, None)  # older versions have no Muon
+        for batch_size, rounds, count in ((16, 15, 5), (128, 5, 2)) if kind else ():
+            for variant, options in list(variants.items())[:count]:
+                job, plain = (partial(jobs.language_model, kind, batch_size, each) for each in (options, None))
                 rows.append(_row(f"{name}, batch {batch_size}, {variant}", job, plain, rounds))
     return {
         "of": "ten training steps of the small language model; ratio to the optimizer alone",
@@ -199,9 +187,9 @@ def trainer(data: str, seeds: int = 5) -> dict[str, Any]:
         loaders["image files"] = DataLoader(files, batch_size=32, shuffle=True)
     rows = []
     for method in ("none", "proportional"):
-        run = ImageRun(data, method, "tanh", seeds=tuple(range(seeds)), device=device())
+        run = ImageRun(data, method, "tanh", seeds=tuple(range(seeds)), epochs=1, device=device())
         for source, loader in loaders.items():
-            pairs = [(_dataloader_epoch(run, loader, tensors, s), _ensemble_epoch(run, tensors)) for s in run.seeds]
+            pairs = [(_dataloader_epoch(run, loader, tensors, s), train(run, tensors).seconds[0]) for s in run.seeds]
             ratios = [seeds * loop / ensemble for loop, ensemble in pairs]
             what = f"{seeds} DataLoader runs ({source}), {method}"
             rows.append({"what": what, "time_ratio": ratio(ratios, [1.0] * len(ratios)), "memory_ratio": None})
@@ -211,15 +199,6 @@ def trainer(data: str, seeds: int = 5) -> dict[str, Any]:
         "with an ensemble epoch; median and quartiles of the pairs.",
         "rows": rows,
     }
-
-
-def _ensemble_epoch(run: ImageRun, data: datasets.Dataset) -> float:
-    ensemble = Ensemble(run, data)
-    order = next(epoch_orders(run, len(data.train_labels))).to(data.train_inputs.device)
-    start = time.perf_counter()
-    losses = [ensemble.step(index) for index in order.unbind(1)]
-    torch.stack(losses).sum().item()
-    return time.perf_counter() - start
 
 
 def _dataloader_epoch(run: ImageRun, loader: DataLoader, data: datasets.Dataset, seed: int) -> float:
@@ -236,24 +215,17 @@ def _dataloader_epoch(run: ImageRun, loader: DataLoader, data: datasets.Dataset,
     return time.perf_counter() - start
 
 
-SUITES: dict[str, Callable[[str], dict[str, Any]]] = {
-    "layers": layers,
-    "structural": structural,
-    "batch-ideal": batch_ideal,
-    "unit-consistent": unit_consistent,
-    "whitened": whitened,
-    "trainer": trainer,
-}
+SUITES = {suite.__name__.replace("_", "-"): suite for suite in (layers, structural, batch_ideal, unit_consistent)}
+SUITES |= {"whitened": whitened, "trainer": trainer}
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data", default="fake", help="data set of the trainer comparison")
-    parser.add_argument("--only", choices=list(SUITES), default=None)
+    parser.add_argument("--only", nargs="+", choices=list(SUITES), default=list(SUITES))
 
 
 def _run(options: argparse.Namespace, store: Store) -> None:
-    names = [options.only] if options.only else list(SUITES)
-    measure(store, {name: partial(SUITES[name], options.data) for name in names}, again=True)
+    measure(store, {name: partial(SUITES[name], options.data) for name in options.only}, again=True)
 
 
 def report(store: Store, name: str, folder: Path) -> Sections:

@@ -17,15 +17,6 @@ def device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def processor_time() -> Callable[[], float]:
-    """A clock that other programs do not move, for jobs of this process: its processor time, if one thread works.
-
-    With several threads, or on a GPU, it is the ordinary clock.
-    """
-    alone = torch.get_num_threads() == 1 and not torch.cuda.is_available()
-    return time.process_time if alone else time.perf_counter
-
-
 def interleaved(
     runs: dict[str, Callable[[], Any]], rounds: int, clock: Callable[[], float] = time.perf_counter
 ) -> dict[str, list[float]]:

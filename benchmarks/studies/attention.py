@@ -56,10 +56,8 @@ def compare(
     }
 
 
-# Alignment: the first-order change of the logits against the ideal one, at the start of training
-
-
 def _alignment(sequences: int, uneven: bool, draws: int, tokens: int = 16, dim: int = 64, heads: int = 4) -> dict:
+    """The first-order change of the logits against the ideal one, at the start of training."""
     found: dict[str, list[tuple[float, float]]] = {}
     for seed in range(draws):
         torch.manual_seed(seed)
@@ -75,12 +73,12 @@ def _alignment(sequences: int, uneven: bool, draws: int, tokens: int = 16, dim: 
         for name, change in _changes(x, parameters, g, heads).items():
             pair = alignment(change, g)
             found.setdefault(name, []).append((pair.cosine.mean().item(), pair.gain.mean().item()))
+    about = {"sequences": sequences, "tokens": tokens, "features": dim, "heads": heads, "uneven_norms": uneven}
     rows = []
     for name, pairs in found.items():
         cosines, gains = zip(*pairs, strict=True)
         cosine, error = mean_and_error(cosines)
         rows.append({"method": name, "cosine": cosine, "cosine_error": error, "gain": statistics.median(gains)})
-    about = {"sequences": sequences, "tokens": tokens, "features": dim, "heads": heads, "uneven_norms": uneven}
     return {**about, "draws": draws, "rows": rows}
 
 
@@ -124,10 +122,8 @@ def _normed_change(x: Tensor, parameters: dict[str, Tensor], g: Tensor, heads: i
     return -change
 
 
-# Price: forward and backward of the whole module
-
-
 def _price(shape: tuple[int, int, int, int], rounds: int) -> dict[str, Any]:
+    """Forward and backward of the whole module."""
     sequences, tokens, dim, heads = shape
     torch.manual_seed(0)
     x = torch.randn(sequences, tokens, dim, device=device(), requires_grad=True)
@@ -145,11 +141,8 @@ def _price(shape: tuple[int, int, int, int], rounds: int) -> dict[str, Any]:
     return {"shape": list(shape), "plain_ms": 1e3 * statistics.median(plain), "rows": rows}
 
 
-# Training: digits as eight tokens, the rows of the image
-
-
 class RowClassifier(nn.Module):
-    """Embed rows of pixels, attend once with a residual, pool by the mean, classify."""
+    """Digits as eight tokens, their rows: embed, attend once with a residual, pool by the mean, classify."""
 
     def __init__(self, classes: int, dim: int = 32, heads: int = 4, **options: Any) -> None:
         super().__init__()
@@ -215,62 +208,49 @@ def _training(epochs: int, seeds: int, grids: Grids) -> list[dict[str, Any]]:
 
 def table(result: Mapping[str, Any]) -> str:
     """Return three Markdown tables, each with a line that says what it is."""
-    return "\n\n".join((_alignment_table(result), _price_table(result), _training_table(result)))
-
-
-def _alignment_table(result: Mapping[str, Any]) -> str:
-    parts, header = result["alignment"], ["query and key projections"]
-    for part in parts:
-        header.append(
-            f"{part['sequences']} sequence{'s' * (part['sequences'] > 1)}{', uneven norms' * part['uneven_norms']}"
-        )
+    parts, first = result["alignment"], result["alignment"][0]
+    counts = [f"{p['sequences']} sequence{'s' * (p['sequences'] > 1)}" for p in parts]
+    names = [count + ", uneven norms" * part["uneven_norms"] for count, part in zip(counts, parts, strict=True)]
     rows = []
-    for number, row in enumerate(parts[0]["rows"]):
+    for number, row in enumerate(first["rows"]):
         found = [part["rows"][number] for part in parts]
         rows.append([row["method"], *(f"{r['cosine']:.3f} ± {r['cosine_error']:.3f} ({r['gain']:.3g})" for r in found)])
-    first = parts[0]
-    return markdown(header, rows) + (
+    aligned = markdown(["query and key projections", *names], rows) + (
         f"\n\nFirst-order change of the logits under a unit step, against the ideal −g, at initialisation: mean "
         f"cosine ± standard error over {first['draws']} draws (median gain). {first['tokens']} tokens, "
         f"{first['features']} features, {first['heads']} heads; normal inputs and g."
     )
-
-
-def _price_table(result: Mapping[str, Any]) -> str:
     parts, rows = result["price"], []
-    header = ["forward and backward, ratio to plain", *(str(tuple(part["shape"])) for part in parts)]
     for number, row in enumerate(parts[0]["rows"]):
         ratios = [part["rows"][number]["time_ratio"] for part in parts]
-        cells = (f"{r['median']:.2f} ({r['quartiles'][0]:.2f} to {r['quartiles'][1]:.2f})" for r in ratios)
-        rows.append([row["method"], *cells])
+        each = (f"{r['median']:.2f} ({r['quartiles'][0]:.2f} to {r['quartiles'][1]:.2f})" for r in ratios)
+        rows.append([row["method"], *each])
     rows.append(["plain, ms", *(f"{part['plain_ms']:.2f}" for part in parts)])
     rules = "; ".join(f"{name}: {rule}" for name, rule in result["rules"].items())
-    return markdown(header, rows) + (
+    header = ["forward and backward, ratio to plain", *(str(tuple(part["shape"])) for part in parts)]
+    priced = markdown(header, rows) + (
         "\n\nThe whole module, (sequences, tokens, features, heads), float32, softmax as written: median and quartiles "
         f"of rounds within one interleaved run. {rules}. torch {result['environment']['torch']}, "
         f"{result['environment']['threads']} thread(s)."
     )
-
-
-def _training_table(result: Mapping[str, Any]) -> str:
-    found = {(row["method"], row["optimizer"]): row for row in result["training"]}
-    methods, optimizers = (list(dict.fromkeys(key[at] for key in found)) for at in (0, 1))
-    header = ["query and key projections"]
+    trained = {(row["method"], row["optimizer"]): row for row in result["training"]}
+    methods, optimizers = (list(dict.fromkeys(key[at] for key in trained)) for at in (0, 1))
+    header, rows = ["query and key projections"], []
     header += [f"{o}, {what}" for o in optimizers for what in ("%", "loss", "rate × factor")]
-    rows = []
     for method in methods:
         cells = [method]
-        for row in (found[method, optimizer] for optimizer in optimizers):
+        for row in (trained[method, optimizer] for optimizer in optimizers):
             cells += [plus_minus(row["test_accuracy"]), plus_minus(row["test_loss"], 3)]
             cells += [f"{row['lr']:g}{'*' * row['lr_at_edge']} × {row['factor']:g}{'*' * row['factor_at_edge']}"]
         rows.append(cells)
     first = result["training"][0]
-    return markdown(header, rows) + (
-        f"\n\nDigits as 8 tokens of 8 pixels, one attention layer with a residual and no normaliser, width 32, 4 "
+    note = (
+        f"Digits as 8 tokens of 8 pixels, one attention layer with a residual and no normaliser, width 32, 4 "
         f"heads, batch {BATCH}, {first['epochs']} epochs: test accuracy and loss, mean ± standard error over "
         f"{len(first['test_accuracy'])} seeds. Rate, and its factor on query and key, chosen by validation loss on a "
         "tenth of the training set, one seed, one grid for all methods; * is an edge of the grid."
     )
+    return "\n\n".join((aligned, priced, markdown(header, rows), note))
 
 
 STUDIES = {

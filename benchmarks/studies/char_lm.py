@@ -4,7 +4,7 @@ import argparse
 import math
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -14,13 +14,13 @@ import torch
 
 from examples.gpt import DEFAULT, NORM_LABELS, NORMS, PRESETS, WARM_UP
 
+from .. import language
 from ..core.figure import panels
 from ..core.progress import measure, run_all
 from ..core.store import Result, Store
 from ..core.study import Sections, Study
 from ..core.table import in_order, machine, markdown, plus_minus
-from ..language.run import REST_LR, TextRun, dampings, lacks
-from ..language.trainer import LANGUAGE, VALIDATION_WINDOWS, final_validation_loss, step_times
+from ..language import LANGUAGE, REST_LR, TextRun, dampings, final_validation_loss, lacks, step_times
 from ..methods import METHODS
 
 
@@ -33,6 +33,9 @@ class Search(NamedTuple):
     dampings: Sequence[float] = (1.0,)
     more: Sequence[tuple[float, float]] = ()
 
+
+#: Method, norm, rate, steps.
+Fixed = tuple[str, str, float, int]
 
 _RATES = (1e-3, 3e-3, 1e-2, 3e-2)
 _DAMPINGS = (0.3, 1.0, 3.0)
@@ -58,9 +61,10 @@ _WRAPPERS = [
     Search(["layernorm", "none", "dyt"], ["unit-consistent-adamw"], _RATES),
     Search(["affine-like"], ["adamw"], _RATES),
 ]
-#: As long as two thousand and four hundred steps of whitening take; and a rate that came second, by every seed.
-_EQUAL_TIME = {440: 1e-2, 2300: 3e-3}
-_SECOND = 1e-2
+#: A rate that came second, by every seed.
+_SECOND = [("adamw", "affine-like", 1e-2, 400)]
+#: As long as four hundred and two thousand steps of whitening take.
+_EQUAL_TIME = [("muon", "layernorm", 1e-2, 440), ("muon", "layernorm", 3e-3, 2300)]
 
 
 def _planned(searches: Sequence[Search], options: argparse.Namespace) -> list[TextRun]:
@@ -81,9 +85,7 @@ def _planned(searches: Sequence[Search], options: argparse.Namespace) -> list[Te
 def choose(trials: Iterable[TextRun], scores: Iterable[float | None]) -> list[TextRun]:
     """For every method, norm and number of steps the trial of the lowest final validation loss, None being the worst.
 
-    Args:
-        trials: one seed each.
-        scores: of the trials, in their order.
+    Trials have one seed each; their scores come in the same order.
     """
     best: dict[tuple[str, str, int], tuple[float, TextRun]] = {}
     for trial, score in zip(trials, scores, strict=True):
@@ -93,8 +95,11 @@ def choose(trials: Iterable[TextRun], scores: Iterable[float | None]) -> list[Te
     return [trial for _, trial in best.values()]
 
 
-def _run(options: argparse.Namespace, store: Store, searches: Sequence[Search], fixed: Sequence[TextRun] = ()) -> None:
-    """With one seed over all rates and dampings, then with all seeds where its validation loss is lowest."""
+def _run(options: argparse.Namespace, store: Store, searches: Sequence[Search], fixed: Sequence[Fixed]) -> None:
+    """With one seed over all rates and dampings, then with all seeds where its validation loss is lowest.
+
+    Beside what is searched, fixed runs of (method, norm, rate, steps) by every seed.
+    """
     if options.seeds < 1:
         raise ValueError(f"seeds is {options.seeds}; a run needs at least one.")
     if options.time:
@@ -106,33 +111,18 @@ def _run(options: argparse.Namespace, store: Store, searches: Sequence[Search], 
         run_all(planned, LANGUAGE, store, part="search")
         scores = {result["key"]: result["score"] for result in store.read("search")}
         chosen = choose(planned, [scores.get(run.key("search")) for run in planned])
-    chosen += [] if options.methods else fixed
+    for method, norm, lr, steps in () if options.methods else fixed:
+        run = TextRun(options.data, method, norm, lr, steps=steps, preset=options.preset, device=options.device)
+        chosen.append(run)
     run_all([replace(run, seed=seed) for run in chosen for seed in range(options.seeds)], LANGUAGE, store)
 
 
 def _time(options: argparse.Namespace, store: Store) -> None:
     known = [name for name, method in METHODS.items() if method.applies == "language" and lacks(name) is None]
-    about = {"preset": options.preset, "device": options.device}
-    like = TextRun(options.data, "adamw", "layernorm", 1e-3, **about)
-    key = f"time of {options.preset} on {options.device}"
-    measure(store, {key: lambda: {"part": "time", **about, **step_times(options.methods or known, like)}}, again=True)
-
-
-def _run_equal_time(options: argparse.Namespace, store: Store) -> None:
-    about = {"preset": options.preset, "device": options.device}
-    runs = [TextRun(options.data, "muon", "layernorm", lr, steps=n, **about) for n, lr in _EQUAL_TIME.items()]
-    _run(options, store, [], runs)
-
-
-def _run_wrappers(options: argparse.Namespace, store: Store) -> None:
-    about = {"steps": options.steps[0], "preset": options.preset, "device": options.device}
-    _run(options, store, _WRAPPERS, [TextRun(options.data, "adamw", "affine-like", _SECOND, **about)])
-
-
-#: What distinguishes the rows of one table, in their order; all other settings but the seed distinguish tables.
-ROW = ("norm", "steps", "method", "lr", "damping")
-#: What the figures can have on their horizontal axis.
-AXES = {"steps": "steps", "time": "time, in steps of AdamW"}
+    about = {"part": "time", "preset": options.preset, "device": options.device}
+    like = TextRun(options.data, "adamw", "layernorm", 1e-3, preset=options.preset, device=options.device)
+    key, methods = f"time of {options.preset} on {options.device}", options.methods or known
+    measure(store, {key: lambda: about | step_times(methods, like)}, again=True)
 
 
 def report(store: Store, name: str, folder: Path) -> Sections:
@@ -144,16 +134,22 @@ def report(store: Store, name: str, folder: Path) -> Sections:
     for number, (protocol, group) in enumerate(groups.items(), start=1):
         own = name if len(groups) == 1 else f"{name}-{number}"
         tried = [result for result in store.read("search") if _protocol(result) == protocol]
-        settings, times = group[0]["settings"], store.read("time")
+        settings, size, times = group[0]["settings"], group[0]["size"], store.read("time")
         time = next((t for t in times if all(t[key] == settings[key] for key in ("preset", "device"))), None)
+        title = (
+            f"Characters of {settings['data']}, GPT of {size['layers']} layers, width {size['width']}, {size['heads']} "
+            f"heads, context {size['context']}, batch {size['batch_size']}"
+        )
         for quantity in ("steps", "time") if time else ("steps",):
-            _figure(group, quantity, time, folder / f"{own}-{quantity}.png")
-        parts.append(f"**{_title(group)}**\n\n{_table(group, tried, time)}\n\n{_caption(group, tried, time)}")
+            _figure(group, title, quantity, time, folder / f"{own}-{quantity}.png")
+        parts.append(f"**{title}**\n\n{_table(group, tried, time)}\n\n{_caption(group, tried, time)}")
     return {name: "\n\n".join(parts)}
 
 
 def _protocol(result: Result) -> str:
-    return str(sorted((key, value) for key, value in result["settings"].items() if key not in (*ROW, "seed")))
+    """What distinguishes tables; the rest distinguishes rows of one table, or seeds."""
+    within = ("norm", "steps", "method", "lr", "damping", "seed")
+    return str(sorted((key, value) for key, value in result["settings"].items() if key not in within))
 
 
 def _rows(results: Iterable[Result]) -> list[list[Result]]:
@@ -201,15 +197,6 @@ def _loss(losses: list[float | None]) -> str:
     return plus_minus(finite, 4) if len(finite) > 1 else f"{finite[0]:.4f}"
 
 
-def _title(results: list[Result]) -> str:
-    """One line that names text, network and batches."""
-    settings, size = results[0]["settings"], results[0]["size"]
-    return (
-        f"Characters of {settings['data']}, GPT of {size['layers']} layers, width {size['width']}, {size['heads']} "
-        f"heads, context {size['context']}, batch {size['batch_size']}"
-    )
-
-
 def _caption(results: list[Result], tried: list[Result], time: Result | None) -> str:
     """Say under a table what its numbers are."""
     environment, settings = results[0]["environment"], results[0]["settings"]
@@ -229,9 +216,9 @@ def _caption(results: list[Result], tried: list[Result], time: Result | None) ->
         )
     return (
         f"Cross entropy in nats per character, mean ± standard error over {seeds} seed(s): on "
-        f"the last tenth of the text (test) and on at most {VALIDATION_WINDOWS} windows of the tenth before it "
-        f"(validation). {chosen}Rates rise over {WARM_UP:.0%} of the steps, then fall to 0 by a cosine (schedule-free: "
-        f"stay). Muon's embeddings, head, norms and biases are AdamW's, at {REST_LR:g}. Weight decay "
+        f"the last tenth of the text (test) and on at most {language.VALIDATION_WINDOWS} windows of the tenth before "
+        f"it (validation). {chosen}Rates rise over {WARM_UP:.0%} of the steps, then fall to 0 by a cosine "
+        f"(schedule-free: stay). Muon's embeddings, head, norms and biases are AdamW's, at {REST_LR:g}. Weight decay "
         f"{settings['weight_decay']:g}. {timed}{machine(environment, settings['device'])}"
     )
 
@@ -257,11 +244,11 @@ def curve(seeds: list[Result]) -> tuple[list[float], list[float]]:
     return [statistics.fmean(at) for at, _ in finite], [statistics.fmean(losses) for _, losses in finite]
 
 
-def _figure(results: list[Result], quantity: str, time: Result | None, path: Path) -> None:
+def _figure(results: list[Result], title: str, quantity: str, time: Result | None, path: Path) -> None:
     """Draw validation loss against steps or time of training, one panel per normaliser."""
     best, ratios = _best_rows(results), time["time_ratio"] if time else {}
     norms, methods = (in_order(known, (k[at] for k in best)) for at, known in enumerate((NORM_LABELS, list(METHODS))))
-    with panels([NORM_LABELS[norm] for norm in norms], _title(results), path) as axes:
+    with panels([NORM_LABELS[norm] for norm in norms], title, path) as axes:
         for axis, norm in zip(axes, norms, strict=True):
             for name in methods:
                 # An empty line where a method has no run, since the first panel's lines make the legend.
@@ -272,13 +259,15 @@ def _figure(results: list[Result], quantity: str, time: Result | None, path: Pat
                 # Methods of this library are dashed: colour alone does not carry to everyone.
                 style, method = "--" if METHODS[name].damped else "-", METHODS[name]
                 axis.plot(x, y, style, color=method.color, label=method.label, linewidth=1.6)
-            axis.set_xlabel(AXES[quantity])
+            axis.set_xlabel("steps" if quantity == "steps" else "time, in steps of AdamW")
         # A model that has learned nothing starts about here; what rises above is on its way out.
         axes[0].set_ylim(top=max(result["validation_loss"][0] or 0.0 for result in results))
         axes[0].set_ylabel("validation loss, nats per character")
 
 
-def _study(help: str, run: Callable[[argparse.Namespace, Store], None], steps: int, preset: str = "small") -> Study:
+def _study(
+    help: str, searches: Sequence[Search], fixed: Sequence[Fixed] = (), steps: int = 400, preset: str = "small"
+) -> Study:
     def arguments(parser: argparse.ArgumentParser) -> None:
         parser.add_argument("--methods", nargs="+", metavar="NAME", help="these, with --norms, --lr and --damping")
         parser.add_argument("--norms", nargs="+", default=list(NORMS), metavar="NAME", help=", ".join(NORMS))
@@ -288,19 +277,16 @@ def _study(help: str, run: Callable[[argparse.Namespace, Store], None], steps: i
         parser.add_argument("--steps", nargs="+", type=int, default=[steps], help="lengths of the runs")
         parser.add_argument("--seeds", type=int, default=3, help="how many; seed k is k")
         parser.add_argument("--preset", default=preset, help=", ".join(PRESETS))
-        parser.add_argument(
-            "--data", default=DEFAULT, help=f"a file of text in UTF-8, or {DEFAULT}, which Python ships"
-        )
+        parser.add_argument("--data", default=DEFAULT, help=f"a file of text, or {DEFAULT}, which Python ships")
         parser.add_argument("--time", action="store_true", help="train nothing; time the methods' steps in turn")
         parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
 
-    return Study(help, run, report, arguments)
+    return Study(help, lambda options, store: _run(options, store, searches, fixed), report, arguments)
 
 
-_HELP = "optimizers and normalisers on a small language model"
 STUDIES = {
-    "char-lm": _study(_HELP, lambda options, store: _run(options, store, _SMALL), 400),
-    "char-lm-2000": _study("Muon, plain and whitened, for 2,000 steps", lambda o, store: _run(o, store, _LONG), 2000),
-    "char-lm-equal-time": _study("Muon for as long as whitening takes", _run_equal_time, 400),
-    "char-lm-wrappers": _study("wrappers against norms, with a million parameters", _run_wrappers, 400, "million"),
+    "char-lm": _study("optimizers and normalisers on a small language model", _SMALL),
+    "char-lm-2000": _study("Muon, plain and whitened, for 2,000 steps", _LONG, steps=2000),
+    "char-lm-equal-time": _study("Muon for as long as whitening takes", [], _EQUAL_TIME),
+    "char-lm-wrappers": _study("wrappers against norms", _WRAPPERS, _SECOND, preset="million"),
 }

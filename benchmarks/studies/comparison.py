@@ -1,17 +1,50 @@
 """Methods side by side at one rate: the table of accuracies and prices, and the figure of accuracy by epoch."""
 
+import argparse
+import statistics
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ..core.figure import panels
-from ..core.store import Result
-from ..core.study import Sections
-from ..core.table import in_order, machine, markdown, mean_and_error
+from ..core.progress import run_all
+from ..core.store import Result, Store
+from ..core.study import Sections, Study
+from ..core.table import in_order, machine, markdown, mean_and_error, plus_minus
 from ..images.networks import ACTIVATIONS
-from ..images.run import BACKENDS
+from ..images.run import BACKENDS, Grid, add_arguments, expand
+from ..images.train import IMAGES
 from ..methods import DEFAULT, METHODS
-from .images import accuracy, grid_study, line_style, network
+
+#: What tables and figures call a data set. The JPEG copy's pixels differ slightly from the original release's.
+DATA_LABELS = {"imagefolder:cifar10-jpeg": "CIFAR-10 (JPEG copy)", "cifar10": "CIFAR-10"}
+
+#: What they call a kind of network, before its sizes.
+NETWORK_LABELS = {"cnn-pool": "convolutions and global average pooling ", "cnn": "convolutions without pooling "}
+
+
+def grid_study(help: str, grids: Sequence[Grid], report: Callable[[list[Result], str, Path], Sections]) -> Study:
+    """A study of every combination of the settings of some grids, any of which a command may replace."""
+
+    def run(options: argparse.Namespace, store: Store) -> None:
+        run_all(expand(grids, vars(options)), IMAGES, store, download=options.download)
+
+    return Study(help, run, lambda store, name, folder: report(store.read(), name, folder), add_arguments)
+
+
+def network(result: Result) -> str:
+    """Data, layer sizes and batch size of a run."""
+    settings = result["settings"]
+    data = DATA_LABELS.get(settings["data"], settings["data"])
+    sizes = [result["features"], *settings["hidden"], result["classes"]]
+    kind = NETWORK_LABELS.get(settings.get("network"), "")
+    return f"{data}, {kind}{sizes}, batch {settings['batch_size']}"
+
+
+def accuracy(result: Result) -> str:
+    """After the last epoch: mean ± standard error over seeds."""
+    return plus_minus(result["test_accuracy"][-1])
+
 
 #: Settings that distinguish rows and columns within one table; all others distinguish tables.
 _WITHIN_TABLE = ("method", "activation", "backend", "seeds", "epochs")
@@ -19,29 +52,17 @@ _WITHIN_TABLE = ("method", "activation", "backend", "seeds", "epochs")
 
 def report(results: list[Result], name: str, folder: Path) -> Sections:
     """A table and a figure of every protocol: data, network, batch size, rate and device."""
-    sections: Sections = {}
-    groups = _grouped(results)
-    for number, group in enumerate(groups, start=1):
+    sections, groups = Sections(), defaultdict[str, list[Result]](list)
+    for result in results:
+        key = {name: value for name, value in result["settings"].items() if name not in _WITHIN_TABLE}
+        groups[str(sorted(key.items()))].append(result)
+    for number, group in enumerate(groups.values(), start=1):
         own = name if len(groups) == 1 else f"{name}-{number}"
         settings = group[0]["settings"]
         title = f"{network(group[0])}, {settings['optimizer']} {settings['lr']:g}, {settings['device']}"
         _figure(group, title, folder / f"{own}.png")
         sections[own] = f"**{title}**\n\n{_table(group)}\n\n{_caption(group)}"
     return sections
-
-
-def _grouped(results: Iterable[Result]) -> list[list[Result]]:
-    groups: dict[str, list[Result]] = defaultdict(list)
-    for result in results:
-        key = {name: value for name, value in result["settings"].items() if name not in _WITHIN_TABLE}
-        groups[str(sorted(key.items()))].append(result)
-    return list(groups.values())
-
-
-def _milliseconds(result: Result) -> float:
-    """Time of one step of one seed, from the median epoch."""
-    seconds = sorted(result["seconds"])
-    return 1e3 * seconds[len(seconds) // 2] / result["steps_per_epoch"] / len(result["settings"]["seeds"])
 
 
 def _table(group: list[Result]) -> str:
@@ -61,7 +82,9 @@ def _table(group: list[Result]) -> str:
             cells.append(accuracy(runs[0]) if runs else "")
         for backend in backends:
             runs = [found[key] for activation in activations if (key := (method, activation, backend)) in found]
-            cells.append(f"{_milliseconds(runs[0]):.2f}" if runs else "")
+            # Of one step of one seed, from the median epoch.
+            steps = [r["steps_per_epoch"] * len(r["settings"]["seeds"]) for r in runs]
+            cells.append(f"{1e3 * statistics.median_high(runs[0]['seconds']) / steps[0]:.2f}" if runs else "")
         rows.append([METHODS[method].label, *cells])
     header = ["method", *(f"{activation}, %" for activation in activations)]
     return markdown([*header, *(f"{backend}, ms/step" for backend in backends)], rows)
@@ -69,15 +92,11 @@ def _table(group: list[Result]) -> str:
 
 def _caption(group: list[Result]) -> str:
     """Say under a table what its numbers are."""
-    runs = "; ".join(
-        f"{backend}: epochs {epochs}, seeds {seeds}"
-        for backend, epochs, seeds in sorted(
-            {(r["settings"]["backend"], r["settings"]["epochs"], len(r["settings"]["seeds"])) for r in group}
-        )
-    )
+    found = {(r["settings"]["backend"], r["settings"]["epochs"], len(r["settings"]["seeds"])) for r in group}
+    runs = "; ".join("{}: epochs {}, seeds {}".format(*each) for each in sorted(found))
     return (
         f"Test accuracy after the last epoch, mean ± standard error over seeds ({runs}; accuracies are the first "
-        f"one's). Time is per step and seed, training only, "
+        "one's). Time is per step and seed, training only, "
         f"{machine(group[0]['environment'], group[0]['settings']['device'])}"
     )
 
@@ -90,13 +109,15 @@ def _figure(group: list[Result], title: str, path: Path) -> None:
     with panels(activations, title, path) as axes:
         for axis, activation in zip(axes, activations, strict=True):
             for name, method in METHODS.items():
-                for run in (
-                    r for r in runs if (r["settings"]["method"], r["settings"]["activation"]) == (name, activation)
-                ):
+                for run in runs:
+                    if (run["settings"]["method"], run["settings"]["activation"]) != (name, activation):
+                        continue
                     means, errors = zip(*(mean_and_error(epoch) for epoch in run["test_accuracy"]), strict=True)
                     epochs = range(1, len(means) + 1)
                     low, high = zip(*((m - e, m + e) for m, e in zip(means, errors, strict=True)), strict=True)
-                    axis.plot(epochs, means, line_style(name), color=method.color, label=method.label, linewidth=1.6)
+                    # Gradient-only is dashed, coordinates dotted as well: colour alone does not carry to everyone.
+                    style = "--" if method.correction else "-." if method.whitening is not None or method.gauge else "-"
+                    axis.plot(epochs, means, style, color=method.color, label=method.label, linewidth=1.6)
                     axis.fill_between(epochs, low, high, color=method.color, alpha=0.2, linewidth=0)
             axis.set_xlabel("epoch")
             axis.xaxis.get_major_locator().set_params(integer=True)
@@ -109,15 +130,10 @@ _DIGITS = {**PAPERS, "data": "digits"}
 #: The Jacobian path is there for its price: one seed and one epoch show it.
 _PRICED = {**_DIGITS, "activation": ["tanh"], "backend": "jacobian", "seeds": 1, "epochs": 1}
 #: The paper's Appendix B.2, small enough for two CPU cores.
-_CONVOLUTIONS = {
-    "data": "cifar10",
-    "method": [
-        "none", "batchnorm", "layernorm", "rmsnorm", "affine-like", "l2norm", "l2norm-half", "l2-patch",
-        "l2-patch-half", "proportional", "disproportional", "batch-ideal", "whitened-16",
-    ],
-    "activation": ["leaky-relu"], "batch_size": 128, "epochs": 10, "seeds": 3, "backend": "loop",
-}  # fmt: skip
-
+_IMAGES = [name for name, method in METHODS.items() if method.applies == "images"]
+_BUT = {"uc-network", "uc-layer", "whitened"}
+_SIZE = {"batch_size": 128, "epochs": 10, "seeds": 3, "backend": "loop", "activation": ["leaky-relu"]}
+_CONVOLUTIONS: Grid = {**_SIZE, "data": "cifar10", "method": [name for name in _IMAGES if name not in _BUT]}
 _CNN = {**_CONVOLUTIONS, "network": "cnn", "hidden": (16, 32, 32, 32, 32)}
 _CNN_POOL = {**_CONVOLUTIONS, "network": "cnn-pool", "hidden": (16, 32, 32)}
 

@@ -60,16 +60,11 @@ def compare(data: str = "digits", *, batches: int = 50, uneven: int = 200, timed
     Batches have 32 rows; uneven ones 3, each scaled by e^(2n) with n normal, for the share of steps that go uphill.
     """
     tensors = datasets.load(data).to("cpu", torch.float32)
-    about = {"batch_size": BATCH_SIZE, "batches": batches, "uneven_batches": uneven, "stages": STAGES}
-    subjects = {name: _subject(subject, tensors, batches, uneven) for name, subject in SUBJECTS.items()}
     sizes = [tensors.features, *HIDDEN, tensors.classes]
-    return {
-        "data": public_name(data),
-        "sizes": sizes,
-        **about,
-        "subjects": subjects,
-        "cost": _cost(tensors, timed_rounds),
-    }
+    about: dict[str, Any] = {"data": public_name(data), "sizes": sizes, "stages": STAGES, "batch_size": BATCH_SIZE}
+    about |= {"batches": batches, "uneven_batches": uneven}
+    subjects = {name: _subject(subject, tensors, batches, uneven) for name, subject in SUBJECTS.items()}
+    return {**about, "subjects": subjects, "cost": _cost(tensors, timed_rounds)}
 
 
 def _prepared(subject: Subject, data: datasets.Dataset) -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -95,9 +90,12 @@ def _subject(subject: Subject, data: datasets.Dataset, batches: int, uneven: int
 
     def stage() -> dict[str, Any]:
         found = list(measure(batches, BATCH_SIZE, 0.0))
+        with torch.no_grad():
+            right = model.eval()(data.test_inputs).argmax(-1) == data.test_labels
+        model.train()
         climbing = [not each.descends for each in measure(uneven, UNEVEN_ROWS, 2.0)]
         return {
-            "accuracy": _accuracy(model, data),
+            "accuracy": 100 * right.double().mean().item(),
             "layers": [_pooled([list(each.layers.values())[at] for each in found]) for at in range(len(HIDDEN) + 1)],
             "not_downhill": sum(not each.descends for each in found) / len(found),
             "not_downhill_uneven": sum(climbing) / len(climbing) if climbing else None,
@@ -114,30 +112,18 @@ def _subject(subject: Subject, data: datasets.Dataset, batches: int, uneven: int
     return {"adam": subject.adam, "lr": subject.lr, "start": start, "trained": stage()}
 
 
-@torch.no_grad()
-def _accuracy(model: nn.Module, data: datasets.Dataset) -> float:
-    predicted = model.eval()(data.test_inputs).argmax(-1)
-    model.train()
-    return 100 * (predicted == data.test_labels).double().mean().item()
-
-
 def _pooled(layers: list[Any]) -> dict[str, Any]:
     """Quartiles over the rows of all batches; variances within a batch, their mean over batches."""
-    summaries = [layer.summary() for layer in layers]
+    summaries, mean = [layer.summary() for layer in layers], statistics.fmean
     rows = {name: torch.cat([getattr(layer, name) for layer in layers]) for name in ("cosine", "gain", "interference")}
     return {
-        **{name: _quartiles(values) for name, values in rows.items()},
+        **{name: values.nanquantile(values.new_tensor([0.25, 0.5, 0.75])).tolist() for name, values in rows.items()},
         "gain_mean": rows["gain"].nanmean().item(),
-        "gain_variance": statistics.fmean(s["gain_variance"] for s in summaries),
-        "squared_norm_variance": statistics.fmean(s["squared_norm_variance"] for s in summaries),
-        "weight_share": statistics.fmean(s["responsibility"]["weight"] for s in summaries),
+        "gain_variance": mean(s["gain_variance"] for s in summaries),
+        "squared_norm_variance": mean(s["squared_norm_variance"] for s in summaries),
+        "weight_share": mean(s["responsibility"]["weight"] for s in summaries),
         "not_downhill": sum(not s["descends"] for s in summaries) / len(summaries),
     }
-
-
-def _quartiles(values: Tensor) -> list[float]:
-    at = torch.tensor([0.25, 0.5, 0.75], dtype=values.dtype)
-    return values.nanquantile(at).tolist()
 
 
 def _cost(data: datasets.Dataset, rounds: int) -> list[dict[str, Any]]:
@@ -167,9 +153,11 @@ def table(result: dict[str, Any], stage: str) -> str:
     for name, subject in result["subjects"].items():
         found = subject[stage]
         layers, uneven = found["layers"], found["not_downhill_uneven"]
+        gains = [(layer["gain_mean"], layer["gain_variance"] ** 0.5) for layer in layers]
         cells = (
             (f"{layer['cosine'][1]:.2f}" for layer in layers),
-            (_gain(layer["gain_mean"], layer["gain_variance"] ** 0.5) for layer in layers),
+            # What is left of a gain that is the same for every row is float32's rounding.
+            (f"{m:.3g} ± {d:.2g}" if d > 1e-4 * m else f"{m:.3g}" for m, d in gains),
             (f"{layer['interference'][1]:.2f}" for layer in layers),
             (f"{layer['weight_share']:.2f}" for layer in layers),
             (f"{v:.2g}" if (v := layer["squared_norm_variance"]) > 1e-6 else "0" for layer in layers),
@@ -180,22 +168,9 @@ def table(result: dict[str, Any], stage: str) -> str:
     return markdown([*header, "uphill, %", f"uphill, {UNEVEN_ROWS} uneven rows, %", "accuracy, %"], rows)
 
 
-def _gain(mean: float, deviation: float) -> str:
-    # What is left of a gain that is the same for every row is float32's rounding.
-    return f"{mean:.3g} ± {deviation:.2g}" if deviation > 1e-4 * mean else f"{mean:.3g}"
-
-
-def cost_table(result: dict[str, Any]) -> str:
-    """A Markdown table of what a measurement costs."""
-    rows = []
-    for row in result["cost"]:
-        (low, high), middle = row["time_ratio"]["quartiles"], row["time_ratio"]["median"]
-        rows.append([row["what"], f"{middle:.1f}", f"{low:.1f} to {high:.1f}", f"{row['milliseconds']:.1f}"])
-    return markdown(["one `divergence`, in training steps", "median", "quartiles", "ms"], rows)
-
-
-def section(result: dict[str, Any]) -> str:
+def section(result: dict[str, Any], name: str, folder: Path) -> str:
     """Both tables, the cost, and what their numbers are."""
+    figure(result, folder / f"{name}.png")
     note = (
         f"{result['data']}, {result['sizes']}, tanh, {result['batches']} batches of {result['batch_size']}. Cosine and "
         "interference are medians over rows, own gain is mean ± deviation within a batch, layer by layer. Behind Adam "
@@ -207,7 +182,12 @@ def section(result: dict[str, Any]) -> str:
     tables = [
         f"**{title[0].upper()}{title[1:]}**\n\n{table(result, stage)}" for stage, title in result["stages"].items()
     ]
-    return "\n\n".join([*tables, note, cost_table(result)])
+    rows = []
+    for row in result["cost"]:
+        (low, high), middle = row["time_ratio"]["quartiles"], row["time_ratio"]["median"]
+        rows.append([row["what"], f"{middle:.1f}", f"{low:.1f} to {high:.1f}", f"{row['milliseconds']:.1f}"])
+    cost = markdown(["one `divergence`, in training steps", "median", "quartiles", "ms"], rows)
+    return "\n\n".join([*tables, note, cost])
 
 
 def figure(result: dict[str, Any], path: Path) -> None:
@@ -247,10 +227,5 @@ def figure(result: dict[str, Any], path: Path) -> None:
         fig.suptitle(title, fontsize=11, x=0.4)
 
 
-def _section(result: dict[str, Any], name: str, folder: Path) -> str:
-    figure(result, folder / f"{name}.png")
-    return section(result)
-
-
 _HELP = "what one step of every method does to the activations"
-STUDIES = {"divergence": measurement(_HELP, "divergence", compare, _section)}
+STUDIES = {"divergence": measurement(_HELP, "divergence", compare, section)}

@@ -8,13 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from adiv_optim.diagnostics import (
-    gaussian_moments,
-    hermite_coefficients,
-    isometry_gap,
-    isometry_strength,
-    mean_field_bound,
-)
+from adiv_optim import diagnostics
 from adiv_optim.layers import MeanFieldNorm
 
 from ..core.figure import panels
@@ -38,16 +32,12 @@ def _centred(x: Tensor) -> Tensor:
     return x - x.mean(-1, keepdim=True)
 
 
-def _normalised(x: Tensor) -> Tensor:
-    return F.rms_norm(x, x.shape[-1:], eps=0.0)
-
-
 #: How a layer ends: activation → what stands in its place; what is measured of each sample and taken out of it.
 Variant = tuple[Callable[[Any], Callable[[Tensor], Tensor]], Callable[[Tensor], Tensor]]
 VARIANTS: dict[str, Variant] = {
-    "layernorm": (lambda f: f, lambda x: _normalised(_centred(x))),
+    "layernorm": (lambda f: f, lambda x: F.rms_norm(_centred(x), x.shape[-1:], eps=0.0)),
     "centred": (lambda f: f, _centred),
-    "mean-field-centred": (lambda f: MeanFieldNorm(f, normalize=False), _normalised),
+    "mean-field-centred": (lambda f: MeanFieldNorm(f, normalize=False), lambda x: F.rms_norm(x, x.shape[-1:], eps=0.0)),
     "mean-field": (MeanFieldNorm, nn.Identity()),
 }
 
@@ -57,13 +47,13 @@ def compare(seeds: int = 10, width: int = WIDTH, depth: int = DEPTH) -> dict[str
     start = torch.full((SAMPLES, SAMPLES), CORRELATION, dtype=torch.float64).fill_diagonal_(1.0)
     gaps, result = torch.stack([_gaps(seed, start, width, depth) for seed in range(seeds)]), {}
     for number, (name, activation) in enumerate(ACTIVATIONS.items()):
-        strength = isometry_strength(activation)
+        strength = diagnostics.isometry_strength(activation)
         columns = {variant: gaps[:, :, number, at].unbind(1) for at, variant in enumerate(VARIANTS)}
         result[name] = {
             "strength": strength,
             "measured": {variant: [_quartiles(each) for each in found] for variant, found in columns.items()},
             "mean_field": _limit(activation, start, depth),
-            "bound": mean_field_bound(start, strength, range(depth + 1)).tolist(),
+            "bound": diagnostics.mean_field_bound(start, strength, range(depth + 1)).tolist(),
         }
     about = {"width": width, "depth": depth, "samples": SAMPLES, "correlation": CORRELATION, "seeds": seeds}
     return {**about, "activations": result}
@@ -80,14 +70,14 @@ def _gaps(seed: int, start: Tensor, width: int, depth: int) -> Tensor:
     inputs = torch.linalg.cholesky(start) @ directions.T * width**0.5
     layers = [[(build(f), finish) for build, finish in VARIANTS.values()] for f in ACTIVATIONS.values()]
     x = inputs.expand(len(ACTIVATIONS), len(VARIANTS), *inputs.shape)
-    gaps = [isometry_gap(x @ x.mT)]
+    gaps = [diagnostics.isometry_gap(x @ x.mT)]
     for _ in range(depth):
         h = x @ (normal(width, width) / width**0.5).T
         x = torch.stack([
             torch.stack([_finished(finish, f(row)) for (f, finish), row in zip(ends, rows, strict=True)])
             for ends, rows in zip(layers, h, strict=True)
         ])  # fmt: skip
-        gaps.append(isometry_gap(x @ x.mT))
+        gaps.append(diagnostics.isometry_gap(x @ x.mT))
     return torch.stack(gaps)
 
 
@@ -99,19 +89,17 @@ def _finished(finish: Callable[[Tensor], Tensor], output: Tensor) -> Tensor:
 
 def _quartiles(values: Tensor) -> list[float] | None:
     """Quartiles over seeds; None once a network has left the range of numbers."""
-    if not values.isfinite().all():
-        return None
-    found: list[float] = values.quantile(torch.tensor([0.25, 0.5, 0.75], dtype=values.dtype)).tolist()
-    return found
+    return values.quantile(values.new_tensor([0.25, 0.5, 0.75])).tolist() if values.isfinite().all() else None
 
 
 def _limit(activation: Callable[[Tensor], Tensor], correlation: Tensor, depth: int) -> list[float]:
     """The gap of an infinitely wide network: ρ → Σ_{k≥1} c_k² ρᵏ / Σ_{k≥1} c_k² from layer to layer."""
-    shares = hermite_coefficients(activation, 200).square()[1:] / gaussian_moments(activation).variance
+    variance = diagnostics.gaussian_moments(activation).variance
+    shares = diagnostics.hermite_coefficients(activation, 200).square()[1:] / variance
     powers = torch.arange(1, 201)
     gaps = []
     for _ in range(depth + 1):
-        gaps.append(isometry_gap(correlation).item())
+        gaps.append(diagnostics.isometry_gap(correlation).item())
         correlation = (correlation.unsqueeze(-1) ** powers) @ shares
         correlation.fill_diagonal_(1.0)
     return gaps
@@ -139,19 +127,38 @@ def section(result: Result, name: str, folder: Path) -> str:
             axis.plot(found[name]["bound"], "--", color="tab:purple", label="bound by β")
         _by_depth(axes)
         axes[0].set_ylim(1e-4, 1)
-    title = f"Isometry gap by depth, with and without normalising ({where})"
-    _compare(found, ("layernorm", "centred"), title, folder / "isometry-unnormalised.png")
-    title = f"Isometry gap by depth, by measured and by mean-field constants ({where})"
-    _compare(found, ("layernorm", "mean-field-centred", "mean-field"), title, folder / "isometry-mean-field.png")
-    return f"{_depth_table(result)}\n\n{_depth_caption(result)}"
-
-
-def _compare(found: dict[str, Any], variants: Sequence[str], title: str, path: Path) -> None:
-    with panels(list(found), title, path, 3.2) as axes:
-        for axis, name in zip(axes, found, strict=True):
-            for variant in variants:
-                _line(axis, found[name]["measured"][variant], variant, STYLES[variant][2])
-        _by_depth(axes)
+    for file, what, variants in (
+        ("unnormalised", "with and without normalising", ("layernorm", "centred")),
+        ("mean-field", "by measured and by mean-field constants", ("layernorm", "mean-field-centred", "mean-field")),
+    ):
+        title = f"Isometry gap by depth, {what} ({where})"
+        with panels(list(found), title, folder / f"isometry-{file}.png", 3.2) as axes:
+            for axis, each in zip(axes, found.values(), strict=True):
+                for variant in variants:
+                    _line(axis, each["measured"][variant], variant, STYLES[variant][2])
+            _by_depth(axes)
+    deep, rows = result["depth"], []
+    for name, each in found.items():
+        strength = each["strength"]
+        cells = [f"{strength:.4f}", f"{(2 - strength) ** 2:.3f}"]
+        cells += [f"{each[limit][deep]:.2g}" for limit in ("mean_field", "bound")]
+        quartiles = [each["measured"][variant][deep] for variant in STYLES]
+        cells += ["{1:.2g} ({0:.2g} to {2:.2g})".format(*three) if three else "out of range" for three in quartiles]
+        rows.append([name, *cells])
+    header = ["activation", "β", "(2 − β)²", "infinite width", "bound"]
+    table = markdown([*header, *(label.replace("\n", " ") for *_, label in STYLES.values())], rows)
+    start = found["ReLU"]["mean_field"][0]
+    return (
+        f"{table}\n\n"
+        f"Isometry gap after {result['depth']} layers of width {result['width']}, weights N(0, 1/width), linear → "
+        f"activation → centre → normalise, of {result['samples']} samples any two of which have a correlation of "
+        f"{result['correlation']:g} at depth 0 (gap {start:.3f}): median and quartiles over {result['seeds']} draws of "
+        "the weights, float64. Infinite width: the recursion of the Gram matrix. Bound: "
+        "`diagnostics.mean_field_bound`, the gap at the start until it says more. It is one of infinite width, whose "
+        "gap vanishes, where that of a finite width ends in noise of order samples / width. Out of range, a cross in "
+        "the figures: in one of the draws the activations have left float64 or its precision. "
+        f"torch {result['environment']['torch']}."
+    )
 
 
 def _line(axis: Any, quartiles: list[list[float] | None], variant: str, label: str) -> None:
@@ -169,35 +176,6 @@ def _by_depth(axes: Sequence[Any]) -> None:
     for axis in axes:
         axis.set(xlabel="layers", yscale="log")
     axes[0].set_ylabel("isometry gap")
-
-
-def _depth_table(result: Result) -> str:
-    deep, rows = result["depth"], []
-    for name, found in result["activations"].items():
-        strength = found["strength"]
-        cells = [f"{strength:.4f}", f"{(2 - strength) ** 2:.3f}"]
-        cells += [f"{found[limit][deep]:.2g}" for limit in ("mean_field", "bound")]
-        rows.append([name, *cells, *(_three(found["measured"][variant][deep]) for variant in STYLES)])
-    header = ["activation", "β", "(2 − β)²", "infinite width", "bound"]
-    return markdown([*header, *(label.replace("\n", " ") for *_, label in STYLES.values())], rows)
-
-
-def _three(quartiles: list[float] | None) -> str:
-    return "{1:.2g} ({0:.2g} to {2:.2g})".format(*quartiles) if quartiles else "out of range"
-
-
-def _depth_caption(result: Result) -> str:
-    start = result["activations"]["ReLU"]["mean_field"][0]
-    return (
-        f"Isometry gap after {result['depth']} layers of width {result['width']}, weights N(0, 1/width), linear → "
-        f"activation → centre → normalise, of {result['samples']} samples any two of which have a correlation of "
-        f"{result['correlation']:g} at depth 0 (gap {start:.3f}): median and quartiles over {result['seeds']} draws of "
-        "the weights, float64. Infinite width: the recursion of the Gram matrix. Bound: "
-        "`diagnostics.mean_field_bound`, the gap at the start until it says more. It is one of infinite width, whose "
-        "gap vanishes, where that of a finite width ends in noise of order samples / width. Out of range, a cross in "
-        "the figures: in one of the draws the activations have left float64 or its precision. "
-        f"torch {result['environment']['torch']}."
-    )
 
 
 STUDIES = {"isometry-depth": measurement("isometry of random networks by depth", "depth", compare, section)}

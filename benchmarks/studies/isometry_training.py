@@ -2,7 +2,7 @@
 
 import argparse
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -21,7 +21,7 @@ from ..core.store import Result, Store
 from ..core.study import Sections, Study
 from ..core.table import markdown
 from ..data import load
-from .images import DATA_LABELS
+from .comparison import DATA_LABELS
 
 LAYERS, WIDTH, BATCH_SIZE, LR = 10, 1000, 512, 0.01
 #: Batches that isometry is averaged over, and steps of training over which a loss is.
@@ -80,8 +80,8 @@ def train(activation: str, name: str, steps: int, width: int, download: bool = F
         with torch.no_grad(), record(model, layers=paths, max_samples=samples) as recorder:
             for index in held:
                 model(data.train_inputs[index])
-        passes = [entry["layers"] for entry in recorder.history]
-        means = (sum(layers[at]["isometry"] for layers in passes) / MEASURED for at in range(len(paths)))
+        each = zip(*(entry["layers"] for entry in recorder.history), strict=True)
+        means = (sum(layer["isometry"] for layer in layers) / MEASURED for layers in each)
         return [{"path": path, "isometry": mean} for path, mean in zip(paths, means, strict=True)]
 
     start, losses = measured(), []
@@ -93,18 +93,13 @@ def train(activation: str, name: str, steps: int, width: int, download: bool = F
         losses.append(loss.item())
     with torch.no_grad():
         predicted = torch.cat([model(part).argmax(-1) for part in data.test_inputs.split(BATCH_SIZE)])
+    accuracy = 100 * (predicted == data.test_labels).double().mean().item()
     settings = {"data": public_name(name), "activation": activation, "layers": LAYERS, "width": width}
-    return {
-        "settings": {**settings, "batch_size": BATCH_SIZE, "lr": LR, "steps": steps},
-        "features": data.features,
-        "training_samples": count,
-        "samples": samples,
-        "batches": MEASURED,
-        "strength": isometry_strength(ACTIVATIONS[activation]()),
-        "isometry": {"start": start, "trained": measured()},
-        "train_loss": losses,
-        "test_accuracy": 100 * (predicted == data.test_labels).double().mean().item(),
-    }
+    settings |= {"batch_size": BATCH_SIZE, "lr": LR, "steps": steps}
+    about = {"features": data.features, "training_samples": count, "samples": samples, "batches": MEASURED}
+    isometry, strength = {"start": start, "trained": measured()}, isometry_strength(ACTIVATIONS[activation]())
+    found = {"strength": strength, "isometry": isometry, "train_loss": losses, "test_accuracy": accuracy}
+    return {"settings": settings, **about, **found}
 
 
 def report(store: Store, name: str, folder: Path) -> Sections:
@@ -191,11 +186,18 @@ def _caption(results: list[Result], data: str) -> str:
     epochs = settings["steps"] * settings["batch_size"] / result["training_samples"]
     correlations = ""
     if len(results) > 2:
-        strengths = _ranks([r["strength"] for r in results])
+
+        def ranks(values: list[float]) -> list[int]:
+            return [sorted(values).index(value) for value in values]
+
+        strengths = [r["strength"] for r in results]
         ends = _ends(result).items()
         columns = {f"the loss at the end of {end}": [_loss(r, step) for r in results] for end, step in ends}
         columns["test accuracy"] = [r["test_accuracy"] for r in results]
-        found = (f"{name} {statistics.correlation(strengths, _ranks(column)):+.2f}" for name, column in columns.items())
+        found = (
+            f"{name} {statistics.correlation(*map(ranks, (strengths, column))):+.2f}"
+            for name, column in columns.items()
+        )
         correlations = f"Rank correlation of β over {len(results)} activations with {', with '.join(found)}. "
     return (
         f"{data}, {settings['layers']} layers of {settings['width']}, LayerNorm without parameters → linear → "
@@ -205,10 +207,6 @@ def _caption(results: list[Result], data: str) -> str:
         f"normalises, and that may lower it. Training losses are means of {WINDOW} steps. {correlations}"
         f"torch {result['environment']['torch']}."
     )
-
-
-def _ranks(values: Sequence[float]) -> list[int]:
-    return [sorted(values).index(value) for value in values]
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,5 +1,6 @@
 """What normalisers make of a thousand points of the plane (Bird 2025, Fig. 1)."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,46 +13,36 @@ from ..core.figure import panels
 from ..core.study import measurement
 from ..core.table import markdown
 
-POINTS = 1000
-#: Enough for a figure, and for whether a point lies on a circle.
-DECIMALS = 4
-
-
-def _affine_like() -> nn.Module:
-    layer = AffineLikeLinear(2, 2)
-    nn.init.eye_(layer.weight)
-    nn.init.zeros_(layer.bias)
-    return layer
-
-
-NORMALISERS = {
+NORMALISERS: dict[str, Callable[[], Any]] = {
     "BatchNorm": lambda: nn.BatchNorm1d(2, affine=False),
     "LayerNorm": lambda: nn.LayerNorm(2, elementwise_affine=False),
     "L2 norm": L2Norm,
     "RMSNorm": lambda: nn.RMSNorm(2, elementwise_affine=False),
-    "affine-like": _affine_like,
+    "affine-like": lambda: AffineLikeLinear(2, 2),
 }
 COLORS = ("tab:red", "tab:blue", "tab:purple", "tab:orange", "black")
 
 
 @torch.no_grad()
-def place(points: int = POINTS) -> dict[str, Any]:
+def place(points: int = 1000) -> dict[str, Any]:
     """Return normal points, and where every normaliser puts them."""
     inputs = torch.randn(points, 2, generator=torch.Generator().manual_seed(0))
-    outputs = {name: build()(inputs) for name, build in NORMALISERS.items()}
+    layers = {name: build() for name, build in NORMALISERS.items()}
+    nn.init.eye_(layers["affine-like"].weight)
+    nn.init.zeros_(layers["affine-like"].bias)
+    outputs = {name: layer(inputs) for name, layer in layers.items()}
     return {"inputs": _rounded(inputs), "outputs": {name: _rounded(output) for name, output in outputs.items()}}
 
 
 def _rounded(points: torch.Tensor) -> dict[str, list[float]]:
-    x, y = (column.round(decimals=DECIMALS).double().mul(10**DECIMALS).round() for column in points.unbind(1))
-    return {"x": [value / 10**DECIMALS for value in x.tolist()], "y": [value / 10**DECIMALS for value in y.tolist()]}
+    # Enough for a figure, and for whether a point lies on a circle.
+    x, y = ([round(value, 4) for value in column.tolist()] for column in points.double().unbind(1))
+    return {"x": x, "y": y}
 
 
 def section(result: dict[str, Any], name: str, folder: Path) -> str:
     """Draw the points into `folder`; return table and caption as Markdown."""
-    path = folder / f"{name}.png"
-    names = list(result["outputs"])
-    count = len(result["inputs"]["x"])
+    names, count, path = list(result["outputs"]), len(result["inputs"]["x"]), folder / f"{name}.png"
     with panels(names, f"{count} standard normal points, and what each normaliser makes of them", path, 3.1) as axes:
         for axis, name, own in zip(axes, names, COLORS, strict=True):
             points = result["outputs"][name]

@@ -2,32 +2,85 @@
 
 import argparse
 import statistics
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
+
+import torch
 
 from ..core.progress import run_all
 from ..core.store import Result, Store
 from ..core.study import Sections, Study
-from ..core.table import markdown, mean_and_error
+from ..core.table import in_order, markdown, mean_and_error
 from ..images.networks import ACTIVATIONS
-from ..images.run import Grid, ImageRun, add_arguments, expand
+from ..images.run import ImageRun, add_arguments, expand
 from ..images.train import IMAGES
-from ..images.tuning import choose, search, trials
 from ..methods import METHODS
-from .images import accuracy, network
+from .comparison import accuracy, network
+
+#: Steps of about three. A rate chosen at an edge says that the best may lie beyond it.
+GRIDS: dict[str, tuple[float, ...]] = {
+    "sgd": (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0),
+    "adam": (1e-4, 3e-4, 1e-3, 3e-3, 1e-2),
+    "momentum": (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0),
+}
+
+#: Where trials look: the rate within this factor of the grid's choice …
+RATE_FACTOR = 5.0
+#: … the share of a weight that decay takes in one step at the full rate …
+SHRINK = (3e-6, 3e-4)
+#: … and the dampings, of methods that have one: few, so that many trials of one damping train side by side.
+DAMPING = (0.1, 0.3, 1.0, 3.0)
+
+
+def search(final: Iterable[ImageRun], epochs: int) -> list[ImageRun]:
+    """The runs that choose the rates of `final`: every rate of the grid, one seed, fewer epochs, validated."""
+    alike = [replace(run, seeds=run.seeds[:1], epochs=epochs, validation=True) for run in final]
+    return [replace(run, lr=lr) for run in alike for lr in GRIDS[run.optimizer]]
+
+
+def trials(chosen: Iterable[ImageRun], count: int) -> list[ImageRun]:
+    """`count` trials around every chosen run, of its own length, one seed, validated.
+
+    The trials of all methods are the same points of one Sobol sequence: rate and weight decay, each spread
+    evenly over the logarithm of its range, and damping, which a method without one leaves unused.
+    """
+    points = torch.quasirandom.SobolEngine(3, scramble=True, seed=0).draw(count, dtype=torch.float64).tolist()
+    found = []
+    for run, (u, v, w) in product(chosen, points):
+        (low, high), lowest = SHRINK, run.lr / RATE_FACTOR
+        rate = lowest * (run.lr * RATE_FACTOR / lowest) ** u
+        decay = low * (high / low) ** v * (0.1 if run.optimizer == "momentum" else 1.0) / rate
+        damping = DAMPING[int(w * len(DAMPING))] if METHODS[run.method].damped else None
+        own = replace(run, lr=float(f"{rate:.2g}"), weight_decay=float(f"{decay:.2g}"), damping=damping)
+        found.append(replace(own, seeds=run.seeds[:1], validation=True))
+    return found
+
+
+def choose(final: Iterable[ImageRun], found: Iterable[Result]) -> list[ImageRun]:
+    """`final` at the settings that reached the highest validation accuracy after the last epoch of their search."""
+    results = list(found)
+    chosen = []
+    for run in final:
+        names = ("data", "method", "activation", "optimizer", "schedule", "hidden", "batch_size")
+        alike = {name: run.settings()[name] for name in names}
+        same = [r for r in results if all(r["settings"][name] == value for name, value in alike.items())]
+        if not same:
+            raise ValueError(f"no search results for {run.method}, {run.activation}, {run.optimizer}.")
+        best = max(same, key=lambda result: result["score"])["settings"]
+        chosen.append(replace(run, **{name: best.get(name) for name in ("lr", "weight_decay", "damping")}))
+    return chosen
+
 
 Run = Callable[[argparse.Namespace, Store], None]
 Report = Callable[[Store, str, Path], Sections]
 
 _ALL = {"schedule": "cosine", "data": "cifar10"}
 #: Both sides of the question, and the plain network.
-_RATES = {
-    **_ALL,
-    "method": ["none", "layernorm", "l2norm", "affine-like", "proportional", "batch-ideal"],
-    "activation": list(ACTIVATIONS),
-    "optimizer": ["adam", "sgd"],
-}
+_METHODS = ["none", "layernorm", "l2norm", "affine-like", "proportional", "batch-ideal"]
+_RATES = {**_ALL, "method": _METHODS, "activation": list(ACTIVATIONS), "optimizer": ["adam", "sgd"]}
 _DIGITS = {**_RATES, "data": "digits", "method": ["none", "layernorm", "affine-like", "batch-ideal", "whitened"]}
 #: Around these rates, of a search of four epochs, and at these lengths.
 _TRIALS = {
@@ -46,35 +99,27 @@ _LONG: dict[tuple[str, str], tuple[list[float], list[float], float | None]] = {
 }
 
 
-def _search_rates(options: argparse.Namespace, store: Store, grid: Grid, epochs: int) -> list[ImageRun]:
-    """The final runs at the best rates of the grid."""
-    final = expand([grid], vars(options))
-    run_all(search(final, epochs), IMAGES, store, part="search", download=options.download)
-    return choose(final, store.read("search"))
-
-
-def _try(
-    runs: Sequence[ImageRun], tried: Sequence[ImageRun], options: argparse.Namespace, store: Store
+def _best(
+    final: Sequence[ImageRun], tried: Sequence[ImageRun], part: str, options: argparse.Namespace, store: Store
 ) -> list[ImageRun]:
     """The runs at the best of the settings that are tried for them."""
-    run_all(tried, IMAGES, store, part="trials", download=options.download)
-    return choose(runs, store.read("trials"))
+    run_all(tried, IMAGES, store, part=part, download=options.download)
+    return choose(final, store.read(part))
 
 
 def _run_rates(options: argparse.Namespace, store: Store) -> None:
-    run_all(_search_rates(options, store, _RATES, options.search_epochs), IMAGES, store, download=options.download)
-
-
-def _run_digits(options: argparse.Namespace, store: Store) -> None:
-    chosen = _search_rates(options, store, _DIGITS, options.search_epochs)
-    run_all(_try(chosen, trials(chosen, options.trials), options, store), IMAGES, store, download=options.download)
+    final = expand([_RATES if options.study == "cifar10-tuned" else _DIGITS], vars(options))
+    final = _best(final, search(final, options.search_epochs), "search", options, store)
+    if options.study == "digits-tuned":
+        final = _best(final, trials(final, options.trials), "trials", options, store)
+    run_all(final, IMAGES, store, download=options.download)
 
 
 def _run_trials(options: argparse.Namespace, store: Store) -> None:
     for (method, optimizer, lr), lengths in _TRIALS.items():
         own = {**_ALL, "method": method, "activation": "tanh", "optimizer": optimizer, "lr": lr, "epochs": lengths[0]}
         final = expand([own], vars(options))
-        chosen = _try(final, trials(final, options.trials), options, store)
+        chosen = _best(final, trials(final, options.trials), "trials", options, store)
         longer = [replace(run, epochs=epochs) for epochs in lengths for run in chosen]
         run_all(longer, IMAGES, store, download=options.download)
 
@@ -83,53 +128,36 @@ def _run_long(options: argparse.Namespace, store: Store) -> None:
     for (method, optimizer), (rates, decays, damping) in _LONG.items():
         own = {**_ALL, "method": method, "activation": "tanh", "optimizer": optimizer, "epochs": 40}
         final = expand([own], vars(options))
-        tried = [
-            replace(run, lr=lr, weight_decay=decay, damping=damping, seeds=run.seeds[:1], validation=True)
-            for run in final
-            for lr in rates
-            for decay in decays
-        ]
-        run_all(_try(final, tried, options, store), IMAGES, store, download=options.download)
+        alike = [replace(run, damping=damping, seeds=run.seeds[:1], validation=True) for run in final]
+        tried = [replace(run, lr=lr, weight_decay=wd) for run, lr, wd in product(alike, rates, decays)]
+        run_all(_best(final, tried, "trials", options, store), IMAGES, store, download=options.download)
 
 
 def _report_rates(store: Store, name: str, folder: Path) -> Sections:
-    results = store.read()
-    heading = f"**{network(results[0])}, rates tuned**"
-    return {name: f"{heading}\n\n{_rates_table(results)}\n\n{_rates_caption(results)}"}
-
-
-def _rates_table(results: list[Result]) -> str:
     """Test accuracy of every method at its chosen rate, by activation and optimizer."""
+    results = store.read()
     found = {(r["settings"]["method"], r["settings"]["activation"], r["settings"]["optimizer"]): r for r in results}
     columns = sorted({key[1:] for key in found}, key=lambda c: (list(ACTIVATIONS).index(c[0]), c[1]))
     rows = []
-    for method in (name for name in METHODS if any(key[0] == name for key in found)):
+    for method in in_order(METHODS, (key[0] for key in found)):
         runs = [found.get((method, *column)) for column in columns]
         cells = [f"{accuracy(run)} ({run['settings']['lr']:g})" if run else "" for run in runs]
         rows.append([METHODS[method].label, *cells])
-    return markdown(["method", *(f"{activation}, {optimizer}, %" for activation, optimizer in columns)], rows)
-
-
-def _rates_caption(results: list[Result]) -> str:
+    table = markdown(["method", *(f"{activation}, {optimizer}, %" for activation, optimizer in columns)], rows)
     settings, environment = results[0]["settings"], results[0]["environment"]
-    return (
+    caption = (
         f"Test accuracy after {settings['epochs']} epochs, mean ± standard error over {len(settings['seeds'])} seeds, "
         f"in brackets the learning rate, falling to 0 by a cosine. Rates were chosen on a tenth of the training set "
         f"held out, one seed, from one grid for all methods. torch {environment['torch']}."
     )
+    return {name: f"**{network(results[0])}, rates tuned**\n\n{table}\n\n{caption}"}
 
 
 def _report_trials(store: Store, name: str, folder: Path) -> Sections:
-    results, tried = store.read(), store.read("trials")
-    activations = " and ".join(sorted({r["settings"]["activation"] for r in results}))
-    heading = f"**{network(results[0])}, {activations}, every setting tuned**"
-    return {name: f"{heading}\n\n{_trials_table(results)}\n\n{_trials_caption(results, tried)}"}
-
-
-def _trials_table(results: list[Result]) -> str:
     """Test accuracy of every method at the settings its trials chose, best first."""
-    rows = []
-    several = len({result["settings"]["activation"] for result in results}) > 1
+    results, tried, rows = store.read(), store.read("trials"), []
+    activations = sorted({result["settings"]["activation"] for result in results})
+    several = len(activations) > 1
     for result in sorted(results, key=lambda r: -mean_and_error(r["test_accuracy"][-1])[0]):
         settings = result["settings"]
         seconds = statistics.median(result["seconds"]) * settings["epochs"] / len(settings["seeds"])
@@ -138,22 +166,20 @@ def _trials_table(results: list[Result]) -> str:
         row = [METHODS[settings["method"]].label, *([settings["activation"]] * several), settings["optimizer"]]
         rows.append([*row, *shown, accuracy(result), f"{seconds:.0f}"])
     header = ["method", *["activation"] * several, "optimizer", "rate", "damping", "weight decay", "epochs"]
-    return markdown([*header, "test accuracy, %", "seconds"], rows)
-
-
-def _trials_caption(results: list[Result], tried: list[Result]) -> str:
+    table = markdown([*header, "test accuracy, %", "seconds"], rows)
     settings, environment = results[0]["settings"], results[0]["environment"]
-    keys = [tuple(r["settings"][name] for name in ("method", "activation", "optimizer")) for r in tried]
-    counts = {keys.count(key) for key in keys}
-    return (
+    counts = Counter(tuple(r["settings"][key] for key in ("method", "activation", "optimizer")) for r in tried)
+    caption = (
         f"Mean ± standard error over {len(settings['seeds'])} seeds after the last epoch, rates falling to 0 by a "
-        f"cosine. Every row's settings are the best of {' or '.join(map(str, sorted(counts)))} combinations of rate, "
-        "weight decay and (batch-ideal, whitened) damping, each run for "
+        f"cosine. Every row's settings are the best of {' or '.join(map(str, sorted(set(counts.values()))))} "
+        "combinations of rate, weight decay and (batch-ideal, whitened) damping, each run for "
         f"{min(r['settings']['epochs'] for r in tried)} epochs with one seed and judged on a tenth of the training "
         "set held out. Weight decay is torch's: AdamW's for adam, SGD's own. Seconds are epochs × the median epoch, "
         f"for one seed of an ensemble of {len(settings['seeds'])}, {environment['threads']} thread(s), on a machine "
         f"busy with other runs: compare them loosely. torch {environment['torch']}."
     )
+    heading = f"**{network(results[0])}, {' and '.join(activations)}, every setting tuned**"
+    return {name: f"{heading}\n\n{table}\n\n{caption}"}
 
 
 def _study(help: str, run: Run, report: Report, *names: str, **counts: int) -> Study:
@@ -172,5 +198,5 @@ STUDIES = {
     "cifar10-tuned": _study(_RATES_HELP, _run_rates, _report_rates, *_CHOICE, search_epochs=3),
     "cifar10-trials": _study(_TRIALS_HELP, _run_trials, _report_trials, trials=8),
     "cifar10-long": _study("the same for forty epochs", _run_long, _report_trials),
-    "digits-tuned": _study("all that on digits", _run_digits, _report_trials, *_CHOICE, search_epochs=10, trials=8),
+    "digits-tuned": _study("all that on digits", _run_rates, _report_trials, *_CHOICE, search_epochs=10, trials=8),
 }

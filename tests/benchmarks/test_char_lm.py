@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.__main__ import main
 from benchmarks.core.store import Store
-from benchmarks.language.run import TextRun
+from benchmarks.language import TextRun
 from benchmarks.methods import METHODS
 from benchmarks.studies.char_lm import choose, curve
 from examples import gpt as text

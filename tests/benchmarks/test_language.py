@@ -9,9 +9,18 @@ import pytest
 import torch
 
 from adiv_optim.layers import AffineLikeLinear
-from benchmarks.language import run as language_run
-from benchmarks.language.run import TextRun, build_optimizers, dampings, lacks, matrices
-from benchmarks.language.trainer import Trainer, batches, build_model, train
+from benchmarks import language
+from benchmarks.language import (
+    TextRun,
+    Trainer,
+    batches,
+    build_model,
+    build_optimizers,
+    dampings,
+    lacks,
+    matrices,
+    train,
+)
 from benchmarks.methods import METHODS
 from examples import gpt as text
 from examples.gpt import GPT, NORMS, PRESETS, all_windows, rate_factor
@@ -209,7 +218,7 @@ def test_schedule_free_is_measured_at_its_average(sample):
 
 
 def test_missing_package_or_torch_is_named(monkeypatch, sample):
-    monkeypatch.setattr(language_run, "find_spec", lambda name: None)
+    monkeypatch.setattr(language, "find_spec", lambda name: None)
     with pytest.raises(
         ValueError, match=r"method 'soap' needs the package pytorch_optimizer; pip install '\.\[peers\]'"
     ):

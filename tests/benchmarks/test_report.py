@@ -10,7 +10,7 @@ from benchmarks.core.store import Store
 from benchmarks.core.study import insert, report
 from benchmarks.core.table import mean_and_error
 from benchmarks.studies import STUDIES
-from benchmarks.studies.batch_size import MISSING, fit
+from benchmarks.studies.table1 import MISSING, fit
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"

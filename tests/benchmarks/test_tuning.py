@@ -8,7 +8,7 @@ import torch
 from benchmarks.data import load
 from benchmarks.images.run import ImageRun
 from benchmarks.images.train import held_out, train, train_trials
-from benchmarks.images.tuning import DAMPING, GRIDS, RATE_FACTOR, choose, search, trials
+from benchmarks.studies.tuned import DAMPING, GRIDS, RATE_FACTOR, choose, search, trials
 
 FINAL = ImageRun("digits", "none", "tanh", optimizer="sgd", schedule="cosine", epochs=2, seeds=(0, 1))
 

@@ -1,27 +1,124 @@
-"""Training one run, measuring it on text it does not train on, and timing the steps of all methods."""
+"""A small language model of characters: the settings of a run, the optimizers that train it, and its training."""
 
 import math
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
 from itertools import count
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.optim import SGD, AdamW, Optimizer
 
-from examples.gpt import GPT, Text, all_windows, load, next_character_loss, rate_factor
+from examples import gpt
+from examples.gpt import GPT, NORMS, PRESETS, Preset, Text, all_windows, load, next_character_loss, rate_factor
 
-from ..core.progress import Kind, Tick
-from ..methods import METHODS
-from ..speed.timing import interleaved, ratio
-from .run import TextRun, build_optimizers, dampings
+from .core.progress import Kind, Tick
+from .core.run import Run, fingerprint
+from .methods import METHODS, Method
+from .speed.timing import interleaved, ratio
 
-#: Measurements in a run, beside the one before its first step.
-MEASUREMENTS = 20
-#: Windows of the validation text that each of them reads, spread over it evenly.
-VALIDATION_WINDOWS = 256
+#: Measurements in a run, beside the one before its first step, and windows of the validation text that each reads.
+MEASUREMENTS, VALIDATION_WINDOWS = 20, 256
+#: Peak rate of the AdamW that trains what Muon leaves: embeddings, head, normalisers and biases. The same for all.
+REST_LR = 3e-3
+
+
+@dataclass(frozen=True)
+class TextRun(Run):
+    """The settings of one run."""
+
+    norm: str
+    lr: float  # at its peak
+    weight_decay: float = 0.0  # of all optimizers
+    steps: int = 1000
+    seed: int = 0  # draws the initialisation and, by itself, the batches: they are the same for every method
+    preset: str = "small"
+
+    kind = "language"
+
+    def __post_init__(self) -> None:
+        self.check(("lr", "steps"), norm=NORMS, preset=PRESETS)
+        if METHODS[self.method].damped and self.damping is None:
+            raise ValueError(f"method {self.method!r} needs a damping.")
+
+    @property
+    def size(self) -> Preset:
+        """Of the network and its batches."""
+        return PRESETS[self.preset]
+
+    def computes(self) -> str:
+        """A hash of what its method and normaliser compute; of its optimizer itself only the name counts."""
+        return _computes(METHODS[self.method], self.norm)
+
+
+@cache
+def _computes(method: Method, norm: str) -> str:
+    tokens = torch.arange(64).square().view(8, PRESETS["tiny"].context) % 7
+    return fingerprint(method, GPT(PRESETS["tiny"], 7, norm), tokens, tokens.roll(1, 0))
+
+
+def matrices(model: GPT) -> list[Tensor]:
+    """The weights of the linear layers inside the blocks: what Muon is for."""
+    return [module.weight for module in model.blocks.modules() if isinstance(module, nn.Linear)]
+
+
+def _muon(model: GPT, run: TextRun) -> list[Optimizer]:
+    inside = {id(matrix) for matrix in matrices(model)}
+    rest = [parameter for parameter in model.parameters() if id(parameter) not in inside]
+    # Updates of AdamW's size: so the rates of one grid mean much the same for both.
+    muon = torch.optim.Muon(matrices(model), lr=run.lr, weight_decay=run.weight_decay, adjust_lr_fn="match_rms_adamw")
+    return [muon, AdamW(rest, lr=REST_LR, weight_decay=run.weight_decay)]
+
+
+def _schedule_free(model: GPT, run: TextRun) -> Optimizer:
+    options = {"lr": run.lr, "weight_decay": run.weight_decay, "warmup_steps": gpt.warm_up_steps(run.steps)}
+    return import_module("schedulefree").AdamWScheduleFree(model.parameters(), **options)
+
+
+#: (model, run) → optimizers of disjoint sets of parameters; the first is what a method wraps.
+OPTIMIZERS: dict[str, Callable[[GPT, TextRun], list[Optimizer]]] = {
+    "adamw": lambda model, run: [AdamW(model.parameters(), lr=run.lr, weight_decay=run.weight_decay)],
+    "sgd": lambda model, run: [SGD(model.parameters(), lr=run.lr, momentum=0.9, weight_decay=run.weight_decay)],
+    "muon": _muon,
+    "schedulefree": lambda model, run: [_schedule_free(model, run)],
+    "soap": lambda model, run: [
+        import_module("pytorch_optimizer").SOAP(model.parameters(), lr=run.lr, weight_decay=run.weight_decay)
+    ],
+}
+#: What must be installed for them.
+PACKAGES = {"schedulefree": "schedulefree", "soap": "pytorch_optimizer"}
+
+
+def build_optimizers(model: GPT, run: TextRun) -> list[Optimizer]:
+    """The optimizers of a run, the first in the method's coordinates or on its corrected gradients."""
+    if missing := lacks(run.method):
+        raise ValueError(f"method {run.method!r} needs {missing}.")
+    method = run.make_method()
+    first, *others = OPTIMIZERS[method.optimizer or ""](model, run)
+    tokens = torch.zeros(1, run.size.context, dtype=torch.long, device=model.head.weight.device)
+    return [method.wrap(first, model, tokens), *others]
+
+
+def lacks(method: str) -> str | None:
+    """What has to be installed for a method to run, or None."""
+    optimizer = METHODS[method].optimizer
+    package = PACKAGES.get(optimizer or "")
+    if package and find_spec(package) is None:
+        return f"the package {package}; pip install '.[peers]' brings it"
+    if optimizer == "muon" and not hasattr(torch.optim, "Muon"):
+        return f"torch.optim.Muon, of torch 2.9 or newer; this is torch {torch.__version__}"
+    return None
+
+
+def dampings(method: str, given: list[float]) -> list[float] | list[None]:
+    """The dampings to run a method with: none, once, if it has none."""
+    return given if method in METHODS and METHODS[method].damped else [None]
 
 
 @dataclass
@@ -125,8 +222,7 @@ def build_model(run: TextRun, vocabulary: int) -> GPT:
 def batches(run: TextRun, text: Tensor) -> Iterator[Tensor]:
     """Yield the windows of every step, (batch, context + 1): drawn by the seed, whatever the method."""
     generator = torch.Generator().manual_seed(run.seed)
-    size = run.size.context + 1
-    _check_length(text, size)
+    size = _windows(text, run).shape[1]
     inside = torch.arange(size, device=text.device)
     for _ in range(run.steps):
         starts = torch.randint(len(text) - size + 1, (run.size.batch_size, 1), generator=generator)
@@ -134,13 +230,10 @@ def batches(run: TextRun, text: Tensor) -> Iterator[Tensor]:
 
 
 def _windows(text: Tensor, run: TextRun) -> Tensor:
-    _check_length(text, run.size.context + 1)
+    if len(text) <= run.size.context:
+        window = run.size.context + 1
+        raise ValueError(f"a part of the text has {len(text)} characters, fewer than one window's {window}.")
     return all_windows(text, run.size)
-
-
-def _check_length(text: Tensor, size: int) -> None:
-    if len(text) < size:
-        raise ValueError(f"a part of the text has {len(text)} characters, fewer than one window's {size}.")
 
 
 def _finite(value: float) -> float | None:
@@ -152,10 +245,9 @@ def final_validation_loss(result: dict[str, Any]) -> float | None:
     return None if result["diverged"] else result["validation_loss"][-1]
 
 
-def _result(run: TextRun, text: Text, tick: Tick) -> dict[str, Any]:
-    characters = sum(len(part) for part in text[:3])
-    about = {"size": asdict(run.size), "characters": characters, "vocabulary": len(text.vocabulary)}
-    return {**about, **asdict(train(run, text, tick=tick))}
+def _results(runs: list[TextRun], text: Text, tick: Tick) -> list[dict[str, Any]]:
+    about = {"characters": sum(len(part) for part in text[:3]), "vocabulary": len(text.vocabulary)}
+    return [{"size": asdict(run.size), **about, **asdict(train(run, text, tick=tick))} for run in runs]
 
 
 #: How runs of the language model are made.
@@ -163,7 +255,7 @@ LANGUAGE = Kind(
     load=lambda run, download: load(run.data).to(run.device),
     steps=lambda run, text: run.steps,
     family=lambda run: run,
-    train=lambda runs, text, tick: [_result(run, text, tick) for run in runs],
+    train=_results,
     score=final_validation_loss,
 )
 

@@ -1,1 +1,0 @@
-"""A small language model of characters, for whole optimizers and for normalisers."""
