@@ -121,7 +121,7 @@ def test_layers_need_no_import_of_their_own():
 
 
 ORDER = [
-    "coverage", "sharding", "least_squares", "balance", "scaling", "checkpoint", "corrections", "functional",
+    "activations", "coverage", "sharding", "least_squares", "balance", "scaling", "checkpoint", "corrections", "functional",
     "corrected_layers", "uses", "attach", "gauge", "optim", "attention", "jacobian", "diagnostics", "layers",
     "__main__",
 ]  # fmt: skip
