@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
 
-from .corrected_layers import BYPASSING, PLAIN, Corrected, corrected_types, plain_type, swapped
+from ._checks import bypassed, label, refuse_attached, refuse_lazy
+from .corrected_layers import PLAIN, Corrected, corrected_types, plain_type, swapped
 from .corrections import Correction, check_correction
 from .coverage import Coverage, resolved, warn, wrappers_of
 from .uses import plain_uses
@@ -59,26 +60,21 @@ def attach(
     """
     check_correction(correction)
     skipped = _skipped(model, skip)
-    attached = [name for name, module in model.named_modules() if isinstance(module, Corrected)]
-    if attached:
-        raise ValueError(
-            f"{_label(attached[0])} already has a correction ({len(attached)} layers have); "
-            "call adiv_optim.detach(model) before attaching another. A second optimizer on the same model needs no "
-            "GradientOnly of its own: p.grad is corrected for both, so pass it plainly."
-        )
-    for name, module in model.named_modules():
-        if module not in skipped and any(is_lazy(parameter) for parameter in module.parameters(recurse=False)):
-            raise ValueError(
-                f"{_label(name)} is a {type(module).__name__} without a shape yet; run one batch through the "
-                "model before attaching a correction."
-            )
+    refuse_attached(
+        "attach",
+        model,
+        "call adiv_optim.detach(model) before attaching another. A second optimizer on the same model needs no "
+        "GradientOnly of its own: p.grad is corrected for both, so pass it plainly",
+    )
+    refuse_lazy("attach", model, skipped)
+    plain = bypassed(model)
     layers = {
         name: module
         for name, module in model.named_modules()
         if module not in skipped
         and plain_type(module) in corrected_types()
         and "forward" not in module.__dict__
-        and type(model.get_submodule(name.rpartition(".")[0])) not in BYPASSING
+        and module not in plain
     }
     if not layers:
         types = ", ".join(sorted({type(module).__name__ for module in model.modules()}))
@@ -90,8 +86,7 @@ def attach(
         _refuse_uncorrected(model, layers, skipped)
     _warn_of_little(model, set(layers.values()), skipped)
     for path, module in layers.items():
-        label = f"{_label(path)} ({type(module).__name__})"
-        module.__dict__.update(_correction=correction, _label=label, _ran=False)
+        module.__dict__.update(_correction=correction, _label=f"{label(path)} ({type(module).__name__})", _ran=False)
         module.__class__ = swapped(type(module), corrected_types())
     return model
 
@@ -178,10 +173,11 @@ def _corrections(
         owned.setdefault(id(parameter), []).append((name, parameter, owner))
     notes: dict[str, list[tuple[str, str]]] = {}
     elements: dict[str, int] = {}
+    without_call = bypassed(model)
     for key, uses in owned.items():
         path, parameter, _ = uses[0]
         elements[path] = 0 if is_lazy(parameter) else parameter.numel()
-        plain = {name: _why_plain(model, name, owner) for name, _, owner in uses if not isinstance(owner, Corrected)}
+        plain = {name: _why_plain(owner, without_call) for name, _, owner in uses if not isinstance(owner, Corrected)}
         part = "".join(f" in part: plain as {name} ({why})" for name, why in plain.items())
         if key in used_plainly and not plain:
             part = " in part: the loss depends on it outside of its layer too"
@@ -226,11 +222,9 @@ def _trainable(model: nn.Module) -> list[tuple[str, nn.Parameter, nn.Module]]:
     return found
 
 
-def _why_plain(model: nn.Module, path: str, owner: nn.Module) -> str:
-    parent_path = path.rpartition(".")[0].rpartition(".")[0]
-    parent = model.get_submodule(parent_path)
-    if isinstance(parent, BYPASSING) and parent is not owner:
-        return f"{type(parent).__name__} uses its {path.removeprefix(parent_path + '.')} without calling the layer"
+def _why_plain(owner: nn.Module, without_call: dict[nn.Module, str]) -> str:
+    if owner in without_call:
+        return without_call[owner]
     if isinstance(owner, nn.MultiheadAttention):
         return f"{type(owner).__name__} has no correction"
     plain = plain_type(owner)
@@ -246,8 +240,9 @@ def _why_plain(model: nn.Module, path: str, owner: nn.Module) -> str:
 
 def _refuse_uncorrected(model: nn.Module, layers: dict[str, nn.Module], skipped: set[nn.Module]) -> None:
     corrected = {id(parameter) for layer in layers.values() for parameter in layer.parameters()}
+    without_call = bypassed(model)
     missed = [
-        f"{path} ({_why_plain(model, path, owner)})"
+        f"{path} ({_why_plain(owner, without_call)})"
         for path, parameter, owner in _trainable(model)
         if id(parameter) not in corrected and owner not in skipped
     ]
@@ -262,6 +257,7 @@ def _warn_of_little(model: nn.Module, layers: set[nn.Module], skipped: set[nn.Mo
     if any(not list(layer.parameters()) for layer in layers):
         return  # FullyShardedDataParallel keeps them elsewhere, in one flat parameter
     treated, skipped_for, elements, counted = {}, {}, {}, set[int]()
+    without_call = bypassed(model)
     # Layers to correct first: what a module shares with one is counted once, with it.
     for path, parameter, owner in sorted(_trainable(model), key=lambda found: found[2] not in layers):
         if id(parameter) in counted or owner in skipped:
@@ -271,7 +267,7 @@ def _warn_of_little(model: nn.Module, layers: set[nn.Module], skipped: set[nn.Mo
         if owner in layers:
             treated[path] = "corrected"
         else:
-            skipped_for[path] = _why_plain(model, path, owner)
+            skipped_for[path] = _why_plain(owner, without_call)
     found = Coverage(treated, skipped_for, elements=elements)
     if elements and found.element_share < 0.5:
         warn(
@@ -280,7 +276,3 @@ def _warn_of_little(model: nn.Module, layers: set[nn.Module], skipped: set[nn.Mo
             f"{', '.join(plain.__name__ for plain in corrected_types())}, correct them by jacobian.backward, or name "
             "them in skip if that is meant."
         )
-
-
-def _label(path: str) -> str:
-    return f"layer {path!r}" if path else "the model itself"

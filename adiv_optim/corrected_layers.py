@@ -18,11 +18,6 @@ from .corrections import Correction
 from .functional._conv import corrected_conv
 from .functional._linear import corrected_linear
 
-#: Modules of torch.nn, where this version has them, that use the weights of a layer below them without calling it.
-BYPASSING: tuple[type[nn.Module], ...] = tuple(
-    getattr(nn, name) for name in ("MultiheadAttention", "LinearCrossEntropyLoss") if hasattr(nn, name)
-)
-
 _DETACH = "call adiv_optim.detach(model) first, and attach again afterwards."
 
 

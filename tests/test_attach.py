@@ -204,7 +204,7 @@ ERRORS = {
     "all-skipped": (Net, {"skip": [Net]}, ValueError, "nothing to correct"),
     "subclass-only": (lambda: Doubled(3, 2), {}, ValueError, "nothing to correct: .*Doubled"),
     "strict": (Net, {"strict": True}, ValueError, r"strict: 4 trainable.*norm\.weight \(BatchNorm2d has no corr"),
-    "lazy": (lazy, {}, ValueError, "layer '1' is a LazyLinear without a shape yet; run one batch"),
+    "lazy": (lazy, {}, ValueError, r"attach: 'weight' of layer '1' \(LazyLinear\) has no shape yet; run one batch"),
 }
 
 

@@ -196,7 +196,7 @@ class TwoTensors(nn.Linear):
         (nn.Linear(3, 2), (2, 2), {"ridge": math.nan}, ValueError, "ridge is nan"),
         (nn.Linear(3, 2), (2, 2), {"damping": 1.0, "ridge": 1.0}, ValueError, "two names of λ"),
         (nn.Linear(3, 2), (2, 2), {"max_iterations": 0}, ValueError, "max_iterations is 0"),
-        (attach(nn.Linear(3, 2), Proportional()), (2, 2), {}, ValueError, "has a correction attached"),
+        (attach(nn.Linear(3, 2), Proportional()), (2, 2), {}, ValueError, "already has a correction"),
         (TwoTensors(3, 2), (2, 2), {}, TypeError, "TwoTensors returned tuple; it takes one tensor"),
     ],
     ids=lambda value: value if isinstance(value, str) else None,

@@ -97,7 +97,7 @@ class KeywordCaller(nn.Module):
 X = torch.ones(3, 4)
 ERRORS = {
     "class": (mlp, {"correction": Proportional}, TypeError, r"write Proportional\(\)"),
-    "attached": (lambda: attach(mlp(), Proportional()), {}, ValueError, r"layer '0' has a correction attached.*detach"),
+    "attached": (lambda: attach(mlp(), Proportional()), {}, ValueError, r"layer '0' already has a correction.*detach"),
     "unknown-layer": (mlp, {"layers": ["head"]}, ValueError, "layers names 'head', which the model does not have"),
     "batch-norm": (
         lambda: nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)), {"layers": ["1"]}, ValueError,
@@ -125,7 +125,7 @@ def test_layer_jacobians_refuse_a_layer_without_trainable_parameters():
 
 
 def test_layer_jacobians_refuse_an_attached_layer():
-    with pytest.raises(ValueError, match=r"correction attached.*detach\(model\)"):
+    with pytest.raises(ValueError, match=r"already has a correction.*detach\(model\)"):
         jacobian.layer_jacobians(attach(nn.Linear(4, 2), Proportional()), X)
 
 

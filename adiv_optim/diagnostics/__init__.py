@@ -4,9 +4,9 @@ Nothing here changes what it looks at. Gradients and steps are taken on copies; 
 gradients, the optimizer and the random generators are afterwards what they were before.
 """
 
-from ._activation import GaussianMoments, gaussian_moments, hermite_coefficients, isometry_strength
+from ..activations import GaussianMoments, gaussian_moments, hermite_coefficients
 from ._divergence import divergence
-from ._isometry import isometry, isometry_gap, mean_field_bound
+from ._isometry import isometry, isometry_gap, isometry_strength, mean_field_bound
 from ._isometry_recorder import IsometryRecorder, record
 from ._recorder import DivergenceRecorder
 from ._result import Divergence, LayerDivergence

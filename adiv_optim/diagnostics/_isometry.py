@@ -5,6 +5,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from ..activations import Activation, gaussian_moments
+
 #: In ε, what rounding was seen to leave of one of two copies of a sample in a Gram matrix by matrix product.
 COPIES = 16
 
@@ -91,6 +93,38 @@ def _is_singular(gram: Tensor) -> Tensor:
     share = diagonal / diagonal.mean(-1, keepdim=True)
     noise = (gram.shape[-1] + COPIES) * torch.finfo(gram.dtype).eps
     return (failed != 0) | ~(rest > noise * share).all(-1)
+
+
+def isometry_strength(activation: Activation) -> float:
+    r"""Compute how strongly an activation drives the samples of a batch apart.
+
+    .. math:: \beta_\sigma = 2 - \frac{c_1^2}{\sum_{k \ge 1} c_k^2}
+              = 2 - \frac{E[z\sigma(z)]^2}{\mathrm{Var}\,\sigma(z)}
+
+    Joudaki et al. 2023, Def. 3: 1 for linear functions, 2 for those without a linear part. In a wide network of
+    linear layer, activation, centring and normalising the isometry gap falls by :math:`(2 - \beta_\sigma)^2` per layer
+    once it is small; `mean_field_bound` bounds it from the start.
+
+    Args:
+        activation: an elementwise module or function.
+
+    Returns:
+        β, in [1, 2].
+
+    Raises:
+        TypeError: not callable.
+        ValueError: a constant function, or what `gaussian_moments` refuses.
+
+    Example:
+        >>> import torch
+        >>> from adiv_optim.diagnostics import isometry_strength
+        >>> round(isometry_strength(torch.nn.ReLU()), 6)  # 2 − π / (2π − 2)
+        1.266529
+    """
+    found = gaussian_moments(activation)
+    if found.is_constant:
+        raise ValueError(f"activation is the constant {found.mean:g}: it maps all samples to one and has no strength.")
+    return 1 + found.nonlinear / found.variance
 
 
 def mean_field_bound(gram: Tensor, strength: float, depths: int | Sequence[int] | Tensor) -> Tensor:

@@ -9,11 +9,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
 
+from .._checks import label, refuse_lazy, refuse_sharded
 from ..corrected_layers import PLAIN, Corrected, swapped
-from ..sharding import refuse_sharded
 
 #: Why the channels of what a model returns are pinned.
 OUTPUT = "output of the model"
@@ -21,13 +20,11 @@ OUTPUT = "output of the model"
 
 def check_traceable(model: nn.Module) -> None:
     """Refuse what is known to be beyond tracing."""
-    for name, parameter in model.named_parameters():
-        if is_lazy(parameter):
-            raise ValueError(f"parameter {name!r} has no shape yet; run one batch through the model first.")
+    refuse_lazy("trace", model)
     for path, module in model.named_modules():
         if isinstance(module, torch.jit.ScriptModule):
             raise ValueError(
-                f"{f'layer {path!r}' if path else 'the model'} is a {type(module).__name__}, which torch.jit has "
+                f"{label(path)} is a {type(module).__name__}, which torch.jit has "
                 "compiled and torch.export cannot look into; trace the model that it was made of. Parameters keep "
                 "their names, so that the graph fits this one too: UnitConsistent(…, graph=graph)."
             )

@@ -7,9 +7,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
+from .._checks import refuse_attached
 from ..corrections import Correction, check_correction
 from ._record import recorded
-from ._rows import layer_gradients, refuse_attached
+from ._rows import BY_ITSELF, layer_gradients
 
 #: Layers of torch.nn that keep the plain gradient unless they are named: `attach` leaves them alone too.
 #: Batch normalisers could not be corrected at all: their samples have no Jacobian of their own.
@@ -127,7 +128,7 @@ def _loss_and_gradients(
         check_correction(correction)
     if chunk_size is not None and chunk_size < 1:
         raise ValueError(f"chunk_size is {chunk_size}; it counts samples and must be at least 1, or None.")
-    refuse_attached(model)
+    refuse_attached("corrected_gradients", model, BY_ITSELF)
     parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
     if not parameters:
         raise ValueError(f"{type(model).__name__} has no trainable parameter to give a gradient.")

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vjp, vmap
 
+from .._checks import refuse_attached
 from ..least_squares import least_squares
 from ._products import Parts, push
-from ._rows import refuse_attached
+from ._rows import BY_ITSELF
 
 
 class IdealUpdate(NamedTuple):
@@ -91,7 +92,7 @@ def ideal_update(
             raise ValueError(f"ideal_update: {name} is {value}; it must be finite and at least 0.")
     if damping and ridge is not None:
         raise ValueError(f"ideal_update: damping={damping} and ridge={ridge} are two names of λ; give one of them.")
-    refuse_attached(module)
+    refuse_attached("ideal_update", module, BY_ITSELF)
     trained = {name: p.detach() for name, p in module.named_parameters() if p.requires_grad}
     if not trained:
         raise ValueError(f"ideal_update: {type(module).__name__} has no trainable parameter to step on.")

@@ -10,9 +10,14 @@ from torch.func import functional_call, jacrev, vmap
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
 
-from ..corrected_layers import Corrected
+from .._checks import refuse_attached
 from ..corrections import Correction, Solve
 from ._record import Call
+
+#: What to do with a model that has corrections.
+BY_ITSELF = (
+    "its backward is not its derivative. Call adiv_optim.detach(model) first: the Jacobian path corrects by itself"
+)
 
 
 def layer_jacobians(layer: nn.Module, *inputs: Tensor, chunk_size: int | None = None) -> dict[str, Tensor]:
@@ -37,7 +42,7 @@ def layer_jacobians(layer: nn.Module, *inputs: Tensor, chunk_size: int | None = 
         >>> {name: tuple(jacobian.shape) for name, jacobian in jacobians.items()}
         {'weight': (5, 2, 2, 3), 'bias': (5, 2, 2)}
     """
-    refuse_attached(layer)
+    refuse_attached("layer_jacobians", layer, BY_ITSELF)
     if isinstance(layer, _NormBase):
         raise ValueError(f"{type(layer).__name__} mixes the samples of a batch; they have no Jacobian of their own.")
     trained = {name: p.detach() for name, p in layer.named_parameters() if p.requires_grad}
@@ -146,12 +151,3 @@ def is_unbatched(layer: nn.Module, input: Tensor) -> bool:
     if isinstance(layer, _ConvNd):
         return input.dim() == len(layer.kernel_size) + 1
     return isinstance(layer, nn.Linear) and input.dim() == 1
-
-
-def refuse_attached(model: nn.Module) -> None:
-    for path, module in model.named_modules():
-        if isinstance(module, Corrected):
-            raise ValueError(
-                f"layer {path!r} has a correction attached, so its backward is not its derivative; "
-                "call adiv_optim.detach(model) first (the Jacobian path corrects by itself)."
-            )

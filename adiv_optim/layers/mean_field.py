@@ -1,11 +1,11 @@
 """Centring and normalising by constants that belong to the activation."""
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from torch import Tensor, nn
 
-from ..diagnostics import gaussian_moments
+from ..activations import gaussian_moments
 
 
 class MeanFieldNorm(nn.Module):
@@ -27,7 +27,6 @@ class MeanFieldNorm(nn.Module):
         activation: an elementwise module or function.
         center: subtract c₀.
         normalize: divide by √Var σ(z).
-        kinks: as for `gaussian_moments`; rarely needed.
 
     Shape:
         Input and output alike, any shape.
@@ -53,10 +52,9 @@ class MeanFieldNorm(nn.Module):
         *,
         center: bool = True,
         normalize: bool = True,
-        kinks: Iterable[float] = (),
     ) -> None:
         super().__init__()
-        moments = gaussian_moments(activation, kinks=kinks)
+        moments = gaussian_moments(activation)
         if moments.is_constant:
             raise ValueError(
                 f"MeanFieldNorm: activation is the constant {moments.mean:g}, without a variance to divide by."

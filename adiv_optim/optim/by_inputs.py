@@ -8,14 +8,13 @@ import torch
 from torch import distributed, nn
 from torch.optim import Optimizer
 
+from .._checks import bypassed, refuse_lazy, refuse_sharded
 from ..checkpoint import ANYTHING, COUNT, check
-from ..corrected_layers import BYPASSING
 from ..coverage import Coverage, warn
-from ..sharding import refuse_sharded
 from .coordinates import UNSHARDED, Chart, Coordinates, Map
 from .covariance import InputCovariance
 from .roots import NoRootError
-from .rows import refuse_lazy, why_not_rows
+from .rows import why_not_rows
 
 #: What a measurement makes of a layer's covariance.
 Measured = TypeVar("Measured")
@@ -219,10 +218,8 @@ class ByInputs(Coordinates):
         held = {id(p) for group in self.param_groups for p in group["params"]}
         users: dict[int, list[nn.Module]] = {}
         named: dict[int, tuple[str, nn.Parameter]] = {}
-        bypassed: dict[nn.Module, str] = {}
+        without_call = bypassed(self.model)
         for path, module in self.model.named_modules():
-            if type(module) in BYPASSING:
-                bypassed |= dict.fromkeys(module.children(), type(module).__name__)
             for name, parameter in module.named_parameters(prefix=path, recurse=False):
                 if id(parameter) in held:
                     users.setdefault(id(parameter), []).append(module)
@@ -232,8 +229,8 @@ class ByInputs(Coordinates):
         layers, plain = [], {}
         for key, modules in users.items():
             name, parameter = named[key]
-            by = next((bypassed[module] for module in modules if module in bypassed), None)
-            if why := f"{by} uses it without calling the layer" if by else why_not_rows(name, parameter, modules):
+            by = next((without_call[module] for module in modules if module in without_call), None)
+            if why := by or why_not_rows(name, parameter, modules):
                 plain[key] = why
                 continue
             bias = modules[0].bias

@@ -7,7 +7,6 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, dtype, nn
 from torch.nn.modules.conv import _ConvNd
-from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
 
 from ..corrected_layers import CORRECTED, PLAIN, corrected_types, is_transposed, plain_type
@@ -48,14 +47,6 @@ def why_not_rows(name: str, parameter: nn.Parameter, modules: list[nn.Module]) -
     if not parameter.requires_grad:
         return "frozen when the optimizer was wrapped"
     return "complex" if parameter.is_complex() else ""
-
-
-def refuse_lazy(what: str, model: nn.Module) -> None:
-    """Raise a ValueError if a parameter of the model has no shape yet."""
-    for path, module in model.named_modules():
-        for name, parameter in module.named_parameters(prefix=path, recurse=False):
-            if is_lazy(parameter):
-                raise ValueError(f"{what}: {name!r} has no shape yet; run one batch through the model first.")
 
 
 def rows_of(module: Any, input: Tensor, dtype: dtype) -> Iterator[Tensor]:

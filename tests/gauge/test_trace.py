@@ -296,7 +296,7 @@ class DependsOnValues(nn.Linear):
     [
         (nn.Linear(3, 2), torch.ones(2, 4), r"Linear does not run on an example_input of shape \(2, 4\): RuntimeError"),
         (DependsOnValues(3, 3), torch.ones(2, 3), "runs on .* but torch.export cannot trace it"),
-        (nn.LazyLinear(3), torch.ones(2, 3), "'weight' has no shape yet"),
+        (nn.LazyLinear(3), torch.ones(2, 3), "'weight' of the model itself .* has no shape yet"),
     ],
     ids=["wrong-shape", "untraceable", "lazy"],
 )

@@ -136,7 +136,7 @@ def test_evaluation_is_untouched_on_torchs_fast_path_too(correction, name):
 @pytest.mark.parametrize("name", [name for name in AFFINE if name.startswith("Lazy")])
 def test_lazy_modules_are_refused_until_they_have_run(name):
     lazy = getattr(nn, name)(4, 3)
-    with pytest.raises(ValueError, match="without a shape yet; run one batch"):
+    with pytest.raises(ValueError, match="has no shape yet; run one batch"):
         attach(lazy, Proportional())
     lazy(torch.randn(2, 3, *[6] * int(name[-2])))
     attach(lazy, Proportional())

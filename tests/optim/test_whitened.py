@@ -548,7 +548,7 @@ def stepped_state(model: nn.Module) -> dict:
         (
             lambda m: Whitened(torch.optim.SGD((z := nn.Sequential(nn.LazyLinear(3))).parameters()), z),
             ValueError,
-            "'0.weight' has no shape yet",
+            "'weight' of layer '0' .* has no shape yet",
         ),
     ],
 )

@@ -2,7 +2,7 @@
 
 import copy
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import NamedTuple
 
@@ -43,16 +43,15 @@ class Sampled(NamedTuple):
 
 
 @torch.no_grad()
-def sample(activation: Activation, kinks: Iterable[float] = (), degree: int = 1) -> Sampled:
+def sample(activation: Activation, degree: int = 1) -> Sampled:
     """Evaluate an activation on nodes that integrate its square, its mean and its Hermite coefficient of one degree.
 
-    At first there is a panel of 20 Gauss-Legendre nodes between any two neighbouring whole numbers, cut at `kinks` as
-    well. A panel is replaced by its halves as long as that changes one of the three integrals, which closes in on
-    kinks, jumps and steep places wherever they are.
+    At first there is a panel of 20 Gauss-Legendre nodes between any two neighbouring whole numbers. A panel is replaced
+    by its halves as long as that changes one of the three integrals, which closes in on kinks, jumps and steep places
+    wherever they are.
 
     Args:
         activation: an elementwise module or function.
-        kinks: where else to cut; needed only at the edges of a feature so narrow that no node falls on it.
         degree: of the highest Hermite coefficient wanted.
 
     Raises:
@@ -64,8 +63,8 @@ def sample(activation: Activation, kinks: Iterable[float] = (), degree: int = 1)
     name = repr(activation) if isinstance(activation, nn.Module) else getattr(activation, "__name__", "activation")
     if isinstance(activation, nn.Module):
         activation = copy.deepcopy(activation).to("cpu", torch.float64)
-    cuts = sorted({*map(float, range(-EDGE, EDGE + 1)), *(float(kink) for kink in kinks if abs(kink) < EDGE)})
-    edges = torch.tensor([cuts[:-1], cuts[1:]], dtype=torch.float64, device="cpu").T
+    cuts = torch.arange(-EDGE, EDGE + 1, dtype=torch.float64, device="cpu")
+    edges = torch.stack([cuts[:-1], cuts[1:]], 1)
     _check_elementwise(activation, edges.flatten(), name)
 
     coarse = _on(activation, edges, name)
@@ -91,7 +90,7 @@ def sample(activation: Activation, kinks: Iterable[float] = (), degree: int = 1)
     if not missed <= IN_ALL:  # NaN included
         raise ValueError(
             f"the moments of {name} under a standard normal do not settle: its variance is infinite, or it is rougher "
-            "than can be integrated; if it has jumps or kinks at known places, pass them as kinks."
+            "than can be integrated; pass a function without infinitely many jumps."
         )
     return Sampled(*map(torch.cat, zip(*accepted, strict=True)))
 

@@ -1,13 +1,12 @@
-"""What an activation does to standard normal inputs: Hermite coefficients, moments, isometry strength."""
+"""Gaussian moments and Hermite coefficients of an activation."""
 
-from collections.abc import Iterable
 from itertools import islice
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from ._quadrature import Activation, sample
+from .quadrature import Activation, sample
 
 
 class GaussianMoments(NamedTuple):
@@ -34,16 +33,15 @@ class GaussianMoments(NamedTuple):
         return self.variance <= 1e-24 * self.mean**2
 
 
-def gaussian_moments(activation: Activation, *, kinks: Iterable[float] = ()) -> GaussianMoments:
+def gaussian_moments(activation: Activation) -> GaussianMoments:
     r"""Compute mean, slope and nonlinear variance of an activation whose inputs are standard normal.
 
     By quadrature in float64: panels between the whole numbers, halved wherever that still changes the moments. Kinks
-    and jumps are thereby found by themselves; only a feature so narrow that no node falls on it (a spike of width
-    1e-3, say) has to be named, by its edges.
+    and jumps are thereby found by themselves. A feature so narrow that no node falls on it (a spike of width 1e-3,
+    say) is missed.
 
     Args:
         activation: an elementwise module or function, with whatever parameters it has now.
-        kinks: places to cut the panels at from the start.
 
     Raises:
         TypeError: not callable.
@@ -56,7 +54,7 @@ def gaussian_moments(activation: Activation, *, kinks: Iterable[float] = ()) -> 
         >>> round(found.mean, 6), round(found.slope, 6), round(found.variance, 6)  # 1/√2π, 1/2, 1/2 − 1/2π
         (0.398942, 0.5, 0.340845)
     """
-    found = sample(activation, kinks)
+    found = sample(activation)
     constant, linear = islice(found.hermite(), 2)
     mean, slope = constant @ found.values, linear @ found.values
     # The rest itself, rather than E[σ²] − c₀² − c₁²: near a linear function those cancel.
@@ -64,7 +62,7 @@ def gaussian_moments(activation: Activation, *, kinks: Iterable[float] = ()) -> 
     return GaussianMoments(mean.item(), slope.item(), rest.square().sum().item())
 
 
-def hermite_coefficients(activation: Activation, degree: int, *, kinks: Iterable[float] = ()) -> Tensor:
+def hermite_coefficients(activation: Activation, degree: int) -> Tensor:
     r"""Expand an activation in normalised Hermite polynomials.
 
     .. math:: \sigma(z) = \sum_k c_k \frac{He_k(z)}{\sqrt{k!}}, \qquad
@@ -75,7 +73,6 @@ def hermite_coefficients(activation: Activation, degree: int, *, kinks: Iterable
     Args:
         activation: an elementwise module or function.
         degree: of the last coefficient.
-        kinks: as for `gaussian_moments`, by whose quadrature they are computed.
 
     Shape:
         Output (degree + 1,), float64.
@@ -92,38 +89,5 @@ def hermite_coefficients(activation: Activation, degree: int, *, kinks: Iterable
     """
     if degree < 0:
         raise ValueError(f"degree is {degree}; it is that of the last coefficient wanted and must be at least 0.")
-    found = sample(activation, kinks, degree)
+    found = sample(activation, degree)
     return torch.stack([h @ found.values for h in islice(found.hermite(), degree + 1)])
-
-
-def isometry_strength(activation: Activation, *, kinks: Iterable[float] = ()) -> float:
-    r"""Compute how strongly an activation drives the samples of a batch apart.
-
-    .. math:: \beta_\sigma = 2 - \frac{c_1^2}{\sum_{k \ge 1} c_k^2}
-              = 2 - \frac{E[z\sigma(z)]^2}{\mathrm{Var}\,\sigma(z)}
-
-    Joudaki et al. 2023, Def. 3: 1 for linear functions, 2 for those without a linear part. In a wide network of
-    linear layer, activation, centring and normalising the isometry gap falls by :math:`(2 - \beta_\sigma)^2` per layer
-    once it is small; `mean_field_bound` bounds it from the start.
-
-    Args:
-        activation: an elementwise module or function.
-        kinks: as for `gaussian_moments`, by whose quadrature it is computed.
-
-    Returns:
-        β, in [1, 2].
-
-    Raises:
-        TypeError: not callable.
-        ValueError: a constant function, or what `gaussian_moments` refuses.
-
-    Example:
-        >>> import torch
-        >>> from adiv_optim.diagnostics import isometry_strength
-        >>> round(isometry_strength(torch.nn.ReLU()), 6)  # 2 − π / (2π − 2)
-        1.266529
-    """
-    found = gaussian_moments(activation, kinks=kinks)
-    if found.is_constant:
-        raise ValueError(f"activation is the constant {found.mean:g}: it maps all samples to one and has no strength.")
-    return 1 + found.nonlinear / found.variance

@@ -1,0 +1,78 @@
+"""What a model must not be: lazy, sharded, attached twice; and which of its layers are used without a call."""
+
+from collections.abc import Container
+
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from .corrected_layers import Corrected, plain_type
+
+#: Modules of torch.nn, where this version has them, that use the weights of a layer below them without calling it.
+_BYPASSING: tuple[type[nn.Module], ...] = tuple(
+    getattr(nn, name) for name in ("MultiheadAttention", "LinearCrossEntropyLoss") if hasattr(nn, name)
+)
+
+
+def label(path: str) -> str:
+    """What messages call a part of a model."""
+    return f"layer {path!r}" if path else "the model itself"
+
+
+def bypassed(model: nn.Module) -> dict[nn.Module, str]:
+    """Each layer whose weights a module above it uses without calling the layer → why that leaves it plain.
+
+    Exact types alone: a subclass may call its layers.
+    """
+    return {
+        layer: f"{plain_type(module).__name__} uses it without calling the layer"
+        for module in model.modules()
+        if plain_type(module) in _BYPASSING
+        for layer in module.children()
+    }
+
+
+def refuse_lazy(what: str, model: nn.Module, skipped: Container[nn.Module] = ()) -> None:
+    """Raise a ValueError if a parameter of the model has no shape yet.
+
+    Args:
+        what: opens the message.
+        model: any module.
+        skipped: modules of it that may be lazy.
+    """
+    for path, module in model.named_modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            if is_lazy(parameter) and module not in skipped:
+                raise ValueError(
+                    f"{what}: {name!r} of {label(path)} ({type(module).__name__}) has no shape yet; run one batch "
+                    "through the model first."
+                )
+
+
+def refuse_attached(what: str, model: nn.Module, remedy: str) -> None:
+    """Raise a ValueError if a layer of `model` has a correction.
+
+    Args:
+        what: opens the message.
+        model: any module.
+        remedy: ends the message.
+    """
+    attached = [path for path, module in model.named_modules() if isinstance(module, Corrected)]
+    if attached:
+        raise ValueError(
+            f"{what}: {label(attached[0])} already has a correction ({len(attached)} layers have); {remedy}."
+        )
+
+
+def refuse_sharded(what: str, model: nn.Module, remedy: str) -> None:
+    """Raise a ValueError if a part of `model` is sharded, so that no process holds its weights.
+
+    Args:
+        what: opens the message.
+        model: any module; `fully_shard` makes DTensors of parameters, FullyShardedDataParallel flattens them.
+        remedy: ends the message.
+    """
+    for path, module in model.named_modules():
+        flat = type(module).__name__ == "FullyShardedDataParallel"
+        if flat or any(hasattr(parameter, "device_mesh") for parameter in module.parameters(recurse=False)):
+            where, how = f"module {path!r}" if path else "the model", "flat" if flat else "DTensor"
+            raise ValueError(f"{what}: {where} has sharded parameters ({how}), which no process holds; {remedy}.")
