@@ -99,17 +99,17 @@ class ByInputs(Method):
         size = len(covariance)
         level = mean(covariance.diagonal().tolist())
         ridge = ridge_of(self.settings["damping"], level or 1.0)
-        blocks = self.blocks(size, memory.bias is not None)
+        blocks = self.blocks(size)
         return [
             (block, self.factor(memory, (group, number), covariance[block, block], ridge, level + ridge))
             for number, block in enumerate(blocks)
         ]
 
-    def blocks(self, size: int, with_bias: bool) -> list[slice]:
-        """Nearly equal parts of the features; the bias's 1 goes with the last."""
+    def blocks(self, size: int) -> list[slice]:
+        """Nearly equal parts of the columns, the bias's 1 among those of the last."""
         most = self.settings["max_dim"] or size
-        count, features = math.ceil(size / most), size - with_bias
-        ends = [round(features * k / count) for k in range(count)] + [size]
+        count = math.ceil(size / most)
+        ends = [size * k // count for k in range(count)] + [size]
         return [slice(a, b) for a, b in pairwise(ends)]
 
     def factor(self, memory: Memory, place: tuple[int, int], covariance: Tensor, ridge: float, scale: float) -> Any:
