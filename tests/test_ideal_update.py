@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from adiv_optim import BatchIdeal, Proportional, attach, jacobian
+from adiv_optim._linalg.least_squares import least_squares
 from adiv_optim.jacobian._products import push
 from adiv_optim.layers import AffineLikeLinear
-from adiv_optim.least_squares import least_squares
 from tests.cases import LAYERS, apply, gradients, relative_error
 
 CLOSED_FORM = 1e-8  # float64, as the conjugate gradients end where rounding does

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vjp, vmap
 
 from .._checks import refuse_attached
-from ..least_squares import least_squares
+from .._linalg.least_squares import least_squares
 from ._products import Parts, push
 from ._rows import BY_ITSELF
 
