@@ -4,10 +4,10 @@ The forward is torch's, bit for bit, and so is the gradient of the input. Only t
 and bias follow the correction, in one contraction of rescaled rows: no per-sample gradient is built.
 """
 
-from ._conv import conv1d, conv2d, conv3d
-from ._linear import linear
-from ._patches import box_sum, patch_squared_norm
-from ._shared import squared_norm
+from .convolutions import conv1d, conv2d, conv3d
+from .linears import linear
+from .patches import box_sum, patch_squared_norm
+from .shared import squared_norm
 
 __all__ = [
     "box_sum",

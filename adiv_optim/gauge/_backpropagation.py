@@ -10,7 +10,7 @@ from torch.autograd import Function
 from torch.utils.hooks import RemovableHandle
 
 from .._checks import bypassed
-from ..functional._shared import Hook, exporting
+from ..functional.shared import Hook, exporting
 from .scales.rz import rz_scaling
 
 

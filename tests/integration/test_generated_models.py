@@ -350,7 +350,7 @@ def test_whitened_sgd_is_batch_ideal_times_the_rows(architecture):
     architecture, damping = replace(architecture, tied=False), 0.5
     model, before, (x,) = architecture.model(), architecture.model(), architecture.inputs()
     inner = SGD(model.parameters(), lr=1.0)
-    optimizer = Whitened(inner, model, damping=damping, decay=0.0, every=1, keep_norm=False)
+    optimizer = Whitened(inner, model, damping=damping, decay=0.0, every=1, graft_norm=False)
     train(optimizer, model, [x])
     steps = {name: p.detach() - model.get_parameter(name).detach() for name, p in before.named_parameters()}
     white = {layer.name.removesuffix(".weight"): layer for layer in optimizer.chart.layers}
