@@ -14,7 +14,7 @@ from ._checks import bypassed, label, refuse_attached, refuse_lazy
 from .corrected_layers import PLAIN, Corrected, corrected_types, plain_type, swapped
 from .corrections import Correction, check_correction
 from .coverage import Coverage, resolved, warn, wrappers_of
-from .uses import plain_uses
+from .functional.uses import plain_uses
 
 
 def attach(

@@ -15,8 +15,8 @@ from torch.fx import Proxy
 from torch.nn.utils import parametrize
 
 from .corrections import Correction
-from .functional._conv import corrected_conv
-from .functional._linear import corrected_linear
+from .functional.convolutions import corrected_conv
+from .functional.linears import corrected_linear
 
 _DETACH = "call adiv_optim.detach(model) first, and attach again afterwards."
 

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from adiv_optim import BatchIdeal, Proportional, attach, jacobian
-from adiv_optim.jacobian._products import push
+from adiv_optim._linalg.least_squares import least_squares
+from adiv_optim._linalg.products import jvp
 from adiv_optim.layers import AffineLikeLinear
-from adiv_optim.least_squares import least_squares
 from tests.cases import LAYERS, apply, gradients, relative_error
 
 CLOSED_FORM = 1e-8  # float64, as the conjugate gradients end where rounding does
@@ -83,7 +83,7 @@ def test_small_real_step_moves_the_output_by_the_ideal(build, shape):
     module, input = build(), torch.randn(shape)
     before = module(input).detach()
     parameters = {n: p.detach() for n, p in module.named_parameters()}
-    g = push(  # a direction the parameters can move the output in
+    g = jvp(  # a direction the parameters can move the output in
         lambda p: torch.func.functional_call(module, p, (input,)),
         parameters,
         {n: torch.randn_like(p) for n, p in parameters.items()},

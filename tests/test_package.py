@@ -80,7 +80,7 @@ def find_cycle(graph):
 
 
 def test_every_module_is_found():
-    assert {"adiv_optim", "adiv_optim.attach", "adiv_optim.functional._linear", "adiv_optim.layers.convert"} <= set(
+    assert {"adiv_optim", "adiv_optim.attach", "adiv_optim.functional.linears", "adiv_optim.layers.convert"} <= set(
         FILES
     )
 
@@ -145,6 +145,40 @@ def test_rooms_that_import_each_other_are_found(tmp_path):
     assert find_cycle(rooms(files)) == ["up", "down"]
 
 
+def private_imports(files):
+    """(module, name) where a module imports what begins with an underscore in a folder that it does not stand in."""
+    found = []
+    for name, path in files.items():
+        own = name.split(".") if path.name == "__init__.py" else name.split(".")[:-1]
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.ImportFrom) or not node.level:
+                continue
+            base = [*own[: len(own) - node.level + 1], *(node.module.split(".") if node.module else [])]
+            for alias in node.names:
+                parts = [*base, alias.name]
+                hidden = next((at for at, part in enumerate(parts) if part.startswith("_")), None)
+                if hidden is not None and not parts[hidden].endswith("__"):
+                    above = files.get(".".join(parts[:hidden]))
+                    folder = parts[:hidden] if above is None or above.name == "__init__.py" else parts[: hidden - 1]
+                    if own[: len(folder)] != folder:
+                        found.append((name, ".".join(parts)))
+    return found
+
+
+def test_no_room_imports_what_is_private_to_another():
+    assert private_imports({name: path for name, path in FILES.items() if name in LIBRARY}) == []
+
+
+def test_a_planted_import_of_what_is_private_is_found(tmp_path):
+    sources = {"_top": "", "up.a": "from .._top import f", "down._c": "", "down.d": "from ._c import _f"}
+    sources |= {"up.b": "from ..down._c import f", "up.c": "from ..down.d import _g", "up.d": "from ..down import _c"}
+    files = {f"p.{name}": tmp_path / f"{name}.py" for name in sources}
+    for name, source in sources.items():
+        (tmp_path / f"{name}.py").write_text(source)
+    found = [("p.up.b", "p.down._c.f"), ("p.up.c", "p.down.d._g"), ("p.up.d", "p.down._c")]
+    assert private_imports(files) == found
+
+
 def test_no_module_of_the_library_imports_the_root_package():
     for name, targets in import_graph(FILES).items():
         # The command `python -m adiv_optim` stands below everything: nobody imports it.
@@ -183,7 +217,7 @@ def test_module_is_documented_and_its_doctests_run(name):
 #: Results of functions whose own examples show them, and what is not made by hand.
 SHOWN_ELSEWHERE = {
     "Alignment", "Coverage", "Divergence", "Entry", "Factors", "GaussianMoments", "Gauge", "IsometryRecorder",
-    "LayerDivergence", "LogitProjection", "LogitStep", "Node", "RZScaling", "detach",
+    "LayerDivergence", "LogitProjection", "LogitStep", "Node", "RZScaling", "UCBackpropagation", "detach",
 }  # fmt: skip
 
 

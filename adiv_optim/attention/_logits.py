@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
-from ..functional._shared import check_real, once_only
+from ..functional.shared import check_real, once_only
 from ._map import PARAMETERS, LogitMap, arrange
 from ._rule import AttentionIdeal, check_rule
 from ._solve import solve

@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from ..least_squares import Parts, least_squares
+from .._linalg.least_squares import Parts, least_squares
 from ._map import LogitMap
 
 #: The largest number of logits in one problem for which JJᵀ is written down, and of its entries in all problems:

@@ -10,11 +10,11 @@ from torch.nn.utils import parametrize
 
 from ..corrected_layers import Corrected, corrected_types, is_transposed, plain_type
 from ..corrections import Correction
-from ..functional._conv import _per_axis, _resolve_padding
-from ..functional._conv_rows import ConvRows, Geometry
-from ..functional._linear import LinearRows
-from ..functional._patches import unfold
-from ._rows import _CHUNK, MeasuredRows, evenly, wide
+from ..functional.conv_rows import ConvRows, Geometry
+from ..functional.convolutions import per_axis, resolve_padding
+from ..functional.linears import LinearRows
+from ..functional.patches import unfold
+from ._rows import CHUNK, MeasuredRows, evenly, to_float64
 
 
 def has_closed_form(layer: nn.Module) -> bool:
@@ -64,22 +64,22 @@ def closed_rows(
         x = _patches(rows, index)
         grad = rows.grad_output.unflatten(1, (groups, -1)).movedim(1, 0).movedim(2, -1).flatten(1, -2)[:, index]
     into_weight, into_bias = _contributions(correction, rows, x, index)
-    gains = {"weight": (wide(into_weight) * wide(x)).sum(-1)} if needs_weight else {}
-    gains = {**gains, "bias": wide(into_bias)} if needs_bias else gains
-    moved = wide(torch.zeros_like(grad))
+    gains = {"weight": (to_float64(into_weight) * to_float64(x)).sum(-1)} if needs_weight else {}
+    gains = {**gains, "bias": to_float64(into_bias)} if needs_bias else gains
+    moved = to_float64(torch.zeros_like(grad))
     if needs_weight:
-        moved = moved + wide(x) @ wide(step["weight"]).reshape(groups, -1, x.shape[-1]).mT
+        moved = moved + to_float64(x) @ to_float64(step["weight"]).reshape(groups, -1, x.shape[-1]).mT
     if needs_bias:
-        moved = moved + wide(step["bias"]).view(groups, 1, -1)
-    own = -torch.stack(list(gains.values())).sum(0).unsqueeze(-1) * wide(grad)
+        moved = moved + to_float64(step["bias"]).view(groups, 1, -1)
+    own = -torch.stack(list(gains.values())).sum(0).unsqueeze(-1) * to_float64(grad)
     return MeasuredRows(
         index=torch.cat([index + group * rows.count for group in range(groups)]),
         total=rows.count * groups,
-        grad=wide(grad).flatten(0, 1),
+        grad=to_float64(grad).flatten(0, 1),
         moved=moved.flatten(0, 1),
         own=own.flatten(0, 1),
         gains={name: gain.flatten() for name, gain in gains.items()},
-        squared_norm=wide(x).square().sum(-1).flatten(),
+        squared_norm=to_float64(x).square().sum(-1).flatten(),
     )
 
 
@@ -108,7 +108,7 @@ def _by_unit_gradients(
     `BatchIdeal` it is a solve with as many right-hand sides as rows are measured.
     """
     found: dict[str, list[Tensor]] = {}
-    for part in index.split(max(1, _CHUNK // (rows.count * groups))):
+    for part in index.split(max(1, CHUNK // (rows.count * groups))):
         unit = torch.zeros(rows.count, len(part), dtype=_dtype(rows), device=part.device)
         unit[part, torch.arange(len(part), device=part.device)] = 1
         if isinstance(rows, LinearRows):
@@ -144,10 +144,10 @@ def _conv_rows(
     padding: int | str | tuple[int, ...] | list[int] = layer.padding
     if layer.padding_mode != "zeros":
         input, padding = F.pad(input, layer._reversed_padding_repeated_twice, mode=layer.padding_mode), 0
-    stride, dilation = _per_axis(layer.stride, dims), _per_axis(layer.dilation, dims)
+    stride, dilation = per_axis(layer.stride, dims), per_axis(layer.dilation, dims)
     if isinstance(padding, str):
-        input, padding = _resolve_padding(type(layer).__name__, padding, input, weight.shape[2:], stride, dilation)
-    geometry = Geometry(stride, _per_axis(padding, dims), dilation, layer.groups)
+        input, padding = resolve_padding(type(layer).__name__, padding, input, weight.shape[2:], stride, dilation)
+    geometry = Geometry(stride, per_axis(padding, dims), dilation, layer.groups)
     return ConvRows(input, grad_output, weight, geometry, needs_weight, needs_bias)
 
 
@@ -155,7 +155,7 @@ def _patches(rows: ConvRows, index: Tensor) -> Tensor:
     """The patches at `index`, a few samples unfolded at a time: (groups, n, features)."""
     features = math.prod(rows.weight.shape[1:])
     positions = math.prod(rows.grad_output.shape[2:])
-    step = max(1, _CHUNK // (positions * features * rows.geometry.groups))
+    step = max(1, CHUNK // (positions * features * rows.geometry.groups))
     found = []
     for start in range(0, len(rows.input), step):
         here = index[(index >= start * positions) & (index < (start + step) * positions)] - start * positions

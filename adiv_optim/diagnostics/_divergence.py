@@ -15,7 +15,7 @@ from ..jacobian import PLAIN_BY_DEFAULT
 from ._closed_form import closed_rows, has_closed_form
 from ._copies import Call, check_optimizer, differentiate, same_randomness, step_of, twins
 from ._result import Divergence, LayerDivergence, summarise
-from ._rows import general_rows, joined, wide
+from ._rows import general_rows, joined, to_float64
 
 
 def divergence(
@@ -119,7 +119,7 @@ def divergence(
                 left_out[path] = reason
                 continue
             rate = max(rates[name] for name in names.values() if name in rates)
-            own = {local: wide(step[name]) / rate for local, name in names.items()}
+            own = {local: to_float64(step[name]) / rate for local, name in names.items()}
             descent = -sum(_inner(own[local], plain.get(name)) for local, name in names.items())
             measured[path] = _measure(layer, found.calls[path], own, descent, max_rows, optimizer is not None)
         total = -sum(_inner(step[name], plain.get(name)) / rate for name, rate in rates.items() if rate)
@@ -219,4 +219,4 @@ def _no_rows(layer: nn.Module, names: Iterable[str], calls: list[Call] | None, r
 
 
 def _inner(left: Tensor, right: Tensor | None) -> float:
-    return 0.0 if right is None else (wide(left) * wide(right)).sum().item()
+    return 0.0 if right is None else (to_float64(left) * to_float64(right)).sum().item()

@@ -12,7 +12,7 @@ from torch._C import _functorch
 
 from ._isometry import isometry_gap
 from ._recorder import finite, scalars
-from ._rows import evenly, wide
+from ._rows import evenly, to_float64
 
 
 def samples(output: Tensor) -> Tensor:
@@ -97,7 +97,7 @@ class IsometryRecorder:
             self.left_out[path] = f"it returned a {what}"
             return
         rows = self.rows(output)
-        rows = wide(rows[..., evenly(rows.shape[-2], self.max_samples, rows.device), :])
+        rows = to_float64(rows[..., evenly(rows.shape[-2], self.max_samples, rows.device), :])
         gap = isometry_gap(rows @ rows.mT)
         self.history[-1]["layers"].append(
             {

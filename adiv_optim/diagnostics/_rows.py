@@ -8,11 +8,11 @@ from torch import Tensor, nn
 from torch.func import functional_call, vjp, vmap
 from torch.nn.modules.conv import _ConvNd
 
-from ..jacobian._products import push
-from ..jacobian._rows import is_unbatched
+from .._linalg.products import jvp
+from ..jacobian.rows import is_unbatched
 
 #: Numbers held at once by the parts that work on some rows at a time.
-_CHUNK = 2**22
+CHUNK = 2**22
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def evenly(total: int, wanted: int, device: torch.device) -> Tensor:
     return torch.arange(count, device=device) * total // max(count, 1)
 
 
-def wide(tensor: Tensor) -> Tensor:
+def to_float64(tensor: Tensor) -> Tensor:
     """In float64, so that |g|² of a small gradient does not underflow; Apple's devices have only float32."""
     return tensor.to(torch.float32 if tensor.device.type == "mps" else torch.float64)
 
@@ -99,8 +99,8 @@ def general_rows(
     index = evenly(samples * per_sample, max_rows, grad.device)
     sample, place = index // per_sample, index % per_sample
     grad = grad[sample, place]
-    length = wide(grad).norm(dim=-1)
-    direction = (wide(grad) / length.unsqueeze(-1)).to(grad.dtype)
+    length = to_float64(grad).norm(dim=-1)
+    direction = (to_float64(grad) / length.unsqueeze(-1)).to(grad.dtype)
 
     def one_row(place: Tensor, direction: Tensor, *sample: Tensor) -> tuple[dict[str, Tensor], Tensor]:
         def output(trained: dict[str, Tensor]) -> Tensor:
@@ -109,22 +109,22 @@ def general_rows(
 
         contribution = vjp(output, trained)[1](direction)[0]
         gains = {name: part.square().sum() for name, part in contribution.items()}
-        return gains, push(output, trained, contribution)
+        return gains, jvp(output, trained, contribution)
 
-    at_once = max(1, _CHUNK // sum(p.numel() for p in trained.values()))
+    at_once = max(1, CHUNK // sum(p.numel() for p in trained.values()))
     per_row = vmap(one_row, randomness="different", chunk_size=at_once)
     gains, own = per_row(place, direction, *(tensor[sample] for tensor in inputs))
     present, back = sample.unique(return_inverse=True)
     part = tuple(tensor[present] for tensor in inputs)
     tangent = {name: step[name].to(p.dtype) for name, p in trained.items()}
-    moved = push(lambda trained: rows_of(trained, *part), trained, tangent)
+    moved = jvp(lambda trained: rows_of(trained, *part), trained, tangent)
     return MeasuredRows(
         index=index,
         total=samples * per_sample,
-        grad=wide(grad),
-        moved=wide(moved[back, place]),
-        own=-length.unsqueeze(-1) * wide(own),
-        gains={name: wide(gain) for name, gain in gains.items()},
+        grad=to_float64(grad),
+        moved=to_float64(moved[back, place]),
+        own=-length.unsqueeze(-1) * to_float64(own),
+        gains={name: to_float64(gain) for name, gain in gains.items()},
         squared_norm=_input_norms(layer, inputs, grad_output, sample, place),
     )
 
@@ -142,6 +142,6 @@ def _input_norms(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor, s
     # The last dimension of a convolution is no row's features, so that equal leading ones say nothing.
     by_row = not isinstance(layer, _ConvNd) and len(inputs) == 1 and inputs[0].dim() > 1
     if by_row and inputs[0].shape[:-1] == output.shape[:-1]:
-        norms = wide(inputs[0]).square().sum(-1)
+        norms = to_float64(inputs[0]).square().sum(-1)
         return norms.view(len(norms), -1)[sample, place]
-    return torch.stack([wide(tensor[sample]).flatten(1).square().sum(-1) for tensor in inputs]).sum(0)
+    return torch.stack([to_float64(tensor[sample]).flatten(1).square().sum(-1) for tensor in inputs]).sum(0)

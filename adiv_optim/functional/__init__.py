@@ -2,17 +2,14 @@
 
 The forward is torch's, bit for bit, and so is the gradient of the input. Only the gradients of weight
 and bias follow the correction, in one contraction of rescaled rows: no per-sample gradient is built.
-`uc_linear` and `uc_backpropagation` are of another kind: they replace the gradient of the input.
 """
 
-from ._conv import conv1d, conv2d, conv3d
-from ._linear import linear
-from ._patches import box_sum, patch_squared_norm
-from ._shared import squared_norm
-from ._unit_consistent import UCBackpropagation, uc_backpropagation, uc_linear
+from .convolutions import conv1d, conv2d, conv3d
+from .linears import linear
+from .patches import box_sum, patch_squared_norm
+from .shared import squared_norm
 
 __all__ = [
-    "UCBackpropagation",
     "box_sum",
     "conv1d",
     "conv2d",
@@ -20,6 +17,4 @@ __all__ = [
     "linear",
     "patch_squared_norm",
     "squared_norm",
-    "uc_backpropagation",
-    "uc_linear",
 ]

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor, nn
 
-from ._graph import ChannelGraph, Factors
-from ._network import network_scales
+from .channels.graph import ChannelGraph, Factors
+from .scales.network import network_scales
 
 
 def random_gauge(graph: ChannelGraph, sigma: float = 1.0, *, generator: torch.Generator | None = None) -> Tensor:

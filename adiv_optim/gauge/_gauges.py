@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..scaling import rz_scaling
-from ._graph import ChannelGraph, Factors
+from .channels.graph import ChannelGraph, Factors
+from .scales.rz import rz_scaling
 
 
 @dataclass(frozen=True)

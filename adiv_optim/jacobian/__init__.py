@@ -8,7 +8,7 @@ and memory: use it to train layers that have no closed form, and to check those 
 
 from ._gradients import PLAIN_BY_DEFAULT, backward, corrected_gradients
 from ._ideal import IdealUpdate, ideal_update
-from ._rows import layer_jacobians
+from .rows import layer_jacobians
 
 __all__ = [
     "PLAIN_BY_DEFAULT",

@@ -10,7 +10,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from .._checks import refuse_attached
 from ..corrections import Correction, check_correction
 from ._record import recorded
-from ._rows import BY_ITSELF, layer_gradients
+from .rows import BY_ITSELF, layer_gradients
 
 #: Layers of torch.nn that keep the plain gradient unless they are named: `attach` leaves them alone too.
 #: Batch normalisers could not be corrected at all: their samples have no Jacobian of their own.

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.func import functional_call, vjp, vmap
 
 from .._checks import refuse_attached
-from ..least_squares import least_squares
-from ._products import Parts, push
-from ._rows import BY_ITSELF
+from .._linalg.least_squares import least_squares
+from .._linalg.products import Parts, jvp
+from .rows import BY_ITSELF
 
 
 class IdealUpdate(NamedTuple):
@@ -109,7 +109,7 @@ def ideal_update(
 
     def forward(direction: Parts) -> Tensor:
         with _same_random_numbers(module):
-            return push(run, trained, direction)
+            return jvp(run, trained, direction)
 
     def adjoint(cotangent: Tensor) -> Parts:
         found: Parts = pull_back(cotangent)[0]

@@ -11,8 +11,8 @@ from torch._C import _functorch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from ..checkpoint import NUMBER, POSITIVE, Maybe, check, numbers
-from ..functional._linear import gram_of
-from ..functional._shared import exporting, refuse_capture
+from ..functional.linears import gram_of
+from ..functional.shared import exporting, refuse_capture
 from .roots import Spectrum, leading
 from .rows import features_of, rows_of
 

@@ -86,7 +86,7 @@ class Preconditioned(ByInputs):
 
     and p.grad is the plain gradient again after the step. It is `BatchIdeal` with a memory: sums over rows, so that
     micro-batches and processes give exactly what the joined batch gives. Behind plain SGD it is FOOF (Benzing 2022),
-    and what `Whitened(SGD, keep_norm=False)` does; around Muon it is Newton-Muon (arXiv 2604.01472), around AdamW DoPr
+    and what `Whitened(SGD, graft_norm=False)` does; around Muon it is Newton-Muon (arXiv 2604.01472), around AdamW DoPr
     (arXiv 2606.06418).
 
     Which layers are treated, when A is measured, and what micro-batches, processes, compilation and checkpoints mean,

@@ -10,7 +10,7 @@ from torch.nn.modules.conv import _ConvNd
 from torch.nn.utils import parametrize
 
 from ..corrected_layers import CORRECTED, PLAIN, corrected_types, is_transposed, plain_type
-from ..functional._patches import unfold
+from ..functional.patches import unfold
 
 #: Numbers of unfolded patches that are there at once.
 CHUNK = 2**21

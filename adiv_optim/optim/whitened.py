@@ -40,18 +40,18 @@ class Whitened(ByInputs):
     Memory: A and both roots, float32, for each layer; while the optimizer steps three copies of the weights. With
     `rank` the products, the root and the memory beside A shrink to what `rank` columns take.
 
-    Conversion: with every=1, decay=0 and keep_norm=False, Whitened(SGD) at `damping` takes the step of `GradientOnly`
+    Conversion: with every=1, decay=0 and graft_norm=False, Whitened(SGD) at `damping` takes the step of `GradientOnly`
     with `BatchIdeal(damping × rows / columns)`, columns counting the bias.
 
     Args:
         optimizer: any torch.optim.Optimizer but LBFGS that reads only p and p.grad. For several on disjoint parameters
             (torch.optim.Muon for matrices, AdamW for the rest) wrap each, or only one.
         model: the model.
-        damping: λ in units of A's mean eigenvalue. With keep_norm, large values give the optimizer as it is; below 1e-4
-            float32 no longer resolves A's small eigenvalues.
+        damping: λ in units of A's mean eigenvalue. With graft_norm, large values give the optimizer as it is; below
+            1e-4 float32 no longer resolves A's small eigenvalues.
         decay: how much the average of earlier measurements counts at each new one; 0 is the present batch alone.
         every: steps between two measurements.
-        keep_norm: use A + λI divided by its mean eigenvalue, and give each layer's mapped step the Frobenius norm that
+        graft_norm: use A + λI divided by its mean eigenvalue, and give each layer's mapped step the Frobenius norm that
             the optimizer gave it, so that learning rates and weight decay carry over.
         root: "eigh", or "newton-schulz" by matrix products alone; see `roots`.
         rank: tell only this many leading eigenvectors of A apart, and let the others share the mean of their
@@ -68,7 +68,7 @@ class Whitened(ByInputs):
         >>> import torch
         >>> from adiv_optim import Whitened
         >>> model, x = torch.nn.Linear(2, 1, bias=False), torch.tensor([[1.0, 0.0], [0.0, 10.0]])
-        >>> opt = Whitened(torch.optim.SGD(model.parameters(), lr=0.5), model, damping=1e-6, keep_norm=False)
+        >>> opt = Whitened(torch.optim.SGD(model.parameters(), lr=0.5), model, damping=1e-6, graft_norm=False)
         >>> before = model(x)
         >>> before.sum().backward()  # both outputs' gradients are 1 …
         >>> opt.step()
@@ -86,7 +86,7 @@ class Whitened(ByInputs):
         damping: float = 1.0,
         decay: float = 0.9,
         every: int = 10,
-        keep_norm: bool = True,
+        graft_norm: bool = True,
         root: str = "eigh",
         rank: int | None = None,
         max_dim: int | None = 1024,
@@ -96,5 +96,5 @@ class Whitened(ByInputs):
             raise ValueError(f"Whitened: damping is {damping}; it must be positive and finite.")
         if root not in METHODS:
             raise ValueError(f"Whitened: unknown root {root!r}; known are {', '.join(METHODS)}.")
-        chart = WhiteChart(damping, decay, every, keep_norm, root, rank, max_dim, synchronize)
+        chart = WhiteChart(damping, decay, every, graft_norm, root, rank, max_dim, synchronize)
         super().__init__(optimizer, model, chart)

@@ -22,11 +22,11 @@ class Whitening(Map):
     Args:
         covariance: whose layer it is.
         both: R and R⁻¹ of every block.
-        keep_norm: give the mapped step the Frobenius norm that it had in the new coordinates.
+        graft_norm: give the mapped step the Frobenius norm that it had in the new coordinates.
     """
 
-    def __init__(self, covariance: InputCovariance, both: Roots, keep_norm: bool) -> None:
-        self.keep_norm, self.blocks, self.module = keep_norm, covariance.blocks, covariance.modules[0]
+    def __init__(self, covariance: InputCovariance, both: Roots, graft_norm: bool) -> None:
+        self.graft_norm, self.blocks, self.module = graft_norm, covariance.blocks, covariance.modules[0]
         self.dtype, self.parameters = covariance.dtype, covariance.parameters
         self.inverse_roots, self.roots = zip(*both, strict=True)
 
@@ -48,7 +48,7 @@ class Whitening(Map):
         moved = [now - start for now, start in zip(self._matrices(self.parameters), self.start, strict=True)]
         del self.start
         step = right_multiply(self.inverse_roots, self.blocks, moved)
-        if self.keep_norm:
+        if self.graft_norm:
             before, after = _norm(moved), _norm(step)
             ratio = torch.where(after > 0, before / after, 1.0)
             step = [part.mul_(ratio) for part in step]
@@ -92,27 +92,27 @@ class WhiteChart(InputChart[Roots]):
         damping: float,
         decay: float,
         every: int,
-        keep_norm: bool,
+        graft_norm: bool,
         root: str,
         rank: int | None,
         max_dim: int | None,
         synchronize: bool,
     ) -> None:
         super().__init__(decay, every, rank, max_dim, synchronize)
-        self.damping, self.keep_norm, self.root = damping, keep_norm, root
+        self.damping, self.graft_norm, self.root = damping, graft_norm, root
 
     def settings(self) -> dict[str, Any]:
         """Return damping, decay and the rest, as the repr shows them."""
-        names = ("damping", "decay", "every", "keep_norm", "root", "rank", "max_dim", "synchronize")
+        names = ("damping", "decay", "every", "graft_norm", "root", "rank", "max_dim", "synchronize")
         return {name: getattr(self, name) for name in names}
 
     def measure(self, layer: InputCovariance) -> Roots:
-        """Return both roots of every block of (A + λI) / its mean eigenvalue, or of A + λI without `keep_norm`."""
+        """Return both roots of every block of (A + λI) / its mean eigenvalue, or of A + λI without `graft_norm`."""
         mean, size = layer.mean(), sum(layer.sizes)
         traces = [block.diagonal(dim1=-2, dim2=-1).sum(-1) for block in mean]
         average = torch.stack(traces).sum(0) / size
         level = torch.where(average > 0, average, 1.0)  # a layer that has seen zeros alone keeps its own coordinates
-        scale = average + self.damping * level if self.keep_norm else torch.ones_like(level)
+        scale = average + self.damping * level if self.graft_norm else torch.ones_like(level)
         ridge, condition = self.damping * level / scale, size / self.damping + 1
         both: Roots = []
         for block, trace, spectrum in zip(mean, traces, layer.spectra, strict=True):
@@ -126,4 +126,4 @@ class WhiteChart(InputChart[Roots]):
 
     def map(self, layer: InputCovariance, measured: Roots) -> Map:
         """Return the layer's `Whitening`."""
-        return Whitening(layer, measured, self.keep_norm)
+        return Whitening(layer, measured, self.graft_norm)

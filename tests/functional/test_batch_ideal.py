@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from adiv_optim import BatchIdeal, Disproportional, GradientOnly, Proportional, functional, jacobian
-from adiv_optim.functional._linear import LinearRows
+from adiv_optim.functional.linears import LinearRows
 from benchmarks.speed.jobs import conv_layer
 from benchmarks.speed.timing import peak_memory
 from tests.cases import LINEAR, apply, each_layer, gradients, relative_error

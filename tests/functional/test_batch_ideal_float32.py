@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from adiv_optim import BatchIdeal, GradientOnly, functional
-from adiv_optim.functional import _linear
+from adiv_optim.functional import linears
 from tests.cases import apply, gradients, relative_error
 
 EPS = torch.finfo(torch.float32).eps
@@ -67,12 +67,12 @@ def test_sums_of_many_rows_lose_no_more_than_those_of_few():
     exact = x.double().mT @ x.double()
 
     def lost() -> float:
-        return float(torch.linalg.matrix_norm(_linear.gram_of([x], [x]).double() - exact, 2) / exact.trace() / EPS)
+        return float(torch.linalg.matrix_norm(linears.gram_of([x], [x]).double() - exact, 2) / exact.trace() / EPS)
 
     assert lost() <= 25
     # The rest beside whole runs counts, too, in stacks as well.
     ragged = torch.randn(2, 64 * 5 + 3, 3).double()
-    assert relative_error(_linear.gram_of([ragged], [ragged]), ragged.mT @ ragged) <= 1e-14
+    assert relative_error(linears.gram_of([ragged], [ragged]), ragged.mT @ ragged) <= 1e-14
 
 
 def test_grey_images_as_rgb_through_a_convolution():

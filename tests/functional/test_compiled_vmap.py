@@ -5,7 +5,7 @@ import torch
 from torch.func import vmap
 
 from adiv_optim import functional
-from adiv_optim.functional._shared import COMPILER_SEES_VMAP
+from adiv_optim.functional.shared import COMPILER_SEES_VMAP
 from tests.cases import each_correction, relative_error
 
 TOLERANCE = 1e-12

@@ -158,7 +158,7 @@ class Whitened(ByInputs):
         u, s, _ = torch.linalg.svd(covariance)
         if rank is not None and rank < size:
             u, s = self._leading(memory, place, covariance, rank, u, s)
-        values = (s + ridge) / (scale if self.settings["keep_norm"] else 1.0)
+        values = (s + ridge) / (scale if self.settings["graft_norm"] else 1.0)
         return [(u * values.rsqrt()) @ u.T, (u * values.sqrt()) @ u.T]
 
     def _leading(self, memory: Memory, place: Any, a: Tensor, rank: int, u: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:
@@ -192,7 +192,7 @@ class Whitened(ByInputs):
             moved = [a - b for a, b in zip(memory.matrices(memory.weight, memory.bias), there, strict=True)]
             change = self.times(memory, moved, 0)
             before, after = (math.sqrt(sum(float(part.square().sum()) for part in parts)) for parts in (moved, change))
-            ratio = before / after if after and self.settings["keep_norm"] else 1.0
+            ratio = before / after if after and self.settings["graft_norm"] else 1.0
             new = [part + ratio * step for part, step in zip(start, change, strict=True)]
             for parameter, part in memory.split(new).items():
                 parameter.copy_(part)

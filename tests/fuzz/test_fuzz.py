@@ -52,7 +52,7 @@ SLIPS: dict[str, Callable[[Any], Any]] = {
     "decay": lambda decay: 0.9 * decay + 0.01,
     "every": lambda every: every + 1,
     "max_dim": lambda max_dim: 2 if max_dim is None else max_dim + 1,
-    "keep_norm": lambda keep_norm: not keep_norm,
+    "graft_norm": lambda graft_norm: not graft_norm,
     "rank": lambda rank: (rank or 0) + 1,
     "gauge": {"network": "layer", "layer": "network"}.get,
     "fan_in": lambda fan_in: not fan_in,

@@ -51,7 +51,7 @@ def twins(build, shape, damping: float) -> tuple[nn.Module, nn.Module, Tensor, f
     rows = output[:, 0].numel() if conv else output[..., 0].numel()
     columns = one.weight[0].numel() + (one.bias is not None)
     white = Whitened(
-        torch.optim.SGD(one.parameters(), lr=1.0), one, damping=damping, decay=0.0, every=1, keep_norm=False
+        torch.optim.SGD(one.parameters(), lr=1.0), one, damping=damping, decay=0.0, every=1, graft_norm=False
     )
     ideal = GradientOnly(
         torch.optim.SGD(other.parameters(), lr=1.0), other, BatchIdeal(damping * rows / columns, per_sample=False)
@@ -151,7 +151,7 @@ def train(model: nn.Module, optimizer, data) -> list[Tensor]:
     return [p.detach().clone() for p in model.parameters()]
 
 
-@pytest.mark.parametrize("options", [{}, {"keep_norm": False, "every": 1}, {"max_dim": 4}, {"rank": 3}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"graft_norm": False, "every": 1}, {"max_dim": 4}, {"rank": 3}], ids=str)
 def test_resume_and_copies_are_bit_exact(options):
     data = batches(7)
     whole = train(*small(**options), data)
@@ -199,9 +199,9 @@ def test_exception_inside_the_step_leaves_the_weights():
 
 def test_micro_batches_add_up():
     (x, y), parts = batches(1)[0], 4
-    model, optimizer = small(keep_norm=False)
+    model, optimizer = small(graft_norm=False)
     whole = train(model, optimizer, [(x, y)])
-    model, optimizer = small(keep_norm=False)
+    model, optimizer = small(graft_norm=False)
     for rows, labels in zip(x.chunk(parts), y.chunk(parts), strict=True):
         (F.cross_entropy(model(rows), labels) / parts).backward()
     optimizer.step()

@@ -10,7 +10,7 @@ from torch.func import vjp
 Parts = dict[str, Tensor]
 
 
-def push(function: Callable[[Parts], Tensor], at: Parts, tangent: Parts) -> Tensor:
+def jvp(function: Callable[[Parts], Tensor], at: Parts, tangent: Parts) -> Tensor:
     """J · tangent, as the derivative of Jᵀu by u: torch lacks forward-mode rules for some operations (weight_norm)."""
     output, pull = vjp(function, at)[:2]
     moved: Tensor = vjp(lambda cotangent: pull(cotangent)[0], torch.zeros_like(output))[1](tangent)[0]

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from ..corrections import Solve
-from ._linear import LinearRows, gram_of, split_solution
-from ._patches import patch_squared_norm, unfold
-from ._shared import parts
+from .linears import LinearRows, gram_of, split_solution
+from .patches import patch_squared_norm, unfold
+from .shared import parts
 
 
 class Geometry(NamedTuple):

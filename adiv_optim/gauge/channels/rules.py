@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import _layer_rules
-from ._call import Call
-from ._values import Activation, Buffer, Parameter, Value
+from . import layer_rules
+from .call import Call
+from .values import Activation, Buffer, Parameter, Value
 
 
 def passes(call: Call) -> Any:
@@ -40,7 +40,7 @@ def add(call: Call) -> Any:
     first, second = call.arguments["self"], call["other"]
     for value, other in ((first, second), (second, first)):
         if isinstance(value, Parameter) and isinstance(other, Activation) and _broadcasts(call, value):
-            return _layer_rules.added(call, other, value)
+            return layer_rules.added(call, other, value)
     for value, other in ((first, second), (second, first)):
         if isinstance(value, (int, float)):
             if value != 0:
@@ -82,7 +82,7 @@ def multiply(call: Call) -> Any:
         if isinstance(value, (int, float)):
             return call.result(call.activation(other).channels)
         if isinstance(value, Parameter) and isinstance(other, (Activation, Buffer)) and _broadcasts(call, value):
-            return _layer_rules.gain(call, other, value)
+            return layer_rules.gain(call, other, value)
     for value in (first, second):
         if isinstance(value, Parameter):  # the product of two parameters
             return call.pin_all()
@@ -304,5 +304,5 @@ _GROUPS: dict[Callable[[Call], Any], str] = {
 #: Operation → rule, by the operation's name without overload and in-place underscore.
 RULES: dict[str, Callable[[Call], Any]] = {
     **{name: rule for rule, names in _GROUPS.items() for name in names.split()},
-    **_layer_rules.RULES,
+    **layer_rules.RULES,
 }

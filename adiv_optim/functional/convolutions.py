@@ -7,8 +7,8 @@ from torch import Tensor
 from torch.autograd import Function
 
 from ..corrections import Correction, check_correction
-from ._conv_rows import ConvRows, Geometry, plain_backward
-from ._shared import apply, autocast, check_real, label_for, once_only, refuse_correction_as
+from .conv_rows import ConvRows, Geometry, plain_backward
+from .shared import apply, autocast, check_real, label_for, once_only, refuse_correction_as
 
 _PLAIN = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 
@@ -75,10 +75,10 @@ def corrected_conv(
     """The convolution with a correction already checked; `name` opens its error messages."""
     check_real(name, input)
     _check_shapes(name, dims, input, weight, groups)
-    stride, dilation = _per_axis(stride, dims), _per_axis(dilation, dims)
+    stride, dilation = per_axis(stride, dims), per_axis(dilation, dims)
     if isinstance(padding, str):
-        input, padding = _resolve_padding(name, padding, input, weight.shape[2:], stride, dilation)
-    padding = _per_axis(padding, dims)
+        input, padding = resolve_padding(name, padding, input, weight.shape[2:], stride, dilation)
+    padding = per_axis(padding, dims)
     _check_kernel(name, input, weight, padding, dilation)
     batched = input.dim() == dims + 2
     input, weight, bias = autocast(input, weight, bias)  # type: ignore[assignment]
@@ -89,12 +89,13 @@ def corrected_conv(
     return output if batched else output.squeeze(0)
 
 
-def _per_axis(value: int | Sequence[int], dims: int) -> list[int]:
+def per_axis(value: int | Sequence[int], dims: int) -> list[int]:
+    """One number for each axis, where one may stand for all."""
     values = [value] if isinstance(value, int) else list(value)
     return values * dims if len(values) == 1 else values
 
 
-def _resolve_padding(
+def resolve_padding(
     name: str, padding: str, input: Tensor, kernel: Sequence[int], stride: list[int], dilation: list[int]
 ) -> tuple[Tensor, list[int]]:
     """Turn 'valid' and 'same' into numbers, as torch does: an odd total is padded by one at the far end first."""

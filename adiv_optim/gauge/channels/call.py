@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._channels import PINNED, Channels
-from ._values import Activation, Buffer, Parameter, Uses, Value
+from .channels import PINNED, Channels
+from .values import Activation, Buffer, Parameter, Uses, Value
 
 
 class Call:

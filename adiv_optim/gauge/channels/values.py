@@ -6,7 +6,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from ._channels import PINNED, Channels
+from .channels import PINNED, Channels
 
 #: Parameters with more elements than this, used as an activation, are pinned rather than given a channel each.
 _LARGEST_ACTIVATION = 2**20

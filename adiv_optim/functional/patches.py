@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ._shared import squared_norm
+from .shared import squared_norm
 
 
 def patch_squared_norm(

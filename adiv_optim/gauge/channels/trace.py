@@ -13,12 +13,12 @@ from torch import Tensor, nn
 from torch.export.graph_signature import InputKind
 from torch.utils import _pytree as pytree
 
-from ._call import Call
-from ._channels import CONSTANT, PINNED, Channels
-from ._export import OUTPUT, check_traceable, export
-from ._graph import ChannelGraph, Entry, Node
-from ._rules import RULES, rearrange
-from ._values import Activation, Buffer, Parameter, Use, Uses
+from .call import Call
+from .channels import CONSTANT, PINNED, Channels
+from .export import OUTPUT, check_traceable, export
+from .graph import ChannelGraph, Entry, Node
+from .rules import RULES, rearrange
+from .values import Activation, Buffer, Parameter, Use, Uses
 
 
 def trace(model: nn.Module, example_input: Any) -> ChannelGraph:

@@ -5,9 +5,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._call import Call
-from ._channels import PINNED
-from ._values import Activation, Parameter, Value
+from .call import Call
+from .channels import PINNED
+from .values import Activation, Parameter, Value
 
 #: An eps that no variance in float64 will notice. torch refuses 0 itself in training from 2.15 on.
 NEGLIGIBLE = 1e-20

@@ -7,11 +7,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd import Function
-from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from torch.utils.hooks import RemovableHandle
 
-from ..scaling import rz_scaling
-from ._shared import Hook, exporting
+from .._checks import bypassed
+from ..functional.shared import Hook, exporting
+from .scales.rz import rz_scaling
 
 
 class _ScaledGradient(Function):
@@ -64,7 +64,7 @@ def uc_linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tens
 
     Example:
         >>> import torch
-        >>> from adiv_optim.functional import uc_linear
+        >>> from adiv_optim.gauge import uc_linear
         >>> weight, units = torch.tensor([[2.0, 8.0], [-2.0, 0.5]]), torch.tensor([1.0, 100.0])
         >>> x = torch.ones(2, requires_grad=True)
         >>> uc_linear(x, weight).sum().backward()
@@ -99,7 +99,7 @@ def uc_backpropagation(model: nn.Module) -> "UCBackpropagation":
     Example:
         >>> import torch
         >>> from torch import nn
-        >>> from adiv_optim.functional import uc_backpropagation
+        >>> from adiv_optim.gauge import uc_backpropagation
         >>> model, x = nn.Sequential(nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 2)), torch.randn(3, 2)
         >>> plain, = torch.autograd.grad(model(x).sum(), model[0].weight)
         >>> handle = uc_backpropagation(model)
@@ -109,11 +109,8 @@ def uc_backpropagation(model: nn.Module) -> "UCBackpropagation":
         >>> torch.equal(plain, restored), torch.equal(plain, changed)
         (True, False)
     """
-    layers = [
-        module
-        for module in model.modules()
-        if isinstance(module, _LAYERS) and not isinstance(module, NonDynamicallyQuantizableLinear)
-    ]
+    without_call = bypassed(model)
+    layers = [module for module in model.modules() if isinstance(module, _LAYERS) and module not in without_call]
     if not layers:
         types = ", ".join(sorted({type(module).__name__ for module in model.modules()}))
         raise ValueError(f"uc_backpropagation: found modules of type {types}; it goes on Linear and Conv1d/2d/3d.")

@@ -6,7 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._graph import Entry
+from ..._linalg.conjugate_gradients import conjugate_gradients
+from ..channels.graph import Entry
 
 #: Up to this many sets the equations are solved directly, by a dense matrix between sets; beyond, by iterations.
 DIRECT = 512
@@ -161,20 +162,12 @@ class Laplacian:
         scales, least = torch.zeros_like(right), torch.full_like(right[0], torch.inf)
         for _ in range(rounds):
             residual = root * (right - self.times(scales))
-            first = gamma = residual @ residual
-            if not bool(first < 0.25 * least):
+            length = residual.norm()
+            if not bool(length < 0.5 * least):
                 break
-            least = first
-            change, direction = torch.zeros_like(right), residual
-            for _ in range(most):
-                # Each round need only gain what it can before rounding parts its residual from the true one.
-                if not bool(gamma > 1e-28 * first):
-                    break
-                moved = root * self.times(root * direction)
-                step = gamma / (direction @ moved)
-                change, residual = change + step * direction, residual - step * moved
-                gamma, previous = residual @ residual, gamma
-                direction = residual + gamma / previous * direction
+            least = length
+            # Each round need only gain what it can before rounding parts its residual from the true one.
+            change, _ = conjugate_gradients(lambda y: root * self.times(root * y), residual, 1e-14 * length, most)
             scales = scales + root * change
         return scales
 

@@ -74,7 +74,7 @@ def test_traced_by_others_is_the_model(made):
 @pytest.mark.parametrize(
     ("made", "named"),
     [
-        (lambda model: torch.jit.trace(model, torch.randn(2, 3)), "the model is a TopLevelTracedModule"),
+        (lambda model: torch.jit.trace(model, torch.randn(2, 3)), "the model itself is a TopLevelTracedModule"),
         (
             lambda model: nn.Sequential(torch.jit.trace(model[0], torch.randn(2, 3)), *model[1:]),
             "layer '0' is a TopLevelTracedModule",

@@ -4,8 +4,8 @@ from typing import Any
 
 from torch import Tensor
 
-from .functional._conv import _Conv
-from .functional._linear import _Linear
+from .convolutions import _Conv
+from .linears import _Linear
 
 _CORRECTED = (_Linear, _Conv)
 

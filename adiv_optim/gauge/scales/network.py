@@ -6,8 +6,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ._graph import ChannelGraph, Entry
-from ._laplacian import Laplacian
+from ..channels.graph import ChannelGraph, Entry
+from .laplacian import Laplacian
 
 #: A solution that moves no log-scale by more than this from where the pass over the weights started is final.
 _NEAR = 0.1

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from adiv_optim import GradientOnly, Proportional, UnitConsistent, gauge
-from adiv_optim.functional import uc_backpropagation, uc_linear
+from adiv_optim.gauge import uc_backpropagation, uc_linear
 from tests.cases import relative_error
 
 pytestmark = pytest.mark.usefixtures("in_float64")

@@ -1,9 +1,9 @@
 """The log least squares behind the RZ scaling of a matrix with zeros."""
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
+
+from ..._linalg.conjugate_gradients import conjugate_gradients
 
 #: Smaller sides up to this are factorised at once; beyond, conjugate gradients get the first try.
 DIRECT = 256
@@ -69,8 +69,9 @@ def balance(counts: Tensor, sums: Tensor) -> tuple[Tensor, Tensor]:
             return vector - column_root * _apply(counts.mT, there)
 
         scale = (column_root * column_sum).norm(dim=-1) + (row_root * row_sum).norm(dim=-1)
-        change = _conjugate_gradients(system, defect(columns), 32 * torch.finfo(counts.dtype).eps * scale)
-        if change is not None:
+        goal = 32 * torch.finfo(counts.dtype).eps * scale
+        change, solved = conjugate_gradients(system, defect(columns), goal, MAX_ITERATIONS)
+        if solved:
             columns = columns + change * column_root
             return rows_for(columns), columns
     factor = _factor(counts * row_root[..., :, None] * column_root[..., None, :], column_count)
@@ -87,24 +88,6 @@ def _reciprocal(counts: Tensor) -> Tensor:
 
 def _apply(matrix: Tensor, vector: Tensor) -> Tensor:
     return (matrix @ vector[..., None])[..., 0]
-
-
-def _conjugate_gradients(system: Callable[[Tensor], Tensor], right: Tensor, goal: Tensor) -> Tensor | None:
-    """The solution of `system(y) = right` of least norm, to a residual of norm `goal`; None if it takes too long."""
-    solution, residual, direction = torch.zeros_like(right), right, right
-    gamma = right.square().sum(-1)
-    for _ in range(MAX_ITERATIONS):
-        open = gamma > goal.square()
-        if not open.any():
-            return solution
-        moved = system(direction)
-        # A member that is done must not go on: what is left of it is rounding, which the singular system cannot solve.
-        step = torch.where(open, gamma / (direction * moved).sum(-1), 0.0)[..., None]
-        solution = solution + step * direction
-        residual = residual - step * moved
-        previous, gamma = gamma, residual.square().sum(-1)
-        direction = residual + torch.where(open, gamma / previous, 0.0)[..., None] * direction
-    return None
 
 
 def _factor(link: Tensor, column_count: Tensor) -> Tensor:

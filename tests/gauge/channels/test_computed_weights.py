@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from adiv_optim import UnitConsistent, gauge
-from adiv_optim.gauge import _trace
+from adiv_optim.gauge.channels import trace as tracing
 from tests.cases import relative_error
 
 pytestmark = pytest.mark.usefixtures("in_float64")
@@ -44,9 +44,9 @@ class Counted(TorchDispatchMode):
 def work(layers: int, monkeypatch: pytest.MonkeyPatch) -> int:
     model = nn.Sequential(*[Standardised(16, 16, 3, padding=1) for _ in range(layers)])
     example = torch.randn(1, 16, 4, 4)
-    program = _trace.export(model, example)
+    program = tracing.export(model, example)
     with monkeypatch.context() as patch, Counted() as counted:
-        patch.setattr(_trace, "export", lambda *_: program)
+        patch.setattr(tracing, "export", lambda *_: program)
         gauge.trace(model, example)
     return counted.elements
 

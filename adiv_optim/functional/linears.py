@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from ..corrections import Correction, Solve, check_correction
-from ._shared import apply, autocast, check_real, label_for, once_only, refuse_correction_as, rescale, squared_norm
+from .shared import apply, autocast, check_real, label_for, once_only, refuse_correction_as, rescale, squared_norm
 
 
 class _Linear(Function):

@@ -1,0 +1,1 @@
+"""Linear algebra that torch has not."""

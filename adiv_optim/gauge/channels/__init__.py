@@ -1,0 +1,1 @@
+"""The channels of a model: tracing it, and a rule for each operation."""

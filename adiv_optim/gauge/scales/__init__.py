@@ -1,0 +1,1 @@
+"""Scales: of one matrix (RZ), and of all channels of a network."""
