@@ -9,11 +9,11 @@ from torch import distributed, nn
 from torch.optim import Optimizer
 
 from .._checks import bypassed, refuse_lazy, refuse_sharded
+from .._linalg.roots import NoRootError
 from ..checkpoint import ANYTHING, COUNT, check
 from ..coverage import Coverage, warn
 from .coordinates import UNSHARDED, Chart, Coordinates, Map
 from .covariance import InputCovariance
-from .roots import NoRootError
 from .rows import why_not_rows
 
 #: What a measurement makes of a layer's covariance.

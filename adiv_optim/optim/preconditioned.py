@@ -7,10 +7,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from .._linalg.roots import NoRootError, Whole
 from .by_inputs import ByInputs, InputChart
 from .coordinates import Map
 from .covariance import InputCovariance
-from .roots import NoRootError, Whole
 from .rows import as_matrix, from_matrix
 from .whitening import like, right_multiply
 

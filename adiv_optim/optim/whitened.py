@@ -3,8 +3,8 @@
 from torch import nn
 from torch.optim import Optimizer
 
+from .._linalg.roots import METHODS
 from .by_inputs import ByInputs
-from .roots import METHODS
 from .whitening import WhiteChart
 
 

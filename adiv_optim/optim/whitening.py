@@ -6,10 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .._linalg.roots import Factor, Spectrum, Whole, low_rank_roots, roots
 from .by_inputs import InputChart
 from .coordinates import Map
 from .covariance import InputCovariance
-from .roots import Factor, Spectrum, Whole, low_rank_roots, roots
 from .rows import as_matrix, from_matrix
 
 #: R and R⁻¹ of every block.
@@ -21,14 +21,14 @@ class Whitening(Map):
 
     Args:
         covariance: whose layer it is.
-        both: R and R⁻¹ of every block.
+        roots: R and R⁻¹ of every block.
         graft_norm: give the mapped step the Frobenius norm that it had in the new coordinates.
     """
 
-    def __init__(self, covariance: InputCovariance, both: Roots, graft_norm: bool) -> None:
+    def __init__(self, covariance: InputCovariance, roots: Roots, graft_norm: bool) -> None:
         self.graft_norm, self.blocks, self.module = graft_norm, covariance.blocks, covariance.modules[0]
         self.dtype, self.parameters = covariance.dtype, covariance.parameters
-        self.inverse_roots, self.roots = zip(*both, strict=True)
+        self.inverse_roots, self.roots = zip(*roots, strict=True)
 
     def enter(self, weights: Sequence[Tensor]) -> None:
         """Write parameters and gradients in the new coordinates."""
@@ -114,15 +114,15 @@ class WhiteChart(InputChart[Roots]):
         level = torch.where(average > 0, average, 1.0)  # a layer that has seen zeros alone keeps its own coordinates
         scale = average + self.damping * level if self.graft_norm else torch.ones_like(level)
         ridge, condition = self.damping * level / scale, size / self.damping + 1
-        both: Roots = []
+        found: Roots = []
         for block, trace, spectrum in zip(mean, traces, layer.spectra, strict=True):
             if spectrum is None:
                 inverse, root = roots(block / scale[..., None, None], ridge, self.root, condition)
-                both.append((Whole(inverse), Whole(root)))
+                found.append((Whole(inverse), Whole(root)))
             else:
                 scaled = Spectrum(spectrum.values / scale[..., None], spectrum.vectors)
-                both.append(low_rank_roots(trace / scale, scaled, ridge))
-        return both
+                found.append(low_rank_roots(trace / scale, scaled, ridge))
+        return found
 
     def map(self, layer: InputCovariance, measured: Roots) -> Map:
         """Return the layer's `Whitening`."""

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from adiv_optim import BatchIdeal, GradientOnly, Preconditioned, UnitConsistent, Whitened, coverage
+from adiv_optim._linalg import roots as roots_module
+from adiv_optim._linalg.roots import NoRootError, eigh, leading, roots
 from adiv_optim.layers import NormLikeLinear
-from adiv_optim.optim import roots as roots_module
-from adiv_optim.optim.roots import NoRootError, eigh, leading, roots
 from tests.cases import relative_error
 
 WRAPPERS = {"whitened": Whitened, "preconditioned": Preconditioned}

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from adiv_optim.optim.roots import LowRank, Whole, leading, low_rank_roots, roots
+from adiv_optim._linalg.roots import LowRank, Whole, leading, low_rank_roots, roots
 
 pytestmark = pytest.mark.usefixtures("in_float64")
 
