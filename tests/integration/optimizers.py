@@ -71,6 +71,8 @@ GRADIENT_ONLY = {name: WRAPPERS[name] for name in ("proportional", "disproportio
 
 each_wrapper = pytest.mark.parametrize("wrapper", WRAPPERS.values(), ids=WRAPPERS)
 each_gradient_only = pytest.mark.parametrize("wrapper", GRADIENT_ONLY.values(), ids=GRADIENT_ONLY)
+#: What these are tested for does not depend on how well they train: SGD's own default is 0.001.
+at_any_rate = pytest.mark.filterwarnings("ignore:GradientOnly. SGD's rate:UserWarning")
 #: LBFGS is refused, which has a test of its own.
 each_optimizer = pytest.mark.parametrize("name", [name for name in torch_database.OPTIMIZERS if name != "LBFGS"])
 

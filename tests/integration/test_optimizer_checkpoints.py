@@ -18,6 +18,7 @@ from tests.integration.optimizers import (
     Wrapper,
     assert_as_bare,
     assert_equal,
+    at_any_rate,
     batches,
     built,
     each_optimizer,
@@ -26,7 +27,7 @@ from tests.integration.optimizers import (
 )
 from tests.processes import needs_distributed
 
-pytestmark = pytest.mark.usefixtures("in_float64")
+pytestmark = [pytest.mark.usefixtures("in_float64"), at_any_rate]
 
 
 def through_a_file(value: Any) -> Any:

@@ -21,6 +21,7 @@ from tests.integration.optimizers import (
     Wrapper,
     assert_as_bare,
     assert_equal,
+    at_any_rate,
     batches,
     built,
     configurations,
@@ -34,7 +35,7 @@ from tests.integration.optimizers import (
 )
 from tests.optim.test_gradient_only import One
 
-pytestmark = pytest.mark.usefixtures("in_float64")
+pytestmark = [pytest.mark.usefixtures("in_float64"), at_any_rate]
 EXACT = 1e-9  # float64; inverses and roots square the condition of the rows
 
 

@@ -8,10 +8,11 @@ from torch import nn
 from adiv_optim import UnitConsistent, Whitened, gauge
 from tests.cases import relative_error
 from tests.integration import torch_database
-from tests.integration.optimizers import BARE, WRAPPERS, Wrapper, assert_equal, each_gradient_only
+from tests.integration.optimizers import BARE, WRAPPERS, Wrapper, assert_equal, at_any_rate, each_gradient_only
 
 pytestmark = [
     pytest.mark.usefixtures("in_float64"),
+    at_any_rate,
     # torch's own notice about Adagrad's state.
     pytest.mark.filterwarnings("ignore:Sparse invariant checks are implicitly disabled:UserWarning"),
 ]
