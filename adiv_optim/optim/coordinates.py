@@ -16,6 +16,9 @@ from .wrapper import OptimizerWrapper, check_same_parameters
 #: What to do where parameters are sharded: changing coordinates takes whole weights.
 UNSHARDED = "use DistributedDataParallel, or GradientOnly, which goes with fully_shard"
 
+#: Where in a state dict coordinates keep what they remember, and what coordinates within them do.
+_CHARTS = ("chart", "within")
+
 
 class Map(ABC):
     """The change of coordinates of a few parameters, for one step.
@@ -256,15 +259,18 @@ class Coordinates(OptimizerWrapper):
         )
 
     def _state_dict(self) -> dict[str, Any]:
+        inner = dict(super()._state_dict())
+        # What coordinates within remember goes one level down: both are called "chart".
+        within = {name: inner.pop(name) for name in _CHARTS if name in inner}
         remembered = self.chart.state_dict()
-        inner = super()._state_dict()
-        return {**inner, "chart": remembered} if remembered else inner
+        return {**inner, **({"chart": remembered} if remembered else {}), **({"within": within} if within else {})}
 
     def _load_state_dict(self, state_dict: dict[str, Any]) -> None:
         remembered = state_dict.get("chart", {})
         if "chart" in state_dict:
             self.chart.check_state_dict(remembered)
-        super()._load_state_dict({name: value for name, value in state_dict.items() if name != "chart"})
+        rest = {name: value for name, value in state_dict.items() if name not in _CHARTS}
+        super()._load_state_dict({**rest, **state_dict.get("within", {})})
         self.chart.load_state_dict(remembered)
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from adiv_optim import BatchIdeal, GradientOnly, Preconditioned, UnitConsistent, Whitened, coverage
+from adiv_optim import BatchIdeal, GradientOnly, Preconditioned, UnitConsistent, Whitened, coverage, gauge
 from adiv_optim._linalg import roots as roots_module
 from adiv_optim._linalg.roots import NoRootError, eigh, leading, roots
 from adiv_optim.layers import NormLikeLinear
@@ -343,3 +343,25 @@ def test_a_bias_that_the_optimizer_does_not_hold_has_no_part_in_the_step(wrapper
         model(x).square().sum().backward()
         optimizer.step()
     assert torch.equal(one.weight, other.weight)
+
+
+@pytest.mark.usefixtures("in_float64")
+def test_coordinates_within_keep_their_memory_in_a_checkpoint():
+    def built():
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 2))
+        rule, x = gauge.NetworkGauge(every=4), torch.ones(1, 4)
+        inner = UnitConsistent(torch.optim.SGD(model.parameters(), lr=0.1), model, example_input=x, gauge=rule)
+        return model, Preconditioned(inner, model, every=4)
+
+    x = torch.randn(9, 4)
+    model, optimizer = built()
+    trained(optimizer, model, x, 2)
+    state, weights = copy.deepcopy(optimizer.state_dict()), copy.deepcopy(model.state_dict())
+    trained(optimizer, model, x, 1)
+    again, resumed = built()
+    again.load_state_dict(weights)
+    resumed.load_state_dict(state)
+    assert resumed.inner.chart.steps == 2
+    trained(resumed, again, x, 1)
+    assert all(torch.equal(p, q) for p, q in zip(model.parameters(), again.parameters(), strict=True))
