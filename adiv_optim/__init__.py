@@ -4,9 +4,8 @@ import importlib
 from typing import Any
 
 from . import attention, diagnostics, functional, gauge, jacobian
-from .attach import attach, coverage, detach
+from .attach import Coverage, attach, coverage, detach
 from .corrections import BatchIdeal, Correction, Disproportional, Proportional
-from .coverage import Coverage
 from .optim import GradientOnly, Preconditioned, UnitConsistent, Whitened
 
 __version__ = "0.1.0"

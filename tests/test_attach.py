@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from adiv_optim import Proportional, attach, coverage, detach
-from adiv_optim.corrected_layers import CORRECTED
+from adiv_optim.attach.layers import CORRECTED
 from tests.cases import apply, each_correction, each_layer, gradients
 
 

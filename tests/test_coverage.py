@@ -13,7 +13,7 @@ from torch.func import functional_call, stack_module_state, vmap
 from torch.nn.utils import parametrizations
 
 from adiv_optim import Coverage, GradientOnly, Proportional, attach, coverage, detach
-from adiv_optim.coverage import register
+from adiv_optim.attach.coverage import register
 from tests.test_attach import Doubled, Net
 
 EXACT = 1e-6  # float32, the exported program may use other kernels

@@ -17,11 +17,11 @@ from adiv_optim import (
     Proportional,
     Whitened,
     attach,
-    corrected_layers,
     coverage,
     detach,
     jacobian,
 )
+from adiv_optim.attach import layers as corrected_layers
 from adiv_optim.diagnostics import divergence
 from tests.cases import relative_error
 

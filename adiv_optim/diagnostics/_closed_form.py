@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from ..corrected_layers import Corrected, corrected_types, is_transposed, plain_type
+from ..attach.layers import Corrected, corrected_types, is_transposed, plain_type
 from ..corrections import Correction
 from ..functional.conv_rows import ConvRows, Geometry
 from ..functional.convolutions import per_axis, resolve_padding

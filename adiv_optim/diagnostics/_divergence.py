@@ -9,7 +9,7 @@ from torch.nn.utils import parametrize
 from torch.optim import Optimizer
 
 from ..attach import attach, detach
-from ..corrected_layers import Corrected, plain_type
+from ..attach.layers import Corrected, plain_type
 from ..corrections import Correction, check_correction
 from ..jacobian import PLAIN_BY_DEFAULT
 from ._closed_form import closed_rows, has_closed_form

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.utils.hooks import RemovableHandle
 
-from .._checks import bypassed
+from ..attach.checks import bypassed
 from ..functional.shared import Hook, exporting
 from .scales.rz import rz_scaling
 

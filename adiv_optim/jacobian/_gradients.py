@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from .._checks import refuse_attached
+from ..attach.checks import refuse_attached
 from ..corrections import Correction, check_correction
 from ._record import recorded
 from .rows import BY_ITSELF, layer_gradients

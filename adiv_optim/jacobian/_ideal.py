@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vjp, vmap
 
-from .._checks import refuse_attached
 from .._linalg.least_squares import least_squares
 from .._linalg.products import Parts, jvp
+from ..attach.checks import refuse_attached
 from .rows import BY_ITSELF
 
 

@@ -10,7 +10,7 @@ from torch.func import functional_call, jacrev, vmap
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
 
-from .._checks import refuse_attached
+from ..attach.checks import refuse_attached
 from ..corrections import Correction, Solve
 from ._record import Call
 

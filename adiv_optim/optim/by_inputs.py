@@ -8,10 +8,10 @@ import torch
 from torch import distributed, nn
 from torch.optim import Optimizer
 
-from .._checks import bypassed, refuse_lazy, refuse_sharded
 from .._linalg.roots import NoRootError
-from ..checkpoint import ANYTHING, COUNT, check
-from ..coverage import Coverage, warn
+from ..attach.checks import bypassed, refuse_lazy, refuse_sharded
+from ..attach.coverage import Coverage, warn
+from .checkpoint import ANYTHING, COUNT, check
 from .coordinates import UNSHARDED, Chart, Coordinates, Map
 from .covariance import InputCovariance
 from .rows import why_not_rows

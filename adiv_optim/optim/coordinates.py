@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ..coverage import Coverage, register, warn
+from ..attach.coverage import Coverage, register, warn
 from .wrapper import OptimizerWrapper, check_same_parameters
 
 #: What to do where parameters are sharded: changing coordinates takes whole weights.

@@ -11,9 +11,9 @@ from torch._C import _functorch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from .._linalg.roots import Spectrum, leading
-from ..checkpoint import NUMBER, POSITIVE, Maybe, check, numbers
 from ..functional.linears import gram_of
 from ..functional.shared import exporting, refuse_capture
+from .checkpoint import NUMBER, POSITIVE, Maybe, check, numbers
 from .rows import features_of, rows_of
 
 

@@ -7,9 +7,9 @@ from torch import nn
 from torch.optim import SGD, Optimizer
 
 from ..attach import attach, correction_coverage, detach
-from ..corrected_layers import Corrected
+from ..attach.coverage import Coverage, warn
+from ..attach.layers import Corrected
 from ..corrections import BatchIdeal, Correction
-from ..coverage import Coverage, warn
 from .wrapper import OptimizerWrapper, check_same_parameters
 
 #: Rates of SGD, lr / (1 - momentum), outside of which `BatchIdeal` does not train, per_sample or not. Networks on

@@ -9,7 +9,7 @@ from torch import Tensor, dtype, nn
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.utils import parametrize
 
-from ..corrected_layers import CORRECTED, PLAIN, corrected_types, is_transposed, plain_type
+from ..attach.layers import CORRECTED, PLAIN, corrected_types, is_transposed, plain_type
 from ..functional.patches import unfold
 
 #: Numbers of unfolded patches that are there at once.

@@ -8,9 +8,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from .. import gauge as gauges
-from .._checks import refuse_sharded
-from ..checkpoint import COUNT, DICT, Fits, Maybe, broadcasts, check, numbers
-from ..coverage import Coverage, warn
+from ..attach.checks import refuse_sharded
+from ..attach.coverage import Coverage, warn
+from .checkpoint import COUNT, DICT, Fits, Maybe, broadcasts, check, numbers
 from .coordinates import UNSHARDED, Chart, Coordinates, Detached, Map, all_or_nothing
 from .diagonal import Diagonal
 

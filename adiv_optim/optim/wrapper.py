@@ -9,8 +9,8 @@ from torch import nn
 from torch.optim import LBFGS, Optimizer
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
-from ..checkpoint import DICT, check, shown
 from ..corrections import Correction
+from .checkpoint import DICT, check, shown
 
 #: Where in a state dict wrappers keep what they remember, beside torch's own "state" and "param_groups".
 _OURS = "chart"

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from adiv_optim import attach, coverage, detach
-from adiv_optim.corrected_layers import Corrected
+from adiv_optim.attach.layers import Corrected
 from tests.integration import checkpoints
 from tests.integration.methods import (
     DIFFERENT,

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from ..._checks import label, refuse_lazy, refuse_sharded
-from ...corrected_layers import PLAIN, Corrected, swapped
+from ...attach.checks import label, refuse_lazy, refuse_sharded
+from ...attach.layers import PLAIN, Corrected, swapped
 
 #: Why the channels of what a model returns are pinned.
 OUTPUT = "output of the model"

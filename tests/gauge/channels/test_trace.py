@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from adiv_optim import BatchIdeal, Proportional, attach, gauge
-from adiv_optim.corrected_layers import Corrected
+from adiv_optim.attach.layers import Corrected
 from tests.cases import relative_error
 from tests.gauge.models import MODELS, mlp, mobilenet
 

@@ -5,7 +5,7 @@ from collections.abc import Container
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from .corrected_layers import Corrected, plain_type
+from .layers import Corrected, plain_type
 
 #: Modules of torch.nn, where this version has them, that use the weights of a layer below them without calling it.
 _BYPASSING: tuple[type[nn.Module], ...] = tuple(

@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
 
-from ._checks import bypassed, label, refuse_attached, refuse_lazy
-from .corrected_layers import PLAIN, Corrected, corrected_types, plain_type, swapped
-from .corrections import Correction, check_correction
+from ..corrections import Correction, check_correction
+from ..functional.uses import plain_uses
+from .checks import bypassed, label, refuse_attached, refuse_lazy
 from .coverage import Coverage, resolved, warn, wrappers_of
-from .functional.uses import plain_uses
+from .layers import PLAIN, Corrected, corrected_types, plain_type, swapped
 
 
 def attach(

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch.fx import Proxy
 from torch.nn.utils import parametrize
 
-from .corrections import Correction
-from .functional.convolutions import corrected_conv
-from .functional.linears import corrected_linear
+from ..corrections import Correction
+from ..functional.convolutions import corrected_conv
+from ..functional.linears import corrected_linear
 
 _DETACH = "call adiv_optim.detach(model) first, and attach again afterwards."
 
