@@ -230,7 +230,7 @@ class ByInputs(Coordinates):
                     named.setdefault(id(parameter), (name, parameter))
         # A layer that has been replaced leaves its record behind under the same name: the weight tells them apart.
         known = {(layer.name, id(layer.weight)): layer for layer in chart.layers}
-        layers, plain = [], {}
+        layers, plain, plain_biases = [], {}, {}
         for key, modules in users.items():
             name, parameter = named[key]
             by = next((without_call[module] for module in modules if module in without_call), None)
@@ -240,13 +240,14 @@ class ByInputs(Coordinates):
             bias = modules[0].bias
             with_bias = isinstance(bias, nn.Parameter) and bias.requires_grad and users.get(id(bias)) == modules
             if with_bias and chart.bias_is_plain:
-                plain[id(bias)], with_bias = chart.bias_is_plain, False
+                plain_biases[id(bias)], with_bias = chart.bias_is_plain, False
             layer = known.pop((name, key), None)
             if layer is None or layer.modules != modules or layer.with_bias != with_bias:
                 layer = chart.sums(name, modules, with_bias)
             layers.append(layer)
         for layer in layers:
             plain.pop(id(layer.bias), None)
+        plain.update(plain_biases)
         fresh = {layer.name for layer in layers} - {layer.name for layer in chart.layers if layer in layers}
         chart.measured = {name: value for name, value in chart.measured.items() if name not in fresh}
         chart.layers, chart.plain = layers, {named[key][0]: why for key, why in plain.items()}

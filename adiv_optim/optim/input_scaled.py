@@ -5,12 +5,12 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.conv import _ConvNd
 from torch.optim import Optimizer
 
 from .by_inputs import ByInputs, InputChart
 from .checkpoint import POSITIVE, Maybe
 from .coordinates import Map
+from .rows import features_of, squares_of
 from .sums import InputSums
 
 #: s of every group of a layer.
@@ -18,7 +18,7 @@ Scales = list[float]
 
 
 class InputPower(InputSums):
-    """The mean square of the entries that a layer reads, for each group of a convolution."""
+    """The mean square of the entries of the rows that a layer reads, for each group of a convolution."""
 
     def reset(self) -> None:
         """Forget everything."""
@@ -33,19 +33,13 @@ class InputPower(InputSums):
 
     def sums(self, module: Any, input: Tensor) -> Iterator[tuple[list[Tensor], int]]:
         """Yield the sums of squares."""
-        if hasattr(module, "input_rows"):
-            input = module.input_rows(input)
-        by_group = input.unsqueeze(0)
-        if isinstance(module, _ConvNd):
-            channels = input.dim() - len(module.kernel_size) - 1
-            by_group = input.unflatten(channels, (self.groups, -1)).movedim(channels, 0)
-        dims = tuple(range(1, by_group.dim()))
-        squares = torch.linalg.vector_norm(by_group, dim=dims, dtype=self.dtype).square()
-        yield [squares], input.numel() // self.groups
+        squares, rows = squares_of(module, input, self.dtype)
+        yield [squares], rows
 
     def rms(self) -> Scales:
-        """The root of the mean square, for each group."""
-        return [] if self.total is None else (self.total[0] / self.rows).sqrt().tolist()
+        """The root of the mean square of an entry, for each group."""
+        entries = self.rows * features_of(self.modules[0])
+        return [] if self.total is None else (self.total[0] / entries).sqrt().tolist()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the memory."""
@@ -159,7 +153,8 @@ def _range(numbers: list[float]) -> str:
 class InputScaled(ByInputs):
     r"""Let any optimizer step in coordinates in which no layer's inputs have an RMS above 1.
 
-    With r the running root mean square of the entries that a layer reads, and s = max(floor, r), the optimizer sees
+    With r the running root mean square of the entries of a layer's rows (samples, tokens or patches), and
+    s = max(floor, r), the optimizer sees
 
     .. math:: W' = W s, \qquad G' = G / s
 
@@ -202,8 +197,8 @@ class InputScaled(ByInputs):
         >>> before = model(x)
         >>> before.sum().backward()
         >>> opt.step()
-        >>> before.item() - model(x).item()  # 0.1 for each of four entries, whatever their size
-        0.4...
+        >>> round(before.item() - model(x).item(), 4)  # 0.1 for each of four entries, whatever their size
+        0.4
         >>> print(opt.coverage())
         1 of 1 parameters are treated, 100.0% of 4 elements
         weight: divided by 5, input RMS 5
