@@ -158,13 +158,13 @@ def _against(losses: list[float], twins: list[float]) -> str:
 
 def _caption(results: list[Result], tried: Iterable[Sequence[float]]) -> str:
     settings, size, environment = results[0]["settings"], results[0]["size"], results[0]["environment"]
-    trials = sorted({len(rates) for rates in tried if rates})
+    trials = [len(rates) for rates in tried if rates] or [0]
     seeds = sorted({result["settings"]["seed"] for result in results})
     return (
         f"Characters of {settings['data']}, GPT of {size['layers']} layers, width {size['width']}, {size['heads']} "
         f"heads, context {size['context']}, batch {size['batch_size']}, {settings['steps']} steps. Cross entropy in "
         f"nats per character, mean ± standard error over seeds {seeds[0]} to {seeds[-1]}. Rates are the best of "
-        f"{' to '.join(map(str, (trials[0], trials[-1])))} by the validation loss of seed 0, which is not among them; "
+        f"{min(trials)} to {max(trials)} by the validation loss of seed 0, which is not among them; "
         "* is an edge of what was tried. The difference of validation losses is to LayerNorm behind the same optimizer "
         "without coordinates, at the better of both ways to draw the embeddings; p is Welch's. The residual stream's "
         f"RMS is that at the first block and its largest. {machine(environment, settings['device'])}"
