@@ -6,7 +6,7 @@ from typing import Any
 from . import attention, diagnostics, functional, gauge, jacobian
 from .attach import Coverage, attach, coverage, detach
 from .corrections import BatchIdeal, Correction, Disproportional, Proportional
-from .optim import GradientOnly, Preconditioned, UnitConsistent, Whitened
+from .optim import GradientOnly, InputScaled, Preconditioned, UnitConsistent, Whitened
 
 __version__ = "0.1.0"
 
@@ -16,6 +16,7 @@ __all__ = [
     "Coverage",
     "Disproportional",
     "GradientOnly",
+    "InputScaled",
     "Preconditioned",
     "Proportional",
     "UnitConsistent",

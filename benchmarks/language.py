@@ -39,6 +39,8 @@ class TextRun(Run):
     steps: int = 1000
     seed: int = 0  # draws the initialisation and, by itself, the batches: they are the same for every method
     preset: str = "small"
+    embedding_deviation: float | None = None  # at first; see `GPT`
+    clip: float | None = None  # what the norm of all gradients is cut to
 
     kind = "language"
 
@@ -130,6 +132,8 @@ class History:
     train_loss: list[float | None] = field(default_factory=list)  # mean over the steps since the measurement before
     seconds: list[float] = field(default_factory=list)  # of training, evaluation left out
     test_loss: float | None = None  # on all of the test text, after the last step
+    #: RMS of the residual stream before every block and after the last, and of the logits, at the end; on validation.
+    rms: list[float | None] = field(default_factory=list)
     diverged: bool = False  # whether a loss was not finite, which ended the run
 
 
@@ -148,6 +152,7 @@ def train(run: TextRun, text: Text, *, tick: Tick = lambda: None) -> History:
         if trainer.history.diverged:
             return trainer.history
     trainer.history.test_loss = _finite(trainer.evaluate(_windows(text.test, run)))
+    trainer.history.rms = trainer.sizes()
     return trainer.history
 
 
@@ -177,6 +182,8 @@ class Trainer:
         value = loss.item()
         if math.isfinite(value):
             loss.backward()
+            if self.run.clip is not None:
+                nn.utils.clip_grad_norm_(self.model.parameters(), self.run.clip)
             for optimizer in self.optimizers:
                 optimizer.step()
         return value
@@ -204,6 +211,17 @@ class Trainer:
         self._set_mode(training=True)
         return total / len(windows)
 
+    @torch.no_grad()
+    def sizes(self) -> list[float | None]:
+        """RMS of the residual stream before every block and after the last, and of the logits."""
+        found: list[Tensor] = []
+        seen = [*self.model.blocks, self.model.norm]
+        handles = [part.register_forward_pre_hook(lambda module, inputs: found.append(inputs[0])) for part in seen]
+        found.append(self.model(self._validation[: self.run.size.batch_size, :-1]))
+        for handle in handles:
+            handle.remove()
+        return [_finite(x.square().mean().sqrt().item()) for x in found]
+
     def _set_mode(self, *, training: bool) -> None:
         self.model.train(training)
         # Optimizers that average weights, as schedule-free ones do, decide which ones the model holds.
@@ -216,7 +234,7 @@ class Trainer:
 def build_model(run: TextRun, vocabulary: int) -> GPT:
     """Draw the network of a run; on the CPU, so that every device starts from the same numbers."""
     torch.manual_seed(run.seed)
-    return GPT(run.size, vocabulary, run.norm).to(run.device)
+    return GPT(run.size, vocabulary, run.norm, run.embedding_deviation).to(run.device)
 
 
 def batches(run: TextRun, text: Tensor) -> Iterator[Tensor]:

@@ -8,7 +8,16 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from adiv_optim import BatchIdeal, Correction, Disproportional, GradientOnly, Proportional, UnitConsistent, Whitened
+from adiv_optim import (
+    BatchIdeal,
+    Correction,
+    Disproportional,
+    GradientOnly,
+    InputScaled,
+    Proportional,
+    UnitConsistent,
+    Whitened,
+)
 from adiv_optim.gauge import Gauge, LayerGauge, NetworkGauge
 from adiv_optim.layers import AffineLikeLinear, L2Norm, NormLikeLinear, PatchNormConv2d
 
@@ -29,6 +38,7 @@ class Method:
     #: Damping of `Whitened`, whose coordinates it steps in; trained by plain loops, whose forward passes it sees.
     whitening: float | None = None
     rank: int | None = None  # of the whitening
+    hold: bool | None = None  # of `InputScaled`, whose coordinates it steps in; likewise
     #: Of a language model, a key of `language.OPTIMIZERS`; networks for images have that of their protocol.
     optimizer: str | None = None
 
@@ -56,6 +66,8 @@ class Method:
             return GradientOnly(optimizer, model, self.correction)
         if self.whitening is not None:
             return Whitened(optimizer, model, damping=self.whitening, rank=self.rank)
+        if self.hold is not None:
+            return InputScaled(optimizer, model, hold=self.hold)
         if self.gauge is not None:
             return UnitConsistent(optimizer, model, gauge=self.gauge, example_input=example)
         return optimizer
@@ -111,6 +123,10 @@ METHODS: dict[str, Method] = {
     "disproportional-adamw": Method(
         "disproportional, AdamW", "#ffbb78", correction=Disproportional(), optimizer="adamw"
     ),
+    "input-scaled-adamw": Method("input-scaled AdamW", "#c5b0d5", hold=False, optimizer="adamw"),
+    "input-held-adamw": Method("input-scaled AdamW, held", "#9467bd", hold=True, optimizer="adamw"),
+    "input-scaled-muon": Method("input-scaled Muon", "#ff9896", hold=False, optimizer="muon"),
+    "input-held-muon": Method("input-scaled Muon, held", "#d62728", hold=True, optimizer="muon"),
     "unit-consistent-adamw": Method("unit-consistent AdamW", "#98df8a", gauge=NetworkGauge(), optimizer="adamw"),
 }
 

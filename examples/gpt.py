@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from adiv_optim.layers import AffineLikeLinear, DyT, convert
+from adiv_optim.layers import AffineLikeLinear, ChannelScale, Derf, DyT, convert
 
 #: The --data argument of the text that ships with Python.
 DEFAULT = "python-reference"
@@ -40,17 +40,22 @@ class Preset:
 PRESETS = {
     "tiny": Preset(layers=1, width=16, heads=2, context=8, batch_size=4),
     "small": Preset(layers=3, width=128, heads=4, context=64, batch_size=16),
+    "deep": Preset(layers=12, width=128, heads=4, context=64, batch_size=16),
     "million": Preset(layers=5, width=128, heads=4, context=64, batch_size=16),
     "gpu": Preset(layers=6, width=384, heads=6, context=256, batch_size=64),
 }
 
 
-#: Width → normaliser. Affine-like is no normaliser before the linear layers of a block but another kind of them.
+#: Width → normaliser. Affine-like is no normaliser before the linear layers of a block but another kind of them;
+#: SkipInit multiplies each branch by a learned number, at first 0.
 NORMS: dict[str, Callable[[int], nn.Module]] = {
     "layernorm": nn.LayerNorm,
     "rmsnorm": nn.RMSNorm,
     "dyt": DyT,
+    "derf": Derf,
     "affine-like": nn.Identity,
+    "gains": ChannelScale,
+    "skip-init": nn.Identity,
     "none": nn.Identity,
 }
 
@@ -59,7 +64,10 @@ NORM_LABELS = {
     "layernorm": "LayerNorm",
     "rmsnorm": "RMSNorm",
     "dyt": "DyT",
+    "derf": "Derf",
     "affine-like": "affine-like layers",
+    "gains": "gain and shift per channel",
+    "skip-init": "SkipInit",
     "none": "no normaliser",
 }
 
@@ -95,15 +103,24 @@ class MLP(nn.Module):
 class Block(nn.Module):
     """Attention and MLP, each normalised at its input and added to the residual stream."""
 
-    def __init__(self, width: int, heads: int, norm: Callable[[int], nn.Module]) -> None:
+    attention_gain: nn.Parameter | None
+    mlp_gain: nn.Parameter | None
+
+    def __init__(self, width: int, heads: int, norm: str) -> None:
         super().__init__()
-        self.attention_norm, self.attention = norm(width), CausalSelfAttention(width, heads)
-        self.mlp_norm, self.mlp = norm(width), MLP(width)
+        self.attention_norm, self.attention = NORMS[norm](width), CausalSelfAttention(width, heads)
+        self.mlp_norm, self.mlp = NORMS[norm](width), MLP(width)
+        for name in ("attention_gain", "mlp_gain"):
+            self.register_parameter(name, nn.Parameter(torch.zeros(1)) if norm == "skip-init" else None)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (batch, positions, width) to the same shape."""
-        x = x + self.attention(self.attention_norm(x))
-        return x + self.mlp(self.mlp_norm(x))
+        x = x + _times(self.attention_gain, self.attention(self.attention_norm(x)))
+        return x + _times(self.mlp_gain, self.mlp(self.mlp_norm(x)))
+
+
+def _times(gain: Tensor | None, branch: Tensor) -> Tensor:
+    return branch if gain is None else gain * branch
 
 
 class GPT(nn.Module):
@@ -112,30 +129,33 @@ class GPT(nn.Module):
     Args:
         preset: its size.
         vocabulary: how many characters there are.
-        norm: a key of `NORMS`; without a normaliser the initialisation is the same. With DyT the embeddings are
+        norm: a key of `NORMS`; without a normaliser the initialisation is the same.
+        embedding_deviation: of the embeddings at first; None is GPT-2's 0.02. With DyT and Derf the embeddings are then
             multiplied by a learned number, at first √width.
     """
 
-    def __init__(self, preset: Preset, vocabulary: int, norm: str) -> None:
+    def __init__(self, preset: Preset, vocabulary: int, norm: str, embedding_deviation: float | None = None) -> None:
         super().__init__()
         self.token_embedding = nn.Embedding(vocabulary, preset.width)
         self.position_embedding = nn.Embedding(preset.context, preset.width)
-        self.blocks = nn.ModuleList(Block(preset.width, preset.heads, NORMS[norm]) for _ in range(preset.layers))
+        self.blocks = nn.ModuleList(Block(preset.width, preset.heads, norm) for _ in range(preset.layers))
         self.norm = NORMS[norm](preset.width)
         self.head = nn.Linear(preset.width, vocabulary, bias=False)
         # DyT's authors give language models this number to learn: without it activations start too small for a tanh
         # that divides by nothing, and training does not get going.
-        scale = nn.Parameter(torch.full((1,), math.sqrt(preset.width))) if norm == "dyt" else None
+        scaled = norm in ("dyt", "derf") and embedding_deviation is None
+        scale = nn.Parameter(torch.full((1,), math.sqrt(preset.width))) if scaled else None
         self.register_parameter("embedding_scale", scale)
-        self._initialise(preset.layers)
+        self._initialise(preset.layers, 0.02 if embedding_deviation is None else embedding_deviation)
         if norm == "affine-like":
             convert(self.blocks, {nn.Linear: AffineLikeLinear})
 
-    def _initialise(self, layers: int) -> None:
+    def _initialise(self, layers: int, embeddings: float) -> None:
         for name, module in self.named_modules():
             if isinstance(module, nn.Linear | nn.Embedding):
                 # Two projections per block write to the residual stream: its variance shall not grow with depth.
                 deviation = 0.02 / math.sqrt(2 * layers) if name.endswith("projection") else 0.02
+                deviation = embeddings if isinstance(module, nn.Embedding) else deviation
                 nn.init.normal_(module.weight, std=deviation)
             if isinstance(module, nn.Linear) and module.bias is not None:
                 nn.init.zeros_(module.bias)

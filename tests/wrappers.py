@@ -12,6 +12,7 @@ from adiv_optim import (
     Correction,
     Disproportional,
     GradientOnly,
+    InputScaled,
     Preconditioned,
     Proportional,
     UnitConsistent,
@@ -35,12 +36,13 @@ WRAPPERS: dict[str, Wrap] = {
     "proportional": gradient_only(Proportional()),
     "disproportional": gradient_only(Disproportional()),
     "batch-ideal": gradient_only(BatchIdeal(0.1, per_sample=False)),
+    "input-scaled": lambda inner, model, example: InputScaled(inner, model, every=4, floor=0.5, hold=True),
     "preconditioned": lambda inner, model, example: Preconditioned(inner, model, decay=0.8, every=2),
     "unit-consistent": unit_consistent,
     "whitened": lambda inner, model, example: Whitened(inner, model, every=4),
     "whitened-rank": lambda inner, model, example: Whitened(inner, model, every=4, rank=2),
 }
 #: Those that keep something from step to step.
-REMEMBERING = ("preconditioned", "unit-consistent", "whitened", "whitened-rank")
+REMEMBERING = ("input-scaled", "preconditioned", "unit-consistent", "whitened", "whitened-rank")
 
 each_wrapper = pytest.mark.parametrize("wrap", WRAPPERS.values(), ids=WRAPPERS)

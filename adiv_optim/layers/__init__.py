@@ -3,7 +3,7 @@
 from .affine_like import AffineLikeLinear
 from .channel_scale import ChannelScale
 from .convert import Replacement, convert, plan
-from .dynamic import DyISRU, DyT, dyisru
+from .dynamic import Derf, DyISRU, DyT, dyisru
 from .isotropic_tanh import IsotropicTanh
 from .l2_norm import L2Norm
 from .mean_field import MeanFieldNorm
@@ -14,6 +14,7 @@ from .patch_norm_transpose import PatchNormConvTranspose1d, PatchNormConvTranspo
 __all__ = [
     "AffineLikeLinear",
     "ChannelScale",
+    "Derf",
     "DyISRU",
     "DyT",
     "IsotropicTanh",

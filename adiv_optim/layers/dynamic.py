@@ -1,4 +1,4 @@
-"""Elementwise stand-ins for normalisers: DyT and DyISRU."""
+"""Elementwise stand-ins for normalisers: DyT, Derf and DyISRU."""
 
 import math
 from collections.abc import Sequence
@@ -83,6 +83,68 @@ class DyT(Channelwise):
         """Return the constructor's arguments."""
         own = f"alpha={self.initial_alpha}, per_channel={self.per_channel}, sqrt_d={self.sqrt_d}"
         return f"{super().extra_repr()}, {own}"
+
+
+class Derf(Channelwise):
+    r"""Dynamic error function: :math:`y = \gamma \odot \operatorname{erf}(\alpha x + s) + \beta`, with α and s trained.
+
+    arXiv 2512.10938: `DyT` with another bounded function and a shift s within it; no statistics.
+
+    Args:
+        normalized_shape: the number of channels, or several numbers as for nn.LayerNorm.
+        dim: the dimension of the channels: -1 as for nn.LayerNorm, 1 as for nn.BatchNorm2d.
+        alpha: the first value of α; positive.
+        elementwise_affine: whether there is a γ, `weight`, at first 1.
+        bias: whether there is a β, `bias`, at first 0; none without γ.
+        device: of the parameters.
+        dtype: of the parameters.
+
+    Shape:
+        Input and output alike, `normalized_shape` at `dim`.
+
+    Raises:
+        ValueError: a size or `alpha` that is not positive; in the forward pass, an input with other channels.
+
+    Example:
+        >>> import torch
+        >>> Derf(2)(torch.tensor([[0.0, 2.0]]))  # erf(0.5 x)
+        tensor([[0.0000, 0.8427]], grad_fn=<AddBackward0>)
+    """
+
+    def __init__(
+        self,
+        normalized_shape: int | Sequence[int],
+        *,
+        dim: int = -1,
+        alpha: float = 0.5,
+        elementwise_affine: bool = True,
+        bias: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        if not alpha > 0:
+            raise ValueError(f"Derf: alpha is {alpha}; it must be positive, 0.5 in the paper.")
+        super().__init__(
+            normalized_shape, dim=dim, elementwise_affine=elementwise_affine, bias=bias, device=device, dtype=dtype
+        )
+        self.initial_alpha = alpha
+        self.alpha, self.shift = (nn.Parameter(torch.empty(1, device=device, dtype=dtype)) for _ in range(2))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Give the parameters their initial values."""
+        super().reset_parameters()
+        nn.init.constant_(self.alpha, self.initial_alpha)
+        nn.init.zeros_(self.shift)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return γ ⊙ erf(αx + s) + β."""
+        self._check(input)
+        return self._affine(torch.erf(self.alpha * input + self.shift))
+
+    def extra_repr(self) -> str:
+        """Return the constructor's arguments."""
+        return f"{super().extra_repr()}, alpha={self.initial_alpha}"
 
 
 def dyisru(input: Tensor, c: Tensor | float) -> Tensor:

@@ -2,6 +2,7 @@
 
 from .coordinates import Chart, Coordinates, Map
 from .gradient_only import GradientOnly
+from .input_scaled import InputScaled
 from .preconditioned import Preconditioned
 from .unit_consistent import UnitConsistent
 from .whitened import Whitened
@@ -11,6 +12,7 @@ __all__ = [
     "Chart",
     "Coordinates",
     "GradientOnly",
+    "InputScaled",
     "Map",
     "OptimizerWrapper",
     "Preconditioned",

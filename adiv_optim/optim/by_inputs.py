@@ -1,8 +1,8 @@
 """What optimizers share that measure the inputs of a model's layers: which layers, when, and what is kept of them."""
 
 from abc import abstractmethod
-from collections.abc import Iterable
-from typing import Any, Generic, TypeVar
+from collections.abc import Iterable, Sequence
+from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
 from torch import distributed, nn
@@ -13,31 +13,30 @@ from ..attach.checks import bypassed, refuse_lazy, refuse_sharded
 from ..attach.coverage import Coverage, warn
 from .checkpoint import ANYTHING, COUNT, check
 from .coordinates import UNSHARDED, Chart, Coordinates, Map
-from .covariance import InputCovariance
 from .rows import why_not_rows
+from .sums import InputSums
 
-#: What a measurement makes of a layer's covariance.
+#: What is kept of a layer's inputs, and what a measurement makes of it.
+Sums = TypeVar("Sums", bound=InputSums)
 Measured = TypeVar("Measured")
 
 
-class InputChart(Chart, Generic[Measured]):
+class InputChart(Chart, Generic[Sums, Measured]):
     """What is measured of the inputs of a model's layers, and what a step makes of it.
 
     Args:
         decay: how much the average of earlier measurements counts at each new one.
         every: steps between two measurements.
-        rank: see `Whitened`.
-        max_dim: see `Whitened`.
         synchronize: add up over the processes of torch.distributed.
     """
 
-    #: How a layer is treated, for coverage.
-    how: str
+    #: Why a bias is not treated with its weight, or "" if it is.
+    bias_is_plain: ClassVar[str] = ""
 
-    def __init__(self, decay: float, every: int, rank: int | None, max_dim: int | None, synchronize: bool) -> None:
-        self.decay, self.every, self.rank, self.max_dim, self.synchronize = decay, every, rank, max_dim, synchronize
+    def __init__(self, decay: float, every: int, synchronize: bool) -> None:
+        self.decay, self.every, self.synchronize = decay, every, synchronize
         #: What is measured, and why everything else is not.
-        self.layers: list[InputCovariance] = []
+        self.layers: list[Sums] = []
         self.plain: dict[str, str] = {}
         self.steps = 0
         self.measured: dict[str, Measured] = {}
@@ -45,7 +44,11 @@ class InputChart(Chart, Generic[Measured]):
         self.failures: dict[str, int] = {}
 
     @abstractmethod
-    def measure(self, layer: InputCovariance) -> Measured:
+    def sums(self, name: str, modules: list[nn.Module], with_bias: bool) -> Sums:
+        """Return what is to be kept of a layer's inputs; see `InputSums` for the arguments."""
+
+    @abstractmethod
+    def measure(self, layer: Sums) -> Measured:
         """Make of a layer's average what its maps need.
 
         Raises:
@@ -53,8 +56,12 @@ class InputChart(Chart, Generic[Measured]):
         """
 
     @abstractmethod
-    def map(self, layer: InputCovariance, measured: Measured) -> Map:
-        """Return the map of a layer's weight and bias."""
+    def map(self, layer: Sums, measured: Measured) -> Map | None:
+        """Return the map of a layer's weight and bias, or None if the step is the plain one."""
+
+    @abstractmethod
+    def how(self, layer: Sums, measured: Measured | None) -> str:
+        """Say in words what is done to a layer, or would be once something is measured."""
 
     def maps(self) -> Iterable[Map]:
         """Return one map for each weight whose inputs were seen and that has a gradient."""
@@ -73,10 +80,11 @@ class InputChart(Chart, Generic[Measured]):
                     f"{layer.name!r} or its bias has no gradient, and the other one has; what of a layer trains must "
                     "be settled when the optimizer is wrapped. Freeze first, and wrap it again."
                 )
-            maps.append(self.map(layer, self.measured[layer.name]))
+            found = self.map(layer, self.measured[layer.name])
+            maps += [found] if found is not None else []
         return maps
 
-    def _measure(self, layer: InputCovariance) -> None:
+    def _measure(self, layer: Sums) -> None:
         try:
             if layer.absorb(self.decay):
                 self.measured[layer.name] = self.measure(layer)
@@ -106,15 +114,13 @@ class InputChart(Chart, Generic[Measured]):
         treated: dict[str, str] = {}
         never_seen: dict[str, str] = {}
         for layer in self.layers:
-            sizes = layer.sizes
-            columns = f"{len(sizes)} blocks of {min(sizes)} to {max(sizes)} columns"
-            columns = f"{sizes[0]} columns" if len(sizes) == 1 else columns
+            measured = self.measured.get(layer.name)
             failed = f", {count} factorisations failed" if (count := self.failures.get(layer.name)) else ""
-            bias = layer.name.removesuffix("weight") + "bias"
-            found, words = (treated, f"{self.how}, ") if layer.name in self.measured else (never_seen, "")
-            found[layer.name] = f"{words}{columns}{failed}"
+            found = never_seen if measured is None else treated
+            found[layer.name] = how = f"{self.how(layer, measured)}{failed}"
             if layer.with_bias:
-                found[bias] = f"{words}with its weight"
+                first = "" if measured is None else f"{how.partition(',')[0]}, "
+                found[layer.name.removesuffix("weight") + "bias"] = f"{first}with its weight"
         return Coverage(treated, self.plain, never_seen)
 
     def why_inactive(self) -> str:
@@ -167,15 +173,13 @@ class ByInputs(Coordinates):
         chart: what is measured.
     """
 
-    chart: InputChart[Any]
+    chart: InputChart[Any, Any]
 
-    def __init__(self, optimizer: Optimizer, model: nn.Module, chart: InputChart[Any]) -> None:
+    def __init__(self, optimizer: Optimizer, model: nn.Module, chart: InputChart[Any, Any]) -> None:
         name = type(self).__name__
         if not 0 <= chart.decay < 1:
             raise ValueError(f"{name}: decay is {chart.decay}; it must be at least 0 and below 1.")
-        for option, number in (("every", chart.every), ("rank", chart.rank), ("max_dim", chart.max_dim)):
-            if number is not None and (not isinstance(number, int) or number < 1):
-                raise ValueError(f"{name}: {option} is {number}; it must be an integer of at least 1.")
+        refuse_no_count(name, every=chart.every)
         super().__init__(optimizer, model, chart)
         refuse_sharded(name, model, UNSHARDED)
         self._find_layers()
@@ -209,7 +213,7 @@ class ByInputs(Coordinates):
             layer.remove_hooks()
         return super().detach()
 
-    def _layers(self) -> list[InputCovariance]:
+    def _layers(self) -> list[InputSums]:
         return self.chart.layers if isinstance(self.chart, InputChart) else []  # once detached there are none
 
     def _find_layers(self) -> None:
@@ -226,7 +230,7 @@ class ByInputs(Coordinates):
                     named.setdefault(id(parameter), (name, parameter))
         # A layer that has been replaced leaves its record behind under the same name: the weight tells them apart.
         known = {(layer.name, id(layer.weight)): layer for layer in chart.layers}
-        layers, plain = [], {}
+        layers, plain, plain_biases = [], {}, {}
         for key, modules in users.items():
             name, parameter = named[key]
             by = next((without_call[module] for module in modules if module in without_call), None)
@@ -235,18 +239,21 @@ class ByInputs(Coordinates):
                 continue
             bias = modules[0].bias
             with_bias = isinstance(bias, nn.Parameter) and bias.requires_grad and users.get(id(bias)) == modules
+            if with_bias and chart.bias_is_plain:
+                plain_biases[id(bias)], with_bias = chart.bias_is_plain, False
             layer = known.pop((name, key), None)
             if layer is None or layer.modules != modules or layer.with_bias != with_bias:
-                layer = InputCovariance(name, modules, with_bias, chart.rank, chart.max_dim)
+                layer = chart.sums(name, modules, with_bias)
             layers.append(layer)
         for layer in layers:
             plain.pop(id(layer.bias), None)
+        plain.update(plain_biases)
         fresh = {layer.name for layer in layers} - {layer.name for layer in chart.layers if layer in layers}
         chart.measured = {name: value for name, value in chart.measured.items() if name not in fresh}
         chart.layers, chart.plain = layers, {named[key][0]: why for key, why in plain.items()}
 
 
-def _sum_over_processes(layers: list[InputCovariance]) -> None:
+def _sum_over_processes(layers: Sequence[InputSums]) -> None:
     """Add up what is pending over the processes of the default group, if there are any."""
     if not layers or not (distributed.is_available() and distributed.is_initialized()):
         return
@@ -259,3 +266,10 @@ def _sum_over_processes(layers: list[InputCovariance]) -> None:
             for block in layer.pending:
                 distributed.all_reduce(block)
             layer.pending_rows = count
+
+
+def refuse_no_count(name: str, **options: int | None) -> None:
+    """Raise a ValueError if one of an optimizer's options is neither None nor an integer of at least 1."""
+    for option, number in options.items():
+        if number is not None and (not isinstance(number, int) or number < 1):
+            raise ValueError(f"{name}: {option} is {number}; it must be an integer of at least 1.")

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from .._linalg.roots import NoRootError, Whole
-from .by_inputs import ByInputs, InputChart
+from .by_inputs import ByInputs, InputChart, refuse_no_count
 from .coordinates import Map
 from .covariance import InputCovariance
 from .rows import as_matrix, from_matrix
@@ -41,18 +41,24 @@ class Preconditioning(Map):
         """Leave the weights to the step that was taken."""
 
 
-class InverseChart(InputChart[list[Whole]]):
+class InverseChart(InputChart[InputCovariance, list[Whole]]):
     """The inverse covariances of the inputs of the layers of a model; see `Preconditioned` for the arguments."""
 
-    how = "preconditioned"
-
     def __init__(self, damping: float, decay: float, every: int, max_dim: int | None, synchronize: bool) -> None:
-        super().__init__(decay, every, None, max_dim, synchronize)
-        self.damping = damping
+        super().__init__(decay, every, synchronize)
+        self.damping, self.max_dim = damping, max_dim
 
     def settings(self) -> dict[str, Any]:
         """Return damping, decay and the rest, as the repr shows them."""
         return {name: getattr(self, name) for name in ("damping", "decay", "every", "max_dim", "synchronize")}
+
+    def sums(self, name: str, modules: list[nn.Module], with_bias: bool) -> InputCovariance:
+        """Return the covariance to keep."""
+        return InputCovariance(name, modules, with_bias, None, self.max_dim)
+
+    def how(self, layer: InputCovariance, measured: list[Whole] | None) -> str:
+        """Say how many columns are told apart."""
+        return f"preconditioned, {layer.columns()}" if measured else layer.columns()
 
     def measure(self, layer: InputCovariance) -> list[Whole]:
         """Return (A + λI)⁻¹ of every block."""
@@ -141,4 +147,5 @@ class Preconditioned(ByInputs):
     ) -> None:
         if not 0 < damping < float("inf"):
             raise ValueError(f"Preconditioned: damping is {damping}; it must be positive and finite.")
+        refuse_no_count("Preconditioned", max_dim=max_dim)
         super().__init__(optimizer, model, InverseChart(damping, decay, every, max_dim, synchronize))

@@ -4,13 +4,14 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, dtype, nn
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.utils import parametrize
 
 from ..attach.layers import CORRECTED, PLAIN, corrected_types, is_transposed, plain_type
-from ..functional.patches import unfold
+from ..functional.patches import patch_squared_norm, unfold
 
 #: Numbers of unfolded patches that are there at once.
 CHUNK = 2**21
@@ -60,13 +61,30 @@ def rows_of(module: Any, input: Tensor, dtype: dtype) -> Iterator[Tensor]:
     if not isinstance(module, _ConvNd):
         yield input.reshape(1, -1, input.shape[-1]).to(dtype)
         return
-    dims = len(module.kernel_size)
-    mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
-    batch = input if input.dim() == dims + 2 else input.unsqueeze(0)
-    batch = F.pad(batch, module._reversed_padding_repeated_twice, mode=mode)
+    batch, unpadded = _padded(module, input), [0] * len(module.kernel_size)
     step = max(1, CHUNK // max(1, math.prod(module.kernel_size) * batch[:1].numel()))
     for part in batch.split(step):
-        yield unfold(part.to(dtype), module.kernel_size, module.stride, [0] * dims, module.dilation, module.groups)
+        yield unfold(part.to(dtype), module.kernel_size, module.stride, unpadded, module.dilation, module.groups)
+
+
+def squares_of(module: Any, input: Tensor, dtype: dtype) -> tuple[Tensor, int]:
+    """The sum of squares of the rows of `rows_of`, a number for each group, and how many rows a group has."""
+    if hasattr(module, "input_rows"):
+        input = module.input_rows(input)
+    if not isinstance(module, _ConvNd):
+        return torch.linalg.vector_norm(input, dtype=dtype).square()[None], input[..., 0].numel()
+    unpadded = [0] * len(module.kernel_size)
+    norms = patch_squared_norm(
+        _padded(module, input).to(dtype), module.kernel_size, module.stride, unpadded, module.dilation, module.groups
+    )
+    return norms.transpose(0, 1).flatten(1).sum(1), norms[:, 0].numel()
+
+
+def _padded(module: Any, input: Tensor) -> Tensor:
+    """The input of a convolution as a batch, with its padding."""
+    mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
+    batch = input if input.dim() == len(module.kernel_size) + 2 else input.unsqueeze(0)
+    return F.pad(batch, module._reversed_padding_repeated_twice, mode=mode)
 
 
 def as_matrix(module: Any, part: Tensor, dtype: dtype) -> Tensor:

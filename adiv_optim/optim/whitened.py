@@ -4,7 +4,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from .._linalg.roots import METHODS
-from .by_inputs import ByInputs
+from .by_inputs import ByInputs, refuse_no_count
 from .whitening import WhiteChart
 
 
@@ -96,5 +96,6 @@ class Whitened(ByInputs):
             raise ValueError(f"Whitened: damping is {damping}; it must be positive and finite.")
         if root not in METHODS:
             raise ValueError(f"Whitened: unknown root {root!r}; known are {', '.join(METHODS)}.")
+        refuse_no_count("Whitened", rank=rank, max_dim=max_dim)
         chart = WhiteChart(damping, decay, every, graft_norm, root, rank, max_dim, synchronize)
         super().__init__(optimizer, model, chart)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from .._linalg.roots import Factor, Spectrum, Whole, low_rank_roots, roots
 from .by_inputs import InputChart
@@ -82,10 +82,8 @@ def _norm(parts: list[Tensor]) -> Tensor:
     return torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(part) for part in parts]))
 
 
-class WhiteChart(InputChart[Roots]):
+class WhiteChart(InputChart[InputCovariance, Roots]):
     """Coordinates in which the inputs of the layers of a model are white; see `Whitened` for the arguments."""
-
-    how = "whitened"
 
     def __init__(
         self,
@@ -98,13 +96,21 @@ class WhiteChart(InputChart[Roots]):
         max_dim: int | None,
         synchronize: bool,
     ) -> None:
-        super().__init__(decay, every, rank, max_dim, synchronize)
-        self.damping, self.graft_norm, self.root = damping, graft_norm, root
+        super().__init__(decay, every, synchronize)
+        self.damping, self.graft_norm, self.root, self.rank, self.max_dim = damping, graft_norm, root, rank, max_dim
 
     def settings(self) -> dict[str, Any]:
         """Return damping, decay and the rest, as the repr shows them."""
         names = ("damping", "decay", "every", "graft_norm", "root", "rank", "max_dim", "synchronize")
         return {name: getattr(self, name) for name in names}
+
+    def sums(self, name: str, modules: list[nn.Module], with_bias: bool) -> InputCovariance:
+        """Return the covariance to keep."""
+        return InputCovariance(name, modules, with_bias, self.rank, self.max_dim)
+
+    def how(self, layer: InputCovariance, measured: Roots | None) -> str:
+        """Say how many columns are told apart."""
+        return f"whitened, {layer.columns()}" if measured else layer.columns()
 
     def measure(self, layer: InputCovariance) -> Roots:
         """Return both roots of every block of (A + λI) / its mean eigenvalue, or of A + λI without `graft_norm`."""

@@ -25,6 +25,7 @@ class Memory:
         rows: how many, likewise.
         found: what is made of it, by group and block.
         vectors: of the last measurement, by group and block.
+        last: what the weight was divided by when it was stepped on last.
     """
 
     weight: nn.Parameter
@@ -35,6 +36,7 @@ class Memory:
     rows: float = 0.0
     found: list[list[Any]] | None = None
     vectors: dict[tuple[int, int], Tensor] | None = None
+    last: list[float] | None = None
 
     def matrices(self, weight: Tensor, bias: Tensor | None) -> list[Tensor]:
         """[W, b] of every group."""
@@ -56,6 +58,8 @@ class Memory:
 class ByInputs(Method):
     """Covariances of what the layers read."""
 
+    with_bias = True
+
     def __init__(self, model: Network, training: Training, **settings: Any) -> None:
         super().__init__(model, training, **settings)
         self.memories = []
@@ -66,7 +70,7 @@ class ByInputs(Method):
         for weight, layers in weights(model).items():
             if id(weight) in self.held and all(type(layer) in LAYERS for layer in layers):
                 bias: Any = layers[0].bias
-                both = bias is not None and id(bias) in self.held and owners[bias] == layers
+                both = self.with_bias and bias is not None and id(bias) in self.held and owners[bias] == layers
                 self.memories.append(Memory(weight, bias if both else None, layers[0], layers))
 
     def enter(self) -> None:
@@ -133,6 +137,10 @@ def ridge_of(damping: float, level: float) -> float:
     return damping * level
 
 
+def rms_of(mean_square: float) -> float:
+    return math.sqrt(mean_square)
+
+
 def set_gradients(parts: dict[nn.Parameter, Tensor]) -> None:
     for parameter, part in parts.items():
         parameter.grad = part.contiguous()
@@ -196,3 +204,33 @@ class Whitened(ByInputs):
             new = [part + ratio * step for part, step in zip(start, change, strict=True)]
             for parameter, part in memory.split(new).items():
                 parameter.copy_(part)
+
+
+class InputScaled(ByInputs):
+    """Steps on W s with the gradient G / s, s = max(floor, r) of every group."""
+
+    with_bias = False
+
+    def _of_group(self, memory: Memory, group: int, covariance: Tensor) -> Any:
+        return max(self.settings["floor"], rms_of(mean(covariance.diagonal().tolist())))
+
+    def map(self, memory: Memory) -> None:
+        assert memory.found is not None
+        scales = (memory.last or memory.found) if self.settings["hold"] else memory.found
+        start = memory.matrices(memory.weight, None)
+        there = [s * part for s, part in zip(scales, start, strict=True)]
+        joined = memory.matrices(memory.weight.grad, None)
+        set_gradients(memory.split([part / s for s, part in zip(scales, joined, strict=True)]))
+        memory.weight.copy_(memory.split(there)[memory.weight])
+        self.there.append((memory, start, there))
+
+    def leave(self) -> None:
+        for memory, start, there in self.there:
+            end = memory.matrices(memory.weight, None)
+            if any(not torch.equal(a, b) for a, b in zip(end, there, strict=True)) and self.settings["hold"]:
+                new = [part / s for part, s in zip(end, memory.found, strict=True)]
+            else:
+                moved = [(a - b) / s for a, b, s in zip(end, there, memory.found, strict=True)]
+                new = [part + step for part, step in zip(start, moved, strict=True)]
+            memory.weight.copy_(memory.split(new)[memory.weight])
+            memory.last = memory.found

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 import adiv_optim
 from adiv_optim import GradientOnly, gauge
 from tests.fuzz.by_hand import Method
-from tests.fuzz.by_inputs import Preconditioned, Whitened
+from tests.fuzz.by_inputs import InputScaled, Preconditioned, Whitened
 from tests.fuzz.corrected import BatchIdeal, Disproportional, Proportional
 from tests.fuzz.networks import Network, Training, network
 from tests.fuzz.unit_consistent import UnitConsistent
@@ -45,6 +45,13 @@ def _whitened_rank(draw: random.Random) -> Settings:
     return {**_whitened(draw), "rank": draw.choice([1, 1, 2, 3])}
 
 
+def _input_scaled(draw: random.Random) -> Settings:
+    return {
+        "floor": draw.choice([0.1, 0.5, 1.0, 2.0]), "decay": draw.choice([0.0, 0.5, 0.9]),
+        "every": draw.choice([1, 2, 3, 10]), "hold": draw.random() < 0.5,
+    }  # fmt: skip
+
+
 def _unit_consistent(draw: random.Random) -> Settings:
     return {
         "gauge": draw.choice(["network", "layer"]), "every": draw.choice([1, 2]), "fan_in": draw.random() < 0.8,
@@ -57,6 +64,7 @@ SETTINGS: dict[str, Callable[[random.Random], Settings]] = {
     "proportional": lambda draw: {},
     "disproportional": lambda draw: {},
     "batch-ideal": _batch_ideal,
+    "input-scaled": _input_scaled,
     "preconditioned": _preconditioned,
     "unit-consistent": _unit_consistent,
     "whitened": _whitened,
@@ -68,6 +76,7 @@ METHODS: dict[str, Callable[..., Method]] = {
     "proportional": Proportional,
     "disproportional": Disproportional,
     "batch-ideal": BatchIdeal,
+    "input-scaled": InputScaled,
     "preconditioned": Preconditioned,
     "unit-consistent": UnitConsistent,
     "whitened": Whitened,

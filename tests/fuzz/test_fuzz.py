@@ -51,6 +51,8 @@ SLIPS: dict[str, Callable[[Any], Any]] = {
     "per_sample": lambda per_sample: not per_sample,
     "decay": lambda decay: 0.9 * decay + 0.01,
     "every": lambda every: every + 1,
+    "floor": lambda floor: 1.001 * floor,
+    "hold": lambda hold: not hold,
     "max_dim": lambda max_dim: 2 if max_dim is None else max_dim + 1,
     "graft_norm": lambda graft_norm: not graft_norm,
     "rank": lambda rank: (rank or 0) + 1,
@@ -79,5 +81,6 @@ def test_error_planted_in_any_reference_is_found(monkeypatch):
     assert [error for error in planted if not is_found(error[0], **{error[1]: SLIPS[error[1]]})] == []
     monkeypatch.setattr(corrected, "squared", lambda x: 1.001 * float(x.square().sum()))
     monkeypatch.setattr(by_inputs, "ridge_of", lambda damping, level: 1.001 * damping * level)
+    monkeypatch.setattr(by_inputs, "rms_of", lambda mean_square: 1.001 * mean_square**0.5)
     monkeypatch.setattr(channels, "usual", lambda fan_in: -1.0)
     assert [name for name in WRAPPERS if not is_found(name)] == []

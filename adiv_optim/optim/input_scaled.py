@@ -1,0 +1,222 @@
+"""Optimizers whose steps are divided by the size of the inputs of every layer."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from .by_inputs import ByInputs, InputChart
+from .checkpoint import POSITIVE, Maybe
+from .coordinates import Map
+from .rows import features_of, squares_of
+from .sums import InputSums
+
+#: s of every group of a layer.
+Scales = list[float]
+
+
+class InputPower(InputSums):
+    """The mean square of the entries of the rows that a layer reads, for each group of a convolution."""
+
+    def reset(self) -> None:
+        """Forget everything."""
+        super().reset()
+        #: The scale that the weight was last stepped in.
+        self.last: Scales | None = None
+
+    @property
+    def shapes(self) -> list[tuple[int, ...]]:
+        """One number for each group."""
+        return [(self.groups,)]
+
+    def sums(self, module: Any, input: Tensor) -> Iterator[tuple[list[Tensor], int]]:
+        """Yield the sums of squares."""
+        squares, rows = squares_of(module, input, self.dtype)
+        yield [squares], rows
+
+    def rms(self) -> Scales:
+        """The root of the mean square of an entry, for each group."""
+        entries = self.rows * features_of(self.modules[0])
+        return [] if self.total is None else (self.total[0] / entries).sqrt().tolist()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the memory."""
+        return {**super().state_dict(), "last": self.last}
+
+    def wanted(self) -> dict[str, Any]:
+        """What `state_dict` holds, for `checkpoint.check`."""
+        return {**super().wanted(), "last": Maybe([POSITIVE] * self.groups)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take the memory from a checkpoint."""
+        super().load_state_dict(state)
+        self.last = state["last"]
+
+
+class Scaling(Map):
+    """W' = W s and G' = G / s for one weight, and the step ΔW' / s.
+
+    Args:
+        layer: whose weight it is.
+        start: s that the step is taken in.
+        end: s that its end is written in: another one holds W' where it is.
+    """
+
+    def __init__(self, layer: InputPower, start: Scales, end: Scales) -> None:
+        self.parameters = [layer.weight]
+        self.start, self.end = (_as_factor(layer.weight, scales, layer.dtype) for scales in (start, end))
+        self.holds = start != end
+
+    def enter(self, weights: Sequence[Tensor]) -> None:
+        """Multiply the weight by s, and give it a gradient divided by it."""
+        (parameter,) = self.parameters
+        if parameter.grad is not None:
+            parameter.grad = (parameter.grad / self.start).to(parameter.grad.dtype)
+        parameter.copy_(weights[0] * self.start)
+
+    def leave(self, weights: Sequence[Tensor]) -> None:
+        """Let the weight be W + ΔW' / s."""
+        (parameter,), (weight,) = self.parameters, weights
+        # What the step began from, rounded to the weight's precision as it was then.
+        back = (weight * self.start).to(weight.dtype).sub_(parameter)
+        if self.holds:  # but not a weight that has not been stepped on
+            ratio = self.start / self.end
+            weight = torch.where((back != 0).any(), weight * ratio, weight)
+        # w - (+0) is w for every w; w + 0 would make +0 of -0.
+        parameter.copy_(weight - back / self.end)
+
+
+def _as_factor(weight: Tensor, scales: Scales, dtype: torch.dtype) -> Tensor:
+    """What to multiply a weight by: each group's scale at its rows."""
+    factor = torch.tensor(scales, dtype=dtype, device=weight.device)
+    if len(scales) == 1:
+        return factor[0]
+    return factor.repeat_interleave(len(weight) // len(scales)).view(-1, *[1] * (weight.dim() - 1))
+
+
+class ScaleChart(InputChart[InputPower, Scales]):
+    """Coordinates in which no layer reads more than the floor; see `InputScaled` for the arguments."""
+
+    bias_is_plain: ClassVar[str] = "a bias moves its output by its own step, whatever the layer reads"
+
+    def __init__(self, every: int, decay: float, floor: float, hold: bool, synchronize: bool) -> None:
+        super().__init__(decay, every, synchronize)
+        self.floor, self.hold = floor, hold
+        self._stepping: list[tuple[InputPower, Scales]] = []
+
+    def settings(self) -> dict[str, Any]:
+        """Return every, decay and the rest, as the repr shows them."""
+        return {name: getattr(self, name) for name in ("every", "decay", "floor", "hold", "synchronize")}
+
+    def sums(self, name: str, modules: list[nn.Module], with_bias: bool) -> InputPower:
+        """Return the sums to keep."""
+        return InputPower(name, modules, with_bias)
+
+    def measure(self, layer: InputPower) -> Scales:
+        """Return s = max(floor, r) of every group."""
+        return [max(self.floor, rms) for rms in layer.rms()]
+
+    def map(self, layer: InputPower, measured: Scales) -> Map | None:
+        """Return the layer's `Scaling`, or None where it would change nothing."""
+        start = layer.last or measured if self.hold else measured
+        self._stepping.append((layer, measured))
+        return None if {*start, *measured} == {1.0} else Scaling(layer, start, measured)
+
+    def after_step(self) -> None:
+        """Remember the scales that the weights now stand in."""
+        for layer, scales in self._stepping:
+            layer.last = scales if self.hold else None
+        self._stepping = []
+        super().after_step()
+
+    def how(self, layer: InputPower, measured: Scales | None) -> str:
+        """Say what the layer reads and what its steps are divided by."""
+        if measured is None:
+            return "its layer has not run"
+        found = [
+            f"{min(scales):.3g}" + f" to {max(scales):.3g}" * (len(scales) > 1) for scales in (layer.rms(), measured)
+        ]
+        return f"divided by {found[1]}, input RMS {found[0]}"
+
+    def metrics(self) -> dict[str, float]:
+        """Return what was measured last."""
+        scales = [scale for found in self.measured.values() for scale in found]
+        return {"layers_measured": len(self.measured), "largest_scale": max(scales, default=1.0)}
+
+
+def _range(numbers: list[float]) -> str:
+    return f"{min(numbers):.3g}" + (f" to {max(numbers):.3g}" if len(numbers) > 1 else "")
+
+
+class InputScaled(ByInputs):
+    r"""Let any optimizer step in coordinates in which no layer's inputs have an RMS above 1.
+
+    With r the running root mean square of the entries of a layer's rows (samples, tokens or patches), and
+    s = max(floor, r), the optimizer sees
+
+    .. math:: W' = W s, \qquad G' = G / s
+
+    and its step is added to the weight as ΔW' / s; the bias takes the plain step. It divides the step of an optimizer
+    whose steps have a size of their own (Adam, Muon) by s, and that of SGD by s². A step ΔW moves the layer's outputs
+    by ΔW x: behind Adam and Muon in proportion to |x|, behind SGD, whose gradient has another x in it, in proportion
+    to |x|². So steps move the outputs as far as if a normaliser stood before the layer, and the forward pass has none.
+    It is `Proportional` where such optimizers cannot undo it, by layer instead of by row.
+
+    Where every layer reads inputs of an RMS of at most the floor's 1, as behind normalisers, the optimizer's steps stay
+    as they are, bit for bit.
+
+    Goes on the layers that `Whitened` goes on, gathers in the forward pass as it does, counts micro-batches, processes
+    and dropped gradients as it does, and is measured when it is. Groups of a convolution each have an s.
+
+    **Costs** one reduction of a layer's input at a measurement, and a few passes over the weights whose s is not 1 per
+    step. Memory, while the optimizer steps: a copy of those weights and of their gradients.
+
+    Args:
+        optimizer: any torch.optim.Optimizer but LBFGS that reads only p and p.grad.
+        model: the model.
+        every: steps between two measurements.
+        decay: how much the average of earlier measurements counts at each new one; 0 is the present batch alone.
+        floor: the least s. At 1 steps are never made larger; below it, those of layers that read small inputs are.
+        hold: keep W' and not W when s is measured anew, so that a layer whose inputs grow has its weight shrunk by as
+            much. What the network computes then moves a little at each measurement.
+        synchronize: add up over the processes of torch.distributed.
+
+    Raises:
+        TypeError: not an optimizer, or LBFGS.
+        ValueError: nothing to scale, another wrapper of coordinates inside, a setting out of its range, parameters
+            without a shape yet or sharded.
+
+    Example:
+        >>> import torch
+        >>> from adiv_optim import InputScaled
+        >>> model = torch.nn.Linear(4, 1, bias=False)
+        >>> opt = InputScaled(torch.optim.Adam(model.parameters(), lr=0.1), model)
+        >>> x = torch.full((1, 4), 5.0)
+        >>> before = model(x)
+        >>> before.sum().backward()
+        >>> opt.step()
+        >>> round(before.item() - model(x).item(), 4)  # 0.1 for each of four entries, whatever their size
+        0.4
+        >>> print(opt.coverage())
+        1 of 1 parameters are treated, 100.0% of 4 elements
+        weight: divided by 5, input RMS 5
+    """
+
+    chart: ScaleChart
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        model: nn.Module,
+        *,
+        every: int = 10,
+        decay: float = 0.9,
+        floor: float = 1.0,
+        hold: bool = False,
+        synchronize: bool = True,
+    ) -> None:
+        if not 0 < floor < float("inf"):
+            raise ValueError(f"InputScaled: floor is {floor}; it must be positive and finite.")
+        super().__init__(optimizer, model, ScaleChart(every, decay, floor, hold, synchronize))

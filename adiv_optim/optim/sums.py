@@ -1,0 +1,208 @@
+"""Running sums over the inputs of a layer, gathered in the forward pass without keeping activations."""
+
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._C import _functorch
+from torch._subclasses.fake_tensor import FakeTensor
+
+from ..functional.shared import exporting, refuse_capture
+from .checkpoint import NUMBER, POSITIVE, Maybe, check, numbers
+
+
+class InputSums(ABC):
+    """Sums over what a layer reads, and their running average.
+
+    One object for each weight: modules that share one add up.
+
+    Args:
+        name: the weight's name, for messages and checkpoints.
+        modules: layers whose rows are known, all with the same weight, and the same bias if `with_bias`.
+        with_bias: whether the bias is treated with the weight.
+    """
+
+    def __init__(self, name: str, modules: list[nn.Module], with_bias: bool) -> None:
+        self.name, self.modules, self.with_bias = name, modules, with_bias
+        #: Whether forward passes are counted now.
+        self.armed = True
+        self.reset()
+        self._register()
+
+    @property
+    @abstractmethod
+    def shapes(self) -> list[tuple[int, ...]]:
+        """Of the sums."""
+
+    @abstractmethod
+    def sums(self, module: nn.Module, input: Tensor) -> Iterator[tuple[list[Tensor], int]]:
+        """Yield the sums over parts of one input, of these shapes, and how many terms they have."""
+
+    def reset(self) -> None:
+        """Forget everything."""
+        self.forget_pending()
+        #: Sums with the weights decay^age, and the sum of the weights.
+        self.total: list[Tensor] | None = None
+        self.rows = 0.0
+
+    def forget_pending(self) -> None:
+        """Drop what forward passes have left since the last measurement."""
+        self.pending: list[Tensor] | None = None
+        self.pending_rows = 0
+        #: Whether zero_grad was called since: the next forward pass then begins anew, unless gradients have come.
+        self.dropped = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "remove_hooks"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._register()
+
+    def _register(self) -> None:
+        hook = _Hook(self)
+        for module in self.modules:
+            for key, old in list(module._forward_pre_hooks.items()):
+                if isinstance(old, _Hook) and old.sums() is None:  # came with a copy of the model
+                    _remove_hook(module, key)
+        handles = [module.register_forward_pre_hook(hook, with_kwargs=True) for module in self.modules]
+        #: Takes the hooks off the model; so does the end of this object.
+        self.remove_hooks = weakref.finalize(self, _remove_all, handles)
+
+    @property
+    def weight(self) -> nn.Parameter:
+        """The weight."""
+        return self.modules[0].get_parameter("weight")
+
+    @property
+    def bias(self) -> nn.Parameter | None:
+        """The bias, if x~ has a 1."""
+        return self.modules[0].get_parameter("bias") if self.with_bias else None
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """Weight and bias, if x~ has a 1."""
+        return [self.weight] if self.bias is None else [self.weight, self.bias]
+
+    @property
+    def groups(self) -> int:
+        """How many layers the weight is beside each other."""
+        return int(getattr(self.modules[0], "groups", 1))
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What sums, and all that is made of them, are kept in."""
+        return torch.promote_types(self.weight.dtype, torch.float32)
+
+    def no_rows(self) -> list[Tensor]:
+        """What a process adds whose batch did not reach the layer."""
+        return [torch.zeros(shape, dtype=self.dtype, device=self.weight.device) for shape in self.shapes]
+
+    @torch.compiler.disable
+    @torch.no_grad()
+    def add(self, module: nn.Module, input: Tensor) -> None:
+        """Count the rows of one forward pass."""
+        if isinstance(input, FakeTensor):
+            return
+        if _functorch.is_functorch_wrapped_tensor(input):
+            if not module.training:
+                return  # a diagnosis, whose gradients no step will see
+            raise RuntimeError(
+                f"{self.name}: the optimizer remembers the inputs of this layer, which a transform of torch.func would "
+                "have to carry outside; call the transform in eval(), or detach() the optimizer first."
+            )
+        if self.dropped and (self.weight.grad is None or not bool(self.weight.grad.any())):
+            self.forget_pending()
+        with torch.autocast(input.device.type, enabled=False):
+            for sums, rows in self.sums(module, input):
+                self.pending_rows += rows
+                if self.pending is None:
+                    self.pending = sums
+                else:
+                    for total, part in zip(self.pending, sums, strict=True):
+                        total += part
+
+    def absorb(self, decay: float) -> bool:
+        """Let what was seen since the last time into the average, unless it holds NaN or inf; say whether it was."""
+        pending, rows = self.pending, self.pending_rows
+        self.forget_pending()
+        if pending is None or not rows or not bool(torch.stack([block.sum() for block in pending]).isfinite().all()):
+            return False
+        if self.total is not None and decay:
+            # Made anew, not in place: a checkpoint may hold the old ones.
+            pending = [block.add(old.to(block), alpha=decay) for block, old in zip(pending, self.total, strict=True)]
+            self.rows *= decay
+        else:
+            self.rows = 0.0
+        self.total = pending
+        self.rows += rows
+        return True
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the memory."""
+        return {"total": self.total, "rows": self.rows}
+
+    def wanted(self) -> dict[str, Any]:
+        """What `state_dict` holds, for `checkpoint.check`."""
+        return {"total": Maybe([numbers(shape) for shape in self.shapes]), "rows": NUMBER}
+
+    def check_state_dict(self, state: Any, path: str, remedy: str) -> None:
+        """Raise a ValueError if the memory is of a layer of another size, or damaged; see `checkpoint.check`."""
+        check(state, self.wanted(), path, remedy)
+        if state["total"] is not None:
+            check(state["rows"], POSITIVE, f"{path}['rows']", remedy)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take the memory from a checkpoint."""
+        self.reset()
+        total = state["total"]
+        self.total = total and [block.to(self.weight.device, self.dtype) for block in total]
+        self.rows = state["rows"]
+
+
+class _Hook:
+    """A forward pre-hook that belongs to sums and does nothing without them.
+
+    A copy or a pickle of the model alone (an average of weights, a target network) does not copy them.
+    """
+
+    def __init__(self, sums: InputSums) -> None:
+        self.sums = weakref.ref(sums)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"sums": _nothing}
+
+    @property
+    def __name__(self) -> str:
+        # torch.jit.script asks every hook for its name before it compiles it.
+        raise AttributeError(
+            "an optimizer gathers what this layer reads by a hook, which cannot be scripted: detach() it"
+        )
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        sums = self.sums()
+        # Not module.training: fine-tuning under eval() is usual.
+        if sums is None or not torch.is_grad_enabled() or exporting():
+            return
+        # By whatever name: nn.Linear calls it input, transformers' Conv1D x.
+        input = args[0] if args else next(iter(kwargs.values()))
+        refuse_capture(sums.name, input)
+        if sums.armed:
+            sums.add(module, input)
+
+
+def _nothing() -> None:
+    """What a weak reference to something gone returns."""
+
+
+def _remove_all(handles: list[Any]) -> None:
+    for handle in handles:
+        handle.remove()
+
+
+def _remove_hook(module: nn.Module, key: int) -> None:
+    module._forward_pre_hooks.pop(key, None)
+    module._forward_pre_hooks_with_kwargs.pop(key, None)

@@ -1,0 +1,192 @@
+"""A language model without normalisers against its normalised twins, every row at the best of its rates.
+
+Rows are a normaliser, how the embeddings are drawn, and an optimizer. Rates are chosen by the validation loss of seed
+0, from three that are the same for all and, while the best is the lowest or the highest tried, the next one; losses
+are those of other seeds.
+"""
+
+import argparse
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from scipy.stats import ttest_ind
+
+from examples.gpt import DEFAULT, NORM_LABELS, NORMS, PRESETS
+
+from ..core.progress import run_all
+from ..core.store import Result, Store
+from ..core.study import Sections, Study
+from ..core.table import machine, markdown, mean_and_error, plus_minus
+from ..language import LANGUAGE, TextRun, final_validation_loss
+from ..methods import METHODS
+
+#: Deviation of the embeddings: GPT-2's, or one.
+DRAWN: tuple[float | None, ...] = (None, 1.0)
+#: From each to the next the rate grows about threefold; a search begins with the three in the middle.
+LADDER: tuple[float, ...] = (3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 3e-1)
+FIRST = slice(2, 5)
+#: The normalised network that every row is held against, behind the same kind of optimizer.
+TWIN = "layernorm"
+
+
+class Row(NamedTuple):
+    """What a rate is chosen for."""
+
+    norm: str
+    drawn: float | None
+    method: str
+
+
+_MUON, _ADAMW = (("muon", "input-scaled-muon", "input-held-muon"), ("adamw", "input-scaled-adamw", "input-held-adamw"))
+#: Rows in the order in which they run; each group is searched and then repeated by all seeds.
+GROUPS: list[list[Row]] = [
+    [Row(*row) for row in product(["layernorm"], DRAWN, ["muon", "adamw"])]
+    + [Row(*row) for row in product(["none"], [1.0], [*_MUON, *_ADAMW])],
+    [Row(*row) for row in product(["none"], [None], ["muon", "adamw"])],
+    [Row(*row) for row in product(["gains", "skip-init"], [1.0], ["muon", "input-held-muon", "adamw"])],
+    [Row(*row) for row in product(["rmsnorm", "dyt", "derf"], DRAWN, ["muon", "adamw"])],
+    [Row(*row) for row in product(["gains", "skip-init"], [None], ["muon", "adamw"])],
+    [Row(*row) for row in product(NORMS, DRAWN, [*_MUON, *_ADAMW]) if row[0] != "affine-like"],
+]
+
+
+def search(rows: Sequence[Row], run: TextRun, store: Store) -> list[TextRun]:
+    """For each row, the run of the lowest validation loss, after as many rates as it takes for it to be no edge."""
+    ladders = {row: list(LADDER[FIRST]) for row in rows}
+    while True:
+        trials = {row: [_of(row, run, lr) for lr in rates] for row, rates in ladders.items()}
+        run_all([trial for found in trials.values() for trial in found], LANGUAGE, store, part="search")
+        scores = {result["key"]: result["score"] for result in store.read("search")}
+        best = {row: min(found, key=lambda t: _score(scores.get(t.key("search")))) for row, found in trials.items()}
+        further = {row: wanted for row in rows if (wanted := _beyond(ladders[row], best[row].lr)) is not None}
+        if not further:
+            return [best[row] for row in rows]
+        for row, rate in further.items():
+            ladders[row].append(rate)
+
+
+def _of(row: Row, run: TextRun, lr: float) -> TextRun:
+    return replace(run, norm=row.norm, embedding_deviation=row.drawn, method=row.method, lr=lr)
+
+
+def _score(loss: float | None) -> float:
+    return math.inf if loss is None else loss
+
+
+def _beyond(tried: Sequence[float], best: float) -> float | None:
+    """The next rate on the ladder where the best is an edge of what was tried."""
+    place = LADDER.index(best)
+    if best == min(tried) and place > 0:
+        return LADDER[place - 1]
+    if best == max(tried) and place + 1 < len(LADDER):
+        return LADDER[place + 1]
+    return None
+
+
+def _run(options: argparse.Namespace, store: Store) -> None:
+    like = {"steps": options.steps, "preset": options.preset, "device": options.device}
+    run = TextRun(options.data, "adamw", TWIN, 1e-3, weight_decay=options.weight_decay, clip=options.clip, **like)
+    done: set[Row] = set()
+    for group in GROUPS[: options.groups]:
+        rows = [row for row in dict.fromkeys(group) if row not in done]
+        done.update(rows)
+        chosen = search(rows, run, store)
+        run_all([replace(best, seed=seed) for seed in range(1, options.seeds + 1) for best in chosen], LANGUAGE, store)
+
+
+def report(store: Store, name: str, folder: Path) -> Sections:
+    """One table, a row for each of normaliser, embeddings and optimizer."""
+    rows: dict[Row, list[Result]] = defaultdict(list)
+    for result in store.read():
+        s = result["settings"]
+        rows[Row(s["norm"], s.get("embedding_deviation"), s["method"])].append(result)
+    tried: dict[Row, list[float]] = defaultdict(list)
+    for result in store.read("search"):
+        s = result["settings"]
+        tried[Row(s["norm"], s.get("embedding_deviation"), s["method"])].append(s["lr"])
+    cells = [_cells(row, rows, tried[row]) for row in sorted(rows, key=_order)]
+    header = ["normaliser", "embeddings", "optimizer", "rate", "validation loss", "test loss", "against LayerNorm (p)"]
+    header += ["RMS of the residual stream", "of the logits"]
+    return {name: f"{markdown(header, cells)}\n\n{_caption(store.read(), tried.values())}"}
+
+
+def _order(row: Row) -> tuple[int, ...]:
+    return list(NORM_LABELS).index(row.norm), DRAWN.index(row.drawn), list(METHODS).index(row.method)
+
+
+def _cells(row: Row, rows: dict[Row, list[Result]], tried: Sequence[float]) -> list[str]:
+    results = rows[row]
+    drawn = "0.02" if row.drawn is None else f"{row.drawn:g}"
+    label = [NORM_LABELS[row.norm], drawn, METHODS[row.method].label]
+    rates = " or ".join(f"{rate:g}" for rate in sorted({result["settings"]["lr"] for result in results}))
+    edge = "*" if tried and results[0]["settings"]["lr"] in (min(tried), max(tried)) else ""
+    validation, test = _losses(results)
+    if math.inf in validation:
+        return [*label, rates + edge, f"diverged, {validation.count(math.inf)} of {len(results)}", "", "", "", ""]
+    twins = [Row(TWIN, drawn, METHODS[row.method].optimizer or "") for drawn in DRAWN]
+    against = ""
+    known = {twin: _losses(rows[twin])[0] for twin in twins if twin in rows}
+    if known and len(validation) > 1:
+        twin = min(known, key=lambda twin: mean_and_error(known[twin])[0])
+        against = "twin" if twin == row else _against(validation, known[twin])
+    sizes = [[value or math.inf for value in result["rms"]] for result in results]
+    residual = [mean_and_error(column)[0] for column in zip(*sizes, strict=True)]
+    shown = f"{residual[0]:.2g} to {max(residual[:-1]):.2g}"
+    return [*label, rates + edge, _shown(validation), _shown(test), against, shown, f"{residual[-1]:.2g}"]
+
+
+def _losses(results: Iterable[Result]) -> tuple[list[float], list[float]]:
+    """Of validation and test, inf where a run diverged."""
+    found = [(_score(final_validation_loss(result)), _score(result["test_loss"])) for result in results]
+    return [v for v, _ in found], [t for _, t in found]
+
+
+def _shown(losses: list[float]) -> str:
+    return plus_minus(losses, 3) if len(losses) > 1 else f"{losses[0]:.3f}"
+
+
+def _against(losses: list[float], twins: list[float]) -> str:
+    difference = mean_and_error(losses)[0] - mean_and_error(twins)[0]
+    return f"{difference:+.3f} ({ttest_ind(losses, twins, equal_var=False).pvalue:.2g})"
+
+
+def _caption(results: list[Result], tried: Iterable[Sequence[float]]) -> str:
+    settings, size, environment = results[0]["settings"], results[0]["size"], results[0]["environment"]
+    trials = [len(rates) for rates in tried if rates] or [0]
+    seeds = sorted({result["settings"]["seed"] for result in results})
+    return (
+        f"Characters of {settings['data']}, GPT of {size['layers']} layers, width {size['width']}, {size['heads']} "
+        f"heads, context {size['context']}, batch {size['batch_size']}, {settings['steps']} steps. Cross entropy in "
+        f"nats per character, mean ± standard error over seeds {seeds[0]} to {seeds[-1]}. Rates are the best of "
+        f"{min(trials)} to {max(trials)} by the validation loss of seed 0, which is not among them; "
+        "* is an edge of what was tried. The difference of validation losses is to LayerNorm behind the same optimizer "
+        "without coordinates, at the better of both ways to draw the embeddings; p is Welch's. The residual stream's "
+        f"RMS is that at the first block and its largest. {machine(environment, settings['device'])}"
+    )
+
+
+def _study(help: str, steps: int, preset: str, groups: int) -> Study:
+    def arguments(parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("--groups", type=int, default=groups, help="how many groups of rows, of those in the file")
+        parser.add_argument("--steps", type=int, default=steps)
+        parser.add_argument("--seeds", type=int, default=5, help="how many beside 0, which chooses the rate")
+        parser.add_argument("--preset", default=preset, help=", ".join(PRESETS))
+        parser.add_argument("--weight-decay", type=float, default=0.0)
+        parser.add_argument("--clip", type=float, default=None, help="what the norm of all gradients is cut to")
+        parser.add_argument("--data", default=DEFAULT, help=f"a file of text, or {DEFAULT}, which Python ships")
+        parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+
+    return Study(help, _run, report, arguments)
+
+
+STUDIES = {
+    "norm-free": _study("a language model without normalisers, by InputScaled", 400, "small", len(GROUPS)),
+    "norm-free-2000": _study("the same for 2,000 steps", 2000, "small", 1),
+    "norm-free-deep": _study("the same with twelve layers", 400, "deep", 1),
+}

@@ -1,0 +1,181 @@
+"""Steps divided by the size of what a layer reads, against the same optimizer stepping on W s by hand."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from adiv_optim import InputScaled
+
+pytestmark = pytest.mark.usefixtures("in_float64")
+
+OPTIMIZERS = {
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.01, momentum=0.9),
+    "adam": lambda p: torch.optim.Adam(p, lr=0.01),
+    "adamw": lambda p: torch.optim.AdamW(p, lr=0.01, weight_decay=0.1),
+    "muon": lambda p: torch.optim.Muon([q for q in p if q.dim() == 2], lr=0.01, weight_decay=0.1),
+}
+
+
+def linear() -> tuple[nn.Module, Tensor, Tensor]:
+    """A layer, 3 batches of 2 micro-batches of 6 inputs each, and every group's rows of them."""
+    x = 3 * torch.randn(3, 2, 6, 4)
+    return nn.Linear(4, 5), x, x.flatten(1, 2)[:, None]
+
+
+def grouped() -> tuple[nn.Module, Tensor, Tensor]:
+    layer = nn.Conv2d(4, 6, 3, stride=2, padding=1, groups=2)
+    x = torch.randn(3, 2, 3, 4, 5, 5) * torch.tensor([1.0, 2.0, 3.0, 4.0]).view(4, 1, 1)
+    patches = F.unfold(x.flatten(0, 2), 3, padding=1, stride=2)  # (samples, channels × 9, positions)
+    return layer, x, patches.view(3, 6, 2, 18, 9).permute(0, 2, 1, 4, 3).flatten(2, 3)
+
+
+def by_hand(layer: nn.Module, optimizer, batches: Tensor, rows: Tensor, hold: bool) -> None:
+    """W' = W s, G' = G / s and ΔW = ΔW' / s, s = max(1, r), r² a mean with decay 0.9, measured at steps 0, 1, 2."""
+    squares, count, before = 0.0, 0.0, None
+    for x, seen in zip(batches, rows, strict=True):
+        layer.zero_grad()
+        for part in x:
+            layer(part).square().sum().backward()
+        squares = 0.9 * squares + seen.square().sum((1, 2))
+        count = 0.9 * count + seen[0].numel()
+        s = (squares / count).sqrt().clamp(min=1).repeat_interleave(len(layer.weight) // len(seen))
+        s = s.view(-1, *[1] * (layer.weight.dim() - 1))
+        at = before if hold and before is not None else s
+        weight, before = layer.weight.detach().clone(), s
+        with torch.no_grad():
+            layer.weight.mul_(at)
+            layer.weight.grad.div_(at)
+            optimizer.step()
+            layer.weight.copy_(layer.weight / s if hold else weight + (layer.weight - weight * at) / s)
+
+
+@pytest.mark.parametrize(
+    ("make", "name"), [*((linear, name) for name in OPTIMIZERS), (grouped, "sgd"), (grouped, "adamw")]
+)
+@pytest.mark.parametrize("hold", [False, True])
+def test_steps_are_those_by_hand(make, name, hold):
+    layer, batches, rows = make()
+    other = copy.deepcopy(layer)
+    optimizer = InputScaled(OPTIMIZERS[name](layer.parameters()), layer, hold=hold)
+    for x in batches:
+        optimizer.zero_grad()
+        for part in x:
+            layer(part).square().sum().backward()
+        optimizer.step()
+    by_hand(other, OPTIMIZERS[name](other.parameters()), batches, rows, hold)
+    for p, q in zip(layer.parameters(), other.parameters(), strict=True):
+        assert torch.allclose(p, q, rtol=0, atol=1e-12)
+    by_hand(other, OPTIMIZERS[name](other.parameters()), batches, 1.001 * rows, hold)
+    assert not torch.allclose(layer.weight, other.weight, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_layers_that_read_no_more_than_the_floor_take_the_bare_step_bit_for_bit(name):
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
+    bare, x = copy.deepcopy(model), torch.rand(10, 4)
+    optimizer, plain = InputScaled(OPTIMIZERS[name](model.parameters()), model), OPTIMIZERS[name](bare.parameters())
+    for _ in range(4):
+        for net, opt in ((model, optimizer), (bare, plain)):
+            opt.zero_grad()
+            net(x).square().mean().backward()
+            opt.step()
+    assert optimizer.metrics()["InputScaled/largest_scale"] == 1.0
+    assert all(torch.equal(p, q) for p, q in zip(model.parameters(), bare.parameters(), strict=True))
+
+
+@pytest.mark.parametrize(("name", "power"), [("sgd", 2), ("adam", 1)])
+def test_output_moves_by_the_same_whatever_the_size_of_the_input(name, power):
+    """Behind Adam the bare step's effect grows as |x|, behind SGD as |x|²; scaled, as with inputs of RMS 1."""
+    x = F.normalize(torch.randn(1, 4)) * 2  # RMS 1
+
+    def moved(size: float, wrap) -> Tensor:
+        torch.manual_seed(0)
+        layer = nn.Linear(4, 3, bias=False)
+        optimizer = wrap(OPTIMIZERS[name](layer.parameters()), layer)
+        before = layer(size * x)
+        (before @ torch.tensor([1.0, -2.0, 0.5])).sum().backward()
+        optimizer.step()
+        return (layer(size * x) - before).detach()
+
+    def bare(inner, layer):
+        return inner
+
+    assert torch.allclose(moved(8.0, bare), 8.0**power * moved(1.0, bare), rtol=1e-6)
+    assert torch.allclose(moved(8.0, InputScaled), moved(1.0, InputScaled), rtol=1e-6)
+
+
+def held(hold: bool, lr: float) -> tuple[nn.Linear, InputScaled, list[Tensor]]:
+    layer = nn.Linear(4, 3)
+    optimizer = InputScaled(torch.optim.SGD(layer.parameters(), lr=lr), layer, every=1, decay=0.0, hold=hold)
+    weights = []
+    for size in (2.0, 6.0):
+        optimizer.zero_grad()
+        layer(torch.full((5, 4), size)).sum().backward()
+        optimizer.step()
+        weights.append(layer.weight.detach().clone())
+    return layer, optimizer, weights
+
+
+def test_hold_keeps_the_scaled_weight_when_the_scale_grows():
+    _, _, (first, second) = held(True, 1e-9)
+    assert torch.allclose(second, first / 3, atol=1e-6)
+    _, _, (first, second) = held(False, 1e-9)
+    assert torch.allclose(second, first, atol=1e-6)
+
+
+@pytest.mark.parametrize("hold", [False, True])
+def test_rate_of_zero_changes_no_bit(hold):
+    torch.manual_seed(0)
+    start = nn.Linear(4, 3).weight.detach().clone()
+    torch.manual_seed(0)
+    layer, _, _ = held(hold, 0.0)
+    assert torch.equal(layer.weight, start)
+
+
+def test_coverage_and_metrics_say_what_steps_are_divided_by():
+    _, optimizer, _ = held(False, 0.1)
+    assert str(optimizer.coverage()).splitlines()[1:] == [
+        "weight: divided by 6, input RMS 6",
+        "bias: skipped (a bias moves its output by its own step, whatever the layer reads)",
+    ]
+    assert optimizer.metrics()["InputScaled/largest_scale"] == pytest.approx(6.0)
+    assert repr(optimizer).startswith("InputScaled")
+    assert "hold=False" in repr(optimizer)
+
+
+def test_held_scale_is_part_of_a_checkpoint():
+    torch.manual_seed(0)
+    layer, optimizer, _ = held(True, 0.1)
+    saved, weights = copy.deepcopy(optimizer.state_dict()), copy.deepcopy(layer.state_dict())
+    for name in ("first", "again"):
+        other = nn.Linear(4, 3)
+        other.load_state_dict(weights)
+        resumed = InputScaled(torch.optim.SGD(other.parameters(), lr=0.1), other, every=1, decay=0.0, hold=True)
+        resumed.load_state_dict(saved)
+        if name == "again":  # planted: without the scale it starts in another
+            resumed.chart.layers[0].last = None
+        other(torch.full((5, 4), 9.0)).sum().backward()
+        resumed.step()
+        found = other.weight.detach().clone()
+        optimizer.zero_grad()
+        layer.load_state_dict(weights)
+        optimizer.load_state_dict(saved)
+        layer(torch.full((5, 4), 9.0)).sum().backward()
+        optimizer.step()
+        assert torch.equal(found, layer.weight) == (name == "first")
+
+
+@pytest.mark.parametrize("floor", [0.0, -1.0, float("inf"), float("nan")])
+def test_floor_that_is_not_positive_is_refused(floor):
+    layer = nn.Linear(2, 2)
+    with pytest.raises(ValueError, match=r"floor is .*; it must be positive and finite"):
+        InputScaled(torch.optim.SGD(layer.parameters(), lr=0.1), layer, floor=floor)
+
+
+def test_model_without_a_layer_to_scale_is_refused_with_the_reasons():
+    model = nn.Sequential(nn.LayerNorm(3), nn.Embedding(4, 3))
+    with pytest.raises(ValueError, match=r"InputScaled: no tensor .* known: 0\.weight \(LayerNorm is not a layer"):
+        InputScaled(torch.optim.SGD(model.parameters(), lr=0.1), model)
