@@ -11,10 +11,11 @@ from torch._C import _functorch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from .._linalg.roots import Spectrum, leading
+from ..attach.rows import patches_of
 from ..functional.linears import gram_of
 from ..functional.shared import exporting, refuse_capture
 from .checkpoint import NUMBER, POSITIVE, Maybe, check, numbers
-from .rows import features_of, rows_of
+from .rows import features_of
 
 
 class InputCovariance:
@@ -126,7 +127,7 @@ class InputCovariance:
         if self.dropped and (self.weight.grad is None or not bool(self.weight.grad.any())):
             self.forget_pending()
         with torch.autocast(input.device.type, enabled=False):
-            for rows in rows_of(module, input, self.dtype):
+            for _, rows in patches_of(module, input).parts(self.dtype):
                 ones = rows.new_ones(*rows.shape[:-1], 1)
                 columns = [[rows[..., block]] for block in self.blocks]
                 columns[-1] += [ones] * self.with_bias
