@@ -11,6 +11,7 @@ from ..attach.rows import rows_of
 from ..corrections import Correction
 from ..functional.conv_rows import ConvRows
 from ..functional.linears import LinearRows
+from ..jacobian.recorder import Call
 from ..optim.rows import as_matrix
 from ._rows import MeasuredRows, evenly, to_float64
 
@@ -24,9 +25,7 @@ def has_closed_form(layer: nn.Module) -> bool:
     return exact and not parametrize.is_parametrized(layer) and "forward" not in layer.__dict__
 
 
-def closed_rows(
-    layer: nn.Module, input: Tensor, grad_output: Tensor, step: Mapping[str, Tensor], max_rows: int
-) -> MeasuredRows:
+def closed_rows(layer: nn.Module, call: Call, step: Mapping[str, Tensor], max_rows: int) -> MeasuredRows:
     r"""Measure one call of nn.Linear or nn.Conv1d/2d/3d, with the correction it has attached.
 
     Every correction is linear in the output gradients, so row k adds :math:`g_k c_k^\top` to the gradient of
@@ -38,12 +37,12 @@ def closed_rows(
 
     Args:
         layer: a layer for which `has_closed_form`.
-        input: what it was called with.
-        grad_output: dL/dz.
+        call: what it read, and dL/dz.
         step: parameter → Δθ/η.
         max_rows: how many rows to measure.
     """
     dtype = torch.promote_types(layer.get_parameter("weight").dtype, torch.float32)
+    (input,), grad_output = call
     rows = rows_of(layer, input.to(dtype), grad_output.to(dtype), "weight" in step, "bias" in step)
     groups = getattr(layer, "groups", 1)
     index = evenly(rows.count, max_rows // groups, input.device)
@@ -72,7 +71,7 @@ def closed_rows(
 def _contributions(
     correction: Correction | None, rows: LinearRows | ConvRows, measured: LinearRows, index: Tensor
 ) -> dict[str, Tensor]:
-    """c and b of the rows at `index`, of shapes (groups, n, features) and (groups, n), for what is trained."""
+    """The c and b of the rows at `index`, of shapes (groups, n, features) and (groups, n), for what is trained."""
     x = measured.rows
     if correction is not None and type(correction).gradients is not Correction.gradients:
         return _by_unit_gradients(correction, rows, x, index)
