@@ -9,7 +9,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.fx import Proxy
 from torch.nn.utils import parametrize
@@ -17,6 +16,8 @@ from torch.nn.utils import parametrize
 from ..corrections import Correction
 from ..functional.convolutions import corrected_conv
 from ..functional.linears import corrected_linear
+from ..functional.shared import explain_jvp
+from .rows import steps_of
 
 _DETACH = "call adiv_optim.detach(model) first, and attach again afterwards."
 
@@ -33,20 +34,15 @@ class Corrected:
         if torch.is_grad_enabled():
             self._ran = True
 
-    def _run(self, function: Callable[..., Tensor], input: Tensor, *arguments: Any, **options: Any) -> Tensor:
+    def _run(self, function: Callable[..., Tensor], *arguments: Any) -> Tensor:
         """Call a function of `functional`, and say what to do where torch does not know its way into it."""
-        if torch.compiler.is_compiling():  # which cannot leave the graph within a try block
-            return function(input, *arguments, self._correction, name=self._label, **options)
-        if isinstance(input, Proxy):
+        self._note_run()
+        if not torch.compiler.is_compiling() and any(isinstance(argument, Proxy) for argument in arguments):
             raise RuntimeError(f"{self._label} has a correction, which torch.fx cannot trace; {_DETACH}")
-        try:
-            return function(input, *arguments, self._correction, name=self._label, **options)
-        except NotImplementedError as error:
-            if "jvp" not in str(error):
-                raise
-            raise RuntimeError(
-                f"{self._label} has a correction, which has no forward-mode derivative; {_DETACH}"
-            ) from error
+        return explain_jvp(self._explain, function, self._label, *arguments, self._correction)
+
+    def _explain(self) -> str:
+        return f"{self._label} has a correction, which has no forward-mode derivative; {_DETACH}"
 
     def __prepare_scriptable__(self) -> None:
         """Called by torch.jit.script."""
@@ -62,7 +58,7 @@ class CorrectedLinear(Corrected, nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         """Return Wx + b; see `functional.linear`."""
-        return _linear(self, input, self.weight)
+        return self._run(corrected_linear, input, self.weight, self.bias)
 
 
 class CorrectedTransposed(Corrected):
@@ -70,31 +66,19 @@ class CorrectedTransposed(Corrected):
 
     def forward(self: Any, input: Tensor) -> Tensor:
         """Return xW + b; see `functional.linear`."""
-        return _linear(self, input, self.weight.mT)
+        return self._run(corrected_linear, input, self.weight.mT, self.bias)
 
     def __repr__(self: Any) -> str:
         features, outputs = self.weight.shape
         return f"{type(self).__name__}(nf={outputs}, nx={features}, correction={self._correction!r})"
 
 
-def _linear(layer: Any, input: Tensor, weight: Tensor) -> Tensor:
-    layer._note_run()
-    return layer._run(corrected_linear, input, weight, layer.bias)
-
-
 class CorrectedConv(Corrected):
     """What the swapped convolutions share."""
 
     def _conv_forward(self: Any, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        self._note_run()
-        padding = self.padding
-        if self.padding_mode != "zeros":
-            input = F.pad(input, self._reversed_padding_repeated_twice, mode=self.padding_mode)
-            padding = 0
-        return self._run(
-            corrected_conv, input, weight, bias, self.stride, padding, self.dilation, self.groups,
-            dims=len(self.kernel_size),
-        )  # fmt: skip
+        input, steps = steps_of(self, input)
+        return self._run(corrected_conv, len(self.kernel_size), input, weight, bias, steps)
 
 
 class CorrectedConv1d(CorrectedConv, nn.Conv1d):

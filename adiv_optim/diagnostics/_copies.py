@@ -1,34 +1,13 @@
-"""Everything that is measured happens on copies, made and run here."""
+"""Copies of a model and its optimizer, on which everything that is measured happens."""
 
 import copy
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import LBFGS, Optimizer
 
 from ..optim import OptimizerWrapper
-
-#: Inputs of a layer's call, and dL/dz of what it returned.
-Call = tuple[tuple[Tensor, ...], Tensor]
-
-
-class Pass(NamedTuple):
-    """One forward and backward.
-
-    Args:
-        loss: the batch's.
-        gradients: parameter path → gradient, where the loss depends on it.
-        calls: layer path → its calls.
-        refused: layer path → why a call of it has no rows.
-    """
-
-    loss: float
-    gradients: dict[str, Tensor]
-    calls: dict[str, list[Call]]
-    refused: dict[str, str]
 
 
 def twins(model: nn.Module, optimizer: Optimizer | None) -> tuple[nn.Module, Optimizer | None]:
@@ -41,14 +20,12 @@ def twins(model: nn.Module, optimizer: Optimizer | None) -> tuple[nn.Module, Opt
             f"{type(model).__name__} cannot be copied ({error}), and divergence measures on a copy; a module must not "
             "hold tensors computed from its parameters (torch.nn.utils.weight_norm does, its parametrization does not)."
         ) from error
-    return model_copy, None if optimizer is None else _copied(optimizer, memo)
-
-
-def _copied(optimizer: Optimizer, memo: dict[int, Any]) -> Optimizer:
+    if optimizer is None:
+        return model_copy, None
     twin: Optimizer = copy.deepcopy(optimizer, memo)
     _complete(optimizer, twin, memo)
     twin.zero_grad()  # or what it remembers would count rows of micro-batches that are under way
-    return twin
+    return model_copy, twin
 
 
 def _complete(optimizer: Optimizer, twin: Optimizer, memo: dict[int, Any]) -> None:
@@ -81,65 +58,6 @@ def check_optimizer(optimizer: object, model: nn.Module) -> None:
             f"{type(optimizer).__name__} has a parameter group without 'lr', and updates are measured per unit of "
             "learning rate; give the group an 'lr' (1.0 measures the step as it is)."
         )
-
-
-@contextmanager
-def same_randomness(model: nn.Module) -> Iterator[None]:
-    """Give the random generators back as they were found."""
-    devices = {p.device for p in model.parameters() if p.device.type == "cuda"}
-    with torch.random.fork_rng(devices=sorted(device.index for device in devices)):
-        yield
-
-
-def differentiate(
-    model: nn.Module,
-    loss_fn: Callable[[Any, Any], Tensor],
-    inputs: Any,
-    targets: Any,
-    layers: dict[str, nn.Module],
-) -> Pass:
-    """Run a model forward and backward, and keep what its layers read and what came back to them."""
-    recorded: list[tuple[str, tuple[Tensor, ...], Tensor]] = []
-    refused: dict[str, str] = {}
-    paths = {layer: path for path, layer in layers.items()}
-    before: dict[nn.Module, list[tuple[Tensor, ...] | None]] = {layer: [] for layer in paths}
-
-    def enter(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        tensors = not kwargs and all(isinstance(arg, Tensor) for arg in args)
-        # A copy: what comes behind the layer may work in place.
-        before[layer].append(tuple(arg.detach().clone() for arg in args) if tensors else None)
-
-    def leave(layer: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
-        inputs = before[layer].pop()
-        if inputs is None:
-            refused[paths[layer]] = "it was called with keyword or non-tensor arguments"
-        elif not isinstance(output, Tensor):
-            refused[paths[layer]] = f"it returned {type(output).__name__}, which has no rows"
-        elif output.requires_grad:
-            recorded.append((paths[layer], inputs, output))
-            return output.clone()
-        return output
-
-    parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    handles = []
-    try:
-        for layer in paths:
-            handles.append(layer.register_forward_pre_hook(enter, with_kwargs=True))
-            handles.append(layer.register_forward_hook(leave))
-        # Copies here as well: a model may work on its input in place, and the caller's data is not ours.
-        arguments = inputs if isinstance(inputs, tuple) else (inputs,)
-        output = model(*(each.clone() if isinstance(each, Tensor) else each for each in arguments))
-    finally:
-        for handle in handles:
-            handle.remove()
-    loss = loss_fn(output, targets)
-    found = torch.autograd.grad(loss, [*(z for *_, z in recorded), *parameters.values()], allow_unused=True)
-    calls: dict[str, list[Call]] = {}
-    for (path, inputs_, _), gradient in zip(recorded, found, strict=False):
-        if gradient is not None and path not in refused:
-            calls.setdefault(path, []).append((inputs_, gradient))
-    gradients = dict(zip(parameters, found[len(recorded) :], strict=True))
-    return Pass(loss.item(), {name: g for name, g in gradients.items() if g is not None}, calls, refused)
 
 
 def step_of(

@@ -12,8 +12,10 @@ from ..attach import attach, detach
 from ..attach.layers import Corrected, plain_type
 from ..corrections import Correction, check_correction
 from ..jacobian import PLAIN_BY_DEFAULT
+from ..jacobian.modules import choose_layers, same_randomness
+from ..jacobian.recorder import Call, differentiate
 from ._closed_form import closed_rows, has_closed_form
-from ._copies import Call, check_optimizer, differentiate, same_randomness, step_of, twins
+from ._copies import check_optimizer, step_of, twins
 from ._result import Divergence, LayerDivergence, summarise
 from ._rows import general_rows, joined, to_float64
 
@@ -99,9 +101,11 @@ def divergence(
         twin, stepper = twins(model, optimizer)
         if correction is not None:
             attach(twin, correction)
-        chosen, left_out = _choose(twin, layers)
+        chosen, left_out = choose_layers(twin, layers)
+        cannot = {path: reason for path, layer in chosen.items() if (reason := _cannot(layer))}
         with same_randomness(model):
-            found = differentiate(twin, loss_fn, inputs, targets, chosen)
+            watched = {path: layer for path, layer in chosen.items() if path not in cannot}
+            found = differentiate(twin, loss_fn, inputs, targets, watched)
         plain = found.gradients
         if any(isinstance(module, Corrected) for module in twin.modules()):
             # The copies see the same random numbers, so both gradients are of one and the same loss.
@@ -112,7 +116,11 @@ def divergence(
         measured = {}
         for path, layer in chosen.items():
             names = {local: paths[id(p)] for local, p in layer.named_parameters() if p.requires_grad}
-            reason = found.refused.get(path) or _no_rows(layer, names.values(), found.calls.get(path), rates)
+            reason = cannot.get(path) or found.refused.get(path)
+            if not reason and path not in found.calls:
+                reason = "it was not called, or the loss does not depend on it"
+            if not reason and not rates.keys() & set(names.values()):
+                reason = "the optimizer holds none of its parameters"
             if reason and layers is not None:
                 raise ValueError(f"layer {path!r} ({type(layer).__name__}) cannot be measured: {reason}.")
             if reason:
@@ -127,7 +135,7 @@ def divergence(
     return Divergence(
         layers=measured,
         left_out=dict(sorted(left_out.items(), key=lambda entry: order[entry[0]])),
-        loss=found.loss,
+        loss=found.loss.item(),
         descent=total,
         optimizer=None if optimizer is None else type(getattr(optimizer, "inner", optimizer)).__name__,
     )
@@ -152,69 +160,23 @@ def check_arguments(model: nn.Module, optimizer: object | None, correction: obje
 def _measure(
     layer: nn.Module, calls: list[Call], step: dict[str, Tensor], descent: float, max_rows: int, by_optimizer: bool
 ) -> LayerDivergence:
-    rows = [
-        closed_rows(layer, inputs[0], grad_output, step, max_rows)
-        if has_closed_form(layer)
-        else general_rows(layer, inputs, grad_output, step, max_rows)
-        for inputs, grad_output in calls
-    ]
+    rows_of = closed_rows if has_closed_form(layer) else general_rows
+    rows = [rows_of(layer, call, step, max_rows) for call in calls]
     rule = repr(layer._correction) if isinstance(layer, Corrected) else None
     # Users know the layer by torch's name: the class that stands in for it is an implementation's.
     kind = plain_type(layer).__bases__[-1] if isinstance(layer, Corrected) else plain_type(layer)
     return summarise(joined(rows), kind=kind.__name__, correction=rule, descent=descent, by_optimizer=by_optimizer)
 
 
-def _choose(model: nn.Module, layers: Iterable[str] | None) -> tuple[dict[str, nn.Module], dict[str, str]]:
-    """Layers to measure by path; and why those that own trainable parameters are left out."""
-    if isinstance(layers, str):
-        raise TypeError(f"layers is the string {layers!r}; pass a list of paths: layers=[{layers!r}].")
-    modules = {path: module for path, module in model.named_modules() if "parametrizations" not in path.split(".")}
-    if layers is None:
-        owners = {path: module for path, module in modules.items() if _owns(module)}
-        left_out = {path: reason for path, module in owners.items() if (reason := _why_left_out(module))}
-        return {path: module for path, module in owners.items() if path not in left_out}, left_out
-    chosen = {}
-    for path in layers:
-        if path not in modules:
-            raise ValueError(f"layers names {path!r}, which the model does not have; it has {list(modules)[:20]}.")
-        module = modules[path]
-        inside = any(isinstance(m, Corrected) for m in module.modules() if m is not module)
-        if reason := "layers inside it have a correction: name those" if inside else _cannot(module):
-            raise ValueError(f"layer {path!r} ({type(module).__name__}) cannot be measured: {reason}.")
-        chosen[path] = module
-    return chosen, {}
-
-
-def _owns(module: nn.Module) -> bool:
-    own = list(module.parameters(recurse=False))
-    if parametrize.is_parametrized(module):
-        own += list(module.get_submodule("parametrizations").parameters())
-    return any(parameter.requires_grad for parameter in own)
-
-
-def _why_left_out(module: nn.Module) -> str | None:
-    if isinstance(module, PLAIN_BY_DEFAULT):
-        return f"{type(module).__name__} is left out by default"
-    if any(name != "parametrizations" for name, _ in module.named_children()):
-        return f"{type(module).__name__} has submodules"
-    return _cannot(module)
-
-
 def _cannot(module: nn.Module) -> str | None:
+    if any(isinstance(inside, Corrected) for inside in module.modules() if inside is not module):
+        return "layers inside it have a correction: name those"
     if isinstance(module, PLAIN_BY_DEFAULT[0]):
         return f"{type(module).__name__} mixes the samples of a batch"
     if isinstance(module, Corrected) and parametrize.is_parametrized(module):
         return "it is parametrized and corrected, so a row's contribution goes through the parametrization"
     if not any(parameter.requires_grad for parameter in module.parameters()):
         return "it has no trainable parameter"
-    return None
-
-
-def _no_rows(layer: nn.Module, names: Iterable[str], calls: list[Call] | None, rates: dict[str, float]) -> str | None:
-    if not calls:
-        return "it was not called, or the loss does not depend on it"
-    if not any(name in rates for name in names):
-        return "the optimizer holds none of its parameters"
     return None
 
 

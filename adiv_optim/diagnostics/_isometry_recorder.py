@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable, Iterable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch._C import _functorch
 
+from ..jacobian.recorder import watch
 from ._isometry import isometry_gap
 from ._recorder import finite, scalars
 from ._rows import evenly, to_float64
@@ -71,11 +71,11 @@ class IsometryRecorder:
         self.remove()
 
     def _attach(self, model: nn.Module, layers: dict[str, nn.Module]) -> None:
-        # Methods and partials of them rather than closures: the model can still be copied and pickled.
-        self._handles.append(model.register_forward_pre_hook(self._enter))
-        for path, layer in layers.items():
-            self._handles.append(layer.register_forward_hook(partial(self._measure, path)))
-        self._handles.append(model.register_forward_hook(self._leave, always_call=True))
+        self._handles = [
+            model.register_forward_pre_hook(self._enter),
+            *watch(layers, self._measure),
+            model.register_forward_hook(self._leave, always_call=True),
+        ]
 
     @torch.compiler.disable
     def _enter(self, model: nn.Module, args: Any) -> None:

@@ -1,46 +1,25 @@
 """The rows of a convolution: patches that are never all unfolded at once."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..corrections import Solve
-from .linears import LinearRows, gram_of, split_solution
-from .patches import patch_squared_norm, unfold
+from .linears import LinearRows, Trained, summed
+from .patches import Geometry, Patches
 from .shared import parts
 
 
-class Geometry(NamedTuple):
-    """What a convolution does in space: one number per spatial dimension each, and the groups."""
-
-    stride: list[int]
-    padding: list[int]
-    dilation: list[int]
-    groups: int
-
-
 @dataclass(frozen=True)
-class ConvRows:
-    """The patches of a convolution; each group has rows of its own.
+class ConvRows(Trained):
+    """The patches of a convolution, each group's its own, with output gradients of shape (N, out_channels, *positions)."""
 
-    Args:
-        input: shape (N, C, *spatial).
-        grad_output: shape (N, out_channels, *out_spatial).
-        weight: the weight, for its shape.
-        geometry: stride, padding, dilation and groups.
-        needs_weight: whether the weight is trained.
-        needs_bias: whether there is a bias and it is trained.
-        label: of the layer, for error messages.
-    """
-
-    input: Tensor
+    patches: Patches
     grad_output: Tensor
     weight: Tensor
-    geometry: Geometry
     needs_weight: bool
     needs_bias: bool
     label: str = "conv"
@@ -52,62 +31,65 @@ class ConvRows:
 
     def factors(self) -> dict[str, Tensor]:
         """|x_p|² for the weight, 1 for the bias; shape (N, groups, *out_spatial)."""
-        norm = patch_squared_norm(self.input, self.weight.shape[2:], *self.geometry)
-        factors = {"weight": norm} if self.needs_weight else {}
-        return {**factors, "bias": torch.ones_like(norm)} if self.needs_bias else factors
+        return self.with_ones(self.patches.squared_norm())
 
     def contract(self, scales: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Σ_p s_p g_p x_pᵀ and Σ_p s_p g_p, a few samples at a time: the rescaled output gradient is large."""
-        shared = scales.get("weight") is scales.get("bias")
-        # float16 ends at 65504, which s g may pass where Σ s g xᵀ does not, and the patches x cannot be scaled in
-        # place of g. It is contracted in float32, a part at a time.
-        dtype = torch.float32 if self.input.dtype == torch.float16 else self.input.dtype
-        weight = self.weight.to(dtype)
-        gradients: dict[str, Tensor] = {}
-        for part in parts(self.grad_output):
-            g, x = self.grad_output[part], self.input[part].to(dtype)
-            if self.needs_bias:
-                scaled = _rescale_groups(g, scales["bias"][part])
-                _add(gradients, "bias", scaled.sum([0, *range(2, scaled.dim())]))
-            if self.needs_weight:
-                scaled = scaled if shared else _rescale_groups(g, scales["weight"][part])
-                wide, scaled = scaled.dtype, scaled.to(dtype)
-                grad_weight = plain_backward(scaled, x, weight, self.geometry, False, True)[1]
-                _add(gradients, "weight", grad_weight.to(wide))
-        return {name: gradient.to(self.input.dtype) for name, gradient in gradients.items()}
+        gradients = summed(self._contracted(part, scales) for part in parts(self.grad_output))
+        return {name: gradient.to(self.patches.input.dtype) for name, gradient in gradients.items()}
+
+    def _contracted(self, part: slice, scales: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        input, g = self.patches.input, self.grad_output[part]
+        gradients = {}
+        if self.needs_bias:
+            scaled = _rescale_groups(g, scales["bias"][part])
+            gradients["bias"] = scaled.sum([0, *range(2, scaled.dim())])
+        if self.needs_weight:
+            if scales["weight"] is not scales.get("bias"):
+                scaled = _rescale_groups(g, scales["weight"][part])
+            # float16 ends at 65504, which s g may pass where Σ s g xᵀ does not, and the patches x cannot be scaled in
+            # place of g. It is contracted in float32, a part at a time.
+            dtype = torch.float32 if input.dtype == torch.float16 else input.dtype
+            x, weight = input[part].to(dtype), self.weight.to(dtype)
+            grad_weight = plain_backward(scaled.to(dtype), x, weight, self.patches.geometry, False, True)[1]
+            gradients["weight"] = grad_weight.to(scaled.dtype)
+        return gradients
 
     def ideal(self, solve: Solve) -> dict[str, Tensor]:
         """The ideal of a linear layer in each group, with the Gram matrix of the patches summed part by part."""
-        features = math.prod(self.weight.shape[1:])
-        few = self.count <= features * self.needs_weight + self.needs_bias
+        few = self.count <= math.prod(self.weight.shape[1:]) * self.needs_weight + self.needs_bias
         # Few patches make a matrix no larger than the Gram matrix, and only their own side is exact then.
-        solved = self._rows(slice(None)).ideal(solve) if few else self._feature_side(solve)
-        shapes = {"weight": self.weight.shape, "bias": (len(self.weight),)}
-        return {name: gradient.reshape(shapes[name]).to(self.input.dtype) for name, gradient in solved.items()}
+        if few:
+            solved = self._linear(self.patches.unfold(), self._grad_rows()).ideal(solve)
+        else:
+            solved = self.feature_side(self._linear_parts(), self.count, solve)
+        shapes, dtype = {"weight": self.weight.shape, "bias": (len(self.weight),)}, self.patches.input.dtype
+        return {name: gradient.reshape(shapes[name]).to(dtype) for name, gradient in solved.items()}
 
-    def _feature_side(self, solve: Solve) -> dict[str, Tensor]:
-        sums = self._summed(lambda rows: {"gram": rows.gram(), "plain": gram_of(rows.columns(), [rows.grad_rows])})
-        solution = solve(sums["gram"], sums["plain"], self.count)
-        return split_solution(solution, self.needs_weight, self.needs_bias)
+    def _linear_parts(self) -> Iterator[LinearRows]:
+        dtype = torch.promote_types(self.patches.input.dtype, torch.float32)
+        for part, rows in self.patches.parts(dtype):
+            yield self._linear(rows, self._grad_rows(part).to(dtype))
 
-    def _summed(self, of: Callable[[LinearRows], dict[str, Tensor]]) -> dict[str, Tensor]:
-        """Sums over all patches, of which a few samples' are unfolded at a time."""
-        features = math.prod(self.weight.shape[1:])
-        per_sample = self.count // len(self.grad_output) * features * self.geometry.groups
-        step = max(1, max(2**19, self.input.numel() // 4) // per_sample)
-        sums: dict[str, Tensor] = {}
-        for start in range(0, len(self.input), step):
-            for name, part in of(self._rows(slice(start, start + step))).items():
-                _add(sums, name, part)
-        return sums
-
-    def _rows(self, part: slice) -> LinearRows:
-        """The patches of some samples, unfolded: a stack with one linear layer per group."""
-        dtype = torch.promote_types(self.input.dtype, torch.float32)
-        x, g = self.input[part].to(dtype), self.grad_output[part].to(dtype)
-        rows = unfold(x, self.weight.shape[2:], *self.geometry)
-        grad_rows = g.unflatten(1, (self.geometry.groups, -1)).movedim(1, 0).movedim(2, -1).flatten(1, -2)
+    def _linear(self, rows: Tensor, grad_rows: Tensor) -> LinearRows:
+        """A stack with one linear layer for each group."""
         return LinearRows(rows, grad_rows, self.needs_weight, self.needs_bias)
+
+    def at(self, index: Tensor) -> LinearRows:
+        """The patches of every group whose numbers, ascending, are in `index`."""
+        return self._linear(self.patches.at(index), self._grad_rows()[:, index])
+
+    def _grad_rows(self, part: slice = slice(None)) -> Tensor:
+        """(N, out_channels, *positions) → (groups, rows, channels)."""
+        grouped = self.grad_output[part].unflatten(1, (self.patches.geometry.groups, -1))
+        return grouped.movedim(1, 0).movedim(2, -1).flatten(1, -2)
+
+    def answered_by(self, grad_rows: Tensor) -> "ConvRows":
+        """The same patches with other output gradients, (groups, rows, channels), of as many channels as there are."""
+        samples, _, *positions = self.grad_output.shape
+        grad_output = grad_rows.unflatten(1, (samples, *positions)).movedim(0, 1).movedim(-1, 2).flatten(1, 2)
+        weight = self.weight.new_empty(grad_output.shape[1], *self.weight.shape[1:])
+        return ConvRows(self.patches, grad_output, weight, self.needs_weight, self.needs_bias, self.label)
 
 
 def plain_backward(
@@ -119,10 +101,6 @@ def plain_backward(
         False, [0] * len(geometry.stride), geometry.groups, [needs_input, needs_weight, False],
     )  # fmt: skip
     return grad_input, grad_weight
-
-
-def _add(totals: dict[str, Tensor], name: str, part: Tensor) -> None:
-    totals[name] = totals[name] + part if name in totals else part
 
 
 def _rescale_groups(grad_output: Tensor, scale: Tensor) -> Tensor:

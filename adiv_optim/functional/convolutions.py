@@ -1,14 +1,19 @@
 """Convolutions: every patch is a row, and the rows are never unfolded."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
 from ..corrections import Correction, check_correction
-from .conv_rows import ConvRows, Geometry, plain_backward
-from .shared import apply, autocast, check_real, label_for, once_only, refuse_correction_as
+from .conv_rows import ConvRows, plain_backward
+from .patches import Geometry, Patches
+from .shared import apply, autocast, check_real, label_for, once_only, parameters_of, refuse_correction_as
+
+#: Stride, padding, dilation and groups, as torch's functions take them.
+Steps = tuple[int | Sequence[int], int | Sequence[int] | str, int | Sequence[int], int]
 
 _PLAIN = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 
@@ -32,7 +37,8 @@ class _Conv(Function):
         needs_input, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         gradients, grad_input = {}, None
         if needs_weight or needs_bias:
-            rows = ConvRows(input, grad_output, weight, ctx.geometry, needs_weight, needs_bias, ctx.label)
+            patches = Patches(input, weight.shape[2:], ctx.geometry)
+            rows = ConvRows(patches, grad_output, weight, needs_weight, needs_bias, ctx.label)
             gradients = ctx.correction.gradients(rows)
         if needs_input:
             grad_input, _ = plain_backward(grad_output, input, weight, ctx.geometry, True, False)
@@ -40,62 +46,61 @@ class _Conv(Function):
 
 
 def _conv(
+    dims: int,
     input: Tensor,
     weight: Tensor,
-    bias: Tensor | None,
-    stride: int | Sequence[int],
-    padding: int | Sequence[int] | str,
-    dilation: int | Sequence[int],
-    groups: int,
-    correction: Correction | None,
-    *,
-    dims: int,
+    bias: Tensor | None = None,
+    stride: int | Sequence[int] = 1,
+    padding: int | Sequence[int] | str = 0,
+    dilation: int | Sequence[int] = 1,
+    groups: int = 1,
+    correction: Correction | None = None,
 ) -> Tensor:
     name = f"conv{dims}d"
     if correction is None:
         refuse_correction_as(name, "bias", bias)
         return _PLAIN[dims](input, weight, bias, stride, padding, dilation, groups)
     check_correction(correction)
-    return corrected_conv(input, weight, bias, stride, padding, dilation, groups, correction, name=name, dims=dims)
+    return corrected_conv(name, dims, input, weight, bias, (stride, padding, dilation, groups), correction)
 
 
 def corrected_conv(
+    name: str, dims: int, input: Tensor, weight: Tensor, bias: Tensor | None, steps: Steps, correction: Correction
+) -> Tensor:
+    """The convolution with a correction already checked; `name` opens its error messages."""
+    check_real(name, input)
+    _check_shapes(name, dims, input, weight, steps[-1])
+    batch, _, geometry = patches_of(name, input, weight.shape[2:], *steps)
+    _check_kernel(name, batch, weight, geometry)
+    batch, weight, bias = autocast(batch, weight, bias)  # type: ignore[assignment]
+    output = apply(_Conv, batch, weight, bias, *geometry, correction, label_for(name, f"conv{dims}d"))
+    return output if input.dim() == dims + 2 else output.squeeze(0)
+
+
+def patches_of(
+    name: str,
     input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
+    kernel: Sequence[int],
     stride: int | Sequence[int],
     padding: int | Sequence[int] | str,
     dilation: int | Sequence[int],
     groups: int,
-    correction: Correction,
-    *,
-    name: str,
-    dims: int,
-) -> Tensor:
-    """The convolution with a correction already checked; `name` opens its error messages."""
-    check_real(name, input)
-    _check_shapes(name, dims, input, weight, groups)
-    stride, dilation = per_axis(stride, dims), per_axis(dilation, dims)
+) -> Patches:
+    """The patches of an input, batched or not, with the steps as torch's functions take them."""
+    stride, dilation = _per_axis(stride, kernel), _per_axis(dilation, kernel)
     if isinstance(padding, str):
-        input, padding = resolve_padding(name, padding, input, weight.shape[2:], stride, dilation)
-    padding = per_axis(padding, dims)
-    _check_kernel(name, input, weight, padding, dilation)
-    batched = input.dim() == dims + 2
-    input, weight, bias = autocast(input, weight, bias)  # type: ignore[assignment]
-    batch = input if batched else input.unsqueeze(0)
-    output = apply(
-        _Conv, batch, weight, bias, stride, padding, dilation, groups, correction, label_for(name, f"conv{dims}d")
-    )
-    return output if batched else output.squeeze(0)
+        input, padding = _resolve_padding(name, padding, input, kernel, stride, dilation)
+    batch = input if input.dim() == len(kernel) + 2 else input.unsqueeze(0)
+    return Patches(batch, kernel, Geometry(stride, _per_axis(padding, kernel), dilation, groups))
 
 
-def per_axis(value: int | Sequence[int], dims: int) -> list[int]:
+def _per_axis(value: int | Sequence[int], kernel: Sequence[int]) -> list[int]:
     """One number for each axis, where one may stand for all."""
     values = [value] if isinstance(value, int) else list(value)
-    return values * dims if len(values) == 1 else values
+    return values * len(kernel) if len(values) == 1 else values
 
 
-def resolve_padding(
+def _resolve_padding(
     name: str, padding: str, input: Tensor, kernel: Sequence[int], stride: list[int], dilation: list[int]
 ) -> tuple[Tensor, list[int]]:
     """Turn 'valid' and 'same' into numbers, as torch does: an odd total is padded by one at the far end first."""
@@ -130,41 +135,25 @@ def _check_shapes(name: str, dims: int, input: Tensor, weight: Tensor, groups: i
         )
 
 
-def _check_kernel(name: str, input: Tensor, weight: Tensor, padding: list[int], dilation: list[int]) -> None:
-    sizes = [size + 2 * pad for size, pad in zip(input.shape[-len(padding) :], padding, strict=True)]
-    reaches = [gap * (size - 1) + 1 for size, gap in zip(weight.shape[2:], dilation, strict=True)]
+def _check_kernel(name: str, batch: Tensor, weight: Tensor, geometry: Geometry) -> None:
+    sizes = [size + 2 * pad for size, pad in zip(batch.shape[2:], geometry.padding, strict=True)]
+    reaches = [gap * (size - 1) + 1 for size, gap in zip(weight.shape[2:], geometry.dilation, strict=True)]
     if all(reach > size for reach, size in zip(reaches, sizes, strict=True)):
         raise ValueError(
             f"{name}: the kernel reaches over {tuple(reaches)} positions, but the padded input has {tuple(sizes)}: "
-            f"input has shape {tuple(input.shape)}, weight {tuple(weight.shape)}. Are these "
+            f"input has shape {tuple(batch.shape)}, weight {tuple(weight.shape)}. Are these "
             "arguments in the wrong order? The input comes first."
         )
 
 
-def conv1d(
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    stride: int | Sequence[int] = 1,
-    padding: int | Sequence[int] | str = 0,
-    dilation: int | Sequence[int] = 1,
-    groups: int = 1,
-    correction: Correction | None = None,
-) -> Tensor:
+@parameters_of(_conv)
+def conv1d(*args: Any, **kwargs: Any) -> Tensor:
     """torch.nn.functional.conv1d whose parameter gradients follow a correction; see `conv2d`."""
-    return _conv(input, weight, bias, stride, padding, dilation, groups, correction, dims=1)
+    return _conv(1, *args, **kwargs)
 
 
-def conv2d(
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    stride: int | Sequence[int] = 1,
-    padding: int | Sequence[int] | str = 0,
-    dilation: int | Sequence[int] = 1,
-    groups: int = 1,
-    correction: Correction | None = None,
-) -> Tensor:
+@parameters_of(_conv)
+def conv2d(*args: Any, **kwargs: Any) -> Tensor:  # noqa: D417 - the parameters are those of `_conv`
     r"""torch.nn.functional.conv2d whose parameter gradients follow a correction.
 
     A convolution is a linear layer whose rows are patches (Bird 2025, Appendix B.2): the weight receives
@@ -202,18 +191,10 @@ def conv2d(
         >>> weight.grad.item()  # two patches, each x / |x|²; the plain gradient is 4
         1.0
     """
-    return _conv(input, weight, bias, stride, padding, dilation, groups, correction, dims=2)
+    return _conv(2, *args, **kwargs)
 
 
-def conv3d(
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    stride: int | Sequence[int] = 1,
-    padding: int | Sequence[int] | str = 0,
-    dilation: int | Sequence[int] = 1,
-    groups: int = 1,
-    correction: Correction | None = None,
-) -> Tensor:
+@parameters_of(_conv)
+def conv3d(*args: Any, **kwargs: Any) -> Tensor:
     """torch.nn.functional.conv3d whose parameter gradients follow a correction; see `conv2d`."""
-    return _conv(input, weight, bias, stride, padding, dilation, groups, correction, dims=3)
+    return _conv(3, *args, **kwargs)

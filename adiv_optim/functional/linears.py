@@ -1,8 +1,8 @@
 """The linear layer: rows × features, the canonical shape every correction is stated in."""
 
 import inspect
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from ..corrections import Correction, Solve, check_correction
-from .shared import apply, autocast, check_real, label_for, once_only, refuse_correction_as, rescale, squared_norm
+from .shared import apply, autocast, check_real, label_for, once_only, refuse_correction_as, squared_norm
 
 
 class _Linear(Function):
@@ -80,8 +80,30 @@ def _input_gradient(rows: Tensor, grad_rows: Tensor, weight: Tensor) -> Tensor:
     return (weight.mT @ grad_rows.mT).mT if column_major else grad_rows @ weight
 
 
+class Trained:
+    """Which of a layer's weight and bias is trained."""
+
+    needs_weight: bool
+    needs_bias: bool
+
+    def with_ones(self, weight: Tensor) -> dict[str, Tensor]:
+        """A number of each row for the weight, and 1 for the bias, of which only what is trained is there."""
+        found = {"weight": weight} if self.needs_weight else {}
+        return {**found, "bias": torch.ones_like(weight)} if self.needs_bias else found
+
+    def feature_side(self, parts: "Iterable[LinearRows]", count: int, solve: Solve) -> dict[str, Tensor]:
+        """(X~ᵀX~ + λI)⁻¹X~ᵀG of `count` rows that come in parts, in float32 at least."""
+        sums = summed(
+            {"gram": gram_of(columns := rows.columns(), columns), "plain": gram_of(columns, [rows.grad_rows])}
+            for rows in parts
+        )
+        solution = solve(sums["gram"], sums["plain"], count)
+        gradients = {"weight": (solution[..., :-1, :] if self.needs_bias else solution).mT} if self.needs_weight else {}
+        return {**gradients, "bias": solution[..., -1, :]} if self.needs_bias else gradients
+
+
 @dataclass(frozen=True)
-class LinearRows:
+class LinearRows(Trained):
     """The rows of a linear layer: X and G, which every correction contracts into gradients.
 
     Args:
@@ -105,9 +127,7 @@ class LinearRows:
 
     def factors(self) -> dict[str, Tensor]:
         """|x_k|² for the weight, 1 for the bias."""
-        norm = squared_norm(self.rows, -1)
-        factors = {"weight": norm} if self.needs_weight else {}
-        return {**factors, "bias": torch.ones_like(norm)} if self.needs_bias else factors
+        return self.with_ones(squared_norm(self.rows, -1))
 
     def contract(self, scales: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """grad_W = (s ⊙ G)ᵀX = Gᵀ(s ⊙ X), whichever of X and G is narrower being scaled; grad_b = Gᵀs."""
@@ -118,9 +138,9 @@ class LinearRows:
             # float16 ends at 65504, which s g may pass where s g xᵀ does not; s x = x / (|x|² + 1) stays below 1.
             # It loses bits where |x| is in the thousands; contracting in float32 would cost the tensor cores.
             if rows.shape[-1] < grad_rows.shape[-1] or rows.dtype == torch.float16:
-                gradients["weight"] = grad_rows.mT @ rescale(rows, scale)
+                gradients["weight"] = grad_rows.mT @ _rescale(rows, scale)
             else:
-                gradients["weight"] = rescale(grad_rows, scale).mT @ rows
+                gradients["weight"] = _rescale(grad_rows, scale).mT @ rows
         if self.needs_bias:
             scale = scales["bias"].unsqueeze(-1)
             gradients["bias"] = (grad_rows.mT.to(scale.dtype) @ scale).squeeze(-1).to(grad_rows.dtype)
@@ -129,16 +149,10 @@ class LinearRows:
     def ideal(self, solve: Solve) -> dict[str, Tensor]:
         """X~ᵀ(K + λI)⁻¹G if there are no more rows than columns of X~, else (X~ᵀX~ + λI)⁻¹X~ᵀG."""
         dtype = torch.promote_types(self.rows.dtype, torch.float32)
-        if dtype != self.rows.dtype:
-            wide = LinearRows(self.rows.to(dtype), self.grad_rows.to(dtype), self.needs_weight, self.needs_bias)
-            return {name: gradient.to(self.rows.dtype) for name, gradient in wide.ideal(solve).items()}
+        wide = replace(self, rows=self.rows.to(dtype), grad_rows=self.grad_rows.to(dtype))
         few = self.count <= self.rows.shape[-1] * self.needs_weight + self.needs_bias
-        return self._sample_side(solve) if few else self._feature_side(solve)
-
-    def gram(self) -> Tensor:
-        """X~ᵀX~, (features + 1, features + 1), or a stack of them."""
-        columns = [block.to(torch.promote_types(block.dtype, torch.float32)) for block in self.columns()]
-        return gram_of(columns, columns)
+        solved = wide._sample_side(solve) if few else wide._feature_side(solve)
+        return {name: gradient.to(self.rows.dtype) for name, gradient in solved.items()}
 
     def _sample_side(self, solve: Solve) -> dict[str, Tensor]:
         mixed = solve(self._kernel(), self.grad_rows, self.count)
@@ -153,14 +167,20 @@ class LinearRows:
         return kernel.add_(1) if self.needs_bias else kernel
 
     def _feature_side(self, solve: Solve) -> dict[str, Tensor]:
-        columns = self.columns()
-        solution = solve(gram_of(columns, columns), gram_of(columns, [self.grad_rows]), self.count)
-        return split_solution(solution, self.needs_weight, self.needs_bias)
+        return self.feature_side([self], self.count, solve)
 
     def columns(self) -> list[Tensor]:
         """X~ = [X, 1] in blocks, of which only what is trained is there."""
         ones = self.rows.new_ones(*self.rows.shape[:-1], 1)
         return [self.rows] * self.needs_weight + [ones] * self.needs_bias
+
+    def at(self, index: Tensor) -> "LinearRows":
+        """The rows whose numbers are in `index`."""
+        return replace(self, rows=self.rows[..., index, :], grad_rows=self.grad_rows[..., index, :])
+
+    def answered_by(self, grad_rows: Tensor) -> "LinearRows":
+        """The same rows with other output gradients."""
+        return replace(self, grad_rows=grad_rows)
 
 
 def gram_of(left: list[Tensor], right: list[Tensor]) -> Tensor:
@@ -185,10 +205,17 @@ def _product(left: Tensor, right: Tensor) -> Tensor:
     return product + left[..., whole:, :].mT @ right[..., whole:, :] if whole < left.shape[-2] else product
 
 
-def split_solution(solution: Tensor, needs_weight: bool, needs_bias: bool) -> dict[str, Tensor]:
-    """(…, in_features + 1, out_features) → gradients of weight and bias."""
-    gradients = {"weight": (solution[..., :-1, :] if needs_bias else solution).mT} if needs_weight else {}
-    return {**gradients, "bias": solution[..., -1, :]} if needs_bias else gradients
+def summed(terms: Iterable[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """Sums by name."""
+    totals: dict[str, Tensor] = {}
+    for term in terms:
+        totals = {name: totals[name] + part if name in totals else part for name, part in term.items()}
+    return totals
+
+
+def _rescale(tensor: Tensor, scale: Tensor) -> Tensor:
+    """Tensor × scale, multiplied in the wider of the two dtypes and rounded once to the tensor's own."""
+    return (tensor * scale).to(tensor.dtype)
 
 
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, correction: Correction | None = None) -> Tensor:
@@ -229,12 +256,10 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, correction
     if correction is None:
         refuse_correction_as("linear", "bias", bias)
         return F.linear(input, weight, bias)
-    return corrected_linear(input, weight, bias, check_correction(correction), name="linear")
+    return corrected_linear("linear", input, weight, bias, check_correction(correction))
 
 
-def corrected_linear(
-    input: Tensor, weight: Tensor, bias: Tensor | None, correction: Correction, *, name: str
-) -> Tensor:
+def corrected_linear(name: str, input: Tensor, weight: Tensor, bias: Tensor | None, correction: Correction) -> Tensor:
     """`linear` with a correction already checked; `name` opens its error messages."""
     check_real(name, input)
     if weight.dim() != 2:

@@ -1,14 +1,18 @@
-"""Squared norms of convolution patches without unfolding them."""
+"""Patches of a convolution: unfolded a few samples at a time, and their squared norms without unfolding them."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from functools import reduce
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from .shared import squared_norm
+
+#: Numbers of unfolded patches that are there at once, unless a quarter of the input is more.
+PATCH_NUMBERS = 2**21
 
 
 def patch_squared_norm(
@@ -63,23 +67,61 @@ def box_sum(tensor: Tensor, kernel_size: Sequence[int], stride: Sequence[int], d
     return tensor
 
 
-def unfold(
-    input: Tensor,
-    kernel_size: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    groups: int,
-) -> Tensor:
-    """Every patch as a row: (N, C, *spatial) → (groups, N × positions, C / groups × kernel), as weights lie."""
-    patches = _padded(input, padding).unflatten(1, (groups, -1))
-    for dim, (size, step, gap) in enumerate(zip(kernel_size, stride, dilation, strict=True), start=3):
-        patches = patches.unfold(dim, gap * (size - 1) + 1, step)[..., ::gap]
-    # (N, groups, channels, *positions, *kernel) → (groups, N, *positions, channels, *kernel)
-    patches = patches.movedim(1, 0).movedim(2, 2 + len(kernel_size))
-    return patches.flatten(2 + len(kernel_size)).flatten(1, -2)
-
-
 def _padded(tensor: Tensor, padding: Sequence[int]) -> Tensor:
     sides = [side for size in reversed(padding) for side in (size, size)]
     return F.pad(tensor, sides) if any(sides) else tensor
+
+
+class Geometry(NamedTuple):
+    """The steps of a convolution in space, one number for each spatial dimension, and its groups."""
+
+    stride: Sequence[int]
+    padding: Sequence[int]
+    dilation: Sequence[int]
+    groups: int
+
+
+class Patches(NamedTuple):
+    """The rows that a weight multiplies; those of a linear layer are patches of a kernel without dimensions.
+
+    Args:
+        input: shape (N, C, *spatial).
+        kernel: one size for each spatial dimension.
+        geometry: the steps of the convolution.
+    """
+
+    input: Tensor
+    kernel: Sequence[int]
+    geometry: Geometry
+
+    def squared_norm(self) -> Tensor:
+        """|x_p|² of every patch, (N, groups, *positions)."""
+        return patch_squared_norm(self.input, self.kernel, *self.geometry)
+
+    def parts(self, dtype: torch.dtype) -> Iterator[tuple[slice, Tensor]]:
+        """Yield some samples at a time, and their patches as `unfold` gives them."""
+        per_sample = math.prod(self.kernel) * self.input[:1].numel() // math.prod(self.geometry.stride)
+        numbers = max(PATCH_NUMBERS, self.input.numel() // 4)
+        size = max(1, numbers // max(1, per_sample)) if self.kernel else max(1, len(self.input))
+        for start in range(0, len(self.input), size):
+            part = slice(start, start + size)
+            yield part, self._replace(input=self.input[part].to(dtype)).unfold()
+
+    def unfold(self) -> Tensor:
+        """Every patch as a row, laid out as weights are: (groups, N × positions, C / groups × kernel)."""
+        stride, padding, dilation, groups = self.geometry
+        patches = _padded(self.input, padding).unflatten(1, (groups, -1))
+        for dim, (size, step, gap) in enumerate(zip(self.kernel, stride, dilation, strict=True), start=3):
+            patches = patches.unfold(dim, gap * (size - 1) + 1, step)[..., ::gap]
+        # (N, groups, channels, *positions, *kernel) → (groups, N, *positions, channels, *kernel)
+        patches = patches.movedim(1, 0).movedim(2, 2 + len(self.kernel))
+        return patches.flatten(2 + len(self.kernel)).flatten(1, -2)
+
+    def at(self, index: Tensor) -> Tensor:
+        """The patches whose numbers, ascending, are in `index`: (groups, n, features)."""
+        found, before = [], 0
+        for _, patches in self.parts(self.input.dtype):
+            here = (index >= before) & (index < before + patches.shape[1])
+            found.append(patches[:, index[here] - before])
+            before += patches.shape[1]
+        return torch.cat(found, 1)

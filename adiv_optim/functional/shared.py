@@ -1,14 +1,23 @@
-"""What the linear and the convolutional Functions share."""
+"""Helpers that the linear and the convolutional Functions share."""
 
+import inspect
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 from torch.autograd import Function
 
 from ..corrections import Correction
+
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
+
+#: A temporary of a tensor's size is built in this many slices at most,
+SLICES = 8
+#: and none of them has fewer numbers than this.
+SLICE_NUMBERS = 2**19
 
 #: Whether code that torch.compile traces may ask if a tensor is batched by vmap.
 COMPILER_SEES_VMAP = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 8)
@@ -64,10 +73,7 @@ def apply(function: type[Function], *arguments: Any) -> Tensor:
     return output
 
 
-@torch.compiler.disable
-def _apply_eagerly(function: type[Function], *arguments: Any) -> Tensor:
-    output: Tensor = function.apply(*arguments)
-    return output
+_apply_eagerly = torch.compiler.disable(apply)
 
 
 def squared_norm(input: Tensor, dim: int) -> Tensor:
@@ -86,19 +92,14 @@ def squared_norm(input: Tensor, dim: int) -> Tensor:
 
 
 def parts(tensor: Tensor) -> list[slice]:
-    """Slices of the first dimension in which to build a temporary of the tensor's size.
+    """Slices of the first dimension in which to build a temporary of the tensor's size: see `SLICES`.
 
-    At most eight, none smaller than half a million numbers: the temporary takes an eighth of the memory,
-    and on a CPU less time too, since a fresh allocation of many megabytes is paid for page by page.
+    The temporary takes an eighth of the memory, and on a CPU less time too, since a fresh allocation of many
+    megabytes is paid for page by page.
     """
-    count = max(1, min(8, tensor.numel() // 2**19))
+    count = max(1, min(SLICES, tensor.numel() // SLICE_NUMBERS))
     size = max(1, math.ceil(len(tensor) / count))
     return [slice(start, start + size) for start in range(0, max(1, len(tensor)), size)]
-
-
-def rescale(tensor: Tensor, scale: Tensor) -> Tensor:
-    """Tensor × scale, multiplied in the wider of the two dtypes and rounded once to the tensor's own."""
-    return (tensor * scale).to(tensor.dtype)
 
 
 def autocast(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -137,6 +138,18 @@ def refuse_correction_as(name: str, argument: str, value: object) -> None:
         )
 
 
+def explain_jvp(explain: Callable[[], str], function: Callable[..., Any], *arguments: Any) -> Any:
+    """Call a function; where forward-mode differentiation cannot pass it, the error is what `explain` says."""
+    if torch.compiler.is_compiling():  # which cannot leave the graph within a try block
+        return function(*arguments)
+    try:
+        return function(*arguments)
+    except NotImplementedError as error:
+        if "jvp" not in str(error):
+            raise
+        raise RuntimeError(explain()) from error
+
+
 class Hook:
     """A hook on a layer that says what to do where torch.jit.script or forward-mode differentiation cannot pass it.
 
@@ -150,19 +163,40 @@ class Hook:
 
     def __call__(self, *arguments: Any) -> Any:
         """Call the function."""
-        if torch.compiler.is_compiling():  # which cannot leave the graph within a try block
-            return self.function(*arguments)
-        try:
-            return self.function(*arguments)
-        except NotImplementedError as error:
-            if "jvp" not in str(error):
-                raise
-            raise RuntimeError(f"a hook on this layer has no forward-mode derivative: {self.remedy}") from error
+        return explain_jvp(self._explain, self.function, *arguments)
+
+    def _explain(self) -> str:
+        return f"a hook on this layer has no forward-mode derivative: {self.remedy}"
 
     @property
     def __name__(self) -> str:
         # torch.jit.script asks every hook for its name before it compiles it.
         raise AttributeError(f"a hook on this layer has no name, and cannot be scripted: {self.remedy}")
+
+
+def parameters_of(
+    function: Callable[Concatenate[Any, Parameters], Any],
+) -> Callable[[Callable[..., Result]], Callable[Parameters, Result]]:
+    """Give a function that hands on its arguments the parameters of the one it calls, all but the first.
+
+    Example:
+        >>> def power(exponent, base=2.0):
+        ...     return base**exponent
+        >>> @parameters_of(power)
+        ... def square(*args, **kwargs):
+        ...     return power(2, *args, **kwargs)
+        >>> inspect.signature(square)
+        <Signature (base=2.0)>
+    """
+
+    def rename(caller: Callable[..., Result]) -> Callable[Parameters, Result]:
+        signature = inspect.signature(function)
+        caller.__signature__ = signature.replace(  # type: ignore[attr-defined]
+            parameters=list(signature.parameters.values())[1:]
+        )
+        return caller
+
+    return rename
 
 
 def refuse_capture(name: str, tensor: Tensor) -> None:

@@ -6,8 +6,9 @@ gradients. For nn.Linear and nn.Conv1d/2d/3d it agrees with `attach` to rounding
 and memory: use it to train layers that have no closed form, and to check those that have.
 """
 
-from ._gradients import PLAIN_BY_DEFAULT, backward, corrected_gradients
+from ._gradients import backward, corrected_gradients
 from ._ideal import IdealUpdate, ideal_update
+from .modules import PLAIN_BY_DEFAULT
 from .rows import layer_jacobians
 
 __all__ = [

@@ -3,30 +3,19 @@
 from collections.abc import Callable, Iterable
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from ..attach.checks import refuse_attached
 from ..corrections import Correction, check_correction
-from ._record import recorded
+from ..functional.shared import parameters_of
+from .modules import choose_layers
+from .recorder import differentiate
 from .rows import BY_ITSELF, layer_gradients
 
-#: Layers of torch.nn that keep the plain gradient unless they are named: `attach` leaves them alone too.
-#: Batch normalisers could not be corrected at all: their samples have no Jacobian of their own.
-PLAIN_BY_DEFAULT: tuple[type[nn.Module], ...] = (
-    _NormBase,
-    nn.LayerNorm,
-    nn.GroupNorm,
-    nn.RMSNorm,
-    nn.Embedding,
-    nn.EmbeddingBag,
-    nn.PReLU,
-    nn.RNNBase,
-)
 
-
-def corrected_gradients(
+def _loss_and_gradients(
+    name: str,
     model: nn.Module,
     loss_fn: Callable[[Any, Any], Tensor],
     inputs: Any,
@@ -35,7 +24,34 @@ def corrected_gradients(
     *,
     layers: Iterable[str] | None = None,
     chunk_size: int | None = None,
-) -> dict[str, Tensor]:
+) -> tuple[Tensor, dict[str, Tensor]]:
+    if correction is not None:
+        check_correction(correction)
+    if chunk_size is not None and chunk_size < 1:
+        raise ValueError(f"chunk_size is {chunk_size}; it counts samples and must be at least 1, or None.")
+    refuse_attached(name, model, BY_ITSELF)
+    names = {id(parameter): path for path, parameter in model.named_parameters() if parameter.requires_grad}
+    if not names:
+        raise ValueError(f"{type(model).__name__} has no trainable parameter to give a gradient.")
+    chosen, _ = choose_layers(model, layers)
+    for path, layer in chosen.items():
+        if isinstance(layer, _NormBase):
+            raise ValueError(
+                f"layer {path!r} ({type(layer).__name__}) mixes the samples of a batch, "
+                "so they have no Jacobian of their own; leave it out of `layers`."
+            )
+    found = differentiate(model, loss_fn, inputs, targets, chosen, constant=True)
+    gradients = found.gradients
+    for path, call in ((path, call) for path, calls in found.calls.items() for call in calls):
+        label = f"layer {path!r} ({type(chosen[path]).__name__})"
+        for local, gradient in layer_gradients(label, chosen[path], call, correction, chunk_size).items():
+            key = names[id(chosen[path].get_parameter(local))]
+            gradients[key] = gradients[key] + gradient if key in gradients else gradient
+    return found.loss, gradients
+
+
+@parameters_of(_loss_and_gradients)
+def corrected_gradients(*args: Any, **kwargs: Any) -> dict[str, Tensor]:  # noqa: D417 - see `_loss_and_gradients`
     r"""Gradients of a whole model with a correction on its layers, from explicit Jacobians.
 
     For every call of every corrected layer, with g_k the gradient of the loss at output row k,
@@ -79,19 +95,11 @@ def corrected_gradients(
         >>> jacobian.corrected_gradients(model, loss, (x, y), torch.zeros(1), Proportional())["weight"].item()
         0.1666666716337204
     """
-    return _loss_and_gradients(model, loss_fn, inputs, targets, correction, layers, chunk_size)[1]
+    return _loss_and_gradients("corrected_gradients", *args, **kwargs)[1]
 
 
-def backward(
-    model: nn.Module,
-    loss_fn: Callable[[Any, Any], Tensor],
-    inputs: Any,
-    targets: Any,
-    correction: Correction | None,
-    *,
-    layers: Iterable[str] | None = None,
-    chunk_size: int | None = None,
-) -> Tensor:
+@parameters_of(_loss_and_gradients)
+def backward(model: nn.Module, *args: Any, **kwargs: Any) -> Tensor:
     """Add `corrected_gradients` to `p.grad`, as loss.backward() does, so that any optimizer can step on them.
 
     Arguments and errors are those of `corrected_gradients`.
@@ -108,69 +116,8 @@ def backward(
         >>> loss = jacobian.backward(model, mse, torch.ones(4, 2), torch.zeros(4, 1), Proportional())
         >>> opt.step()
     """
-    loss, gradients = _loss_and_gradients(model, loss_fn, inputs, targets, correction, layers, chunk_size)
+    loss, gradients = _loss_and_gradients("backward", model, *args, **kwargs)
     for name, gradient in gradients.items():
         parameter = model.get_parameter(name)
         parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
     return loss
-
-
-def _loss_and_gradients(
-    model: nn.Module,
-    loss_fn: Callable[[Any, Any], Tensor],
-    inputs: Any,
-    targets: Any,
-    correction: Correction | None,
-    layers: Iterable[str] | None,
-    chunk_size: int | None,
-) -> tuple[Tensor, dict[str, Tensor]]:
-    if correction is not None:
-        check_correction(correction)
-    if chunk_size is not None and chunk_size < 1:
-        raise ValueError(f"chunk_size is {chunk_size}; it counts samples and must be at least 1, or None.")
-    refuse_attached("corrected_gradients", model, BY_ITSELF)
-    parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    if not parameters:
-        raise ValueError(f"{type(model).__name__} has no trainable parameter to give a gradient.")
-    names = {id(parameter): name for name, parameter in parameters.items()}
-
-    with torch.enable_grad():
-        with recorded(_choose_layers(model, layers)) as calls:
-            output = model(*inputs) if isinstance(inputs, tuple) else model(inputs)
-        loss = loss_fn(output, targets)
-        outputs = [call.output for call in calls]
-        found = torch.autograd.grad(loss, [*outputs, *parameters.values()], allow_unused=True)
-
-    gradients = {
-        name: gradient for name, gradient in zip(parameters, found[len(calls) :], strict=True) if gradient is not None
-    }
-    for call, grad_output in zip(calls, found, strict=False):
-        if grad_output is None:
-            continue
-        for local, gradient in layer_gradients(call, grad_output, correction, chunk_size).items():
-            name = names[id(call.layer.get_parameter(local))]
-            gradients[name] = gradients[name] + gradient if name in gradients else gradient
-    return loss.detach(), gradients
-
-
-def _choose_layers(model: nn.Module, layers: Iterable[str] | None) -> dict[str, nn.Module]:
-    modules = dict(model.named_modules())
-    if layers is None:
-        return {
-            path: module
-            for path, module in modules.items()
-            if not isinstance(module, PLAIN_BY_DEFAULT)
-            and all(name == "parametrizations" for name, _ in module.named_children())
-            and "parametrizations" not in path.split(".")
-            and any(parameter.requires_grad for parameter in module.parameters())
-        }
-    chosen = list(layers)
-    for path in chosen:
-        if path not in modules:
-            raise ValueError(f"layers names {path!r}, which the model does not have; it has {list(modules)[:20]}.")
-        if isinstance(modules[path], _NormBase):
-            raise ValueError(
-                f"layer {path!r} ({type(modules[path]).__name__}) mixes the samples of a batch, "
-                "so they have no Jacobian of their own; leave it out of `layers`."
-            )
-    return {path: modules[path] for path in chosen}

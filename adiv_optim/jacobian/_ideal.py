@@ -1,17 +1,17 @@
 """The ideal update of any module, matrix-free."""
 
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, vjp, vmap
+from torch.func import vjp, vmap
 
 from .._linalg.least_squares import least_squares
 from .._linalg.products import Parts, jvp
 from ..attach.checks import refuse_attached
+from .modules import pure, same_randomness
 from .rows import BY_ITSELF
 
 
@@ -93,11 +93,16 @@ def ideal_update(
     if damping and ridge is not None:
         raise ValueError(f"ideal_update: damping={damping} and ridge={ridge} are two names of λ; give one of them.")
     refuse_attached("ideal_update", module, BY_ITSELF)
-    trained = {name: p.detach() for name, p in module.named_parameters() if p.requires_grad}
+    trained, of = pure(module)
     if not trained:
         raise ValueError(f"ideal_update: {type(module).__name__} has no trainable parameter to step on.")
-    run = _pure(module, inputs)
-    with torch.no_grad(), _same_random_numbers(module):
+    arguments = inputs if isinstance(inputs, tuple) else (inputs,)
+    arguments = tuple(argument.detach() if isinstance(argument, Tensor) else argument for argument in arguments)
+
+    def run(trained: Parts) -> Any:
+        return of(trained, *arguments)
+
+    with torch.no_grad(), same_randomness(module):
         output, pull_back = vjp(run, trained)[:2]  # a third comes only with has_aux
     if not isinstance(output, Tensor):
         raise TypeError(f"ideal_update: {type(module).__name__} returned {type(output).__name__}; it takes one tensor.")
@@ -108,7 +113,7 @@ def ideal_update(
         )
 
     def forward(direction: Parts) -> Tensor:
-        with _same_random_numbers(module):
+        with same_randomness(module):
             return jvp(run, trained, direction)
 
     def adjoint(cotangent: Tensor) -> Parts:
@@ -128,27 +133,6 @@ def ideal_update(
         )
     step = {name: -part for name, part in found.parts.items()}
     return IdealUpdate(step, found.residual.item(), found.misfit.item(), ridge, found.iterations)
-
-
-def _pure(module: nn.Module, inputs: Any) -> Callable[[Parts], Any]:
-    """The module as a function of its trained parameters, which leaves the module as it is."""
-    fixed = {name: p.detach() for name, p in module.named_parameters() if not p.requires_grad}
-    arguments = inputs if isinstance(inputs, tuple) else (inputs,)
-    arguments = tuple(argument.detach() if isinstance(argument, Tensor) else argument for argument in arguments)
-
-    def run(trained: Parts) -> Any:
-        buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
-        return functional_call(module, {**trained, **fixed, **buffers}, arguments)
-
-    return run
-
-
-@contextmanager
-def _same_random_numbers(module: nn.Module) -> Iterator[None]:
-    """Give back the random state afterwards, so that every run draws what the first one drew."""
-    devices = {p.get_device() for p in module.parameters() if p.is_cuda}
-    with torch.random.fork_rng(devices):
-        yield
 
 
 def _mean_diagonal(adjoint: Callable[[Tensor], Parts], output: Tensor, chunk_size: int) -> float:

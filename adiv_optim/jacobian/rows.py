@@ -6,13 +6,14 @@ from functools import reduce
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, jacrev, vmap
+from torch.func import jacrev, vmap
 from torch.nn.modules.batchnorm import _NormBase
-from torch.nn.modules.conv import _ConvNd
 
+from .._linalg.products import Parts
 from ..attach.checks import refuse_attached
 from ..corrections import Correction, Solve
-from ._record import Call
+from .modules import as_rows, batched, pure
+from .recorder import Call
 
 #: What to do with a model that has corrections.
 BY_ITSELF = (
@@ -45,15 +46,12 @@ def layer_jacobians(layer: nn.Module, *inputs: Tensor, chunk_size: int | None = 
     refuse_attached("layer_jacobians", layer, BY_ITSELF)
     if isinstance(layer, _NormBase):
         raise ValueError(f"{type(layer).__name__} mixes the samples of a batch; they have no Jacobian of their own.")
-    trained = {name: p.detach() for name, p in layer.named_parameters() if p.requires_grad}
+    trained, run = pure(layer)
     if not trained:
         raise ValueError(f"{type(layer).__name__} has no trainable parameter to take a Jacobian with respect to.")
-    fixed = {name: p.detach() for name, p in layer.named_parameters() if not p.requires_grad}
-    fixed |= dict(layer.named_buffers())
 
-    def one_sample(trained: dict[str, Tensor], *sample: Tensor) -> Tensor:
-        batch_of_one = tuple(tensor.unsqueeze(0) for tensor in sample)
-        output: Tensor = functional_call(layer, {**trained, **fixed}, batch_of_one)
+    def one_sample(trained: Parts, *sample: Tensor) -> Tensor:
+        output: Tensor = run(trained, *(tensor.unsqueeze(0) for tensor in sample))
         return output.squeeze(0)
 
     in_dims = (None, *(0 for _ in inputs))
@@ -63,17 +61,10 @@ def layer_jacobians(layer: nn.Module, *inputs: Tensor, chunk_size: int | None = 
 
 
 def layer_gradients(
-    call: Call, grad_output: Tensor, correction: Correction | None, chunk_size: int | None
+    label: str, layer: nn.Module, call: Call, correction: Correction | None, chunk_size: int | None
 ) -> dict[str, Tensor]:
     """Σ_k s_k J_kᵀ g_k over the rows of one call."""
-    layer, inputs = call.layer, call.inputs
-    if any(input._version != version for input, version in zip(inputs, call.versions, strict=True)):
-        raise RuntimeError(
-            f"an input of layer {call.path!r} ({type(layer).__name__}) was changed in place after the layer read it, "
-            "so its Jacobian cannot be taken there; use the out-of-place operation."
-        )
-    if is_unbatched(layer, inputs[0]):
-        inputs, grad_output = (inputs[0].unsqueeze(0),), grad_output.unsqueeze(0)
+    inputs, grad_output = batched(layer, *call)
     samples = len(grad_output)
     totals = {name: torch.zeros_like(p) for name, p in layer.named_parameters() if p.requires_grad}
     # A correction that needs all rows at once needs all Jacobians at once.
@@ -82,9 +73,9 @@ def layer_gradients(
         part = slice(start, start + step)
         jacobians = layer_jacobians(layer, *(tensor[part] for tensor in inputs), chunk_size=chunk_size)
         rows = _JacobianRows(
-            {name: _as_rows(layer, jacobian, totals[name].dim()) for name, jacobian in jacobians.items()},
-            _as_rows(layer, grad_output[part], 0),
-            f"layer {call.path!r} ({type(layer).__name__})",
+            {name: as_rows(layer, jacobian, totals[name].dim()) for name, jacobian in jacobians.items()},
+            as_rows(layer, grad_output[part]),
+            label,
         )
         gradients = correction.gradients(rows) if correction else rows.plain()
         for name, gradient in gradients.items():
@@ -127,27 +118,3 @@ class _JacobianRows:
         # Every output feature is a row of the Jacobian, so there are rows × features of them.
         mixed = solve(kernel, self.grad_rows.flatten(1).unsqueeze(-1), kernel.shape[-1]).view_as(self.grad_rows)
         return {name: torch.einsum("grm,grmp->p", mixed, jacobian) for name, jacobian in self.jacobians.items()}
-
-
-def _as_rows(layer: nn.Module, tensor: Tensor, parameter_dims: int) -> Tensor:
-    """(samples, *output, *parameter) → (groups, rows, features, parameter size), the last only if there is one.
-
-    Only a grouped convolution has groups: it is as many layers side by side, each with rows of its own.
-    """
-    output_dims = tensor.dim() - parameter_dims
-    groups = 1
-    if isinstance(layer, _ConvNd):
-        groups = layer.groups
-        tensor = tensor.movedim(1, output_dims - 1)
-    elif output_dims == 1:
-        tensor, output_dims = tensor.unsqueeze(1), 2
-    if parameter_dims:
-        tensor = tensor.flatten(output_dims)
-    return tensor.flatten(0, output_dims - 2).unflatten(1, (groups, -1)).movedim(1, 0)
-
-
-def is_unbatched(layer: nn.Module, input: Tensor) -> bool:
-    """Whether a convolution or a linear layer was called with one sample, without a dimension for samples."""
-    if isinstance(layer, _ConvNd):
-        return input.dim() == len(layer.kernel_size) + 1
-    return isinstance(layer, nn.Linear) and input.dim() == 1

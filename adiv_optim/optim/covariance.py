@@ -7,9 +7,10 @@ from typing import Any
 from torch import Tensor, nn
 
 from .._linalg.roots import Spectrum, leading
+from ..attach.rows import patches_of
 from ..functional.linears import gram_of
 from .checkpoint import Maybe, check, numbers
-from .rows import features_of, rows_of
+from .rows import features_of
 from .sums import InputSums
 
 
@@ -59,7 +60,7 @@ class InputCovariance(InputSums):
 
     def sums(self, module: nn.Module, input: Tensor) -> Iterator[tuple[list[Tensor], int]]:
         """Yield sums of x~ x~ᵀ."""
-        for rows in rows_of(module, input, self.dtype):
+        for _, rows in patches_of(module, input).parts(self.dtype):
             columns = [[rows[..., block]] for block in self.blocks]
             columns[-1] += [rows.new_ones(*rows.shape[:-1], 1)] * self.with_bias
             yield [gram_of(block, block) for block in columns], rows.shape[1]

@@ -7,10 +7,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from ..attach.rows import patches_of
 from .by_inputs import ByInputs, InputChart
 from .checkpoint import POSITIVE, Maybe
 from .coordinates import Map
-from .rows import features_of, squares_of
+from .rows import features_of
 from .sums import InputSums
 
 #: s of every group of a layer.
@@ -33,8 +34,9 @@ class InputPower(InputSums):
 
     def sums(self, module: Any, input: Tensor) -> Iterator[tuple[list[Tensor], int]]:
         """Yield the sums of squares."""
-        squares, rows = squares_of(module, input, self.dtype)
-        yield [squares], rows
+        patches = patches_of(module, input)
+        norms = patches.squared_norm().to(self.dtype)  # (N, groups, *positions)
+        yield [norms.transpose(0, 1).flatten(1).sum(1)], norms[:, 0].numel()
 
     def rms(self) -> Scales:
         """The root of the mean square of an entry, for each group."""

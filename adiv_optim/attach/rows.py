@@ -1,0 +1,46 @@
+"""From a layer and its input to the rows that its weight multiplies."""
+
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
+
+from ..functional import convolutions
+from ..functional.conv_rows import ConvRows
+from ..functional.linears import LinearRows
+from ..functional.patches import Geometry, Patches
+
+
+def steps_of(layer: Any, input: Tensor) -> tuple[Tensor, convolutions.Steps]:
+    """The input of a convolution, padded where zeros would not do, and the steps over it."""
+    padding = layer.padding
+    if layer.padding_mode != "zeros":
+        input, padding = F.pad(input, layer._reversed_padding_repeated_twice, mode=layer.padding_mode), 0
+    return input, (layer.stride, padding, layer.dilation, layer.groups)
+
+
+def patches_of(layer: Any, input: Tensor) -> Patches:
+    """The rows that a layer reads.
+
+    A subclass of nn.Linear that multiplies something else than its input says so by a method `input_rows(input)`, which
+    returns (…, in_features).
+    """
+    if hasattr(layer, "input_rows"):
+        input = layer.input_rows(input)
+    if not isinstance(layer, _ConvNd):
+        return Patches(input.reshape(-1, input.shape[-1]), (), Geometry((), (), (), 1))
+    input, steps = steps_of(layer, input)
+    return convolutions.patches_of(type(layer).__name__, input, layer.kernel_size, *steps)
+
+
+def rows_of(
+    layer: nn.Module, input: Tensor, grad_output: Tensor, needs_weight: bool, needs_bias: bool
+) -> LinearRows | ConvRows:
+    """The rows of a call with their output gradients, as a correction sees them; one or more groups in front."""
+    patches = patches_of(layer, input)
+    if not patches.kernel:
+        grad_rows = grad_output.reshape(1, -1, grad_output.shape[-1])
+        return LinearRows(patches.input.unsqueeze(0), grad_rows, needs_weight, needs_bias)
+    grad_output = grad_output.reshape(len(patches.input), *grad_output.shape[-len(patches.kernel) - 1 :])
+    return ConvRows(patches, grad_output, layer.get_parameter("weight").detach(), needs_weight, needs_bias)

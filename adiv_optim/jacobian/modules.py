@@ -1,0 +1,104 @@
+"""Modules as pure functions, and which of a model's layers have rows with Jacobians of their own."""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.conv import _ConvNd
+from torch.nn.utils import parametrize
+
+from .._linalg.products import Parts
+
+#: Layers of torch.nn that keep the plain gradient unless they are named: `attach` leaves them alone too.
+#: Batch normalisers could not be corrected at all: their samples have no Jacobian of their own.
+PLAIN_BY_DEFAULT: tuple[type[nn.Module], ...] = (
+    _NormBase,
+    nn.LayerNorm,
+    nn.GroupNorm,
+    nn.RMSNorm,
+    nn.Embedding,
+    nn.EmbeddingBag,
+    nn.PReLU,
+    nn.RNNBase,
+)
+
+
+def pure(module: nn.Module) -> tuple[Parts, Callable[..., Any]]:
+    """The trained parameters, and the module as a function of them and its arguments, which leaves it as it is."""
+    trained = {name: p.detach() for name, p in module.named_parameters() if p.requires_grad}
+    fixed = {name: p.detach() for name, p in module.named_parameters() if not p.requires_grad}
+
+    def run(trained: Parts, *arguments: Any) -> Any:
+        buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
+        return functional_call(module, {**trained, **fixed, **buffers}, arguments)
+
+    return trained, run
+
+
+@contextmanager
+def same_randomness(module: nn.Module) -> Iterator[None]:
+    """Give the random generators back as they were found, so that every run draws what the first one drew."""
+    devices = {p.get_device() for p in module.parameters() if p.is_cuda}
+    with torch.random.fork_rng(sorted(devices)):
+        yield
+
+
+def choose_layers(model: nn.Module, layers: Iterable[str] | None) -> tuple[dict[str, nn.Module], dict[str, str]]:
+    """The layers that are named, by path; by default all with rows, and why other owners of parameters are left out."""
+    if isinstance(layers, str):
+        raise TypeError(f"layers is the string {layers!r}; pass a list of paths: layers=[{layers!r}].")
+    modules = {path: module for path, module in model.named_modules() if "parametrizations" not in path.split(".")}
+    if layers is None:
+        owners = {path: module for path, module in modules.items() if _owns(module)}
+        left_out = {path: reason for path, module in owners.items() if (reason := _why_left_out(module))}
+        return {path: module for path, module in owners.items() if path not in left_out}, left_out
+    chosen = list(layers)
+    for path in chosen:
+        if path not in modules:
+            raise ValueError(f"layers names {path!r}, which the model does not have; it has {list(modules)[:20]}.")
+    return {path: modules[path] for path in chosen}, {}
+
+
+def _owns(module: nn.Module) -> bool:
+    own = list(module.parameters(recurse=False))
+    if parametrize.is_parametrized(module):
+        own += list(module.get_submodule("parametrizations").parameters())
+    return any(parameter.requires_grad for parameter in own)
+
+
+def _why_left_out(module: nn.Module) -> str | None:
+    if isinstance(module, PLAIN_BY_DEFAULT):
+        return f"{type(module).__name__} is left out by default"
+    if any(name != "parametrizations" for name, _ in module.named_children()):
+        return f"{type(module).__name__} has submodules"
+    return None
+
+
+def batched(layer: nn.Module, inputs: tuple[Tensor, ...], grad_output: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
+    """A call with a dimension for samples, which convolutions and linear layers may be called without."""
+    if isinstance(layer, _ConvNd):
+        unbatched = inputs[0].dim() == len(layer.kernel_size) + 1
+    else:
+        unbatched = isinstance(layer, nn.Linear) and inputs[0].dim() == 1
+    return ((inputs[0].unsqueeze(0),), grad_output.unsqueeze(0)) if unbatched else (inputs, grad_output)
+
+
+def as_rows(layer: nn.Module, tensor: Tensor, parameter_dims: int = 0) -> Tensor:
+    """(samples, *output, *parameter) → (groups, rows, features, parameter size), the last only if there is one.
+
+    Only a grouped convolution has groups: it is as many layers side by side, each with rows of its own.
+    """
+    output_dims = tensor.dim() - parameter_dims
+    groups = 1
+    if isinstance(layer, _ConvNd):
+        groups = layer.groups
+        tensor = tensor.movedim(1, output_dims - 1)
+    elif output_dims == 1:
+        tensor, output_dims = tensor.unsqueeze(1), 2
+    if parameter_dims:
+        tensor = tensor.flatten(output_dims)
+    return tensor.flatten(0, output_dims - 2).unflatten(1, (groups, -1)).movedim(1, 0)

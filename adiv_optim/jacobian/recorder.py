@@ -1,0 +1,126 @@
+"""The recorder of a forward pass: what a model's layers read, and what came back to them."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+
+class Call(NamedTuple):
+    """The inputs of a layer's call, as they were then, and dL/dz of what it returned."""
+
+    inputs: tuple[Tensor, ...]
+    grad_output: Tensor
+
+
+class Pass(NamedTuple):
+    """One forward and backward.
+
+    Args:
+        loss: of the batch, detached.
+        gradients: parameter path → gradient, where the loss depends on it.
+        calls: layer path → its calls, where the loss depends on them.
+        refused: layer path → why a call of it has no rows.
+    """
+
+    loss: Tensor
+    gradients: dict[str, Tensor]
+    calls: dict[str, list[Call]]
+    refused: dict[str, str]
+
+
+def watch(
+    layers: dict[str, nn.Module], leave: Callable[..., Any], enter: Callable[..., None] | None = None
+) -> list[Any]:
+    """Call `enter(path, layer, args, kwargs)` before a layer runs, and `leave(path, layer, args, output)` after it.
+
+    The hooks are partials: with methods for `enter` and `leave` the model can still be copied and pickled.
+    """
+    handles: list[Any] = [layer.register_forward_hook(partial(leave, path)) for path, layer in layers.items()]
+    if enter is not None:
+        handles += [
+            layer.register_forward_pre_hook(partial(enter, path), with_kwargs=True) for path, layer in layers.items()
+        ]
+    return handles
+
+
+def differentiate(
+    model: nn.Module,
+    loss_fn: Callable[[Any, Any], Tensor],
+    inputs: Any,
+    targets: Any,
+    layers: dict[str, nn.Module],
+    *,
+    constant: bool = False,
+) -> Pass:
+    """Run a model forward and backward once, and keep what its layers read and what came back to them.
+
+    Args:
+        model: in the mode it is to be run in.
+        loss_fn: called with the model's output and the targets; returns a scalar.
+        inputs: what the model is called with, as a copy: a tensor, or a tuple of arguments.
+        targets: handed to `loss_fn`.
+        layers: by path, the modules to record.
+        constant: let the layers' own parameters be constants while the layers run. Autograd then finds for a parameter
+            the part of the modules that are not recorded, should it be shared with one.
+
+    Raises:
+        ValueError: a call has no rows, with `constant`; without, the result says so.
+    """
+    read: dict[str, list[tuple[Tensor, ...] | None]] = {path: [] for path in layers}
+    trained = {path: [p for p in layer.parameters() if p.requires_grad and constant] for path, layer in layers.items()}
+    recorded: list[tuple[str, tuple[Tensor, ...], Tensor]] = []
+    refused: dict[str, str] = {}
+
+    def refuse(path: str, found: str, remedy: str) -> None:
+        if constant:
+            kind = type(layers[path]).__name__
+            raise ValueError(f"layer {path!r} ({kind}) {found}{remedy} leave it out of `layers`.")
+        refused[path] = f"it {found}"
+
+    def enter(path: str, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        tensors = not kwargs and all(isinstance(arg, Tensor) for arg in args)
+        if not tensors:
+            remedy = ", which have no per-sample Jacobian; pass tensors by position or"
+            refuse(path, "was called with keyword or non-tensor arguments", remedy)
+        # A copy: what comes behind the layer may work in place.
+        read[path].append(tuple(arg.detach().clone() for arg in args) if tensors else None)
+        for parameter in trained[path]:
+            parameter.requires_grad_(False)
+
+    def leave(path: str, layer: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+        for parameter in trained[path]:
+            parameter.requires_grad_(True)
+        inputs = read[path].pop()
+        if not isinstance(output, Tensor):
+            found = f"returned {type(output).__name__}; only a layer that returns one tensor has rows"
+            refuse(path, found, " to correct:")
+        elif inputs is not None and (constant or output.requires_grad):
+            output = output if output.requires_grad else output.detach().requires_grad_()
+            recorded.append((path, inputs, output))
+            return output.clone()  # so that an in-place activation behind the layer leaves the recorded output alone
+        return output
+
+    parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    arguments = inputs if isinstance(inputs, tuple) else (inputs,)
+    handles = watch(layers, leave, enter)
+    with torch.enable_grad():
+        try:
+            # A copy: a model may work on its input in place, and the caller's data is not ours.
+            output = model(*(each.clone() if isinstance(each, Tensor) else each for each in arguments))
+        finally:
+            for handle in handles:
+                handle.remove()
+            for parameter in (parameter for kept in trained.values() for parameter in kept):
+                parameter.requires_grad_(True)
+        loss = loss_fn(output, targets)
+        wanted = [*(output for *_, output in recorded), *parameters.values()]
+        found = torch.autograd.grad(loss, wanted, allow_unused=True)
+    calls: dict[str, list[Call]] = {}
+    for (path, read_then, _), gradient in zip(recorded, found, strict=False):
+        if gradient is not None and path not in refused:
+            calls.setdefault(path, []).append(Call(read_then, gradient))
+    gradients = dict(zip(parameters, found[len(recorded) :], strict=True))
+    return Pass(loss.detach(), {name: g for name, g in gradients.items() if g is not None}, calls, refused)
