@@ -75,8 +75,8 @@ class Scaling(Map):
         """Multiply the weight by s, and give it a gradient divided by it."""
         (parameter,) = self.parameters
         if parameter.grad is not None:
-            parameter.grad = (parameter.grad / self.start).to(parameter.grad.dtype)
-        parameter.copy_(weights[0] * self.start)
+            parameter.grad = torch.div(parameter.grad, self.start).to(parameter.grad.dtype)
+        parameter.mul_(self.start)
 
     def leave(self, weights: Sequence[Tensor]) -> None:
         """Let the weight be W + ΔW' / s."""
@@ -87,14 +87,14 @@ class Scaling(Map):
             ratio = self.start / self.end
             weight = torch.where((back != 0).any(), weight * ratio, weight)
         # w - (+0) is w for every w; w + 0 would make +0 of -0.
-        parameter.copy_(weight - back / self.end)
+        torch.sub(weight, back.div_(self.end), out=parameter.detach())
 
 
-def _as_factor(weight: Tensor, scales: Scales, dtype: torch.dtype) -> Tensor:
-    """What to multiply a weight by: each group's scale at its rows."""
-    factor = torch.tensor(scales, dtype=dtype, device=weight.device)
+def _as_factor(weight: Tensor, scales: Scales, dtype: torch.dtype) -> Any:
+    """What to multiply a weight by: one number, or each group's scale at its rows."""
     if len(scales) == 1:
-        return factor[0]
+        return scales[0]
+    factor = torch.tensor(scales, dtype=dtype, device=weight.device)
     return factor.repeat_interleave(len(weight) // len(scales)).view(-1, *[1] * (weight.dim() - 1))
 
 

@@ -4,14 +4,14 @@ Each function creates the tensors of one job and returns what runs it once; a la
 """
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
+from torch.optim import Optimizer
 
-from adiv_optim import Correction, GradientOnly, UnitConsistent, Whitened, functional, jacobian
+from adiv_optim import Correction, GradientOnly, UnitConsistent, functional, jacobian
 from adiv_optim.gauge import NetworkGauge
 from examples.gpt import GPT, PRESETS, next_character_loss
 
@@ -139,17 +139,23 @@ def ten_steps(width: int, layers: int, every: int | None = None, compiled: bool 
     return _ten_times(optimizer.step)
 
 
-def language_model(kind: Callable[..., torch.optim.Optimizer], batch_size: int, options: dict[str, Any] | None) -> Run:
-    """Ten training steps of the language model, forward and backward included; plainly, or whitened with `options`.
+def language_model(
+    kind: Callable[..., Optimizer],
+    batch_size: int,
+    wrap: Callable[[Optimizer, nn.Module], Optimizer] | None,
+    norm: str = "layernorm",
+    embedding_deviation: float | None = None,
+) -> Run:
+    """Ten training steps of the language model, forward and backward included; plainly, or in a wrapper.
 
     Muon takes the matrices of the blocks alone, and nothing else trains then: the difference is the optimizer's.
     """
     preset = PRESETS["small"]
-    model = GPT(preset, 65, "layernorm").to(device())
+    model = GPT(preset, 65, norm, embedding_deviation).to(device())
     matrices_only = kind is getattr(torch.optim, "Muon", None)
     optimizer = kind(matrices(model) if matrices_only else list(model.parameters()), lr=1e-3)
-    if options is not None:
-        optimizer = Whitened(optimizer, model, **options)
+    if wrap is not None:
+        optimizer = wrap(optimizer, model)
     windows = torch.randint(65, (batch_size, preset.context + 1), device=device())
 
     def step() -> None:

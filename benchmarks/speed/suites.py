@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from adiv_optim import BatchIdeal, Correction, Disproportional, Proportional
+from adiv_optim import BatchIdeal, Correction, Disproportional, InputScaled, Proportional, Whitened
 from adiv_optim.layers import AffineLikeLinear, NormLikeLinear, PatchNormConv2d
 
 from .. import data as datasets
@@ -163,13 +163,36 @@ def whitened(data: str) -> dict[str, Any]:
         kind: Any = getattr(torch.optim, name, None)  # older versions have no Muon
         for batch_size, rounds, count in ((16, 15, 5), (128, 5, 2)) if kind else ():
             for variant, options in list(variants.items())[:count]:
-                job, plain = (partial(jobs.language_model, kind, batch_size, each) for each in (options, None))
+                wrap = partial(Whitened, **options)
+                job, plain = (partial(jobs.language_model, kind, batch_size, each) for each in (wrap, None))
                 rows.append(_row(f"{name}, batch {batch_size}, {variant}", job, plain, rounds))
     return {
         "of": "ten training steps of the small language model; ratio to the optimizer alone",
         "note": "Forward and backward included; GPT of 3 layers, width 128, context 64, float32. Muon trains "
         "the matrices of the blocks, AdamW all parameters. Ratios within one interleaved run, median and quartiles of "
         "the rounds. Peak memory counts parameters, gradients, optimizer state and activations.",
+        "rows": rows,
+    }
+
+
+def input_scaled(data: str) -> dict[str, Any]:
+    """Training steps of the language model without normalisers with InputScaled against the bare optimizers."""
+    rows = []
+    for name, batch_size in product(("AdamW", "Muon"), (16, 128)):
+        if kind := getattr(torch.optim, name, None):  # older versions have no Muon
+            for hold in (False, True):
+                wrap = partial(InputScaled, hold=hold)
+                job, plain = (
+                    partial(jobs.language_model, kind, batch_size, each, "none", 1.0) for each in (wrap, None)
+                )
+                what = f"{name}, batch {batch_size}{', held' * hold}"
+                rows.append(_row(what, job, plain, 25 if batch_size == 16 else 7))
+    return {
+        "of": "ten training steps of the small language model; ratio to the optimizer alone",
+        "note": "Forward and backward included; GPT of 3 layers without normalisers, width 128, context 64, embeddings "
+        "drawn with a deviation of 1, float32. Muon trains the matrices of the blocks, AdamW all parameters. Ratios "
+        "within one interleaved run, median and quartiles of the rounds. Peak memory counts parameters, gradients, "
+        "optimizer state and activations.",
         "rows": rows,
     }
 
@@ -216,7 +239,7 @@ def _dataloader_epoch(run: ImageRun, loader: DataLoader, data: datasets.Dataset,
 
 
 SUITES = {suite.__name__.replace("_", "-"): suite for suite in (layers, structural, batch_ideal, unit_consistent)}
-SUITES |= {"whitened": whitened, "trainer": trainer}
+SUITES |= {"whitened": whitened, "input-scaled": input_scaled, "trainer": trainer}
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
