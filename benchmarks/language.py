@@ -70,12 +70,30 @@ def matrices(model: GPT) -> list[Tensor]:
     return [module.weight for module in model.blocks.modules() if isinstance(module, nn.Linear)]
 
 
-def _muon(model: GPT, run: TextRun) -> list[Optimizer]:
+def _for_matrices(model: GPT, run: TextRun, kind: Callable[..., Optimizer], **options: Any) -> list[Optimizer]:
+    """An optimizer of the matrices, and AdamW for the rest."""
     inside = {id(matrix) for matrix in matrices(model)}
     rest = [parameter for parameter in model.parameters() if id(parameter) not in inside]
+    first = kind(matrices(model), lr=run.lr, weight_decay=run.weight_decay, **options)
+    return [first, AdamW(rest, lr=REST_LR, weight_decay=run.weight_decay)]
+
+
+def _muon(model: GPT, run: TextRun) -> list[Optimizer]:
     # Updates of AdamW's size: so the rates of one grid mean much the same for both.
-    muon = torch.optim.Muon(matrices(model), lr=run.lr, weight_decay=run.weight_decay, adjust_lr_fn="match_rms_adamw")
-    return [muon, AdamW(rest, lr=REST_LR, weight_decay=run.weight_decay)]
+    return _for_matrices(model, run, torch.optim.Muon, adjust_lr_fn="match_rms_adamw")
+
+
+def _normuon(model: GPT, run: TextRun) -> list[Optimizer]:
+    def kind(parameters: list[Tensor], **options: Any) -> Optimizer:
+        group = {"params": parameters, "use_muon": True, "update_scale": "match_rms", **options}
+        return import_module("pytorch_optimizer").NorMuon([group])
+
+    return _for_matrices(model, run, kind)
+
+
+def _peer(name: str, model: GPT, run: TextRun) -> Optimizer:
+    kind = getattr(import_module("pytorch_optimizer"), name)
+    return kind(model.parameters(), lr=run.lr, weight_decay=run.weight_decay)
 
 
 def _schedule_free(model: GPT, run: TextRun) -> Optimizer:
@@ -89,12 +107,13 @@ OPTIMIZERS: dict[str, Callable[[GPT, TextRun], list[Optimizer]]] = {
     "sgd": lambda model, run: [SGD(model.parameters(), lr=run.lr, momentum=0.9, weight_decay=run.weight_decay)],
     "muon": _muon,
     "schedulefree": lambda model, run: [_schedule_free(model, run)],
-    "soap": lambda model, run: [
-        import_module("pytorch_optimizer").SOAP(model.parameters(), lr=run.lr, weight_decay=run.weight_decay)
-    ],
+    "soap": lambda model, run: [_peer("SOAP", model, run)],
+    "kron": lambda model, run: [_peer("Kron", model, run)],
+    "mars": lambda model, run: _for_matrices(model, run, import_module("pytorch_optimizer").MARS),
+    "normuon": _normuon,
 }
 #: What must be installed for them.
-PACKAGES = {"schedulefree": "schedulefree", "soap": "pytorch_optimizer"}
+PACKAGES = {"schedulefree": "schedulefree", **dict.fromkeys(("soap", "kron", "mars", "normuon"), "pytorch_optimizer")}
 
 
 def build_optimizers(model: GPT, run: TextRun) -> list[Optimizer]:

@@ -14,6 +14,7 @@ from adiv_optim import (
     Disproportional,
     GradientOnly,
     InputScaled,
+    Preconditioned,
     Proportional,
     UnitConsistent,
     Whitened,
@@ -35,10 +36,8 @@ class Method:
     correction: Correction | None = None  # what the optimizer's side does to the gradient
     lr_factor: float = 1.0  # of the protocol's learning rate
     gauge: Gauge | None = None  # whose coordinates the optimizer steps in
-    #: Damping of `Whitened`, whose coordinates it steps in; trained by plain loops, whose forward passes it sees.
-    whitening: float | None = None
-    rank: int | None = None  # of the whitening
-    hold: bool | None = None  # of `InputScaled`, whose coordinates it steps in; likewise
+    #: An optimizer that is measured by what layers read; trained by plain loops, whose forward passes it sees.
+    by_inputs: partial[Any] | None = None
     #: Of a language model, a key of `language.OPTIMIZERS`; networks for images have that of their protocol.
     optimizer: str | None = None
 
@@ -50,7 +49,7 @@ class Method:
     @property
     def damped(self) -> bool:
         """Whether the method has a damping."""
-        return self.whitening is not None or isinstance(self.correction, BatchIdeal)
+        return isinstance(self.correction, BatchIdeal) or bool(self.by_inputs and "damping" in self.by_inputs.keywords)
 
     def with_damping(self, damping: float | None) -> "Method":
         """The method with another damping, or as it is."""
@@ -58,16 +57,14 @@ class Method:
             return self
         if isinstance(self.correction, BatchIdeal):
             return replace(self, correction=replace(self.correction, damping=damping))
-        return replace(self, whitening=damping)
+        return replace(self, by_inputs=self.by_inputs and partial(self.by_inputs, damping=damping))
 
     def wrap(self, optimizer: Optimizer, model: nn.Module, example: Tensor) -> Optimizer:
         """Put the method's correction or coordinates around an optimizer."""
         if self.correction is not None:
             return GradientOnly(optimizer, model, self.correction)
-        if self.whitening is not None:
-            return Whitened(optimizer, model, damping=self.whitening, rank=self.rank)
-        if self.hold is not None:
-            return InputScaled(optimizer, model, hold=self.hold)
+        if self.by_inputs is not None:
+            return self.by_inputs(optimizer, model)
         if self.gauge is not None:
             return UnitConsistent(optimizer, model, gauge=self.gauge, example_input=example)
         return optimizer
@@ -89,6 +86,9 @@ _PATCHES: dict[str, Any] = {"linear": NormLikeLinear, "convolution": partial(Pat
 _LAYER_NORM, _RMS_NORM = (partial(norm, elementwise_affine=False) for norm in (nn.LayerNorm, nn.RMSNorm))
 # The damping is from exploratory runs on CIFAR-10 that looked at test accuracy: a report should say so.
 _BATCH_IDEAL = BatchIdeal(damping=0.3, per_sample=False)
+_WHITE, _WHITE_16 = partial(Whitened, damping=1.0), partial(Whitened, damping=1.0, rank=16)
+_SCALED, _HELD = partial(InputScaled), partial(InputScaled, hold=True)
+_SOLVED = partial(Preconditioned, damping=1.0)
 
 METHODS: dict[str, Method] = {
     "none": Method("none", "tab:blue"),
@@ -105,28 +105,33 @@ METHODS: dict[str, Method] = {
     "batch-ideal": Method("gradient-only batch-ideal", "gold", correction=_BATCH_IDEAL),
     "uc-network": Method("unit-consistent, network gauge", "navy", gauge=NetworkGauge()),
     "uc-layer": Method("unit-consistent, layer gauge", "teal", gauge=LayerGauge()),
-    "whitened": Method("whitened", "tan", whitening=1.0),
-    "whitened-16": Method("whitened, rank 16", "magenta", whitening=1.0, rank=16),
+    "whitened": Method("whitened", "tan", by_inputs=_WHITE),
+    "whitened-16": Method("whitened, rank 16", "magenta", by_inputs=_WHITE_16),
     # In a language model, each behind an optimizer of its own; a run brings the damping.
     "adamw": Method("AdamW", "tab:blue", optimizer="adamw"),
     "muon": Method("Muon", "tab:orange", optimizer="muon"),
     "batch-ideal-adamw": Method("batch-ideal, AdamW", "tab:green", correction=_BATCH_IDEAL, optimizer="adamw"),
-    "whitened-adamw": Method("whitened AdamW", "tab:red", whitening=1.0, optimizer="adamw"),
-    "whitened-muon": Method("whitened Muon", "tab:purple", whitening=1.0, optimizer="muon"),
-    "whitened-adamw-16": Method("whitened AdamW, rank 16", "tab:brown", whitening=1.0, rank=16, optimizer="adamw"),
-    "whitened-muon-16": Method("whitened Muon, rank 16", "tab:pink", whitening=1.0, rank=16, optimizer="muon"),
+    "whitened-adamw": Method("whitened AdamW", "tab:red", by_inputs=_WHITE, optimizer="adamw"),
+    "whitened-muon": Method("whitened Muon", "tab:purple", by_inputs=_WHITE, optimizer="muon"),
+    "whitened-adamw-16": Method("whitened AdamW, rank 16", "tab:brown", by_inputs=_WHITE_16, optimizer="adamw"),
+    "whitened-muon-16": Method("whitened Muon, rank 16", "tab:pink", by_inputs=_WHITE_16, optimizer="muon"),
     "sgd": Method("SGD, momentum 0.9", "tab:gray", optimizer="sgd"),
-    "whitened-sgd": Method("whitened SGD, momentum 0.9", "tab:olive", whitening=1.0, optimizer="sgd"),
+    "whitened-sgd": Method("whitened SGD, momentum 0.9", "tab:olive", by_inputs=_WHITE, optimizer="sgd"),
     "schedulefree": Method("schedule-free AdamW", "tab:cyan", optimizer="schedulefree"),
     "soap": Method("SOAP", "black", optimizer="soap"),
     "proportional-adamw": Method("proportional, AdamW", "#aec7e8", correction=Proportional(), optimizer="adamw"),
     "disproportional-adamw": Method(
         "disproportional, AdamW", "#ffbb78", correction=Disproportional(), optimizer="adamw"
     ),
-    "input-scaled-adamw": Method("input-scaled AdamW", "#c5b0d5", hold=False, optimizer="adamw"),
-    "input-held-adamw": Method("input-scaled AdamW, held", "#9467bd", hold=True, optimizer="adamw"),
-    "input-scaled-muon": Method("input-scaled Muon", "#ff9896", hold=False, optimizer="muon"),
-    "input-held-muon": Method("input-scaled Muon, held", "#d62728", hold=True, optimizer="muon"),
+    "input-scaled-adamw": Method("input-scaled AdamW", "#c5b0d5", by_inputs=_SCALED, optimizer="adamw"),
+    "input-held-adamw": Method("input-scaled AdamW, held", "#9467bd", by_inputs=_HELD, optimizer="adamw"),
+    "input-scaled-muon": Method("input-scaled Muon", "#ff9896", by_inputs=_SCALED, optimizer="muon"),
+    "input-held-muon": Method("input-scaled Muon, held", "#d62728", by_inputs=_HELD, optimizer="muon"),
+    "preconditioned-adamw": Method("DoPr (preconditioned AdamW)", "#17becf", by_inputs=_SOLVED, optimizer="adamw"),
+    "preconditioned-muon": Method("Newton-Muon (preconditioned Muon)", "#9edae5", by_inputs=_SOLVED, optimizer="muon"),
+    "normuon": Method("NorMuon", "#e377c2", optimizer="normuon"),
+    "kron": Method("Kron (PSGD)", "#f7b6d2", optimizer="kron"),
+    "mars": Method("MARS", "#c49c94", optimizer="mars"),
     "unit-consistent-adamw": Method("unit-consistent AdamW", "#98df8a", gauge=NetworkGauge(), optimizer="adamw"),
 }
 

@@ -54,7 +54,7 @@ class ImageRun(Run):
             raise ValueError("seeds is empty; a run needs at least one.")
         if not all(width > 0 for width in self.hidden):
             raise ValueError(f"hidden is {list(self.hidden)}; every width must be positive.")
-        if METHODS[self.method].whitening is not None and self.backend != "loop":
+        if METHODS[self.method].by_inputs is not None and self.backend != "loop":
             raise ValueError(f"method {self.method!r} sees forward passes, which only backend 'loop' makes one by one.")
 
     def computes(self) -> str:
@@ -89,7 +89,7 @@ def expand(grids: Sequence[Grid], given: Grid) -> list[ImageRun]:
             own["seeds"] = tuple(range(own.get("seeds", 5)))
             own["hidden"] = tuple(own.get("hidden", (32, 32)))
             # Whitening sees forward passes one by one; an unknown method is for `ImageRun` to refuse.
-            whitens = own["method"] in METHODS and METHODS[own["method"]].whitening is not None
+            whitens = own["method"] in METHODS and METHODS[own["method"]].by_inputs is not None
             runs.append(ImageRun(**{"backend": "loop" if whitens else "ensemble", **own}))
     return runs
 

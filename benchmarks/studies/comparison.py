@@ -116,7 +116,7 @@ def _figure(group: list[Result], title: str, path: Path) -> None:
                     epochs = range(1, len(means) + 1)
                     low, high = zip(*((m - e, m + e) for m, e in zip(means, errors, strict=True)), strict=True)
                     # Gradient-only is dashed, coordinates dotted as well: colour alone does not carry to everyone.
-                    style = "--" if method.correction else "-." if method.whitening is not None or method.gauge else "-"
+                    style = "--" if method.correction else "-." if method.by_inputs is not None or method.gauge else "-"
                     axis.plot(epochs, means, style, color=method.color, label=method.label, linewidth=1.6)
                     axis.fill_between(epochs, low, high, color=method.color, alpha=0.2, linewidth=0)
             axis.set_xlabel("epoch")

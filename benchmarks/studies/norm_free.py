@@ -23,7 +23,7 @@ from ..core.progress import run_all
 from ..core.store import Result, Store
 from ..core.study import Sections, Study
 from ..core.table import machine, markdown, mean_and_error, plus_minus
-from ..language import LANGUAGE, TextRun, final_validation_loss
+from ..language import LANGUAGE, TextRun, dampings, final_validation_loss, lacks
 from ..methods import METHODS
 
 #: Deviation of the embeddings: GPT-2's, or one.
@@ -44,6 +44,8 @@ class Row(NamedTuple):
 
 
 _MUON, _ADAMW = (("muon", "input-scaled-muon", "input-held-muon"), ("adamw", "input-scaled-adamw", "input-held-adamw"))
+#: What else changes a step by the inputs of its layer, or Muon's step; here with the damping it has by itself.
+_RIVALS = ("preconditioned-muon", "preconditioned-adamw", "normuon", "kron", "mars", "soap")
 #: Rows in the order in which they run; each group is searched and then repeated by all seeds.
 GROUPS: list[list[Row]] = [
     [Row(*row) for row in product(["layernorm"], DRAWN, ["muon", "adamw"])]
@@ -51,6 +53,8 @@ GROUPS: list[list[Row]] = [
     [Row(*row) for row in product(["none"], [None], ["muon", "adamw"])],
     [Row(*row) for row in product(["gains", "skip-init"], [1.0], ["muon", "input-held-muon", "adamw"])],
     [Row(*row) for row in product(["rmsnorm", "dyt", "derf"], DRAWN, ["muon", "adamw"])],
+    [Row(*row) for row in product(["layernorm"], [None], ["whitened-muon", "whitened-adamw", *_RIVALS])]
+    + [Row(*row) for row in product(["none"], [1.0], ["whitened-muon", "whitened-adamw", *_RIVALS])],
     [Row(*row) for row in product(["gains", "skip-init"], [None], ["muon", "adamw"])],
     [Row(*row) for row in product(NORMS, DRAWN, [*_MUON, *_ADAMW]) if row[0] != "affine-like"],
 ]
@@ -72,7 +76,9 @@ def search(rows: Sequence[Row], run: TextRun, store: Store) -> list[TextRun]:
 
 
 def _of(row: Row, run: TextRun, lr: float) -> TextRun:
-    return replace(run, norm=row.norm, embedding_deviation=row.drawn, method=row.method, lr=lr)
+    (damping,) = dampings(row.method, [1.0])
+    run = replace(run, norm=row.norm, embedding_deviation=row.drawn)
+    return replace(run, method=row.method, lr=lr, damping=damping)
 
 
 def _score(loss: float | None) -> float:
@@ -94,7 +100,7 @@ def _run(options: argparse.Namespace, store: Store) -> None:
     run = TextRun(options.data, "adamw", TWIN, 1e-3, weight_decay=options.weight_decay, clip=options.clip, **like)
     done: set[Row] = set()
     for group in GROUPS[: options.groups]:
-        rows = [row for row in dict.fromkeys(group) if row not in done]
+        rows = [row for row in dict.fromkeys(group) if row not in done and lacks(row.method) is None]
         done.update(rows)
         chosen = search(rows, run, store)
         run_all([replace(best, seed=seed) for seed in range(1, options.seeds + 1) for best in chosen], LANGUAGE, store)

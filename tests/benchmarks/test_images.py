@@ -15,7 +15,7 @@ from benchmarks.methods import METHODS
 
 STEPS = 20
 #: What trains as one program.
-TOGETHER = [name for name, method in METHODS.items() if method.applies == "images" and method.whitening is None]
+TOGETHER = [name for name, method in METHODS.items() if method.applies == "images" and method.by_inputs is None]
 TOLERANCE = 1e-10  # relative, on every step's loss, in float64
 
 
