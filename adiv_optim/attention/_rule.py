@@ -40,7 +40,7 @@ class AttentionIdeal:
         >>> from adiv_optim import attention
         >>> x = torch.tensor([[1.0, 0.0], [1.0, 1.0]])
         >>> w_q, w_k = torch.eye(2, requires_grad=True), torch.tensor([[1.0, 1.0], [0.0, 1.0]], requires_grad=True)
-        >>> rule = attention.AttentionIdeal(damping=0.0)
+        >>> rule = attention.AttentionIdeal(damping=0.0, tolerance=None)
         >>> g = torch.tensor([[[1.0, 0.0], [0.0, 2.0]]])
         >>> attention.logits(x, w_q, w_k, num_heads=1, correction=rule).backward(g)
         >>> step = {"q_weight": w_q.grad, "k_weight": w_k.grad}
@@ -69,12 +69,7 @@ class AttentionIdeal:
 
 
 def check_rule(rule: object) -> AttentionIdeal:
-    """Return `rule`, or raise a TypeError that says what was found and what is wanted.
-
-    Example:
-        >>> check_rule(AttentionIdeal()).damping
-        0.001
-    """
+    """Return `rule`, or raise a TypeError that says what was found and what is wanted."""
     if isinstance(rule, AttentionIdeal):
         return rule
     if rule is AttentionIdeal:
