@@ -80,9 +80,9 @@ def logits(
     r"""Attention logits :math:`s\,QK^\top` whose projections' gradients follow a correction.
 
     Forward and input gradient are the plain ones, bit for bit; the projections receive
-    :math:`\theta = J^\top (JJ^\top + \lambda I)^{-1} g` in place of :math:`J^\top g` (see `AttentionIdeal`). A frozen
-    parameter is left out of J. The solution is computed in float32 at least, and runs outside the graph under
-    torch.compile (fullgraph=True raises). Forward-mode and second derivatives, and vmap, raise.
+    :math:`\theta = J^\top (JJ^\top + \lambda I)^{-1} g` in place of :math:`J^\top g` (see `AttentionIdeal`), in float32
+    at least. A frozen parameter is left out of J. Under torch.compile this runs outside the graph
+    (fullgraph=True raises). Forward-mode and second derivatives, and vmap, raise.
 
     Args:
         input: X, shape (sequences, tokens, features) or (tokens, features).

@@ -72,14 +72,11 @@ class SelfAttention(nn.Module):
                 f"SelfAttention: num_heads is {num_heads}, which does not divide embed_dim {embed_dim}; choose one "
                 "that does."
             )
-        if correction is not None:
-            check_rule(correction)
-            if qk_norm:
-                raise ValueError(
-                    f"SelfAttention: qk_norm=True with correction={correction!r}. The correction solves for logits "
-                    "that are bilinear in the projections, which normalised queries and keys are not; choose one of "
-                    "the two."
-                )
+        if correction is not None and check_rule(correction) and qk_norm:
+            raise ValueError(
+                f"SelfAttention: qk_norm=True with correction={correction!r}. The correction solves for logits that "
+                "are bilinear in the projections, which normalised queries and keys are not; choose one of the two."
+            )
         self.embed_dim, self.num_heads, self.head_dim = embed_dim, num_heads, embed_dim // num_heads
         self.qk_norm, self.causal, self._correction = qk_norm, causal, correction
         inner = nn.Linear if correction is None else LogitProjection

@@ -56,26 +56,20 @@ class Projections:
                     f"attention: {name} has shape {tuple(bias.shape)}; it must be {(rows,)}, a number for each row of "
                     "the weight."
                 )
-        if self.mask is not None:
-            self._check_mask(self.mask)
-
-    def _check_mask(self, mask: Tensor) -> None:
-        if mask.dtype != torch.bool:
+        if self.mask is not None and self.mask.dtype != torch.bool:
             raise TypeError(
-                f"attention: mask is {mask.dtype}; it must be torch.bool, True where a token may attend (an additive "
-                "mask m is m == 0)."
+                f"attention: mask is {self.mask.dtype}; it must be torch.bool, True where a token may attend (an "
+                "additive mask m is m == 0)."
             )
-        sizes = list(zip(reversed(mask.shape), reversed(self.shape), strict=False))
-        if mask.dim() > len(self.shape) or any(size not in (1, wanted) for size, wanted in sizes):
+        if self.mask is not None and not broadcasts(self.mask.shape, self.shape):
             raise ValueError(
-                f"attention: mask of shape {tuple(mask.shape)} does not broadcast to the logits' {self.shape}."
+                f"attention: mask of shape {tuple(self.mask.shape)} does not broadcast to the logits' {self.shape}."
             )
 
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of the logits."""
-        tokens = self.input.shape[-2]
-        return (*self.input.shape[:-2], self.num_heads, tokens, tokens)
+        return (*self.input.shape[:-2], self.num_heads, self.input.shape[-2], self.input.shape[-2])
 
     @property
     def factor(self) -> float:
@@ -90,9 +84,14 @@ class Projections:
 
     def projected(self) -> tuple[Tensor, Tensor]:
         """Queries and keys, each of shape (…, heads, tokens, head_dim)."""
-        queries = F.linear(self.input, self.q_weight, self.q_bias)
-        keys = F.linear(self.input, self.k_weight, self.k_bias)
-        return split_heads(queries, self.num_heads), split_heads(keys, self.num_heads)
+        queries = split_heads(F.linear(self.input, self.q_weight, self.q_bias), self.num_heads)
+        return queries, split_heads(F.linear(self.input, self.k_weight, self.k_bias), self.num_heads)
+
+
+def broadcasts(shape: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
+    """Whether a tensor of this shape can be expanded to the wanted one."""
+    pairs = zip(reversed(shape), reversed(wanted), strict=False)
+    return len(shape) <= len(wanted) and all(size in (1, there) for size, there in pairs)
 
 
 def split_heads(projected: Tensor, num_heads: int) -> Tensor:

@@ -18,19 +18,6 @@ from ...attach.layers import PLAIN, Corrected, swapped
 OUTPUT = "output of the model"
 
 
-def check_traceable(model: nn.Module) -> None:
-    """Refuse what is known to be beyond tracing."""
-    refuse_lazy("trace", model)
-    for path, module in model.named_modules():
-        if isinstance(module, torch.jit.ScriptModule):
-            raise ValueError(
-                f"{label(path)} is a {type(module).__name__}, which torch.jit has compiled and torch.export cannot "
-                "look into; trace the model that it was made of. Parameters keep their names, so that the graph fits "
-                "this one too: UnitConsistent(…, graph=graph)."
-            )
-    refuse_sharded("trace", model, "trace the model before it is sharded")
-
-
 @contextmanager
 def _plain_layers(model: nn.Module) -> Iterator[None]:
     """Corrected layers compute what plain ones do, through functions that torch.export cannot look into."""
@@ -78,7 +65,16 @@ def _held(value: Any, seen: set[int]) -> Iterator[Tensor]:
 
 
 def export(model: nn.Module, example_input: Any) -> tuple[Any, list[str]]:
-    """Return the program, and why each of its outputs is pinned, where that is not `OUTPUT`."""
+    """Return the program, and why each of its outputs is pinned, where that is not `OUTPUT`; raise as `trace` says."""
+    refuse_lazy("trace", model)
+    for path, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            raise ValueError(
+                f"{label(path)} is a {type(module).__name__}, which torch.jit has compiled and torch.export cannot "
+                "look into; trace the model that it was made of. Parameters keep their names, so that the graph fits "
+                "this one too: UnitConsistent(…, graph=graph)."
+            )
+    refuse_sharded("trace", model, "trace the model before it is sharded")
     keywords = example_input if isinstance(example_input, dict) else {}
     arguments = () if keywords else example_input if isinstance(example_input, tuple) else (example_input,)
     try:
@@ -86,11 +82,8 @@ def export(model: nn.Module, example_input: Any) -> tuple[Any, list[str]]:
             warnings.simplefilter("ignore")  # torch's, about itself
             return torch.export.export(model, arguments, keywords, strict=False), reasons
     except Exception as error:
-        shapes = ", ".join(
-            str(tuple(leaf.shape)) if isinstance(leaf, Tensor) else repr(leaf)
-            for leaf in pytree.tree_leaves((arguments, keywords))
-        )
-        name = type(model).__name__
+        name, leaves = type(model).__name__, pytree.tree_leaves((arguments, keywords))
+        shapes = ", ".join(str(tuple(leaf.shape)) if isinstance(leaf, Tensor) else repr(leaf) for leaf in leaves)
         # A copy, simply called, tells a wrong input from a model beyond tracing.
         try:
             with torch.random.fork_rng(devices=[]), torch.no_grad():

@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 
 from .call import Call
 from .channels import CONSTANT, PINNED, Channels
-from .export import OUTPUT, check_traceable, export
+from .export import OUTPUT, export
 from .graph import ChannelGraph, Entry, Node
 from .rules import RULES, rearrange
 from .values import Activation, Buffer, Parameter, Use, Uses
@@ -62,11 +62,10 @@ def trace(model: nn.Module, example_input: Any) -> ChannelGraph:
         2            2     0  output of the model
         4 free log-scales
     """
-    check_traceable(model)
     program, reasons = export(model, example_input)
     interpreter = _Interpreter(program, reasons, _first_names(model))
     interpreter.run()
-    graph = _finish(interpreter, [name for name, _ in model.named_parameters()])
+    graph = interpreter.graph([name for name, _ in model.named_parameters()])
     if graph.unknown:
         warnings.warn(
             f"no scaling rule for {', '.join(graph.unknown)}: the scales of what goes in and out are pinned to 1, "
@@ -132,7 +131,8 @@ class _Interpreter:
             values = iter(self._values(node.args))
             region = next(value for value in values if isinstance(value, torch.fx.GraphModule))
             return self._visit(region, lambda _: next(values))
-        where, output = _module(node), node.meta.get("val")
+        stack, output = list((node.meta.get("nn_module_stack") or {}).values()), node.meta.get("val")
+        where = stack[-1][0].removeprefix("L['self']").lstrip(".") if stack else ""
         known = isinstance(node.target, torch._ops.OpOverload) and node.target.namespace == "aten"
         name = node.target._schema.name.removeprefix("aten::") if known else str(node.target)
         shapes = [leaf.shape for leaf in pytree.tree_leaves(output) if isinstance(leaf, Tensor)]
@@ -182,55 +182,47 @@ class _Interpreter:
     def _values(self, tree: Any) -> Any:
         return torch.fx.node.map_arg(tree, lambda node: self.env.get(node))
 
+    def graph(self, order: list[str]) -> ChannelGraph:
+        """Number the components that parameters live on, and write every use in those numbers."""
+        channels, uses = self.channels, self.uses
+        every = [*uses.parameters.values(), *uses.buffers.values()]
+        ends = {use: (channels.compress(use.plus), channels.compress(use.minus)) for use in every}
 
-def _finish(interpreter: _Interpreter, order: list[str]) -> ChannelGraph:
-    """Number the components that parameters live on, and write every use in those numbers."""
-    channels, uses = interpreter.channels, interpreter.uses
-    every = [*uses.parameters.values(), *uses.buffers.values()]
-    ends = {use: (channels.compress(use.plus), channels.compress(use.minus)) for use in every}
+        def met(uses: Iterable[Use]) -> Tensor:
+            found = torch.zeros(channels.count, dtype=torch.bool)
+            for ids in itertools.chain([torch.tensor(PINNED)], *(ends[use] for use in uses)):
+                found[ids] = True
+            return found
 
-    def met(uses: Iterable[Use]) -> Tensor:
-        found = torch.zeros(channels.count, dtype=torch.bool)
-        for ids in itertools.chain([torch.tensor(PINNED)], *(ends[use] for use in uses)):
-            found[ids] = True
-        return found
+        used, measured = met(every), met(use for use in every if use.counted)
+        numbers = torch.where(used, used.cumsum(0) - 1, -1)
 
-    used, measured = met(every), met(use for use in every if use.counted)
-    numbers = torch.where(used, used.cumsum(0) - 1, -1)
+        def entry(use: Use) -> Entry:
+            plus, minus = (numbers[ids] for ids in ends[use])
+            moves = bool((plus != 0).any() or (minus != 0).any())
+            # Channels that no weight touches, as rows of standardised weights, take their scale from their other uses.
+            counted = use.counted or not bool(measured[ends[use][0]].all())
+            matrix = "convolution" in use.kind or (use.kind.startswith(("matrix", "table")) and len(use.shape) == 2)
+            # That a constant goes in is no reason where the output is pinned.
+            reasons = () if moves else channels.reasons(torch.cat([use.plus.flatten(), use.minus.flatten()]))
+            why = tuple(reason for reason in (use.why, *reasons) if reason not in ("", CONSTANT))
+            why = () if moves else why or (CONSTANT,)
+            return Entry(use.shape, plus, minus, counted, use.power, moves, _usual(use, plus), why, matrix)
 
-    def entry(use: Use) -> Entry:
-        plus, minus = (numbers[ids] for ids in ends[use])
-        moves = bool((plus != 0).any() or (minus != 0).any())
-        # Channels that no weight touches take their scale from what does: rows of weights that are standardised.
-        counted = use.counted or not bool(measured[ends[use][0]].all())
-        matrix = use.kind.startswith(_KERNELS) or (use.kind.startswith(_MATRICES) and len(use.shape) == 2)
-        why = () if moves else _why(use, channels)
-        return Entry(use.shape, plus, minus, counted, use.power, moves, _usual(use, plus), why, matrix)
-
-    nodes = []
-    for name, ids in channels.made:
-        index = numbers[channels.find(ids)]
-        if bool((index >= 0).any()):
-            nodes.append(Node(name, index.clamp_(min=0), channels.reasons(ids)))
-    return ChannelGraph(
-        free=int(used.sum()) - 1,
-        nodes=tuple(nodes),
-        parameters={name: entry(uses.parameters[name]) for name in order if name in uses.parameters},
-        buffers={name: replace(entry(use), counted=False) for name, use in uses.buffers.items()},
-        outside=tuple(name for name in order if name not in uses.parameters),
-        unknown=tuple(dict.fromkeys(interpreter.unknown)),
-        inexact=tuple(dict.fromkeys(uses.inexact)),
-    )
-
-
-def _why(use: Use, channels: Channels) -> tuple[str, ...]:
-    """Why a parameter moves with nothing; that a constant goes in is no reason where what comes out is pinned."""
-    reasons = [use.why] * bool(use.why) + [*channels.reasons(torch.cat([use.plus.flatten(), use.minus.flatten()]))]
-    return tuple(reason for reason in reasons if reason != CONSTANT) or (CONSTANT,)
-
-
-#: Uses of a parameter whose dimensions are outputs, inputs and, of kernels, positions.
-_KERNELS, _MATRICES = ("convolution", "transposed convolution"), ("matrix", "table")
+        nodes = []
+        for name, ids in channels.made:
+            index = numbers[channels.find(ids)]
+            if bool((index >= 0).any()):
+                nodes.append(Node(name, index.clamp_(min=0), channels.reasons(ids)))
+        return ChannelGraph(
+            free=int(used.sum()) - 1,
+            nodes=tuple(nodes),
+            parameters={name: entry(uses.parameters[name]) for name in order if name in uses.parameters},
+            buffers={name: replace(entry(use), counted=False) for name, use in uses.buffers.items()},
+            outside=tuple(name for name in order if name not in uses.parameters),
+            unknown=tuple(dict.fromkeys(self.unknown)),
+            inexact=tuple(dict.fromkeys(uses.inexact)),
+        )
 
 
 def _usual(use: Use, plus: Tensor) -> float:
@@ -250,9 +242,3 @@ def _first_names(model: nn.Module) -> dict[str, str]:
     first: dict[int, str] = {}
     kinds = (model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False))
     return {name: first.setdefault(id(tensor), name) for name, tensor in itertools.chain(*kinds)}
-
-
-def _module(node: Any) -> str:
-    stack = node.meta.get("nn_module_stack") or {}
-    path = list(stack.values())[-1][0] if stack else ""
-    return path.removeprefix("L['self']").lstrip(".")

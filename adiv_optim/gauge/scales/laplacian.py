@@ -141,18 +141,18 @@ class Laplacian:
         sums = torch.linalg.lu_solve(*self._factors, self._sums(self._inverse_degree * right)[:, None])[:, 0]
         return self._inverse_degree * right.index_add(0, self.member, self._across(sums))
 
-    def _iterated(self, right: Tensor, rounds: int = 4, most: int = 2000) -> Tensor:
+    def _iterated(self, right: Tensor) -> Tensor:
         """Conjugate gradients on D^{-1/2} N D^{-1/2}, restarted from the true residual until that stops falling."""
         root = self._inverse_degree.sqrt()
         scales, least = torch.zeros_like(right), torch.full_like(right[0], torch.inf)
-        for _ in range(rounds):
+        for _ in range(4):
             residual = root * (right - self.times(scales))
             length = residual.norm()
             if not bool(length < 0.5 * least):
                 break
             least = length
             # Each round need only gain what it can before rounding parts its residual from the true one.
-            change, _ = conjugate_gradients(lambda y: root * self.times(root * y), residual, 1e-14 * length, most)
+            change, _ = conjugate_gradients(lambda y: root * self.times(root * y), residual, 1e-14 * length, 2000)
             scales = scales + root * change
         return scales
 

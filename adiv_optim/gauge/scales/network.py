@@ -89,7 +89,10 @@ def network_scales(
         right = laplacian.right(sums())
         # log 0 = -inf: a sum that is not finite is the sign of a zero (or worse), and costs no look of its own.
         if not zeros and not bool(right.isfinite().all()):
-            _refuse_infinite(weights)
+            for name, weight in weights.items():
+                if not bool(weight.isfinite().all()):
+                    found = "NaN" if bool(weight.isnan().any()) else "inf"
+                    raise ValueError(f"{name!r} holds {found}; a weight without a magnitude has no scale.")
             zeros = True
             laplacian = laplacian.without(tuple(entries.values()), [weight == 0 for weight in weights.values()])
             right = laplacian.right(sums())
@@ -127,10 +130,3 @@ def _sums_of_part(weight: Tensor, plus: Tensor, minus: Tensor, zeros: bool) -> l
     # The kernel of a convolution first: the sums over it are few.
     log = log.sum_to_size(torch.broadcast_shapes(plus.shape, minus.shape))
     return [log.sum_to_size(index.shape) for index in (plus, minus)]
-
-
-def _refuse_infinite(weights: dict[str, Tensor]) -> None:
-    for name, weight in weights.items():
-        if not bool(weight.isfinite().all()):
-            found = "NaN" if bool(weight.isnan().any()) else "inf"
-            raise ValueError(f"{name!r} holds {found}; a weight without a magnitude has no scale.")
