@@ -6,7 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ._logits import logits, scaled_products
+from ._logits import logits
+from ._projections import scaled_products, split_heads
 from ._rule import AttentionIdeal, check_rule
 
 
@@ -71,28 +72,23 @@ class SelfAttention(nn.Module):
                 f"SelfAttention: num_heads is {num_heads}, which does not divide embed_dim {embed_dim}; choose one "
                 "that does."
             )
-        if correction is not None:
-            check_rule(correction)
-            if qk_norm:
-                raise ValueError(
-                    f"SelfAttention: qk_norm=True with correction={correction!r}. The correction solves for logits "
-                    "that are bilinear in the projections, which normalised queries and keys are not; choose one of "
-                    "the two."
-                )
+        if correction is not None and check_rule(correction) and qk_norm:
+            raise ValueError(
+                f"SelfAttention: qk_norm=True with correction={correction!r}. The correction solves for logits that "
+                "are bilinear in the projections, which normalised queries and keys are not; choose one of the two."
+            )
         self.embed_dim, self.num_heads, self.head_dim = embed_dim, num_heads, embed_dim // num_heads
         self.qk_norm, self.causal, self._correction = qk_norm, causal, correction
         inner = nn.Linear if correction is None else LogitProjection
-        self.q_proj = inner(embed_dim, embed_dim, bias, device=device, dtype=dtype)
-        self.k_proj = inner(embed_dim, embed_dim, bias, device=device, dtype=dtype)
-        self.v_proj = nn.Linear(embed_dim, embed_dim, bias, device=device, dtype=dtype)
-        self.out_proj = nn.Linear(embed_dim, embed_dim, bias, device=device, dtype=dtype)
+        kinds = (inner, inner, nn.Linear, nn.Linear)
+        projections = [kind(embed_dim, embed_dim, bias, device=device, dtype=dtype) for kind in kinds]
+        self.q_proj, self.k_proj, self.v_proj, self.out_proj = projections
         # The start of nn.MultiheadAttention: one Xavier bound for the three stacked, biases zero.
-        bound = (6 / (4 * embed_dim)) ** 0.5
-        for projection in (self.q_proj, self.k_proj, self.v_proj):
-            nn.init.uniform_(projection.weight, -bound, bound)
-        for projection in (self.q_proj, self.k_proj, self.v_proj, self.out_proj):
-            if projection.bias is not None:
-                nn.init.zeros_(projection.bias)
+        limit = (6 / (4 * embed_dim)) ** 0.5
+        for projection in projections[:3]:
+            nn.init.uniform_(projection.weight, -limit, limit)
+        for projection in projections if bias else []:
+            nn.init.zeros_(projection.bias)
 
     @property
     def correction(self) -> AttentionIdeal | None:
@@ -133,24 +129,15 @@ class SelfAttention(nn.Module):
                 "does not have; build it without."
             )
         weight, bias = mha.in_proj_weight, mha.in_proj_bias
-        made = cls(
-            mha.embed_dim,
-            mha.num_heads,
-            bias is not None,
-            qk_norm,
-            correction,
-            causal,
-            weight.device,
-            weight.dtype,
-        )
-        with torch.no_grad():
-            for projection, part in zip((made.q_proj, made.k_proj, made.v_proj), weight.chunk(3), strict=True):
-                projection.weight.copy_(part)
-            made.out_proj.weight.copy_(mha.out_proj.weight)
-            if bias is not None:
-                for projection, part in zip((made.q_proj, made.k_proj, made.v_proj), bias.chunk(3), strict=True):
-                    projection.bias.copy_(part)
-                made.out_proj.bias.copy_(mha.out_proj.bias)
+        settings = (mha.embed_dim, mha.num_heads, bias is not None, qk_norm, correction, causal)
+        made = cls(*settings, weight.device, weight.dtype)
+        state: dict[str, Tensor] = {
+            f"out_proj.{name}": parameter for name, parameter in mha.out_proj.named_parameters()
+        }
+        for kind, stacked in (("weight", weight), ("bias", bias)):
+            if stacked is not None:
+                state |= {f"{side}_proj.{kind}": part for side, part in zip("qkv", stacked.chunk(3), strict=True)}
+        made.load_state_dict(state)
         return made
 
     def forward(self, input: Tensor) -> Tensor:
@@ -165,26 +152,19 @@ class SelfAttention(nn.Module):
                 f"SelfAttention: input of shape {tuple(input.shape)}; it must be (sequences, tokens, {self.embed_dim}) "
                 f"or (tokens, {self.embed_dim})."
             )
-        weights = self._logits(input).softmax(-1)
-        return self.out_proj((weights @ self._heads(self.v_proj(input))).transpose(-3, -2).flatten(-2))
+        values = split_heads(self.v_proj(input), self.num_heads)
+        return self.out_proj((self._logits(input).softmax(-1) @ values).transpose(-3, -2).flatten(-2))
 
     def _logits(self, input: Tensor) -> Tensor:
-        tokens = input.shape[-2]
+        tokens, q, k = input.shape[-2], self.q_proj, self.k_proj
         mask = torch.ones(tokens, tokens, dtype=torch.bool, device=input.device).tril() if self.causal else None
         if self._correction is not None:
-            q, k = self.q_proj, self.k_proj
-            return logits(
-                input, q.weight, k.weight, q.bias, k.bias,
-                num_heads=self.num_heads, correction=self._correction, mask=mask,
-            )  # fmt: skip
-        queries, keys = self._heads(self.q_proj(input)), self._heads(self.k_proj(input))
+            settings: dict[str, Any] = {"num_heads": self.num_heads, "correction": self._correction, "mask": mask}
+            return logits(input, q.weight, k.weight, q.bias, k.bias, **settings)
+        queries, keys = split_heads(q(input), self.num_heads), split_heads(k(input), self.num_heads)
         if self.qk_norm:
             queries, keys = F.rms_norm(queries, (self.head_dim,)), F.rms_norm(keys, (self.head_dim,))
-        found = scaled_products(queries, keys, self.head_dim**-0.5)
-        return found if mask is None else found.masked_fill(~mask, -torch.inf)
-
-    def _heads(self, projected: Tensor) -> Tensor:
-        return projected.unflatten(-1, (self.num_heads, self.head_dim)).transpose(-3, -2)
+        return scaled_products(queries, keys, self.head_dim**-0.5, mask)
 
     def extra_repr(self) -> str:
         """Return the settings."""

@@ -15,21 +15,19 @@ class AttentionIdeal:
     :math:`Y = s\,(\tilde X \tilde W_q^\top)(\tilde X \tilde W_k^\top)^\top` by both projections. A plain step moves
     them to first order by :math:`-\eta s^2 (A g B + C g A)` (Bird 2025, Eq. 63, with its second term's indices
     put right), :math:`A = \tilde X \tilde X^\top`, :math:`B = KK^\top`, :math:`C = QQ^\top`; the paper leaves the
-    correction open. Without damping this one moves them by exactly :math:`-\eta g` where that can be reached: for
-    one sequence, generically if tokens ≤ min(head_dim, columns of :math:`\tilde X`). Elsewhere it comes as close
-    as least squares allows, by the smallest step that does. It is a descent direction, and never uphill
-    however early the iteration stops. As damping → ∞ it is the plain direction. λ scales as JJᵀ does, so the damping
-    means the same whatever the units of X and W.
+    correction open. Without damping this one moves them by :math:`-\eta g`, to `tolerance`, where that can be reached:
+    for one sequence, generically if tokens ≤ min(head_dim, columns of :math:`\tilde X`). Elsewhere it comes as close
+    as least squares allows, by the smallest step that does. It is never uphill, however early the iteration stops. As
+    damping → ∞ it is the plain direction. The damping means the same whatever the units of X and W.
 
-    **It is not additive over micro-batches** (nor is `adiv_optim.BatchIdeal`): each backward is ideal for what
-    it saw.
+    **It is not additive over micro-batches** (nor is `adiv_optim.BatchIdeal`): each backward is ideal by itself.
 
     Args:
         damping: the ridge, as a share of the mean eigenvalue of JJᵀ; at least 0.
         joint: solve for all sequences of the batch at once. False solves each sequence as if it were alone and
             adds the steps up: cheaper for short sequences, ideal for a sequence only without the others' pull.
-        tolerance: where the solution is by conjugate gradients, stop at this relative residual; None is 10 × machine
-            precision.
+        tolerance: the relative residual that conjugate gradients stop at; None is 10 × machine precision. Few logits
+            with damping are solved for directly.
         max_iterations: of conjugate gradients, at most. Stopping early is damping too.
 
     Raises:
@@ -40,7 +38,7 @@ class AttentionIdeal:
         >>> from adiv_optim import attention
         >>> x = torch.tensor([[1.0, 0.0], [1.0, 1.0]])
         >>> w_q, w_k = torch.eye(2, requires_grad=True), torch.tensor([[1.0, 1.0], [0.0, 1.0]], requires_grad=True)
-        >>> rule = attention.AttentionIdeal(damping=0.0)
+        >>> rule = attention.AttentionIdeal(damping=0.0, tolerance=None)
         >>> g = torch.tensor([[[1.0, 0.0], [0.0, 2.0]]])
         >>> attention.logits(x, w_q, w_k, num_heads=1, correction=rule).backward(g)
         >>> step = {"q_weight": w_q.grad, "k_weight": w_k.grad}
@@ -69,12 +67,7 @@ class AttentionIdeal:
 
 
 def check_rule(rule: object) -> AttentionIdeal:
-    """Return `rule`, or raise a TypeError that says what was found and what is wanted.
-
-    Example:
-        >>> check_rule(AttentionIdeal()).damping
-        0.001
-    """
+    """Return `rule`, or raise a TypeError that says what was found and what is wanted."""
     if isinstance(rule, AttentionIdeal):
         return rule
     if rule is AttentionIdeal:

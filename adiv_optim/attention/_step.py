@@ -1,13 +1,14 @@
-"""What a parameter step does to attention logits, and the step that does what it should."""
+"""The change that a parameter step makes to attention logits, and the step whose change is ideal."""
 
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ._logits import build, check, project, with_sequences
-from ._map import PARAMETERS, LogitMap, arrange, disarrange
+from ._map import LogitMap
+from ._projections import Projections
 from ._rule import AttentionIdeal
 from ._solve import solve
 
@@ -25,11 +26,11 @@ class Alignment(NamedTuple):
 
 
 class LogitStep(NamedTuple):
-    """What `ideal_logit_step` found.
+    """The result of `ideal_logit_step`.
 
     Args:
-        gradients: what stands in for the plain gradients, by name out of q_weight, k_weight, q_bias and k_bias;
-            the step is minus them.
+        gradients: the stand-ins for the plain gradients, by name out of q_weight, k_weight, q_bias and k_bias; the
+            step is minus them.
         misfit: |g − Jθ| / |g|, the part of g that was not reached; shape (heads,) if the sequences were joint,
             else (sequences, heads).
         residual: |Jᵀ(g − Jθ) − λθ| / |Jᵀg|, how far θ is from optimal; likewise.
@@ -41,31 +42,15 @@ class LogitStep(NamedTuple):
 
 
 def ideal_logit_step(
-    input: Tensor,
-    q_weight: Tensor,
-    k_weight: Tensor,
-    grad_logits: Tensor,
-    q_bias: Tensor | None = None,
-    k_bias: Tensor | None = None,
-    *,
-    num_heads: int,
-    scale: float | None = None,
-    mask: Tensor | None = None,
-    rule: AttentionIdeal | None = None,
-) -> LogitStep:
+    input: Tensor, q_weight: Tensor, k_weight: Tensor, grad_logits: Tensor,
+    q_bias: Tensor | None = None, k_bias: Tensor | None = None, *, num_heads: int,
+    scale: float | None = None, mask: Tensor | None = None, rule: AttentionIdeal | None = None,
+) -> LogitStep:  # fmt: skip
     r"""Return the gradients :math:`\theta = J^\top (JJ^\top + \lambda I)^{-1} g` that `AttentionIdeal` stands for.
 
-    Args:
-        input: X, shape (sequences, tokens, features) or (tokens, features).
-        q_weight: shape (num_heads · head_dim, features); like the others below taken as trained.
-        k_weight: likewise.
-        grad_logits: g, shape (sequences, heads, tokens, tokens) or (heads, tokens, tokens).
-        q_bias: shape (num_heads · head_dim,) or None.
-        k_bias: likewise.
-        num_heads: heads.
-        scale: s; 1/√head_dim by default.
-        mask: boolean, True where a logit counts.
-        rule: damping, tolerance and so on; by default `AttentionIdeal(tolerance=None, max_iterations=1000)`.
+    Input, weights, biases, heads, scale and mask are those of `logits`; all parameters are taken as trained.
+    `grad_logits` is g, shape (sequences, heads, tokens, tokens) or (heads, tokens, tokens); `rule` is
+    `AttentionIdeal(tolerance=None, max_iterations=1000)` by default.
 
     Raises:
         TypeError: input is not real floating-point, or the mask not boolean.
@@ -81,54 +66,33 @@ def ideal_logit_step(
         True
     """
     rule = AttentionIdeal(tolerance=None, max_iterations=1000) if rule is None else rule
-    weights = (q_weight, k_weight, q_bias, k_bias)
-    logit_map = _linearise(input, weights, grad_logits, num_heads, scale, mask, rule.joint)
-    right = logit_map.masked(arrange(with_sequences(grad_logits, 4).detach().to(logit_map.rows.dtype), rule.joint))
-    parts = solve(logit_map, right, rule.damping, rule.tolerance, rule.max_iterations)
+    given = Projections(input, q_weight, k_weight, q_bias, k_bias, num_heads, scale, mask)
+    logit_map, right = _linearised(given, grad_logits, rule.joint)
+    parts = solve(logit_map, right, rule)
     left = right - logit_map.forward(parts)
     ridge = (rule.damping * logit_map.mean_eigenvalue())[..., None, None]
-    slope, plain = logit_map.adjoint(left), logit_map.adjoint(right)
-    gradients = {
-        name: gradient.to(weights[PARAMETERS.index(name)].dtype)  # type: ignore[union-attr]
-        for name, gradient in logit_map.gradients(parts).items()
-    }
-    misfit = _ratio(_norm([left]), _norm([right]))
-    residual = _ratio(_norm([slope[side] - ridge * part for side, part in parts.items()]), _norm(list(plain.values())))
+    slope = logit_map.adjoint(left)
+    misfit = _ratio([left], [right])
+    residual = _ratio([slope[s] - ridge * part for s, part in parts.items()], logit_map.adjoint(right).values())
+    gradients = {name: found.to(given.parameters[name].dtype) for name, found in logit_map.gradients(parts).items()}
     several = not rule.joint and input.dim() == 3
     return LogitStep(gradients, misfit if several else misfit[0], residual if several else residual[0])
 
 
 def effective_logit_update(
-    input: Tensor,
-    q_weight: Tensor,
-    k_weight: Tensor,
-    grad_logits: Tensor,
-    q_bias: Tensor | None = None,
-    k_bias: Tensor | None = None,
-    *,
-    num_heads: int,
-    scale: float | None = None,
-    mask: Tensor | None = None,
-    gradients: Mapping[str, Tensor] | None = None,
-) -> Tensor:
+    input: Tensor, q_weight: Tensor, k_weight: Tensor, grad_logits: Tensor,
+    q_bias: Tensor | None = None, k_bias: Tensor | None = None, *, num_heads: int,
+    scale: float | None = None, mask: Tensor | None = None, gradients: Mapping[str, Tensor] | None = None,
+) -> Tensor:  # fmt: skip
     r"""Return how a unit step along −gradients changes the logits to first order.
 
     For plain gradients of one sequence :math:`-s^2 (A g B + C g A)` (Bird 2025, Eq. 63 to first order, with the
     second term's indices put right); sequences of a batch add what they pull on each other. The ideal change is −g:
     `alignment` compares the two.
 
-    Args:
-        input: X, shape (sequences, tokens, features) or (tokens, features).
-        q_weight: shape (num_heads · head_dim, features).
-        k_weight: likewise.
-        grad_logits: g, shape (sequences, heads, tokens, tokens) or (heads, tokens, tokens).
-        q_bias: shape (num_heads · head_dim,) or None.
-        k_bias: likewise.
-        num_heads: heads.
-        scale: s; 1/√head_dim by default.
-        mask: boolean, True where a logit counts; elsewhere the change is given as 0.
-        gradients: of q_weight, k_weight and the biases there are, in place of the plain ones. One that is missing
-            is zero.
+    Input, weights, biases, heads, scale and mask are those of `logits`; where the mask is False the change is given as
+    0. `grad_logits` is g, shape (sequences, heads, tokens, tokens) or (heads, tokens, tokens); `gradients`, by name out
+    of q_weight, k_weight, q_bias and k_bias, stand in for the plain ones, and one that is missing is zero.
 
     Returns:
         The change, of the shape of `grad_logits`.
@@ -144,17 +108,18 @@ def effective_logit_update(
         >>> attention.effective_logit_update(x, w, w, torch.ones(1, 1, 1), num_heads=1)
         tensor([[[-288.]]])
     """
-    weights = (q_weight, k_weight, q_bias, k_bias)
-    logit_map = _linearise(input, weights, grad_logits, num_heads, scale, mask, joint=True)
+    given = Projections(input, q_weight, k_weight, q_bias, k_bias, num_heads, scale, mask)
+    logit_map, right = _linearised(given, grad_logits, joint=True)
     if gradients is None:
-        parts = logit_map.adjoint(arrange(with_sequences(grad_logits, 4).detach().to(logit_map.rows.dtype), joint=True))
-    else:
-        if unknown := sorted(gradients.keys() - logit_map.trained):
-            raise ValueError(f"attention: gradients has {unknown}; the parameters are {sorted(logit_map.trained)}.")
-        present = {name: weight for name, weight in zip(PARAMETERS, weights, strict=True) if weight is not None}
-        parts = logit_map.parts({name: gradients.get(name, torch.zeros_like(w)) for name, w in present.items()})
-    change = disarrange(logit_map.forward(parts), joint=True)
-    return -(change if input.dim() == 3 else change.squeeze(0)).to(grad_logits.dtype)
+        gradients = logit_map.gradients(logit_map.adjoint(right))
+    elif unknown := sorted(gradients.keys() - logit_map.trained):
+        raise ValueError(f"attention: gradients has {unknown}; the parameters are {sorted(logit_map.trained)}.")
+    tensors = {name: gradients.get(name, torch.zeros_like(old)) for name, old in given.parameters.items()}
+    wide: dict[str, Any] = {n: t.to(logit_map.dtype) for n, t in {**tensors, "input": input.detach()}.items()}
+    moved_queries, moved_keys = replace(given, **wide).projected()
+    queries, keys = logit_map.queries.to(logit_map.dtype), logit_map.keys.to(logit_map.dtype)
+    change = -given.factor * (moved_queries @ keys.mT + queries @ moved_keys.mT)
+    return (change if mask is None else change.masked_fill(~mask, 0)).to(grad_logits.dtype)
 
 
 def alignment(change: Tensor, grad_logits: Tensor, mask: Tensor | None = None) -> Alignment:
@@ -184,38 +149,25 @@ def alignment(change: Tensor, grad_logits: Tensor, mask: Tensor | None = None) -
         )
     if mask is not None:
         change, grad_logits = change.masked_fill(~mask, 0), grad_logits.masked_fill(~mask, 0)
-    moved, wanted = (with_sequences(tensor, 4).transpose(0, 1).flatten(1) for tensor in (-change, grad_logits))
+    heads = change.dim() - 3
+    moved, wanted = (tensor.movedim(heads, 0).flatten(1) for tensor in (-change, grad_logits))
     along = (moved * wanted).sum(1)
     return Alignment(along / (moved.norm(dim=1) * wanted.norm(dim=1)), along / wanted.square().sum(1))
 
 
-def _linearise(
-    input: Tensor,
-    weights: tuple[Tensor, Tensor, Tensor | None, Tensor | None],
-    grad_logits: Tensor,
-    num_heads: int,
-    scale: float | None,
-    mask: Tensor | None,
-    joint: bool,
-) -> LogitMap:
-    scale = check(input, *weights, num_heads, scale, mask)
-    tokens = input.shape[-2]
-    wanted = (*input.shape[:-2], num_heads, tokens, tokens)
-    if grad_logits.shape != wanted:
+@torch.no_grad()
+def _linearised(given: Projections, grad_logits: Tensor, joint: bool) -> tuple[LogitMap, Tensor]:
+    """The derivative by all parameters, and g as it takes it."""
+    if grad_logits.shape != given.shape:
         raise ValueError(
-            f"attention: grad_logits has shape {tuple(grad_logits.shape)}; that of the logits is {wanted}."
+            f"attention: grad_logits has shape {tuple(grad_logits.shape)}; that of the logits is {given.shape}."
         )
-    with torch.no_grad():
-        q_weight, k_weight, q_bias, k_bias = weights
-        rows = input.detach()
-        queries, keys = project(rows, q_weight, q_bias, num_heads), project(rows, k_weight, k_bias, num_heads)
-    trained = frozenset(name for name, weight in zip(PARAMETERS, weights, strict=True) if weight is not None)
-    return build(rows, queries, keys, scale, mask, trained, joint)
+    trained, input = frozenset(given.parameters), given.input.detach()
+    logit_map = LogitMap(input, *given.projected(), given.factor, given.mask, trained, joint)
+    return logit_map, logit_map.vector(grad_logits.detach())
 
 
-def _norm(tensors: list[Tensor]) -> Tensor:
-    return torch.stack([tensor.flatten(2).norm(dim=2) for tensor in tensors]).norm(dim=0)
-
-
-def _ratio(numerator: Tensor, denominator: Tensor) -> Tensor:
-    return torch.where(denominator == 0, torch.zeros_like(numerator), numerator / denominator)
+def _ratio(parts: Iterable[Tensor], whole: Iterable[Tensor]) -> Tensor:
+    """|parts| / |whole| per problem and head, 0 where there is nothing."""
+    over, under = (torch.stack([t.flatten(2).norm(dim=2) for t in tensors]).norm(dim=0) for tensors in (parts, whole))
+    return torch.where(under == 0, 0.0, over / under)

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from .channels.graph import ChannelGraph, Factors
+from .channels.graph import ChannelGraph
 from .scales.network import network_scales
 
 
@@ -41,9 +41,8 @@ def apply_gauge(model: nn.Module, graph: ChannelGraph, log_scales: Tensor) -> nn
 
     .. math:: W_{oi} \leftarrow e^{s_o} W_{oi} e^{-s_i}, \qquad b_o \leftarrow e^{s_o} b_o
 
-    A running mean moves by e^s, a running variance by e^{2s}. Of BatchNorm only eps then sees the scale of its
-    input: the function changes as much as eps matters beside the variance, and not at all where that is
-    negligible (1e-30, say; torch refuses 0 in training from 2.15 on).
+    A running mean moves by e^s, a running variance by e^{2s}. BatchNorm's function changes as much as its eps matters
+    beside the variance, and not at all where that is negligible (1e-30, say).
 
     Args:
         model: the traced model, or one with the same parameters.
@@ -71,8 +70,13 @@ def apply_gauge(model: nn.Module, graph: ChannelGraph, log_scales: Tensor) -> nn
     if not bool(log_scales.isfinite().all()):
         raise ValueError("log_scales holds NaN or inf; draw it from random_gauge or network_scales.")
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    entries = {**graph.parameters, **graph.buffers}
     factors = {**graph.factors(log_scales.double()), **graph.buffer_factors(log_scales.double())}
-    views = {name: view(tensors, name, scale) for name, scale in factors.items()}
+    if lacking := [name for name in factors if name not in tensors]:
+        raise ValueError(
+            f"the graph has {lacking[0]!r}, which the model does not; trace the model that it is applied to."
+        )
+    views = {name: entries[name].view(name, tensors[name]) for name in factors}
     for name, tensor in views.items():
         tensor.mul_(factors[name].d.to(tensor)).mul_(factors[name].e.to(tensor))
     return model
@@ -109,16 +113,3 @@ def canonical(model: nn.Module, graph: ChannelGraph, *, fan_in: bool = True) -> 
     log_scales = network_scales(graph, dict(model.named_parameters()), fan_in=fan_in)
     apply_gauge(model, graph, -log_scales)
     return log_scales
-
-
-def view(tensors: dict[str, Tensor], name: str, factors: Factors) -> Tensor:
-    """Return a parameter or buffer, without its autograd history, in the shape that its factors multiply."""
-    if name not in tensors:
-        raise ValueError(f"the graph has {name!r}, which the model does not; trace the model that it is applied to.")
-    tensor = tensors[name].detach()
-    if tensor.numel() != torch.Size(factors.shape).numel():
-        raise ValueError(
-            f"{name!r} has shape {tuple(tensor.shape)}, but was traced with the elements of {factors.shape}; "
-            "trace again."
-        )
-    return tensor.view(factors.shape)

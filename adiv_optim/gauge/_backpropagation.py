@@ -43,13 +43,12 @@ def uc_linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tens
 
     (Uhlmann, *Unit-Consistent (UC) Adjoint for GSD and Backprop in Deep Learning Applications*, A.3). In a chain of
     such layers and ReLUs no rescaling of hidden units changes any g: g is without units. D⁻¹ gives the parameters'
-    gradients the units of one, so that `UnitConsistent` maps them as it maps any other. One scalar per layer stays
-    open: for S_out = S_in = c the weight is what it was and x is not, so that no function of the weight can make
-    D⁻¹gxᵀ follow. Optimizers that ignore the gradient's length (Adam) do not see it.
+    gradients the units of one, so that `UnitConsistent` maps them as it maps any other, up to one scalar per layer,
+    which Adam does not see: S_out = S_in = c changes x and leaves the weight as it is.
 
     **None of these is a gradient of the loss**: the chain leaves out the rescaling D E between one layer's canonical
     output and the next one's canonical input. The steps need not go downhill, and second derivatives mean nothing.
-    D and E are held fixed in the backward pass. Costs one pass over the weight in the forward.
+    It costs one pass over the weight in the forward.
 
     Args:
         input: shape (…, in_features).
@@ -81,10 +80,10 @@ def uc_linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tens
 def uc_backpropagation(model: nn.Module) -> "UCBackpropagation":
     """Let a model's backward pass go through every layer's W'ᵀ; its forward pass stays as it is.
 
-    Goes on nn.Linear and nn.Conv1d/2d/3d and what is derived from them, by hooks (not on the projections of
-    nn.MultiheadAttention, which it uses without calling a layer): a layer's class, parameters and
-    state dict stay, and corrections may be attached as well. See `uc_linear` for the equation; the adjoint of a
-    convolution scales channels, per group. **What arrives in p.grad is not a gradient of the loss.**
+    It goes on nn.Linear, nn.Conv1d/2d/3d and their subclasses by hooks, and not on the projections of
+    nn.MultiheadAttention, which are used without a call. A layer's class, parameters and state dict stay, and
+    corrections may be attached as well. See `uc_linear` for the equation; the adjoint of a convolution scales channels,
+    per group. **p.grad does not hold a gradient of the loss.**
 
     Args:
         model: any module, itself a layer included.
@@ -102,9 +101,8 @@ def uc_backpropagation(model: nn.Module) -> "UCBackpropagation":
         >>> from adiv_optim.gauge import uc_backpropagation
         >>> model, x = nn.Sequential(nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 2)), torch.randn(3, 2)
         >>> plain, = torch.autograd.grad(model(x).sum(), model[0].weight)
-        >>> handle = uc_backpropagation(model)
-        >>> changed, = torch.autograd.grad(model(x).sum(), model[0].weight)
-        >>> handle.remove()
+        >>> with uc_backpropagation(model):
+        ...     changed, = torch.autograd.grad(model(x).sum(), model[0].weight)
         >>> restored, = torch.autograd.grad(model(x).sum(), model[0].weight)
         >>> torch.equal(plain, restored), torch.equal(plain, changed)
         (True, False)
@@ -118,13 +116,11 @@ def uc_backpropagation(model: nn.Module) -> "UCBackpropagation":
 
 
 _LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
-
-
 _REMOVE = "call remove() on what uc_backpropagation returned first."
 
 
 class UCBackpropagation:
-    """What `uc_backpropagation` returns: `remove()` takes the hooks off; as a context manager, on leaving."""
+    """The handle of `uc_backpropagation`: `remove()` takes the hooks off; as a context manager, on leaving."""
 
     def __init__(self, handles: list[RemovableHandle]) -> None:
         self._handles = handles
@@ -159,11 +155,10 @@ class _Ends:
             return None
         positions = layer.weight.dim() - 2
         scaling = rz_scaling(layer.weight, groups=getattr(layer, "groups", 1), kernel_dims=positions)
-        rows, columns = ((1 / scale).view(-1, *(1,) * positions) for scale in (scaling.row_scale, scaling.column_scale))
-        self.inverse_rows = rows
+        self.inverse_rows, columns = ((1 / scale).view(-1, *(1,) * positions) for scale in scaling[::2])
         if args:
             return (_ScaledGradient.apply(args[0], columns), *args[1:]), kwargs
-        # Subclasses name their input as they like; it is what the first argument is called.
+        # Subclasses name their input as they like; it is the first argument.
         name = next(iter(inspect.signature(layer.forward).bind(**kwargs).arguments))
         return args, {**kwargs, name: _ScaledGradient.apply(kwargs[name], columns)}
 

@@ -16,9 +16,8 @@ class Gauge(ABC):
     """A rule that finds scales D and E for every parameter such that W' = D⁻¹WE⁻¹ is the same in every gauge.
 
     Args:
-        every: measure the scales anew every so many steps. Between two measurements they stay: equivalent networks
-            keep following one path, in coordinates that are a little out of date.
-        fan_in: what the network's channels are balanced to; see `network_scales`.
+        every: measure the scales anew every so many steps; equivalent networks follow one path all the same.
+        fan_in: the magnitude that channels are balanced to; see `network_scales`.
     """
 
     every: int = 1
@@ -68,9 +67,8 @@ class LayerGauge(Gauge):
     r"""Every weight by itself: D and E from `rz_scaling`, the paper's step :math:`W \leftarrow W - \eta D^2 G E^2`.
 
     (Uhlmann, *Unit-Consistent (UC) Adjoint for GSD and Backprop in Deep Learning Applications*.) Typical weights
-    have |W'| ≈ 1 then, whatever the layer's width and initialisation, so that learning rates do not carry over:
-    for N(0, σ²) weights plain SGD's rate wants dividing by about 0.28σ². D of one layer alone could not give the
-    biases a path that is free of the gauge; they, and whatever else is no matrix, take the scales of `NetworkGauge`.
+    have |W'| ≈ 1 then, so that learning rates do not carry over: for N(0, σ²) weights divide plain SGD's rate by about
+    0.28σ². Biases, and whatever else is no matrix, take the scales of `NetworkGauge`: by D of one layer they drift.
 
     Example:
         >>> LayerGauge()
@@ -84,7 +82,10 @@ class LayerGauge(Gauge):
             entry, weight = graph.parameters[name], parameters[name].detach()
             # Scales of float16 weights may lie outside of float16's range.
             weight = weight.to(torch.promote_types(weight.dtype, torch.float32))
-            found[name] = _by_layer(weight.reshape(entry.shape), entry.shape, kernel_dims=weight.dim() - 2)
+            ones = (1,) * (weight.dim() - 2)
+            rows, _, columns = rz_scaling(weight.reshape(entry.shape), kernel_dims=len(ones))
+            d, e = rows.view(*rows.shape, 1, *ones), columns.view(*columns.shape[:-1], 1, -1, *ones)
+            found[name] = Factors(entry.shape, d, e)
         return found
 
     def treats(self, graph: ChannelGraph) -> dict[str, str]:
@@ -94,15 +95,3 @@ class LayerGauge(Gauge):
     @staticmethod
     def _weights(graph: ChannelGraph) -> list[str]:
         return [name for name, entry in graph.parameters.items() if entry.matrix]
-
-
-def _by_layer(weight: Tensor, shape: tuple[int, ...], kernel_dims: int) -> Factors:
-    """Scales of a matrix, a kernel, or one of either per group."""
-    scaling = rz_scaling(weight, kernel_dims=kernel_dims)
-    groups, (rows, columns) = shape[: len(shape) - kernel_dims - 2], shape[len(shape) - kernel_dims - 2 :][:2]
-    ones = (1,) * kernel_dims
-    return Factors(
-        shape,
-        scaling.row_scale.view(*groups, rows, 1, *ones),
-        scaling.column_scale.view(*groups, 1, columns, *ones),
-    )

@@ -19,8 +19,8 @@ from adiv_optim.attention import (
     ideal_logit_step,
     logits,
 )
-from adiv_optim.attention._logits import build, project
-from adiv_optim.attention._map import arrange
+from adiv_optim.attention._map import LogitMap
+from adiv_optim.attention._projections import Projections
 from tests.cases import relative_error
 
 EXACT = 1e-8  # float64; conjugate gradients and Gram matrices square the condition
@@ -145,7 +145,7 @@ def test_real_step_moves_every_logit_by_its_own_gradient(case):
         assert relative_error(ahead, before) > 0
         return relative_error((ahead - behind) / (2 * rate), -g)  # central: the term of second order drops out
 
-    assert deviation(case.step(input, parameters, g, AttentionIdeal(damping=0.0))) <= 1e-6
+    assert deviation(case.step(input, parameters, g, AttentionIdeal(0.0, **CONVERGED))) <= 1e-6
     plain = dict(zip(parameters, vjp(lambda p: case.plain(input, p), parameters)[1](g)[0].values(), strict=True))
     assert deviation(plain) > 0.1
     assert deviation(case.step(input, parameters, g, AttentionIdeal(damping=0.1))) > 1e-2
@@ -178,44 +178,23 @@ def test_sequences_alone_are_each_their_own_least_squares_and_add_up():
 
 def linearised(case: Case, joint: bool):
     input, parameters, g = case.make()
-    batched, right = (input, g) if case.sequences else (input[None], g[None])
-    q, k = (project(batched, parameters[f"{s}_weight"], parameters.get(f"{s}_bias"), case.heads) for s in ("q", "k"))
-    logit_map = build(batched, q, k, case.head_dim**-0.5, case.mask, frozenset(parameters), joint)
-    return logit_map, arrange(right, joint)
+    given = Projections(input, *(parameters.get(name) for name in NAMES), case.heads, None, case.mask)
+    logit_map = LogitMap(input, *given.projected(), given.factor, case.mask, frozenset(parameters), joint)
+    return logit_map, logit_map.vector(g)
 
 
 @each_case
 @pytest.mark.parametrize("joint", [True, False], ids=["joint", "alone"])
-def test_dense_and_iterative_solvers_agree(case, joint):
+def test_dense_and_iterative_solvers_agree(case, joint, monkeypatch):
     logit_map, right = linearised(case, joint)
+    monkeypatch.setattr(_solve, "DENSE_LOGITS", 0)
     for damping in (1e-3, 1.0):
         dense = _solve.dense(logit_map, right, damping)
-        iterative = _solve.iterative(logit_map, right, damping, *CONVERGED.values())
-        early = _solve.iterative(logit_map, right, damping, None, 2)
+        iterative = _solve.solve(logit_map, right, AttentionIdeal(damping, **CONVERGED))
+        early = _solve.solve(logit_map, right, AttentionIdeal(damping, tolerance=None, max_iterations=2))
         for side, part in dense.items():
             assert relative_error(iterative[side], part) <= EXACT
             assert relative_error(early[side], part) > 100 * EXACT
-
-
-@pytest.mark.parametrize("case", [Case(3, 3, 5, 2, 6), Case(3, 3, 5, 2, 6, bias=False)], ids=["bias", "no-bias"])
-def test_eigenvectors_and_conjugate_gradients_agree(case):
-    logit_map, right = linearised(case, joint=False)
-    direct = _solve.reachable(logit_map, right)
-    iterative = _solve.iterative(logit_map, right, 0.0, *CONVERGED.values())
-    damped = _solve.iterative(logit_map, right, 1e-3, *CONVERGED.values())
-    for side, part in direct.items():
-        assert relative_error(iterative[side], part) <= EXACT
-        assert relative_error(damped[side], part) > 100 * EXACT
-
-
-def test_eigenvectors_are_not_used_where_logits_cannot_be_reached():
-    for case in UNREACHABLE.values():
-        assert _solve.reachable(*linearised(case, joint=True)) is None
-    logit_map, right = linearised(Case(1, 3, 5, 2, 6), joint=True)
-    assert _solve.reachable(logit_map, right) is not None
-    twice = logit_map.rows.clone()
-    twice[..., 1, :] = twice[..., 0, :]  # a token that repeats
-    assert _solve.reachable(replace(logit_map, rows=twice), right) is None
 
 
 @each_case
@@ -297,7 +276,7 @@ def test_alignment_of_plain_and_ideal():
     case = REACHABLE["sixteen-tokens"]
     input, parameters, g = case.make()
     keywords = {"grad_logits": g, **parameters, "num_heads": case.heads}
-    step = ideal_logit_step(input, **keywords, rule=AttentionIdeal(0.0)).gradients
+    step = ideal_logit_step(input, **keywords, rule=AttentionIdeal(0.0, **CONVERGED)).gradients
     ideal = alignment(effective_logit_update(input, **keywords, gradients=step), g)
     assert (ideal.cosine - 1).abs().max() <= EXACT
     assert (ideal.gain - 1).abs().max() <= EXACT

@@ -1,7 +1,6 @@
 """The log-scales met while a model is traced, and which of them turn out to be one and the same."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -12,13 +11,9 @@ PINNED = 0
 CONSTANT = "a constant"
 
 
-@dataclass(frozen=True)
-class Group:
-    """Channels that one layer's output brought into being: `size` ids from `start` on."""
-
-    name: str
-    start: int
-    size: int
+def pinned(dims: int) -> Tensor:
+    """Return the ids of a tensor that no scale touches."""
+    return torch.full([1] * dims, PINNED)
 
 
 class Channels:
@@ -30,7 +25,7 @@ class Channels:
     """
 
     def __init__(self) -> None:
-        self.groups: list[Group] = []
+        self.made: list[tuple[str, Tensor]] = []  # each layer's name and the ids that its output brought into being
         self.count = 1
         self._above = torch.zeros(1, dtype=torch.long)  # a channel on the way to its component's root, which is its own
         self._reason = torch.zeros(1, dtype=torch.long)  # of a root: an index into _reasons; -1 while free
@@ -47,7 +42,7 @@ class Channels:
         ids = torch.arange(start, self.count)
         self._above[start : self.count] = ids
         self._reason[start : self.count] = -1
-        self.groups.append(Group(name, start, len(ids)))
+        self.made.append((name, ids))
         return ids.view(shape)
 
     def find(self, ids: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Having torch.export write down what a model does, and saying why where it cannot."""
+"""Having torch.export write a model's operations down, and saying why where it cannot."""
 
 import copy
 import functools
@@ -18,19 +18,6 @@ from ...attach.layers import PLAIN, Corrected, swapped
 OUTPUT = "output of the model"
 
 
-def check_traceable(model: nn.Module) -> None:
-    """Refuse what is known to be beyond tracing."""
-    refuse_lazy("trace", model)
-    for path, module in model.named_modules():
-        if isinstance(module, torch.jit.ScriptModule):
-            raise ValueError(
-                f"{label(path)} is a {type(module).__name__}, which torch.jit has "
-                "compiled and torch.export cannot look into; trace the model that it was made of. Parameters keep "
-                "their names, so that the graph fits this one too: UnitConsistent(…, graph=graph)."
-            )
-    refuse_sharded("trace", model, "trace the model before it is sharded")
-
-
 @contextmanager
 def _plain_layers(model: nn.Module) -> Iterator[None]:
     """Corrected layers compute what plain ones do, through functions that torch.export cannot look into."""
@@ -46,10 +33,7 @@ def _plain_layers(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def _tensors_out(model: nn.Module) -> Iterator[list[str]]:
-    """Let the model return tensors alone, those too that objects hold which torch.export cannot return, as caches.
-
-    Yields what will be, for each of them, the reason that it is pinned; nothing where torch.export runs no forward.
-    """
+    """Let the model return tensors alone, also those in caches; yields a list that gets the reasons to pin them."""
     own, forward = model.__dict__.get("forward"), model.forward
     reasons: list[str] = []
 
@@ -81,7 +65,16 @@ def _held(value: Any, seen: set[int]) -> Iterator[Tensor]:
 
 
 def export(model: nn.Module, example_input: Any) -> tuple[Any, list[str]]:
-    """Return the program, and why each of its outputs is pinned, where that is not `OUTPUT`."""
+    """Return the program, and why each of its outputs is pinned, where that is not `OUTPUT`; raise as `trace` says."""
+    refuse_lazy("trace", model)
+    for path, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            raise ValueError(
+                f"{label(path)} is a {type(module).__name__}, which torch.jit has compiled and torch.export cannot "
+                "look into; trace the model that it was made of. Parameters keep their names, so that the graph fits "
+                "this one too: UnitConsistent(…, graph=graph)."
+            )
+    refuse_sharded("trace", model, "trace the model before it is sharded")
     keywords = example_input if isinstance(example_input, dict) else {}
     arguments = () if keywords else example_input if isinstance(example_input, tuple) else (example_input,)
     try:
@@ -89,28 +82,19 @@ def export(model: nn.Module, example_input: Any) -> tuple[Any, list[str]]:
             warnings.simplefilter("ignore")  # torch's, about itself
             return torch.export.export(model, arguments, keywords, strict=False), reasons
     except Exception as error:
-        shapes = ", ".join(
-            str(tuple(leaf.shape)) if isinstance(leaf, Tensor) else repr(leaf)
-            for leaf in pytree.tree_leaves((arguments, keywords))
-        )
-        failed = _failure(model, arguments, keywords)
-        name = type(model).__name__
-        if failed is not None:
-            raise ValueError(f"{name} does not run on an example_input of shape {shapes}: {failed}") from error
+        name, leaves = type(model).__name__, pytree.tree_leaves((arguments, keywords))
+        shapes = ", ".join(str(tuple(leaf.shape)) if isinstance(leaf, Tensor) else repr(leaf) for leaf in leaves)
+        # A copy, simply called, tells a wrong input from a model beyond tracing.
+        try:
+            with torch.random.fork_rng(devices=[]), torch.no_grad():
+                copy.deepcopy(model)(*arguments, **keywords)
+        except Exception as failed:
+            said = f"{type(failed).__name__}: {_first_line(failed)}"
+            raise ValueError(f"{name} does not run on an example_input of shape {shapes}: {said}") from error
         raise ValueError(
             f"{name} runs on an example_input of shape {shapes}, but torch.export cannot trace it, so its channels "
             f"cannot be found: {_first_line(error)}"
         ) from error
-
-
-def _failure(model: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> str | None:
-    """What a copy of the model says when it is simply called, to tell a wrong input from a model beyond tracing."""
-    try:
-        with torch.random.fork_rng(devices=[]), torch.no_grad():
-            copy.deepcopy(model)(*arguments, **keywords)
-    except Exception as error:
-        return f"{type(error).__name__}: {_first_line(error)}"
-    return None
 
 
 def _first_line(error: Exception) -> str:

@@ -1,5 +1,6 @@
-"""What a traced model's channels are, and how each parameter moves when they are rescaled."""
+"""The channels of a traced model, and how each parameter moves when they are rescaled."""
 
+import math
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -26,7 +27,7 @@ class Entry:
     """How one parameter or buffer moves: entry w becomes w · exp(power · (s[plus] − s[minus])).
 
     Args:
-        shape: what to view the tensor as; only a grouped convolution's differs from its own shape.
+        shape: to view the tensor in; only a grouped convolution's differs from its own shape.
         plus: channel indices, broadcastable to `shape`; 0 is the pinned channel, k the free log-scale k − 1.
         minus: likewise.
         counted: whether the network gauge balances it: a weight, not a bias, unless its channels have nothing else.
@@ -52,6 +53,15 @@ class Entry:
         ends = [(ids, end) for ids, end in ((self.plus, "outputs"), (self.minus, "inputs")) if bool(ids.any())]
         parts = [f"{int((ids > 0).sum())} of {ids.numel()} {end}" for ids, end in ends]
         return f"{' and '.join(parts)} free"
+
+    def view(self, name: str, tensor: Tensor) -> Tensor:
+        """Return a tensor in this shape, detached, or raise a ValueError that calls it `name`."""
+        if tensor.numel() != math.prod(self.shape):
+            raise ValueError(
+                f"{name!r} has shape {tuple(tensor.shape)}, but was traced with the elements of {self.shape}; trace "
+                "again."
+            )
+        return tensor.detach().view(self.shape)
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,8 +89,7 @@ class ChannelGraph:
     Args:
         free: how many log-scales may be chosen; `log_scales` has shape (free,).
         nodes: the layers' outputs.
-        parameters: name → how it moves, for every parameter that the model used; those that no scale touches
-            have `moves=False`. A tied parameter goes by its first name.
+        parameters: name → how it moves, for every parameter that the model used. A tied one goes by its first name.
         buffers: likewise, for the running statistics of BatchNorm.
         outside: names of parameters that the traced call did not use.
         unknown: operations without a rule, all inputs and outputs of which were pinned.
@@ -112,10 +121,9 @@ class ChannelGraph:
         return {**self.__dict__, "_cache": {}}
 
     def factors(self, log_scales: Tensor, dtype: torch.dtype | None = None) -> dict[str, Factors]:
-        """Return D and E of every parameter that moves, by one gather for all.
+        """Return D and E of every parameter that moves.
 
-        A parameter in canonical coordinates is `parameter.view(shape) / (d * e)`, its gradient there
-        `grad.view(shape) * d * e`.
+        In canonical coordinates w is `w.view(shape) / (d * e)`, and its gradient g is `g.view(shape) * d * e`.
 
         Args:
             log_scales: (free,), on the device the factors are wanted on.
@@ -140,23 +148,17 @@ class ChannelGraph:
             return {}
         key = ("gather", entries is self.buffers, log_scales.device)
         if key not in self._cache:
-            indices = [index for entry in moving.values() for index in (entry.plus, entry.minus)]
-            powers = [sign * entry.power for entry in moving.values() for sign in (1, -1)]
-            sizes = [index.numel() for index in indices]
+            ends = [(i, s * entry.power) for entry in moving.values() for i, s in ((entry.plus, 1), (entry.minus, -1))]
             self._cache[key] = (
-                torch.cat([index.flatten() for index in indices]).to(log_scales.device),
-                torch.tensor(powers).repeat_interleave(torch.tensor(sizes)).to(log_scales.device),
-                sizes,
-                [index.shape for index in indices],
+                torch.cat([index.flatten() for index, _ in ends]).to(log_scales.device),
+                torch.cat([torch.full((index.numel(),), power) for index, power in ends]).to(log_scales.device),
+                [index.shape for index, _ in ends],
             )
-        gather, power, sizes, shapes = self._cache[key]
-        padded = torch.cat([log_scales.new_zeros(1), log_scales])
-        values = (padded[gather] * power).exp().to(dtype or log_scales.dtype).split(sizes)
-        shaped = [value.view(shape) for value, shape in zip(values, shapes, strict=True)]
-        return {
-            name: Factors(entry.shape, shaped[2 * k], shaped[2 * k + 1])
-            for k, (name, entry) in enumerate(moving.items())
-        }
+        gather, power, shapes = self._cache[key]
+        values = (torch.cat([log_scales.new_zeros(1), log_scales])[gather] * power).exp().to(dtype or log_scales.dtype)
+        parts = values.split([shape.numel() for shape in shapes])
+        scales = iter([part.view(shape) for part, shape in zip(parts, shapes, strict=True)])
+        return {name: Factors(entry.shape, next(scales), next(scales)) for name, entry in moving.items()}
 
     def check(self, log_scales: Tensor) -> None:
         """Refuse log-scales of another shape than (free,)."""

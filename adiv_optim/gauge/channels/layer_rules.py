@@ -1,26 +1,20 @@
 """Rules for operations that own weights: linear maps, convolutions, embeddings, normalisers, gains."""
 
+from collections.abc import Callable
 from typing import Any
 
-import torch
-from torch import Tensor
-
-from .call import Call
-from .channels import PINNED
-from .values import Activation, Parameter, Value
+from .call import Call, to_dims
+from .values import Parameter, Value
 
 #: An eps that no variance in float64 will notice. torch refuses 0 itself in training from 2.15 on.
 NEGLIGIBLE = 1e-20
 
 
 def linear(call: Call) -> Any:
-    """Linear map xWᵀ + b: a new channel for every output, every input its own."""
+    """Linear map, xWᵀ + b or addmm's b + xW: a new channel for every output, every input its own."""
+    if call.name == "addmm":
+        return _matrix(call, call["mat1"], call["mat2"], call["self"], out=1)
     return _matrix(call, call["input"], call["weight"], call["bias"], out=0)
-
-
-def addmm(call: Call) -> Any:
-    """B + xW."""
-    return _matrix(call, call["mat1"], call["mat2"], call["self"], out=1)
 
 
 def matmul(call: Call) -> Any:
@@ -28,25 +22,23 @@ def matmul(call: Call) -> Any:
     left, right = call.arguments["self"], next(v for k, v in call.arguments.items() if k in ("other", "mat2", "vec"))
     if _is_matrix(right) and not isinstance(left, Parameter):
         return _matrix(call, left, right, None, out=1)
-    left, right = call.activation(left), call.activation(right)
-    if min(len(left.shape), len(right.shape)) < 2:
-        return call.pin_all()
-    if call.channels.is_pinned(left.channels):
-        return call.result(call.channels.share(right.channels, [-2], f"summed by {call.label}"))
-    if call.channels.is_pinned(right.channels):
-        return call.result(call.channels.share(left.channels, [-1], f"summed by {call.label}"))
+    left, right = call.uses.activation(left), call.uses.activation(right)
+    if min(len(left.shape), len(right.shape)) >= 2:
+        for constant, value, summed in ((left, right, -2), (right, left, -1)):
+            if call.channels.is_pinned(constant.channels):
+                return call.result(call.share(value, [summed], "summed by"))
     return call.pin_all()
 
 
 def attention(call: Call) -> Any:
     """softmax(QKᵀ)V: queries and keys are pinned, the values' channels pass."""
     for name, value in call.arguments.items():
-        if name != "value" and isinstance(value, (Activation, Parameter)):
+        if name != "value":
             call.pin(value)
-    value = call.activation(call["value"])
+    value = call.uses.activation(call["value"])
     if value.shape[:-2] != call.shape[:-2]:  # heads shared by groups of queries
         return call.pin_all()
-    return call.result(call.channels.share(value.channels, [-2], f"summed by {call.label}"))
+    return call.result(call.share(value, [-2], "summed by"))
 
 
 def convolution(call: Call) -> Any:
@@ -55,22 +47,20 @@ def convolution(call: Call) -> Any:
     transposed = "transpose" in call.name or call["transposed"] is True
     if not isinstance(weight, Parameter) or not weight.plain:
         return call.pin_all()
-    groups, kernel = call["groups"], len(weight.base.shape) - 2
-    x = call.activation(call["input"])
-    into = call.vector(x, len(x.shape) - kernel - 1).view(groups, -1)
-    channels_out = call.shape[len(x.shape) - kernel - 1]
-    out = call.fresh(weight, (channels_out,))
-    first, second = (into, out.view(groups, -1)) if transposed else (out.view(groups, -1), into)
-    ones = [1] * kernel
-    first = first.reshape(groups, -1, 1, *ones)
-    second = second.reshape(groups, 1, -1, *ones)
-    shape = (groups, first.shape[1], second.shape[2], *weight.base.shape[2:])
+    groups, kernel = call["groups"], weight.base.shape[2:]
+    axis = len(call.shape) - len(kernel) - 1
+    into, out = call.vector(call["input"], axis), call.fresh(weight, (call.shape[axis],))
+    # The weight's first dimension counts what it is called by: outputs, or inputs if transposed.
+    rows, columns = (into, out) if transposed else (out, into)
+    rows = rows.reshape(groups, -1, *[1] * (len(kernel) + 1))
+    columns = columns.reshape(groups, 1, -1, *[1] * len(kernel))
+    shape = (groups, rows.shape[1], columns.shape[2], *kernel)
     if groups == 1:
-        first, second, shape = first[0], second[0], shape[1:]
-    plus, minus = (second, first) if transposed else (first, second)
-    call.uses.grouped(weight, "transposed convolution" if transposed else "convolution", shape, plus, minus)
+        rows, columns, shape = rows[0], columns[0], shape[1:]
+    kind, plus, minus = ("transposed convolution", columns, rows) if transposed else ("convolution", rows, columns)
+    call.uses.grouped(weight, kind, shape, plus, minus)
     call.bias(call["bias"], out)
-    return call.along(out, len(x.shape) - kernel - 1)
+    return call.along(out, axis)
 
 
 def embedding(call: Call) -> Any:
@@ -79,99 +69,81 @@ def embedding(call: Call) -> Any:
     if not _is_matrix(weight):
         return call.pin_all()
     out = call.fresh(weight, (weight.view.shape[1],))
-    call.uses.parameter(weight, "table", out[None], torch.full((1, 1), PINNED), counted=True)
+    call.uses.parameter(weight, "table", out[None], counted=True)
     return call.along(out, -1)
 
 
 def batch_norm(call: Call) -> Any:
     """Per-channel normalisation: the input is free, its scale leaves with the statistics; γ and β scale the output."""
-    x = call.activation(call["input"])
-    into = call.vector(x, 1)
+    into = call.vector(call["input"], 1)
     for name, power in (("running_mean", 1), ("running_var", 2)):
         if call[name] is not None:
             call.uses.buffer(call[name], into, power)
     if call["eps"] > NEGLIGIBLE:
         call.uses.inexact.append(call.where)
-    return _normalised(call, 1)
+    return _normalised(call)
 
 
-def group_norm(call: Call) -> Any:
+def mixing_norm(call: Call) -> Any:
     """Normalisation across channels: the input is pinned; γ and β scale the output."""
-    call.pin(call.activation(call["input"]), f"channels are mixed by {call.label}")
-    return _normalised(call, 1)
+    call.pin(call.uses.activation(call["input"]), f"channels are mixed by {call.label}")
+    return _normalised(call)
 
 
-def layer_norm(call: Call) -> Any:
-    """LayerNorm and RMSNorm: the input is pinned; γ and β scale the output."""
-    call.pin(call.activation(call["input"]), f"channels are mixed by {call.label}")
-    return _normalised(call, None)
-
-
-def _normalised(call: Call, axis: int | None) -> Any:
-    """γ x̂ + β, where no scale touches x̂ and γ, β have the shape of one axis, or of the last ones."""
+def _normalised(call: Call) -> Any:
+    """γ x̂ + β, where no scale touches x̂ and γ, β have the shape of the channels, or of the last dimensions."""
     weight, bias = call["weight"], call["bias"]
     if not isinstance(weight, Parameter):
         for value in (weight, bias):
             call.pin(value)
         return call.constants()
     out = call.fresh(weight, weight.core)
-    call.uses.parameter(weight, "gain of a constant", out, torch.full([1] * out.dim(), PINNED), counted=True)
-    if isinstance(bias, Parameter):
-        call.uses.parameter(bias, "bias", out, torch.full([1] * out.dim(), PINNED), counted=False)
-    elif bias is not None:
-        call.channels.join(call.activation(bias).channels, out, f"bias of {call.label}")
-    return call.result(out) if axis is None else call.along(out, axis)
+    call.uses.parameter(weight, "gain of a constant", out, counted=True)
+    call.bias(bias, out)
+    return call.result(out) if call.name in ("layer_norm", "rms_norm") else call.along(out, 1)
 
 
 def weight_norm(call: Call) -> Any:
     """The weight g v / |v|, with a norm for each position along one dimension or, at −1, one for all."""
-    v = call.activation(call["v"])
-    others = [dim for dim in range(len(v.shape)) if dim != call["dim"]]
-    call.channels.share(v.channels, others, f"one norm at {call.label}")
-    return call.result(call.activation(call["g"]).channels)
-
-
-def prelu(call: Call) -> Any:
-    """The slope moves with nothing; channels pass."""
-    call.pin(call["weight"])
-    return call.result(call.activation(call["self"]).channels)
+    v = call.uses.activation(call["v"])
+    call.share(v, [dim for dim in range(len(v.shape)) if dim != call["dim"]], "one norm at")
+    return call.result(call.ids(call["g"]))
 
 
 def gain(call: Call, value: Value, parameter: Parameter) -> Any:
     """A learned factor: a new channel for each of its elements, if those it multiplies share a scale."""
-    x = call.activation(value)
-    dims = len(call.shape)
-    ids = call.channels.compress(_to_dims(x.channels, dims))
-    core = [1] * (dims - parameter.view.dim()) + list(parameter.core)
+    ids = call.channels.compress(to_dims(call.ids(value), len(call.shape)))
+    lead, core = _aligned(call, parameter)
     if any(size > 1 and core[dim] == 1 for dim, size in enumerate(ids.shape)):
         call.uses.fixed(parameter, f"{call.label} by channels that do not share a scale")
         return call.result(ids)
     out = call.channels.fresh(parameter.name, core)
-    lead = dims - parameter.view.dim()
     plus, minus = (index.reshape(index.shape[lead:]) for index in (out, ids))
     call.uses.parameter(parameter, "gain", plus, minus, counted=True)
     return call.result(out)
 
 
 def added(call: Call, value: Value, parameter: Parameter) -> Any:
-    """A learned summand, such as a bias or a position: it moves as what it is added to."""
-    x = call.activation(value)
-    dims = len(call.shape)
-    core = [1] * (dims - parameter.view.dim()) + list(parameter.core)
-    ids = _to_dims(x.channels, dims)
-    ids = call.channels.share(
-        ids, [dim for dim in range(dims) if core[dim] == 1], f"{parameter.name} is added to all of them"
-    )
-    index = ids.reshape(ids.shape[dims - parameter.view.dim() :])
-    call.uses.parameter(parameter, "bias", index, torch.full([1] * index.dim(), PINNED), counted=False)
+    """A learned summand, such as a bias or a position: it moves as the other summand does."""
+    lead, core = _aligned(call, parameter)
+    alone = [dim for dim, size in enumerate(core) if size == 1]
+    ids = to_dims(call.ids(value), len(call.shape))
+    ids = call.channels.share(ids, alone, f"{parameter.name} is added to all of them")
+    call.uses.parameter(parameter, "bias", ids.reshape(ids.shape[lead:]))
     return call.result(ids)
+
+
+def _aligned(call: Call, parameter: Parameter) -> tuple[int, list[int]]:
+    """How many dimensions the output has in front of a parameter's, and the parameter's core with 1 for them."""
+    lead = len(call.shape) - parameter.view.dim()
+    return lead, [1] * lead + list(parameter.core)
 
 
 def _matrix(call: Call, x: Value, weight: Value, bias: Value, out: int) -> Any:
     """One fresh channel for each output, `out` being the weight's dimension that counts them."""
     if not _is_matrix(weight):
         return call.pin_all()
-    into = call.vector(call.activation(x), -1)
+    into = call.vector(x, -1)
     ids = call.fresh(weight, (weight.view.shape[out],))
     plus, minus = (ids[:, None], into[None]) if out == 0 else (ids[None], into[:, None])
     call.uses.parameter(weight, "matrix", plus, minus, counted=True)
@@ -183,30 +155,14 @@ def _is_matrix(value: Value) -> bool:
     return isinstance(value, Parameter) and value.view.dim() == 2 and value.core == tuple(value.view.shape)
 
 
-def _to_dims(ids: Tensor, dims: int) -> Tensor:
-    return ids.reshape([1] * (dims - ids.dim()) + list(ids.shape))
-
-
-RULES = {
-    "linear": linear,
-    "addmm": addmm,
-    "mm": matmul,
-    "matmul": matmul,
-    "bmm": matmul,
-    "scaled_dot_product_attention": attention,
-    "conv1d": convolution,
-    "conv2d": convolution,
-    "conv3d": convolution,
-    "conv_transpose1d": convolution,
-    "conv_transpose2d": convolution,
-    "conv_transpose3d": convolution,
-    "convolution": convolution,
-    "embedding": embedding,
-    "batch_norm": batch_norm,
-    "instance_norm": batch_norm,
-    "group_norm": group_norm,
-    "layer_norm": layer_norm,
-    "rms_norm": layer_norm,
-    "prelu": prelu,
-    "_weight_norm": weight_norm,
+#: Rule → the names of its operations.
+RULES: dict[Callable[[Call], Any], str] = {
+    linear: "linear addmm",
+    matmul: "mm matmul bmm",
+    attention: "scaled_dot_product_attention",
+    convolution: "conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d convolution",
+    embedding: "embedding",
+    batch_norm: "batch_norm instance_norm",
+    mixing_norm: "group_norm layer_norm rms_norm",
+    weight_norm: "_weight_norm",
 }

@@ -1,10 +1,10 @@
-"""Finding the channels of a model: torch.export writes down what the model does, the rules say what that shares."""
+"""Finding the channels of a model: torch.export writes its operations down, the rules say which scales they share."""
 
 import itertools
 import math
 import operator
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 
 from .call import Call
 from .channels import CONSTANT, PINNED, Channels
-from .export import OUTPUT, check_traceable, export
+from .export import OUTPUT, export
 from .graph import ChannelGraph, Entry, Node
 from .rules import RULES, rearrange
 from .values import Activation, Buffer, Parameter, Use, Uses
@@ -25,32 +25,31 @@ def trace(model: nn.Module, example_input: Any) -> ChannelGraph:
     r"""Find which channels of which layers of a model share a positive scale.
 
     A network's function does not change when the weights into a hidden channel are multiplied by
-    :math:`e^{s}` and those out of it by :math:`e^{-s}`, if what lies between is positively homogeneous,
+    :math:`e^{s}` and those out of it by :math:`e^{-s}`, if the functions between are positively homogeneous,
     f(cx) = c f(x) for c > 0:
 
     .. math:: W_{oi} \to e^{s_o} W_{oi} e^{-s_i}, \qquad b_o \to e^{s_o} b_o
 
-    Each channel has one log-scale s. The summands of an addition share theirs, concatenation and reshaping
-    carry them along, and they are pinned to 0 at the model's inputs and outputs and wherever a function is
-    not homogeneous: ReLU6, sigmoid, tanh, GELU, SiLU, softmax, the input of LayerNorm, RMSNorm and
-    GroupNorm. The input of BatchNorm and InstanceNorm is free (exactly so with a negligible eps only; the
-    graph lists those with another), and a normaliser's γ makes a new channel of each of its elements. In attention the
-    queries and keys are pinned and the values pass. Both uses of a tied weight must move it alike, and where
-    they cannot, its channels are pinned. An operation without a rule pins all that it touches, with a warning.
+    Each channel has one log-scale s. Summands share theirs, concatenation and reshaping carry them along, and they
+    are pinned to 0 at the model's inputs and outputs and wherever a function is not homogeneous: ReLU6, sigmoid, tanh,
+    GELU, SiLU, softmax, the input of LayerNorm, RMSNorm and GroupNorm. The input of BatchNorm and InstanceNorm is free
+    (exactly with a negligible eps only; the graph lists the others), and a normaliser's γ makes a new channel of each
+    of its elements. In attention queries and keys are pinned and the values pass. Both uses of a tied weight must move
+    it alike, else its channels are pinned. An operation without a rule pins all that it touches, with a warning.
 
     Args:
-        model: any module that torch.export can trace, in the mode (training or evaluation) it will be used
-            in: a branch that runs in one mode only is not seen in the other. It is left as it was.
-        example_input: the model's input, a tensor; or a tuple of positional, or a dict of keyword arguments. Whatever
-            tensors the model returns are pinned, those of a transformer's cache too: the values of its attention are
-            free with `{"input_ids": tokens, "use_cache": False}` only.
+        model: any module that torch.export can trace, in the mode (training or evaluation) that it will be used in. It
+            is left as it was.
+        example_input: the model's input, a tensor; or a tuple of positional, or a dict of keyword arguments. All
+            tensors that the model returns are pinned, those of a transformer's cache too: the values of its attention
+            are free with `{"input_ids": tokens, "use_cache": False}` only.
 
     Returns:
         The graph, without any tensor of the model.
 
     Raises:
-        ValueError: the model does not run on `example_input`, cannot be traced, has parameters without a
-            shape yet, has been through torch.jit, or is sharded.
+        ValueError: the model does not run on `example_input`, cannot be traced, is lazy, compiled by torch.jit, or
+            sharded.
 
     Example:
         >>> import torch
@@ -63,11 +62,10 @@ def trace(model: nn.Module, example_input: Any) -> ChannelGraph:
         2            2     0  output of the model
         4 free log-scales
     """
-    check_traceable(model)
     program, reasons = export(model, example_input)
     interpreter = _Interpreter(program, reasons, _first_names(model))
     interpreter.run()
-    graph = _finish(interpreter, [name for name, _ in model.named_parameters()])
+    graph = interpreter.graph([name for name, _ in model.named_parameters()])
     if graph.unknown:
         warnings.warn(
             f"no scaling rule for {', '.join(graph.unknown)}: the scales of what goes in and out are pinned to 1, "
@@ -124,7 +122,7 @@ class _Interpreter:
             return Parameter(self.names[spec.target], base, base)
         if spec.kind is InputKind.BUFFER:
             return Buffer(self.names.get(spec.target, spec.target), tuple(fake.shape))
-        return Activation(tuple(fake.shape), torch.full([1] * fake.dim(), PINNED))
+        return Activation.constant(fake.shape)
 
     def _call(self, node: Any) -> Any:
         if node.target is operator.getitem:
@@ -133,28 +131,23 @@ class _Interpreter:
             values = iter(self._values(node.args))
             region = next(value for value in values if isinstance(value, torch.fx.GraphModule))
             return self._visit(region, lambda _: next(values))
-        where, output = _module(node), node.meta.get("val")
+        stack, output = list((node.meta.get("nn_module_stack") or {}).values()), node.meta.get("val")
+        where = stack[-1][0].removeprefix("L['self']").lstrip(".") if stack else ""
         known = isinstance(node.target, torch._ops.OpOverload) and node.target.namespace == "aten"
         name = node.target._schema.name.removeprefix("aten::") if known else str(node.target)
-        if any(
-            not isinstance(size, int) for t in pytree.tree_leaves(output) if isinstance(t, Tensor) for size in t.shape
-        ):
+        shapes = [leaf.shape for leaf in pytree.tree_leaves(output) if isinstance(leaf, Tensor)]
+        if not all(isinstance(size, int) for shape in shapes for size in shape):
             raise ValueError(
                 f"{name} in {where or 'the model itself'} returns a tensor whose shape depends on the values of its "
                 "input; its channels cannot be followed."
             )
         if known and name not in RULES:
             name = name.removesuffix("_")
-        arguments = self._arguments(node, known)
-        call = Call(node.target, name, arguments, output, where, self.channels, self.uses)
+        call = Call(node.target, name, self._arguments(node, known), output, where, self.uses)
         rule = RULES.get(name) if known else None
         if rule is None:
             # A function of constants is a constant, whatever it does.
-            if any(
-                isinstance(value, Parameter)
-                or (isinstance(value, Activation) and not self.channels.is_pinned(value.channels))
-                for value in call.tensors()
-            ):
+            if any(self._touched(value) for value in call.tensors()):
                 self.unknown.append(call.label)
             return call.pin_all(f"no rule for {call.label}")
         result = rule(call)
@@ -162,16 +155,16 @@ class _Interpreter:
             self._written(node.args[0], result, call, moved=rule is rearrange)
         return result
 
+    def _touched(self, value: Any) -> bool:
+        free = isinstance(value, Activation) and not self.channels.is_pinned(value.channels)
+        return free or isinstance(value, Parameter)
+
     def _arguments(self, node: Any, known: bool) -> dict[str, Any]:
         if not known:
             return {str(place): value for place, value in enumerate(self._values([*node.args, *node.kwargs.values()]))}
-        arguments = {}
-        for place, argument in enumerate(node.target._schema.arguments):
-            given = (
-                node.args[place] if place < len(node.args) else node.kwargs.get(argument.name, argument.default_value)
-            )
-            arguments[argument.name] = self._values(given)
-        return arguments
+        schema = node.target._schema.arguments
+        given = {**{argument.name: value for argument, value in zip(schema, node.args, strict=False)}, **node.kwargs}
+        return {argument.name: self._values(given.get(argument.name, argument.default_value)) for argument in schema}
 
     def _written(self, target: Any, result: Any, call: Call, moved: bool) -> None:
         """An operation in place: old and new values share scales, so that every view of the tensor still holds."""
@@ -189,82 +182,63 @@ class _Interpreter:
     def _values(self, tree: Any) -> Any:
         return torch.fx.node.map_arg(tree, lambda node: self.env.get(node))
 
+    def graph(self, order: list[str]) -> ChannelGraph:
+        """Number the components that parameters live on, and write every use in those numbers."""
+        channels, uses = self.channels, self.uses
+        every = [*uses.parameters.values(), *uses.buffers.values()]
+        ends = {use: (channels.compress(use.plus), channels.compress(use.minus)) for use in every}
 
-def _finish(interpreter: _Interpreter, order: list[str]) -> ChannelGraph:
-    """Number the components that parameters live on, and write every use in those numbers."""
-    channels, uses = interpreter.channels, interpreter.uses
-    every = [*uses.parameters.values(), *uses.buffers.values()]
-    ends = {use: (channels.compress(use.plus), channels.compress(use.minus)) for use in every}
-    used = torch.zeros(channels.count, dtype=torch.bool)
-    for ids in itertools.chain(*ends.values()):
-        used[ids] = True
-    used[PINNED] = True
-    numbers = torch.where(used, used.cumsum(0) - 1, -1)
-    measured = torch.zeros_like(used)
-    measured[PINNED] = True
-    for ids in itertools.chain(*(ends[use] for use in every if use.counted)):
-        measured[ids] = True
+        def met(uses: Iterable[Use]) -> Tensor:
+            found = torch.zeros(channels.count, dtype=torch.bool)
+            for ids in itertools.chain([torch.tensor(PINNED)], *(ends[use] for use in uses)):
+                found[ids] = True
+            return found
 
-    def entry(use: Use) -> Entry:
-        plus, minus = (numbers[ids] for ids in ends[use])
-        moves = bool((plus != 0).any() or (minus != 0).any())
-        # Channels that no weight touches take their scale from what does: rows of weights that are standardised.
-        counted = use.counted or not bool(measured[ends[use][0]].all())
-        matrix = use.kind.startswith(_KERNELS) or (use.kind.startswith(_MATRICES) and len(use.shape) == 2)
-        why = () if moves else _why(use, channels)
-        return Entry(use.shape, plus, minus, counted, use.power, moves, _usual(use, plus), why, matrix)
+        used, measured = met(every), met(use for use in every if use.counted)
+        numbers = torch.where(used, used.cumsum(0) - 1, -1)
 
-    nodes = []
-    for group in channels.groups:
-        ids = torch.arange(group.start, group.start + group.size)
-        index = numbers[channels.find(ids)]
-        if bool((index >= 0).any()):
-            nodes.append(Node(group.name, index.clamp_(min=0), channels.reasons(ids)))
-    return ChannelGraph(
-        free=int(used.sum()) - 1,
-        nodes=tuple(nodes),
-        parameters={name: entry(uses.parameters[name]) for name in order if name in uses.parameters},
-        buffers={name: replace(entry(use), counted=False) for name, use in uses.buffers.items()},
-        outside=tuple(name for name in order if name not in uses.parameters),
-        unknown=tuple(dict.fromkeys(interpreter.unknown)),
-        inexact=tuple(dict.fromkeys(uses.inexact)),
-    )
+        def entry(use: Use) -> Entry:
+            plus, minus = (numbers[ids] for ids in ends[use])
+            moves = bool((plus != 0).any() or (minus != 0).any())
+            # Channels that no weight touches, as rows of standardised weights, take their scale from their other uses.
+            counted = use.counted or not bool(measured[ends[use][0]].all())
+            matrix = "convolution" in use.kind or (use.kind.startswith(("matrix", "table")) and len(use.shape) == 2)
+            # That a constant goes in is no reason where the output is pinned.
+            reasons = () if moves else channels.reasons(torch.cat([use.plus.flatten(), use.minus.flatten()]))
+            why = tuple(reason for reason in (use.why, *reasons) if reason not in ("", CONSTANT))
+            why = () if moves else why or (CONSTANT,)
+            return Entry(use.shape, plus, minus, counted, use.power, moves, _usual(use, plus), why, matrix)
 
-
-def _why(use: Use, channels: Channels) -> tuple[str, ...]:
-    """Why a parameter moves with nothing; that a constant goes in is no reason where what comes out is pinned."""
-    reasons = [use.why] * bool(use.why) + [*channels.reasons(torch.cat([use.plus.flatten(), use.minus.flatten()]))]
-    return tuple(reason for reason in reasons if reason != CONSTANT) or (CONSTANT,)
-
-
-#: Uses of a parameter whose dimensions are outputs, inputs and, of kernels, positions.
-_KERNELS, _MATRICES = ("convolution", "transposed convolution"), ("matrix", "table")
+        nodes = []
+        for name, ids in channels.made:
+            index = numbers[channels.find(ids)]
+            if bool((index >= 0).any()):
+                nodes.append(Node(name, index.clamp_(min=0), channels.reasons(ids)))
+        return ChannelGraph(
+            free=int(used.sum()) - 1,
+            nodes=tuple(nodes),
+            parameters={name: entry(uses.parameters[name]) for name in order if name in uses.parameters},
+            buffers={name: replace(entry(use), counted=False) for name, use in uses.buffers.items()},
+            outside=tuple(name for name in order if name not in uses.parameters),
+            unknown=tuple(dict.fromkeys(self.unknown)),
+            inexact=tuple(dict.fromkeys(uses.inexact)),
+        )
 
 
 def _usual(use: Use, plus: Tensor) -> float:
     """Mean of log|w| at PyTorch's initialisation: U(−a, a), a = 1/√fan_in; tables N(0, 1); gains 1."""
-    if use.kind.startswith("activation"):
-        return -math.log(math.prod(use.shape) / plus.numel()) / 2 - 1
-    if not use.counted or use.kind.startswith("gain"):
-        return 0.0
     if use.kind.startswith("table"):
         return -0.6352  # −(γ + log 2) / 2
-    # PyTorch's fan-in of a transposed convolution is what each of its inputs fans out to.
-    ends = use.minus if use.kind.startswith("transposed convolution") else use.plus
+    activation = use.kind.startswith("activation")
+    if not activation and (not use.counted or use.kind.startswith("gain")):
+        return 0.0
+    # PyTorch's fan-in of a transposed convolution is the number that each of its inputs fans out to.
+    ends = plus if activation else use.minus if use.kind.startswith("transposed convolution") else use.plus
     return -math.log(math.prod(use.shape) / ends.numel()) / 2 - 1
 
 
 def _first_names(model: nn.Module) -> dict[str, str]:
     """Every name of a parameter or buffer → its first, which stands for a tied one."""
     first: dict[int, str] = {}
-    names = {}
-    for named in (model.named_parameters, model.named_buffers):
-        for name, tensor in named(remove_duplicate=False):
-            names[name] = first.setdefault(id(tensor), name)
-    return names
-
-
-def _module(node: Any) -> str:
-    stack = node.meta.get("nn_module_stack") or {}
-    path = list(stack.values())[-1][0] if stack else ""
-    return path.removeprefix("L['self']").lstrip(".")
+    kinds = (model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False))
+    return {name: first.setdefault(id(tensor), name) for name, tensor in itertools.chain(*kinds)}

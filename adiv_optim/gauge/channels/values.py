@@ -1,12 +1,12 @@
-"""What flows along a traced graph, and how each parameter was found to move with the channels."""
+"""The values that flow along a traced graph, and how each parameter was found to move with the channels."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-import torch
 from torch import Tensor
 
-from .channels import PINNED, Channels
+from .channels import Channels, pinned
 
 #: Parameters with more elements than this, used as an activation, are pinned rather than given a channel each.
 _LARGEST_ACTIVATION = 2**20
@@ -14,46 +14,38 @@ _LARGEST_ACTIVATION = 2**20
 
 @dataclass(frozen=True, eq=False)
 class Activation:
-    """A tensor whose entry x moves to x · exp(s[channel]).
-
-    Args:
-        shape: of the tensor.
-        channels: ids, one dimension for each of `shape`, of size 1 along those they do not vary along.
-    """
+    """A tensor whose entry x moves to x · exp(s[channel])."""
 
     shape: tuple[int, ...]
-    channels: Tensor
+    channels: Tensor  # ids, one dimension for each of `shape`, of size 1 along those they do not vary along
+
+    @classmethod
+    def constant(cls, shape: Iterable[int]) -> "Activation":
+        """One that no scale touches."""
+        shape = tuple(shape)
+        return cls(shape, pinned(len(shape)))
 
 
 @dataclass(frozen=True, eq=False)
 class Parameter:
-    """A parameter, or a view of it with dimensions swapped, added or repeated.
+    """A parameter, or a view of it with dimensions swapped, added or repeated."""
 
-    Args:
-        name: the parameter's first name in the model.
-        view: a meta tensor that is to a contiguous meta tensor of the parameter's shape what the view is to it.
-    """
-
-    name: str
-    base: Tensor
-    view: Tensor
+    name: str  # the first in the model
+    base: Tensor  # a contiguous meta tensor of the parameter's shape
+    view: Tensor  # a meta tensor that is to `base` as the view is to the parameter
 
     @property
     def core(self) -> tuple[int, ...]:
         """The view's shape with size 1 along the dimensions that only repeat."""
-        return tuple(
-            1 if stride == 0 else size for size, stride in zip(self.view.shape, self.view.stride(), strict=True)
-        )
+        return tuple(size if stride else 1 for size, stride in zip(self.view.shape, self.view.stride(), strict=True))
 
     def axes(self) -> list[int] | None:
         """Return, for each dimension of the parameter, the view's that it became (−1: size 1); None if cut up."""
-        found = []
-        for size, stride in zip(self.base.shape, self.base.stride(), strict=True):
-            pairs = [(n, s) for n, s in zip(self.core, self.view.stride(), strict=True)]
-            if size > 1 and (size, stride) not in pairs:
-                return None
-            found.append(pairs.index((size, stride)) if size > 1 else -1)
-        return found if self.view.storage_offset() == 0 else None
+        found = list(zip(self.core, self.view.stride(), strict=True))
+        own = list(zip(self.base.shape, self.base.stride(), strict=True))
+        if self.view.storage_offset() or any(pair[0] > 1 and pair not in found for pair in own):
+            return None
+        return [found.index(pair) if pair[0] > 1 else -1 for pair in own]
 
     @property
     def plain(self) -> bool:
@@ -80,7 +72,7 @@ class Use:
     shape: tuple[int, ...]
     plus: Tensor
     minus: Tensor
-    counted: bool
+    counted: bool = False
     power: int = 1
     why: str = ""  # of a use that lets the parameter move with nothing
 
@@ -94,15 +86,15 @@ class Uses:
         self.buffers: dict[str, Use] = {}
         self.inexact: list[str] = []  # normalisers whose eps a rescaled input makes itself felt through
 
-    def parameter(self, parameter: Parameter, kind: str, plus: Tensor, minus: Tensor, *, counted: bool) -> None:
-        """Note a use; `plus` and `minus` are laid out as the parameter's view is."""
+    def parameter(
+        self, parameter: Parameter, kind: str, plus: Tensor, minus: Tensor | None = None, *, counted: bool = False
+    ) -> None:
+        """Note a use; `plus` and `minus` (pinned if None) are laid out as the parameter's view is."""
         axes = parameter.axes()
         assert axes is not None  # the interpreter makes no Parameter of one that is cut up
-        plus, minus = (_laid_out(index, axes, parameter.view.dim()) for index in (plus, minus))
-        transposed = "" if parameter.plain else f" as {axes}"
-        self._note(
-            parameter.name, self.parameters, Use(kind + transposed, tuple(parameter.base.shape), plus, minus, counted)
-        )
+        plus, minus = (_laid_out(index, axes) for index in (plus, pinned(plus.dim()) if minus is None else minus))
+        kind += "" if parameter.plain else f" as {axes}"
+        self._note(parameter.name, self.parameters, Use(kind, tuple(parameter.base.shape), plus, minus, counted))
 
     def grouped(self, parameter: Parameter, kind: str, shape: tuple[int, ...], plus: Tensor, minus: Tensor) -> None:
         """Note a use as a convolution's weight, viewed as (groups, …)."""
@@ -111,14 +103,12 @@ class Uses:
 
     def fixed(self, parameter: Parameter, why: str) -> None:
         """Note a use that lets the parameter move with nothing."""
-        zeros = torch.full([1] * parameter.base.dim(), PINNED)
-        use = Use("fixed", tuple(parameter.base.shape), zeros, zeros, counted=False, why=why)
-        self._note(parameter.name, self.parameters, use)
+        zeros = pinned(parameter.base.dim())
+        self._note(parameter.name, self.parameters, Use("fixed", tuple(parameter.base.shape), zeros, zeros, why=why))
 
     def buffer(self, buffer: Buffer, ids: Tensor, power: int) -> None:
         """Note that a running statistic moves by s to some power."""
-        zeros = torch.full_like(ids[:1], PINNED)
-        self._note(buffer.name, self.buffers, Use(f"power {power}", buffer.shape, ids, zeros, False, power))
+        self._note(buffer.name, self.buffers, Use(f"power {power}", buffer.shape, ids, pinned(1), power=power))
 
     def _note(self, name: str, uses: dict[str, Use], use: Use) -> None:
         old = uses.setdefault(name, use)
@@ -130,28 +120,24 @@ class Uses:
             for index in (old.plus, old.minus, use.plus, use.minus):
                 self.channels.pin(index, f"{name} is used in ways that do not move it alike")
 
-    def materialise(self, value: Value, channels: Channels) -> Activation:
+    def activation(self, value: Value) -> Activation:
         """Return a value as an activation; a parameter's elements become channels of their own."""
         if isinstance(value, Activation):
             return value
         if isinstance(value, Buffer):
-            return Activation(value.shape, torch.full([1] * len(value.shape), PINNED))
+            return Activation.constant(value.shape)
         assert isinstance(value, Parameter)
-        shape = tuple(value.view.shape)
         if value.base.numel() > _LARGEST_ACTIVATION:
             self.fixed(value, f"an activation of more than {_LARGEST_ACTIVATION:,} elements")
-            return Activation(shape, torch.full([1] * len(shape), PINNED))
-        ids = channels.fresh(value.name, value.core)
-        self.parameter(value, "activation", ids, torch.full([1] * len(shape), PINNED), counted=False)
-        return Activation(shape, ids)
+            return Activation.constant(value.view.shape)
+        ids = self.channels.fresh(value.name, value.core)
+        self.parameter(value, "activation", ids)
+        return Activation(tuple(value.view.shape), ids)
 
 
-def _laid_out(index: Tensor, axes: list[int], dims: int) -> Tensor:
+def _laid_out(index: Tensor, axes: list[int]) -> Tensor:
     """Bring an index laid out as a view is into the parameter's own layout."""
-    assert index.dim() == dims
     kept = [axis for axis in axes if axis >= 0]
-    rest = [axis for axis in range(dims) if axis not in kept]
-    assert all(index.shape[axis] == 1 for axis in rest)
-    index = index.permute([*kept, *rest]).reshape([index.shape[axis] for axis in kept])
+    index = index.permute([*kept, *(axis for axis in range(index.dim()) if axis not in kept)])
     sizes = iter(index.shape)
     return index.reshape([next(sizes) if axis >= 0 else 1 for axis in axes])

@@ -14,27 +14,13 @@ MAX_ITERATIONS = 100
 def balance(counts: Tensor, sums: Tensor) -> tuple[Tensor, Tensor]:
     r"""Fit :math:`r_i + c_j` to logarithms that some pairs (i, j) have and others lack.
 
-    Minimises :math:`\sum (\log|w| - r_i - c_j)^2` over the logarithms there are. At the minimum what is left of
-    every row and every column has mean zero:
+    Minimises :math:`\sum (\log|w| - r_i - c_j)^2` over the logarithms there are, sums L of C each:
 
     .. math:: \begin{pmatrix} \mathrm{diag}(C1) & C \\ C^\top & \mathrm{diag}(C^\top 1) \end{pmatrix}
               \begin{pmatrix} r \\ c \end{pmatrix} = \begin{pmatrix} L1 \\ L^\top 1 \end{pmatrix},
 
-    the Laplacian of the bipartite graph whose edges are the pairs, after a change of sign. The longer side is
-    eliminated and the shorter one's system solved by conjugate gradients where these are quick, by Cholesky where
-    they are not. Alternating sweeps over rows and columns are power iterations on that system: their count is 1 / gap,
-    quadratic in the length of a chain.
-
-    r and c are unique up to :math:`r + t, c - t` on each connected component of the graph. Of these it is the one
-    with :math:`\sum_i r_i (C1)_i = \sum_j c_j (C^\top 1)_j` there: summed over the component's logarithms, rows and
-    columns explain half each. No component has to be found for that, unless Cholesky needs it.
-
-    Args:
-        counts: C, how many logarithms each pair has; shape (batch, m, n), float64.
-        sums: L, their sum, 0 where there are none; same shape.
-
-    Returns:
-        r, shape (batch, m), and c, shape (batch, n); 0 for rows and columns without logarithms.
+    a bipartite Laplacian up to signs. The longer side is eliminated. Of the :math:`r + t, c - t` on a connected
+    component it returns the one in which rows and columns explain half each; 0 for rows without logarithms.
 
     Example:
         >>> counts = torch.tensor([[[1.0, 1.0], [0.0, 1.0]]], dtype=torch.float64)

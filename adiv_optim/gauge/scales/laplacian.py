@@ -1,7 +1,7 @@
 """The normal equations of the network gauge, a weighted graph Laplacian over channels, and their solution."""
 
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -21,58 +21,42 @@ class Laplacian:
     kernel. It acts on a vector through two sums alone, over the *set* of its outputs and that of its inputs:
     :math:`(Ns)_o = d_o s_o - \kappa \sum_i s_i`. B sums over sets, M swaps the two of a block and multiplies
     by κ. A grouped convolution has a block per group, a per-channel gain one per channel.
-
-    Args:
-        degree: d, how many weights touch each channel; (free + 1,).
-        gather: the channel of every row and column sum that `right` gets.
-        member: the channels of all sets, one set after another.
-        owner: the set of each.
-        partner: the other set of a set's block.
-        strength: κ of each set's block.
-        edges: (two channels each, strength each), what differs from full blocks where weights are zero.
-        entry_sets: for each entry, which sets are its.
     """
 
-    degree: Tensor
-    gather: Tensor
-    member: Tensor
-    owner: Tensor
-    partner: Tensor
-    strength: Tensor
-    edges: tuple[Tensor, Tensor] | None
-    entry_sets: tuple[slice, ...]
-    _cache: dict[str, Any] = field(default_factory=dict)
+    degree: Tensor  # d, how many weights touch each channel; (free + 1,)
+    gather: Tensor  # the channel of every row and column sum that `right` gets
+    member: Tensor  # the channels of all sets, one set after another
+    owner: Tensor  # the set of each; sets 2k and 2k + 1 are the two of a block
+    strength: Tensor  # κ of each set's block
+    entry_sets: tuple[slice, ...]  # for each entry, which sets are its
+    edges: tuple[Tensor, Tensor] | None = None  # (two channels each, strength each): where zeros spoil a full block
 
     @classmethod
     def of(cls, free: int, entries: tuple[Entry, ...], device: torch.device) -> "Laplacian":
         """Build the equations of weights without zeros."""
-        degree = torch.zeros(free + 1, dtype=torch.float64)
-        members, owners, strengths, slices, count = [], [], [], [], 0
+        gather, shares, members, owners, strengths, slices, count = [], [], [], [], [], [], 0
         for entry in entries:
-            elements = torch.Size(entry.shape).numel()
+            elements, before = torch.Size(entry.shape).numel(), count
             for index in (entry.plus, entry.minus):
-                share = torch.full((index.numel(),), elements / index.numel(), dtype=torch.float64)
-                degree.index_add_(0, index.flatten(), share)
-            before = count
+                gather.append(index.flatten())
+                shares.append(torch.full((index.numel(),), elements / index.numel(), dtype=torch.float64))
             if bool(entry.plus.any()) and bool(entry.minus.any()):
                 plus, minus = (_by_block(index, entry) for index in (entry.plus, entry.minus))
-                blocks = len(plus)
-                kernel = elements / (blocks * plus.shape[1] * minus.shape[1])
+                count += 2 * len(plus)
                 for place, sets in enumerate((plus, minus)):
                     members.append(sets.flatten())
-                    owners.append((count + place + 2 * torch.arange(blocks)).repeat_interleave(sets.shape[1]))
-                strengths.append(torch.full((2 * blocks,), kernel, dtype=torch.float64))
-                count += 2 * blocks
+                    owners.append(torch.arange(before + place, count, 2).repeat_interleave(sets.shape[1]))
+                kernel = elements / (len(plus) * plus.shape[1] * minus.shape[1])
+                strengths.append(torch.full((count - before,), kernel, dtype=torch.float64))
             slices.append(slice(before, count))
         nothing = torch.zeros(0, dtype=torch.long)
+        channels = torch.cat(gather)
         return cls(
-            degree=degree.to(device),
-            gather=torch.cat([index.flatten() for e in entries for index in (e.plus, e.minus)]).to(device),
+            degree=torch.zeros(free + 1, dtype=torch.float64).index_add_(0, channels, torch.cat(shares)).to(device),
+            gather=channels.to(device),
             member=torch.cat([nothing, *members]).to(device),
             owner=torch.cat([nothing, *owners]).to(device),
-            partner=(torch.arange(count) ^ 1).to(device),
-            strength=torch.cat([torch.zeros(0, dtype=torch.float64), *strengths]).to(device),
-            edges=None,
+            strength=torch.cat([nothing.double(), *strengths]).to(device),
             entry_sets=tuple(slices),
         )
 
@@ -84,39 +68,42 @@ class Laplacian:
         """Return the equations with the weights that are zero left out."""
         lost, ends, amounts, strength = [], [], [], self.strength.clone()
         for entry, zero, sets in zip(entries, zeros, self.entry_sets, strict=True):
-            dims = range(zero.dim())
             plus, minus = entry.plus, entry.minus
-            kernel = [dim for dim in dims if plus.shape[dim] == 1 and minus.shape[dim] == 1]
-            count = zero.sum(kernel, keepdim=True) if kernel else zero.long()
-            for index in (plus, minus):
-                across = [dim for dim in dims if index.shape[dim] == 1]
-                lost.append((count.sum(across) if across else count).flatten())
+            count = zero.long().sum_to_size(torch.broadcast_shapes(plus.shape, minus.shape))
+            lost += [count.sum_to_size(index.shape).flatten() for index in (plus, minus)]
             total = int(count.sum())
             if not total or sets.start == sets.stop:
                 continue
-            if dense := 2 * total < zero.numel():
-                what = -count
+            # Either a full block with edges that take the zeros away, or edges alone for the weights there are.
+            if full := 2 * total < zero.numel():
+                amount = -count
             else:
-                what, strength[sets] = zero.numel() // count.numel() - count, 0.0
-            if dense or total < zero.numel():
-                at = what.nonzero(as_tuple=True)
-                ends.append(torch.stack([index.expand(what.shape)[at] for index in (plus, minus)]))
-                amounts.append(what[at])
+                amount, strength[sets] = zero.numel() // count.numel() - count, 0.0
+            if full or total < zero.numel():
+                at = amount.nonzero(as_tuple=True)
+                ends.append(torch.stack([index.expand(amount.shape)[at] for index in (plus, minus)]))
+                amounts.append(amount[at])
         degree = self.degree.index_add(0, self.gather, -torch.cat(lost).to(self.degree.dtype))
         edges = (torch.cat(ends, 1), torch.cat(amounts).to(degree.dtype)) if ends else None
-        return replace(self, degree=degree, strength=strength, edges=edges, _cache={})
+        return replace(self, degree=degree, strength=strength, edges=edges)
 
     def times(self, scales: Tensor) -> Tensor:
         """N s, with 0 in the pinned place."""
-        sums = torch.zeros_like(self.strength).index_add_(0, self.owner, scales[self.member])
-        out = self.degree * scales
-        out.index_add_(0, self.member, (self.strength * sums[self.partner])[self.owner], alpha=-1)
+        out = (self.degree * scales).index_add_(0, self.member, self._across(self._sums(scales)), alpha=-1)
         if self.edges is not None:
             (first, second), amount = self.edges
             out.index_add_(0, first, amount * scales[second], alpha=-1)
             out.index_add_(0, second, amount * scales[first], alpha=-1)
         out[0] = 0
         return out
+
+    def _sums(self, scales: Tensor) -> Tensor:
+        """Return B s."""
+        return torch.zeros_like(self.strength).index_add_(0, self.owner, scales[self.member])
+
+    def _across(self, sums: Tensor) -> Tensor:
+        """M z, for each member of each set."""
+        return (self.strength * sums.view(-1, 2).flip(1).flatten())[self.owner]
 
     def solve(self, right: Tensor) -> Tensor:
         """Return s with N s = right, to rounding; 0 in the pinned place and for channels without weights."""
@@ -132,42 +119,40 @@ class Laplacian:
                 return scales
         return self._iterated(right)
 
-    @property
+    @cached_property
     def _inverse_degree(self) -> Tensor:
         inverse = torch.where(self.degree > 0, 1 / self.degree, 0.0)
         inverse[0] = 0
         return inverse
 
+    @cached_property
+    def _factors(self) -> tuple[Tensor, Tensor]:
+        """LU of I − B D⁻¹ Bᵀ M."""
+        incidence = self.degree.new_zeros(len(self.strength), len(self.degree))
+        incidence.index_put_((self.owner, self.member), self.degree.new_ones(()), accumulate=True)
+        shared = (incidence * self._inverse_degree) @ incidence.T
+        pulled = shared.unflatten(1, (-1, 2)).flip(2).flatten(1) * self.strength
+        return torch.linalg.lu_factor_ex(torch.eye(len(pulled), dtype=pulled.dtype, device=pulled.device) - pulled)[:2]
+
     def _direct(self, right: Tensor) -> Tensor:
         """With z = Bs: (I − B D⁻¹ Bᵀ M) z = B D⁻¹ right, and s = D⁻¹(right + BᵀMz)."""
-        if not self._cache:
-            inverse, sets = self._inverse_degree, len(self.strength)
-            incidence = self.degree.new_zeros(sets, len(self.degree))
-            incidence.index_put_((self.owner, self.member), self.degree.new_ones(()), accumulate=True)
-            shared = (incidence * inverse) @ incidence.T
-            system = torch.eye(sets, dtype=shared.dtype, device=shared.device) - shared[:, self.partner] * self.strength
-            self._cache["lu"] = torch.linalg.lu_factor_ex(system)[:2]
-            self._cache["inverse"] = inverse
-        inverse = self._cache["inverse"]
         if not len(self.strength):
-            return inverse * right
-        sums = torch.zeros_like(self.strength).index_add_(0, self.owner, (inverse * right)[self.member])
-        sums = torch.linalg.lu_solve(*self._cache["lu"], sums[:, None])[:, 0]
-        pulled = (self.strength * sums[self.partner])[self.owner]
-        return inverse * right.index_add(0, self.member, pulled)
+            return self._inverse_degree * right
+        sums = torch.linalg.lu_solve(*self._factors, self._sums(self._inverse_degree * right)[:, None])[:, 0]
+        return self._inverse_degree * right.index_add(0, self.member, self._across(sums))
 
-    def _iterated(self, right: Tensor, rounds: int = 4, most: int = 2000) -> Tensor:
+    def _iterated(self, right: Tensor) -> Tensor:
         """Conjugate gradients on D^{-1/2} N D^{-1/2}, restarted from the true residual until that stops falling."""
         root = self._inverse_degree.sqrt()
         scales, least = torch.zeros_like(right), torch.full_like(right[0], torch.inf)
-        for _ in range(rounds):
+        for _ in range(4):
             residual = root * (right - self.times(scales))
             length = residual.norm()
             if not bool(length < 0.5 * least):
                 break
             least = length
             # Each round need only gain what it can before rounding parts its residual from the true one.
-            change, _ = conjugate_gradients(lambda y: root * self.times(root * y), residual, 1e-14 * length, most)
+            change, _ = conjugate_gradients(lambda y: root * self.times(root * y), residual, 1e-14 * length, 2000)
             scales = scales + root * change
         return scales
 
@@ -177,4 +162,4 @@ def _by_block(index: Tensor, entry: Entry) -> Tensor:
     dims = range(index.dim())
     both = [dim for dim in dims if entry.plus.shape[dim] > 1 and entry.minus.shape[dim] > 1]
     blocks = torch.Size([index.shape[dim] for dim in both]).numel()
-    return index.permute(*both, *[dim for dim in dims if dim not in both]).reshape(blocks, -1)
+    return index.permute([*both, *(dim for dim in dims if dim not in both)]).reshape(blocks, -1)

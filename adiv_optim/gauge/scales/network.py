@@ -12,8 +12,8 @@ from .laplacian import Laplacian
 #: A solution that moves no log-scale by more than this from where the pass over the weights started is final.
 _NEAR = 0.1
 _PASSES = 4
-#: Numbers worked on at once: on a CPU, temporaries that stay in its cache take less time than fresh memory.
-_CHUNK = 2**18
+#: Weights whose logarithms are taken at once: on a CPU, temporaries that stay in its cache take less time.
+WEIGHTS_AT_ONCE = 2**18
 
 
 @torch.no_grad()
@@ -27,21 +27,16 @@ def network_scales(
 
     u is the mean of log|w| as PyTorch initialises the layer (for gains and embeddings their own). It does not depend
     on the weights, so any u is as blind to the gauge as u = 0 (`fan_in=False`, magnitude 1 for all weights alike).
-    But without it a network whose layers differ in width is far from balanced as it is initialised, with inputs and
-    outputs pinned: 3072 inputs, 32 hidden units and 10 outputs would slow down the first layer's steps by four orders
-    of magnitude and speed up the last one's by as much.
+    Without it a network whose layers differ in width is far from balanced as it is initialised: 3072 inputs, 32 hidden
+    units and 10 outputs would slow the first layer's steps down by four orders of magnitude.
 
-    Taking e^s off a network gives its balanced gauge. A network in another gauge t has the scales s + t, which
-    is what makes coordinates W' = D⁻¹WE⁻¹, D = exp(s_out), E = exp(−s_in), blind to the gauge. Biases are not
-    counted. Zero weights are left out: a channel takes its scale from its other weights, and one without any
-    keeps scale 1, as all channels around a zero-initialised layer do as far as it alone would tell. Channels
-    that zeros cut off from every pinned one have a scale only relative to each other (their mean, weighted by
-    how many weights each has, is then 0).
+    Taking e^s off a network gives its balanced gauge. A network in another gauge t has the scales s + t, so that
+    coordinates W' = D⁻¹WE⁻¹, D = exp(s_out), E = exp(−s_in), are blind to the gauge. Biases are not counted. Zero
+    weights are left out: a channel takes its scale from its other weights, and one without any keeps scale 1. Channels
+    that zeros cut off from every pinned one have a scale only relative to each other, of weighted mean 0.
 
-    A pass over the weights takes log|W| and its row and column sums; the normal equations, a graph Laplacian,
-    are then solved for vectors only. Without zeros they depend on nothing but the graph and are factorised
-    once; zeros inside a weight matrix cost conjugate gradients over their positions. From a `start` near the
-    solution one pass is enough, without one a second takes the rounding of the first away.
+    A pass over the weights sums log|W| over rows and columns; the normal equations, a graph Laplacian, are then solved
+    for vectors only. Without zeros they are factorised once; zeros inside a weight matrix cost conjugate gradients.
 
     Args:
         graph: from `trace`.
@@ -69,14 +64,8 @@ def network_scales(
         True
     """
     entries = {name: entry for name, entry in graph.parameters.items() if entry.counted and entry.moves}
-    for name, entry in entries.items():
-        if name not in parameters:
-            raise ValueError(f"parameters lack {name!r}, which the graph has; pass dict(model.named_parameters()).")
-        if parameters[name].numel() != torch.Size(entry.shape).numel():
-            raise ValueError(
-                f"{name!r} has shape {tuple(parameters[name].shape)}, but was traced with the elements of "
-                f"{entry.shape}; trace again."
-            )
+    if lacking := [name for name in entries if name not in parameters]:
+        raise ValueError(f"parameters lack {lacking[0]!r}, which the graph has; pass dict(model.named_parameters()).")
     device = next((parameters[name].device for name in entries), torch.device("cpu"))
     if not entries:
         return torch.zeros(graph.free, dtype=torch.float64, device=device)
@@ -85,7 +74,7 @@ def network_scales(
         there = {n: replace(e, plus=e.plus.to(device), minus=e.minus.to(device)) for n, e in entries.items()}
         graph._cache[key] = Laplacian.of(graph.free, tuple(entries.values()), device), there
     laplacian, entries = graph._cache[key]
-    weights = {name: parameters[name].detach().view(entry.shape) for name, entry in entries.items()}
+    weights = {name: entry.view(name, parameters[name]) for name, entry in entries.items()}
     scales = torch.zeros(graph.free + 1, dtype=torch.float64, device=device)
     if start is not None:
         graph.check(start)
@@ -100,7 +89,10 @@ def network_scales(
         right = laplacian.right(sums())
         # log 0 = -inf: a sum that is not finite is the sign of a zero (or worse), and costs no look of its own.
         if not zeros and not bool(right.isfinite().all()):
-            _refuse_infinite(weights)
+            for name, weight in weights.items():
+                if not bool(weight.isfinite().all()):
+                    found = "NaN" if bool(weight.isnan().any()) else "inf"
+                    raise ValueError(f"{name!r} holds {found}; a weight without a magnitude has no scale.")
             zeros = True
             laplacian = laplacian.without(tuple(entries.values()), [weight == 0 for weight in weights.values()])
             right = laplacian.right(sums())
@@ -114,18 +106,18 @@ def network_scales(
 
 def _sums(weight: Tensor, entry: Entry, scales: Tensor, usual: float, zeros: bool) -> tuple[Tensor, Tensor]:
     """Sum log|w| − u − s_o + s_i over rows for s_out and over columns for s_in, signed as they enter; flat."""
-    plus, minus = (scales[index.to(scales.device)] for index in (entry.plus, entry.minus))
-    plus = plus + usual
-    step = max(1, _CHUNK // max(1, weight[:1].numel()))
-    found = [
-        _sums_of_part(weight[part], _part(plus, part), _part(minus, part), zeros)
-        for part in (slice(start, start + step) for start in range(0, max(1, len(weight)), step))
-    ]
-    totals = []
-    for index, parts in zip((plus, minus), zip(*found, strict=True), strict=True):
-        split = index.dim() > 0 and index.shape[0] > 1
-        totals.append((torch.cat(parts) if split else torch.stack(parts).sum(0)).flatten())
-    return totals[0], -totals[1]
+    plus, minus = scales[entry.plus] + usual, scales[entry.minus]
+    weight = weight.view(weight.shape or (1,))  # a learned factor of a single number has no dimension
+    rows = max(1, WEIGHTS_AT_ONCE // max(1, weight[:1].numel()))
+    several = [index.shape[:1].numel() > 1 for index in (plus, minus)]
+    found: list[list[Tensor]] = [[], []]
+    for start in range(0, max(1, len(weight)), rows):
+        part = slice(start, start + rows)
+        ends = [index[part] if split else index for index, split in zip((plus, minus), several, strict=True)]
+        for place, total in enumerate(_sums_of_part(weight[part], ends[0], ends[1], zeros)):
+            found[place].append(total)
+    totals = [torch.cat(t) if split else torch.stack(t).sum(0) for t, split in zip(found, several, strict=True)]
+    return totals[0].flatten(), -totals[1].flatten()
 
 
 def _sums_of_part(weight: Tensor, plus: Tensor, minus: Tensor, zeros: bool) -> list[Tensor]:
@@ -135,22 +127,6 @@ def _sums_of_part(weight: Tensor, plus: Tensor, minus: Tensor, zeros: bool) -> l
     log += minus.to(log.dtype)
     if zeros:
         log.masked_fill_(weight == 0, 0.0)
-    dims = range(log.dim())
-    if neither := [dim for dim in dims if plus.shape[dim] == 1 and minus.shape[dim] == 1]:
-        log = log.sum(neither, keepdim=True)  # the kernel of a convolution first: what is left is small
-    sums = []
-    for index in (plus, minus):
-        across = [dim for dim in dims if index.shape[dim] == 1 and log.shape[dim] > 1]
-        sums.append(log.sum(across, keepdim=True) if across else log)
-    return sums
-
-
-def _part(index: Tensor, part: slice) -> Tensor:
-    return index[part] if index.shape[0] > 1 else index
-
-
-def _refuse_infinite(weights: dict[str, Tensor]) -> None:
-    for name, weight in weights.items():
-        if not bool(weight.isfinite().all()):
-            what = "NaN" if bool(weight.isnan().any()) else "inf"
-            raise ValueError(f"{name!r} holds {what}; a weight without a magnitude has no scale.")
+    # The kernel of a convolution first: the sums over it are few.
+    log = log.sum_to_size(torch.broadcast_shapes(plus.shape, minus.shape))
+    return [log.sum_to_size(index.shape) for index in (plus, minus)]

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from .balance import balance
 
-#: Entries of the matrices with zeros that are solved for at once; bounds what float64 copies take.
-CHUNK = 2**24
+#: Entries of matrices with zeros that are solved for at once: a bound on the memory that float64 copies take.
+ENTRIES_AT_ONCE = 2**24
 
 
 class RZScaling(NamedTuple):
@@ -41,18 +41,12 @@ def rz_scaling(weight: Tensor, *, groups: int = 1, kernel_dims: int = 0) -> RZSc
     D and E are unique up to :math:`cD, E/c` on each connected component of the support (rows and columns joined by
     non-zero entries). Of these it is the one where :math:`\prod D_{ii} = \prod E_{jj}`, both products over the
     component's non-zero entries: scaling the weight by t scales D and E by :math:`\sqrt t`, and transposing it
-    exchanges them. Rows and columns of zeros have scale 1.
+    exchanges them. Rows and columns of zeros have scale 1. A convolution kernel is a matrix of channels with all
+    positions of a channel pair in one place, one matrix per group (Eqs. 21 and 22).
 
     A matrix without zeros takes one pass: subtract row and column means from log|W|. One with zeros takes the log least
-    squares problem that alternating passes would converge to, solved in float64 by conjugate gradients or Cholesky;
-    members of a batch are told apart. float16 and bfloat16 are computed in float32. On a GPU it waits for the
-    device once, a few times with zeros.
-
-    A convolution kernel (out, in / groups, *k) is a matrix of channels with all positions of a channel pair in one
-    place, one matrix per group (Eqs. 21 and 22). `kernel_dims` says how many of its dimensions are positions, since
-    a batch of matrices has as many dimensions as a kernel.
-
-    The result carries no autograd graph: it is a choice of coordinates, held fixed while gradients are taken.
+    squares problem that alternating passes would converge to, solved in float64 by conjugate gradients or Cholesky.
+    float16 and bfloat16 are computed in float32. The result carries no autograd graph.
 
     Args:
         weight: W, real or complex, shape (…, out, in / groups, *k) with `kernel_dims` dimensions in k. Leading
@@ -76,17 +70,15 @@ def rz_scaling(weight: Tensor, *, groups: int = 1, kernel_dims: int = 0) -> RZSc
         >>> canonical
         tensor([[ 0.5000,  2.0000],
                 [-2.0000,  0.5000]])
-        >>> torch.allclose(row_scale[:, None] * canonical * column_scale, weight)
-        True
         >>> torch.allclose(rz_scaling(weight * torch.tensor([100.0, 1.0])).canonical, canonical)
         True
     """
     _check(weight, groups, kernel_dims)
-    out, inputs = weight.shape[weight.dim() - kernel_dims - 2 : weight.dim() - kernel_dims]
-    batch = weight.shape[: weight.dim() - kernel_dims - 2]
+    at = weight.dim() - kernel_dims
+    batch, (out, inputs), positions = weight.shape[: at - 2], weight.shape[at - 2 : at], weight.shape[at:].numel()
     # A dimension each for the group and for all positions, so that a matrix is a kernel with one of both.
     work = weight.to(torch.promote_types(weight.dtype, torch.float32))
-    blocks = work.reshape(*batch, groups, out // groups, inputs, math.prod(weight.shape[weight.dim() - kernel_dims :]))
+    blocks = work.reshape(*batch, groups, out // groups, inputs, positions)
 
     logs = blocks.abs().log_()
     row_logs, column_logs = _one_pass(logs)
@@ -94,7 +86,14 @@ def rz_scaling(weight: Tensor, *, groups: int = 1, kernel_dims: int = 0) -> RZSc
     if not _within(limit, row_logs, column_logs):
         # A zero, NaN or inf anywhere in a matrix is in every one of its means.
         if not logs.amax() < math.inf:
-            raise ValueError(_not_finite(weight))
+            bad = ~weight.isfinite()
+            first = bad.nonzero()[0].tolist()
+            raise ValueError(
+                f"rz_scaling: {int(bad.sum())} of the {weight.numel()} entries of the weight of shape "
+                f"{tuple(weight.shape)} are NaN or inf, the first, {weight[tuple(first)].item()}, at {first}. They "
+                "have no scale: go back to the last finite weights, and lower the learning rate or skip steps whose "
+                "gradients are not finite."
+            )
         row_logs, column_logs = _balance_members(logs, row_logs, column_logs)
         if not _within(limit, row_logs, column_logs):
             largest = max(row_logs.abs().max().item(), column_logs.abs().max().item())
@@ -119,10 +118,8 @@ def uc_adjoint(weight: Tensor) -> Tensor:
     r"""The transpose taken in canonical coordinates, :math:`E^{-1} W^\top D^{-1} = W'^\top` with W = D W' E.
 
     Uhlmann, *Unit-Consistent (UC) Adjoint*, Eq. 6. Unlike :math:`W^\top` it is the same for W and for A W B with any
-    positive diagonal A and B. Sending output gradients back through it is independent of the units of a layer's inputs
-    and outputs, but what arrives is not the gradient of the loss.
-
-    The adjoint of a convolution is the transposed convolution with the kernel `rz_scaling(…).canonical`.
+    positive diagonal A and B. Output gradients sent back through it do not depend on a layer's units, and are not the
+    gradient of the loss. The adjoint of a convolution has the kernel `rz_scaling(…).canonical`, transposed.
 
     Args:
         weight: W, shape (…, out, in); leading dimensions are a batch.
@@ -153,9 +150,8 @@ def uc_inverse(weight: Tensor, *, rtol: float | None = None) -> Tensor:
 
     Args:
         weight: W, shape (…, out, in), of any rank; leading dimensions are a batch.
-        rtol: singular values of W' below this share of the greatest count as zero. By default 10 · max(out, in) ·
-            machine precision, ten times what torch.linalg.pinv takes: a matrix of low rank that has changed its
-            units is of that rank up to the rounding of every entry.
+        rtol: singular values of W' below this share of the greatest count as zero. The default, 10 · max(out, in) ·
+            machine precision, leaves room for the rounding of every entry by a change of units.
 
     Returns:
         Shape (…, in, out), in the weight's dtype, without autograd graph.
@@ -218,23 +214,14 @@ def _balance_members(logs: Tensor, row_logs: Tensor, column_logs: Tensor) -> tup
     """The log-scales of blocks (…, m, n, k), given those by one pass, which are right where there is no zero."""
     members, rows, columns = logs.flatten(0, -4), row_logs.flatten(0, -2).clone(), column_logs.flatten(0, -2).clone()
     holed = (~(rows.isfinite().all(-1) & columns.isfinite().all(-1))).nonzero()[:, 0]
-    for chunk in holed.split(max(1, CHUNK // members[0].numel())):
+    for chunk in holed.split(max(1, ENTRIES_AT_ONCE // members[0].numel())):
         part = members[chunk]
         empty = part == -math.inf
-        part.masked_fill_(empty, 0)
-        # A sum over one position would take several times as long as a copy.
-        counts = (~empty).sum(-1).double() if part.shape[-1] > 1 else (~empty)[..., 0].double()
-        sums = part.sum(-1, dtype=torch.float64) if part.shape[-1] > 1 else part[..., 0].double()
-        found = balance(counts, sums)
+        found = balance(*(_over_positions(tensor) for tensor in (~empty, part.masked_fill_(empty, 0))))
         rows[chunk], columns[chunk] = found[0].to(rows.dtype), found[1].to(columns.dtype)
     return rows.view(row_logs.shape), columns.view(column_logs.shape)
 
 
-def _not_finite(weight: Tensor) -> str:
-    bad = ~weight.isfinite()
-    first = bad.nonzero()[0].tolist()
-    return (
-        f"rz_scaling: {int(bad.sum())} of the {weight.numel()} entries of the weight of shape {tuple(weight.shape)} "
-        f"are NaN or inf, the first, {weight[tuple(first)].item()}, at {first}. They have no scale: go back to the "
-        "last finite weights, and lower the learning rate or skip steps whose gradients are not finite."
-    )
+def _over_positions(tensor: Tensor) -> Tensor:
+    # A sum over one position would take several times as long as a copy.
+    return tensor.sum(-1, dtype=torch.float64) if tensor.shape[-1] > 1 else tensor[..., 0].double()

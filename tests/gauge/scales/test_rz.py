@@ -241,7 +241,7 @@ def test_members_of_a_batch_are_told_apart():
 def test_batches_larger_than_a_chunk_are_solved_in_pieces(monkeypatch):
     weight = sparse(5, 4, 3)
     wanted = rz_scaling(weight)
-    monkeypatch.setattr(rz, "CHUNK", 25)
+    monkeypatch.setattr(rz, "ENTRIES_AT_ONCE", 25)
     calls = []
     monkeypatch.setattr(rz, "balance", lambda *args: calls.append(args) or balance.balance(*args))
     for part, other in zip(rz_scaling(weight), wanted, strict=True):

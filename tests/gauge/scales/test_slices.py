@@ -1,0 +1,61 @@
+"""Work that is cut into slices: slices of 4 with an uneven remainder give the result of one slice."""
+
+import pytest
+import torch
+from torch import nn
+
+from adiv_optim import gauge
+from adiv_optim.gauge.scales import network, rz
+
+pytestmark = pytest.mark.usefixtures("in_float64")
+
+
+@pytest.mark.parametrize("zeros", [False, True], ids=["dense", "zeros"])
+@torch.no_grad()
+def test_weights_whose_logarithms_are_taken_at_once(zeros, monkeypatch):
+    # Two rows of the first weight are a slice, and the seventh one is left; a row of each other weight is one.
+    model = nn.Sequential(nn.Linear(2, 7), nn.ReLU(), nn.Linear(7, 3), nn.ReLU(), nn.Linear(3, 1))
+    graph, parameters = gauge.trace(model, torch.randn(1, 2)), dict(model.named_parameters())
+    if zeros:
+        model[0].weight[2, 1] = model[2].weight[1, 4] = 0
+    whole = gauge.network_scales(graph, parameters)
+    monkeypatch.setattr(network, "WEIGHTS_AT_ONCE", 4)
+    slices = []
+    original = network._sums_of_part
+    monkeypatch.setattr(network, "_sums_of_part", lambda *args: slices.append(len(args[0])) or original(*args))
+    assert (gauge.network_scales(graph, parameters) - whole).abs().max() <= 1e-12
+    assert slices[:7] == [2, 2, 2, 1, 1, 1, 1]
+    model[0].weight[6] *= 2  # the last row counts
+    assert (gauge.network_scales(graph, parameters) - whole).abs().max() > 1e-2
+
+
+def test_entries_that_are_solved_for_at_once(monkeypatch):
+    # Matrices of two entries, one of them zero: two are a slice, and the fifth one is left.
+    weight = torch.stack([torch.tensor([[value], [0.0]]) for value in (1.0, 2.0, 3.0, 4.0, 5.0)])
+    whole = rz.rz_scaling(weight)
+    monkeypatch.setattr(rz, "ENTRIES_AT_ONCE", 4)
+    slices = []
+    original = rz.balance
+    monkeypatch.setattr(rz, "balance", lambda *args: slices.append(len(args[0])) or original(*args))
+    for part, wanted in zip(rz.rz_scaling(weight), whole, strict=True):
+        assert torch.equal(part, wanted)
+    assert slices == [2, 2, 1]
+    assert (whole.row_scale[:, 0] - torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0]).sqrt()).abs().max() <= 1e-12
+
+
+@torch.no_grad()
+def test_learned_factor_of_one_number_has_a_scale():
+    class Gain(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.gain = nn.Parameter(torch.tensor(2.0))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * self.gain
+
+    model, x = nn.Sequential(nn.Linear(3, 1), nn.ReLU(), Gain(), nn.Linear(1, 2)), torch.randn(5, 3)
+    graph, before = gauge.trace(model, x), model(x)
+    scales, t = gauge.network_scales(graph, dict(model.named_parameters())), torch.tensor([0.7, -1.1])
+    gauge.apply_gauge(model, graph, t)
+    assert (model(x) - before).abs().max() <= 1e-12
+    assert (gauge.network_scales(graph, dict(model.named_parameters())) - scales - t).abs().max() <= 1e-12
