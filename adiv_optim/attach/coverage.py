@@ -62,13 +62,7 @@ class Coverage:
 
 
 def resolved(notes: Mapping[str, Sequence[tuple[str, str]]], elements: Mapping[str, int]) -> Coverage:
-    """The coverage of parameters of which pairs of a kind and words are said: treated outweighs never seen and skipped.
-
-    Example:
-        >>> print(resolved({"weight": [("skipped", "no layer"), ("treated", "halved")]}, {"weight": 6}))
-        1 of 1 parameters are treated, 100.0% of 6 elements
-        weight: halved
-    """
+    """The coverage of parameters by pairs of a kind and words: treated outweighs never seen, and that skipped."""
     found: dict[str, dict[str, str]] = {"treated": {}, "never_seen": {}, "skipped": {}}
     for path, said in notes.items():
         kind = next(kind for kind in found if any(kind == one for one, _ in said))

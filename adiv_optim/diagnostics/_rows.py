@@ -28,12 +28,7 @@ class MeasuredRows(NamedTuple):
 
 
 def evenly(total: int, wanted: int, device: torch.device) -> Tensor:
-    """At most `wanted` indices below `total`, the same ones every time, evenly spaced from 0 on.
-
-    Example:
-        >>> evenly(10, 4, torch.device("cpu"))
-        tensor([0, 2, 5, 7])
-    """
+    """At most `wanted` indices below `total`, the same ones every time, evenly spaced from 0 on."""
     count = min(total, max(1, wanted))
     return torch.arange(count, device=device) * total // max(count, 1)
 

@@ -22,13 +22,6 @@ class InputCovariance:
     r"""A = mean of :math:`\tilde x \tilde x^\top` over the rows that a layer reads, x~ = (x, 1) where a bias trains.
 
     One for each weight: modules that share one add their rows up. Wide layers keep diagonal blocks of A only.
-
-    Args:
-        name: the weight's name, for messages and checkpoints.
-        modules: layers whose rows are known, all with the same weight, and the same bias if `with_bias`.
-        with_bias: whether x~ has a 1.
-        rank: how many leading eigenvectors to follow of a block that has more; None is none.
-        max_dim: wider layers keep A's diagonal blocks of at most this size; the 1 belongs to the last.
     """
 
     def __init__(
@@ -69,7 +62,8 @@ class InputCovariance:
         for module in self.modules:
             for key, old in list(module._forward_pre_hooks.items()):
                 if isinstance(old, _Hook) and old.covariance() is None:  # came with a copy of the model
-                    _remove_hook(module, key)
+                    module._forward_pre_hooks.pop(key)
+                    module._forward_pre_hooks_with_kwargs.pop(key, None)
         handles = [module.register_forward_pre_hook(hook, with_kwargs=True) for module in self.modules]
         #: Takes the hooks off the model; so does the end of this object.
         self.remove_hooks = weakref.finalize(self, _remove_all, handles)
@@ -133,11 +127,9 @@ class InputCovariance:
                 columns[-1] += [ones] * self.with_bias
                 grams = [gram_of(block, block) for block in columns]
                 self.pending_rows += rows.shape[1]
-                if self.pending is None:
-                    self.pending = grams
-                else:
-                    for total, gram in zip(self.pending, grams, strict=True):
-                        total += gram
+                if self.pending is not None:
+                    grams = [total.add_(gram) for total, gram in zip(self.pending, grams, strict=True)]
+                self.pending = grams
 
     def absorb(self, decay: float) -> bool:
         """Let what was seen since the last time into the average, unless it holds NaN or inf; say whether it was.
@@ -210,7 +202,7 @@ class _Hook:
         self.covariance = weakref.ref(covariance)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"covariance": _nothing}
+        return {"covariance": type(None)}  # called, it returns None, as a weak reference to something gone does
 
     @property
     def __name__(self) -> str:
@@ -231,27 +223,13 @@ class _Hook:
             covariance.add(module, input)
 
 
-def _nothing() -> None:
-    """What a weak reference to something gone returns."""
-
-
 def _remove_all(handles: list[Any]) -> None:
     for handle in handles:
         handle.remove()
 
 
-def _remove_hook(module: nn.Module, key: int) -> None:
-    module._forward_pre_hooks.pop(key, None)
-    module._forward_pre_hooks_with_kwargs.pop(key, None)
-
-
 def _blocks(features: int, with_bias: bool, max_dim: int | None) -> list[slice]:
-    """Nearly equal slices of the features, so that each, with the bias, stays within `max_dim`.
-
-    Example:
-        >>> _blocks(5, True, 4)
-        [slice(0, 3, None), slice(3, 5, None)]
-    """
+    """Nearly equal slices of the features, so that each, with the bias, stays within `max_dim`."""
     columns = features + with_bias
     count = 1 if max_dim is None else -(-columns // max_dim)
     ends = [*(columns * k // count for k in range(count)), features]
