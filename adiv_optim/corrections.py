@@ -120,14 +120,22 @@ def _check_scales(name: str, scales: object, factors: Mapping[str, Tensor]) -> N
         )
 
 
-def _reciprocal(total: Tensor, eps: float) -> Tensor:
-    # A row with x = 0 moves no weight whatever its scale; 0 keeps an overflowing 1/eps from meeting it. The
-    # comparison is written so that a NaN factor stays NaN.
-    return total.clamp(min=eps).reciprocal().masked_fill(total == 0, 0.0)
+@dataclass(frozen=True)
+class _Clamped(Correction):
+    eps: float = 1e-12
+
+    def __post_init__(self) -> None:
+        if not self.eps > 0:
+            raise ValueError(f"{type(self).__name__}: eps is {self.eps}; it must be a positive number, such as 1e-12.")
+
+    def _reciprocal(self, total: Tensor) -> Tensor:
+        # A row with x = 0 moves no weight whatever its scale; 0 keeps an overflowing 1/eps from meeting it. The
+        # comparison is written so that a NaN factor stays NaN.
+        return total.clamp(min=self.eps).reciprocal().masked_fill(total == 0, 0.0)
 
 
 @dataclass(frozen=True)
-class Proportional(Correction):
+class Proportional(_Clamped):
     r"""Give every row one scale, :math:`s_k = 1 / (|x_k|^2 + 1)`, for weight and bias alike.
 
     Bird 2025, Eq. 20: "gradient-only proportional". The proportion of weight and bias in the step stays
@@ -144,19 +152,13 @@ class Proportional(Correction):
         tensor([0.2500, 1.0000])
     """
 
-    eps: float = 1e-12
-
-    def __post_init__(self) -> None:
-        _check_eps(self)
-
     def scales(self, factors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return 1 / Σ_p f_p for every parameter; see `Correction.scales`."""
-        scale = _reciprocal(reduce(torch.add, factors.values()), self.eps)
-        return dict.fromkeys(factors, scale)
+        return dict.fromkeys(factors, self._reciprocal(reduce(torch.add, factors.values())))
 
 
 @dataclass(frozen=True)
-class Disproportional(Correction):
+class Disproportional(_Clamped):
     r"""Give every parameter an equal share of the ideal step: weight 1/(2|x_k|²), bias 1/2.
 
     Bird 2025, Eq. 21: "gradient-only disproportional". Each of the layer's n trained parameters moves the
@@ -174,14 +176,9 @@ class Disproportional(Correction):
         (tensor([0.1250, 0.0000]), tensor([0.5000, 0.5000]))
     """
 
-    eps: float = 1e-12
-
-    def __post_init__(self) -> None:
-        _check_eps(self)
-
     def scales(self, factors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return 1 / (n f_p) for every parameter; see `Correction.scales`."""
-        return {name: _reciprocal(factor, self.eps) / len(factors) for name, factor in factors.items()}
+        return {name: self._reciprocal(factor) / len(factors) for name, factor in factors.items()}
 
 
 @dataclass(frozen=True)
@@ -250,13 +247,7 @@ class BatchIdeal(Correction):
         return rows.ideal(lambda gram, right, count: self.solve(gram, right, count) * rows.count)
 
     def solve(self, gram: Tensor, right: Tensor, count: float) -> Tensor:
-        """Solve (gram + λI) X = right, with λ = max(damping / count, 100ε) · tr(gram).
-
-        Args:
-            gram: X~ᵀX~ or X~X~ᵀ, which have one trace; shape (…, n, n). It is overwritten.
-            right: shape (…, n, m).
-            count: rows of X~.
-        """
+        """Solve (gram + λI) X = right, with λ = max(damping / count, 100ε) · tr(gram)."""
         factor = self.factor(gram, count)
         if right.shape[-1] < gram.shape[-1]:
             return torch.cholesky_solve(right, factor)
@@ -278,18 +269,8 @@ class BatchIdeal(Correction):
             return factor.masked_fill_(failed.bool()[..., None, None], math.nan)
 
 
-def _check_eps(rule: Proportional | Disproportional) -> None:
-    if not rule.eps > 0:
-        raise ValueError(f"{type(rule).__name__}: eps is {rule.eps}; it must be a positive number, such as 1e-12.")
-
-
 def check_correction(correction: object) -> Correction:
-    """Return `correction`, or raise a TypeError that says what was found and what is wanted.
-
-    Example:
-        >>> check_correction(Proportional())
-        Proportional(eps=1e-12)
-    """
+    """Return `correction`, or raise a TypeError that says what was found and what is wanted."""
     if isinstance(correction, Correction):
         return correction
     if isinstance(correction, type) and issubclass(correction, Correction):

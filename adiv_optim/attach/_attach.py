@@ -4,7 +4,7 @@ A swapped layer keeps its parameters, buffers, hooks and state-dict keys; only i
 `adiv_optim.functional`.
 """
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
@@ -82,12 +82,14 @@ def attach(
             f"nothing to correct: found modules of type {types}; a correction goes on "
             f"{', '.join(plain.__name__ for plain in corrected_types())} layers that are not skipped."
         )
-    if strict:
-        _refuse_uncorrected(model, layers, skipped)
-    _warn_of_little(model, set(layers.values()), skipped)
     for path, module in layers.items():
         module.__dict__.update(_correction=correction, _label=f"{label(path)} ({type(module).__name__})", _ran=False)
         module.__class__ = swapped(type(module), corrected_types())
+    try:
+        _check_reach(model, skipped, strict)
+    except Exception:
+        detach(model)
+        raise
     return model
 
 
@@ -138,7 +140,7 @@ def coverage(model: nn.Module, loss: Tensor | None = None) -> Coverage:
         1.weight: skipped (LayerNorm has no correction)
         1.bias: skipped (LayerNorm has no correction)
     """
-    notes, elements, paths = _corrections(model, set() if loss is None else plain_uses(loss))
+    notes, elements, paths = _corrections(model, used_plainly=set() if loss is None else plain_uses(loss))
     by_wrappers: dict[str, list[tuple[str, str]]] = {}
     for registered, wrapper in wrappers_of(model):
         # A parameter may have another name there, in a part of the model or in one around it.
@@ -155,7 +157,7 @@ def coverage(model: nn.Module, loss: Tensor | None = None) -> Coverage:
 
 def correction_coverage(model: nn.Module) -> Coverage:
     """`coverage` of the model's corrections, whatever wrappers there are."""
-    notes, elements, _ = _corrections(model, set())
+    notes, elements, _ = _corrections(model)
     return resolved(notes, elements)
 
 
@@ -165,12 +167,13 @@ def is_attached(model: nn.Module) -> bool:
 
 
 def _corrections(
-    model: nn.Module, used_plainly: set[int]
+    model: nn.Module, skipped: Container[nn.Module] = (), used_plainly: Container[int] = ()
 ) -> tuple[dict[str, list[tuple[str, str]]], dict[str, int], dict[int, str]]:
     """Path → what its modules' corrections do to a parameter, and its size; the path by the parameter's id."""
     owned: dict[int, list[tuple[str, nn.Parameter, nn.Module]]] = {}
     for name, parameter, owner in _trainable(model):
-        owned.setdefault(id(parameter), []).append((name, parameter, owner))
+        if owner not in skipped:
+            owned.setdefault(id(parameter), []).append((name, parameter, owner))
     notes: dict[str, list[tuple[str, str]]] = {}
     elements: dict[str, int] = {}
     without_call = bypassed(model)
@@ -197,14 +200,13 @@ def _skipped(model: nn.Module, skip: Iterable[str | type[nn.Module]]) -> set[nn.
         if isinstance(entry, type):
             roots = [module for module in modules.values() if isinstance(module, entry)]
         else:
-            roots = [modules[entry]] if entry in modules else []
+            roots = [module for path, module in modules.items() if path == entry]
         if not roots:
             raise ValueError(
                 f"skip names {entry!r}, which the model does not have; its modules are "
                 f"{', '.join(repr(name) for name in list(modules)[:20])}{', …' if len(modules) > 20 else ''}."
             )
-        for root in roots:
-            skipped.update(root.modules())
+        skipped.update(module for root in roots for module in root.modules())
     return skipped
 
 
@@ -225,8 +227,6 @@ def _trainable(model: nn.Module) -> list[tuple[str, nn.Parameter, nn.Module]]:
 def _why_plain(owner: nn.Module, without_call: dict[nn.Module, str]) -> str:
     if owner in without_call:
         return without_call[owner]
-    if isinstance(owner, nn.MultiheadAttention):
-        return f"{type(owner).__name__} has no correction"
     plain = plain_type(owner)
     if "forward" in owner.__dict__:
         return f"this {plain.__name__} has a forward of its own set on it"
@@ -238,40 +238,22 @@ def _why_plain(owner: nn.Module, without_call: dict[nn.Module, str]) -> str:
     return f"{plain.__name__} has no correction"
 
 
-def _refuse_uncorrected(model: nn.Module, layers: dict[str, nn.Module], skipped: set[nn.Module]) -> None:
-    corrected = {id(parameter) for layer in layers.values() for parameter in layer.parameters()}
-    without_call = bypassed(model)
-    missed = [
-        f"{path} ({_why_plain(owner, without_call)})"
-        for path, parameter, owner in _trainable(model)
-        if id(parameter) not in corrected and owner not in skipped
-    ]
-    if missed:
+def _check_reach(model: nn.Module, skipped: set[nn.Module], strict: bool) -> None:
+    """Refuse, or warn of, what corrections that were just put on do not reach."""
+    notes, elements, _ = _corrections(model, skipped)
+    found = resolved(notes, elements)
+    if strict and found.skipped:
+        missed = "; ".join(f"{path} ({why})" for path, why in found.skipped.items())
         raise ValueError(
-            f"strict: {len(missed)} trainable parameters would keep the plain gradient: {'; '.join(missed)}. "
+            f"strict: {len(found.skipped)} trainable parameters would keep the plain gradient: {missed}. "
             "Name their modules in skip, or pass strict=False."
         )
-
-
-def _warn_of_little(model: nn.Module, layers: set[nn.Module], skipped: set[nn.Module]) -> None:
-    if any(not list(layer.parameters()) for layer in layers):
+    if any(isinstance(layer, Corrected) and not list(layer.parameters()) for layer in model.modules()):
         return  # FullyShardedDataParallel keeps them elsewhere, in one flat parameter
-    treated, skipped_for, elements, counted = {}, {}, {}, set[int]()
-    without_call = bypassed(model)
-    # Layers to correct first: what a module shares with one is counted once, with it.
-    for path, parameter, owner in sorted(_trainable(model), key=lambda found: found[2] not in layers):
-        if id(parameter) in counted or owner in skipped:
-            continue
-        counted.add(id(parameter))
-        elements[path] = parameter.numel()
-        if owner in layers:
-            treated[path] = "corrected"
-        else:
-            skipped_for[path] = _why_plain(owner, without_call)
-    found = Coverage(treated, skipped_for, elements=elements)
-    if elements and found.element_share < 0.5:
+    share = Coverage(found.never_seen, elements=elements).element_share  # none of the layers has run yet
+    if elements and share < 0.5:
         warn(
-            f"the correction reaches {found.element_share:.1%} of {sum(elements.values()):,} trainable elements; the "
+            f"the correction reaches {share:.1%} of {sum(elements.values()):,} trainable elements; the "
             f"rest keeps the plain gradient: {found.reasons()}. Make them layers of type "
             f"{', '.join(plain.__name__ for plain in corrected_types())}, correct them by jacobian.backward, or name "
             "them in skip if that is meant."

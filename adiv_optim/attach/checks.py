@@ -32,13 +32,7 @@ def bypassed(model: nn.Module) -> dict[nn.Module, str]:
 
 
 def refuse_lazy(what: str, model: nn.Module, skipped: Container[nn.Module] = ()) -> None:
-    """Raise a ValueError if a parameter of the model has no shape yet.
-
-    Args:
-        what: opens the message.
-        model: any module.
-        skipped: modules of it that may be lazy.
-    """
+    """Raise a ValueError if a parameter of the model has no shape yet."""
     for path, module in model.named_modules():
         for name, parameter in module.named_parameters(recurse=False):
             if is_lazy(parameter) and module not in skipped:
@@ -49,13 +43,7 @@ def refuse_lazy(what: str, model: nn.Module, skipped: Container[nn.Module] = ())
 
 
 def refuse_attached(what: str, model: nn.Module, remedy: str) -> None:
-    """Raise a ValueError if a layer of `model` has a correction.
-
-    Args:
-        what: opens the message.
-        model: any module.
-        remedy: ends the message.
-    """
+    """Raise a ValueError if a layer of `model` has a correction."""
     attached = [path for path, module in model.named_modules() if isinstance(module, Corrected)]
     if attached:
         raise ValueError(
@@ -64,13 +52,7 @@ def refuse_attached(what: str, model: nn.Module, remedy: str) -> None:
 
 
 def refuse_sharded(what: str, model: nn.Module, remedy: str) -> None:
-    """Raise a ValueError if a part of `model` is sharded, so that no process holds its weights.
-
-    Args:
-        what: opens the message.
-        model: any module; `fully_shard` makes DTensors of parameters, FullyShardedDataParallel flattens them.
-        remedy: ends the message.
-    """
+    """Raise a ValueError if a part of `model` is sharded, so that no process holds its weights."""
     for path, module in model.named_modules():
         flat = type(module).__name__ == "FullyShardedDataParallel"
         if flat or any(hasattr(parameter, "device_mesh") for parameter in module.parameters(recurse=False)):

@@ -30,8 +30,11 @@ class Coverage:
     @property
     def parameter_share(self) -> float:
         """The share of parameters that are treated, in [0, 1]; 0 of a model without any."""
-        every = len(self.treated) + len(self.skipped) + len(self.never_seen)
-        return len(self.treated) / max(1, every)
+        return len(self.treated) / max(1, self._count)
+
+    @property
+    def _count(self) -> int:
+        return len(self.treated) + len(self.skipped) + len(self.never_seen)
 
     @property
     def element_share(self) -> float:
@@ -48,9 +51,8 @@ class Coverage:
 
     def __str__(self) -> str:
         """Return the share, then one line per parameter."""
-        every = len(self.treated) + len(self.skipped) + len(self.never_seen)
         lines = [
-            f"{len(self.treated)} of {every} parameters are treated, "
+            f"{len(self.treated)} of {self._count} parameters are treated, "
             f"{self.element_share:.1%} of {sum(self.elements.values()):,} elements"
         ]
         lines += [f"{path}: {how}" for path, how in self.treated.items()]
@@ -60,17 +62,7 @@ class Coverage:
 
 
 def resolved(notes: Mapping[str, Sequence[tuple[str, str]]], elements: Mapping[str, int]) -> Coverage:
-    """The coverage of parameters of which several things are said: who treats it outweighs who does not.
-
-    Args:
-        notes: path → pairs of "treated", "never_seen" or "skipped" and how, what for or why.
-        elements: path → how many numbers the parameter has.
-
-    Example:
-        >>> print(resolved({"weight": [("skipped", "no layer"), ("treated", "halved")]}, {"weight": 6}))
-        1 of 1 parameters are treated, 100.0% of 6 elements
-        weight: halved
-    """
+    """The coverage of parameters by pairs of a kind and words: treated outweighs never seen, and that skipped."""
     found: dict[str, dict[str, str]] = {"treated": {}, "never_seen": {}, "skipped": {}}
     for path, said in notes.items():
         kind = next(kind for kind in found if any(kind == one for one, _ in said))
@@ -90,20 +82,7 @@ _WRAPPERS: WeakKeyDictionary[nn.Module, list[ref[Reports]]] = WeakKeyDictionary(
 
 
 def register(model: nn.Module, wrapper: Reports) -> None:
-    """Let `attach.coverage` ask a wrapper what it treats of a model; a wrapper that is gone is not asked.
-
-    Example:
-        >>> class Everything:
-        ...     def coverage(self):
-        ...         return Coverage({"weight": "halved"}, elements={"weight": 6})
-        >>> layer, wrapper = nn.Linear(3, 2, bias=False), Everything()
-        >>> register(layer, wrapper)
-        >>> [(model is layer, found is wrapper) for model, found in wrappers_of(layer)]
-        [(True, True)]
-        >>> del wrapper
-        >>> wrappers_of(layer)
-        []
-    """
+    """Let `attach.coverage` ask a wrapper what it treats of a model; a wrapper that is gone is not asked."""
     alive = [kept for kept in _WRAPPERS.get(model, []) if kept() is not None]
     _WRAPPERS[model] = alive if any(kept() is wrapper for kept in alive) else [*alive, ref(wrapper)]
 

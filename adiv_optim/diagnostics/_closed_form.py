@@ -25,21 +25,16 @@ def has_closed_form(layer: nn.Module) -> bool:
     return exact and not parametrize.is_parametrized(layer) and "forward" not in layer.__dict__
 
 
-def closed_rows(layer: nn.Module, call: Call, step: Mapping[str, Tensor], max_rows: int) -> MeasuredRows:
-    r"""Measure one call of nn.Linear or nn.Conv1d/2d/3d, with the correction it has attached.
+def closed_rows(layer: nn.Module, call: Call, step: Mapping[str, Tensor], max_rows: int) -> tuple[MeasuredRows, int]:
+    r"""Measure some rows of a call of nn.Linear or nn.Conv1d/2d/3d, with the correction it has attached.
 
     Every correction is linear in the output gradients, so row k adds :math:`g_k c_k^\top` to the gradient of
     the weight and :math:`b_k g_k` to that of the bias, and moves its own output by
 
     .. math:: -\eta\, (c_k \cdot x_k + b_k)\, g_k .
 
-    The whole step moves it by :math:`\Delta W x_k + \Delta b`, exactly: the layer is linear in its parameters.
-
-    Args:
-        layer: a layer for which `has_closed_form`.
-        call: what it read, and dL/dz.
-        step: parameter → Δθ/η.
-        max_rows: how many rows to measure.
+    The whole step moves it by :math:`\Delta W x_k + \Delta b`, exactly: the layer is linear in its parameters. Also say
+    how many rows there are; `step` holds Δθ/η by parameter.
     """
     dtype = torch.promote_types(layer.get_parameter("weight").dtype, torch.float32)
     (input,), grad_output = call
@@ -56,16 +51,16 @@ def closed_rows(layer: nn.Module, call: Call, step: Mapping[str, Tensor], max_ro
     if "bias" in step:
         gains["bias"] = to_float64(found["bias"]).view(grad.shape[:-1])
         moved += as_matrix(layer, step["bias"], x.dtype).mT
-    own = -torch.stack(list(gains.values())).sum(0).unsqueeze(-1) * grad
-    return MeasuredRows(
-        index=torch.cat([index + group * rows.count for group in range(groups)]),
-        total=rows.count * groups,
-        grad=grad.flatten(0, 1),
-        moved=moved.flatten(0, 1),
-        own=own.flatten(0, 1),
-        gains={name: gain.flatten() for name, gain in gains.items()},
-        squared_norm=x.square().sum(-1).flatten(),
+    parts = torch.stack([gains[name] for name in step], -1)
+    rows_and_groups = MeasuredRows(
+        which=index + rows.count * torch.arange(groups, device=index.device).unsqueeze(-1),
+        grad=grad,
+        moved=moved,
+        own=-parts.sum(-1, keepdim=True) * grad,
+        gains=parts,
+        squared_norm=x.square().sum(-1),
     )
+    return MeasuredRows(*(tensor.flatten(0, 1) for tensor in rows_and_groups)), rows.count * groups
 
 
 def _contributions(

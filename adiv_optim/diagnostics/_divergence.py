@@ -17,7 +17,7 @@ from ..jacobian.recorder import Call, differentiate
 from ._closed_form import closed_rows, has_closed_form
 from ._copies import check_optimizer, step_of, twins
 from ._result import Divergence, LayerDivergence, summarise
-from ._rows import general_rows, joined, to_float64
+from ._rows import MeasuredRows, general_rows, to_float64
 
 
 def divergence(
@@ -161,11 +161,22 @@ def _measure(
     layer: nn.Module, calls: list[Call], step: dict[str, Tensor], descent: float, max_rows: int, by_optimizer: bool
 ) -> LayerDivergence:
     rows_of = closed_rows if has_closed_form(layer) else general_rows
-    rows = [rows_of(layer, call, step, max_rows) for call in calls]
+    parts, total = [], 0
+    for call in calls:
+        rows, count = rows_of(layer, call, step, max_rows)
+        parts.append(rows._replace(which=rows.which + total))
+        total += count
+    joined = MeasuredRows(*map(torch.cat, zip(*parts, strict=True)))
     rule = repr(layer._correction) if isinstance(layer, Corrected) else None
     # Users know the layer by torch's name: the class that stands in for it is an implementation's.
     kind = plain_type(layer).__bases__[-1] if isinstance(layer, Corrected) else plain_type(layer)
-    return summarise(joined(rows), kind=kind.__name__, correction=rule, descent=descent, by_optimizer=by_optimizer)
+    return LayerDivergence(
+        kind=kind.__name__,
+        correction=rule,
+        total_rows=total,
+        descent=descent,
+        **summarise(joined, list(step), by_optimizer),
+    )
 
 
 def _cannot(module: nn.Module) -> str | None:

@@ -22,11 +22,8 @@ def isometry(gram: Tensor) -> Tensor:
     Args:
         gram: symmetric positive semi-definite matrices ⟨x_i, x_j⟩, such as `x @ x.mT`; the lower triangle is read.
 
-    Shape:
-        Input (..., n, n), output (...).
-
     Returns:
-        exp(−`isometry_gap`), in float32 at least.
+        exp(−`isometry_gap`), in float32 at least: (..., n, n) → (...).
 
     Raises:
         ValueError: not square.
@@ -52,11 +49,8 @@ def isometry_gap(gram: Tensor) -> Tensor:
     Args:
         gram: as for `isometry`. Prefer float64, in which fewer of them are singular.
 
-    Shape:
-        Input (..., n, n), output (...).
-
     Returns:
-        The gap, in float32 at least.
+        The gap, in float32 at least: (..., n, n) → (...).
 
     Raises:
         ValueError: not square.
@@ -145,8 +139,8 @@ def mean_field_bound(gram: Tensor, strength: float, depths: int | Sequence[int] 
         strength: β of the activation, from `isometry_strength`.
         depths: numbers of layers ℓ.
 
-    Shape:
-        gram (..., n, n), depths of any shape, output (..., *depths).
+    Returns:
+        The bound, of shape (..., *depths) for gram (..., n, n) and depths of any shape.
 
     Raises:
         ValueError: not square, or a strength outside [1, 2].

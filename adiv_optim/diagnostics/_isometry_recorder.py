@@ -29,9 +29,8 @@ class IsometryRecorder:
         max_samples: samples in a Gram matrix.
 
     Attributes:
-        history: one entry per measured forward pass: its number as "step", "training" for the model's mode, and under
-            "layers" one entry per call of a layer, in the order in which they ran: "path", "kind", "samples" (n),
-            "isometry" and "gap", the latter two averaged over the sequences of a batch if it is one of sequences.
+        history: one entry per measured forward pass: "step" (its number), "training" (the model's mode) and "layers", an
+            entry per call in order: "path", "kind", "samples" (n), "isometry" and "gap", means over a batch's sequences.
         left_out: path → why what a layer returned has no Gram matrix.
     """
 

@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -66,13 +67,11 @@ class DivergenceRecorder:
         if every < 1:
             raise ValueError(f"DivergenceRecorder: every is {every}; it counts calls and must be at least 1.")
         check_arguments(model, optimizer, correction)
-        self.model = model
-        self.loss_fn = loss_fn
-        self.optimizer = optimizer
-        self.correction = correction
+        layers = layers if layers is None or isinstance(layers, str) else list(layers)
+        self._divergence: Callable[[Any, Any], Divergence] = partial(
+            divergence, model, loss_fn, correction=correction, optimizer=optimizer, layers=layers, max_rows=max_rows
+        )
         self.every = every
-        self.layers = layers if layers is None or isinstance(layers, str) else list(layers)
-        self.max_rows = max_rows
         self.calls = 0
         self.history: list[dict[str, Any]] = []
 
@@ -89,10 +88,7 @@ class DivergenceRecorder:
         number, self.calls = self.calls, self.calls + 1
         if number % self.every:
             return None
-        found = divergence(
-            self.model, self.loss_fn, inputs, targets, self.correction,
-            optimizer=self.optimizer, layers=self.layers, max_rows=self.max_rows,
-        )  # fmt: skip
+        found = self._divergence(inputs, targets)
         self.history.append({"step": number, **found.summary()})
         return found
 
@@ -128,12 +124,7 @@ def finite(value: Any) -> Any:
 
 
 def scalars(name: str, layers: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
-    """The numbers of each layer under "name/path/key", those within them under "name/path/key/…".
-
-    Example:
-        >>> scalars("gap", {"0": {"rows": 3, "gains": {"weight": 0.5}, "kind": "Linear"}})
-        {'gap/0/rows': 3.0, 'gap/0/gains/weight': 0.5}
-    """
+    """The numbers of each layer under "name/path/key", those within them under "name/path/key/…"."""
     found: dict[str, float] = {}
     for path, entry in layers.items():
         for key, value in entry.items():

@@ -5,14 +5,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from ._rows import MeasuredRows
 
 
+class _Descent:
+    descent: float
+
+    @property
+    def descends(self) -> bool:
+        """Whether the step lowers the loss to first order; a zero step does not."""
+        return self.descent > 0
+
+
 @dataclass(frozen=True, eq=False)
-class LayerDivergence:
+class LayerDivergence(_Descent):
     """What a step does to the outputs of one layer, its input held fixed; all tensors on the CPU, one number a row.
 
     A number that is not defined (the direction of a zero gradient) is NaN, and summaries pass over it.
@@ -44,11 +52,6 @@ class LayerDivergence:
     responsibility: dict[str, Tensor]
     descent: float
 
-    @property
-    def descends(self) -> bool:
-        """Whether this layer's step lowers the loss to first order; a zero step does not."""
-        return self.descent > 0
-
     def summary(self) -> dict[str, Any]:
         """Return plain numbers: medians, means and (population) variances over the measured rows."""
         return {
@@ -58,19 +61,17 @@ class LayerDivergence:
             "measured_rows": len(self.index),
             "cosine_median": _median(self.cosine),
             "projection_median": _median(self.projection),
-            "gain_mean": _mean(self.gain),
-            "gain_variance": _variance(self.gain),
+            **_moments("gain", self.gain),
             "interference_median": _median(self.interference),
-            "squared_norm_mean": _mean(self.squared_norm),
-            "squared_norm_variance": _variance(self.squared_norm),
-            "responsibility": {name: _mean(share) for name, share in self.responsibility.items()},
+            **_moments("squared_norm", self.squared_norm),
+            "responsibility": {name: share.nanmean().item() for name, share in self.responsibility.items()},
             "descent": self.descent,
             "descends": self.descends,
         }
 
 
 @dataclass(frozen=True, eq=False)
-class Divergence:
+class Divergence(_Descent):
     """What `divergence` found; printed, a table with one line per layer.
 
     Args:
@@ -86,11 +87,6 @@ class Divergence:
     loss: float
     descent: float
     optimizer: str | None
-
-    @property
-    def descends(self) -> bool:
-        """Whether the step lowers the loss to first order."""
-        return self.descent > 0
 
     def summary(self) -> dict[str, Any]:
         """Return plain numbers, strings and dicts of them; see `LayerDivergence.summary`. NaN stays NaN."""
@@ -133,10 +129,8 @@ def _line(path: str, summary: Mapping[str, Any]) -> tuple[str, ...]:
     )
 
 
-def summarise(
-    rows: MeasuredRows, *, kind: str, correction: str | None, descent: float, by_optimizer: bool
-) -> LayerDivergence:
-    """Turn movements into cosines, gains and shares."""
+def summarise(rows: MeasuredRows, parameters: list[str], by_optimizer: bool) -> dict[str, Any]:
+    """Turn movements into cosines, gains and shares, on the CPU."""
     length = rows.grad.norm(dim=-1)
     direction = rows.grad / length.unsqueeze(-1)
     along = -(rows.moved * direction).sum(-1)
@@ -144,32 +138,22 @@ def summarise(
         wanted, rest = along.abs(), (rows.moved + along.unsqueeze(-1) * direction).norm(dim=-1)
     else:
         wanted, rest = rows.own.norm(dim=-1), (rows.moved - rows.own).norm(dim=-1)
-    gain = torch.stack(list(rows.gains.values())).sum(0)
-    found = {
-        "cosine": along / rows.moved.norm(dim=-1),
-        "projection": along / length,
-        "gain": gain,
-        "interference": rest / (wanted + rest),
-        "squared_norm": rows.squared_norm,
+    shares = rows.gains / (gain := rows.gains.sum(-1)).unsqueeze(-1)
+    return {
+        "index": rows.which.cpu(),
+        "cosine": (along / rows.moved.norm(dim=-1)).cpu(),
+        "projection": (along / length).cpu(),
+        "gain": gain.cpu(),
+        "interference": (rest / (wanted + rest)).cpu(),
+        "squared_norm": rows.squared_norm.cpu(),
+        "responsibility": dict(zip(parameters, shares.cpu().unbind(-1), strict=True)),
     }
-    return LayerDivergence(
-        kind=kind,
-        correction=correction,
-        total_rows=rows.total,
-        index=rows.index.cpu(),
-        responsibility={name: (part / gain).cpu() for name, part in rows.gains.items()},
-        descent=descent,
-        **{name: tensor.cpu() for name, tensor in found.items()},
-    )
 
 
-def _mean(values: Tensor) -> float:
-    return values.nanmean().item()
+def _moments(name: str, values: Tensor) -> dict[str, float]:
+    mean = values.nanmean()
+    return {f"{name}_mean": mean.item(), f"{name}_variance": (values - mean).square().nanmean().item()}
 
 
 def _median(values: Tensor) -> float:
     return values.nanmedian().item() if len(values) else math.nan
-
-
-def _variance(values: Tensor) -> float:
-    return (values - values.nanmean()).square().nanmean().item()

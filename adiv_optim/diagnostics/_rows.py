@@ -1,8 +1,7 @@
 """The rows of one call of a layer: their gradient, their own movement, and that of the whole step."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from itertools import accumulate
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -17,47 +16,19 @@ from ..jacobian.recorder import Call
 CONTRIBUTION_NUMBERS = 2**22
 
 
-@dataclass(frozen=True)
-class MeasuredRows:
-    """Some rows of a layer; movements are per unit of learning rate.
+class MeasuredRows(NamedTuple):
+    """Some rows of a layer, one along the first dimension of every tensor; movements are per unit of learning rate."""
 
-    Args:
-        index: which rows these are, shape (n,).
-        total: how many there were.
-        grad: g, shape (n, features), and so are
-        moved: J Δθ / η for the step as a whole, and
-        own: what the row's own contribution to the gradient does.
-        gains: parameter → its part of the own gain, shape (n,).
-        squared_norm: |x|², shape (n,).
-    """
-
-    index: Tensor
-    total: int
-    grad: Tensor
-    moved: Tensor
-    own: Tensor
-    gains: dict[str, Tensor]
-    squared_norm: Tensor
-
-
-def joined(parts: list[MeasuredRows]) -> MeasuredRows:
-    """The rows of several calls as one, numbered on from call to call."""
-    offsets = accumulate((part.total for part in parts), initial=0)
-    index = [part.index + offset for part, offset in zip(parts, offsets, strict=False)]
-    tensors = {
-        name: torch.cat([getattr(part, name) for part in parts]) for name in ("grad", "moved", "own", "squared_norm")
-    }
-    gains = {name: torch.cat([part.gains[name] for part in parts]) for name in parts[0].gains}
-    return MeasuredRows(index=torch.cat(index), total=sum(part.total for part in parts), gains=gains, **tensors)
+    which: Tensor  # the rows' numbers
+    grad: Tensor  # g
+    moved: Tensor  # J Δθ / η for the step as a whole
+    own: Tensor  # what the row's own contribution to the gradient does
+    gains: Tensor  # the parts of the own gain, one column for each parameter of the step
+    squared_norm: Tensor  # |x|²
 
 
 def evenly(total: int, wanted: int, device: torch.device) -> Tensor:
-    """At most `wanted` indices below `total`, the same ones every time, evenly spaced from 0 on.
-
-    Example:
-        >>> evenly(10, 4, torch.device("cpu"))
-        tensor([0, 2, 5, 7])
-    """
+    """At most `wanted` indices below `total`, the same ones every time, evenly spaced from 0 on."""
     count = min(total, max(1, wanted))
     return torch.arange(count, device=device) * total // max(count, 1)
 
@@ -67,19 +38,14 @@ def to_float64(tensor: Tensor) -> Tensor:
     return tensor.to(torch.float32 if tensor.device.type == "mps" else torch.float64)
 
 
-def general_rows(layer: nn.Module, call: Call, step: Mapping[str, Tensor], max_rows: int) -> MeasuredRows:
-    r"""Measure a layer that has no closed form, whose gradient is plain.
+def general_rows(layer: nn.Module, call: Call, step: Mapping[str, Tensor], max_rows: int) -> tuple[MeasuredRows, int]:
+    r"""Measure some rows of a layer that has no closed form, whose gradient is plain.
 
     .. math:: \mathrm{own}_k = -J_k J_k^\top g_k, \qquad \gamma_k = |J_k^\top g_k|^2 / |g_k|^2, \qquad
               \mathrm{moved}_k = J_k \Delta\theta / \eta
 
-    with two passes backward and one forward per measured row under vmap.
-
-    Args:
-        layer: any module that treats the samples of its inputs, their first dimension, separately.
-        call: the output's last dimension is a row's, a convolution's first one behind the samples.
-        step: parameter → Δθ/η.
-        max_rows: how many rows to measure.
+    with two passes backward and one forward per measured row under vmap; also say how many rows there are. The layer
+    treats the samples of its inputs, their first dimension, separately; `step` holds Δθ/η by parameter.
     """
     inputs, grad_output = batched(layer, *call)
     trained, run = pure(layer)
@@ -110,15 +76,15 @@ def general_rows(layer: nn.Module, call: Call, step: Mapping[str, Tensor], max_r
     part = tuple(tensor[present] for tensor in inputs)
     tangent = {name: step[name].to(p.dtype) for name, p in trained.items()}
     moved = jvp(lambda trained: as_rows(layer, run(trained, *part)), trained, tangent)
-    return MeasuredRows(
-        index=index,
-        total=groups * count,
+    measured = MeasuredRows(
+        which=index,
         grad=grad,
         moved=to_float64(moved[index // count, back * per_sample + index % per_sample]),
         own=-length.unsqueeze(-1) * to_float64(own),
-        gains={name: to_float64(gain) for name, gain in gains.items()},
+        gains=to_float64(torch.stack([gains[name] for name in step], -1)),
         squared_norm=_input_norms(layer, inputs, grad_output, sample, index),
     )
+    return measured, groups * count
 
 
 def _input_norms(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor, sample: Tensor, index: Tensor) -> Tensor:

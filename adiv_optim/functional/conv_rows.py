@@ -15,7 +15,7 @@ from .shared import parts
 
 @dataclass(frozen=True)
 class ConvRows(Trained):
-    """The patches of a convolution, each group's its own, with output gradients of shape (N, out_channels, *positions)."""
+    """The patches of a convolution and the gradients of its outputs, (N, out_channels, *positions)."""
 
     patches: Patches
     grad_output: Tensor

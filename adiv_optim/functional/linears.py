@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import reduce
 
 import torch
 import torch.nn.functional as F
@@ -48,16 +49,15 @@ class _Linear(Function):
     def vmap(info, in_dims, input, weight, bias, correction, label):
         # generate_vmap_rule would do, but makes a class at every call and loops in Python through functorch:
         # on an ensemble of small networks that cost more than the networks.
-        input, weight, bias = (
-            tensor if tensor is None or dim is None else tensor.movedim(dim, 0)
-            for tensor, dim in zip((input, weight, bias), in_dims, strict=False)
-        )
-        if in_dims[1] is None and in_dims[2] is None and weight.dim() == 2:
-            return _Linear.apply(input, weight, bias, correction, label), 0  # one layer, more rows
-        input, weight, bias = (
-            tensor if tensor is None or dim is not None else tensor.expand(info.batch_size, *tensor.shape)
-            for tensor, dim in zip((input, weight, bias), in_dims, strict=False)
-        )
+        if in_dims[1] is None and in_dims[2] is None and weight.dim() == 2:  # one layer, more rows
+            return _Linear.apply(input.movedim(in_dims[0], 0), weight, bias, correction, label), 0
+
+        def stacked(tensor, dim):
+            if tensor is None:
+                return None
+            return tensor.expand(info.batch_size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
+
+        input, weight, bias = map(stacked, (input, weight, bias), in_dims)
         if weight.dim() == 4:  # a stack of stacks is a longer stack
             flat = (None if tensor is None else tensor.flatten(0, 1) for tensor in (input, weight, bias))
             return _Linear.apply(*flat, correction, label).unflatten(0, (info.batch_size, -1)), 0
@@ -97,22 +97,17 @@ class Trained:
             {"gram": gram_of(columns := rows.columns(), columns), "plain": gram_of(columns, [rows.grad_rows])}
             for rows in parts
         )
-        solution = solve(sums["gram"], sums["plain"], count)
+        return self.split(solve(sums["gram"], sums["plain"], count))
+
+    def split(self, solution: Tensor) -> dict[str, Tensor]:
+        """Gradients of weight and bias from (…, in_features + 1, out_features)."""
         gradients = {"weight": (solution[..., :-1, :] if self.needs_bias else solution).mT} if self.needs_weight else {}
         return {**gradients, "bias": solution[..., -1, :]} if self.needs_bias else gradients
 
 
 @dataclass(frozen=True)
 class LinearRows(Trained):
-    """The rows of a linear layer: X and G, which every correction contracts into gradients.
-
-    Args:
-        rows: X, shape (rows, in_features), or (stack, rows, in_features).
-        grad_rows: G, shape (rows, out_features), or (stack, rows, out_features).
-        needs_weight: whether the weight is trained.
-        needs_bias: whether there is a bias and it is trained.
-        label: of the layer, for error messages.
-    """
+    """The rows of a linear layer: X and G, which every correction contracts into gradients."""
 
     rows: Tensor
     grad_rows: Tensor
@@ -155,16 +150,9 @@ class LinearRows(Trained):
         return {name: gradient.to(self.rows.dtype) for name, gradient in solved.items()}
 
     def _sample_side(self, solve: Solve) -> dict[str, Tensor]:
-        mixed = solve(self._kernel(), self.grad_rows, self.count)
-        gradients = {"weight": mixed.mT @ self.rows} if self.needs_weight else {}
-        return {**gradients, "bias": mixed.sum(-2)} if self.needs_bias else gradients
-
-    def _kernel(self) -> Tensor:
-        """X~X~ᵀ = XXᵀ + 1, without the columns that are not trained."""
-        if not self.needs_weight:
-            return self.rows.new_ones(*self.rows.shape[:-1], self.count)
-        kernel = self.rows @ self.rows.mT
-        return kernel.add_(1) if self.needs_bias else kernel
+        columns = self.columns()
+        kernel = reduce(torch.add, (block @ block.mT for block in columns))
+        return self.split(gram_of(columns, [solve(kernel, self.grad_rows, self.count)]))
 
     def _feature_side(self, solve: Solve) -> dict[str, Tensor]:
         return self.feature_side([self], self.count, solve)

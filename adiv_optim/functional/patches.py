@@ -82,13 +82,7 @@ class Geometry(NamedTuple):
 
 
 class Patches(NamedTuple):
-    """The rows that a weight multiplies; those of a linear layer are patches of a kernel without dimensions.
-
-    Args:
-        input: shape (N, C, *spatial).
-        kernel: one size for each spatial dimension.
-        geometry: the steps of the convolution.
-    """
+    """The rows that a weight multiplies; those of a linear layer are patches of a kernel without dimensions."""
 
     input: Tensor
     kernel: Sequence[int]

@@ -151,12 +151,7 @@ def explain_jvp(explain: Callable[[], str], function: Callable[..., Any], *argum
 
 
 class Hook:
-    """A hook on a layer that says what to do where torch.jit.script or forward-mode differentiation cannot pass it.
-
-    Args:
-        function: what is called.
-        remedy: the end of the message.
-    """
+    """A hook on a layer that says what to do where torch.jit.script or forward-mode differentiation cannot pass it."""
 
     def __init__(self, function: Callable[..., Any], remedy: str) -> None:
         self.function, self.remedy = function, remedy
@@ -177,17 +172,7 @@ class Hook:
 def parameters_of(
     function: Callable[Concatenate[Any, Parameters], Any],
 ) -> Callable[[Callable[..., Result]], Callable[Parameters, Result]]:
-    """Give a function that hands on its arguments the parameters of the one it calls, all but the first.
-
-    Example:
-        >>> def power(exponent, base=2.0):
-        ...     return base**exponent
-        >>> @parameters_of(power)
-        ... def square(*args, **kwargs):
-        ...     return power(2, *args, **kwargs)
-        >>> inspect.signature(square)
-        <Signature (base=2.0)>
-    """
+    """Give a function that hands on its arguments the parameters of the one it calls, all but the first."""
 
     def rename(caller: Callable[..., Result]) -> Callable[Parameters, Result]:
         signature = inspect.signature(function)

@@ -18,20 +18,6 @@ def plain_uses(loss: Tensor) -> set[int]:
 
     A corrected layer rewrites what it sends to its weight and bias, and nothing else: where a path through the graph
     leads to a parameter without entering a corrected layer's weight or bias, plain gradient flows along it.
-
-    Args:
-        loss: as the forward pass left it, before its backward or after.
-
-    Raises:
-        TypeError: the loss has no graph.
-        ValueError: a part of the graph was made by torch.compile, or of a convolution by vmap, and cannot be read.
-
-    Example:
-        >>> import torch
-        >>> from adiv_optim import Proportional, attach
-        >>> layer, x = attach(torch.nn.Linear(2, 2, bias=False), Proportional()), torch.ones(1, 2)
-        >>> plain_uses(layer(x).sum()), plain_uses((layer(x) + x @ layer.weight).sum()) == {id(layer.weight)}
-        (set(), True)
     """
     if not isinstance(loss, Tensor) or loss.grad_fn is None:
         raise TypeError(

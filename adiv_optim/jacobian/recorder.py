@@ -16,19 +16,12 @@ class Call(NamedTuple):
 
 
 class Pass(NamedTuple):
-    """One forward and backward.
+    """One forward and backward."""
 
-    Args:
-        loss: of the batch, detached.
-        gradients: parameter path → gradient, where the loss depends on it.
-        calls: layer path → its calls, where the loss depends on them.
-        refused: layer path → why a call of it has no rows.
-    """
-
-    loss: Tensor
-    gradients: dict[str, Tensor]
-    calls: dict[str, list[Call]]
-    refused: dict[str, str]
+    loss: Tensor  # detached
+    gradients: dict[str, Tensor]  # parameter path → gradient, where the loss depends on it
+    calls: dict[str, list[Call]]  # layer path → its calls, where the loss depends on them
+    refused: dict[str, str]  # layer path → why a call of it has no rows
 
 
 def watch(
@@ -57,17 +50,8 @@ def differentiate(
 ) -> Pass:
     """Run a model forward and backward once, and keep what its layers read and what came back to them.
 
-    Args:
-        model: in the mode it is to be run in.
-        loss_fn: called with the model's output and the targets; returns a scalar.
-        inputs: what the model is called with, as a copy: a tensor, or a tuple of arguments.
-        targets: handed to `loss_fn`.
-        layers: by path, the modules to record.
-        constant: let the layers' own parameters be constants while the layers run. Autograd then finds for a parameter
-            the part of the modules that are not recorded, should it be shared with one.
-
-    Raises:
-        ValueError: a call has no rows, with `constant`; without, the result says so.
+    With `constant` the layers' own parameters are constants while the layers run, and a call without rows is an error:
+    autograd then finds for a parameter the part of the modules that are not recorded, should it be shared with one.
     """
     read: dict[str, list[tuple[Tensor, ...] | None]] = {path: [] for path in layers}
     trained = {path: [p for p in layer.parameters() if p.requires_grad and constant] for path, layer in layers.items()}

@@ -77,7 +77,8 @@ def layer_gradients(
             as_rows(layer, grad_output[part]),
             label,
         )
-        gradients = correction.gradients(rows) if correction else rows.plain()
+        plain = dict.fromkeys(jacobians, torch.ones(()))
+        gradients = correction.gradients(rows) if correction else rows.contract(plain)
         for name, gradient in gradients.items():
             totals[name] += gradient.view_as(totals[name])
     return totals
@@ -85,13 +86,7 @@ def layer_gradients(
 
 @dataclass(frozen=True)
 class _JacobianRows:
-    """Rows whose Jacobians are known explicitly.
-
-    Args:
-        jacobians: J by parameter, shape (groups, rows, features, parameter size).
-        grad_rows: g, shape (groups, rows, features).
-        label: of the layer, for error messages.
-    """
+    """Rows whose Jacobians are known: (groups, rows, features, parameter size); output gradients lack the last."""
 
     jacobians: dict[str, Tensor]
     grad_rows: Tensor
@@ -109,9 +104,6 @@ class _JacobianRows:
             name: torch.einsum("grm,grmp->p", scales[name].unsqueeze(-1) * self.grad_rows, jacobian)
             for name, jacobian in self.jacobians.items()
         }
-
-    def plain(self) -> dict[str, Tensor]:
-        return self.contract(dict.fromkeys(self.jacobians, torch.ones(())))
 
     def ideal(self, solve: Solve) -> dict[str, Tensor]:
         kernel = reduce(torch.add, (j.flatten(1, 2) @ j.flatten(1, 2).mT for j in self.jacobians.values()))

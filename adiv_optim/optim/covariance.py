@@ -18,13 +18,6 @@ class InputCovariance(InputSums):
     r"""A = mean of :math:`\tilde x \tilde x^\top` over the rows that a layer reads, x~ = (x, 1) where a bias trains.
 
     Wide layers keep diagonal blocks of A only.
-
-    Args:
-        name: see `InputSums`.
-        modules: see `InputSums`.
-        with_bias: whether x~ has a 1.
-        rank: how many leading eigenvectors to follow of a block that has more; None is none.
-        max_dim: wider layers keep A's diagonal blocks of at most this size; the 1 belongs to the last.
     """
 
     def __init__(
@@ -115,12 +108,7 @@ class InputCovariance(InputSums):
 
 
 def _blocks(features: int, with_bias: bool, max_dim: int | None) -> list[slice]:
-    """Nearly equal slices of the features, so that each, with the bias, stays within `max_dim`.
-
-    Example:
-        >>> _blocks(5, True, 4)
-        [slice(0, 3, None), slice(3, 5, None)]
-    """
+    """Nearly equal slices of the features, so that each, with the bias, stays within `max_dim`."""
     columns = features + with_bias
     count = 1 if max_dim is None else -(-columns // max_dim)
     ends = [*(columns * k // count for k in range(count)), features]

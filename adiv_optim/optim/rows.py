@@ -15,13 +15,7 @@ def features_of(module: nn.Module) -> int:
 
 
 def why_not_rows(name: str, parameter: nn.Parameter, modules: list[nn.Module]) -> str:
-    """Say why a parameter is not a weight whose rows are known, or "".
-
-    Args:
-        name: its path.
-        parameter: the parameter.
-        modules: all modules that own it.
-    """
+    """Say why a parameter is not a weight whose rows are known, or ""."""
     for module in modules:
         kind = plain_type(module)
         if kind not in corrected_types() and kind not in PLAIN and not hasattr(module, "input_rows"):

@@ -67,7 +67,8 @@ class InputSums(ABC):
         for module in self.modules:
             for key, old in list(module._forward_pre_hooks.items()):
                 if isinstance(old, _Hook) and old.sums() is None:  # came with a copy of the model
-                    _remove_hook(module, key)
+                    module._forward_pre_hooks.pop(key)
+                    module._forward_pre_hooks_with_kwargs.pop(key, None)
         handles = [module.register_forward_pre_hook(hook, with_kwargs=True) for module in self.modules]
         #: Takes the hooks off the model; so does the end of this object.
         self.remove_hooks = weakref.finalize(self, _remove_all, handles)
@@ -119,11 +120,9 @@ class InputSums(ABC):
         with torch.autocast(input.device.type, enabled=False):
             for sums, rows in self.sums(module, input):
                 self.pending_rows += rows
-                if self.pending is None:
-                    self.pending = sums
-                else:
-                    for total, part in zip(self.pending, sums, strict=True):
-                        total += part
+                if self.pending is not None:
+                    sums = [total.add_(part) for total, part in zip(self.pending, sums, strict=True)]
+                self.pending = sums
 
     def absorb(self, decay: float) -> bool:
         """Let what was seen since the last time into the average, unless it holds NaN or inf; say whether it was."""
@@ -173,7 +172,7 @@ class _Hook:
         self.sums = weakref.ref(sums)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"sums": _nothing}
+        return {"sums": type(None)}  # called, it returns None, as a weak reference to something gone does
 
     @property
     def __name__(self) -> str:
@@ -194,15 +193,6 @@ class _Hook:
             sums.add(module, input)
 
 
-def _nothing() -> None:
-    """What a weak reference to something gone returns."""
-
-
 def _remove_all(handles: list[Any]) -> None:
     for handle in handles:
         handle.remove()
-
-
-def _remove_hook(module: nn.Module, key: int) -> None:
-    module._forward_pre_hooks.pop(key, None)
-    module._forward_pre_hooks_with_kwargs.pop(key, None)

@@ -98,7 +98,10 @@ def test_bad_settings_are_refused(change, message):
     ("change", "message"),
     [
         ({"method": "none"}, "unknown method 'none'; known are adamw, muon"),
-        ({"norm": "batchnorm"}, "unknown norm 'batchnorm'; known are layernorm, rmsnorm, dyt, derf, affine-like, gains, skip-init, none"),
+        (
+            {"norm": "batchnorm"},
+            "unknown norm 'batchnorm'; known are layernorm, rmsnorm, dyt, derf, affine-like, gains, skip-init, none",
+        ),
         ({"preset": "huge"}, "unknown preset 'huge'; known are tiny, small, deep, million, gpu"),
         ({"steps": 0}, "steps is 0; it must be positive"),
         ({"method": "batch-ideal-adamw"}, "method 'batch-ideal-adamw' needs a damping"),

@@ -274,8 +274,7 @@ def test_layer_without_closed_form_agrees_with_explicit_jacobians(build, shapes)
 def as_rows(layer, tensor, dims):
     """(samples, *output, last) → (rows, features, last), in the order of the result."""
     if isinstance(layer, nn.ConvTranspose1d):
-        tensor = tensor.movedim(1, 2).unflatten(2, (layer.groups, -1)).flatten(1, 2)
-        return tensor.flatten(0, 1)
+        return tensor.movedim(1, 2).unflatten(2, (layer.groups, -1)).movedim(2, 0).flatten(0, 2)
     return tensor.flatten(0, dims - 2)
 
 

@@ -1,0 +1,119 @@
+"""Work that is cut into slices gives what it gives in one piece, the last and shorter slice included."""
+
+import pytest
+import torch
+from torch import nn
+
+from adiv_optim import BatchIdeal, Disproportional, Proportional, Whitened, attach, functional
+from adiv_optim.diagnostics import _closed_form, _rows, divergence
+from adiv_optim.functional import patches, shared
+from adiv_optim.layers import AffineLikeLinear
+from tests.cases import gradients, relative_error
+
+EXACT = 1e-10  # float64
+
+pytestmark = pytest.mark.usefixtures("in_float64")
+
+#: With patches of three positions, a quarter of 25 samples makes slices of two.
+SAMPLES, SIZES = 25, [2] * 12 + [1]
+
+
+def layer():
+    return nn.Conv1d(4, 6, 3, padding=1, groups=2)
+
+
+def input():
+    return torch.randn(SAMPLES, 4, 5)
+
+
+def corrected(layer, x, g, rule):
+    return gradients(functional.conv1d(x, layer.weight, layer.bias, 1, 1, 1, 2, rule), layer, g)
+
+
+def agree(found, wanted):
+    assert found.keys() == wanted.keys()
+    for name in found:
+        assert relative_error(found[name], wanted[name]) <= EXACT, name
+
+
+def test_slices_end_with_the_remainder(monkeypatch):
+    monkeypatch.setattr(shared, "SLICE_NUMBERS", 4)
+    monkeypatch.setattr(shared, "SLICES", 4)
+    tensor = torch.arange(10)
+    assert [tensor[part].tolist() for part in shared.parts(tensor)] == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
+    tensor = torch.randn(11, 4)
+    assert [len(tensor[part]) for part in shared.parts(tensor)] == [3, 3, 3, 2]
+    assert torch.equal(torch.cat([tensor[part] for part in shared.parts(tensor)]), tensor)
+
+
+@pytest.mark.parametrize("rule", [Proportional(), Disproportional()], ids=["one-scale", "two-scales"])
+def test_rescaled_slices_of_a_convolution_add_up(monkeypatch, rule):
+    one, x, g = layer(), input(), torch.randn(SAMPLES, 6, 5)
+    whole = corrected(one, x, g, rule)
+    monkeypatch.setattr(shared, "SLICE_NUMBERS", 4)
+    monkeypatch.setattr(shared, "SLICES", 4)
+    assert [len(g[part]) for part in shared.parts(g)] == [7, 7, 7, 4]
+    agree(corrected(one, x, g, rule), whole)
+
+
+def test_norms_along_a_dimension_in_the_middle_are_joined(monkeypatch):
+    x = torch.randn(SAMPLES, 3, 2)
+    monkeypatch.setattr(shared, "SLICE_NUMBERS", 4)
+    monkeypatch.setattr(shared, "SLICES", 4)
+    torch.testing.assert_close(functional.squared_norm(x, 1), x.square().sum(1), rtol=EXACT, atol=0)
+
+
+def in_slices_of_patches(monkeypatch, x):
+    monkeypatch.setattr(patches, "PATCH_NUMBERS", 4)
+    cut = patches.Patches(x, (3,), patches.Geometry((1,), (1,), (1,), 2))
+    assert [len(x[part]) for part, _ in cut.parts(x.dtype)] == SIZES
+    assert torch.equal(torch.cat([rows for _, rows in cut.parts(x.dtype)], 1), cut.unfold())
+
+
+def test_gram_matrices_of_patches_add_up(monkeypatch):
+    one, x, g = layer(), input(), torch.randn(SAMPLES, 6, 5)
+    whole = corrected(one, x, g, BatchIdeal(0.1))
+    in_slices_of_patches(monkeypatch, x)
+    agree(corrected(one, x, g, BatchIdeal(0.1)), whole)
+
+
+def test_covariance_of_patches_adds_up(monkeypatch):
+    def covariance():
+        optimizer = Whitened(torch.optim.SGD(one.parameters(), lr=0.1), one, every=1)
+        one(x).sum().backward()
+        (measured,) = optimizer.chart.layers
+        assert measured.pending_rows == SAMPLES * 5
+        return {"pending": measured.pending[0]}
+
+    one, x = layer(), input()
+    whole = covariance()
+    in_slices_of_patches(monkeypatch, x)
+    agree(covariance(), whole)
+
+
+def measured(one, x, g, **options):
+    found = divergence(one, lambda z, g: (z * g).sum(), x, g, **options).layers[""]
+    names = ("index", "squared_norm", "gain", "cosine", "projection", "interference")
+    return {name: getattr(found, name) for name in names}
+
+
+@pytest.mark.parametrize("max_rows", [1000, 22], ids=["all", "some"])
+def test_measured_patches_are_all_found(monkeypatch, max_rows):
+    one, x, g = layer(), input(), torch.randn(SAMPLES, 6, 5)
+    whole = measured(one, x, g, max_rows=max_rows)
+    in_slices_of_patches(monkeypatch, x)
+    agree(measured(one, x, g, max_rows=max_rows), whole)
+
+
+def test_rows_that_are_asked_for_one_by_one_are_all_answered(monkeypatch):
+    one, x, g = attach(layer(), BatchIdeal(0.1)), input()[:11], torch.randn(11, 6, 5)
+    whole = measured(one, x, g)
+    monkeypatch.setattr(_closed_form, "UNIT_NUMBERS", 4 * 2 * 11 * 5)  # four of 55 rows
+    agree(measured(one, x, g), whole)
+
+
+def test_contributions_of_all_rows_are_measured(monkeypatch):
+    one, x, g = AffineLikeLinear(5, 3), torch.randn(11, 5), torch.randn(11, 3)
+    whole = measured(one, x, g)
+    monkeypatch.setattr(_rows, "CONTRIBUTION_NUMBERS", 4 * 18)  # four of eleven rows
+    agree(measured(one, x, g), whole)
