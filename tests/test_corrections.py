@@ -12,8 +12,8 @@ from torch.optim import SGD
 
 from adiv_optim import Correction, Disproportional, GradientOnly, Proportional, attach, functional, jacobian
 from adiv_optim.corrections import check_correction
-from tests.cases import CORRECTIONS, each_correction
-from tests.references import row_scales
+from tests.helpers.cases import CORRECTIONS, each_correction
+from tests.helpers.references import row_scales
 
 EXACT = 1e-15  # float64, relative: one or two roundings
 

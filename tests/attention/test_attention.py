@@ -21,7 +21,7 @@ from adiv_optim.attention import (
 )
 from adiv_optim.attention._logits import build, project
 from adiv_optim.attention._map import arrange
-from tests.cases import relative_error
+from tests.helpers.cases import relative_error
 
 EXACT = 1e-8  # float64; conjugate gradients and Gram matrices square the condition
 CONVERGED = {"tolerance": None, "max_iterations": 5000}

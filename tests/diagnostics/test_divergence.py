@@ -12,8 +12,8 @@ from adiv_optim import BatchIdeal, Correction, Disproportional, Proportional, at
 from adiv_optim.diagnostics import divergence
 from adiv_optim.jacobian import layer_jacobians
 from adiv_optim.layers import AffineLikeLinear, NormLikeLinear
-from tests.cases import LAYERS, parametrize_cases, quiet_same
-from tests.references import loop_gradients, rows
+from tests.helpers.cases import LAYERS, parametrize_cases, quiet_same
+from tests.helpers.references import loop_gradients, rows
 
 EXACT = 1e-12  # relative, float64
 SOLVED = 1e-9  # a Cholesky factor squares the condition of the rows

@@ -13,8 +13,8 @@ from adiv_optim import BatchIdeal, Disproportional, GradientOnly, Proportional, 
 from adiv_optim.functional.linears import LinearRows
 from benchmarks.speed.jobs import conv_layer
 from benchmarks.speed.timing import peak_memory
-from tests.cases import LINEAR, apply, each_layer, gradients, relative_error
-from tests.references import rows
+from tests.helpers.cases import LINEAR, apply, each_layer, gradients, relative_error
+from tests.helpers.references import rows
 
 EXACT = 1e-9  # float64; a Cholesky factor squares the condition of the rows
 LR = 0.1

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from adiv_optim import BatchIdeal, GradientOnly, functional
 from adiv_optim.functional import linears
-from tests.cases import apply, gradients, relative_error
+from tests.helpers.cases import apply, gradients, relative_error
 
 EPS = torch.finfo(torch.float32).eps
 #: Where rows repeat, nothing but the ridge holds most directions, and rounding is a few hundredths of its least value.

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch.autograd import gradcheck
 
 from adiv_optim import Proportional, functional
-from tests.cases import apply, each_correction, each_layer, gradients
+from tests.helpers.cases import apply, each_correction, each_layer, gradients
 
 
 @each_layer

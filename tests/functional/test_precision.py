@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from tests.cases import LAYERS, apply, each_correction, gradients, needs_cuda, relative_error
-from tests.references import loop_gradients
+from tests.helpers.cases import LAYERS, apply, each_correction, gradients, needs_cuda, relative_error
+from tests.helpers.references import loop_gradients
 
 # Unit round-off times a small factor for the few dozen products each sum holds.
 TOLERANCE = {torch.float16: 4e-3, torch.bfloat16: 3e-2, torch.float32: 2e-6, torch.float64: 1e-12}

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from adiv_optim import Correction, jacobian
-from tests.cases import LAYERS, apply, each_correction, each_layer, gradients, relative_error
-from tests.references import loop_gradients
+from tests.helpers.cases import LAYERS, apply, each_correction, each_layer, gradients, relative_error
+from tests.helpers.references import loop_gradients
 
 EXACT = 1e-12  # float64, relative
 VISIBLE = 1e-2  # what a wrong scale must exceed

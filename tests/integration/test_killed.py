@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.integration.resumable import Death, save, save_in_place, train
-from tests.processes import needs_distributed
+from tests.helpers.processes import needs_distributed
+from tests.helpers.resumable import Death, save, save_in_place, train
 from tests.wrappers import REMEMBERING
 
 if not hasattr(signal, "SIGKILL") or "forkserver" not in multiprocessing.get_all_start_methods():
@@ -20,7 +20,7 @@ if not hasattr(signal, "SIGKILL") or "forkserver" not in multiprocessing.get_all
 
 # Forked from a process that has imported everything and started no thread: importing takes longer than training.
 SERVER = multiprocessing.get_context("forkserver")
-SERVER.set_forkserver_preload(["tests.integration.resumable", "torch._dynamo", "torch.export._trace"])
+SERVER.set_forkserver_preload(["tests.helpers.resumable", "torch._dynamo", "torch.export._trace"])
 
 each_wrapper = pytest.mark.parametrize("wrapper", REMEMBERING)
 Final = dict[str, Any]

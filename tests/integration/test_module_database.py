@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from adiv_optim import BatchIdeal, Correction, Disproportional, Proportional, Whitened, attach, coverage
-from tests.cases import relative_error
-from tests.integration import torch_database
+from tests.helpers import torch_database
+from tests.helpers.cases import relative_error
 from tests.optim.test_gradient_only import One
 
 pytestmark = [  # torch's own, of modules that its database builds

@@ -13,7 +13,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 
-from tests.integration.optimizers import (
+from tests.helpers.optimizers import (
     Configuration,
     Wrapper,
     assert_as_bare,
@@ -25,7 +25,7 @@ from tests.integration.optimizers import (
     each_wrapper,
     train,
 )
-from tests.processes import needs_distributed
+from tests.helpers.processes import needs_distributed
 
 pytestmark = [pytest.mark.usefixtures("in_float64"), at_any_rate]
 

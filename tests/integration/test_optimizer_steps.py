@@ -12,9 +12,9 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from adiv_optim import GradientOnly, Proportional
-from tests.integration import torch_database
-from tests.integration.by_hand import ByHand
-from tests.integration.optimizers import (
+from tests.helpers import torch_database
+from tests.helpers.by_hand import ByHand
+from tests.helpers.optimizers import (
     BARE,
     WRAPPERS,
     Configuration,

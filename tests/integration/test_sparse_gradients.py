@@ -6,9 +6,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from adiv_optim import UnitConsistent, Whitened, gauge
-from tests.cases import relative_error
-from tests.integration import torch_database
-from tests.integration.optimizers import BARE, WRAPPERS, Wrapper, assert_equal, at_any_rate, each_gradient_only
+from tests.helpers import torch_database
+from tests.helpers.cases import relative_error
+from tests.helpers.optimizers import BARE, WRAPPERS, Wrapper, assert_equal, at_any_rate, each_gradient_only
 
 pytestmark = [
     pytest.mark.usefixtures("in_float64"),

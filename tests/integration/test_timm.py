@@ -8,9 +8,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from adiv_optim import gauge
-from tests.cases import relative_error
-from tests.integration.by_hand import Call, backward
-from tests.integration.methods import (
+from tests.helpers.by_hand import Call, backward
+from tests.helpers.cases import relative_error
+from tests.helpers.loops import (
     DIFFERENT,
     EXACT,
     METHODS,
@@ -21,7 +21,7 @@ from tests.integration.methods import (
     train,
     weights,
 )
-from tests.integration.optimizers import WRAPPERS
+from tests.helpers.optimizers import WRAPPERS
 
 timm = pytest.importorskip("timm")
 pytestmark = [

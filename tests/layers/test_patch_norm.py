@@ -8,9 +8,8 @@ from torch.autograd import gradcheck, gradgradcheck
 from torch.func import functional_call
 
 from adiv_optim.layers import PatchNormConv1d, PatchNormConv2d, PatchNormConv3d, PatchNormConvTranspose2d
-from tests.cases import quiet_same
-
-from .patch_norm_cases import CASES, CLASSES, FORMS, PLAIN, build, reference
+from tests.helpers.cases import quiet_same
+from tests.helpers.patch_norm import CASES, CLASSES, FORMS, PLAIN, build, reference
 
 pytestmark = [pytest.mark.usefixtures("in_float64"), quiet_same]
 

@@ -8,8 +8,7 @@ import torch
 from torch import nn
 
 from adiv_optim.layers import PatchNormConv2d, PatchNormConvTranspose2d
-
-from .patch_norm_cases import CASES, CLASSES, FORMS, PLAIN, build, reference
+from tests.helpers.patch_norm import CASES, CLASSES, FORMS, PLAIN, build, reference
 
 each_class = pytest.mark.parametrize("case", CLASSES.values(), ids=CLASSES)
 each_form = pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from adiv_optim import BatchIdeal, GradientOnly, Proportional, UnitConsistent, gauge
 from adiv_optim.optim import diagonal
-from tests.cases import relative_error
-from tests.optim.revive import revived
+from tests.helpers.cases import relative_error
+from tests.helpers.revive import revived
 
 EXACT = 1e-10  # float64, over 100 steps, after mapping back
 SIGMA = 1.5

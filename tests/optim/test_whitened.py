@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from adiv_optim import BatchIdeal, GradientOnly, UnitConsistent, Whitened
-from tests.cases import relative_error
-from tests.optim.revive import revived
+from tests.helpers.cases import relative_error
+from tests.helpers.revive import revived
 
 pytestmark = pytest.mark.usefixtures("in_float64")
 EXACT = 1e-9

@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from adiv_optim import gauge
-from tests.cases import needs_cuda, relative_error
-from tests.gauge.models import MODELS, Convolutions, mlp, mobilenet, normed
+from tests.helpers.cases import needs_cuda, relative_error
+from tests.helpers.gauge_models import MODELS, Convolutions, mlp, mobilenet, normed
 
 FUNCTION = 1e-10  # relative, float64
 SCALES = 1e-12  # absolute, of logarithms

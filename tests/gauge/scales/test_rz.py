@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from adiv_optim.gauge import rz_scaling, uc_adjoint, uc_inverse
 from adiv_optim.gauge.scales import balance, rz
-from tests.cases import needs_cuda
+from tests.helpers.cases import needs_cuda
 
 MEANS = 1e-12
 RECONSTRUCTION = 1e-14  # a dozen roundings of 1.1e-16

@@ -11,7 +11,7 @@ from adiv_optim import BatchIdeal, Proportional, attach, jacobian
 from adiv_optim._linalg.least_squares import least_squares
 from adiv_optim._linalg.products import jvp
 from adiv_optim.layers import AffineLikeLinear
-from tests.cases import LAYERS, apply, gradients, relative_error
+from tests.helpers.cases import LAYERS, apply, gradients, relative_error
 
 CLOSED_FORM = 1e-8  # float64, as the conjugate gradients end where rounding does
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from adiv_optim import Proportional, attach, coverage, detach
 from adiv_optim.attach.layers import CORRECTED
-from tests.cases import apply, each_correction, each_layer, gradients
+from tests.helpers.cases import apply, each_correction, each_layer, gradients
 
 
 class Net(nn.Module):

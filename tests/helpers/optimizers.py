@@ -23,8 +23,8 @@ from adiv_optim import (
     Whitened,
 )
 from adiv_optim import gauge as gauges
-from tests.integration import by_hand, torch_database
-from tests.integration.by_hand import DAMPING, DECAY, Method
+from tests.helpers import by_hand, torch_database
+from tests.helpers.by_hand import DAMPING, DECAY, Method
 
 Batch = tuple[Tensor, Tensor]
 

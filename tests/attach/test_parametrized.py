@@ -8,8 +8,8 @@ from torch import nn
 from torch.nn.utils import parametrizations, parametrize
 
 from adiv_optim import Proportional, attach, coverage, detach
-from tests.cases import each_correction, relative_error
-from tests.references import loop_gradients
+from tests.helpers.cases import each_correction, relative_error
+from tests.helpers.references import loop_gradients
 
 EXACT = 1e-12  # float64, relative
 

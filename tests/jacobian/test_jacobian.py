@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from adiv_optim import Correction, Proportional, attach, jacobian
-from tests.cases import each_correction, relative_error
+from tests.helpers.cases import each_correction, relative_error
 
 EXACT = 1e-12  # float64, relative
 LEARNING_RATE = 0.1

@@ -21,7 +21,7 @@ from adiv_optim import (
     Whitened,
     jacobian,
 )
-from tests.cases import relative_error
+from tests.helpers.cases import relative_error
 from tests.wrappers import Wrap, gradient_only
 
 EXACT = 1e-9  # float64; Cholesky factors and roots square the condition of the rows
