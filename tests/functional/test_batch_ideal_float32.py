@@ -42,7 +42,7 @@ INPUTS = {
 
 
 @pytest.mark.parametrize("outputs", [4, 128], ids=["substitution", "inverse"])
-@pytest.mark.parametrize("damping", [0.0, 1e-3, 1.0])
+@pytest.mark.parametrize("damping", [0.0, 1.0])
 @pytest.mark.parametrize("build", INPUTS.values(), ids=INPUTS)
 def test_float32_is_near_float64_and_downhill(build, damping, outputs):
     x = build()

@@ -1,4 +1,4 @@
-"""The invariants of the package, each on two hundred networks that hypothesis makes up."""
+"""The invariants of the package, each on networks that hypothesis makes up."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace

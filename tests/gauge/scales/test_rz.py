@@ -68,6 +68,8 @@ MATRICES = {
     "transposed": lambda: torch.randn(3, 4, 5).permute(2, 0, 1),
     "transposed-sparse": lambda: sparse(3, 4, 5).permute(2, 0, 1),
 }
+#: One of every code path: a closed form or a solve, by rows or by columns, with lines of zeros, with several members.
+SOME = ["wide", "sparse-wide", "sparse-tall", "disconnected", "zero-lines", "batch-some-sparse", "complex-sparse"]
 each_matrix = pytest.mark.parametrize("build", MATRICES.values(), ids=MATRICES)
 
 
@@ -108,12 +110,6 @@ def swept(weight: Tensor, sweeps: int) -> Tensor:
     return torch.where(support, logs.exp() * weight.sgn(), 0.0)
 
 
-@each_matrix
-def test_geometric_means_of_rows_and_columns_are_one(build):
-    canonical = rz_scaling(build()).canonical
-    assert deviation_of_means(canonical) <= MEANS
-
-
 @pytest.mark.parametrize("name", ["square", "bidiagonal-60", "disconnected", "zero-lines", "batch-some-sparse"])
 def test_one_entry_off_by_a_billionth_is_noticed(name):
     canonical = rz_scaling(MATRICES[name]()).canonical
@@ -123,9 +119,10 @@ def test_one_entry_off_by_a_billionth_is_noticed(name):
 
 
 @each_matrix
-def test_product_is_the_weight(build):
+def test_product_is_the_weight_and_geometric_means_of_rows_and_columns_are_one(build):
     weight = build()
     found = rz_scaling(weight)
+    assert deviation_of_means(found.canonical) <= MEANS
     assert found.canonical.shape == weight.shape
     assert found.canonical.dtype == weight.dtype
     assert (found.row_scale > 0).all()
@@ -155,7 +152,7 @@ def test_dividing_by_row_means_alone_is_not_invariant():
     assert largest_ratio(by_rows(scaled(weight, rows, columns)), by_rows(weight)) > 1e-1
 
 
-@pytest.mark.parametrize("name", sorted(set(MATRICES) - {"bidiagonal-60"}))
+@pytest.mark.parametrize("name", SOME)
 def test_alternating_sweeps_agree(name):
     weight = MATRICES[name]()
     wanted = swept(weight, 3000)
@@ -173,7 +170,7 @@ def test_sweeps_of_a_chain_converge_where_the_solve_is():
 
 
 @pytest.mark.parametrize("shape", [(4, 7), (7, 4), (5, 5), (1, 3)])
-@pytest.mark.parametrize("positions", [1, 6])
+@pytest.mark.parametrize("positions", [6])
 def test_one_pass_is_the_solution_of_the_least_squares(shape, positions):
     logs = torch.randn(2, *shape, positions)
     rows, columns = rz._one_pass(logs)
@@ -269,7 +266,7 @@ def solvers(monkeypatch):
     return calls
 
 
-@pytest.mark.parametrize("name", sorted(set(MATRICES) - {"bidiagonal-60"}))
+@pytest.mark.parametrize("name", [*SOME, "batch", "row"])
 def test_conjugate_gradients_agree_with_the_factorisation(name, solvers, monkeypatch):
     weight = MATRICES[name]()
     found = rz_scaling(weight)
@@ -380,7 +377,7 @@ def test_one_by_one_kernel_is_its_matrix():
 # The adjoint and the inverse
 
 
-@each_matrix
+@pytest.mark.parametrize("build", [MATRICES[name] for name in SOME], ids=SOME)
 def test_adjoint_is_the_transpose_between_inverse_scales(build):
     weight = build()
     found = rz_scaling(weight)
@@ -510,7 +507,7 @@ def test_result_has_no_graph_and_the_weight_is_untouched():
     assert type(copied) is rz.RZScaling
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("value", [math.nan, math.inf])
 @pytest.mark.parametrize("holes", [False, True])
 def test_nan_and_inf_are_named(value, holes):
     weight = torch.eye(3) if holes else torch.ones(3, 3)
@@ -534,7 +531,7 @@ def test_scales_out_of_range_are_named():
         rz_scaling(chain.float())
 
 
-@pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.uint8])
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bool])
 def test_integers_are_refused(dtype):
     for function in (rz_scaling, uc_adjoint, uc_inverse):
         with pytest.raises(TypeError, match=r"floating point, such as weight\.float"):
