@@ -15,5 +15,6 @@ def paired(names: str, *tables: Mapping[str, Any]) -> pytest.MarkDecorator:
     columns = [islice(cycle(table.items()), max(map(len, tables))) for table in tables]
     rows = [[*row] for row in zip(*columns, strict=True)]
     return pytest.mark.parametrize(
-        names, [pytest.param(*(value for _, value in row), id="-".join(name for name, _ in row)) for row in rows]
+        names.split(),
+        [pytest.param(*(value for _, value in row), id="-".join(name for name, _ in row)) for row in rows],
     )

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from adiv_optim import BatchIdeal, GradientOnly, UnitConsistent, Whitened
 from tests.helpers.cases import relative_error
+from tests.helpers.covering import paired
 from tests.helpers.revive import revived
 
 pytestmark = pytest.mark.usefixtures("in_float64")
@@ -63,9 +64,9 @@ def twins(build, shape, damping: float) -> tuple[nn.Module, nn.Module, Tensor, f
     return before, one, other, rows
 
 
-@each_layer
-@pytest.mark.parametrize("damping", [0.1, 3.0])
-def test_whitened_sgd_is_batch_ideal_times_the_rows(build, shape, damping):
+@paired("layer damping", LAYERS, {"0.1": 0.1, "3": 3.0})
+def test_whitened_sgd_is_batch_ideal_times_the_rows(layer, damping):
+    build, shape = layer
     before, one, other, rows = twins(build, shape, damping)
     for name, start in before.items():
         found, wanted = one.state_dict()[name] - start, rows * (other.state_dict()[name] - start)
