@@ -17,6 +17,12 @@ def in_float64():
     torch.set_default_dtype(torch.float32)
 
 
+@pytest.fixture
+def everything(pytestconfig) -> bool:
+    """Whether a sweep is to take all that it can, in place of a share that holds each of its parts once."""
+    return pytestconfig.getoption("--slow")
+
+
 def pytest_addoption(parser):
     parser.addoption("--slow", action="store_true", help="also run what takes many minutes")
     parser.addoption("--fuzz", type=int, default=0, metavar="N", help="compare N more random networks of fresh seeds")

@@ -1,6 +1,7 @@
 """Every wrapper, by the name that it has in all tests of what must hold for each."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -20,27 +21,49 @@ from adiv_optim import (
     gauge,
 )
 
-Wrap = Callable[[Optimizer, nn.Module, Tensor], Any]
+
+@dataclass(frozen=True)
+class Wrapper:
+    """A wrapper.
+
+    Args:
+        build: (optimizer, model, example input, **settings) → the wrapper.
+        settings: unless a test has its own. What is remembered is used between two measurements, as a rule.
+        rule: the correction, of wrappers that have one: explicit Jacobians can give its gradients to a bare optimizer.
+    """
+
+    build: Callable[..., Any]
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    rule: Correction | None = None
+
+    def __call__(self, inner: Optimizer, model: nn.Module, example: Tensor | None, **settings: Any) -> Any:
+        """Wrap an optimizer."""
+        return self.build(inner, model, example, **{**self.settings, **settings})
 
 
-def gradient_only(rule: Correction) -> Wrap:
-    return lambda inner, model, example: GradientOnly(inner, model, rule)
+def corrected(rule: Correction) -> Wrapper:
+    return Wrapper(lambda inner, model, example: GradientOnly(inner, model, rule), rule=rule)
 
 
-def unit_consistent(inner: Optimizer, model: nn.Module, example: Tensor) -> UnitConsistent:
-    return UnitConsistent(inner, model, gauge=gauge.NetworkGauge(every=4), example_input=example)
+def by_inputs(kind: type, **settings: Any) -> Wrapper:
+    return Wrapper(lambda inner, model, example, **given: kind(inner, model, **given), settings)
 
 
-#: (optimizer, model, example input) → wrapper. What they remember is used between two measurements, as a rule.
-WRAPPERS: dict[str, Wrap] = {
-    "proportional": gradient_only(Proportional()),
-    "disproportional": gradient_only(Disproportional()),
-    "batch-ideal": gradient_only(BatchIdeal(0.1, per_sample=False)),
-    "input-scaled": lambda inner, model, example: InputScaled(inner, model, every=4, floor=0.5, hold=True),
-    "preconditioned": lambda inner, model, example: Preconditioned(inner, model, decay=0.8, every=2),
-    "unit-consistent": unit_consistent,
-    "whitened": lambda inner, model, example: Whitened(inner, model, every=4),
-    "whitened-rank": lambda inner, model, example: Whitened(inner, model, every=4, rank=2),
+def unit_consistent(
+    inner: Optimizer, model: nn.Module, example: Tensor, every: int, graph: gauge.ChannelGraph | None = None
+) -> UnitConsistent:
+    return UnitConsistent(inner, model, gauge=gauge.NetworkGauge(every=every), example_input=example, graph=graph)
+
+
+WRAPPERS = {
+    "proportional": corrected(Proportional()),
+    "disproportional": corrected(Disproportional()),
+    "batch-ideal": corrected(BatchIdeal(0.1, per_sample=False)),
+    "input-scaled": by_inputs(InputScaled, every=4, floor=0.5, hold=True),
+    "preconditioned": by_inputs(Preconditioned, decay=0.8, every=2),
+    "unit-consistent": Wrapper(unit_consistent, {"every": 4}),
+    "whitened": by_inputs(Whitened, every=4),
+    "whitened-rank": by_inputs(Whitened, every=4, rank=2),
 }
 #: Those that keep something from step to step.
 REMEMBERING = ("input-scaled", "preconditioned", "unit-consistent", "whitened", "whitened-rank")

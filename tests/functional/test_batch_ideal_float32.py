@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from adiv_optim import BatchIdeal, GradientOnly, functional
 from adiv_optim.functional import linears
-from tests.cases import apply, gradients, relative_error
+from tests.helpers.cases import apply, gradients, relative_error
 
 EPS = torch.finfo(torch.float32).eps
 #: Where rows repeat, nothing but the ridge holds most directions, and rounding is a few hundredths of its least value.
@@ -42,7 +42,7 @@ INPUTS = {
 
 
 @pytest.mark.parametrize("outputs", [4, 128], ids=["substitution", "inverse"])
-@pytest.mark.parametrize("damping", [0.0, 1e-3, 1.0])
+@pytest.mark.parametrize("damping", [0.0, 1.0])
 @pytest.mark.parametrize("build", INPUTS.values(), ids=INPUTS)
 def test_float32_is_near_float64_and_downhill(build, damping, outputs):
     x = build()

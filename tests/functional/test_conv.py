@@ -6,8 +6,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from adiv_optim import Disproportional, Proportional, functional
-from tests.cases import CONV, CORRECTIONS, FUNCTIONAL_CONV, apply, each_correction, gradients, relative_error
-from tests.references import loop_gradients
+from tests.helpers.cases import CONV, CORRECTIONS, FUNCTIONAL_CONV, apply, each_correction, gradients, relative_error
+from tests.helpers.references import loop_gradients
 
 EXACT = 1e-12  # float64, relative
 PATCH_NORM = 2e-14  # float64, relative to each patch

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from tests.cases import CONV, LayerCase, apply, conv, each_correction, linear
-from tests.references import rows
+from tests.helpers.cases import CONV, LayerCase, apply, conv, each_correction, linear
+from tests.helpers.references import rows
 
 LEARNING_RATE = 0.1
 EXACT = 1e-12  # float64, absolute, on outputs of order one

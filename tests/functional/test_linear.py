@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from adiv_optim import Disproportional, Proportional, functional
-from tests.cases import apply, each_correction, each_linear, gradients, relative_error
-from tests.references import loop_gradients
+from tests.helpers.cases import apply, each_correction, each_linear, gradients, relative_error
+from tests.helpers.references import loop_gradients
 
 EXACT = 1e-12  # float64, relative
 

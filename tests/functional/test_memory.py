@@ -6,8 +6,8 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from tests.cases import LayerCase, apply, conv, each_correction, linear
-from tests.references import pad
+from tests.helpers.cases import LayerCase, apply, conv, each_correction, linear
+from tests.helpers.references import pad
 
 BIG = {
     "linear": linear(32, 24, shape=(16, 32)),

@@ -4,18 +4,19 @@ import pytest
 import torch
 from torch import nn
 
-from tests.cases import LAYERS, apply, each_correction, gradients, needs_cuda, relative_error
-from tests.references import loop_gradients
+from adiv_optim import Disproportional, Proportional
+from tests.helpers.cases import LAYERS, apply, each_correction, gradients, needs_cuda, relative_error
+from tests.helpers.references import loop_gradients
 
 # Unit round-off times a small factor for the few dozen products each sum holds.
 TOLERANCE = {torch.float16: 4e-3, torch.bfloat16: 3e-2, torch.float32: 2e-6, torch.float64: 1e-12}
 FLOAT16_MAX = 65504.0
 
 DEVICES = ["cpu", pytest.param("cuda", marks=needs_cuda)]
-SOME = ["linear-rows", "linear-tokens", "linear-narrow-to-wide", "conv1d", "conv2d-groups", "conv2d-no-bias", "conv3d"]
+SOME = ["linear-rows", "linear-narrow-to-wide", "conv2d-groups", "conv2d-no-bias"]
 
 each_device = pytest.mark.parametrize("device", DEVICES)
-each_dtype = pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+each_dtype = pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
 some_layers = pytest.mark.parametrize("case", [LAYERS[name] for name in SOME], ids=SOME)
 
 
@@ -31,8 +32,8 @@ def float64_reference(layer, x, g, correction):
 @each_device
 @some_layers
 @each_dtype
-@each_correction
-def test_gradients_keep_the_dtype_and_are_close_to_float64(device, case, dtype, correction):
+def test_gradients_keep_the_dtype_and_are_close_to_float64(device, case, dtype):
+    correction = Disproportional()
     layer, x = case.layer(dtype).to(device), case.input(dtype).to(device)
     output = apply(layer, x, correction)
     g = torch.randn_like(output)
@@ -136,8 +137,8 @@ AUTOCAST = [
 
 @pytest.mark.parametrize(("device", "dtype"), AUTOCAST)
 @some_layers
-@each_correction
-def test_autocast_forward_is_torchs_and_gradients_keep_the_parameters_dtype(device, dtype, case, correction):
+def test_autocast_forward_is_torchs_and_gradients_keep_the_parameters_dtype(device, dtype, case):
+    correction = Disproportional()
     layer = case.layer(torch.float32).to(device)
     x = case.input(torch.float32).to(device).requires_grad_()
     with torch.autocast(device, dtype):
@@ -156,8 +157,8 @@ def test_autocast_forward_is_torchs_and_gradients_keep_the_parameters_dtype(devi
         assert relative_error(found[name].cpu(), wanted[name]) <= TOLERANCE[dtype], name
 
 
-@each_correction
-def test_autocast_leaves_float64_alone(correction):
+def test_autocast_leaves_float64_alone():
+    correction = Proportional()
     layer, x = nn.Linear(5, 3).double(), torch.randn(4, 5, dtype=torch.float64)
     with torch.autocast("cpu", torch.bfloat16):
         plain, output = layer(x), apply(layer, x, correction)
@@ -165,8 +166,8 @@ def test_autocast_leaves_float64_alone(correction):
     assert torch.equal(output, plain)
 
 
-@each_correction
-def test_backward_inside_autocast_gives_the_gradients_of_backward_outside(correction):
+def test_backward_inside_autocast_gives_the_gradients_of_backward_outside():
+    correction = Proportional()
     layer, x = nn.Linear(5, 3), torch.randn(4, 5)
     found = []
     for inside in (True, False):
@@ -181,8 +182,8 @@ def test_backward_inside_autocast_gives_the_gradients_of_backward_outside(correc
     assert relative_error(*found) <= TOLERANCE[torch.bfloat16]
 
 
-@each_correction
-def test_autocast_regions_can_be_nested_and_disabled(correction):
+def test_autocast_regions_can_be_nested_and_disabled():
+    correction = Proportional()
     layer, x = nn.Linear(5, 3), torch.randn(4, 5)
     with torch.autocast("cpu", torch.bfloat16), torch.autocast("cpu", enabled=False):
         output = apply(layer, x, correction)
@@ -192,9 +193,8 @@ def test_autocast_regions_can_be_nested_and_disabled(correction):
 
 @needs_cuda
 @pytest.mark.parametrize("name", ["linear-rows", "conv2d-every-option", "conv3d"])
-@each_correction
-def test_cuda_gives_the_cpus_gradients(name, correction):
-    case = LAYERS[name]
+def test_cuda_gives_the_cpus_gradients(name):
+    case, correction = LAYERS[name], Disproportional()
     layer, x = case.layer(), case.input()
     output = apply(layer, x, correction)
     g = torch.randn_like(output)

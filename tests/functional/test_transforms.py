@@ -6,7 +6,7 @@ from torch import nn
 from torch.func import functional_call, grad, jacrev, stack_module_state, vmap
 
 from adiv_optim import functional
-from tests.cases import CORRECTIONS, LAYERS, apply, each_correction, gradients, relative_error
+from tests.helpers.cases import CORRECTIONS, LAYERS, apply, each_correction, gradients, relative_error
 
 EXACT = 1e-12  # float64, relative
 COMPILED = 1e-5  # float32, relative: the compiler may reorder sums

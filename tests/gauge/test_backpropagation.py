@@ -10,7 +10,7 @@ from torch import nn
 
 from adiv_optim import GradientOnly, Proportional, UnitConsistent, gauge
 from adiv_optim.gauge import uc_backpropagation, uc_linear
-from tests.cases import relative_error
+from tests.helpers.cases import relative_error
 
 pytestmark = pytest.mark.usefixtures("in_float64")
 EXACT = 1e-12

@@ -24,7 +24,7 @@ COLUMNS = {
 
 #: Section → situation → the tests in which every wrapper is held against a reference, or refused.
 SECTIONS: dict[str, dict[str, list[str]]] = {
-    "Every optimizer of PyTorch's own database, in each of its configurations": {
+    "Every optimizer of PyTorch's own database, in configurations that the wrappers share out": {
         "steps": ["test_optimizer_steps.py::test_steps_are_the_bare_optimizers_by_hand"],
         "learning rate 0 changes no bit": ["test_optimizer_steps.py::test_zero_learning_rate_changes_no_bit"],
         "every scheduler that it lists": [
@@ -126,7 +126,7 @@ SECTIONS: dict[str, dict[str, list[str]]] = {
         ],
         "state of another wrapper": ["test_damaged_checkpoints.py::test_state_of_another_wrapper_is_refused"],
     },
-    "Two hundred generated models": {
+    "Seventy generated models": {
         "outside `step()` the weights are the user's": [
             "test_generated_models.py::test_weights_outside_the_step_are_the_users"
         ],

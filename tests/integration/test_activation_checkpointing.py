@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from tests.integration.methods import (
+from tests.helpers.loops import (
     DIFFERENT,
     EXACT,
     adamw,

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from torch.distributed import checkpoint
 
-from tests.integration import checkpoints
-from tests.integration.methods import (
+from tests.helpers import checkpoints
+from tests.helpers.loops import (
     DIFFERENT,
     EXACT,
     METHODS,

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from tests.integration.methods import (
+from tests.helpers.loops import (
     DIFFERENT,
     EXACT,
     METHODS,
@@ -60,7 +60,7 @@ def test_compiled_model(method):
     assert deviation(weights(bare), wanted) > DIFFERENT
 
 
-@pytest.mark.parametrize("name", ["proportional", "preconditioned", "unit-consistent", "whitened"])
+@pytest.mark.parametrize("name", ["proportional", "unit-consistent"])
 def test_wrapper_of_a_compiled_model(name):
     """What torch.compile returned is a model too."""
     method, model = METHODS[name], mlp()

@@ -5,8 +5,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from tests.cases import needs_cuda
-from tests.integration.methods import DIFFERENT, EXACT, METHODS, Batch, deviation, network, sgd, train, weights
+from tests.helpers.cases import needs_cuda
+from tests.helpers.loops import DIFFERENT, EXACT, METHODS, Batch, deviation, network, sgd, train, weights
 
 pytestmark = [needs_cuda, pytest.mark.usefixtures("in_float64")]
 

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch.nn.parallel import DistributedDataParallel
 
-from tests.integration.methods import (
+from tests.helpers.loops import (
     DIFFERENT,
     EXACT,
     METHODS,
@@ -23,7 +23,7 @@ from tests.integration.methods import (
     split,
     weights,
 )
-from tests.processes import needs_distributed, on_two_processes
+from tests.helpers.processes import needs_distributed, on_two_processes
 
 pytestmark = [needs_distributed, pytest.mark.usefixtures("in_float64")]
 

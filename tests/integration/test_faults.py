@@ -11,12 +11,13 @@ from torch import Tensor, nn
 from torch.optim import AdamW
 from torch.utils import _pytree as pytree
 
-from tests.wrappers import WRAPPERS, Wrap, each_wrapper
+from tests.helpers.covering import paired
+from tests.wrappers import WRAPPERS, Wrapper, each_wrapper
 
 SHAPE = (6, 2, 5, 5)
 
 
-def built(wrap: Wrap) -> Any:
+def built(wrap: Wrapper) -> Any:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(2, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(36, 8), nn.ReLU(), nn.Linear(8, 3))
     return wrap(AdamW(model.parameters(), lr=1e-2, eps=1e-3), model, torch.zeros(1, *SHAPE[1:]))
@@ -79,8 +80,7 @@ def step(optimizer: Any, scaler: Any, x: Tensor, y: Tensor, clear: Callable[[Any
 
 
 @each_wrapper
-@each_poison
-@pytest.mark.parametrize("clear", BY_OPTIMIZER.values(), ids=BY_OPTIMIZER)
+@paired("poison clear", POISONS, BY_OPTIMIZER)
 def test_poisoned_batch_under_grad_scaler_is_as_if_it_had_not_been(wrap, poison, clear):
     optimizer, clean = built(wrap), built(wrap)
     scaler, other = (torch.amp.GradScaler("cpu", init_scale=2.0**10) for _ in range(2))
@@ -97,8 +97,7 @@ def test_poisoned_batch_under_grad_scaler_is_as_if_it_had_not_been(wrap, poison,
 
 
 @each_wrapper
-@each_poison
-@pytest.mark.parametrize("clear", BY_MODEL.values(), ids=BY_MODEL)
+@paired("poison clear", POISONS, BY_MODEL)
 def test_poisoned_batch_under_grad_scaler_leaves_everything_finite(wrap, poison, clear):
     # Whitened, which has no part in a model's zero_grad, may count the rows of the batch; see its docstring.
     optimizer, scaler = built(wrap), torch.amp.GradScaler("cpu")

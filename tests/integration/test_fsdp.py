@@ -10,8 +10,8 @@ from torch import nn
 
 from adiv_optim import attach, coverage, detach
 from adiv_optim.attach.layers import Corrected
-from tests.integration import checkpoints
-from tests.integration.methods import (
+from tests.helpers import checkpoints
+from tests.helpers.loops import (
     DIFFERENT,
     EXACT,
     METHODS,
@@ -25,7 +25,7 @@ from tests.integration.methods import (
     train,
     weights,
 )
-from tests.processes import needs_distributed, on_two_processes
+from tests.helpers.processes import needs_distributed, on_two_processes
 
 on_cpu = pytest.mark.skipif(
     not hasattr(torch.cpu.Stream, "record_event"), reason="fully_shard needs a GPU in this torch"

@@ -1,4 +1,4 @@
-"""The invariants of the package, each on two hundred networks that hypothesis makes up."""
+"""The invariants of the package, each on networks that hypothesis makes up."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -24,9 +24,9 @@ from adiv_optim import (
     detach,
     gauge,
 )
-from tests.cases import apply, relative_error
-from tests.integration.generated import HOMOGENEOUS, Architecture, on_generated_models
-from tests.optim.revive import revived
+from tests.helpers.cases import apply, relative_error
+from tests.helpers.generated import HOMOGENEOUS, Architecture, on_generated_models
+from tests.helpers.revive import revived
 from tests.wrappers import WRAPPERS
 
 pytestmark = [

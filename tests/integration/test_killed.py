@@ -11,16 +11,15 @@ from typing import Any
 import pytest
 import torch
 
-from tests.integration.resumable import Death, save, save_in_place, train
-from tests.processes import needs_distributed
+from tests.helpers.covering import paired
+from tests.helpers.processes import needs_distributed
+from tests.helpers.resumable import Death, save, save_in_place, train
 from tests.wrappers import REMEMBERING
 
 if not hasattr(signal, "SIGKILL") or "forkserver" not in multiprocessing.get_all_start_methods():
     pytest.skip("needs SIGKILL and a server that forks", allow_module_level=True)
 
-# Forked from a process that has imported everything and started no thread: importing takes longer than training.
-SERVER = multiprocessing.get_context("forkserver")
-SERVER.set_forkserver_preload(["tests.integration.resumable", "torch._dynamo", "torch.export._trace"])
+SERVER = multiprocessing.get_context("forkserver")  # which helpers.processes lets import everything first
 
 each_wrapper = pytest.mark.parametrize("wrapper", REMEMBERING)
 Final = dict[str, Any]
@@ -65,11 +64,11 @@ def equal(one: Final, other: Final) -> bool:
     return all(torch.equal(value, other["weights"][name]) for name, value in one["weights"].items())
 
 
-MOMENTS = [(part, seed) for part, seeds in {"training": 4, "step": 2, "writing": 2}.items() for seed in range(seeds)]
+PARTS = ["training", "step", "training", "writing"]
+MOMENTS = [(wrapper, PARTS[(place + seed) % 4], seed) for place, wrapper in enumerate(REMEMBERING) for seed in range(2)]
 
 
-@each_wrapper
-@pytest.mark.parametrize(("part", "seed"), MOMENTS, ids=[f"{part}-{seed}" for part, seed in MOMENTS])
+@pytest.mark.parametrize(("wrapper", "part", "seed"), MOMENTS)
 def test_run_killed_at_a_random_moment_resumes_bit_for_bit(wrapper, part, seed, uninterrupted, tmp_path):
     whole = uninterrupted(wrapper)
     # The last calls are left out: a run need not make exactly as many as another.
@@ -112,9 +111,9 @@ VICTIMS = {"reader": (1, "step", 0.7), "writer": (0, "writing", 0.5)}  # rank, a
 
 
 @needs_distributed
-@each_wrapper
-@pytest.mark.parametrize(("victim", "part", "share"), VICTIMS.values(), ids=VICTIMS)
-def test_death_of_one_of_two_processes_leaves_a_whole_checkpoint(wrapper, victim, part, share, uninterrupted, tmp_path):
+@paired("wrapper killed", {name: name for name in REMEMBERING}, VICTIMS)
+def test_death_of_one_of_two_processes_leaves_a_whole_checkpoint(wrapper, killed, uninterrupted, tmp_path):
+    victim, part, share = killed
     whole = uninterrupted(wrapper, processes=2)
     deaths = [Death(), Death()]
     deaths[victim] = Death(part, int(share * whole["calls"][part]))

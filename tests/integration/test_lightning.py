@@ -4,8 +4,8 @@ import pytest
 import torch.nn.functional as F
 from torch.utils.data import DataLoader
 
-from tests.cases import relative_error
-from tests.integration.methods import (
+from tests.helpers.cases import relative_error
+from tests.helpers.loops import (
     DIFFERENT,
     EXACT,
     METHODS,

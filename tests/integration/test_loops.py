@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from tests.cases import relative_error
-from tests.integration.methods import (
+from tests.helpers.cases import relative_error
+from tests.helpers.loops import (
     DIFFERENT,
     EXACT,
     Method,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.integration.methods import (
+from tests.helpers.loops import (
     DIFFERENT,
     EXACT,
     adamw,

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from adiv_optim import Correction, Disproportional, Proportional, attach
-from tests.cases import relative_error
+from tests.helpers.cases import relative_error
 
 opacus = pytest.importorskip("opacus")
 

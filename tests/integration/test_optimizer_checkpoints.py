@@ -13,19 +13,19 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 
-from tests.integration.optimizers import (
+from tests.helpers.optimizers import (
+    Around,
     Configuration,
-    Wrapper,
     assert_as_bare,
     assert_equal,
     at_any_rate,
     batches,
     built,
-    each_optimizer,
     each_wrapper,
+    share,
     train,
 )
-from tests.processes import needs_distributed
+from tests.helpers.processes import needs_distributed
 
 pytestmark = [pytest.mark.usefixtures("in_float64"), at_any_rate]
 
@@ -37,7 +37,7 @@ def through_a_file(value: Any) -> Any:
     return torch.load(buffer, weights_only=True)
 
 
-def resume(wrapper: Wrapper, configuration: Configuration) -> None:
+def resume(wrapper: Around, configuration: Configuration) -> None:
     first, last = batches(2)
     model, optimizer = built(wrapper, configuration)
     train(model, optimizer, [first])
@@ -52,12 +52,11 @@ def resume(wrapper: Wrapper, configuration: Configuration) -> None:
 
 
 @each_wrapper
-@each_optimizer
-def test_checkpoint_copy_and_pickle_go_on_bit_for_bit(wrapper, name):
-    assert_as_bare(resume, wrapper, name)
+def test_checkpoint_copy_and_pickle_go_on_bit_for_bit(wrapper, everything):
+    assert_as_bare(resume, wrapper, share(wrapper, everything))
 
 
-def set_learning_rate(wrapper: Wrapper, configuration: Configuration) -> None:
+def set_learning_rate(wrapper: Around, configuration: Configuration) -> None:
     first, last = batches(2)
     model, optimizer = built(wrapper, configuration)
     train(model, optimizer, [first])
@@ -72,9 +71,8 @@ def set_learning_rate(wrapper: Wrapper, configuration: Configuration) -> None:
 
 
 @each_wrapper
-@each_optimizer
-def test_learning_rate_set_before_saving_is_stepped_with_after_loading(wrapper, name):
-    assert_as_bare(set_learning_rate, wrapper, name)
+def test_learning_rate_set_before_saving_is_stepped_with_after_loading(wrapper, everything):
+    assert_as_bare(set_learning_rate, wrapper, share(wrapper, everything))
 
 
 def memory(optimizer: Any) -> dict[str, Any]:
@@ -82,7 +80,7 @@ def memory(optimizer: Any) -> dict[str, Any]:
     return {key: value for key, value in optimizer.state_dict().items() if key not in ("state", "param_groups")}
 
 
-def distributed_state(wrapper: Wrapper, configuration: Configuration) -> None:
+def distributed_state(wrapper: Around, configuration: Configuration) -> None:
     first, last = batches(2)
     model, optimizer = built(wrapper, configuration)
     train(model, optimizer, [first])
@@ -100,6 +98,5 @@ def distributed_state(wrapper: Wrapper, configuration: Configuration) -> None:
 
 @needs_distributed
 @each_wrapper
-@each_optimizer
-def test_distributed_checkpoint_state_goes_on_bit_for_bit(wrapper, name):
-    assert_as_bare(distributed_state, wrapper, name)
+def test_distributed_checkpoint_state_goes_on_bit_for_bit(wrapper, everything):
+    assert_as_bare(distributed_state, wrapper, share(wrapper, everything))

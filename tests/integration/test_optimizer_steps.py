@@ -12,13 +12,14 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from adiv_optim import GradientOnly, Proportional
-from tests.integration import torch_database
-from tests.integration.by_hand import ByHand
-from tests.integration.optimizers import (
+from tests.helpers import torch_database
+from tests.helpers.by_hand import ByHand
+from tests.helpers.optimizers import (
+    AROUND,
     BARE,
-    WRAPPERS,
+    OPTIMIZERS,
+    Around,
     Configuration,
-    Wrapper,
     assert_as_bare,
     assert_equal,
     at_any_rate,
@@ -27,10 +28,9 @@ from tests.integration.optimizers import (
     configurations,
     deviation,
     each_gradient_only,
-    each_optimizer,
     each_wrapper,
-    gradient_only,
     network,
+    share,
     train,
 )
 from tests.optim.test_gradient_only import One
@@ -46,12 +46,12 @@ def test_database_is_whole_and_leaves_no_trace():
     assert not torch.backends.flags_frozen()
 
 
-def by_hand(wrapper: Wrapper, configuration: Configuration) -> ByHand:
+def by_hand(wrapper: Around, configuration: Configuration) -> ByHand:
     model, optimizer = built(BARE, configuration)
     return ByHand(optimizer, model, wrapper.by_hand())
 
 
-def steps(wrapper: Wrapper, configuration: Configuration) -> None:
+def steps(wrapper: Around, configuration: Configuration) -> None:
     model, optimizer = built(wrapper, configuration)
     train(model, optimizer, batches(3))
     reference = by_hand(wrapper, configuration)
@@ -60,23 +60,22 @@ def steps(wrapper: Wrapper, configuration: Configuration) -> None:
 
 
 @each_wrapper
-@each_optimizer
-def test_steps_are_the_bare_optimizers_by_hand(wrapper, name):
-    assert_as_bare(steps, wrapper, name)
+def test_steps_are_the_bare_optimizers_by_hand(wrapper, everything):
+    assert_as_bare(steps, wrapper, share(wrapper, everything))
 
 
-@pytest.mark.parametrize("other", WRAPPERS)
 @each_wrapper
-def test_steps_of_different_wrappers_differ(wrapper, other):
+def test_steps_of_different_wrappers_differ(wrapper):
     (sgd, *_) = configurations("SGD")
-    model, optimizer = built(WRAPPERS[other], sgd)
-    train(model, optimizer, batches(3))
     reference = by_hand(wrapper, sgd)
     reference.train(batches(3))
-    assert (deviation(model, reference.network, sgd.network()) > 1e-2) == (WRAPPERS[other] is not wrapper)
+    for other in AROUND.values():
+        model, optimizer = built(other, sgd)
+        train(model, optimizer, batches(3))
+        assert (deviation(model, reference.network, sgd.network()) > 1e-2) == (other is not wrapper)
 
 
-def add_param_group(wrapper: Wrapper, configuration: Configuration) -> None:
+def add_param_group(wrapper: Around, configuration: Configuration) -> None:
     first, last = batches(2)
     models = []
     for kind in (wrapper, BARE):
@@ -104,22 +103,27 @@ def adagrad_steps_on_new_groups() -> bool:
 
 
 @each_wrapper
-@each_optimizer
-def test_add_param_group_is_the_bare_optimizers_by_hand(wrapper, name):
-    if name == "Adagrad" and not adagrad_steps_on_new_groups():
-        pytest.skip("this torch's bare Adagrad cannot step on a group added to it")
-    assert_as_bare(add_param_group, wrapper, name)
+def test_add_param_group_is_the_bare_optimizers_by_hand(wrapper, everything):
+    beyond_it = () if adagrad_steps_on_new_groups() else ("Adagrad",)
+    chosen = [each for each in share(wrapper, everything) if each.optimizer not in beyond_it]
+    assert_as_bare(add_param_group, wrapper, chosen)
 
 
 @each_wrapper
-@each_optimizer
-def test_schedulers_change_the_steps_as_they_change_the_bare_optimizers(wrapper, name):
-    rates = {type(entry.options.get("lr")): entry for entry in configurations(name)}  # unset, a number, a tensor
-    for builders in torch_database.optimizers()[name].scheduler_inputs:
-        assert_as_bare(partial(schedule, builders), wrapper, name, list(rates.values()))
+def test_schedulers_change_the_steps_as_they_change_the_bare_optimizers(wrapper, everything):
+    tried = [
+        (builders, rate)
+        for name in OPTIMIZERS
+        # unset, a number, a tensor
+        for rate in {type(entry.options.get("lr")): entry for entry in configurations(name)}.values()
+        for builders in torch_database.optimizers()[name].scheduler_inputs
+    ]
+    place = list(AROUND.values()).index(wrapper)
+    for builders, rate in tried if everything else tried[place :: len(AROUND)]:
+        assert_as_bare(partial(schedule, builders), wrapper, [rate])
 
 
-def schedule(builders: list[Any], wrapper: Wrapper, configuration: Configuration) -> None:
+def schedule(builders: list[Any], wrapper: Around, configuration: Configuration) -> None:
     found, wanted = [], []
     model, optimizer = built(wrapper, configuration)
     reference = by_hand(wrapper, configuration)
@@ -136,7 +140,7 @@ def schedule(builders: list[Any], wrapper: Wrapper, configuration: Configuration
     assert deviation(model, reference.network, configuration.network()) <= EXACT
 
 
-def zero_learning_rate(wrapper: Wrapper, configuration: Configuration) -> None:
+def zero_learning_rate(wrapper: Around, configuration: Configuration) -> None:
     model, optimizer = built(wrapper, configuration, lr=0.0)
     train(model, optimizer, batches(1))
     if configuration.optimizer == "Rprop":  # has a smallest step whatever the rate
@@ -146,12 +150,11 @@ def zero_learning_rate(wrapper: Wrapper, configuration: Configuration) -> None:
 
 
 @each_wrapper
-@each_optimizer
-def test_zero_learning_rate_changes_no_bit(wrapper, name):
-    assert_as_bare(zero_learning_rate, wrapper, name)
+def test_zero_learning_rate_changes_no_bit(wrapper, everything):
+    assert_as_bare(zero_learning_rate, wrapper, share(wrapper, everything))
 
 
-def hooks(wrapper: Wrapper, configuration: Configuration) -> None:
+def hooks(wrapper: Around, configuration: Configuration) -> None:
     model, optimizer = built(wrapper, configuration)
     calls = []
     levels = {"outer": optimizer} if wrapper is BARE else {"outer": optimizer, "inner": optimizer.inner}
@@ -164,9 +167,8 @@ def hooks(wrapper: Wrapper, configuration: Configuration) -> None:
 
 
 @each_wrapper
-@each_optimizer
-def test_step_hooks_fire_once(wrapper, name):
-    assert_as_bare(hooks, wrapper, name)
+def test_step_hooks_fire_once(wrapper, everything):
+    assert_as_bare(hooks, wrapper, share(wrapper, everything))
 
 
 @each_wrapper
@@ -181,7 +183,7 @@ def test_global_step_hooks_fire_once_for_the_wrapper(wrapper):
     assert calls == [optimizer]
 
 
-def skip_infinite(wrapper: Wrapper, configuration: Configuration) -> None:
+def skip_infinite(wrapper: Around, configuration: Configuration) -> None:
     bad, good = batches(2)
     bad[0][0, 0] = torch.inf
     model, optimizer = built(wrapper, configuration)
@@ -198,9 +200,8 @@ def skip_infinite(wrapper: Wrapper, configuration: Configuration) -> None:
 
 
 @each_wrapper
-@each_optimizer
-def test_grad_scaler_skips_infinite_gradients_and_is_no_scale_otherwise(wrapper, name):
-    assert_as_bare(skip_infinite, wrapper, name)
+def test_grad_scaler_skips_infinite_gradients_and_is_no_scale_otherwise(wrapper, everything):
+    assert_as_bare(skip_infinite, wrapper, share(wrapper, everything))
 
 
 def skipped(optimizer, model: nn.Module) -> GradientOnly:
@@ -209,15 +210,18 @@ def skipped(optimizer, model: nn.Module) -> GradientOnly:
 
 
 # Without a bias: its gradient is the product of G with the scales, which sums in another order than torch's sum of G.
-NOTHING = {"scale one": (gradient_only(One(), None).wrap, False), "skipped": (skipped, True)}
+NOTHING = {
+    "scale one": (lambda optimizer, model: GradientOnly(optimizer, model, One()), False),
+    "skipped": (skipped, True),
+}
 
 
 @pytest.mark.parametrize(("wrap", "bias"), NOTHING.values(), ids=NOTHING)
-@each_optimizer
-def test_correcting_nothing_is_the_bare_optimizer_bit_for_bit(name, wrap, bias):
-    for configuration in configurations(name):
+def test_correcting_nothing_is_the_bare_optimizer_bit_for_bit(wrap, bias):
+    for configuration in (each for name in OPTIMIZERS for each in configurations(name)):
+        name = configuration.optimizer
         models = []
-        for wrapper in (Wrapper(wrap, None), BARE):
+        for wrapper in (Around(wrap, None), BARE):
             model = network(bias and name != "Muon")
             optimizer = wrapper.wrap(configuration.build(model.parameters()), model)
             with pytest.raises(RuntimeError) if name == "SparseAdam" else nullcontext():
@@ -226,7 +230,7 @@ def test_correcting_nothing_is_the_bare_optimizer_bit_for_bit(name, wrap, bias):
         assert_equal(*models)
 
 
-def steps_on_its_gradients(wrapper: Wrapper, configuration: Configuration) -> None:
+def steps_on_its_gradients(wrapper: Around, configuration: Configuration) -> None:
     model, optimizer = built(wrapper, configuration)
     twin, bare = built(BARE, configuration)
     for batch in batches(2):
@@ -238,9 +242,8 @@ def steps_on_its_gradients(wrapper: Wrapper, configuration: Configuration) -> No
 
 
 @each_gradient_only
-@each_optimizer
-def test_steps_on_corrected_gradients_are_the_bare_optimizers_bit_for_bit(wrapper, name):
-    assert_as_bare(steps_on_its_gradients, wrapper, name)
+def test_steps_on_corrected_gradients_are_the_bare_optimizers_bit_for_bit(wrapper, everything):
+    assert_as_bare(steps_on_its_gradients, wrapper, share(wrapper, everything))
 
 
 @each_wrapper

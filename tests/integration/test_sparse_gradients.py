@@ -6,9 +6,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from adiv_optim import UnitConsistent, Whitened, gauge
-from tests.cases import relative_error
-from tests.integration import torch_database
-from tests.integration.optimizers import BARE, WRAPPERS, Wrapper, assert_equal, at_any_rate, each_gradient_only
+from tests.helpers import torch_database
+from tests.helpers.cases import relative_error
+from tests.helpers.optimizers import AROUND, BARE, Around, assert_equal, at_any_rate, each_gradient_only
 
 pytestmark = [
     pytest.mark.usefixtures("in_float64"),
@@ -24,7 +24,7 @@ def unit_consistent(optimizer, model):
     return UnitConsistent(optimizer, model, example_input=torch.arange(8))
 
 
-EVERY = {**WRAPPERS, "unit-consistent": Wrapper(unit_consistent, WRAPPERS["unit-consistent"].by_hand)}
+EVERY = {**AROUND, "unit-consistent": Around(unit_consistent, AROUND["unit-consistent"].by_hand)}
 each_wrapper = pytest.mark.parametrize("wrapper", EVERY.values(), ids=EVERY)
 
 

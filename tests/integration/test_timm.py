@@ -8,9 +8,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from adiv_optim import gauge
-from tests.cases import relative_error
-from tests.integration.by_hand import Call, backward
-from tests.integration.methods import (
+from tests.helpers.by_hand import Call, backward
+from tests.helpers.cases import relative_error
+from tests.helpers.loops import (
     DIFFERENT,
     EXACT,
     METHODS,
@@ -21,7 +21,7 @@ from tests.integration.methods import (
     train,
     weights,
 )
-from tests.integration.optimizers import WRAPPERS
+from tests.helpers.optimizers import AROUND
 
 timm = pytest.importorskip("timm")
 pytestmark = [
@@ -100,13 +100,13 @@ def train_by_hand(model, method, data):
             optimizer.step()
 
 
-@pytest.mark.parametrize("name", [name for name in WRAPPERS if name != "unit-consistent"])
+@pytest.mark.parametrize("name", [name for name in AROUND if name != "unit-consistent"])
 @each_model
 @pytest.mark.usefixtures("in_float64")
 def test_timm_trains_as_by_hand(model, name):
     by_hand, wrapped, bare = (create(model, NARROW) for _ in range(3))
-    train_by_hand(by_hand, WRAPPERS[name].by_hand(), images(3))
-    train(wrapped, WRAPPERS[name].wrap(adamw(wrapped), wrapped), images(3))
+    train_by_hand(by_hand, AROUND[name].by_hand(), images(3))
+    train(wrapped, AROUND[name].wrap(adamw(wrapped), wrapped), images(3))
     train(bare, adamw(bare), images(3))
     assert deviation(weights(wrapped), weights(by_hand)) <= EXACT
     assert deviation(weights(bare), weights(by_hand)) > DIFFERENT

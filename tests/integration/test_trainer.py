@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from tests.integration.methods import (
+from tests.helpers.loops import (
     DIFFERENT,
     EXACT,
     built,

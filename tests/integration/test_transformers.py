@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from adiv_optim import attach, coverage, detach, jacobian
-from tests.cases import relative_error
-from tests.integration.methods import (
+from tests.helpers.cases import relative_error
+from tests.helpers.loops import (
     DIFFERENT,
     EXACT,
     METHODS,

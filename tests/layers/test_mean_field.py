@@ -12,6 +12,7 @@ from torch import nn
 from torch.autograd import gradcheck
 
 from adiv_optim.layers import MeanFieldNorm, convert
+from tests.helpers.covering import paired
 
 CLOSED, COMPILED = 1e-6, 1e-6
 
@@ -48,9 +49,9 @@ CONSTANTS = {
 }
 
 
-@each_switch
-@pytest.mark.parametrize(("activation", "mean", "variance"), CONSTANTS.values(), ids=CONSTANTS)
-def test_output_is_the_activation_less_its_mean_over_its_deviation(activation, mean, variance, switches):
+@paired("constants switches", CONSTANTS, SWITCHES)
+def test_output_is_the_activation_less_its_mean_over_its_deviation(constants, switches):
+    activation, mean, variance = constants
     x = torch.randn(4, 3, 5, dtype=torch.float64)
     wanted = activation(x)
     wanted = wanted - mean if switches.get("center", True) else wanted
@@ -84,8 +85,7 @@ def test_neither_step_is_the_activation_bit_for_bit():
     assert torch.equal(MeanFieldNorm(F.gelu, center=False, normalize=False)(x), F.gelu(x))
 
 
-@each_activation
-@each_switch
+@paired("activation switches", ACTIVATIONS, SWITCHES)
 def test_gradcheck_passes(activation, switches):
     layer = MeanFieldNorm(copy.deepcopy(activation), **switches).double()
     x = torch.randn(3, 4, dtype=torch.float64, requires_grad=True)

@@ -56,12 +56,19 @@ KINDS = {f"affine-{name}": (AffineLikeLinear, affine_like, options) for name, op
     f"norm-{name}": (NormLikeLinear, norm_like, options) for name, options in NORM.items()
 }
 each_kind = pytest.mark.parametrize(("kind", "formula", "options"), KINDS.values(), ids=KINDS)
+#: One of either formula, with every term in it.
+both_kinds = pytest.mark.parametrize(
+    ("kind", "formula", "options"),
+    [KINDS[name] for name in ("affine-alpha-beta", "norm-alpha-beta", "norm-eq-17")],
+    ids=["affine", "norm", "norm-eq-17"],
+)
 each_bias = pytest.mark.parametrize("bias", [True, False], ids=["bias", "no-bias"])
 
 
 @each_kind
-@each_bias
-@pytest.mark.parametrize("shape", [(4, 5), (2, 3, 5), (5,)], ids=["rows", "tokens", "unbatched"])
+@pytest.mark.parametrize(
+    ("bias", "shape"), [(True, (2, 3, 5)), (False, (5,))], ids=["bias-tokens", "no-bias-unbatched"]
+)
 def test_output_is_the_formula(kind, formula, options, bias, shape):
     layer, x = kind(5, 3, bias, **options).double(), torch.randn(shape, dtype=torch.float64)
     wanted = formula(x, layer.weight, layer.bias, options.get("alpha", 1.0), options.get("beta", _default(kind)))
@@ -73,7 +80,7 @@ def _default(kind):
     return 1.0 if kind is AffineLikeLinear else None
 
 
-@each_kind
+@both_kinds
 @each_bias
 def test_gradcheck_passes(kind, formula, options, bias):
     layer = kind(4, 3, bias, **options).double()
@@ -146,9 +153,9 @@ def test_zero_rows_give_the_bias_term_alone(kind, formula, options):
     torch.testing.assert_close(layer(torch.zeros(5)), shift * layer.bias)
 
 
-@each_kind
+@both_kinds
 @each_bias
-@pytest.mark.parametrize("length", [200.0, 300.0, 30000.0], ids=str)
+@pytest.mark.parametrize("length", [200.0, 30000.0], ids=str)
 def test_float16_does_not_overflow_where_the_squared_norm_would(kind, formula, options, bias, length):
     # |x|² exceeds 65504 for |x| > 256; Wx itself stays below it here.
     layer = kind(4, 3, bias, **options).half()
@@ -177,14 +184,14 @@ def test_float16_zero_rows_are_right_where_1_over_beta_would_overflow(bias, auto
     torch.testing.assert_close(output.float(), wanted, rtol=0, atol=2**-7)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
-@each_kind
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64], ids=str)
+@both_kinds
 def test_output_keeps_the_dtype(kind, formula, options, dtype):
     layer, x = kind(5, 3, **options).to(dtype), torch.randn(4, 5).to(dtype)
     assert layer(x).dtype == dtype
 
 
-@each_kind
+@both_kinds
 def test_autocast_gives_the_lower_precision_and_is_close(kind, formula, options):
     layer, x = kind(5, 3, **options), torch.randn(4, 5)
     with torch.autocast("cpu", torch.bfloat16):
@@ -251,12 +258,12 @@ def test_norm_like_is_l2_norm_then_linear(bias):
     assert torch.equal(layer(x), nn.Sequential(L2Norm(), linear)(x))
 
 
-@each_kind
+@both_kinds
 def test_state_dict_is_that_of_linear(kind, formula, options):
     assert kind(5, 3, **options).state_dict().keys() == nn.Linear(5, 3).state_dict().keys()
 
 
-@each_kind
+@both_kinds
 def test_copies_and_pickles_compute_the_same(kind, formula, options):
     layer, x = kind(5, 3, **options), torch.randn(4, 5)
     for twin in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):

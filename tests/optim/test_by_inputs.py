@@ -11,7 +11,7 @@ from adiv_optim import BatchIdeal, GradientOnly, Preconditioned, UnitConsistent,
 from adiv_optim._linalg import roots as roots_module
 from adiv_optim._linalg.roots import NoRootError, eigh, leading, roots
 from adiv_optim.layers import NormLikeLinear
-from tests.cases import relative_error
+from tests.helpers.cases import relative_error
 
 WRAPPERS = {"whitened": Whitened, "preconditioned": Preconditioned}
 each_wrapper = pytest.mark.parametrize("wrapper", WRAPPERS.values(), ids=WRAPPERS)

@@ -6,8 +6,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from adiv_optim import Whitened
-from tests.cases import relative_error
-from tests.processes import needs_distributed, on_two_processes
+from tests.helpers.cases import relative_error
+from tests.helpers.processes import needs_distributed, on_two_processes
 
 EXACT = 1e-9
 pytestmark = pytest.mark.usefixtures("in_float64")

@@ -10,7 +10,7 @@ from torch import nn
 from torch.optim import SGD, Adam, AdamW
 
 from adiv_optim import BatchIdeal, Correction, Disproportional, GradientOnly, Proportional, coverage
-from tests.cases import each_correction, relative_error
+from tests.helpers.cases import each_correction, relative_error
 from tests.optim.test_wrapper import assert_same_parameters, batches, each_optimizer, mlp, train
 
 LEARNING_RATE = 0.1

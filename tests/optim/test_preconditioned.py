@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from adiv_optim import Preconditioned
-from tests.cases import LAYERS, quiet_same, relative_error
-from tests.processes import needs_distributed, on_two_processes
-from tests.references import rows
+from tests.helpers.cases import LAYERS, quiet_same, relative_error
+from tests.helpers.processes import needs_distributed, on_two_processes
+from tests.helpers.references import rows
 
 EXACT = 1e-9  # float64; the Cholesky factor squares the condition of the rows
 DAMPING = 0.1

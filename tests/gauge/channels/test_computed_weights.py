@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from adiv_optim import UnitConsistent, gauge
 from adiv_optim.gauge.channels import trace as tracing
-from tests.cases import relative_error
+from tests.helpers.cases import relative_error
 
 pytestmark = pytest.mark.usefixtures("in_float64")
 

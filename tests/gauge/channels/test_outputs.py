@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from adiv_optim import gauge
-from tests.cases import relative_error
+from tests.helpers.cases import relative_error
 
 pytestmark = pytest.mark.usefixtures("in_float64")
 

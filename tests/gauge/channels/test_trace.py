@@ -13,8 +13,8 @@ from torch.utils.checkpoint import checkpoint
 
 from adiv_optim import BatchIdeal, Proportional, attach, gauge
 from adiv_optim.attach.layers import Corrected
-from tests.cases import relative_error
-from tests.gauge.models import MODELS, mlp, mobilenet
+from tests.helpers.cases import relative_error
+from tests.helpers.gauge_models import MODELS, mlp, mobilenet
 
 EXACT = 1e-10
 SIGMA = 1.5

@@ -5,8 +5,9 @@ import torch
 from torch import nn
 
 from adiv_optim import gauge
-from tests.cases import needs_cuda, relative_error
-from tests.gauge.models import MODELS, Convolutions, mlp, mobilenet, normed
+from tests.helpers.cases import needs_cuda, relative_error
+from tests.helpers.covering import paired
+from tests.helpers.gauge_models import MODELS, Convolutions, mlp, mobilenet, normed
 
 FUNCTION = 1e-10  # relative, float64
 SCALES = 1e-12  # absolute, of logarithms
@@ -143,8 +144,7 @@ def sparse_(weight, fraction):
 
 
 @pytest.mark.parametrize("name", ["mlp", "convolutions", "transformer", "block"])
-@pytest.mark.parametrize("fraction", [0.0, 0.1, 0.7], ids=["dense", "few-zeros", "many-zeros"])
-@pytest.mark.parametrize("fan_in", [True, False], ids=["fan-in", "one"])
+@paired("fraction fan_in", {"dense": 0.0, "few-zeros": 0.1, "many-zeros": 0.7}, {"fan-in": True, "one": False})
 def test_scales_are_the_least_squares_solution(name, fraction, fan_in):
     model, x = MODELS[name].model(), MODELS[name].input()
     graph = gauge.trace(model, x)

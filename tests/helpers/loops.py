@@ -11,18 +11,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ExponentialLR, LRScheduler
 
-from adiv_optim import (
-    BatchIdeal,
-    Correction,
-    Disproportional,
-    Preconditioned,
-    Proportional,
-    UnitConsistent,
-    Whitened,
-    jacobian,
-)
-from tests.cases import relative_error
-from tests.wrappers import Wrap, gradient_only
+from adiv_optim import Correction, jacobian
+from tests.helpers.cases import relative_error
+from tests.wrappers import WRAPPERS, Wrapper
 
 EXACT = 1e-9  # float64; Cholesky factors and roots square the condition of the rows
 DIFFERENT = 1e-3  # what a test must be able to tell apart
@@ -33,16 +24,20 @@ Weights = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Method:
-    """A wrapper.
+    """A wrapper and its reference.
+
+    Where a wrapper has a rule, the reference is a bare optimizer on the gradients of explicit Jacobians; where it has
+    none, the wrapper itself in the plainest loop, which other tests hold against its formula.
 
     Args:
         wrap: (optimizer, model, example input) → the wrapper.
-        rule: the correction whose gradients explicit Jacobians can give a bare optimizer. Where there is none,
-            the reference is the wrapper itself in the plainest loop; other tests hold that against its formula.
     """
 
-    wrap: Wrap
-    rule: Correction | None = None
+    wrap: Wrapper
+
+    @property
+    def rule(self) -> Correction | None:
+        return self.wrap.rule
 
     @property
     def additive(self) -> bool:
@@ -57,18 +52,7 @@ class Method:
             jacobian.backward(model, lambda z, target: scale * F.cross_entropy(z, target), x, y, self.rule)
 
 
-def corrected(rule: Correction) -> Method:
-    return Method(gradient_only(rule), rule)
-
-
-METHODS = {
-    "proportional": corrected(Proportional()),
-    "disproportional": corrected(Disproportional()),
-    "batch-ideal": corrected(BatchIdeal(0.1, per_sample=False)),
-    "preconditioned": Method(lambda optimizer, model, _: Preconditioned(optimizer, model, every=2)),
-    "unit-consistent": Method(lambda optimizer, model, x: UnitConsistent(optimizer, model, example_input=x)),
-    "whitened": Method(lambda optimizer, model, _: Whitened(optimizer, model, every=2)),
-}
+METHODS = {name: Method(wrap) for name, wrap in WRAPPERS.items() if name != "whitened-rank"}
 each_method = pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
 each_method_by_name = pytest.mark.parametrize("name", METHODS)
 

@@ -11,7 +11,7 @@ from adiv_optim import BatchIdeal, Proportional, attach, jacobian
 from adiv_optim._linalg.least_squares import least_squares
 from adiv_optim._linalg.products import jvp
 from adiv_optim.layers import AffineLikeLinear
-from tests.cases import LAYERS, apply, gradients, relative_error
+from tests.helpers.cases import LAYERS, apply, gradients, relative_error
 
 CLOSED_FORM = 1e-8  # float64, as the conjugate gradients end where rounding does
 
@@ -24,8 +24,8 @@ ONE_GROUP = {name: case for name, case in LAYERS.items() if getattr(case.layer()
 
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths:UserWarning")
 @pytest.mark.parametrize("case", ONE_GROUP.values(), ids=ONE_GROUP)
-@pytest.mark.parametrize("damping", [1e-3, 1.0])
-def test_closed_forms_agree(case, damping):
+def test_closed_forms_agree(case):
+    damping = 0.1
     layer, input = case.layer(), case.input()
     output = apply(layer, input, BatchIdeal(damping, per_sample=False))
     g = torch.randn_like(output)

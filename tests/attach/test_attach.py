@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from adiv_optim import Proportional, attach, coverage, detach
+from adiv_optim import Disproportional, Proportional, attach, coverage, detach
 from adiv_optim.attach.layers import CORRECTED
-from tests.cases import apply, each_correction, each_layer, gradients
+from tests.helpers.cases import apply, each_layer, gradients
 
 
 class Net(nn.Module):
@@ -36,8 +36,8 @@ def state_of(model):
 
 
 @each_layer
-@each_correction
-def test_attached_layer_is_the_functional_one(case, correction):
+def test_attached_layer_is_the_functional_one(case):
+    correction = Disproportional()
     layer, x = case.layer(), case.input().requires_grad_()
     wanted_output = apply(layer, x, correction)
     g = torch.randn_like(wanted_output)

@@ -23,7 +23,7 @@ from adiv_optim import (
 )
 from adiv_optim.attach import layers as corrected_layers
 from adiv_optim.diagnostics import divergence
-from tests.cases import relative_error
+from tests.helpers.cases import relative_error
 
 EXACT = 1e-12  # float64, relative
 

@@ -166,6 +166,23 @@ def whitened() -> Method:
     return method
 
 
+#: Wrapper → returns what it does.
+METHODS: dict[str, Callable[[], Method]] = {
+    "proportional": lambda: proportional,
+    "disproportional": lambda: disproportional,
+    "batch-ideal": lambda: batch_ideal,
+    "preconditioned": preconditioned,
+    "unit-consistent": lambda: unit_consistent,
+    "whitened": whitened,
+}
+#: What the formulas are written for.
+SETTINGS = {
+    "preconditioned": {"damping": DAMPING, "every": 1, "decay": DECAY},
+    "unit-consistent": {"every": 1},
+    "whitened": {"every": 1, "decay": DECAY},
+}
+
+
 class ByHand:
     """A bare optimizer that steps as a wrapper should.
 

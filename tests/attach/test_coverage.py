@@ -14,7 +14,7 @@ from torch.nn.utils import parametrizations
 
 from adiv_optim import Coverage, GradientOnly, Proportional, attach, coverage, detach
 from adiv_optim.attach.coverage import register
-from tests.test_attach import Doubled, Net
+from tests.attach.test_attach import Doubled, Net
 
 EXACT = 1e-6  # float32, the exported program may use other kernels
 

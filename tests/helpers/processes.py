@@ -9,12 +9,18 @@ import pytest
 import torch
 from torch import distributed, multiprocessing
 
+#: What imports everything once and forks from there: importing takes longer than most of what is tested.
+PRELOADED = ["tests.helpers.loops", "tests.helpers.resumable", "torch._dynamo", "torch.export._trace"]
+START = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
+if START == "forkserver":
+    multiprocessing.get_context(START).set_forkserver_preload(PRELOADED)
+
 needs_distributed = pytest.mark.skipif(not distributed.is_available(), reason="torch was built without distributed")
 
 
 def on_two_processes(work: Callable[..., Any], folder: Path, *arguments: Any) -> list[Any]:
     """What `work(rank, *arguments)` returns on each of two processes that share a gloo group, in float64."""
-    multiprocessing.spawn(_process, (work, folder, arguments), nprocs=2)
+    multiprocessing.start_processes(_process, (work, folder, arguments), nprocs=2, start_method=START)
     return [torch.load(folder / f"{rank}.pt") for rank in range(2)]
 
 

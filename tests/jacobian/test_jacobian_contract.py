@@ -5,9 +5,9 @@ import torch
 from torch import nn
 
 from adiv_optim import Proportional, attach, jacobian
-from tests.cases import each_correction, relative_error
 from tests.functional.test_memory import Largest
-from tests.test_jacobian import mlp, squares
+from tests.helpers.cases import each_correction, relative_error
+from tests.jacobian.test_jacobian import mlp, squares
 
 EXACT = 1e-12  # float64, relative
 

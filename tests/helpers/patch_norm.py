@@ -15,7 +15,7 @@ from adiv_optim.layers import (
     PatchNormConvTranspose2d,
     PatchNormConvTranspose3d,
 )
-from tests.references import pad, rows
+from tests.helpers.references import pad, rows
 
 #: Class, constructor arguments, input shape.
 CASES = {

@@ -1,7 +1,7 @@
 """Every wrapper, around every configuration of PyTorch's database of optimizers."""
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -12,26 +12,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from adiv_optim import (
-    BatchIdeal,
-    Correction,
-    Disproportional,
-    GradientOnly,
-    Preconditioned,
-    Proportional,
-    UnitConsistent,
-    Whitened,
-)
 from adiv_optim import gauge as gauges
-from tests.integration import by_hand, torch_database
-from tests.integration.by_hand import DAMPING, DECAY, Method
+from tests import wrappers
+from tests.helpers import by_hand, torch_database
+from tests.helpers.by_hand import Method
 
 Batch = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True)
-class Wrapper:
-    """A wrapper.
+class Around:
+    """A wrapper of an optimizer of `network`.
 
     Args:
         wrap: (optimizer, model) → the wrapper.
@@ -42,12 +33,12 @@ class Wrapper:
     by_hand: Callable[[], Method]
 
 
-def gradient_only(correction: Correction, by_hand: Callable[[], Method]) -> Wrapper:
-    return Wrapper(lambda optimizer, model: GradientOnly(optimizer, model, correction), by_hand)
+def around(name: str) -> Around:
+    def wrap(optimizer: Optimizer, model: nn.Module) -> Any:
+        graph = {"graph": _graph(bias=model[0].bias is not None)} if name == "unit-consistent" else {}
+        return wrappers.WRAPPERS[name](optimizer, model, None, **by_hand.SETTINGS.get(name, {}), **graph)
 
-
-def unit_consistent(optimizer: Optimizer, model: nn.Module) -> UnitConsistent:
-    return UnitConsistent(optimizer, model, graph=_graph(bias=model[0].bias is not None))
+    return Around(wrap, by_hand.METHODS[name])
 
 
 @cache
@@ -55,26 +46,16 @@ def _graph(bias: bool) -> gauges.ChannelGraph:
     return gauges.trace(network(bias), torch.ones(1, 4))
 
 
-WRAPPERS = {
-    "proportional": gradient_only(Proportional(), lambda: by_hand.proportional),
-    "disproportional": gradient_only(Disproportional(), lambda: by_hand.disproportional),
-    "batch-ideal": gradient_only(BatchIdeal(DAMPING, per_sample=False), lambda: by_hand.batch_ideal),
-    "preconditioned": Wrapper(
-        lambda optimizer, model: Preconditioned(optimizer, model, damping=DAMPING, every=1, decay=DECAY),
-        by_hand.preconditioned,
-    ),
-    "unit-consistent": Wrapper(unit_consistent, lambda: by_hand.unit_consistent),
-    "whitened": Wrapper(lambda optimizer, model: Whitened(optimizer, model, every=1, decay=DECAY), by_hand.whitened),
-}
-BARE = Wrapper(lambda optimizer, model: optimizer, lambda: by_hand.plain)
-GRADIENT_ONLY = {name: WRAPPERS[name] for name in ("proportional", "disproportional", "batch-ideal")}
+AROUND = {name: around(name) for name in by_hand.METHODS}
+BARE = Around(lambda optimizer, model: optimizer, lambda: by_hand.plain)
+GRADIENT_ONLY = {name: each for name, each in AROUND.items() if wrappers.WRAPPERS[name].rule}
 
-each_wrapper = pytest.mark.parametrize("wrapper", WRAPPERS.values(), ids=WRAPPERS)
+each_wrapper = pytest.mark.parametrize("wrapper", AROUND.values(), ids=AROUND)
 each_gradient_only = pytest.mark.parametrize("wrapper", GRADIENT_ONLY.values(), ids=GRADIENT_ONLY)
 #: What these are tested for does not depend on how well they train: SGD's own default is 0.001.
 at_any_rate = pytest.mark.filterwarnings("ignore:GradientOnly. SGD's rate:UserWarning")
 #: LBFGS is refused, which has a test of its own.
-each_optimizer = pytest.mark.parametrize("name", [name for name in torch_database.OPTIMIZERS if name != "LBFGS"])
+OPTIMIZERS = [name for name in torch_database.OPTIMIZERS if name != "LBFGS"]
 
 
 @dataclass(frozen=True)
@@ -115,7 +96,7 @@ def batches(count: int) -> list[Batch]:
     return [(torch.randn(8, 4, generator=generator), torch.randint(3, (8,), generator=generator)) for _ in range(count)]
 
 
-def built(wrapper: Wrapper, configuration: Configuration, **options: Any) -> tuple[nn.Module, Any]:
+def built(wrapper: Around, configuration: Configuration, **options: Any) -> tuple[nn.Module, Any]:
     """A network, and its optimizer in the wrapper."""
     model = configuration.network()
     return model, wrapper.wrap(configuration.build(model.parameters(), **options), model)
@@ -128,16 +109,25 @@ def train(model: nn.Module, optimizer: Any, steps: list[Batch]) -> None:
         optimizer.step()
 
 
-Situation = Callable[[Wrapper, Configuration], object]
+Situation = Callable[[Around, Configuration], object]
 
 
-def assert_as_bare(
-    situation: Situation, wrapper: Wrapper, name: str, chosen: list[Configuration] | None = None
-) -> None:
-    """In all configurations the situation passes, or raises what it raises without the wrapper."""
-    for configuration in chosen or configurations(name):
+def share(wrapper: Around, everything: bool) -> list[Configuration]:
+    """Of every optimizer the first configuration, and so many others that all wrappers together meet them all."""
+    place = list(AROUND.values()).index(wrapper)
+    return [
+        configuration
+        for name in OPTIMIZERS
+        for number, configuration in enumerate(configurations(name))
+        if everything or number == 0 or number % len(AROUND) == place
+    ]
+
+
+def assert_as_bare(situation: Situation, wrapper: Around, chosen: Iterable[Configuration]) -> None:
+    """In these configurations the situation passes, or raises what it raises without the wrapper."""
+    for configuration in chosen:
         wanted, found = outcome(situation, BARE, configuration), outcome(situation, wrapper, configuration)
-        assert (wanted == PASSES) == (name != "SparseAdam"), wanted
+        assert (wanted == PASSES) == (configuration.optimizer != "SparseAdam"), wanted
         assert found == wanted, configuration
 
 
@@ -145,7 +135,7 @@ PASSES = "passes"
 
 
 @cache
-def outcome(situation: Situation, wrapper: Wrapper, configuration: Configuration) -> str:
+def outcome(situation: Situation, wrapper: Around, configuration: Configuration) -> str:
     """Whether it passes, or the error; what it asserts must hold wherever it gets so far."""
     try:
         situation(wrapper, configuration)

@@ -1,0 +1,188 @@
+"""Gauge-equivalent networks follow one path in UnitConsistent, and not without it."""
+
+import copy
+import math
+from itertools import cycle
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from adiv_optim import BatchIdeal, GradientOnly, Proportional, UnitConsistent, gauge
+from tests.helpers.cases import relative_error
+from tests.helpers.unit_consistent import BATCHES, GAUGES, OPTIMIZERS, ConvNet, batches_for, mlp, train, wrapped
+
+pytestmark = pytest.mark.usefixtures("in_float64")
+
+EXACT = 1e-10  # float64, over 100 steps, after mapping back
+
+SIGMA = 1.5
+
+
+def resnet() -> nn.Module:
+    torchvision = pytest.importorskip("torchvision")
+    model = torchvision.models.resnet18(num_classes=4)
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.eps = 1e-30  # newer versions of torch refuse 0; added to a variance this is 0
+    return model
+
+
+FAMILIES = {
+    "mlp": (mlp, (16, 6)),
+    "cnn": (ConvNet, (8, 3, 8, 8)),
+    "resnet18": (resnet, (2, 3, 64, 64)),
+}
+
+
+def twins(family: str) -> tuple[nn.Module, nn.Module, gauge.ChannelGraph, Tensor]:
+    """A network, the same in another gauge, the graph and the gauge between them."""
+    build, shape = FAMILIES[family]
+    torch.manual_seed(0)
+    one = build()
+    graph = gauge.trace(one, torch.randn(shape))
+    log_scales = gauge.random_gauge(graph, SIGMA, generator=torch.Generator().manual_seed(2))
+    other = gauge.apply_gauge(copy.deepcopy(one), graph, log_scales)
+    return one, other, graph, log_scales
+
+
+def deviation(one: nn.Module, other: nn.Module, graph: gauge.ChannelGraph, log_scales: Tensor) -> float:
+    """Greatest relative deviation of any parameter, the second network mapped back to the first one's gauge."""
+    back = gauge.apply_gauge(copy.deepcopy(other), graph, -log_scales)
+    mine, theirs = dict(one.named_parameters()), dict(back.named_parameters())
+    return max(relative_error(theirs[name].detach(), p.detach()) for name, p in mine.items())
+
+
+def path_deviation(family: str, build, wrap, steps: int = 100) -> float:
+    one, other, graph, log_scales = twins(family)
+    shape = FAMILIES[family][1]
+    for model in (one, other):
+        train(model, wrap(build(model.parameters()), model, graph), batches_for(shape, steps))
+    return deviation(one, other, graph, log_scales)
+
+
+@pytest.mark.parametrize(
+    ("family", "name", "rule"),
+    [
+        *(("mlp", name, rule) for name, rule in zip(OPTIMIZERS, cycle(GAUGES))),
+        ("mlp", "sgd", "layer"),
+        ("cnn", "adam", "network"),
+        ("cnn", "momentum", "layer"),
+    ],
+)
+def test_equivalent_networks_follow_one_path(family, name, rule):
+    # The layer gauge's weights are of magnitude 1, so that rates made for the network gauge would be too small to
+    # move them; equivalence holds at any.
+    found = path_deviation(
+        family,
+        OPTIMIZERS[name],
+        lambda inner, model, graph: UnitConsistent(inner, model, graph=graph, gauge=GAUGES[rule]),
+    )
+    assert found <= EXACT
+
+
+@pytest.mark.parametrize(
+    ("name", "fan_in", "steps"),
+    [
+        ("sgd", True, 2),
+        ("adamw", False, 2),
+        *(pytest.param(name, fan_in, 100, marks=pytest.mark.slow) for name in OPTIMIZERS for fan_in in (True, False)),
+    ],
+)
+def test_equivalent_residual_networks_with_batchnorm_follow_one_path(name, fan_in, steps):
+    def build(parameters):
+        optimizer = OPTIMIZERS[name](parameters)
+        if fan_in:
+            # Balanced to magnitude 1, weights are a hundred times what they are at a fan-in of thousands, and the rates
+            # above hardly move them. Here they train, four images at a time, and training magnifies rounding: SGD's at
+            # 0.01 from 4e-10 after five steps to 0.4 after forty; Adam makes a whole step of a gradient as small as its
+            # eps.
+            optimizer.param_groups[0]["lr"] /= 100 if name.startswith("adam") else 10
+        return optimizer
+
+    rule = gauge.NetworkGauge(fan_in=fan_in)
+    found = path_deviation(
+        "resnet18", build, lambda inner, model, graph: UnitConsistent(inner, model, graph=graph, gauge=rule), steps
+    )
+    assert found <= EXACT
+
+
+@pytest.mark.parametrize(
+    ("family", "name", "steps"),
+    [("mlp", "sgd", 100), ("mlp", "adam", 100), ("cnn", "sgd", 100), ("resnet18", "sgd", 2)],
+)
+def test_plain_optimizers_do_not(family, name, steps):
+    assert path_deviation(family, OPTIMIZERS[name], lambda inner, model, graph: inner, steps) > 1e-2
+
+
+def test_step_is_the_papers_formula():
+    model, optimizer = wrapped(lambda p: torch.optim.SGD(p, lr=0.1), gauge=gauge.LayerGauge())
+    weights = [layer.weight.detach().clone() for layer in model if isinstance(layer, nn.Linear)]
+    x, y = BATCHES[0]
+    F.cross_entropy(model(x), y).backward()
+    gradients = [layer.weight.grad.clone() for layer in model if isinstance(layer, nn.Linear)]
+    optimizer.step()
+    layers = [layer for layer in model if isinstance(layer, nn.Linear)]
+    for layer, weight, gradient in zip(layers, weights, gradients, strict=True):
+        d, _, e = gauge.rz_scaling(weight)
+        wanted = weight - 0.1 * d[:, None] ** 2 * gradient * e**2
+        assert relative_error(layer.weight.detach(), wanted) <= 1e-12
+        assert relative_error(weight - 0.1 * gradient, wanted) > 1e-3
+        assert relative_error(layer.weight.grad, gradient) <= 1e-12  # mapped back
+
+
+@pytest.mark.parametrize("rule", [Proportional(), BatchIdeal(0.1)], ids=str)
+@pytest.mark.parametrize("outside", [True, False], ids=["outside", "inside"])
+def test_composes_with_corrections(rule, outside):
+    def run(by_hand: bool) -> list[Tensor]:
+        torch.manual_seed(0)
+        model = mlp()
+        graph = gauge.trace(model, torch.randn(2, 6))
+        inner = torch.optim.SGD(model.parameters(), lr=0.1)
+        if by_hand:
+            optimizer = UnitConsistent(inner, model, graph=graph)
+            corrected = GradientOnly(torch.optim.SGD(model.parameters(), lr=0.0), model, rule)
+        elif outside:
+            optimizer = GradientOnly(UnitConsistent(inner, model, graph=graph), model, rule)
+        else:
+            optimizer = UnitConsistent(GradientOnly(inner, model, rule), model, graph=graph)
+        for x, y in BATCHES[:3]:
+            model.zero_grad() if by_hand else optimizer.zero_grad()
+            F.cross_entropy(model(x), y).backward()
+            if by_hand:
+                corrected.step()  # at rate 0: it corrects p.grad and nothing else
+            optimizer.step()
+        return [p.detach() for p in model.parameters()]
+
+    for found, wanted in zip(run(by_hand=False), run(by_hand=True), strict=True):
+        assert relative_error(found, wanted) <= 1e-12
+
+
+def test_projection_keeps_the_function_and_balances_the_weights():
+    model, optimizer = wrapped(project=True)
+    plain_model, plain = wrapped()
+    for net, opt in ((model, optimizer), (plain_model, plain)):
+        train(net, opt, BATCHES)
+    x = BATCHES[0][0]
+    assert relative_error(model(x).detach(), plain_model(x).detach()) <= 1e-9
+    assert gauge.network_scales(optimizer.chart.graph, dict(model.named_parameters())).abs().max() <= 1e-9
+    assert gauge.network_scales(plain.chart.graph, dict(plain_model.named_parameters())).abs().max() > 1e-3
+
+
+def test_zero_initialised_layer_takes_the_scale_of_its_neighbours():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 4))
+    nn.init.zeros_(model[2].weight)
+    graph = gauge.trace(model, torch.randn(1, 6))
+    scales = gauge.network_scales(graph, dict(model.named_parameters()))
+    # The hidden units have only their incoming weights to go by: their rows' geometric means, in units of e⁻¹/√6.
+    wanted = model[0].weight.detach().abs().log().mean(1) + math.log(6) / 2 + 1
+    assert (scales - wanted).abs().max() <= 1e-12
+    optimizer = UnitConsistent(torch.optim.SGD(model.parameters(), lr=0.1), model, graph=graph)
+    x, y = BATCHES[0]
+    F.cross_entropy(model(x), y).backward()
+    gradient = model[2].weight.grad.clone()
+    optimizer.step()
+    assert relative_error(model[2].weight.detach(), -0.1 * gradient * (-2 * wanted).exp()) <= 1e-12
+    assert relative_error(-0.1 * gradient, model[2].weight.detach()) > 1e-2

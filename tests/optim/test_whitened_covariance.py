@@ -1,0 +1,170 @@
+"""What Whitened gathers of its layers' inputs, and which layers it treats."""
+
+import copy
+import gc
+import pickle
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from adiv_optim import Whitened
+from tests.helpers.cases import relative_error
+from tests.helpers.whitened import EXACT, LAYERS, backward, batches, small, train
+
+pytestmark = pytest.mark.usefixtures("in_float64")
+
+each_layer = pytest.mark.parametrize(("build", "shape"), LAYERS.values(), ids=LAYERS)
+
+
+def test_copies_of_the_model_and_forgotten_optimizers_gather_nothing():
+    model, optimizer = small()
+    train(model, optimizer, batches(1))
+    average = copy.deepcopy(model)
+    assert all(hook.sums() is None for m in average for hook in m._forward_pre_hooks.values())
+    average(batches(1)[0][0])
+    plain = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.LayerNorm(8), nn.Linear(8, 4))
+    assert len(pickle.dumps(model)) < len(pickle.dumps(plain)) + 2000
+    assert sum(len(m._forward_pre_hooks) for m in model) == 2
+    del optimizer
+    gc.collect()
+    assert not any(m._forward_pre_hooks for m in model)
+
+
+def test_freezing_a_bias_afterwards_is_refused_and_changes_nothing():
+    model, optimizer = small()
+    model[0].bias.requires_grad_(False)
+    before = [p.detach().clone() for p in model.parameters()]
+    with pytest.raises(ValueError, match=r"'0.weight' or its bias has no gradient"):
+        train(model, optimizer, batches(1))
+    assert all(torch.equal(p, saved) for p, saved in zip(model.parameters(), before, strict=True))
+
+
+def test_added_parameters_are_whitened():
+    model, _ = small()
+    optimizer = Whitened(torch.optim.SGD(model[0].parameters(), lr=0.1), model)
+    train(model, optimizer, batches(1))
+    total = optimizer.chart.layers[0].total
+    optimizer.add_param_group({"params": list(model[3].parameters())})
+    assert optimizer.chart.layers[0].total is total
+    assert optimizer.coverage().never_seen["3.weight"] == "9 columns"
+    train(model, optimizer, batches(1))
+    assert optimizer.coverage().treated["3.weight"] == "whitened, 9 columns"
+
+
+def test_attention_is_left_alone_and_said_so():
+    model = nn.TransformerEncoderLayer(8, 2, 4, batch_first=True)
+    with pytest.warns(
+        UserWarning,
+        match="treats less than half of the elements .* MultiheadAttention is not a layer whose rows are known",
+    ):
+        found = Whitened(torch.optim.SGD(model.parameters(), lr=0.1), model).coverage()
+    assert found.skipped["self_attn.out_proj.weight"] == "MultiheadAttention uses it without calling the layer"
+    assert found.skipped["self_attn.in_proj_weight"] == "MultiheadAttention is not a layer whose rows are known"
+    assert found.never_seen["linear1.weight"] == "9 columns"
+
+
+def test_export_is_not_seen():
+    model, optimizer = small()
+    torch.export.export(model, (torch.randn(2, 6),), strict=False)
+    assert optimizer.chart.layers[0].pending is None
+
+
+def test_average_is_decayed_by_measurement():
+    model, optimizer = small(every=1, decay=0.5)
+    data = batches(3)
+    train(model, optimizer, data)
+    rows = [torch.cat([x, torch.ones(16, 1)], 1) for x, _ in data]
+    weights = [0.25, 0.5, 1.0]
+    wanted = sum(w * r.T @ r for w, r in zip(weights, rows, strict=True)) / (16 * sum(weights))
+    (found,) = optimizer.chart.layers[0].mean()
+    assert relative_error(found, wanted) <= 1e-12
+
+
+def test_measurements_come_at_powers_of_two_and_then_regularly():
+    model, optimizer = small(every=6)
+    seen = []
+    for step, batch in enumerate(batches(20)):
+        before = optimizer.chart.layers[0].total
+        train(model, optimizer, [batch])
+        if optimizer.chart.layers[0].total is not before:
+            seen.append(step)
+    assert seen == [0, 1, 2, 4, 6, 12, 18]
+
+
+def test_wide_layers_keep_blocks():
+    model, optimizer = small(max_dim=4)
+    data = batches(3)
+    assert optimizer.coverage().never_seen["0.weight"] == "2 blocks of 3 to 4 columns"
+    train(model, optimizer, data)
+    shapes = [block.shape for block in optimizer.chart.layers[0].total]
+    assert shapes == [(1, 3, 3), (1, 4, 4)]
+    one, two = optimizer.chart.layers[0].mean()
+    full_model, full = small()
+    train(full_model, full, data[:1])
+    model, optimizer = small(max_dim=4)
+    train(model, optimizer, data[:1])
+    (whole,) = full.chart.layers[0].mean()
+    one, two = optimizer.chart.layers[0].mean()
+    assert relative_error(whole[:3, :3], one) <= 1e-12
+    assert relative_error(whole[3:, 3:], two) <= 1e-12
+
+
+@each_layer
+def test_all_eigenvectors_but_one_give_the_whole_step(build, shape):
+    def step(**options):
+        torch.manual_seed(0)
+        layer, x = build(), torch.randn(shape)
+        optimizer = Whitened(torch.optim.AdamW(layer.parameters(), lr=0.1), layer, every=1, **options)
+        start = layer.weight.detach().clone()
+        backward(layer, x)
+        optimizer.step()
+        return layer.weight.detach() - start
+
+    size = build().weight[0].numel() + (build().bias is not None)
+    assert relative_error(step(rank=size), step()) <= EXACT
+    assert relative_error(step(rank=size - 1), step()) <= EXACT
+    assert relative_error(step(rank=1), step()) > 1e-3
+
+
+class Tied(nn.Module):
+    """One weight in two linear layers, one in an embedding and a linear layer, one frozen, one parametrized."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(7, 4), nn.Linear(4, 7, bias=False)
+        self.head.weight = self.embed.weight
+        self.first, self.second = nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False)
+        self.second.weight = self.first.weight
+        self.frozen = nn.Linear(4, 4)
+        self.frozen.weight.requires_grad_(False)
+        self.normed = torch.nn.utils.parametrizations.weight_norm(nn.Linear(4, 4))
+
+    def forward(self, index: Tensor) -> Tensor:
+        return self.head(self.normed(self.frozen(self.second(torch.tanh(self.first(self.embed(index)))))))
+
+
+def test_shared_frozen_and_other_weights():
+    torch.manual_seed(0)
+    model = Tied()
+    with pytest.warns(UserWarning, match="treats less than half"):
+        optimizer = Whitened(torch.optim.SGD(model.parameters(), lr=0.1), model, every=1)
+    index = torch.randint(7, (3, 5))
+    inputs = {}
+    for name in ("first", "second"):
+        model.get_submodule(name).register_forward_pre_hook(lambda m, args, name=name: inputs.update({name: args[0]}))
+    backward(model, index)
+    optimizer.step()
+    found = optimizer.coverage()
+    assert found.treated == {"first.weight": "whitened, 4 columns"}
+    assert found.skipped == {
+        "embed.weight": "Embedding is not a layer whose rows are known",
+        "frozen.bias": "a bias without its weight",
+        "frozen.weight": "frozen when the optimizer was wrapped",
+        "normed.bias": "parametrized",
+        "normed.parametrizations.weight.original0": "ParametrizationList is not a layer whose rows are known",
+        "normed.parametrizations.weight.original1": "ParametrizationList is not a layer whose rows are known",
+    }
+    rows = torch.cat([inputs[name].detach().reshape(-1, 4) for name in ("first", "second")])
+    (mean,) = optimizer.chart.layers[0].mean()
+    assert relative_error(mean, rows.T @ rows / len(rows)) <= 1e-12
