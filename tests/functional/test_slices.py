@@ -8,7 +8,7 @@ from adiv_optim import BatchIdeal, Disproportional, Proportional, Whitened, atta
 from adiv_optim.diagnostics import _closed_form, _rows, divergence
 from adiv_optim.functional import patches, shared
 from adiv_optim.layers import AffineLikeLinear
-from tests.cases import gradients, relative_error
+from tests.helpers.cases import gradients, relative_error
 
 EXACT = 1e-10  # float64
 
