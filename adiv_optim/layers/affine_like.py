@@ -22,11 +22,8 @@ class AffineLikeLinear(nn.Linear):
     :math:`-\eta g\,\alpha^2|x|^2 / (\alpha^2|x|^2 + \beta^2)`.
 
     Args:
-        in_features: as for torch.nn.Linear.
-        out_features: as for torch.nn.Linear.
-        bias: as for torch.nn.Linear.
-        device: as for torch.nn.Linear.
-        dtype: as for torch.nn.Linear.
+        args: as for torch.nn.Linear, by position or by name.
+        kwargs: as for torch.nn.Linear.
         alpha: weight of the linear part; must not be 0.
         beta: weight of the bias; must not be 0.
 
@@ -46,17 +43,13 @@ class AffineLikeLinear(nn.Linear):
 
     def __init__(
         self,
-        in_features: int,
-        out_features: int,
-        bias: bool = True,
-        device: Any = None,
-        dtype: torch.dtype | None = None,
-        *,
+        *args: Any,
         alpha: float = 1.0,
         beta: float = 1.0,
+        **kwargs: Any,
     ) -> None:
         check_affine_like("AffineLikeLinear", alpha, beta)
-        super().__init__(in_features, out_features, bias, device, dtype)
+        super().__init__(*args, **kwargs)
         self.alpha = alpha
         self.beta = beta
 

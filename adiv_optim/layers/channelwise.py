@@ -2,9 +2,25 @@
 
 import math
 from collections.abc import Sequence
+from typing import TypedDict
 
 import torch
 from torch import Tensor, nn
+
+
+class ChannelOptions(TypedDict, total=False):
+    """What layers with parameters per channel take by name; see `ChannelScale`."""
+
+    dim: int
+    elementwise_affine: bool
+    bias: bool
+    device: torch.device | str | None
+    dtype: torch.dtype | None
+
+
+def empty(shape: tuple[int, ...], options: ChannelOptions) -> nn.Parameter:
+    """Return a parameter without values yet, of the options' device and dtype."""
+    return nn.Parameter(torch.empty(shape, device=options.get("device"), dtype=options.get("dtype")))
 
 
 class Channelwise(nn.Module):

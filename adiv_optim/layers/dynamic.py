@@ -2,14 +2,36 @@
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import Unpack
 
-from .channelwise import Channelwise
+from .channelwise import ChannelOptions, Channelwise, empty
 
 
-class DyT(Channelwise):
+class _Dynamic(Channelwise):
+    """A bounded function of αx, with α trained."""
+
+    def __init__(self, normalized_shape: int | Sequence[int], alpha: float, per_channel: bool, channels: Any) -> None:
+        if not alpha > 0:
+            raise ValueError(f"{type(self).__name__}: alpha is {alpha}; the slope at 0 must be positive, 0.5 in the paper.")
+        super().__init__(normalized_shape, **channels)
+        self.initial_alpha = alpha
+        self.alpha = empty(self.normalized_shape if per_channel else (1,), channels)
+
+    def reset_parameters(self) -> None:
+        """Give the parameters their initial values."""
+        super().reset_parameters()
+        nn.init.constant_(self.alpha, self.initial_alpha)
+
+    def extra_repr(self) -> str:
+        """Return the constructor's arguments."""
+        return f"{super().extra_repr()}, alpha={self.initial_alpha}"
+
+
+class DyT(_Dynamic):
     r"""Dynamic tanh: :math:`y = \gamma \odot \tanh(\alpha x) + \beta`, with α trained.
 
     Zhu et al. 2025, "Transformers without normalization": no statistics, each number by itself. With `sqrt_d`
@@ -21,14 +43,10 @@ class DyT(Channelwise):
 
     Args:
         normalized_shape: the number of channels, or several numbers as for nn.LayerNorm; d is their product.
-        dim: the dimension of the channels: -1 as for nn.LayerNorm, 1 as for nn.BatchNorm2d.
         alpha: the first value of α, in either form the slope at 0; positive.
         per_channel: one α per channel instead of one for all.
         sqrt_d: keep √d explicit.
-        elementwise_affine: whether there is a γ, `weight`, at first 1.
-        bias: whether there is a β, `bias`, at first 0; none without γ.
-        device: of the parameters.
-        dtype: of the parameters.
+        channels: dim, elementwise_affine, bias, device and dtype, as for `ChannelScale`.
 
     Shape:
         Input and output alike, `normalized_shape` at `dim`.
@@ -46,29 +64,14 @@ class DyT(Channelwise):
         self,
         normalized_shape: int | Sequence[int],
         *,
-        dim: int = -1,
         alpha: float = 0.5,
         per_channel: bool = False,
         sqrt_d: bool = False,
-        elementwise_affine: bool = True,
-        bias: bool = True,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        **channels: Unpack[ChannelOptions],
     ) -> None:
-        if not alpha > 0:
-            raise ValueError(f"DyT: alpha is {alpha}; the slope at 0 must be positive, 0.5 in the paper.")
-        super().__init__(
-            normalized_shape, dim=dim, elementwise_affine=elementwise_affine, bias=bias, device=device, dtype=dtype
-        )
-        self.initial_alpha, self.per_channel, self.sqrt_d = alpha, per_channel, sqrt_d
-        shape = self.normalized_shape if per_channel else (1,)
-        self.alpha = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
+        super().__init__(normalized_shape, alpha, per_channel, channels)
+        self.per_channel, self.sqrt_d = per_channel, sqrt_d
         self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Give the parameters their initial values."""
-        super().reset_parameters()
-        nn.init.constant_(self.alpha, self.initial_alpha)
 
     def forward(self, input: Tensor) -> Tensor:
         """Return γ ⊙ tanh(αx) + β, or γ ⊙ √d tanh(αx / √d) + β."""
@@ -81,23 +84,18 @@ class DyT(Channelwise):
 
     def extra_repr(self) -> str:
         """Return the constructor's arguments."""
-        own = f"alpha={self.initial_alpha}, per_channel={self.per_channel}, sqrt_d={self.sqrt_d}"
-        return f"{super().extra_repr()}, {own}"
+        return f"{super().extra_repr()}, per_channel={self.per_channel}, sqrt_d={self.sqrt_d}"
 
 
-class Derf(Channelwise):
+class Derf(_Dynamic):
     r"""Dynamic error function: :math:`y = \gamma \odot \operatorname{erf}(\alpha x + s) + \beta`, with α and s trained.
 
     arXiv 2512.10938: `DyT` with another bounded function and a shift s within it; no statistics.
 
     Args:
         normalized_shape: the number of channels, or several numbers as for nn.LayerNorm.
-        dim: the dimension of the channels: -1 as for nn.LayerNorm, 1 as for nn.BatchNorm2d.
         alpha: the first value of α; positive.
-        elementwise_affine: whether there is a γ, `weight`, at first 1.
-        bias: whether there is a β, `bias`, at first 0; none without γ.
-        device: of the parameters.
-        dtype: of the parameters.
+        channels: dim, elementwise_affine, bias, device and dtype, as for `ChannelScale`.
 
     Shape:
         Input and output alike, `normalized_shape` at `dim`.
@@ -115,36 +113,22 @@ class Derf(Channelwise):
         self,
         normalized_shape: int | Sequence[int],
         *,
-        dim: int = -1,
         alpha: float = 0.5,
-        elementwise_affine: bool = True,
-        bias: bool = True,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        **channels: Unpack[ChannelOptions],
     ) -> None:
-        if not alpha > 0:
-            raise ValueError(f"Derf: alpha is {alpha}; it must be positive, 0.5 in the paper.")
-        super().__init__(
-            normalized_shape, dim=dim, elementwise_affine=elementwise_affine, bias=bias, device=device, dtype=dtype
-        )
-        self.initial_alpha = alpha
-        self.alpha, self.shift = (nn.Parameter(torch.empty(1, device=device, dtype=dtype)) for _ in range(2))
+        super().__init__(normalized_shape, alpha, False, channels)
+        self.shift = empty((1,), channels)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Give the parameters their initial values."""
         super().reset_parameters()
-        nn.init.constant_(self.alpha, self.initial_alpha)
         nn.init.zeros_(self.shift)
 
     def forward(self, input: Tensor) -> Tensor:
         """Return γ ⊙ erf(αx + s) + β."""
         self._check(input)
         return self._affine(torch.erf(self.alpha * input + self.shift))
-
-    def extra_repr(self) -> str:
-        """Return the constructor's arguments."""
-        return f"{super().extra_repr()}, alpha={self.initial_alpha}"
 
 
 def dyisru(input: Tensor, c: Tensor | float) -> Tensor:
@@ -176,15 +160,11 @@ class DyISRU(Channelwise):
 
     Args:
         normalized_shape: the number of channels, or several numbers as for nn.LayerNorm; d is their product.
-        dim: the dimension of the channels: -1 as for nn.LayerNorm, 1 as for nn.BatchNorm2d.
         c: the first value of C, positive. The papers name none; None makes the slope at 0 one, as RMSNorm's is on
             rows of root mean square 1: C = d, or 1 without √d.
         per_channel: one C per channel instead of one for all.
         sqrt_d: keep √d explicit; if not, γ is to learn it.
-        elementwise_affine: whether there is a γ, `weight`, at first 1.
-        bias: whether there is a β, `bias`, at first 0; none without γ.
-        device: of the parameters.
-        dtype: of the parameters.
+        channels: dim, elementwise_affine, bias, device and dtype, as for `ChannelScale`.
 
     Shape:
         Input and output alike, `normalized_shape` at `dim`.
@@ -202,24 +182,18 @@ class DyISRU(Channelwise):
         self,
         normalized_shape: int | Sequence[int],
         *,
-        dim: int = -1,
         c: float | None = None,
         per_channel: bool = False,
         sqrt_d: bool = True,
-        elementwise_affine: bool = True,
-        bias: bool = True,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        **channels: Unpack[ChannelOptions],
     ) -> None:
         if c is not None and not c > 0:
             raise ValueError(f"DyISRU: c is {c}; C must be positive, or None.")
-        super().__init__(
-            normalized_shape, dim=dim, elementwise_affine=elementwise_affine, bias=bias, device=device, dtype=dtype
-        )
+        super().__init__(normalized_shape, **channels)
         self.initial_c = c if c is not None else self.features if sqrt_d else 1
         self.per_channel, self.sqrt_d = per_channel, sqrt_d
         shape = self.normalized_shape if per_channel else (1,)
-        self.log_c = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
+        self.log_c = empty(shape, channels)
         self.reset_parameters()
 
     @property

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -22,11 +21,8 @@ class NormLikeLinear(nn.Linear):
     whose step is exactly :math:`-\eta g`; of α only the sign is left in it.
 
     Args:
-        in_features: as for torch.nn.Linear.
-        out_features: as for torch.nn.Linear.
-        bias: as for torch.nn.Linear.
-        device: as for torch.nn.Linear.
-        dtype: as for torch.nn.Linear.
+        args: as for torch.nn.Linear, by position or by name.
+        kwargs: as for torch.nn.Linear.
         alpha: weight of the linear part in the general form; must not be 0.
         beta: weight of the bias, strictly between -1 and 1; None is Eq. 17.
         eps: |x| is clamped from below at this value; zero rows give b.
@@ -47,18 +43,14 @@ class NormLikeLinear(nn.Linear):
 
     def __init__(
         self,
-        in_features: int,
-        out_features: int,
-        bias: bool = True,
-        device: Any = None,
-        dtype: torch.dtype | None = None,
-        *,
+        *args: Any,
         alpha: float = 1.0,
         beta: float | None = None,
         eps: float = 1e-12,
+        **kwargs: Any,
     ) -> None:
         check_norm_like("NormLikeLinear", alpha, beta, eps)
-        super().__init__(in_features, out_features, bias, device, dtype)
+        super().__init__(*args, **kwargs)
         self.alpha = alpha
         self.beta = beta
         self.eps = eps
