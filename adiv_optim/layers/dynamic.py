@@ -16,7 +16,9 @@ class _Dynamic(Channelwise):
 
     def __init__(self, normalized_shape: int | Sequence[int], alpha: float, per_channel: bool, channels: Any) -> None:
         if not alpha > 0:
-            raise ValueError(f"{type(self).__name__}: alpha is {alpha}; the slope at 0 must be positive, 0.5 in the paper.")
+            raise ValueError(
+                f"{type(self).__name__}: alpha is {alpha}; the slope at 0 must be positive, 0.5 in the paper."
+            )
         super().__init__(normalized_shape, **channels)
         self.initial_alpha = alpha
         self.alpha = empty(self.normalized_shape if per_channel else (1,), channels)

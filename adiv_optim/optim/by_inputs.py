@@ -2,6 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
@@ -21,20 +22,24 @@ Sums = TypeVar("Sums", bound=InputSums)
 Measured = TypeVar("Measured")
 
 
+@dataclass(eq=False, kw_only=True)
 class InputChart(Chart, Generic[Sums, Measured]):
     """What is measured of the inputs of a model's layers, and what a step makes of it.
 
     Args:
-        decay: how much the average of earlier measurements counts at each new one.
         every: steps between two measurements.
+        decay: how much the average of earlier measurements counts at each new one.
         synchronize: add up over the processes of torch.distributed.
     """
 
     #: Why a bias is not treated with its weight, or "" if it is.
     bias_is_plain: ClassVar[str] = ""
 
-    def __init__(self, decay: float, every: int, synchronize: bool) -> None:
-        self.decay, self.every, self.synchronize = decay, every, synchronize
+    every: int
+    decay: float
+    synchronize: bool
+
+    def __post_init__(self) -> None:
         #: What is measured, and why everything else is not.
         self.layers: list[Sums] = []
         self.plain: dict[str, str] = {}
@@ -42,6 +47,10 @@ class InputChart(Chart, Generic[Sums, Measured]):
         self.measured: dict[str, Measured] = {}
         #: By layer, how often its covariance could not be factorised; what was measured before then stays in use.
         self.failures: dict[str, int] = {}
+
+    def settings(self) -> dict[str, Any]:
+        """Return what it was built with, as the repr shows it."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
 
     @abstractmethod
     def sums(self, name: str, modules: list[nn.Module], with_bias: bool) -> Sums:

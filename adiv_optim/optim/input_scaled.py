@@ -1,6 +1,7 @@
 """Optimizers whose steps are divided by the size of the inputs of every layer."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -98,19 +99,18 @@ def _as_factor(weight: Tensor, scales: Scales, dtype: torch.dtype) -> Any:
     return factor.repeat_interleave(len(weight) // len(scales)).view(-1, *[1] * (weight.dim() - 1))
 
 
+@dataclass(eq=False, kw_only=True)
 class ScaleChart(InputChart[InputPower, Scales]):
     """Coordinates in which no layer reads more than the floor; see `InputScaled` for the arguments."""
 
     bias_is_plain: ClassVar[str] = "a bias moves its output by its own step, whatever the layer reads"
 
-    def __init__(self, every: int, decay: float, floor: float, hold: bool, synchronize: bool) -> None:
-        super().__init__(decay, every, synchronize)
-        self.floor, self.hold = floor, hold
-        self._stepping: list[tuple[InputPower, Scales]] = []
+    floor: float
+    hold: bool
 
-    def settings(self) -> dict[str, Any]:
-        """Return every, decay and the rest, as the repr shows them."""
-        return {name: getattr(self, name) for name in ("every", "decay", "floor", "hold", "synchronize")}
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._stepping: list[tuple[InputPower, Scales]] = []
 
     def sums(self, name: str, modules: list[nn.Module], with_bias: bool) -> InputPower:
         """Return the sums to keep."""
@@ -221,4 +221,6 @@ class InputScaled(ByInputs):
     ) -> None:
         if not 0 < floor < float("inf"):
             raise ValueError(f"InputScaled: floor is {floor}; it must be positive and finite.")
-        super().__init__(optimizer, model, ScaleChart(every, decay, floor, hold, synchronize))
+        super().__init__(
+            optimizer, model, ScaleChart(every=every, decay=decay, floor=floor, hold=hold, synchronize=synchronize)
+        )

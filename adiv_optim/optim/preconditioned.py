@@ -1,7 +1,8 @@
 """Optimizers that are given the gradient times the inverse covariance of every layer's inputs."""
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -41,16 +42,12 @@ class Preconditioning(Map):
         """Leave the weights to the step that was taken."""
 
 
+@dataclass(eq=False, kw_only=True)
 class InverseChart(InputChart[InputCovariance, list[Whole]]):
     """The inverse covariances of the inputs of the layers of a model; see `Preconditioned` for the arguments."""
 
-    def __init__(self, damping: float, decay: float, every: int, max_dim: int | None, synchronize: bool) -> None:
-        super().__init__(decay, every, synchronize)
-        self.damping, self.max_dim = damping, max_dim
-
-    def settings(self) -> dict[str, Any]:
-        """Return damping, decay and the rest, as the repr shows them."""
-        return {name: getattr(self, name) for name in ("damping", "decay", "every", "max_dim", "synchronize")}
+    damping: float
+    max_dim: int | None
 
     def sums(self, name: str, modules: list[nn.Module], with_bias: bool) -> InputCovariance:
         """Return the covariance to keep."""
@@ -148,4 +145,5 @@ class Preconditioned(ByInputs):
         if not 0 < damping < float("inf"):
             raise ValueError(f"Preconditioned: damping is {damping}; it must be positive and finite.")
         refuse_no_count("Preconditioned", max_dim=max_dim)
-        super().__init__(optimizer, model, InverseChart(damping, decay, every, max_dim, synchronize))
+        chart = InverseChart(damping=damping, decay=decay, every=every, max_dim=max_dim, synchronize=synchronize)
+        super().__init__(optimizer, model, chart)

@@ -97,5 +97,8 @@ class Whitened(ByInputs):
         if root not in METHODS:
             raise ValueError(f"Whitened: unknown root {root!r}; known are {', '.join(METHODS)}.")
         refuse_no_count("Whitened", rank=rank, max_dim=max_dim)
-        chart = WhiteChart(damping, decay, every, graft_norm, root, rank, max_dim, synchronize)
+        chart = WhiteChart(
+            damping=damping, decay=decay, every=every, graft_norm=graft_norm, root=root, rank=rank, max_dim=max_dim,
+            synchronize=synchronize,
+        )  # fmt: skip
         super().__init__(optimizer, model, chart)

@@ -1,7 +1,7 @@
 """The coordinates in which the inputs of layers are white, and the way there and back."""
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -82,27 +82,15 @@ def _norm(parts: list[Tensor]) -> Tensor:
     return torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(part) for part in parts]))
 
 
+@dataclass(eq=False, kw_only=True)
 class WhiteChart(InputChart[InputCovariance, Roots]):
     """Coordinates in which the inputs of the layers of a model are white; see `Whitened` for the arguments."""
 
-    def __init__(
-        self,
-        damping: float,
-        decay: float,
-        every: int,
-        graft_norm: bool,
-        root: str,
-        rank: int | None,
-        max_dim: int | None,
-        synchronize: bool,
-    ) -> None:
-        super().__init__(decay, every, synchronize)
-        self.damping, self.graft_norm, self.root, self.rank, self.max_dim = damping, graft_norm, root, rank, max_dim
-
-    def settings(self) -> dict[str, Any]:
-        """Return damping, decay and the rest, as the repr shows them."""
-        names = ("damping", "decay", "every", "graft_norm", "root", "rank", "max_dim", "synchronize")
-        return {name: getattr(self, name) for name in names}
+    damping: float
+    graft_norm: bool
+    root: str
+    rank: int | None
+    max_dim: int | None
 
     def sums(self, name: str, modules: list[nn.Module], with_bias: bool) -> InputCovariance:
         """Return the covariance to keep."""
