@@ -52,7 +52,7 @@ def test_recipe_starts_at_one_and_trains(build):
     torch.manual_seed(0)
     model, block, inputs, targets = build()
     assert not any(isinstance(module, nn.LayerNorm) for module in model.modules())
-    assert residual_rms(model, block, inputs) == pytest.approx(2**0.5 if build is gpt2 else 1.0, rel=0.1)
+    assert residual_rms(model, block, inputs) == pytest.approx(2**0.5 if build is gpt2 else 1.0, rel=0.2)
     optimizer = InputScaled(torch.optim.AdamW(model.parameters(), lr=3e-3), model, hold=True)
     losses = []
     for _ in range(20):
