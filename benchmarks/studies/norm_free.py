@@ -28,9 +28,17 @@ from ..methods import METHODS
 
 #: Deviation of the embeddings: GPT-2's, or one.
 DRAWN: tuple[float | None, ...] = (None, 1.0)
-#: From each to the next the rate grows about threefold; a search begins with the three in the middle.
-LADDER: tuple[float, ...] = (3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 3e-1)
-FIRST = slice(2, 5)
+
+
+class Ladder(NamedTuple):
+    """Rates, ascending, and those that a search begins with."""
+
+    rates: tuple[float, ...]
+    first: tuple[float, ...]
+
+
+COARSE = Ladder((3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 3e-1), (3e-3, 1e-2, 3e-2))
+FINE = Ladder((5e-4, 1e-3, 2e-3, 3e-3, 5e-3, 7e-3, 1e-2, 2e-2, 3e-2), (2e-3, 3e-3, 5e-3, 7e-3, 1e-2, 2e-2))
 #: The normalised network that every row is held against, behind the same kind of optimizer.
 TWIN = "layernorm"
 
@@ -60,19 +68,19 @@ GROUPS: list[list[Row]] = [
 ]
 
 
-def search(rows: Sequence[Row], run: TextRun, store: Store) -> list[TextRun]:
+def search(rows: Sequence[Row], run: TextRun, ladder: Ladder, store: Store) -> list[TextRun]:
     """For each row, the run of the lowest validation loss, after as many rates as it takes for it to be no edge."""
-    ladders = {row: list(LADDER[FIRST]) for row in rows}
+    tried = {row: list(ladder.first) for row in rows}
     while True:
-        trials = {row: [_of(row, run, lr) for lr in rates] for row, rates in ladders.items()}
+        trials = {row: [_of(row, run, lr) for lr in rates] for row, rates in tried.items()}
         run_all([trial for found in trials.values() for trial in found], LANGUAGE, store, part="search")
         scores = {result["key"]: result["score"] for result in store.read("search")}
         best = {row: min(found, key=lambda t: _score(scores.get(t.key("search")))) for row, found in trials.items()}
-        further = {row: wanted for row in rows if (wanted := _beyond(ladders[row], best[row].lr)) is not None}
+        further = {row: rate for row in rows if (rate := _beyond(ladder, tried[row], best[row].lr)) is not None}
         if not further:
             return [best[row] for row in rows]
         for row, rate in further.items():
-            ladders[row].append(rate)
+            tried[row].append(rate)
 
 
 def _of(row: Row, run: TextRun, lr: float) -> TextRun:
@@ -85,24 +93,24 @@ def _score(loss: float | None) -> float:
     return math.inf if loss is None else loss
 
 
-def _beyond(tried: Sequence[float], best: float) -> float | None:
+def _beyond(ladder: Ladder, tried: Sequence[float], best: float) -> float | None:
     """The next rate on the ladder where the best is an edge of what was tried."""
-    place = LADDER.index(best)
+    place = ladder.rates.index(best)
     if best == min(tried) and place > 0:
-        return LADDER[place - 1]
-    if best == max(tried) and place + 1 < len(LADDER):
-        return LADDER[place + 1]
+        return ladder.rates[place - 1]
+    if best == max(tried) and place + 1 < len(ladder.rates):
+        return ladder.rates[place + 1]
     return None
 
 
-def _run(options: argparse.Namespace, store: Store) -> None:
+def _run(options: argparse.Namespace, store: Store, groups: Sequence[Sequence[Row]], ladder: Ladder) -> None:
     like = {"steps": options.steps, "preset": options.preset, "device": options.device}
     run = TextRun(options.data, "adamw", TWIN, 1e-3, weight_decay=options.weight_decay, clip=options.clip, **like)
     done: set[Row] = set()
-    for group in GROUPS[: options.groups]:
+    for group in groups:
         rows = [row for row in dict.fromkeys(group) if row not in done and lacks(row.method) is None]
         done.update(rows)
-        chosen = search(rows, run, store)
+        chosen = search(rows, run, ladder, store)
         run_all([replace(best, seed=seed) for seed in range(1, options.seeds + 1) for best in chosen], LANGUAGE, store)
 
 
@@ -168,31 +176,52 @@ def _caption(results: list[Result], tried: Iterable[Sequence[float]]) -> str:
     seeds = sorted({result["settings"]["seed"] for result in results})
     return (
         f"Characters of {settings['data']}, GPT of {size['layers']} layers, width {size['width']}, {size['heads']} "
-        f"heads, context {size['context']}, batch {size['batch_size']}, {settings['steps']} steps. Cross entropy in "
-        f"nats per character, mean ± standard error over seeds {seeds[0]} to {seeds[-1]}. Rates are the best of "
-        f"{min(trials)} to {max(trials)} by the validation loss of seed 0, which is not among them; "
+        f"heads, context {size['context']}, batch {size['batch_size']}, {settings['steps']} steps, weight decay "
+        f"{settings['weight_decay']:g}, {_clipped(settings)}. Cross entropy in nats per character, mean ± standard error "
+        f"over seeds {seeds[0]} to {seeds[-1]}. Rates are the best of {min(trials)} to {max(trials)} by the validation "
+        "loss of seed 0, which is not among them; "
         "* is an edge of what was tried. The difference of validation losses is to LayerNorm behind the same optimizer "
         "without coordinates, at the better of both ways to draw the embeddings; p is Welch's. The residual stream's "
         f"RMS is that at the first block and its largest. {machine(environment, settings['device'])}"
     )
 
 
-def _study(help: str, steps: int, preset: str, groups: int) -> Study:
+def _clipped(settings: Result) -> str:
+    clip = settings.get("clip")
+    return "gradients as they are" if clip is None else f"gradients cut to a norm of {clip:g}"
+
+
+def _study(
+    help: str,
+    groups: Sequence[Sequence[Row]],
+    ladder: Ladder,
+    steps: int = 400,
+    preset: str = "small",
+    weight_decay: float = 0.0,
+    clip: float | None = None,
+) -> Study:
+    def run(options: argparse.Namespace, store: Store) -> None:
+        _run(options, store, groups[: options.groups], ladder)
+
     def arguments(parser: argparse.ArgumentParser) -> None:
-        parser.add_argument("--groups", type=int, default=groups, help="how many groups of rows, of those in the file")
-        parser.add_argument("--steps", type=int, default=steps)
+        parser.add_argument("--groups", type=int, default=len(groups), help="how many groups of rows")
+        parser.add_argument("--steps", type=int, default=steps, help="length of the runs")
         parser.add_argument("--seeds", type=int, default=5, help="how many beside 0, which chooses the rate")
         parser.add_argument("--preset", default=preset, help=", ".join(PRESETS))
-        parser.add_argument("--weight-decay", type=float, default=0.0)
-        parser.add_argument("--clip", type=float, default=None, help="what the norm of all gradients is cut to")
+        parser.add_argument("--weight-decay", type=float, default=weight_decay, help="the same for all")
+        parser.add_argument("--clip", type=float, default=clip, help="what the norm of all gradients is cut to")
         parser.add_argument("--data", default=DEFAULT, help=f"a file of text, or {DEFAULT}, which Python ships")
         parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
 
-    return Study(help, _run, report, arguments)
+    return Study(help, run, report, arguments)
 
 
+_LAYERNORM, _HELD = Row("layernorm", None, "muon"), Row("none", 1.0, "input-held-muon")
 STUDIES = {
-    "norm-free": _study("a language model without normalisers, by InputScaled", 400, "small", len(GROUPS)),
-    "norm-free-2000": _study("the same for 2,000 steps", 2000, "small", 1),
-    "norm-free-deep": _study("the same with twelve layers", 400, "deep", 1),
+    "norm-free": _study("a language model without normalisers, by InputScaled", GROUPS, COARSE),
+    # Clipping and decay cost LayerNorm nothing, and the other one gains by them.
+    "norm-free-2000": _study(
+        "the same for 2,000 steps", [[_LAYERNORM, _HELD]], FINE, steps=2000, weight_decay=0.1, clip=1.0
+    ),
+    "norm-free-deep": _study("the same with twelve layers", [[_LAYERNORM, _HELD]], FINE, preset="deep"),
 }
