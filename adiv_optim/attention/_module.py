@@ -107,7 +107,7 @@ class SelfAttention(nn.Module):
         """Return a SelfAttention with a copy of the parameters of torch's; its input is always batch-first.
 
         Raises:
-            ValueError: `mha` has features that this module lacks: other sizes of key or value, bias_kv, zero_attn or dropout.
+            ValueError: `mha` has other sizes of key or value, bias_kv, zero_attn or dropout, which this module lacks.
 
         Example:
             >>> import torch

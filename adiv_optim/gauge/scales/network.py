@@ -11,7 +11,7 @@ from .laplacian import Laplacian
 
 #: A solution that moves no log-scale by more than this from where the pass over the weights started is final.
 _NEAR = 0.1
-_PASSES = 4
+_PASSES = 5  # one of which may find zeros and nothing else
 #: Weights whose logarithms are taken at once: on a CPU, temporaries that stay in its cache take less time.
 WEIGHTS_AT_ONCE = 2**18
 
@@ -79,14 +79,10 @@ def network_scales(
     if start is not None:
         graph.check(start)
         scales[1:] = start
-    usual = {name: entry.usual if fan_in else 0.0 for name, entry in entries.items()}
-
-    def sums() -> list[Tensor]:
-        return [part for name, e in entries.items() for part in _sums(weights[name], e, scales, usual[name], zeros)]
-
     zeros = False
     for _ in range(_PASSES):
-        right = laplacian.right(sums())
+        sums = [_sums(weights[name], e, scales, e.usual if fan_in else 0.0, zeros) for name, e in entries.items()]
+        right = laplacian.right([part for pair in sums for part in pair])
         # log 0 = -inf: a sum that is not finite is the sign of a zero (or worse), and costs no look of its own.
         if not zeros and not bool(right.isfinite().all()):
             for name, weight in weights.items():
@@ -95,7 +91,7 @@ def network_scales(
                     raise ValueError(f"{name!r} holds {found}; a weight without a magnitude has no scale.")
             zeros = True
             laplacian = laplacian.without(tuple(entries.values()), [weight == 0 for weight in weights.values()])
-            right = laplacian.right(sums())
+            continue
         change = laplacian.solve(right)
         scales += change
         # Sums round in proportion to their size, which is that of the change: a small one needs no second look.
