@@ -1,5 +1,6 @@
 """The network gauge: one log-scale for every channel of a network, by least squares over all its weights."""
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -105,14 +106,11 @@ def _sums(weight: Tensor, entry: Entry, scales: Tensor, usual: float, zeros: boo
     plus, minus = scales[entry.plus] + usual, scales[entry.minus]
     weight = weight.view(weight.shape or (1,))  # a learned factor of a single number has no dimension
     rows = max(1, WEIGHTS_AT_ONCE // max(1, weight[:1].numel()))
-    several = [index.shape[:1].numel() > 1 for index in (plus, minus)]
-    found: list[list[Tensor]] = [[], []]
-    for start in range(0, max(1, len(weight)), rows):
-        part = slice(start, start + rows)
-        ends = [index[part] if split else index for index, split in zip((plus, minus), several, strict=True)]
-        for place, total in enumerate(_sums_of_part(weight[part], ends[0], ends[1], zeros)):
-            found[place].append(total)
-    totals = [torch.cat(t) if split else torch.stack(t).sum(0) for t, split in zip(found, several, strict=True)]
+    ends = [(index, index.shape[:1].numel() > 1) for index in (plus, minus)]
+    slices = [index.split(rows) if varies else itertools.repeat(index) for index, varies in ends]
+    parts = zip(weight.split(rows), *slices, strict=False)
+    found = zip(*(_sums_of_part(w, out, into, zeros) for w, out, into in parts), strict=True)
+    totals = [torch.cat(t) if varies else torch.stack(t).sum(0) for t, (_, varies) in zip(found, ends, strict=True)]
     return totals[0].flatten(), -totals[1].flatten()
 
 
