@@ -93,8 +93,8 @@ def logits(
         num_heads: heads; rows of the weights belong to them in blocks, as in nn.MultiheadAttention.
         scale: s; 1/√head_dim by default.
         correction: the rule; None gives plain gradients.
-        mask: boolean, True where a token may attend; broadcastable to the result. What is masked is -inf, and free
-            to move as it likes.
+        mask: boolean, True where a token may attend; broadcastable to the result. Masked logits are -inf,
+            and free to move.
 
     Returns:
         Y, shape (sequences, heads, tokens, tokens) or (heads, tokens, tokens).

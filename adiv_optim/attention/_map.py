@@ -64,14 +64,15 @@ class LogitMap:
 
     @cached_property
     def others(self) -> dict[str, Tensor]:
-        """By side, what its projections are multiplied with: K and Q."""
+        """The other factor of each side: K of "q", Q of "k"."""
         return {"q": self.arrange(self.keys.to(self.dtype)), "k": self.arrange(self.queries.to(self.dtype))}
 
     @cached_property
     def columns(self) -> dict[str, Tensor]:
         """X~ of each side that has a trained parameter; (problems, sequences · tokens, columns)."""
         rows = self.input.to(self.dtype)
-        rows = rows.flatten(0, -2).unsqueeze(0) if self.joint else rows.view(-1, *rows.shape[-2:])
+        rows = rows.flatten(0, -2) if self.joint else rows
+        rows = rows if rows.dim() == 3 else rows.unsqueeze(0)
         ones = rows.new_ones(*rows.shape[:-1], 1)
         parts = {s: [rows] * (f"{s}_weight" in self.trained) + [ones] * (f"{s}_bias" in self.trained) for s in "qk"}
         return {side: torch.cat(found, -1) for side, found in parts.items() if found}
@@ -99,7 +100,7 @@ class LogitMap:
         return tensor.unflatten(1, self.others["q"].shape[2:4])
 
     def masked(self, logits: Tensor) -> Tensor:
-        """Zero what does not count, NaN included."""
+        """Zero the logits that do not count, NaN included."""
         return logits if self.kept is None else logits.masked_fill(~self.kept, 0.0)
 
     def mean_eigenvalue(self) -> Tensor:

@@ -36,8 +36,8 @@ class SelfAttention(nn.Module):
         embed_dim: features of input and output.
         num_heads: heads; divides embed_dim.
         bias: whether the projections have biases.
-        qk_norm: divide each query and key by its root mean square, without a learned gain: what normalisation
-            has to offer here (Henry et al. 2020, with RMS in place of L2), to compare with.
+        qk_norm: divide each query and key by its root mean square, without a learned gain: the normalisation
+            that suits queries and keys (Henry et al. 2020, with RMS in place of L2), to compare with.
         correction: how the gradients of query and key projection are formed; None is plain.
         causal: let a token attend to itself and to those before it only.
         device: of the parameters.
@@ -107,7 +107,7 @@ class SelfAttention(nn.Module):
         """Return a SelfAttention with a copy of the parameters of torch's; its input is always batch-first.
 
         Raises:
-            ValueError: `mha` has what this module has not: other sizes of key or value, bias_kv, zero_attn or dropout.
+            ValueError: `mha` has other sizes of key or value, bias_kv, zero_attn or dropout, which this module lacks.
 
         Example:
             >>> import torch

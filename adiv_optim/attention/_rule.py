@@ -67,7 +67,7 @@ class AttentionIdeal:
 
 
 def check_rule(rule: object) -> AttentionIdeal:
-    """Return `rule`, or raise a TypeError that says what was found and what is wanted."""
+    """Return `rule`, or raise a TypeError that names its type."""
     if isinstance(rule, AttentionIdeal):
         return rule
     if rule is AttentionIdeal:

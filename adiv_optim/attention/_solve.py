@@ -54,7 +54,7 @@ def dense(logit_map: LogitMap, right: Tensor, damping: float) -> Parts:
     ridge = (damping * logit_map.mean_eigenvalue()).clamp(min=math.sqrt(torch.finfo(right.dtype).tiny))
     kernel = kernel + torch.diag_embed(ridge.unsqueeze(-1).expand(-1, -1, count))
     factor, failed = torch.linalg.cholesky_ex(kernel)
-    # A partial factor looks like numbers; NaN is what the rest of a training loop knows how to meet.
+    # A partial factor looks like numbers; a training loop knows how to meet NaN.
     factor = torch.where(failed[..., None, None] == 0, factor, math.nan)
     dual = torch.cholesky_solve(right.flatten(2).unsqueeze(-1), factor)
     return logit_map.adjoint(dual.view_as(right))

@@ -87,7 +87,7 @@ def effective_logit_update(
     r"""Return how a unit step along −gradients changes the logits to first order.
 
     For plain gradients of one sequence :math:`-s^2 (A g B + C g A)` (Bird 2025, Eq. 63 to first order, with the
-    second term's indices put right); sequences of a batch add what they pull on each other. The ideal change is −g:
+    second term's indices put right); sequences of a batch pull on each other. The ideal change is −g:
     `alignment` compares the two.
 
     Input, weights, biases, heads, scale and mask are those of `logits`; where the mask is False the change is given as
@@ -126,7 +126,7 @@ def alignment(change: Tensor, grad_logits: Tensor, mask: Tensor | None = None) -
     """Compare a change of the logits with the ideal one, −g, per head.
 
     Args:
-        change: what `effective_logit_update` returns.
+        change: the result of `effective_logit_update`.
         grad_logits: g, of the same shape, (sequences, heads, tokens, tokens) or (heads, tokens, tokens).
         mask: boolean, True where a logit counts.
 

@@ -37,7 +37,7 @@ def random_gauge(graph: ChannelGraph, sigma: float = 1.0, *, generator: torch.Ge
 
 @torch.no_grad()
 def apply_gauge(model: nn.Module, graph: ChannelGraph, log_scales: Tensor) -> nn.Module:
-    r"""Rescale a model's channels in place; its function stays what it was.
+    r"""Rescale a model's channels in place; its function stays.
 
     .. math:: W_{oi} \leftarrow e^{s_o} W_{oi} e^{-s_i}, \qquad b_o \leftarrow e^{s_o} b_o
 
@@ -91,7 +91,7 @@ def canonical(model: nn.Module, graph: ChannelGraph, *, fan_in: bool = True) -> 
     Args:
         model: the traced model, or one with the same parameters.
         graph: from `trace`.
-        fan_in: what counts as balanced; see `network_scales`.
+        fan_in: the magnitude of balanced weights; see `network_scales`.
 
     Returns:
         The log-scales that were taken off; `apply_gauge(model, graph, …)` with them puts them back.

@@ -36,7 +36,7 @@ class _ScaledGradient(Function):
 def uc_linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     r"""torch.nn.functional.linear whose backward chain goes through W'ᵀ in place of Wᵀ.
 
-    With W = D W' E by `gauge.rz_scaling` and g what arrives at the output,
+    With W = D W' E by `gauge.rz_scaling` and g the gradient that arrives at the output,
 
     .. math:: g_x = W'^\top g = E^{-1} W^\top D^{-1} g, \qquad g_W = \sum_k D^{-1} g_k x_k^\top, \qquad
               g_b = \sum_k D^{-1} g_k

@@ -35,7 +35,7 @@ class Channels:
         """Return new free channels, as ids of the given shape."""
         start, shape = self.count, tuple(shape)
         self.count += torch.Size(shape).numel()
-        if self.count > len(self._above):  # doubled, so that growing costs as much as what it grows to
+        if self.count > len(self._above):  # doubled, so that growth costs as much as the result
             spare = max(self.count, 2 * len(self._above)) - len(self._above)
             self._above = torch.cat([self._above, torch.empty(spare, dtype=torch.long)])
             self._reason = torch.cat([self._reason, torch.empty(spare, dtype=torch.long)])
@@ -91,7 +91,7 @@ class Channels:
     def compress(self, ids: Tensor) -> Tensor:
         """Return components with size 1 along every dimension that they do not vary along."""
         for dim in range(ids.dim()):
-            # A stride of 0 saves comparing what `expand` made: the batch and the positions of an image.
+            # A stride of 0 marks the work of `expand`, and saves comparing: the batch and the positions of an image.
             if ids.shape[dim] > 1 and ids.stride(dim) == 0:
                 ids = ids.narrow(dim, 0, 1)
         ids = self.find(ids)

@@ -14,13 +14,13 @@ from torch.utils import _pytree as pytree
 from ...attach.checks import label, refuse_lazy, refuse_sharded
 from ...attach.layers import PLAIN, Corrected, swapped
 
-#: Why the channels of what a model returns are pinned.
+#: Why the channels that a model returns are pinned.
 OUTPUT = "output of the model"
 
 
 @contextmanager
 def _plain_layers(model: nn.Module) -> Iterator[None]:
-    """Corrected layers compute what plain ones do, through functions that torch.export cannot look into."""
+    """Put plain layers in place of corrected ones, whose functions torch.export cannot look into."""
     attached = [(module, type(module)) for module in model.modules() if isinstance(module, Corrected)]
     for module, corrected in attached:
         module.__class__ = swapped(corrected, PLAIN)

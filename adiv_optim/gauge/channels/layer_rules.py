@@ -50,7 +50,7 @@ def convolution(call: Call) -> Any:
     groups, kernel = call["groups"], weight.base.shape[2:]
     axis = len(call.shape) - len(kernel) - 1
     into, out = call.vector(call["input"], axis), call.fresh(weight, (call.shape[axis],))
-    # The weight's first dimension counts what it is called by: outputs, or inputs if transposed.
+    # The weight's first dimension counts outputs, or inputs if transposed.
     rows, columns = (into, out) if transposed else (out, into)
     rows = rows.reshape(groups, -1, *[1] * (len(kernel) + 1))
     columns = columns.reshape(groups, 1, -1, *[1] * len(kernel))

@@ -1,4 +1,4 @@
-"""Rules for operations without weights: what passes a scale, shares it, moves it about, or pins it."""
+"""Rules for operations without weights: they pass a scale, share it, move it about, or pin it."""
 
 import math
 from collections.abc import Callable

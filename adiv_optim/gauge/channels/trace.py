@@ -75,7 +75,7 @@ def trace(model: nn.Module, example_input: Any) -> ChannelGraph:
     return graph
 
 
-#: What torch.export makes of `with torch.autocast(…)` and of checkpointing: operations with a graph of their own.
+#: The operations with a graph of their own that torch.export makes of `with torch.autocast(…)` and checkpointing.
 _REGIONS = ("wrap_with_autocast", "wrap_with_set_grad_enabled")
 
 

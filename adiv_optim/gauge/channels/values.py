@@ -98,8 +98,8 @@ class Uses:
 
     def grouped(self, parameter: Parameter, kind: str, shape: tuple[int, ...], plus: Tensor, minus: Tensor) -> None:
         """Note a use as a convolution's weight, viewed as (groups, …)."""
-        kind = f"{kind} {tuple(plus.shape)}"
-        self._note(parameter.name, self.parameters, Use(kind, shape, plus, minus, counted=True))
+        use = Use(f"{kind} {tuple(plus.shape)}", shape, plus, minus, counted=True)
+        self._note(parameter.name, self.parameters, use)
 
     def fixed(self, parameter: Parameter, why: str) -> None:
         """Note a use that lets the parameter move with nothing."""

@@ -45,7 +45,7 @@ def balance(counts: Tensor, sums: Tensor) -> tuple[Tensor, Tensor]:
         return (column_sum - _apply(counts.mT, rows_for(columns)) - column_count * columns) * column_root
 
     # The unknown is the change from here, in coordinates where the system is I - BᵀB with
-    # B = diag(C1)^(-1/2) C diag(Cᵀ1)^(-1/2). Both ways to solve it stay orthogonal to what the system cannot see,
+    # B = diag(C1)^(-1/2) C diag(Cᵀ1)^(-1/2). Both ways to solve it stay orthogonal to its null vectors,
     # so each component keeps the half that it is given here.
     columns = column_sum * _reciprocal(column_count) / 2
     if counts.shape[-1] > DIRECT:
@@ -61,7 +61,7 @@ def balance(counts: Tensor, sums: Tensor) -> tuple[Tensor, Tensor]:
             columns = columns + change * column_root
             return rows_for(columns), columns
     factor = _factor(counts * row_root[..., :, None] * column_root[..., None, :], column_count)
-    # The first round solves, the others take away what rounding in I - BᵀB, magnified by 1 / gap, has left.
+    # The first round solves; the others remove the rounding in I - BᵀB, magnified by 1 / gap.
     for _ in range(3):
         columns = columns + torch.cholesky_solve(defect(columns)[..., None], factor)[..., 0] * column_root
     return rows_for(columns), columns

@@ -1,5 +1,6 @@
 """The network gauge: one log-scale for every channel of a network, by least squares over all its weights."""
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -11,7 +12,7 @@ from .laplacian import Laplacian
 
 #: A solution that moves no log-scale by more than this from where the pass over the weights started is final.
 _NEAR = 0.1
-_PASSES = 4
+_PASSES = 5  # one of which may find zeros and nothing else
 #: Weights whose logarithms are taken at once: on a CPU, temporaries that stay in its cache take less time.
 WEIGHTS_AT_ONCE = 2**18
 
@@ -79,14 +80,10 @@ def network_scales(
     if start is not None:
         graph.check(start)
         scales[1:] = start
-    usual = {name: entry.usual if fan_in else 0.0 for name, entry in entries.items()}
-
-    def sums() -> list[Tensor]:
-        return [part for name, e in entries.items() for part in _sums(weights[name], e, scales, usual[name], zeros)]
-
     zeros = False
     for _ in range(_PASSES):
-        right = laplacian.right(sums())
+        sums = [_sums(weights[name], e, scales, e.usual if fan_in else 0.0, zeros) for name, e in entries.items()]
+        right = laplacian.right([part for pair in sums for part in pair])
         # log 0 = -inf: a sum that is not finite is the sign of a zero (or worse), and costs no look of its own.
         if not zeros and not bool(right.isfinite().all()):
             for name, weight in weights.items():
@@ -95,7 +92,7 @@ def network_scales(
                     raise ValueError(f"{name!r} holds {found}; a weight without a magnitude has no scale.")
             zeros = True
             laplacian = laplacian.without(tuple(entries.values()), [weight == 0 for weight in weights.values()])
-            right = laplacian.right(sums())
+            continue
         change = laplacian.solve(right)
         scales += change
         # Sums round in proportion to their size, which is that of the change: a small one needs no second look.
@@ -109,14 +106,11 @@ def _sums(weight: Tensor, entry: Entry, scales: Tensor, usual: float, zeros: boo
     plus, minus = scales[entry.plus] + usual, scales[entry.minus]
     weight = weight.view(weight.shape or (1,))  # a learned factor of a single number has no dimension
     rows = max(1, WEIGHTS_AT_ONCE // max(1, weight[:1].numel()))
-    several = [index.shape[:1].numel() > 1 for index in (plus, minus)]
-    found: list[list[Tensor]] = [[], []]
-    for start in range(0, max(1, len(weight)), rows):
-        part = slice(start, start + rows)
-        ends = [index[part] if split else index for index, split in zip((plus, minus), several, strict=True)]
-        for place, total in enumerate(_sums_of_part(weight[part], ends[0], ends[1], zeros)):
-            found[place].append(total)
-    totals = [torch.cat(t) if split else torch.stack(t).sum(0) for t, split in zip(found, several, strict=True)]
+    ends = [(index, index.shape[:1].numel() > 1) for index in (plus, minus)]
+    slices = [index.split(rows) if varies else itertools.repeat(index) for index, varies in ends]
+    parts = zip(weight.split(rows), *slices, strict=False)
+    found = zip(*(_sums_of_part(w, out, into, zeros) for w, out, into in parts), strict=True)
+    totals = [torch.cat(t) if varies else torch.stack(t).sum(0) for t, (_, varies) in zip(found, ends, strict=True)]
     return totals[0].flatten(), -totals[1].flatten()
 
 

@@ -13,7 +13,7 @@ ENTRIES_AT_ONCE = 2**24
 
 
 class RZScaling(NamedTuple):
-    """A weight as scales times what is left when they are gone, W = D W' E.
+    """A weight split into scales and a remainder without units, W = D W' E.
 
     Args:
         row_scale: the diagonal of D, shape (…, out); the output's unit.
