@@ -1,4 +1,4 @@
-"""What a measurement found: numbers per row, their summaries, and the table one prints."""
+"""Results of a measurement: numbers per row, their summaries, and the table one prints."""
 
 import math
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ class _Descent:
 
 @dataclass(frozen=True, eq=False)
 class LayerDivergence(_Descent):
-    """What a step does to the outputs of one layer, its input held fixed; all tensors on the CPU, one number a row.
+    """How a step moves the outputs of one layer, its input held fixed; all tensors on the CPU, one number a row.
 
     A number that is not defined (the direction of a zero gradient) is NaN, and summaries pass over it.
 
@@ -72,10 +72,10 @@ class LayerDivergence(_Descent):
 
 @dataclass(frozen=True, eq=False)
 class Divergence(_Descent):
-    """What `divergence` found; printed, a table with one line per layer.
+    """The result of `divergence`; printed, a table with one line per layer.
 
     Args:
-        layers: path → what was measured there, in the order of the model's modules.
+        layers: path → the measurement there, in the order of the model's modules.
         left_out: path → why a layer with trainable parameters was not measured.
         loss: of the batch.
         descent: ⟨−Δθ/η, ∇L⟩ over all trainable parameters, each by the rate of its own parameter group.

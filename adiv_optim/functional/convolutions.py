@@ -175,7 +175,7 @@ def conv2d(*args: Any, **kwargs: Any) -> Tensor:  # noqa: D417 - the parameters 
         correction: the rule; None is torch's own function and nothing else.
 
     Returns:
-        What torch's function returns.
+        The output of torch's function.
 
     Raises:
         TypeError: the correction is no `Correction`, or the input is integer or complex.
