@@ -1,6 +1,5 @@
 """Isometry of every layer's outputs, read off the forward passes of a model as they happen."""
 
-import json
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from torch._C import _functorch
 
 from ..jacobian.recorder import watch
 from ._isometry import isometry_gap
-from ._recorder import finite, scalars
+from ._recorder import scalars, write_json
 from ._rows import evenly, to_float64
 
 
@@ -60,8 +59,7 @@ class IsometryRecorder:
 
     def save(self, path: str | Path) -> None:
         """Write the history as JSON; an infinite gap becomes null."""
-        result = {"every": self.every, "left_out": self.left_out, "history": self.history}
-        Path(path).write_text(json.dumps(finite(result), indent=1) + "\n")
+        write_json(path, {"every": self.every, "left_out": self.left_out, "history": self.history})
 
     def __enter__(self) -> "IsometryRecorder":
         return self

@@ -111,15 +111,19 @@ class DivergenceRecorder:
     def save(self, path: str | Path) -> None:
         """Write history and shares as JSON; a number that is not finite becomes null."""
         result = {"every": self.every, "not_downhill": self.not_downhill(), "history": self.history}
-        Path(path).write_text(json.dumps(finite(result), indent=1) + "\n")
+        write_json(path, result)
 
 
-def finite(value: Any) -> Any:
-    """The same, with None for every number that strict JSON has no name for."""
+def write_json(path: str | Path, result: dict[str, Any]) -> None:
+    """Write strict JSON, which has no name for some numbers: they become null."""
+    Path(path).write_text(json.dumps(_finite(result), indent=1) + "\n")
+
+
+def _finite(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: finite(entry) for key, entry in value.items()}
+        return {key: _finite(entry) for key, entry in value.items()}
     if isinstance(value, list):
-        return [finite(entry) for entry in value]
+        return [_finite(entry) for entry in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
