@@ -37,7 +37,8 @@ class LayerDivergence(_Descent):
         interference: the others' share of the movement; with an optimizer the share that is not along g.
         squared_norm: |x|² of what the row reads; for a layer whose rows have no input of their own, of the sample.
         responsibility: parameter → its share of the own gain; the shares of a row add up to 1.
-        descent: ⟨−Δθ/η, ∇L⟩ over the layer's parameters, with the plain gradient of the loss ∇L.
+        descent: ⟨−Δθ/η, ∇L⟩ over the layer's parameters, with the plain gradient of the loss ∇L;
+            `descends` says whether it is above 0.
     """
 
     kind: str
@@ -78,7 +79,8 @@ class Divergence(_Descent):
         layers: path → the measurement there, in the order of the model's modules.
         left_out: path → why a layer with trainable parameters was not measured.
         loss: of the batch.
-        descent: ⟨−Δθ/η, ∇L⟩ over all trainable parameters, each by the rate of its own parameter group.
+        descent: ⟨−Δθ/η, ∇L⟩ over all trainable parameters, each by the rate of its own parameter group;
+            `descends` says whether it is above 0.
         optimizer: the class of the optimizer whose step was measured; None for the gradient step.
     """
 
