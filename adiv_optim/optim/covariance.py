@@ -44,7 +44,7 @@ class InputCovariance:
         self.spectra: list[Spectrum | None] = [None for _ in self.blocks]
 
     def forget_pending(self) -> None:
-        """Drop the rows of forward passes since the last measurement."""
+        """Drop what forward passes have left since the last measurement."""
         self.pending: list[Tensor] | None = None
         self.pending_rows = 0
         #: Whether zero_grad was called since: the next forward pass then begins anew, unless gradients have come.
@@ -97,11 +97,11 @@ class InputCovariance:
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype of sums and roots."""
+        """What sums and roots are kept in."""
         return torch.promote_types(self.weight.dtype, torch.float32)
 
     def no_rows(self) -> list[Tensor]:
-        """The sums of a process whose batch did not reach the layer."""
+        """What a process adds whose batch did not reach the layer."""
         device = self.weight.device
         return [torch.zeros(self.groups, size, size, dtype=self.dtype, device=device) for size in self.sizes]
 
@@ -132,7 +132,7 @@ class InputCovariance:
                 self.pending = grams
 
     def absorb(self, decay: float) -> bool:
-        """Let the rows since the last time into the average, unless they hold NaN or inf; say whether they are in.
+        """Let what was seen since the last time into the average, unless it holds NaN or inf; say whether it was.
 
         Raises:
             NoRootError: its leading eigenvectors could not be found; the average has been updated.
