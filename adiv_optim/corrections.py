@@ -47,13 +47,13 @@ class Rows(Protocol):
 
 
 class Correction(ABC):
-    r"""A rule that rescales, row by row, what each row contributes to each parameter's gradient.
+    r"""A rule that rescales the contribution of each row to each parameter's gradient.
 
     A gradient step on the parameters :math:`p` of a layer moves the output of row k by
     :math:`-\eta\, g_k \sum_p f_{p,k}` where :math:`f_{p,k} = \mathrm{tr}(J_{p,k} J_{p,k}^\top) / m` is the
     *divergence factor* of parameter p (:math:`J_{p,k} = \partial z_k / \partial p`, m output features). For
     z = Wx + b these are :math:`|x_k|^2` for the weight and 1 for the bias (Bird 2025, Eq. 11). The
-    corrected gradient of p is :math:`\sum_k s_{p,k}\, J_{p,k}^\top g_k`; a subclass says what s is.
+    corrected gradient of p is :math:`\sum_k s_{p,k}\, J_{p,k}^\top g_k`; a subclass defines s.
 
     The factors come from the forward pass alone, so a rule cannot depend on the output gradient: loss
     scaling, gradient accumulation and data parallelism then cost nothing. Subclasses should be immutable,
@@ -139,7 +139,7 @@ class Proportional(_Clamped):
     r"""Give every row one scale, :math:`s_k = 1 / (|x_k|^2 + 1)`, for weight and bias alike.
 
     Bird 2025, Eq. 20: "gradient-only proportional". The proportion of weight and bias in the step stays
-    what it was; the row's own pull on its output becomes exactly :math:`-\eta g_k`. Without a bias (or
+    as it was; the row's own pull on its output becomes exactly :math:`-\eta g_k`. Without a bias (or
     with a frozen one) the scale is :math:`1 / |x_k|^2`.
 
     Args:
@@ -194,7 +194,7 @@ class BatchIdeal(Correction):
     rows as well: as λ → 0 every row moves by exactly :math:`-\eta g_k` if B ≤ features + 1, and as close to it as least
     squares allows if not. It is always a descent direction. As damping → ∞ it is the plain direction, and for a single
     row it is `Proportional`. The system is solved by Cholesky on its smaller side, in float32 at least; the least λ is
-    above what rounding does to K. The operator is FOOF's (Benzing 2022) with the bias included.
+    above the rounding of K. The operator is FOOF's (Benzing 2022) with the bias included.
 
     By default all that is multiplied by B (`per_sample`). A mean over samples puts a factor 1/B into every
     :math:`g_k`, which this takes out: behind plain SGD a row then moves by about the rate times its own loss gradient,
@@ -202,13 +202,13 @@ class BatchIdeal(Correction):
 
     Inputs that hold NaN or inf give NaN, never an error.
 
-    **What it means for micro-batches**: each backward is ideal for the rows it saw. Accumulating two micro-batches adds
+    **Micro-batches**: each backward is ideal for the rows it saw. Accumulating two micro-batches adds
     two ideal steps, and data parallelism averages one per process; neither is the ideal step of the joined batch.
     `Preconditioned`, which remembers the inputs, takes that one.
 
     Args:
-        damping: the ridge, as a share of the mean squared row norm; at least 0. What trains is 0.3 to 1; less makes the
-            step look better and training worse.
+        damping: the ridge, as a share of the mean squared row norm; at least 0. Values of 0.3 to 1 train; less makes
+            the step look better and training worse.
         per_sample: multiply by B. Set it to False where the loss is a sum over rows.
 
     Raises:
@@ -243,7 +243,7 @@ class BatchIdeal(Correction):
         """Return the ideal gradient of every trained parameter from one call of a layer."""
         if not self.per_sample:
             return rows.ideal(self.solve)
-        # In the solution, not in the gradient: rounded to half precision, that may have lost what B is to bring back.
+        # In the solution, not in the gradient, which half precision may have rounded to less than B can bring back.
         return rows.ideal(lambda gram, right, count: self.solve(gram, right, count) * rows.count)
 
     def solve(self, gram: Tensor, right: Tensor, count: float) -> Tensor:
@@ -265,12 +265,12 @@ class BatchIdeal(Correction):
             ridge = (diagonal.sum(-1, keepdim=True) * share).clamp(min=math.sqrt(precision.tiny))
             diagonal += ridge
             factor, failed = torch.linalg.cholesky_ex(gram)
-            # A partial factor looks like numbers; NaN is what the rest of a training loop knows how to meet.
+            # A partial factor looks like numbers; the rest of a training loop knows how to meet NaN.
             return factor.masked_fill_(failed.bool()[..., None, None], math.nan)
 
 
 def check_correction(correction: object) -> Correction:
-    """Return `correction`, or raise a TypeError that says what was found and what is wanted."""
+    """Return `correction`, or raise a TypeError with the value found and the value wanted."""
     if isinstance(correction, Correction):
         return correction
     if isinstance(correction, type) and issubclass(correction, Correction):

@@ -28,8 +28,8 @@ def attach(
 
     Parametrized layers (weight_norm, spectral_norm, …) are corrected through the parametrization: the
     gradient of the effective weight is corrected before it reaches the parametrization's own parameters.
-    What is not corrected (norms, embeddings, subclasses with a forward of their own, the layers that
-    nn.MultiheadAttention and nn.LinearCrossEntropyLoss use without calling them) keeps the plain gradient;
+    All other modules (norms, embeddings, subclasses with a forward of their own, the layers that
+    nn.MultiheadAttention and nn.LinearCrossEntropyLoss use without calling them) keep the plain gradient;
     `coverage` lists it, and `strict=True` refuses it.
 
     Args:
@@ -46,7 +46,7 @@ def attach(
 
     Raises:
         TypeError: the correction is no `Correction`.
-        ValueError: a layer already has a correction, `skip` names what is not there, there is nothing to
+        ValueError: a layer already has a correction, `skip` names none of its modules, there is nothing to
             attach to, or `strict` finds uncorrected parameters. The model is then unchanged.
 
     Example:
@@ -111,16 +111,16 @@ def coverage(model: nn.Module, loss: Tensor | None = None) -> Coverage:
 
     A parameter is treated by the correction of its layer, once that has run, and by every wrapper of coordinates
     (`Whitened`, `UnitConsistent`, …) that says so. One that several modules share is listed once; if only some of them
-    are corrected layers it is "corrected … in part", and what the others add to its gradient is plain.
+    are corrected layers it is "corrected … in part", and the part of the others in its gradient is plain.
 
     The modules do not tell whether a program also uses a weight without calling its layer, as in x @ layer.weight, a
     penalty on the weights, or `functional_call` of another function: from them alone it is reported as corrected. With
-    `loss` the graph tells, at the cost of walking it once; what reaches p.grad by other ways than this loss's backward
-    it does not know either.
+    `loss` the graph tells, at the cost of walking it once; it knows nothing of gradients by other ways than this
+    loss's backward.
 
     Args:
         model: with corrections or wrappers, or without.
-        loss: one that the model computed, before or after its backward: what it depends on outside of a corrected layer
+        loss: one that the model computed, before or after its backward: a parameter used outside of a corrected layer
             is "corrected … in part".
 
     Raises:
@@ -150,7 +150,7 @@ def coverage(model: nn.Module, loss: Tensor | None = None) -> Coverage:
             for name, what in getattr(report, kind).items():
                 if name in there and (path := paths.get(id(there[name]))) is not None:
                     by_wrappers.setdefault(path, []).append((kind, what))
-    if not is_attached(model):  # that there is no correction is then no news beside what a wrapper says
+    if not is_attached(model):  # a wrapper's words are then all there is to say
         notes = {path: [] if path in by_wrappers else said for path, said in notes.items()}
     return resolved({path: [*said, *by_wrappers.get(path, [])] for path, said in notes.items()}, elements)
 
@@ -169,7 +169,7 @@ def is_attached(model: nn.Module) -> bool:
 def _corrections(
     model: nn.Module, skipped: Container[nn.Module] = (), used_plainly: Container[int] = ()
 ) -> tuple[dict[str, list[tuple[str, str]]], dict[str, int], dict[int, str]]:
-    """Path → what its modules' corrections do to a parameter, and its size; the path by the parameter's id."""
+    """Path → how its modules' corrections treat a parameter, and its size; the path by the parameter's id."""
     owned: dict[int, list[tuple[str, nn.Parameter, nn.Module]]] = {}
     for name, parameter, owner in _trainable(model):
         if owner not in skipped:
@@ -239,7 +239,7 @@ def _why_plain(owner: nn.Module, without_call: dict[nn.Module, str]) -> str:
 
 
 def _check_reach(model: nn.Module, skipped: set[nn.Module], strict: bool) -> None:
-    """Refuse, or warn of, what corrections that were just put on do not reach."""
+    """Refuse, or warn of, parameters that corrections that were just put on do not reach."""
     notes, elements, _ = _corrections(model, skipped)
     found = resolved(notes, elements)
     if strict and found.skipped:

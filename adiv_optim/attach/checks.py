@@ -1,4 +1,4 @@
-"""What a model must not be: lazy, sharded, attached twice; and which of its layers are used without a call."""
+"""Checks that a model is not lazy, sharded or attached twice, and which of its layers are used without a call."""
 
 from collections.abc import Container
 
@@ -14,7 +14,7 @@ _BYPASSING: tuple[type[nn.Module], ...] = tuple(
 
 
 def label(path: str) -> str:
-    """What messages call a part of a model."""
+    """The name of a part of a model in messages."""
     return f"layer {path!r}" if path else "the model itself"
 
 

@@ -1,4 +1,4 @@
-"""What a correction or a change of coordinates reaches of a model, and why it does not reach the rest."""
+"""The parameters that a correction or a change of coordinates reaches, and why it does not reach the rest."""
 
 import sys
 import warnings
@@ -16,9 +16,9 @@ class Coverage:
     """Which trainable parameters are treated, and how; printed, the share and a line for each parameter.
 
     Args:
-        treated: path of the parameter → what is done to its gradient or its step.
+        treated: path of the parameter → how its gradient or its step is treated.
         skipped: path → why the parameter keeps the plain gradient and step.
-        never_seen: path → what it waits for: it would be treated, but its layer has not run.
+        never_seen: path → why it waits: it would be treated, but its layer has not run.
         elements: path → how many numbers the parameter has, for every path above.
     """
 
@@ -71,10 +71,10 @@ def resolved(notes: Mapping[str, Sequence[tuple[str, str]]], elements: Mapping[s
 
 
 class Reports(Protocol):
-    """What `register` takes: whatever can say what it reaches of the model it was registered for."""
+    """A wrapper as `register` takes it: it can say which parameters of the model it reaches."""
 
     def coverage(self) -> Coverage:
-        """Return what it treats of that model, and it alone."""
+        """Return the parameters of that model that it treats itself."""
 
 
 #: By the model, who treats it. Weak on both sides, and no part of the model, which a copy or a pickle would carry on.
@@ -82,7 +82,7 @@ _WRAPPERS: WeakKeyDictionary[nn.Module, list[ref[Reports]]] = WeakKeyDictionary(
 
 
 def register(model: nn.Module, wrapper: Reports) -> None:
-    """Let `attach.coverage` ask a wrapper what it treats of a model; a wrapper that is gone is not asked."""
+    """Let `attach.coverage` ask a wrapper for the parameters it treats; a wrapper that is gone is not asked."""
     alive = [kept for kept in _WRAPPERS.get(model, []) if kept() is not None]
     _WRAPPERS[model] = alive if any(kept() is wrapper for kept in alive) else [*alive, ref(wrapper)]
 

@@ -23,7 +23,7 @@ _DETACH = "call adiv_optim.detach(model) first, and attach again afterwards."
 
 
 class Corrected:
-    """What every swapped layer shares; all its state is these entries of the instance's __dict__."""
+    """The base of every swapped layer; all its state is these entries of the instance's __dict__."""
 
     _correction: Correction
     _label: str  # for error messages: the layer's path in the model
@@ -35,7 +35,7 @@ class Corrected:
             self._ran = True
 
     def _run(self, function: Callable[..., Tensor], *arguments: Any) -> Tensor:
-        """Call a function of `functional`, and say what to do where torch does not know its way into it."""
+        """Call a function of `functional`, and name the remedy where torch does not know its way into it."""
         self._note_run()
         if not torch.compiler.is_compiling() and any(isinstance(argument, Proxy) for argument in arguments):
             raise RuntimeError(f"{self._label} has a correction, which torch.fx cannot trace; {_DETACH}")
@@ -74,7 +74,7 @@ class CorrectedTransposed(Corrected):
 
 
 class CorrectedConv(Corrected):
-    """What the swapped convolutions share."""
+    """The base of the swapped convolutions."""
 
     def _conv_forward(self: Any, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         input, steps = steps_of(self, input)
@@ -93,7 +93,7 @@ class CorrectedConv3d(CorrectedConv, nn.Conv3d):
     """nn.Conv3d through `functional.conv3d`; made by `attach`, not by hand."""
 
 
-#: What replaces what. Exact types only: a subclass may compute something else in its forward.
+#: Plain layer → its replacement. Exact types only: a subclass may compute something else in its forward.
 CORRECTED: dict[type[nn.Module], type[nn.Module]] = {
     nn.Linear: CorrectedLinear,
     nn.Conv1d: CorrectedConv1d,
@@ -103,7 +103,7 @@ CORRECTED: dict[type[nn.Module], type[nn.Module]] = {
 PLAIN = {corrected: plain for plain, corrected in CORRECTED.items()}
 
 #: Rows that `corrected_types` adds once another package is imported: name of the class here → its module, its name
-#: there, and what is corrected in it.
+#: there, and the base to put over it.
 _ELSEWHERE = {"CorrectedTransformersConv1D": ("transformers.pytorch_utils", "Conv1D", CorrectedTransposed)}
 
 

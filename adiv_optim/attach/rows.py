@@ -31,7 +31,7 @@ def patches_of(layer: Any, input: Tensor) -> Patches:
     if not isinstance(layer, _ConvNd):
         return Patches(input.reshape(-1, input.shape[-1]), (), Geometry((), (), (), 1))
     input, steps = steps_of(layer, input)
-    return convolutions.patches_of(type(layer).__name__, input, layer.kernel_size, *steps)
+    return convolutions.patches_of(type(layer).__name__, input, layer.kernel_size, steps)
 
 
 def rows_of(

@@ -1,4 +1,4 @@
-"""What an update really does to the activations, and how they are spread: read-only measurements of a model.
+"""Read-only measurements of a model: the effect of an update on its activations, and how these are spread.
 
 Nothing here changes what it looks at. Gradients and steps are taken on copies; the model, its buffers, its
 gradients, the optimizer and the random generators are afterwards what they were before.

@@ -66,7 +66,7 @@ def closed_rows(layer: nn.Module, call: Call, step: Mapping[str, Tensor], max_ro
 def _contributions(
     correction: Correction | None, rows: LinearRows | ConvRows, measured: LinearRows, index: Tensor
 ) -> dict[str, Tensor]:
-    """The c and b of the rows at `index`, of shapes (groups, n, features) and (groups, n), for what is trained."""
+    """The c and b of the rows at `index`, of shapes (groups, n, features) and (groups, n), if trained."""
     x = measured.rows
     if correction is not None and type(correction).gradients is not Correction.gradients:
         return _by_unit_gradients(correction, rows, x, index)
@@ -81,7 +81,7 @@ def _contributions(
 def _by_unit_gradients(
     correction: Correction, rows: LinearRows | ConvRows, x: Tensor, index: Tensor
 ) -> dict[str, Tensor]:
-    """Let the rule itself say what each row contributes, by giving every row an output of its own.
+    """Ask the rule itself for the contribution of each row, by giving every row an output of its own.
 
     With G the identity, grad_W = Σ_k e_k c_kᵀ is the matrix of all contributions. It holds for any rule, and for
     `BatchIdeal` it is a solve with as many right-hand sides as rows are measured.

@@ -1,4 +1,4 @@
-"""The divergence of a step: what it does to every layer's outputs, against what they asked for."""
+"""The divergence of a step: how it moves every layer's outputs, against the movement they asked for."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -62,7 +62,7 @@ def divergence(
     Args:
         model: in the mode it is to be measured in.
         loss_fn: called with the model's output and the targets; returns a scalar.
-        inputs: what the model is called with: a tensor, or a tuple of arguments.
+        inputs: a tensor, or a tuple of arguments, for the model.
         targets: handed to `loss_fn`.
         correction: measure as if it were attached (see `attach`). None measures what is: the corrections that are
             attached, or plain gradients.
@@ -142,7 +142,7 @@ def divergence(
 
 
 def check_arguments(model: nn.Module, optimizer: object | None, correction: object | None) -> None:
-    """Raise for what cannot be measured together, before anything runs."""
+    """Refuse a model, an optimizer and a correction that cannot be measured together, before anything runs."""
     if not any(p.requires_grad for p in model.parameters()):
         raise ValueError(f"{type(model).__name__} has no trainable parameter, so there is no step to measure.")
     if correction is not None:

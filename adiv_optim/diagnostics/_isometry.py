@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ..activations import Activation, gaussian_moments
 
-#: In ε, what rounding was seen to leave of one of two copies of a sample in a Gram matrix by matrix product.
+#: The share, in ε, that rounding was seen to leave of one of two copies of a sample in a Gram matrix by matrix product.
 COPIES = 16
 
 
@@ -107,7 +107,7 @@ def isometry_strength(activation: Activation) -> float:
 
     Raises:
         TypeError: not callable.
-        ValueError: a constant function, or what `gaussian_moments` refuses.
+        ValueError: a constant function, or one that `gaussian_moments` refuses.
 
     Example:
         >>> import torch

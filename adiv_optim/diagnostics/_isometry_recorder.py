@@ -1,6 +1,5 @@
 """Isometry of every layer's outputs, read off the forward passes of a model as they happen."""
 
-import json
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -11,17 +10,17 @@ from torch._C import _functorch
 
 from ..jacobian.recorder import watch
 from ._isometry import isometry_gap
-from ._recorder import finite, scalars
+from ._recorder import scalars, write_json
 from ._rows import evenly, to_float64
 
 
 def samples(output: Tensor) -> Tensor:
-    """What `record` takes as samples: rows of (B, d), tokens within each sequence of (B, T, d), whole images else."""
+    """Samples as `record` takes them: rows of (B, d), tokens within each sequence of (B, T, d), whole images else."""
     return output if output.dim() <= 3 else output.flatten(1)
 
 
 class IsometryRecorder:
-    """What `record` returns: the numbers measured so far, and the means to stop. Usable in a `with` statement.
+    """The numbers that `record` has measured so far, and the means to stop. Usable in a `with` statement.
 
     Args:
         every: measure the model's forward passes 0, every, 2 · every, …
@@ -29,9 +28,9 @@ class IsometryRecorder:
         max_samples: samples in a Gram matrix.
 
     Attributes:
-        history: one entry per measured forward pass: "step" (its number), "training" (the model's mode) and "layers", an
-            entry per call in order: "path", "kind", "samples" (n), "isometry" and "gap", means over a batch's sequences.
-        left_out: path → why what a layer returned has no Gram matrix.
+        history: one entry per measured forward pass: "step" (its number), "training" (the model's mode) and "layers",
+            an entry per call: "path", "kind", "samples" (n), "isometry" and "gap", means over a batch's sequences.
+        left_out: path → why a layer's output has no Gram matrix.
     """
 
     def __init__(self, every: int, rows: Callable[[Tensor], Tensor], max_samples: int) -> None:
@@ -51,7 +50,7 @@ class IsometryRecorder:
         self._handles.clear()
 
     def metrics(self) -> dict[str, float]:
-        """Return what was measured last as a flat dict of numbers, for any logger; empty before the first time.
+        """Return the last measurement as a flat dict of numbers, for any logger; empty before the first time.
 
         Of a layer that ran several times the last call counts.
         """
@@ -60,8 +59,7 @@ class IsometryRecorder:
 
     def save(self, path: str | Path) -> None:
         """Write the history as JSON; an infinite gap becomes null."""
-        result = {"every": self.every, "left_out": self.left_out, "history": self.history}
-        Path(path).write_text(json.dumps(finite(result), indent=1) + "\n")
+        write_json(path, {"every": self.every, "left_out": self.left_out, "history": self.history})
 
     def __enter__(self) -> "IsometryRecorder":
         return self
@@ -92,8 +90,8 @@ class IsometryRecorder:
     def _measure(self, path: str, layer: nn.Module, args: Any, output: Any) -> None:
         if not self._measuring:
             return
-        if what := _no_samples(output):
-            self.left_out[path] = f"it returned a {what}"
+        if kind := _no_samples(output):
+            self.left_out[path] = f"it returned a {kind}"
             return
         rows = self.rows(output)
         rows = to_float64(rows[..., evenly(rows.shape[-2], self.max_samples, rows.device), :])
@@ -110,7 +108,7 @@ class IsometryRecorder:
 
 
 def _no_samples(output: Any) -> str | None:
-    """What an output is that has no Gram matrix."""
+    """The kind of an output that has no Gram matrix."""
     if not isinstance(output, Tensor):
         return type(output).__name__
     if output.is_nested:  # as torch's TransformerEncoder makes of padded sequences in evaluation

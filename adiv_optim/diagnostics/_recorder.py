@@ -25,17 +25,17 @@ class DivergenceRecorder:
         model: as for `divergence`, and so are `loss_fn`, `optimizer`, `correction`, `layers` and `max_rows`.
         loss_fn: called with the model's output and the targets.
         optimizer: whose step to measure; None is the gradient step.
-        correction: measured as if attached; None measures what is attached.
+        correction: measured as if attached; None measures those attached.
         every: measure the calls 0, every, 2 · every, …
         layers: paths of the modules to measure.
         max_rows: rows measured per call of a layer.
 
     Attributes:
-        history: what was measured, a summary each (see `Divergence.summary`) with its number of call as "step".
+        history: a summary of each measurement (see `Divergence.summary`) with its number of call as "step".
 
     Raises:
         TypeError: not a correction, or not an optimizer with a step to measure.
-        ValueError: `every` is below 1, or what `divergence` cannot measure together.
+        ValueError: `every` is below 1, or `divergence` cannot measure these together.
 
     Example:
         >>> import torch
@@ -79,11 +79,11 @@ class DivergenceRecorder:
         """Count the call, and measure if it is its turn.
 
         Args:
-            inputs: what the model is called with, as for `divergence`.
+            inputs: as for `divergence`.
             targets: handed to the loss.
 
         Returns:
-            What was measured, or None.
+            The measurement, or None.
         """
         number, self.calls = self.calls, self.calls + 1
         if number % self.every:
@@ -105,21 +105,25 @@ class DivergenceRecorder:
         return {path: 1 - sum(flags) / len(flags) if flags else math.nan for path, flags in verdicts.items()}
 
     def metrics(self) -> dict[str, float]:
-        """Return what was measured last as a flat dict of numbers, for any logger; empty before the first time."""
+        """Return the last measurement as a flat dict of numbers, for any logger; empty before the first time."""
         return scalars("divergence", self.history[-1]["layers"]) if self.history else {}
 
     def save(self, path: str | Path) -> None:
-        """Write history and shares as JSON; what is not a finite number becomes null."""
+        """Write history and shares as JSON; a number that is not finite becomes null."""
         result = {"every": self.every, "not_downhill": self.not_downhill(), "history": self.history}
-        Path(path).write_text(json.dumps(finite(result), indent=1) + "\n")
+        write_json(path, result)
 
 
-def finite(value: Any) -> Any:
-    """The same, with None for every number that strict JSON has no name for."""
+def write_json(path: str | Path, result: dict[str, Any]) -> None:
+    """Write strict JSON, which has no name for some numbers: they become null."""
+    Path(path).write_text(json.dumps(_finite(result), indent=1) + "\n")
+
+
+def _finite(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: finite(entry) for key, entry in value.items()}
+        return {key: _finite(entry) for key, entry in value.items()}
     if isinstance(value, list):
-        return [finite(entry) for entry in value]
+        return [_finite(entry) for entry in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

@@ -1,4 +1,4 @@
-"""What a measurement found: numbers per row, their summaries, and the table one prints."""
+"""Results of a measurement: numbers per row, their summaries, and the table one prints."""
 
 import math
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ class _Descent:
 
 @dataclass(frozen=True, eq=False)
 class LayerDivergence(_Descent):
-    """What a step does to the outputs of one layer, its input held fixed; all tensors on the CPU, one number a row.
+    """How a step moves the outputs of one layer, its input held fixed; all tensors on the CPU, one number a row.
 
     A number that is not defined (the direction of a zero gradient) is NaN, and summaries pass over it.
 
@@ -37,7 +37,8 @@ class LayerDivergence(_Descent):
         interference: the others' share of the movement; with an optimizer the share that is not along g.
         squared_norm: |x|² of what the row reads; for a layer whose rows have no input of their own, of the sample.
         responsibility: parameter → its share of the own gain; the shares of a row add up to 1.
-        descent: ⟨−Δθ/η, ∇L⟩ over the layer's parameters, with the plain gradient of the loss ∇L.
+        descent: ⟨−Δθ/η, ∇L⟩ over the layer's parameters, with the plain gradient of the loss ∇L;
+            `descends` says whether it is above 0.
     """
 
     kind: str
@@ -72,13 +73,14 @@ class LayerDivergence(_Descent):
 
 @dataclass(frozen=True, eq=False)
 class Divergence(_Descent):
-    """What `divergence` found; printed, a table with one line per layer.
+    """The result of `divergence`; printed, a table with one line per layer.
 
     Args:
-        layers: path → what was measured there, in the order of the model's modules.
+        layers: path → the measurement there, in the order of the model's modules.
         left_out: path → why a layer with trainable parameters was not measured.
         loss: of the batch.
-        descent: ⟨−Δθ/η, ∇L⟩ over all trainable parameters, each by the rate of its own parameter group.
+        descent: ⟨−Δθ/η, ∇L⟩ over all trainable parameters, each by the rate of its own parameter group;
+            `descends` says whether it is above 0.
         optimizer: the class of the optimizer whose step was measured; None for the gradient step.
     """
 

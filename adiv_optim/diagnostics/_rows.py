@@ -22,7 +22,7 @@ class MeasuredRows(NamedTuple):
     which: Tensor  # the rows' numbers
     grad: Tensor  # g
     moved: Tensor  # J Δθ / η for the step as a whole
-    own: Tensor  # what the row's own contribution to the gradient does
+    own: Tensor  # the movement by the row's own contribution to the gradient
     gains: Tensor  # the parts of the own gain, one column for each parameter of the step
     squared_norm: Tensor  # |x|²
 

@@ -24,14 +24,14 @@ class ConvRows(Trained):
     needs_bias: bool
     label: str = "conv"
 
+    def factors(self) -> dict[str, Tensor]:
+        """|x_p|² for the weight, 1 for the bias; shape (N, groups, *out_spatial)."""
+        return self.with_ones(self.patches.squared_norm())
+
     @property
     def count(self) -> int:
         """How many patches there are: samples times positions."""
         return len(self.grad_output) * math.prod(self.grad_output.shape[2:])
-
-    def factors(self) -> dict[str, Tensor]:
-        """|x_p|² for the weight, 1 for the bias; shape (N, groups, *out_spatial)."""
-        return self.with_ones(self.patches.squared_norm())
 
     def contract(self, scales: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Σ_p s_p g_p x_pᵀ and Σ_p s_p g_p, a few samples at a time: the rescaled output gradient is large."""

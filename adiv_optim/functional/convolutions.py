@@ -70,23 +70,16 @@ def corrected_conv(
     """The convolution with a correction already checked; `name` opens its error messages."""
     check_real(name, input)
     _check_shapes(name, dims, input, weight, steps[-1])
-    batch, _, geometry = patches_of(name, input, weight.shape[2:], *steps)
+    batch, _, geometry = patches_of(name, input, weight.shape[2:], steps)
     _check_kernel(name, batch, weight, geometry)
     batch, weight, bias = autocast(batch, weight, bias)  # type: ignore[assignment]
     output = apply(_Conv, batch, weight, bias, *geometry, correction, label_for(name, f"conv{dims}d"))
     return output if input.dim() == dims + 2 else output.squeeze(0)
 
 
-def patches_of(
-    name: str,
-    input: Tensor,
-    kernel: Sequence[int],
-    stride: int | Sequence[int],
-    padding: int | Sequence[int] | str,
-    dilation: int | Sequence[int],
-    groups: int,
-) -> Patches:
-    """The patches of an input, batched or not, with the steps as torch's functions take them."""
+def patches_of(name: str, input: Tensor, kernel: Sequence[int], steps: Steps) -> Patches:
+    """The patches of an input, batched or not."""
+    stride, padding, dilation, groups = steps
     stride, dilation = _per_axis(stride, kernel), _per_axis(dilation, kernel)
     if isinstance(padding, str):
         input, padding = _resolve_padding(name, padding, input, kernel, stride, dilation)
@@ -175,7 +168,7 @@ def conv2d(*args: Any, **kwargs: Any) -> Tensor:  # noqa: D417 - the parameters 
         correction: the rule; None is torch's own function and nothing else.
 
     Returns:
-        What torch's function returns.
+        The output of torch's function.
 
     Raises:
         TypeError: the correction is no `Correction`, or the input is integer or complex.

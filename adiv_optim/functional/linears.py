@@ -35,8 +35,8 @@ class _Linear(Function):
         grad_output, input, weight = once_only(grad_output, *ctx.saved_tensors)
         needs_input, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         grad_input = grad_weight = grad_bias = None
-        # The parameters come first: what they need in passing is freed before grad_input is allocated, and
-        # is never larger, so the peak stays that of the plain backward.
+        # The parameters come first: the memory they need in passing is freed before grad_input is allocated, and
+        # is never more, so the peak stays that of the plain backward.
         if needs_weight or needs_bias:
             rows = LinearRows(_rows(input, weight), _rows(grad_output, weight), needs_weight, needs_bias, ctx.label)
             gradients = ctx.correction.gradients(rows)
@@ -87,7 +87,7 @@ class Trained:
     needs_bias: bool
 
     def with_ones(self, weight: Tensor) -> dict[str, Tensor]:
-        """A number of each row for the weight, and 1 for the bias, of which only what is trained is there."""
+        """A number of each row for the weight, and 1 for the bias, the frozen one left out."""
         found = {"weight": weight} if self.needs_weight else {}
         return {**found, "bias": torch.ones_like(weight)} if self.needs_bias else found
 
@@ -158,7 +158,7 @@ class LinearRows(Trained):
         return self.feature_side([self], self.count, solve)
 
     def columns(self) -> list[Tensor]:
-        """X~ = [X, 1] in blocks, of which only what is trained is there."""
+        """X~ = [X, 1] in blocks, those of frozen parameters left out."""
         ones = self.rows.new_ones(*self.rows.shape[:-1], 1)
         return [self.rows] * self.needs_weight + [ones] * self.needs_bias
 
@@ -218,7 +218,7 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, correction
     is live at the peak does not grow. Works under vmap, torch.compile, autocast and in half precision, in
     which norms and scales are float32. Forward-mode and second derivatives raise. Compiling *around* vmap runs
     this function outside the graph; before torch 2.8, compiling around torch.func transforms (vmap, grad)
-    silently gives plain gradients: compile the model, and transform what is not compiled.
+    silently gives plain gradients: compile the model, or transform it, not both.
 
     Args:
         input: shape (..., in_features); every leading dimension counts rows.

@@ -53,7 +53,7 @@ class _OnceOnly(Function):
 
 
 def once_only(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """Pass `tensors` through; differentiating what is computed from them raises a RuntimeError."""
+    """Pass `tensors` through; differentiating through them again raises a RuntimeError."""
     # Grad mode is off in a backward that keeps no graph, where there is nothing to guard.
     return _OnceOnly.apply(*tensors) if torch.is_grad_enabled() else tensors
 
@@ -123,7 +123,7 @@ def autocast(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:
 
 
 def label_for(name: str, function: str) -> str:
-    """What opens messages of the backward pass: the layer's label, or while torch.compile traces the function's name.
+    """The start of messages in the backward pass: the layer's label, or while torch.compile traces the function's name.
 
     A label in the graph would be guarded on: blocks that share one compiled graph would each be compiled anew.
     """
@@ -139,7 +139,7 @@ def refuse_correction_as(name: str, argument: str, value: object) -> None:
 
 
 def explain_jvp(explain: Callable[[], str], function: Callable[..., Any], *arguments: Any) -> Any:
-    """Call a function; where forward-mode differentiation cannot pass it, the error is what `explain` says."""
+    """Call a function; where forward-mode differentiation cannot pass it, the error has the words of `explain`."""
     if torch.compiler.is_compiling():  # which cannot leave the graph within a try block
         return function(*arguments)
     try:
@@ -151,7 +151,7 @@ def explain_jvp(explain: Callable[[], str], function: Callable[..., Any], *argum
 
 
 class Hook:
-    """A hook on a layer that says what to do where torch.jit.script or forward-mode differentiation cannot pass it."""
+    """A hook on a layer that has a remedy where torch.jit.script or forward-mode differentiation cannot pass it."""
 
     def __init__(self, function: Callable[..., Any], remedy: str) -> None:
         self.function, self.remedy = function, remedy

@@ -9,14 +9,14 @@ from .linears import _Linear
 
 _CORRECTED = (_Linear, _Conv)
 
-#: What torch calls the nodes of compiled functions, and of convolutions under vmap.
+#: Torch's names for the nodes of compiled functions, and of convolutions under vmap.
 _UNREADABLE = ("CompiledFunction", "Vmapped_Conv")
 
 
 def plain_uses(loss: Tensor) -> set[int]:
     """The ids of the parameters of which some part of the gradient is plain, whatever corrected layers add to it.
 
-    A corrected layer rewrites what it sends to its weight and bias, and nothing else: where a path through the graph
+    A corrected layer rewrites the gradients of its weight and bias, and nothing else: where a path through the graph
     leads to a parameter without entering a corrected layer's weight or bias, plain gradient flows along it.
     """
     if not isinstance(loss, Tensor) or loss.grad_fn is None:
@@ -36,7 +36,7 @@ def plain_uses(loss: Tensor) -> set[int]:
             )
         if hasattr(node, "variable"):
             reached.add(id(node.variable))
-        # The first input of a corrected layer is what it reads; the others are its weight and bias.
+        # The first input of a corrected layer is its own input; the others are its weight and bias.
         count = 1 if getattr(node, "_forward_cls", None) in _CORRECTED else None
         below = {function for function, _ in node.next_functions[:count] if function is not None} - seen
         seen |= below

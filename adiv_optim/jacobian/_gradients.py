@@ -67,7 +67,7 @@ def corrected_gradients(*args: Any, **kwargs: Any) -> dict[str, Tensor]:  # noqa
     Args:
         model: the model, without attached corrections; it is run once, in the mode it is in.
         loss_fn: called with the model's output and the targets; returns a scalar.
-        inputs: what the model is called with: a tensor, or a tuple of arguments.
+        inputs: a tensor, or a tuple of arguments, for the model.
         targets: handed to `loss_fn`.
         correction: the rule; None gives plain gradients, still through Jacobians.
         layers: paths of the modules to correct. By default every module without submodules that owns a
@@ -84,7 +84,7 @@ def corrected_gradients(*args: Any, **kwargs: Any) -> dict[str, Tensor]:  # noqa
 
     Raises:
         TypeError: the correction is no `Correction`.
-        ValueError: a correction is attached to the model, or `layers` names what is not there.
+        ValueError: a correction is attached to the model, or `layers` names one that is not there.
 
     Example:
         >>> import torch

@@ -16,10 +16,10 @@ from .rows import BY_ITSELF
 
 
 class IdealUpdate(NamedTuple):
-    """What `ideal_update` found.
+    """The result of `ideal_update`.
 
     Args:
-        step: parameter path → what to add to the parameter.
+        step: parameter path → the tensor to add to the parameter.
         residual: distance from the optimum, |Jᵀ(g − Jθ) − λθ| / |Jᵀg|; conjugate gradients end it near machine
             precision times the condition of J.
         misfit: |g − Jθ| / |g|, the share of the update that the parameters cannot make, or the ridge holds back.
@@ -59,7 +59,7 @@ def ideal_update(
     Args:
         module: any module; run in the mode it is in. Buffers, such as running statistics, are left alone, and
             every run draws the same random numbers.
-        inputs: what it is called with: a tensor, or a tuple of arguments.
+        inputs: a tensor, or a tuple of arguments, for the module.
         grad_output: g, of the output's shape.
         damping: the ridge as a share of the mean diagonal of JJᵀ. Other than 0 it costs one vjp per output
             number; give `ridge` to spare them.

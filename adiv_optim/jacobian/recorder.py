@@ -1,4 +1,4 @@
-"""The recorder of a forward pass: what a model's layers read, and what came back to them."""
+"""The recorder of a forward pass: the inputs of a model's layers, and the gradients of their outputs."""
 
 from collections.abc import Callable
 from functools import partial
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 
 class Call(NamedTuple):
-    """The inputs of a layer's call, as they were then, and dL/dz of what it returned."""
+    """The inputs of a layer's call, as they were then, and dL/dz of its output."""
 
     inputs: tuple[Tensor, ...]
     grad_output: Tensor
@@ -48,7 +48,7 @@ def differentiate(
     *,
     constant: bool = False,
 ) -> Pass:
-    """Run a model forward and backward once, and keep what its layers read and what came back to them.
+    """Run a model forward and backward once, and keep the inputs of layers and the gradients of their outputs.
 
     With `constant` the layers' own parameters are constants while the layers run, and a call without rows is an error:
     autograd then finds for a parameter the part of the modules that are not recorded, should it be shared with one.
@@ -69,7 +69,7 @@ def differentiate(
         if not tensors:
             remedy = ", which have no per-sample Jacobian; pass tensors by position or"
             refuse(path, "was called with keyword or non-tensor arguments", remedy)
-        # A copy: what comes behind the layer may work in place.
+        # A copy: code behind the layer may work in place.
         read[path].append(tuple(arg.detach().clone() for arg in args) if tensors else None)
         for parameter in trained[path]:
             parameter.requires_grad_(False)

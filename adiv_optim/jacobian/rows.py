@@ -15,7 +15,7 @@ from ..corrections import Correction, Solve
 from .modules import as_rows, batched, pure
 from .recorder import Call
 
-#: What to do with a model that has corrections.
+#: The remedy for a model that has corrections.
 BY_ITSELF = (
     "its backward is not its derivative. Call adiv_optim.detach(model) first: the Jacobian path corrects by itself"
 )
@@ -26,7 +26,7 @@ def layer_jacobians(layer: nn.Module, *inputs: Tensor, chunk_size: int | None = 
 
     Args:
         layer: any module that treats the samples of its inputs separately.
-        inputs: what the layer is called with; the first dimension of each tensor counts samples.
+        inputs: the arguments of the layer; the first dimension of each tensor counts samples.
         chunk_size: how many samples are differentiated at once; None is all of them.
 
     Returns:

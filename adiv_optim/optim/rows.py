@@ -46,7 +46,7 @@ def as_matrix(module: Any, part: Tensor, dtype: dtype) -> Tensor:
 
 
 def from_matrix(module: Any, matrix: Tensor, parameter: Tensor) -> Tensor:
-    """What `as_matrix` made a matrix of, in the parameter's shape and dtype."""
+    """The inverse of `as_matrix`, in the parameter's shape and dtype."""
     if parameter.dim() > 1 and is_transposed(module):
         matrix = matrix.mT
     return matrix.reshape(parameter.shape).to(parameter.dtype)
