@@ -179,7 +179,8 @@ def _caption(results: list[Result], tried: Iterable[Sequence[float]]) -> str:
         f"heads, context {size['context']}, batch {size['batch_size']}, {settings['steps']} steps, weight decay "
         f"{settings['weight_decay']:g}, {_clipped(settings)}. Cross entropy in nats per character, mean ± standard "
         f"error over seeds {seeds[0]} to {seeds[-1]}. Rates are the best of {min(trials)} to {max(trials)} by the "
-        "validation loss of seed 0, which is not among them; * is an edge of what was tried. The difference of validation losses is to LayerNorm behind the same optimizer "
+        "validation loss of seed 0, which is not among them; * is an edge of what was tried. "
+        "The difference of validation losses is to LayerNorm behind the same optimizer "
         "without coordinates, at the better of both ways to draw the embeddings; p is Welch's. The residual stream's "
         f"RMS is that at the first block and its largest. {machine(environment, settings['device'])}"
     )
