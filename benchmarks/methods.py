@@ -103,6 +103,7 @@ METHODS: dict[str, Method] = {
     "proportional": Method("gradient-only proportional", "tab:cyan", correction=Proportional()),
     "disproportional": Method("gradient-only disproportional", "black", correction=Disproportional()),
     "batch-ideal": Method("gradient-only batch-ideal", "gold", correction=_BATCH_IDEAL),
+    "batch-ideal-default": Method("batch-ideal as it is by default", "darkorange", correction=BatchIdeal()),
     "uc-network": Method("unit-consistent, network gauge", "navy", gauge=NetworkGauge()),
     "uc-layer": Method("unit-consistent, layer gauge", "teal", gauge=LayerGauge()),
     "whitened": Method("whitened", "tan", by_inputs=_WHITE),
@@ -138,5 +139,5 @@ METHODS: dict[str, Method] = {
 #: What a comparison on images leaves out unless asked for. Gauges: tanh leaves them nothing to rescale, and the layer
 #: gauge wants other learning rates. Whitening: its networks train one after the other. Norms of patches: only in
 #: convolutional networks do they differ from norms of layers.
-_ON_REQUEST = {"l2-patch", "l2-patch-half", "uc-network", "uc-layer", "whitened", "whitened-16"}
+_ON_REQUEST = {"batch-ideal-default", "l2-patch", "l2-patch-half", "uc-network", "uc-layer", "whitened", "whitened-16"}
 DEFAULT = [name for name, method in METHODS.items() if method.applies == "images" and name not in _ON_REQUEST]
