@@ -18,7 +18,7 @@ def report(results: list[Result], name: str, folder: Path) -> Sections:
     found = {tuple(r["settings"][key] for key in ("lr", "method", "batch_size")): r for r in results}
     columns = sorted({key[1:] for key in found}, key=lambda column: (list(METHODS).index(column[0]), column[1]))
     rows = [
-        [f"{rate:g}", *(plus_minus(found[rate, *column]["test_accuracy"][-1], 1) for column in columns)]
+        [f"{rate:g}", *(plus_minus(found[(rate, *column)]["test_accuracy"][-1], 1) for column in columns)]
         for rate in sorted({key[0] for key in found})
     ]
     header = ["rate", *(f"{METHODS[method].label}, batch {size}" for method, size in columns)]
