@@ -1,5 +1,6 @@
 """Which rates train plain SGD, with BatchIdeal as it is by default and without it, whatever the batch size."""
 
+from collections import defaultdict
 from pathlib import Path
 
 from ..core.store import Result
@@ -15,12 +16,12 @@ BATCH_SIZES = [8, 32, 128]
 
 def report(results: list[Result], name: str, folder: Path) -> Sections:
     """Test accuracy by rate, a column for each method and batch size."""
-    found = {tuple(r["settings"][key] for key in ("lr", "method", "batch_size")): r for r in results}
-    columns = sorted({key[1:] for key in found}, key=lambda column: (list(METHODS).index(column[0]), column[1]))
-    rows = [
-        [f"{rate:g}", *(plus_minus(found[(rate, *column)]["test_accuracy"][-1], 1) for column in columns)]
-        for rate in sorted({key[0] for key in found})
-    ]
+    columns: dict[tuple[str, int], dict[float, Result]] = defaultdict(dict)
+    for result in sorted(results, key=_place):
+        settings = result["settings"]
+        columns[settings["method"], settings["batch_size"]][settings["lr"]] = result
+    rates = sorted({rate for found in columns.values() for rate in found})
+    rows = [[f"{rate:g}", *(_accuracy(found.get(rate)) for found in columns.values())] for rate in rates]
     header = ["rate", *(f"{METHODS[method].label}, batch {size}" for method, size in columns)]
     settings = results[0]["settings"]
     caption = (
@@ -29,6 +30,14 @@ def report(results: list[Result], name: str, folder: Path) -> Sections:
         f"seeds. {machine(results[0]['environment'], settings['device'])}"
     )
     return {name: f"{markdown(header, rows)}\n\n{caption}"}
+
+
+def _place(result: Result) -> tuple[int, int]:
+    return list(METHODS).index(result["settings"]["method"]), result["settings"]["batch_size"]
+
+
+def _accuracy(result: Result | None) -> str:
+    return "" if result is None else plus_minus(result["test_accuracy"][-1], 1)
 
 
 _GRID = {
