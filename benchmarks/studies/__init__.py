@@ -5,8 +5,8 @@ from importlib import import_module
 from ..core.study import Study
 
 _FILES = (
-    "comparison", "table1", "tuned", "units", "rates", "char_lm", "norm_free", "divergence", "attention", "isometry_depth",
-    "isometry_training", "plane",
+    "comparison", "table1", "tuned", "units", "rates", "char_lm", "norm_free", "divergence", "attention",
+    "isometry_depth", "isometry_training", "plane",
 )  # fmt: skip
 _MODULES = [import_module(f"{__name__}.{name}") for name in _FILES] + [import_module("benchmarks.speed.suites")]
 #: Command and name of the file of results → study.
