@@ -2,9 +2,12 @@
 
 from importlib import import_module
 
-from ..core.study import Study
+from ..core.study import Digest, Study
+from . import overview
 
 _FILES = "comparison table1 tuned units char_lm norm_free divergence attention isometry_depth isometry_training plane"
 _MODULES = [import_module(f"{__name__}.{name}") for name in _FILES.split()] + [import_module("benchmarks.speed.suites")]
 #: Command and name of the file of results → study.
 STUDIES: dict[str, Study] = {name: study for module in _MODULES for name, study in module.STUDIES.items()}
+#: Name of a section → how it is made from several files of results.
+DIGESTS: dict[str, Digest] = overview.DIGESTS

@@ -223,7 +223,7 @@ def _caption(results: list[Result], tried: list[Result], time: Result | None) ->
     )
 
 
-def _best_rows(results: list[Result]) -> dict[tuple[str, str], list[Result]]:
+def best_rows(results: list[Result]) -> dict[tuple[str, str], list[Result]]:
     """(norm, method) → of the longest runs, the seeds at the lowest mean validation loss."""
     longest = max(result["settings"]["steps"] for result in results)
     best: dict[tuple[str, str], tuple[float, list[Result]]] = {}
@@ -246,7 +246,7 @@ def curve(seeds: list[Result]) -> tuple[list[float], list[float]]:
 
 def _figure(results: list[Result], title: str, quantity: str, time: Result | None, path: Path) -> None:
     """Draw validation loss against steps or time of training, one panel per normaliser."""
-    best, ratios = _best_rows(results), time["time_ratio"] if time else {}
+    best, ratios = best_rows(results), time["time_ratio"] if time else {}
     norms, methods = (in_order(known, (k[at] for k in best)) for at, known in enumerate((NORM_LABELS, list(METHODS))))
     with panels([NORM_LABELS[norm] for norm in norms], title, path) as axes:
         for axis, norm in zip(axes, norms, strict=True):
