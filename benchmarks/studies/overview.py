@@ -5,12 +5,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from ..core.figure import plt, saved
+from ..core.figure import WIDTH, panels, plt, saved
 from ..core.store import Result, Store
 from ..core.study import Digest
 from ..core.table import machine, markdown, mean_and_error, plus_minus
 from ..methods import METHODS
-from .char_lm import best_rows
+from .char_lm import best_rows, draw, zoom
 
 
 class Row(NamedTuple):
@@ -124,7 +124,7 @@ def _caption(stores: Mapping[str, Store], columns: list[Column]) -> str:
 def _figure(columns: list[Column], path: Path) -> None:
     """A panel per network and a line per row, a filled and a hollow mark for the two ways to train it."""
     networks = list(dict.fromkeys(column.panel for column in columns))
-    fig, axes = plt.subplots(1, len(networks), figsize=(9.2, 5.0), sharey=True, layout="constrained")
+    fig, axes = plt.subplots(1, len(networks), figsize=(WIDTH, 5.0), sharey=True, layout="constrained")
     with saved(fig, path):
         for axis, panel in zip(axes, networks, strict=True):
             pair = [column for column in columns if column.panel == panel]
@@ -151,15 +151,42 @@ def _figure(columns: list[Column], path: Path) -> None:
         axes[0].set_ylim(len(ROWS) - 0.5, -0.5)
 
 
+def _equal_seconds(stores: Mapping[str, Store], name: str, folder: Path) -> str:
+    """Figure and table of Muon for as long as whitening takes."""
+    times = stores["char-lm"].read("time")[0]["time_ratio"]
+    shorter, longer = stores["char-lm-equal-time"].read(), stores["char-lm-2000"].read()
+    pairs = []
+    for whitened in (stores["char-lm"].read(), longer):
+        seeds = best_rows(whitened)["layernorm", "whitened-muon-16"]
+        steps = seeds[0]["settings"]["steps"]
+        more = min(r["settings"]["steps"] for r in shorter if r["settings"]["steps"] > steps)
+        pairs.append((best_rows([r for r in shorter if r["settings"]["steps"] == more])["layernorm", "muon"], seeds))
+    names = [" and ".join(f"{seeds[0]['settings']['steps']} steps" for seeds in pair) for pair in pairs]
+    title = "Muon for as long as its whitened form takes, or for less"
+    rows = []
+    with panels(names, title, folder / f"{name}.png", sharey=False) as axes:
+        for axis, pair in zip(axes, pairs, strict=True):
+            drawn = [draw([axis], seeds, [], times) for seeds in pair]
+            zoom(axis, drawn)
+            axis.set_xlabel("time, in steps of AdamW")
+            for seeds, (x, _) in zip(pair, drawn, strict=True):
+                settings = seeds[0]["settings"]
+                losses = ([r["test_loss"] for r in seeds], [r["validation_loss"][-1] for r in seeds])
+                cells = [METHODS[settings["method"]].label, str(settings["steps"]), f"{x[-1]:.0f}"]
+                rows.append([*cells, *(plus_minus(each, 4) for each in losses)])
+        axes[0].set_ylabel("validation loss, nats")
+    return markdown(["method", "steps", "time, in steps of AdamW", "test loss", "validation loss"], rows)
+
+
 def _runtimes(stores: Mapping[str, Store], name: str, folder: Path) -> str:
     """How long the runs took that tables show, and how many more chose their settings."""
     rows = []
-    for study, store in stores.items():
+    for study, store in sorted(stores.items()):
         runs = store.read()
         chosen = sum(len(store.read(part)) for part in ("search", "trials"))
         spent = sum(_seconds(runs)) / 3600
         rows.append([f"`{study}`", str(len(runs)), str(chosen or ""), f"{spent:.2g}" if spent else ""])
-    environment = next(iter(stores.values())).read()[0]["environment"]
+    environment = stores[min(stores)].read()[0]["environment"]
     return (
         f"{markdown(['study', 'runs shown', 'runs that chose settings', 'hours of training'], rows)}\n\n"
         "Hours are of the runs shown, as far as a run records its time; runs that chose settings come on top. "
@@ -175,4 +202,8 @@ def _seconds(runs: list[Result]) -> Iterator[float]:
 
 
 VERDICT = ("cifar10", "cifar10-trials", "cnn", "cnn-pool", "char-lm")
-DIGESTS = {"verdict": Digest(VERDICT, _verdict), "runtimes": Digest((), _runtimes)}
+DIGESTS = {
+    "verdict": Digest(VERDICT, _verdict),
+    "equal-seconds": Digest(("char-lm", "char-lm-2000", "char-lm-equal-time"), _equal_seconds),
+    "runtimes": Digest((), _runtimes),
+}
