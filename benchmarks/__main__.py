@@ -9,7 +9,7 @@ import torch
 
 from .core.store import Store
 from .core.study import insert, show
-from .studies import STUDIES
+from .studies import DIGESTS, STUDIES
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -37,7 +37,7 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("--name", default=name, help="of the file of results and of the table")
         command.add_argument("--download", action="store_true", help="let torchvision fetch the data set")
     reporting = commands.add_parser("report", help="tables and figures from result files")
-    reporting.add_argument("--readme", type=Path, help="also fill this file's results sections")
+    reporting.add_argument("--pages", nargs="+", type=Path, default=[], help="also fill these pages' results sections")
     for command in commands.choices.values():
         command.add_argument("--out", type=Path, default=Path("runs"), help="folder of the result files")
         command.add_argument("--threads", type=int, default=None, help="CPU threads; torch's choice by default")
@@ -46,9 +46,10 @@ def _parser() -> argparse.ArgumentParser:
 
 def _run(options: argparse.Namespace) -> None:
     if options.study == "report":
-        sections = show(sorted(options.out.glob("*.jsonl"), key=lambda path: path.stem), STUDIES)
-        if options.readme:
-            options.readme.write_text(insert(options.readme, sections))
+        sections = show(sorted(options.out.glob("*.jsonl"), key=lambda path: path.stem), STUDIES, DIGESTS)
+        filled = {page: insert(page, sections) for page in options.pages}  # all of them, or none
+        for page, text in filled.items():
+            page.write_text(text)
         return
     path = options.out / f"{options.name}.jsonl"
     STUDIES[options.study].run(options, Store(path, options.study))

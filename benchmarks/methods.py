@@ -102,7 +102,7 @@ METHODS: dict[str, Method] = {
     "affine-like": Method("affine-like", "tab:olive", linear=AffineLikeLinear, convolution=PatchNormConv2d),
     "proportional": Method("gradient-only proportional", "tab:cyan", correction=Proportional()),
     "disproportional": Method("gradient-only disproportional", "black", correction=Disproportional()),
-    "batch-ideal": Method("gradient-only batch-ideal", "gold", correction=_BATCH_IDEAL),
+    "batch-ideal": Method("gradient-only batch-ideal", "goldenrod", correction=_BATCH_IDEAL),
     "batch-ideal-default": Method("batch-ideal as it is by default", "darkorange", correction=BatchIdeal()),
     "uc-network": Method("unit-consistent, network gauge", "navy", gauge=NetworkGauge()),
     "uc-layer": Method("unit-consistent, layer gauge", "teal", gauge=LayerGauge()),
@@ -111,19 +111,17 @@ METHODS: dict[str, Method] = {
     # In a language model, each behind an optimizer of its own; a run brings the damping.
     "adamw": Method("AdamW", "tab:blue", optimizer="adamw"),
     "muon": Method("Muon", "tab:orange", optimizer="muon"),
-    "batch-ideal-adamw": Method("batch-ideal, AdamW", "tab:green", correction=_BATCH_IDEAL, optimizer="adamw"),
-    "whitened-adamw": Method("whitened AdamW", "tab:red", by_inputs=_WHITE, optimizer="adamw"),
+    "batch-ideal-adamw": Method("batch-ideal, AdamW", "goldenrod", correction=_BATCH_IDEAL, optimizer="adamw"),
+    "whitened-adamw": Method("whitened AdamW", "tan", by_inputs=_WHITE, optimizer="adamw"),
     "whitened-muon": Method("whitened Muon", "tab:purple", by_inputs=_WHITE, optimizer="muon"),
-    "whitened-adamw-16": Method("whitened AdamW, rank 16", "tab:brown", by_inputs=_WHITE_16, optimizer="adamw"),
+    "whitened-adamw-16": Method("whitened AdamW, rank 16", "magenta", by_inputs=_WHITE_16, optimizer="adamw"),
     "whitened-muon-16": Method("whitened Muon, rank 16", "tab:pink", by_inputs=_WHITE_16, optimizer="muon"),
     "sgd": Method("SGD, momentum 0.9", "tab:gray", optimizer="sgd"),
     "whitened-sgd": Method("whitened SGD, momentum 0.9", "tab:olive", by_inputs=_WHITE, optimizer="sgd"),
-    "schedulefree": Method("schedule-free AdamW", "tab:cyan", optimizer="schedulefree"),
-    "soap": Method("SOAP", "black", optimizer="soap"),
-    "proportional-adamw": Method("proportional, AdamW", "#aec7e8", correction=Proportional(), optimizer="adamw"),
-    "disproportional-adamw": Method(
-        "disproportional, AdamW", "#ffbb78", correction=Disproportional(), optimizer="adamw"
-    ),
+    "schedulefree": Method("schedule-free AdamW", "tab:green", optimizer="schedulefree"),
+    "soap": Method("SOAP", "tab:brown", optimizer="soap"),
+    "proportional-adamw": Method("proportional, AdamW", "tab:cyan", correction=Proportional(), optimizer="adamw"),
+    "disproportional-adamw": Method("disproportional, AdamW", "black", correction=Disproportional(), optimizer="adamw"),
     "input-scaled-adamw": Method("input-scaled AdamW", "#c5b0d5", by_inputs=_SCALED, optimizer="adamw"),
     "input-held-adamw": Method("input-scaled AdamW, held", "#9467bd", by_inputs=_HELD, optimizer="adamw"),
     "input-scaled-muon": Method("input-scaled Muon", "#ff9896", by_inputs=_SCALED, optimizer="muon"),
@@ -133,7 +131,7 @@ METHODS: dict[str, Method] = {
     "normuon": Method("NorMuon", "#e377c2", optimizer="normuon"),
     "kron": Method("Kron (PSGD)", "#f7b6d2", optimizer="kron"),
     "mars": Method("MARS", "#c49c94", optimizer="mars"),
-    "unit-consistent-adamw": Method("unit-consistent AdamW", "#98df8a", gauge=NetworkGauge(), optimizer="adamw"),
+    "unit-consistent-adamw": Method("unit-consistent AdamW", "navy", gauge=NetworkGauge(), optimizer="adamw"),
 }
 
 #: What a comparison on images leaves out unless asked for. Gauges: tanh leaves them nothing to rescale, and the layer

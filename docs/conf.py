@@ -30,6 +30,8 @@ exclude_patterns = ["compatibility-table.md"]  # a part of compatibility.md
 html_theme = "furo"
 html_title = f"adiv_optim {version}"
 html_show_copyright = False
+html_static_path = ["_static"]
+html_css_files = ["code.css"]
 
 myst_enable_extensions = ["dollarmath"]
 myst_heading_anchors = 3

@@ -1,6 +1,6 @@
 """What every figure of results is made of."""
 
-import textwrap
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,24 +11,58 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
+#: Of every figure, in inches: at the 850 pixels that a page shows, letters of 10 points are 12 pixels high.
+WIDTH = 9.6
+
 
 @contextmanager
-def panels(names: Sequence[str], title: str, path: Path, width: float = 5.4) -> Iterator[Sequence[Any]]:
-    """Yield one axis per name, side by side with one legend on the right, and write the figure to `path`."""
-    size = (width * len(names) + 2.2, 4.6 if width > 4 else width + 0.9)
-    fig, axes = plt.subplots(1, len(names), figsize=size, sharey=True, squeeze=False, layout="constrained")
+def panels(
+    names: Sequence[str],
+    title: str,
+    path: Path,
+    *,
+    columns: int | None = None,
+    height: float = 3.4,
+    sharey: bool = True,
+) -> Iterator[Sequence[Any]]:
+    """Yield one axis per name, in rows of at most three with one legend below, and write the figure to `path`."""
+    columns = columns or (len(names) if len(names) < 4 else 2 if len(names) == 4 else 3)
+    rows = -(-len(names) // columns)
+    fig, grid = plt.subplots(
+        rows, columns, figsize=(WIDTH, height * rows + 1.2), sharey=sharey, squeeze=False, layout="constrained"
+    )
+    axes, spare = list(grid.flat)[: len(names)], list(grid.flat)[len(names) :]
     with saved(fig, path):
-        yield axes[0]
-        for axis, name in zip(axes[0], names, strict=True):
+        yield axes
+        for axis, name in zip(axes, names, strict=True):
             axis.set_title(name)
             axis.grid(alpha=0.3)
+        for axis in spare:
+            axis.set_visible(False)
+        for row in grid[1:]:
+            row[0].set_ylabel(row[0].get_ylabel() or axes[0].get_ylabel())
         # A method may be in some of the panels only.
         handles = {
-            label: handle for axis in axes[0] for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)
+            label: handle for axis in axes for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)
         }
-        fig.legend(handles.values(), handles.keys(), loc="outside right center", frameon=False)
-        # At this size about twelve characters are an inch.
-        fig.suptitle(textwrap.fill(title, int(12 * size[0])), fontsize=10)
+        fig.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=3, frameon=False)
+        fig.suptitle(wrapped(title, 100), fontsize=11)
+
+
+def wrapped(title: str, width: int) -> str:
+    r"""A title in lines of at most `width` characters, broken between phrases alone.
+
+    Example:
+        >>> wrapped("CIFAR-10, [3072, 32, 10], batch 32: rates", 24)
+        'CIFAR-10, [3072, 32, 10],\nbatch 32: rates'
+    """
+    lines = [""]
+    for phrase in re.split(r"(?<=[,:]) (?![^\[(]*[\])])", title):
+        if lines[-1] and len(lines[-1]) + 1 + len(phrase) > width + 1:
+            lines.append(phrase)
+        else:
+            lines[-1] = f"{lines[-1]} {phrase}".strip()
+    return "\n".join(lines)
 
 
 @contextmanager

@@ -22,6 +22,14 @@ class Study:
     arguments: Callable[[argparse.ArgumentParser], None] = lambda parser: None  # gives a parser options of its own
 
 
+@dataclass(frozen=True)
+class Digest:
+    """A section that is made from the results of several studies."""
+
+    of: Sequence[str]  # the names of their files; without one of them there is no section
+    section: Callable[[Mapping[str, Store], str, Path], str]  # stores by name, own name, folder for figures → section
+
+
 def measurement(help: str, key: str, make: Callable[[], Result], section: Callable[[Result, str, Path], str]) -> Study:
     """A study that is one measurement, and whose section is made from (result, name, folder for figures)."""
 
@@ -31,36 +39,44 @@ def measurement(help: str, key: str, make: Callable[[], Result], section: Callab
     return Study(help, lambda options, store: measure(store, {key: make}), report)
 
 
-def report(paths: Iterable[Path], studies: Mapping[str, Study]) -> Sections:
+def report(
+    paths: Iterable[Path], studies: Mapping[str, Study], digests: Mapping[str, Digest] | None = None
+) -> Sections:
     """Write the figures of some files of results, each beside its file; return Markdown by name."""
     sections: Sections = {}
+    stores: dict[str, Store] = {}
     for path in paths:
         store = Store(path)
         if store.study not in studies:
             raise ValueError(f"{path} is of the study {store.study!r}; known are {', '.join(studies)}.")
         if store.read():  # not only what is to choose settings
+            stores[path.stem] = store
             sections |= studies[store.study].report(store, path.stem, path.parent)
     if not sections:
         raise FileNotFoundError("no results; run `python -m benchmarks digits` first, or name their folder by --out.")
+    for name, digest in (digests or {}).items():
+        if stores.keys() >= set(digest.of):
+            folder = next(iter(stores.values())).path.parent
+            sections[name] = digest.section(stores, name, folder)
     return sections
 
 
-def show(paths: Sequence[Path], studies: Mapping[str, Study]) -> Sections:
+def show(paths: Sequence[Path], studies: Mapping[str, Study], digests: Mapping[str, Digest] | None = None) -> Sections:
     """Print every table of some files of results, and draw their figures."""
-    sections = report(paths, studies)
+    sections = report(paths, studies, digests)
     for name, section in sections.items():
         print(f"\n## {name}\n\n{section}")
     print("\n".join(f"figure: {figure}" for figure in sorted({f for path in paths for f in path.parent.glob("*.png")})))
     return sections
 
 
-def insert(readme: Path, sections: Sections) -> str:
-    """Return the text of `readme` with every `<!-- results:NAME -->` … `<!-- end -->` filled from `sections`."""
-    pieces = readme.read_text().split("<!-- results:")
+def insert(page: Path, sections: Sections) -> str:
+    """Return the text of a page with every `<!-- results:NAME -->` … `<!-- end -->` filled from `sections`."""
+    pieces = page.read_text().split("<!-- results:")
     text = pieces[0]
     for piece in pieces[1:]:
         name, _, rest = piece.partition(" -->")
         if name not in sections:
-            raise ValueError(f"{readme} wants results {name!r}; there are {', '.join(sections)}.")
+            raise ValueError(f"{page} wants results {name!r}; there are {', '.join(sections)}.")
         text += f"<!-- results:{name} -->\n\n{sections[name]}\n\n<!-- end -->" + rest.partition("<!-- end -->")[2]
     return text

@@ -6,9 +6,10 @@ import statistics
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -19,7 +20,7 @@ from ..core.figure import panels
 from ..core.progress import measure, run_all
 from ..core.store import Result, Store
 from ..core.study import Sections, Study
-from ..core.table import in_order, machine, markdown, plus_minus
+from ..core.table import machine, markdown, mean_and_error, plus_minus
 from ..language import LANGUAGE, REST_LR, TextRun, dampings, final_validation_loss, lacks, step_times
 from ..methods import METHODS
 
@@ -34,6 +35,8 @@ class Search(NamedTuple):
     more: Sequence[tuple[float, float]] = ()
 
 
+#: Steps or times, and losses.
+Curve = tuple[list[float], list[float]]
 #: Method, norm, rate, steps.
 Fixed = tuple[str, str, float, int]
 
@@ -125,7 +128,7 @@ def _time(options: argparse.Namespace, store: Store) -> None:
     measure(store, {key: lambda: about | step_times(methods, like)}, again=True)
 
 
-def report(store: Store, name: str, folder: Path) -> Sections:
+def report(store: Store, name: str, folder: Path, figures: bool = True) -> Sections:
     """Heading, figures, table and caption of every protocol; without times of steps no figure against time."""
     groups: dict[str, list[Result]] = defaultdict(list)
     for result in store.read():
@@ -140,7 +143,7 @@ def report(store: Store, name: str, folder: Path) -> Sections:
             f"Characters of {settings['data']}, GPT of {size['layers']} layers, width {size['width']}, {size['heads']} "
             f"heads, context {size['context']}, batch {size['batch_size']}"
         )
-        for quantity in ("steps", "time") if time else ("steps",):
+        for quantity in [] if not figures else ["steps", "time"] if time else ["steps"]:
             _figure(group, title, quantity, time, folder / f"{own}-{quantity}.png")
         parts.append(f"**{title}**\n\n{_table(group, tried, time)}\n\n{_caption(group, tried, time)}")
     return {name: "\n\n".join(parts)}
@@ -223,7 +226,7 @@ def _caption(results: list[Result], tried: list[Result], time: Result | None) ->
     )
 
 
-def _best_rows(results: list[Result]) -> dict[tuple[str, str], list[Result]]:
+def best_rows(results: list[Result]) -> dict[tuple[str, str], list[Result]]:
     """(norm, method) → of the longest runs, the seeds at the lowest mean validation loss."""
     longest = max(result["settings"]["steps"] for result in results)
     best: dict[tuple[str, str], tuple[float, list[Result]]] = {}
@@ -236,7 +239,7 @@ def _best_rows(results: list[Result]) -> dict[tuple[str, str], list[Result]]:
     return {key: seeds for key, (_, seeds) in best.items()}
 
 
-def curve(seeds: list[Result]) -> tuple[list[float], list[float]]:
+def curve(seeds: list[Result]) -> Curve:
     """Steps and validation loss: means over seeds, as far as all of them have one."""
     measured = zip(*(zip(r["steps"], r["validation_loss"], strict=True) for r in seeds), strict=False)
     points = [list(zip(*at, strict=True)) for at in measured]
@@ -246,28 +249,54 @@ def curve(seeds: list[Result]) -> tuple[list[float], list[float]]:
 
 def _figure(results: list[Result], title: str, quantity: str, time: Result | None, path: Path) -> None:
     """Draw validation loss against steps or time of training, one panel per normaliser."""
-    best, ratios = _best_rows(results), time["time_ratio"] if time else {}
-    norms, methods = (in_order(known, (k[at] for k in best)) for at, known in enumerate((NORM_LABELS, list(METHODS))))
-    with panels([NORM_LABELS[norm] for norm in norms], title, path) as axes:
-        for axis, norm in zip(axes, norms, strict=True):
-            for name in methods:
-                # An empty line where a method has no run, since the first panel's lines make the legend.
-                x, y = curve(best[norm, name]) if (norm, name) in best else ([], [])
-                if quantity == "time":
-                    x = [steps * ratios[name]["median"] for steps in x] if name in ratios else []
-                    y = y[: len(x)]
-                # Methods of this library are dashed: colour alone does not carry to everyone.
-                style, method = "--" if METHODS[name].damped else "-", METHODS[name]
-                axis.plot(x, y, style, color=method.color, label=method.label, linewidth=1.6)
-            axis.set_xlabel("steps" if quantity == "steps" else "time, in steps of AdamW")
-        # A model that has learned nothing starts about here; what rises above is on its way out.
-        axes[0].set_ylim(top=max(result["validation_loss"][0] or 0.0 for result in results))
-        axes[0].set_ylabel("validation loss, nats per character")
+    ratios, longest = time["time_ratio"] if time else {}, max(result["settings"]["steps"] for result in results)
+    lines: dict[str, list[list[Result]]] = defaultdict(list)
+    for seeds in _rows(result for result in results if result["settings"]["steps"] == longest):
+        if quantity == "steps" or seeds[0]["settings"]["method"] in ratios:
+            lines[seeds[0]["settings"]["norm"]].append(seeds)
+    names, norms = [NORM_LABELS[norm] for norm in lines], len(lines)
+    names += [f"{name}, the end" for name in names]
+    with panels(names, title, path, columns=norms, height=2.9, sharey=False) as axes:
+        for whole, end, rows in zip(axes[:norms], axes[norms:], lines.values(), strict=True):
+            drawn = [draw((whole, end), seeds, rows, ratios if quantity == "time" else {}) for seeds in rows]
+            # A model that has learned nothing starts about here; a line above it is on its way out.
+            whole.set_ylim(top=max(seeds[0]["validation_loss"][0] or 0.0 for seeds in rows))
+            zoom(end, drawn)
+            end.set_xlabel("steps" if quantity == "steps" else "time, in steps of AdamW")
+        axes[0].set_ylabel("validation loss, nats")
+
+
+def draw(axes: Sequence[Any], seeds: list[Result], rows: list[list[Result]], ratios: dict[str, Any]) -> Curve:
+    """Draw the mean of some seeds with a band of one standard error; return it."""
+    name, rate = seeds[0]["settings"]["method"], seeds[0]["settings"]["lr"]
+    method, (x, y) = METHODS[name], curve(seeds)
+    x = [steps * (ratios[name]["median"] if ratios else 1.0) for steps in x]
+    # Methods of this library are dashed: colour alone does not carry to everyone.
+    label, style = method.label, "--" if method.damped else "-"
+    twins = [row[0]["settings"]["lr"] for row in rows if row[0]["settings"]["method"] == name]
+    if len(twins) > 1:
+        label, style = f"{label}, rate {rate:g}", "-" if rate == min(twins) else ":"
+    at = [[r["validation_loss"][place] for r in seeds] for place in range(len(y))]
+    errors = [mean_and_error(losses)[1] for losses in at]
+    low, high = zip(*((mean - e, mean + e) for mean, e in zip(y, errors, strict=True)), strict=True) if y else ((), ())
+    for axis in axes:
+        axis.plot(x, y, style, color=method.color, label=label, linewidth=1.6)
+        axis.fill_between(x, low, high, color=method.color, alpha=0.2, linewidth=0)
+    return x, y
+
+
+def zoom(axis: Any, curves: Sequence[Curve]) -> None:
+    """Show the last two fifths of some curves, from the best of their ends to a quarter of a nat above it."""
+    ends = [(x[-1], y[-1]) for x, y in curves if y]
+    if ends:
+        longest, best = max(x for x, _ in ends), min(y for _, y in ends)
+        axis.set(xlim=(0.6 * longest, 1.02 * longest), ylim=(best - 0.02, best + 0.25))
 
 
 def _study(
-    help: str, searches: Sequence[Search], fixed: Sequence[Fixed] = (), steps: int = 400, preset: str = "small"
-) -> Study:
+    help: str, searches: Sequence[Search], fixed: Sequence[Fixed] = (), steps: int = 400, preset: str = "small",
+    figures: bool = True,
+) -> Study:  # fmt: skip
     def arguments(parser: argparse.ArgumentParser) -> None:
         parser.add_argument("--methods", nargs="+", metavar="NAME", help="these, with --norms, --lr and --damping")
         parser.add_argument("--norms", nargs="+", default=list(NORMS), metavar="NAME", help=", ".join(NORMS))
@@ -281,12 +310,13 @@ def _study(
         parser.add_argument("--time", action="store_true", help="train nothing; time the methods' steps in turn")
         parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
 
-    return Study(help, lambda options, store: _run(options, store, searches, fixed), report, arguments)
+    draws = partial(report, figures=figures)
+    return Study(help, lambda options, store: _run(options, store, searches, fixed), draws, arguments)
 
 
 STUDIES = {
     "char-lm": _study("optimizers and normalisers on a small language model", _SMALL),
     "char-lm-2000": _study("Muon, plain and whitened, for 2,000 steps", _LONG, steps=2000),
-    "char-lm-equal-time": _study("Muon for as long as whitening takes", [], _EQUAL_TIME),
+    "char-lm-equal-time": _study("Muon for as long as whitening takes", [], _EQUAL_TIME, figures=False),
     "char-lm-wrappers": _study("wrappers against norms", _WRAPPERS, _SECOND, preset="million"),
 }

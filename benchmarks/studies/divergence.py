@@ -15,7 +15,7 @@ from adiv_optim.diagnostics import Divergence, divergence
 from adiv_optim.layers import NormLikeLinear
 
 from .. import data as datasets
-from ..core.figure import plt, saved
+from ..core.figure import WIDTH, plt, saved
 from ..core.run import public_name
 from ..core.study import measurement
 from ..core.table import machine, markdown
@@ -196,7 +196,7 @@ def figure(result: dict[str, Any], path: Path) -> None:
     quantities = {"gain": "own gain γ (ideal: 1)", "cosine": "cosine with −g", "interference": "interference share"}
     rows, count = len(result["stages"]), len(result["sizes"]) - 1
     fig, axes = plt.subplots(
-        rows, len(quantities), figsize=(12.5, 9.6), sharey=True, sharex="col", layout="constrained"
+        rows, len(quantities), figsize=(WIDTH, 10.0), sharey=True, sharex="col", layout="constrained"
     )
     colors = plt.get_cmap("tab10").colors  # type: ignore[attr-defined]
     with saved(fig, path):
@@ -222,9 +222,9 @@ def figure(result: dict[str, Any], path: Path) -> None:
             axis.set_xlabel(label)
         axes[0][0].set_ylim(len(names) - 0.5, -0.5)
         handles, labels = axes[0][0].get_legend_handles_labels()
-        fig.legend(handles, labels, loc="outside upper right", ncols=count, frameon=False)
-        title = f"What one step does to each layer's outputs: {result['data']}, {result['sizes']}"
-        fig.suptitle(title, fontsize=11, x=0.4)
+        fig.legend(handles, labels, loc="outside lower center", ncols=count, frameon=False)
+        title = f"The effect of one step on each layer's outputs: {result['data']}, {result['sizes']}"
+        fig.suptitle(title, fontsize=11)
 
 
 _HELP = "what one step of every method does to the activations"

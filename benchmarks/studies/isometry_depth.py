@@ -111,7 +111,7 @@ BOUNDED = ("sigmoid", "tanh", "ReLU", "GELU")
 STYLES: dict[str, tuple[str, str, str]] = {
     "layernorm": ("-", "tab:blue", "centred and normalised"),
     "centred": ("--", "tab:red", "centred only"),
-    "mean-field-centred": ("-.", "tab:green", "mean-field centred,\nnormalised"),
+    "mean-field-centred": ("-.", "tab:green", "mean-field centred, normalised"),
     "mean-field": ("--", "tab:orange", "MeanFieldNorm"),
 }
 
@@ -120,7 +120,7 @@ def section(result: Result, name: str, folder: Path) -> str:
     """Draw the figures into `folder`; return table and caption as Markdown."""
     found = result["activations"]
     where = f"width {result['width']}, {result['samples']} samples"
-    with panels(BOUNDED, f"Isometry gap by depth, and its bound ({where})", folder / "isometry-depth.png", 3.4) as axes:
+    with panels(BOUNDED, f"Isometry gap by depth, and its bound ({where})", folder / "isometry-depth.png") as axes:
         for axis, name in zip(axes, BOUNDED, strict=True):
             _line(axis, found[name]["measured"]["layernorm"], "layernorm", "measured")
             axis.plot(found[name]["mean_field"], ":", color="black", label="infinite width")
@@ -132,7 +132,7 @@ def section(result: Result, name: str, folder: Path) -> str:
         ("mean-field", "by measured and by mean-field constants", ("layernorm", "mean-field-centred", "mean-field")),
     ):
         title = f"Isometry gap by depth, {what} ({where})"
-        with panels(list(found), title, folder / f"isometry-{file}.png", 3.2) as axes:
+        with panels(list(found), title, folder / f"isometry-{file}.png") as axes:
             for axis, each in zip(axes, found.values(), strict=True):
                 for variant in variants:
                     _line(axis, each["measured"][variant], variant, STYLES[variant][2])
@@ -146,7 +146,7 @@ def section(result: Result, name: str, folder: Path) -> str:
         cells += ["{1:.2g} ({0:.2g} to {2:.2g})".format(*three) if three else "out of range" for three in quartiles]
         rows.append([name, *cells])
     header = ["activation", "β", "(2 − β)²", "infinite width", "bound"]
-    table = markdown([*header, *(label.replace("\n", " ") for *_, label in STYLES.values())], rows)
+    table = markdown([*header, *(label for *_, label in STYLES.values())], rows)
     start = found["ReLU"]["mean_field"][0]
     return (
         f"{table}\n\n"

@@ -119,7 +119,7 @@ def _layers_figure(result: Result, data: str, path: Path) -> None:
     title = f"Isometry of {result['samples']} samples, layer by layer: {data}, {settings['activation']}"
     looks = {"norm": ("o", "tab:blue", "normalisation"), "fc": ("s", "0.4", "linear")}
     looks["act"] = ("^", "tab:orange", "activation")
-    with panels(list(stages.values()), title, path, 7.0) as axes:
+    with panels(list(stages.values()), title, path, columns=1, height=2.8) as axes:
         for axis, stage in zip(axes, stages, strict=True):
             found = result["isometry"][stage]
             values = [layer["isometry"] for layer in found]
@@ -140,7 +140,7 @@ def _convergence_figure(results: list[Result], data: str, path: Path) -> None:
     colors, settings, ends = plt.get_cmap("viridis"), results[0]["settings"], _ends(results[0])
     low, high = results[0]["strength"], results[-1]["strength"]
     title = f"Convergence: {data}, {settings['layers']} layers of {settings['width']}, SGD {settings['lr']:g}"
-    with panels(["by step", *(f"at the end of {end}, by β" for end in ends)], title, path, 4.6) as axes:
+    with panels(["by step", *(f"at the end of {end}, by β" for end in ends)], title, path) as axes:
         for number, result in enumerate(results):
             strength = result["strength"]
             color = colors(0.9 * (strength - low) / max(high - low, 1e-9))

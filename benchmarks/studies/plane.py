@@ -12,6 +12,7 @@ from adiv_optim.layers import AffineLikeLinear, L2Norm
 from ..core.figure import panels
 from ..core.study import measurement
 from ..core.table import markdown
+from ..methods import METHODS
 
 NORMALISERS: dict[str, Callable[[], Any]] = {
     "BatchNorm": lambda: nn.BatchNorm1d(2, affine=False),
@@ -20,7 +21,8 @@ NORMALISERS: dict[str, Callable[[], Any]] = {
     "RMSNorm": lambda: nn.RMSNorm(2, elementwise_affine=False),
     "affine-like": lambda: AffineLikeLinear(2, 2),
 }
-COLORS = ("tab:red", "tab:blue", "tab:purple", "tab:orange", "black")
+#: Of the methods that the other studies call so.
+COLORS = [METHODS[name].color for name in ("batchnorm", "layernorm", "l2norm", "rmsnorm", "affine-like")]
 
 
 @torch.no_grad()
@@ -43,10 +45,10 @@ def _rounded(points: torch.Tensor) -> dict[str, list[float]]:
 def section(result: dict[str, Any], name: str, folder: Path) -> str:
     """Draw the points into `folder`; return table and caption as Markdown."""
     names, count, path = list(result["outputs"]), len(result["inputs"]["x"]), folder / f"{name}.png"
-    with panels(names, f"{count} standard normal points, and what each normaliser makes of them", path, 3.1) as axes:
+    with panels(names, f"{count} standard normal points, and where each normaliser puts them", path) as axes:
         for axis, name, own in zip(axes, names, COLORS, strict=True):
             points = result["outputs"][name]
-            drawn = {"input": (result["inputs"], "tab:green", 9, 0.35), name: (points, own, 16, 0.5)}
+            drawn = {"input": (result["inputs"], "0.5", 9, 0.35), name: (points, own, 16, 0.5)}
             for label, (where, color, size, alpha) in drawn.items():
                 axis.scatter(**where, s=size, color=color, alpha=alpha, linewidth=0)
                 axis.scatter([], [], s=40, color=color, linewidth=0, label=label)  # large enough for a legend

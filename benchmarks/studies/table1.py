@@ -138,7 +138,7 @@ def caption(results: list[Result]) -> str:
 
 
 def draw(results: list[Result], title: str, path: Path, *, paper: bool = False) -> None:
-    """Draw accuracy by batch size with the fitted lines, one panel per activation; the paper's lines are dotted."""
+    """Draw accuracy by batch size beside the fitted lines, one panel per activation; the paper's lines are dotted."""
     found = series(results)
     activations = in_order(ACTIVATIONS, (key[1] for key in found))
     with panels(activations, title, path) as axes:
@@ -146,16 +146,20 @@ def draw(results: list[Result], title: str, path: Path, *, paper: bool = False) 
             for name in in_order(METHODS, (key[0] for key in found if key[1] == activation)):
                 by_size, method = found[name, activation], METHODS[name]
                 means, errors = zip(*(mean_and_error(values) for values in by_size.values()), strict=True)
-                axis.errorbar(list(by_size), means, errors, fmt="o", color=method.color, markersize=4, capsize=2)
-                line, ends = _line(by_size), (min(by_size), max(by_size))
-                heights = [line.intercept + line.slope * x if line else math.nan for x in ends]
-                axis.plot(ends, heights, "--" if method.correction else "-", color=method.color, label=method.label)
+                look = {"color": method.color, "fmt": "o--" if method.correction else "o-", "label": method.label}
+                axis.errorbar(list(by_size), means, errors, **look, markersize=4, capsize=2)
+                # A line in batch size is a curve over its logarithm.
+                if line := _line(by_size):
+                    xs = np.linspace(min(by_size), max(by_size))
+                    axis.plot(xs, line.intercept + line.slope * xs, color=method.color, linewidth=4, alpha=0.25)
                 if paper and (theirs := PAPER.get((name, activation))):
-                    middle, ends = math.fsum(SIZES) / len(SIZES), (SIZES[0], SIZES[-1])
-                    heights = [theirs[0] + theirs[2] * (x - middle) for x in ends]
-                    axis.plot(ends, heights, ":", color=method.color, linewidth=1.0)
-            sizes = {size for by_size in found.values() for size in by_size}
-            axis.set(xlabel="batch size", xticks=SIZES if paper else sorted(sizes))
+                    xs = np.linspace(SIZES[0], SIZES[-1])
+                    heights = theirs[0] + theirs[2] * (xs - math.fsum(SIZES) / len(SIZES))
+                    axis.plot(xs, heights, ":", color=method.color, linewidth=1.0)
+            sizes = SIZES if paper else sorted({size for by_size in found.values() for size in by_size})
+            axis.set_xscale("log", base=2)
+            axis.set_xticks(sizes, [str(size) for size in sizes])
+            axis.set_xlabel("batch size")
         axes[0].set_ylabel("test accuracy, %")
 
 

@@ -1,15 +1,17 @@
 """Tables and figures say what the result files say."""
 
 import math
+import re
 from pathlib import Path
 
 import pytest
 import torch
 
+from benchmarks.__main__ import main
 from benchmarks.core.store import Store
 from benchmarks.core.study import insert, report
 from benchmarks.core.table import mean_and_error
-from benchmarks.studies import STUDIES
+from benchmarks.studies import DIGESTS, STUDIES
 from benchmarks.studies.table1 import MISSING, fit
 
 ROOT = Path(__file__).parents[2]
@@ -176,20 +178,88 @@ def test_no_results_say_what_to_run():
 
 
 def test_insert_fills_the_marked_places_and_nothing_else(tmp_path):
-    readme = tmp_path / "README.md"
-    readme.write_text("before\n<!-- results:x -->stale<!-- end -->\nafter\n")
-    filled = insert(readme, {"x": "fresh", "y": "unused"})
+    page = tmp_path / "page.md"
+    page.write_text("before\n<!-- results:x -->stale<!-- end -->\nafter\n")
+    filled = insert(page, {"x": "fresh", "y": "unused"})
     assert filled == "before\n<!-- results:x -->\n\nfresh\n\n<!-- end -->\nafter\n"
-    readme.write_text(filled)
-    assert insert(readme, {"x": "fresh"}) == filled
+    page.write_text(filled)
+    assert insert(page, {"x": "fresh"}) == filled
     with pytest.raises(ValueError, match="wants results 'x'; there are z"):
-        insert(readme, {"z": ""})
+        insert(page, {"z": ""})
 
 
-def test_readme_quotes_the_committed_results(tmp_path, monkeypatch):
-    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda *_, **__: None)  # what takes most of the time
+def test_report_fills_all_pages_or_none(tmp_path, capsys):
+    reported(tmp_path, "compare", [result()], name="mine")
+    pages = [tmp_path / "one.md", tmp_path / "two.md"]
+    for page, name in zip(pages, ("mine", "other"), strict=True):
+        page.write_text(f"<!-- results:{name} -->\n<!-- end -->\n")
+    command = ["report", "--out", str(tmp_path), "--pages", *map(str, pages)]
+    assert main(command) == 2
+    assert "two.md wants results 'other'" in capsys.readouterr().err
+    assert "42.00" not in pages[0].read_text()
+    pages[1].write_text("<!-- results:mine -->\n<!-- end -->\n")
+    assert main(command) == 0
+    assert all("| none | 42.00 ± 2.00 | 2.00 |" in page.read_text() for page in pages)
+
+
+def test_runtimes_sum_epochs_and_read_the_last_of_a_running_clock(tmp_path):
+    store = Store(tmp_path / "name.jsonl", "compare")
+    for key, seconds in (("a", [1800.0, 1800.0]), ("b", [3600.0, 7200.0])):
+        store.add(key, {**result(lr=0.1 if key == "a" else 0.2), "seconds": seconds})
+    store.add("c", {**result(lr=0.3), "part": "search", "score": 1.0})
+    assert "| `name` | 2 | 1 | 4 |" in report([store.path], STUDIES, DIGESTS)["runtimes"]
+    store.add("d", {**result(lr=0.4), "seconds": [3600.0, 7200.0], "validation_loss": [1.0, 1.0]})
+    assert "| `name` | 3 | 1 | 6 |" in DIGESTS["runtimes"].section({"name": store}, "runtimes", tmp_path)
+
+
+@pytest.fixture(scope="module")
+def fresh(tmp_path_factory):
+    """The sections of the committed results, and the stores that they are made from."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("matplotlib.figure.Figure.savefig", lambda *_, **__: None)  # what takes most of the time
+        yield from _fresh(tmp_path_factory)
+
+
+def _fresh(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("results")
     for path in RESULTS.glob("*.jsonl"):
-        (tmp_path / path.name).write_bytes(path.read_bytes())
-    readme = ROOT / "README.md"
-    assert "<!-- results:" in readme.read_text()
-    assert insert(readme, report(sorted(tmp_path.glob("*.jsonl")), STUDIES)) == readme.read_text()
+        (folder / path.name).write_bytes(path.read_bytes())
+    paths = sorted(folder.glob("*.jsonl"))
+    yield report(paths, STUDIES, DIGESTS), {path.stem: Store(path) for path in paths}
+
+
+PAGES = [ROOT / "README.md", ROOT / "benchmarks" / "README.md", *sorted((ROOT / "docs" / "results").glob("*.md"))]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROOT)) for page in PAGES])
+def test_pages_quote_the_committed_results(page, fresh):
+    assert "<!-- results:" in page.read_text()
+    assert insert(page, fresh[0]) == page.read_text()
+
+
+def test_every_table_and_figure_of_the_committed_results_is_on_a_page(fresh):
+    text = "".join(page.read_text() for page in PAGES)
+    assert {name for name in fresh[0] if f"<!-- results:{name} -->" not in text} == set()
+    shown = set(re.findall(r"\(\S*/results/(\S+\.png)\)", text))
+    assert {figure.name for figure in RESULTS.glob("*.png")} == shown
+
+
+def test_verdict_shows_each_study_and_the_best_of_each_column(fresh):
+    sections, stores = fresh
+    rows = [line.split(" | ") for line in sections["verdict"].splitlines() if line.startswith("|")]
+    cells = {row[0].strip("| "): [cell.strip("| ") for cell in row[1:]] for row in rows[2:]}
+    (run,) = (
+        r for r in stores["cifar10"].read()
+        if (r["settings"]["method"], r["settings"]["activation"]) == ("batch-ideal", "tanh")
+    )  # fmt: skip
+    mean, error = mean_and_error(run["test_accuracy"][-1])
+    assert cells["`BatchIdeal`"][0].strip("*") == f"{mean:.2f} ± {error:.2f}"
+    for column in range(6):
+        shown = {name: float(row[column].strip("*").split(" ")[0]) for name, row in cells.items() if row[column]}
+        best = (max if column < 4 else min)(shown, key=shown.__getitem__)
+        assert [name for name, row in cells.items() if "**" in row[column]] == [best]
+
+
+def test_without_one_of_its_studies_there_is_no_verdict(fresh):
+    paths = [store.path for name, store in fresh[1].items() if name == "cifar10"]
+    assert set(report(paths, STUDIES, DIGESTS)) == {"cifar10", "runtimes"}

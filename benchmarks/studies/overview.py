@@ -1,0 +1,209 @@
+"""What is made from several files of results: who wins on three networks, and how long everything trained."""
+
+import statistics
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from ..core.figure import WIDTH, panels, plt, saved
+from ..core.store import Result, Store
+from ..core.study import Digest
+from ..core.table import machine, markdown, mean_and_error, plus_minus
+from ..methods import METHODS
+from .char_lm import best_rows, draw, zoom
+
+
+class Row(NamedTuple):
+    """What stands in a network or around its optimizer, by what the studies call it."""
+
+    label: str
+    image: str | None  # a method of the studies on images
+    language: tuple[str, str] | None = None  # norm; method behind an optimizer
+    color: str | None = None  # the image method's, if there is one
+
+
+ROWS = [
+    Row("no normaliser", "none", ("none", "{}")),
+    Row("BatchNorm", "batchnorm"),
+    Row("LayerNorm", "layernorm", ("layernorm", "{}")),
+    Row("RMSNorm", "rmsnorm", ("rmsnorm", "{}")),
+    Row("`DyT`", None, ("dyt", "{}")),
+    Row("affine-like layers", "affine-like"),
+    Row("`Proportional`", "proportional"),
+    Row("`Disproportional`", "disproportional"),
+    Row("`BatchIdeal`", "batch-ideal"),
+    Row("`Whitened(rank=16)`", "whitened-16", ("none", "whitened-{}-16")),
+    Row("LayerNorm, `BatchIdeal`", None, ("layernorm", "batch-ideal-{}"), METHODS["batch-ideal"].color),
+    Row("LayerNorm, `Whitened(rank=16)`", None, ("layernorm", "whitened-{}-16"), METHODS["whitened-16"].color),
+]
+
+
+class Column(NamedTuple):
+    """One network, trained in one way."""
+
+    panel: str
+    mark: str  # within the panel
+    unit: str
+    found: dict[str, list[float]]  # label of a row → its seeds' accuracies or losses
+
+
+def _images(results: list[Result], **wanted: object) -> dict[str, list[float]]:
+    """The last accuracies of every row; where a method has several runs, those of the best."""
+    found: dict[str, list[float]] = {}
+    for row in ROWS:
+        runs = [r for r in results if r["settings"] | wanted | {"method": row.image} == r["settings"]]
+        if runs:
+            found[row.label] = max((run["test_accuracy"][-1] for run in runs), key=statistics.fmean)
+    return found
+
+
+def _language(results: list[Result], optimizer: str) -> dict[str, list[float]]:
+    best = best_rows(results)
+    found = {}
+    for row in ROWS:
+        norm, method = row.language or ("", "")
+        if seeds := best.get((norm, method.format(optimizer))):
+            found[row.label] = [result["test_loss"] for result in seeds]
+    return found
+
+
+def _columns(stores: Mapping[str, Store]) -> list[Column]:
+    paper, tuned, cnn, pooled, text = (stores[name].read() for name in VERDICT)
+    short = min(result["settings"]["epochs"] for result in tuned)
+    mlp, loss = "tanh MLP", "nats"
+    return [
+        Column(mlp, "Adam 10⁻³", "%", _images(paper, activation="tanh")),
+        Column(mlp, "every setting tuned", "%", _images(tuned, epochs=short)),
+        Column("CNN", "without pooling", "%", _images(cnn)),
+        Column("CNN", "with pooling", "%", _images(pooled)),
+        Column("language model", "AdamW", loss, _language(text, "adamw")),
+        Column("language model", "Muon", loss, _language(text, "muon")),
+    ]
+
+
+def _verdict(stores: Mapping[str, Store], name: str, folder: Path) -> str:
+    """Table, figure and caption; the best of a column is bold."""
+    columns = _columns(stores)
+    _figure(columns, folder / f"{name}.png")
+    rows = []
+    for row in ROWS:
+        cells = []
+        for column in columns:
+            seeds = column.found.get(row.label)
+            digits = 2 if column.unit == "%" else 3
+            best = _best(column)
+            cell = plus_minus(seeds, digits) if seeds else ""
+            cells.append(f"**{cell}**" if row.label == best else cell)
+        rows.append([row.label, *cells])
+    header = [f"{column.panel}, {column.mark}, {column.unit}" for column in columns]
+    return f"{markdown(['', *header], rows)}\n\n{_caption(stores, columns)}"
+
+
+def _best(column: Column) -> str:
+    means = {label: statistics.fmean(seeds) for label, seeds in column.found.items()}
+    return (max if column.unit == "%" else min)(means, key=means.__getitem__)
+
+
+def _caption(stores: Mapping[str, Store], columns: list[Column]) -> str:
+    """Say under the table what its numbers are."""
+    first = [stores[name].read()[0] for name in VERDICT]
+    epochs = [min(r["settings"]["epochs"] for r in stores[name].read()) for name in VERDICT[:-1]]
+    seeds = [str(len(column.found[ROWS[0].label])) for column in columns]
+    return (
+        f"Test accuracy on CIFAR-10 (JPEG copy) after {', '.join(map(str, epochs))} epochs, and test loss on "
+        f"characters of tinyshakespeare after {first[-1]['settings']['steps']} steps, lower being better: mean ± "
+        f"standard error over {', '.join(seeds)} seeds. The best of a column is bold; empty is not run. Normalisers of "
+        "images have no parameters. MLP: batch 32; in its second column rate and weight decay (and damping) by trials "
+        "on held-out data, behind the best of the optimizers tried. CNNs: leaky ReLU, batch 128, Adam 10⁻³. Columns at "
+        "10⁻³ are tuned for nobody, but for the damping of `BatchIdeal`, 0.3, which is from earlier runs that looked "
+        "at test accuracy. Language model: rate and damping by the validation loss of one seed. "
+        f"{machine(first[0]['environment'])}"
+    )
+
+
+def _figure(columns: list[Column], path: Path) -> None:
+    """A panel per network and a line per row, a filled and a hollow mark for the two ways to train it."""
+    networks = list(dict.fromkeys(column.panel for column in columns))
+    fig, axes = plt.subplots(1, len(networks), figsize=(WIDTH, 5.0), sharey=True, layout="constrained")
+    with saved(fig, path):
+        for axis, panel in zip(axes, networks, strict=True):
+            pair = [column for column in columns if column.panel == panel]
+            for column, filled in zip(pair, (False, True), strict=True):
+                for place, row in enumerate(ROWS):
+                    if seeds := column.found.get(row.label):
+                        color = row.color or (METHODS[row.image].color if row.image else "0.4")
+                        inside = color if filled else "white"
+                        mean, error = mean_and_error(seeds)
+                        look = {"color": color, "markerfacecolor": inside, "markersize": 7, "capsize": 2}
+                        axis.errorbar(mean, place, xerr=error, fmt="o", **look)
+                plain = statistics.fmean(column.found[ROWS[0].label])
+                axis.axvline(plain, color="0.6", linewidth=0.8, linestyle="-" if filled else ":")
+                face = "0.3" if filled else "white"
+                axis.plot([], [], "o", color="0.3", markerfacecolor=face, markersize=7, label=column.mark)
+            axis.set_title(panel, fontsize=12)
+            axis.set_xlabel("test accuracy, %" if pair[0].unit == "%" else "test loss, nats")
+            axis.grid(axis="x", alpha=0.3)
+            for place in range(0, len(ROWS), 2):
+                axis.axhspan(place - 0.5, place + 0.5, color="0.96", zorder=0)
+            axis.legend(loc="upper center", bbox_to_anchor=(0.5, -0.13), frameon=False)
+        axes[-1].invert_xaxis()  # better is to the right everywhere
+        axes[0].set_yticks(range(len(ROWS)), [row.label.replace("`", "") for row in ROWS], fontsize=11)
+        axes[0].set_ylim(len(ROWS) - 0.5, -0.5)
+
+
+def _equal_seconds(stores: Mapping[str, Store], name: str, folder: Path) -> str:
+    """Figure and table of Muon for as long as whitening takes."""
+    times = stores["char-lm"].read("time")[0]["time_ratio"]
+    shorter, longer = stores["char-lm-equal-time"].read(), stores["char-lm-2000"].read()
+    pairs = []
+    for whitened in (stores["char-lm"].read(), longer):
+        seeds = best_rows(whitened)["layernorm", "whitened-muon-16"]
+        steps = seeds[0]["settings"]["steps"]
+        more = min(r["settings"]["steps"] for r in shorter if r["settings"]["steps"] > steps)
+        pairs.append((best_rows([r for r in shorter if r["settings"]["steps"] == more])["layernorm", "muon"], seeds))
+    names = [" and ".join(f"{seeds[0]['settings']['steps']} steps" for seeds in pair) for pair in pairs]
+    title = "Muon for as long as its whitened form takes, or for less"
+    rows = []
+    with panels(names, title, folder / f"{name}.png", sharey=False) as axes:
+        for axis, pair in zip(axes, pairs, strict=True):
+            drawn = [draw([axis], seeds, [], times) for seeds in pair]
+            zoom(axis, drawn)
+            axis.set_xlabel("time, in steps of AdamW")
+            for seeds, (x, _) in zip(pair, drawn, strict=True):
+                settings = seeds[0]["settings"]
+                losses = ([r["test_loss"] for r in seeds], [r["validation_loss"][-1] for r in seeds])
+                cells = [METHODS[settings["method"]].label, str(settings["steps"]), f"{x[-1]:.0f}"]
+                rows.append([*cells, *(plus_minus(each, 4) for each in losses)])
+        axes[0].set_ylabel("validation loss, nats")
+    return markdown(["method", "steps", "time, in steps of AdamW", "test loss", "validation loss"], rows)
+
+
+def _runtimes(stores: Mapping[str, Store], name: str, folder: Path) -> str:
+    """How long the runs took that tables show, and how many more chose their settings."""
+    rows = []
+    for study, store in sorted(stores.items()):
+        runs = store.read()
+        chosen = sum(len(store.read(part)) for part in ("search", "trials"))
+        spent = sum(_seconds(runs)) / 3600
+        rows.append([f"`{study}`", str(len(runs)), str(chosen or ""), f"{spent:.2g}" if spent else ""])
+    environment = stores[min(stores)].read()[0]["environment"]
+    return (
+        f"{markdown(['study', 'runs shown', 'runs that chose settings', 'hours of training'], rows)}\n\n"
+        "Hours are of the runs shown, as far as a run records its time; runs that chose settings come on top. "
+        f"{machine(environment)}"
+    )
+
+
+def _seconds(runs: list[Result]) -> Iterator[float]:
+    """Of training: a language model's clock runs on from measurement to measurement, an image's starts every epoch."""
+    for run in runs:
+        if "seconds" in run:
+            yield run["seconds"][-1] if "validation_loss" in run else sum(run["seconds"])
+
+
+VERDICT = ("cifar10", "cifar10-trials", "cnn", "cnn-pool", "char-lm")
+DIGESTS = {
+    "verdict": Digest(VERDICT, _verdict),
+    "equal-seconds": Digest(("char-lm", "char-lm-2000", "char-lm-equal-time"), _equal_seconds),
+    "runtimes": Digest((), _runtimes),
+}
