@@ -2,7 +2,6 @@
 
 import copy
 import math
-from functools import partial
 
 import pytest
 import torch
@@ -11,8 +10,6 @@ from torch.func import functional_call, vmap
 
 from adiv_optim import BatchIdeal, Disproportional, GradientOnly, Proportional, functional, jacobian
 from adiv_optim.functional.linears import LinearRows
-from benchmarks.speed.jobs import conv_layer
-from benchmarks.speed.timing import peak_memory
 from tests.helpers.cases import LAYERS, LINEAR, apply, each_layer, gradients, relative_error
 from tests.helpers.references import rows
 
@@ -130,16 +127,6 @@ def test_the_two_sides_agree(count, trained, stack):
     for name, gradient in sample.items():
         assert relative_error(gradient, feature[name]) <= EXACT
         assert relative_error(gradient, other[name]) > 1e-3
-
-
-def test_many_rows_never_meet_in_a_square_matrix():
-    rows, features = 20_000, 8  # rows × rows would be 3.2 GB
-
-    def job():
-        x, weight = torch.randn(rows, features), torch.randn(2, features).requires_grad_()
-        return lambda: functional.linear(x, weight, None, BatchIdeal()).sum().backward()
-
-    assert peak_memory(job) <= 10 * rows * features * 8
 
 
 OPTIMIZERS = {
@@ -299,12 +286,6 @@ def test_rows_of_zeros_move_the_bias_alone(shape):
     assert layer.weight.grad.abs().max() == 0
     wanted = torch.full((3,), float(shape[0] > 0))
     assert (layer.bias.grad - wanted).abs().max() <= EXACT
-
-
-def test_convolution_is_never_unfolded_whole():
-    layer = partial(conv_layer, (32, 64, 16, 16), 64, 3)
-    corrected, plain = (peak_memory(lambda rule=rule: partial(layer(), rule)) for rule in (BatchIdeal(), None))
-    assert corrected <= 1.5 * plain
 
 
 @pytest.mark.parametrize("damping", [-1e-3, math.nan, math.inf])
