@@ -338,3 +338,8 @@ def test_little_is_corrected_is_said_once_with_reason_and_remedy():
     with warnings.catch_warnings():  # nothing is said of what is frozen, or skipped by name
         warnings.simplefilter("error")
         attach(detach(model), Proportional(), skip=["1"])
+
+
+def test_parameters_left_for_one_reason_are_counted_together():
+    found = Coverage({"c": "corrected"}, {"a": "tied", "b": "tied"}, elements={"a": 30, "b": 50, "c": 20})
+    assert found.reasons() == "tied (80.0% of the elements)"
