@@ -292,3 +292,24 @@ def test_rows_of_zeros_move_the_bias_alone(shape):
 def test_bad_damping_is_an_error(damping):
     with pytest.raises(ValueError, match=r"BatchIdeal: damping is .*; it must be finite and at least 0"):
         BatchIdeal(damping)
+
+
+@pytest.mark.parametrize("count", [4, 20], ids=["few", "many"])
+def test_rows_of_zeros_without_a_bias_move_nothing(count):
+    weight = torch.randn(3, 6).requires_grad_()
+    functional.linear(torch.zeros(count, 6), weight, None, ideal(0.0)).sum().backward()
+    assert torch.equal(weight.grad, torch.zeros(3, 6))
+
+
+def test_scale_is_that_of_a_row_that_is_alone():
+    layer, input, rule = LINEAR["one-row"].layer(), LINEAR["one-row"].input(), ideal(0.5)
+    g = torch.randn(1, 3)
+    found = gradients(apply(layer, input, rule), layer, g)
+    scales = rule.scales({"weight": input.square().sum(1), "bias": torch.ones(1)})
+    for name, plain in gradients(layer(input), layer, g).items():
+        assert relative_error(found[name], scales[name] * plain) <= EXACT
+
+
+def test_matrix_without_a_factor_gives_nan_and_not_what_was_factored_of_it():
+    indefinite = torch.tensor([[1.0, 2.0], [2.0, 1.0]])
+    assert ideal(0.0).factor(indefinite, 2).isnan().all()
