@@ -147,9 +147,14 @@ def test_weights_left_in_mapped_coordinates_are_found():
 
 def test_tensors_changed_halfway_get_their_old_values_back():
     one, other = torch.ones(2), torch.zeros(2)
-    with pytest.raises(KeyboardInterrupt), all_or_nothing([one, other]):
-        one.add_(1)
-        raise KeyboardInterrupt
+
+    def interrupted() -> None:
+        with all_or_nothing([one, other]):
+            one.add_(1)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
     assert torch.equal(one, torch.ones(2))
     with all_or_nothing([one, other]):
         other.add_(1)
