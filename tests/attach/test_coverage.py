@@ -224,15 +224,14 @@ def small():
     return nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(16, 5), nn.LayerNorm(5), nn.Linear(5, 2))
 
 
-@pytest.mark.parametrize("backend", ["inductor", "aot_eager"])
-def test_compiled_attached_model_has_the_same_gradients_and_coverage(backend):
+def test_compiled_attached_model_has_the_same_gradients_and_coverage():
     model, x = attach(small(), Proportional(), skip=["4"]), torch.randn(5, 3, 4, 4)
     model(x).square().sum().backward()
     wanted, report = [p.grad.clone() for p in model.parameters()], coverage(model)
     fresh = attach(small(), Proportional(), skip=["4"])
     fresh.load_state_dict(model.state_dict())
     torch._dynamo.reset()
-    compiled = torch.compile(fresh, fullgraph=True, backend=backend)
+    compiled = torch.compile(fresh, fullgraph=True, backend="aot_eager")
     assert coverage(fresh).treated == {}
     compiled(x).square().sum().backward()
     assert coverage(fresh) == report
@@ -338,3 +337,8 @@ def test_little_is_corrected_is_said_once_with_reason_and_remedy():
     with warnings.catch_warnings():  # nothing is said of what is frozen, or skipped by name
         warnings.simplefilter("error")
         attach(detach(model), Proportional(), skip=["1"])
+
+
+def test_parameters_left_for_one_reason_are_counted_together():
+    found = Coverage({"c": "corrected"}, {"a": "tied", "b": "tied"}, elements={"a": 30, "b": 50, "c": 20})
+    assert found.reasons() == "tied (80.0% of the elements)"

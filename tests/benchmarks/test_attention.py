@@ -14,12 +14,10 @@ from benchmarks.studies import attention
 def result():
     grids = {"adam": ((1e-3, 1e-2), (1.0,)), "sgd": ((0.3,), (1.0,))}
     digits = load("digits")
-    few = Dataset(
-        digits.train_inputs[:320], digits.train_labels[:320], digits.test_inputs[:40], digits.test_labels[:40]
-    )
+    few = Dataset(*(part[:160] for part in digits))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(attention, "load", lambda *_: few)
-        measured = attention.compare(rounds=2, draws=2, epochs=1, seeds=2, shapes=((2, 4, 8, 2),), grids=grids)
+        measured = attention.compare(rounds=2, draws=1, epochs=1, seeds=2, shapes=((2, 4, 8, 2),), grids=grids)
     return {**measured, "environment": {"threads": 1, "torch": "2"}}
 
 

@@ -64,10 +64,10 @@ def test_ranks_share_the_runs(tmp_path, monkeypatch):
 
 
 def test_killed_benchmark_leaves_whole_lines_and_resumes(tmp_path):
-    methods = ["none", "rmsnorm", "l2norm", "affine-like"]
+    methods = ["none", "rmsnorm", "l2norm"]
     command = [sys.executable, "-m", "benchmarks", *SMALL, "--out", str(tmp_path), "--threads", "1"]
     command += ["--methods", *methods]
-    command[command.index("--epochs") + 1] = "8"
+    command[command.index("--epochs") + 1] = "5"
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     while process.poll() is None and len(read(tmp_path)) < 1:
         time.sleep(0.02)

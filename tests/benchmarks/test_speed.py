@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from adiv_optim import Proportional
+from adiv_optim import BatchIdeal, Proportional, functional
 from benchmarks.speed import jobs
 from benchmarks.speed.timing import interleaved, peak_memory, ratio
 
@@ -61,3 +61,19 @@ def test_structural_layers_are_timed_in_training_with_all_their_gradients():
     assert all(grad_input.any() for grad_input in seen)
     for parameter, grad in zip(module.parameters(), once, strict=True):
         torch.testing.assert_close(parameter.grad, grad)  # set anew, not added to
+
+
+def test_convolution_behind_batch_ideal_is_never_unfolded_whole():
+    layer = partial(jobs.conv_layer, (32, 64, 16, 16), 64, 3)
+    corrected, plain = (peak_memory(lambda rule=rule: partial(layer(), rule)) for rule in (BatchIdeal(), None))
+    assert corrected <= 1.5 * plain
+
+
+def test_many_rows_of_batch_ideal_never_meet_in_a_square_matrix():
+    rows, features = 20_000, 8  # rows × rows would be 1.6 GB
+
+    def job():
+        x, weight = torch.randn(rows, features), torch.randn(2, features, requires_grad=True)
+        return lambda: functional.linear(x, weight, None, BatchIdeal()).sum().backward()
+
+    assert peak_memory(job) <= 10 * rows * features * 4

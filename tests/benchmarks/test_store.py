@@ -5,6 +5,7 @@ import threading
 
 import pytest
 
+from benchmarks.core.progress import measure
 from benchmarks.core.store import Store
 
 PLACE = {"torch": "2", "commit": "abc", "date": "2026-01-01"}
@@ -100,3 +101,13 @@ def test_writers_share_a_file(store):
         writer.join()
     assert {each["key"] for each in store.read()} == {f"{name}{number}" for name in "ab" for number in range(50)}
     assert store.path.read_text().count('"study"') == 1
+
+
+def test_measurement_that_is_there_is_made_again_only_if_asked(tmp_path):
+    store, made = Store(tmp_path / "x.jsonl", "x"), []
+    wanted = {"key": lambda: made.append(1) or {"value": len(made)}}
+    measure(store, wanted)
+    measure(store, wanted)
+    assert [result["value"] for result in store.read()] == [1]
+    measure(store, wanted, again=True)
+    assert [result["value"] for result in store.read()] == [2]

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from benchmarks.data import load
+from benchmarks.images.ensemble import Ensemble
 from benchmarks.images.run import ImageRun
 from benchmarks.images.train import held_out, train, train_trials
 from benchmarks.studies.tuned import DAMPING, GRIDS, RATE_FACTOR, choose, search, trials
@@ -102,3 +103,11 @@ def test_cosine_ends_at_rest(optimizer):
     }
     assert ((curves["ensemble"] - curves["loop"]).abs() / curves["loop"]).max() <= 1e-10
     assert (curves["ensemble"][-1] - curves["constant"][-1]).abs().max() > 1e-4
+
+
+def test_cosine_goes_from_the_rate_to_nothing():
+    run = replace(FINAL, lr=0.1)
+    trainer = Ensemble(run, load("digits").to("cpu", torch.float64))
+    for progress, wanted in ((0.0, 0.1), (0.5, 0.05), (1.0, 0.0)):
+        trainer.set_rate(progress)
+        assert trainer.optimizers[0].param_groups[0]["lr"] == pytest.approx(wanted)

@@ -7,6 +7,7 @@ from torch import nn
 from adiv_optim import BatchIdeal, Disproportional, Proportional, Whitened, attach, functional
 from adiv_optim.diagnostics import _closed_form, _rows, divergence
 from adiv_optim.functional import patches, shared
+from adiv_optim.functional.linears import gram_of
 from adiv_optim.layers import AffineLikeLinear
 from tests.helpers.cases import gradients, relative_error
 
@@ -117,3 +118,9 @@ def test_contributions_of_all_rows_are_measured(monkeypatch):
     whole = measured(one, x, g)
     monkeypatch.setattr(_rows, "CONTRIBUTION_NUMBERS", 4 * 18)  # four of eleven rows
     agree(measured(one, x, g), whole)
+
+
+def test_products_over_many_rows_are_summed_to_the_last_row():
+    left, right = torch.randn(150, 4), torch.randn(150, 3)
+    assert relative_error(gram_of([left], [right]), left.T @ right) <= EXACT
+    assert relative_error(left[:128].T @ right[:128], left.T @ right) > 1e-3

@@ -61,6 +61,16 @@ def test_backward_through_vmap_is_a_loop_over_models(case, correction):
             assert relative_error(stacked[name].grad[k], parameter.grad) <= EXACT, name
 
 
+def test_biases_of_their_own_beside_a_shared_weight_are_a_loop_over_them():
+    weight, biases, inputs = (torch.randn(*shape, dtype=torch.float64) for shape in ((3, 5), (4, 3), (4, 2, 5)))
+
+    def loss(bias, x):
+        return functional.linear(x, weight, bias, CORRECTIONS["disproportional"]).square().sum()
+
+    wanted = torch.stack([grad(loss)(bias, x) for bias, x in zip(biases, inputs, strict=True)])
+    assert relative_error(vmap(grad(loss))(biases, inputs), wanted) <= EXACT
+
+
 @some_layers
 @each_correction
 def test_vmap_with_shared_input_is_a_loop_over_models(case, correction):

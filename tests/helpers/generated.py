@@ -123,7 +123,7 @@ def architectures(activations: Any = ACTIVATIONS) -> st.SearchStrategy[Architect
 
 
 def on_generated_models(
-    *names: str, activations: Any = ACTIVATIONS, count: int = 70
+    *names: str, activations: Any = ACTIVATIONS, count: int = 42
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Make a test of a test of (name, architecture), for every name; or of (architecture), if there are no names.
 

@@ -1,7 +1,7 @@
 """Every wrapper, and the plain loop that it is held against wherever it is used."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -53,6 +53,8 @@ class Method:
 
 
 METHODS = {name: Method(wrap) for name, wrap in WRAPPERS.items() if name != "whitened-rank"}
+# Measured at every step, it has nothing to forget where a checkpoint keeps what torch's own optimizers keep.
+METHODS["unit-consistent"] = Method(replace(WRAPPERS["unit-consistent"], settings={"every": 1}))
 each_method = pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
 each_method_by_name = pytest.mark.parametrize("name", METHODS)
 

@@ -112,14 +112,14 @@ def train(model: nn.Module, optimizer: Any, steps: list[Batch]) -> None:
 Situation = Callable[[Around, Configuration], object]
 
 
-def share(wrapper: Around, everything: bool) -> list[Configuration]:
-    """Of every optimizer the first configuration, and so many others that all wrappers together meet them all."""
+def share(wrapper: Around, everything: bool, defaults: bool = False) -> list[Configuration]:
+    """So many configurations that all wrappers together meet each; with `defaults` every optimizer's first as well."""
     place = list(AROUND.values()).index(wrapper)
+    every = [(nth == 0, each) for name in OPTIMIZERS for nth, each in enumerate(configurations(name))]
     return [
         configuration
-        for name in OPTIMIZERS
-        for number, configuration in enumerate(configurations(name))
-        if everything or number == 0 or number % len(AROUND) == place
+        for number, (first, configuration) in enumerate(every)
+        if everything or (first and defaults) or number % len(AROUND) == place
     ]
 
 

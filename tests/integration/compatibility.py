@@ -126,7 +126,7 @@ SECTIONS: dict[str, dict[str, list[str]]] = {
         ],
         "state of another wrapper": ["test_damaged_checkpoints.py::test_state_of_another_wrapper_is_refused"],
     },
-    "Seventy generated models": {
+    "Generated models": {
         "outside `step()` the weights are the user's": [
             "test_generated_models.py::test_weights_outside_the_step_are_the_users"
         ],

@@ -309,6 +309,6 @@ def deviation(architecture: Architecture, build: Callable[[Any], Optimizer], rul
     return max(relative_error(*pair) for pair in zip(*map(weights, models), strict=True))
 
 
-@on_generated_models(*PATHS, activations=HOMOGENEOUS)
+@on_generated_models(*PATHS, activations=HOMOGENEOUS, count=24)
 def test_unit_consistent_path_is_blind_to_the_gauge(path, architecture):
     assert deviation(architecture, *PATHS[path]) <= BLIND

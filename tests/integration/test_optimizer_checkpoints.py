@@ -53,7 +53,7 @@ def resume(wrapper: Around, configuration: Configuration) -> None:
 
 @each_wrapper
 def test_checkpoint_copy_and_pickle_go_on_bit_for_bit(wrapper, everything):
-    assert_as_bare(resume, wrapper, share(wrapper, everything))
+    assert_as_bare(resume, wrapper, share(wrapper, everything, defaults=True))
 
 
 def set_learning_rate(wrapper: Around, configuration: Configuration) -> None:

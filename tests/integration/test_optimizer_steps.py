@@ -61,7 +61,7 @@ def steps(wrapper: Around, configuration: Configuration) -> None:
 
 @each_wrapper
 def test_steps_are_the_bare_optimizers_by_hand(wrapper, everything):
-    assert_as_bare(steps, wrapper, share(wrapper, everything))
+    assert_as_bare(steps, wrapper, share(wrapper, everything, defaults=True))
 
 
 @each_wrapper

@@ -137,7 +137,6 @@ def test_exported_program_is_the_same_for_every_batch_size(case, form):
 @pytest.mark.parametrize(
     ("case", "form"),
     [
-        ("1d-circular-unbatched", "affine-like"),
         ("transposed-2d-oblong", "affine-like"),
         ("2d-groups", "norm-like-alpha-beta"),
     ],

@@ -8,6 +8,7 @@ import argparse
 import hashlib
 import json
 import os
+import resource
 import shutil
 import signal
 import sys
@@ -29,7 +30,7 @@ from rich.table import Table
 ROOT = Path(__file__).parents[2]
 TABLE = Path(__file__).with_name("table.txt")
 COPIED = ("adiv_optim", "benchmarks", "docs", "examples", "tests", "layers", "pyproject.toml", "README.md")
-FOUND = {0: "survived", 1: "killed", -signal.SIGALRM: "killed"}  # that tests never end is noticed too
+FOUND = {0: "survived", 1: "killed", -signal.SIGXCPU: "killed"}  # that tests never end is noticed too
 
 
 class Mutant(NamedTuple):
@@ -104,7 +105,7 @@ def run(mutant: Mutant, folder: Path, limit: int) -> int:
         with open(folder / "output", "w") as output:
             os.dup2(output.fileno(), 1)
             os.dup2(output.fileno(), 2)
-        signal.alarm(limit)
+        resource.setrlimit(resource.RLIMIT_CPU, (limit, limit + 5))
         code = pytest.main(["-x", "-q", "-p", "no:cacheprovider", "-n", "0", *mutant.tests])
     except BaseException:
         traceback.print_exc()
@@ -130,7 +131,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__)
     parser.add_argument("--only", default="", metavar="ROOM", help="those in files whose path contains this")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="how many at once")
-    parser.add_argument("--limit", type=int, default=300, metavar="SECONDS", help="for one mutant")
+    parser.add_argument("--limit", type=int, default=120, metavar="SECONDS", help="of the processor, for one mutant")
     parser.add_argument("--check", action="store_true", help="only look whether each old text occurs once")
     parser.add_argument("--control", action="store_true", help="first run all named tests without a change")
     parser.add_argument("--again", action="store_true", help="forget what was found before")

@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from adiv_optim import UnitConsistent, gauge
+from adiv_optim.optim.coordinates import all_or_nothing
 from tests.wrappers import WRAPPERS
 
 #: Those that the table of wrappers does not have: projection writes the model's weights after the step.
@@ -142,6 +143,22 @@ def test_weights_left_in_mapped_coordinates_are_found():
         first.enter([p.detach().clone() for p in first.parameters])
     with pytest.raises(AssertionError):
         assert_old_or_new(optimizer, allowed, grads)
+
+
+def test_tensors_changed_halfway_get_their_old_values_back():
+    one, other = torch.ones(2), torch.zeros(2)
+
+    def interrupted() -> None:
+        with all_or_nothing([one, other]):
+            one.add_(1)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert torch.equal(one, torch.ones(2))
+    with all_or_nothing([one, other]):
+        other.add_(1)
+    assert torch.equal(other, torch.ones(2))
 
 
 class Alarm:

@@ -313,3 +313,19 @@ def normed() -> nn.Module:
 def test_mistakes_are_named(build, options, message):
     with pytest.raises(ValueError, match=message):
         wrapped(build(), **options)
+
+
+def test_covariance_without_a_factor_leaves_the_plain_step_and_is_told(monkeypatch):
+    layer, plain, x = nn.Linear(4, 3), nn.Linear(4, 3), torch.randn(6, 4)
+    plain.load_state_dict(layer.state_dict())
+    monkeypatch.setattr(
+        torch.linalg, "cholesky_ex", lambda matrix: (matrix, torch.ones(matrix.shape[:-2], dtype=torch.int32))
+    )
+    optimizer = Preconditioned(torch.optim.SGD(layer.parameters(), lr=0.1), layer)
+    layer(x).square().sum().backward()
+    with pytest.warns(UserWarning, match="weight: no Cholesky factor found"):
+        optimizer.step()
+    plain(x).square().sum().backward()
+    torch.optim.SGD(plain.parameters(), lr=0.1).step()
+    assert torch.equal(layer.weight, plain.weight)
+    assert optimizer.metrics()["Preconditioned/failed_factorisations"] == 1

@@ -285,3 +285,11 @@ def test_scales_follow_on_a_gpu():
     gauge.apply_gauge(model, graph, t)
     assert relative_error(model(x), before) <= FUNCTION
     assert (scales_of(graph, model) - scales - t.cuda()).abs().max() <= SCALES
+
+
+def test_logarithms_of_half_precision_are_taken_in_float32():
+    model = mlp().bfloat16()
+    graph = gauge.trace(model.double(), torch.randn(2, 6))
+    rounded = {name: p.detach().bfloat16() for name, p in model.named_parameters()}
+    wanted = gauge.network_scales(graph, {name: p.double() for name, p in rounded.items()})
+    assert (gauge.network_scales(graph, rounded) - wanted).abs().max() <= 1e-4

@@ -1,0 +1,32 @@
+"""Conjugate gradients side by side: against a direct solution, for problems that end at different times."""
+
+import pytest
+import torch
+
+from adiv_optim._linalg.conjugate_gradients import conjugate_gradients
+
+pytestmark = pytest.mark.usefixtures("in_float64")
+
+
+def test_solution_is_the_direct_one_and_is_told_from_one_that_stopped_early():
+    half = torch.randn(3, 6, 6)
+    matrix, right = half @ half.mT + torch.eye(6), torch.randn(3, 6)
+    wanted = torch.linalg.solve(matrix, right)
+
+    def system(y):
+        return (matrix @ y[..., None])[..., 0]
+
+    found, solved = conjugate_gradients(system, right, torch.full((3,), 1e-10), 20)
+    assert solved
+    assert (found - wanted).abs().max() <= 1e-9
+    found, solved = conjugate_gradients(system, right, torch.full((3,), 1e-10), 3)
+    assert not solved
+    assert (found - wanted).abs().max() > 1e-3
+
+
+def test_problem_that_is_done_stays_while_others_go_on():
+    matrix = torch.diag(torch.tensor([2.0, 4.0, 0.0]))  # singular: what lies outside of its range stays 0
+    right = torch.tensor([[2.0, 2.0, 0.0], [0.0, 0.0, 0.0], [6.0, 0.0, 0.0]])
+    found, solved = conjugate_gradients(lambda y: y @ matrix, right, torch.full((3,), 1e-12), 5)
+    assert solved
+    assert torch.equal(found, torch.tensor([[1.0, 0.5, 0.0], [0.0, 0.0, 0.0], [3.0, 0.0, 0.0]]))
