@@ -1,6 +1,6 @@
 """Optimizers whose steps are divided by the size of the inputs of every layer."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -120,6 +120,11 @@ class ScaleChart(InputChart[InputPower, Scales]):
         """Return s = max(floor, r) of every group."""
         return [max(self.floor, rms) for rms in layer.rms()]
 
+    def maps(self) -> Iterable[Map]:
+        """Return the maps of this step, forgetting those of one that failed."""
+        self._stepping = []
+        return super().maps()
+
     def map(self, layer: InputPower, measured: Scales) -> Map | None:
         """Return the layer's `Scaling`, or None where it would change nothing."""
         start = layer.last or measured if self.hold else measured
@@ -130,7 +135,6 @@ class ScaleChart(InputChart[InputPower, Scales]):
         """Remember the scales that the weights now stand in."""
         for layer, scales in self._stepping:
             layer.last = scales if self.hold else None
-        self._stepping = []
         super().after_step()
 
     def how(self, layer: InputPower, measured: Scales | None) -> str:
