@@ -20,12 +20,15 @@ version = release = adiv_optim.__version__
 
 extensions = [
     "myst_parser",
+    "sphinx-mathjax-offline",  # MathJax and its fonts, so that no page asks another host
     "sphinx.ext.autodoc",
     "sphinx.ext.autosummary",
     "sphinx.ext.mathjax",
     "sphinx.ext.napoleon",
     "sphinx.ext.viewcode",
+    "sphinx_copybutton",
 ]
+copybutton_exclude = ".linenos, .gp, .go"  # prompts and outputs of examples
 exclude_patterns = ["compatibility-table.md"]  # a part of compatibility.md
 html_theme = "furo"
 html_title = f"adiv_optim {version}"
