@@ -1,20 +1,22 @@
 """What optimizers share that measure the inputs of a model's layers: which layers, when, and what is kept of them."""
 
 from abc import abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
-from torch import distributed, nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from .._linalg.roots import NoRootError
-from ..attach.checks import bypassed, refuse_lazy, refuse_sharded
+from ..attach.checks import bypassed, refuse_flat, refuse_lazy
 from ..attach.coverage import Coverage, warn
 from .checkpoint import ANYTHING, COUNT, check
-from .coordinates import UNSHARDED, Chart, Coordinates, Map
+from .coordinates import Chart, Coordinates, Map
+from .processes import Processes, add_up, holders
 from .rows import why_not_rows
+from .shards import refuse_shards
 from .sums import InputSums
 
 #: What is kept of a layer's inputs, and what a measurement makes of it.
@@ -29,7 +31,8 @@ class InputChart(Chart, Generic[Sums, Measured]):
     Args:
         every: steps between two measurements.
         decay: how much the average of earlier measurements counts at each new one.
-        synchronize: add up over the processes of torch.distributed.
+        synchronize: add up over processes.
+        process_group: which processes those are.
     """
 
     #: Why a bias is not treated with its weight, or "" if it is.
@@ -38,6 +41,7 @@ class InputChart(Chart, Generic[Sums, Measured]):
     every: int
     decay: float
     synchronize: bool
+    process_group: Processes
 
     def __post_init__(self) -> None:
         #: What is measured, and why everything else is not.
@@ -51,6 +55,11 @@ class InputChart(Chart, Generic[Sums, Measured]):
     def settings(self) -> dict[str, Any]:
         """Return what it was built with, as the repr shows it."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
+
+    @property
+    def partials(self) -> int:
+        """How many numbers a map's `partial` has; 0 where `leave` needs to know of no other rows."""
+        return 0
 
     @abstractmethod
     def sums(self, name: str, modules: list[nn.Module], with_bias: bool) -> Sums:
@@ -75,8 +84,8 @@ class InputChart(Chart, Generic[Sums, Measured]):
     def maps(self) -> Iterable[Map]:
         """Return one map for each weight whose inputs were seen and that has a gradient."""
         if self._due():
-            if self.synchronize:
-                _sum_over_processes(self.layers)
+            if self.synchronize and self.process_group.several:
+                _sum_over_processes(self.layers, self.process_group)
             for layer in self.layers:
                 self._measure(layer)
         maps = []
@@ -92,6 +101,21 @@ class InputChart(Chart, Generic[Sums, Measured]):
             found = self.map(layer, self.measured[layer.name])
             maps += [found] if found is not None else []
         return maps
+
+    def settle(self, maps: Mapping[Map, Sequence[Tensor]]) -> None:
+        """Add up what maps know of the rows held here over the processes that hold the others, for all layers at once.
+
+        Every sharded layer has its place, so that all processes take part in the same sum whatever they have measured.
+        """
+        sums: dict[Any, list[Tensor]] = {}
+        by_weight = {id(map_.parameters[0]): map_ for map_ in maps}
+        for layer in self.layers if self.partials else ():
+            if (group := holders(layer.weight)) is not None:
+                found = by_weight.get(id(layer.weight))
+                none = torch.zeros(self.partials, dtype=torch.float64, device=layer.weight.device)
+                sums.setdefault(group, []).append(none if found is None else found.partial(maps[found]))
+        for group, partials in sums.items():
+            add_up(partials, group)
 
     def _measure(self, layer: Sums) -> None:
         try:
@@ -173,6 +197,10 @@ class InputChart(Chart, Generic[Sums, Measured]):
         self._arm()
 
 
+#: What to do where parameters are flattened.
+UNFLATTENED = "use fully_shard, or GradientOnly, which goes with FSDP1"
+
+
 class ByInputs(Coordinates):
     """An optimizer whose steps are measured by the inputs of the layers they are taken in; see `Whitened`.
 
@@ -190,7 +218,7 @@ class ByInputs(Coordinates):
             raise ValueError(f"{name}: decay is {chart.decay}; it must be at least 0 and below 1.")
         refuse_no_count(name, every=chart.every)
         super().__init__(optimizer, model, chart)
-        refuse_sharded(name, model, UNSHARDED)
+        refuse_flat(name, model, UNFLATTENED)
         self._find_layers()
         reasons = "; ".join(f"{path} ({why})" for path, why in list(chart.plain.items())[:5])
         if not chart.layers:
@@ -257,24 +285,26 @@ class ByInputs(Coordinates):
         for layer in layers:
             plain.pop(id(layer.bias), None)
         plain.update(plain_biases)
+        refuse_shards(type(self).__name__, self.model, layers, chart.process_group if chart.synchronize else None)
         fresh = {layer.name for layer in layers} - {layer.name for layer in chart.layers if layer in layers}
         chart.measured = {name: value for name, value in chart.measured.items() if name not in fresh}
         chart.layers, chart.plain = layers, {named[key][0]: why for key, why in plain.items()}
 
 
-def _sum_over_processes(layers: Sequence[InputSums]) -> None:
-    """Add up what is pending over the processes of the default group, if there are any."""
-    if not layers or not (distributed.is_available() and distributed.is_initialized()):
+def _sum_over_processes(layers: Sequence[InputSums], processes: Processes) -> None:
+    """Add up what is pending over processes."""
+    if not layers:
         return
     # Counts first and for all layers, so that every process takes part in the same sums.
     counts = torch.tensor([layer.pending_rows for layer in layers], device=layers[0].weight.device)
-    distributed.all_reduce(counts)
+    add_up([counts], processes.group)
+    blocks: list[Tensor] = []
     for layer, count in zip(layers, counts.tolist(), strict=True):
         if count:
             layer.pending = layer.no_rows() if layer.pending is None else layer.pending
-            for block in layer.pending:
-                distributed.all_reduce(block)
+            blocks += layer.pending
             layer.pending_rows = count
+    add_up(blocks, processes.group)
 
 
 def refuse_no_count(name: str, **options: int | None) -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +12,7 @@ from .._linalg.roots import NoRootError, Whole
 from .by_inputs import ByInputs, InputChart, refuse_no_count
 from .coordinates import Map
 from .covariance import InputCovariance
+from .processes import Processes
 from .rows import as_matrix, from_matrix
 from .whitening import like, right_multiply
 
@@ -110,6 +111,7 @@ class Preconditioned(ByInputs):
         every: steps between two measurements.
         max_dim: wider layers keep diagonal blocks of at most this size of A; None is no limit.
         synchronize: add A up over the processes of torch.distributed.
+        process_group: which processes those are, as for `Whitened`.
 
     Raises:
         TypeError: not an optimizer, or LBFGS.
@@ -141,9 +143,13 @@ class Preconditioned(ByInputs):
         every: int = 10,
         max_dim: int | None = 1024,
         synchronize: bool = True,
+        process_group: Any = None,
     ) -> None:
         if not 0 < damping < float("inf"):
             raise ValueError(f"Preconditioned: damping is {damping}; it must be positive and finite.")
         refuse_no_count("Preconditioned", max_dim=max_dim)
-        chart = InverseChart(damping=damping, decay=decay, every=every, max_dim=max_dim, synchronize=synchronize)
+        chart = InverseChart(
+            damping=damping, decay=decay, every=every, max_dim=max_dim, synchronize=synchronize,
+            process_group=Processes("Preconditioned", process_group),
+        )  # fmt: skip
         super().__init__(optimizer, model, chart)
