@@ -9,9 +9,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..attach.rows import patches_of
-from .by_inputs import ByInputs, InputChart
+from .by_inputs import ByInputs
 from .checkpoint import POSITIVE, Maybe
 from .coordinates import Map
+from .input_chart import InputChart
 from .processes import Processes, local
 from .rows import features_of
 from .sums import InputSums

@@ -9,9 +9,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from .._linalg.roots import NoRootError, Whole
-from .by_inputs import ByInputs, InputChart, refuse_no_count
+from .by_inputs import ByInputs, refuse_no_count
 from .coordinates import Map
 from .covariance import InputCovariance
+from .input_chart import InputChart
 from .processes import Processes
 from .rows import as_matrix, from_matrix
 from .whitening import like, right_multiply

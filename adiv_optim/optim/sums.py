@@ -145,6 +145,14 @@ class InputSums(ABC):
         """Return the memory."""
         return {"total": self.total, "rows": self.rows}
 
+    def filled(self) -> dict[str, Any]:
+        """Return the memory in the same shapes whether anything has been seen or not."""
+        return {**self.state_dict(), "total": self.no_rows() if self.total is None else self.total}
+
+    def emptied(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the `state_dict` that was `filled`."""
+        return {**state, "total": state["total"] if state["rows"] else None}
+
     def wanted(self) -> dict[str, Any]:
         """What `state_dict` holds, for `checkpoint.check`."""
         return {"total": Maybe([numbers(shape) for shape in self.shapes]), "rows": NUMBER}

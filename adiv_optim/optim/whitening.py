@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from .._linalg.roots import Factor, Spectrum, Whole, low_rank_roots, roots
-from .by_inputs import InputChart
 from .coordinates import Map
 from .covariance import InputCovariance
+from .input_chart import InputChart
 from .processes import local
 from .rows import as_matrix, from_matrix
 

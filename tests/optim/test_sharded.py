@@ -13,7 +13,7 @@ from torch import Tensor, distributed, nn
 from torch.optim import Optimizer
 
 from adiv_optim import InputScaled, Preconditioned, Whitened
-from adiv_optim.optim import by_inputs
+from adiv_optim.optim import input_chart
 from tests.helpers.loops import DIFFERENT, Weights, adamw, deviation, sgd, split, weights
 from tests.helpers.processes import needs_distributed, on_processes
 
@@ -101,8 +101,8 @@ def newton_schulz(gradient: Tensor, coefficients: tuple[float, float, float], st
 @contextmanager
 def without(what: str) -> Iterator[None]:
     place = {
-        "inputs": mock.patch.object(by_inputs, "_sum_over_processes"),
-        "rows": mock.patch.object(by_inputs.InputChart, "settle"),
+        "inputs": mock.patch.object(input_chart, "_sum_over_processes"),
+        "rows": mock.patch.object(input_chart.InputChart, "settle"),
     }
     with place[what]:
         yield
