@@ -206,7 +206,7 @@ class InputScaled(ByInputs):
     Raises:
         TypeError: not an optimizer, or LBFGS.
         ValueError: nothing to scale, another wrapper of coordinates inside, a setting out of its range, parameters
-            without a shape yet or sharded.
+            without a shape yet, or sharded otherwise than by rows.
 
     Example:
         >>> import torch

@@ -116,8 +116,8 @@ class Preconditioned(ByInputs):
 
     Raises:
         TypeError: not an optimizer, or LBFGS.
-        ValueError: nothing to precondition, a setting out of its range, parameters without a shape yet or sharded; or
-            in `step` a bias that was frozen since.
+        ValueError: nothing to precondition, a setting out of its range, parameters without a shape yet, or sharded
+            otherwise than by rows; or in `step` a bias that was frozen since.
 
     Example:
         >>> import torch
