@@ -1,176 +1,21 @@
-"""What optimizers share that measure the inputs of a model's layers: which layers, when, and what is kept of them."""
+"""What optimizers share that measure the inputs of a model's layers: which layers those are, and their checkpoints."""
 
-from abc import abstractmethod
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any
 
-import torch
-from torch import distributed, nn
+from torch import nn
 from torch.optim import Optimizer
 
-from .._linalg.roots import NoRootError
-from ..attach.checks import bypassed, refuse_lazy, refuse_sharded
-from ..attach.coverage import Coverage, warn
-from .checkpoint import ANYTHING, COUNT, check
-from .coordinates import UNSHARDED, Chart, Coordinates, Map
+from ..attach.checks import bypassed, refuse_flat, refuse_lazy
+from ..attach.coverage import warn
+from .averages import Averages
+from .coordinates import Coordinates
+from .input_chart import InputChart
 from .rows import why_not_rows
+from .shards import refuse_shards
 from .sums import InputSums
 
-#: What is kept of a layer's inputs, and what a measurement makes of it.
-Sums = TypeVar("Sums", bound=InputSums)
-Measured = TypeVar("Measured")
-
-
-@dataclass(eq=False, kw_only=True)
-class InputChart(Chart, Generic[Sums, Measured]):
-    """What is measured of the inputs of a model's layers, and what a step makes of it.
-
-    Args:
-        every: steps between two measurements.
-        decay: how much the average of earlier measurements counts at each new one.
-        synchronize: add up over the processes of torch.distributed.
-    """
-
-    #: Why a bias is not treated with its weight, or "" if it is.
-    bias_is_plain: ClassVar[str] = ""
-
-    every: int
-    decay: float
-    synchronize: bool
-
-    def __post_init__(self) -> None:
-        #: What is measured, and why everything else is not.
-        self.layers: list[Sums] = []
-        self.plain: dict[str, str] = {}
-        self.steps = 0
-        self.measured: dict[str, Measured] = {}
-        #: By layer, how often its covariance could not be factorised; what was measured before then stays in use.
-        self.failures: dict[str, int] = {}
-
-    def settings(self) -> dict[str, Any]:
-        """Return what it was built with, as the repr shows it."""
-        return {field.name: getattr(self, field.name) for field in fields(self)}
-
-    @abstractmethod
-    def sums(self, name: str, modules: list[nn.Module], with_bias: bool) -> Sums:
-        """Return what is to be kept of a layer's inputs; see `InputSums` for the arguments."""
-
-    @abstractmethod
-    def measure(self, layer: Sums) -> Measured:
-        """Make of a layer's average what its maps need.
-
-        Raises:
-            NoRootError: it cannot be factorised.
-        """
-
-    @abstractmethod
-    def map(self, layer: Sums, measured: Measured) -> Map | None:
-        """Return the map of a layer's weight and bias, or None if the step is the plain one."""
-
-    @abstractmethod
-    def how(self, layer: Sums, measured: Measured | None) -> str:
-        """Say in words what is done to a layer, or would be once something is measured."""
-
-    def maps(self) -> Iterable[Map]:
-        """Return one map for each weight whose inputs were seen and that has a gradient."""
-        if self._due():
-            if self.synchronize:
-                _sum_over_processes(self.layers)
-            for layer in self.layers:
-                self._measure(layer)
-        maps = []
-        for layer in self.layers:
-            missing = [p.grad is None for p in layer.parameters]
-            if layer.name not in self.measured or all(missing):
-                continue
-            if any(missing):
-                raise ValueError(
-                    f"{layer.name!r} or its bias has no gradient, and the other one has; what of a layer trains must "
-                    "be settled when the optimizer is wrapped. Freeze first, and wrap it again."
-                )
-            found = self.map(layer, self.measured[layer.name])
-            maps += [found] if found is not None else []
-        return maps
-
-    def _measure(self, layer: Sums) -> None:
-        try:
-            if layer.absorb(self.decay):
-                self.measured[layer.name] = self.measure(layer)
-        except NoRootError as error:
-            if not self.failures:
-                warn(
-                    f"{layer.name}: {error}; the layer keeps what was measured before, or takes plain steps. Further "
-                    "failures are counted in coverage() and metrics() without a word; a greater damping may help."
-                )
-            self.failures[layer.name] = self.failures.get(layer.name, 0) + 1
-
-    def after_step(self) -> None:
-        """Count the step, and let the forward passes before the next one gather if it measures."""
-        self.steps += 1
-        self._arm()
-
-    def _arm(self) -> None:
-        for layer in self.layers:
-            layer.armed = self._due()
-
-    def _due(self) -> bool:
-        # While the average settles it is measured at every power of two.
-        return self.steps % self.every == 0 or (self.steps < self.every and self.steps & (self.steps - 1) == 0)
-
-    def coverage(self) -> Coverage:
-        """Say of every trainable parameter how it is treated, or why it is not."""
-        treated: dict[str, str] = {}
-        never_seen: dict[str, str] = {}
-        for layer in self.layers:
-            measured = self.measured.get(layer.name)
-            failed = f", {count} factorisations failed" if (count := self.failures.get(layer.name)) else ""
-            found = never_seen if measured is None else treated
-            found[layer.name] = how = f"{self.how(layer, measured)}{failed}"
-            if layer.with_bias:
-                first = "" if measured is None else f"{how.partition(',')[0]}, "
-                found[layer.name.removesuffix("weight") + "bias"] = f"{first}with its weight"
-        return Coverage(treated, self.plain, never_seen)
-
-    def why_inactive(self) -> str:
-        """Say why no layer has been measured."""
-        if self.measured:
-            return ""
-        if self.failures:
-            return "no covariance could be factorised; choose a greater damping."
-        return (
-            "no layer has seen a row. Train with gradients enabled, and wrap the optimizer before the first call of a "
-            "model that torch.compile has compiled, which would not see the hooks."
-        )
-
-    def metrics(self) -> dict[str, float]:
-        """Return what was measured last."""
-        return {"layers_measured": len(self.measured), "failed_factorisations": sum(self.failures.values())}
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return covariances and the counter; what is made of them follows from them."""
-        return {"steps": self.steps, "layers": {layer.name: layer.state_dict() for layer in self.layers}}
-
-    def check_state_dict(self, state: dict[str, Any]) -> None:
-        """Refuse the state of other layers."""
-        wanted = {"steps": COUNT, "layers": {layer.name: ANYTHING for layer in self.layers}}
-        check(state, wanted, path := "state_dict['chart']", self.remedy)
-        for layer in self.layers:
-            layer.check_state_dict(state["layers"][layer.name], f"{path}['layers'][{layer.name!r}]", self.remedy)
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take them from a checkpoint; an empty one makes the chart forget."""
-        self.steps, self.measured, self.failures = state.get("steps", 0), {}, {}
-        for layer in self.layers:
-            layer.reset()
-            if state:
-                layer.load_state_dict(state["layers"][layer.name])
-                if layer.total is not None:
-                    try:
-                        self.measured[layer.name] = self.measure(layer)
-                    except NoRootError:
-                        self.failures[layer.name] = 1
-        self._arm()
+#: What to do where parameters are flattened.
+UNFLATTENED = "use fully_shard, or GradientOnly, which goes with FSDP1"
 
 
 class ByInputs(Coordinates):
@@ -190,7 +35,7 @@ class ByInputs(Coordinates):
             raise ValueError(f"{name}: decay is {chart.decay}; it must be at least 0 and below 1.")
         refuse_no_count(name, every=chart.every)
         super().__init__(optimizer, model, chart)
-        refuse_sharded(name, model, UNSHARDED)
+        refuse_flat(name, model, UNFLATTENED)
         self._find_layers()
         reasons = "; ".join(f"{path} ({why})" for path, why in list(chart.plain.items())[:5])
         if not chart.layers:
@@ -215,6 +60,17 @@ class ByInputs(Coordinates):
         super().add_param_group(param_group)
         if isinstance(self.chart, InputChart):
             self._find_layers()
+
+    @property
+    def averages(self) -> Averages:
+        """What is remembered, for torch.distributed.checkpoint, whose get_state_dict knows torch's own states alone.
+
+        Save and load it beside what get_state_dict returns: `{"model": …, "optimizer": …, "averages": opt.averages}`.
+        Another number of processes may load what some have saved.
+        """
+        if not isinstance(self.chart, InputChart):
+            raise RuntimeError(f"{type(self).__name__} is detached, and remembers nothing; save what is inside of it.")
+        return Averages(self.chart)
 
     def detach(self) -> nn.Module:
         """Take the hooks off the model; the optimizer goes on with plain steps."""
@@ -257,24 +113,10 @@ class ByInputs(Coordinates):
         for layer in layers:
             plain.pop(id(layer.bias), None)
         plain.update(plain_biases)
+        refuse_shards(type(self).__name__, self.model, layers, chart.process_group if chart.synchronize else None)
         fresh = {layer.name for layer in layers} - {layer.name for layer in chart.layers if layer in layers}
         chart.measured = {name: value for name, value in chart.measured.items() if name not in fresh}
         chart.layers, chart.plain = layers, {named[key][0]: why for key, why in plain.items()}
-
-
-def _sum_over_processes(layers: Sequence[InputSums]) -> None:
-    """Add up what is pending over the processes of the default group, if there are any."""
-    if not layers or not (distributed.is_available() and distributed.is_initialized()):
-        return
-    # Counts first and for all layers, so that every process takes part in the same sums.
-    counts = torch.tensor([layer.pending_rows for layer in layers], device=layers[0].weight.device)
-    distributed.all_reduce(counts)
-    for layer, count in zip(layers, counts.tolist(), strict=True):
-        if count:
-            layer.pending = layer.no_rows() if layer.pending is None else layer.pending
-            for block in layer.pending:
-                distributed.all_reduce(block)
-            layer.pending_rows = count
 
 
 def refuse_no_count(name: str, **options: int | None) -> None:

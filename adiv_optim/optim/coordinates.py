@@ -2,7 +2,7 @@
 
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
@@ -40,6 +40,10 @@ class Map(ABC):
             weights: copies of the parameters' values.
         """
 
+    def partial(self, weights: Sequence[Tensor]) -> Tensor:
+        """Return what `leave` must know of all rows, for those held here: float64, to be added up in place."""
+        raise NotImplementedError
+
     @abstractmethod
     def leave(self, weights: Sequence[Tensor]) -> None:
         """Write the parameters as `weights` and the step that was taken, mapped back.
@@ -60,6 +64,13 @@ class Chart(ABC):
     @abstractmethod
     def maps(self) -> Iterable[Map]:
         """Return the maps of this step. Parameters that none of them touches take the plain step."""
+
+    def settle(self, maps: Mapping[Map, Sequence[Tensor]]) -> None:  # noqa: B027 — most charts have nothing to do
+        """Called after the optimizer's step, before any map's `leave`: what processes must agree on first.
+
+        Args:
+            maps: this step's, each with the parameters' values as `enter` was given them.
+        """
 
     def after_step(self) -> None:  # noqa: B027 — most charts have nothing to do
         """Called when a step has been taken and the weights are the user's again."""
@@ -201,6 +212,7 @@ class Coordinates(OptimizerWrapper):
             for held in waiting:
                 held.map.enter(held.weights)
             super()._inner_step()
+            self.chart.settle({held.map: held.weights for held in waiting})
             while waiting:
                 waiting[0].leave()
                 del waiting[0]

@@ -82,6 +82,20 @@ class InputCovariance(InputSums):
         """Return the memory."""
         return {**super().state_dict(), "spectra": [s and tuple(s) for s in self.spectra]}
 
+    def filled(self) -> dict[str, Any]:
+        """Return the memory in the same shapes whether anything has been seen or not."""
+        spectra: list[Any] = [found and tuple(found) for found in self.spectra]
+        for number, (found, block) in enumerate(zip(spectra, self.no_rows(), strict=True)):
+            if found is None and self.rank is not None and self.rank < block.shape[-1]:
+                vectors = (block if self.groups > 1 else block[0])[..., : self.rank]
+                spectra[number] = (vectors[..., 0, :].clone(), vectors.clone())
+        return {**super().filled(), "spectra": spectra}
+
+    def emptied(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the `state_dict` that was `filled`."""
+        spectra = [found if found is not None and bool(found[1].any()) else None for found in state.get("spectra", ())]
+        return {**super().emptied(state), "spectra": spectra}
+
     def wanted(self) -> dict[str, Any]:
         """What `state_dict` holds; as many eigenvectors as it likes: of another rank, they are found anew."""
         stack = (self.groups,) if self.groups > 1 else ()

@@ -9,9 +9,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..attach.rows import patches_of
-from .by_inputs import ByInputs, InputChart
+from .by_inputs import ByInputs
 from .checkpoint import POSITIVE, Maybe
 from .coordinates import Map
+from .input_chart import InputChart
+from .processes import Processes, local
 from .rows import features_of
 from .sums import InputSums
 
@@ -71,6 +73,8 @@ class Scaling(Map):
         self.parameters = [layer.weight]
         self.start, self.end = (_as_factor(layer.weight, scales, layer.dtype) for scales in (start, end))
         self.holds = start != end
+        #: What has been added up of `partial`.
+        self.stepped: Tensor | None = None
 
     def enter(self, weights: Sequence[Tensor]) -> None:
         """Multiply the weight by s, and give it a gradient divided by it."""
@@ -79,16 +83,24 @@ class Scaling(Map):
             parameter.grad = torch.div(parameter.grad, self.start).to(parameter.grad.dtype)
         parameter.mul_(self.start)
 
+    def partial(self, weights: Sequence[Tensor]) -> Tensor:
+        """Return whether rows held here have been stepped on."""
+        self.stepped = (self._back(local(weights[0])) != 0).any().double()[None]
+        return self.stepped
+
     def leave(self, weights: Sequence[Tensor]) -> None:
         """Let the weight be W + ΔW' / s."""
-        (parameter,), (weight,) = self.parameters, weights
-        # What the step began from, rounded to the weight's precision as it was then.
-        back = (weight * self.start).to(weight.dtype).sub_(parameter)
+        weight = local(weights[0])
+        back = self._back(weight)
         if self.holds:  # but not a weight that has not been stepped on
-            ratio = self.start / self.end
-            weight = torch.where((back != 0).any(), weight * ratio, weight)
+            stepped = (back != 0).any() if self.stepped is None else self.stepped > 0
+            weight = torch.where(stepped, weight * (self.start / self.end), weight)
         # w - (+0) is w for every w; w + 0 would make +0 of -0.
-        torch.sub(weight, back.div_(self.end), out=parameter.detach())
+        torch.sub(weight, back.div_(self.end), out=local(self.parameters[0]).detach())
+
+    def _back(self, weight: Tensor) -> Tensor:
+        """The way back from where the weight stands to where the step began, rounded as it was then."""
+        return (weight * self.start).to(weight.dtype).sub_(local(self.parameters[0]))
 
 
 def _as_factor(weight: Tensor, scales: Scales, dtype: torch.dtype) -> Any:
@@ -111,6 +123,11 @@ class ScaleChart(InputChart[InputPower, Scales]):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._stepping: list[tuple[InputPower, Scales]] = []
+
+    @property
+    def partials(self) -> int:
+        """Whether the weight has been stepped on at all."""
+        return int(self.hold)
 
     def sums(self, name: str, modules: list[nn.Module], with_bias: bool) -> InputPower:
         """Return the sums to keep."""
@@ -188,11 +205,12 @@ class InputScaled(ByInputs):
         hold: keep W' and not W when s is measured anew, so that a layer whose inputs grow has its weight shrunk by as
             much. What the network computes then moves a little at each measurement.
         synchronize: add up over the processes of torch.distributed.
+        process_group: which processes those are, as for `Whitened`.
 
     Raises:
         TypeError: not an optimizer, or LBFGS.
         ValueError: nothing to scale, another wrapper of coordinates inside, a setting out of its range, parameters
-            without a shape yet or sharded.
+            without a shape yet, or sharded otherwise than by rows.
 
     Example:
         >>> import torch
@@ -222,9 +240,12 @@ class InputScaled(ByInputs):
         floor: float = 1.0,
         hold: bool = False,
         synchronize: bool = True,
+        process_group: Any = None,
     ) -> None:
         if not 0 < floor < float("inf"):
             raise ValueError(f"InputScaled: floor is {floor}; it must be positive and finite.")
-        super().__init__(
-            optimizer, model, ScaleChart(every=every, decay=decay, floor=floor, hold=hold, synchronize=synchronize)
-        )
+        chart = ScaleChart(
+            every=every, decay=decay, floor=floor, hold=hold, synchronize=synchronize,
+            process_group=Processes("InputScaled", process_group),
+        )  # fmt: skip
+        super().__init__(optimizer, model, chart)

@@ -2,16 +2,18 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from .._linalg.roots import NoRootError, Whole
-from .by_inputs import ByInputs, InputChart, refuse_no_count
+from .by_inputs import ByInputs, refuse_no_count
 from .coordinates import Map
 from .covariance import InputCovariance
+from .input_chart import InputChart
+from .processes import Processes
 from .rows import as_matrix, from_matrix
 from .whitening import like, right_multiply
 
@@ -110,11 +112,12 @@ class Preconditioned(ByInputs):
         every: steps between two measurements.
         max_dim: wider layers keep diagonal blocks of at most this size of A; None is no limit.
         synchronize: add A up over the processes of torch.distributed.
+        process_group: which processes those are, as for `Whitened`.
 
     Raises:
         TypeError: not an optimizer, or LBFGS.
-        ValueError: nothing to precondition, a setting out of its range, parameters without a shape yet or sharded; or
-            in `step` a bias that was frozen since.
+        ValueError: nothing to precondition, a setting out of its range, parameters without a shape yet, or sharded
+            otherwise than by rows; or in `step` a bias that was frozen since.
 
     Example:
         >>> import torch
@@ -141,9 +144,13 @@ class Preconditioned(ByInputs):
         every: int = 10,
         max_dim: int | None = 1024,
         synchronize: bool = True,
+        process_group: Any = None,
     ) -> None:
         if not 0 < damping < float("inf"):
             raise ValueError(f"Preconditioned: damping is {damping}; it must be positive and finite.")
         refuse_no_count("Preconditioned", max_dim=max_dim)
-        chart = InverseChart(damping=damping, decay=decay, every=every, max_dim=max_dim, synchronize=synchronize)
+        chart = InverseChart(
+            damping=damping, decay=decay, every=every, max_dim=max_dim, synchronize=synchronize,
+            process_group=Processes("Preconditioned", process_group),
+        )  # fmt: skip
         super().__init__(optimizer, model, chart)

@@ -6,12 +6,13 @@ from torch import Tensor, dtype, nn
 from torch.nn.utils import parametrize
 
 from ..attach.layers import CORRECTED, PLAIN, corrected_types, is_transposed, plain_type
+from .processes import local
 
 
 def features_of(module: nn.Module) -> int:
     """How many features a row of the layer has."""
     weight = module.get_parameter("weight")
-    return len(weight) if is_transposed(module) else weight[0].numel()
+    return len(weight) if is_transposed(module) else weight.shape[1:].numel()
 
 
 def why_not_rows(name: str, parameter: nn.Parameter, modules: list[nn.Module]) -> str:
@@ -36,17 +37,20 @@ def why_not_rows(name: str, parameter: nn.Parameter, modules: list[nn.Module]) -
 
 
 def as_matrix(module: Any, part: Tensor, dtype: dtype) -> Tensor:
-    """A weight as (outputs, features), a bias as (outputs, 1); groups, where there are several, in front."""
-    part = part.detach()
+    """A weight as (outputs, features), a bias as (outputs, 1); groups, where there are several, in front.
+
+    Of a sharded one the rows that this process holds.
+    """
+    part = local(part).detach()
     if part.dim() > 1 and is_transposed(module):
         return part.mT.to(dtype)
     groups = getattr(module, "groups", 1)
-    columns = part[0].numel() if part.dim() > 1 else 1
-    return part.reshape(*((groups,) if groups > 1 else ()), -1, columns).to(dtype)
+    rows = (groups, len(part) // groups) if groups > 1 else (len(part),)
+    return part.reshape(*rows, part.shape[1:].numel()).to(dtype)
 
 
 def from_matrix(module: Any, matrix: Tensor, parameter: Tensor) -> Tensor:
-    """The inverse of `as_matrix`, in the parameter's shape and dtype."""
+    """The inverse of `as_matrix`, in the parameter's shape and dtype, or those of its rows held here."""
     if parameter.dim() > 1 and is_transposed(module):
         matrix = matrix.mT
-    return matrix.reshape(parameter.shape).to(parameter.dtype)
+    return matrix.reshape(local(parameter).shape).to(parameter.dtype)

@@ -12,6 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from ..functional.shared import exporting, refuse_capture
 from .checkpoint import NUMBER, POSITIVE, Maybe, check, numbers
+from .processes import local
 
 
 class InputSums(ABC):
@@ -27,6 +28,9 @@ class InputSums(ABC):
 
     def __init__(self, name: str, modules: list[nn.Module], with_bias: bool) -> None:
         self.name, self.modules, self.with_bias = name, modules, with_bias
+        #: What the optimizer holds: between a forward and its backward the modules of fully_shard hold others.
+        self.weight: nn.Parameter = modules[0].get_parameter("weight")
+        self.bias: nn.Parameter | None = modules[0].get_parameter("bias") if with_bias else None
         #: Whether forward passes are counted now.
         self.armed = True
         self.reset()
@@ -74,16 +78,6 @@ class InputSums(ABC):
         self.remove_hooks = weakref.finalize(self, _remove_all, handles)
 
     @property
-    def weight(self) -> nn.Parameter:
-        """The weight."""
-        return self.modules[0].get_parameter("weight")
-
-    @property
-    def bias(self) -> nn.Parameter | None:
-        """The bias, if x~ has a 1."""
-        return self.modules[0].get_parameter("bias") if self.with_bias else None
-
-    @property
     def parameters(self) -> list[nn.Parameter]:
         """Weight and bias, if x~ has a 1."""
         return [self.weight] if self.bias is None else [self.weight, self.bias]
@@ -115,7 +109,7 @@ class InputSums(ABC):
                 f"{self.name}: the optimizer remembers the inputs of this layer, which a transform of torch.func would "
                 "have to carry outside; call the transform in eval(), or detach() the optimizer first."
             )
-        if self.dropped and (self.weight.grad is None or not bool(self.weight.grad.any())):
+        if self.dropped and not self._has_gradient():
             self.forget_pending()
         with torch.autocast(input.device.type, enabled=False):
             for sums, rows in self.sums(module, input):
@@ -123,6 +117,13 @@ class InputSums(ABC):
                 if self.pending is not None:
                     sums = [total.add_(part) for total, part in zip(self.pending, sums, strict=True)]
                 self.pending = sums
+
+    def _has_gradient(self) -> bool:
+        gradient = self.weight.grad
+        if gradient is None:
+            return False
+        rows = local(gradient)
+        return not rows.numel() or bool(rows.any())  # of no rows nothing can be told
 
     def absorb(self, decay: float) -> bool:
         """Let what was seen since the last time into the average, unless it holds NaN or inf; say whether it was."""
@@ -143,6 +144,14 @@ class InputSums(ABC):
     def state_dict(self) -> dict[str, Any]:
         """Return the memory."""
         return {"total": self.total, "rows": self.rows}
+
+    def filled(self) -> dict[str, Any]:
+        """Return the memory in the same shapes whether anything has been seen or not."""
+        return {**self.state_dict(), "total": self.no_rows() if self.total is None else self.total}
+
+    def emptied(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the `state_dict` that was `filled`."""
+        return {**state, "total": state["total"] if state["rows"] else None}
 
     def wanted(self) -> dict[str, Any]:
         """What `state_dict` holds, for `checkpoint.check`."""

@@ -1,10 +1,13 @@
 """Optimizers that step where the inputs of every layer are white: their idea of a step, measured by activations."""
 
+from typing import Any
+
 from torch import nn
 from torch.optim import Optimizer
 
 from .._linalg.roots import METHODS
 from .by_inputs import ByInputs, refuse_no_count
+from .processes import Processes
 from .whitening import WhiteChart
 
 
@@ -58,11 +61,13 @@ class Whitened(ByInputs):
             eigenvalues; None is the whole of A. They are followed from measurement to measurement by `leading`.
         max_dim: wider layers keep diagonal blocks of at most this size of A; None is no limit.
         synchronize: add A up over the processes of torch.distributed.
+        process_group: which processes those are: those that train the same layers on other rows, one stage's of a
+            pipeline. A ProcessGroup, or a DeviceMesh of one dimension (mesh["data"]); None is the default group.
 
     Raises:
         TypeError: not an optimizer, or LBFGS.
         ValueError: nothing to whiten, another wrapper of coordinates inside, a setting out of its range, parameters
-            without a shape yet or sharded; or in `step` a bias that was frozen since.
+            without a shape yet, or sharded otherwise than by rows; or in `step` a bias that was frozen since.
 
     Example:
         >>> import torch
@@ -91,6 +96,7 @@ class Whitened(ByInputs):
         rank: int | None = None,
         max_dim: int | None = 1024,
         synchronize: bool = True,
+        process_group: Any = None,
     ) -> None:
         if not 0 < damping < float("inf"):
             raise ValueError(f"Whitened: damping is {damping}; it must be positive and finite.")
@@ -99,6 +105,6 @@ class Whitened(ByInputs):
         refuse_no_count("Whitened", rank=rank, max_dim=max_dim)
         chart = WhiteChart(
             damping=damping, decay=decay, every=every, graft_norm=graft_norm, root=root, rank=rank, max_dim=max_dim,
-            synchronize=synchronize,
+            synchronize=synchronize, process_group=Processes("Whitened", process_group),
         )  # fmt: skip
         super().__init__(optimizer, model, chart)

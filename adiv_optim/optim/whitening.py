@@ -7,9 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from .._linalg.roots import Factor, Spectrum, Whole, low_rank_roots, roots
-from .by_inputs import InputChart
 from .coordinates import Map
 from .covariance import InputCovariance
+from .input_chart import InputChart
+from .processes import local
 from .rows import as_matrix, from_matrix
 
 #: R and R⁻¹ of every block.
@@ -29,6 +30,8 @@ class Whitening(Map):
         self.graft_norm, self.blocks, self.module = graft_norm, covariance.blocks, covariance.modules[0]
         self.dtype, self.parameters = covariance.dtype, covariance.parameters
         self.inverse_roots, self.roots = zip(*roots, strict=True)
+        #: The step mapped back, and what has been added up of `partial`.
+        self.stepped: tuple[list[Tensor], Tensor] | None = None
 
     def enter(self, weights: Sequence[Tensor]) -> None:
         """Write parameters and gradients in the new coordinates."""
@@ -38,24 +41,40 @@ class Whitening(Map):
         for parameter, gradient, new in zip(self.parameters, gradients, mapped, strict=True):
             parameter.grad = like(gradient, from_matrix(self.module, new, parameter))
         for parameter, value in zip(self.parameters, there, strict=True):
-            parameter.copy_(from_matrix(self.module, value, parameter))
+            local(parameter).copy_(from_matrix(self.module, value, parameter))
         # What the parameter holds is rounded to its own precision.
         exact = all(p.dtype == self.dtype for p in self.parameters)
         self.start = there if exact else [matrix.clone() for matrix in self._matrices(self.parameters)]
 
+    def partial(self, weights: Sequence[Tensor]) -> Tensor:
+        """Return the squares of the step's norms, in the new coordinates and mapped back, over the rows held here."""
+        step, norms = self._step()
+        squares = norms.double().square_()
+        self.stepped = step, squares
+        return squares
+
     def leave(self, weights: Sequence[Tensor]) -> None:
         """Let the weights be what they were and the step that was taken, mapped back."""
+        if self.stepped is None:
+            step, norms = self._step()
+        else:
+            (step, squares), self.stepped = self.stepped, None
+            norms = squares.sqrt().to(self.dtype)
+        if self.graft_norm:
+            before, after = norms
+            ratio = torch.where(after > 0, before / after, 1.0)
+            step = [part.mul_(ratio) for part in step]
+        for parameter, whole, change in zip(self.parameters, weights, step, strict=True):
+            change, value = from_matrix(self.module, change, parameter), local(whole)
+            # Adding zero would make +0 of -0.
+            local(parameter).copy_(torch.where(change == 0, value, value + change))
+
+    def _step(self) -> tuple[list[Tensor], Tensor]:
+        """The step mapped back, and its norms before and after that; none where nothing depends on them."""
         moved = [now - start for now, start in zip(self._matrices(self.parameters), self.start, strict=True)]
         del self.start
         step = right_multiply(self.inverse_roots, self.blocks, moved)
-        if self.graft_norm:
-            before, after = _norm(moved), _norm(step)
-            ratio = torch.where(after > 0, before / after, 1.0)
-            step = [part.mul_(ratio) for part in step]
-        for parameter, value, change in zip(self.parameters, weights, step, strict=True):
-            change = from_matrix(self.module, change, parameter)
-            # Adding zero would make +0 of -0.
-            parameter.copy_(torch.where(change == 0, value, value + change))
+        return step, torch.stack([_norm(moved), _norm(step)]) if self.graft_norm else moved[0].new_zeros(0)
 
     def _matrices(self, parts: Sequence[Tensor]) -> list[Tensor]:
         return [as_matrix(self.module, part, self.dtype) for part in parts]
@@ -75,7 +94,9 @@ def right_multiply(factors: Sequence[Factor], blocks: Sequence[slice], parts: li
 
 def like(old: Tensor, new: Tensor) -> Tensor:
     """`new` laid out in memory as `old`: fused optimizers read a gradient as if it were laid out as its parameter."""
-    return torch.empty_like(old).copy_(new)
+    made = torch.empty_like(old)
+    local(made).copy_(new)
+    return made
 
 
 def _norm(parts: list[Tensor]) -> Tensor:
@@ -91,6 +112,11 @@ class WhiteChart(InputChart[InputCovariance, Roots]):
     root: str
     rank: int | None
     max_dim: int | None
+
+    @property
+    def partials(self) -> int:
+        """Two norms of every layer."""
+        return 2 if self.graft_norm else 0
 
     def sums(self, name: str, modules: list[nn.Module], with_bias: bool) -> InputCovariance:
         """Return the covariance to keep."""

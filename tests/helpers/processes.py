@@ -1,4 +1,4 @@
-"""Two processes of torch.distributed, for tests of what data parallelism must give."""
+"""Processes of torch.distributed, for tests of what data parallelism must give."""
 
 from collections.abc import Callable
 from datetime import timedelta
@@ -20,16 +20,21 @@ needs_distributed = pytest.mark.skipif(not distributed.is_available(), reason="t
 
 def on_two_processes(work: Callable[..., Any], folder: Path, *arguments: Any) -> list[Any]:
     """What `work(rank, *arguments)` returns on each of two processes that share a gloo group, in float64."""
-    multiprocessing.start_processes(_process, (work, folder, arguments), nprocs=2, start_method=START)
-    return [torch.load(folder / f"{rank}.pt") for rank in range(2)]
+    return on_processes(2, work, folder, *arguments)
 
 
-def _process(rank: int, work: Callable[..., Any], folder: Path, arguments: tuple[Any, ...]) -> None:
+def on_processes(count: int, work: Callable[..., Any], folder: Path, *arguments: Any) -> list[Any]:
+    """What `work(rank, *arguments)` returns on each of so many processes that share a gloo group, in float64."""
+    multiprocessing.start_processes(_process, (count, work, folder, arguments), nprocs=count, start_method=START)
+    return [torch.load(folder / f"{rank}.pt") for rank in range(count)]
+
+
+def _process(rank: int, count: int, work: Callable[..., Any], folder: Path, arguments: tuple[Any, ...]) -> None:
     torch.set_num_threads(1)
     torch.set_default_dtype(torch.float64)
     # A file needs no free port. Where processes wait for each other in vain, that shall end.
     distributed.init_process_group(
-        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2, timeout=timedelta(minutes=5)
+        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=count, timeout=timedelta(minutes=5)
     )
     torch.save(work(rank, *arguments), folder / f"{rank}.pt")
     distributed.destroy_process_group()

@@ -106,9 +106,8 @@ SECTIONS: dict[str, dict[str, list[str]]] = {
         "`torch.distributed.checkpoint`, the optimizer as one object": [
             "test_checkpointing.py::test_distributed_checkpoint"
         ],
-        "`torch.distributed.checkpoint`, by names of parameters (which forgets averages)": [
-            "test_checkpointing.py::test_distributed_checkpoint_by_parameter_names",
-            "test_checkpointing.py::test_distributed_checkpoint_by_parameter_names_forgets_averages",
+        "`torch.distributed.checkpoint`, by names of parameters, with `averages`": [
+            "test_checkpointing.py::test_distributed_checkpoint_by_parameter_names"
         ],
     },
     "Faults": {

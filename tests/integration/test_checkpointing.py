@@ -1,6 +1,7 @@
 """Resuming in the middle of training from what torch.distributed.checkpoint has saved; other files resume elsewhere."""
 
 import io
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from tests.helpers.loops import (
     built,
     deviation,
     each_method,
+    each_method_by_name,
     elsewhere,
     images,
     train,
@@ -68,16 +70,17 @@ def test_distributed_checkpoint(method, tmp_path):
     assert deviation(resumed(method, save_whole, load_whole, tmp_path), uninterrupted(method)) == 0
 
 
-@pytest.mark.parametrize("name", ["proportional", "disproportional", "batch-ideal", "unit-consistent"])
+@each_method_by_name
 def test_distributed_checkpoint_by_parameter_names(name, tmp_path):
-    """What shards: get_state_dict knows the inner optimizer's state and nothing else."""
+    """What shards: get_state_dict knows the inner optimizer's state, and `averages` the rest."""
     method = METHODS[name]
     found = resumed(method, checkpoints.save, checkpoints.load, tmp_path)
     assert deviation(found, uninterrupted(method)) <= EXACT
 
 
-@pytest.mark.parametrize("name", ["preconditioned", "whitened"])
-def test_distributed_checkpoint_by_parameter_names_forgets_averages(name, tmp_path):
+@pytest.mark.parametrize("name", ["input-scaled", "preconditioned", "whitened"])
+def test_distributed_checkpoint_without_averages_forgets_them(name, tmp_path):
     method = METHODS[name]
-    found = resumed(method, checkpoints.save, checkpoints.load, tmp_path)
+    save, load = (partial(function, averages=False) for function in (checkpoints.save, checkpoints.load))
+    found = resumed(method, save, load, tmp_path)
     assert deviation(found, uninterrupted(method)) > DIFFERENT

@@ -94,6 +94,26 @@ def test_layer_that_cannot_be_factorised_keeps_its_last_root(monkeypatch, rank):
     assert optimizer.metrics()["Whitened/failed_factorisations"] == 2
 
 
+def test_layer_without_a_cholesky_factor_keeps_its_last_inverse(monkeypatch):
+    model, x = nn.Linear(6, 3), torch.randn(20, 6)
+    optimizer = Preconditioned(torch.optim.SGD(model.parameters(), lr=0.1), model, every=1)
+    trained(optimizer, model, x, 1)
+    kept, real = optimizer.chart.measured["weight"], torch.linalg.cholesky_ex
+    monkeypatch.setattr(torch.linalg, "cholesky_ex", lambda matrix: (real(matrix)[0], torch.ones(())))
+    with pytest.warns(
+        UserWarning, match="weight: no Cholesky factor found .*; the layer keeps what was measured before"
+    ):
+        trained(optimizer, model, 2 * x, 1)
+    assert optimizer.chart.measured["weight"] is kept
+    assert optimizer.metrics()["Preconditioned/failed_factorisations"] == 1
+
+
+def test_iteration_that_ends_in_no_number_is_no_root(monkeypatch):
+    monkeypatch.setattr(roots_module, "_by_products", lambda shifted, *_: (shifted / 0, shifted))
+    with pytest.raises(NoRootError, match="no finite root found"):
+        roots(torch.eye(3), torch.tensor(0.1), "newton-schulz")
+
+
 def test_layer_that_was_never_factorised_takes_plain_steps_and_says_so(monkeypatch):
     model, x = nn.Linear(6, 3), torch.randn(20, 6)
     plain = copy.deepcopy(model)

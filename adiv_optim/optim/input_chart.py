@@ -1,0 +1,214 @@
+"""What is measured of the inputs of a model's layers: when, over which processes, and what is kept of it."""
+
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, Generic, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from .._linalg.roots import NoRootError
+from ..attach.coverage import Coverage, warn
+from .checkpoint import ANYTHING, COUNT, check
+from .coordinates import Chart, Map
+from .processes import Processes, add_up, holders
+from .sums import InputSums
+
+#: What is kept of a layer's inputs, and what a measurement makes of it.
+Sums = TypeVar("Sums", bound=InputSums)
+Measured = TypeVar("Measured")
+
+
+@dataclass(eq=False, kw_only=True)
+class InputChart(Chart, Generic[Sums, Measured]):
+    """What is measured of the inputs of a model's layers, and what a step makes of it.
+
+    Args:
+        every: steps between two measurements.
+        decay: how much the average of earlier measurements counts at each new one.
+        synchronize: add up over processes.
+        process_group: which processes those are.
+    """
+
+    #: Why a bias is not treated with its weight, or "" if it is.
+    bias_is_plain: ClassVar[str] = ""
+
+    every: int
+    decay: float
+    synchronize: bool
+    process_group: Processes
+
+    def __post_init__(self) -> None:
+        #: What is measured, and why everything else is not.
+        self.layers: list[Sums] = []
+        self.plain: dict[str, str] = {}
+        self.steps = 0
+        #: Whether what is remembered has been loaded since the last step, by itself.
+        self.loaded = False
+        self.measured: dict[str, Measured] = {}
+        #: By layer, how often its covariance could not be factorised; what was measured before then stays in use.
+        self.failures: dict[str, int] = {}
+
+    def settings(self) -> dict[str, Any]:
+        """Return what it was built with, as the repr shows it."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+    @property
+    def partials(self) -> int:
+        """How many numbers a map's `partial` has; 0 where `leave` needs to know of no other rows."""
+        return 0
+
+    @abstractmethod
+    def sums(self, name: str, modules: list[nn.Module], with_bias: bool) -> Sums:
+        """Return what is to be kept of a layer's inputs; see `InputSums` for the arguments."""
+
+    @abstractmethod
+    def measure(self, layer: Sums) -> Measured:
+        """Make of a layer's average what its maps need.
+
+        Raises:
+            NoRootError: it cannot be factorised.
+        """
+
+    @abstractmethod
+    def map(self, layer: Sums, measured: Measured) -> Map | None:
+        """Return the map of a layer's weight and bias, or None if the step is the plain one."""
+
+    @abstractmethod
+    def how(self, layer: Sums, measured: Measured | None) -> str:
+        """Say in words what is done to a layer, or would be once something is measured."""
+
+    def maps(self) -> Iterable[Map]:
+        """Return one map for each weight whose inputs were seen and that has a gradient."""
+        if self._due():
+            if self.synchronize and self.process_group.several:
+                _sum_over_processes(self.layers, self.process_group)
+            for layer in self.layers:
+                self._measure(layer)
+        maps = []
+        for layer in self.layers:
+            missing = [p.grad is None for p in layer.parameters]
+            if layer.name not in self.measured or all(missing):
+                continue
+            if any(missing):
+                raise ValueError(
+                    f"{layer.name!r} or its bias has no gradient, and the other one has; what of a layer trains must "
+                    "be settled when the optimizer is wrapped. Freeze first, and wrap it again."
+                )
+            found = self.map(layer, self.measured[layer.name])
+            maps += [found] if found is not None else []
+        return maps
+
+    def settle(self, maps: Mapping[Map, Sequence[Tensor]]) -> None:
+        """Add up what maps know of the rows held here over the processes that hold the others, for all layers at once.
+
+        Every sharded layer has its place, so that all processes take part in the same sum whatever they have measured.
+        """
+        sums: dict[Any, list[Tensor]] = {}
+        by_weight = {id(map_.parameters[0]): map_ for map_ in maps}
+        for layer in self.layers if self.partials else ():
+            if (group := holders(layer.weight)) is not None:
+                found = by_weight.get(id(layer.weight))
+                none = torch.zeros(self.partials, dtype=torch.float64, device=layer.weight.device)
+                sums.setdefault(group, []).append(none if found is None else found.partial(maps[found]))
+        for group, partials in sums.items():
+            add_up(partials, group)
+
+    def _measure(self, layer: Sums) -> None:
+        try:
+            if layer.absorb(self.decay):
+                self.measured[layer.name] = self.measure(layer)
+        except NoRootError as error:
+            if not self.failures:
+                warn(
+                    f"{layer.name}: {error}; the layer keeps what was measured before, or takes plain steps. Further "
+                    "failures are counted in coverage() and metrics() without a word; a greater damping may help."
+                )
+            self.failures[layer.name] = self.failures.get(layer.name, 0) + 1
+
+    def after_step(self) -> None:
+        """Count the step, and let the forward passes before the next one gather if it measures."""
+        self.steps += 1
+        self.loaded = False
+        self._arm()
+
+    def _arm(self) -> None:
+        for layer in self.layers:
+            layer.armed = self._due()
+
+    def _due(self) -> bool:
+        # While the average settles it is measured at every power of two.
+        return self.steps % self.every == 0 or (self.steps < self.every and self.steps & (self.steps - 1) == 0)
+
+    def coverage(self) -> Coverage:
+        """Say of every trainable parameter how it is treated, or why it is not."""
+        treated: dict[str, str] = {}
+        never_seen: dict[str, str] = {}
+        for layer in self.layers:
+            measured = self.measured.get(layer.name)
+            failed = f", {count} factorisations failed" if (count := self.failures.get(layer.name)) else ""
+            found = never_seen if measured is None else treated
+            found[layer.name] = how = f"{self.how(layer, measured)}{failed}"
+            if layer.with_bias:
+                first = "" if measured is None else f"{how.partition(',')[0]}, "
+                found[layer.name.removesuffix("weight") + "bias"] = f"{first}with its weight"
+        return Coverage(treated, self.plain, never_seen)
+
+    def why_inactive(self) -> str:
+        """Say why no layer has been measured."""
+        if self.measured:
+            return ""
+        if self.failures:
+            return "no covariance could be factorised; choose a greater damping."
+        return (
+            "no layer has seen a row. Train with gradients enabled, and wrap the optimizer before the first call of a "
+            "model that torch.compile has compiled, which would not see the hooks."
+        )
+
+    def metrics(self) -> dict[str, float]:
+        """Return what was measured last."""
+        return {"layers_measured": len(self.measured), "failed_factorisations": sum(self.failures.values())}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return covariances and the counter; what is made of them follows from them."""
+        return {"steps": self.steps, "layers": {layer.name: layer.state_dict() for layer in self.layers}}
+
+    def check_state_dict(self, state: dict[str, Any]) -> None:
+        """Refuse the state of other layers."""
+        wanted = {"steps": COUNT, "layers": {layer.name: ANYTHING for layer in self.layers}}
+        check(state, wanted, path := "state_dict['chart']", self.remedy)
+        for layer in self.layers:
+            layer.check_state_dict(state["layers"][layer.name], f"{path}['layers'][{layer.name!r}]", self.remedy)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take them from a checkpoint; an empty one makes the chart forget."""
+        if self.loaded and not state:
+            return  # torch.distributed.checkpoint loads averages and the optimizer's own state one by one
+        self.steps, self.measured, self.failures = state.get("steps", 0), {}, {}
+        for layer in self.layers:
+            layer.reset()
+            if state:
+                layer.load_state_dict(state["layers"][layer.name])
+                if layer.total is not None:
+                    try:
+                        self.measured[layer.name] = self.measure(layer)
+                    except NoRootError:
+                        self.failures[layer.name] = 1
+        self._arm()
+
+
+def _sum_over_processes(layers: Sequence[InputSums], processes: Processes) -> None:
+    """Add up what is pending over processes."""
+    if not layers:
+        return
+    # Counts first and for all layers, so that every process takes part in the same sums.
+    counts = torch.tensor([layer.pending_rows for layer in layers], device=layers[0].weight.device)
+    add_up([counts], processes.group)
+    blocks: list[Tensor] = []
+    for layer, count in zip(layers, counts.tolist(), strict=True):
+        if count:
+            layer.pending = layer.no_rows() if layer.pending is None else layer.pending
+            blocks += layer.pending
+            layer.pending_rows = count
+    add_up(blocks, processes.group)

@@ -1,0 +1,196 @@
+"""Which processes' inputs count together, and how parameters must be sharded."""
+
+import copy
+import pickle
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import distributed, nn
+
+from adiv_optim import InputScaled, Preconditioned, Whitened
+from tests.helpers.loops import Weights, adamw, deviation, images, network, sgd, train, weights
+from tests.helpers.processes import needs_distributed, on_two_processes
+
+on_cpu = pytest.mark.skipif(
+    not hasattr(torch.cpu.Stream, "record_event"), reason="fully_shard needs a GPU in this torch"
+)
+pytestmark = [needs_distributed, pytest.mark.usefixtures("in_float64")]
+
+EACH = {"whitened": Whitened, "input-scaled": InputScaled, "preconditioned": Preconditioned}
+each_wrapper = pytest.mark.parametrize("wrapper", EACH.values(), ids=EACH)
+
+
+def stages() -> list[nn.Module]:
+    """Two stages of one network, with two layers and one."""
+    whole = network()
+    return [whole[:-1], whole[-1:]]
+
+
+def error_of(build: Any) -> str:
+    try:
+        build()
+    except ValueError as error:
+        return str(error)
+    return "accepted"
+
+
+def pipeline(rank: int) -> dict[str, Any]:
+    """The weights of this process's stage, which no other process trains."""
+    from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+
+    groups = [distributed.new_group([0]), distributed.new_group([1])]
+    found: dict[str, Any] = {}
+    # Shapes, because a stage that has to find them out runs its layers once more, and those rows would count.
+    first, last = stages()
+    x = images(1)[0][0].chunk(2)[0]
+    between = first(x).detach().requires_grad_()
+    shapes = [(x, between), (between, last(between).detach().requires_grad_())][rank]
+    for name, wrapper in EACH.items():
+        module = stages()[rank]
+        stage = PipelineStage(module, rank, 2, torch.device("cpu"), *shapes)
+        schedule = ScheduleGPipe(stage, n_microbatches=2, loss_fn=F.cross_entropy)
+        optimizer = wrapper(adamw(module), module, every=2, process_group=groups[rank])
+        for x, y in images():
+            optimizer.zero_grad()
+            schedule.step(target=y) if rank else schedule.step(x)
+            optimizer.step()
+        found[name] = weights(module)
+    model = nn.Linear(4, 3)
+    found["stranger"] = error_of(lambda: Whitened(sgd(model), model, process_group=groups[1 - rank]))
+    if hasattr(torch.cpu.Stream, "record_event"):
+        distributed.fsdp.fully_shard(model, mesh=distributed.device_mesh.init_device_mesh("cpu", (2,)))
+        strided = tensor_and_fully(2)
+        found["strided"] = error_of(lambda: Whitened(sgd(strided), strided))
+        found["too-few"] = error_of(lambda: Whitened(sgd(model), model, process_group=groups[rank]))
+    return found
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory):
+    pytest.importorskip("torch.distributed.pipelining")
+    return on_two_processes(pipeline, tmp_path_factory.mktemp("ranks"))
+
+
+@pytest.mark.parametrize("name", EACH)
+def test_stages_of_a_pipeline_with_other_layers_each_add_up_over_their_own_processes(ranks, name):
+    model = network()
+    train(model, EACH[name](adamw(model), model, every=2), images())
+    whole = list(weights(model).values())
+    found: Weights = {f"{rank}.{path}": value for rank in (0, 1) for path, value in ranks[rank][name].items()}
+    assert deviation(found, dict(zip(found, whole, strict=True))) <= 1e-12
+
+
+def test_groups_that_cannot_do_are_refused(ranks):
+    for rank, found in enumerate(ranks):
+        assert f"Whitened: rank {rank} is not in process_group; give each process the group" in found["stranger"]
+        if "too-few" in found:
+            assert "Whitened: '0.weight' is sharded as (_StridedShard(" in found["strided"]
+            assert f"Whitened: ranks [{1 - rank}] hold a part of 'weight' and are not in process" in found["too-few"]
+
+
+@pytest.fixture
+def one_process():
+    """A process group of this process alone, in which all that needs one can be built."""
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    yield
+    distributed.destroy_process_group()
+
+
+def mesh(*shape: int) -> Any:
+    return distributed.device_mesh.init_device_mesh(
+        "cpu", shape or (1,), mesh_dim_names=("copies", "data")[-len(shape or (1,)) :]
+    )
+
+
+def sharded(model: nn.Module, **options: Any) -> nn.Module:
+    return distributed.fsdp.fully_shard(model, mesh=mesh(), **options)
+
+
+@each_wrapper
+def test_a_group_is_shared_with_copies_and_not_pickled(one_process, wrapper):
+    x = torch.randn(5, 4)
+    for group in (distributed.new_group([0]), mesh()):
+        model = nn.Linear(4, 3)
+        optimizer = wrapper(sgd(model), model, process_group=group)
+        copied_model, copied = copy.deepcopy((model, optimizer))
+        for net, opt in ((model, optimizer), (copied_model, copied)):
+            net(x).square().sum().backward()
+            opt.step()
+        assert deviation(weights(copied_model), weights(model)) == 0
+        assert f"process_group={group!r}" in repr(optimizer)
+    pickle.loads(pickle.dumps(optimizer))
+    optimizer = wrapper(sgd(model), model, process_group=distributed.new_group([0]))
+    with pytest.raises(TypeError, match="cannot be pickled; save its state_dict"):
+        pickle.dumps(optimizer)
+
+
+def test_a_mesh_of_several_dimensions_is_refused(one_process):
+    model = nn.Linear(4, 3)
+    with pytest.raises(
+        ValueError, match=r"Whitened: process_group is a mesh of 2 dimensions; choose one, mesh\['data'\]"
+    ):
+        Whitened(sgd(model), model, process_group=mesh(1, 1))
+    Whitened(sgd(model), model, process_group=mesh(1, 1)["data"])
+
+
+@on_cpu
+@pytest.mark.parametrize(
+    ("wrapper", "steps", "calls"),
+    [(Whitened, 1, 3), (Whitened, 4, 1), (InputScaled, 1, 2), (InputScaled, 4, 0), (Preconditioned, 4, 0)],
+)
+def test_a_step_has_one_sum_for_all_layers(one_process, wrapper, steps, calls):
+    """Between measurements one or none; at a measurement one more for the counts of rows and one for what was seen."""
+    model = sharded(network())
+    optimizer = wrapper(sgd(model), model, every=10)
+    train(model, optimizer, images(steps - 1))
+    model(images(1)[0][0]).sum().backward()
+    with mock.patch.object(distributed, "all_reduce", wraps=distributed.all_reduce) as all_reduce:
+        optimizer.step()
+    assert all_reduce.call_count == calls
+
+
+def transposed() -> nn.Module:
+    return pytest.importorskip("transformers.pytorch_utils").Conv1D(3, 4)
+
+
+def tensor_parallel() -> nn.Module:
+    from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+
+    return parallelize_module(nn.Sequential(nn.Linear(4, 3)), mesh(), {"0": ColwiseParallel()})
+
+
+def tensor_and_fully(size: int = 1) -> nn.Module:
+    from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+
+    both = mesh(1, size)
+    model = parallelize_module(nn.Sequential(nn.Linear(4, 4)), both["data"], {"0": ColwiseParallel()})
+    return distributed.fsdp.fully_shard(model, mesh=both["copies"])
+
+
+def by_columns() -> nn.Module:
+    from torch.distributed.tensor import Shard
+
+    return sharded(nn.Linear(4, 3), shard_placement_fn=lambda p: Shard(p.dim() - 1))
+
+
+@on_cpu
+@pytest.mark.parametrize(
+    ("build", "options", "message"),
+    [
+        (lambda: sharded(nn.Conv1d(4, 6, 3, groups=2)), {}, "the rows of this Conv1d belong to 2 groups"),
+        (lambda: sharded(transposed()), {}, "the rows of this Conv1D's weight are inputs, not outputs"),
+        (by_columns, {}, r"'weight' is sharded as \(Shard\(dim=1\),\), not along dimension 0"),
+        (tensor_parallel, {}, "'0.weight' is sharded as .*, not by fully_shard"),
+        (tensor_and_fully, {}, r"is sharded as \(Shard\(dim=0\), Shard\(dim=0\)\), not along dimension 0 on one"),
+        (lambda: sharded(nn.Linear(4, 3)), {"synchronize": False}, "synchronize=False every process would map its"),
+    ],
+    ids=["groups", "transposed", "columns", "tensor-parallel", "tensor-and-fully", "not-synchronized"],
+)  # fmt: skip
+def test_shards_that_are_no_whole_rows_of_outputs_are_refused(one_process, build, options, message):
+    model = build()
+    for wrapper in EACH.values():
+        with pytest.raises(ValueError, match=f"^{wrapper.__name__}: .*{message}"):
+            wrapper(sgd(model), model, **options)
