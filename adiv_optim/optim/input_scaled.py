@@ -1,6 +1,6 @@
 """Optimizers whose steps are divided by the size of the inputs of every layer."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from ..attach.rows import patches_of
 from .by_inputs import ByInputs, InputChart
 from .checkpoint import POSITIVE, Maybe
-from .coordinates import Map
+from .coordinates import Kept, Map
 from .rows import features_of
 from .sums import InputSums
 
@@ -59,7 +59,7 @@ class InputPower(InputSums):
 
 
 class Scaling(Map):
-    """W' = W s and G' = G / s for one weight, and the step ΔW' / s.
+    """W' = W s and G' = G / s for one weight, and the step ΔW' / s; from 0 where the optimizer does not read W'.
 
     Args:
         layer: whose weight it is.
@@ -72,21 +72,25 @@ class Scaling(Map):
         self.start, self.end = (_as_factor(layer.weight, scales, layer.dtype) for scales in (start, end))
         self.holds = start != end
 
-    def enter(self, weights: Sequence[Tensor]) -> None:
+    def enter(self, weights: Sequence[Tensor], kept: Kept, like: Callable[[Tensor], Tensor]) -> None:
         """Multiply the weight by s, and give it a gradient divided by it."""
         (parameter,) = self.parameters
         if parameter.grad is not None:
-            parameter.grad = torch.div(parameter.grad, self.start).to(parameter.grad.dtype)
-        parameter.mul_(self.start)
+            parameter.grad = torch.div(parameter.grad, self.start, out=like(parameter.grad))
+        parameter.mul_(self.start if kept is None else 0)
 
-    def leave(self, weights: Sequence[Tensor]) -> None:
+    def leave(self, weights: Sequence[Tensor], kept: Kept) -> None:
         """Let the weight be W + ΔW' / s."""
         (parameter,), (weight,) = self.parameters, weights
-        # What the step began from, rounded to the weight's precision as it was then.
-        back = (weight * self.start).to(weight.dtype).sub_(parameter)
+        if kept is None:  # what the step began from, rounded to the weight's precision as it was then
+            back, decay = (weight * self.start).to(weight.dtype).sub_(parameter), 1.0
+        else:
+            back, decay = 0 - parameter.detach(), kept[0]
         if self.holds:  # but not a weight that has not been stepped on
             ratio = self.start / self.end
-            weight = torch.where((back != 0).any(), weight * ratio, weight)
+            weight = torch.where((back != 0).any() | (decay != 1), weight * ratio, weight)
+        if decay != 1:
+            weight = weight * decay
         # w - (+0) is w for every w; w + 0 would make +0 of -0.
         torch.sub(weight, back.div_(self.end), out=parameter.detach())
 

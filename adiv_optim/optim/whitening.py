@@ -1,6 +1,6 @@
 """The coordinates in which the inputs of layers are white, and the way there and back."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from .._linalg.roots import Factor, Spectrum, Whole, low_rank_roots, roots
 from .by_inputs import InputChart
-from .coordinates import Map
+from .coordinates import Kept, Map
 from .covariance import InputCovariance
 from .rows import as_matrix, from_matrix
 
@@ -30,32 +30,45 @@ class Whitening(Map):
         self.dtype, self.parameters = covariance.dtype, covariance.parameters
         self.inverse_roots, self.roots = zip(*roots, strict=True)
 
-    def enter(self, weights: Sequence[Tensor]) -> None:
+    def enter(self, weights: Sequence[Tensor], kept: Kept, like: Callable[[Tensor], Tensor]) -> None:
         """Write parameters and gradients in the new coordinates."""
         gradients = [p.grad for p in self.parameters if p.grad is not None]
         mapped = right_multiply(self.inverse_roots, self.blocks, self._matrices(gradients))
-        there = right_multiply(self.roots, self.blocks, self._matrices(weights))
         for parameter, gradient, new in zip(self.parameters, gradients, mapped, strict=True):
-            parameter.grad = like(gradient, from_matrix(self.module, new, parameter))
+            # Fused optimizers read a gradient as if it were laid out as its parameter.
+            parameter.grad = like(gradient).copy_(from_matrix(self.module, new, parameter))
+        if self._from_zero(kept):
+            for parameter in self.parameters:
+                parameter.zero_()
+            return
+        there = right_multiply(self.roots, self.blocks, self._matrices(weights))
         for parameter, value in zip(self.parameters, there, strict=True):
             parameter.copy_(from_matrix(self.module, value, parameter))
         # What the parameter holds is rounded to its own precision.
         exact = all(p.dtype == self.dtype for p in self.parameters)
         self.start = there if exact else [matrix.clone() for matrix in self._matrices(self.parameters)]
 
-    def leave(self, weights: Sequence[Tensor]) -> None:
+    def leave(self, weights: Sequence[Tensor], kept: Kept) -> None:
         """Let the weights be what they were and the step that was taken, mapped back."""
-        moved = [now - start for now, start in zip(self._matrices(self.parameters), self.start, strict=True)]
-        del self.start
+        if self._from_zero(kept):
+            moved = self._matrices(self.parameters)
+        else:
+            moved = [now - start for now, start in zip(self._matrices(self.parameters), self.start, strict=True)]
+            del self.start
         step = right_multiply(self.inverse_roots, self.blocks, moved)
         if self.graft_norm:
             before, after = _norm(moved), _norm(step)
             ratio = torch.where(after > 0, before / after, 1.0)
             step = [part.mul_(ratio) for part in step]
-        for parameter, value, change in zip(self.parameters, weights, step, strict=True):
-            change = from_matrix(self.module, change, parameter)
-            # Adding zero would make +0 of -0.
-            parameter.copy_(torch.where(change == 0, value, value + change))
+        factors = kept if kept is not None and self._from_zero(kept) else [1.0] * len(weights)
+        for parameter, value, change, factor in zip(self.parameters, weights, step, factors, strict=True):
+            decayed = value if factor == 1 else value * factor
+            # w - (+0) is w for every w; w + 0 would make +0 of -0.
+            torch.sub(decayed, 0 - from_matrix(self.module, change, parameter), out=parameter.detach())
+
+    def _from_zero(self, kept: Kept) -> bool:
+        """Whether the weights need not be mapped; the norm to keep is that of a step with the decay of W~' in it."""
+        return kept is not None and (not self.graft_norm or all(factor == 1 for factor in kept))
 
     def _matrices(self, parts: Sequence[Tensor]) -> list[Tensor]:
         return [as_matrix(self.module, part, self.dtype) for part in parts]
@@ -71,11 +84,6 @@ def right_multiply(factors: Sequence[Factor], blocks: Sequence[slice], parts: li
     ]
     whole = torch.cat([*(product for product, _ in products), last], -1) if products else last
     return [whole] if bias is None else [whole, bias]
-
-
-def like(old: Tensor, new: Tensor) -> Tensor:
-    """`new` laid out in memory as `old`: fused optimizers read a gradient as if it were laid out as its parameter."""
-    return torch.empty_like(old).copy_(new)
 
 
 def _norm(parts: list[Tensor]) -> Tensor:
