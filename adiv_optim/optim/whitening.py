@@ -60,15 +60,19 @@ class Whitening(Map):
             before, after = _norm(moved), _norm(step)
             ratio = torch.where(after > 0, before / after, 1.0)
             step = [part.mul_(ratio) for part in step]
-        factors = kept if kept is not None and self._from_zero(kept) else [1.0] * len(weights)
-        for parameter, value, change, factor in zip(self.parameters, weights, step, factors, strict=True):
+        factor = kept[0] if kept is not None and self._from_zero(kept) else 1.0
+        for parameter, value, change in zip(self.parameters, weights, step, strict=True):
             decayed = value if factor == 1 else value * factor
             # w - (+0) is w for every w; w + 0 would make +0 of -0.
             torch.sub(decayed, 0 - from_matrix(self.module, change, parameter), out=parameter.detach())
 
     def _from_zero(self, kept: Kept) -> bool:
-        """Whether the weights need not be mapped; the norm to keep is that of a step with the decay of W~' in it."""
-        return kept is not None and (not self.graft_norm or all(factor == 1 for factor in kept))
+        """Whether the weights need not be mapped.
+
+        A bias that decays otherwise than its weight does so in the new coordinates, where each is a part of both; and
+        the norm to keep is that of the step with the decay in it.
+        """
+        return kept is not None and len(set(kept)) == 1 and (not self.graft_norm or kept[0] == 1)
 
     def _matrices(self, parts: Sequence[Tensor]) -> list[Tensor]:
         return [as_matrix(self.module, part, self.dtype) for part in parts]
