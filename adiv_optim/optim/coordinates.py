@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..attach.coverage import Coverage, register, warn
+from .room import Room
+from .unread import kept_by_step
 from .wrapper import OptimizerWrapper, check_same_parameters
 
 #: What to do where parameters are sharded: changing coordinates takes whole weights.
@@ -18,6 +20,9 @@ UNSHARDED = "use DistributedDataParallel, or GradientOnly, which goes with fully
 
 #: Where in a state dict coordinates keep what they remember, and what coordinates within them do.
 _CHARTS = ("chart", "within")
+
+#: For each parameter of a map the c of `kept_by_step`, or None if that is not known of all of them.
+Kept = Sequence[float] | None
 
 
 class Map(ABC):
@@ -33,25 +38,30 @@ class Map(ABC):
     moves_weights: ClassVar[bool] = True
 
     @abstractmethod
-    def enter(self, weights: Sequence[Tensor]) -> None:
+    def enter(self, weights: Sequence[Tensor], kept: Kept, like: Callable[[Tensor], Tensor]) -> None:
         """Write the parameters, and give them new gradients, in the new coordinates.
+
+        Where `kept` is known the parameters may be 0 instead: what is in them afterwards is the step alone.
 
         Args:
             weights: copies of the parameters' values.
+            kept: what of each parameter the optimizer keeps.
+            like: makes room for a new gradient, laid out as the old one.
         """
 
-    def partial(self, weights: Sequence[Tensor]) -> Tensor:
+    def partial(self, weights: Sequence[Tensor], kept: Kept) -> Tensor:
         """Return what `leave` must know of all rows, for those held here: float64, to be added up in place."""
         raise NotImplementedError
 
     @abstractmethod
-    def leave(self, weights: Sequence[Tensor]) -> None:
+    def leave(self, weights: Sequence[Tensor], kept: Kept) -> None:
         """Write the parameters as `weights` and the step that was taken, mapped back.
 
         Where the step changed nothing the weight must be bit for bit what it was.
 
         Args:
             weights: the parameters' values as `enter` was given them.
+            kept: as `enter` was given it.
         """
 
 
@@ -65,11 +75,11 @@ class Chart(ABC):
     def maps(self) -> Iterable[Map]:
         """Return the maps of this step. Parameters that none of them touches take the plain step."""
 
-    def settle(self, maps: Mapping[Map, Sequence[Tensor]]) -> None:  # noqa: B027 — most charts have nothing to do
+    def settle(self, maps: Mapping[Map, tuple[Sequence[Tensor], Kept]]) -> None:  # noqa: B027 — most charts have nothing to do
         """Called after the optimizer's step, before any map's `leave`: what processes must agree on first.
 
         Args:
-            maps: this step's, each with the parameters' values as `enter` was given them.
+            maps: this step's, each with what its `leave` will be given.
         """
 
     def after_step(self) -> None:  # noqa: B027 — most charts have nothing to do
@@ -121,13 +131,21 @@ class Detached(Chart):
 class _Held:
     """A map's parameters as they were before the step; putting them back allocates nothing."""
 
-    def __init__(self, map_: Map) -> None:
+    def __init__(self, map_: Map, kept: Mapping[int, float], room: Room) -> None:
         self.map = map_
+        factors = [kept[id(p)] for p in map_.parameters if id(p) in kept]
+        self.kept = factors if len(factors) == len(map_.parameters) else None
         self.gradients = [p.grad for p in map_.parameters]
-        self.weights = [p.detach().clone() for p in map_.parameters] if map_.moves_weights else []
+        # An optimizer that is not known may hold on to the gradients that it is given.
+        self.like = torch.empty_like if self.kept is None else room.like
+        moving = map_.parameters if map_.moves_weights else ()
+        self.weights = [room.like(p.detach()).copy_(p) for p in moving]
+
+    def enter(self) -> None:
+        self.map.enter(self.weights, self.kept, self.like)
 
     def leave(self) -> None:
-        self.map.leave(self.weights)
+        self.map.leave(self.weights, self.kept)
         for parameter, gradient in zip(self.map.parameters, self.gradients, strict=True):
             if parameter.grad is not None:  # else the optimizer has freed it
                 parameter.grad = gradient
@@ -198,7 +216,7 @@ class Coordinates(OptimizerWrapper):
         """Take what a copy or a pickle kept."""
         super().__setstate__(state)
         self._own_steps, self._told = 0, False
-        self._stepping = False
+        self._stepping, self._room = False, Room()
         register(self.model, self)
         handle = self.inner.register_step_pre_hook(_Watch(self))
         weakref.finalize(self, handle.remove)
@@ -206,13 +224,15 @@ class Coordinates(OptimizerWrapper):
     @torch.compiler.disable  # it measures, and does what it finds: traced, a step would be dozens of graphs
     @torch.no_grad()
     def _inner_step(self) -> None:
-        waiting = [_Held(map_) for map_ in self.chart.maps()]
+        kept = self._kept()
+        self._room.begin()
+        waiting = [_Held(map_, kept, self._room) for map_ in self.chart.maps()]
         self._stepping = True
         try:
             for held in waiting:
-                held.map.enter(held.weights)
+                held.enter()
             super()._inner_step()
-            self.chart.settle({held.map: held.weights for held in waiting})
+            self.chart.settle({held.map: (held.weights, held.kept) for held in waiting})
             while waiting:
                 waiting[0].leave()
                 del waiting[0]
@@ -226,6 +246,11 @@ class Coordinates(OptimizerWrapper):
         self._own_steps += 1
         if self._own_steps == 2 and (reason := self.chart.why_inactive()):
             self._tell(reason)
+
+    def _kept(self) -> dict[int, float]:
+        hooks = (self.inner._optimizer_step_pre_hooks, self.inner._optimizer_step_post_hooks)
+        watched = all(isinstance(hook, _Watch) for table in hooks for hook in table.values())  # the user's may read all
+        return kept_by_step(self.inner) if watched else {}
 
     def _tell(self, reason: str) -> None:
         """Warn, once, that this wrapper does nothing."""
@@ -252,7 +277,7 @@ class Coordinates(OptimizerWrapper):
 
     def detach(self) -> nn.Module:
         """Return the model, and take plain steps from now on."""
-        self.chart, self._told = Detached(), True
+        self.chart, self._told, self._room = Detached(), True, Room()
         return self.model
 
     def metrics(self) -> dict[str, float]:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .coordinates import Map
+from .coordinates import Kept, Map
 
 #: Numbers worked on at once: temporaries stay in a CPU's cache, and take next to no memory on any device.
 CHUNK = 2**19
@@ -20,7 +20,8 @@ class Diagonal(Map):
     r"""w' = w / (d e) and g' = g d e, for positive d and e that broadcast to the parameter.
 
     After the step the weight is w + (what the step changed) d e, so that a step that leaves w' alone leaves w alone,
-    bit for bit. Scales keep their own precision: those of float16 weights may lie outside of float16's range.
+    bit for bit. An optimizer that does not read w' steps from 0, which saves a division each way. Scales keep their
+    own precision: those of float16 weights may lie outside of float16's range.
 
     Args:
         parameter: w; its gradient is mapped too.
@@ -37,7 +38,7 @@ class Diagonal(Map):
         dtype = torch.promote_types(parameter.dtype, torch.float32)
         self.factors = d.to(parameter.device, dtype), e.to(parameter.device, dtype)
 
-    def enter(self, weights: Sequence[Tensor]) -> None:
+    def enter(self, weights: Sequence[Tensor], kept: Kept, like: Callable[[Tensor], Tensor]) -> None:
         """Divide the parameter by d e, and give it a gradient multiplied by it."""
         (parameter,), (weight,) = self.parameters, weights
         gradient = parameter.grad
@@ -49,22 +50,31 @@ class Diagonal(Map):
                 is_coalesced=True,
             )  # fmt: skip
         elif gradient is not None:
-            parameter.grad = torch.empty_like(gradient)
+            parameter.grad = like(gradient)
             self._run(_multiply, gradient, parameter.grad)
-        self._run(_divide, weight, parameter.detach())
+        if kept is None:
+            self._run(_divide, weight, parameter.detach())
+        else:
+            parameter.zero_()
 
-    def leave(self, weights: Sequence[Tensor]) -> None:
+    def leave(self, weights: Sequence[Tensor], kept: Kept) -> None:
         """Let the parameter be w + Δw' d e."""
-        self._run(_stepped, weights[0], self.parameters[0].detach())
+        parameter = self.parameters[0].detach()
+        if kept is None:
+            self._run(_stepped, weights[0], parameter)
+        elif kept[0] == 1:
+            self._run(_added, weights[0], parameter)
+        else:  # as a tensor: kernels are compiled for one value of a number
+            self._run(_decayed, weights[0], parameter, torch.tensor(kept[0], dtype=self.factors[0].dtype))
 
-    def _run(self, kernel: Callable[..., None], read: Tensor, written: Tensor) -> None:
-        """Run a kernel over two tensors of the parameter's shape and both factors."""
+    def _run(self, kernel: Callable[..., None], read: Tensor, written: Tensor, *numbers: Tensor) -> None:
+        """Run a kernel over two tensors of the parameter's shape, both factors and some numbers."""
         tensors = [self._split(read.detach()), self._split(written)]
         if self.compiled and self._fusible(tensors):
-            _fused(kernel)(*(self._as_matrices(tensor) for tensor in (*tensors, *self.factors)))
+            _fused(kernel)(*(self._as_matrices(tensor) for tensor in (*tensors, *self.factors)), *numbers)
             return
         for part in self._parts():
-            kernel(*(_sliced(tensor, part) for tensor in (*tensors, *self.factors)))
+            kernel(*(_sliced(tensor, part) for tensor in (*tensors, *self.factors)), *numbers)
 
     def _fusible(self, tensors: list[Tensor]) -> bool:
         # Kernels are made for memory in one order, and round the short types elsewhere than eager code does.
@@ -91,11 +101,20 @@ class Diagonal(Map):
 
 
 def _multiply(gradient: Tensor, mapped: Tensor, d: Tensor, e: Tensor) -> None:
-    mapped.copy_(gradient * (d * e))
+    torch.mul(gradient, d * e, out=mapped)
 
 
 def _divide(weight: Tensor, mapped: Tensor, d: Tensor, e: Tensor) -> None:
-    mapped.copy_(weight / (d * e))
+    torch.div(weight, d * e, out=mapped)
+
+
+def _added(weight: Tensor, step: Tensor, d: Tensor, e: Tensor) -> None:
+    # A step that changed nothing is +0 here, and w - (+0) is w for every w; w + 0 would make +0 of -0.
+    torch.sub(weight, (0 - step) * (d * e), out=step)
+
+
+def _decayed(weight: Tensor, step: Tensor, d: Tensor, e: Tensor, kept: Tensor) -> None:
+    torch.sub(weight.to(d.dtype) * kept, (0 - step) * (d * e), out=step)
 
 
 def _stepped(weight: Tensor, mapped: Tensor, d: Tensor, e: Tensor) -> None:

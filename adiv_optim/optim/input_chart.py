@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from .._linalg.roots import NoRootError
 from ..attach.coverage import Coverage, warn
 from .checkpoint import ANYTHING, COUNT, check
-from .coordinates import Chart, Map
+from .coordinates import Chart, Kept, Map
 from .processes import Processes, add_up, holders
 from .sums import InputSums
 
@@ -100,7 +100,7 @@ class InputChart(Chart, Generic[Sums, Measured]):
             maps += [found] if found is not None else []
         return maps
 
-    def settle(self, maps: Mapping[Map, Sequence[Tensor]]) -> None:
+    def settle(self, maps: Mapping[Map, tuple[Sequence[Tensor], Kept]]) -> None:
         """Add up what maps know of the rows held here over the processes that hold the others, for all layers at once.
 
         Every sharded layer has its place, so that all processes take part in the same sum whatever they have measured.
@@ -111,7 +111,7 @@ class InputChart(Chart, Generic[Sums, Measured]):
             if (group := holders(layer.weight)) is not None:
                 found = by_weight.get(id(layer.weight))
                 none = torch.zeros(self.partials, dtype=torch.float64, device=layer.weight.device)
-                sums.setdefault(group, []).append(none if found is None else found.partial(maps[found]))
+                sums.setdefault(group, []).append(none if found is None else found.partial(*maps[found]))
         for group, partials in sums.items():
             add_up(partials, group)
 

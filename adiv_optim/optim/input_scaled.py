@@ -1,6 +1,6 @@
 """Optimizers whose steps are divided by the size of the inputs of every layer."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from ..attach.rows import patches_of
 from .by_inputs import ByInputs
 from .checkpoint import POSITIVE, Maybe
-from .coordinates import Map
+from .coordinates import Kept, Map
 from .input_chart import InputChart
 from .processes import Processes, local
 from .rows import features_of
@@ -61,7 +61,7 @@ class InputPower(InputSums):
 
 
 class Scaling(Map):
-    """W' = W s and G' = G / s for one weight, and the step ΔW' / s.
+    """W' = W s and G' = G / s for one weight, and the step ΔW' / s; from 0 where the optimizer does not read W'.
 
     Args:
         layer: whose weight it is.
@@ -76,31 +76,36 @@ class Scaling(Map):
         #: What has been added up of `partial`.
         self.stepped: Tensor | None = None
 
-    def enter(self, weights: Sequence[Tensor]) -> None:
+    def enter(self, weights: Sequence[Tensor], kept: Kept, like: Callable[[Tensor], Tensor]) -> None:
         """Multiply the weight by s, and give it a gradient divided by it."""
         (parameter,) = self.parameters
         if parameter.grad is not None:
-            parameter.grad = torch.div(parameter.grad, self.start).to(parameter.grad.dtype)
-        parameter.mul_(self.start)
+            mapped = like(parameter.grad)
+            torch.div(local(parameter.grad), self.start, out=local(mapped))
+            parameter.grad = mapped
+        local(parameter).mul_(self.start if kept is None else 0)
 
-    def partial(self, weights: Sequence[Tensor]) -> Tensor:
+    def partial(self, weights: Sequence[Tensor], kept: Kept) -> Tensor:
         """Return whether rows held here have been stepped on."""
-        self.stepped = (self._back(local(weights[0])) != 0).any().double()[None]
+        self.stepped = (self._back(local(weights[0]), kept) != 0).any().double()[None]
         return self.stepped
 
-    def leave(self, weights: Sequence[Tensor]) -> None:
+    def leave(self, weights: Sequence[Tensor], kept: Kept) -> None:
         """Let the weight be W + ΔW' / s."""
-        weight = local(weights[0])
-        back = self._back(weight)
+        weight, decay = local(weights[0]), 1.0 if kept is None else kept[0]
+        back = self._back(weight, kept)
         if self.holds:  # but not a weight that has not been stepped on
             stepped = (back != 0).any() if self.stepped is None else self.stepped > 0
-            weight = torch.where(stepped, weight * (self.start / self.end), weight)
+            weight = torch.where(stepped | (decay != 1), weight * (self.start / self.end), weight)
+        if decay != 1:
+            weight = weight * decay
         # w - (+0) is w for every w; w + 0 would make +0 of -0.
         torch.sub(weight, back.div_(self.end), out=local(self.parameters[0]).detach())
 
-    def _back(self, weight: Tensor) -> Tensor:
+    def _back(self, weight: Tensor, kept: Kept) -> Tensor:
         """The way back from where the weight stands to where the step began, rounded as it was then."""
-        return (weight * self.start).to(weight.dtype).sub_(local(self.parameters[0]))
+        parameter = local(self.parameters[0]).detach()
+        return 0 - parameter if kept is not None else (weight * self.start).to(weight.dtype).sub_(parameter)
 
 
 def _as_factor(weight: Tensor, scales: Scales, dtype: torch.dtype) -> Any:

@@ -1,6 +1,6 @@
 """Optimizers that are given the gradient times the inverse covariance of every layer's inputs."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -10,12 +10,12 @@ from torch.optim import Optimizer
 
 from .._linalg.roots import NoRootError, Whole
 from .by_inputs import ByInputs, refuse_no_count
-from .coordinates import Map
+from .coordinates import Kept, Map
 from .covariance import InputCovariance
 from .input_chart import InputChart
 from .processes import Processes
 from .rows import as_matrix, from_matrix
-from .whitening import like, right_multiply
+from .whitening import filled, right_multiply
 
 
 class Preconditioning(Map):
@@ -32,15 +32,15 @@ class Preconditioning(Map):
         self.module, self.blocks, self.dtype = covariance.modules[0], covariance.blocks, covariance.dtype
         self.parameters, self.inverses = covariance.parameters, inverses
 
-    def enter(self, weights: Sequence[Tensor]) -> None:
+    def enter(self, weights: Sequence[Tensor], kept: Kept, like: Callable[[Tensor], Tensor]) -> None:
         """Give the parameters the preconditioned gradients."""
         gradients = [p.grad for p in self.parameters if p.grad is not None]
         matrices = [as_matrix(self.module, gradient, self.dtype) for gradient in gradients]
         solved = right_multiply(self.inverses, self.blocks, matrices)
         for parameter, gradient, new in zip(self.parameters, gradients, solved, strict=True):
-            parameter.grad = like(gradient, from_matrix(self.module, new, parameter))
+            parameter.grad = filled(like(gradient), from_matrix(self.module, new, parameter))
 
-    def leave(self, weights: Sequence[Tensor]) -> None:
+    def leave(self, weights: Sequence[Tensor], kept: Kept) -> None:
         """Leave the weights to the step that was taken."""
 
 

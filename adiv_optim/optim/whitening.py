@@ -1,13 +1,13 @@
 """The coordinates in which the inputs of layers are white, and the way there and back."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from .._linalg.roots import Factor, Spectrum, Whole, low_rank_roots, roots
-from .coordinates import Map
+from .coordinates import Kept, Map
 from .covariance import InputCovariance
 from .input_chart import InputChart
 from .processes import local
@@ -33,30 +33,35 @@ class Whitening(Map):
         #: The step mapped back, and what has been added up of `partial`.
         self.stepped: tuple[list[Tensor], Tensor] | None = None
 
-    def enter(self, weights: Sequence[Tensor]) -> None:
+    def enter(self, weights: Sequence[Tensor], kept: Kept, like: Callable[[Tensor], Tensor]) -> None:
         """Write parameters and gradients in the new coordinates."""
         gradients = [p.grad for p in self.parameters if p.grad is not None]
         mapped = right_multiply(self.inverse_roots, self.blocks, self._matrices(gradients))
-        there = right_multiply(self.roots, self.blocks, self._matrices(weights))
         for parameter, gradient, new in zip(self.parameters, gradients, mapped, strict=True):
-            parameter.grad = like(gradient, from_matrix(self.module, new, parameter))
+            # Fused optimizers read a gradient as if it were laid out as its parameter.
+            parameter.grad = filled(like(gradient), from_matrix(self.module, new, parameter))
+        if self._from_zero(kept):
+            for parameter in self.parameters:
+                local(parameter).zero_()
+            return
+        there = right_multiply(self.roots, self.blocks, self._matrices(weights))
         for parameter, value in zip(self.parameters, there, strict=True):
             local(parameter).copy_(from_matrix(self.module, value, parameter))
         # What the parameter holds is rounded to its own precision.
         exact = all(p.dtype == self.dtype for p in self.parameters)
         self.start = there if exact else [matrix.clone() for matrix in self._matrices(self.parameters)]
 
-    def partial(self, weights: Sequence[Tensor]) -> Tensor:
+    def partial(self, weights: Sequence[Tensor], kept: Kept) -> Tensor:
         """Return the squares of the step's norms, in the new coordinates and mapped back, over the rows held here."""
-        step, norms = self._step()
+        step, norms = self._step(kept)
         squares = norms.double().square_()
         self.stepped = step, squares
         return squares
 
-    def leave(self, weights: Sequence[Tensor]) -> None:
+    def leave(self, weights: Sequence[Tensor], kept: Kept) -> None:
         """Let the weights be what they were and the step that was taken, mapped back."""
         if self.stepped is None:
-            step, norms = self._step()
+            step, norms = self._step(kept)
         else:
             (step, squares), self.stepped = self.stepped, None
             norms = squares.sqrt().to(self.dtype)
@@ -64,17 +69,28 @@ class Whitening(Map):
             before, after = norms
             ratio = torch.where(after > 0, before / after, 1.0)
             step = [part.mul_(ratio) for part in step]
+        factor = kept[0] if kept is not None and self._from_zero(kept) else 1.0
         for parameter, whole, change in zip(self.parameters, weights, step, strict=True):
-            change, value = from_matrix(self.module, change, parameter), local(whole)
-            # Adding zero would make +0 of -0.
-            local(parameter).copy_(torch.where(change == 0, value, value + change))
+            decayed = local(whole) if factor == 1 else local(whole) * factor
+            # w - (+0) is w for every w; w + 0 would make +0 of -0.
+            torch.sub(decayed, 0 - from_matrix(self.module, change, parameter), out=local(parameter).detach())
 
-    def _step(self) -> tuple[list[Tensor], Tensor]:
+    def _step(self, kept: Kept) -> tuple[list[Tensor], Tensor]:
         """The step mapped back, and its norms before and after that; none where nothing depends on them."""
-        moved = [now - start for now, start in zip(self._matrices(self.parameters), self.start, strict=True)]
-        del self.start
+        moved = self._matrices(self.parameters)
+        if not self._from_zero(kept):
+            moved = [now - start for now, start in zip(moved, self.start, strict=True)]
+            del self.start
         step = right_multiply(self.inverse_roots, self.blocks, moved)
         return step, torch.stack([_norm(moved), _norm(step)]) if self.graft_norm else moved[0].new_zeros(0)
+
+    def _from_zero(self, kept: Kept) -> bool:
+        """Whether the weights need not be mapped.
+
+        A bias that decays otherwise than its weight does so in the new coordinates, where each is a part of both; and
+        the norm to keep is that of the step with the decay in it.
+        """
+        return kept is not None and len(set(kept)) == 1 and (not self.graft_norm or kept[0] == 1)
 
     def _matrices(self, parts: Sequence[Tensor]) -> list[Tensor]:
         return [as_matrix(self.module, part, self.dtype) for part in parts]
@@ -92,10 +108,9 @@ def right_multiply(factors: Sequence[Factor], blocks: Sequence[slice], parts: li
     return [whole] if bias is None else [whole, bias]
 
 
-def like(old: Tensor, new: Tensor) -> Tensor:
-    """`new` laid out in memory as `old`: fused optimizers read a gradient as if it were laid out as its parameter."""
-    made = torch.empty_like(old)
-    local(made).copy_(new)
+def filled(made: Tensor, values: Tensor) -> Tensor:
+    """`made`, with these values in the rows that are held here."""
+    local(made).copy_(values)
     return made
 
 

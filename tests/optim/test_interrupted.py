@@ -25,10 +25,17 @@ ROUTES = {
     "layer-gauge": lambda inner, model, x: UnitConsistent(inner, model, gauge=gauge.LayerGauge(), example_input=x),
     "project": lambda inner, model, x: UnitConsistent(inner, model, example_input=x, project=True),
 }
+
+
+class Own(torch.optim.AdamW):
+    """Of a type of its own: it might read the weights, which are mapped."""
+
+
 #: SGD with a rate of 0, whose new weights are the old ones; and one that writes each weight twice.
 INNER = {
     "sgd-0": lambda p: torch.optim.SGD(p, lr=0.0),
     "adamw": lambda p: torch.optim.AdamW(p, lr=0.1, weight_decay=0.5, foreach=False),
+    "mapped": lambda p: Own(p, lr=0.1, weight_decay=0.5, foreach=False),
 }
 #: The second of two writes is another moment for weights that a map moves, whichever map it is.
 each_route = pytest.mark.parametrize(
@@ -37,7 +44,8 @@ each_route = pytest.mark.parametrize(
     + [
         pytest.param(ROUTES[name], INNER["adamw"], id=f"{name}-adamw")
         for name in ("unit-consistent", "whitened", "project")
-    ],
+    ]
+    + [pytest.param(ROUTES["unit-consistent"], INNER["mapped"], id="unit-consistent-mapped")],
 )
 
 
@@ -140,7 +148,7 @@ def test_weights_left_in_mapped_coordinates_are_found():
     assert_old_or_new(optimizer, allowed, grads)
     (first, *_) = optimizer.chart.maps()
     with torch.no_grad():
-        first.enter([p.detach().clone() for p in first.parameters])
+        first.enter([p.detach().clone() for p in first.parameters], None, torch.empty_like)
     with pytest.raises(AssertionError):
         assert_old_or_new(optimizer, allowed, grads)
 

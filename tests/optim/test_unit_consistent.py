@@ -17,6 +17,10 @@ from tests.helpers.unit_consistent import BATCHES, GAUGES, ConvNet, mlp, train, 
 pytestmark = pytest.mark.usefixtures("in_float64")
 
 
+class Unknown(torch.optim.SGD):
+    """Of a type of its own: it might read the weights, which are mapped."""
+
+
 @paired(
     "dtype rule build",
     {str(dtype): dtype for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16)},
@@ -24,6 +28,7 @@ pytestmark = pytest.mark.usefixtures("in_float64")
     {
         "sgd": lambda p: torch.optim.SGD(p, lr=0.0, momentum=0.9),
         "adamw": lambda p: torch.optim.AdamW(p, lr=0.0, weight_decay=0.1, eps=1e-3),
+        "unknown": lambda p: Unknown(p, lr=0.0, momentum=0.9),
     },
 )
 def test_step_without_a_rate_changes_no_bit(build, rule, dtype):
@@ -44,8 +49,15 @@ def test_step_without_a_rate_changes_no_bit(build, rule, dtype):
 
 
 @pytest.mark.filterwarnings("ignore")  # torch.compile warns of its own affairs
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_compiled_mapping_is_the_mapping(dtype, monkeypatch):
+@pytest.mark.parametrize(
+    ("dtype", "build"),
+    [
+        (torch.float64, lambda p, lr: Unknown(p, lr=lr)),
+        (torch.float64, lambda p, lr: torch.optim.AdamW(p, lr=lr, weight_decay=0.1)),
+        *((dtype, torch.optim.SGD) for dtype in (torch.float64, torch.float32, torch.bfloat16)),
+    ],
+)
+def test_compiled_mapping_is_the_mapping(dtype, build, monkeypatch):
     monkeypatch.setattr(diagonal, "_FUSED", 100)
     torch._dynamo.reset()
 
@@ -56,7 +68,7 @@ def test_compiled_mapping_is_the_mapping(dtype, monkeypatch):
         gauge.apply_gauge(model, graph, gauge.random_gauge(graph, 1.0, generator=torch.Generator().manual_seed(0)))
         for p in model.parameters():
             p.grad = torch.randn_like(p)
-        optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+        optimizer = build(model.parameters(), lr=lr)
         UnitConsistent(optimizer, model, graph=graph, compile=compiled).step()
         return [tensor.detach() for p in model.parameters() for tensor in (p, p.grad)]
 
@@ -104,7 +116,7 @@ def test_exception_inside_the_step_leaves_the_weights():
     assert all(torch.equal(p, saved) for p, saved in zip(model.parameters(), before, strict=True))
 
 
-class Freeing(torch.optim.SGD):
+class Freeing(Unknown):
     """Gives gradients back within its step, as some optimizers do to save memory."""
 
     def step(self, closure=None):
@@ -114,7 +126,7 @@ class Freeing(torch.optim.SGD):
 
 def test_gradients_freed_within_the_step():
     model, optimizer = wrapped(lambda p: Freeing(p, lr=0.1))
-    plain_model, plain = wrapped(lambda p: torch.optim.SGD(p, lr=0.1))
+    plain_model, plain = wrapped(lambda p: Unknown(p, lr=0.1))
     for net, opt in ((model, optimizer), (plain_model, plain)):
         train(net, opt, BATCHES[:2])
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), plain_model.parameters(), strict=True))

@@ -1,0 +1,36 @@
+"""Memory that is used again from step to step."""
+
+import torch
+from torch import Tensor
+
+
+class Room:
+    """Memory for what lasts as long as a step, kept between steps on a CPU.
+
+    There fresh memory comes from the operating system page by page, which costs more than what is done with it.
+    Elsewhere torch's own allocator keeps what is freed, and between steps it is free for activations.
+    """
+
+    def __init__(self) -> None:
+        self._kept: list[Tensor] = []
+        self._given = 0
+
+    def begin(self) -> None:
+        """Take everything back that was given, and free what the last step did not ask for."""
+        del self._kept[self._given :]
+        self._given = 0
+
+    def like(self, tensor: Tensor) -> Tensor:
+        """Return a tensor laid out as another one, which holds anything."""
+        if tensor.device.type != "cpu" or tensor.layout != torch.strided:
+            return torch.empty_like(tensor)
+        place, self._given = self._given, self._given + 1
+        if place == len(self._kept):
+            self._kept.append(torch.empty_like(tensor))
+        elif _layout(self._kept[place]) != _layout(tensor):
+            self._kept[place] = torch.empty_like(tensor)
+        return self._kept[place]
+
+
+def _layout(tensor: Tensor) -> tuple[object, ...]:
+    return type(tensor), tensor.dtype, tensor.shape, tensor.stride()

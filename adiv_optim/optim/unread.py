@@ -1,0 +1,44 @@
+"""Optimizers known to add to a weight a step that does not depend on it."""
+
+from torch import Tensor, optim
+from torch.optim import Optimizer
+
+#: These read their state and the gradient, and a weight where it decays and nowhere else.
+_KNOWN: set[type[Optimizer]] = {optim.SGD, optim.Adam, optim.AdamW, optim.NAdam, optim.RAdam, optim.Adamax}
+_KNOWN |= {optim.RMSprop, optim.Adagrad, optim.Adadelta}
+#: Of these, those whose decay is always decoupled: w is multiplied by 1 − ηλ before the step is added.
+_DECOUPLED: set[type[Optimizer]] = {optim.AdamW}
+if hasattr(optim, "Muon"):  # older versions have none
+    _KNOWN.add(optim.Muon)
+    _DECOUPLED.add(optim.Muon)
+
+
+def kept_by_step(optimizer: Optimizer) -> dict[int, float]:
+    r"""For each weight, by its id, the factor c of a step :math:`w \leftarrow c w + \Delta` with a Δ that is free of w.
+
+    It is 1 without weight decay, and 1 − ηλ where that is decoupled. Weights of which it is not known, because the
+    decay is part of the gradient or the optimizer is not torch's own, are left out.
+
+    Example:
+        >>> import torch
+        >>> weight = torch.nn.Parameter(torch.ones(2))
+        >>> list(kept_by_step(torch.optim.AdamW([weight], lr=0.1, weight_decay=0.5)).values())
+        [0.95]
+        >>> kept_by_step(torch.optim.SGD([weight], lr=0.1, weight_decay=0.5))
+        {}
+    """
+    # A subclass, or a step that was set on the instance, may read anything.
+    if type(optimizer) not in _KNOWN or "step" in vars(optimizer):
+        return {}
+    kept: dict[int, float] = {}
+    for group in optimizer.param_groups:
+        factor, rate, decay = 1.0, group["lr"], group.get("weight_decay", 0.0)
+        if isinstance(decay, Tensor):
+            continue
+        if decay:
+            decoupled = type(optimizer) in _DECOUPLED or group.get("decoupled_weight_decay", False)
+            if not decoupled or isinstance(rate, Tensor):
+                continue
+            factor -= rate * decay
+        kept |= {id(parameter): factor for parameter in group["params"]}
+    return kept

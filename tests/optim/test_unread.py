@@ -1,0 +1,198 @@
+"""Optimizers whose step does not depend on the weights start from zero, and take the step of those that do not."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from adiv_optim import InputScaled, UnitConsistent, Whitened
+from adiv_optim.optim import unread
+from adiv_optim.optim.unread import kept_by_step
+from tests.helpers.cases import relative_error
+from tests.helpers.optimizers import OPTIMIZERS, Configuration, configurations
+from tests.helpers.unit_consistent import BATCHES, mlp, train
+
+pytestmark = pytest.mark.usefixtures("in_float64")
+
+EXACT = 1e-12
+
+
+def steps(configuration: Configuration, weights: list[Tensor], gradients: list[Tensor]) -> tuple[list[Tensor], list]:
+    """The weights after as many steps as there are gradients, and each step's c."""
+    model = configuration.network()
+    for p, value in zip(model.parameters(), weights, strict=True):
+        p.data.copy_(value)
+    optimizer, factors = configuration.build(model.parameters()), []
+    for scale in gradients:
+        for p, value in zip(model.parameters(), weights, strict=True):
+            p.grad = scale * torch.ones_like(value) + torch.arange(value.numel()).view_as(value) * 1e-2
+        known = kept_by_step(optimizer)
+        factors.append([known.get(id(p)) for p in model.parameters()])
+        optimizer.step()
+    return [p.detach() for p in model.parameters()], factors
+
+
+@pytest.mark.parametrize("name", [name for name in OPTIMIZERS if name != "SparseAdam"])
+def test_steps_are_free_of_the_weights_where_that_is_claimed(name):
+    for configuration in configurations(name):
+        torch.manual_seed(0)
+        ones = [torch.randn_like(p) for p in configuration.network().parameters()]
+        others = [weight + torch.randn_like(weight) for weight in ones]
+        gradients = [torch.tensor(scale) for scale in (1.0, -0.5, 0.2)]
+        (after, factors), (after_others, _) = (steps(configuration, start, gradients) for start in (ones, others))
+        for number, (one, other) in enumerate(zip(ones, others, strict=True)):
+            if (first := factors[0][number]) is None:
+                continue
+            kept = first * factors[1][number] * factors[2][number]
+            assert relative_error(after[number] - after_others[number], kept * (one - other)) <= EXACT, configuration
+
+
+def claimed(optimizer: type, **options: float) -> bool:
+    weight = nn.Parameter(torch.ones(2, 2))
+    return id(weight) in kept_by_step(optimizer([weight], lr=0.1, **options))
+
+
+class Reading(torch.optim.SGD):
+    """A step that depends on the weights."""
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for p in self.param_groups[0]["params"]:
+            p.sub_(0.1 * p.grad * p.abs().sqrt())
+
+
+def test_what_reads_the_weights_is_not_claimed():
+    assert claimed(torch.optim.SGD)
+    assert claimed(torch.optim.AdamW)
+    assert claimed(torch.optim.Adam, weight_decay=0.1, decoupled_weight_decay=True)
+    assert not claimed(torch.optim.Adam, weight_decay=0.1)
+    assert not claimed(torch.optim.Adafactor)
+    assert not claimed(Reading)
+    weight = nn.Parameter(torch.ones(2))
+    patched = torch.optim.SGD([weight], lr=0.1)
+    patched.step = lambda: Reading.step(patched)
+    assert not kept_by_step(patched)
+
+
+def wrapped(kind, inner: type, **options):
+    torch.manual_seed(0)
+    model = mlp()
+    with torch.no_grad():
+        model[0].weight.mul_(30)
+        model[2].weight.div_(30)
+    optimizer = inner(model.parameters(), **options)
+    return model, WRAPPED[kind](optimizer, model)
+
+
+WRAPPED = {
+    "unit-consistent": lambda inner, model: UnitConsistent(inner, model, example_input=torch.randn(2, 6)),
+    "whitened": Whitened,
+    "whitened-rank": lambda inner, model: Whitened(inner, model, rank=3),
+    "whitened-plain-norm": lambda inner, model: Whitened(inner, model, graft_norm=False),
+    "input-scaled": lambda inner, model: InputScaled(inner, model, floor=0.01),
+    "input-scaled-held": lambda inner, model: InputScaled(inner, model, floor=0.01, hold=True),
+}
+KINDS = {
+    "momentum": (torch.optim.SGD, {"lr": 0.01, "momentum": 0.9}),
+    "adamw": (torch.optim.AdamW, {"lr": 0.01, "weight_decay": 0.5}),
+    "adam": (torch.optim.Adam, {"lr": 0.01, "weight_decay": 0.5}),
+}
+
+
+def path(kind: str, inner: type, options: dict, hook: bool = False) -> list[Tensor]:
+    """The weights after training, the optimizer with a hook of the user's or without."""
+    model, optimizer = wrapped(kind, inner, **options)
+    if hook:
+        optimizer.inner.register_step_pre_hook(lambda *_: None)
+    train(model, optimizer, BATCHES[:3])
+    return [p.detach() for p in model.parameters()]
+
+
+@pytest.mark.parametrize("inner", KINDS)
+@pytest.mark.parametrize("kind", WRAPPED)
+def test_steps_from_zero_are_those_of_mapped_weights(kind, inner):
+    optimizer, options = KINDS[inner]
+    own = type("Own", (optimizer,), {})  # whose type says nothing of what it reads
+    wanted = path(kind, own, options)
+    for found in (path(kind, optimizer, options), path(kind, optimizer, options, hook=True)):
+        for one, other in zip(found, wanted, strict=True):
+            assert relative_error(one, other) <= EXACT
+
+
+def first_seen(kind: str, inner: str, own: bool = False) -> Tensor:
+    """The first weight as the optimizer's step finds it."""
+    optimizer, options = KINDS[inner]
+    seen = []
+
+    class Spying(optimizer):
+        def step(self, closure=None):
+            seen.append(self.param_groups[0]["params"][0].detach().clone())
+            return super().step(closure)
+
+    model, wrapper = wrapped(kind, Spying, **options)
+    if not own:
+        unread._KNOWN.add(Spying)
+        unread._DECOUPLED.add(Spying)
+    try:
+        train(model, wrapper, BATCHES[:1])
+    finally:
+        unread._KNOWN.discard(Spying)
+        unread._DECOUPLED.discard(Spying)
+    return seen[0]
+
+
+@pytest.mark.parametrize("kind", WRAPPED)
+def test_weights_are_mapped_where_they_are_read_alone(kind):
+    assert not first_seen(kind, "momentum").any()
+    assert first_seen(kind, "momentum", own=True).any()
+    # The norm to keep is that of a step with the decay in it.
+    assert bool(first_seen(kind, "adamw").any()) == (kind in ("whitened", "whitened-rank"))
+
+
+def test_a_step_that_reads_the_weights_would_be_lost(monkeypatch):
+    wanted = path("unit-consistent", Reading, {"lr": 0.1})
+    monkeypatch.setattr(unread, "_KNOWN", unread._KNOWN | {Reading})
+    found = path("unit-consistent", Reading, {"lr": 0.1})
+    assert max(relative_error(one, other) for one, other in zip(found, wanted, strict=True)) > 1e-2
+
+
+def buffers(optimizer) -> list[int]:
+    return [tensor.data_ptr() for tensor in optimizer._room._kept]
+
+
+def test_memory_of_a_step_is_used_again_and_given_back():
+    model, optimizer = wrapped("unit-consistent", torch.optim.SGD, lr=0.1)
+    train(model, optimizer, BATCHES[:1])
+    held = buffers(optimizer)
+    train(model, optimizer, BATCHES[1:3])
+    assert buffers(optimizer) == held != []
+    assert not buffers(copy.deepcopy(optimizer))
+    assert not buffers(pickle.loads(pickle.dumps(optimizer)))
+    model[0].weight.requires_grad_(False)
+    model[0].weight.grad = None
+    optimizer.step()
+    optimizer.step()
+    assert len(buffers(optimizer)) == len(held) - 2
+    model.float()
+    train(model, optimizer, [(x.float(), y) for x, y in BATCHES[:1]])
+    assert all(tensor.dtype == torch.float32 for tensor in optimizer._room._kept)
+    optimizer.detach()
+    assert not buffers(optimizer)
+
+
+class Remembering(torch.optim.SGD):
+    """Holds on to the gradients that it is given."""
+
+    def step(self, closure=None):
+        self.seen = [*getattr(self, "seen", []), (self.param_groups[0]["params"][0].grad,)]
+        self.values = [*getattr(self, "values", []), self.seen[-1][0].clone()]
+        super().step(closure)
+
+
+def test_gradients_that_an_unknown_optimizer_holds_on_to_are_its_own():
+    model, optimizer = wrapped("unit-consistent", Remembering, lr=0.1)
+    train(model, optimizer, BATCHES[:3])
+    for (held,), value in zip(optimizer.inner.seen, optimizer.inner.values, strict=True):
+        assert torch.equal(held, value)
