@@ -12,7 +12,7 @@ from torch import Tensor
 from .shared import squared_norm
 
 #: Numbers of unfolded patches that are there at once, unless a quarter of the input is more.
-PATCH_NUMBERS = 2**21
+PATCH_NUMBERS = 2**19
 
 
 def patch_squared_norm(

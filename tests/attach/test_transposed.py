@@ -45,9 +45,11 @@ def transformers_is_imported(monkeypatch, in_float64):
     package = types.ModuleType("transformers.pytorch_utils")
     package.Conv1D = Conv1D
     monkeypatch.setitem(sys.modules, "transformers.pytorch_utils", package)
+    # Of the real package, where other tests have imported it.
+    monkeypatch.setattr(corrected_layers, "CorrectedTransformersConv1D", None, raising=False)
+    monkeypatch.delattr(corrected_layers, "CorrectedTransformersConv1D")
     yield
     corrected_layers.PLAIN.pop(corrected_layers.CORRECTED.pop(Conv1D, None), None)
-    vars(corrected_layers).pop("CorrectedTransformersConv1D", None)
 
 
 RULES = [Proportional(), Disproportional(), BatchIdeal(0.1)]

@@ -4,8 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from adiv_optim import BatchIdeal
-from adiv_optim.diagnostics import _closed_form, divergence
+from adiv_optim.diagnostics import divergence
 from adiv_optim.layers import PatchNormConv2d
 
 EXACT = 1e-12  # float64
@@ -43,17 +42,3 @@ def test_a_sample_without_a_batch_dimension_is_a_batch_of_one(build):
     batch = divergence(layer, weighted, x.unsqueeze(0), g.unsqueeze(0)).layers[""]
     for name in ("cosine", "projection", "gain", "interference", "squared_norm"):
         torch.testing.assert_close(getattr(one, name), getattr(batch, name), rtol=EXACT, atol=EXACT)
-
-
-@pytest.mark.parametrize("correction", [None, BatchIdeal(0.1)], ids=["plain", "ideal"])
-def test_samples_and_rows_are_measured_slice_by_slice_to_the_last(correction, monkeypatch):
-    layer, x = nn.Conv2d(2, 3, 2).double(), torch.randn(5, 2, 4, 4, dtype=torch.float64)
-    g = torch.randn_like(layer(x))
-
-    def found():
-        return divergence(layer, lambda z, g: (z * g).sum(), x, g, correction).layers[""]
-
-    whole = found()
-    monkeypatch.setattr(_closed_form, "CHUNK", 2 * 9 * 8)  # two samples; three rows
-    for number in ("cosine", "gain", "squared_norm"):
-        torch.testing.assert_close(getattr(found(), number), getattr(whole, number), rtol=1e-9, atol=1e-12)

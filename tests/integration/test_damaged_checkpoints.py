@@ -188,7 +188,7 @@ def test_what_is_no_state_dict_is_refused(wrapper, state):
     assert_refused(wrapper, state, ", wanted a dict")
 
 
-#: Where a sixth hidden unit shows first.
+#: Where a sixth hidden unit shows first; what InputScaled remembers has a number for each layer, whatever its shape.
 OTHER_SHAPES = {
     "unit-consistent": f"['chart']['log_scales'] {F64} (10,), wanted a floating-point tensor of shape (9,)",
     "whitened": f"['layers']['5.weight']['total'][0] {F64} (1, 7, 7), wanted a floating-point tensor of shape (1, 6",
@@ -196,7 +196,7 @@ OTHER_SHAPES = {
 OTHER_SHAPES["whitened-rank"] = OTHER_SHAPES["preconditioned"] = OTHER_SHAPES["whitened"]
 
 
-@pytest.mark.parametrize("wrapper", REMEMBERING)
+@pytest.mark.parametrize("wrapper", OTHER_SHAPES)
 def test_memory_of_a_model_with_other_shapes_is_refused(wrapper):
     assert_refused(wrapper, built(wrapper, hidden=6).state_dict(), OTHER_SHAPES[wrapper])
 

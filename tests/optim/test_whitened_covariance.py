@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from adiv_optim import Whitened
-from adiv_optim.optim import rows
 from tests.helpers.cases import relative_error
 from tests.helpers.whitened import EXACT, LAYERS, backward, batches, small, train
 
@@ -169,19 +168,6 @@ def test_shared_frozen_and_other_weights():
     rows = torch.cat([inputs[name].detach().reshape(-1, 4) for name in ("first", "second")])
     (mean,) = optimizer.chart.layers[0].mean()
     assert relative_error(mean, rows.T @ rows / len(rows)) <= 1e-12
-
-
-def test_patches_are_summed_sample_by_sample_to_the_last(monkeypatch):
-    def total(chunk: int) -> Tensor:
-        monkeypatch.setattr(rows, "CHUNK", chunk)
-        torch.manual_seed(0)
-        layer = nn.Conv2d(2, 3, 2)
-        optimizer = Whitened(torch.optim.SGD(layer.parameters(), lr=0.1), layer)
-        backward(layer, torch.randn(5, 2, 4, 4))
-        assert optimizer.chart.layers[0].pending_rows == 5 * 9
-        return optimizer.chart.layers[0].pending[0]
-
-    assert relative_error(total(2 * 2 * 2 * 32), total(2**21)) <= 1e-14  # two samples at a time
 
 
 def test_between_measurements_nothing_is_gathered():
