@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from ..attach.coverage import Coverage, register, warn
 from .wrapper import OptimizerWrapper, check_same_parameters
 
-#: What to do where parameters are sharded: changing coordinates takes whole weights.
+#: What to do where parameters are sharded, and coordinates take whole weights.
 UNSHARDED = "use DistributedDataParallel, or GradientOnly, which goes with fully_shard"
 
 #: Where in a state dict coordinates keep what they remember, and what coordinates within them do.
