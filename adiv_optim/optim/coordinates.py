@@ -15,7 +15,7 @@ from .room import Room
 from .unread import kept_by_step
 from .wrapper import OptimizerWrapper, check_same_parameters
 
-#: What to do where parameters are sharded: changing coordinates takes whole weights.
+#: What to do where parameters are sharded, and coordinates take whole weights.
 UNSHARDED = "use DistributedDataParallel, or GradientOnly, which goes with fully_shard"
 
 #: Where in a state dict coordinates keep what they remember, and what coordinates within them do.

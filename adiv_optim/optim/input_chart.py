@@ -105,9 +105,11 @@ class InputChart(Chart, Generic[Sums, Measured]):
 
         Every sharded layer has its place, so that all processes take part in the same sum whatever they have measured.
         """
+        if not self.partials:
+            return
         sums: dict[Any, list[Tensor]] = {}
         by_weight = {id(map_.parameters[0]): map_ for map_ in maps}
-        for layer in self.layers if self.partials else ():
+        for layer in self.layers:
             if (group := holders(layer.weight)) is not None:
                 found = by_weight.get(id(layer.weight))
                 none = torch.zeros(self.partials, dtype=torch.float64, device=layer.weight.device)

@@ -36,6 +36,9 @@ class Whitened(ByInputs):
     its rows twice. Build the optimizer before a compiled model's first call, which would not see the hooks: a wrapper
     that has seen no row by its second step warns.
 
+    With fully_shard every process maps the rows that it holds, uneven shards included, and one sum in a step gives the
+    norms of all layers. Build the optimizer from the sharded model.
+
     No step fails for want of a root: where float32 gives none it is found in float64, then the layer keeps the last
     one, or takes the plain step. That is counted in `coverage` and `metrics`, and warned of once.
 

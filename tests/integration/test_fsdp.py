@@ -79,6 +79,7 @@ def every_loop(rank: int, folder: Path) -> dict[str, Any]:
             train(model, optimizer, halves(rank))
             found[f"{kind}-{name}"] = whole(model)
             found[f"{kind}-{name}-covered"] = tuple(coverage(model).treated)
+        found[f"resumed-{name}"] = resumed(rank, name, folder / name)
     for name in CORRECTIONS:
         method = METHODS[name]
         model = shard(attach(network(), method.rule), by_layer=True)
@@ -87,7 +88,6 @@ def every_loop(rank: int, folder: Path) -> dict[str, Any]:
         model = flat(network())
         train(model, method.wrap(adamw(model), model, None), halves(rank))
         found[f"fsdp1-{name}"] = flat_whole(model)
-        found[f"resumed-{name}"] = resumed(rank, name, folder / name)
     for order in ("attached-sharded", "sharded-attached"):
         model, rule = network(), METHODS["proportional"].rule
         model = shard(attach(model, rule), True) if order == "attached-sharded" else attach(shard(model, True), rule)
@@ -163,7 +163,7 @@ def test_fsdp1(ranks, name):
     assert deviation(ranks[0][f"fsdp1-{name}"], plain_loop(METHODS[name], images(), parts=2)) <= EXACT
 
 
-@each_correction
+@pytest.mark.parametrize("name", CORRECTIONS + OF_COLUMNS)
 def test_fsdp2_resumes_from_a_sharded_checkpoint(ranks, name):
     for rank in ranks:
         assert all(torch.equal(value, rank[f"model-{name}"][path]) for path, value in rank[f"resumed-{name}"].items())
