@@ -163,9 +163,8 @@ class Coordinates(OptimizerWrapper):
 
     The weights are mapped in place around the inner `step` and are the user's own outside of it. Whatever ends the
     step early, an error, a lack of memory or Ctrl-C, every treated weight then has either its old or its new value.
-    The inner optimizer may read p and p.grad and nothing else of the model; where it is known to read no weights, it may
-    find zeros in their place. After the step p.grad is the gradient
-    that it was before.
+    The inner optimizer may read p and p.grad and nothing else of the model. One that is known to read no weights may
+    find zeros in their place. After the step p.grad is the gradient that it was before.
 
     Args:
         optimizer: any torch.optim.Optimizer but LBFGS.
