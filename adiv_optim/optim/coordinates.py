@@ -180,6 +180,8 @@ class Coordinates(OptimizerWrapper):
     chart: Chart
     #: Whether the optimizer within may change coordinates as well: only where this one leaves the weights alone.
     nests: ClassVar[bool] = False
+    #: Whether a CPU keeps the memory of a step's copies: only where mapping costs no more than fresh memory does.
+    keeps_memory: ClassVar[bool] = False
 
     def __init__(self, optimizer: Optimizer, model: nn.Module, chart: Chart) -> None:
         super().__init__(optimizer)
@@ -205,7 +207,7 @@ class Coordinates(OptimizerWrapper):
         """Take what a copy or a pickle kept."""
         super().__setstate__(state)
         self._own_steps, self._told = 0, False
-        self._stepping, self._room = False, Room()
+        self._stepping, self._room = False, Room(self.keeps_memory)
         register(self.model, self)
         handle = self.inner.register_step_pre_hook(_Watch(self))
         weakref.finalize(self, handle.remove)
@@ -265,7 +267,7 @@ class Coordinates(OptimizerWrapper):
 
     def detach(self) -> nn.Module:
         """Return the model, and take plain steps from now on."""
-        self.chart, self._told, self._room = Detached(), True, Room()
+        self.chart, self._told, self._room = Detached(), True, Room(False)
         return self.model
 
     def metrics(self) -> dict[str, float]:

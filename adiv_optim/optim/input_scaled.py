@@ -177,7 +177,7 @@ class InputScaled(ByInputs):
     and dropped gradients as it does, and is measured when it is. Groups of a convolution each have an s.
 
     **Costs** one reduction of a layer's input at a measurement, and a few passes over the weights whose s is not 1 per
-    step. Memory, while the optimizer steps: a copy of those weights and of their gradients, which a CPU keeps.
+    step. Memory, while the optimizer steps: a copy of those weights and of their gradients.
 
     Args:
         optimizer: any torch.optim.Optimizer but LBFGS that reads only p and p.grad.

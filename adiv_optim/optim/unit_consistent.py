@@ -1,7 +1,7 @@
 """Optimizers whose path no rescaling of hidden units can change."""
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
@@ -199,6 +199,7 @@ class UnitConsistent(Coordinates):
     """
 
     chart: CanonicalChart | Detached
+    keeps_memory: ClassVar[bool] = True
 
     def __init__(
         self,

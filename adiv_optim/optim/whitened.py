@@ -38,8 +38,8 @@ class Whitened(ByInputs):
 
     **Costs** three products of a weight with a matrix of its input's size per step, two behind torch's own optimizers
     without weight decay, which read no weights; at a measurement X~ᵀX~ and a root. Memory: A and both roots, float32,
-    for each layer; while the optimizer steps three copies of the weights, of which a CPU keeps up to two between steps.
-    With `rank` the products, the root and the memory beside A shrink to what `rank` columns take.
+    for each layer; while the optimizer steps three copies of the weights. With `rank` the products, the root and the
+    memory beside A shrink to what `rank` columns take.
 
     Conversion: with every=1, decay=0 and graft_norm=False, Whitened(SGD) at `damping` takes the step of `GradientOnly`
     with `BatchIdeal(damping × rows / columns)`, columns counting the bias.
