@@ -11,7 +11,8 @@ from . import __version__
 
 #: What the benchmarks use or compare with; pyproject's extras bench and peers.
 OPTIONAL = (
-    "torchvision", "matplotlib", "rich", "scikit-learn", "scipy", "opacus", "isaac", "schedulefree", "pytorch_optimizer",
+    "torchvision", "matplotlib", "rich", "scikit-learn", "scipy", "opacus", "isaac", "schedulefree",
+    "pytorch_optimizer",
 )  # fmt: skip
 
 

@@ -174,8 +174,8 @@ class Coordinates(OptimizerWrapper):
 
     The weights are mapped in place around the inner `step` and are the user's own outside of it. Whatever ends the
     step early, an error, a lack of memory or Ctrl-C, every treated weight then has either its old or its new value.
-    The inner optimizer may read p and p.grad and nothing else of the model. After the step p.grad is the gradient
-    that it was before.
+    The inner optimizer may read p and p.grad and nothing else of the model. One that is known to read no weights may
+    find zeros in their place. After the step p.grad is the gradient that it was before.
 
     Args:
         optimizer: any torch.optim.Optimizer but LBFGS.
@@ -191,6 +191,8 @@ class Coordinates(OptimizerWrapper):
     chart: Chart
     #: Whether the optimizer within may change coordinates as well: only where this one leaves the weights alone.
     nests: ClassVar[bool] = False
+    #: Whether a CPU keeps the memory of a step's copies: only where mapping costs no more than fresh memory does.
+    keeps_memory: ClassVar[bool] = False
 
     def __init__(self, optimizer: Optimizer, model: nn.Module, chart: Chart) -> None:
         super().__init__(optimizer)
@@ -216,7 +218,7 @@ class Coordinates(OptimizerWrapper):
         """Take what a copy or a pickle kept."""
         super().__setstate__(state)
         self._own_steps, self._told = 0, False
-        self._stepping, self._room = False, Room()
+        self._stepping, self._room = False, Room(self.keeps_memory)
         register(self.model, self)
         handle = self.inner.register_step_pre_hook(_Watch(self))
         weakref.finalize(self, handle.remove)
@@ -277,7 +279,7 @@ class Coordinates(OptimizerWrapper):
 
     def detach(self) -> nn.Module:
         """Return the model, and take plain steps from now on."""
-        self.chart, self._told, self._room = Detached(), True, Room()
+        self.chart, self._told, self._room = Detached(), True, Room(False)
         return self.model
 
     def metrics(self) -> dict[str, float]:

@@ -9,9 +9,13 @@ class Room:
 
     There fresh memory comes from the operating system page by page, which costs more than what is done with it.
     Elsewhere torch's own allocator keeps what is freed, and between steps it is free for activations.
+
+    Args:
+        keep: or else all memory is fresh.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, keep: bool) -> None:
+        self._keep = keep
         self._kept: list[Tensor] = []
         self._given = 0
 
@@ -22,7 +26,7 @@ class Room:
 
     def like(self, tensor: Tensor) -> Tensor:
         """Return a tensor laid out as another one, which holds anything."""
-        if tensor.device.type != "cpu" or tensor.layout != torch.strided:
+        if not self._keep or tensor.device.type != "cpu" or tensor.layout != torch.strided:
             return torch.empty_like(tensor)
         place, self._given = self._given, self._given + 1
         if place == len(self._kept):
@@ -33,4 +37,5 @@ class Room:
 
 
 def _layout(tensor: Tensor) -> tuple[object, ...]:
-    return type(tensor), tensor.dtype, tensor.shape, tensor.stride()
+    sharded = getattr(tensor, "device_mesh", None), getattr(tensor, "placements", None)
+    return type(tensor), tensor.dtype, tensor.shape, tensor.stride(), *sharded

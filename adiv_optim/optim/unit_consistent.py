@@ -1,7 +1,7 @@
 """Optimizers whose path no rescaling of hidden units can change."""
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
@@ -158,7 +158,9 @@ class UnitConsistent(Coordinates):
     of GELU, SiLU or Tanh alone every step is the plain one. `coverage()` tells for each parameter.
 
     The step costs a pass over the weights for the scales (every `gauge.every` steps) and the mapping; memory beyond
-    that of the scales is a copy of weights and gradients while the step lasts. After it p.grad is what it was before.
+    that of the scales is a copy of weights and gradients while the step lasts; on a CPU, where fresh memory is dear, it
+    is kept until `detach`. Behind torch's own optimizers, without weight decay or with decoupled one, the step alone is
+    mapped, and not the weights. After it p.grad is what it was before.
 
     Args:
         optimizer: any torch.optim.Optimizer but LBFGS, or another wrapper.
@@ -197,6 +199,7 @@ class UnitConsistent(Coordinates):
     """
 
     chart: CanonicalChart | Detached
+    keeps_memory: ClassVar[bool] = True
 
     def __init__(
         self,
