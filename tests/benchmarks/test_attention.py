@@ -17,7 +17,7 @@ def result():
     few = Dataset(*(part[:160] for part in digits))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(attention, "load", lambda *_: few)
-        measured = attention.compare(rounds=2, draws=1, epochs=1, seeds=2, shapes=((2, 4, 8, 2),), grids=grids)
+        measured = attention.compare(rounds=2, draws=2, epochs=1, seeds=2, shapes=((2, 4, 8, 2),), grids=grids)
     return {**measured, "environment": {"threads": 1, "torch": "2"}}
 
 

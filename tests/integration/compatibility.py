@@ -17,6 +17,7 @@ COLUMNS = {
     "proportional": "`Proportional`",
     "disproportional": "`Disproportional`",
     "batch-ideal": "`BatchIdeal`",
+    "input-scaled": "`InputScaled`",
     "preconditioned": "`Preconditioned`",
     "unit-consistent": "`UnitConsistent`",
     "whitened": "`Whitened`",
