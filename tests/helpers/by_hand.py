@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 
 DAMPING = 0.1
 DECAY = 0.5
+FLOOR = 0.3
 
 
 @dataclass
@@ -166,17 +167,42 @@ def whitened() -> Method:
     return method
 
 
+def input_scaled() -> Method:
+    """A method, for it remembers."""
+    sums: dict[nn.Linear, tuple[float, float]] = {}
+
+    @contextmanager
+    def method(calls: list[Call]) -> Iterator[None]:
+        mapped = []
+        for call in (call for call in calls if call.held):
+            squares, count = sums.get(call.layer, (0.0, 0.0))
+            sums[call.layer] = DECAY * squares + float(call.x.square().sum()), DECAY * count + call.x.numel()
+            scale = max(FLOOR, math.sqrt(sums[call.layer][0] / sums[call.layer][1]))
+            columns = torch.ones(call.rows.shape[1])  # the bias's stays 1
+            columns[: call.x.shape[1]] = scale
+            start = call.values
+            call.gradient, call.values = call.gradient / columns, start * columns
+            mapped.append((call, start, columns))
+        yield
+        for call, start, columns in mapped:
+            call.values = start + (call.values - start * columns) / columns
+
+    return method
+
+
 #: Wrapper → returns what it does.
 METHODS: dict[str, Callable[[], Method]] = {
     "proportional": lambda: proportional,
     "disproportional": lambda: disproportional,
     "batch-ideal": lambda: batch_ideal,
+    "input-scaled": input_scaled,
     "preconditioned": preconditioned,
     "unit-consistent": lambda: unit_consistent,
     "whitened": whitened,
 }
 #: What the formulas are written for.
 SETTINGS = {
+    "input-scaled": {"every": 1, "decay": DECAY, "floor": FLOOR, "hold": False},
     "preconditioned": {"damping": DAMPING, "every": 1, "decay": DECAY},
     "unit-consistent": {"every": 1},
     "whitened": {"every": 1, "decay": DECAY},

@@ -13,6 +13,7 @@ from tests.helpers.optimizers import AROUND, BARE, Around, assert_equal, at_any_
 pytestmark = [
     pytest.mark.usefixtures("in_float64"),
     at_any_rate,
+    pytest.mark.filterwarnings("ignore:InputScaled treats less"),  # rightly, of so small a network
     # torch's own notice about Adagrad's state.
     pytest.mark.filterwarnings("ignore:Sparse invariant checks are implicitly disabled:UserWarning"),
 ]

@@ -189,7 +189,7 @@ def test_layer_jacobians_leave_frozen_parameters_out():
 
 
 @each_model
-@pytest.mark.parametrize(("correction", "chunk_size"), [(Proportional(), 1), (BatchIdeal(), 3)], ids=str)
+@pytest.mark.parametrize(("correction", "chunk_size"), [(Proportional(), 3), (BatchIdeal(), 3)], ids=str)
 def test_gradients_do_not_depend_on_the_chunk_size(build, make_input, correction, chunk_size):
     model, x = build().double(), make_input()
     whole = jacobian.corrected_gradients(copy.deepcopy(model), squares, x, 0.5, correction, chunk_size=None)

@@ -110,6 +110,9 @@ SHARE = {
     "matrix-twice": (lambda x, m: ((x.mT.transpose(1, 3) @ m.matrix) @ m.matrix).transpose(1, 3), 4, 4),
     "written-into-zeros": (overwrite, 4, 2),
     "tanh-in-autocast": (in_a_mode(torch.tanh, lambda: torch.autocast("cpu", torch.bfloat16)), 4, 1),
+    "pooling-across-channels": (lambda x: F.avg_pool2d(x.movedim(1, 3), (1, 2)).movedim(3, 1), 2, 1),
+    "quotient-of-halves": (lambda x: x[:, :2] / x[:, 2:], 2, 2),
+    "one-summand-for-all": (lambda x, m: x + m.scale, 4, 1),
     "half-pinned": (lambda x: torch.cat([x[:, :2].tanh(), x[:, 2:]], 1), 4, 2),
 }
 PIN = {
