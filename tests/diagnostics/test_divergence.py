@@ -10,6 +10,7 @@ from torch import nn
 
 from adiv_optim import BatchIdeal, Correction, Disproportional, Proportional, attach
 from adiv_optim.diagnostics import divergence
+from adiv_optim.diagnostics._rows import evenly
 from adiv_optim.jacobian import layer_jacobians
 from adiv_optim.layers import AffineLikeLinear, NormLikeLinear
 from tests.helpers.cases import LAYERS, quiet_same
@@ -367,3 +368,8 @@ def test_uneven_rows_make_proportional_climb_and_batch_ideal_never():
 
     count = {rule: sum(climbs(rule, seed) for seed in range(150)) for rule in (None, Proportional(), IDEAL)}
     assert count[None] == count[IDEAL] == 0 < count[Proportional()]
+
+
+def test_measured_rows_are_spread_over_the_batch():
+    found = {wanted: evenly(10, wanted, torch.device("cpu")).tolist() for wanted in (1, 4, 20)}
+    assert found == {1: [0], 4: [0, 2, 5, 7], 20: [*range(10)]}

@@ -39,6 +39,7 @@ CASES = {
     "2d-unbatched": (PatchNormConv2d, (4, 6, 3), {"groups": 2, "padding": 1}, (4, 5, 5)),
     "2d-no-bias": (PatchNormConv2d, (4, 6, 3), {"bias": False}, (2, 4, 5, 5)),
     "2d-1x1-strided": (PatchNormConv2d, (4, 6, 1), {"stride": 2}, (2, 4, 6, 5)),
+    "2d-1x1-circular": (PatchNormConv2d, (4, 6, 1), {"padding": 1, "padding_mode": "circular"}, (2, 4, 5, 6)),
     "3d": (PatchNormConv3d, (2, 4, 2), {"groups": 2, "padding": 1, "stride": (1, 2, 1)}, (2, 2, 3, 4, 3)),
     "3d-reflect-dilated": (
         PatchNormConv3d, (2, 3, 2), {"padding": 1, "padding_mode": "reflect", "dilation": (2, 1, 1)}, (1, 2, 3, 3, 3)
