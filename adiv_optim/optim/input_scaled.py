@@ -163,10 +163,7 @@ class ScaleChart(InputChart[InputPower, Scales]):
         """Say what the layer reads and what its steps are divided by."""
         if measured is None:
             return "its layer has not run"
-        found = [
-            f"{min(scales):.3g}" + f" to {max(scales):.3g}" * (len(scales) > 1) for scales in (layer.rms(), measured)
-        ]
-        return f"divided by {found[1]}, input RMS {found[0]}"
+        return f"divided by {_range(measured)}, input RMS {_range(layer.rms())}"
 
     def metrics(self) -> dict[str, float]:
         """Return what was measured last."""

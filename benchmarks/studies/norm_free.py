@@ -125,7 +125,8 @@ def report(store: Store, name: str, folder: Path) -> Sections:
         s = result["settings"]
         tried[Row(s["norm"], s.get("embedding_deviation"), s["method"])].append(s["lr"])
     cells = [_cells(row, rows, tried[row]) for row in sorted(rows, key=_order)]
-    header = ["normaliser", "embeddings", "optimizer", "rate", "validation loss", "test loss", "against LayerNorm (p)"]
+    header = ["normaliser", "embeddings", "optimizer", "rate", "seeds", "validation loss", "test loss"]
+    header += ["validation against LayerNorm (p)", "test against LayerNorm (p)"]
     header += ["RMS of the residual stream", "of the logits"]
     return {name: f"{markdown(header, cells)}\n\n{_caption(store.read(), tried.values())}"}
 
@@ -142,17 +143,20 @@ def _cells(row: Row, rows: dict[Row, list[Result]], tried: Sequence[float]) -> l
     edge = "*" if tried and results[0]["settings"]["lr"] in (min(tried), max(tried)) else ""
     validation, test = _losses(results)
     if math.inf in validation:
-        return [*label, rates + edge, f"diverged, {validation.count(math.inf)} of {len(results)}", "", "", "", ""]
+        diverged = f"diverged, {validation.count(math.inf)} of {len(results)}"
+        return [*label, rates + edge, str(len(results)), diverged, *[""] * 5]
     twins = [Row(TWIN, drawn, METHODS[row.method].optimizer or "") for drawn in DRAWN]
-    against = ""
-    known = {twin: _losses(rows[twin])[0] for twin in twins if twin in rows}
+    against = ["", ""]
+    known = {twin: _losses(rows[twin]) for twin in twins if twin in rows}
     if known and len(validation) > 1:
-        twin = min(known, key=lambda twin: mean_and_error(known[twin])[0])
-        against = "twin" if twin == row else _against(validation, known[twin])
+        twin = min(known, key=lambda twin: mean_and_error(known[twin][0])[0])
+        pairs = zip((validation, test), known[twin], strict=True)
+        against = ["twin", "twin"] if twin == row else [_against(own, other) for own, other in pairs]
     sizes = [[value or math.inf for value in result["rms"]] for result in results]
     residual = [mean_and_error(column)[0] for column in zip(*sizes, strict=True)]
     shown = f"{residual[0]:.2g} to {max(residual[:-1]):.2g}"
-    return [*label, rates + edge, _shown(validation), _shown(test), against, shown, f"{residual[-1]:.2g}"]
+    losses = [str(len(results)), _shown(validation), _shown(test)]
+    return [*label, rates + edge, *losses, *against, shown, f"{residual[-1]:.2g}"]
 
 
 def _losses(results: Iterable[Result]) -> tuple[list[float], list[float]]:
@@ -180,7 +184,7 @@ def _caption(results: list[Result], tried: Iterable[Sequence[float]]) -> str:
         f"{settings['weight_decay']:g}, {_clipped(settings)}. Cross entropy in nats per character, mean ± standard "
         f"error over seeds {seeds[0]} to {seeds[-1]}. Rates are the best of {min(trials)} to {max(trials)} by the "
         "validation loss of seed 0, which is not among them; * is an edge of what was tried. "
-        "The difference of validation losses is to LayerNorm behind the same optimizer "
+        "Differences are to LayerNorm behind the same optimizer "
         "without coordinates, at the better of both ways to draw the embeddings; p is Welch's. The residual stream's "
         f"RMS is that at the first block and its largest. {machine(environment, settings['device'])}"
     )

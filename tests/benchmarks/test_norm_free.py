@@ -66,7 +66,9 @@ def test_table_has_means_and_welchs_p_by_hand(tmp_path):
             store.add(run.key(), {**result, **settings})
     section = report(store, "norm-free", tmp_path)["norm-free"]
     p = stats.ttest_ind(*losses.values(), equal_var=False).pvalue
-    assert f"| no normaliser | 1 | AdamW | 0.01 | 1.970 ± 0.036 | 2.070 ± 0.036 | -0.080 ({p:.2g}) |" in section
+    against = f"-0.080 ({p:.2g})"
+    row = "| no normaliser | 1 | AdamW | 0.01 | 3 | 1.970 ± 0.036 | 2.070 ± 0.036 |"
+    assert f"{row} {against} | {against} |" in section
     assert "| 1 to 3 | 2 |" in section
     assert "seeds 1 to 3" in section
 
