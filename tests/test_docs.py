@@ -42,9 +42,10 @@ def test_reference_has_a_page_for_every_package():
     assert {page.stem for page in (DOCS / "api").glob("*.md")} == {"index", *(p.rpartition(".")[2] for p in PACKAGES)}
 
 
-@pytest.mark.parametrize("name", sorted(adiv_optim.layers.__all__))
-def test_every_layer_is_explained(name):
-    assert any(mentioned(name, page.read_text()) for page in (DOCS / "layers").glob("*.md"))
+def test_every_layer_is_explained():
+    pages = [page.read_text() for page in (DOCS / "layers").glob("*.md")]
+    names = adiv_optim.layers.__all__
+    assert [name for name in names if not any(mentioned(name, page) for page in pages)] == []
 
 
 EXPLAINED = [

@@ -173,7 +173,7 @@ class UnitConsistent(Coordinates):
         project: after every step, rescale the model itself to the balanced gauge (the paper's Π). Its function
             stays what it is, its weights do not. Not inside `Preconditioned`, whose averages
             remember activations of other scales.
-        compile: fuse the mapping into two kernels by torch.compile, for about half its price; the first step then takes
+        compile: fuse the mapping into two kernels by torch.compile, for a little less time; the first step then takes
             some seconds, and needs what torch.compile needs (on a CPU a C++ compiler).
 
     Raises:
