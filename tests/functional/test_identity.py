@@ -12,9 +12,8 @@ from tests.helpers.cases import LAYERS, apply, each_layer, gradients
 
 
 @each_layer
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-def test_forward_and_input_gradient_are_bit_identical_to_torch(case, dtype):
-    layer, x = case.layer(dtype), case.input(dtype).requires_grad_()
+def test_forward_and_input_gradient_are_bit_identical_to_torch(case):
+    layer, x = case.layer(torch.float32), case.input(torch.float32).requires_grad_()
     plain, output = layer(x), apply(layer, x, Proportional())
     assert torch.equal(output, plain)
     g = torch.randn_like(plain)

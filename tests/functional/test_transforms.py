@@ -7,6 +7,7 @@ from torch.func import functional_call, grad, jacrev, stack_module_state, vmap
 
 from adiv_optim import functional
 from tests.helpers.cases import CORRECTIONS, LAYERS, apply, each_correction, gradients, relative_error
+from tests.helpers.covering import paired
 
 EXACT = 1e-12  # float64, relative
 COMPILED = 1e-5  # float32, relative: the compiler may reorder sums
@@ -105,8 +106,7 @@ def test_per_sample_gradients_by_vmap_of_grad_are_a_loop_over_samples(case, corr
 DOUBLE = ["linear-rows", "linear-unbatched", "conv1d", "conv2d", "conv3d"]
 
 
-@pytest.mark.parametrize("case", [LAYERS[name] for name in DOUBLE], ids=DOUBLE)
-@pytest.mark.parametrize("wanted", ["input", "weight", "bias"])
+@paired("case wanted", {name: LAYERS[name] for name in DOUBLE}, {name: name for name in ("input", "weight", "bias")})
 @each_correction
 def test_double_backward_raises(case, wanted, correction):
     layer, x = case.layer(), case.input().requires_grad_()

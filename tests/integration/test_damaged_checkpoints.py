@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.optim import AdamW
 from torch.utils import _pytree as pytree
 
+from tests.helpers.covering import paired
 from tests.wrappers import REMEMBERING, WRAPPERS
 
 pytestmark = pytest.mark.usefixtures("in_float64")
@@ -119,9 +120,9 @@ TORCHS: dict[str, tuple[str, Change, type[Exception], str]] = {
 }
 
 
-@pytest.mark.parametrize("wrapper", WRAPPERS)
-@pytest.mark.parametrize(("path", "change", "error", "message"), TORCHS.values(), ids=TORCHS)
-def test_state_that_torch_refuses_changes_nothing(wrapper, path, change, error, message):
+@paired("wrapper damage", {name: name for name in WRAPPERS}, TORCHS)
+def test_state_that_torch_refuses_changes_nothing(wrapper, damage):
+    path, change, error, message = damage
     before, wanted = undisturbed(wrapper)
     optimizer, state = copy.deepcopy(before), built(wrapper, steps=2).state_dict()
     with pytest.raises(error, match=message):

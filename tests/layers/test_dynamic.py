@@ -43,7 +43,6 @@ FORMS = {
     "dyisru-without-sqrt-d": (partial(DyISRU, sqrt_d=False), implicit_dyisru),
 }
 each_form = pytest.mark.parametrize(("kind", "formula"), FORMS.values(), ids=FORMS)
-each_granularity = pytest.mark.parametrize("per_channel", [False, True], ids=["scalar", "per-channel"])
 
 #: normalized_shape, dim, input shape: the places of LayerNorm, BatchNorm2d, BatchNorm1d and a LayerNorm over images.
 PLACES = {
@@ -55,7 +54,6 @@ PLACES = {
     "several-in-the-middle": ((3, 4), 2, (2, 3, 4, 5)),
     "unbatched": (5, -1, (5,)),
 }
-each_place = pytest.mark.parametrize(("size", "dim", "shape"), PLACES.values(), ids=PLACES)
 
 
 def features(size):
@@ -72,9 +70,9 @@ def test_output_at_initialisation_is_the_published_formula(kind, formula, size_d
 
 
 @pytest.mark.parametrize("kind", [DyT, DyISRU])
-@each_granularity
-@each_place
-def test_every_parameter_acts_on_its_own_channel(kind, per_channel, size, dim, shape):
+@paired("size_dim_shape per_channel", PLACES, {"scalar": False, "per-channel": True})
+def test_every_parameter_acts_on_its_own_channel(kind, size_dim_shape, per_channel):
+    size, dim, shape = size_dim_shape
     layer, x = kind(size, dim=dim, per_channel=per_channel), torch.randn(shape)
     for parameter in layer.parameters():
         parameter.data.uniform_(0.5, 2)

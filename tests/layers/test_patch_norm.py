@@ -17,7 +17,6 @@ pytestmark = [pytest.mark.usefixtures("in_float64"), quiet_same]
 LEARNING_RATE = 0.1
 EXACT = 1e-12  # float64, on numbers of order one
 
-each_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 each_class = pytest.mark.parametrize("case", CLASSES.values(), ids=CLASSES)
 each_form = pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 #: The two formulas.
@@ -25,8 +24,7 @@ BOTH = {name: FORMS[name] for name in ("affine-like-alpha-beta", "norm-like-alph
 each_class_in_some_form = paired("case form", CLASSES, FORMS)
 
 
-@each_case
-@pytest.mark.parametrize("form", BOTH.values(), ids=BOTH)
+@paired("case form", CASES, BOTH)
 def test_output_is_that_of_every_patch_alone(case, form):
     layer, x = build(case, form)
     torch.testing.assert_close(layer(x), reference(layer, x), rtol=EXACT, atol=EXACT)
