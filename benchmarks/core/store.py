@@ -82,7 +82,6 @@ class Store:
             else:
                 settings = {name: value for name, value in {**first, **line["settings"]}.items() if value is not None}
                 place = environments[line["environment"]]
-                found.pop(line["key"], None)
                 found[line["key"]] = {**line, "settings": settings, "environment": place}
         return found
 
