@@ -114,6 +114,41 @@ def test_average_is_over_rows_with_decaying_weights():
         assert relative_error(by_hand(plain, other), wanted) > 1e-3
 
 
+def polar(matrix: Tensor) -> Tensor:
+    u, _, vt = torch.linalg.svd(matrix, full_matrices=False)
+    return u @ vt
+
+
+class ExactMuon(torch.optim.SGD):
+    """Muon without Nesterov's look ahead, and with the polar factor that its iteration comes near to."""
+
+    def step(self, closure=None):
+        (group,) = self.param_groups
+        for p in group["params"]:
+            buffer = self.state[p].setdefault("momentum", torch.zeros_like(p))
+            buffer.mul_(group["momentum"]).add_(p.grad)
+            p.data.sub_(group["lr"] * polar(buffer))
+
+
+def test_around_muon_it_is_newton_muon():
+    """W ← W − η polar(M) with M ← μM + G(K + γI)⁻¹, K the running mean of xxᵀ and γ = damping × tr(K) / columns."""
+    layer, lr, momentum, decay = nn.Linear(5, 3, bias=False), 0.1, 0.9, 0.8
+    weight, buffer, gram, rows, alone = layer.weight.detach().clone(), torch.zeros(3, 5), 0.0, 0.0, torch.zeros(3, 5)
+    muon = ExactMuon(layer.parameters(), lr=lr, momentum=momentum)
+    optimizer = Preconditioned(muon, layer, damping=DAMPING, decay=decay, every=1)
+    for x in torch.randn(4, 8, 5) * torch.logspace(-1, 1, 5):
+        optimizer.zero_grad()
+        layer(x).square().sum().backward()
+        optimizer.step()
+        gram, rows = decay * gram + x.T @ x, decay * rows + len(x)
+        gradient = 2 * weight @ x.T @ x
+        buffer = momentum * buffer + by_hand(gradient, gram / rows)
+        alone = momentum * alone + gradient
+        assert relative_error(polar(alone), polar(buffer)) > 1e-2
+        weight -= lr * polar(buffer)
+        assert relative_error(layer.weight.detach(), weight) <= EXACT
+
+
 def test_wide_layers_are_turned_by_blocks_with_one_damping():
     layer, x = nn.Linear(5, 3), torch.randn(9, 5) * torch.logspace(-1, 1, 5)
     optimizer = wrapped(layer, max_dim=3)
