@@ -194,6 +194,21 @@ def test_what_no_step_is_to_see_is_not_in_the_average():
     assert optimizer.chart.layers[0].rows > 8 / (1 - 0.8) * (1 - 0.8**3)
 
 
+def test_rows_of_one_step_are_counted_once_however_its_calls_are_ordered():
+    layer, x = nn.Linear(4, 3), torch.randn(9, 4)
+    optimizer = wrapped(layer)
+    loss = layer(x[:5]).sum()
+    optimizer.zero_grad()
+    loss.backward()
+    layer(x[5:]).sum().backward()
+    with torch.no_grad():
+        layer(100 * x)  # an evaluation before the step
+    optimizer.step()
+    rows = with_one(x)
+    wanted = by_hand(torch.ones(3, 9) @ rows, rows.T @ rows / 9)
+    assert relative_error(joined(optimizer.inner.gradients), wanted) <= EXACT
+
+
 def test_inverse_is_kept_between_measurements():
     kept, fresh = network(every=3), network()
     batches = torch.randn(5, 8, 6)
@@ -255,6 +270,16 @@ def test_float16_is_summed_in_float32():
     optimizer.step()
     assert all(gradient.dtype == torch.float16 for gradient in optimizer.inner.gradients)
     assert all(bool(gradient.isfinite().all()) for gradient in optimizer.inner.gradients)
+
+
+def test_autocast_leaves_the_sums_as_they_are():
+    layer, x = nn.Linear(6, 3).float(), torch.randn(9, 6, dtype=torch.float32)
+    optimizer = wrapped(layer)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        layer(x)
+        assert relative_error((x.mT @ x).float(), x.mT.double() @ x.double()) > 1e-4
+    rows = with_one(x.double())
+    assert relative_error(optimizer.chart.layers[0].pending[0][0], rows.mT @ rows) < 1e-6
 
 
 def test_nan_travels_and_does_not_stay():
