@@ -3,7 +3,7 @@
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from importlib import import_module
@@ -40,6 +40,7 @@ class TextRun(Run):
     seed: int = 0  # draws the initialisation and, by itself, the batches: they are the same for every method
     preset: str = "small"
     embedding_deviation: float | None = None  # at first; see `GPT`
+    embedding_lr: float | None = None  # at its peak, of the AdamW that trains them; None is that of all it trains
     clip: float | None = None  # what the norm of all gradients is cut to
 
     kind = "language"
@@ -75,7 +76,18 @@ def _for_matrices(model: GPT, run: TextRun, kind: Callable[..., Optimizer], **op
     inside = {id(matrix) for matrix in matrices(model)}
     rest = [parameter for parameter in model.parameters() if id(parameter) not in inside]
     first = kind(matrices(model), lr=run.lr, weight_decay=run.weight_decay, **options)
-    return [first, AdamW(rest, lr=REST_LR, weight_decay=run.weight_decay)]
+    return [first, _adamw(model, rest, run, REST_LR)]
+
+
+def _adamw(model: GPT, parameters: Iterable[Tensor], run: TextRun, lr: float) -> AdamW:
+    """AdamW, and the embeddings at a rate of their own where the run has one."""
+    groups: list[dict[str, Any]] = [{"params": list(parameters)}]
+    if run.embedding_lr is not None:
+        embeddings = {id(embedding.weight) for embedding in (model.token_embedding, model.position_embedding)}
+        inside = [parameter for parameter in groups[0]["params"] if id(parameter) in embeddings]
+        groups[0]["params"] = [parameter for parameter in groups[0]["params"] if id(parameter) not in embeddings]
+        groups.append({"params": inside, "lr": run.embedding_lr})
+    return AdamW(groups, lr=lr, weight_decay=run.weight_decay)
 
 
 def _muon(model: GPT, run: TextRun) -> list[Optimizer]:
@@ -103,7 +115,7 @@ def _schedule_free(model: GPT, run: TextRun) -> Optimizer:
 
 #: (model, run) → optimizers of disjoint sets of parameters; the first is what a method wraps.
 OPTIMIZERS: dict[str, Callable[[GPT, TextRun], list[Optimizer]]] = {
-    "adamw": lambda model, run: [AdamW(model.parameters(), lr=run.lr, weight_decay=run.weight_decay)],
+    "adamw": lambda model, run: [_adamw(model, model.parameters(), run, run.lr)],
     "sgd": lambda model, run: [SGD(model.parameters(), lr=run.lr, momentum=0.9, weight_decay=run.weight_decay)],
     "muon": _muon,
     "schedulefree": lambda model, run: [_schedule_free(model, run)],

@@ -7,7 +7,7 @@ import torch
 from scipy import stats
 
 from benchmarks.core.store import Store
-from benchmarks.language import TextRun, Trainer, build_model, train
+from benchmarks.language import TextRun, Trainer, build_model, build_optimizers, train
 from benchmarks.studies import norm_free
 from benchmarks.studies.norm_free import COARSE, Row, report, search
 from examples import gpt as text
@@ -71,6 +71,23 @@ def test_table_has_means_and_welchs_p_by_hand(tmp_path):
     assert f"{row} {against} | {against} |" in section
     assert "| 1 to 3 | 2 |" in section
     assert "seeds 1 to 3" in section
+
+
+@pytest.mark.parametrize("method", ["adamw", "muon"])
+def test_embeddings_have_a_rate_of_their_own_where_it_is_asked_for(method):
+    def moved(embedding_lr):
+        run = TextRun("t", method, "none", 1e-2, preset="tiny", embedding_lr=embedding_lr)
+        model = build_model(run, 11)
+        before = {name: p.detach().clone() for name, p in model.named_parameters()}
+        for p in model.parameters():
+            p.grad = torch.ones_like(p)
+        for optimizer in build_optimizers(model, run):
+            optimizer.step()
+        return {name: (p - before[name]).abs().mean().item() for name, p in model.named_parameters()}
+
+    rest, own = moved(None), moved(0.5)
+    for name, step in rest.items():
+        assert own[name] == pytest.approx(0.5 if "embedding" in name else step, rel=1e-4), name
 
 
 def test_embeddings_are_drawn_as_asked_and_nothing_else_changes():
