@@ -140,7 +140,8 @@ def test_rate_of_zero_changes_no_bit_of_groups_in_half_precision(hold):
     """W s is rounded to the weight's precision, while s of several groups is a tensor of a wider one."""
     layer = nn.Conv1d(4, 4, 3, groups=2).bfloat16()
     start = layer.weight.detach().clone()
-    optimizer = InputScaled(torch.optim.SGD(layer.parameters(), lr=0.0), layer, hold=hold)
+    unknown = type("Unknown", (torch.optim.SGD,), {})  # an optimizer that may read the weights, which are mapped for it
+    optimizer = InputScaled(unknown(layer.parameters(), lr=0.0), layer, hold=hold)
     for size in (2.0, 6.0):
         layer(size * torch.randn(2, 4, 9, dtype=torch.bfloat16)).sum().backward()
         optimizer.step()
