@@ -8,14 +8,11 @@ from torch.optim import Optimizer
 from ..attach.checks import bypassed, refuse_flat, refuse_lazy
 from ..attach.coverage import warn
 from .averages import Averages
-from .coordinates import Coordinates
+from .coordinates import UNFLATTENED, Coordinates
 from .input_chart import InputChart
 from .rows import why_not_rows
 from .shards import refuse_shards
 from .sums import InputSums
-
-#: What to do where parameters are flattened.
-UNFLATTENED = "use fully_shard, or GradientOnly, which goes with FSDP1"
 
 
 class ByInputs(Coordinates):

@@ -15,8 +15,8 @@ from .room import Room
 from .unread import kept_by_step
 from .wrapper import OptimizerWrapper, check_same_parameters
 
-#: What to do where parameters are sharded, and coordinates take whole weights.
-UNSHARDED = "use DistributedDataParallel, or GradientOnly, which goes with fully_shard"
+#: What to do where FSDP1 has flattened parameters.
+UNFLATTENED = "use fully_shard, or GradientOnly, which goes with FSDP1"
 
 #: Where in a state dict coordinates keep what they remember, and what coordinates within them do.
 _CHARTS = ("chart", "within")

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from .._linalg.roots import NoRootError
+from .._linalg.shards import add_up, cut_of
 from ..attach.coverage import Coverage, warn
 from .checkpoint import ANYTHING, COUNT, check
 from .coordinates import Chart, Kept, Map
-from .processes import Processes, add_up, holders
+from .processes import Processes
 from .sums import InputSums
 
 #: What is kept of a layer's inputs, and what a measurement makes of it.
@@ -110,10 +111,10 @@ class InputChart(Chart, Generic[Sums, Measured]):
         sums: dict[Any, list[Tensor]] = {}
         by_weight = {id(map_.parameters[0]): map_ for map_ in maps}
         for layer in self.layers:
-            if (group := holders(layer.weight)) is not None:
+            if (cut := cut_of(layer.weight)) is not None:
                 found = by_weight.get(id(layer.weight))
                 none = torch.zeros(self.partials, dtype=torch.float64, device=layer.weight.device)
-                sums.setdefault(group, []).append(none if found is None else found.partial(*maps[found]))
+                sums.setdefault(cut.group, []).append(none if found is None else found.partial(*maps[found]))
         for group, partials in sums.items():
             add_up(partials, group)
 

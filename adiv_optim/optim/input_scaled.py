@@ -8,12 +8,13 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from .._linalg.shards import local
 from ..attach.rows import patches_of
 from .by_inputs import ByInputs
 from .checkpoint import POSITIVE, Maybe
 from .coordinates import Kept, Map
 from .input_chart import InputChart
-from .processes import Processes, local
+from .processes import Processes
 from .rows import features_of
 from .sums import InputSums
 

@@ -5,8 +5,8 @@ from typing import Any
 from torch import Tensor, dtype, nn
 from torch.nn.utils import parametrize
 
+from .._linalg.shards import local
 from ..attach.layers import CORRECTED, PLAIN, corrected_types, is_transposed, plain_type
-from .processes import local
 
 
 def features_of(module: nn.Module) -> int:

@@ -5,6 +5,7 @@ from typing import Any
 
 from torch import distributed, nn
 
+from .._linalg.shards import why_not_one_cut
 from ..attach.layers import is_transposed, plain_type
 from .processes import Processes
 from .sums import InputSums
@@ -43,6 +44,16 @@ def refuse_shards(what: str, model: nn.Module, layers: Sequence[InputSums], proc
             raise ValueError(
                 f"{what}: ranks {missing} hold a part of {layer.name!r} and are not in process_group; what it reads "
                 "must be added up over all of its mesh: give a group that has them, or leave process_group=None."
+            )
+
+
+def refuse_cuts(what: str, model: nn.Module) -> None:
+    """Raise a ValueError if a parameter is sharded otherwise than by one cut along one of its dimensions."""
+    for name, parameter in model.named_parameters():
+        if why := why_not_one_cut(parameter):
+            raise ValueError(
+                f"{what}: {name!r} is sharded as {_placed(parameter)}, {why}; cut it once, by "
+                "fully_shard or by parallelize_module alone."
             )
 
 

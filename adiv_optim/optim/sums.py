@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch._C import _functorch
 from torch._subclasses.fake_tensor import FakeTensor
 
+from .._linalg.shards import local
 from ..functional.shared import exporting, refuse_capture
 from .checkpoint import NUMBER, POSITIVE, Maybe, check, numbers
-from .processes import local
 
 
 class InputSums(ABC):

@@ -8,11 +8,12 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from .. import gauge as gauges
-from ..attach.checks import refuse_sharded
+from ..attach.checks import refuse_flat
 from ..attach.coverage import Coverage, warn
 from .checkpoint import COUNT, DICT, Fits, Maybe, broadcasts, check, numbers
-from .coordinates import UNSHARDED, Chart, Coordinates, Detached, Map, all_or_nothing
+from .coordinates import UNFLATTENED, Chart, Coordinates, Detached, Map, all_or_nothing
 from .diagonal import Diagonal
+from .shards import refuse_cuts
 
 
 class CanonicalChart(Chart):
@@ -30,6 +31,8 @@ class CanonicalChart(Chart):
         self, model: nn.Module, graph: gauges.ChannelGraph, gauge: gauges.Gauge, project: bool, compiled: bool
     ) -> None:
         self.model, self.graph, self.gauge = model, graph, gauge
+        #: What the optimizer holds: between a forward and its backward the modules of fully_shard hold others.
+        self.parameters = dict(model.named_parameters())
         self.project, self.compiled = project, compiled
         self.steps = self.measurements = 0
         self._measured: Tensor | None = None
@@ -38,28 +41,27 @@ class CanonicalChart(Chart):
 
     def maps(self) -> Iterable[Map]:
         """Return one map per parameter that has scales."""
-        parameters = dict(self.model.named_parameters())
         if self.steps % self.gauge.every == 0 or not self._factors:
-            self._measure(parameters)
+            self._measure()
         found: list[Map] = []
         for name, factors in self._factors.items():
-            parameter = parameters[name]
+            parameter = self.parameters[name]
             if not parameter.requires_grad or parameter.grad is None:
                 continue
-            found.append(Diagonal(parameter, factors.shape, factors.d, factors.e, self.compiled))
+            found.append(Diagonal(parameter, *factors.held(parameter), self.compiled))
         return found
 
     def settings(self) -> dict[str, Any]:
         """Return gauge and options, as the repr shows them."""
         return {"gauge": self.gauge, "project": self.project, "compile": self.compiled}
 
-    def _measure(self, parameters: dict[str, nn.Parameter]) -> None:
+    def _measure(self) -> None:
         # Scales of the last measurement are a start: one pass over the weights is enough from there.
         self._log_scales = gauges.network_scales(
-            self.graph, parameters, fan_in=self.gauge.fan_in, start=self._log_scales
+            self.graph, self.parameters, fan_in=self.gauge.fan_in, start=self._log_scales
         )
         self._measured, self.measurements = self._log_scales, self.measurements + 1
-        self._factors = self.gauge.factors(self.graph, parameters, self._log_scales)
+        self._factors = self.gauge.factors(self.graph, self.parameters, self._log_scales)
 
     def after_step(self) -> None:
         """Count the step, and project if asked to."""
@@ -169,7 +171,7 @@ class UnitConsistent(Coordinates):
         gauge: `gauge.NetworkGauge()` (default) or `gauge.LayerGauge()`; see there for learning rates.
         example_input: what the model is called with, to trace it: a tensor, or a tuple of positional or a dict of
             keyword arguments. Not needed with a `graph`.
-        graph: from `gauge.trace`, if it is there already.
+        graph: from `gauge.trace`, if it is there already; needed of a sharded model, traced before it was sharded.
         project: after every step, rescale the model itself to the balanced gauge (the paper's Π). Its function
             stays what it is, its weights do not. Not inside `Preconditioned`, whose averages
             remember activations of other scales.
@@ -178,8 +180,8 @@ class UnitConsistent(Coordinates):
 
     Raises:
         TypeError: not an optimizer, LBFGS, or not a gauge.
-        ValueError: neither example_input nor graph, a model that cannot be traced, sharded
-            parameters, or in `step` a weight that holds NaN or inf; the weights are then what they were.
+        ValueError: neither example_input nor graph, a model that cannot be traced, parameters
+            that FSDP1 has flattened or that are cut along two dimensions, or in `step` a weight that holds NaN or inf; the weights are then what they were.
 
     Example:
         >>> import torch
@@ -217,7 +219,8 @@ class UnitConsistent(Coordinates):
             raise TypeError(f"UnitConsistent: gauge is {gauge!r}; pass gauge.NetworkGauge() or gauge.LayerGauge().")
         model = _unwrapped(model)
         if isinstance(model, nn.Module):
-            refuse_sharded("UnitConsistent", model, UNSHARDED)
+            refuse_flat("UnitConsistent", model, UNFLATTENED)
+            refuse_cuts("UnitConsistent", model)
         if graph is None:
             if example_input is None:
                 raise ValueError("UnitConsistent: pass example_input, what the model is called with, to trace it.")

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from .._linalg.roots import Factor, Spectrum, Whole, low_rank_roots, roots
+from .._linalg.shards import local
 from .coordinates import Kept, Map
 from .covariance import InputCovariance
 from .input_chart import InputChart
-from .processes import local
 from .rows import as_matrix, from_matrix
 
 #: R and R⁻¹ of every block.

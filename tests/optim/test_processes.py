@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import distributed, nn
 
-from adiv_optim import InputScaled, Preconditioned, Whitened
+from adiv_optim import InputScaled, Preconditioned, UnitConsistent, Whitened, gauge
 from tests.helpers.loops import Weights, adamw, deviation, images, network, sgd, train, weights
 from tests.helpers.processes import needs_distributed, on_two_processes
 
@@ -152,6 +152,21 @@ def test_a_step_has_one_sum_for_all_layers(one_process, wrapper, steps, calls):
     assert all_reduce.call_count == calls
 
 
+@on_cpu
+@pytest.mark.parametrize(
+    ("rule", "calls"), [(gauge.NetworkGauge(every=3), [2, 0, 0, 1]), (gauge.LayerGauge(every=2), [3, 0, 2])]
+)
+def test_a_measurement_of_scales_is_one_sum_for_each_pass_over_the_weights(one_process, rule, calls):
+    """The first one takes two passes, from nowhere."""
+    graph = gauge.trace(network(), images(1)[0][0])
+    model = sharded(network())
+    optimizer = UnitConsistent(sgd(model), model, graph=graph, gauge=rule)
+    for count in calls:
+        with mock.patch.object(distributed, "all_reduce", wraps=distributed.all_reduce) as all_reduce:
+            optimizer.step()
+        assert all_reduce.call_count == count
+
+
 def transposed() -> nn.Module:
     return pytest.importorskip("transformers.pytorch_utils").Conv1D(3, 4)
 
@@ -194,3 +209,11 @@ def test_shards_that_are_no_whole_rows_of_outputs_are_refused(one_process, build
     for wrapper in EACH.values():
         with pytest.raises(ValueError, match=f"^{wrapper.__name__}: .*{message}"):
             wrapper(sgd(model), model, **options)
+
+
+@on_cpu
+def test_weights_that_are_cut_twice_have_no_scales(one_process):
+    graph = gauge.trace(nn.Sequential(nn.Linear(4, 4)), torch.ones(1, 4))
+    model = tensor_and_fully()
+    with pytest.raises(ValueError, match=r"^UnitConsistent: '0.weight' is sharded as .*, cut by several dimensions"):
+        UnitConsistent(sgd(model), model, graph=graph)
