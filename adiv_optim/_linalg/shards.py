@@ -37,7 +37,7 @@ class Cut(NamedTuple):
 
 
 def cut_of(tensor: Any) -> Cut | None:
-    """Where a tensor is sharded, for which `why_not_one_cut` has nothing to say; None where this process holds it all."""
+    """Where a tensor is sharded, if `why_not_one_cut` has nothing to say; None where this process holds it all."""
     for place, placement in enumerate(getattr(tensor, "placements", ())):
         if placement.is_shard():
             mesh, size = tensor.device_mesh, tensor.shape[placement.dim]

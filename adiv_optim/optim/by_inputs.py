@@ -5,7 +5,7 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-from ..attach.checks import bypassed, refuse_flat, refuse_lazy
+from ..attach.checks import NAMED, bypassed, named_in_skip, refuse_flat, refuse_lazy
 from ..attach.coverage import warn
 from .averages import Averages
 from .coordinates import UNFLATTENED, Coordinates
@@ -39,7 +39,9 @@ class ByInputs(Coordinates):
             raise ValueError(
                 f"{name}: no tensor the optimizer holds is the weight of a layer whose rows are known: {reasons}."
             )
-        trained = sum(p.numel() for group in self.param_groups for p in group["params"] if p.requires_grad)
+        skipped = {id(p) for module in named_in_skip(model, chart.skip) for p in module.parameters(recurse=False)}
+        held = [p for group in self.param_groups for p in group["params"] if id(p) not in skipped]
+        trained = sum(p.numel() for p in held if p.requires_grad)
         if 2 * sum(p.numel() for layer in chart.layers for p in layer.parameters) < trained:
             warn(
                 f"{name} treats less than half of the elements of {type(model).__name__} that the optimizer holds; the "
@@ -79,8 +81,9 @@ class ByInputs(Coordinates):
         return self.chart.layers if isinstance(self.chart, InputChart) else []  # once detached there are none
 
     def _find_layers(self) -> None:
-        refuse_lazy(type(self).__name__, self.model)
         chart = self.chart
+        skipped = named_in_skip(self.model, chart.skip)
+        refuse_lazy(type(self).__name__, self.model, skipped)
         held = {id(p) for group in self.param_groups for p in group["params"]}
         users: dict[int, list[nn.Module]] = {}
         named: dict[int, tuple[str, nn.Parameter]] = {}
@@ -95,8 +98,8 @@ class ByInputs(Coordinates):
         layers, plain, plain_biases = [], {}, {}
         for key, modules in users.items():
             name, parameter = named[key]
-            by = next((without_call[module] for module in modules if module in without_call), None)
-            if why := by or why_not_rows(name, parameter, modules):
+            by = [NAMED] if not skipped.isdisjoint(modules) else [without_call[m] for m in modules if m in without_call]
+            if why := next(iter(by), "") or why_not_rows(name, parameter, modules):
                 plain[key] = why
                 continue
             bias = modules[0].bias

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from .._linalg.roots import NoRootError
 from .._linalg.shards import add_up, cut_of
+from ..attach.checks import Skip
 from ..attach.coverage import Coverage, warn
 from .checkpoint import ANYTHING, COUNT, check
 from .coordinates import Chart, Kept, Map
@@ -30,6 +31,7 @@ class InputChart(Chart, Generic[Sums, Measured]):
         decay: how much the average of earlier measurements counts at each new one.
         synchronize: add up over processes.
         process_group: which processes those are.
+        skip: modules to leave alone.
     """
 
     #: Why a bias is not treated with its weight, or "" if it is.
@@ -39,8 +41,11 @@ class InputChart(Chart, Generic[Sums, Measured]):
     decay: float
     synchronize: bool
     process_group: Processes
+    skip: Skip
 
     def __post_init__(self) -> None:
+        if not isinstance(self.skip, str):
+            self.skip = tuple(self.skip)
         #: What is measured, and why everything else is not.
         self.layers: list[Sums] = []
         self.plain: dict[str, str] = {}

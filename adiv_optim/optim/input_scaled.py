@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from .._linalg.shards import local
+from ..attach.checks import Skip
 from ..attach.rows import patches_of
 from .by_inputs import ByInputs
 from .checkpoint import POSITIVE, Maybe
@@ -209,6 +210,7 @@ class InputScaled(ByInputs):
             much. What the network computes then moves a little at each measurement.
         synchronize: add up over the processes of torch.distributed.
         process_group: which processes those are, as for `Whitened`.
+        skip: paths of modules and module types to leave alone, as for `attach`.
 
     Raises:
         TypeError: not an optimizer, or LBFGS.
@@ -244,11 +246,12 @@ class InputScaled(ByInputs):
         hold: bool = False,
         synchronize: bool = True,
         process_group: Any = None,
+        skip: Skip = (),
     ) -> None:
         if not 0 < floor < float("inf"):
             raise ValueError(f"InputScaled: floor is {floor}; it must be positive and finite.")
         chart = ScaleChart(
             every=every, decay=decay, floor=floor, hold=hold, synchronize=synchronize,
-            process_group=Processes("InputScaled", process_group),
+            process_group=Processes("InputScaled", process_group), skip=skip,
         )  # fmt: skip
         super().__init__(optimizer, model, chart)

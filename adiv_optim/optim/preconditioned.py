@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from .._linalg.roots import NoRootError, Whole
+from ..attach.checks import Skip
 from .by_inputs import ByInputs, refuse_no_count
 from .coordinates import Kept, Map
 from .covariance import InputCovariance
@@ -113,6 +114,7 @@ class Preconditioned(ByInputs):
         max_dim: wider layers keep diagonal blocks of at most this size of A; None is no limit.
         synchronize: add A up over the processes of torch.distributed.
         process_group: which processes those are, as for `Whitened`.
+        skip: paths of modules and module types to leave alone, as for `attach`.
 
     Raises:
         TypeError: not an optimizer, or LBFGS.
@@ -145,12 +147,13 @@ class Preconditioned(ByInputs):
         max_dim: int | None = 1024,
         synchronize: bool = True,
         process_group: Any = None,
+        skip: Skip = (),
     ) -> None:
         if not 0 < damping < float("inf"):
             raise ValueError(f"Preconditioned: damping is {damping}; it must be positive and finite.")
         refuse_no_count("Preconditioned", max_dim=max_dim)
         chart = InverseChart(
             damping=damping, decay=decay, every=every, max_dim=max_dim, synchronize=synchronize,
-            process_group=Processes("Preconditioned", process_group),
+            process_group=Processes("Preconditioned", process_group), skip=skip,
         )  # fmt: skip
         super().__init__(optimizer, model, chart)

@@ -28,8 +28,7 @@ def refuse_shards(what: str, model: nn.Module, layers: Sequence[InputSums], proc
             if why := _why_not(layer, parameter, managed):
                 raise ValueError(
                     f"{what}: {layer.name!r} is sharded as {_placed(parameter)}, {why}; cut weights and biases along "
-                    "dimension 0 by fully_shard alone, which is its default, or give this layer to another optimizer, "
-                    "one that is not wrapped."
+                    "dimension 0 by fully_shard alone, which is its default, or name this layer in skip."
                 )
         mesh = getattr(layer.weight, "device_mesh", None)
         if mesh is None:

@@ -17,7 +17,7 @@ def layer_scales(graph: ChannelGraph, names: Iterable[str], parameters: Mapping[
     """Return D and E of weights by `rz_scaling`.
 
     Of a sharded weight every process sums log|W| over the rows and the columns of what it holds; one sum over processes
-    for all weights then gives D and E on each. A weight for which that is not enough, because it has zeros, is gathered.
+    for all weights then gives D and E on each. A weight for which that is not enough, as one with zeros, is gathered.
 
     Args:
         graph: from `trace`.
