@@ -81,6 +81,14 @@ def held(shape: tuple[int, ...], ends: Sequence[Tensor], tensor: Any) -> tuple[t
     return tuple(local(tensor).shape), parts
 
 
+def stacked(part: Tensor, like: Any) -> Tensor:
+    """What every process has of its own, in one tensor that is dealt to them as `like` is, with one more dimension."""
+    from torch.distributed.tensor import DTensor, Replicate, Shard
+
+    placements = [Shard(0) if placement.is_shard() else Replicate() for placement in like.placements]
+    return DTensor.from_local(part[None], like.device_mesh, placements)
+
+
 def add_up(tensors: Iterable[Tensor], group: Group = None) -> None:
     """Add tensors up over the processes of a group, in place, by one all-reduce for each dtype."""
     kinds: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}

@@ -142,6 +142,12 @@ class _Held:
         self.weights = [room.like(p.detach()).copy_(p) for p in moving]
 
     def enter(self) -> None:
+        for parameter in self.map.parameters:
+            # Tensor parallelism may leave a gradient as parts that are yet to be added up.
+            gradient: Any = parameter.grad
+            wanted = getattr(parameter, "placements", None)
+            if gradient is not None and getattr(gradient, "placements", None) != wanted:
+                parameter.grad = gradient.redistribute(placements=wanted)
         self.map.enter(self.weights, self.kept, self.like)
 
     def leave(self) -> None:

@@ -50,6 +50,8 @@ class InputChart(Chart, Generic[Sums, Measured]):
         self.layers: list[Sums] = []
         self.plain: dict[str, str] = {}
         self.steps = 0
+        #: Whether all processes see the same rows, so that there is nothing to add up.
+        self.alone = False
         #: Whether what is remembered has been loaded since the last step, by itself.
         self.loaded = False
         self.measured: dict[str, Measured] = {}
@@ -88,8 +90,9 @@ class InputChart(Chart, Generic[Sums, Measured]):
     def maps(self) -> Iterable[Map]:
         """Return one map for each weight whose inputs were seen and that has a gradient."""
         if self._due():
-            if self.synchronize and self.process_group.several:
+            if self.synchronize and self.process_group.several and not self.alone:
                 _sum_over_processes(self.layers, self.process_group)
+            _sum_over_columns(self.layers)
             for layer in self.layers:
                 self._measure(layer)
         maps = []
@@ -220,3 +223,16 @@ def _sum_over_processes(layers: Sequence[InputSums], processes: Processes) -> No
             blocks += layer.pending
             layer.pending_rows = count
     add_up(blocks, processes.group)
+
+
+def _sum_over_columns(layers: Sequence[InputSums]) -> None:
+    """Add what is pending of all columns of a layer up over the processes that hold the others.
+
+    They see the same rows: where one has seen any, all have.
+    """
+    sums: dict[Any, list[Tensor]] = {}
+    for layer in layers:
+        if layer.cut is not None and layer.pending is not None:
+            sums.setdefault(layer.cut.group, []).append(layer.pending[-1])
+    for group, parts in sums.items():
+        add_up(parts, group)

@@ -33,6 +33,11 @@ class InputPower(InputSums):
         self.last: Scales | None = None
 
     @property
+    def features(self) -> int:
+        """How many entries a row has, those of other processes included."""
+        return self.weight.shape[1] if self.cut else features_of(self.modules[0])
+
+    @property
     def shapes(self) -> list[tuple[int, ...]]:
         """One number for each group."""
         return [(self.groups,)]
@@ -45,7 +50,7 @@ class InputPower(InputSums):
 
     def rms(self) -> Scales:
         """The root of the mean square of an entry, for each group."""
-        entries = self.rows * features_of(self.modules[0])
+        entries = self.rows * self.features
         return [] if self.total is None else (self.total[0] / entries).sqrt().tolist()
 
     def state_dict(self) -> dict[str, Any]:

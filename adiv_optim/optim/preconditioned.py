@@ -62,8 +62,7 @@ class InverseChart(InputChart[InputCovariance, list[Whole]]):
 
     def measure(self, layer: InputCovariance) -> list[Whole]:
         """Return (A + λI)⁻¹ of every block."""
-        mean, size = layer.mean(), sum(layer.sizes)
-        average = torch.stack([block.diagonal(dim1=-2, dim2=-1).sum(-1) for block in mean]).sum(0) / size
+        mean, average = layer.mean(), layer.average()
         level = torch.where(average > 0, average, 1.0)[..., None]
         inverses = []
         for block in mean:
