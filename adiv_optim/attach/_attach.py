@@ -4,7 +4,7 @@ A swapped layer keeps its parameters, buffers, hooks and state-dict keys; only i
 `adiv_optim.functional`.
 """
 
-from collections.abc import Container, Iterable
+from collections.abc import Container
 
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
@@ -12,7 +12,7 @@ from torch.nn.utils import parametrize
 
 from ..corrections import Correction, check_correction
 from ..functional.uses import plain_uses
-from .checks import bypassed, label, refuse_attached, refuse_lazy
+from .checks import Skip, bypassed, label, named_in_skip, refuse_attached, refuse_lazy
 from .coverage import Coverage, resolved, warn, wrappers_of
 from .layers import PLAIN, Corrected, corrected_types, plain_type, swapped
 
@@ -21,7 +21,7 @@ def attach(
     model: nn.Module,
     correction: Correction,
     *,
-    skip: Iterable[str | type[nn.Module]] = (),
+    skip: Skip = (),
     strict: bool = False,
 ) -> nn.Module:
     """Put a correction on every nn.Linear, nn.Conv1d/2d/3d and Conv1D of transformers in a model, in place.
@@ -59,7 +59,7 @@ def attach(
         Linear(in_features=2, out_features=3, bias=True)
     """
     check_correction(correction)
-    skipped = _skipped(model, skip)
+    skipped = named_in_skip(model, skip)
     refuse_attached(
         "attach",
         model,
@@ -189,25 +189,6 @@ def _corrections(
             rule = f"corrected by {type(owner._correction).__name__}{part}"
             notes[path].append(("treated", rule) if owner._ran else ("never_seen", "its layer has not run"))
     return notes, elements, {key: uses[0][0] for key, uses in owned.items()}
-
-
-def _skipped(model: nn.Module, skip: Iterable[str | type[nn.Module]]) -> set[nn.Module]:
-    if isinstance(skip, str):
-        raise TypeError(f"skip is the string {skip!r}; pass a list of paths or types: skip=[{skip!r}].")
-    modules = dict(model.named_modules(remove_duplicate=False))
-    skipped: set[nn.Module] = set()
-    for entry in skip:
-        if isinstance(entry, type):
-            roots = [module for module in modules.values() if isinstance(module, entry)]
-        else:
-            roots = [module for path, module in modules.items() if path == entry]
-        if not roots:
-            raise ValueError(
-                f"skip names {entry!r}, which the model does not have; its modules are "
-                f"{', '.join(repr(name) for name in list(modules)[:20])}{', …' if len(modules) > 20 else ''}."
-            )
-        skipped.update(module for root in roots for module in root.modules())
-    return skipped
 
 
 def _trainable(model: nn.Module) -> list[tuple[str, nn.Parameter, nn.Module]]:

@@ -1,6 +1,6 @@
-"""Checks that a model is not lazy, sharded or attached twice, and which of its layers are used without a call."""
+"""Checks that a model is not lazy, sharded or attached twice; which of its layers are skipped, or never called."""
 
-from collections.abc import Container
+from collections.abc import Container, Iterable
 
 from torch import nn
 from torch.nn.parameter import is_lazy
@@ -11,6 +11,12 @@ from .layers import Corrected, plain_type
 _BYPASSING: tuple[type[nn.Module], ...] = tuple(
     getattr(nn, name) for name in ("MultiheadAttention", "LinearCrossEntropyLoss") if hasattr(nn, name)
 )
+
+
+#: Paths of modules, each with all below it, and module types.
+Skip = Iterable[str | type[nn.Module]]
+#: Why what they hold takes the plain step.
+NAMED = "named in skip"
 
 
 def label(path: str) -> str:
@@ -29,6 +35,26 @@ def bypassed(model: nn.Module) -> dict[nn.Module, str]:
         if plain_type(module) in _BYPASSING
         for layer in module.children()
     }
+
+
+def named_in_skip(model: nn.Module, skip: Skip) -> set[nn.Module]:
+    """The modules that `skip` names, and all below them; raise a ValueError where the model has none of that name."""
+    if isinstance(skip, str):
+        raise TypeError(f"skip is the string {skip!r}; pass a list of paths or types: skip=[{skip!r}].")
+    modules = dict(model.named_modules(remove_duplicate=False))
+    skipped: set[nn.Module] = set()
+    for entry in skip:
+        if isinstance(entry, type):
+            roots = [module for module in modules.values() if isinstance(module, entry)]
+        else:
+            roots = [module for path, module in modules.items() if path == entry]
+        if not roots:
+            raise ValueError(
+                f"skip names {entry!r}, which the model does not have; its modules are "
+                f"{', '.join(repr(name) for name in list(modules)[:20])}{', …' if len(modules) > 20 else ''}."
+            )
+        skipped.update(module for root in roots for module in root.modules())
+    return skipped
 
 
 def refuse_lazy(what: str, model: nn.Module, skipped: Container[nn.Module] = ()) -> None:

@@ -76,9 +76,10 @@ def apply_gauge(model: nn.Module, graph: ChannelGraph, log_scales: Tensor) -> nn
         raise ValueError(
             f"the graph has {lacking[0]!r}, which the model does not; trace the model that it is applied to."
         )
-    views = {name: entries[name].view(name, tensors[name]) for name in factors}
-    for name, tensor in views.items():
-        tensor.mul_(factors[name].d.to(tensor)).mul_(factors[name].e.to(tensor))
+    parts = {name: entries[name].held(name, tensors[name])[1] for name in factors}
+    for name, part in parts.items():
+        _, d, e = factors[name].held(tensors[name])
+        part.mul_(d.to(part)).mul_(e.to(part))
     return model
 
 

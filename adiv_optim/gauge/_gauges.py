@@ -4,11 +4,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from .channels.graph import ChannelGraph, Factors
-from .scales.rz import rz_scaling
+from .scales.layers import layer_scales
 
 
 @dataclass(frozen=True)
@@ -77,16 +76,7 @@ class LayerGauge(Gauge):
 
     def factors(self, graph: ChannelGraph, parameters: Mapping[str, Tensor], log_scales: Tensor) -> dict[str, Factors]:
         """Return the scales of `rz_scaling` for weights, exp(s_out) for biases; see `Gauge.factors`."""
-        found = graph.factors(log_scales)
-        for name in self._weights(graph):
-            entry, weight = graph.parameters[name], parameters[name].detach()
-            # Scales of float16 weights may lie outside of float16's range.
-            weight = weight.to(torch.promote_types(weight.dtype, torch.float32))
-            ones = (1,) * (weight.dim() - 2)
-            rows, _, columns = rz_scaling(weight.reshape(entry.shape), kernel_dims=len(ones))
-            d, e = rows.view(*rows.shape, 1, *ones), columns.view(*columns.shape[:-1], 1, -1, *ones)
-            found[name] = Factors(entry.shape, d, e)
-        return found
+        return {**graph.factors(log_scales), **layer_scales(graph, self._weights(graph), parameters)}
 
     def treats(self, graph: ChannelGraph) -> dict[str, str]:
         """Say "layer gauge" of weights; see `Gauge.treats`."""

@@ -5,17 +5,14 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-from ..attach.checks import bypassed, refuse_flat, refuse_lazy
+from ..attach.checks import NAMED, bypassed, named_in_skip, refuse_flat, refuse_lazy
 from ..attach.coverage import warn
 from .averages import Averages
-from .coordinates import Coordinates
+from .coordinates import UNFLATTENED, Coordinates
 from .input_chart import InputChart
 from .rows import why_not_rows
-from .shards import refuse_shards
+from .shards import bias_of_columns, managed_by_fsdp, refuse_shards, why_replicated
 from .sums import InputSums
-
-#: What to do where parameters are flattened.
-UNFLATTENED = "use fully_shard, or GradientOnly, which goes with FSDP1"
 
 
 class ByInputs(Coordinates):
@@ -42,7 +39,9 @@ class ByInputs(Coordinates):
             raise ValueError(
                 f"{name}: no tensor the optimizer holds is the weight of a layer whose rows are known: {reasons}."
             )
-        trained = sum(p.numel() for group in self.param_groups for p in group["params"] if p.requires_grad)
+        skipped = {id(p) for module in named_in_skip(model, chart.skip) for p in module.parameters(recurse=False)}
+        held = [p for group in self.param_groups for p in group["params"] if id(p) not in skipped]
+        trained = sum(p.numel() for p in held if p.requires_grad)
         if 2 * sum(p.numel() for layer in chart.layers for p in layer.parameters) < trained:
             warn(
                 f"{name} treats less than half of the elements of {type(model).__name__} that the optimizer holds; the "
@@ -82,9 +81,11 @@ class ByInputs(Coordinates):
         return self.chart.layers if isinstance(self.chart, InputChart) else []  # once detached there are none
 
     def _find_layers(self) -> None:
-        refuse_lazy(type(self).__name__, self.model)
         chart = self.chart
+        skipped = named_in_skip(self.model, chart.skip)
+        refuse_lazy(type(self).__name__, self.model, skipped)
         held = {id(p) for group in self.param_groups for p in group["params"]}
+        managed = managed_by_fsdp(self.model)
         users: dict[int, list[nn.Module]] = {}
         named: dict[int, tuple[str, nn.Parameter]] = {}
         without_call = bypassed(self.model)
@@ -98,14 +99,16 @@ class ByInputs(Coordinates):
         layers, plain, plain_biases = [], {}, {}
         for key, modules in users.items():
             name, parameter = named[key]
-            by = next((without_call[module] for module in modules if module in without_call), None)
-            if why := by or why_not_rows(name, parameter, modules):
+            ignored = [without_call[module] for module in modules if module in without_call]
+            why = NAMED if not skipped.isdisjoint(modules) else next(iter(ignored), "")
+            why = why or why_not_rows(name, parameter, modules) or why_replicated(parameter, modules, managed)
+            if why:
                 plain[key] = why
                 continue
             bias = modules[0].bias
             with_bias = isinstance(bias, nn.Parameter) and bias.requires_grad and users.get(id(bias)) == modules
-            if with_bias and chart.bias_is_plain:
-                plain_biases[id(bias)], with_bias = chart.bias_is_plain, False
+            if with_bias and (why := chart.bias_is_plain or bias_of_columns(parameter)):
+                plain_biases[id(bias)], with_bias = why, False
             layer = known.pop((name, key), None)
             if layer is None or layer.modules != modules or layer.with_bias != with_bias:
                 layer = chart.sums(name, modules, with_bias)
@@ -113,7 +116,8 @@ class ByInputs(Coordinates):
         for layer in layers:
             plain.pop(id(layer.bias), None)
         plain.update(plain_biases)
-        refuse_shards(type(self).__name__, self.model, layers, chart.process_group if chart.synchronize else None)
+        groups = chart.process_group if chart.synchronize else None
+        chart.alone = refuse_shards(type(self).__name__, managed, layers, groups)
         fresh = {layer.name for layer in layers} - {layer.name for layer in chart.layers if layer in layers}
         chart.measured = {name: value for name, value in chart.measured.items() if name not in fresh}
         chart.layers, chart.plain = layers, {named[key][0]: why for key, why in plain.items()}

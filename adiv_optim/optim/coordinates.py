@@ -15,8 +15,8 @@ from .room import Room
 from .unread import kept_by_step
 from .wrapper import OptimizerWrapper, check_same_parameters
 
-#: What to do where parameters are sharded, and coordinates take whole weights.
-UNSHARDED = "use DistributedDataParallel, or GradientOnly, which goes with fully_shard"
+#: What to do where FSDP1 has flattened parameters.
+UNFLATTENED = "use fully_shard, or GradientOnly, which goes with FSDP1"
 
 #: Where in a state dict coordinates keep what they remember, and what coordinates within them do.
 _CHARTS = ("chart", "within")
@@ -142,6 +142,12 @@ class _Held:
         self.weights = [room.like(p.detach()).copy_(p) for p in moving]
 
     def enter(self) -> None:
+        for parameter in self.map.parameters:
+            # Tensor parallelism may leave a gradient as parts that are yet to be added up.
+            gradient: Any = parameter.grad
+            wanted = getattr(parameter, "placements", None)
+            if gradient is not None and getattr(gradient, "placements", None) != wanted:
+                parameter.grad = gradient.redistribute(placements=wanted)
         self.map.enter(self.weights, self.kept, self.like)
 
     def leave(self) -> None:

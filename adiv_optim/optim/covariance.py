@@ -4,9 +4,12 @@ from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from typing import Any
 
-from torch import Tensor, nn
+import torch
+from torch import Tensor, distributed, nn
+from torch.utils import _pytree as pytree
 
 from .._linalg.roots import Spectrum, leading
+from .._linalg.shards import local, stacked
 from ..attach.rows import patches_of
 from ..functional.linears import gram_of
 from .checkpoint import Maybe, check, numbers
@@ -41,22 +44,24 @@ class InputCovariance(InputSums):
 
     @property
     def shapes(self) -> list[tuple[int, ...]]:
-        """One matrix for each group and block."""
-        return [(self.groups, size, size) for size in self.sizes]
+        """One matrix for each group and block, and the trace of all matrices where processes hold others."""
+        return [(self.groups, size, size) for size in self.sizes] + [(self.groups,)] * bool(self.cut)
 
     def columns(self) -> str:
         """Say how many columns every block has."""
         sizes = self.sizes
-        return (
+        found = (
             f"{sizes[0]} columns" if len(sizes) == 1 else f"{len(sizes)} blocks of {min(sizes)} to {max(sizes)} columns"
         )
+        return f"{found}, apart from the others of {self.size}, which other processes hold" if self.cut else found
 
     def sums(self, module: nn.Module, input: Tensor) -> Iterator[tuple[list[Tensor], int]]:
         """Yield sums of x~ x~ᵀ."""
         for _, rows in patches_of(module, input).parts(self.dtype):
             columns = [[rows[..., block]] for block in self.blocks]
             columns[-1] += [rows.new_ones(*rows.shape[:-1], 1)] * self.with_bias
-            yield [gram_of(block, block) for block in columns], rows.shape[1]
+            blocks = [gram_of(block, block) for block in columns]
+            yield blocks + [_trace(blocks)] * bool(self.cut), rows.shape[1]
 
     def absorb(self, decay: float) -> bool:
         """Let what was seen since the last time into the average, unless it holds NaN or inf; say whether it was.
@@ -71,7 +76,19 @@ class InputCovariance(InputSums):
 
     def mean(self) -> list[Tensor]:
         """The blocks of A, each (groups, d, d), or (d, d) of one group: some libraries batch on one thread."""
-        return [(block if self.groups > 1 else block[0]) / self.rows for block in self.total or ()]
+        blocks = (self.total or [])[: len(self.blocks)]
+        return [(block if self.groups > 1 else block[0]) / self.rows for block in blocks]
+
+    @property
+    def size(self) -> int:
+        """How many columns A has, those of other processes included."""
+        return self.weight.shape[1] if self.cut else sum(self.sizes)
+
+    def average(self) -> Tensor:
+        """The mean eigenvalue of A, those of other processes included, for each group; see `mean` for its shape."""
+        if self.cut and self.total:
+            return self.total[-1][0] / (self.rows * self.size)
+        return _trace(self.mean()) / self.size
 
     def _follow(self) -> None:
         for number, (block, last) in enumerate(zip(self.mean(), self.spectra, strict=True)):
@@ -84,15 +101,28 @@ class InputCovariance(InputSums):
 
     def filled(self) -> dict[str, Any]:
         """Return the memory in the same shapes whether anything has been seen or not."""
-        spectra: list[Any] = [found and tuple(found) for found in self.spectra]
-        for number, (found, block) in enumerate(zip(spectra, self.no_rows(), strict=True)):
+        # Lists: torch.distributed.checkpoint looks for tensors in those, and pickles tuples once for all processes.
+        spectra: list[Any] = [found and list(found) for found in self.spectra]
+        for number, (found, block) in enumerate(zip(spectra, self.no_rows(), strict=False)):
             if found is None and self.rank is not None and self.rank < block.shape[-1]:
                 vectors = (block if self.groups > 1 else block[0])[..., : self.rank]
-                spectra[number] = (vectors[..., 0, :].clone(), vectors.clone())
-        return {**super().filled(), "spectra": spectra}
+                spectra[number] = [vectors[..., 0, :].clone(), vectors.clone()]
+        found = {**super().filled(), "spectra": spectra}
+        if self.cut is None:
+            return found
+        count = distributed.get_world_size(self.cut.group)
+        if self.size % count:
+            raise ValueError(
+                f"{self.name!r} has {self.size} columns on {count} processes; their "
+                "averages are of different sizes, which torch.distributed.checkpoint has no name for. Save each "
+                "process's own state_dict() by torch.save, or choose a width that the processes divide."
+            )
+        return pytree.tree_map_only(Tensor, lambda part: stacked(part, self.weight), found)
 
     def emptied(self, state: Mapping[str, Any]) -> dict[str, Any]:
         """Return the `state_dict` that was `filled`."""
+        if self.cut is not None:
+            state = pytree.tree_map_only(Tensor, lambda part: local(part)[0], dict(state))
         spectra = [found if found is not None and bool(found[1].any()) else None for found in state.get("spectra", ())]
         return {**super().emptied(state), "spectra": spectra}
 
@@ -119,6 +149,10 @@ class InputCovariance(InputSums):
             self.spectra = found
         if self.total and self.rank is not None and not any(self.spectra):
             self._follow()  # the checkpoint is of another rank
+
+
+def _trace(blocks: list[Tensor]) -> Tensor:
+    return torch.stack([block.diagonal(dim1=-2, dim2=-1).sum(-1) for block in blocks]).sum(0)
 
 
 def _blocks(features: int, with_bias: bool, max_dim: int | None) -> list[slice]:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .._linalg.shards import local
 from .coordinates import Kept, Map
 
 #: Numbers worked on at once: temporaries stay in a CPU's cache, and take next to no memory on any device.
@@ -24,7 +25,7 @@ class Diagonal(Map):
     own precision: those of float16 weights may lie outside of float16's range.
 
     Args:
-        parameter: w; its gradient is mapped too.
+        parameter: w; its gradient is mapped too. Of a sharded one all else is about the part that is held here.
         shape: what to view it as; it only splits the parameter's first dimension.
         d: broadcastable to `shape`.
         e: likewise.
@@ -53,13 +54,13 @@ class Diagonal(Map):
             parameter.grad = like(gradient)
             self._run(_multiply, gradient, parameter.grad)
         if kept is None:
-            self._run(_divide, weight, parameter.detach())
+            self._run(_divide, weight, parameter)
         else:
-            parameter.zero_()
+            local(parameter).zero_()
 
     def leave(self, weights: Sequence[Tensor], kept: Kept) -> None:
         """Let the parameter be w + Δw' d e."""
-        parameter = self.parameters[0].detach()
+        (parameter,) = self.parameters
         if kept is None:
             self._run(_stepped, weights[0], parameter)
         elif kept[0] == 1:
@@ -69,7 +70,7 @@ class Diagonal(Map):
 
     def _run(self, kernel: Callable[..., None], read: Tensor, written: Tensor, *numbers: Tensor) -> None:
         """Run a kernel over two tensors of the parameter's shape, both factors and some numbers."""
-        tensors = [self._split(read.detach()), self._split(written)]
+        tensors = [self._split(local(tensor.detach())) for tensor in (read, written)]
         if self.compiled and self._fusible(tensors):
             _fused(kernel)(*(self._as_matrices(tensor) for tensor in (*tensors, *self.factors)), *numbers)
             return

@@ -1,12 +1,12 @@
 """Gradient-only corrections: attach on construction, otherwise the optimizer as it was."""
 
-from collections.abc import Iterable
 from typing import Any
 
 from torch import nn
 from torch.optim import SGD, Optimizer
 
 from ..attach import attach, correction_coverage, detach
+from ..attach.checks import Skip
 from ..attach.coverage import Coverage, warn
 from ..attach.layers import Corrected
 from ..corrections import BatchIdeal, Correction
@@ -74,7 +74,7 @@ class GradientOnly(OptimizerWrapper):
         model: nn.Module,
         correction: Correction,
         *,
-        skip: Iterable[str | type[nn.Module]] = (),
+        skip: Skip = (),
         strict: bool = False,
     ) -> None:
         super().__init__(optimizer)

@@ -9,10 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from .._linalg.roots import NoRootError
+from .._linalg.shards import add_up, cut_of
+from ..attach.checks import Skip
 from ..attach.coverage import Coverage, warn
 from .checkpoint import ANYTHING, COUNT, check
 from .coordinates import Chart, Kept, Map
-from .processes import Processes, add_up, holders
+from .processes import Processes
 from .sums import InputSums
 
 #: What is kept of a layer's inputs, and what a measurement makes of it.
@@ -29,6 +31,7 @@ class InputChart(Chart, Generic[Sums, Measured]):
         decay: how much the average of earlier measurements counts at each new one.
         synchronize: add up over processes.
         process_group: which processes those are.
+        skip: modules to leave alone.
     """
 
     #: Why a bias is not treated with its weight, or "" if it is.
@@ -38,12 +41,17 @@ class InputChart(Chart, Generic[Sums, Measured]):
     decay: float
     synchronize: bool
     process_group: Processes
+    skip: Skip
 
     def __post_init__(self) -> None:
+        if not isinstance(self.skip, str):
+            self.skip = tuple(self.skip)
         #: What is measured, and why everything else is not.
         self.layers: list[Sums] = []
         self.plain: dict[str, str] = {}
         self.steps = 0
+        #: Whether all processes see the same rows, so that there is nothing to add up.
+        self.alone = False
         #: Whether what is remembered has been loaded since the last step, by itself.
         self.loaded = False
         self.measured: dict[str, Measured] = {}
@@ -82,8 +90,9 @@ class InputChart(Chart, Generic[Sums, Measured]):
     def maps(self) -> Iterable[Map]:
         """Return one map for each weight whose inputs were seen and that has a gradient."""
         if self._due():
-            if self.synchronize and self.process_group.several:
+            if self.synchronize and self.process_group.several and not self.alone:
                 _sum_over_processes(self.layers, self.process_group)
+            _sum_over_columns(self.layers)
             for layer in self.layers:
                 self._measure(layer)
         maps = []
@@ -110,10 +119,10 @@ class InputChart(Chart, Generic[Sums, Measured]):
         sums: dict[Any, list[Tensor]] = {}
         by_weight = {id(map_.parameters[0]): map_ for map_ in maps}
         for layer in self.layers:
-            if (group := holders(layer.weight)) is not None:
+            if (cut := cut_of(layer.weight)) is not None:
                 found = by_weight.get(id(layer.weight))
                 none = torch.zeros(self.partials, dtype=torch.float64, device=layer.weight.device)
-                sums.setdefault(group, []).append(none if found is None else found.partial(*maps[found]))
+                sums.setdefault(cut.group, []).append(none if found is None else found.partial(*maps[found]))
         for group, partials in sums.items():
             add_up(partials, group)
 
@@ -214,3 +223,16 @@ def _sum_over_processes(layers: Sequence[InputSums], processes: Processes) -> No
             blocks += layer.pending
             layer.pending_rows = count
     add_up(blocks, processes.group)
+
+
+def _sum_over_columns(layers: Sequence[InputSums]) -> None:
+    """Add what is pending of all columns of a layer up over the processes that hold the others.
+
+    They see the same rows: where one has seen any, all have.
+    """
+    sums: dict[Any, list[Tensor]] = {}
+    for layer in layers:
+        if layer.cut is not None and layer.pending is not None:
+            sums.setdefault(layer.cut.group, []).append(layer.pending[-1])
+    for group, parts in sums.items():
+        add_up(parts, group)

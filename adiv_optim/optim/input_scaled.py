@@ -8,12 +8,14 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from .._linalg.shards import local
+from ..attach.checks import Skip
 from ..attach.rows import patches_of
 from .by_inputs import ByInputs
 from .checkpoint import POSITIVE, Maybe
 from .coordinates import Kept, Map
 from .input_chart import InputChart
-from .processes import Processes, local
+from .processes import Processes
 from .rows import features_of
 from .sums import InputSums
 
@@ -31,6 +33,11 @@ class InputPower(InputSums):
         self.last: Scales | None = None
 
     @property
+    def features(self) -> int:
+        """How many entries a row has, those of other processes included."""
+        return self.weight.shape[1] if self.cut else features_of(self.modules[0])
+
+    @property
     def shapes(self) -> list[tuple[int, ...]]:
         """One number for each group."""
         return [(self.groups,)]
@@ -43,7 +50,7 @@ class InputPower(InputSums):
 
     def rms(self) -> Scales:
         """The root of the mean square of an entry, for each group."""
-        entries = self.rows * features_of(self.modules[0])
+        entries = self.rows * self.features
         return [] if self.total is None else (self.total[0] / entries).sqrt().tolist()
 
     def state_dict(self) -> dict[str, Any]:
@@ -208,6 +215,7 @@ class InputScaled(ByInputs):
             much. What the network computes then moves a little at each measurement.
         synchronize: add up over the processes of torch.distributed.
         process_group: which processes those are, as for `Whitened`.
+        skip: paths of modules and module types to leave alone, as for `attach`.
 
     Raises:
         TypeError: not an optimizer, or LBFGS.
@@ -243,11 +251,12 @@ class InputScaled(ByInputs):
         hold: bool = False,
         synchronize: bool = True,
         process_group: Any = None,
+        skip: Skip = (),
     ) -> None:
         if not 0 < floor < float("inf"):
             raise ValueError(f"InputScaled: floor is {floor}; it must be positive and finite.")
         chart = ScaleChart(
             every=every, decay=decay, floor=floor, hold=hold, synchronize=synchronize,
-            process_group=Processes("InputScaled", process_group),
+            process_group=Processes("InputScaled", process_group), skip=skip,
         )  # fmt: skip
         super().__init__(optimizer, model, chart)

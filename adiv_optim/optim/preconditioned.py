@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from .._linalg.roots import NoRootError, Whole
+from ..attach.checks import Skip
 from .by_inputs import ByInputs, refuse_no_count
 from .coordinates import Kept, Map
 from .covariance import InputCovariance
@@ -61,8 +62,7 @@ class InverseChart(InputChart[InputCovariance, list[Whole]]):
 
     def measure(self, layer: InputCovariance) -> list[Whole]:
         """Return (A + λI)⁻¹ of every block."""
-        mean, size = layer.mean(), sum(layer.sizes)
-        average = torch.stack([block.diagonal(dim1=-2, dim2=-1).sum(-1) for block in mean]).sum(0) / size
+        mean, average = layer.mean(), layer.average()
         level = torch.where(average > 0, average, 1.0)[..., None]
         inverses = []
         for block in mean:
@@ -113,6 +113,7 @@ class Preconditioned(ByInputs):
         max_dim: wider layers keep diagonal blocks of at most this size of A; None is no limit.
         synchronize: add A up over the processes of torch.distributed.
         process_group: which processes those are, as for `Whitened`.
+        skip: paths of modules and module types to leave alone, as for `attach`.
 
     Raises:
         TypeError: not an optimizer, or LBFGS.
@@ -145,12 +146,13 @@ class Preconditioned(ByInputs):
         max_dim: int | None = 1024,
         synchronize: bool = True,
         process_group: Any = None,
+        skip: Skip = (),
     ) -> None:
         if not 0 < damping < float("inf"):
             raise ValueError(f"Preconditioned: damping is {damping}; it must be positive and finite.")
         refuse_no_count("Preconditioned", max_dim=max_dim)
         chart = InverseChart(
             damping=damping, decay=decay, every=every, max_dim=max_dim, synchronize=synchronize,
-            process_group=Processes("Preconditioned", process_group),
+            process_group=Processes("Preconditioned", process_group), skip=skip,
         )  # fmt: skip
         super().__init__(optimizer, model, chart)

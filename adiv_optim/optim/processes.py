@@ -1,27 +1,10 @@
-"""What processes hold of a sharded tensor, and sums over processes."""
+"""The processes whose rows count together."""
 
-from collections.abc import Iterable
 from typing import Any
 
-import torch
-from torch import Tensor, distributed
+from torch import distributed
 
-#: A torch.distributed.ProcessGroup, which a torch built without distributed does not know; None is the default one.
-Group = Any
-
-
-def local(tensor: Tensor) -> Tensor:
-    """The rows of a tensor that this process holds, to be read or written: all of them where it is not sharded."""
-    to_local = getattr(tensor, "to_local", None)
-    return tensor if to_local is None else to_local()
-
-
-def holders(parameter: Any) -> Group:
-    """The processes that hold the other rows of a sharded parameter; None where this one holds all."""
-    for dim, placement in enumerate(getattr(parameter, "placements", ())):
-        if placement.is_shard():
-            return parameter.device_mesh.get_group(dim)
-    return None
+from .._linalg.shards import Group
 
 
 class Processes:
@@ -70,15 +53,3 @@ class Processes:
                 "DeviceMesh of one dimension."
             )
         return vars(self)
-
-
-def add_up(tensors: Iterable[Tensor], group: Group = None) -> None:
-    """Add tensors up over the processes of a group, in place, by one all-reduce for each dtype."""
-    kinds: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
-    for tensor in tensors:
-        kinds.setdefault((tensor.dtype, tensor.device), []).append(tensor)
-    for same in kinds.values():
-        joined = torch.cat([tensor.flatten() for tensor in same])
-        distributed.all_reduce(joined, group=group)
-        for tensor, total in zip(same, joined.split([tensor.numel() for tensor in same]), strict=True):
-            tensor.copy_(total.view_as(tensor))

@@ -5,13 +5,13 @@ from typing import Any
 from torch import Tensor, dtype, nn
 from torch.nn.utils import parametrize
 
+from .._linalg.shards import local
 from ..attach.layers import CORRECTED, PLAIN, corrected_types, is_transposed, plain_type
-from .processes import local
 
 
 def features_of(module: nn.Module) -> int:
-    """How many features a row of the layer has."""
-    weight = module.get_parameter("weight")
+    """How many features a row of the layer has, as far as this process holds them."""
+    weight = local(module.get_parameter("weight"))
     return len(weight) if is_transposed(module) else weight.shape[1:].numel()
 
 

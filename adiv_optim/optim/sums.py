@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch._C import _functorch
 from torch._subclasses.fake_tensor import FakeTensor
 
+from .._linalg.shards import Cut, cut_of, local
 from ..functional.shared import exporting, refuse_capture
 from .checkpoint import NUMBER, POSITIVE, Maybe, check, numbers
-from .processes import local
 
 
 class InputSums(ABC):
@@ -39,7 +39,7 @@ class InputSums(ABC):
     @property
     @abstractmethod
     def shapes(self) -> list[tuple[int, ...]]:
-        """Of the sums."""
+        """Of the sums; the last ones are over all columns of a weight that is cut by columns."""
 
     @abstractmethod
     def sums(self, module: nn.Module, input: Tensor) -> Iterator[tuple[list[Tensor], int]]:
@@ -83,6 +83,12 @@ class InputSums(ABC):
         return [self.weight] if self.bias is None else [self.weight, self.bias]
 
     @property
+    def cut(self) -> Cut | None:
+        """How the weight is cut by columns, which leaves this process a part of every row that the layer reads."""
+        cut = cut_of(self.weight)
+        return cut if cut is not None and cut.dim else None
+
+    @property
     def groups(self) -> int:
         """How many layers the weight is beside each other."""
         return int(getattr(self.modules[0], "groups", 1))
@@ -109,6 +115,7 @@ class InputSums(ABC):
                 f"{self.name}: the optimizer remembers the inputs of this layer, which a transform of torch.func would "
                 "have to carry outside; call the transform in eval(), or detach() the optimizer first."
             )
+        input = self._held(input)
         if self.dropped and not self._has_gradient():
             self.forget_pending()
         with torch.autocast(input.device.type, enabled=False):
@@ -117,6 +124,19 @@ class InputSums(ABC):
                 if self.pending is not None:
                     sums = [total.add_(part) for total, part in zip(self.pending, sums, strict=True)]
                 self.pending = sums
+
+    def _held(self, input: Tensor) -> Tensor:
+        """What this process holds of the rows: all of them, and all of their columns unless the weight is cut there."""
+        placements = getattr(input, "placements", ())
+        for placement in placements:
+            by_columns = placement.is_shard() and placement.dim % input.dim() == input.dim() - 1
+            if not (by_columns if self.cut else placement.is_replicate()):
+                raise ValueError(
+                    f"{self.name!r} is sharded as {getattr(self.weight, 'placements', 'a whole')} and reads an input "
+                    f"that is sharded as {placements}, of which this process has other rows or columns than the "
+                    "weight; use the layouts of ColwiseParallel and RowwiseParallel, or name this layer in skip."
+                )
+        return local(input)
 
     def _has_gradient(self) -> bool:
         gradient = self.weight.grad

@@ -8,11 +8,12 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from .. import gauge as gauges
-from ..attach.checks import refuse_sharded
+from ..attach.checks import NAMED, Skip, named_in_skip, refuse_flat
 from ..attach.coverage import Coverage, warn
 from .checkpoint import COUNT, DICT, Fits, Maybe, broadcasts, check, numbers
-from .coordinates import UNSHARDED, Chart, Coordinates, Detached, Map, all_or_nothing
+from .coordinates import UNFLATTENED, Chart, Coordinates, Detached, Map, all_or_nothing
 from .diagonal import Diagonal
+from .shards import refuse_cuts
 
 
 class CanonicalChart(Chart):
@@ -24,12 +25,24 @@ class CanonicalChart(Chart):
         gauge: what D and E are, and how often they are measured.
         project: after every step, bring the model itself into the balanced gauge.
         compiled: fuse the mapping by torch.compile.
+        skip: modules whose parameters take the plain step.
     """
 
     def __init__(
-        self, model: nn.Module, graph: gauges.ChannelGraph, gauge: gauges.Gauge, project: bool, compiled: bool
+        self,
+        model: nn.Module,
+        graph: gauges.ChannelGraph,
+        gauge: gauges.Gauge,
+        project: bool,
+        compiled: bool,
+        skip: Skip,
     ) -> None:
         self.model, self.graph, self.gauge = model, graph, gauge
+        #: What the optimizer holds: between a forward and its backward the modules of fully_shard hold others.
+        self.parameters = dict(model.named_parameters())
+        self.skip = skip if isinstance(skip, str) else tuple(skip)
+        skipped = {id(parameter) for module in named_in_skip(model, self.skip) for parameter in module.parameters()}
+        self.skipped = {name for name, parameter in self.parameters.items() if id(parameter) in skipped}
         self.project, self.compiled = project, compiled
         self.steps = self.measurements = 0
         self._measured: Tensor | None = None
@@ -38,28 +51,27 @@ class CanonicalChart(Chart):
 
     def maps(self) -> Iterable[Map]:
         """Return one map per parameter that has scales."""
-        parameters = dict(self.model.named_parameters())
         if self.steps % self.gauge.every == 0 or not self._factors:
-            self._measure(parameters)
+            self._measure()
         found: list[Map] = []
         for name, factors in self._factors.items():
-            parameter = parameters[name]
-            if not parameter.requires_grad or parameter.grad is None:
+            parameter = self.parameters[name]
+            if name in self.skipped or not parameter.requires_grad or parameter.grad is None:
                 continue
-            found.append(Diagonal(parameter, factors.shape, factors.d, factors.e, self.compiled))
+            found.append(Diagonal(parameter, *factors.held(parameter), self.compiled))
         return found
 
     def settings(self) -> dict[str, Any]:
         """Return gauge and options, as the repr shows them."""
-        return {"gauge": self.gauge, "project": self.project, "compile": self.compiled}
+        return {"gauge": self.gauge, "project": self.project, "compile": self.compiled, "skip": self.skip}
 
-    def _measure(self, parameters: dict[str, nn.Parameter]) -> None:
+    def _measure(self) -> None:
         # Scales of the last measurement are a start: one pass over the weights is enough from there.
         self._log_scales = gauges.network_scales(
-            self.graph, parameters, fan_in=self.gauge.fan_in, start=self._log_scales
+            self.graph, self.parameters, fan_in=self.gauge.fan_in, start=self._log_scales
         )
         self._measured, self.measurements = self._log_scales, self.measurements + 1
-        self._factors = self.gauge.factors(self.graph, parameters, self._log_scales)
+        self._factors = self.gauge.factors(self.graph, self.parameters, self._log_scales)
 
     def after_step(self) -> None:
         """Count the step, and project if asked to."""
@@ -77,7 +89,7 @@ class CanonicalChart(Chart):
         how = self.gauge.treats(self.graph)
         for name, parameter in self.model.named_parameters():
             elements[name] = parameter.numel()
-            if name in how and parameter.requires_grad:
+            if name in how and name not in self.skipped and parameter.requires_grad:
                 treated[name] = how[name]
             else:
                 skipped[name] = self._why_plain(name, parameter)
@@ -86,6 +98,8 @@ class CanonicalChart(Chart):
     def _why_plain(self, name: str, parameter: nn.Parameter) -> str:
         if not parameter.requires_grad:
             return "frozen"
+        if name in self.skipped:
+            return NAMED
         if name in self.graph.parameters:
             return f"pinned: {'; '.join(self.graph.parameters[name].why[:2])}"
         return "not used by the traced call" if name in self.graph.outside else "not in the graph"
@@ -169,17 +183,20 @@ class UnitConsistent(Coordinates):
         gauge: `gauge.NetworkGauge()` (default) or `gauge.LayerGauge()`; see there for learning rates.
         example_input: what the model is called with, to trace it: a tensor, or a tuple of positional or a dict of
             keyword arguments. Not needed with a `graph`.
-        graph: from `gauge.trace`, if it is there already.
+        graph: from `gauge.trace`, if it is there already; needed of a sharded model, traced before it was sharded.
         project: after every step, rescale the model itself to the balanced gauge (the paper's Π). Its function
             stays what it is, its weights do not. Not inside `Preconditioned`, whose averages
             remember activations of other scales.
         compile: fuse the mapping into two kernels by torch.compile, for a little less time; the first step then takes
             some seconds, and needs what torch.compile needs (on a CPU a C++ compiler).
+        skip: paths of modules and module types whose parameters take the plain step, as for `attach`. Their weights
+            count towards the scales of the others all the same.
 
     Raises:
         TypeError: not an optimizer, LBFGS, or not a gauge.
-        ValueError: neither example_input nor graph, a model that cannot be traced, sharded
-            parameters, or in `step` a weight that holds NaN or inf; the weights are then what they were.
+        ValueError: neither example_input nor graph, a model that cannot be traced, parameters that FSDP1 has flattened
+            or that are cut along two dimensions of a mesh, `skip` names none of the modules, or in `step` a weight that
+            holds NaN or inf; the weights are then what they were.
 
     Example:
         >>> import torch
@@ -211,18 +228,20 @@ class UnitConsistent(Coordinates):
         graph: gauges.ChannelGraph | None = None,
         project: bool = False,
         compile: bool = False,
+        skip: Skip = (),
     ) -> None:
         gauge = gauges.NetworkGauge() if gauge is None else gauge
         if not isinstance(gauge, gauges.Gauge):
             raise TypeError(f"UnitConsistent: gauge is {gauge!r}; pass gauge.NetworkGauge() or gauge.LayerGauge().")
         model = _unwrapped(model)
         if isinstance(model, nn.Module):
-            refuse_sharded("UnitConsistent", model, UNSHARDED)
+            refuse_flat("UnitConsistent", model, UNFLATTENED)
+            refuse_cuts("UnitConsistent", model)
         if graph is None:
             if example_input is None:
                 raise ValueError("UnitConsistent: pass example_input, what the model is called with, to trace it.")
             graph = gauges.trace(model, example_input)
-        super().__init__(optimizer, model, CanonicalChart(model, graph, gauge, project, compile))
+        super().__init__(optimizer, model, CanonicalChart(model, graph, gauge, project, compile, skip))
         if words := self._why_little():
             warn(words)
 
@@ -237,7 +256,8 @@ class UnitConsistent(Coordinates):
     def _why_little(self) -> str:
         """Say why less than half of what the optimizer trains is treated, with the remedy; "" if more is."""
         found = self.coverage()
-        trained = {name: size for name, size in found.elements.items() if found.skipped.get(name) != "frozen"}
+        meant = ("frozen", NAMED)
+        trained = {name: size for name, size in found.elements.items() if found.skipped.get(name) not in meant}
         skipped = {name: self._kind(why) for name, why in found.skipped.items() if name in trained}
         found = Coverage(found.treated, skipped, elements=trained)
         if found.element_share >= 0.5 or not trained:

@@ -6,6 +6,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from .._linalg.roots import METHODS
+from ..attach.checks import Skip
 from .by_inputs import ByInputs, refuse_no_count
 from .processes import Processes
 from .whitening import WhiteChart
@@ -67,6 +68,7 @@ class Whitened(ByInputs):
         synchronize: add A up over the processes of torch.distributed.
         process_group: which processes those are: those that train the same layers on other rows, one stage's of a
             pipeline. A ProcessGroup, or a DeviceMesh of one dimension (mesh["data"]); None is the default group.
+        skip: paths of modules and module types to leave alone, as for `attach`.
 
     Raises:
         TypeError: not an optimizer, or LBFGS.
@@ -101,6 +103,7 @@ class Whitened(ByInputs):
         max_dim: int | None = 1024,
         synchronize: bool = True,
         process_group: Any = None,
+        skip: Skip = (),
     ) -> None:
         if not 0 < damping < float("inf"):
             raise ValueError(f"Whitened: damping is {damping}; it must be positive and finite.")
@@ -109,6 +112,6 @@ class Whitened(ByInputs):
         refuse_no_count("Whitened", rank=rank, max_dim=max_dim)
         chart = WhiteChart(
             damping=damping, decay=decay, every=every, graft_norm=graft_norm, root=root, rank=rank, max_dim=max_dim,
-            synchronize=synchronize, process_group=Processes("Whitened", process_group),
+            synchronize=synchronize, process_group=Processes("Whitened", process_group), skip=skip,
         )  # fmt: skip
         super().__init__(optimizer, model, chart)

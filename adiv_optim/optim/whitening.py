@@ -7,10 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from .._linalg.roots import Factor, Spectrum, Whole, low_rank_roots, roots
+from .._linalg.shards import local
 from .coordinates import Kept, Map
 from .covariance import InputCovariance
 from .input_chart import InputChart
-from .processes import local
 from .rows import as_matrix, from_matrix
 
 #: R and R⁻¹ of every block.
@@ -143,19 +143,18 @@ class WhiteChart(InputChart[InputCovariance, Roots]):
 
     def measure(self, layer: InputCovariance) -> Roots:
         """Return both roots of every block of (A + λI) / its mean eigenvalue, or of A + λI without `graft_norm`."""
-        mean, size = layer.mean(), sum(layer.sizes)
-        traces = [block.diagonal(dim1=-2, dim2=-1).sum(-1) for block in mean]
-        average = torch.stack(traces).sum(0) / size
+        mean, average = layer.mean(), layer.average()
         level = torch.where(average > 0, average, 1.0)  # a layer that has seen zeros alone keeps its own coordinates
         scale = average + self.damping * level if self.graft_norm else torch.ones_like(level)
-        ridge, condition = self.damping * level / scale, size / self.damping + 1
+        ridge, condition = self.damping * level / scale, layer.size / self.damping + 1
         found: Roots = []
-        for block, trace, spectrum in zip(mean, traces, layer.spectra, strict=True):
+        for block, spectrum in zip(mean, layer.spectra, strict=True):
             if spectrum is None:
                 inverse, root = roots(block / scale[..., None, None], ridge, self.root, condition)
                 found.append((Whole(inverse), Whole(root)))
             else:
                 scaled = Spectrum(spectrum.values / scale[..., None], spectrum.vectors)
+                trace = block.diagonal(dim1=-2, dim2=-1).sum(-1)
                 found.append(low_rank_roots(trace / scale, scaled, ridge))
         return found
 

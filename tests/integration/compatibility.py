@@ -78,11 +78,18 @@ SECTIONS: dict[str, dict[str, list[str]]] = {
     "Several processes, against one on the joined batch": {
         "DDP, plain and static graph": ["test_distributed_loops.py::test_ddp"],
         "DDP with `no_sync`": ["test_distributed_loops.py::test_ddp_no_sync"],
-        "FSDP2 (`fully_shard`)": [
-            "test_fsdp.py::test_fsdp2", "test_fsdp.py::test_fsdp_is_refused_where_whole_weights_are_needed"
-        ],
+        "FSDP2 (`fully_shard`)": ["test_fsdp.py::test_fsdp2"],
         "FSDP2, sharded save and load": ["test_fsdp.py::test_fsdp2_resumes_from_a_sharded_checkpoint"],
-        "FSDP1": ["test_fsdp.py::test_fsdp1"],
+        "tensor parallelism (`parallelize_module`)": [
+            "test_tensor_parallel.py::test_tensor_parallel_processes_are_one_with_blocks_of_columns"
+        ],
+        "tensor parallelism, several copies": [
+            "test_tensor_parallel.py::test_copies_of_tensor_parallel_layers_are_one_on_the_joined_batch"
+        ],
+        "tensor parallelism, sharded save and load": [
+            "test_tensor_parallel.py::test_tensor_parallel_resumes_from_a_sharded_checkpoint"
+        ],
+        "FSDP1": ["test_fsdp.py::test_fsdp1", "test_fsdp.py::test_fsdp1_is_refused_where_rows_are_needed"],
     },
     "Trainers and models of others, against the plain loop": {
         "Lightning": ["test_lightning.py::test_lightning_trainer"],

@@ -12,7 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, distributed, nn
 from torch.optim import Optimizer
 
-from adiv_optim import InputScaled, Preconditioned, Whitened
+from adiv_optim import InputScaled, Preconditioned, UnitConsistent, Whitened, gauge
+from adiv_optim.gauge.scales import network as network_gauge
 from adiv_optim.optim import input_chart
 from tests.helpers.loops import DIFFERENT, Weights, adamw, deviation, sgd, split, weights
 from tests.helpers.processes import needs_distributed, on_processes
@@ -32,6 +33,11 @@ WRAPPERS: dict[str, Wrap] = {
     "preconditioned": lambda inner, model: Preconditioned(inner, model, every=2),
     "input-scaled": lambda inner, model: InputScaled(inner, model, every=2, floor=0.1, hold=True),
 }
+BY_GAUGE: dict[str, gauge.Gauge] = {
+    "unit-consistent": gauge.NetworkGauge(every=2),
+    "unit-consistent-layer": gauge.LayerGauge(),
+    "unit-consistent-zeros": gauge.LayerGauge(every=2),
+}
 INNER: dict[str, Callable[[nn.Module], Optimizer]] = {"adamw": adamw, "sgd": sgd}
 
 
@@ -42,13 +48,14 @@ def muon(model: nn.Module) -> Optimizer:
 if hasattr(torch.optim, "Muon"):  # from 2.9 on
     INNER["muon"] = muon
 NEWTON_SCHULZ = "torch.optim._muon._zeropower_via_newtonschulz"
-CASES = [(name, inner) for name in WRAPPERS for inner in INNER]
+CASES = [(name, inner) for name in [*WRAPPERS, "unit-consistent"] for inner in INNER]
+CASES += [("unit-consistent-layer", "adamw"), ("unit-consistent-layer", "sgd"), ("unit-consistent-zeros", "sgd")]
 #: On two processes: (copies, shards) of two dimensions.
 HYBRID = [(2, 1), (1, 2)]
 #: Wrappers that must know of all rows of a weight.
 NEEDS_ROWS = ["whitened", "input-scaled"]
 #: What of the sums over processes is left out → which wrappers then do something else.
-LEFT_OUT = {"inputs": list(WRAPPERS), "rows": NEEDS_ROWS}
+LEFT_OUT = {"inputs": list(WRAPPERS), "rows": NEEDS_ROWS, "scales": ["unit-consistent", "unit-consistent-layer"]}
 on_two = pytest.mark.parametrize("ranks", [2], indirect=True)
 
 
@@ -56,6 +63,27 @@ def network() -> nn.Module:
     """Rows that two processes share unevenly, and of which one of three has none."""
     torch.manual_seed(0)
     return nn.Sequential(nn.Conv2d(2, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(36, 7), nn.Tanh(), nn.Linear(7, 4))
+
+
+def grouped() -> nn.Module:
+    """As `network`, with groups whose rows are cut, on three processes, within a group."""
+    first, *rest = network()
+    return nn.Sequential(first, nn.ReLU(), nn.Conv2d(4, 4, 1, groups=2), *rest)
+
+
+def built(name: str) -> nn.Module:
+    """A network for a wrapper."""
+    model = grouped() if name in BY_GAUGE else network()
+    for p in model.parameters() if name == "unit-consistent-zeros" else ():
+        p.data[p.abs() < 0.03] = 0
+    return model
+
+
+def wrapped(name: str, inner: Optimizer, model: nn.Module) -> Any:
+    if name in WRAPPERS:
+        return WRAPPERS[name](inner, model)
+    graph = gauge.trace(built(name), batches()[0][0])
+    return UnitConsistent(inner, model, graph=graph, gauge=BY_GAUGE[name])
 
 
 def batches() -> list[tuple[Tensor, Tensor]]:
@@ -103,6 +131,7 @@ def without(what: str) -> Iterator[None]:
     place = {
         "inputs": mock.patch.object(input_chart, "_sum_over_processes"),
         "rows": mock.patch.object(input_chart.InputChart, "settle"),
+        "scales": mock.patch.object(network_gauge, "add_up"),
     }
     with place[what]:
         yield
@@ -114,8 +143,8 @@ def every_loop(rank: int) -> dict[str, Any]:
     flat = distributed.device_mesh.init_device_mesh("cpu", (world,))
 
     def trained(name: str, inner: str, mesh: Any = flat, by_layer: bool = False) -> Weights:
-        model = sharded(mesh, network(), by_layer)
-        return train(model, WRAPPERS[name](INNER[inner](model), model), ours)
+        model = sharded(mesh, built(name), by_layer)
+        return train(model, wrapped(name, INNER[inner](model), model), ours)
 
     found: dict[str, Any] = {f"{name}-{inner}": trained(name, inner, by_layer=inner == "sgd") for name, inner in CASES}
     if world == 2:
@@ -124,14 +153,27 @@ def every_loop(rank: int) -> dict[str, Any]:
                 found |= {f"{what}-{name}": trained(name, "sgd") for name in names}
         for shape in HYBRID:
             mesh = distributed.device_mesh.init_device_mesh("cpu", shape, mesh_dim_names=("copies", "shards"))
-            found |= {f"{shape}-{name}": trained(name, "adamw", mesh) for name in NEEDS_ROWS}
+            found |= {f"{shape}-{name}": trained(name, "adamw", mesh) for name in [*NEEDS_ROWS, "unit-consistent"]}
+        found["poisoned"] = poisoned(rank, sharded(flat, built("unit-consistent")))
     return found
+
+
+def poisoned(rank: int, model: nn.Module) -> str:
+    """What a step says where one process holds a weight that is not finite."""
+    optimizer = wrapped("unit-consistent", sgd(model), model)
+    if rank == 1:
+        model[0].weight.to_local().data[0, 0, 0, 0] = torch.inf
+    try:
+        optimizer.step()
+    except ValueError as error:
+        return str(error)
+    return "accepted"
 
 
 @cache
 def alone(name: str, inner: str) -> Weights:
-    model = network()
-    return train(model, WRAPPERS[name](INNER[inner](model), model), batches())
+    model = built(name)
+    return train(model, wrapped(name, INNER[inner](model), model), batches())
 
 
 @pytest.fixture(scope="module", params=[2, 3])
@@ -144,12 +186,12 @@ def test_sharded_processes_are_one_on_the_joined_batch(ranks, name, inner):
     wanted = alone(name, inner)
     for rank in ranks:
         assert deviation(rank[f"{name}-{inner}"], wanted) <= EXACT
-    bare = network()
+    bare = built(name)
     assert deviation(train(bare, INNER[inner](bare), batches()), wanted) > DIFFERENT
 
 
 @on_two
-@pytest.mark.parametrize("name", NEEDS_ROWS)
+@pytest.mark.parametrize("name", [*NEEDS_ROWS, "unit-consistent"])
 @pytest.mark.parametrize("shape", HYBRID, ids=str)
 def test_copies_of_shards_are_one_on_the_joined_batch(ranks, shape, name):
     for rank in ranks:
@@ -160,3 +202,9 @@ def test_copies_of_shards_are_one_on_the_joined_batch(ranks, shape, name):
 @pytest.mark.parametrize(("what", "name"), [(what, name) for what, names in LEFT_OUT.items() for name in names])
 def test_every_sum_over_processes_is_needed(ranks, what, name):
     assert deviation(ranks[0][f"{what}-{name}"], alone(name, "sgd")) > DIFFERENT
+
+
+@on_two
+def test_a_weight_that_is_not_finite_on_one_process_is_named_on_all(ranks):
+    for rank in ranks:
+        assert rank["poisoned"] == "'0.weight' holds inf; a weight without a magnitude has no scale."

@@ -74,7 +74,9 @@ def export(model: nn.Module, example_input: Any) -> tuple[Any, list[str]]:
                 "look into; trace the model that it was made of. Parameters keep their names, so that the graph fits "
                 "this one too: UnitConsistent(…, graph=graph)."
             )
-    refuse_sharded("trace", model, "trace the model before it is sharded")
+    refuse_sharded(
+        "trace", model, "trace the model before it is sharded, and pass on the graph: UnitConsistent(…, graph=graph)"
+    )
     keywords = example_input if isinstance(example_input, dict) else {}
     arguments = () if keywords else example_input if isinstance(example_input, tuple) else (example_input,)
     try:

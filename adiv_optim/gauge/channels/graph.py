@@ -1,11 +1,13 @@
 """The channels of a traced model, and how each parameter moves when they are rescaled."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+
+from ..._linalg.shards import held, local
 
 
 class Factors(NamedTuple):
@@ -20,6 +22,11 @@ class Factors(NamedTuple):
     shape: tuple[int, ...]
     d: Tensor
     e: Tensor
+
+    def held(self, parameter: Tensor) -> "Factors":
+        """Return those of the part of a parameter that this process holds: all of it, where it is not sharded."""
+        shape, (d, e) = held(self.shape, (self.d, self.e), parameter)
+        return Factors(shape, d, e)
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,12 +63,22 @@ class Entry:
 
     def view(self, name: str, tensor: Tensor) -> Tensor:
         """Return a tensor in this shape, detached, or raise a ValueError that calls it `name`."""
+        self.check(name, tensor)
+        return tensor.detach().view(self.shape)
+
+    def held(self, name: str, tensor: Tensor) -> tuple["Entry", Tensor]:
+        """Return how the part of a tensor that this process holds moves, and that part; raises as `view` does."""
+        self.check(name, tensor)
+        shape, (plus, minus) = held(self.shape, (self.plus, self.minus), tensor)
+        return replace(self, shape=shape, plus=plus, minus=minus), local(tensor).detach().view(shape)
+
+    def check(self, name: str, tensor: Tensor) -> None:
+        """Refuse a tensor of another size."""
         if tensor.numel() != math.prod(self.shape):
             raise ValueError(
                 f"{name!r} has shape {tuple(tensor.shape)}, but was traced with the elements of {self.shape}; trace "
                 "again."
             )
-        return tensor.detach().view(self.shape)
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,5 +1,6 @@
 """The normal equations of the network gauge, a weighted graph Laplacian over channels, and their solution."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -24,7 +25,7 @@ class Laplacian:
     """
 
     degree: Tensor  # d, how many weights touch each channel; (free + 1,)
-    gather: Tensor  # the channel of every row and column sum that `right` gets
+    gather: Tensor  # the channel of every row and column sum, entry by entry
     member: Tensor  # the channels of all sets, one set after another
     owner: Tensor  # the set of each; sets 2k and 2k + 1 are the two of a block
     strength: Tensor  # κ of each set's block
@@ -60,11 +61,7 @@ class Laplacian:
             entry_sets=tuple(slices),
         )
 
-    def right(self, sums: list[Tensor]) -> Tensor:
-        """Add the row and column sums of log|W| up by channel."""
-        return torch.zeros_like(self.degree).index_add_(0, self.gather, torch.cat(sums).to(self.degree.dtype))
-
-    def without(self, entries: tuple[Entry, ...], zeros: list[Tensor]) -> "Laplacian":
+    def without(self, entries: tuple[Entry, ...], zeros: Iterable[Tensor]) -> "Laplacian":
         """Return the equations with the weights that are zero left out."""
         lost, ends, amounts, strength = [], [], [], self.strength.clone()
         for entry, zero, sets in zip(entries, zeros, self.entry_sets, strict=True):

@@ -7,6 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from ..._linalg.shards import Group, add_up, cut_of, whole
 from ..channels.graph import ChannelGraph, Entry
 from .laplacian import Laplacian
 
@@ -38,6 +39,10 @@ def network_scales(
 
     A pass over the weights sums log|W| over rows and columns; the normal equations, a graph Laplacian, are then solved
     for vectors only. Without zeros they are factorised once; zeros inside a weight matrix cost conjugate gradients.
+
+    Of sharded weights every process sums what it holds, and all that hold a part call this together: a pass is one sum
+    over them of one number for each channel, and every process solves the same equations. Zeros in such a weight are
+    gathered, a byte for each of its elements.
 
     Args:
         graph: from `trace`.
@@ -75,23 +80,24 @@ def network_scales(
         there = {n: replace(e, plus=e.plus.to(device), minus=e.minus.to(device)) for n, e in entries.items()}
         graph._cache[key] = Laplacian.of(graph.free, tuple(entries.values()), device), there
     laplacian, entries = graph._cache[key]
-    weights = {name: entry.view(name, parameters[name]) for name, entry in entries.items()}
+    parts = {name: entry.held(name, parameters[name]) for name, entry in entries.items()}
     scales = torch.zeros(graph.free + 1, dtype=torch.float64, device=device)
     if start is not None:
         graph.check(start)
         scales[1:] = start
     zeros = False
     for _ in range(_PASSES):
-        sums = [_sums(weights[name], e, scales, e.usual if fan_in else 0.0, zeros) for name, e in entries.items()]
-        right = laplacian.right([part for pair in sums for part in pair])
+        right = sums_by_channel(
+            {name: (part, sums_of(weight, part, scales, part.usual if fan_in else 0.0, zeros))
+             for name, (part, weight) in parts.items()},
+            parameters, len(scales),
+        )  # fmt: skip
         # log 0 = -inf: a sum that is not finite is the sign of a zero (or worse), and costs no look of its own.
         if not zeros and not bool(right.isfinite().all()):
-            for name, weight in weights.items():
-                if not bool(weight.isfinite().all()):
-                    found = "NaN" if bool(weight.isnan().any()) else "inf"
-                    raise ValueError(f"{name!r} holds {found}; a weight without a magnitude has no scale.")
+            _refuse_no_magnitude({name: weight for name, (_, weight) in parts.items()}, parameters)
             zeros = True
-            laplacian = laplacian.without(tuple(entries.values()), [weight == 0 for weight in weights.values()])
+            empty = (entry.view(name, whole(parameters[name].detach() == 0)) for name, entry in entries.items())
+            laplacian = laplacian.without(tuple(entries.values()), empty)
             continue
         change = laplacian.solve(right)
         scales += change
@@ -101,7 +107,49 @@ def network_scales(
     return scales[1:]
 
 
-def _sums(weight: Tensor, entry: Entry, scales: Tensor, usual: float, zeros: bool) -> tuple[Tensor, Tensor]:
+def sums_by_channel(
+    found: Mapping[str, tuple[Entry, tuple[Tensor, Tensor]]], parameters: Mapping[str, Tensor], channels: int
+) -> Tensor:
+    """Add the row and column sums of all weights up by channel, and over the processes that hold their parts.
+
+    Args:
+        found: name → the entry of what is held of the weight here, and its `sums_of`.
+        parameters: name → the weight.
+        channels: how many there are, the pinned one included.
+
+    Returns:
+        (channels,), float64, the same on all processes that hold a part.
+    """
+    by_group: dict[Group, list[tuple[Tensor, Tensor]]] = {}
+    for name, (entry, sums) in found.items():
+        cut = cut_of(parameters[name])
+        by_group.setdefault(cut and cut.group, []).extend(zip((entry.plus, entry.minus), sums, strict=True))
+    totals = []
+    for group, pairs in by_group.items():
+        indices = torch.cat([index.flatten() for index, _ in pairs])
+        total = torch.zeros(channels, dtype=torch.float64, device=indices.device)
+        total.index_add_(0, indices, torch.cat([sums for _, sums in pairs]).double())
+        if group is not None:
+            add_up([total], group)
+        totals.append(total)
+    return torch.stack(totals).sum(0)
+
+
+def _refuse_no_magnitude(held: Mapping[str, Tensor], parameters: Mapping[str, Tensor]) -> None:
+    """Raise a ValueError if a weight holds NaN or inf, on all processes that hold a part of it."""
+    bad = {name: torch.stack([weight.isnan().any(), weight.isinf().any()]).long() for name, weight in held.items()}
+    by_group: dict[Group, list[Tensor]] = {}
+    for name, found in bad.items():
+        if (cut := cut_of(parameters[name])) is not None:
+            by_group.setdefault(cut.group, []).append(found)
+    for group, flags in by_group.items():
+        add_up(flags, group)
+    for name, (nan, inf) in bad.items():
+        if nan or inf:
+            raise ValueError(f"{name!r} holds {'NaN' if nan else 'inf'}; a weight without a magnitude has no scale.")
+
+
+def sums_of(weight: Tensor, entry: Entry, scales: Tensor, usual: float, zeros: bool) -> tuple[Tensor, Tensor]:
     """Sum log|w| − u − s_o + s_i over rows for s_out and over columns for s_in, signed as they enter; flat."""
     plus, minus = scales[entry.plus] + usual, scales[entry.minus]
     weight = weight.view(weight.shape or (1,))  # a learned factor of a single number has no dimension

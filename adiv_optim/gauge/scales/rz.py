@@ -83,7 +83,7 @@ def rz_scaling(weight: Tensor, *, groups: int = 1, kernel_dims: int = 0) -> RZSc
     logs = blocks.abs().log_()
     row_logs, column_logs = _one_pass(logs)
     limit = -math.log(torch.finfo(weight.dtype).tiny)
-    if not _within(limit, row_logs, column_logs):
+    if not within(limit, row_logs, column_logs):
         # A zero, NaN or inf anywhere in a matrix is in every one of its means.
         if not logs.amax() < math.inf:
             bad = ~weight.isfinite()
@@ -95,7 +95,7 @@ def rz_scaling(weight: Tensor, *, groups: int = 1, kernel_dims: int = 0) -> RZSc
                 "gradients are not finite."
             )
         row_logs, column_logs = _balance_members(logs, row_logs, column_logs)
-        if not _within(limit, row_logs, column_logs):
+        if not within(limit, row_logs, column_logs):
             largest = max(row_logs.abs().max().item(), column_logs.abs().max().item())
             raise ValueError(
                 f"rz_scaling: a scale of this weight of shape {tuple(weight.shape)} is exp(±{largest:.1f}), out of "
@@ -205,7 +205,8 @@ def _one_pass(logs: Tensor) -> tuple[Tensor, Tensor]:
     return rows - half, columns - half
 
 
-def _within(limit: float, *logs: Tensor) -> bool:
+def within(limit: float, *logs: Tensor) -> bool:
+    """Whether all log-scales are at most as large as a limit."""
     # One wait for the device. NaN compares as not within.
     return bool(torch.stack([(part.abs() <= limit).all() for part in logs]).all())
 

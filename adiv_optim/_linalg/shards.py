@@ -1,0 +1,101 @@
+"""What this process holds of a sharded tensor, and sums over the processes that hold the rest."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, distributed
+
+#: A torch.distributed.ProcessGroup, which a torch built without distributed does not know; None is the default one.
+Group = Any
+
+
+def local(tensor: Tensor) -> Tensor:
+    """The part of a tensor that this process holds, to be read or written: all of it where it is not sharded."""
+    to_local = getattr(tensor, "to_local", None)
+    return tensor if to_local is None else to_local()
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """All of a tensor, gathered from every process that holds a part of it."""
+    full_tensor = getattr(tensor, "full_tensor", None)
+    return tensor if full_tensor is None else full_tensor()
+
+
+class Cut(NamedTuple):
+    """Where a tensor is sharded.
+
+    Args:
+        dim: along which dimension of it.
+        start: the first place there that this process holds.
+        group: the processes that hold the rest.
+    """
+
+    dim: int
+    start: int
+    group: Group
+
+
+def cut_of(tensor: Any) -> Cut | None:
+    """Where a tensor is sharded, if `why_not_one_cut` has nothing to say; None where this process holds it all."""
+    for place, placement in enumerate(getattr(tensor, "placements", ())):
+        if placement.is_shard():
+            mesh, size = tensor.device_mesh, tensor.shape[placement.dim]
+            # As torch.chunk cuts: all pieces but the last are as long as each other.
+            length = -(-size // mesh.size(place))
+            return Cut(placement.dim, min(size, length * mesh.get_local_rank(place)), mesh.get_group(place))
+    return None
+
+
+def why_not_one_cut(tensor: Any) -> str:
+    """Say why a tensor is no piece of another one that is cut once, along one dimension, or ""."""
+    cuts = [placement for placement in getattr(tensor, "placements", ()) if not placement.is_replicate()]
+    if len(cuts) > 1:
+        return "cut by several dimensions of the mesh"
+    # A subclass of Shard deals places otherwise.
+    return "" if all(type(placement).__name__ == "Shard" for placement in cuts) else "not cut into pieces in order"
+
+
+def held(shape: tuple[int, ...], ends: Sequence[Tensor], tensor: Any) -> tuple[tuple[int, ...], list[Tensor]]:
+    """What goes with the part of a tensor that this process holds.
+
+    Args:
+        shape: what the whole tensor is viewed as; it only splits the first dimension.
+        ends: what broadcasts to that shape.
+        tensor: sharded or not.
+
+    Returns:
+        The shape to view the part as, and what of `ends` broadcasts to it.
+    """
+    cut = cut_of(tensor)
+    if cut is None:
+        return shape, list(ends)
+    parts = []
+    for end in ends:
+        part = end.view((1,) * (len(shape) - end.dim()) + end.shape)
+        if split := len(shape) - tensor.dim():  # rows are cut anywhere within what the first dimension was split into
+            part = part.expand(*shape[: split + 1], *part.shape[split + 1 :]).flatten(0, split)
+        if part.shape[cut.dim] > 1:
+            part = part.narrow(cut.dim, cut.start, local(tensor).shape[cut.dim])
+        parts.append(part)
+    return tuple(local(tensor).shape), parts
+
+
+def stacked(part: Tensor, like: Any) -> Tensor:
+    """What every process has of its own, in one tensor that is dealt to them as `like` is, with one more dimension."""
+    from torch.distributed.tensor import DTensor, Replicate, Shard
+
+    placements = [Shard(0) if placement.is_shard() else Replicate() for placement in like.placements]
+    return DTensor.from_local(part[None], like.device_mesh, placements)
+
+
+def add_up(tensors: Iterable[Tensor], group: Group = None) -> None:
+    """Add tensors up over the processes of a group, in place, by one all-reduce for each dtype."""
+    kinds: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
+    for tensor in tensors:
+        kinds.setdefault((tensor.dtype, tensor.device), []).append(tensor)
+    for same in kinds.values():
+        joined = torch.cat([tensor.flatten() for tensor in same])
+        distributed.all_reduce(joined, group=group)
+        for tensor, total in zip(same, joined.split([tensor.numel() for tensor in same]), strict=True):
+            tensor.copy_(total.view_as(tensor))

@@ -1,0 +1,207 @@
+"""Layers that parallelize_module has cut, against one process with A in blocks of the columns of each of them."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, distributed, nn
+
+from adiv_optim import InputScaled, Preconditioned, UnitConsistent, Whitened, gauge
+from adiv_optim.optim import by_inputs, input_chart
+from tests.helpers import checkpoints
+from tests.helpers.loops import DIFFERENT, Weights, adamw, deviation, sgd
+from tests.helpers.processes import needs_distributed, on_processes
+
+pytestmark = [needs_distributed, pytest.mark.usefixtures("in_float64")]
+parallel = pytest.importorskip("torch.distributed.tensor.parallel")
+
+EXACT = 1e-12
+#: Columns of `down` that each process holds; no other layer has more.
+BLOCK = 6
+
+
+class Network(nn.Module):
+    """An embedding and a norm, a pair of layers that two or three processes share, and a head that each has whole."""
+
+    def __init__(self, ranks: int, apart: bool) -> None:
+        super().__init__()
+        self.embed, self.norm = nn.Embedding(11, 4), nn.LayerNorm(4)
+        self.up, self.down = nn.Linear(4, BLOCK * ranks), nn.Linear(BLOCK * ranks, 5)
+        self.head = nn.Linear(5, 3)
+        self.apart = apart
+        if apart:  # a bias that no layer has: it takes the plain step
+            self.shift, self.down.bias = self.down.bias, None
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.down(F.relu(self.up(self.norm(self.embed(tokens)))))
+        return self.head(F.relu(x + self.shift if self.apart else x))
+
+
+def network(ranks: int, apart: bool = False) -> nn.Module:
+    torch.manual_seed(0)
+    return Network(ranks, apart)
+
+
+def batches() -> list[tuple[Tensor, Tensor]]:
+    generator = torch.Generator().manual_seed(1)
+    return [
+        (torch.randint(11, (4, 6), generator=generator), torch.randint(3, (4, 6), generator=generator))
+        for _ in range(5)
+    ]
+
+
+def unit_consistent(inner: Any, model: nn.Module) -> Any:
+    ranks = model.up.weight.shape[0] // BLOCK
+    graph = gauge.trace(network(ranks), batches()[0][0])
+    return UnitConsistent(inner, model, graph=graph, gauge=gauge.LayerGauge(every=2))
+
+
+COORDINATES: dict[str, Any] = {
+    "input-scaled": lambda inner, model, **given: InputScaled(inner, model, every=2, floor=0.1, hold=True, **given),
+    "preconditioned": lambda inner, model, **given: Preconditioned(inner, model, every=2, max_dim=BLOCK, **given),
+    "unit-consistent": unit_consistent,
+    "whitened": lambda inner, model, **given: Whitened(inner, model, every=2, max_dim=BLOCK, **given),
+    "whitened-rank": lambda inner, model, **given: Whitened(inner, model, every=2, max_dim=BLOCK, rank=2, **given),
+}
+BY_INPUTS = [name for name in COORDINATES if name != "unit-consistent"]
+INNER = {"adamw": adamw, "sgd": sgd}
+CASES = [(name, inner) for name in COORDINATES for inner in INNER]
+#: What sums over processes are left out, or made where there should be none → wrappers that do something else then.
+WRONG = {"columns": BY_INPUTS, "norms": ["whitened"], "others' rows": ["preconditioned", "whitened"]}
+on_two = pytest.mark.parametrize("ranks", [2], indirect=True)
+
+
+def shared(model: nn.Module, mesh: Any) -> nn.Module:
+    from torch.distributed.tensor import Replicate, Shard
+
+    plan = {
+        "embed": parallel.RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1)),
+        "norm": parallel.SequenceParallel(),
+        "up": parallel.ColwiseParallel(input_layouts=Shard(1)),
+        "down": parallel.RowwiseParallel(),
+    }
+    return parallel.parallelize_module(model, mesh, plan)
+
+
+def train(model: nn.Module, optimizer: Any, data: list[tuple[Tensor, Tensor]], copies: Any = None) -> Weights:
+    for x, y in data:
+        optimizer.zero_grad()
+        F.cross_entropy(model(x).flatten(0, 1), y.flatten()).backward()
+        for p in model.parameters() if copies else ():
+            distributed.all_reduce(getattr(p.grad, "to_local", lambda p=p: p.grad)().div_(copies.size()), group=copies)
+        optimizer.step()
+    return {name: getattr(p, "full_tensor", p.clone)().detach() for name, p in model.named_parameters()}
+
+
+@contextmanager
+def wrong(what: str) -> Iterator[None]:
+    place = {
+        "columns": mock.patch.object(input_chart, "_sum_over_columns"),
+        "norms": mock.patch.object(input_chart.InputChart, "settle"),
+        "others' rows": mock.patch.object(by_inputs, "refuse_shards", return_value=False),
+    }
+    with place[what]:
+        yield
+
+
+def every_loop(rank: int, folder: Path) -> dict[str, Any]:
+    world = distributed.get_world_size()
+    flat = distributed.device_mesh.init_device_mesh("cpu", (world,))
+
+    def trained(name: str, inner: str) -> Weights:
+        model = shared(network(world), flat)
+        return train(model, COORDINATES[name](INNER[inner](model), model), batches())
+
+    found: dict[str, Any] = {f"{name}-{inner}": trained(name, inner) for name, inner in CASES}
+    model = shared(network(world), flat)
+    optimizer = COORDINATES["whitened"](sgd(model), model)
+    train(model, optimizer, batches()[:1])
+    found["covered"] = {**optimizer.coverage().treated, **optimizer.coverage().skipped}
+    if world == 2:
+        for what, names in WRONG.items():
+            with wrong(what):
+                found |= {f"{what}-{name}": trained(name, "sgd") for name in names}
+        for name in COORDINATES:
+            found[f"resumed-{name}"] = resumed(name, flat, folder / name)
+        found |= {f"copies-{name}": of_copies(rank, name) for name in BY_INPUTS}
+    return found
+
+
+def resumed(name: str, mesh: Any, folder: Path) -> Weights:
+    model = shared(network(2), mesh)
+    optimizer = COORDINATES[name](adamw(model), model)
+    train(model, optimizer, batches()[:4])
+    checkpoints.save(model, optimizer, folder)
+    model = shared(network(2), mesh)
+    optimizer = COORDINATES[name](adamw(model), model)
+    checkpoints.load(model, optimizer, folder)
+    return train(model, optimizer, batches()[4:])
+
+
+def of_copies(rank: int, name: str) -> Weights:
+    """Two copies of layers that one process each holds: rows are added up over process_group."""
+    mesh = distributed.device_mesh.init_device_mesh("cpu", (2, 1), mesh_dim_names=("data", "model"))
+    model = shared(network(2), mesh["model"])
+    optimizer = COORDINATES[name](adamw(model), model, process_group=mesh["data"])
+    data = [(x.chunk(2)[rank], y.chunk(2)[rank]) for x, y in batches()]
+    return train(model, optimizer, data, mesh["data"].get_group())
+
+
+def alone(name: str, inner: str, ranks: int) -> Weights:
+    model = network(ranks, apart=name in BY_INPUTS)
+    found = train(model, COORDINATES[name](INNER[inner](model), model), batches())
+    return {"down.bias" if key == "shift" else key: value for key, value in found.items()}
+
+
+@pytest.fixture(scope="module", params=[2, 3])
+def ranks(request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("ranks")
+    return on_processes(request.param, every_loop, folder, folder)
+
+
+@pytest.mark.parametrize(("name", "inner"), CASES)
+def test_tensor_parallel_processes_are_one_with_blocks_of_columns(ranks, name, inner):
+    wanted = alone(name, inner, len(ranks))
+    for rank in ranks:
+        assert deviation(rank[f"{name}-{inner}"], wanted) <= EXACT
+    bare = network(len(ranks))
+    assert deviation(train(bare, INNER[inner](bare), batches()), wanted) > DIFFERENT
+
+
+@on_two
+@pytest.mark.parametrize("name", BY_INPUTS)
+def test_copies_of_tensor_parallel_layers_are_one_on_the_joined_batch(ranks, name):
+    """Of which each process has the columns whole: a single block of them, the blocks of max_dim."""
+    for rank in ranks:
+        assert deviation(rank[f"copies-{name}"], alone(name, "adamw", 2)) <= EXACT
+
+
+@on_two
+@pytest.mark.parametrize(("what", "name"), [(what, name) for what, names in WRONG.items() for name in names])
+def test_every_sum_is_over_the_right_processes(ranks, what, name):
+    assert deviation(ranks[0][f"{what}-{name}"], alone(name, "sgd", 2)) > 1e6 * EXACT
+
+
+@on_two
+@pytest.mark.parametrize("name", COORDINATES)
+def test_tensor_parallel_resumes_from_a_sharded_checkpoint(ranks, name):
+    for rank in ranks:
+        assert deviation(rank[f"resumed-{name}"], alone(name, "adamw", 2)) <= EXACT
+
+
+def test_coverage_says_what_is_in_blocks_and_what_is_plain(ranks):
+    size = BLOCK * len(ranks)
+    for rank in ranks:
+        found = rank["covered"]
+        assert found["up.weight"] == "whitened, 5 columns"
+        assert found["up.bias"] == "whitened, with its weight"
+        others = f"whitened, 6 columns, apart from the others of {size}, which other processes hold"
+        assert found["down.weight"] == others
+        assert found["down.bias"] == "a bias, where columns of the weight are on other processes"
+        assert found["norm.weight"] == "LayerNorm is not a layer whose rows are known"
+        assert found["embed.weight"] == "Embedding is not a layer whose rows are known"

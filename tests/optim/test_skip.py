@@ -1,0 +1,124 @@
+"""What is named in skip takes the plain step, and all else the step that it takes without it."""
+
+import copy
+import pickle
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from adiv_optim import InputScaled, Preconditioned, UnitConsistent, Whitened
+from tests.helpers.loops import adamw, deviation, sgd, weights
+from tests.helpers.processes import needs_distributed
+from tests.optim.test_processes import on_cpu, one_process, sharded  # noqa: F401 — a fixture
+
+X = torch.randn(12, 6, generator=torch.Generator().manual_seed(0))
+
+WRAPPERS = {
+    "input-scaled": lambda inner, model, **given: InputScaled(inner, model, floor=0.1, **given),
+    "preconditioned": Preconditioned,
+    "unit-consistent": lambda inner, model, **given: UnitConsistent(inner, model, example_input=X, **given),
+    "whitened": Whitened,
+}
+each_wrapper = pytest.mark.parametrize("wrap", WRAPPERS.values(), ids=WRAPPERS)
+
+
+class Head(nn.Linear):
+    """A type of its own, whose rows the optimizers are told."""
+
+    def input_rows(self, input):
+        return input
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    middle = nn.Sequential(nn.Linear(7, 5), nn.ReLU())
+    return nn.Sequential(nn.Linear(6, 7), nn.ReLU(), middle, nn.Linear(5, 4), nn.ReLU(), Head(4, 3))
+
+
+def trained(wrap: Any, steps: int = 1, **given: Any) -> tuple[nn.Module, Any]:
+    model = network()
+    optimizer = wrap(adamw(model), model, **given)
+    step(model, optimizer, steps)
+    return model, optimizer
+
+
+def step(model: nn.Module, optimizer: Any, steps: int = 1) -> None:
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(X).square().sum().backward()
+        optimizer.step()
+
+
+@each_wrapper
+def test_what_is_skipped_takes_the_plain_step_and_the_rest_its_own(wrap):
+    skipped = ("2.0.weight", "2.0.bias", "5.weight", "5.bias")
+    model, optimizer = trained(wrap, skip=["2", Head])
+    bare, whole = weights(trained(lambda inner, model: inner)[0]), weights(trained(wrap)[0])
+    for name, found in weights(model).items():
+        assert torch.equal(found, (bare if name in skipped else whole)[name])
+    assert not any(torch.equal(bare[name], whole[name]) for name in ("2.0.weight", "5.weight"))
+    report = optimizer.coverage()
+    assert {name for name, why in report.skipped.items() if why == "named in skip"} == set(skipped)
+
+
+@each_wrapper
+def test_copies_checkpoints_and_later_groups_know_what_is_skipped(wrap):
+    model, optimizer = trained(wrap, skip=["0"])
+    copied_model, copied = copy.deepcopy((model, optimizer))
+    pickled_model, pickled = pickle.loads(pickle.dumps((model, optimizer)))
+    again = network()
+    loaded = wrap(adamw(again), again, skip=["0"])
+    again.load_state_dict(model.state_dict())
+    loaded.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    twins = [(copied_model, copied), (pickled_model, pickled), (again, loaded)]
+    for each_model, each in [(model, optimizer), *twins]:
+        each.add_param_group({"params": [nn.Parameter(torch.ones(1))]})
+        step(each_model, each, 3)
+        assert each.coverage().skipped["0.weight"] == "named in skip"
+    assert all(deviation(weights(twin), weights(model)) == 0 for twin, _ in twins)
+
+
+@each_wrapper
+@pytest.mark.parametrize(
+    ("skip", "error", "message"),
+    [
+        (["haed"], ValueError, r"skip names 'haed', which the model does not have; its modules are '', '0'"),
+        ([nn.Conv3d], ValueError, "skip names .*Conv3d"),
+        ("0", TypeError, r"skip=\['0'\]"),
+    ],
+    ids=["path", "type", "string"],
+)
+def test_skipping_what_is_not_there_is_an_error(wrap, skip, error, message):
+    with pytest.raises(error, match=message):
+        trained(wrap, skip=skip)
+
+
+@each_wrapper
+def test_little_is_no_cause_to_warn_where_the_rest_is_skipped(wrap):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        _, optimizer = trained(wrap, skip=["0", "2", "3"])
+    assert f"skip={('0', '2', '3')}" in repr(optimizer)
+
+
+def test_a_tied_weight_is_skipped_with_each_of_its_layers():
+    model = nn.Sequential(nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 6), nn.Linear(6, 3))
+    model[2].weight = model[0].weight
+    optimizer = Whitened(sgd(model), model, skip=["2"])
+    step(model, optimizer)
+    assert optimizer.coverage().skipped == dict.fromkeys(("0.weight", "2.bias"), "named in skip") | {
+        "0.bias": "a bias without its weight"
+    }
+
+
+@needs_distributed
+@on_cpu
+@pytest.mark.usefixtures("one_process")
+def test_a_layer_whose_rows_cannot_be_sharded_can_be_skipped():
+    model = sharded(nn.Sequential(nn.Conv1d(4, 4, 3), nn.Conv1d(4, 4, 3, groups=2)))
+    with pytest.raises(ValueError, match="or name this layer in skip"):
+        Whitened(sgd(model), model)
+    assert list(Whitened(sgd(model), model, skip=["1"]).coverage().never_seen) == ["0.weight", "0.bias"]
