@@ -7,6 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from ..._linalg import host
 from ..channels.graph import ChannelGraph, Entry
 from .laplacian import Laplacian
 
@@ -84,8 +85,10 @@ def network_scales(
     for _ in range(_PASSES):
         sums = [_sums(weights[name], e, scales, e.usual if fan_in else 0.0, zeros) for name, e in entries.items()]
         right = laplacian.right([part for pair in sums for part in pair])
-        # log 0 = -inf: a sum that is not finite is the sign of a zero (or worse), and costs no look of its own.
-        if not zeros and not bool(right.isfinite().all()):
+        change, solved = laplacian.directly(right)
+        # log 0 = -inf: a sum that is not finite is the sign of a zero (or worse). As a rule one look says all.
+        finite, good, near = host.read(right.isfinite().all(), solved, ~(change.abs().max() > _NEAR))
+        if not zeros and not finite:
             for name, weight in weights.items():
                 if not bool(weight.isfinite().all()):
                     found = "NaN" if bool(weight.isnan().any()) else "inf"
@@ -93,10 +96,12 @@ def network_scales(
             zeros = True
             laplacian = laplacian.without(tuple(entries.values()), [weight == 0 for weight in weights.values()])
             continue
-        change = laplacian.solve(right)
+        if not good:
+            change = laplacian.iterated(right)
+            (near,) = host.read(~(change.abs().max() > _NEAR))
         scales += change
-        # Sums round in proportion to their size, which is that of the change: a small one needs no second look.
-        if not bool(change.abs().max() > _NEAR):
+        # Sums round in proportion to their size, which is that of the change: a small one needs no second pass.
+        if near:
             break
     return scales[1:]
 
