@@ -40,6 +40,7 @@ def _parser() -> argparse.ArgumentParser:
     reporting.add_argument("--pages", nargs="+", type=Path, default=[], help="also fill these pages' results sections")
     for command in commands.choices.values():
         command.add_argument("--out", type=Path, default=Path("runs"), help="folder of the result files")
+        command.set_defaults(command=main)
         command.add_argument("--threads", type=int, default=None, help="CPU threads; torch's choice by default")
     return parser
 

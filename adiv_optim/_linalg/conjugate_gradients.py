@@ -5,6 +5,11 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from . import host
+
+#: Iterations between two looks at whether all is done, each of which waits for the device.
+_UNSEEN = 4
+
 
 def conjugate_gradients(
     system: Callable[[Tensor], Tensor], right: Tensor, goal: Tensor, max_iterations: int
@@ -30,9 +35,9 @@ def conjugate_gradients(
     """
     solution, residual, direction = torch.zeros_like(right), right, right
     gamma = right.square().sum(-1)
-    for _ in range(max_iterations):
+    for number in range(max_iterations):
         open = gamma > goal.square()
-        if not bool(open.any()):
+        if number % _UNSEEN == 0 and all(host.read(~open.any())):
             break
         moved = system(direction)
         # A problem that is done must not go on: what is left of it is rounding, which a singular system cannot solve.
@@ -41,4 +46,4 @@ def conjugate_gradients(
         residual = residual - step * moved
         previous, gamma = gamma, residual.square().sum(-1)
         direction = residual + torch.where(open, gamma / previous, 0.0)[..., None] * direction
-    return solution, not bool((gamma > goal.square()).any())
+    return solution, all(host.read(~(gamma > goal.square()).any()))

@@ -1,10 +1,13 @@
 """Square roots of covariance matrices: whole matrices, or what differs from a multiple of the identity."""
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
+
+from . import host
 
 #: Up to this condition number float32 gives a root that is good to three digits, at half the price.
 _MODERATE = 1e4
@@ -35,7 +38,7 @@ def eigh(matrix: Tensor) -> tuple[Tensor, Tensor]:
             values, vectors = torch.linalg.eigh(matrix.to(work))
         except torch.linalg.LinAlgError:
             continue
-        if bool(values.isfinite().all()) and bool(vectors.isfinite().all()):
+        if all(host.read(values.isfinite().all(), vectors.isfinite().all())):
             return values.to(matrix.dtype), vectors.to(matrix.dtype)
     raise NoRootError(f"no eigenvalues found of a matrix of shape {tuple(matrix.shape)}")
 
@@ -80,7 +83,7 @@ def roots(matrix: Tensor, ridge: Tensor, method: str = "eigh", condition: float 
     both = _by_eigenvalues(shifted, ridge / level) if method == "eigh" else _by_products(shifted, identity, condition)
     scale = level[..., None, None].to(work).sqrt()
     inverse, root = (both[0] / scale).to(matrix.dtype), (both[1] * scale).to(matrix.dtype)
-    if not bool(inverse.isfinite().all() & root.isfinite().all()):
+    if not all(host.read(inverse.isfinite().all(), root.isfinite().all())):
         raise NoRootError(f"no finite root found of a matrix of shape {tuple(matrix.shape)}")
     return inverse, root
 
@@ -179,15 +182,14 @@ class LowRank:
     """M = c I + U diag(s) Uᵀ.
 
     Args:
-        level: c, shape (…).
+        level: c, shape (…), or a number, which costs no pass of its own.
         vectors: U, shape (…, d, rank).
         weights: s, shape (…, rank).
     """
 
-    def __init__(self, level: Tensor, vectors: Tensor, weights: Tensor) -> None:
+    def __init__(self, level: float | Tensor, vectors: Tensor, weights: Tensor) -> None:
         self.vectors, self.weights = vectors, weights[..., None, :]
-        # As a number it costs no pass of its own.
-        self.level: float | Tensor = level[..., None, None] if level.dim() else level.item()
+        self.level = level[..., None, None] if isinstance(level, Tensor) else level
 
     def right_multiply(self, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Return [W, b] M."""
@@ -220,5 +222,7 @@ def low_rank_roots(trace: Tensor, spectrum: Spectrum, ridge: Tensor) -> tuple[Lo
     size, rank = spectrum.vectors.shape[-2:]
     level = (((trace - spectrum.values.sum(-1)) / (size - rank)).clamp_min(0) + ridge).sqrt()
     values = (spectrum.values.clamp_min(0) + ridge[..., None]).sqrt()
-    inverse = LowRank(1 / level, spectrum.vectors, 1 / values - 1 / level[..., None])
-    return inverse, LowRank(level, spectrum.vectors, values - level[..., None])
+    weights = 1 / values - 1 / level[..., None], values - level[..., None]
+    levels: Sequence[float | Tensor] = (1 / level, level) if level.dim() else host.read(1 / level, level)
+    inverse, root = (LowRank(c, spectrum.vectors, s) for c, s in zip(levels, weights, strict=True))
+    return inverse, root

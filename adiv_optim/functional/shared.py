@@ -3,6 +3,7 @@
 import inspect
 import math
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import torch
@@ -122,6 +123,11 @@ def autocast(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:
     )
 
 
+def without_autocast(device: str) -> AbstractContextManager[Any]:
+    """A context that autocast does not reach into; it knows no meta device."""
+    return nullcontext() if device == "meta" else torch.autocast(device, enabled=False)
+
+
 def label_for(name: str, function: str) -> str:
     """The start of messages in the backward pass: the layer's label, or while torch.compile traces the function's name.
 
@@ -184,12 +190,12 @@ def parameters_of(
     return rename
 
 
-def refuse_capture(name: str, tensor: Tensor) -> None:
-    """Raise while a CUDA graph is being captured: a replay would not remember what Python remembers."""
+def refuse_capture(name: str, does: str, tensor: Tensor) -> None:
+    """Raise while a CUDA graph is being captured: a replay would not do what Python does."""
     if tensor.is_cuda and not torch.compiler.is_compiling() and torch.cuda.is_current_stream_capturing():
         raise RuntimeError(
-            f"{name} remembers its inputs, which the replay of a CUDA graph would not; run the forward pass eagerly, "
-            "or use a correction without memory."
+            f"{name} {does}, which the replay of a CUDA graph would not; run this part eagerly, or use a correction "
+            "without memory."
         )
 
 

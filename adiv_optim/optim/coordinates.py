@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..attach.coverage import Coverage, register, warn
+from ..functional.shared import refuse_capture
 from .room import Room
 from .unread import kept_by_step
 from .wrapper import OptimizerWrapper, check_same_parameters
@@ -232,6 +233,8 @@ class Coordinates(OptimizerWrapper):
     @torch.compiler.disable  # it measures, and does what it finds: traced, a step would be dozens of graphs
     @torch.no_grad()
     def _inner_step(self) -> None:
+        if not isinstance(self.chart, Detached):
+            refuse_capture(type(self).__name__, "counts its steps", next(self.model.parameters()))
         kept = self._kept()
         self._room.begin()
         waiting = [_Held(map_, kept, self._room) for map_ in self.chart.maps()]

@@ -63,16 +63,14 @@ class InputCovariance(InputSums):
             blocks = [gram_of(block, block) for block in columns]
             yield blocks + [_trace(blocks)] * bool(self.cut), rows.shape[1]
 
-    def absorb(self, decay: float) -> bool:
-        """Let what was seen since the last time into the average, unless it holds NaN or inf; say whether it was.
+    def absorb(self, decay: float) -> None:
+        """Let what was seen since the last time into the average.
 
         Raises:
             NoRootError: its leading eigenvectors could not be found; the average has been updated.
         """
-        absorbed = super().absorb(decay)
-        if absorbed:
-            self._follow()
-        return absorbed
+        super().absorb(decay)
+        self._follow()
 
     def mean(self) -> list[Tensor]:
         """The blocks of A, each (groups, d, d), or (d, d) of one group: some libraries batch on one thread."""

@@ -1,13 +1,14 @@
 """What is measured of the inputs of a model's layers: when, over which processes, and what is kept of it."""
 
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from .._linalg import host
 from .._linalg.roots import NoRootError
 from .._linalg.shards import add_up, cut_of
 from ..attach.checks import Skip
@@ -93,8 +94,7 @@ class InputChart(Chart, Generic[Sums, Measured]):
             if self.synchronize and self.process_group.several and not self.alone:
                 _sum_over_processes(self.layers, self.process_group)
             _sum_over_columns(self.layers)
-            for layer in self.layers:
-                self._measure(layer)
+            self._measure_all()
         maps = []
         for layer in self.layers:
             missing = [p.grad is None for p in layer.parameters]
@@ -126,17 +126,35 @@ class InputChart(Chart, Generic[Sums, Measured]):
         for group, partials in sums.items():
             add_up(partials, group)
 
-    def _measure(self, layer: Sums) -> None:
-        try:
-            if layer.absorb(self.decay):
-                self.measured[layer.name] = self.measure(layer)
-        except NoRootError as error:
-            if not self.failures:
-                warn(
-                    f"{layer.name}: {error}; the layer keeps what was measured before, or takes plain steps. Further "
-                    "failures are counted in coverage() and metrics() without a word; a greater damping may help."
-                )
-            self.failures[layer.name] = self.failures.get(layer.name, 0) + 1
+    def measure_each(self, layers: Sequence[Sums]) -> Iterator[Measured | NoRootError]:
+        """Let what layers have seen into their averages, and measure these one by one, or yield why that fails."""
+        for layer in layers:
+            try:
+                layer.absorb(self.decay)
+                yield self.measure(layer)
+            except NoRootError as error:
+                yield error
+
+    def _measure_all(self) -> None:
+        seen = [layer for layer in self.layers if layer.pending_rows]
+        finite = {layer for layer, good in zip(seen, host.read(*(each.finite() for each in seen)), strict=True) if good}
+        for layer in self.layers:
+            if layer not in finite:
+                layer.forget_pending()
+        whole = [layer for layer in seen if layer in finite]
+        for layer, found in zip(whole, self.measure_each(whole), strict=True):
+            if isinstance(found, NoRootError):
+                self._failed(layer, found)
+            else:
+                self.measured[layer.name] = found
+
+    def _failed(self, layer: Sums, error: NoRootError) -> None:
+        if not self.failures:
+            warn(
+                f"{layer.name}: {error}; the layer keeps what was measured before, or takes plain steps. Further "
+                "failures are counted in coverage() and metrics() without a word; a greater damping may help."
+            )
+        self.failures[layer.name] = self.failures.get(layer.name, 0) + 1
 
     def after_step(self) -> None:
         """Count the step, and let the forward passes before the next one gather if it measures."""

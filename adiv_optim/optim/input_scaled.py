@@ -2,12 +2,14 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from .._linalg import host
 from .._linalg.shards import local
 from ..attach.checks import Skip
 from ..attach.rows import patches_of
@@ -48,10 +50,10 @@ class InputPower(InputSums):
         norms = patches.squared_norm().to(self.dtype)  # (N, groups, *positions)
         yield [norms.transpose(0, 1).flatten(1).sum(1)], norms[:, 0].numel()
 
-    def rms(self) -> Scales:
-        """The root of the mean square of an entry, for each group."""
-        entries = self.rows * self.features
-        return [] if self.total is None else (self.total[0] / entries).sqrt().tolist()
+    def rms(self) -> Tensor:
+        """The root of the mean square of an entry, for each group that has seen a row."""
+        (total,) = self.total or [torch.empty(0)]
+        return (total / (self.rows * self.features)).sqrt()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the memory."""
@@ -119,7 +121,7 @@ def _as_factor(weight: Tensor, scales: Scales, dtype: torch.dtype) -> Any:
     """What to multiply a weight by: one number, or each group's scale at its rows."""
     if len(scales) == 1:
         return scales[0]
-    factor = torch.tensor(scales, dtype=dtype, device=weight.device)
+    factor = torch.tensor(scales, dtype=dtype).to(weight.device, non_blocking=True)
     return factor.repeat_interleave(len(weight) // len(scales)).view(-1, *[1] * (weight.dim() - 1))
 
 
@@ -147,7 +149,15 @@ class ScaleChart(InputChart[InputPower, Scales]):
 
     def measure(self, layer: InputPower) -> Scales:
         """Return s = max(floor, r) of every group."""
-        return [max(self.floor, rms) for rms in layer.rms()]
+        return [max(self.floor, rms) for rms in host.read(layer.rms())]
+
+    def measure_each(self, layers: Sequence[InputPower]) -> Iterator[Scales]:
+        """Yield s of every layer, with one wait for the device for all of them."""
+        for layer in layers:
+            layer.absorb(self.decay)
+        found = iter(host.read(*(layer.rms() for layer in layers)))
+        for layer in layers:
+            yield [max(self.floor, rms) for rms in islice(found, layer.groups)]
 
     def maps(self) -> Iterable[Map]:
         """Return the maps of this step, forgetting those of one that failed."""
@@ -170,7 +180,7 @@ class ScaleChart(InputChart[InputPower, Scales]):
         """Say what the layer reads and what its steps are divided by."""
         if measured is None:
             return "its layer has not run"
-        return f"divided by {_range(measured)}, input RMS {_range(layer.rms())}"
+        return f"divided by {_range(measured)}, input RMS {_range(host.read(layer.rms()))}"
 
     def metrics(self) -> dict[str, float]:
         """Return what was measured last."""

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from .._linalg import host
 from .._linalg.roots import NoRootError, Whole
 from ..attach.checks import Skip
 from .by_inputs import ByInputs, refuse_no_count
@@ -64,16 +65,17 @@ class InverseChart(InputChart[InputCovariance, list[Whole]]):
         """Return (A + λI)⁻¹ of every block."""
         mean, average = layer.mean(), layer.average()
         level = torch.where(average > 0, average, 1.0)[..., None]
-        inverses = []
+        inverses, good = [], []
         for block in mean:
             # In units of the mean eigenvalue, in float64: λ may be far below what float32 resolves beside A.
             work = block.double() / level[..., None].double()
             work.diagonal(dim1=-2, dim2=-1).add_(self.damping)
             factor, failed = torch.linalg.cholesky_ex(work)
             inverse = torch.cholesky_inverse(factor) / level[..., None]
-            if bool(failed.any()) or not bool(inverse.isfinite().all()):
-                raise NoRootError(f"no Cholesky factor found of a matrix of shape {tuple(block.shape)}")
+            good += [(failed == 0).all(), inverse.isfinite().all()]
             inverses.append(Whole(inverse.to(block.dtype)))
+        if not all(host.read(*good)):
+            raise NoRootError(f"no Cholesky factor found of matrices of {layer.columns()}")
         return inverses
 
     def map(self, layer: InputCovariance, measured: list[Whole]) -> Map:

@@ -10,8 +10,9 @@ from torch import Tensor, nn
 from torch._C import _functorch
 from torch._subclasses.fake_tensor import FakeTensor
 
+from .._linalg import host
 from .._linalg.shards import Cut, cut_of, local
-from ..functional.shared import exporting, refuse_capture
+from ..functional.shared import exporting, refuse_capture, without_autocast
 from .checkpoint import NUMBER, POSITIVE, Maybe, check, numbers
 
 
@@ -118,7 +119,7 @@ class InputSums(ABC):
         input = self._held(input)
         if self.dropped and not self._has_gradient():
             self.forget_pending()
-        with torch.autocast(input.device.type, enabled=False):
+        with without_autocast(input.device.type):
             for sums, rows in self.sums(module, input):
                 self.pending_rows += rows
                 if self.pending is not None:
@@ -143,14 +144,16 @@ class InputSums(ABC):
         if gradient is None:
             return False
         rows = local(gradient)
-        return not rows.numel() or bool(rows.any())  # of no rows nothing can be told
+        return not rows.numel() or any(host.read(rows.any()))  # of no rows nothing can be told
 
-    def absorb(self, decay: float) -> bool:
-        """Let what was seen since the last time into the average, unless it holds NaN or inf; say whether it was."""
-        pending, rows = self.pending, self.pending_rows
+    def finite(self) -> Tensor:
+        """Whether what was seen since the last time holds neither NaN nor inf."""
+        return torch.stack([block.sum() for block in self.pending or ()]).isfinite().all()
+
+    def absorb(self, decay: float) -> None:
+        """Let what was seen since the last time into the average."""
+        pending, rows = self.pending or [], self.pending_rows
         self.forget_pending()
-        if pending is None or not rows or not bool(torch.stack([block.sum() for block in pending]).isfinite().all()):
-            return False
         if self.total is not None and decay:
             # Made anew, not in place: a checkpoint may hold the old ones.
             pending = [block.add(old.to(block), alpha=decay) for block, old in zip(pending, self.total, strict=True)]
@@ -159,7 +162,6 @@ class InputSums(ABC):
             self.rows = 0.0
         self.total = pending
         self.rows += rows
-        return True
 
     def state_dict(self) -> dict[str, Any]:
         """Return the memory."""
@@ -217,7 +219,7 @@ class _Hook:
             return
         # By whatever name: nn.Linear calls it input, transformers' Conv1D x.
         input = args[0] if args else next(iter(kwargs.values()))
-        refuse_capture(sums.name, input)
+        refuse_capture(sums.name, "remembers its inputs", input)
         if sums.armed:
             sums.add(module, input)
 

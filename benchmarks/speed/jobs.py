@@ -18,7 +18,7 @@ from examples.gpt import GPT, PRESETS, next_character_loss
 from ..images.networks import mlp
 from ..language import matrices
 from ..methods import METHODS
-from .timing import device
+from .timing import autocast, compiled, device
 
 Run = Callable[[], None]
 RunLayer = Callable[[Correction | None], None]
@@ -33,9 +33,13 @@ def _ten_times(step: Callable[[], object]) -> Run:
 
 
 def _layer(x: Tensor, layer: nn.Module, g: Tensor, output: Callable[[Correction | None], Tensor]) -> RunLayer:
+    output = compiled(output)
+
     def run(correction: Correction | None) -> None:
         x.grad = layer.weight.grad = layer.bias.grad = None
-        output(correction).backward(g)
+        with autocast():
+            z = output(correction)
+        z.backward(g.to(z.dtype))
 
     return run
 
@@ -145,22 +149,26 @@ def language_model(
     wrap: Callable[[Optimizer, nn.Module], Optimizer] | None,
     norm: str = "layernorm",
     embedding_deviation: float | None = None,
+    size: str = "small",
 ) -> Run:
     """Ten training steps of the language model, forward and backward included; plainly, or in a wrapper.
 
     Muon takes the matrices of the blocks alone, and nothing else trains then: the difference is the optimizer's.
     """
-    preset = PRESETS["small"]
+    preset = PRESETS[size]
     model = GPT(preset, 65, norm, embedding_deviation).to(device())
     matrices_only = kind is getattr(torch.optim, "Muon", None)
     optimizer = kind(matrices(model) if matrices_only else list(model.parameters()), lr=1e-3)
     if wrap is not None:
         optimizer = wrap(optimizer, model)
     windows = torch.randint(65, (batch_size, preset.context + 1), device=device())
+    forward = compiled(model)
 
     def step() -> None:
         model.zero_grad()
-        next_character_loss(model, windows).backward()
+        with autocast():
+            loss = next_character_loss(forward, windows)
+        loss.backward()
         optimizer.step()
 
     return _ten_times(step)

@@ -31,11 +31,13 @@ from . import jobs
 from .timing import Job, device, measured, peak_memory, ratio
 
 
-def _row(what: str, job: Job, plain: Job, rounds: int) -> dict[str, Any]:
+def row(what: str, job: Job, plain: Job, rounds: int) -> dict[str, Any]:
+    """A row of a table: a job beside its plain counterpart."""
     return measured(what, job(), plain(), rounds, peak_memory(job) / peak_memory(plain))
 
 
-def _layer_row(what: str, layer: Callable[[], jobs.RunLayer], rule: Correction, rounds: int = 100) -> dict[str, Any]:
+def layer_row(what: str, layer: Callable[[], jobs.RunLayer], rule: Correction, rounds: int = 100) -> dict[str, Any]:
+    """A row of a table: a layer by a rule beside the same layer without."""
     # Both run on the same tensors: where memory happens to lie can cost more than what is measured here.
     run = layer()
     memory = peak_memory(lambda: partial(layer(), rule)) / peak_memory(lambda: partial(layer(), None))
@@ -47,25 +49,25 @@ def layers(data: str) -> dict[str, Any]:
     rows, rule, rules = [], BatchIdeal(per_sample=False), (Proportional(), Disproportional())
     for shape, first, each in product(((512, 1024, 1024), (128, 512, 512), (32, 3072, 32)), (False, True), rules):
         what = f"Linear {shape}{' first' * first}, {type(each).__name__}"
-        rows.append(_layer_row(what, partial(jobs.linear_layer, *shape, not first), each))
+        rows.append(layer_row(what, partial(jobs.linear_layer, *shape, not first), each))
     for shape in ((128, 512, 512), (32, 1024, 1024), (512, 1024, 1024), (2048, 512, 512)):
-        rows.append(_layer_row(f"Linear {shape}, BatchIdeal", partial(jobs.linear_layer, *shape), rule))
+        rows.append(layer_row(f"Linear {shape}, BatchIdeal", partial(jobs.linear_layer, *shape), rule))
     images = (((32, 64, 16, 16), 3, False), ((32, 256, 8, 8), 1, False), ((32, 3, 32, 32), 3, True))
     for (image, kernel, first), own in product(images, (Proportional(), rule)):
         what = f"Conv2d {kernel}×{kernel}, {image} → 64{' first' * first}, {type(own).__name__}"
-        rows.append(_layer_row(what, partial(jobs.conv_layer, image, 64, kernel, not first), own))
+        rows.append(layer_row(what, partial(jobs.conv_layer, image, 64, kernel, not first), own))
     shape = (512, 1024, 1024)
     peers = {"torch.func per-sample gradients": jobs.per_sample, "Opacus per-sample hooks": jobs.opacus}
     for name, peer in peers.items():
         if peer is not jobs.opacus or find_spec("opacus"):  # an extra
             job, plain = partial(peer, *shape), lambda: partial(jobs.linear_layer(*shape), None)
-            rows.append(_row(f"Linear {shape}, {name}", job, plain, rounds=10))
+            rows.append(row(f"Linear {shape}, {name}", job, plain, rounds=10))
     # Explicit Jacobians of (512, 1024, 1024) would take 4.3 GB per row: their price shows on whole training steps.
     for sizes in ((64, 32, 32, 10), (3072, 32, 32, 10)):
         for by_jacobians, name, rounds in ((False, "GradientOnly", 200), (True, "jacobian.backward", 20)):
             step = partial(jobs.training_step, sizes, Proportional(), by_jacobians)
             what = f"training step {list(sizes)}, batch 32, Adam, {name}"
-            rows.append(_row(what, step, partial(jobs.training_step, sizes), rounds))
+            rows.append(row(what, step, partial(jobs.training_step, sizes), rounds))
     return {
         "of": "forward and backward; ratio to plain torch",
         "note": "Linear is (rows, in, out), float32; ratios within one interleaved run, median and quartiles of the "
@@ -130,7 +132,7 @@ def batch_ideal(data: str) -> dict[str, Any]:
         "note": "Linear is (rows, in, out), float32, on the same tensors; (60, 784, 1600) is that package's own MNIST "
         "example. Ratios within one interleaved run, median and quartiles of the rounds; below 1, BatchIdeal is "
         f"faster. isaac {version('isaac')}.",
-        "rows": [_layer_row(f"Linear {shape}", partial(jobs.isaac_layer, *shape), rule, 60) for shape in shapes],
+        "rows": [layer_row(f"Linear {shape}", partial(jobs.isaac_layer, *shape), rule, 60) for shape in shapes],
     }
 
 
@@ -140,7 +142,7 @@ def unit_consistent(data: str) -> dict[str, Any]:
     for width, compiled, every in product((1600, 256), (False, True), (1, 10)):
         what = f"4 layers of {width}, {4 * width * width / 1e6:.1f} M, scales every {every}{', compiled' * compiled}"
         job, plain = partial(jobs.ten_steps, width, 4, every, compiled), partial(jobs.ten_steps, width, 4)
-        rows.append(_row(what, job, plain, rounds=25))
+        rows.append(row(what, job, plain, rounds=25))
     return {
         "of": "ten optimizer steps; ratio to foreach AdamW",
         "note": "ReLU network with biases, float32; ratios within one interleaved run, median and quartiles of the "
@@ -165,7 +167,7 @@ def whitened(data: str) -> dict[str, Any]:
             for variant, options in list(variants.items())[:count]:
                 wrap = partial(Whitened, **options)
                 job, plain = (partial(jobs.language_model, kind, batch_size, each) for each in (wrap, None))
-                rows.append(_row(f"{name}, batch {batch_size}, {variant}", job, plain, rounds))
+                rows.append(row(f"{name}, batch {batch_size}, {variant}", job, plain, rounds))
     return {
         "of": "ten training steps of the small language model; ratio to the optimizer alone",
         "note": "Forward and backward included; GPT of 3 layers, width 128, context 64, float32. Muon trains "
@@ -186,7 +188,7 @@ def input_scaled(data: str) -> dict[str, Any]:
                     partial(jobs.language_model, kind, batch_size, each, "none", 1.0) for each in (wrap, None)
                 )
                 what = f"{name}, batch {batch_size}{', held' * hold}"
-                rows.append(_row(what, job, plain, 25 if batch_size == 16 else 7))
+                rows.append(row(what, job, plain, 25 if batch_size == 16 else 7))
     return {
         "of": "ten training steps of the small language model; ratio to the optimizer alone",
         "note": "Forward and backward included; GPT of 3 layers without normalisers, width 128, context 64, embeddings "

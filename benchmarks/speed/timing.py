@@ -3,8 +3,10 @@
 import gc
 import statistics
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import torch
 
@@ -12,9 +14,52 @@ import torch
 Job = Callable[[], Callable[[], Any]]
 
 
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class Setup:
+    """How jobs are run.
+
+    Args:
+        device: where.
+        dtype: of autocast in their forward passes; None is none.
+        mode: torch.compile's, of their forward passes; "reduce-overhead" is a CUDA graph, None is eager.
+    """
+
+    device: str = "cuda" if torch.cuda.is_available() else "cpu"
+    dtype: torch.dtype | None = None
+    mode: str | None = None
+
+
+_setups = [Setup()]
+
+
+@contextmanager
+def setup(**options: Any) -> Iterator[None]:
+    """Create and run jobs so for a while; see `Setup`."""
+    _setups.append(Setup(**options))
+    try:
+        yield
+    finally:
+        _setups.pop()
+
+
 def device() -> str:
     """Where everything is timed."""
-    return "cuda" if torch.cuda.is_available() else "cpu"
+    return _setups[-1].device
+
+
+def autocast() -> Any:
+    """The context of a forward pass."""
+    dtype = _setups[-1].dtype
+    return torch.autocast(device(), dtype=dtype or torch.bfloat16, enabled=dtype is not None)
+
+
+def compiled(forward: F) -> F:
+    """A forward pass as it is to be run: itself, or compiled."""
+    mode = _setups[-1].mode
+    return forward if mode is None else torch.compile(forward, mode=mode)  # type: ignore[return-value]
 
 
 def interleaved(
@@ -26,7 +71,7 @@ def interleaved(
         for name, run in runs.items():
             start = clock()
             run()
-            if torch.cuda.is_available():
+            if device() == "cuda":
                 torch.cuda.synchronize()
             if number >= 2:
                 seconds[name].append(clock() - start)
@@ -43,7 +88,7 @@ def ratio(numerator: list[float], denominator: list[float]) -> dict[str, Any]:
 def peak_memory(job: Job) -> int:
     """Bytes allocated at the highest moment of a job's set-up and one run, from the allocator's own events."""
     gc.collect()
-    if torch.cuda.is_available():
+    if device() == "cuda":
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
         job()()

@@ -3,14 +3,15 @@
 from importlib import import_module
 
 from ..core.study import Digest, Study
-from . import overview
+from . import overview, scale
 
 _FILES = (
     "comparison", "table1", "tuned", "units", "rates", "char_lm", "norm_free", "divergence", "attention",
-    "isometry_depth", "isometry_training", "plane",
+    "isometry_depth", "isometry_training", "plane", "gpu",
 )  # fmt: skip
-_MODULES = [import_module(f"{__name__}.{name}") for name in _FILES] + [import_module("benchmarks.speed.suites")]
+_MODULES = [import_module(f"{__name__}.{name}") for name in _FILES]
+_MODULES += [import_module(f"benchmarks.speed.{name}") for name in ("suites", "devices")]
 #: Command and name of the file of results → study.
 STUDIES: dict[str, Study] = {name: study for module in _MODULES for name, study in module.STUDIES.items()}
 #: Name of a section → how it is made from several files of results.
-DIGESTS: dict[str, Digest] = overview.DIGESTS
+DIGESTS: dict[str, Digest] = {**overview.DIGESTS, **scale.DIGESTS}

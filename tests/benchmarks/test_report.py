@@ -229,6 +229,7 @@ def _fresh(tmp_path_factory):
 
 
 PAGES = [ROOT / "README.md", ROOT / "benchmarks" / "README.md", *sorted((ROOT / "docs" / "results").glob("*.md"))]
+PAGES.append(ROOT / "docs" / "scale.md")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROOT)) for page in PAGES])

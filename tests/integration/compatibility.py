@@ -70,6 +70,9 @@ SECTIONS: dict[str, dict[str, list[str]]] = {
         "activation checkpointing, both modes": ["test_activation_checkpointing.py::test_activation_checkpointing"],
         "`torch.compile` of the model": ["test_compile.py::test_compiled_model"],
         "`torch.compile` of the whole step": ["test_compile.py::test_compiled_step"],
+        "no wait for the device but at measurements": [
+            "test_waits.py::test_step_waits_for_nothing_but_a_measurement"
+        ],
         "CUDA graph of the backward pass": ["test_cuda_graphs.py::test_captured_backward_and_eager_step"],
         "CUDA graph of the whole step": [
             "test_cuda_graphs.py::test_captured_step", "test_cuda_graphs.py::test_capture_of_what_remembers_is_refused"

@@ -80,8 +80,14 @@ def test_captured_backward_and_eager_step(name):
     check(name, whole=False)
 
 
-@pytest.mark.parametrize("name", ["preconditioned", "whitened"])
-def test_capture_of_what_remembers_is_refused(name):
+@pytest.mark.parametrize(
+    ("name", "does"),
+    [
+        *((name, "remembers its inputs") for name in ("input-scaled", "preconditioned", "whitened")),
+        ("unit-consistent", "counts its steps"),
+    ],
+)
+def test_capture_of_what_remembers_is_refused(name, does):
     model, optimizer = built(name)
-    with pytest.raises(RuntimeError, match="remembers its inputs, which the replay of a CUDA graph would not"):
-        run_captured(model, optimizer, on_cuda(), whole=False)
+    with pytest.raises(RuntimeError, match=f"{does}, which the replay of a CUDA graph would not"):
+        run_captured(model, optimizer, on_cuda(), whole=True)

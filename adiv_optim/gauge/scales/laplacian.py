@@ -7,6 +7,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from ..._linalg import host
 from ..._linalg.conjugate_gradients import conjugate_gradients
 from ..channels.graph import Entry
 
@@ -102,19 +103,20 @@ class Laplacian:
         """M z, for each member of each set."""
         return (self.strength * sums.view(-1, 2).flip(1).flatten())[self.owner]
 
-    def solve(self, right: Tensor) -> Tensor:
-        """Return s with N s = right, to rounding; 0 in the pinned place and for channels without weights."""
-        right = right.clone()
-        right[0] = 0
-        if self.edges is None and len(self.strength) <= DIRECT:
-            scales = self._direct(right)
-            # Twice is enough to bring a backward stable solution to rounding, and asks the device nothing.
-            for _ in range(2):
-                scales = scales + self._direct(right - self.times(scales))
-            misfit, size = (right - self.times(scales)).abs().max(), (self.degree * scales.abs()).max()
-            if bool(misfit <= 1e-12 * (size + right.abs().max())):
-                return scales
-        return self._iterated(right)
+    def directly(self, right: Tensor) -> tuple[Tensor, Tensor]:
+        """Return s with N s = right, and whether it is right to rounding, which only the device knows yet.
+
+        It is 0 in the pinned place and for channels without weights.
+        """
+        if self.edges is not None or len(self.strength) > DIRECT:
+            return torch.zeros_like(right), torch.zeros_like(right[0], dtype=torch.bool)
+        right = _unpinned(right)
+        scales = self._direct(right)
+        # Twice is enough to bring a backward stable solution to rounding, and asks the device nothing.
+        for _ in range(2):
+            scales = scales + self._direct(right - self.times(scales))
+        misfit, size = (right - self.times(scales)).abs().max(), (self.degree * scales.abs()).max()
+        return scales, misfit <= 1e-12 * (size + right.abs().max())
 
     @cached_property
     def _inverse_degree(self) -> Tensor:
@@ -138,20 +140,30 @@ class Laplacian:
         sums = torch.linalg.lu_solve(*self._factors, self._sums(self._inverse_degree * right)[:, None])[:, 0]
         return self._inverse_degree * right.index_add(0, self.member, self._across(sums))
 
-    def _iterated(self, right: Tensor) -> Tensor:
-        """Conjugate gradients on D^{-1/2} N D^{-1/2}, restarted from the true residual until that stops falling."""
-        root = self._inverse_degree.sqrt()
+    def iterated(self, right: Tensor) -> Tensor:
+        """The same s where `directly` is not right.
+
+        Conjugate gradients on D^{-1/2} N D^{-1/2}, restarted from the true residual until that stops falling.
+        """
+        right, root = _unpinned(right), self._inverse_degree.sqrt()
         scales, least = torch.zeros_like(right), torch.full_like(right[0], torch.inf)
         for _ in range(4):
             residual = root * (right - self.times(scales))
             length = residual.norm()
-            if not bool(length < 0.5 * least):
+            if not all(host.read(length < 0.5 * least)):
                 break
             least = length
             # Each round need only gain what it can before rounding parts its residual from the true one.
             change, _ = conjugate_gradients(lambda y: root * self.times(root * y), residual, 1e-14 * length, 2000)
             scales = scales + root * change
         return scales
+
+
+def _unpinned(right: Tensor) -> Tensor:
+    """A copy with 0 in the pinned place."""
+    right = right.clone()
+    right[0] = 0
+    return right
 
 
 def _by_block(index: Tensor, entry: Entry) -> Tensor:

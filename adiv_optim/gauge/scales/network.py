@@ -7,6 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from ..._linalg import host
 from ..._linalg.shards import Group, add_up, cut_of, whole
 from ..channels.graph import ChannelGraph, Entry
 from .laplacian import Laplacian
@@ -92,17 +93,21 @@ def network_scales(
              for name, (part, weight) in parts.items()},
             parameters, len(scales),
         )  # fmt: skip
-        # log 0 = -inf: a sum that is not finite is the sign of a zero (or worse), and costs no look of its own.
-        if not zeros and not bool(right.isfinite().all()):
+        change, solved = laplacian.directly(right)
+        # log 0 = -inf: a sum that is not finite is the sign of a zero (or worse). As a rule one look says all.
+        finite, good, near = host.read(right.isfinite().all(), solved, ~(change.abs().max() > _NEAR))
+        if not zeros and not finite:
             _refuse_no_magnitude({name: weight for name, (_, weight) in parts.items()}, parameters)
             zeros = True
             empty = (entry.view(name, whole(parameters[name].detach() == 0)) for name, entry in entries.items())
             laplacian = laplacian.without(tuple(entries.values()), empty)
             continue
-        change = laplacian.solve(right)
+        if not good:
+            change = laplacian.iterated(right)
+            (near,) = host.read(~(change.abs().max() > _NEAR))
         scales += change
-        # Sums round in proportion to their size, which is that of the change: a small one needs no second look.
-        if not bool(change.abs().max() > _NEAR):
+        # Sums round in proportion to their size, which is that of the change: a small one needs no second pass.
+        if near:
             break
     return scales[1:]
 

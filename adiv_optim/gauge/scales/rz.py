@@ -6,6 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ..._linalg import host
 from .balance import balance
 
 #: Entries of matrices with zeros that are solved for at once: a bound on the memory that float64 copies take.
@@ -85,7 +86,7 @@ def rz_scaling(weight: Tensor, *, groups: int = 1, kernel_dims: int = 0) -> RZSc
     limit = -math.log(torch.finfo(weight.dtype).tiny)
     if not within(limit, row_logs, column_logs):
         # A zero, NaN or inf anywhere in a matrix is in every one of its means.
-        if not logs.amax() < math.inf:
+        if not all(host.read(logs.amax() < math.inf)):
             bad = ~weight.isfinite()
             first = bad.nonzero()[0].tolist()
             raise ValueError(
@@ -207,8 +208,8 @@ def _one_pass(logs: Tensor) -> tuple[Tensor, Tensor]:
 
 def within(limit: float, *logs: Tensor) -> bool:
     """Whether all log-scales are at most as large as a limit."""
-    # One wait for the device. NaN compares as not within.
-    return bool(torch.stack([(part.abs() <= limit).all() for part in logs]).all())
+    # NaN compares as not within.
+    return all(host.read(*((part.abs() <= limit).all() for part in logs)))
 
 
 def _balance_members(logs: Tensor, row_logs: Tensor, column_logs: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,135 @@
+"""Layers and training steps by precision and by the way they are run: eagerly, compiled, as CUDA graphs."""
+
+import argparse
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import product
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from adiv_optim import (
+    BatchIdeal,
+    Disproportional,
+    GradientOnly,
+    InputScaled,
+    Preconditioned,
+    Proportional,
+    Whitened,
+)
+
+from ..core.progress import measure
+from ..core.store import Result, Store
+from ..core.study import Sections, Study
+from ..core.table import machine, markdown
+from . import jobs
+from .suites import layer_row, row
+from .timing import setup
+
+DTYPES = {"float32": None, "bfloat16": torch.bfloat16}
+MODES = {"eager": None, "compiled": "default", "graphs": "reduce-overhead"}
+
+
+class Sizes(NamedTuple):
+    """How large everything is."""
+
+    layers: tuple[tuple[int, int, int], ...]
+    preset: str
+    batch_size: int
+    width: int
+    rounds: int
+    whole: bool = True  # or a few rows of each kind, and none that torch.compile fuses
+
+
+SIZES = {
+    "full": Sizes(((8192, 4096, 4096), (512, 1024, 1024)), "gpu", 64, 4096, 20),
+    "small": Sizes(((16, 8, 8),), "tiny", 4, 8, 1, whole=False),
+}
+
+#: What is timed around AdamW in a training step.
+WRAPPERS: dict[str, Callable[[Any, Any], Any]] = {
+    "Whitened, rank 16": partial(Whitened, rank=16),
+    "Whitened": Whitened,
+    "Whitened, newton-schulz": partial(Whitened, root="newton-schulz"),
+    "InputScaled, held": partial(InputScaled, hold=True, floor=0.1),
+    "Preconditioned": Preconditioned,
+    "Proportional": lambda inner, model: GradientOnly(inner, model, Proportional()),
+    "BatchIdeal": lambda inner, model: GradientOnly(inner, model, BatchIdeal()),
+}
+
+Row = Callable[[], Result]
+
+
+def layers(size: Sizes) -> Iterator[tuple[str, Row]]:
+    """Forward and backward of corrected linear layers, beside the plain ones."""
+    for shape, rule in product(size.layers, (Proportional(), Disproportional(), BatchIdeal(per_sample=False))):
+        what = f"Linear {shape}, {type(rule).__name__}"
+        yield what, partial(layer_row, what, partial(jobs.linear_layer, *shape), rule, size.rounds)
+
+
+def steps(size: Sizes) -> Iterator[tuple[str, Row]]:
+    """Ten training steps of the language model around AdamW, beside AdamW's own."""
+    for name, wrap in list(WRAPPERS.items())[: None if size.whole else 2]:
+        job, plain = (
+            partial(jobs.language_model, torch.optim.AdamW, size.batch_size, each, size=size.preset)
+            for each in (wrap, None)
+        )
+        yield name, partial(row, name, job, plain, size.rounds)
+
+
+def unit_consistent(size: Sizes) -> Iterator[tuple[str, Row]]:
+    """Ten steps of UnitConsistent(AdamW) on four layers, beside foreach AdamW's own."""
+    for every, fused in product((10, 1), (False, True) if size.whole else (False,)):
+        what = f"UnitConsistent, 4 layers of {size.width}, scales every {every}{', compiled' * fused}"
+        job, plain = partial(jobs.ten_steps, size.width, 4, every, fused), partial(jobs.ten_steps, size.width, 4)
+        yield what, partial(row, what, job, plain, size.rounds)
+
+
+SUITES = {"layers": layers, "steps": steps, "unit-consistent": unit_consistent}
+
+
+def _run(options: argparse.Namespace, store: Store) -> None:
+    wanted: dict[str, Callable[[], Result]] = {}
+    for suite, dtype, mode in product(options.only, options.dtypes, options.modes):
+        about = {"suite": suite, "dtype": dtype, "mode": mode, "device": options.device, "size": options.size}
+        for what, run in SUITES[suite](SIZES[options.size]):
+            wanted[", ".join([*about.values(), what])] = partial(_measured, about, run)
+    measure(store, wanted)
+
+
+def _measured(about: dict[str, str], run: Row) -> Result:
+    torch.compiler.reset()  # torch compiles one forward eight times and no more
+    with setup(device=about["device"], dtype=DTYPES[about["dtype"]], mode=MODES[about["mode"]]):
+        return {**about, **run()}
+
+
+def report(store: Store, name: str, folder: Path) -> Sections:
+    """A table for every suite, precision and mode."""
+    groups: dict[str, list[Result]] = defaultdict(list)
+    for result in store.read():
+        groups["-".join(result[key] for key in ("suite", "dtype", "mode", "device"))].append(result)
+    sections: Sections = {}
+    for group, results in groups.items():
+        rows = []
+        for result in results:
+            (low, high), middle = result["time_ratio"]["quartiles"], result["time_ratio"]["median"]
+            # While something is compiled, memory is that of the compiler's trials.
+            memory = f"{result['memory_ratio']:.3f}" if result["mode"] == "eager" else ""
+            plain = f"{result['plain_ms']:.2f}"
+            rows.append([result["what"], f"{middle:.3f}", f"{low:.3f} to {high:.3f}", memory, plain])
+        table = markdown([group, "time", "quartiles", "peak memory", "plain, ms"], rows)
+        sections[f"{name}-{group}"] = f"{table}\n\n{machine(results[0]['environment'], results[0]['device'])}"
+    return sections
+
+
+def _arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--only", nargs="+", choices=list(SUITES), default=list(SUITES))
+    parser.add_argument("--dtypes", nargs="+", choices=list(DTYPES), default=list(DTYPES))
+    parser.add_argument("--modes", nargs="+", choices=list(MODES), default=list(MODES))
+    parser.add_argument("--size", choices=list(SIZES), default="full")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu")
+
+
+STUDIES = {"speed-devices": Study("time and memory by precision, eager and compiled", _run, report, _arguments)}

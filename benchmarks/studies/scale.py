@@ -1,0 +1,258 @@
+"""What the wrappers cost beside a training step of large models on many GPUs: formulas alone, nothing is measured.
+
+Operations of matrix products are 2 m n k, as torch.utils.flop_counter counts them; those of factorisations are the
+textbook's (Golub and Van Loan 2013: eigh 9n³, Cholesky n³/3 and its inverse 2n³/3, QR with Q 4nr²). Optimizers are
+AdamW with decoupled weight decay; weights, gradients and moments are float32 and dealt out by fully_shard, activations
+bfloat16.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import NamedTuple
+
+from ..core.store import Store
+from ..core.study import Digest
+from ..core.table import markdown
+
+FLOAT, HALF, DOUBLE = 4, 2, 8
+
+
+class Layer(NamedTuple):
+    """A linear layer without a bias."""
+
+    outputs: int
+    inputs: int
+
+
+@dataclass(frozen=True)
+class Model:
+    """A decoder with gated MLPs: per block q, k, v, the attention's output, gate, up and down."""
+
+    blocks: int
+    width: int
+    keys: int  # width of k, and of v
+    hidden: int
+    vocabulary: int
+    context: int
+    tied: bool  # whether the head is the embedding, which no wrapper of layers treats
+
+    def treated(self) -> list[Layer]:
+        """The layers that wrappers treat."""
+        width, hidden = self.width, self.hidden
+        block = [Layer(width, width)] * 2 + [Layer(self.keys, width)] * 2
+        block += [Layer(hidden, width)] * 2 + [Layer(width, hidden)]
+        return block * self.blocks + [Layer(self.vocabulary, width)] * (not self.tied)
+
+    def parameters(self) -> int:
+        """Elements of all matrices."""
+        return sum(o * i for o, i in self.treated()) + self.vocabulary * self.width
+
+    def step(self, tokens: int) -> float:
+        """Operations of forward and backward: 6 for each token and weight of a layer, 12 for each pair in attention."""
+        weights = sum(o * i for o, i in self.treated()) + self.vocabulary * self.width * self.tied
+        return tokens * (6 * weights + 12 * self.context * self.width * self.blocks)
+
+
+#: The shapes of Llama 3.2 1B, Llama 3 8B and 70B.
+MODELS = {
+    "1B": Model(16, 2048, 512, 8192, 128256, 8192, tied=True),
+    "8B": Model(32, 4096, 1024, 14336, 128256, 8192, tied=False),
+    "70B": Model(80, 8192, 1024, 28672, 128256, 8192, tied=False),
+}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How a step is taken; `every`, `max_dim` and `rank` are the wrappers'."""
+
+    tokens: int  # of a step, all GPUs together
+    gpus: int = 1
+    every: float = 10
+    max_dim: int = 1024
+    rank: int = 16
+    micro: int = 8192  # tokens that a GPU's forward and backward take at once
+
+    def squares(self, layer: Layer) -> tuple[int, int]:
+        """Sums of n² and n³ over the blocks of A."""
+        count = -(-layer.inputs // self.max_dim)
+        ends = [layer.inputs * k // count for k in range(count + 1)]
+        sizes = [b - a for a, b in pairwise(ends)]
+        return sum(n**2 for n in sizes), sum(n**3 for n in sizes)
+
+    def all_reduce(self, size: float) -> float:
+        """Bytes that a GPU sends for the sum of so many, around a ring."""
+        return 2 * size * (self.gpus - 1) / self.gpus
+
+
+class Cost(NamedTuple):
+    """What a GPU has to do more, in a step on average."""
+
+    products: float = 0.0  # operations of matrix products
+    factors: float = 0.0  # operations of factorisations
+    kept: float = 0.0  # bytes from step to step
+    sent: float = 0.0  # bytes to other GPUs
+    passes: float = 0.0  # bytes of memory read and written where there are no products, uncompiled
+
+
+def per_row(layer: Layer, at: Setting) -> Cost:
+    """`Proportional`, `Disproportional`: a norm of every row, and a rescaled copy of the narrower of X and G."""
+    rescaled = HALF + FLOAT + FLOAT + HALF  # the product is float32, then rounded
+    return Cost(passes=at.tokens / at.gpus * (HALF * layer.inputs + rescaled * min(layer)))
+
+
+def batch_ideal(layer: Layer, at: Setting) -> Cost:
+    """`BatchIdeal`: a solve for each backward pass, on the smaller of rows and columns."""
+    rows = min(at.micro, at.tokens // at.gpus)
+    size, other = min(rows, layer.inputs), max(rows, layer.inputs)
+    inverse = layer.outputs >= size  # else each output is substituted for
+    product = 2 * size**2 * layer.outputs
+    times = at.tokens / at.gpus / rows
+    factors = size**3 if inverse else size**3 / 3 + product
+    return Cost(times * (2 * size**2 * other + product * inverse), times * factors)
+
+
+def input_scaled(layer: Layer, at: Setting) -> Cost:
+    """`InputScaled`, where no scale is 1: passes over weights, and over inputs where they are measured."""
+    # The weight copied, the gradient divided; the weight set to zero; the step turned, the weight decayed, the step
+    # divided, and their difference.
+    passes = (2 + 2 + 2 + 2 + 2 + 2 + 3) * FLOAT * layer.outputs * layer.inputs / at.gpus
+    measured = HALF * at.tokens * layer.inputs / at.gpus
+    return Cost(kept=FLOAT, sent=at.all_reduce(FLOAT + DOUBLE) / at.every, passes=passes + measured / at.every)
+
+
+def unit_consistent(layer: Layer, at: Setting) -> Cost:
+    """`UnitConsistent`, where every channel is free: passes over weights; not sharded, every GPU has all of them."""
+    # The weight copied; D E written, and the gradient times it; zero; then the weight decayed, the step turned, D E
+    # written, their product, and the difference. Measured: |W|, its logarithm, two subtractions and two sums.
+    passes = (2 + 1 + 3 + 1) + (2 + 2 + 1 + 3 + 3)
+    measured = 2 + 2 + 2 + 2 + 1 + 1
+    size = FLOAT * layer.outputs * layer.inputs
+    return Cost(kept=DOUBLE * sum(layer), passes=size * (passes + measured / at.every))
+
+
+def preconditioned(layer: Layer, at: Setting) -> Cost:
+    """`Preconditioned`: one product with the weight's gradient; A is summed and inverted."""
+    squares, cubes = at.squares(layer)
+    products = 2 * layer.outputs * squares + 2 * at.tokens * squares / at.every
+    sent = at.all_reduce(FLOAT * squares + DOUBLE) / at.every
+    return Cost(products / at.gpus, cubes / at.every, 2 * FLOAT * squares, sent)
+
+
+def whitened(layer: Layer, at: Setting, dealt: bool = False) -> Cost:
+    """`Whitened`: three products; A is summed, and both roots made of its eigenvectors.
+
+    Dealt out, every root is found by one GPU and sent to the others.
+    """
+    squares, cubes = at.squares(layer)
+    products = (6 * layer.outputs * squares + 2 * at.tokens * squares / at.every) / at.gpus
+    owners = at.gpus if dealt else 1
+    roots = 4 * cubes / at.every / owners, 9 * cubes / at.every / owners
+    sent = at.all_reduce(FLOAT * squares + DOUBLE) / at.every + at.all_reduce(2 * DOUBLE)
+    sent += 2 * FLOAT * squares / at.every * dealt
+    return Cost(products + roots[0], roots[1], 3 * FLOAT * squares, sent)
+
+
+def whitened_rank(layer: Layer, at: Setting) -> Cost:
+    """`Whitened(rank=…)`: three products with U and back; A is summed, and one step of subspace iteration taken."""
+    (squares, _), rank, columns = at.squares(layer), at.rank, layer.inputs
+    products = (12 * layer.outputs * columns * rank + 2 * at.tokens * squares / at.every) / at.gpus
+    blocks = -(-columns // at.max_dim)
+    followed = 4 * squares * rank + 4 * columns * rank**2
+    factors = 4 * columns * rank**2 + 9 * blocks * rank**3
+    kept = FLOAT * (squares + rank * columns + 3 * rank * blocks)
+    sent = at.all_reduce(FLOAT * squares + DOUBLE) / at.every + at.all_reduce(2 * DOUBLE)
+    return Cost(products + followed / at.every, factors / at.every, kept, sent)
+
+
+Wrapper = Callable[[Layer, Setting], Cost]
+WRAPPERS: Mapping[str, Wrapper] = {
+    "`Proportional`, `Disproportional`": per_row,
+    "`BatchIdeal`": batch_ideal,
+    "`InputScaled`": input_scaled,
+    "`UnitConsistent`": unit_consistent,
+    "`Preconditioned`": preconditioned,
+    "`Whitened`": whitened,
+    "`Whitened`, if one GPU found each root": partial(whitened, dealt=True),
+    "`Whitened(rank=16)`": whitened_rank,
+}
+
+
+def cost(wrapper: Wrapper, model: Model, at: Setting) -> Cost:
+    """The sum over the layers that are treated."""
+    return Cost(*map(sum, zip(*(wrapper(layer, at) for layer in model.treated()), strict=True)))
+
+
+def added(found: Cost, model: Model, at: Setting) -> float:
+    """A GPU's operations as a share of those that it has in a plain step."""
+    return (found.products + found.factors) * at.gpus / model.step(at.tokens)
+
+
+TOKENS = {"0.5M": 2**19, "4M": 2**22}
+GPUS = (8, 128, 1024)
+
+
+def section(name: str, stores: Mapping[str, Store], own: str, folder: Path) -> str:
+    """The table of one model."""
+    model = MODELS[name]
+    settings = [Setting(tokens, gpus) for tokens in TOKENS.values() for gpus in GPUS]
+    rows = []
+    for label, wrapper in WRAPPERS.items():
+        costs = [cost(wrapper, model, at) for at in settings]
+        row = [label]
+        for at, found in zip(settings, costs, strict=True):
+            row.append(_share(added(found, model, at)))
+        most = costs[-1]
+        few, many = (
+            next(c for c, at in zip(costs, settings, strict=True) if at.gpus == n) for n in (GPUS[0], GPUS[-1])
+        )
+        passes = f"{_gigabytes(few.passes)}, {_gigabytes(many.passes)}" if most.passes else ""
+        rows.append([*row, _gigabytes(most.kept), _gigabytes(most.sent), passes])
+    header = [f"operations: {tokens}, {gpus:,} GPUs" for tokens in TOKENS for gpus in GPUS]
+    table = markdown([name, *header, "kept, GB", "sent, GB", "passes, GB"], rows)
+    petaflops = " and ".join(f"{model.step(tokens) / 1e15:,.0f}" for tokens in TOKENS.values())
+    parameters = model.parameters()
+    plain = [16 * parameters / gpus for gpus in GPUS]
+    return (
+        f"{table}\n\n{parameters / 1e9:.3g} billion parameters. A step itself takes {petaflops} · 10¹⁵ operations, "
+        f"shared by all GPUs. Weights, gradients and AdamW's moments keep "
+        f"{', '.join(map(_gigabytes, plain))} GB on each of {', '.join(f'{n:,}' for n in GPUS)} GPUs, and a GPU sends "
+        f"{_gigabytes(3 * HALF * parameters)} GB at least in a step of `fully_shard`. Passes are at 0.5M tokens, on "
+        f"{GPUS[0]} and on {GPUS[-1]:,} GPUs."
+    )
+
+
+def verdict(stores: Mapping[str, Store], own: str, folder: Path) -> str:
+    """What the tables come to, in two sentences."""
+    settings = [Setting(tokens, gpus) for tokens in TOKENS.values() for gpus in GPUS]
+
+    def ends(wrapper: Wrapper) -> str:
+        found = [added(cost(wrapper, model, at), model, at) for model in MODELS.values() for at in settings]
+        return f"{_share(min(found))} to {_share(max(found))}"
+
+    name, largest = list(MODELS.items())[-1]
+    whole, ranked = (_gigabytes(cost(wrapper, largest, settings[0]).kept) for wrapper in (whitened, whitened_rank))
+    return (
+        "**Operations are no obstacle to whitening a large model, and memory is. "
+        f"`Whitened` adds {ends(whitened)} of the operations of a training step, and keeps {whole} GB on every GPU at "
+        f"{name} parameters; with rank 16 it adds {ends(whitened_rank)} and keeps {ranked} GB. `InputScaled` keeps and "
+        "sends next to nothing.**"
+    )
+
+
+def _share(share: float) -> str:
+    if share == 0:
+        return ""
+    return f"{share:.2%}" if share < 0.1 else f"{share:.1%}" if share < 1 else f"{share:,.1f}×"
+
+
+def _gigabytes(size: float) -> str:
+    return "" if size == 0 else "< 0.01" if size < 1e7 else f"{size / 1e9:.{max(0, 2 - int(math.log10(size / 1e9)))}f}"
+
+
+#: Beside the costs that were measured.
+DIGESTS = {f"scale-{name}": Digest(("speed",), partial(section, name)) for name in MODELS}
+DIGESTS["scale-verdict"] = Digest(("speed",), verdict)

@@ -1,0 +1,64 @@
+"""The command for a day with a GPU, on a CPU and small: it runs to its end, resumes, and stops when its time is up."""
+
+import pytest
+
+from benchmarks.__main__ import main
+from benchmarks.core.store import Store
+from benchmarks.studies import gpu
+from examples import gpt as text
+
+FILES = ("-speed", "-char-lm", "-table1")
+
+
+@pytest.fixture
+def command(tmp_path):
+    file = tmp_path / "texts" / "sample.txt"
+    file.parent.mkdir()
+    file.write_text(text.python_reference()[:5_000], encoding="utf-8")
+    out = tmp_path / "out"
+    return ["gpu", "--device", "cpu", "--out", str(out), "--text", str(file)], out
+
+
+def test_all_pieces_run_and_are_not_run_again(command, capsys):
+    arguments, out = command
+    assert main([*arguments, "--minutes", "1"]) == 0
+    assert main([*arguments, "--minutes", "30"]) == 0  # where a minute was not enough
+    printed = capsys.readouterr().out
+    assert "8 of 8 pieces are done" in printed
+    assert "left:" not in printed[printed.rindex("pieces are done") :]
+    assert {path.name for path in out.glob("*.jsonl")} == {f"gpu{name}.jsonl" for name in ("", *FILES)}
+    rows = Store(out / "gpu-speed.jsonl").read()
+    assert {(row["suite"], row["dtype"]) for row in rows} == {
+        ("steps", "bfloat16"), ("layers", "bfloat16"), ("unit-consistent", "float32"), ("steps", "float32"),
+        ("layers", "float32"),
+    }  # fmt: skip
+    before = {path: path.read_bytes() for path in out.glob("*.jsonl")}
+    assert main([*arguments, "--minutes", "1"]) == 0
+    assert {path: path.read_bytes() for path in out.glob("*.jsonl")} == before
+
+
+# Where Python cannot raise, within the end of an object, it prints.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_what_the_minutes_do_not_suffice_for_is_left(command, capsys):
+    arguments, _ = command
+    assert main([*arguments, "--minutes", "0.001"]) == 0
+    printed = capsys.readouterr().out
+    assert "0 of 8 pieces are done" in printed
+    assert printed.count("left: ") == 8
+
+
+def test_a_piece_that_fails_costs_the_others_nothing(command, capsys, monkeypatch):
+    arguments, _ = command
+    good, bad = gpu.Piece("good", ("speed-devices",)), gpu.Piece("bad", ("speed-devices",))
+
+    def study(piece, out, command):
+        if piece is bad:
+            raise RuntimeError("CUDA out of memory.\nMore of it")
+        return {}
+
+    monkeypatch.setattr(gpu, "pieces", lambda options: [bad, good])
+    monkeypatch.setattr(gpu, "_study", study)
+    assert main([*arguments, "--minutes", "1"]) == 2
+    printed = capsys.readouterr().out
+    assert "1 of 2 pieces are done" in printed
+    assert "left: bad (failed: RuntimeError: CUDA out of memory.)" in printed

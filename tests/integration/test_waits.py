@@ -1,0 +1,172 @@
+"""Steps give their device work and do not wait for it: tensors of torch's meta device, which hold nothing to wait for.
+
+There `.item()`, `bool(tensor)` and `.cpu()` raise. What a measurement must know goes through `host.read`, which is
+counted.
+"""
+
+from functools import partial
+from itertools import product
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from adiv_optim import (
+    BatchIdeal,
+    Disproportional,
+    Preconditioned,
+    Proportional,
+    UnitConsistent,
+    Whitened,
+    functional,
+    gauge,
+    layers,
+)
+from adiv_optim._linalg import host
+from tests.helpers.cases import needs_cuda
+from tests.helpers.loops import images
+from tests.wrappers import REMEMBERING, WRAPPERS, Wrapper, by_inputs, each_wrapper
+
+STEPS, EVERY = 8, 4
+#: Layers of `network` that are measured, one of them of two groups.
+LAYERS = 4
+#: By wrapper, how often a measurement waits; the others measure nothing.
+WAITS = {
+    "input-scaled": 2,
+    "preconditioned": 1 + LAYERS,
+    "unit-consistent": 1,
+    "whitened": 1 + 2 * LAYERS,
+    "whitened-newton-schulz": 1 + LAYERS,
+    # Its leading eigenvectors, and the level of a layer of one group, as a number.
+    "whitened-rank": 1 + LAYERS + LAYERS - 1,
+    "layer-gauge": 1 + LAYERS,
+}
+OPTIMIZERS = {
+    "adamw": torch.optim.AdamW,
+    "adam-decay": partial(torch.optim.Adam, weight_decay=0.1),  # reads the weights
+    "sgd": partial(torch.optim.SGD, lr=0.1, momentum=0.9),
+}
+
+
+def layer_gauge(inner, model, example, every):
+    return UnitConsistent(inner, model, gauge=gauge.LayerGauge(every=every), example_input=example)
+
+
+MORE = {
+    "preconditioned": by_inputs(Preconditioned, every=EVERY),
+    "whitened-newton-schulz": by_inputs(Whitened, every=EVERY, root="newton-schulz"),
+    "layer-gauge": Wrapper(layer_gauge, {"every": EVERY}),
+}
+ALL = {**WRAPPERS, **MORE}
+#: What remembers something maps weights in three ways; a correction does not know the optimizer.
+ROWS = [(name, kind) for name in ALL for kind in (OPTIMIZERS if name in REMEMBERING else ["adamw"])]
+
+
+@pytest.fixture
+def waits(monkeypatch):
+    """How many numbers were read, each time; what is read is 2, which is true as well."""
+    found = []
+
+    def read(*tensors):
+        assert all(tensor.is_meta for tensor in tensors)
+        found.append(sum(tensor.numel() for tensor in tensors))
+        return [2.0] * found[-1]
+
+    monkeypatch.setattr(host, "read", read)
+    return found
+
+
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(2, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 1, groups=2), nn.ReLU(), nn.Flatten(),
+        nn.Linear(36, 8), nn.ReLU(), nn.Linear(8, 3),
+    )  # fmt: skip
+
+
+def step(model, optimizer, x, y):
+    optimizer.zero_grad()
+    F.cross_entropy(model(x), y).backward()
+    optimizer.step()
+
+
+def measures(name, number):
+    if name in ("unit-consistent", "layer-gauge"):
+        return number % EVERY == 0
+    return number % EVERY == 0 or number in (1, 2)
+
+
+@pytest.mark.parametrize(("name", "optimizer"), ROWS)
+def test_step_waits_for_nothing_but_a_measurement(name, optimizer, waits):
+    (x, y), model = images(1)[0], network().to("meta")
+    wrapped = ALL[name](OPTIMIZERS[optimizer](model.parameters(), lr=0.1), model, x.to("meta"))
+    counts = []
+    for _ in range(STEPS):
+        step(model, wrapped, x.to("meta"), y.to("meta"))
+        counts.append(len(waits))
+        waits.clear()
+    assert counts == [WAITS.get(name, 0) * measures(name, number) for number in range(STEPS)]
+
+
+def test_a_step_that_looks_at_its_tensors_is_found(waits):
+    class Looking(torch.optim.SGD):
+        def step(self, closure=None):
+            assert any(bool(p.grad.any()) for group in self.param_groups for p in group["params"])
+            super().step(closure)
+
+    (x, y), model = images(1)[0], network().to("meta")
+    wrapped = WRAPPERS["unit-consistent"](Looking(model.parameters(), lr=0.1), model, x.to("meta"))
+    with pytest.raises(RuntimeError, match="meta tensors"):
+        step(model, wrapped, x.to("meta"), y.to("meta"))
+
+
+RULES = (Proportional(), Disproportional(), BatchIdeal())
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: type(rule).__name__)
+def test_functions_wait_for_nothing(rule, waits):
+    for dims, count in product(range(4), (2, 50)):  # fewer rows than columns, and more
+        with torch.device("meta"):
+            call = getattr(functional, f"conv{dims}d") if dims else functional.linear
+            x, weight = torch.randn(count, 6, *[4] * dims), torch.randn(5, 6, *[3] * dims, requires_grad=True)
+            call(x, weight, torch.randn(5, requires_grad=True), correction=rule).sum().backward()
+        assert weight.grad.shape == weight.shape
+        assert not waits
+
+
+NORMS = [
+    partial(layers.AffineLikeLinear, 6, 5), partial(layers.NormLikeLinear, 6, 5), layers.L2Norm, layers.IsotropicTanh,
+    partial(layers.MeanFieldNorm, nn.ReLU()), *(partial(kind, 6) for kind in (layers.ChannelScale, layers.DyT)),
+    *(partial(kind, 6) for kind in (layers.Derf, layers.DyISRU)),
+]  # fmt: skip
+CONVOLUTIONS = [
+    (partial(getattr(layers, f"PatchNormConv{how}{dims}d"), 6, 5, 3), dims)
+    for how in ("", "Transpose")
+    for dims in (1, 2, 3)
+]
+
+
+def test_layers_wait_for_nothing(waits):
+    for build, dims in [*((build, 0) for build in NORMS), *CONVOLUTIONS]:
+        with torch.device("meta"):
+            layer, x = build(), torch.randn(2, 6, *[4] * dims, requires_grad=True)
+            layer(x).sum().backward()
+        assert x.grad.shape == x.shape
+        assert all(parameter.grad is not None for parameter in layer.parameters()), layer
+        assert not waits, layer
+
+
+@needs_cuda
+@each_wrapper
+def test_step_between_measurements_does_not_synchronize(wrap):
+    model = network().cuda()
+    (x, y) = (tensor.cuda() for tensor in images(1)[0])
+    optimizer = wrap(torch.optim.AdamW(model.parameters()), model, x)
+    for _ in range(3):
+        step(model, optimizer, x, y)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        step(model, optimizer, x, y)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
