@@ -139,7 +139,8 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--weight-decay", type=float, default=0.0, help="of all parameters")
     found.add_argument("--steps", type=int, default=1000, help="how many")
     found.add_argument("--seed", type=int, default=0, help="of weights and batches")
-    found.add_argument("--checkpoint", type=Path, help="by default runs/char-lm-OPTIMIZER-NORM.pt")
+    checkpoint = Path("runs") / "char-lm-OPTIMIZER-NORM.pt"
+    found.add_argument("--checkpoint", type=Path, default=checkpoint, help="OPTIMIZER and NORM are filled in")
     found.add_argument("--save-every", type=int, default=100, metavar="STEPS", help="between checkpoints")
     device = "cuda" if torch.cuda.is_available() else "cpu"
     found.add_argument("--device", default=device, help="where to train: cpu, cuda, cuda:1, …")
@@ -149,7 +150,8 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Train, measure, and write a few lines in the manner of the text."""
     options = parser().parse_args(arguments)
-    options.checkpoint = options.checkpoint or Path("runs") / f"char-lm-{options.optimizer}-{options.norm}.pt"
+    checkpoint = str(options.checkpoint).replace("OPTIMIZER", options.optimizer).replace("NORM", options.norm)
+    options.checkpoint = Path(checkpoint)
     try:
         text = load(options.data).to(options.device)
     except (RuntimeError, AssertionError) as error:  # an assertion is what a build without CUDA raises

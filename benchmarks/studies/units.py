@@ -68,8 +68,9 @@ def _sweep(results: list[Result], name: str, folder: Path) -> Sections:
     with panels(optimizers, title, folder / f"{name}.png") as axes:
         for axis, optimizer in zip(axes, optimizers, strict=True):
             for method in in_order(METHODS, (key[0] for key in found if key[1] == optimizer)):
-                look = {"color": METHODS[method].color, "marker": "o", "markersize": 4, "label": METHODS[method].label}
-                band(axis, list(found[method, optimizer]), list(found[method, optimizer].values()), **look)
+                accuracies, look = found[method, optimizer], METHODS[method]
+                x, y = list(accuracies), list(accuracies.values())
+                band(axis, x, y, "o-", markersize=4, color=look.color, label=look.label)
             axis.set(xlabel="learning rate", xscale="log")
         axes[0].set_ylabel("accuracy, %")
     header = ["optimizer", "method", "best rate", "accuracy there, %", f"rates within {NEAR:g} points of it"]
