@@ -1,8 +1,8 @@
 """Runs the commands of README and benchmarks/README in a fresh clone, at smoke sizes: python -m tests.commands.
 
-The blocks of commands run as they stand, with `python`, `pip` and `make` of this module's own first on the PATH: `python`
-adds to a study the options that make it small, `pip` installs the package itself and takes what it needs from the
-environment that runs this, and `make`, which would install everything once more, only says what it would do.
+The blocks of commands run as they stand, with `python`, `pip` and `make` of this module's own first on the PATH:
+`python` adds to a study the options that make it small, `pip` installs the package itself and takes what it needs from
+the environment that runs this, and `make`, which would install everything once more, only says what it would do.
 """
 
 import os
@@ -39,7 +39,7 @@ SMOKE = {
     "isometry-training": "--data digits --activations tanh --steps 2 --width 8",
     **dict.fromkeys(["divergence", "attention", "isometry-depth", "speed"], "--help"),
 }
-PYTHON = """#!/usr/bin/env bash
+PYTHON = r"""#!/usr/bin/env bash
 case "$2 $3" in
     {cases}
     "benchmarks report" | "benchmarks --help" | "adiv_optim "* | "examples.char_lm "*) more="" ;;
