@@ -5,7 +5,7 @@ BIN := .venv/bin
 # A process per core, up to eight, of one thread each: the tests are many and small.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 8
 
-.PHONY: bench test integration compatibility lint docs clean
+.PHONY: bench test integration compatibility commands lint docs clean
 
 .venv/bin/python:
 ifdef UV
@@ -35,6 +35,10 @@ integration: .venv/installed-integration
 
 compatibility: .venv/installed-integration
 	$(BIN)/python -m tests.integration.compatibility
+
+# The commands of README and benchmarks/README, in clones of what is committed.
+commands: .venv/installed-test
+	$(BIN)/python -m tests.commands
 
 lint: .venv/installed-dev
 	$(BIN)/ruff check .

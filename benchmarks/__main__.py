@@ -7,8 +7,11 @@ from pathlib import Path
 
 import torch
 
+from .core.log import summary_writer
+from .core.run import check_device
 from .core.store import Store
 from .core.study import insert, show
+from .methods import added
 from .studies import DIGESTS, STUDIES
 
 
@@ -18,7 +21,8 @@ def main(arguments: list[str] | None = None) -> int:
     if options.threads:
         torch.set_num_threads(options.threads)
     try:
-        _run(options)
+        with added(options.method_file):
+            _run(options)
     except (ValueError, FileNotFoundError) as error:
         print(f"benchmarks: {error}", file=sys.stderr)
         return 2
@@ -28,20 +32,32 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
+class _Help(argparse.HelpFormatter):
+    """Adds to the text of every option its default, if it has one."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        default = action.default
+        if default in (None, False, argparse.SUPPRESS):
+            return action.help
+        shown = " ".join(map(str, default)) if isinstance(default, (list, tuple)) else default
+        return f"{action.help} (default: {shown})"
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     commands = parser.add_subparsers(required=True, metavar="STUDY", dest="study")
     for name, study in STUDIES.items():
-        command = commands.add_parser(name, help=study.help, description=study.help)
+        command = commands.add_parser(name, help=study.help, description=study.help, formatter_class=_Help)
         study.arguments(command)
         command.add_argument("--name", default=name, help="of the file of results and of the table")
-        command.add_argument("--download", action="store_true", help="let torchvision fetch the data set")
-    reporting = commands.add_parser("report", help="tables and figures from result files")
+    what = "tables and figures from result files"
+    reporting = commands.add_parser("report", help=what, description=what, formatter_class=_Help)
     reporting.add_argument("--pages", nargs="+", type=Path, default=[], help="also fill these pages' results sections")
     for command in commands.choices.values():
         command.add_argument("--out", type=Path, default=Path("runs"), help="folder of the result files")
         command.set_defaults(command=main)
         command.add_argument("--threads", type=int, default=None, help="CPU threads; torch's choice by default")
+        command.add_argument("--method-file", type=Path, help="a Python file whose METHODS are known beside the others")
     return parser
 
 
@@ -52,10 +68,16 @@ def _run(options: argparse.Namespace) -> None:
         for page, text in filled.items():
             page.write_text(text)
         return
+    if "device" in options:
+        check_device(options.device)
     path = options.out / f"{options.name}.jsonl"
-    STUDIES[options.study].run(options, Store(path, options.study))
+    log = path.with_suffix(f".{options.log}") if getattr(options, "log", None) else None
+    if log:
+        summary_writer()  # or say what it lacks, before a long run
+    STUDIES[options.study].run(options, Store(path, options.study, log))
     if int(os.environ.get("RANK", 0)) == 0 and Store(path).read():
         show([path], STUDIES)
+        print(f"results: {path}; python -m benchmarks report --out {options.out} shows all that are there.")
 
 
 if __name__ == "__main__":

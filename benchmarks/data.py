@@ -65,9 +65,14 @@ def cifar10(argument: str, download: bool) -> Dataset:
 
     try:
         train, test = (CIFAR10("data", train=part, download=download) for part in (True, False))
-    except RuntimeError as error:
+    except (RuntimeError, OSError) as error:
+        why = (
+            f"it cannot be fetched ({error}): put torchvision's files there"
+            if download
+            else "add --download to fetch it"
+        )
         raise FileNotFoundError(
-            "CIFAR-10 is not in ./data; add --download to fetch it, or pass --data imagefolder:PATH for a tree "
+            f"CIFAR-10 is not in ./data; {why}, or pass --data imagefolder:PATH for a tree "
             "of image files PATH/train/<class>/ and PATH/test/<class>/."
         ) from error
 

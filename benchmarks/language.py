@@ -18,6 +18,7 @@ from torch.optim import SGD, AdamW, Optimizer
 from examples import gpt
 from examples.gpt import GPT, NORMS, PRESETS, Preset, Text, all_windows, load, next_character_loss, rate_factor
 
+from .core.log import Note, silent
 from .core.progress import Kind, Tick
 from .core.run import Run, fingerprint
 from .methods import METHODS, Method
@@ -168,9 +169,9 @@ class History:
     diverged: bool = False  # whether a loss was not finite, which ended the run
 
 
-def train(run: TextRun, text: Text, *, tick: Tick = lambda: None) -> History:
+def train(run: TextRun, text: Text, *, tick: Tick = lambda: None, note: Note = silent) -> History:
     """Train one run on a text that is on its device; a part shorter than a window is a ValueError."""
-    trainer = Trainer(run, text)
+    trainer = Trainer(run, text, note)
     trainer.measure(0, [])
     every, losses = max(1, round(run.steps / MEASUREMENTS)), list[float]()
     for number, windows in enumerate(batches(run, text.train), start=1):
@@ -190,8 +191,8 @@ def train(run: TextRun, text: Text, *, tick: Tick = lambda: None) -> History:
 class Trainer:
     """A model, its optimizers, and the record of its training."""
 
-    def __init__(self, run: TextRun, text: Text) -> None:
-        self.run, self.history = run, History()
+    def __init__(self, run: TextRun, text: Text, note: Note = silent) -> None:
+        self.run, self.history, self._note = run, History(), note
         self.model = build_model(run, len(text.vocabulary))
         self.optimizers = build_optimizers(self.model, run)
         self._peaks = [[group["lr"] for group in optimizer.param_groups] for optimizer in self.optimizers]
@@ -231,6 +232,7 @@ class Trainer:
         history.train_loss.append(training)
         history.validation_loss.append(validation)
         history.diverged = validation is None or (step > 0 and training is None)
+        self._note(step, {"train loss": [training], "validation loss": [validation]})
         self._started = time.perf_counter()
 
     @torch.no_grad()
@@ -294,9 +296,9 @@ def final_validation_loss(result: dict[str, Any]) -> float | None:
     return None if result["diverged"] else result["validation_loss"][-1]
 
 
-def _results(runs: list[TextRun], text: Text, tick: Tick) -> list[dict[str, Any]]:
+def _results(runs: list[TextRun], text: Text, tick: Tick, note: Note) -> list[dict[str, Any]]:
     about = {"characters": sum(len(part) for part in text[:3]), "vocabulary": len(text.vocabulary)}
-    return [{"size": asdict(run.size), **about, **asdict(train(run, text, tick=tick))} for run in runs]
+    return [{"size": asdict(run.size), **about, **asdict(train(run, text, tick=tick, note=note))} for run in runs]
 
 
 #: How runs of the language model are made.

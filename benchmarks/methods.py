@@ -1,8 +1,11 @@
 """The methods compared: how each builds its network, and what it does to gradient and coordinates."""
 
-from collections.abc import Callable
+import runpy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
@@ -139,3 +142,20 @@ METHODS: dict[str, Method] = {
 #: convolutional networks do they differ from norms of layers.
 _ON_REQUEST = {"batch-ideal-default", "l2-patch", "l2-patch-half", "uc-network", "uc-layer", "whitened", "whitened-16"}
 DEFAULT = [name for name, method in METHODS.items() if method.applies == "images" and name not in _ON_REQUEST]
+
+
+@contextmanager
+def added(path: Path | None) -> Iterator[None]:
+    """Let `METHODS` hold what a Python file's own METHODS does, if one is given; one without is a ValueError."""
+    found = {} if path is None else runpy.run_path(str(path)).get("METHODS")
+    if not isinstance(found, dict) or not all(isinstance(method, Method) for method in found.values()):
+        example = 'METHODS = {"mine": Method("my method", "crimson", correction=Mine())}'
+        raise ValueError(f"{path} holds no METHODS; write `from benchmarks.methods import Method`, then `{example}`.")
+    if known := METHODS.keys() & found.keys():
+        raise ValueError(f"{path}: there is a method {min(known)!r} already; give it another name.")
+    METHODS.update(found)
+    try:
+        yield
+    finally:
+        for name in found:
+            del METHODS[name]

@@ -29,12 +29,11 @@ extensions = [
     "sphinx_copybutton",
 ]
 copybutton_exclude = ".linenos, .gp, .go"  # prompts and outputs of examples
-exclude_patterns = ["compatibility-table.md"]  # a part of compatibility.md
 html_theme = "furo"
 html_title = f"adiv_optim {version}"
 html_show_copyright = False
 html_static_path = ["_static"]
-html_css_files = ["code.css"]
+html_css_files, html_js_files = ["fit.css"], ["tables.js"]
 
 myst_enable_extensions = ["dollarmath"]
 myst_heading_anchors = 3

@@ -130,25 +130,32 @@ def sample(model: GPT, text: Text, length: int, seed: int) -> str:
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     found = argparse.ArgumentParser(prog="python -m examples.char_lm", description=__doc__.partition("\n")[0])
+    found.formatter_class = argparse.ArgumentDefaultsHelpFormatter
     found.add_argument("--data", default=DEFAULT, help=f"a file of text in UTF-8, or {DEFAULT}, which Python ships")
-    found.add_argument("--optimizer", choices=OPTIMIZERS, default="adamw")
-    found.add_argument("--norm", choices=NORMS, default="layernorm")
-    found.add_argument("--preset", choices=PRESETS, default="million")
+    found.add_argument("--optimizer", choices=OPTIMIZERS, default="adamw", help="and what is around it")
+    found.add_argument("--norm", choices=NORMS, default="layernorm", help="before attention, MLP and head")
+    found.add_argument("--preset", choices=PRESETS, default="million", help="size of the network and its batches")
     found.add_argument("--lr", type=float, default=3e-3, help="at its peak; it rises for a twentieth of the steps")
-    found.add_argument("--weight-decay", type=float, default=0.0)
-    found.add_argument("--steps", type=int, default=1000)
-    found.add_argument("--seed", type=int, default=0)
-    found.add_argument("--checkpoint", type=Path, help="by default runs/char-lm-OPTIMIZER-NORM.pt")
-    found.add_argument("--save-every", type=int, default=100, metavar="STEPS")
-    found.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    found.add_argument("--weight-decay", type=float, default=0.0, help="of all parameters")
+    found.add_argument("--steps", type=int, default=1000, help="how many")
+    found.add_argument("--seed", type=int, default=0, help="of weights and batches")
+    checkpoint = Path("runs") / "char-lm-OPTIMIZER-NORM.pt"
+    found.add_argument("--checkpoint", type=Path, default=checkpoint, help="OPTIMIZER and NORM are filled in")
+    found.add_argument("--save-every", type=int, default=100, metavar="STEPS", help="between checkpoints")
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    found.add_argument("--device", default=device, help="where to train: cpu, cuda, cuda:1, …")
     return found
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Train, measure, and write a few lines in the manner of the text."""
     options = parser().parse_args(arguments)
-    options.checkpoint = options.checkpoint or Path("runs") / f"char-lm-{options.optimizer}-{options.norm}.pt"
-    text = load(options.data).to(options.device)
+    checkpoint = str(options.checkpoint).replace("OPTIMIZER", options.optimizer).replace("NORM", options.norm)
+    options.checkpoint = Path(checkpoint)
+    try:
+        text = load(options.data).to(options.device)
+    except (RuntimeError, AssertionError) as error:  # an assertion is what a build without CUDA raises
+        raise SystemExit(f"--device {options.device}: {str(error).splitlines()[0]}") from error
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns) as progress:
         task = progress.add_task("training", total=options.steps)

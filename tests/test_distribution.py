@@ -29,12 +29,6 @@ def run(*command, cwd=None, **environment):
     return done.stdout
 
 
-def wheel_of(source, out):
-    run(sys.executable, "-m", "pip", "wheel", source, "--no-deps", "--no-build-isolation", "-q", "-w", out)
-    (built,) = out.glob("*.whl")
-    return built
-
-
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory):
     """A copy of the repository without git, and without what earlier builds left behind."""
@@ -47,22 +41,31 @@ def tree(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def sdist(tree, tmp_path_factory):
-    out = tmp_path_factory.mktemp("sdist")
-    program = f"from setuptools import build_meta; build_meta.build_sdist({str(out)!r})"
-    run(sys.executable, "-c", program, cwd=tree)
-    (built,) = out.glob("*.tar.gz")
+def released(tree, tmp_path_factory):
+    """What a release builds: the sdist, and a wheel of it."""
+    out = tmp_path_factory.mktemp("released")
+    run(sys.executable, "-m", "build", "--no-isolation", "--outdir", out, tree)
+    return out
+
+
+@pytest.fixture(scope="module")
+def sdist(released):
+    (built,) = released.glob("*.tar.gz")
+    return built
+
+
+@pytest.fixture(scope="module")
+def wheel_of_sdist(released):
+    (built,) = released.glob("*.whl")
     return built
 
 
 @pytest.fixture(scope="module")
 def wheel(tree, tmp_path_factory):
-    return wheel_of(tree, tmp_path_factory.mktemp("wheel"))
-
-
-@pytest.fixture(scope="module")
-def wheel_of_sdist(sdist, tmp_path_factory):
-    return wheel_of(sdist, tmp_path_factory.mktemp("wheel_of_sdist"))
+    out = tmp_path_factory.mktemp("wheel")
+    run(sys.executable, "-m", "pip", "wheel", tree, "--no-deps", "--no-build-isolation", "-q", "-w", out)
+    (built,) = out.glob("*.whl")
+    return built
 
 
 def contents(wheel):
@@ -87,6 +90,10 @@ def test_sdist_holds_what_is_published_and_no_tests(sdist):
         names = {name.partition("/")[2] for name in archive.getnames()}
     assert {*PUBLISHED, "adiv_optim/layers/__init__.py", "adiv_optim/py.typed"} <= names
     assert not any(name.startswith(("tests", "benchmarks", "layers")) for name in names)
+
+
+def test_index_would_show_the_release(released):
+    run(sys.executable, "-m", "twine", "check", "--strict", *released.iterdir())
 
 
 def test_wheel_of_the_sdist_is_the_wheel_of_the_tree(wheel, wheel_of_sdist):

@@ -11,8 +11,18 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
+from .table import mean_and_error
+
 #: Of every figure, in inches: at the 850 pixels that a page shows, letters of 10 points are 12 pixels high.
 WIDTH = 9.6
+
+
+def band(axis: Any, x: Sequence[float], values: Sequence[Sequence[float]], style: str = "-", **look: Any) -> None:
+    """Draw the means of some seeds' values at every x, and a band of one standard error around them."""
+    means, errors = zip(*(mean_and_error(each) for each in values), strict=True) if values else ((), ())
+    (line,) = axis.plot(x, means, style, **look)
+    low, high = [m - e for m, e in zip(means, errors, strict=True)], [m + e for m, e in zip(means, errors, strict=True)]
+    axis.fill_between(x, low, high, color=line.get_color(), alpha=0.2, linewidth=0)
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """The one loop that runs what has no result yet, and shows how far it is."""
 
+import argparse
 import os
 from collections.abc import Callable, Hashable, Sequence
 from functools import partial
@@ -9,6 +10,7 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from .log import Note, noted
 from .run import Run, environment
 from .store import Store
 
@@ -27,8 +29,16 @@ class Kind(NamedTuple):
     load: Callable[[Any, bool], Any]  # (run, whether to download) → data of that run and all others of its command
     steps: Callable[[Any, Any], int]  # (run, data) → how many steps it takes
     family: Callable[[Any], Hashable]  # run → what runs that train side by side have in common
-    train: Callable[[list[Any], Any, Tick], Sequence[dict[str, Any]]]  # (runs of one family, data, tick) → results
+    #: (runs of one family, data, tick, note) → results
+    train: Callable[[list[Any], Any, Tick, Note], Sequence[dict[str, Any]]]
     score: Callable[[dict[str, Any]], float | None]  # result → what choosing settings reads; None if it broke down
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Give a parser the options of every study that trains by `run_all`."""
+    parser.add_argument(
+        "--log", choices=["tensorboard"], help="also write losses while they train, to OUT/NAME.tensorboard"
+    )
 
 
 def run_all(runs: Sequence[R], kind: Kind, store: Store, *, part: str | None = None, download: bool = False) -> None:
@@ -54,7 +64,8 @@ def run_all(runs: Sequence[R], kind: Kind, store: Store, *, part: str | None = N
             shown = [str(settings[name]) for name in ("method", "activation", "norm", "batch_size") if name in settings]
             shown.append(f"{len(family)} runs" if len(family) > 1 else f"{settings['lr']:g}")
             task = progress.add_task(", ".join(shown), total=kind.steps(family[0], data))
-            results = kind.train(family, data, partial(progress.advance, task))
+            with noted(store.log and store.log / "-".join([*shown, family[0].key(part)])) as note:
+                results = kind.train(family, data, partial(progress.advance, task), note)
             for run, result in zip(family, results, strict=True):
                 kept = result if part is None else {"part": part, "score": kind.score(result)}
                 about = {"computes": run.computes(), "settings": run.settings(), "environment": environment()}

@@ -21,6 +21,22 @@ import adiv_optim
 from ..methods import METHODS, Method
 from .store import digest
 
+#: Of every parser's --device.
+DEVICE: dict[str, Any] = {
+    "default": "cuda" if torch.cuda.is_available() else "cpu",
+    "metavar": "NAME",
+    "help": "where to train: cpu, cuda, cuda:1, …",
+}
+
+
+def check_device(name: str) -> None:
+    """Raise a ValueError if there is no such device, or it does not work here."""
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError) as error:  # an assertion is what a build without CUDA raises
+        reason = str(error).splitlines()[0].rstrip(".")
+        raise ValueError(f"--device {name}: {reason}. --device cpu works everywhere.") from error
+
 
 @dataclass(frozen=True)
 class Run:

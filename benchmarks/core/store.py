@@ -26,10 +26,15 @@ class Store:
 
     A line has a key, which says what was run, and a hash of what its method computes. A line whose key came
     before takes the place of the earlier one; so a rule that has changed is run again, and the new line counts.
+
+    Args:
+        path: the file.
+        study: whose results these are, of a file that is not there yet.
+        log: where runs write scalars while they train, a folder for each; None is nowhere.
     """
 
-    def __init__(self, path: Path, study: str | None = None) -> None:
-        self.path, self._study = path, study
+    def __init__(self, path: Path, study: str | None = None, log: Path | None = None) -> None:
+        self.path, self._study, self.log = path, study, log
 
     @property
     def study(self) -> str:

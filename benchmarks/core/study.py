@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..methods import METHODS
 from .progress import measure
 from .store import Result, Store
 
@@ -49,6 +50,10 @@ def report(
         store = Store(path)
         if store.study not in studies:
             raise ValueError(f"{path} is of the study {store.study!r}; known are {', '.join(studies)}.")
+        methods = {result["settings"].get("method", "none") for result in store.read()}
+        if unknown := methods - METHODS.keys():
+            where = "which benchmarks/methods.py does not have; name the file that does by --method-file"
+            raise ValueError(f"{path} has runs of method {min(unknown)!r}, {where}.")
         if store.read():  # not only what is to choose settings
             stores[path.stem] = store
             sections |= studies[store.study].report(store, path.stem, path.parent)

@@ -15,9 +15,9 @@ def mean_and_error(values: Sequence[float]) -> tuple[float, float]:
 
 
 def plus_minus(values: Sequence[float], digits: int = 2) -> str:
-    """Mean ± standard error."""
+    """Mean ± standard error; a single value by itself."""
     mean, error = mean_and_error(values)
-    return f"{mean:.{digits}f} ± {error:.{digits}f}"
+    return f"{mean:.{digits}f} ± {error:.{digits}f}" if len(values) > 1 else f"{mean:.{digits}f}"
 
 
 def in_order(known: Iterable[str], there: Iterable[str]) -> list[str]:

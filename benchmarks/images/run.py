@@ -1,7 +1,7 @@
 """One method on one network for images, all seeds: the settings of a run, alone, in a grid and on the command line."""
 
 import argparse
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cache, partial
 from itertools import product
@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from ..core.run import Run, fingerprint
+from ..core.progress import add_arguments as add_progress_arguments
+from ..core.run import DEVICE, Run, fingerprint
 from ..data import DATA
 from ..methods import METHODS, Method
 from .networks import ACTIVATIONS, CONVOLUTIONAL, cnn, mlp
@@ -94,27 +95,45 @@ def expand(grids: Sequence[Grid], given: Grid) -> list[ImageRun]:
     return runs
 
 
-def add_arguments(parser: argparse.ArgumentParser, *names: str) -> None:
-    """Give a parser options that take the place of a grid's own settings, those of the given names or all."""
+def _shown(name: str, grids: Iterable[Grid]) -> str:
+    """What grids have for a setting, for the text of its option: every value that one of them has, once."""
+    default = {field.name: field.default for field in fields(ImageRun)} | {"seeds": 5}
+    found = [grid.get(name, default.get(name)) for grid in grids]
+    values = dict.fromkeys(value for each in found for value in (each if isinstance(each, (list, tuple)) else [each]))
+    return " ".join(f"{value:g}" if isinstance(value, float) else str(value) for value in values if value is not None)
+
+
+def add_arguments(parser: argparse.ArgumentParser, *names: str, grids: Sequence[Grid]) -> None:
+    """Give a parser options that take the place of some grids' own settings, those of the given names or all."""
     several: dict[str, Any] = {"nargs": "+"}
     options: dict[str, dict[str, Any]] = {
         "data": {"help": f"{', '.join(DATA)}; imagefolder as imagefolder:PATH"},
         "method": {**several, "metavar": "NAME", "help": "any of benchmarks/methods.py for images"},
         "activation": {**several, "metavar": "NAME", "help": ", ".join(ACTIVATIONS)},
         "optimizer": {**several, "metavar": "NAME", "help": ", ".join(OPTIMIZERS)},
-        "epochs": {"type": int},
-        "seeds": {"type": int, "help": "how many; seed k is k"},
-        "batch_size": {**several, "type": int, "metavar": "SIZE"},
-        "lr": {**several, "type": float, "metavar": "RATE"},
-        "schedule": {"help": ", ".join(SCHEDULES)},
-        "hidden": {**several, "type": int, "metavar": "WIDTH"},
-        "network": {"type": lambda name: None if name == "mlp" else name, "help": ", ".join(("mlp", *CONVOLUTIONAL))},
+        "epochs": {"type": int, "metavar": "COUNT", "help": "passes over the training set"},
+        "seeds": {"type": int, "metavar": "COUNT", "help": "how many; seed k is k"},
+        "batch_size": {**several, "type": int, "metavar": "SIZE", "help": "samples in a step"},
+        "lr": {**several, "type": float, "metavar": "RATE", "help": "learning rate, before a method's own factor"},
+        "schedule": {"metavar": "NAME", "help": f"of the rate: {', '.join(SCHEDULES)}"},
+        "hidden": {**several, "type": int, "metavar": "WIDTH", "help": "widths of hidden layers, or channels"},
+        "network": {
+            "type": lambda name: None if name == "mlp" else name,
+            "metavar": "NAME",
+            "help": f"{', '.join(('mlp', *CONVOLUTIONAL))}; mlp if the study has none",
+        },
         "validation": {"action": "store_true", "help": "measure accuracy on a tenth of the training set"},
         "rescaled": {**several, "type": float, "metavar": "SIGMA", "help": "rescale hidden units at random"},
-        **{name: {"type": float} for name in ("weight_decay", "damping")},
+        "weight_decay": {"type": float, "metavar": "DECAY", "help": "of the optimizer; none by itself"},
+        "damping": {"type": float, "help": "of methods that have one, in place of their own"},
         "backend": {"help": f"{', '.join(BACKENDS)}; what fits the method by default"},
-        "device": {"default": "cuda" if torch.cuda.is_available() else "cpu"},
+        "device": DEVICE,
     }
     for name in names or options:
+        option = {"default": argparse.SUPPRESS, **options[name]}
+        if name not in ("device", "validation", "backend") and (shown := _shown(name, grids)):
+            option["help"] += f" (default: {shown})"
         flag = f"--{name.replace('_', '-')}{'s' * (name in ('method', 'activation', 'optimizer'))}"
-        parser.add_argument(flag, dest=name, **{"default": argparse.SUPPRESS, **options[name]})
+        parser.add_argument(flag, dest=name, **option)
+    parser.add_argument("--download", action="store_true", help="let torchvision fetch CIFAR-10 into ./data")
+    add_progress_arguments(parser)

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from ..core.log import Note, silent
 from ..core.progress import Kind, Tick
 from ..core.table import mean_and_error
 from ..data import Dataset, load
@@ -32,22 +33,26 @@ def held_out(data: Dataset) -> Dataset:
     return Dataset(data.train_inputs[train], data.train_labels[train], data.train_inputs[test], data.train_labels[test])
 
 
-def train(run: ImageRun, data: Dataset, *, tick: Tick = lambda: None, max_steps: int | None = None) -> History:
+def train(
+    run: ImageRun, data: Dataset, *, tick: Tick = lambda: None, note: Note = silent, max_steps: int | None = None
+) -> History:
     """Train every seed of a run, parameters having the dtype and device of the data; `max_steps` cuts every epoch."""
     data = held_out(data) if run.validation else data
-    return _follow(Ensemble(run, data) if run.backend == "ensemble" else Loops(run, data), tick, max_steps)
+    return _follow(Ensemble(run, data) if run.backend == "ensemble" else Loops(run, data), tick, note, max_steps)
 
 
-def train_trials(runs: Sequence[ImageRun], data: Dataset, *, tick: Tick = lambda: None) -> list[History]:
+def train_trials(
+    runs: Sequence[ImageRun], data: Dataset, *, tick: Tick = lambda: None, note: Note = silent
+) -> list[History]:
     """Train runs of one family side by side; each gets what `train` gives it alone, its seconds are a share of all."""
-    found = _follow(Ensemble(runs[0], held_out(data) if runs[0].validation else data, runs), tick, None)
+    found = _follow(Ensemble(runs[0], held_out(data) if runs[0].validation else data, runs), tick, note, None)
     shares = [seconds / len(runs) for seconds in found.seconds]
     curves = (found.train_loss, found.test_accuracy, found.step_losses)
     own = ([[[each[number]] for each in curve] for curve in curves] for number in range(len(runs)))
     return [History(losses, accuracies, shares, steps) for losses, accuracies, steps in own]
 
 
-def _follow(trainer: Ensemble | Loops, tick: Tick, max_steps: int | None) -> History:
+def _follow(trainer: Ensemble | Loops, tick: Tick, note: Note, max_steps: int | None) -> History:
     history, run, data = History(), trainer.run, trainer.data
     for epoch, order in enumerate(epoch_orders(run, len(data.train_labels))):
         start = time.perf_counter()
@@ -62,6 +67,7 @@ def _follow(trainer: Ensemble | Loops, tick: Tick, max_steps: int | None) -> His
         history.seconds.append(time.perf_counter() - start)
         history.train_loss.append(stacked.mean(0).tolist())
         history.test_accuracy.append(trainer.accuracy())
+        note(epoch + 1, {"train loss": history.train_loss[-1], "accuracy": history.test_accuracy[-1]})
     return history
 
 
@@ -70,8 +76,9 @@ def _steps_per_epoch(run: ImageRun, data: Dataset) -> int:
     return (samples - run.validation * (samples // 10)) // run.batch_size
 
 
-def _results(runs: list[ImageRun], data: Dataset, tick: Tick) -> list[dict[str, Any]]:
-    histories = [train(runs[0], data, tick=tick)] if len(runs) == 1 else train_trials(runs, data, tick=tick)
+def _results(runs: list[ImageRun], data: Dataset, tick: Tick, note: Note) -> list[dict[str, Any]]:
+    told: dict[str, Any] = {"tick": tick, "note": note}
+    histories = [train(runs[0], data, **told)] if len(runs) == 1 else train_trials(runs, data, **told)
     steps = _steps_per_epoch(runs[0], data)
     about = {"features": data.features, "classes": data.classes, "steps_per_epoch": steps}
     kept = ("train_loss", "test_accuracy", "seconds")

@@ -246,7 +246,7 @@ SUITES |= {"whitened": whitened, "input-scaled": input_scaled, "trainer": traine
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data", default="fake", help="data set of the trainer comparison")
-    parser.add_argument("--only", nargs="+", choices=list(SUITES), default=list(SUITES))
+    parser.add_argument("--only", nargs="+", choices=list(SUITES), default=list(SUITES), help="these measurements")
 
 
 def _run(options: argparse.Namespace, store: Store) -> None:

@@ -11,16 +11,16 @@ from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
-
 from examples.gpt import DEFAULT, NORM_LABELS, NORMS, PRESETS, WARM_UP
 
 from .. import language
-from ..core.figure import panels
+from ..core.figure import band, panels
+from ..core.progress import add_arguments as add_progress_arguments
 from ..core.progress import measure, run_all
+from ..core.run import DEVICE
 from ..core.store import Result, Store
 from ..core.study import Sections, Study
-from ..core.table import machine, markdown, mean_and_error, plus_minus
+from ..core.table import machine, markdown, plus_minus
 from ..language import LANGUAGE, REST_LR, TextRun, dampings, final_validation_loss, lacks, step_times
 from ..methods import METHODS
 
@@ -197,7 +197,7 @@ def _loss(losses: list[float | None]) -> str:
     finite = [loss for loss in losses if loss is not None]
     if len(finite) < len(losses):
         return f"diverged, {len(losses) - len(finite)} of {len(losses)}"
-    return plus_minus(finite, 4) if len(finite) > 1 else f"{finite[0]:.4f}"
+    return plus_minus(finite, 4)
 
 
 def _caption(results: list[Result], tried: list[Result], time: Result | None) -> str:
@@ -277,11 +277,8 @@ def draw(axes: Sequence[Any], seeds: list[Result], rows: list[list[Result]], rat
     if len(twins) > 1:
         label, style = f"{label}, rate {rate:g}", "-" if rate == min(twins) else ":"
     at = [[r["validation_loss"][place] for r in seeds] for place in range(len(y))]
-    errors = [mean_and_error(losses)[1] for losses in at]
-    low, high = zip(*((mean - e, mean + e) for mean, e in zip(y, errors, strict=True)), strict=True) if y else ((), ())
     for axis in axes:
-        axis.plot(x, y, style, color=method.color, label=label, linewidth=1.6)
-        axis.fill_between(x, low, high, color=method.color, alpha=0.2, linewidth=0)
+        band(axis, x, at, style, color=method.color, label=label, linewidth=1.6)
     return x, y
 
 
@@ -300,7 +297,9 @@ def _study(
     def arguments(parser: argparse.ArgumentParser) -> None:
         parser.add_argument("--methods", nargs="+", metavar="NAME", help="these, with --norms, --lr and --damping")
         parser.add_argument("--norms", nargs="+", default=list(NORMS), metavar="NAME", help=", ".join(NORMS))
-        parser.add_argument("--lr", nargs="+", type=float, default=[3e-3], metavar="RATE")
+        parser.add_argument(
+            "--lr", nargs="+", type=float, default=[3e-3], metavar="RATE", help="peak rates of --methods"
+        )
         parser.add_argument("--damping", nargs="+", type=float, default=[1.0], help="of the methods that have one")
         parser.add_argument("--weight-decay", type=float, default=0.0, help="the same for all methods")
         parser.add_argument("--steps", nargs="+", type=int, default=[steps], help="lengths of the runs")
@@ -308,7 +307,8 @@ def _study(
         parser.add_argument("--preset", default=preset, help=", ".join(PRESETS))
         parser.add_argument("--data", default=DEFAULT, help=f"a file of text, or {DEFAULT}, which Python ships")
         parser.add_argument("--time", action="store_true", help="train nothing; time the methods' steps in turn")
-        parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+        parser.add_argument("--device", **DEVICE)
+        add_progress_arguments(parser)
 
     draws = partial(report, figures=figures)
     return Study(help, lambda options, store: _run(options, store, searches, fixed), draws, arguments)

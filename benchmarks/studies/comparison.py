@@ -4,13 +4,14 @@ import argparse
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
-from ..core.figure import panels
+from ..core.figure import band, panels
 from ..core.progress import run_all
 from ..core.store import Result, Store
 from ..core.study import Sections, Study
-from ..core.table import in_order, machine, markdown, mean_and_error, plus_minus
+from ..core.table import in_order, machine, markdown, plus_minus
 from ..images.networks import ACTIVATIONS
 from ..images.run import BACKENDS, Grid, add_arguments, expand
 from ..images.train import IMAGES
@@ -29,7 +30,9 @@ def grid_study(help: str, grids: Sequence[Grid], report: Callable[[list[Result],
     def run(options: argparse.Namespace, store: Store) -> None:
         run_all(expand(grids, vars(options)), IMAGES, store, download=options.download)
 
-    return Study(help, run, lambda store, name, folder: report(store.read(), name, folder), add_arguments)
+    return Study(
+        help, run, lambda store, name, folder: report(store.read(), name, folder), partial(add_arguments, grids=grids)
+    )
 
 
 def network(result: Result) -> str:
@@ -112,13 +115,11 @@ def _figure(group: list[Result], title: str, path: Path) -> None:
                 for run in runs:
                     if (run["settings"]["method"], run["settings"]["activation"]) != (name, activation):
                         continue
-                    means, errors = zip(*(mean_and_error(epoch) for epoch in run["test_accuracy"]), strict=True)
-                    epochs = range(1, len(means) + 1)
-                    low, high = zip(*((m - e, m + e) for m, e in zip(means, errors, strict=True)), strict=True)
+                    epochs = range(1, len(run["test_accuracy"]) + 1)
                     # Gradient-only is dashed, coordinates dotted as well: colour alone does not carry to everyone.
                     style = "--" if method.correction else "-." if method.by_inputs is not None or method.gauge else "-"
-                    axis.plot(epochs, means, style, color=method.color, label=method.label, linewidth=1.6)
-                    axis.fill_between(epochs, low, high, color=method.color, alpha=0.2, linewidth=0)
+                    look = {"color": method.color, "label": method.label, "linewidth": 1.6}
+                    band(axis, epochs, run["test_accuracy"], style, **look)
             axis.set_xlabel("epoch")
             axis.xaxis.get_major_locator().set_params(integer=True)
         axes[0].set_ylabel("test accuracy, %")

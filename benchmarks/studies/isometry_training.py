@@ -20,7 +20,7 @@ from ..core.run import public_name
 from ..core.store import Result, Store
 from ..core.study import Sections, Study
 from ..core.table import markdown
-from ..data import load
+from ..data import DATA, load
 from .comparison import DATA_LABELS
 
 LAYERS, WIDTH, BATCH_SIZE, LR = 10, 1000, 512, 0.01
@@ -210,8 +210,9 @@ def _caption(results: list[Result], data: str) -> str:
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--data", default="digits")
-    parser.add_argument("--activations", nargs="+", default=list(ACTIVATIONS), metavar="NAME")
+    parser.add_argument("--data", default="digits", help=f"{', '.join(DATA)}; imagefolder as imagefolder:PATH")
+    parser.add_argument("--download", action="store_true", help="let torchvision fetch CIFAR-10 into ./data")
+    parser.add_argument("--activations", nargs="+", default=list(ACTIVATIONS), metavar="NAME", help="of the networks")
     parser.add_argument("--steps", type=int, default=200, help="of batches of 512")
     parser.add_argument("--width", type=int, default=WIDTH, help="of the hidden layers")
 

@@ -14,12 +14,13 @@ from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
-import torch
 from scipy.stats import ttest_ind
 
 from examples.gpt import DEFAULT, NORM_LABELS, NORMS, PRESETS
 
+from ..core.progress import add_arguments as add_progress_arguments
 from ..core.progress import run_all
+from ..core.run import DEVICE
 from ..core.store import Result, Store
 from ..core.study import Sections, Study
 from ..core.table import machine, markdown, mean_and_error, plus_minus
@@ -173,7 +174,7 @@ def _losses(results: Iterable[Result]) -> tuple[list[float], list[float]]:
 
 
 def _shown(losses: list[float]) -> str:
-    return plus_minus(losses, 3) if len(losses) > 1 else f"{losses[0]:.3f}"
+    return plus_minus(losses, 3)
 
 
 def _against(losses: list[float], twins: list[float]) -> str:
@@ -222,7 +223,8 @@ def _study(
         parser.add_argument("--weight-decay", type=float, default=weight_decay, help="the same for all")
         parser.add_argument("--clip", type=float, default=clip, help="what the norm of all gradients is cut to")
         parser.add_argument("--data", default=DEFAULT, help=f"a file of text, or {DEFAULT}, which Python ships")
-        parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+        parser.add_argument("--device", **DEVICE)
+        add_progress_arguments(parser)
 
     return Study(help, run, report, arguments)
 

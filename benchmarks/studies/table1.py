@@ -215,7 +215,7 @@ def _report_table1(store: Store, name: str, folder: Path) -> Sections:
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
-    add_arguments(parser, "data", "method", "activation", "batch_size", "device")
+    add_arguments(parser, "data", "method", "activation", "batch_size", "device", grids=[_PAPER])
     parser.add_argument("--preset", choices=PRESETS, default="paper", help="paper: days on two cores")
     parser.add_argument("--estimate", action="store_true", help="only say what is there and how long the rest takes")
 

@@ -15,7 +15,7 @@ from ..core.store import Result, Store
 from ..core.study import Sections, Study
 from ..core.table import in_order, markdown, mean_and_error
 from ..images.networks import ACTIVATIONS
-from ..images.run import ImageRun, add_arguments, expand
+from ..images.run import Grid, ImageRun, add_arguments, expand
 from ..images.train import IMAGES
 from ..methods import METHODS
 from .comparison import accuracy, network
@@ -81,6 +81,7 @@ _ALL = {"schedule": "cosine", "data": "cifar10"}
 #: Both sides of the question, and the plain network.
 _METHODS = ["none", "layernorm", "l2norm", "affine-like", "proportional", "batch-ideal"]
 _RATES = {**_ALL, "method": _METHODS, "activation": list(ACTIVATIONS), "optimizer": ["adam", "sgd"]}
+_TANH = {**_ALL, "activation": "tanh"}
 _DIGITS = {**_RATES, "data": "digits", "method": ["none", "layernorm", "affine-like", "batch-ideal", "whitened"]}
 #: Around these rates, of a search of four epochs, and at these lengths.
 _TRIALS = {
@@ -117,7 +118,7 @@ def _run_rates(options: argparse.Namespace, store: Store) -> None:
 
 def _run_trials(options: argparse.Namespace, store: Store) -> None:
     for (method, optimizer, lr), lengths in _TRIALS.items():
-        own = {**_ALL, "method": method, "activation": "tanh", "optimizer": optimizer, "lr": lr, "epochs": lengths[0]}
+        own = {**_TANH, "method": method, "optimizer": optimizer, "lr": lr, "epochs": lengths[0]}
         final = expand([own], vars(options))
         chosen = _best(final, trials(final, options.trials), "trials", options, store)
         longer = [replace(run, epochs=epochs) for epochs in lengths for run in chosen]
@@ -126,7 +127,7 @@ def _run_trials(options: argparse.Namespace, store: Store) -> None:
 
 def _run_long(options: argparse.Namespace, store: Store) -> None:
     for (method, optimizer), (rates, decays, damping) in _LONG.items():
-        own = {**_ALL, "method": method, "activation": "tanh", "optimizer": optimizer, "epochs": 40}
+        own = {**_TANH, "method": method, "optimizer": optimizer, "epochs": 40}
         final = expand([own], vars(options))
         alike = [replace(run, damping=damping, seeds=run.seeds[:1], validation=True) for run in final]
         tried = [replace(run, lr=lr, weight_decay=wd) for run, lr, wd in product(alike, rates, decays)]
@@ -182,11 +183,19 @@ def _report_trials(store: Store, name: str, folder: Path) -> Sections:
     return {name: f"{heading}\n\n{table}\n\n{caption}"}
 
 
-def _study(help: str, run: Run, report: Report, *names: str, **counts: int) -> Study:
+#: Options of their own.
+_COUNTS = {
+    "search_epochs": "passes over the training set of runs that choose rates",
+    "trials": "how many choose rate, weight decay and damping together",
+}
+
+
+def _study(help: str, run: Run, report: Report, grid: Grid, *names: str, **counts: int) -> Study:
     def arguments(parser: argparse.ArgumentParser) -> None:
-        add_arguments(parser, "data", "activation", "seeds", "device", *names)
+        add_arguments(parser, "data", "activation", "seeds", "device", *names, grids=[grid])
         for name, count in counts.items():
-            parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=count)
+            flag = f"--{name.replace('_', '-')}"
+            parser.add_argument(flag, type=int, default=count, metavar="COUNT", help=_COUNTS[name])
 
     return Study(help, run, report, arguments)
 
@@ -195,8 +204,10 @@ _CHOICE = "method", "optimizer", "epochs"
 _RATES_HELP = "every method at the best of one grid of rates"
 _TRIALS_HELP = "the best methods, with rate, weight decay and damping by trials"
 STUDIES = {
-    "cifar10-tuned": _study(_RATES_HELP, _run_rates, _report_rates, *_CHOICE, search_epochs=3),
-    "cifar10-trials": _study(_TRIALS_HELP, _run_trials, _report_trials, trials=8),
-    "cifar10-long": _study("the same for forty epochs", _run_long, _report_trials),
-    "digits-tuned": _study("all that on digits", _run_rates, _report_trials, *_CHOICE, search_epochs=10, trials=8),
+    "cifar10-tuned": _study(_RATES_HELP, _run_rates, _report_rates, _RATES, *_CHOICE, search_epochs=3),
+    "cifar10-trials": _study(_TRIALS_HELP, _run_trials, _report_trials, _TANH, trials=8),
+    "cifar10-long": _study("the same for forty epochs", _run_long, _report_trials, _TANH),
+    "digits-tuned": _study(
+        "all that on digits", _run_rates, _report_trials, _DIGITS, *_CHOICE, search_epochs=10, trials=8
+    ),
 }

@@ -3,10 +3,10 @@
 from itertools import product
 from pathlib import Path
 
-from ..core.figure import panels
+from ..core.figure import band, panels
 from ..core.store import Result
 from ..core.study import Sections
-from ..core.table import in_order, markdown, mean_and_error
+from ..core.table import in_order, markdown, mean_and_error, plus_minus
 from ..images.run import OPTIMIZERS
 from ..methods import METHODS
 from .comparison import grid_study, network
@@ -41,15 +41,15 @@ _RESCALED = [
 #: Rates count as good if they come this near to the best one, in points.
 NEAR = 2.0
 
-#: (method, optimizer) → rate → accuracy after the last epoch: mean and error over seeds.
-Curves = dict[tuple[str, str], dict[float, tuple[float, float]]]
+#: (method, optimizer) → rate → accuracies after the last epoch.
+Curves = dict[tuple[str, str], dict[float, list[float]]]
 
 
 def _sweep(results: list[Result], name: str, folder: Path) -> Sections:
     """Heading, table, figure and caption."""
     found, settings = Curves(), results[0]["settings"]
     for run in sorted(({**r["settings"], "found": r["test_accuracy"][-1]} for r in results), key=lambda run: run["lr"]):
-        found.setdefault((run["method"], run["optimizer"]), {})[run["lr"]] = mean_and_error(run["found"])
+        found.setdefault((run["method"], run["optimizer"]), {})[run["lr"]] = run["found"]
     optimizers = in_order(OPTIMIZERS, (key[1] for key in found))
     where = "a tenth of the training set, held out" if settings.get("validation") else "the test set"
     heading = f"{network(results[0])}, {settings['activation']}, accuracy by learning rate"
@@ -58,18 +58,19 @@ def _sweep(results: list[Result], name: str, folder: Path) -> Sections:
         for method in in_order(METHODS, (key[0] for key in found if key[1] == optimizer)):
             curve = found[method, optimizer]
             # A run that diverged to NaN counts as guessing does.
-            top = max(curve, key=lambda rate: curve[rate][0])
-            near = [rate for rate in curve if curve[rate][0] >= curve[top][0] - NEAR]
+            means = {rate: mean_and_error(found)[0] for rate, found in curve.items()}
+            top = max(means, key=means.__getitem__)
+            near = [rate for rate, mean in means.items() if mean >= means[top] - NEAR]
             edge = ", at the sweep's edge" if top in (min(curve), max(curve)) else ""
-            cells = [f"{top:g}{edge}", "{:.2f} ± {:.2f}".format(*curve[top]), ", ".join(f"{rate:g}" for rate in near)]
+            cells = [f"{top:g}{edge}", plus_minus(curve[top]), ", ".join(f"{rate:g}" for rate in near)]
             rows.append([optimizer, METHODS[method].label, *cells])
     title = f"{heading}, {settings['epochs']} epochs"
     with panels(optimizers, title, folder / f"{name}.png") as axes:
         for axis, optimizer in zip(axes, optimizers, strict=True):
             for method in in_order(METHODS, (key[0] for key in found if key[1] == optimizer)):
-                means, errors = zip(*found[method, optimizer].values(), strict=True)
-                look = {"color": METHODS[method].color, "marker": "o", "markersize": 4, "label": METHODS[method].label}
-                axis.errorbar(list(found[method, optimizer]), means, errors, **look)
+                accuracies, look = found[method, optimizer], METHODS[method]
+                x, y = list(accuracies), list(accuracies.values())
+                band(axis, x, y, "o-", markersize=4, color=look.color, label=look.label)
             axis.set(xlabel="learning rate", xscale="log")
         axes[0].set_ylabel("accuracy, %")
     header = ["optimizer", "method", "best rate", "accuracy there, %", f"rates within {NEAR:g} points of it"]

@@ -1,17 +1,21 @@
 """The command line: resuming, interruption, shares of ranks, and mistakes in one line."""
 
+import math
 import signal
 import subprocess
 import sys
 import time
+import urllib.error
 from pathlib import Path
 
 import pytest
+import torch
 
-from benchmarks.__main__ import main
+from benchmarks.__main__ import _parser, main
 from benchmarks.core.store import Store
 
 ROOT = Path(__file__).parents[2]
+without_cuda = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 SMALL = ["compare", "--activations", "tanh", "--epochs", "1", "--seeds", "2", "--device", "cpu"]
 
 
@@ -87,6 +91,8 @@ def test_killed_benchmark_leaves_whole_lines_and_resumes(tmp_path):
         (["--data", "imagefolder"], "write imagefolder:PATH"),
         (["--data", "mnist"], "unknown data set 'mnist'; known are digits"),
         (["--data", "imagefolder:/nowhere"], "there is no folder /nowhere/train"),
+        (["--device", "nowhere"], "--device nowhere: "),
+        pytest.param(["--device", "cuda"], ". --device cpu works everywhere.", marks=without_cuda),
     ],
 )
 def test_mistakes_are_one_line(arguments, message, tmp_path, capsys):
@@ -106,3 +112,58 @@ def test_table1_says_how_long_the_rest_takes(tmp_path, capsys):
     assert "1 of 5 cells are there the other 4 will take about" in printed
     assert "1 of the preset's 20 cells are there." in printed
     assert len(Store(tmp_path / "table1.jsonl").read()) == 1
+
+
+def test_download_without_a_network_is_one_line(tmp_path, monkeypatch, capsys):
+    def unreachable(*arguments, **options):
+        raise urllib.error.URLError("Name or service not known")
+
+    monkeypatch.setattr("torchvision.datasets.CIFAR10", unreachable)
+    assert main([*SMALL, "--data", "cifar10", "--download", "--out", str(tmp_path)]) == 2
+    error = capsys.readouterr().err
+    assert "cannot be fetched (<urlopen error Name or service not known>)" in error
+    assert error.count("\n") == 1
+
+
+def test_every_option_has_a_text_and_shows_its_default():
+    parsers = dict(next(action.choices for action in _parser()._actions if isinstance(action.choices, dict)))
+    assert {"compare", "char-lm", "speed", "report"} <= parsers.keys()
+    for name, parser in parsers.items():
+        for action in parser._actions:
+            assert action.help, (name, action.dest)
+    shown = " ".join(parsers["compare"].format_help().split())
+    assert "passes over the training set (default: 20)" in shown
+    assert "let torchvision fetch CIFAR-10 into ./data --log" in shown  # nothing to say of a flag
+    assert "(default: none batchnorm layernorm" in shown
+    assert "lengths of the runs (default: 2000)" in " ".join(parsers["char-lm-2000"].format_help().split())
+
+
+def test_log_without_its_package_is_one_line(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    assert main([*SMALL, "--methods", "none", "--log", "tensorboard", "--out", str(tmp_path)]) == 2
+    assert "pip install tensorboard" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize(
+    ("command", "tags"),
+    [
+        (SMALL, {"train loss/0", "train loss/1", "accuracy/0", "accuracy/1"}),
+        (
+            ["char-lm", "--norms", "none", "--steps", "2", "--seeds", "1", "--preset", "tiny", "--device", "cpu"],
+            {"train loss", "validation loss"},
+        ),
+    ],
+    ids=["images", "language"],
+)
+def test_log_holds_losses_of_every_run(command, tags, tmp_path):
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    method = "none" if command is SMALL else "adamw"
+    assert main([*command, "--methods", method, "--log", "tensorboard", "--out", str(tmp_path)]) == 0
+    (folder,) = (tmp_path / f"{command[0]}.tensorboard").iterdir()
+    assert folder.name.startswith(method)
+    events = accumulator.EventAccumulator(str(folder))
+    events.Reload()
+    assert set(events.Tags()["scalars"]) == tags
+    assert all(math.isfinite(event.value) for tag in tags for event in events.Scalars(tag))

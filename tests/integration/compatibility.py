@@ -2,7 +2,6 @@
 
 import re
 import sys
-from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,7 +9,10 @@ from pathlib import Path
 import pytest
 
 FOLDER = Path(__file__).parent
-PAGE = FOLDER.parents[1] / "docs" / "compatibility-table.md"
+DOCS = FOLDER.parents[1] / "docs"
+#: The page that shows what works, between its markers, and the page that names the tests.
+PAGE, NAMES = DOCS / "compatibility.md", DOCS / "compatibility-tests.md"
+MARKERS = "<!-- table -->", "<!-- end -->"
 
 #: How tests call a wrapper in their ids → the column's heading.
 COLUMNS = {
@@ -23,7 +25,8 @@ COLUMNS = {
     "whitened": "`Whitened`",
 }
 
-#: Section → situation → the tests in which every wrapper is held against a reference, or refused.
+#: Section → situation → the tests in which every wrapper is held against a reference, or refused. A test is a function,
+#: or those of its cases whose ids begin so.
 SECTIONS: dict[str, dict[str, list[str]]] = {
     "Every optimizer of PyTorch's own database, in configurations that the wrappers share out": {
         "steps": ["test_optimizer_steps.py::test_steps_are_the_bare_optimizers_by_hand"],
@@ -128,13 +131,15 @@ SECTIONS: dict[str, dict[str, list[str]]] = {
         "NaN loss under `GradScaler`": [
             "test_faults.py::test_poisoned_batch_under_grad_scaler_is_as_if_it_had_not_been"
         ],
-        "state that torch refuses": [
+        "state that torch refuses changes nothing": [
             "test_damaged_checkpoints.py::test_state_that_torch_refuses_changes_nothing"
         ],
-        "damaged memory of the wrapper": [
+        "damaged memory of the wrapper is refused whole": [
             "test_damaged_checkpoints.py::test_damaged_memory_of_the_wrapper_is_refused"
         ],
-        "state of another wrapper": ["test_damaged_checkpoints.py::test_state_of_another_wrapper_is_refused"],
+        "state of another wrapper is refused whole": [
+            "test_damaged_checkpoints.py::test_state_of_another_wrapper_is_refused"
+        ],
     },
     "Generated models": {
         "outside `step()` the weights are the user's": [
@@ -155,6 +160,14 @@ SECTIONS: dict[str, dict[str, list[str]]] = {
 }  # fmt: skip
 
 
+#: Test that a wrapper is refused → the heading on the page that says why.
+REASONS = {
+    "test_optimizer_steps.py::test_lbfgs_is_refused_in_every_configuration": "lbfgs",
+    "test_cuda_graphs.py::test_capture_of_what_remembers_is_refused": "cuda-graphs",
+    "test_fsdp.py::test_fsdp1_is_refused_where_rows_are_needed": "sharded-and-flattened-weights",
+}
+
+
 @dataclass
 class Recorder:
     """A plugin that notes how every test ended: node id → passed, failed, or why it was skipped."""
@@ -171,46 +184,96 @@ class Recorder:
 
 
 def column(test: str) -> str | None:
-    """The wrapper that an id names; if it names two, the one whose name is longer."""
+    """The wrapper that an id names first."""
     _, _, parameters = test.rstrip("]").partition("[")
-    named = [name for name in COLUMNS if re.search(rf"(^|-){name}(-|$)", parameters)]
-    return max(named, key=len, default=None)
+    found = {m.start(): name for name in COLUMNS if (m := re.search(rf"(^|-){name}(-|$)", parameters))}
+    return found[min(found)] if found else None
+
+
+def within(test: str, functions: Iterable[str]) -> bool:
+    """Whether a test is one of these functions', or one of the cases that they begin."""
+    return any(test.startswith(each if "[" in each else f"{each}[") for each in functions)
+
+
+#: Wrapper → test → outcome.
+Outcomes = dict[str, dict[str, str]]
+
+
+def found(situation: str, functions: Iterable[str], outcomes: Mapping[str, str]) -> Outcomes:
+    """What is known of every wrapper in one situation."""
+    known: Outcomes = {name: {} for name in COLUMNS}
+    for test, outcome in outcomes.items():
+        name, wrapper = Path(test.partition("[")[0]).name + test[len(test.partition("[")[0]) :], column(test)
+        if wrapper and within(name, functions):
+            known[wrapper][name] = outcome
+    if not any(known.values()):
+        raise LookupError(f"{situation!r}: no test of {functions} has run; install the extra `integration`.")
+    return known
 
 
 def cell(outcomes: Mapping[str, str]) -> str:
-    """What is known of one wrapper in one situation: a test that has passed and how many others, or why none ran."""
-    passed = sorted(test for test, outcome in outcomes.items() if outcome == "passed")
+    """What the table says: works, is refused and why, has a test that has not run, or – where there is none."""
+    passed = [test for test, outcome in outcomes.items() if outcome == "passed"]
+    if not passed:
+        return "not run" if outcomes else "–"
+    functions = {test.partition("[")[0] for test in passed}
+    return f"[refused](#{REASONS[min(functions)]})" if functions <= REASONS.keys() else "✓"
+
+
+def names(outcomes: Mapping[str, str]) -> str:
+    """A test that has passed and how many others, or why none ran."""
+    passed = sorted(test.partition("::")[2] for test, outcome in outcomes.items() if outcome == "passed")
     if passed:
-        name = passed[0].partition("::")[2].replace("|", "\\|")
-        return f"`{name}`" + (f" and {len(passed) - 1} more" if len(passed) > 1 else "")
+        return f"`{passed[0]}`" + (f" and {len(passed) - 1} more" if len(passed) > 1 else "")
     return "; ".join(sorted({f"*{outcome}*" for outcome in outcomes.values()}))
 
 
 def table(situations: Mapping[str, list[str]], outcomes: Mapping[str, str]) -> Iterable[str]:
-    """One section's lines, in Markdown."""
+    """One section's table, in Markdown."""
     yield "| situation | " + " | ".join(COLUMNS.values()) + " |"
     yield "| --- |" + " --- |" * len(COLUMNS)
     for situation, functions in situations.items():
-        found: dict[str, dict[str, str]] = defaultdict(dict)
-        for test, outcome in outcomes.items():
-            name, wrapper = Path(test).name, column(test)
-            if name.partition("[")[0] in functions and wrapper:
-                found[wrapper][name] = outcome
-        if not found:
-            raise LookupError(f"{situation!r}: no test of {functions} has run; install the extra `integration`.")
-        yield f"| {situation} | " + " | ".join(cell(found[name]) for name in COLUMNS) + " |"
+        known = found(situation, functions, outcomes)
+        yield f"| {situation} | " + " | ".join(cell(known[name]) for name in COLUMNS) + " |"
+
+
+def listing(situations: Mapping[str, list[str]], outcomes: Mapping[str, str]) -> Iterable[str]:
+    """One section's tests by name, in Markdown."""
+    for situation, functions in situations.items():
+        known = found(situation, functions, outcomes)
+        yield f"- {situation}"
+        yield from (f"  - {COLUMNS[name]}: {names(tests)}" for name, tests in known.items() if tests)
+
+
+def write(outcomes: Mapping[str, str]) -> None:
+    """Fill both pages."""
+    before, _, rest = PAGE.read_text().partition(MARKERS[0])
+    after = rest.partition(MARKERS[1])[2]
+    tables, lists = (
+        "\n\n".join("\n".join([f"### {title}", "", *part(rows, outcomes)]) for title, rows in SECTIONS.items())
+        for part in (table, listing)
+    )
+    # A class for the style sheet, which sets the headings of narrow columns upright.
+    text = f'{MARKERS[0]}\n\n<div class="marks">\n\n{tables}\n\n</div>\n\n{MARKERS[1]}'
+    PAGE.write_text(before + text + after)
+    NAMES.write_text(f"{HEAD}\n\n{lists}\n".replace("\n### ", "\n## "))
+
+
+HEAD = """# Tests of compatibility
+
+The tests behind [the table](compatibility.md), in `tests/integration`: of each situation and wrapper one that has
+passed and how many others of its kind have, or in italics why none has run. `make compatibility` writes this page."""
 
 
 def main() -> int:
-    """Run the tests, and write the table if none failed."""
+    """Run the tests, and write both pages if none failed."""
     modules = sorted(
         {test.partition("::")[0] for rows in SECTIONS.values() for tests in rows.values() for test in tests}
     )
     recorder = Recorder()
     status = pytest.main(["-q", *(str(FOLDER / module) for module in modules)], plugins=[recorder])
     if status == pytest.ExitCode.OK:
-        blocks = ["\n".join([f"## {title}", "", *table(rows, recorder.outcomes)]) for title, rows in SECTIONS.items()]
-        PAGE.write_text("\n\n".join(blocks) + "\n")
+        write(recorder.outcomes)
     return int(status)
 
 

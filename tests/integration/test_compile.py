@@ -13,6 +13,7 @@ from tests.helpers.loops import (
     METHODS,
     Batch,
     deviation,
+    each_method,
     plain_loop,
     sgd,
     train,
@@ -21,10 +22,6 @@ from tests.helpers.loops import (
 
 # The compiler's front end and autograd's tracing, which is where hooks, Functions and optimizers are met.
 BACKEND = "aot_eager"
-
-#: The ways to the gradient: corrected rows, the whole batch, inputs gathered by hooks, and weights alone.
-WAYS = ("proportional", "batch-ideal", "whitened", "unit-consistent")
-each_way = pytest.mark.parametrize("method", [METHODS[name] for name in WAYS], ids=WAYS)
 
 pytestmark = [
     pytest.mark.usefixtures("in_float64"),
@@ -51,7 +48,7 @@ def rows(count: int = 3) -> list[Batch]:
     return [(torch.randn(8, 6, generator=generator), torch.randint(3, (8,), generator=generator)) for _ in range(count)]
 
 
-@each_way
+@each_method
 def test_compiled_model(method):
     model = mlp()
     optimizer = method.wrap(sgd(model), model, rows(1)[0][0])
@@ -72,7 +69,7 @@ def test_wrapper_of_a_compiled_model(name):
     assert deviation(weights(model), plain_loop(method, rows(), build=mlp, inner=sgd)) <= EXACT
 
 
-@each_way
+@each_method
 def test_compiled_step(method):
     model = mlp()
     optimizer = method.wrap(sgd(model), model, rows(1)[0][0])

@@ -1,0 +1,95 @@
+"""A method is one entry, of a user's own file: trained, reported, drawn, and gone again."""
+
+import pytest
+from matplotlib.colors import to_rgba
+from matplotlib.figure import Figure
+
+from benchmarks.__main__ import main
+from benchmarks.methods import METHODS
+
+FILE = """
+from dataclasses import dataclass
+
+import torch
+
+from adiv_optim import Correction
+from benchmarks.methods import Method
+
+
+@dataclass(frozen=True)
+class Halved(Correction):
+    def scales(self, factors):
+        return {name: 0.5 * torch.ones_like(factor) for name, factor in factors.items()}
+
+
+METHODS = {"mine": Method("my method", "crimson", correction=Halved())}
+"""
+RUN = [
+    "compare",
+    "--device",
+    "cpu",
+    "--methods",
+    "none",
+    "mine",
+    "--activations",
+    "tanh",
+    "--epochs",
+    "1",
+    "--seeds",
+    "1",
+]
+RUN += ["--optimizers", "sgd", "--lr", "1"]
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(FILE)
+    return path
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    """Label → colour of all lines of all figures that are written."""
+    found = {}
+
+    def savefig(figure, *arguments, **options):
+        found.update({line.get_label(): line.get_color() for axis in figure.axes for line in axis.lines})
+
+    monkeypatch.setattr(Figure, "savefig", savefig)
+    return found
+
+
+def test_entry_of_a_file_is_trained_reported_and_drawn(file, drawn, tmp_path, capsys):
+    assert main([*RUN, "--out", str(tmp_path), "--method-file", str(file)]) == 0
+    printed = capsys.readouterr().out
+    rows = {cells[1].strip(): cells[2] for line in printed.splitlines() if len(cells := line.split("|")) > 3}
+    assert rows["my method"] != rows["none"]
+    assert "±" not in rows["my method"]  # of one seed there is no error
+    assert "python -m benchmarks report --out" in printed.splitlines()[-1]
+    assert to_rgba(drawn["my method"]) == to_rgba("crimson")
+    assert "mine" not in METHODS
+
+    assert main(["report", "--out", str(tmp_path)]) == 2
+    assert "runs of method 'mine', which benchmarks/methods.py does not have" in capsys.readouterr().err
+    assert main(["report", "--out", str(tmp_path), "--method-file", str(file)]) == 0
+    assert "| my method |" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "holds no METHODS; write `from benchmarks.methods import Method`"),
+        ("METHODS = {'mine': 1}", "holds no METHODS"),
+        ("from benchmarks.methods import Method\nMETHODS = {'none': Method('x')}", "a method 'none' already"),
+        (None, "No such file"),
+    ],
+)
+def test_file_that_adds_nothing_is_refused_in_one_line(text, message, tmp_path, capsys):
+    path = tmp_path / "mine.py"
+    if text is not None:
+        path.write_text(text)
+    assert main([*RUN, "--out", str(tmp_path), "--method-file", str(path)]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1

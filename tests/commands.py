@@ -1,0 +1,144 @@
+"""Runs the commands of README and benchmarks/README in a fresh clone, at smoke sizes: python -m tests.commands.
+
+The blocks of commands run as they stand, with `python`, `pip` and `make` of this module's own first on the PATH:
+`python` adds to a study the options that make it small, `pip` installs the package itself and takes what it needs from
+the environment that runs this, and `make`, which would install everything once more, only says what it would do.
+"""
+
+import os
+import re
+import subprocess
+import sys
+import venv
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from torchvision.utils import save_image
+
+ROOT = Path(__file__).resolve().parents[1]
+IMAGES = "--activations tanh --epochs 1 --seeds 1 --batch-size 8"
+TEXT = "--preset tiny --steps 2 --seeds 1"
+TUNED = "--methods none --optimizers sgd --activations tanh --epochs 1 --seeds 1 --search-epochs 1"
+CHARACTERS = f"--methods adamw --norms none {TEXT}"
+#: Study → options, behind those that a page gives it. A measurement that has none for its size says what it can do.
+SMOKE = {
+    **dict.fromkeys(["digits", "compare", "cifar10"], f"--methods none {IMAGES}"),
+    **dict.fromkeys(["cnn-pool", "cnn", "uc-sweep", "batch-size"], f"--methods none --lr 0.1 {IMAGES}"),
+    "uc-rescaled": f"--methods none --lr 0.1 --rescaled 0.5 {IMAGES}",
+    "table1": "--methods none --activations tanh --batch-size 8 --preset smoke",
+    "cifar10-tuned": TUNED,
+    "digits-tuned": f"{TUNED} --trials 1",
+    "cifar10-trials": "--seeds 1 --trials 1",
+    "cifar10-long": "--seeds 1",
+    **dict.fromkeys(["char-lm", "char-lm-2000", "char-lm-equal-time", "char-lm-wrappers"], CHARACTERS),
+    "norm-free": f"--groups 1 {TEXT}",
+    "normalisers-plane": "",
+    "isometry-training": "--data digits --activations tanh --steps 2 --width 8",
+    **dict.fromkeys(["divergence", "attention", "isometry-depth", "speed"], "--help"),
+}
+PYTHON = r"""#!/usr/bin/env bash
+case "$2 $3" in
+    {cases}
+    "benchmarks report" | "benchmarks --help" | "adiv_optim "* | "examples.char_lm "*) more="" ;;
+    *) echo "no smoke options for: python $*" >&2; exit 1 ;;
+esac
+# What is committed stays, for `report` to fill the pages from.
+[ -z "$more" ] || set -- "${{@/benchmarks\/results/smoke}}"
+TIMEFORMAT="+ python $* $more: %0R s, %0U s of them busy"
+time {python} "$@" $more
+"""
+PIP = """#!/usr/bin/env bash
+exec {python} -m pip "$1" {options} --no-deps --no-build-isolation --no-index --quiet "${{@:2}}"
+"""
+MAKE = """#!/usr/bin/env bash
+exec {make} --dry-run "$@" > /dev/null
+"""
+
+
+def blocks(page: Path) -> list[str]:
+    """The blocks of commands on a page."""
+    return re.findall(r"^```sh\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
+
+
+def tools(folder: Path, *, editable: bool) -> str:
+    """Make an environment that sees the packages of this one, and the commands; return the PATH that has them first."""
+    venv.create(folder / "environment", symlinks=True)
+    python = folder / "environment" / "bin" / "python"
+    (site,) = (folder / "environment").glob("lib/python*/site-packages")
+    # A .pth file's folder is searched after the environment's own, and .pth files in it are not read.
+    (site / "outside.pth").write_text(str(Path(torch.__file__).parents[1]))
+    cases = "\n    ".join(f'"benchmarks {name}") more="--threads 1 {options}" ;;' for name, options in SMOKE.items())
+    make = subprocess.run(["which", "make"], capture_output=True, text=True, check=True).stdout.strip()
+    (folder / "bin").mkdir()
+    for name, text in {
+        "python": PYTHON.format(python=python, cases=cases),
+        "pip": PIP.format(python=python, options="--editable" if editable else ""),
+        "make": MAKE.format(make=make),
+    }.items():
+        (folder / "bin" / name).write_text(text)
+        (folder / "bin" / name).chmod(0o755)
+    return os.pathsep.join([str(folder / "bin"), os.environ["PATH"]])
+
+
+def data(clone: Path) -> None:
+    """Put where the pages have their data sets something small in their shape."""
+    generator = torch.Generator().manual_seed(0)
+    for part, label in ((part, label) for part in ("train", "test") for label in "ab"):
+        folder = clone / "PATH" / "cifar10-jpeg" / part / label
+        folder.mkdir(parents=True)
+        for number in range(20):
+            save_image(torch.rand(3, 32, 32, generator=generator), folder / f"{number}.png")
+    (clone / "tinyshakespeare.txt").write_text("the quick brown fox jumps over the lazy dog; " * 40)
+
+
+def run(block: str, clone: Path, environment: dict[str, str]) -> None:
+    """Run a block of commands, saying how long each took; if one fails, raise an error with what it said."""
+    command = ["bash", "-c", f"set -euo pipefail\n{block}"]
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    with subprocess.Popen(command, cwd=clone, env=environment, **pipes) as process:
+        said = []
+        for line in process.stdout:
+            said.append(line)
+            if line.startswith("+ "):
+                print(line, end="", flush=True)
+    if process.returncode:
+        raise RuntimeError("".join(said[-60:]))
+
+
+def check(*, editable: bool) -> None:
+    """Clone, install and run; raises where a command fails or leaves something undone."""
+    with TemporaryDirectory() as name:
+        folder, clone = Path(name), Path(name) / "clone"
+        subprocess.run(["git", "clone", "--quiet", ROOT, clone], check=True)
+        environment = {**os.environ, "PATH": tools(folder, editable=editable), "OMP_NUM_THREADS": "1"}
+        environment.pop("PYTHONPATH", None)
+        data(clone)
+        pages = [clone / "README.md", clone / "benchmarks" / "README.md"]
+        # What is installed twice makes a difference to imports, and none to studies.
+        commands = [block for page in pages for block in blocks(page)][: -1 if editable else None]
+        for block in commands:
+            run(block, clone, environment)
+        if editable:
+            # Type checkers read paths in .pth files, and no import hooks.
+            assert any(str(clone) in path.read_text().splitlines() for path in folder.glob("environment/**/*.pth"))
+        else:
+            changed = subprocess.run(["git", "status", "--short", "*.md"], cwd=clone, capture_output=True, text=True)
+            assert not changed.stdout, f"report changes {changed.stdout}; run it and commit what it writes."
+            missing = [study for study, options in SMOKE.items() if options != "--help"
+                       if not (clone / "smoke" / f"{study}.jsonl").exists()]  # fmt: skip
+            assert set(missing) <= {"compare"}, missing  # has a name of its own there
+
+
+def main() -> int:
+    """Check both ways to install, side by side."""
+    with ThreadPoolExecutor() as pool:
+        for done in [pool.submit(check, editable=editable) for editable in (False, True)]:
+            done.result()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
