@@ -149,15 +149,17 @@ class ScaleChart(InputChart[InputPower, Scales]):
 
     def measure(self, layer: InputPower) -> Scales:
         """Return s = max(floor, r) of every group."""
-        return [max(self.floor, rms) for rms in host.read(layer.rms())]
+        return self._measured([layer])[0]
 
     def measure_each(self, layers: Sequence[InputPower]) -> Iterator[Scales]:
         """Yield s of every layer, with one wait for the device for all of them."""
         for layer in layers:
             layer.absorb(self.decay)
+        yield from self._measured(layers)
+
+    def _measured(self, layers: Sequence[InputPower]) -> list[Scales]:
         found = iter(host.read(*(layer.rms() for layer in layers)))
-        for layer in layers:
-            yield [max(self.floor, rms) for rms in islice(found, layer.groups)]
+        return [[max(self.floor, rms) for rms in islice(found, layer.groups)] for layer in layers]
 
     def maps(self) -> Iterable[Map]:
         """Return the maps of this step, forgetting those of one that failed."""
