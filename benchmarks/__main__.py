@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from . import reproduce
 from .core.store import Store
 from .core.study import insert, show
 from .studies import DIGESTS, STUDIES
@@ -18,14 +19,13 @@ def main(arguments: list[str] | None = None) -> int:
     if options.threads:
         torch.set_num_threads(options.threads)
     try:
-        _run(options)
+        return _run(options)
     except (ValueError, FileNotFoundError) as error:
         print(f"benchmarks: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("interrupted; finished runs are kept, the same command resumes.", file=sys.stderr)
         return 130
-    return 0
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -38,23 +38,27 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("--download", action="store_true", help="let torchvision fetch the data set")
     reporting = commands.add_parser("report", help="tables and figures from result files")
     reporting.add_argument("--pages", nargs="+", type=Path, default=[], help="also fill these pages' results sections")
+    reproduce.arguments(commands.add_parser("reproduce", help="make files of results from nothing, by their names"))
     for command in commands.choices.values():
         command.add_argument("--out", type=Path, default=Path("runs"), help="folder of the result files")
         command.add_argument("--threads", type=int, default=None, help="CPU threads; torch's choice by default")
     return parser
 
 
-def _run(options: argparse.Namespace) -> None:
+def _run(options: argparse.Namespace) -> int:
     if options.study == "report":
         sections = show(sorted(options.out.glob("*.jsonl"), key=lambda path: path.stem), STUDIES, DIGESTS)
         filled = {page: insert(page, sections) for page in options.pages}  # all of them, or none
         for page, text in filled.items():
             page.write_text(text)
-        return
+        return 0
+    if options.study == "reproduce":
+        return reproduce.run(options, main, Path(__file__).parent / "results")
     path = options.out / f"{options.name}.jsonl"
     STUDIES[options.study].run(options, Store(path, options.study))
     if int(os.environ.get("RANK", 0)) == 0 and Store(path).read():
         show([path], STUDIES)
+    return 0
 
 
 if __name__ == "__main__":

@@ -3,12 +3,12 @@
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
-from itertools import count
+from itertools import count, islice
 from typing import Any
 
 import torch
@@ -287,6 +287,20 @@ def _results(runs: list[TextRun], text: Text, tick: Tick) -> list[dict[str, Any]
     return [{"size": asdict(run.size), **about, **asdict(train(run, text, tick=tick))} for run in runs]
 
 
+def _pace(run: TextRun) -> tuple[Hashable, Callable[[Text], float]]:
+    """Seconds of a step, evaluation left out."""
+
+    def seconds(text: Text) -> float:
+        trainer, windows = Trainer(run, text), list(islice(batches(replace(run, steps=8), text.train), 8))
+        for number, each in enumerate(windows, start=1):
+            if number == 4:
+                start = time.perf_counter()
+            trainer.step(number, each)
+        return (time.perf_counter() - start) / 5
+
+    return (run.method, run.norm, run.preset), seconds
+
+
 #: How runs of the language model are made.
 LANGUAGE = Kind(
     load=lambda run, download: load(run.data).to(run.device),
@@ -294,6 +308,7 @@ LANGUAGE = Kind(
     family=lambda run: run,
     train=_results,
     score=final_validation_loss,
+    pace=_pace,
 )
 
 

@@ -12,7 +12,7 @@ import torch
 from ..core.run import Run, fingerprint
 from ..data import DATA
 from ..methods import METHODS, Method
-from .networks import ACTIVATIONS, CONVOLUTIONAL, cnn, mlp
+from .networks import ACTIVATIONS, NETWORKS
 
 BACKENDS = ("ensemble", "loop", "jacobian")
 SCHEDULES = ("constant", "cosine")
@@ -43,12 +43,14 @@ class ImageRun(Run):
     #: Start every seed from the first one's network with its hidden units rescaled at random, by e^s with s normal of
     #: this deviation, and let all see the same batches: they differ in nothing else.
     rescaled: float | None = None
-    network: str | None = None  # a key of `CONVOLUTIONAL`; None is fully connected
+    network: str | None = None  # a key of `NETWORKS`; None is fully connected
+    gain: float | None = None  # what all parameters are multiplied by before training
 
     kind = "images"
 
     def __post_init__(self) -> None:
-        self.check(("batch_size", "lr", "epochs"), schedule=SCHEDULES, backend=BACKENDS, network=(None, *CONVOLUTIONAL))
+        positive = ("batch_size", "lr", "epochs", *["gain"] * (self.gain is not None))
+        self.check(positive, schedule=SCHEDULES, backend=BACKENDS, network=NETWORKS)
         self.check((), activation=ACTIVATIONS, optimizer=OPTIMIZERS)
         if not self.seeds:
             raise ValueError("seeds is empty; a run needs at least one.")
@@ -66,10 +68,8 @@ class ImageRun(Run):
 def _computes(method: Method, network: str | None) -> str:
     # More rows and columns than a whitening of rank 16 tells apart.
     inputs = torch.arange(24 * 64, dtype=torch.float64).square().sin().view(24, 64)
-    if network is None:
-        model = mlp(method, (64, 20, 3), "leaky-relu")
-    else:
-        model = cnn(method, 64, (3, 3), 3, "leaky-relu", pool=CONVOLUTIONAL[network])
+    hidden = {None: (20,), "residual": (20, 20)}.get(network, (3, 3))
+    model = NETWORKS[network](method, (64, *hidden, 3), "leaky-relu")
     return fingerprint(method, model, inputs, torch.arange(24) % 3)
 
 
@@ -80,9 +80,11 @@ Grid = Mapping[str, Any]
 def expand(grids: Sequence[Grid], given: Grid) -> list[ImageRun]:
     """Every run of some grids, with what is given in place of their own settings."""
     known = {field.name for field in fields(ImageRun)}
-    order, runs = ("rescaled", "lr", "batch_size", "activation", "optimizer", "method"), []
+    order, runs = ("gain", "rescaled", "lr", "batch_size", "hidden", "activation", "optimizer", "method"), []
     for grid in grids:
         settings = {**grid, **{name: value for name, value in given.items() if name in known}}
+        if "hidden" in given:
+            settings["hidden"] = tuple(given["hidden"])  # one network, where a grid's list has several
         several = {name: value for name in order if isinstance(value := settings.get(name), list)}
         for values in product(*several.values()):
             own = {**settings, **dict(zip(several, values, strict=True))}
@@ -108,9 +110,13 @@ def add_arguments(parser: argparse.ArgumentParser, *names: str) -> None:
         "lr": {**several, "type": float, "metavar": "RATE"},
         "schedule": {"help": ", ".join(SCHEDULES)},
         "hidden": {**several, "type": int, "metavar": "WIDTH"},
-        "network": {"type": lambda name: None if name == "mlp" else name, "help": ", ".join(("mlp", *CONVOLUTIONAL))},
+        "network": {
+            "type": lambda name: None if name == "mlp" else name,
+            "help": ", ".join(name or "mlp" for name in NETWORKS),
+        },
         "validation": {"action": "store_true", "help": "measure accuracy on a tenth of the training set"},
         "rescaled": {**several, "type": float, "metavar": "SIGMA", "help": "rescale hidden units at random"},
+        "gain": {**several, "type": float, "metavar": "FACTOR", "help": "multiply all parameters before training"},
         **{name: {"type": float} for name in ("weight_decay", "damping")},
         "backend": {"help": f"{', '.join(BACKENDS)}; what fits the method by default"},
         "device": {"default": "cuda" if torch.cuda.is_available() else "cpu"},

@@ -6,7 +6,7 @@ from ..core.study import Digest, Study
 from . import overview
 
 _FILES = (
-    "comparison", "table1", "tuned", "units", "rates", "char_lm", "norm_free", "divergence", "attention",
+    "comparison", "table1", "papers", "tuned", "units", "char_lm", "norm_free", "divergence", "attention",
     "isometry_depth", "isometry_training", "plane",
 )  # fmt: skip
 _MODULES = [import_module(f"{__name__}.{name}") for name in _FILES] + [import_module("benchmarks.speed.suites")]
