@@ -46,6 +46,8 @@ RECIPES: dict[str, Recipe] = {
     "digits-tuned": Recipe(0.1, ""),
     "rates": Recipe(0.2, ""),
     "divergence": Recipe(0.1, ""),
+    "digits-mechanism": Recipe(0.05, "", ["mechanism --tuned {out}/digits-tuned.jsonl"]),
+    "mechanism": Recipe(2.0, commands=["mechanism --tuned {out}/cifar10-trials.jsonl"]),
     "attention": Recipe(0.5, ""),
     "isometry-depth": Recipe(0.02, ""),
     "normalisers-plane": Recipe(0.01, ""),
@@ -92,4 +94,4 @@ def commands(name: str, options: argparse.Namespace) -> list[list[str]]:
     data = {"images": options.data, "text": options.text}.get(recipe.data)
     common = ["--name", name, "--out", str(options.out), *(["--data", data] if data else [])]
     common += ["--threads", str(options.threads)] if options.threads else []
-    return [[*command.split(), *common] for command in recipe.commands or [name]]
+    return [[*command.format(out=options.out).split(), *common] for command in recipe.commands or [name]]

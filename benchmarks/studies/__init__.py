@@ -7,7 +7,7 @@ from . import overview
 
 _FILES = (
     "comparison", "table1", "papers", "tuned", "units", "char_lm", "norm_free", "divergence", "attention",
-    "isometry_depth", "isometry_training", "plane",
+    "mechanism", "isometry_depth", "isometry_training", "plane",
 )  # fmt: skip
 _MODULES = [import_module(f"{__name__}.{name}") for name in _FILES] + [import_module("benchmarks.speed.suites")]
 #: Command and name of the file of results → study.
