@@ -16,10 +16,11 @@ from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 
 from examples import gpt
-from examples.gpt import GPT, NORMS, PRESETS, Preset, Text, all_windows, load, next_character_loss, rate_factor
+from examples.gpt import GPT, NORMS, PRESETS, Preset, Text, all_windows, next_character_loss, rate_factor
 
 from .core.progress import Kind, Tick
 from .core.run import Run, fingerprint
+from .data import load_text
 from .methods import METHODS, Method
 from .speed.timing import interleaved, ratio
 
@@ -303,7 +304,7 @@ def _pace(run: TextRun) -> tuple[Hashable, Callable[[Text], float]]:
 
 #: How runs of the language model are made.
 LANGUAGE = Kind(
-    load=lambda run, download: load(run.data).to(run.device),
+    load=lambda run, download: load_text(run.data, download).to(run.device),
     steps=lambda run, text: run.steps,
     family=lambda run: run,
     train=_results,
@@ -317,7 +318,7 @@ def step_times(methods: Sequence[str], like: TextRun, rounds: int = 21) -> dict[
 
     All have the data, size and device of `like`; no rate and no damping costs more than another.
     """
-    text, steps = load(like.data).to(like.device), 10
+    text, steps = load_text(like.data).to(like.device), 10
 
     def job(run: TextRun) -> Callable[[], None]:
         trainer, windows, numbers = Trainer(run, text), batches(run, text.train), count(1)

@@ -77,7 +77,7 @@ def _steps_per_epoch(run: ImageRun, data: Dataset) -> int:
 def _results(runs: list[ImageRun], data: Dataset, tick: Tick) -> list[dict[str, Any]]:
     histories = [train(runs[0], data, tick=tick)] if len(runs) == 1 else train_trials(runs, data, tick=tick)
     steps = _steps_per_epoch(runs[0], data)
-    about = {"features": data.features, "classes": data.classes, "steps_per_epoch": steps}
+    about = {"features": data.features, "classes": data.classes, "data_hash": data.hash, "steps_per_epoch": steps}
     kept = ("train_loss", "test_accuracy", "seconds")
     return [about | {name: getattr(history, name) for name in kept} for history in histories]
 
