@@ -56,9 +56,8 @@ def follow(run: ImageRun, data: Dataset) -> Result:
             trainer.step(index)
             taken += 1
     columns = {name: [point[name] for point in found] for name in QUANTITIES}
-    return {"settings": run.settings(), "features": data.features, "classes": data.classes} | {
-        "steps": points, **columns, "accuracy": trainer.accuracy()
-    }  # fmt: skip
+    about = {"computes": run.computes(), "features": data.features, "classes": data.classes}
+    return {"settings": run.settings(), **about, "steps": points, **columns, "accuracy": trainer.accuracy()}
 
 
 def _measured(trainer: Loops, batches: Sequence[tuple[Tensor, Tensor]]) -> dict[str, float | None]:
@@ -90,8 +89,7 @@ def _run(options: argparse.Namespace, store: Store) -> None:
         runs.append(
             ImageRun(**{**settings, "data": options.data, "backend": "loop", "seeds": tuple(range(options.seeds))})
         )
-    named = {f"{run.method}, {run.activation}, {run.optimizer}, {run.epochs} epochs, {run.key()}": run for run in runs}
-    measure(store, {name: partial(made, run) for name, run in named.items()})
+    measure(store, {run.key(): partial(made, run) for run in runs})
 
 
 def means(result: Result) -> dict[str, float]:

@@ -111,7 +111,7 @@ def test_batch_size_table_has_the_slope_of_the_line(tmp_path):
     runs = [
         result(method, batch_size=size, accuracies=[[0.0, 0.0], [50 + slope * size] * 2])
         for size in (8, 16, 32)
-        for method, slope in (("none", -0.5), ("affine-like", 0.0))
+        for method, slope in (("none", -0.5), ("affine-like", 0.25))
     ]
     section = reported(tmp_path, "batch-size", runs)["name"]
     assert (
@@ -119,7 +119,7 @@ def test_batch_size_table_has_the_slope_of_the_line(tmp_path):
         in section
     )
     assert (
-        "| tanh | affine-like | 50.00 ± 0.00 | 50.00 ± 0.00 | 50.00 ± 0.00 | 50.00 ± 0.00 | +0.00 ± 0.00 |" in section
+        "| tanh | affine-like | 52.00 ± 0.00 | 54.00 ± 0.00 | 58.00 ± 0.00 | 54.67 ± 0.00 | +25.00 ± 0.00 |" in section
     )
     assert is_drawn(tmp_path / "name.png")
 
@@ -193,9 +193,9 @@ def test_runtimes_sum_epochs_and_read_the_last_of_a_running_clock(tmp_path):
     for key, seconds in (("a", [1800.0, 1800.0]), ("b", [3600.0, 7200.0])):
         store.add(key, {**result(lr=0.1 if key == "a" else 0.2), "seconds": seconds})
     store.add("c", {**result(lr=0.3), "part": "search", "score": 1.0})
-    assert "| `name` | 2 | 1 | 4 |" in report([store.path], STUDIES, DIGESTS)["runtimes"]
+    assert "| `name` | digits | 2 | 1 | 4 |" in report([store.path], STUDIES, DIGESTS)["runtimes"]
     store.add("d", {**result(lr=0.4), "seconds": [3600.0, 7200.0], "validation_loss": [1.0, 1.0]})
-    assert "| `name` | 3 | 1 | 6 |" in DIGESTS["runtimes"].section({"name": store}, "runtimes", tmp_path)
+    assert "| `name` | digits | 3 | 1 | 6 |" in DIGESTS["runtimes"].section({"name": store}, "runtimes", tmp_path)
 
 
 @pytest.fixture(scope="module")
