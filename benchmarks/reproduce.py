@@ -42,6 +42,8 @@ RECIPES: dict[str, Recipe] = {
     "char-lm-equal-time": Recipe(0.3, "text", ["char-lm-equal-time", "char-lm-equal-time --time"]),
     "char-lm-wrappers": Recipe(1.6, "text"),
     "norm-free": Recipe(2.0, "text"),
+    "norm-free-2000": Recipe(3.0, "text"),
+    "norm-free-deep": Recipe(4.0, "text"),
     "digits": Recipe(0.02, ""),
     "digits-tuned": Recipe(0.1, ""),
     "rates": Recipe(0.2, ""),

@@ -3,7 +3,7 @@
 from importlib import import_module
 
 from ..core.study import Digest, Study
-from . import overview
+from . import overview, verdicts
 
 _FILES = (
     "comparison", "table1", "papers", "tuned", "units", "char_lm", "norm_free", "divergence", "attention",
@@ -13,4 +13,4 @@ _MODULES = [import_module(f"{__name__}.{name}") for name in _FILES] + [import_mo
 #: Command and name of the file of results → study.
 STUDIES: dict[str, Study] = {name: study for module in _MODULES for name, study in module.STUDIES.items()}
 #: Name of a section → how it is made from several files of results.
-DIGESTS: dict[str, Digest] = overview.DIGESTS
+DIGESTS: dict[str, Digest] = overview.DIGESTS | verdicts.DIGESTS

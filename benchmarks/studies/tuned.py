@@ -202,7 +202,7 @@ _RATES_HELP = "every method at the best of one grid of rates"
 _TRIALS_HELP = "the best methods, with rate, weight decay and damping by trials"
 STUDIES = {
     "cifar10-tuned": _study(_RATES_HELP, _run_rates, _report_rates, *_CHOICE, search_epochs=3),
-    "cifar10-trials": _study(_TRIALS_HELP, _run_trials, _report_trials, trials=8),
+    "cifar10-trials": _study(_TRIALS_HELP, _run_trials, _report_trials, "hidden", trials=8),
     "cifar10-long": _study("the same for forty epochs", _run_long, _report_trials),
     "rates": grid_study("rates that train SGD with and without BatchIdeal; minutes", [_DEFAULTS], sweep("rate")),
     "digits-tuned": _study("all that on digits", _run_rates, _report_trials, *_CHOICE, search_epochs=10, trials=8),

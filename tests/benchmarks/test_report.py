@@ -214,7 +214,8 @@ def _fresh(tmp_path_factory):
     yield report(paths, STUDIES, DIGESTS), {path.stem: Store(path) for path in paths}
 
 
-PAGES = [ROOT / "README.md", ROOT / "benchmarks" / "README.md", *sorted((ROOT / "docs" / "results").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "benchmarks" / "README.md", ROOT / "docs" / "verdicts.md"]
+PAGES += sorted((ROOT / "docs" / "results").glob("*.md"))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROOT)) for page in PAGES])
