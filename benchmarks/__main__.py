@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from . import reproduce
 from .core.log import summary_writer
 from .core.run import check_device
 from .core.store import Store
@@ -22,14 +23,13 @@ def main(arguments: list[str] | None = None) -> int:
         torch.set_num_threads(options.threads)
     try:
         with added(options.method_file):
-            _run(options)
+            return _run(options)
     except (ValueError, FileNotFoundError) as error:
         print(f"benchmarks: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("interrupted; finished runs are kept, the same command resumes.", file=sys.stderr)
         return 130
-    return 0
 
 
 class _Help(argparse.HelpFormatter):
@@ -53,6 +53,7 @@ def _parser() -> argparse.ArgumentParser:
     what = "tables and figures from result files"
     reporting = commands.add_parser("report", help=what, description=what, formatter_class=_Help)
     reporting.add_argument("--pages", nargs="+", type=Path, default=[], help="also fill these pages' results sections")
+    reproduce.arguments(commands.add_parser("reproduce", help="make files of results from nothing, by their names"))
     for command in commands.choices.values():
         command.add_argument("--out", type=Path, default=Path("runs"), help="folder of the result files")
         command.set_defaults(command=main)
@@ -61,13 +62,15 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _run(options: argparse.Namespace) -> None:
+def _run(options: argparse.Namespace) -> int:
     if options.study == "report":
         sections = show(sorted(options.out.glob("*.jsonl"), key=lambda path: path.stem), STUDIES, DIGESTS)
         filled = {page: insert(page, sections) for page in options.pages}  # all of them, or none
         for page, text in filled.items():
             page.write_text(text)
-        return
+        return 0
+    if options.study == "reproduce":
+        return reproduce.run(options, main, Path(__file__).parent / "results")
     if "device" in options:
         check_device(options.device)
     path = options.out / f"{options.name}.jsonl"
@@ -78,6 +81,7 @@ def _run(options: argparse.Namespace) -> None:
     if int(os.environ.get("RANK", 0)) == 0 and Store(path).read():
         show([path], STUDIES)
         print(f"results: {path}; python -m benchmarks report --out {options.out} shows all that are there.")
+    return 0
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
-"""Data sets as rows on one device: decoded once, cached as uint8, shuffled by index."""
+"""Data sets as rows on one device: decoded once, cached as uint8, shuffled by index; and texts. All have hashes."""
 
 import hashlib
 import os
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -9,6 +10,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
+
+from examples import gpt
 
 #: Where decoded data sets are kept between runs.
 CACHE = Path(".cache")
@@ -21,6 +24,7 @@ class Dataset(NamedTuple):
     train_labels: Tensor  # (n,), int64
     test_inputs: Tensor
     test_labels: Tensor
+    hash: str = ""  # of all that as it was loaded; see `load`
 
     @property
     def features(self) -> int:
@@ -44,6 +48,7 @@ class Dataset(NamedTuple):
             self.train_labels.to(device),
             pixels(self.test_inputs),
             self.test_labels.to(device),
+            self.hash,
         )
 
 
@@ -60,7 +65,7 @@ def digits(argument: str, download: bool) -> Dataset:
 
 
 def cifar10(argument: str, download: bool) -> Dataset:
-    """CIFAR-10 by torchvision, from ./data; downloaded only if asked."""
+    """CIFAR-10 by torchvision, from ./data, its archive checked by its MD5; downloaded only if asked."""
     from torchvision.datasets import CIFAR10
 
     try:
@@ -139,8 +144,41 @@ DATA: dict[str, Callable[[str, bool], Dataset]] = {each.__name__: each for each 
 
 
 def load(name: str, download: bool = False) -> Dataset:
-    """Load a data set by its --data argument, such as 'digits' or 'imagefolder:PATH'."""
+    """Load a data set by its --data argument, such as 'digits' or 'imagefolder:PATH'.
+
+    Its hash is of pixels and labels, in order: it says which data a result was made of, wherever they lay.
+    """
     kind, _, argument = name.partition(":")
     if kind not in DATA:
         raise ValueError(f"unknown data set {name!r}; known are {', '.join(DATA)} (imagefolder as imagefolder:PATH).")
-    return DATA[kind](argument, download)
+    data = DATA[kind](argument, download)
+    found = hashlib.sha256()
+    for part in data[:4]:
+        found.update(part.contiguous().numpy().tobytes())
+    return data._replace(hash=found.hexdigest()[:16])
+
+
+#: Where tinyshakespeare is to be had, by the name of its file, and the SHA-256 of that.
+TEXTS = {
+    "tinyshakespeare.txt": (
+        "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt",
+        "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed",
+    )
+}
+
+
+def load_text(name: str, download: bool = False) -> gpt.Text:
+    """Load a text by its --data argument; one of `TEXTS` is checked by its hash, and downloaded only if asked."""
+    path = Path(name)
+    if path.name not in TEXTS:
+        return gpt.load(name)
+    url, wanted = TEXTS[path.name]
+    if not path.exists():
+        if not download:
+            raise FileNotFoundError(f"--data {name} is not there; add --download to fetch it from {url}.")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        urllib.request.urlretrieve(url, path)
+    found = hashlib.sha256(path.read_bytes()).hexdigest()
+    if found != wanted:
+        raise ValueError(f"{name} has the SHA-256 {found}, not {wanted}; delete it and fetch it from {url}.")
+    return gpt.load(name)

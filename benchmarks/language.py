@@ -3,12 +3,12 @@
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
-from itertools import count
+from itertools import count, islice
 from typing import Any
 
 import torch
@@ -16,11 +16,12 @@ from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 
 from examples import gpt
-from examples.gpt import GPT, NORMS, PRESETS, Preset, Text, all_windows, load, next_character_loss, rate_factor
+from examples.gpt import GPT, NORMS, PRESETS, Preset, Text, all_windows, next_character_loss, rate_factor
 
 from .core.log import Note, silent
 from .core.progress import Kind, Tick
 from .core.run import Run, fingerprint
+from .data import load_text
 from .methods import METHODS, Method
 from .speed.timing import interleaved, ratio
 
@@ -301,13 +302,28 @@ def _results(runs: list[TextRun], text: Text, tick: Tick, note: Note) -> list[di
     return [{"size": asdict(run.size), **about, **asdict(train(run, text, tick=tick, note=note))} for run in runs]
 
 
+def _pace(run: TextRun) -> tuple[Hashable, Callable[[Text], float]]:
+    """Seconds of a step, evaluation left out."""
+
+    def seconds(text: Text) -> float:
+        trainer, windows = Trainer(run, text), list(islice(batches(replace(run, steps=8), text.train), 8))
+        for number, each in enumerate(windows, start=1):
+            if number == 4:
+                start = time.perf_counter()
+            trainer.step(number, each)
+        return (time.perf_counter() - start) / 5
+
+    return (run.method, run.norm, run.preset), seconds
+
+
 #: How runs of the language model are made.
 LANGUAGE = Kind(
-    load=lambda run, download: load(run.data).to(run.device),
+    load=lambda run, download: load_text(run.data, download).to(run.device),
     steps=lambda run, text: run.steps,
     family=lambda run: run,
     train=_results,
     score=final_validation_loss,
+    pace=_pace,
 )
 
 
@@ -316,7 +332,7 @@ def step_times(methods: Sequence[str], like: TextRun, rounds: int = 21) -> dict[
 
     All have the data, size and device of `like`; no rate and no damping costs more than another.
     """
-    text, steps = load(like.data).to(like.device), 10
+    text, steps = load_text(like.data).to(like.device), 10
 
     def job(run: TextRun) -> Callable[[], None]:
         trainer, windows, numbers = Trainer(run, text), batches(run, text.train), count(1)

@@ -23,7 +23,7 @@ from adiv_optim import (
     Whitened,
 )
 from adiv_optim.gauge import Gauge, LayerGauge, NetworkGauge
-from adiv_optim.layers import AffineLikeLinear, L2Norm, NormLikeLinear, PatchNormConv2d
+from adiv_optim.layers import AffineLikeLinear, DyISRU, DyT, L2Norm, NormLikeLinear, PatchNormConv2d
 
 
 @dataclass(frozen=True)
@@ -92,6 +92,16 @@ _BATCH_IDEAL = BatchIdeal(damping=0.3, per_sample=False)
 _WHITE, _WHITE_16 = partial(Whitened, damping=1.0), partial(Whitened, damping=1.0, rank=16)
 _SCALED, _HELD = partial(InputScaled), partial(InputScaled, hold=True)
 _SOLVED = partial(Preconditioned, damping=1.0)
+#: Shares of weights and bias in the general forms, Eqs. 35 and 37: only β/α of the one and β of the other matter.
+_FORMS: list[tuple[str, Any, tuple[float, ...], tuple[str, ...]]] = [
+    ("affine-like", AffineLikeLinear, (0.25, 0.5, 2.0, 4.0), ("#bdc9e1", "#74a9cf", "#2b8cbe", "#045a8d")),
+    ("norm-like", NormLikeLinear, (0.1, 0.5, 0.9), ("#fdbe85", "#fd8d3c", "#d94701")),
+]
+_PROPORTIONS = [
+    (f"{name}-{beta:g}", f"{name}, β = {beta:g}", color, partial(layer, beta=beta))
+    for name, layer, betas, colors in _FORMS
+    for beta, color in zip(betas, colors, strict=True)
+]
 
 METHODS: dict[str, Method] = {
     "none": Method("none", "tab:blue"),
@@ -111,6 +121,11 @@ METHODS: dict[str, Method] = {
     "uc-layer": Method("unit-consistent, layer gauge", "teal", gauge=LayerGauge()),
     "whitened": Method("whitened", "tan", by_inputs=_WHITE),
     "whitened-16": Method("whitened, rank 16", "magenta", by_inputs=_WHITE_16),
+    "input-scaled": Method("input-scaled", "#c5b0d5", by_inputs=_SCALED),
+    "dyt": Method("DyT", "#7f7f7f", normalizer=lambda shape: DyT(shape)),
+    "dyt-sqrt-d": Method("DyT, explicit √d", "#9467bd", normalizer=lambda shape: DyT(shape, sqrt_d=True)),
+    "dyisru": Method("DyISRU", "#17becf", normalizer=lambda shape: DyISRU(shape)),
+    **{name: Method(label, color, linear=layer) for name, label, color, layer in _PROPORTIONS},
     # In a language model, each behind an optimizer of its own; a run brings the damping.
     "adamw": Method("AdamW", "tab:blue", optimizer="adamw"),
     "muon": Method("Muon", "tab:orange", optimizer="muon"),
@@ -137,11 +152,9 @@ METHODS: dict[str, Method] = {
     "unit-consistent-adamw": Method("unit-consistent AdamW", "navy", gauge=NetworkGauge(), optimizer="adamw"),
 }
 
-#: What a comparison on images leaves out unless asked for. Gauges: tanh leaves them nothing to rescale, and the layer
-#: gauge wants other learning rates. Whitening: its networks train one after the other. Norms of patches: only in
-#: convolutional networks do they differ from norms of layers.
-_ON_REQUEST = {"batch-ideal-default", "l2-patch", "l2-patch-half", "uc-network", "uc-layer", "whitened", "whitened-16"}
-DEFAULT = [name for name, method in METHODS.items() if method.applies == "images" and name not in _ON_REQUEST]
+#: What a comparison on images has unless others are asked for: the paper's seven methods, and our corrections.
+PAPERS_OWN = ["none", "batchnorm", "layernorm", "rmsnorm", "l2norm", "l2norm-half", "affine-like"]
+DEFAULT = [*PAPERS_OWN, "proportional", "disproportional", "batch-ideal"]
 
 
 @contextmanager

@@ -32,27 +32,37 @@ class Kind(NamedTuple):
     #: (runs of one family, data, tick, note) → results
     train: Callable[[list[Any], Any, Tick, Note], Sequence[dict[str, Any]]]
     score: Callable[[dict[str, Any]], float | None]  # result → what choosing settings reads; None if it broke down
+    pace: Callable[[Any], tuple[Hashable, Callable[[Any], float]]]  # run → what runs as long; data → seconds of a step
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Give a parser the options of every study that trains by `run_all`."""
+    parser.add_argument("--download", action="store_true", help="fetch CIFAR-10 or tinyshakespeare into ./data")
     parser.add_argument(
         "--log", choices=["tensorboard"], help="also write losses while they train, to OUT/NAME.tensorboard"
     )
 
 
-def run_all(runs: Sequence[R], kind: Kind, store: Store, *, part: str | None = None, download: bool = False) -> None:
-    """Run what the store lacks, under torchrun this rank's share of it; of runs that choose settings keep the score."""
+def run_all(
+    runs: Sequence[R], kind: Kind, store: Store, *,
+    part: str | None = None, download: bool = False, only_estimate: bool = False,
+) -> None:  # fmt: skip
+    """Run what the store lacks, under torchrun this rank's share of it; of runs that choose settings keep the score.
+
+    It begins by saying how long that will take, and goes no further if it is to estimate only.
+    """
     rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     mine = runs[rank::world]
     waiting = [run for run in mine if not store.has(run.key(part), run.computes())]
-    if len(waiting) < len(mine):
-        console.print(f"{len(mine) - len(waiting)} of {len(mine)} runs are in {store.path} already")
+    console.print(f"{len(mine) - len(waiting)} of {len(mine)} runs are in {store.path} already")
     if not waiting:
         return
     if waiting[0].device == "cuda" and world > 1:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", rank)))
     data = kind.load(waiting[0], download)
+    console.print(f"the other {len(waiting)} will take about {_hours(waiting, kind, data)} of training here")
+    if only_estimate:
+        return
     families: dict[Hashable, list[R]] = {}
     for run in waiting:
         families.setdefault(kind.family(run), []).append(run)
@@ -72,6 +82,18 @@ def run_all(runs: Sequence[R], kind: Kind, store: Store, *, part: str | None = N
                 store.add(run.key(part), {**about, **kept})
             progress.remove_task(task)
             progress.advance(overall, len(family))
+
+
+def _hours(runs: Sequence[R], kind: Kind, data: Any) -> str:
+    """How long runs will take, by the pace of some steps of every kind of them."""
+    paces: dict[Hashable, float] = {}
+    total = 0.0
+    for run in runs:
+        alike, seconds = kind.pace(run)
+        if alike not in paces:
+            paces[alike] = seconds(data)
+        total += paces[alike] * kind.steps(run, data)
+    return f"{total / 3600:.2g} hours" if total > 3600 else f"{total / 60:.2g} minutes"
 
 
 def measure(store: Store, wanted: dict[str, Callable[[], dict[str, Any]]], *, again: bool = False) -> None:

@@ -15,7 +15,7 @@ from adiv_optim import attach, gauge, jacobian
 
 from ..data import Dataset
 from ..methods import METHODS, Method
-from .networks import CONVOLUTIONAL, cnn, mlp
+from .networks import NETWORKS
 from .run import OPTIMIZERS, ImageRun
 
 
@@ -23,11 +23,11 @@ def build_model(run: ImageRun, data: Dataset, seed: int) -> nn.Sequential:
     """Draw the network of one seed; on the CPU, so that every device starts from the same numbers."""
     torch.manual_seed(seed)
     method = METHODS[run.method]
-    if run.network is None:
-        model = mlp(method, (data.features, *run.hidden, data.classes), run.activation)
-    else:
-        pool = CONVOLUTIONAL[run.network]
-        model = cnn(method, data.features, run.hidden, data.classes, run.activation, pool=pool)
+    model = NETWORKS[run.network](method, (data.features, *run.hidden, data.classes), run.activation)
+    if run.gain is not None:
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(run.gain)
     return model.to(run.device, data.train_inputs.dtype)
 
 

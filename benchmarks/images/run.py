@@ -13,7 +13,7 @@ from ..core.progress import add_arguments as add_progress_arguments
 from ..core.run import DEVICE, Run, fingerprint
 from ..data import DATA
 from ..methods import METHODS, Method
-from .networks import ACTIVATIONS, CONVOLUTIONAL, cnn, mlp
+from .networks import ACTIVATIONS, NETWORKS
 
 BACKENDS = ("ensemble", "loop", "jacobian")
 SCHEDULES = ("constant", "cosine")
@@ -44,12 +44,14 @@ class ImageRun(Run):
     #: Start every seed from the first one's network with its hidden units rescaled at random, by e^s with s normal of
     #: this deviation, and let all see the same batches: they differ in nothing else.
     rescaled: float | None = None
-    network: str | None = None  # a key of `CONVOLUTIONAL`; None is fully connected
+    network: str | None = None  # a key of `NETWORKS`; None is fully connected
+    gain: float | None = None  # what all parameters are multiplied by before training
 
     kind = "images"
 
     def __post_init__(self) -> None:
-        self.check(("batch_size", "lr", "epochs"), schedule=SCHEDULES, backend=BACKENDS, network=(None, *CONVOLUTIONAL))
+        positive = ("batch_size", "lr", "epochs", *["gain"] * (self.gain is not None))
+        self.check(positive, schedule=SCHEDULES, backend=BACKENDS, network=NETWORKS)
         self.check((), activation=ACTIVATIONS, optimizer=OPTIMIZERS)
         if not self.seeds:
             raise ValueError("seeds is empty; a run needs at least one.")
@@ -67,10 +69,8 @@ class ImageRun(Run):
 def _computes(method: Method, network: str | None) -> str:
     # More rows and columns than a whitening of rank 16 tells apart.
     inputs = torch.arange(24 * 64, dtype=torch.float64).square().sin().view(24, 64)
-    if network is None:
-        model = mlp(method, (64, 20, 3), "leaky-relu")
-    else:
-        model = cnn(method, 64, (3, 3), 3, "leaky-relu", pool=CONVOLUTIONAL[network])
+    hidden = {None: (20,), "residual": (20, 20)}.get(network, (3, 3))
+    model = NETWORKS[network](method, (64, *hidden, 3), "leaky-relu")
     return fingerprint(method, model, inputs, torch.arange(24) % 3)
 
 
@@ -81,9 +81,11 @@ Grid = Mapping[str, Any]
 def expand(grids: Sequence[Grid], given: Grid) -> list[ImageRun]:
     """Every run of some grids, with what is given in place of their own settings."""
     known = {field.name for field in fields(ImageRun)}
-    order, runs = ("rescaled", "lr", "batch_size", "activation", "optimizer", "method"), []
+    order, runs = ("gain", "rescaled", "lr", "batch_size", "hidden", "activation", "optimizer", "method"), []
     for grid in grids:
         settings = {**grid, **{name: value for name, value in given.items() if name in known}}
+        if "hidden" in given:
+            settings["hidden"] = tuple(given["hidden"])  # one network, where a grid's list has several
         several = {name: value for name in order if isinstance(value := settings.get(name), list)}
         for values in product(*several.values()):
             own = {**settings, **dict(zip(several, values, strict=True))}
@@ -120,10 +122,11 @@ def add_arguments(parser: argparse.ArgumentParser, *names: str, grids: Sequence[
         "network": {
             "type": lambda name: None if name == "mlp" else name,
             "metavar": "NAME",
-            "help": f"{', '.join(('mlp', *CONVOLUTIONAL))}; mlp if the study has none",
+            "help": f"{', '.join(name or 'mlp' for name in NETWORKS)}; mlp if the study has none",
         },
         "validation": {"action": "store_true", "help": "measure accuracy on a tenth of the training set"},
         "rescaled": {**several, "type": float, "metavar": "SIGMA", "help": "rescale hidden units at random"},
+        "gain": {**several, "type": float, "metavar": "FACTOR", "help": "multiply all parameters before training"},
         "weight_decay": {"type": float, "metavar": "DECAY", "help": "of the optimizer; none by itself"},
         "damping": {"type": float, "help": "of methods that have one, in place of their own"},
         "backend": {"help": f"{', '.join(BACKENDS)}; what fits the method by default"},
@@ -135,5 +138,4 @@ def add_arguments(parser: argparse.ArgumentParser, *names: str, grids: Sequence[
             option["help"] += f" (default: {shown})"
         flag = f"--{name.replace('_', '-')}{'s' * (name in ('method', 'activation', 'optimizer'))}"
         parser.add_argument(flag, dest=name, **option)
-    parser.add_argument("--download", action="store_true", help="let torchvision fetch CIFAR-10 into ./data")
     add_progress_arguments(parser)

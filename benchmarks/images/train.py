@@ -1,7 +1,7 @@
 """Training runs of networks for images, alone or side by side, and what is kept of them."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,7 +38,11 @@ def train(
 ) -> History:
     """Train every seed of a run, parameters having the dtype and device of the data; `max_steps` cuts every epoch."""
     data = held_out(data) if run.validation else data
-    return _follow(Ensemble(run, data) if run.backend == "ensemble" else Loops(run, data), tick, note, max_steps)
+    return _follow(_trainer(run, data), tick, note, max_steps)
+
+
+def _trainer(run: ImageRun, data: Dataset) -> Ensemble | Loops:
+    return Ensemble(run, data) if run.backend == "ensemble" else Loops(run, data)
 
 
 def train_trials(
@@ -80,9 +84,23 @@ def _results(runs: list[ImageRun], data: Dataset, tick: Tick, note: Note) -> lis
     told: dict[str, Any] = {"tick": tick, "note": note}
     histories = [train(runs[0], data, **told)] if len(runs) == 1 else train_trials(runs, data, **told)
     steps = _steps_per_epoch(runs[0], data)
-    about = {"features": data.features, "classes": data.classes, "steps_per_epoch": steps}
+    about = {"features": data.features, "classes": data.classes, "data_hash": data.hash, "steps_per_epoch": steps}
     kept = ("train_loss", "test_accuracy", "seconds")
     return [about | {name: getattr(history, name) for name in kept} for history in histories]
+
+
+def _pace(run: ImageRun) -> tuple[Hashable, Callable[[Dataset], float]]:
+    """Seconds of a step, from some of them behind as many to warm up."""
+
+    def seconds(data: Dataset) -> float:
+        trainer = _trainer(run, data)
+        for number, index in enumerate(next(epoch_orders(run, len(data.train_labels)))[:, :8].unbind(1)):
+            if number == 3:
+                start = time.perf_counter()
+            trainer.step(index.to(data.train_inputs.device)).tolist()  # waits for the device
+        return (time.perf_counter() - start) / (number - 2)
+
+    return (run.method, run.network, run.hidden, run.batch_size, len(run.seeds), run.backend), seconds
 
 
 #: How runs of networks for images are made.
@@ -92,4 +110,5 @@ IMAGES = Kind(
     family=family,
     train=_results,
     score=lambda result: mean_and_error(result["test_accuracy"][-1])[0],
+    pace=_pace,
 )

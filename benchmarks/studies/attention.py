@@ -188,7 +188,8 @@ def _train(
 def _training(epochs: int, seeds: int, grids: Grids) -> list[dict[str, Any]]:
     full = load("digits").to(device(), torch.float32)
     held, rows = len(full.train_labels) // 10, []
-    search = Dataset(*(t[held:] for t in full[:2]), *(t[:held] for t in full[:2]))
+    inputs, labels, *_ = full
+    search = Dataset(inputs[held:], labels[held:], inputs[:held], labels[:held])
     for (optimizer, (rates, factors)), method in product(grids.items(), (*METHODS, FROZEN)):
         tried = factors if method != FROZEN else factors[:1]
         losses = {

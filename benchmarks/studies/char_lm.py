@@ -111,13 +111,14 @@ def _run(options: argparse.Namespace, store: Store, searches: Sequence[Search], 
     planned = _planned(searches, options)
     chosen = choose(planned, [None] * len(planned))  # the first of each, if there is no choice
     if len(chosen) < len(planned):
-        run_all(planned, LANGUAGE, store, part="search")
+        run_all(planned, LANGUAGE, store, part="search", download=options.download)
         scores = {result["key"]: result["score"] for result in store.read("search")}
         chosen = choose(planned, [scores.get(run.key("search")) for run in planned])
     for method, norm, lr, steps in () if options.methods else fixed:
         run = TextRun(options.data, method, norm, lr, steps=steps, preset=options.preset, device=options.device)
         chosen.append(run)
-    run_all([replace(run, seed=seed) for run in chosen for seed in range(options.seeds)], LANGUAGE, store)
+    every = [replace(run, seed=seed) for run in chosen for seed in range(options.seeds)]
+    run_all(every, LANGUAGE, store, download=options.download)
 
 
 def _time(options: argparse.Namespace, store: Store) -> None:

@@ -3,8 +3,7 @@
 import argparse
 import statistics
 from collections import defaultdict
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from ..core.figure import band, panels
@@ -21,18 +20,44 @@ from ..methods import DEFAULT, METHODS
 DATA_LABELS = {"imagefolder:cifar10-jpeg": "CIFAR-10 (JPEG copy)", "cifar10": "CIFAR-10"}
 
 #: What they call a kind of network, before its sizes.
-NETWORK_LABELS = {"cnn-pool": "convolutions and global average pooling ", "cnn": "convolutions without pooling "}
+NETWORK_LABELS = {
+    "cnn-pool": "convolutions and global average pooling ",
+    "cnn": "convolutions without pooling ",
+    "residual": "skips around the hidden layers of ",
+}
 
 
-def grid_study(help: str, grids: Sequence[Grid], report: Callable[[list[Result], str, Path], Sections]) -> Study:
+#: Name → grids: the settings of a protocol at one of its lengths.
+Presets = Mapping[str, Sequence[Grid]]
+#: (results, name of their file, folder for figures) → sections.
+Report = Callable[[list[Result], str, Path], Sections]
+
+
+def presets(*grids: Grid, reduced: Grid | None = None) -> Presets:
+    """A paper's protocol at its own length, at the length that is `reduced`, and on digits to see that it runs."""
+    shorter = {"epochs": 30, "seeds": 3} if reduced is None else reduced
+    return {
+        "paper": [{"epochs": 100, "seeds": 5, **grid} for grid in grids],
+        "reduced": [{**grid, **shorter} for grid in grids],
+        "smoke": [{**grid, "data": "digits", "epochs": 1, "seeds": 2} for grid in grids],
+    }
+
+
+def grid_study(help: str, grids: Sequence[Grid] | Presets, report: Report) -> Study:
     """A study of every combination of the settings of some grids, any of which a command may replace."""
+    lengths = grids if isinstance(grids, Mapping) else {"": grids}
 
     def run(options: argparse.Namespace, store: Store) -> None:
-        run_all(expand(grids, vars(options)), IMAGES, store, download=options.download)
+        runs = expand(lengths[getattr(options, "preset", "")], vars(options))
+        run_all(runs, IMAGES, store, download=options.download, only_estimate=options.estimate)
 
-    return Study(
-        help, run, lambda store, name, folder: report(store.read(), name, folder), partial(add_arguments, grids=grids)
-    )
+    def arguments(parser: argparse.ArgumentParser) -> None:
+        add_arguments(parser, grids=next(iter(lengths.values())))
+        parser.add_argument("--estimate", action="store_true", help="only say how long what is not there takes")
+        if len(lengths) > 1:
+            parser.add_argument("--preset", choices=lengths, default="paper", help="how long; paper: as in the paper")
+
+    return Study(help, run, lambda store, name, folder: report(store.read(), name, folder), arguments)
 
 
 def network(result: Result) -> str:
@@ -126,22 +151,25 @@ def _figure(group: list[Result], title: str, path: Path) -> None:
 
 
 #: The papers' protocol: plain [0, 1] pixels, PyTorch's initialisation, Adam at 10⁻³ for everybody.
-PAPERS = {"data": "cifar10", "method": DEFAULT, "activation": list(ACTIVATIONS)}
+PAPERS = {"data": "cifar10", "method": DEFAULT, "activation": ["tanh", "leaky-relu"]}
 _DIGITS = {**PAPERS, "data": "digits"}
 #: The Jacobian path is there for its price: one seed and one epoch show it.
 _PRICED = {**_DIGITS, "activation": ["tanh"], "backend": "jacobian", "seeds": 1, "epochs": 1}
-#: The paper's Appendix B.2, small enough for two CPU cores.
-_IMAGES = [name for name, method in METHODS.items() if method.applies == "images"]
-_BUT = {"uc-network", "uc-layer", "whitened"}
-_SIZE = {"batch_size": 128, "epochs": 10, "seeds": 3, "backend": "loop", "activation": ["leaky-relu"]}
-_CONVOLUTIONS: Grid = {**_SIZE, "data": "cifar10", "method": [name for name in _IMAGES if name not in _BUT]}
+#: The paper's Appendix B.2 (Figs. 8 and 9), which says neither sizes nor activation: small enough for two CPU cores.
+_CONVOLUTIONS: Grid = {
+    "data": "cifar10", "activation": ["leaky-relu"], "backend": "loop",
+    "method": [*DEFAULT, "l2-patch", "l2-patch-half", "whitened-16"],
+}  # fmt: skip
 _CNN = {**_CONVOLUTIONS, "network": "cnn", "hidden": (16, 32, 32, 32, 32)}
 _CNN_POOL = {**_CONVOLUTIONS, "network": "cnn-pool", "hidden": (16, 32, 32)}
+_SHORT = {"epochs": 15, "seeds": 3}
 
 STUDIES = {
     "digits": grid_study("all methods on the embedded digits; minutes", [_DIGITS, _PRICED], report),
     "cifar10": grid_study("the same on CIFAR-10", [PAPERS], report),
-    "cnn-pool": grid_study("convolutions and global average pooling", [_CNN_POOL], report),
-    "cnn": grid_study("convolutions without pooling", [_CNN], report),
+    "cnn-pool": grid_study(
+        "convolutions and global average pooling, Fig. 8", presets(_CNN_POOL, reduced=_SHORT), report
+    ),
+    "cnn": grid_study("convolutions without pooling, Fig. 9", presets(_CNN, reduced=_SHORT), report),
     "compare": grid_study("any methods, data and settings; give it a --name", [_DIGITS], report),
 }

@@ -21,7 +21,7 @@ import torch
 from examples.gpt import DEFAULT
 
 from ..core.progress import console
-from ..core.run import environment
+from ..core.run import DEVICE, environment
 from ..core.store import Store
 from ..core.study import Sections, Study
 from ..core.table import markdown
@@ -153,7 +153,7 @@ def _tests(piece: Piece) -> dict[str, Any]:
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--minutes", type=float, default=8.0, help="stop after so many")
-    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--device", choices=["cuda", "cpu"], default=DEVICE["default"], help="cpu is for a trial")
     parser.add_argument("--text", default=DEFAULT, help="a file of text for the language model")
     parser.add_argument("--images", default="cifar10", help="data of Table 1")
 

@@ -25,6 +25,15 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "ReLU": torch.relu,
     "GELU": F.gelu,
     "exp": torch.exp,
+    "SELU": F.selu,
+    "leaky ReLU": F.leaky_relu,
+}
+#: What Xavier's initialisation multiplies weights by, of torch; of the others 1.
+GAINS: dict[Any, float] = {
+    torch.tanh: nn.init.calculate_gain("tanh"),
+    torch.relu: nn.init.calculate_gain("relu"),
+    F.selu: nn.init.calculate_gain("selu"),
+    F.leaky_relu: nn.init.calculate_gain("leaky_relu"),
 }
 
 
@@ -32,35 +41,46 @@ def _centred(x: Tensor) -> Tensor:
     return x - x.mean(-1, keepdim=True)
 
 
+def _normalised(x: Tensor) -> Tensor:
+    return F.rms_norm(x, x.shape[-1:], eps=0.0)
+
+
 #: How a layer ends: activation → what stands in its place; what is measured of each sample and taken out of it.
 Variant = tuple[Callable[[Any], Callable[[Tensor], Tensor]], Callable[[Tensor], Tensor]]
 VARIANTS: dict[str, Variant] = {
-    "layernorm": (lambda f: f, lambda x: F.rms_norm(_centred(x), x.shape[-1:], eps=0.0)),
+    "layernorm": (lambda f: f, lambda x: _normalised(_centred(x))),
     "centred": (lambda f: f, _centred),
-    "mean-field-centred": (lambda f: MeanFieldNorm(f, normalize=False), lambda x: F.rms_norm(x, x.shape[-1:], eps=0.0)),
+    "mean-field-centred": (lambda f: MeanFieldNorm(f, normalize=False), _normalised),
     "mean-field": (MeanFieldNorm, nn.Identity()),
+    "normalised-first": (lambda f: lambda h: f(_normalised(_centred(h))), nn.Identity()),
+    "xavier": (lambda f: lambda h: f(GAINS.get(f, 1.0) * h), nn.Identity()),
 }
 
 
 def compare(seeds: int = 10, width: int = WIDTH, depth: int = DEPTH) -> dict[str, Any]:
     """Return gap by depth, quartiles over seeds, of every activation and variant, with limit and bound."""
     start = torch.full((SAMPLES, SAMPLES), CORRELATION, dtype=torch.float64).fill_diagonal_(1.0)
-    gaps, result = torch.stack([_gaps(seed, start, width, depth) for seed in range(seeds)]), {}
+    limits = {name: _limits(activation, start, depth) for name, activation in ACTIVATIONS.items()}
+    wide, result = torch.stack(list(limits.values()), 1).unsqueeze(2), {}
+    gaps, errors = zip(*(_measured(seed, start, width, wide) for seed in range(seeds)), strict=True)
+    quantities = {"measured": torch.stack(gaps), "error": torch.stack(errors)}
     for number, (name, activation) in enumerate(ACTIVATIONS.items()):
         strength = diagnostics.isometry_strength(activation)
-        columns = {variant: gaps[:, :, number, at].unbind(1) for at, variant in enumerate(VARIANTS)}
         result[name] = {
             "strength": strength,
-            "measured": {variant: [_quartiles(each) for each in found] for variant, found in columns.items()},
-            "mean_field": _limit(activation, start, depth),
+            "mean_field": [diagnostics.isometry_gap(limit).item() for limit in limits[name]],
             "bound": diagnostics.mean_field_bound(start, strength, range(depth + 1)).tolist(),
         }
+        for quantity, values in quantities.items():
+            columns = {variant: values[:, :, number, at].unbind(1) for at, variant in enumerate(VARIANTS)}
+            shown = VARIANTS if quantity == "measured" else WITH_LIMIT
+            result[name][quantity] = {variant: [_quartiles(each) for each in columns[variant]] for variant in shown}
     about = {"width": width, "depth": depth, "samples": SAMPLES, "correlation": CORRELATION, "seeds": seeds}
     return {**about, "activations": result}
 
 
-def _gaps(seed: int, start: Tensor, width: int, depth: int) -> Tensor:
-    """Gap by depth, activation and variant, all of them behind the same weights."""
+def _measured(seed: int, start: Tensor, width: int, limits: Tensor) -> tuple[Tensor, Tensor]:
+    """Gap by depth, activation and variant, all of them behind the same weights, and the distance from the limit."""
     generator = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int) -> Tensor:
@@ -70,15 +90,17 @@ def _gaps(seed: int, start: Tensor, width: int, depth: int) -> Tensor:
     inputs = torch.linalg.cholesky(start) @ directions.T * width**0.5
     layers = [[(build(f), finish) for build, finish in VARIANTS.values()] for f in ACTIVATIONS.values()]
     x = inputs.expand(len(ACTIVATIONS), len(VARIANTS), *inputs.shape)
-    gaps = [diagnostics.isometry_gap(x @ x.mT)]
-    for _ in range(depth):
+    grams = [x @ x.mT]
+    for _ in limits[1:]:
         h = x @ (normal(width, width) / width**0.5).T
         x = torch.stack([
             torch.stack([_finished(finish, f(row)) for (f, finish), row in zip(ends, rows, strict=True)])
             for ends, rows in zip(layers, h, strict=True)
         ])  # fmt: skip
-        gaps.append(diagnostics.isometry_gap(x @ x.mT))
-    return torch.stack(gaps)
+        grams.append(x @ x.mT)
+    found = torch.stack(grams)
+    distance = torch.linalg.matrix_norm(found / width - limits) / torch.linalg.matrix_norm(limits)
+    return diagnostics.isometry_gap(found), distance
 
 
 def _finished(finish: Callable[[Tensor], Tensor], output: Tensor) -> Tensor:
@@ -89,30 +111,51 @@ def _finished(finish: Callable[[Tensor], Tensor], output: Tensor) -> Tensor:
 
 def _quartiles(values: Tensor) -> list[float] | None:
     """Quartiles over seeds; None once a network has left the range of numbers."""
-    return values.quantile(values.new_tensor([0.25, 0.5, 0.75])).tolist() if values.isfinite().all() else None
+    if not values.isfinite().all():
+        return None
+    return [float(f"{value:.10g}") for value in values.quantile(values.new_tensor([0.25, 0.5, 0.75])).tolist()]
 
 
-def _limit(activation: Callable[[Tensor], Tensor], correlation: Tensor, depth: int) -> list[float]:
-    """The gap of an infinitely wide network: ρ → Σ_{k≥1} c_k² ρᵏ / Σ_{k≥1} c_k² from layer to layer."""
+def _limits(activation: Callable[[Tensor], Tensor], correlation: Tensor, depth: int) -> Tensor:
+    """Gram matrices of an infinitely wide network: ρ → Σ_{k≥1} c_k² ρᵏ / Σ_{k≥1} c_k² from layer to layer."""
     variance = diagnostics.gaussian_moments(activation).variance
     shares = diagnostics.hermite_coefficients(activation, 200).square()[1:] / variance
     powers = torch.arange(1, 201)
-    gaps = []
-    for _ in range(depth + 1):
-        gaps.append(diagnostics.isometry_gap(correlation).item())
-        correlation = (correlation.unsqueeze(-1) ** powers) @ shares
-        correlation.fill_diagonal_(1.0)
-    return gaps
+    found = [correlation]
+    for _ in range(depth):
+        found.append(((found[-1].unsqueeze(-1) ** powers) @ shares).fill_diagonal_(1.0))
+    return torch.stack(found)
 
 
-#: Panels of the figure with the bound; those that compare ways to end a layer have all activations.
+#: Variants that have a limit: where rows have a length of √width, or about that.
+WITH_LIMIT = ("layernorm", "mean-field")
+#: Panels of the figure with the bound.
 BOUNDED = ("sigmoid", "tanh", "ReLU", "GELU")
+#: Figures that compare variants: name of the file → what of, quantity, activations, variants.
+FIGURES: dict[str, tuple[str, str, tuple[str, ...], tuple[str, ...]]] = {
+    "unnormalised": ("with and without normalising", "measured", (*BOUNDED, "exp"), ("layernorm", "centred")),
+    "mean-field": (
+        "by measured and by mean-field constants", "measured", (*BOUNDED, "exp"),
+        ("layernorm", "mean-field-centred", "mean-field"),
+    ),
+    "order": (
+        "normalised after the activation, before it, or not", "measured", ("ReLU", "tanh", "SELU"),
+        ("layernorm", "normalised-first", "mean-field"),
+    ),
+    "xavier": (
+        "by mean-field constants and by Xavier's gain", "measured", ("SELU", "leaky ReLU", "ReLU", "tanh"),
+        ("mean-field", "xavier"),
+    ),
+    "error": ("against infinite width", "error", ("ReLU", "tanh", "SELU"), WITH_LIMIT),
+}  # fmt: skip
 #: Line, colour and label of every way to end a layer.
 STYLES: dict[str, tuple[str, str, str]] = {
     "layernorm": ("-", "tab:blue", "centred and normalised"),
     "centred": ("--", "tab:red", "centred only"),
     "mean-field-centred": ("-.", "tab:green", "mean-field centred, normalised"),
     "mean-field": ("--", "tab:orange", "MeanFieldNorm"),
+    "normalised-first": (":", "tab:brown", "normalised before the activation"),
+    "xavier": (":", "tab:purple", "Xavier's gain alone"),
 }
 
 
@@ -127,26 +170,25 @@ def section(result: Result, name: str, folder: Path) -> str:
             axis.plot(found[name]["bound"], "--", color="tab:purple", label="bound by β")
         _by_depth(axes)
         axes[0].set_ylim(1e-4, 1)
-    for file, what, variants in (
-        ("unnormalised", "with and without normalising", ("layernorm", "centred")),
-        ("mean-field", "by measured and by mean-field constants", ("layernorm", "mean-field-centred", "mean-field")),
-    ):
-        title = f"Isometry gap by depth, {what} ({where})"
-        with panels(list(found), title, folder / f"isometry-{file}.png") as axes:
-            for axis, each in zip(axes, found.values(), strict=True):
+    for file, (what, quantity, names, variants) in FIGURES.items():
+        measured = "Isometry gap" if quantity == "measured" else "Distance of the Gram matrix"
+        with panels(names, f"{measured} by depth, {what} ({where})", folder / f"isometry-{file}.png") as axes:
+            for axis, name in zip(axes, names, strict=True):
                 for variant in variants:
-                    _line(axis, each["measured"][variant], variant, STYLES[variant][2])
-            _by_depth(axes)
+                    _line(axis, found[name][quantity][variant], variant, STYLES[variant][2])
+            _by_depth(axes, "isometry gap" if quantity == "measured" else "relative distance")
     deep, rows = result["depth"], []
     for name, each in found.items():
         strength = each["strength"]
         cells = [f"{strength:.4f}", f"{(2 - strength) ** 2:.3f}"]
         cells += [f"{each[limit][deep]:.2g}" for limit in ("mean_field", "bound")]
         quartiles = [each["measured"][variant][deep] for variant in STYLES]
+        quartiles += [each["error"][variant][deep] for variant in WITH_LIMIT]
         cells += ["{1:.2g} ({0:.2g} to {2:.2g})".format(*three) if three else "out of range" for three in quartiles]
         rows.append([name, *cells])
-    header = ["activation", "β", "(2 − β)²", "infinite width", "bound"]
-    table = markdown([*header, *(label for *_, label in STYLES.values())], rows)
+    header = ["activation", "β", "(2 − β)²", "infinite width", "bound", *(label for *_, label in STYLES.values())]
+    labels = [f"distance from infinite width, {STYLES[variant][2]}" for variant in WITH_LIMIT]
+    table = markdown([*header, *labels], rows)
     start = found["ReLU"]["mean_field"][0]
     return (
         f"{table}\n\n"
@@ -155,8 +197,9 @@ def section(result: Result, name: str, folder: Path) -> str:
         f"{result['correlation']:g} at depth 0 (gap {start:.3f}): median and quartiles over {result['seeds']} draws of "
         "the weights, float64. Infinite width: the recursion of the Gram matrix. Bound: "
         "`diagnostics.mean_field_bound`, the gap at the start until it says more. It is one of infinite width, whose "
-        "gap vanishes, where that of a finite width ends in noise of order samples / width. Out of range, a cross in "
-        "the figures: in one of the draws the activations have left float64 or its precision. "
+        "gap vanishes, where that of a finite width ends in noise of order samples / width. Distances are those of "
+        "Gram matrices, relative, Frobenius. Xavier: the activation of torch's gain × the linear layer. Out of range, "
+        "a cross in the figures: in one of the draws the activations have left float64 or its precision. "
         f"torch {result['environment']['torch']}."
     )
 
@@ -172,10 +215,10 @@ def _line(axis: Any, quartiles: list[list[float] | None], variant: str, label: s
         axis.plot(depths[-1], middle[-1], "x", color=color, markersize=8)
 
 
-def _by_depth(axes: Sequence[Any]) -> None:
+def _by_depth(axes: Sequence[Any], label: str = "isometry gap") -> None:
     for axis in axes:
         axis.set(xlabel="layers", yscale="log")
-    axes[0].set_ylabel("isometry gap")
+    axes[0].set_ylabel(label)
 
 
 STUDIES = {"isometry-depth": measurement("isometry of random networks by depth", "depth", compare, section)}

@@ -1,15 +1,17 @@
-"""Isometry of every layer before and after training, and how fast networks of several activations train."""
+"""Isometry of every layer before and after training, and how fast networks of several activations and depths train."""
 
 import argparse
+import math
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from itertools import islice
+from itertools import islice, pairwise, product
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from scipy.stats import spearmanr
 from torch import Tensor, nn
 
 from adiv_optim.diagnostics import isometry_strength, record
@@ -19,11 +21,19 @@ from ..core.progress import measure
 from ..core.run import public_name
 from ..core.store import Result, Store
 from ..core.study import Sections, Study
-from ..core.table import markdown
+from ..core.table import markdown, plus_minus
 from ..data import DATA, load
 from .comparison import DATA_LABELS
 
-LAYERS, WIDTH, BATCH_SIZE, LR = 10, 1000, 512, 0.01
+BATCH_SIZE, LR = 512, 0.01
+#: Lengths of the study. The paper has nine epochs, "shallow" networks of ten layers or less, and deeper ones.
+PRESETS: dict[str, dict[str, Any]] = {
+    "paper": {"layers": [10, 20], "seeds": 3, "steps": 873, "width": 1000},
+    "reduced": {"layers": [10], "seeds": 1, "steps": 194, "width": 1000},
+    "smoke": {"layers": [2], "seeds": 1, "steps": 4, "width": 32, "data": "digits"},
+}
+#: Fig. B.4: widths of the hidden layers.
+WIDTHS = [[1000] * 5, [512, 1024, 2048, 4096, 8192], [8192, 4096, 2048, 1024, 512], [1024, 2048, 1024, 2048, 1024]]
 #: Batches that isometry is averaged over, and steps of training over which a loss is.
 MEASURED, WINDOW = 2, 20
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
@@ -37,16 +47,15 @@ ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-def network(activation: str, features: int, classes: int, width: int) -> nn.Sequential:
-    """Ten times norm → linear → activation, then norm and the outputs: weights N(0, 1/fan_in), no norm parameters."""
+def network(activation: str, features: int, classes: int, widths: Sequence[int]) -> nn.Sequential:
+    """Norm → linear → activation for every width, then norm and outputs: weights N(0, 1/fan_in), norms without any."""
     model = nn.Sequential()
-    for number in range(LAYERS):
-        inputs = width if number else features
+    for number, (inputs, width) in enumerate(pairwise([features, *widths])):
         model.add_module(f"norm-{number}", nn.LayerNorm(inputs, elementwise_affine=False))
         model.add_module(f"fc-{number}", nn.Linear(inputs, width))
         model.add_module(f"act-{number}", ACTIVATIONS[activation]())
-    model.add_module(f"norm-{LAYERS}", nn.LayerNorm(width, elementwise_affine=False))
-    model.add_module("out", nn.Linear(width, classes))
+    model.add_module(f"norm-{len(widths)}", nn.LayerNorm(widths[-1], elementwise_affine=False))
+    model.add_module("out", nn.Linear(widths[-1], classes))
     for layer in model:
         if isinstance(layer, nn.Linear):
             nn.init.normal_(layer.weight, std=layer.in_features**-0.5)
@@ -61,19 +70,22 @@ def _batches(count: int, size: int, seed: int) -> Iterator[Tensor]:
         yield from torch.randperm(count, generator=generator)[: count - count % size].split(size)
 
 
-def train(activation: str, name: str, steps: int, width: int, download: bool = False) -> Result:
+def train(
+    activation: str, name: str, steps: int, widths: Sequence[int], seed: int = 0, *,
+    samples: int = BATCH_SIZE, download: bool = False,
+) -> Result:  # fmt: skip
     """Train one network with plain SGD; return its loss by step and the isometry of its layers at both ends."""
     data = load(name, download).to("cpu", torch.float32)
     count = len(data.train_labels)
     if count < BATCH_SIZE:
         raise ValueError(f"{name} has {count} training samples, fewer than a batch of {BATCH_SIZE}.")
-    torch.manual_seed(0)
-    model = network(activation, data.features, data.classes, width)
+    torch.manual_seed(seed)
+    model = network(activation, data.features, data.classes, widths)
     optimizer = torch.optim.SGD(model.parameters(), lr=LR)
-    batches, measuring = (_batches(count, BATCH_SIZE, seed) for seed in (1, 2))
+    batches, measuring = (_batches(count, BATCH_SIZE, 2 * seed + part) for part in (1, 2))
     held = [next(measuring) for _ in range(MEASURED)]
     # As many samples as features have a singular Gram matrix, and pixels that never change are no features.
-    samples = min(BATCH_SIZE, data.features // 2)
+    samples = min(samples, data.features // 2, *(3 * width // 4 for width in widths))
 
     def measured() -> list[dict[str, Any]]:
         paths = [path for path, _ in model.named_children() if path != "out"]
@@ -84,7 +96,7 @@ def train(activation: str, name: str, steps: int, width: int, download: bool = F
         means = (sum(layer["isometry"] for layer in layers) / MEASURED for layers in each)
         return [{"path": path, "isometry": mean} for path, mean in zip(paths, means, strict=True)]
 
-    start, losses = measured(), []
+    start, losses = measured(), list[float]()
     for index in islice(batches, steps):
         optimizer.zero_grad()
         loss = F.cross_entropy(model(data.train_inputs[index]), data.train_labels[index])
@@ -94,22 +106,32 @@ def train(activation: str, name: str, steps: int, width: int, download: bool = F
     with torch.no_grad():
         predicted = torch.cat([model(part).argmax(-1) for part in data.test_inputs.split(BATCH_SIZE)])
     accuracy = 100 * (predicted == data.test_labels).double().mean().item()
-    settings = {"data": public_name(name), "activation": activation, "layers": LAYERS, "width": width}
-    settings |= {"batch_size": BATCH_SIZE, "lr": LR, "steps": steps}
+    settings = {"data": public_name(name), "activation": activation, "layers": len(widths), "width": widths[0]}
+    settings |= {"batch_size": BATCH_SIZE, "lr": LR, "steps": steps, "seed": seed}
     about = {"features": data.features, "training_samples": count, "samples": samples, "batches": MEASURED}
     isometry, strength = {"start": start, "trained": measured()}, isometry_strength(ACTIVATIONS[activation]())
     found = {"strength": strength, "isometry": isometry, "train_loss": losses, "test_accuracy": accuracy}
     return {"settings": settings, **about, **found}
 
 
+#: Activation → the results of every seed, by isometry strength.
+Seeds = dict[str, list[Result]]
+
+
 def report(store: Store, name: str, folder: Path) -> Sections:
-    """Figures of isometry by layer and of convergence, table and caption."""
-    results = sorted(store.read(), key=lambda r: r["strength"])
-    data = DATA_LABELS.get(results[0]["settings"]["data"], results[0]["settings"]["data"])
-    layers = next((r for r in results if r["settings"]["activation"] == "tanh"), results[0])
-    _layers_figure(layers, data, folder / "isometry-layers.png")
-    _convergence_figure(results, data, folder / "isometry-convergence.png")
-    return {name: f"{_table(results)}\n\n{_caption(results, data)}"}
+    """For every depth the figures of isometry by layer and of convergence, table and caption."""
+    depths: dict[int, Seeds] = {}
+    for result in sorted(store.read(), key=lambda r: r["strength"]):
+        settings = result["settings"]
+        depths.setdefault(settings["layers"], {}).setdefault(settings["activation"], []).append(result)
+    sections = Sections()
+    for number, (layers, found) in enumerate(sorted(depths.items())):
+        first, end = next(iter(found.values()))[0], f"-{layers}" if number else ""
+        data = DATA_LABELS.get(first["settings"]["data"], first["settings"]["data"])
+        _layers_figure(found.get("tanh", [first])[0], data, folder / f"isometry-layers{end}.png")
+        _convergence_figure(found, data, folder / f"isometry-convergence{end}.png")
+        sections[f"{name}{end}"] = f"{_table(found)}\n\n{_caption(found, data)}"
+    return sections
 
 
 def _layers_figure(result: Result, data: str, path: Path) -> None:
@@ -135,22 +157,23 @@ def _layers_figure(result: Result, data: str, path: Path) -> None:
         axes[0].set_ylabel("isometry")
 
 
-def _convergence_figure(results: list[Result], data: str, path: Path) -> None:
-    """Training loss by step, and by β at the end of the first epoch and of training."""
-    colors, settings, ends = plt.get_cmap("viridis"), results[0]["settings"], _ends(results[0])
-    low, high = results[0]["strength"], results[-1]["strength"]
+def _convergence_figure(found: Seeds, data: str, path: Path) -> None:
+    """Training loss by step, and by β at the end of the first epoch and of training; means over seeds."""
+    first = next(iter(found.values()))[0]
+    colors, settings, ends = plt.get_cmap("viridis"), first["settings"], _ends(first)
+    low, high = first["strength"], list(found.values())[-1][0]["strength"]
     title = f"Convergence: {data}, {settings['layers']} layers of {settings['width']}, SGD {settings['lr']:g}"
     with panels(["by step", *(f"at the end of {end}, by β" for end in ends)], title, path) as axes:
-        for number, result in enumerate(results):
-            strength = result["strength"]
+        for number, (activation, seeds) in enumerate(found.items()):
+            strength = seeds[0]["strength"]
             color = colors(0.9 * (strength - low) / max(high - low, 1e-9))
             mark, style = "os^Dv<>"[number % 7], ("-", "--", "-.", ":")[number % 4]
             steps = range(min(WINDOW, settings["steps"]), settings["steps"] + 1)
-            curve = [_loss(result, step) for step in steps]
-            label = f"{result['settings']['activation']}, β = {strength:.3f}"
+            curve = [statistics.fmean(_losses(seeds, step)) for step in steps]
+            label = f"{activation}, β = {strength:.3f}"
             axes[0].plot(steps, curve, style, color=color, label=label, marker=mark, markersize=7, markevery=[-1])
             for axis, step in zip(axes[1:], ends.values(), strict=True):
-                axis.plot(strength, _loss(result, step), mark, color=color, markersize=9)
+                axis.plot(strength, statistics.fmean(_losses(seeds, step)), mark, color=color, markersize=9)
         axes[0].set(xlabel="step", ylabel=f"training loss, mean of {WINDOW} steps")
         for axis in axes[1:]:
             axis.set(xlabel="isometry strength β")
@@ -163,69 +186,126 @@ def _ends(result: Result) -> dict[str, int]:
     return {"epoch 1": epoch, "training": steps} if WINDOW <= epoch < steps else {"training": steps}
 
 
-def _loss(result: Result, step: int) -> float:
-    return statistics.fmean(result["train_loss"][max(0, step - WINDOW) : step])
+def _losses(seeds: list[Result], step: int) -> list[float]:
+    return [statistics.fmean(result["train_loss"][max(0, step - WINDOW) : step]) for result in seeds]
 
 
-def _table(results: list[Result]) -> str:
-    rows, ends = [], _ends(results[0])
-    for result in results:
-        stages = [[layer["isometry"] for layer in result["isometry"][stage]] for stage in ("start", "trained")]
-        # Layers come in threes, norm, linear, activation, and end with a norm.
-        gains = [min(after - before for before, after in zip(s[2::3], s[3::3], strict=True)) for s in stages]
-        cells = [*(f"{s[0]:.3f}, {s[-1]:.3f}" for s in stages), ", ".join(f"{gain:+.1g}" for gain in gains)]
-        cells += [*(f"{_loss(result, step):.3f}" for step in ends.values()), f"{result['test_accuracy']:.1f}"]
-        rows.append([result["settings"]["activation"], f"{result['strength']:.4f}", *cells])
+def least_gains(seeds: list[Result], stage: str) -> list[float]:
+    """How much isometry the norm gains that gains least, of every seed."""
+    # Layers come in threes, norm, linear, activation, and end with a norm.
+    layers = [[layer["isometry"] for layer in result["isometry"][stage]] for result in seeds]
+    return [min(after - before for before, after in zip(s[2::3], s[3::3], strict=True)) for s in layers]
+
+
+def _table(found: Seeds) -> str:
+    rows, ends = [], _ends(next(iter(found.values()))[0])
+    for activation, seeds in found.items():
+        isometries = {s: [[e["isometry"] for e in r["isometry"][s]] for r in seeds] for s in ("start", "trained")}
+        cells = [
+            ", ".join(f"{statistics.fmean(seed[at] for seed in stage):.3f}" for at in (0, -1))
+            for stage in isometries.values()
+        ]
+        cells.append(", ".join(f"{min(least_gains(seeds, stage)):+.1g}" for stage in isometries))
+        cells += [_shown(_losses(seeds, step), 3) for step in ends.values()]
+        rows.append([activation, f"{seeds[0]['strength']:.4f}", *cells, _shown([r["test_accuracy"] for r in seeds], 1)])
     header = ["activation", "β", "isometry after the first and the last norm", "trained"]
     header += ["least gain by a norm, trained", *(f"loss, end of {end}" for end in ends), "test accuracy, %"]
     return markdown(header, rows)
 
 
-def _caption(results: list[Result], data: str) -> str:
-    settings, result = results[0]["settings"], results[0]
+def _shown(values: list[float], digits: int) -> str:
+    return plus_minus(values, digits) if len(values) > 1 else f"{values[0]:.{digits}f}"
+
+
+def correlations(found: Seeds) -> dict[str, Any]:
+    """Spearman's rank correlation of β with each end's loss and with the test accuracy, of means over seeds."""
+    strengths = [seeds[0]["strength"] for seeds in found.values()]
+    columns = {
+        f"the loss at the end of {end}": [statistics.fmean(_losses(seeds, step)) for seeds in found.values()]
+        for end, step in _ends(next(iter(found.values()))[0]).items()
+    }
+    columns["test accuracy"] = [statistics.fmean(r["test_accuracy"] for r in seeds) for seeds in found.values()]
+    return {name: spearmanr(strengths, column) for name, column in columns.items()}
+
+
+def _caption(found: Seeds, data: str) -> str:
+    counts, result = {len(seeds) for seeds in found.values()}, next(iter(found.values()))[0]
+    settings = result["settings"]
     epochs = settings["steps"] * settings["batch_size"] / result["training_samples"]
-    correlations = ""
-    if len(results) > 2:
-
-        def ranks(values: list[float]) -> list[int]:
-            return [sorted(values).index(value) for value in values]
-
-        strengths = [r["strength"] for r in results]
-        ends = _ends(result).items()
-        columns = {f"the loss at the end of {end}": [_loss(r, step) for r in results] for end, step in ends}
-        columns["test accuracy"] = [r["test_accuracy"] for r in results]
-        found = (
-            f"{name} {statistics.correlation(*map(ranks, (strengths, column))):+.2f}"
-            for name, column in columns.items()
-        )
-        correlations = f"Rank correlation of β over {len(results)} activations with {', with '.join(found)}. "
+    ranks = ""
+    if len(found) > 2:
+        each = (f"{name} {rank.statistic:+.2f} (p = {rank.pvalue:.2g})" for name, rank in correlations(found).items())
+        ranks = f"Rank correlation of β over {len(found)} activations with {', with '.join(each)}. "
     return (
         f"{data}, {settings['layers']} layers of {settings['width']}, LayerNorm without parameters → linear → "
         f"activation, weights N(0, 1/fan_in), SGD {settings['lr']:g}, {settings['steps']} steps of "
-        f"{settings['batch_size']} ({epochs:.1f} epochs), one seed. Isometry, at initialisation and trained, is that "
-        f"of {result['samples']} training samples, mean of {result['batches']} batches; a norm centres before it "
-        f"normalises, and that may lower it. Training losses are means of {WINDOW} steps. {correlations}"
-        f"torch {result['environment']['torch']}."
+        f"{settings['batch_size']} ({epochs:.1f} epochs), {' or '.join(map(str, sorted(counts)))} seed(s). Isometry, "
+        f"at initialisation and trained, is that of {result['samples']} training samples, mean of {result['batches']} "
+        "batches; a norm centres before it normalises, and that may lower it. Training losses are means of "
+        f"{WINDOW} steps. {ranks}torch {result['environment']['torch']}."
     )
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--data", default="digits", help=f"{', '.join(DATA)}; imagefolder as imagefolder:PATH")
+    parser.add_argument("--preset", choices=PRESETS, default="paper", help="what the other options are without a value")
+    parser.add_argument("--data", help=f"{', '.join(DATA)}; imagefolder as imagefolder:PATH; cifar10 as in the papers")
     parser.add_argument("--download", action="store_true", help="let torchvision fetch CIFAR-10 into ./data")
     parser.add_argument("--activations", nargs="+", default=list(ACTIVATIONS), metavar="NAME", help="of the networks")
-    parser.add_argument("--steps", type=int, default=200, help="of batches of 512")
-    parser.add_argument("--width", type=int, default=WIDTH, help="of the hidden layers")
+    parser.add_argument("--layers", nargs="+", type=int, help="hidden layers")
+    parser.add_argument("--seeds", type=int, help="how many; seed k is k")
+    parser.add_argument("--steps", type=int, help="of batches of 512")
+    parser.add_argument("--width", type=int, help="of the hidden layers")
 
 
 def _run(options: argparse.Namespace, store: Store) -> None:
     if unknown := set(options.activations) - set(ACTIVATIONS):
         raise ValueError(f"unknown activation {min(unknown)!r}; known are {', '.join(ACTIVATIONS)}.")
-    for name in ("steps", "width"):
-        if getattr(options, name) < 1:
-            raise ValueError(f"{name} is {getattr(options, name)}; it must be positive.")
-    where = f"{public_name(options.data)}, {options.steps} steps, width {options.width}"
-    given = {"steps": options.steps, "width": options.width, "download": options.download}
-    measure(store, {f"{name}, {where}": partial(train, name, options.data, **given) for name in options.activations})
+    given = {name: value for name, value in vars(options).items() if value is not None}
+    chosen = {"data": "cifar10", **PRESETS[options.preset], **given}
+    for name in ("steps", "width", "seeds"):
+        if chosen[name] < 1:
+            raise ValueError(f"{name} is {chosen[name]}; it must be positive.")
+    where = f"{public_name(chosen['data'])}, {chosen['steps']} steps, width {chosen['width']}"
+    measure(store, {
+        f"{name}, {where}" + f", {layers} layers, seed {seed}" * ((layers, seed) != (10, 0)): partial(
+            train, name, chosen["data"], chosen["steps"], [chosen["width"]] * layers, seed, download=options.download
+        )
+        for layers, seed, name in product(chosen["layers"], range(chosen["seeds"]), options.activations)
+    })  # fmt: skip
 
 
-STUDIES = {"isometry-training": Study("isometry of trained networks, layer by layer", _run, report, _arguments)}
+def _widths(options: argparse.Namespace, store: Store) -> None:
+    def measured(widths: list[int]) -> Result:
+        return {"widths": widths, **train("tanh", options.data, 0, widths, samples=256, download=options.download)}
+
+    measure(store, {f"{widths}, {public_name(options.data)}": partial(measured, widths) for widths in WIDTHS})
+
+
+def _report_widths(store: Store, name: str, folder: Path) -> Sections:
+    """Gap behind every norm, a row for each choice of widths."""
+    results = store.read()
+    rows = []
+    for result in results:
+        norms = [layer["isometry"] for layer in result["isometry"]["start"] if layer["path"].startswith("norm")]
+        rows.append([", ".join(map(str, result["widths"])), *(f"{-math.log(isometry):.3f}" for isometry in norms)])
+    header = ["widths", *(f"norm {number}" for number in range(len(rows[0]) - 1))]
+    data = results[0]["settings"]["data"]
+    return {
+        name: f"{markdown(header, rows)}\n\n{DATA_LABELS.get(data, data)}, tanh, at initialisation: isometry gap of "
+        f"{results[0]['samples']} samples behind every norm, one seed (Fig. B.4). "
+        f"torch {results[0]['environment']['torch']}."
+    }
+
+
+def _widths_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--data", default="cifar10", help=f"{', '.join(DATA)}; imagefolder as imagefolder:PATH")
+
+
+STUDIES = {
+    "isometry-training": Study(
+        "isometry of trained networks, layer by layer, and convergence: Figs. 2, 7, B.6", _run, report, _arguments
+    ),
+    "isometry-widths": Study(
+        "isometry by layer for several widths, Fig. B.4", _widths, _report_widths, _widths_arguments
+    ),
+}

@@ -70,12 +70,13 @@ GROUPS: list[list[Row]] = [
 ]
 
 
-def search(rows: Sequence[Row], run: TextRun, ladder: Ladder, store: Store) -> list[TextRun]:
+def search(rows: Sequence[Row], run: TextRun, ladder: Ladder, store: Store, download: bool = False) -> list[TextRun]:
     """For each row, the run of the lowest validation loss, after as many rates as it takes for it to be no edge."""
     tried = {row: list(ladder.first) for row in rows}
     while True:
         trials = {row: [_of(row, run, lr) for lr in rates] for row, rates in tried.items()}
-        run_all([trial for found in trials.values() for trial in found], LANGUAGE, store, part="search")
+        planned = [trial for found in trials.values() for trial in found]
+        run_all(planned, LANGUAGE, store, part="search", download=download)
         scores = {result["key"]: result["score"] for result in store.read("search")}
         best = {row: min(found, key=lambda t: _score(scores.get(t.key("search")))) for row, found in trials.items()}
         further = {row: rate for row in rows if (rate := _beyond(ladder, tried[row], best[row].lr)) is not None}
@@ -112,7 +113,7 @@ def _run(options: argparse.Namespace, store: Store, groups: Sequence[Sequence[Ro
     for group in groups:
         rows = [row for row in dict.fromkeys(group) if row not in done and lacks(row.method) is None]
         done.update(rows)
-        chosen = search(rows, run, ladder, store)
+        chosen = search(rows, run, ladder, store, options.download)
         run_all([replace(best, seed=seed) for seed in range(1, options.seeds + 1) for best in chosen], LANGUAGE, store)
 
 

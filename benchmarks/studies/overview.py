@@ -11,6 +11,7 @@ from ..core.study import Digest
 from ..core.table import machine, markdown, mean_and_error, plus_minus
 from ..methods import METHODS
 from .char_lm import best_rows, draw, zoom
+from .comparison import DATA_LABELS
 
 
 class Row(NamedTuple):
@@ -185,13 +186,19 @@ def _runtimes(stores: Mapping[str, Store], name: str, folder: Path) -> str:
         runs = store.read()
         chosen = sum(len(store.read(part)) for part in ("search", "trials"))
         spent = sum(_seconds(runs)) / 3600
-        rows.append([f"`{study}`", str(len(runs)), str(chosen or ""), f"{spent:.2g}" if spent else ""])
+        rows.append([f"`{study}`", _data(runs[0]), str(len(runs)), str(chosen or ""), f"{spent:.2g}" if spent else ""])
     environment = stores[min(stores)].read()[0]["environment"]
     return (
-        f"{markdown(['study', 'runs shown', 'runs that chose settings', 'hours of training'], rows)}\n\n"
+        f"{markdown(['study', 'data', 'runs shown', 'runs that chose settings', 'hours of training'], rows)}\n\n"
         "Hours are of the runs shown, as far as a run records its time; runs that chose settings come on top. "
         f"{machine(environment)}"
     )
+
+
+def _data(run: Result) -> str:
+    """What a run was made of, by the name that pages give it."""
+    name = run.get("settings", {}).get("data") or run.get("data", "")
+    return DATA_LABELS.get(name, name) or "as its page says"
 
 
 def _seconds(runs: list[Result]) -> Iterator[float]:

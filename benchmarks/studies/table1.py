@@ -1,23 +1,19 @@
 """The paper's Table 1: accuracy and its slope over batch sizes, at the paper's length with its figures, and shorter."""
 
-import argparse
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Iterable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
+from scipy.stats import linregress, spearmanr
 
 from ..core.figure import panels
-from ..core.progress import console, run_all
-from ..core.store import Result, Store
-from ..core.study import Sections, Study
+from ..core.store import Result
+from ..core.study import Sections
 from ..core.table import in_order, markdown, mean_and_error, plus_minus
-from ..data import Dataset
 from ..images.networks import ACTIVATIONS
-from ..images.run import Grid, ImageRun, add_arguments, expand
-from ..images.train import IMAGES, train
+from ..images.run import Grid, expand
 from ..methods import DEFAULT, METHODS
 from .comparison import PAPERS, grid_study, network
 
@@ -49,31 +45,6 @@ SIZES = [8, 16, 32, 64, 128]
 Series = dict[tuple[str, str], dict[int, list[float]]]
 
 
-class Line(NamedTuple):
-    """A least squares line y = intercept + slope · x, and the standard error of its slope."""
-
-    intercept: float
-    slope: float
-    error: float
-
-
-def fit(x: list[float], y: list[float]) -> Line:
-    """Fit a line; fewer than three points leave no error to estimate, and are a ValueError.
-
-    Example:
-        >>> fit([0, 1, 2], [1, 3, 5])
-        Line(intercept=1.0, slope=2.0, error=0.0)
-    """
-    if len(x) < 3:
-        raise ValueError(f"a line through {len(x)} points has no standard error; at least three are needed.")
-    xs, ys = np.asarray(x, float), np.asarray(y, float)
-    spread = ((xs - xs.mean()) ** 2).sum()
-    slope = float(((xs - xs.mean()) * (ys - ys.mean())).sum() / spread)
-    intercept = float(ys.mean() - slope * xs.mean())
-    error = math.sqrt(float(((ys - intercept - slope * xs) ** 2).sum()) / (len(x) - 2) / spread)
-    return Line(intercept, slope, error)
-
-
 def report(results: list[Result], name: str, folder: Path) -> Sections:
     """Heading, table, figure and caption."""
     heading = f"{network(results[0]).rpartition(',')[0]}, accuracy by batch size"
@@ -91,10 +62,29 @@ def series(results: list[Result]) -> Series:
     return found
 
 
-def _line(by_size: dict[int, list[float]]) -> Line | None:
-    """The line through every seed's accuracy at every batch size, if there are three of them."""
+def line(by_size: dict[int, list[float]]) -> Any:
+    """The least squares line through every seed's accuracy at every batch size, if there are three of them."""
     points = [(float(size), accuracy) for size, accuracies in by_size.items() for accuracy in accuracies]
-    return fit(*map(list, zip(*points, strict=True))) if len(by_size) > 2 else None
+    return linregress(*zip(*points, strict=True)) if len(by_size) > 2 else None
+
+
+def over_sizes(by_size: dict[int, list[float]]) -> list[float]:
+    """Every seed's mean over batch sizes."""
+    return [math.fsum(seed) / len(by_size) for seed in zip(*by_size.values(), strict=True)]
+
+
+def ranking(results: list[Result]) -> str:
+    """How far the order of the methods is the paper's, by activation, of those that are there at every batch size."""
+    found, sentences = series(results), []
+    for activation in ACTIVATIONS:
+        methods = [name for name in METHODS if (name, activation) in PAPER]
+        methods = [name for name in methods if len(found.get((name, activation), {})) == len(SIZES)]
+        if len(methods) > 2:
+            ours = [math.fsum(over_sizes(found[name, activation])) for name in methods]
+            rank = spearmanr(ours, [PAPER[name, activation][0] for name in methods])
+            about = f"over {len(methods)} methods (p = {rank.pvalue:.2g})"
+            sentences.append(f"Spearman's ρ with the paper's means is {rank.statistic:+.2f} {about}, {activation}. ")
+    return "".join(sentences)
 
 
 def table(results: list[Result], planned: Iterable[tuple[str, str, int]] = ()) -> str:
@@ -111,11 +101,13 @@ def table(results: list[Result], planned: Iterable[tuple[str, str, int]] = ()) -
         for method in in_order(METHODS, (name for name, other, _ in cells if other == activation)):
             by_size, paper = found.get((method, activation), {}), PAPER.get((method, activation))
             whole = set(by_size) == set(sizes)
-            line = _line(by_size) if whole else None
-            means = [mean_and_error(values)[0] for values in by_size.values()]
+            fitted = line(by_size) if whole else None
             row = [activation, METHODS[method].label]
             row += [plus_minus(by_size[size]) if size in by_size else MISSING for size in sizes]
-            row += [f"{math.fsum(means) / len(means):.2f}" if whole else "", _slope(*line[1:]) if line else ""]
+            row += [
+                plus_minus(over_sizes(by_size)) if whole else "",
+                _slope(fitted.slope, fitted.stderr) if fitted else "",
+            ]
             row += ["{:.2f} ± {:.2f}".format(*paper[:2]), _slope(*paper[2:])] if paper else ["", ""]
             rows.append(row)
     header = ["activation", "method", *map(str, sizes), "mean", "slope, 10⁻²", "paper: mean", "paper: slope, 10⁻²"]
@@ -149,9 +141,9 @@ def draw(results: list[Result], title: str, path: Path, *, paper: bool = False) 
                 look = {"color": method.color, "fmt": "o--" if method.correction else "o-", "label": method.label}
                 axis.errorbar(list(by_size), means, errors, **look, markersize=4, capsize=2)
                 # A line in batch size is a curve over its logarithm.
-                if line := _line(by_size):
+                if fitted := line(by_size):
                     xs = np.linspace(min(by_size), max(by_size))
-                    axis.plot(xs, line.intercept + line.slope * xs, color=method.color, linewidth=4, alpha=0.25)
+                    axis.plot(xs, fitted.intercept + fitted.slope * xs, color=method.color, linewidth=4, alpha=0.25)
                 if paper and (theirs := PAPER.get((name, activation))):
                     xs = np.linspace(SIZES[0], SIZES[-1])
                     heights = theirs[0] + theirs[2] * (xs - math.fsum(SIZES) / len(SIZES))
@@ -176,51 +168,29 @@ PRESETS: dict[str, Grid] = {
 }
 
 
-def _run(options: argparse.Namespace, store: Store) -> None:
-    runs = expand([PRESETS[options.preset]], vars(options))
-    waiting = [run for run in runs if not store.has(run.key(), run.computes())]
-    console.print(f"{len(runs) - len(waiting)} of {len(runs)} cells are there")
-    if waiting:
-        hours = _estimate(waiting, IMAGES.load(waiting[0], options.download)) / 3600
-        console.print(f"the other {len(waiting)} will take about {hours:.2g} hours of training here")
-    if not options.estimate:
-        run_all(runs, IMAGES, store, download=options.download)
-
-
-def _estimate(runs: Sequence[ImageRun], data: Dataset) -> float:
-    """Seconds that runs will take, from some steps of every method at every batch size, behind as many to warm up."""
-    found: dict[tuple[str, int], float] = {}
-    for run in runs:
-        if (key := (run.method, run.batch_size)) not in found:
-            found[key] = train(replace(run, epochs=2), data, max_steps=10).seconds[-1] / 10
-    return sum(found[run.method, run.batch_size] * IMAGES.steps(run, data) for run in runs)
-
-
-def _report_table1(store: Store, name: str, folder: Path) -> Sections:
+def _report_table1(results: list[Result], name: str, folder: Path) -> Sections:
     """A table and a figure for every preset of which there are cells."""
     sections: Sections = {}
     for preset, grid in PRESETS.items():
         length = grid["epochs"], list(range(grid["seeds"]))  # what tells presets apart, whatever images they are run on
-        if results := [r for r in store.read() if (r["settings"]["epochs"], r["settings"]["seeds"]) == length]:
+        if own_results := [r for r in results if (r["settings"]["epochs"], r["settings"]["seeds"]) == length]:
             own = name if preset == "paper" else f"{name}-{preset}"
-            heading = f"{network(results[0]).rpartition(',')[0]}, {grid['epochs']} epochs: the paper's Table 1"
-            draw(results, heading, folder / f"{own}.png", paper=True)
+            heading = f"{network(own_results[0]).rpartition(',')[0]}, {grid['epochs']} epochs: the paper's Table 1"
+            draw(own_results, heading, folder / f"{own}.png", paper=True)
             planned = [(run.method, run.activation, run.batch_size) for run in expand([grid], {})]
-            there = {tuple(r["settings"][key] for key in ("method", "activation", "batch_size")) for r in results}
+            there = {tuple(r["settings"][key] for key in ("method", "activation", "batch_size")) for r in own_results}
             share = f"{len(there & set(planned))} of the preset's {len(planned)} cells are there."
             drawn = "In the figure the paper's lines are dotted."
-            text = f"{table(results, planned)}\n\n{caption(results)} {share} {drawn}"
+            text = f"{table(own_results, planned)}\n\n{caption(own_results)} {ranking(own_results)}{share} {drawn}"
             sections[own] = f"**{heading}**\n\n{text}"
     return sections
 
 
-def _arguments(parser: argparse.ArgumentParser) -> None:
-    add_arguments(parser, "data", "method", "activation", "batch_size", "device", grids=[_PAPER])
-    parser.add_argument("--preset", choices=PRESETS, default="paper", help="paper: days on two cores")
-    parser.add_argument("--estimate", action="store_true", help="only say what is there and how long the rest takes")
-
-
 STUDIES = {
-    "table1": Study("the paper's Table 1: accuracy and slope over batch sizes", _run, _report_table1, _arguments),
+    "table1": grid_study(
+        "the paper's Table 1, Figs. 6 and 7: accuracy and slope over batch sizes",
+        {preset: [grid] for preset, grid in PRESETS.items()},
+        _report_table1,
+    ),
     "batch-size": grid_study("accuracy by batch size, shorter", [_GRID], report),
 }

@@ -18,7 +18,8 @@ from ..images.networks import ACTIVATIONS
 from ..images.run import Grid, ImageRun, add_arguments, expand
 from ..images.train import IMAGES
 from ..methods import METHODS
-from .comparison import accuracy, network
+from .comparison import PAPERS, accuracy, grid_study, network
+from .sweep import sweep
 
 #: Steps of about three. A rate chosen at an edge says that the best may lie beyond it.
 GRIDS: dict[str, tuple[float, ...]] = {
@@ -80,7 +81,7 @@ Report = Callable[[Store, str, Path], Sections]
 _ALL = {"schedule": "cosine", "data": "cifar10"}
 #: Both sides of the question, and the plain network.
 _METHODS = ["none", "layernorm", "l2norm", "affine-like", "proportional", "batch-ideal"]
-_RATES = {**_ALL, "method": _METHODS, "activation": list(ACTIVATIONS), "optimizer": ["adam", "sgd"]}
+_RATES = {**_ALL, "method": _METHODS, "activation": PAPERS["activation"], "optimizer": ["adam", "sgd"]}
 _TANH = {**_ALL, "activation": "tanh"}
 _DIGITS = {**_RATES, "data": "digits", "method": ["none", "layernorm", "affine-like", "batch-ideal", "whitened"]}
 #: Around these rates, of a search of four epochs, and at these lengths.
@@ -200,13 +201,19 @@ def _study(help: str, run: Run, report: Report, grid: Grid, *names: str, **count
     return Study(help, run, report, arguments)
 
 
+#: Which rates train plain SGD, with BatchIdeal as it is by default and without it, whatever the batch size.
+_DEFAULTS = {
+    "data": "digits", "method": ["none", "batch-ideal-default"], "activation": ["tanh"], "optimizer": "sgd",
+    "lr": [0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0], "batch_size": [8, 32, 128], "epochs": 10, "seeds": 3,
+}  # fmt: skip
 _CHOICE = "method", "optimizer", "epochs"
 _RATES_HELP = "every method at the best of one grid of rates"
 _TRIALS_HELP = "the best methods, with rate, weight decay and damping by trials"
 STUDIES = {
     "cifar10-tuned": _study(_RATES_HELP, _run_rates, _report_rates, _RATES, *_CHOICE, search_epochs=3),
-    "cifar10-trials": _study(_TRIALS_HELP, _run_trials, _report_trials, _TANH, trials=8),
+    "cifar10-trials": _study(_TRIALS_HELP, _run_trials, _report_trials, _TANH, "hidden", trials=8),
     "cifar10-long": _study("the same for forty epochs", _run_long, _report_trials, _TANH),
+    "rates": grid_study("rates that train SGD with and without BatchIdeal; minutes", [_DEFAULTS], sweep("rate")),
     "digits-tuned": _study(
         "all that on digits", _run_rates, _report_trials, _DIGITS, *_CHOICE, search_epochs=10, trials=8
     ),

@@ -106,10 +106,11 @@ def test_table1_says_how_long_the_rest_takes(tmp_path, capsys):
     smoke = ["table1", "--preset", "smoke", "--methods", "none", "--activations", "tanh", "--device", "cpu"]
     smoke += ["--data", "digits", "--out", str(tmp_path), "--threads", "1"]
     assert main([*smoke, "--batch-size", "64"]) == 0
-    assert "0 of 1 cells are there" in capsys.readouterr().out
+    assert "0 of 1 runs are in" in capsys.readouterr().out
     assert main([*smoke, "--estimate"]) == 0
     printed = " ".join(capsys.readouterr().out.split())
-    assert "1 of 5 cells are there the other 4 will take about" in printed
+    assert "1 of 5 runs are in" in printed
+    assert "the other 4 will take about" in printed
     assert "1 of the preset's 20 cells are there." in printed
     assert len(Store(tmp_path / "table1.jsonl").read()) == 1
 

@@ -8,7 +8,7 @@ import torch
 
 from benchmarks.data import Dataset, load
 from benchmarks.images.ensemble import epoch_orders
-from benchmarks.images.networks import CONVOLUTIONAL
+from benchmarks.images.networks import NETWORKS
 from benchmarks.images.run import ImageRun
 from benchmarks.images.train import train
 from benchmarks.methods import METHODS
@@ -40,12 +40,12 @@ def test_ensemble_equals_plain_loops(method, digits):
     assert (together[:, 0] - together[:, 1]).abs().max() > 1e-3
 
 
-#: Each with another way to act on convolutions.
-ON_CONVOLUTIONS = ["none", "batchnorm", "l2-patch", "affine-like", "proportional", "batch-ideal", "uc-network"]
+#: Each with another way to act on convolutions; every network has two of them or more.
+ON_OTHERS = ["none", "batchnorm", "l2-patch", "affine-like", "proportional", "batch-ideal", "uc-network"]
 
 
-@pytest.mark.parametrize(("method", "network"), zip(ON_CONVOLUTIONS, cycle(CONVOLUTIONAL)))
-def test_ensemble_of_convolutional_networks_equals_plain_loops(method, network, digits):
+@pytest.mark.parametrize(("method", "network"), zip(ON_OTHERS, cycle(name for name in NETWORKS if name)))
+def test_ensemble_of_other_networks_equals_plain_loops(method, network, digits):
     run = ImageRun("digits", method, "leaky-relu", (4, 4), epochs=1, seeds=(0, 1), network=network)
     together, apart = losses(run, digits), losses(replace(run, backend="loop"), digits)
     assert ((together - apart).abs() / apart).max() <= TOLERANCE

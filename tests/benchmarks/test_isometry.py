@@ -34,7 +34,8 @@ def trained():
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(DATA, "few", few)
         patch.setattr(training, "BATCH_SIZE", 64)
-        results = [training.train(name, "few", steps=4, width=40) for name in ("tanh", "ReLU", "GELU")]
+        results = [training.train(name, "few", 4, [40] * 10) for name in ("tanh", "ReLU", "GELU")]
+        results.append(training.train("tanh", "few", 4, [40] * 2, 1))
     return [{**result, "environment": ENVIRONMENT} for result in results]
 
 
@@ -73,10 +74,12 @@ def test_limit_is_the_arc_cosine_kernel_of_relu():
     angle = math.acos(0.6)
     second = (math.sin(angle) + (math.pi - angle) * math.cos(angle)) / math.tau
     rho = (second - 1 / math.tau) / (0.5 - 1 / math.tau)
-    assert depth._limit(torch.relu, correlation, 1)[1] == pytest.approx(-math.log(1 - rho**2) / 2, rel=1e-6)
+    assert depth._limits(torch.relu, correlation, 1)[1, 0, 1].item() == pytest.approx(rho, rel=1e-6)
 
 
 def test_training_measures_every_layer_but_the_outputs_at_both_ends(trained):
+    *trained, deep = trained
+    assert len(deep["isometry"]["start"]) == 7
     for result in trained:
         for stage in result["isometry"].values():
             assert [layer["path"] for layer in stage][:4] == ["norm-0", "fc-0", "act-0", "norm-1"]
@@ -100,12 +103,14 @@ def test_tables_and_figures_come_from_the_files_alone(random_networks, trained, 
     sections = reported(tmp_path, "isometry-depth", [{**random_networks, "environment": ENVIRONMENT}], "isometry-depth")
     sections |= reported(tmp_path, "isometry-training", trained, "isometry-training")
     assert "| ReLU | 1.2665 | 0.538 |" in sections["isometry-depth"]
-    assert "| GELU | 1.2767 |" in sections["isometry-training"]
+    assert "| GELU | 1.2767 |" in sections["isometry-training-10"]
     assert (
-        "Rank correlation of β over 3 activations with the loss at the end of training" in sections["isometry-training"]
+        "Rank correlation of β over 3 activations with the loss at the end of training"
+        in sections["isometry-training-10"]
     )
-    assert "few, 10 layers of 40" in sections["isometry-training"]
-    names = ("depth", "unnormalised", "mean-field", "layers", "convergence")
+    assert "few, 10 layers of 40" in sections["isometry-training-10"]
+    assert "few, 2 layers of 40" in sections["isometry-training"]
+    names = ("depth", *depth.FIGURES, "layers", "convergence", "convergence-10")
     assert all(is_drawn(tmp_path / f"isometry-{name}.png") for name in names)
 
 
@@ -113,6 +118,7 @@ def test_command_skips_what_is_there(tmp_path, monkeypatch):
     monkeypatch.setitem(DATA, "few", few)
     monkeypatch.setattr(training, "BATCH_SIZE", 64)
     command = ["isometry-training", "--data", "few", "--width", "40", "--steps", "2", "--out", str(tmp_path)]
+    command += ["--preset", "reduced"]
     assert main([*command, "--activations", "tanh"]) == 0
     store = Store(tmp_path / "isometry-training.jsonl")
     before = store.path.read_text()
@@ -121,7 +127,7 @@ def test_command_skips_what_is_there(tmp_path, monkeypatch):
     assert [r["settings"]["activation"] for r in store.read()] == ["tanh", "leaky ReLU, 0.2"]
     monkeypatch.setattr(training, "BATCH_SIZE", 65)
     with pytest.raises(ValueError, match="few has 64 training samples, fewer than a batch of 65"):
-        training.train("tanh", "few", steps=2, width=40)
+        training.train("tanh", "few", 2, [40] * 10)
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ def test_search_goes_on_until_the_best_rate_is_no_edge(best, tmp_path, monkeypat
     """A loss that is least at one rate: that rate is found, and both of its neighbours on the ladder were tried."""
     tried = []
 
-    def run_all(runs, kind, store, part):
+    def run_all(runs, kind, store, part, download):
         for run in runs:
             if not store.has(run.key(part)):
                 tried.append(run.lr)
@@ -42,7 +42,7 @@ def test_search_goes_on_until_the_best_rate_is_no_edge(best, tmp_path, monkeypat
 
 
 def test_diverged_runs_are_never_chosen(tmp_path, monkeypatch):
-    def run_all(runs, kind, store, part):
+    def run_all(runs, kind, store, part, download):
         for run in runs:
             score = None if run.lr > 3e-3 else 1.0 / run.lr
             about = {"settings": run.settings(), "environment": {"host": ""}}

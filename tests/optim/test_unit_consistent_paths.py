@@ -85,7 +85,7 @@ def test_equivalent_networks_follow_one_path(family, name, rule):
 @pytest.mark.parametrize(
     ("name", "fan_in", "steps"),
     [
-        ("sgd", True, 2),
+        ("sgd", True, 4),
         ("adamw", False, 2),
         *(pytest.param(name, fan_in, 100, marks=pytest.mark.slow) for name in OPTIMIZERS for fan_in in (True, False)),
     ],
@@ -93,7 +93,7 @@ def test_equivalent_networks_follow_one_path(family, name, rule):
 def test_equivalent_residual_networks_with_batchnorm_follow_one_path(name, fan_in, steps):
     def build(parameters):
         optimizer = OPTIMIZERS[name](parameters)
-        if fan_in:
+        if fan_in and steps > 4:
             # Balanced to magnitude 1, weights are a hundred times what they are at a fan-in of thousands, and the rates
             # above hardly move them. Here they train, four images at a time, and training magnifies rounding: SGD's at
             # 0.01 from 4e-10 after five steps to 0.4 after forty; Adam makes a whole step of a gradient as small as its

@@ -1,0 +1,170 @@
+"""Does less divergence train better: the divergence of real steps along tuned runs, beside the accuracy they end at."""
+
+import argparse
+import math
+import statistics
+from collections import defaultdict
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from scipy.stats import spearmanr
+from torch import Tensor
+
+from adiv_optim.diagnostics import divergence
+
+from ..core.figure import panels
+from ..core.progress import measure
+from ..core.store import Result, Store
+from ..core.study import Sections, Study
+from ..core.table import machine, markdown, mean_and_error, plus_minus
+from ..data import Dataset
+from ..images.ensemble import Loops, epoch_orders, take
+from ..images.run import ImageRun
+from ..images.train import IMAGES
+from ..methods import METHODS
+from .comparison import network
+
+#: Measurements along a run, from before its first step on, and the batches of each.
+POINTS, BATCHES = 8, 4
+#: What is measured → what tables call it, and whether the thesis wants it high.
+QUANTITIES = {
+    "cosine": ("cosine with −g", True),
+    "gain_spread": ("spread of the own gain", False),
+    "interference": ("part across g", False),
+}
+#: A group of runs has this many or no rank correlation.
+ENOUGH = 4
+
+
+def follow(run: ImageRun, data: Dataset) -> Result:
+    """Train a run by plain loops; return divergence by point, means over layers, batches and seeds, and accuracies."""
+    trainer, found = Loops(run, data), []
+    generator = torch.Generator().manual_seed(1)
+    held = [torch.randint(len(data.train_labels), (run.batch_size,), generator=generator) for _ in range(BATCHES)]
+    steps = IMAGES.steps(run, data)
+    points = [round(point * (steps - 1) / (POINTS - 1)) for point in range(POINTS)]
+    taken = 0
+    for order in epoch_orders(run, len(data.train_labels)):
+        for index in order.unbind(1):
+            trainer.set_rate(taken / steps)
+            if taken in points:
+                found.append(_measured(trainer, [take(data, rows) for rows in held]))
+            trainer.step(index)
+            taken += 1
+    columns = {name: [point[name] for point in found] for name in QUANTITIES}
+    about = {"computes": run.computes(), "features": data.features, "classes": data.classes}
+    return {"settings": run.settings(), **about, "steps": points, **columns, "accuracy": trainer.accuracy()}
+
+
+def _measured(trainer: Loops, batches: Sequence[tuple[Tensor, Tensor]]) -> dict[str, float | None]:
+    """Of the step that each seed's optimizer would take on each batch; None where nothing is finite."""
+    values: dict[str, list[float]] = defaultdict(list)
+    for model, optimizer in zip(trainer.models, trainer.optimizers, strict=True):
+        for inputs, labels in batches:
+            layers = divergence(model, F.cross_entropy, inputs, labels, optimizer=optimizer).layers.values()
+            for summary in (layer.summary() for layer in layers):
+                values["cosine"].append(summary["cosine_median"])
+                values["interference"].append(summary["interference_median"])
+                values["gain_spread"].append(summary["gain_variance"] ** 0.5 / summary["gain_mean"])
+    finite = {name: [value for value in values[name] if math.isfinite(value)] for name in QUANTITIES}
+    return {name: float(f"{statistics.fmean(each):.6g}") if each else None for name, each in finite.items()}
+
+
+def _run(options: argparse.Namespace, store: Store) -> None:
+    """Follow every run that the tuned file shows, at its settings."""
+    loaded: list[Dataset] = []
+
+    def made(run: ImageRun) -> Result:
+        if not loaded:
+            loaded.append(IMAGES.load(run, options.download))
+        return follow(run, loaded[0])
+
+    runs = []
+    for result in Store(options.tuned).read():
+        settings = {name: tuple(v) if isinstance(v, list) else v for name, v in result["settings"].items()}
+        runs.append(
+            ImageRun(**{**settings, "data": options.data, "backend": "loop", "seeds": tuple(range(options.seeds))})
+        )
+    measure(store, {run.key(): partial(made, run) for run in runs})
+
+
+def means(result: Result) -> dict[str, float]:
+    """Every quantity's mean along the run, and the mean accuracy."""
+    finite = {name: [value for value in result[name] if value is not None] for name in QUANTITIES}
+    along = {name: statistics.fmean(values) if values else math.nan for name, values in finite.items()}
+    return {**along, "accuracy": statistics.fmean(result["accuracy"])}
+
+
+def groups(results: Sequence[Result]) -> dict[str, list[dict[str, float]]]:
+    """All runs that have not diverged, and those of every activation and optimizer, where there are enough."""
+    found: dict[str, list[dict[str, float]]] = defaultdict(list)
+    for result in results:
+        own, settings = means(result), result["settings"]
+        if all(map(math.isfinite, own.values())) and own["accuracy"] > 200 / result["classes"]:
+            found["all"].append(own)
+            found[f"{settings['activation']}, {settings['optimizer']}"].append(own)
+    return {name: members for name, members in found.items() if len(members) >= ENOUGH}
+
+
+def rank(members: Sequence[dict[str, float]], quantity: str) -> Any:
+    """Spearman's rank correlation of a quantity with the accuracy."""
+    return spearmanr([own[quantity] for own in members], [own["accuracy"] for own in members])
+
+
+def report(store: Store, name: str, folder: Path) -> Sections:
+    """Rank correlations, the runs, a figure and a caption."""
+    results, found = store.read(), groups(store.read())
+    correlations = [
+        [group, str(len(members))]
+        + [f"{r.statistic:+.2f} ({r.pvalue:.2g})" for r in (rank(members, quantity) for quantity in QUANTITIES)]
+        for group, members in found.items()
+    ]
+    labels = [label for label, _ in QUANTITIES.values()]
+    rows = []
+    for result in sorted(results, key=lambda r: -mean_and_error(r["accuracy"])[0]):
+        settings, own = result["settings"], means(result)
+        row = [METHODS[settings["method"]].label, settings["activation"], settings["optimizer"]]
+        rows.append([*row, plus_minus(result["accuracy"]), *(f"{own[quantity]:.3f}" for quantity in QUANTITIES)])
+    _figure(results, f"{network(results[0])}: divergence and accuracy", folder / f"{name}.png")
+    wanted = "The thesis wants a positive correlation with the cosine and negative ones with the others. "
+    caption = (
+        f"{network(results[0])}, settings as tuned, {len(results[0]['accuracy'])} seeds: divergence of the real step, "
+        f"mean over {POINTS} moments of the run, {BATCHES} batches and all layers; beside it test accuracy. Rank "
+        f"correlations are Spearman's over runs, in brackets p. {wanted}Runs that diverged are left out of them. "
+        "In the figure circles are behind SGD, squares have momentum, triangles are behind Adam; filled is tanh. "
+        f"{machine(results[0]['environment'])}"
+    )
+    first = markdown(["runs", "n", *(f"accuracy and {label}" for label in labels)], correlations)
+    second = markdown(["method", "activation", "optimizer", "test accuracy, %", *labels], rows)
+    return {name: f"{first}\n\n{second}\n\n{caption}"}
+
+
+def _figure(results: Sequence[Result], title: str, path: Path) -> None:
+    """Draw accuracy against every quantity, a mark per optimizer, filled for tanh."""
+    with panels([label for label, _ in QUANTITIES.values()], title, path) as axes:
+        for axis, quantity in zip(axes, QUANTITIES, strict=True):
+            for result in results:
+                own, settings, method = means(result), result["settings"], METHODS[result["settings"]["method"]]
+                if own["accuracy"] > 200 / result["classes"]:
+                    look = {
+                        "color": method.color,
+                        "marker": {"sgd": "o", "momentum": "s"}.get(settings["optimizer"], "^"),
+                    }
+                    face = method.color if settings["activation"] == "tanh" else "none"
+                    axis.scatter(own[quantity], own["accuracy"], **look, facecolors=face, label=method.label)
+        axes[0].set_ylabel("test accuracy, %")
+
+
+def _arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--tuned", type=Path, required=True, help="a file of tuned runs, whose settings are followed")
+    parser.add_argument("--data", default="digits", help="what these runs were trained on")
+    parser.add_argument("--download", action="store_true", help="fetch CIFAR-10 into ./data")
+    parser.add_argument("--seeds", type=int, default=3, help="how many; seed k is k")
+
+
+_HELP = "divergence along tuned runs, and whether it ranks them"
+STUDIES = {"mechanism": Study(_HELP, _run, report, _arguments)}

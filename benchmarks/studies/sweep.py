@@ -1,0 +1,128 @@
+"""Accuracy along one setting of the runs, such as width or rate: a table and a figure, a row for every method."""
+
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ..core.figure import panels
+from ..core.store import Result
+from ..core.study import Sections
+from ..core.table import machine, markdown, mean_and_error, plus_minus
+from ..methods import METHODS
+from .comparison import DATA_LABELS, NETWORK_LABELS, Report
+
+
+class Along(NamedTuple):
+    """The setting that columns and horizontal axes are."""
+
+    label: str
+    of: Callable[[dict[str, Any]], float]
+    scale: str = "log"
+
+
+ALONG = {
+    "width": Along("width of the hidden layers", lambda s: s["hidden"][0]),
+    "depth": Along("hidden layers", lambda s: len(s["hidden"])),
+    "batch": Along("batch size", lambda s: s["batch_size"]),
+    "rate": Along("learning rate", lambda s: s["lr"]),
+    "gain": Along("factor on all parameters at first", lambda s: s["gain"]),
+    "method": Along("", lambda s: 0.0, "linear"),
+}
+#: What tells panels of a figure apart, and groups of rows of a table.
+_PANEL = {
+    "activation": lambda s, along: s["activation"],
+    "optimizer": lambda s, along: s["optimizer"],
+    "batch": lambda s, along: "" if along == "batch" else f"batch {s['batch_size']}",
+    "layers": lambda s, along: "" if along == "depth" else f"{len(s['hidden'])} hidden",
+    "width": lambda s, along: "" if along == "width" else f"width {s['hidden'][0]}",
+}
+
+
+def sweep(along: str) -> Report:
+    """A report of runs along a setting; where runs differ in nothing but their rate, the best of them counts."""
+
+    def report(results: list[Result], name: str, folder: Path) -> Sections:
+        lengths: dict[tuple[Any, ...], list[Result]] = defaultdict(list)
+        for result in results:
+            s = result["settings"]
+            lengths[s["data"], s["epochs"], len(s["seeds"]), s.get("validation", False)].append(result)
+        return {
+            (own := name if len(lengths) == 1 else f"{name}-{number}"): _section(group, along, own, folder)
+            for number, group in enumerate(lengths.values(), start=1)
+        }
+
+    return report
+
+
+#: Panel → method → place along the setting → results.
+Cells = dict[str, dict[str, dict[float, list[Result]]]]
+
+
+def cells(results: list[Result], along: str) -> Cells:
+    """Sort results into panels, methods and places; parts of a panel's name that all panels share are left out."""
+    parts = {name: {part(r["settings"], along) for r in results} for name, part in _PANEL.items()}
+    telling = [part for name, part in _PANEL.items() if len(parts[name]) > 1]
+    found: Cells = defaultdict(lambda: defaultdict(lambda: defaultdict(list)))
+    for result in sorted(results, key=lambda r: list(METHODS).index(r["settings"]["method"])):
+        s = result["settings"]
+        panel = ", ".join(part(s, along) for part in telling)
+        found[panel][s["method"]][float(ALONG[along].of(s))].append(result)
+    return found
+
+
+def best(results: list[Result]) -> list[float]:
+    """The accuracy of every seed after the last epoch, at the best of the rates that there are."""
+    return max((r["test_accuracy"][-1] for r in results), key=lambda seeds: mean_and_error(seeds)[0])
+
+
+def _section(results: list[Result], along: str, name: str, folder: Path) -> str:
+    found, setting = cells(results, along), ALONG[along]
+    places = sorted({place for methods in found.values() for by_place in methods.values() for place in by_place})
+    several = len(found) > 1
+    rows = [
+        [*([panel] * several), METHODS[method].label]
+        + [plus_minus(best(by_place[place])) if place in by_place else "" for place in places]
+        for panel, methods in found.items()
+        for method, by_place in methods.items()
+    ]
+    header = [*([""] * several), "method", *(f"{place:g}" if setting.label else "%" for place in places)]
+    title = _title(results, along)
+    if setting.label:
+        _figure(found, setting, title, folder / f"{name}.png")
+    return f"**{title}**\n\n{markdown(header, rows)}\n\n{_caption(results, found)}"
+
+
+def _title(results: list[Result], along: str) -> str:
+    settings = results[0]["settings"]
+    data = DATA_LABELS.get(settings["data"], settings["data"])
+    kind = NETWORK_LABELS.get(settings.get("network"), "")
+    sizes = {str([results[0]["features"], *r["settings"]["hidden"], results[0]["classes"]]) for r in results}
+    network = f"{kind}{min(sizes)}" if len(sizes) == 1 else f"{kind}{len(sizes)} networks"
+    return f"{data}, {network}, {settings['epochs']} epochs" + f": accuracy by {ALONG[along].label}" * bool(
+        ALONG[along].label
+    )
+
+
+def _caption(results: list[Result], found: Cells) -> str:
+    settings, environment = results[0]["settings"], results[0]["environment"]
+    where = "a tenth of the training set, held out" if settings.get("validation") else "the test set"
+    rates = max(len(at) for methods in found.values() for by_place in methods.values() for at in by_place.values())
+    chosen = f", each at the best of {rates} rates" if rates > 1 else ""
+    rate = "" if len({r["settings"]["lr"] for r in results}) > 1 else f", {settings['optimizer']} {settings['lr']:g}"
+    return (
+        f"Accuracy on {where} in per cent after {settings['epochs']} epochs{rate}{chosen}, mean ± standard error over "
+        f"{len(settings['seeds'])} seeds. {machine(environment, settings['device'])}"
+    )
+
+
+def _figure(found: Cells, setting: Along, title: str, path: Path) -> None:
+    with panels(list(found), title, path) as axes:
+        for axis, methods in zip(axes, found.values(), strict=True):
+            for name, by_place in methods.items():
+                method, places = METHODS[name], sorted(by_place)
+                means, errors = zip(*(mean_and_error(best(by_place[place])) for place in places), strict=True)
+                look = {"color": method.color, "fmt": "o--" if method.correction else "o-", "label": method.label}
+                axis.errorbar(places, means, errors, **look, markersize=4, capsize=2)
+            axis.set(xlabel=setting.label, xscale=setting.scale)
+        axes[0].set_ylabel("accuracy, %")

@@ -1,0 +1,64 @@
+"""Divergence along runs: what is measured is the real step's, and ranks are those of the numbers."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from adiv_optim.diagnostics import divergence
+from benchmarks.__main__ import main
+from benchmarks.core.store import Store
+from benchmarks.data import load
+from benchmarks.images.ensemble import Loops, take
+from benchmarks.images.run import ImageRun
+from benchmarks.studies import mechanism
+
+from .test_report import is_drawn, result
+
+
+@pytest.mark.parametrize("method", ["none", "batch-ideal", "whitened"])
+def test_first_point_is_the_divergence_of_the_first_step(method):
+    digits = load("digits").to("cpu", torch.float64)
+    run = ImageRun("digits", method, "tanh", (5,), 256, "sgd", lr=0.1, epochs=2, seeds=(0,), backend="loop")
+    found = mechanism.follow(run, digits)
+    assert found["steps"][0] == 0
+    assert len(found["cosine"]) == len(set(found["steps"])) == mechanism.POINTS
+    assert found["cosine"][-1] != found["cosine"][0]
+    trainer, generator = Loops(run, digits), torch.Generator().manual_seed(1)
+    cosines = []
+    for _ in range(mechanism.BATCHES):
+        inputs, labels = take(digits, torch.randint(1438, (256,), generator=generator))
+        measured = divergence(trainer.models[0], F.cross_entropy, inputs, labels, optimizer=trainer.optimizers[0])
+        cosines += [layer.cosine.nanmedian() for layer in measured.layers.values()]
+    assert found["cosine"][0] == pytest.approx(torch.stack(cosines).mean().item(), rel=1e-5)
+
+
+def test_ranks_are_of_runs_that_did_not_diverge(tmp_path):
+    accuracies = [50.0, 60.0, 70.0, 80.0, 10.0]
+    runs = [
+        {**result(lr=accuracy, accuracies=()), "accuracy": [accuracy], "cosine": [accuracy / 100, None],
+         "gain_spread": [-accuracy], "interference": [accuracy**2]}
+        for accuracy in accuracies
+    ]  # fmt: skip
+    (members,) = {len(members): members for members in mechanism.groups(runs).values()}.values()
+    assert len(members) == 4
+    assert mechanism.rank(members, "cosine").statistic == pytest.approx(1)
+    assert mechanism.rank(members, "gain_spread").statistic == pytest.approx(-1)
+    store = Store(tmp_path / "name.jsonl", "mechanism")
+    for number, each in enumerate(runs):
+        store.add(str(number), each)
+    section = mechanism.report(store, "name", tmp_path)["name"]
+    assert "| all | 4 | +1.00 (0) | -1.00 (0) | +1.00 (0) |" in section
+    assert is_drawn(tmp_path / "name.png")
+
+
+def test_command_follows_the_runs_of_a_file(tmp_path, capsys):
+    tuned = Store(tmp_path / "tuned.jsonl", "compare")
+    tuned.add("a", result("affine-like", hidden=[4], batch_size=256, epochs=1, weight_decay=0.1))
+    command = ["mechanism", "--tuned", str(tuned.path), "--seeds", "1", "--out", str(tmp_path)]
+    assert main(command) == 0
+    (found,) = Store(tmp_path / "mechanism.jsonl").read()
+    assert found["settings"] == {**result()["settings"], "method": "affine-like", "hidden": [4], "batch_size": 256} | {
+        "epochs": 1, "weight_decay": 0.1, "seeds": [0], "backend": "loop", "validation": False,
+    }  # fmt: skip
+    assert main(command) == 0  # it is there
+    assert "affine-like" in capsys.readouterr().out

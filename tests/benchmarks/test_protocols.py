@@ -1,0 +1,210 @@
+"""The benchmark trains what the papers say: their networks, written here from their words, give the same losses."""
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from benchmarks.__main__ import main
+from benchmarks.data import Dataset
+from benchmarks.images.ensemble import epoch_orders
+from benchmarks.images.train import train
+from benchmarks.methods import METHODS, PAPERS_OWN
+from benchmarks.studies import isometry_training
+
+PATCHES = ["l2-patch", "l2-patch-half"]
+STEPS, SEED = 4, 3
+
+
+def planned(*command, tmp_path):
+    """The runs of a command, none of which is made."""
+    found = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("benchmarks.studies.comparison.run_all", lambda runs, *_, **__: found.extend(runs))
+        assert main([*command, "--out", str(tmp_path)]) == 0
+    return found
+
+
+def images(features):
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.rand(200, features, generator=generator, dtype=torch.float64)
+    labels = torch.arange(200) % 3
+    return Dataset(inputs[:160], labels[:160], inputs[160:], labels[160:])
+
+
+def normalised(method, x):
+    """A parameterless normaliser, over everything that a sample is; BatchNorm over samples (and pixels)."""
+    axes = tuple(range(1, x.dim()))
+    centred = x - x.mean(axes, keepdim=True)
+    over = (0, *axes[1:])
+    eps = 1e-5
+    return {
+        "batchnorm": lambda: (
+            (x - x.mean(over, keepdim=True)) / (x.var(over, unbiased=False, keepdim=True) + eps).sqrt()
+        ),
+        "layernorm": lambda: centred / (centred.square().mean(axes, keepdim=True) + eps).sqrt(),
+        "rmsnorm": lambda: x / (x.square().mean(axes, keepdim=True) + torch.finfo(x.dtype).eps).sqrt(),
+        "l2norm": lambda: x / x.square().sum(axes, keepdim=True).sqrt(),
+        "l2norm-half": lambda: x / x.square().sum(axes, keepdim=True).sqrt(),
+    }.get(method, lambda: x)()
+
+
+def affine(method, layer, x):
+    """An affine layer behind its normaliser, or in its structural form."""
+    x = normalised(method, x)
+    norm = x.square().sum(-1, keepdim=True)
+    if method == "affine-like":
+        return (x @ layer.weight.T + layer.bias) / (norm + 1).sqrt()
+    return (x / norm.sqrt() if method in PATCHES else x) @ layer.weight.T + layer.bias
+
+
+def convolution(method, layer, x):
+    """A convolution of 3×3, stride 2 and padding 1, as an affine layer of patches (Eqs. 55 and 56)."""
+    x = normalised(method, x)
+    patches = F.unfold(x, 3, padding=1, stride=2)
+    norm = patches.square().sum(1, keepdim=True)
+    z = layer.weight.flatten(1) @ (patches / norm.sqrt() if method in PATCHES else patches) + layer.bias[:, None]
+    side = (x.shape[-1] + 1) // 2
+    return (z / (norm + 1).sqrt() if method == "affine-like" else z).unflatten(2, (side, side))
+
+
+class Words(nn.Module):
+    """A network as the papers describe it; layers are drawn in order, as PyTorch draws them."""
+
+    def __init__(self, run, features, classes):
+        super().__init__()
+        self.run, self.act = (
+            run,
+            {"tanh": torch.tanh, "leaky-relu": F.leaky_relu, "identity": lambda x: x}[run.activation],
+        )
+        sizes = [features, *run.hidden]
+        if run.network in ("cnn", "cnn-pool"):
+            self.channels, self.side = 3, int((features / 3) ** 0.5)
+            sizes[0], side = 3, self.side
+            self.inner = nn.ModuleList(nn.Conv2d(a, b, 3) for a, b in pairwise(sizes))
+            for _ in run.hidden:
+                side = (side + 1) // 2
+            sizes[-1] *= 1 if run.network == "cnn-pool" else side**2
+        else:
+            self.inner = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(sizes))
+        self.last = nn.Linear(sizes[-1], classes)
+
+    def forward(self, x):
+        method, conv = self.run.method, self.run.network in ("cnn", "cnn-pool")
+        x = x.unflatten(1, (3, self.side, self.side)) if conv else x
+        for number, layer in enumerate(self.inner):
+            if conv:
+                x = self.act(convolution(method, layer, x))
+            elif self.run.network == "residual":
+                x = x + affine(method, layer, self.act(x)) if number else affine(method, layer, x)
+            else:
+                x = self.act(affine(method, layer, x))
+        if self.run.network == "residual":
+            x = self.act(x)
+        return affine(method, self.last, (x.mean((2, 3)) if self.run.network == "cnn-pool" else x).flatten(1))
+
+
+def by_words(run, data):
+    """Losses of the papers' training, with Adam at 0.001, or at half of that."""
+    torch.manual_seed(run.seeds[0])
+    model = Words(run, data.features, data.classes).double()
+    rate = 0.0005 if run.method in ("l2norm-half", "l2-patch-half") else 0.001
+    optimizer, losses = torch.optim.Adam(model.parameters(), lr=rate), []
+    for index in next(epoch_orders(run, len(data.train_labels)))[0, :STEPS]:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(data.train_inputs[index]), data.train_labels[index])
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def difference(run, features):
+    """How far the benchmark's losses are from those of the words, relative."""
+    data, run = images(features), replace(run, seeds=(SEED,), epochs=1)
+    found = [loss for (loss,) in train(run, data, max_steps=STEPS).step_losses]
+    wanted = by_words(run, data)
+    return max(abs(a - b) / b for a, b in zip(found, wanted, strict=True))
+
+
+def short(run):
+    """The run with a network that is quick to train: widths are not what is tested."""
+    return replace(run, hidden=tuple(5 for _ in run.hidden[:3]), batch_size=8)
+
+
+STUDIES = ["table1", "fig2", "fig3", "fig5", "residual", "cnn-pool", "cnn"]
+
+
+@pytest.mark.parametrize("study", STUDIES)
+def test_benchmark_trains_the_papers_networks(study, tmp_path):
+    methods = [*PAPERS_OWN, *PATCHES * study.startswith("cnn")]
+    runs = planned(study, "--methods", *methods, tmp_path=tmp_path)
+    some = {(run.method, run.activation, len(run.hidden)): short(run) for run in runs}
+    assert {method for method, *_ in some} == set(methods)
+    for run in some.values():
+        assert difference(run, 192 if study.startswith("cnn") else 12) <= 1e-9, run
+
+
+def test_planted_deviations_from_the_papers_are_noticed(tmp_path, monkeypatch):
+    runs = {run.method: short(run) for run in planned("table1", tmp_path=tmp_path)}
+    monkeypatch.setitem(METHODS, "l2norm-half", replace(METHODS["l2norm-half"], lr_factor=0.9))
+    assert difference(runs["l2norm-half"], 12) > 1e-6
+    later = replace(
+        METHODS["layernorm"],
+        normalizer=lambda s: nn.Identity() if s == (12,) else nn.LayerNorm(s, elementwise_affine=False),
+    )
+    monkeypatch.setitem(METHODS, "layernorm", later)
+    assert difference(runs["layernorm"], 12) > 1e-6
+
+
+#: Study → hidden layers, activations, batch sizes, as the papers have them.
+WIDTHS = {(width,) * layers for layers in (1, 3) for width in (16, 32, 64, 128)}
+BOTH = {"tanh", "leaky-relu"}
+PAPERS = {
+    "table1": ({(32, 32)}, BOTH, {8, 16, 32, 64, 128}),
+    "fig2": (WIDTHS, {"tanh"}, {32}),
+    "fig3": (WIDTHS, {"leaky-relu"}, {32}),
+    "fig4": ({(width, width) for width in (1, 2, 4, 8, 16, 32, 64, 128, 256)}, BOTH, {32}),
+    "fig5": (WIDTHS, {"identity"}, {32}),
+    "cnn-pool": ({(16, 32, 32)}, {"leaky-relu"}, {32}),
+    "cnn": ({(16, 32, 32, 32, 32)}, {"leaky-relu"}, {32}),
+    "depth": ({(32,) * 2, (32,) * 5, (32,) * 10}, BOTH, {32}),
+}
+
+
+@pytest.mark.parametrize("study", PAPERS)
+def test_presets_have_the_papers_sizes(study, tmp_path):
+    runs = planned(study, "--preset", "paper", tmp_path=tmp_path)
+    hidden, activations, batches = PAPERS[study]
+    assert {run.hidden for run in runs} == hidden
+    assert {run.activation for run in runs} == activations
+    assert {run.batch_size for run in runs} == batches
+    assert {run.method for run in runs} >= set(PAPERS_OWN)
+    assert {(run.epochs, len(run.seeds), run.optimizer, run.lr, run.schedule) for run in runs} == {
+        (100, 5, "adam", 0.001, "constant")
+    }
+    shorter = planned(study, "--preset", "reduced", tmp_path=tmp_path)
+    assert len(shorter) == len(runs)
+    assert all(run.epochs < 100 and len(run.seeds) == 3 for run in shorter)
+
+
+def test_isometry_trains_norm_linear_activation(tmp_path):
+    torch.manual_seed(0)
+    model = isometry_training.network("tanh", 300, 10, [200] * 10).double()
+    x = torch.randn(4, 300, dtype=torch.float64)
+    wanted = x
+    layers = [layer for layer in model if isinstance(layer, nn.Linear)]
+    assert [layer.out_features for layer in layers] == [200] * 10 + [10]
+    for number, layer in enumerate(layers):
+        centred = wanted - wanted.mean(1, keepdim=True)
+        wanted = centred / (centred.square().mean(1, keepdim=True) + 1e-5).sqrt() @ layer.weight.T
+        wanted = wanted if number == 10 else wanted.tanh()
+        assert layer.weight.std().item() == pytest.approx(layer.in_features**-0.5, rel=0.05)
+        assert not layer.bias.any()
+    torch.testing.assert_close(model(x), wanted, rtol=0, atol=1e-10)
+    assert (isometry_training.BATCH_SIZE, isometry_training.LR) == (512, 0.01)
+    paper = isometry_training.PRESETS["paper"]
+    assert (paper["layers"][0], paper["width"], paper["steps"]) == (10, 1000, 9 * (50_000 // 512))

@@ -1,0 +1,94 @@
+"""Verdicts follow from the numbers, by scipy's tests, and say what would decide what is undecided."""
+
+import pytest
+from scipy import stats
+
+from benchmarks.core.claims import Claim, Finding, ahead, best, every, image, level
+from benchmarks.core.store import Store
+from benchmarks.reproduce import RECIPES
+from benchmarks.studies import STUDIES, judges
+from benchmarks.studies.verdicts import CLAIMS, DIGESTS
+
+from .test_report import result
+
+HIGH, LOW, WIDE = [50.0, 51.0, 52.0], [40.0, 41.0, 43.0], [30.0, 45.0, 60.0]
+
+
+def sample(values):
+    return lambda stores: values
+
+
+def test_difference_counts_where_welchs_p_says_so():
+    found = ahead(sample(HIGH), sample(LOW))({})
+    p = stats.ttest_ind(HIGH, LOW, equal_var=False).pvalue
+    assert found == Finding(True, "51.00 ± 0.58 against 41.33 ± 0.88, +9.67", "3, 3", f"{p:.2g}")
+    assert ahead(sample(LOW), sample(HIGH))({}).holds is False
+    assert ahead(sample(LOW), sample(HIGH), lower=True)({}).holds is True
+    assert ahead(sample(HIGH), sample(WIDE))({}).holds is None
+    assert stats.ttest_ind(HIGH, WIDE, equal_var=False).pvalue > 0.05
+
+
+def test_level_is_an_interval_within_the_margin():
+    assert level(sample(HIGH), sample([50.5, 51.0, 51.5]), 5.0)({}).holds is True
+    assert level(sample(HIGH), sample(LOW), 1.0)({}).holds is False
+    assert level(sample(HIGH), sample(WIDE), 5.0)({}).holds is None
+
+
+def test_best_is_held_against_the_best_of_the_others():
+    others = {"low": sample(LOW), "high": sample([60.0, 60.5, 61.0])}
+    found = best(sample(HIGH), others)({})
+    assert found.holds is False
+    assert "(high)" in found.figure
+    assert "(low)" in best(sample(HIGH), others, lower=True)({}).figure
+
+
+def test_one_that_does_not_hold_is_enough_against_all():
+    yes, no, open_ = (ahead(sample(a), sample(b)) for a, b in ((HIGH, LOW), (LOW, HIGH), (HIGH, WIDE)))
+    assert [every(judges)({}).holds for judges in ([yes, yes], [yes, open_], [open_, no])] == [True, None, False]
+
+
+def test_missing_runs_are_undecided_and_shorter_ones_only_hint(tmp_path):
+    store = Store(tmp_path / "short.jsonl", "compare")
+    store.add("a", result("none", accuracies=(LOW,)))
+    store.add("b", result("affine-like", accuracies=(HIGH,)))
+    judged = {name: ahead(image(name, method="affine-like"), image(name, method="none")) for name in ("short", "long")}
+    stores = {"short": store}
+    assert Claim("", "", ("short",), judged["short"]).found(stores).holds is True
+    assert Claim("", "", ("long",), judged["long"]).found(stores) == Finding(None)
+    hinted = Claim("", "", ("long",), judged["long"], hint=judged["short"]).found(stores)
+    assert hinted.holds is None
+    assert "against" in hinted.figure
+
+
+def test_slopes_and_rows_of_table_1_want_every_batch_size(tmp_path):
+    store = Store(tmp_path / "table1.jsonl", "table1")
+    sizes = (8, 16, 32, 64, 128)
+    for size in sizes[:-1]:
+        store.add(str(size), result(batch_size=size, accuracies=([50 - size / 8, 51 - size / 8],)))
+    with pytest.raises(LookupError, match="not every batch size"):
+        judges.row("none", "tanh")({"table1": store})
+    store.add("128", result(batch_size=128, accuracies=([34.0, 35.0],)))
+    assert judges.row("none", "tanh")({"table1": store}) == pytest.approx([43.8, 44.8])
+    falls, rises = (judges.slope("none", "tanh", sign)({"table1": store}) for sign in (-1, 1))
+    assert (falls.holds, rises.holds) == (True, False)
+    assert "-12.50" in falls.figure
+    assert falls.n == "10"
+
+
+def test_claims_name_commands_that_exist():
+    for claim in CLAIMS:
+        words = claim.decide.split()
+        assert claim.files
+        if words:
+            assert words[:3] == ["python", "-m", "benchmarks"]
+            assert words[3] in STUDIES or (words[3] == "reproduce" and words[4] in RECIPES), claim.decide
+        else:
+            assert set(claim.files) <= RECIPES.keys(), claim
+
+
+def test_verdicts_without_any_results_are_all_undecided_but_for_what_is_printed_in_the_papers(tmp_path):
+    store = Store(tmp_path / "digits.jsonl", "digits")
+    store.add("a", result())
+    decided = [claim for claim in CLAIMS if claim.found({"digits": store}).holds is not None]
+    assert [claim.text for claim in decided] == ["Its summary: BatchNorm reaches 49.08 with tanh"]
+    assert "**undecided**" in DIGESTS["verdicts"].section({"digits": store}, "verdicts", tmp_path)
