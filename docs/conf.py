@@ -3,6 +3,8 @@
 import importlib
 import pydoc
 import re
+import sys
+from pathlib import Path
 from typing import Any
 
 from docutils import nodes
@@ -12,6 +14,9 @@ from sphinx.environment import BuildEnvironment
 from sphinx.util import logging
 
 import adiv_optim
+
+# The programs to copy, which a story reads, stand beside the documentation.
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 logger = logging.getLogger(__name__)
 
@@ -27,7 +32,20 @@ extensions = [
     "sphinx.ext.napoleon",
     "sphinx.ext.viewcode",
     "sphinx_copybutton",
+    "sphinx_gallery.gen_gallery",
 ]
+# Stories of gallery/, run when the pages are built: an assertion that fails ends the build.
+sphinx_gallery_conf = {
+    "examples_dirs": "gallery",
+    "gallery_dirs": "stories",
+    "abort_on_example_error": True,
+    "within_subsection_order": "FileNameSortKey",
+    "download_all_examples": False,
+    "show_signature": False,
+    "write_computation_times": False,
+    "reset_modules": (),
+}
+exclude_patterns = ["gallery"]
 copybutton_exclude = ".linenos, .gp, .go"  # prompts and outputs of examples
 html_theme = "furo"
 html_title = f"adiv_optim {version}"

@@ -51,7 +51,7 @@ TIMEFORMAT="+ python $* $more: %0R s, %0U s of them busy"
 time {python} "$@" $more
 """
 PIP = """#!/usr/bin/env bash
-exec {python} -m pip "$1" {options} --no-deps --no-build-isolation --no-index --quiet "${{@:2}}"
+exec {python} -m pip "$1" --no-deps --no-build-isolation --no-index --quiet {options} "${{@:2}}"
 """
 MAKE = """#!/usr/bin/env bash
 exec {make} --dry-run "$@" > /dev/null
