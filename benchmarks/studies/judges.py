@@ -213,7 +213,8 @@ def worst(file: str, along: str) -> Judge:
 
 
 # Isometry.
-def _depth(stores: Stores, activation: str, variant: str, quantity: str = "measured") -> list[float] | None:
+def depth_quartiles(stores: Stores, activation: str, variant: str, quantity: str = "measured") -> list[float] | None:
+    """Quartiles over draws behind the last layer."""
     result = runs_alone(stores, "isometry-depth")
     return result["activations"][activation][quantity][variant][result["depth"]]
 
@@ -222,7 +223,7 @@ def _gap(activation: str, own: str, other: str, relation: str, quantity: str = "
     """Quartiles over draws overlap ("level"), or those of the one lie below those of the other ("below")."""
 
     def judge(stores: Stores) -> Finding:
-        ours, theirs = (_depth(stores, activation, variant, quantity) for variant in (own, other))
+        ours, theirs = (depth_quartiles(stores, activation, variant, quantity) for variant in (own, other))
         n = f"{runs_alone(stores, 'isometry-depth')['seeds']} draws"
         words = ["out of range" if each is None else f"{each[1]:.2g}" for each in (ours, theirs)]
         figure = f"{activation} {words[0]} against {words[1]}"
@@ -247,7 +248,8 @@ def bounded(stores: Stores) -> Finding:
     return Finding(all(gap <= bound for gap, bound in pairs), f"{len(found)} activations, every depth")
 
 
-def _by_activation(stores: Stores, file: str, layers: int) -> dict[str, list[Result]]:
+def by_activation(stores: Stores, file: str, layers: int) -> dict[str, list[Result]]:
+    """The seeds of every activation at a depth, by isometry strength."""
     found: dict[str, list[Result]] = {}
     for result in runs(stores, file, layers=layers):
         found.setdefault(result["settings"]["activation"], []).append(result)
@@ -256,7 +258,7 @@ def _by_activation(stores: Stores, file: str, layers: int) -> dict[str, list[Res
 
 def least_gain(stores: Stores) -> Finding:
     """No norm of any network lowers isometry."""
-    found = _by_activation(stores, "isometry-training", 10)
+    found = by_activation(stores, "isometry-training", 10)
     stages = {
         s: min(min(isometry_training.least_gains(seeds, s)) for seeds in found.values()) for s in ("start", "trained")
     }
@@ -268,7 +270,7 @@ def faster(file: str, layers: int, *, wanted: bool) -> Judge:
     """The training loss falls with β over activations; or does not, if that is what is claimed."""
 
     def judge(stores: Stores) -> Finding:
-        found = _by_activation(stores, file, layers)
+        found = by_activation(stores, file, layers)
         rank = isometry_training.correlations(found)["the loss at the end of training"]
         correlated = rank.statistic < 0 if rank.pvalue < 0.05 else None
         figure = f"rank correlation of β with the training loss {rank.statistic:+.2f}, {layers} layers"

@@ -89,7 +89,7 @@ def _run(options: argparse.Namespace, store: Store) -> None:
         runs.append(
             ImageRun(**{**settings, "data": options.data, "backend": "loop", "seeds": tuple(range(options.seeds))})
         )
-    measure(store, {run.key(): partial(made, run) for run in runs})
+    measure(store, {run.key(): partial(made, run) for run in runs if not store.has(run.key(), run.computes())})
 
 
 def means(result: Result) -> dict[str, float]:

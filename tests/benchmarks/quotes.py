@@ -1,0 +1,397 @@
+"""What pages say of results, with places for the numbers, and where these are to be read."""
+
+import math
+from functools import cache
+from statistics import fmean, median, median_high
+
+from scipy.stats import ttest_ind
+
+from benchmarks.core.claims import image
+from benchmarks.core.store import Store
+from benchmarks.studies import isometry_training, judges
+from benchmarks.studies.char_lm import best_rows
+from benchmarks.studies.table1 import PAPER
+
+from .test_report import RESULTS
+
+
+@cache
+def results(file, part=None):
+    return Store(RESULTS / f"{file}.jsonl").read(part)
+
+
+class Read:
+    """A file of results that is read once."""
+
+    def __init__(self, file):
+        self.file = file
+
+    def read(self, part=None):
+        return results(self.file, part)
+
+
+STORES = {path.stem: Read(path.stem) for path in RESULTS.glob("*.jsonl")}
+
+
+def seeds(file, **wanted):
+    return image(file, **wanted)(STORES)
+
+
+def acc(file, **wanted):
+    return fmean(seeds(file, **wanted))
+
+
+def lead(file, own, other, **common):
+    return acc(file, **common, **own) - acc(file, **common, **other)
+
+
+def p(ours, theirs):
+    return ttest_ind(ours, theirs, equal_var=False).pvalue
+
+
+def tuned(method, optimizer="sgd", file="cifar10-trials", epochs=15):
+    return acc(file, method=method, optimizer=optimizer, epochs=epochs)
+
+
+def long(method, optimizer="sgd"):
+    return tuned(method, optimizer, "cifar10-long", 40)
+
+
+def rate(batch, method, lr=None):
+    """Accuracy at a rate, or at the best of all."""
+    found = {r["settings"]["lr"]: fmean(r["test_accuracy"][-1]) for r in results("rates")
+             if (r["settings"]["method"], r["settings"]["batch_size"]) == (method, batch)}  # fmt: skip
+    return max(found.values()) if lr is None else found[lr]
+
+
+def below(*rates):
+    """How far BatchIdeal ends below its best at worst, over batch sizes."""
+    own = "batch-ideal-default"
+    return max(rate(size, own) - rate(size, own, lr) for size in (8, 32, 128) for lr in rates)
+
+
+def cosine(name, stage):
+    (found,) = results("divergence")
+    layers = [layer["cosine"][1] for layer in found["subjects"][name][stage]["layers"]]
+    return min(layers), max(layers)
+
+
+def step_ms(method):
+    (run,) = (
+        r for r in results("cifar10") if (r["settings"]["method"], r["settings"]["activation"]) == (method, "tanh")
+    )
+    return 1e3 * median_high(run["seconds"]) / run["steps_per_epoch"] / len(run["settings"]["seeds"])
+
+
+def speed(suite, *parts, of="time_ratio"):
+    """Medians of the rows whose names have all parts, least and greatest."""
+    (found,) = (r for r in results("speed") if r["key"] == suite)
+    rows = [row for row in found["rows"] if all(part in row["what"] for part in parts)]
+    values = [row[of]["median"] if of == "time_ratio" else row[of] for row in rows]
+    return min(values), max(values)
+
+
+@cache
+def rows(file):
+    return best_rows(results(file))
+
+
+def losses(norm, method, of="validation_loss", file="char-lm"):
+    return [r[of][-1] if of == "validation_loss" else r[of] for r in rows(file)[norm, method]]
+
+
+def less(one, other, norm="layernorm", file="char-lm", norms=None, by=fmean):
+    """How much lower the losses of one method are than those of another: validation, test."""
+    own, twin = norms or (norm, norm)
+    return [
+        by(losses(twin, other, of, file)) - by(losses(own, one, of, file)) for of in ("validation_loss", "test_loss")
+    ]
+
+
+def free(method, twin, norm="none", drawn=1.0):
+    """Without a normaliser against LayerNorm: validation, test."""
+    found = []
+    for of in ("validation_loss", "test_loss"):
+        own, other = (
+            judges.norm_free("norm-free", n, d, m, of)(STORES)
+            for n, d, m in ((norm, drawn, method), ("layernorm", None, twin))
+        )
+        found.append((fmean(own) - fmean(other), p(own, other)))
+    return found
+
+
+def residual(norm, drawn, method):
+    found = judges.runs(STORES, "norm-free", norm=norm, method=method)
+    found = [r for r in found if r["settings"].get("embedding_deviation") == drawn]
+    return max(fmean(r["rms"][at] for r in found) for at in range(len(found[0]["rms"]) - 1))
+
+
+def gap(activation, variant, quantity="measured"):
+    return judges.depth_quartiles(STORES, activation, variant, quantity)[1]
+
+
+def widths(at):
+    return -math.log(
+        next(r for r in results("isometry-widths") if r["widths"][0] == 8192)["isometry"]["start"][at]["isometry"]
+    )
+
+
+def beta(end):
+    return isometry_training.correlations(judges.by_activation(STORES, "isometry-training", 10))[end]
+
+
+def gauges(method, optimizer, sigma):
+    return seeds("uc-rescaled", method=method, optimizer=optimizer, rescaled=sigma)
+
+
+def swept(method, optimizer, **more):
+    return acc("uc-sweep", method=method, optimizer=optimizer, **more)
+
+
+def aligned(method):
+    (found,) = results("attention")
+    one = [case for case in found["alignment"] if case["sequences"] == 1]
+    cosines = [row["cosine"] for case in one for row in case["rows"] if row["method"] == method]
+    return min(cosines), max(cosines)
+
+
+IDEAL, AFFINE, NONE, BATCHNORM, WHITE = "batch-ideal", "affine-like", "none", "batchnorm", "whitened-16"
+
+
+def cnn(method, file="cnn"):
+    return acc(file, method=method)
+
+
+def ahead(one, other):
+    return [cnn(one, file) - cnn(other, file) for file in ("cnn", "cnn-pool")]
+
+
+def plus(numbers, signs):
+    """Numbers as distances, which have to have these signs."""
+    assert [number > 0 for number in numbers] == [sign == "+" for sign in signs], numbers
+    return [abs(number) for number in numbers]
+
+
+def equal(steps, of):
+    found = [r for r in results("char-lm-equal-time") if r["settings"]["steps"] == steps]
+    return [r[of][-1] if of == "validation_loss" else r[of] for r in found]
+
+
+#: Page → what it says, with places for numbers, and what these are.
+QUOTES = {
+    "README.md": [
+        ("from {:.1f} to {:.1f} % and from {:.1f} to {:.1f} % on CIFAR-10 (three seeds each, p "
+         "< 0.01), where BatchNorm "
+         "reaches {:.1f} and {:.1f} %",
+         lambda: [cnn(m, f) for f in ("cnn", "cnn-pool") for m in (NONE, WHITE)] + [cnn(BATCHNORM), cnn(BATCHNORM,
+             "cnn-pool")]),
+        ("{:.1f} and {:.1f} points more than without; {:.1f} and {:.1f} less than BatchNorm gives",
+         lambda: ahead(WHITE, NONE) + ahead(BATCHNORM, WHITE)),
+        ("language model](docs/results/costs.md#whitened): {:.2f}×", lambda: [speed("whitened",
+         "AdamW, batch 16, every 10, rank 16")[0]]),
+        ("after 400 steps {:.2f} nats less than AdamW (medians: {:.2f}), {:.2f} more than Muon",
+         lambda: [less("whitened-adamw-16", "adamw")[1], less("whitened-adamw-16", "adamw", by=median)[1],
+                  less("muon", "whitened-adamw-16")[1]]),
+        ("| {:.2f}×; {:.2f}× at eight times the rows |", lambda: [speed("whitened",
+         f"AdamW, batch {b}, every 10, rank 16")[0] for b in (16, 128)]),
+        ("after 400 steps {:.3f} nats less, about its error; at equal seconds no gain | {:.2f}× |",
+         lambda: [less("whitened-muon-16", "muon")[1], speed("whitened", "Muon, batch 16, every 10, rank 16")[0]]),
+        ("{:.1f} % where tuned SGD has {:.1f} % and affine-like layers {:.1f} % (n = 5, p < "
+         "10⁻⁶) | {:.1f} times the step",
+         lambda: [tuned(IDEAL), tuned(NONE), tuned(AFFINE, "adam"), step_ms(IDEAL) / step_ms(NONE)]),
+        ("[{:.1f} to {:.1f} times](docs/results/costs.md#unitconsistent) the optimizer's step at 10 M",
+         lambda: speed("unit-consistent", "10.2 M")),
+    ],
+    "docs/results/mlp.md": [
+        ("best method with tanh, by {:.1f} to {:.1f} points", lambda: [long(IDEAL) - long(NONE),
+         tuned(IDEAL) - tuned("l2norm", "adam")]),
+        ("wins by {:.1f} to {:.1f} points at equal length.** Within 15 epochs it passes the "
+         "paper's best structural result, {:.2f} %",
+         lambda: [long(IDEAL) - long(NONE), tuned(IDEAL) - tuned("l2norm", "adam"), PAPER[AFFINE, "tanh"][0]]),
+        ("it passes {:.0f} %", lambda: [math.floor(long(IDEAL))]),
+        ("{:.1f} against {:.1f} %. After 15 it and L2 norm are {:.1f} points ahead",
+         lambda: [long(AFFINE, "adam"), long(NONE), tuned(AFFINE, "adam") - tuned(NONE)]),
+        ("gains little: {:.1f} %, against {:.1f} % behind SGD and {:.1f} %", lambda: [tuned(IDEAL, "adam"),
+         tuned(IDEAL), tuned(AFFINE, "adam")]),
+        ("about {:.1f} times that of the plain network: {:.2f} against {:.2f} ms",
+         lambda: [step_ms(IDEAL) / step_ms(NONE), step_ms(IDEAL), step_ms(NONE)]),
+        ("had been seen to end at {:.1f} %", lambda: [tuned(IDEAL, epochs=30)]),
+        ("eight of the {} chosen rates", lambda: [len(results("cifar10-tuned"))]),
+        ("within {:.1f} points of its best at every rate from 0.3 to 3 and at every batch "
+         "size, and within {:.1f} points at 0.1",
+         lambda: [below(0.3, 1.0, 3.0), below(0.1)]),
+        ("{:.1f} against {:.1f} at batch 8, {:.1f} against {:.1f} at 32 and {:.1f} against {:.1f} at 128",
+         lambda: [rate(b, m) for b in (8, 32, 128) for m in (NONE, "batch-ideal-default")]),
+        ("starts at a cosine of {:.2f} to {:.2f} and keeps {:.2f} to {:.2f}",
+         lambda: [*cosine("batch-ideal, 0.001", "start"), *cosine("batch-ideal, 0.001", "trained")]),
+        ("With 0.3 the cosine starts at {:.2f} to {:.2f} and falls to {:.2f} to {:.2f}",
+         lambda: [*cosine("batch-ideal, 0.3", "start"), *cosine("batch-ideal, 0.3", "trained")]),
+        ("Behind Adam it is {:.2f} to {:.2f} then", lambda: cosine("batch-ideal 0.3, Adam", "trained")),
+        ("LayerNorm's {:.1f} %", lambda: [max(fmean(r["test_accuracy"][-1]) for r in results("digits-tuned"))]),
+    ],
+    "docs/results/costs.md": [
+        ("cost {:.0f} % on a large layer", lambda: [100 * speed("layers",
+         "Linear (512, 1024, 1024), Disproportional")[1] - 100]),
+        ("shows: {:.0f} to {:.0f} % there", lambda: [
+            100 * speed("layers", "Linear (128, 512, 512), P")[0] - 100, 100 * speed("layers",
+                "Linear (32, 3072, 32)")[1] - 100]),
+        ("costs {:.1f} to {:.1f} times a linear layer", lambda: speed("layers", "Linear", "BatchIdeal")),
+        ("and {:.1f} to {:.1f} times a convolution", lambda: speed("layers", "Conv2d", "BatchIdeal")),
+        ("cost {:.0f} to {:.0f} times a training step", lambda: [round(t, -1) if t > 100 else t for t in speed("layers",
+         "jacobian.backward")]),
+        ("{:.1f} GB per row", lambda: [1024 * (1024 * 1024 + 1024) * 4 / 1e9]),
+        ("rank 16 costs {:.2f}× (AdamW) and {:.2f}× (Muon)**; without a rank {:.2f}× and {:.2f}×",
+         lambda: [speed("whitened", f"{o}, batch 16, every 10{r}")[0] if r else
+                  next(x["time_ratio"]["median"] for s in results("speed") if s["key"] == "whitened"
+                       for x in s["rows"] if x["what"] == f"{o}, batch 16, every 10")
+                  for r in (", rank 16", "") for o in ("AdamW", "Muon")]),
+        ("it costs {:.2f}× behind both**, and rank 16 costs {:.2f}× and {:.2f}×",
+         lambda: [speed("whitened", "Muon, batch 128, every 10")[1],
+                  *(speed("whitened", f"{o}, batch 128, every 10, rank 16")[0] for o in ("AdamW", "Muon"))]),
+        ("Memory is {:.1f} times the step's with rank 16 at 1,024 rows, and {:.1f} times without",
+         lambda: [speed("whitened", "batch 16, every 10, rank 16", of="memory_ratio")[0], speed("whitened",
+             "batch 16, every 50", of="memory_ratio")[0]]),
+        ("A step costs {:.1f} to {:.1f} times that of foreach AdamW", lambda: speed("unit-consistent", "10.2 M")),
+        ("Memory is {:.1f} times the optimizer's", lambda: [speed("unit-consistent", "10.2 M", of="memory_ratio")[0]]),
+        ("Python: {:.1f} to {:.1f} times with 0.3 M", lambda: speed("unit-consistent", "0.3 M")),
+        ("costs {:.0f} and {:.0f} % more.**", lambda: [100 * t - 100 for t in speed("structural", "AffineLikeLinear",
+         "compiled")]),
+        ("between {:.2f} and {:.2f} times a convolution and BatchNorm", lambda: speed("structural", "PatchNorm",
+         "compiled")),
+        ("{:.1f} times as fast for the plain network and {:.1f} times with a correction; on "
+         "tensors already in memory {:.1f} and {:.1f} times",
+         lambda: [speed("trainer", source, m)[0] for source in ("image files", "in memory") for m in (NONE,
+             "proportional")]),
+    ],
+    "docs/results/convolutions.md": [
+        ("gains {:.1f} points over no normaliser without pooling**: {:.1f} behind BatchNorm, "
+         "about its error (p = {:.2f}, n = {}), and {:.1f} ahead of LayerNorm",
+         lambda: [ahead(WHITE, NONE)[0], ahead(BATCHNORM, WHITE)[0], p(seeds("cnn", method=WHITE), seeds("cnn",
+             method=BATCHNORM)),
+                  len(seeds("cnn", method=WHITE)), ahead(WHITE, "layernorm")[0]]),
+        ("With pooling it gains {:.1f}: level with RMSNorm, {:.1f} behind LayerNorm and {:.1f} behind BatchNorm",
+         lambda: [ahead(WHITE, NONE)[1], ahead("layernorm", WHITE)[1], ahead(BATCHNORM, WHITE)[1]]),
+        ("gains {:.1f} and {:.1f}**, at about five", lambda: ahead(IDEAL, NONE)),
+        ("is {:.1f} and {:.1f} points ahead of no normaliser and well", lambda: ahead("l2-patch", NONE)),
+        ("affine-like form is {:.1f} and {:.1f} behind no normaliser", lambda: ahead(NONE, AFFINE)),
+        ("it is {:.1f} and {:.1f} behind", lambda: ahead(NONE, "proportional")),
+        ("{:.0f} % with pooling, {:.0f} ± {:.0f} % without", lambda: [
+            cnn("disproportional", "cnn-pool"), cnn("disproportional"), (v := seeds("cnn",
+                method="disproportional")) and
+            (sum((x - fmean(v)) ** 2 for x in v) / 2 / 3) ** 0.5]),
+    ],
+    "docs/results/unit-consistency.md": [
+        ("ends {:.1f} to {:.1f} points below", lambda: [
+            f(swept(NONE, o) - swept("uc-network", o) for o in ("sgd", "momentum", "adam")) for f in (min, max)]),
+        ("(p = {:.3f}; {:.3f} and {:.3f})", lambda: [
+            p(*(seeds("uc-sweep", method=m, optimizer=o) for m in (NONE, "uc-network"))) for o in ("adam", "sgd",
+                "momentum")]),
+        ("where SGD is {:.1f} points below its best", lambda: [swept(NONE, "sgd") - swept(NONE, "sgd", lr=0.1)]),
+        ("{:.1f} % against {:.1f} % (p = {:.3f}, n = {})", lambda: [swept("uc-layer", "adam"), swept(NONE, "adam"), p(
+            *(seeds("uc-sweep", method=m, optimizer="adam") for m in ("uc-layer", NONE))), len(seeds("uc-sweep",
+                method="uc-layer", optimizer="adam"))]),
+        ("{:.1f} % at best", lambda: [max(swept("uc-layer", o) for o in ("sgd", "momentum"))]),
+        ("is {:.1f} points ahead of all of them", lambda: [swept(BATCHNORM, "sgd") - max(
+            swept(m, o) for m in (NONE, "uc-network", "uc-layer") for o in ("sgd", "momentum", "adam"))]),
+    ],
+    "docs/results/isometry.md": [
+        ("{:.2f} and {:.2f}, {:.3f} and {:.3f}", lambda: [gap(a, v) for a in ("sigmoid", "tanh") for v in ("layernorm",
+         "mean-field")]),
+        ("With ReLU it is {:.3f} against {:.4f}, with GELU {:.1f} against {:.3f}",
+         lambda: [gap(a, v) for a in ("ReLU", "GELU") for v in ("mean-field", "layernorm")]),
+        ("noise of about {:.2f}", lambda: [gap("GELU", "layernorm")]),
+        ("the gap is {:.1f} and not {:.4f}", lambda: [gap("ReLU", v) for v in ("normalised-first", "layernorm")]),
+        ("{:.3f} against {:.3f} there", lambda: [gap("tanh", v) for v in ("mean-field", "xavier")]),
+        ("is {:.2f} from it, and {:.2f} with mean-field", lambda: [gap("ReLU", v, "error") for v in ("layernorm",
+         "mean-field")]),
+        ("from {:.2f} to {:.2f} over the last two norms", lambda: [widths(9), widths(15)]),
+        ("is −{:.2f} after two epochs, the paper's effect; with seven activations that is p = {:.2f}",
+         lambda: [-beta("the loss at the end of training").statistic, beta("the loss at the end of training").pvalue]),
+        ("It is {:+.2f} at the end", lambda: [beta("the loss at the end of epoch 1").statistic]),
+        ("test accuracy it is −{:.2f}", lambda: [-beta("test accuracy").statistic]),
+    ],
+    "docs/results/attention.md": [
+        ("cosine is {:.2f} to {:.2f} for one sequence", lambda: aligned("ideal, joint (damping 0.001)")),
+        ("plain step has {:.2f} to {:.2f}", lambda: aligned("none")),
+    ],
+    "docs/results/language-model.md": [
+        ("takes {:.2f} nats off AdamW and {:.3f} off Muon", lambda: [less("whitened-adamw", "adamw")[1],
+         less("whitened-muon", "muon")[1]]),
+        ("it is {:.3f} below Muon on validation and {:.3f} on test (rank 16: {:.3f} and "
+         "{:.3f}), and {:.3f} and {:.3f} below SOAP",
+         lambda: less("whitened-muon", "muon") + less("whitened-muon-16", "muon") + less("whitened-muon", "soap")),
+        ("After 2,000 steps rank 16 is {:.3f} and {:.3f} below Muon", lambda: less("whitened-muon-16", "muon",
+         file="char-lm-2000")),
+        ("With RMSNorm it is {:.3f} below on both, with DyT {:.3f} and {:.3f}",
+         lambda: [less("whitened-muon-16", "muon", "rmsnorm")[0], *less("whitened-muon-16", "muon", "dyt")]),
+        ("{:.3f} below on validation and {:.3f} on test (rank 16: {:.3f} and {:.3f}), by medians {:.3f} and {:.3f}",
+         lambda: less("whitened-adamw", "adamw") + less("whitened-adamw-16", "adamw") + less("whitened-adamw", "adamw",
+             by=median)),
+        ("gains {:.2f} on validation and {:.2f} on test**", lambda: less("batch-ideal-adamw", "adamw")),
+        ("by medians it gains {:.3f} and {:.3f}, and p is {:.2f}", lambda: [*less("batch-ideal-adamw", "adamw",
+         by=median), p(
+            *(losses("layernorm", m, "test_loss") for m in ("batch-ideal-adamw", "adamw")))]),
+        ("{:.3f} and {:.3f} on validation, a quarter", lambda: [fmean(losses(NONE, m)) for m in ("muon",
+         "whitened-muon")]),
+        ("AdamW gains {:.3f} there", lambda: [max(less(m, "adamw", NONE)[0] for m in ("whitened-adamw",
+         "whitened-adamw-16"))]),
+        ("it is {:.3f} below on validation (p = {:.2f}) and {:.3f} below on test (p = {:.2f})",
+         lambda: [x for d, q in free("input-held-muon", "muon") for x in (-d, q)]),
+        ("it is {:.3f} below on validation and {:.3f} above on test",
+         lambda: plus([d for d, _ in free("input-scaled-muon", "muon")], "-+")),
+        ("embeddings, is {:.3f} and {:.3f} above", lambda: plus([d for d, _ in free("muon", "muon")], "++")),
+        ("{:.3f} below LayerNorm on validation and {:.3f} on test", lambda: plus([d for d, _ in free("adamw", "adamw")],
+         "--")),
+        ("{:.3f} and {:.3f} below without `hold`, {:.3f} and {:.3f} above with it",
+         lambda: plus([d for m in ("input-scaled-adamw", "input-held-adamw") for d, _ in free(m, "adamw")], "--++")),
+        ("its RMS is {:.1f} at its largest, against {:.1f}", lambda: [residual(NONE, 1.0, "input-held-muon"),
+         residual("layernorm", None, "muon")]),
+        ("proportional gradients end {:.2f} behind and unit-consistent coordinates {:.2f} to {:.2f}",
+         lambda: [less("adamw", "proportional-adamw", file="char-lm-wrappers")[1],
+                  *sorted(less("adamw", "unit-consistent-adamw", file="char-lm-wrappers"))]),
+        ("{:.2f} on test, against {:.2f} and {:.2f} without and {:.2f} with LayerNorm", lambda: [
+            fmean(losses(n, m, "test_loss", "char-lm-wrappers")) for n, m in (
+                (AFFINE, "adamw"), (NONE, "proportional-adamw"), (NONE, "adamw"), ("layernorm", "adamw"))]),
+        ("is {:.2f} ahead of AdamW there, and proportional {:.2f} behind", lambda: [
+            less("unit-consistent-adamw", "adamw", "dyt", "char-lm-wrappers")[1], less("adamw", "proportional-adamw",
+                "dyt", "char-lm-wrappers")[1]]),
+        ("Muon ends {:.3f} (validation) and {:.3f} (test) below", lambda: [
+            fmean(losses("layernorm", "whitened-muon-16", of)) - fmean(equal(440, of)) for of in ("validation_loss",
+                "test_loss")]),
+        ("Muon is {:.3f} below on validation and {:.3f} above on test", lambda: plus([
+            fmean(equal(2300, of)) - fmean(losses("layernorm", "whitened-muon-16", of, "char-lm-2000"))
+            for of in ("validation_loss", "test_loss")], "-+")),
+    ],
+    "docs/corrections/batch-ideal.md": [
+        ("end within {:.1f} points of the best", lambda: [below(0.3, 1.0, 3.0)]),
+        ("{:.1f} % after fifteen epochs with", lambda: [tuned(IDEAL, "adam")]),
+        ("against {:.1f} behind SGD", lambda: [tuned(IDEAL)]),
+        ("it ends {:.1f} points below plain SGD", lambda: [tuned(IDEAL) - tuned(IDEAL, "momentum")]),
+        ("level behind both ({:.1f} and {:.1f})", lambda: [
+            acc("cifar10-tuned", method=IDEAL, activation="leaky-relu", optimizer=o) for o in ("adam", "sgd")]),
+    ],
+    "docs/coordinates/whitened.md": [
+        ("rank 16 costs {:.2f}× (AdamW) and {:.2f}× (Muon)", lambda: [speed("whitened",
+         f"{o}, batch 16, every 10, rank 16")[0] for o in ("AdamW", "Muon")]),
+        ("it ends {:.1f} points behind BatchNorm without pooling, and {:.1f} with", lambda: ahead(BATCHNORM, WHITE)),
+    ],
+    "docs/coordinates/unit-consistent.md": [("costs {:.1f} to {:.1f} times", lambda: speed("unit-consistent",
+        "10.2 M"))],
+    "docs/layers/affine-like.md": [
+        ("costs {:.0f} and {:.0f} % more", lambda: [100 * t - 100 for t in speed("structural", "AffineLikeLinear",
+         "compiled")])],
+}  # fmt: skip
+
+#: Page → numbers that are no results: settings, sizes, versions and equations.
+SETTINGS = {
+    "README.md": "1 3.10 3.11 2.6 2.6.0 400 2.8 2.15 2.15.0 2025 2512.22247 5 16 10 0.01 10⁻⁶ 0.3",
+    "docs/results/mlp.md": "3072 32 10 0 1 2 100 15 40 24 0.3 8 16 128 10⁻³ 0.1 1,797 3",
+    "docs/results/costs.md": "128 1,024 16 8,192 10 3 0.3 2",
+    "docs/results/convolutions.md": "3 2 10⁻³ 1",
+    "docs/results/unit-consistency.md": "3072 32 10 0.1 0.01 4·10⁻⁵ 4·10⁻³ 1 2 0 10⁻¹⁰",
+    "docs/results/isometry.md": "1 0 30 1000 8,192",
+    "docs/results/attention.md": "10⁻³",
+    "docs/results/language-model.md": "400 128 3 0.3 1 0.1 10 16 2,000 15 0.02 0 5 0.03 0.01 2",
+    "docs/results/index.md": "400",
+    "docs/verdicts.md": "0.05 95",
+}

@@ -1,0 +1,50 @@
+"""Recipes make the committed results: their commands find every run there, and nothing else to do."""
+
+import argparse
+
+import pytest
+
+from benchmarks.__main__ import main
+from benchmarks.reproduce import RECIPES, commands
+from benchmarks.studies import STUDIES
+
+from .test_report import RESULTS
+
+#: Of which runs are still being made, or which measure time, again whenever they are asked to.
+OPEN = {"table1", "norm-free", "norm-free-2000", "norm-free-deep", "speed"}
+COMMITTED = sorted(path.stem for path in RESULTS.glob("*.jsonl"))
+
+
+def test_every_committed_file_has_a_recipe_and_every_recipe_a_study():
+    assert set(COMMITTED) <= RECIPES.keys()
+    assert {(recipe.commands or [name])[0].split()[0] for name, recipe in RECIPES.items()} <= STUDIES.keys()
+    assert all(recipe.hours > 0 for recipe in RECIPES.values())
+
+
+@pytest.mark.parametrize("name", [name for name in COMMITTED if name not in OPEN])
+def test_recipe_finds_every_run_of_its_file(name, tmp_path, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setattr("benchmarks.__main__.show", lambda *_: None)
+    for other in COMMITTED:
+        (tmp_path / f"{other}.jsonl").write_bytes((RESULTS / f"{other}.jsonl").read_bytes())
+    before = (tmp_path / f"{name}.jsonl").read_bytes()
+    # Neither is there: a run that is not in the file would want them.
+    where = argparse.Namespace(
+        data="imagefolder:/nowhere/cifar10-jpeg", text="/nowhere/tinyshakespeare.txt", out=tmp_path, threads=None
+    )
+    assert main(commands(name, where)[0]) == 0
+    assert (tmp_path / f"{name}.jsonl").read_bytes() == before
+
+
+def test_command_makes_files_by_name_and_lists_them(tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(
+        RECIPES, "mine", RECIPES["digits"]._replace(commands=["compare --epochs 1 --seeds 1 --methods none"])
+    )
+    assert main(["reproduce", "mine", "--out", str(tmp_path), "--threads", "1"]) == 0
+    assert (tmp_path / "mine.jsonl").exists()
+    assert main(["reproduce", "--list"]) == 0
+    printed = capsys.readouterr().out
+    assert "| fig4 | fig4 --preset paper | images |" in printed
+    assert f"| cifar10 | cifar10 | images | {RECIPES['cifar10'].hours:g} | 20 |" in printed
+    assert main(["reproduce", "fig99"]) == 2
+    assert "no results are called 'fig99'" in capsys.readouterr().err
