@@ -16,8 +16,6 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from examples.gpt import DEFAULT
 
 from ..core.progress import console
