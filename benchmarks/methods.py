@@ -111,15 +111,15 @@ METHODS: dict[str, Method] = {
     "l2norm": Method("L2 norm, η", "tab:purple", normalizer=_l2_norm),
     "l2norm-half": Method("L2 norm, η/2", "tab:brown", normalizer=_l2_norm, lr_factor=0.5),
     "l2-patch": Method("L2 norm of patches, η", "tab:pink", **_PATCHES),
-    "l2-patch-half": Method("L2 norm of patches, η/2", "tab:gray", **_PATCHES, lr_factor=0.5),
+    "l2-patch-half": Method("L2 norm of patches, η/2", "rosybrown", **_PATCHES, lr_factor=0.5),
     "affine-like": Method("affine-like", "tab:olive", linear=AffineLikeLinear, convolution=PatchNormConv2d),
     "proportional": Method("gradient-only proportional", "tab:cyan", correction=Proportional()),
-    "disproportional": Method("gradient-only disproportional", "black", correction=Disproportional()),
-    "batch-ideal": Method("gradient-only batch-ideal", "goldenrod", correction=_BATCH_IDEAL),
-    "batch-ideal-default": Method("batch-ideal as it is by default", "darkorange", correction=BatchIdeal()),
-    "uc-network": Method("unit-consistent, network gauge", "navy", gauge=NetworkGauge()),
+    "disproportional": Method("gradient-only disproportional", "dimgray", correction=Disproportional()),
+    "batch-ideal": Method("gradient-only batch-ideal", "black", correction=_BATCH_IDEAL),
+    "batch-ideal-default": Method("batch-ideal as it is by default", "darkslategray", correction=BatchIdeal()),
+    "uc-network": Method("unit-consistent, network gauge", "crimson", gauge=NetworkGauge()),
     "uc-layer": Method("unit-consistent, layer gauge", "teal", gauge=LayerGauge()),
-    "whitened": Method("whitened", "tan", by_inputs=_WHITE),
+    "whitened": Method("whitened", "indigo", by_inputs=_WHITE),
     "whitened-16": Method("whitened, rank 16", "magenta", by_inputs=_WHITE_16),
     "input-scaled": Method("input-scaled", "#c5b0d5", by_inputs=_SCALED),
     "dyt": Method("DyT", "#7f7f7f", normalizer=lambda shape: DyT(shape)),
@@ -129,8 +129,8 @@ METHODS: dict[str, Method] = {
     # In a language model, each behind an optimizer of its own; a run brings the damping.
     "adamw": Method("AdamW", "tab:blue", optimizer="adamw"),
     "muon": Method("Muon", "tab:orange", optimizer="muon"),
-    "batch-ideal-adamw": Method("batch-ideal, AdamW", "goldenrod", correction=_BATCH_IDEAL, optimizer="adamw"),
-    "whitened-adamw": Method("whitened AdamW", "tan", by_inputs=_WHITE, optimizer="adamw"),
+    "batch-ideal-adamw": Method("batch-ideal, AdamW", "black", correction=_BATCH_IDEAL, optimizer="adamw"),
+    "whitened-adamw": Method("whitened AdamW", "indigo", by_inputs=_WHITE, optimizer="adamw"),
     "whitened-muon": Method("whitened Muon", "tab:purple", by_inputs=_WHITE, optimizer="muon"),
     "whitened-adamw-16": Method("whitened AdamW, rank 16", "magenta", by_inputs=_WHITE_16, optimizer="adamw"),
     "whitened-muon-16": Method("whitened Muon, rank 16", "tab:pink", by_inputs=_WHITE_16, optimizer="muon"),
@@ -139,7 +139,9 @@ METHODS: dict[str, Method] = {
     "schedulefree": Method("schedule-free AdamW", "tab:green", optimizer="schedulefree"),
     "soap": Method("SOAP", "tab:brown", optimizer="soap"),
     "proportional-adamw": Method("proportional, AdamW", "tab:cyan", correction=Proportional(), optimizer="adamw"),
-    "disproportional-adamw": Method("disproportional, AdamW", "black", correction=Disproportional(), optimizer="adamw"),
+    "disproportional-adamw": Method(
+        "disproportional, AdamW", "dimgray", correction=Disproportional(), optimizer="adamw"
+    ),
     "input-scaled-adamw": Method("input-scaled AdamW", "#c5b0d5", by_inputs=_SCALED, optimizer="adamw"),
     "input-held-adamw": Method("input-scaled AdamW, held", "#9467bd", by_inputs=_HELD, optimizer="adamw"),
     "input-scaled-muon": Method("input-scaled Muon", "#ff9896", by_inputs=_SCALED, optimizer="muon"),
@@ -149,7 +151,7 @@ METHODS: dict[str, Method] = {
     "normuon": Method("NorMuon", "#e377c2", optimizer="normuon"),
     "kron": Method("Kron (PSGD)", "#f7b6d2", optimizer="kron"),
     "mars": Method("MARS", "#c49c94", optimizer="mars"),
-    "unit-consistent-adamw": Method("unit-consistent AdamW", "navy", gauge=NetworkGauge(), optimizer="adamw"),
+    "unit-consistent-adamw": Method("unit-consistent AdamW", "crimson", gauge=NetworkGauge(), optimizer="adamw"),
 }
 
 #: What a comparison on images has unless others are asked for: the paper's seven methods, and our corrections.

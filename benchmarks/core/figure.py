@@ -18,11 +18,17 @@ WIDTH = 9.6
 
 
 def band(axis: Any, x: Sequence[float], values: Sequence[Sequence[float]], style: str = "-", **look: Any) -> None:
-    """Draw the means of some seeds' values at every x, and a band of one standard error around them."""
+    """Draw the means of some seeds' values at every x, and around them a band, which the legend names."""
     means, errors = zip(*(mean_and_error(each) for each in values), strict=True) if values else ((), ())
     (line,) = axis.plot(x, means, style, **look)
     low, high = [m - e for m, e in zip(means, errors, strict=True)], [m + e for m, e in zip(means, errors, strict=True)]
-    axis.fill_between(x, low, high, color=line.get_color(), alpha=0.2, linewidth=0)
+    shade(axis, x, low, high, line.get_color(), "band: ± one standard error")
+
+
+def shade(axis: Any, x: Sequence[float], low: Sequence[float], high: Sequence[float], color: Any, what: str) -> None:
+    """Fill what lies between two curves, and have the legend say what that is."""
+    axis.fill_between(x, low, high, color=color, alpha=0.2, linewidth=0)
+    axis.fill_between([], [], [], color="0.5", alpha=0.3, linewidth=0, label=what)
 
 
 @contextmanager
@@ -55,6 +61,7 @@ def panels(
         handles = {
             label: handle for axis in axes for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)
         }
+        handles = dict(sorted(handles.items(), key=lambda each: each[0].startswith("band")))  # what names no line: last
         fig.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=3, frameon=False)
         fig.suptitle(wrapped(title, 100), fontsize=11)
 

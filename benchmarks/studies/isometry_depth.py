@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from adiv_optim import diagnostics
 from adiv_optim.layers import MeanFieldNorm
 
-from ..core.figure import panels
+from ..core.figure import panels, shade
 from ..core.store import Result
 from ..core.study import measurement
 from ..core.table import markdown
@@ -210,7 +210,7 @@ def _line(axis: Any, quartiles: list[list[float] | None], variant: str, label: s
     low, middle, high = zip(*shown, strict=True)
     line, color, _ = STYLES[variant]
     axis.plot(depths, middle, line, color=color, label=label, linewidth=1.6)
-    axis.fill_between(depths, low, high, color=color, alpha=0.2, linewidth=0)
+    shade(axis, depths, low, high, color, "band: quartiles")
     if len(depths) < len(quartiles):
         axis.plot(depths[-1], middle[-1], "x", color=color, markersize=8)
 

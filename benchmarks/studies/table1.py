@@ -152,6 +152,7 @@ def draw(results: list[Result], title: str, path: Path, *, paper: bool = False) 
             axis.set_xscale("log", base=2)
             axis.set_xticks(sizes, [str(size) for size in sizes])
             axis.set_xlabel("batch size")
+        axes[-1].plot([], [], color="0.5", linewidth=4, alpha=0.25, label="fitted line; bars: ± one standard error")
         axes[0].set_ylabel("test accuracy, %")
 
 

@@ -3,7 +3,7 @@
 from itertools import product
 from pathlib import Path
 
-from ..core.figure import band, panels
+from ..core.figure import band, panels, shade
 from ..core.store import Result
 from ..core.study import Sections
 from ..core.table import in_order, markdown, mean_and_error, plus_minus
@@ -110,7 +110,7 @@ def _rescaled(results: list[Result], name: str, folder: Path) -> Sections:
             style = {"sgd": "-", "momentum": ":", "adam": "--"}[optimizer]
             look = {"color": METHODS[method].color, "label": labels[method, optimizer]}
             axis.plot(list(by_sigma), middle, style, marker="o", markersize=4, **look)
-            axis.fill_between(list(by_sigma), low, high, color=look["color"], alpha=0.2, linewidth=0)
+            shade(axis, list(by_sigma), low, high, METHODS[method].color, "band: lowest to highest gauge")
         axis.set(xlabel="σ of the log-scales", ylabel="test accuracy, %", xticks=sigmas)
     caption = (
         f"Test accuracy after {settings['epochs']} epochs of one network in {len(settings['seeds'])} gauges: mean, and "

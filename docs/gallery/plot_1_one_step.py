@@ -47,7 +47,7 @@ def moved(correction=None):
 STEPS = {
     "plain gradient": (None, "tab:blue"),
     "Proportional": (Proportional(), "tab:cyan"),
-    "BatchIdeal": (BatchIdeal(damping=1e-6, per_sample=False), "goldenrod"),
+    "BatchIdeal": (BatchIdeal(damping=1e-6, per_sample=False), "black"),
 }
 PLACES = torch.cartesian_prod(torch.arange(3) * 3.0, torch.arange(2) * 3.0)
 figure, axes = plt.subplots(1, 3, figsize=(9.6, 3.6), sharex=True, sharey=True, layout="constrained")
