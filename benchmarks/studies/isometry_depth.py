@@ -177,6 +177,8 @@ def section(result: Result, name: str, folder: Path) -> str:
                 for variant in variants:
                     _line(axis, found[name][quantity][variant], variant, STYLES[variant][2])
             _by_depth(axes, "isometry gap" if quantity == "measured" else "relative distance")
+            if quantity == "error":
+                axes[0].set_ylim(bottom=1e-2)  # at depth 0 it is rounding
     deep, rows = result["depth"], []
     for name, each in found.items():
         strength = each["strength"]
