@@ -19,11 +19,11 @@ class Recipe(NamedTuple):
 
 #: Protocols of the papers: study, hours at its paper's length and at a reduced one.
 _PAPERS = {
-    "table1": ("table1", 25, 3), "fig2": ("fig2", 34, 8), "fig3": ("fig3", 31, 6), "fig4": ("fig4", 120, 22),
-    "fig5": ("fig5", 30, 6), "fig8": ("cnn-pool", 40, 4), "fig9": ("cnn", 40, 4), "depth": ("depth", 20, 4),
-    "residual": ("residual", 20, 4), "proportions": ("proportions", 15, 3), "elementwise": ("elementwise", 8, 2),
-    "uc-batch": ("uc-batch", 10, 4), "uc-init": ("uc-init", 5, 2), "uc-depth": ("uc-depth", 8, 4),
-    "uc-long": ("uc-long", 9, 3), "isometry-fig7": ("isometry-training", 14, 0.4),
+    "table1": ("table1", 17, 3), "fig2": ("fig2", 30, 6), "fig3": ("fig3", 30, 6), "fig4": ("fig4", 70, 14),
+    "fig5": ("fig5", 30, 6), "fig8": ("cnn-pool", 13, 1.2), "fig9": ("cnn", 33, 3), "depth": ("depth", 22, 4),
+    "residual": ("residual", 24, 5), "proportions": ("proportions", 9, 2), "elementwise": ("elementwise", 7, 1.4),
+    "uc-batch": ("uc-batch", 9, 4), "uc-init": ("uc-init", 2.4, 1), "uc-depth": ("uc-depth", 2.6, 1),
+    "uc-long": ("uc-long", 5, 1.2), "isometry-fig7": ("isometry-training", 14, 0.4),
 }  # fmt: skip
 #: What is committed under the name of a study is not always of its paper's length.
 _SHORT = "--preset reduced --epochs 10 --batch-size 128"

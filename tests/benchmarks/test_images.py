@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from benchmarks.data import Dataset, load
-from benchmarks.images.ensemble import epoch_orders
+from benchmarks.images.ensemble import build_model, epoch_orders
 from benchmarks.images.networks import NETWORKS
 from benchmarks.images.run import ImageRun
 from benchmarks.images.train import train
@@ -83,6 +83,14 @@ def test_rescaled_networks_start_as_one_function_and_stay_so_in_canonical_coordi
     spread = (found.amax(1) - found.amin(1)) / found.amin(1)
     assert spread[0] <= TOLERANCE
     assert spread[-1] <= TOLERANCE if method != "none" else spread[-1] > 1e-3
+
+
+def test_gain_multiplies_every_parameter_at_first(digits):
+    run = ImageRun("digits", "affine-like", "tanh")
+    for plain, scaled in zip(
+        *(build_model(r, digits, 1).parameters() for r in (run, replace(run, gain=2.0))), strict=True
+    ):
+        assert torch.equal(2 * plain, scaled)
 
 
 def test_every_epoch_is_a_new_permutation():

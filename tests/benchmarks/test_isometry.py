@@ -130,6 +130,20 @@ def test_command_skips_what_is_there(tmp_path, monkeypatch):
         training.train("tanh", "few", 2, [40] * 10)
 
 
+def test_widths_are_compared_on_the_same_samples(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(DATA, "few", few)
+    monkeypatch.setattr(training, "BATCH_SIZE", 64)
+    monkeypatch.setattr(training, "WIDTHS", [[40] * 2, [80, 40]])
+    assert main(["isometry-widths", "--data", "few", "--out", str(tmp_path)]) == 0
+    one, other = Store(tmp_path / "isometry-widths.jsonl").read()
+    assert one["samples"] == other["samples"] == 16
+    gap = -math.log(other["isometry"]["start"][-1]["isometry"])
+    assert f"| 80, 40 | {-math.log(one['isometry']['start'][0]['isometry']):.3f} |" in (
+        found := capsys.readouterr().out
+    )
+    assert f"| {gap:.3f} |" in found
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

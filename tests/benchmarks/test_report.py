@@ -68,6 +68,25 @@ def test_sweep_names_the_best_rate_and_its_neighbours(tmp_path):
     assert "| sgd | none | 0.03, at the sweep's edge | 60.00 ± 0.00 | 0.03 |" in section
 
 
+def test_sweep_takes_the_best_rate_at_every_place_and_names_what_tells_panels_apart(tmp_path):
+    runs = [
+        result(method, gain=gain, lr=lr, activation=activation, accuracies=((10.0, 10.0), (top + 100 * lr, top)))
+        for method, top in (("none", 40.0), ("layernorm", 60.0))
+        for gain in (0.1, 3.0)
+        for lr in (0.01, 0.03)
+        for activation in ("tanh", "leaky-relu")
+    ]
+    section = reported(tmp_path, "uc-init", runs)["name"]
+    assert "|  | method | 0.1 | 3 |" in section
+    assert "| tanh | none | 41.50 ± 1.50 | 41.50 ± 1.50 |" in section
+    assert section.count("| leaky-relu |") == 2
+    assert "each at the best of 2 rates" in section
+    assert is_drawn(tmp_path / "name.png")
+    sections = reported(tmp_path, "fig4", [result(), result(hidden=[16]), result(epochs=3)], "other")
+    assert set(sections) == {"other-1", "other-2"}
+    assert "| method | 8 | 16 |" in sections["other-1"]
+
+
 def test_rescaling_shows_mean_and_range_by_sigma(tmp_path):
     found = ((0.0, (40.0, 40.0)), (2.0, (20.0, 30.0)))
     runs = [result(activation="leaky-relu", rescaled=sigma, accuracies=(ends,)) for sigma, ends in found]

@@ -87,6 +87,7 @@ def test_committed_results_are_of_the_rules_of_today(path):
         ({"damping": 1.0}, "damping is 1.0, but method 'none' has none"),
         ({"lr": -1.0}, r"lr is -1\.0; it must be positive"),
         ({"epochs": 0}, "epochs is 0; it must be positive"),
+        ({"gain": 0.0}, r"gain is 0\.0; it must be positive"),
     ],
 )
 def test_bad_settings_are_refused(change, message):
