@@ -21,6 +21,7 @@ from adiv_optim import (
 )
 
 from ..core.progress import measure
+from ..core.run import DEVICE
 from ..core.store import Result, Store
 from ..core.study import Sections, Study
 from ..core.table import machine, markdown
@@ -125,11 +126,13 @@ def report(store: Store, name: str, folder: Path) -> Sections:
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--only", nargs="+", choices=list(SUITES), default=list(SUITES))
-    parser.add_argument("--dtypes", nargs="+", choices=list(DTYPES), default=list(DTYPES))
-    parser.add_argument("--modes", nargs="+", choices=list(MODES), default=list(MODES))
-    parser.add_argument("--size", choices=list(SIZES), default="full")
-    parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--only", nargs="+", choices=list(SUITES), default=list(SUITES), help="suites")
+    parser.add_argument("--dtypes", nargs="+", choices=list(DTYPES), default=list(DTYPES), help="precisions")
+    parser.add_argument(
+        "--modes", nargs="+", choices=list(MODES), default=list(MODES), help="eager, compiled, as CUDA graphs"
+    )
+    parser.add_argument("--size", choices=list(SIZES), default="full", help="of the networks")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default=DEVICE["default"], help="where to run")
 
 
 STUDIES = {"speed-devices": Study("time and memory by precision, eager and compiled", _run, report, _arguments)}

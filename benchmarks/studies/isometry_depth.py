@@ -139,7 +139,7 @@ FIGURES: dict[str, tuple[str, str, tuple[str, ...], tuple[str, ...]]] = {
         ("layernorm", "mean-field-centred", "mean-field"),
     ),
     "order": (
-        "normalised after the activation, before it, or not", "measured", ("ReLU", "tanh", "SELU"),
+        "normalised after the activation, before it, or by constants", "measured", ("ReLU", "tanh", "SELU"),
         ("layernorm", "normalised-first", "mean-field"),
     ),
     "xavier": (
@@ -178,7 +178,7 @@ def section(result: Result, name: str, folder: Path) -> str:
                     _line(axis, found[name][quantity][variant], variant, STYLES[variant][2])
             _by_depth(axes, "isometry gap" if quantity == "measured" else "relative distance")
             if quantity == "error":
-                axes[0].set_ylim(bottom=1e-2)  # at depth 0 it is rounding
+                axes[0].set_ylim(bottom=0.02)  # above the rounding that depth 0 has
     deep, rows = result["depth"], []
     for name, each in found.items():
         strength = each["strength"]
