@@ -299,6 +299,7 @@ def _report_widths(store: Store, name: str, folder: Path) -> Sections:
 
 def _widths_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data", default="cifar10", help=f"{', '.join(DATA)}; imagefolder as imagefolder:PATH")
+    parser.add_argument("--download", action="store_true", help="let torchvision fetch CIFAR-10 into ./data")
 
 
 STUDIES = {

@@ -134,7 +134,7 @@ def test_every_option_has_a_text_and_shows_its_default():
             assert action.help, (name, action.dest)
     shown = " ".join(parsers["compare"].format_help().split())
     assert "passes over the training set (default: 20)" in shown
-    assert "let torchvision fetch CIFAR-10 into ./data --log" in shown  # nothing to say of a flag
+    assert "fetch CIFAR-10 or tinyshakespeare into ./data --log" in shown  # nothing to say of a flag
     assert "(default: none batchnorm layernorm" in shown
     assert "lengths of the runs (default: 2000)" in " ".join(parsers["char-lm-2000"].format_help().split())
 
