@@ -1,8 +1,10 @@
 """Training runs of networks for images, alone or side by side, and what is kept of them."""
 
+import statistics
 import time
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -90,15 +92,14 @@ def _results(runs: list[ImageRun], data: Dataset, tick: Tick, note: Note) -> lis
 
 
 def _pace(run: ImageRun) -> tuple[Hashable, Callable[[Dataset], float]]:
-    """Seconds of a step, from some of them behind as many to warm up."""
+    """Seconds of a step, the median of the first few."""
 
     def seconds(data: Dataset) -> float:
-        trainer = _trainer(run, data)
-        for number, index in enumerate(next(epoch_orders(run, len(data.train_labels)))[:, :8].unbind(1)):
-            if number == 3:
-                start = time.perf_counter()
+        trainer, moments = _trainer(run, data), [time.perf_counter()]
+        for index in next(epoch_orders(run, len(data.train_labels)))[:, :8].unbind(1):
             trainer.step(index.to(data.train_inputs.device)).tolist()  # waits for the device
-        return (time.perf_counter() - start) / (number - 2)
+            moments.append(time.perf_counter())
+        return statistics.median(later - earlier for earlier, later in pairwise(moments)) if len(moments) > 1 else 0.0
 
     return (run.method, run.network, run.hidden, run.batch_size, len(run.seeds), run.backend), seconds
 
