@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..attach.coverage import Coverage, register, warn
-from ..functional.shared import refuse_capture
+from ..functional.shared import refuse_capture, without_autocast
 from .room import Room
 from .unread import kept_by_step
 from .wrapper import OptimizerWrapper, check_same_parameters
@@ -233,8 +233,17 @@ class Coordinates(OptimizerWrapper):
     @torch.compiler.disable  # it measures, and does what it finds: traced, a step would be dozens of graphs
     @torch.no_grad()
     def _inner_step(self) -> None:
+        parameter = next(self.model.parameters())
         if not isinstance(self.chart, Detached):
-            refuse_capture(type(self).__name__, "counts its steps", next(self.model.parameters()))
+            refuse_capture(type(self).__name__, "counts its steps", parameter)
+        with without_autocast(parameter.device.type):  # it would round the products of maps
+            self._step_in_coordinates()
+        self.chart.after_step()
+        self._own_steps += 1
+        if self._own_steps == 2 and (reason := self.chart.why_inactive()):
+            self._tell(reason)
+
+    def _step_in_coordinates(self) -> None:
         kept = self._kept()
         self._room.begin()
         waiting = [_Held(map_, kept, self._room) for map_ in self.chart.maps()]
@@ -253,10 +262,6 @@ class Coordinates(OptimizerWrapper):
             raise
         finally:
             self._stepping = False
-        self.chart.after_step()
-        self._own_steps += 1
-        if self._own_steps == 2 and (reason := self.chart.why_inactive()):
-            self._tell(reason)
 
     def _kept(self) -> dict[int, float]:
         hooks = (self.inner._optimizer_step_pre_hooks, self.inner._optimizer_step_post_hooks)

@@ -1,13 +1,15 @@
 """Whitened behind other optimizers, with schedulers and scalers, and what its errors say."""
 
 import copy
+from contextlib import nullcontext
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from adiv_optim import UnitConsistent, Whitened
+from adiv_optim import Preconditioned, UnitConsistent, Whitened
+from adiv_optim.optim import coordinates
 from tests.helpers.cases import relative_error
 from tests.helpers.whitened import backward, batches, small, train
 
@@ -96,6 +98,24 @@ def test_scheduler_and_grad_scaler():
     scaler.step(optimizer)
     scaler.update()
     assert torch.equal(model[0].weight, before)
+
+
+def step_within_autocast(build, enabled: bool):
+    torch.manual_seed(0)
+    model, x = nn.Linear(20, 10).float(), torch.randn(64, 20).float()
+    optimizer = build(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    backward(model, x)
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=enabled):
+        optimizer.step()
+    return model.weight.detach()
+
+
+@pytest.mark.parametrize("build", [Whitened, Preconditioned])
+def test_step_within_autocast_rounds_no_map(build, monkeypatch):
+    plain = step_within_autocast(build, False)
+    assert torch.equal(step_within_autocast(build, True), plain)
+    monkeypatch.setattr(coordinates, "without_autocast", lambda device: nullcontext())
+    assert relative_error(step_within_autocast(build, True), plain) > 1e-5
 
 
 def test_batch_with_nan_is_left_out_of_the_average():
