@@ -17,10 +17,15 @@ from .rows import features_of
 from .sums import InputSums
 
 
+#: How many rows of A are one strip.
+STRIP = 128
+
+
 class InputCovariance(InputSums):
     r"""A = mean of :math:`\tilde x \tilde x^\top` over the rows that a layer reads, x~ = (x, 1) where a bias trains.
 
-    Wide layers keep diagonal blocks of A only.
+    Wide layers keep diagonal blocks of A only. Of each block, which is symmetric, strips of rows are kept from the
+    diagonal on: little more than half of the products and of the memory.
     """
 
     def __init__(
@@ -44,8 +49,9 @@ class InputCovariance(InputSums):
 
     @property
     def shapes(self) -> list[tuple[int, ...]]:
-        """One matrix for each group and block, and the trace of all matrices where processes hold others."""
-        return [(self.groups, size, size) for size in self.sizes] + [(self.groups,)] * bool(self.cut)
+        """The strips of all blocks for each group, and the trace of all blocks where processes hold others."""
+        strips = [(self.groups, b - a, size - a) for size in self.sizes for a, b in _strips(size)]
+        return [*strips, *[(self.groups,)] * bool(self.cut)]
 
     def columns(self) -> str:
         """Say how many columns every block has."""
@@ -58,10 +64,13 @@ class InputCovariance(InputSums):
     def sums(self, module: nn.Module, input: Tensor) -> Iterator[tuple[list[Tensor], int]]:
         """Yield sums of x~ x~ᵀ."""
         for _, rows in patches_of(module, input).parts(self.dtype):
-            columns = [[rows[..., block]] for block in self.blocks]
-            columns[-1] += [rows.new_ones(*rows.shape[:-1], 1)] * self.with_bias
-            blocks = [gram_of(block, block) for block in columns]
-            yield blocks + [_trace(blocks)] * bool(self.cut), rows.shape[1]
+            ones = [rows.new_ones(*rows.shape[:-1], 1)] * self.with_bias
+            strips: list[Tensor] = []
+            for number, (block, size) in enumerate(zip(self.blocks, self.sizes, strict=True)):
+                columns, one = rows[..., block], ones if number == len(self.blocks) - 1 else []
+                for a, b in _strips(size):
+                    strips.append(gram_of([columns[..., a:b], *(one if b == size else [])], [columns[..., a:], *one]))
+            yield strips + [_trace(strips)] * bool(self.cut), rows.shape[1]
 
     def absorb(self, decay: float) -> None:
         """Let what was seen since the last time into the average.
@@ -74,7 +83,10 @@ class InputCovariance(InputSums):
 
     def mean(self) -> list[Tensor]:
         """The blocks of A, each (groups, d, d), or (d, d) of one group: some libraries batch on one thread."""
-        blocks = (self.total or [])[: len(self.blocks)]
+        if not self.total:
+            return []
+        strips = iter(self.total)
+        blocks = [_whole([next(strips) for _ in _strips(size)]) for size in self.sizes]
         return [(block if self.groups > 1 else block[0]) / self.rows for block in blocks]
 
     @property
@@ -84,13 +96,15 @@ class InputCovariance(InputSums):
 
     def average(self) -> Tensor:
         """The mean eigenvalue of A, those of other processes included, for each group; see `mean` for its shape."""
-        if self.cut and self.total:
-            return self.total[-1][0] / (self.rows * self.size)
-        return _trace(self.mean()) / self.size
+        total = self.total or []
+        trace = total[-1] if self.cut else _trace(total)
+        return (trace if self.groups > 1 else trace[0]) / (self.rows * self.size)
 
     def _follow(self) -> None:
+        if self.rank is None:
+            return
         for number, (block, last) in enumerate(zip(self.mean(), self.spectra, strict=True)):
-            if self.rank is not None and self.rank < block.shape[-1]:
+            if self.rank < block.shape[-1]:
                 self.spectra[number] = leading(block, self.rank, last and last.vectors)
 
     def state_dict(self) -> dict[str, Any]:
@@ -101,10 +115,11 @@ class InputCovariance(InputSums):
         """Return the memory in the same shapes whether anything has been seen or not."""
         # Lists: torch.distributed.checkpoint looks for tensors in those, and pickles tuples once for all processes.
         spectra: list[Any] = [found and list(found) for found in self.spectra]
-        for number, (found, block) in enumerate(zip(spectra, self.no_rows(), strict=False)):
-            if found is None and self.rank is not None and self.rank < block.shape[-1]:
-                vectors = (block if self.groups > 1 else block[0])[..., : self.rank]
-                spectra[number] = [vectors[..., 0, :].clone(), vectors.clone()]
+        stack = (self.groups,) if self.groups > 1 else ()
+        for number, (found, size) in enumerate(zip(spectra, self.sizes, strict=True)):
+            if found is None and self.rank is not None and self.rank < size:
+                shapes = (*stack, self.rank), (*stack, size, self.rank)
+                spectra[number] = [torch.zeros(shape, dtype=self.dtype, device=self.weight.device) for shape in shapes]
         found = {**super().filled(), "spectra": spectra}
         if self.cut is None:
             return found
@@ -149,8 +164,26 @@ class InputCovariance(InputSums):
             self._follow()  # the checkpoint is of another rank
 
 
-def _trace(blocks: list[Tensor]) -> Tensor:
-    return torch.stack([block.diagonal(dim1=-2, dim2=-1).sum(-1) for block in blocks]).sum(0)
+def _trace(strips: list[Tensor]) -> Tensor:
+    return torch.stack([strip.diagonal(dim1=-2, dim2=-1).sum(-1) for strip in strips]).sum(0)
+
+
+def _strips(size: int) -> list[tuple[int, int]]:
+    """Rows of the strips of a block, nearly equal."""
+    count = max(1, size // STRIP)
+    return list(pairwise(size * k // count for k in range(count + 1)))
+
+
+def _whole(strips: list[Tensor]) -> Tensor:
+    """The symmetric matrix of strips that begin at its diagonal."""
+    matrix = strips[0].new_empty(*strips[0].shape[:-2], strips[0].shape[-1], strips[0].shape[-1])
+    start = 0
+    for strip in strips:
+        end = start + strip.shape[-2]
+        matrix[..., start:end, start:] = strip
+        matrix[..., start:, start:end] = strip.mT
+        start = end
+    return matrix
 
 
 def _blocks(features: int, with_bias: bool, max_dim: int | None) -> list[slice]:

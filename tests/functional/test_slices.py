@@ -9,6 +9,7 @@ from adiv_optim.diagnostics import _closed_form, _rows, divergence
 from adiv_optim.functional import patches, shared
 from adiv_optim.functional.linears import gram_of
 from adiv_optim.layers import AffineLikeLinear
+from adiv_optim.optim import covariance
 from tests.helpers.cases import gradients, relative_error
 
 EXACT = 1e-10  # float64
@@ -79,7 +80,7 @@ def test_gram_matrices_of_patches_add_up(monkeypatch):
 
 
 def test_covariance_of_patches_adds_up(monkeypatch):
-    def covariance():
+    def pending():
         optimizer = Whitened(torch.optim.SGD(one.parameters(), lr=0.1), one, every=1)
         one(x).sum().backward()
         (measured,) = optimizer.chart.layers
@@ -87,9 +88,25 @@ def test_covariance_of_patches_adds_up(monkeypatch):
         return {"pending": measured.pending[0]}
 
     one, x = layer(), input()
-    whole = covariance()
+    whole = pending()
     in_slices_of_patches(monkeypatch, x)
-    agree(covariance(), whole)
+    agree(pending(), whole)
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_strips_of_a_covariance_make_the_whole(monkeypatch, groups):
+    monkeypatch.setattr(covariance, "STRIP", 4)
+    one, x = nn.Conv1d(11 * groups, 2 * groups, 1, groups=groups), torch.randn(3, 11 * groups, 5)
+    optimizer = Whitened(torch.optim.SGD(one.parameters(), lr=0.1), one, every=1)
+    one(x).sum().backward()
+    optimizer.step()
+    (layer,) = optimizer.chart.layers
+    assert [strip.shape[1:] for strip in layer.total] == [(4, 12), (4, 8), (4, 4)]
+    rows = x.unflatten(1, (groups, 11)).movedim(1, 0).movedim(2, 3).reshape(groups, 15, 11)
+    rows = torch.cat([rows, torch.ones(groups, 15, 1)], -1)
+    wanted = rows.mT @ rows / 15
+    agree({"A": layer.mean()[0].expand_as(wanted)}, {"A": wanted})
+    torch.testing.assert_close(layer.average().expand(groups), wanted.diagonal(dim1=1, dim2=2).mean(1))
 
 
 def measured(one, x, g, **options):
