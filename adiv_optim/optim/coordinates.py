@@ -4,7 +4,7 @@ import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -22,8 +22,21 @@ UNFLATTENED = "use fully_shard, or GradientOnly, which goes with FSDP1"
 #: Where in a state dict coordinates keep what they remember, and what coordinates within them do.
 _CHARTS = ("chart", "within")
 
-#: For each parameter of a map the c of `kept_by_step`, or None if that is not known of all of them.
-Kept = Sequence[float] | None
+
+class Known(NamedTuple):
+    """What is known of the optimizer's step on a map's parameters.
+
+    Args:
+        kept: of each parameter the factor c of a step w ← c w + Δ with a Δ that is free of w; see `kept_by_step`.
+        from_zero: whether no one reads the weights meanwhile, so that they may be 0 instead.
+    """
+
+    kept: Sequence[float]
+    from_zero: bool
+
+
+#: None where nothing is known of one of the parameters.
+Kept = Known | None
 
 
 class Map(ABC):
@@ -42,11 +55,11 @@ class Map(ABC):
     def enter(self, weights: Sequence[Tensor], kept: Kept, like: Callable[[Tensor], Tensor]) -> None:
         """Write the parameters, and give them new gradients, in the new coordinates.
 
-        Where `kept` is known the parameters may be 0 instead: what is in them afterwards is the step alone.
+        Where they are 0 instead, what is in them afterwards is the step alone.
 
         Args:
             weights: copies of the parameters' values.
-            kept: what of each parameter the optimizer keeps.
+            kept: what is known of the optimizer's step.
             like: makes room for a new gradient, laid out as the old one.
         """
 
@@ -132,13 +145,13 @@ class Detached(Chart):
 class _Held:
     """A map's parameters as they were before the step; putting them back allocates nothing."""
 
-    def __init__(self, map_: Map, kept: Mapping[int, float], room: Room) -> None:
+    def __init__(self, map_: Map, kept: Mapping[int, float], watched: bool, room: Room) -> None:
         self.map = map_
         factors = [kept[id(p)] for p in map_.parameters if id(p) in kept]
-        self.kept = factors if len(factors) == len(map_.parameters) else None
+        self.kept = Known(factors, not watched) if len(factors) == len(map_.parameters) else None
         self.gradients = [p.grad for p in map_.parameters]
         # An optimizer that is not known may hold on to the gradients that it is given.
-        self.like = torch.empty_like if self.kept is None else room.like
+        self.like = room.like if self.kept is not None and self.kept.from_zero else torch.empty_like
         moving = map_.parameters if map_.moves_weights else ()
         self.weights = [room.like(p.detach()).copy_(p) for p in moving]
 
@@ -244,9 +257,9 @@ class Coordinates(OptimizerWrapper):
             self._tell(reason)
 
     def _step_in_coordinates(self) -> None:
-        kept = self._kept()
+        kept, watched = kept_by_step(self.inner), self._watched()
         self._room.begin()
-        waiting = [_Held(map_, kept, self._room) for map_ in self.chart.maps()]
+        waiting = [_Held(map_, kept, watched, self._room) for map_ in self.chart.maps()]
         self._stepping = True
         try:
             for held in waiting:
@@ -263,10 +276,10 @@ class Coordinates(OptimizerWrapper):
         finally:
             self._stepping = False
 
-    def _kept(self) -> dict[int, float]:
+    def _watched(self) -> bool:
+        """Whether the user has hooks on the inner optimizer, which may read all."""
         hooks = (self.inner._optimizer_step_pre_hooks, self.inner._optimizer_step_post_hooks)
-        watched = all(isinstance(hook, _Watch) for table in hooks for hook in table.values())  # the user's may read all
-        return kept_by_step(self.inner) if watched else {}
+        return not all(isinstance(hook, _Watch) for table in hooks for hook in table.values())
 
     def _tell(self, reason: str) -> None:
         """Warn, once, that this wrapper does nothing."""

@@ -16,7 +16,6 @@ from .checkpoint import Maybe, check, numbers
 from .rows import features_of
 from .sums import InputSums
 
-
 #: How many rows of A are one strip.
 STRIP = 128
 

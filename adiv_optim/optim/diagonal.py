@@ -53,20 +53,20 @@ class Diagonal(Map):
         elif gradient is not None:
             parameter.grad = like(gradient)
             self._run(_multiply, gradient, parameter.grad)
-        if kept is None:
-            self._run(_divide, weight, parameter)
-        else:
+        if kept is not None and kept.from_zero:
             local(parameter).zero_()
+        else:
+            self._run(_divide, weight, parameter)
 
     def leave(self, weights: Sequence[Tensor], kept: Kept) -> None:
         """Let the parameter be w + Δw' d e."""
         (parameter,) = self.parameters
-        if kept is None:
+        if kept is None or not kept.from_zero:
             self._run(_stepped, weights[0], parameter)
-        elif kept[0] == 1:
+        elif kept.kept[0] == 1:
             self._run(_added, weights[0], parameter)
         else:  # as a tensor: kernels are compiled for one value of a number
-            self._run(_decayed, weights[0], parameter, torch.tensor(kept[0], dtype=self.factors[0].dtype))
+            self._run(_decayed, weights[0], parameter, torch.tensor(kept.kept[0], dtype=self.factors[0].dtype))
 
     def _run(self, kernel: Callable[..., None], read: Tensor, written: Tensor, *numbers: Tensor) -> None:
         """Run a kernel over two tensors of the parameter's shape, both factors and some numbers."""

@@ -92,7 +92,7 @@ class Scaling(Map):
             mapped = like(parameter.grad)
             torch.div(local(parameter.grad), self.start, out=local(mapped))
             parameter.grad = mapped
-        local(parameter).mul_(self.start if kept is None else 0)
+        local(parameter).mul_(0 if kept is not None and kept.from_zero else self.start)
 
     def partial(self, weights: Sequence[Tensor], kept: Kept) -> Tensor:
         """Return whether rows held here have been stepped on."""
@@ -101,7 +101,7 @@ class Scaling(Map):
 
     def leave(self, weights: Sequence[Tensor], kept: Kept) -> None:
         """Let the weight be W + ΔW' / s."""
-        weight, decay = local(weights[0]), 1.0 if kept is None else kept[0]
+        weight, decay = local(weights[0]), kept.kept[0] if kept is not None and kept.from_zero else 1.0
         back = self._back(weight, kept)
         if self.holds:  # but not a weight that has not been stepped on
             stepped = (back != 0).any() if self.stepped is None else self.stepped > 0
@@ -114,7 +114,9 @@ class Scaling(Map):
     def _back(self, weight: Tensor, kept: Kept) -> Tensor:
         """The way back from where the weight stands to where the step began, rounded as it was then."""
         parameter = local(self.parameters[0]).detach()
-        return 0 - parameter if kept is not None else (weight * self.start).to(weight.dtype).sub_(parameter)
+        if kept is not None and kept.from_zero:
+            return 0 - parameter
+        return (weight * self.start).to(weight.dtype).sub_(parameter)
 
 
 def _as_factor(weight: Tensor, scales: Scales, dtype: torch.dtype) -> Any:

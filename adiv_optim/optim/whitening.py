@@ -40,7 +40,7 @@ class Whitening(Map):
         for parameter, gradient, new in zip(self.parameters, gradients, mapped, strict=True):
             # Fused optimizers read a gradient as if it were laid out as its parameter.
             parameter.grad = filled(like(gradient), from_matrix(self.module, new, parameter))
-        if self._from_zero(kept):
+        if kept is not None and kept.from_zero:
             for parameter in self.parameters:
                 local(parameter).zero_()
             return
@@ -69,28 +69,24 @@ class Whitening(Map):
             before, after = norms
             ratio = torch.where(after > 0, before / after, 1.0)
             step = [part.mul_(ratio) for part in step]
-        factor = kept[0] if kept is not None and self._from_zero(kept) else 1.0
-        for parameter, whole, change in zip(self.parameters, weights, step, strict=True):
+        for parameter, whole, factor, change in zip(self.parameters, weights, self._factors(kept), step, strict=True):
             decayed = local(whole) if factor == 1 else local(whole) * factor
             # w - (+0) is w for every w; w + 0 would make +0 of -0.
             torch.sub(decayed, 0 - from_matrix(self.module, change, parameter), out=local(parameter).detach())
 
     def _step(self, kept: Kept) -> tuple[list[Tensor], Tensor]:
-        """The step mapped back, and its norms before and after that; none where nothing depends on them."""
+        """The step mapped back, without decoupled decay, and its norms before and after if anything depends on them."""
         moved = self._matrices(self.parameters)
-        if not self._from_zero(kept):
-            moved = [now - start for now, start in zip(moved, self.start, strict=True)]
+        if kept is None or not kept.from_zero:
+            began = zip(self.start, self._factors(kept), strict=True)
+            moved = [now.sub(start, alpha=factor) for now, (start, factor) in zip(moved, began, strict=True)]
             del self.start
         step = right_multiply(self.inverse_roots, self.blocks, moved)
         return step, torch.stack([_norm(moved), _norm(step)]) if self.graft_norm else moved[0].new_zeros(0)
 
-    def _from_zero(self, kept: Kept) -> bool:
-        """Whether the weights need not be mapped.
-
-        A bias that decays otherwise than its weight does so in the new coordinates, where each is a part of both; and
-        the norm to keep is that of the step with the decay in it.
-        """
-        return kept is not None and len(set(kept)) == 1 and (not self.graft_norm or kept[0] == 1)
+    def _factors(self, kept: Kept) -> Sequence[float]:
+        """What the weights are multiplied by before the step: in the model's own coordinates, whatever the norms."""
+        return [1.0] * len(self.parameters) if kept is None else kept.kept
 
     def _matrices(self, parts: Sequence[Tensor]) -> list[Tensor]:
         return [as_matrix(self.module, part, self.dtype) for part in parts]
