@@ -1,4 +1,4 @@
-"""The one way in which a step waits for its device: everything else on a step's way only gives the device work."""
+"""How a step waits for its device, once for all the numbers that it needs on the host."""
 
 import torch
 from torch import Tensor

@@ -237,7 +237,8 @@ class Coordinates(OptimizerWrapper):
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Take what a copy or a pickle kept."""
         super().__setstate__(state)
-        self._own_steps, self._told = 0, False
+        self._own_steps = 0
+        self._told: set[str] = set()
         self._stepping, self._room = False, Room(self.keeps_memory)
         register(self.model, self)
         handle = self.inner.register_step_pre_hook(_Watch(self))
@@ -259,7 +260,10 @@ class Coordinates(OptimizerWrapper):
     def _step_in_coordinates(self) -> None:
         kept, watched = kept_by_step(self.inner), self._watched()
         self._room.begin()
-        waiting = [_Held(map_, kept, watched, self._room) for map_ in self.chart.maps()]
+        # Of a model that several optimizers train a chart may know weights that are another one's.
+        held = {id(parameter) for group in self.param_groups for parameter in group["params"]}
+        maps = [map_ for map_ in self.chart.maps() if id(map_.parameters[0]) in held]
+        waiting = [_Held(map_, kept, watched, self._room) for map_ in maps]
         self._stepping = True
         try:
             for held in waiting:
@@ -282,9 +286,9 @@ class Coordinates(OptimizerWrapper):
         return not all(isinstance(hook, _Watch) for table in hooks for hook in table.values())
 
     def _tell(self, reason: str) -> None:
-        """Warn, once, that this wrapper does nothing."""
-        if not self._told:
-            self._told = True
+        """Warn, once for each reason, that this wrapper does nothing."""
+        if reason not in self._told and not isinstance(self.chart, Detached):
+            self._told.add(reason)
             warn(f"{type(self).__name__} takes plain steps: {reason}")
 
     def settings(self) -> dict[str, Any]:
@@ -306,7 +310,7 @@ class Coordinates(OptimizerWrapper):
 
     def detach(self) -> nn.Module:
         """Return the model, and take plain steps from now on."""
-        self.chart, self._told, self._room = Detached(), True, Room(False)
+        self.chart, self._room = Detached(), Room(False)
         return self.model
 
     def metrics(self) -> dict[str, float]:

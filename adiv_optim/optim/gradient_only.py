@@ -109,14 +109,14 @@ class GradientOnly(OptimizerWrapper):
 
     def metrics(self) -> dict[str, float]:
         """Return plain numbers for a logger: shares of what is corrected, and how many corrected layers have run."""
-        report = self.coverage()
-        layers = self._layers()
-        return {
-            "parameter_share": report.parameter_share,
-            "element_share": report.element_share,
+        report, layers = self.coverage(), self._layers()
+        own = {
+            "treated_parameters": report.parameter_share,
+            "treated_elements": report.element_share,
             "layers": len(layers),
             "layers_seen": sum(layer._ran for layer in layers),
         }
+        return {**super().metrics(), **{f"GradientOnly/{key}": float(value) for key, value in own.items()}}
 
     def _layers(self) -> list[Corrected]:
         return [module for module in self.model.modules() if isinstance(module, Corrected)]

@@ -92,7 +92,10 @@ class Scaling(Map):
             mapped = like(parameter.grad)
             torch.div(local(parameter.grad), self.start, out=local(mapped))
             parameter.grad = mapped
-        local(parameter).mul_(0 if kept is not None and kept.from_zero else self.start)
+        if kept is not None and kept.from_zero:
+            local(parameter).zero_()
+        else:
+            local(parameter).mul_(self.start)
 
     def partial(self, weights: Sequence[Tensor], kept: Kept) -> Tensor:
         """Return whether rows held here have been stepped on."""

@@ -60,10 +60,12 @@ class Whitened(ByInputs):
         decay: how much the average of earlier measurements counts at each new one; 0 is the present batch alone.
         every: steps between two measurements.
         graft_norm: use A + λI divided by its mean eigenvalue, and give each layer's mapped step the Frobenius norm that
-            the optimizer gave it, so that learning rates and weight decay carry over.
-        root: "eigh", or "newton-schulz" by matrix products alone; see `roots`.
+            the optimizer gave it, so that learning rates carry over. The decoupled weight decay of torch's own
+            optimizers is no part of that step; it acts on the weights as it does without the wrapper.
+        root: "eigh", or "newton-schulz" by matrix products alone.
         rank: tell only this many leading eigenvectors of A apart, and let the others share the mean of their
-            eigenvalues; None is the whole of A. They are followed from measurement to measurement by `leading`.
+            eigenvalues; None is the whole of A. They are followed from measurement to measurement by subspace
+            iteration.
         max_dim: wider layers keep diagonal blocks of at most this size of A; None is no limit.
         synchronize: add A up over the processes of torch.distributed.
         process_group: which processes those are: those that train the same layers on other rows, one stage's of a

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import AdamW
 
 from tests.fuzz.by_hand import AmbiguousError, Method, as_matrices, from_matrices, mean, weights
 from tests.fuzz.networks import LAYERS, Network, Training
@@ -195,13 +196,22 @@ class Whitened(ByInputs):
             parameter.copy_(part)
         self.there.append((memory, start, there))
 
+    def _kept(self, memory: Memory) -> list[Tensor]:
+        """What of every entry of [W, b] is left by AdamW's decay, in whatever coordinates."""
+        kept = {}
+        for group in self.optimizer.param_groups:
+            decay = group["lr"] * group["weight_decay"] if type(self.optimizer) is AdamW else 0.0
+            kept |= {parameter: torch.full_like(parameter, 1 - decay) for parameter in group["params"]}
+        return memory.matrices(kept[memory.weight], None if memory.bias is None else kept[memory.bias])
+
     def leave(self) -> None:
         for memory, start, there in self.there:
-            moved = [a - b for a, b in zip(memory.matrices(memory.weight, memory.bias), there, strict=True)]
+            kept, end = self._kept(memory), memory.matrices(memory.weight, memory.bias)
+            moved = [a - c * b for a, c, b in zip(end, kept, there, strict=True)]
             change = self.times(memory, moved, 0)
             before, after = (math.sqrt(sum(float(part.square().sum()) for part in parts)) for parts in (moved, change))
             ratio = before / after if after and self.settings["graft_norm"] else 1.0
-            new = [part + ratio * step for part, step in zip(start, change, strict=True)]
+            new = [c * part + ratio * step for c, part, step in zip(kept, start, change, strict=True)]
             for parameter, part in memory.split(new).items():
                 parameter.copy_(part)
 

@@ -228,6 +228,13 @@ def test_stepping_the_inner_optimizer_past_its_wrapper_is_told_once():
         inner.step()
     inner.step()
     again = Whitened(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    with pytest.warns(UserWarning, match="step"):
+        again.inner.step()
+    model.weight.grad = None
+    again.step()
+    with pytest.warns(UserWarning, match="no layer has seen a row"):  # another reason, and another word
+        again.step()
+    again = Whitened(torch.optim.SGD(model.parameters(), lr=0.1), model)
     again.detach()
     again.inner.step()  # which is what detach is for
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.optim import SGD, Adam, AdamW
 
-from adiv_optim import BatchIdeal, Correction, Disproportional, GradientOnly, Proportional, coverage
+from adiv_optim import BatchIdeal, Correction, Disproportional, GradientOnly, Proportional, Whitened, coverage
 from tests.helpers.cases import each_correction, relative_error
 from tests.optim.test_wrapper import assert_same_parameters, batches, each_optimizer, mlp, train
 
@@ -173,14 +173,21 @@ def test_coverage_metrics_and_repr_say_what_is_corrected():
     optimizer = GradientOnly(SGD(model.parameters(), lr=LEARNING_RATE), model, Proportional(eps=0.5))
     assert repr(optimizer).startswith("GradientOnly(SGD (")
     assert repr(optimizer).endswith(", correction=Proportional(eps=0.5))")
-    assert optimizer.metrics() == {"parameter_share": 0, "element_share": 0, "layers": 2, "layers_seen": 0}
+    names = [f"GradientOnly/{name}" for name in ("treated_parameters", "treated_elements", "layers", "layers_seen")]
+    assert optimizer.metrics() == dict(zip(names, (0, 0, 2, 0), strict=True))
     train(model, optimizer, batches(1))
     assert optimizer.coverage() == coverage(model)
-    shares = {"parameter_share": 4 / 6, "element_share": 37 / 47}
-    assert optimizer.metrics() == {**shares, "layers": 2, "layers_seen": 2}
+    assert optimizer.metrics() == dict(zip(names, (4 / 6, 37 / 47, 2, 2), strict=True))
     optimizer.detach()
     assert repr(optimizer).endswith(", correction=None)")
-    assert optimizer.metrics()["layers"] == 0
+    assert optimizer.metrics()["GradientOnly/layers"] == 0
+
+
+def test_metrics_hold_those_of_the_wrapper_within():
+    model = nn.Linear(4, 5).double()
+    within = Whitened(SGD(model.parameters(), lr=LEARNING_RATE), model)
+    found = GradientOnly(within, model, Proportional()).metrics()
+    assert found.items() > within.metrics().items()
 
 
 def optimizer_of_another_model(model):

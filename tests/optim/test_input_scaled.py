@@ -181,6 +181,15 @@ def test_held_scale_is_part_of_a_checkpoint():
         assert torch.equal(found, layer.weight) == (name == "first")
 
 
+@pytest.mark.parametrize("hold", [False, True])
+def test_a_weight_of_inf_stays_one(hold):
+    model, optimizer, _ = held(hold, 0.1)
+    model.weight.data[0, 0] = torch.inf
+    model.weight.grad = torch.ones_like(model.weight)
+    optimizer.step()
+    assert model.weight[0, 0] == torch.inf
+
+
 @pytest.mark.parametrize("floor", [0.0, -1.0, float("inf"), float("nan")])
 def test_floor_that_is_not_positive_is_refused(floor):
     layer = nn.Linear(2, 2)

@@ -74,13 +74,13 @@ def test_step_behind_adamw_is_the_formula(shape):
     def adamw(weight, g):
         parameter = nn.Parameter(weight.clone())
         parameter.grad = g
-        torch.optim.AdamW([parameter], lr=0.1, weight_decay=0.3).step()
+        torch.optim.AdamW([parameter], lr=0.1, weight_decay=0.0).step()
         return parameter.detach()
 
-    wanted = explicit_step(start, x, gradient, 0.5, adamw)
+    before = torch.cat([start.weight, start.bias[:, None]], 1).detach()
+    wanted = explicit_step(start, x, gradient, 0.5, adamw) - 0.1 * 0.3 * before
     optimizer.step()
     found = torch.cat([model.weight, model.bias[:, None]], 1).detach()
-    before = torch.cat([start.weight, start.bias[:, None]], 1).detach()
     assert relative_error(found - before, wanted - before) <= EXACT
     assert model.weight.grad is kept
     assert relative_error(adamw(before, gradient) - before, wanted - before) > 1e-2
