@@ -101,7 +101,7 @@ class Preconditioned(ByInputs):
     changes coordinates (`Preconditioned(UnitConsistent(…), …)`), not into it.
 
     **Costs** one product of a gradient with a matrix of its input's size per step; at a measurement X~ᵀX~ and a
-    Cholesky factorisation. Memory: A and the inverse, float32, for each layer, and a second gradient during the step.
+    Cholesky factorisation. Memory: half of A and the inverse, float32, for each layer, and a second gradient during the step.
 
     Conversion: with every=1 and decay=0, Preconditioned(SGD) at `damping` takes the step of `GradientOnly` with
     `BatchIdeal(damping × rows / columns)`, columns counting the bias.

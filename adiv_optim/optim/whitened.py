@@ -43,10 +43,10 @@ class Whitened(ByInputs):
     No step fails for want of a root: where float32 gives none it is found in float64, then the layer keeps the last
     one, or takes the plain step. That is counted in `coverage` and `metrics`, and warned of once.
 
-    **Costs** three products of a weight with a matrix of its input's size per step, two behind torch's own optimizers
-    without weight decay, which read no weights; at a measurement X~ᵀX~ and a root. Memory: A and both roots, float32,
-    for each layer; while the optimizer steps three copies of the weights. With `rank` the products, the root and the
-    memory beside A shrink to what `rank` columns take.
+    **Costs** two products of a weight with a matrix of its input's size per step, three behind optimizers that read the
+    weights or are not torch's own; at a measurement X~ᵀX~ and a root. Memory: half of A and both roots, float32, for
+    each layer; while the optimizer steps three copies of the weights. With `rank` the products, the root and the memory
+    beside A shrink to what `rank` columns take.
 
     Conversion: with every=1, decay=0 and graft_norm=False, Whitened(SGD) at `damping` takes the step of `GradientOnly`
     with `BatchIdeal(damping × rows / columns)`, columns counting the bias.

@@ -7,12 +7,14 @@ bfloat16.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
+
+from adiv_optim.optim.covariance import STRIP
 
 from ..core.store import Store
 from ..core.study import Digest
@@ -76,16 +78,19 @@ class Setting:
     rank: int = 16
     micro: int = 8192  # tokens that a GPU's forward and backward take at once
 
-    def squares(self, layer: Layer) -> tuple[int, int]:
-        """Sums of n² and n³ over the blocks of A."""
-        count = -(-layer.inputs // self.max_dim)
-        ends = [layer.inputs * k // count for k in range(count + 1)]
-        sizes = [b - a for a, b in pairwise(ends)]
-        return sum(n**2 for n in sizes), sum(n**3 for n in sizes)
+    def squares(self, layer: Layer) -> tuple[int, int, int]:
+        """Sums over the blocks of A of the entries that are kept, in strips from the diagonal on, of n² and of n³."""
+        sizes = [b - a for a, b in _parts(layer.inputs, -(-layer.inputs // self.max_dim))]
+        upper = sum((b - a) * (n - a) for n in sizes for a, b in _parts(n, max(1, n // STRIP)))
+        return upper, sum(n**2 for n in sizes), sum(n**3 for n in sizes)
 
     def all_reduce(self, size: float) -> float:
         """Bytes that a GPU sends for the sum of so many, around a ring."""
         return 2 * size * (self.gpus - 1) / self.gpus
+
+
+def _parts(length: int, count: int) -> Iterable[tuple[int, int]]:
+    return pairwise(length * k // count for k in range(count + 1))
 
 
 class Cost(NamedTuple):
@@ -119,7 +124,7 @@ def input_scaled(layer: Layer, at: Setting) -> Cost:
     """`InputScaled`, where no scale is 1: passes over weights, and over inputs where they are measured."""
     # The weight copied, the gradient divided; the weight set to zero; the step turned, the weight decayed, the step
     # divided, and their difference.
-    passes = (2 + 2 + 2 + 2 + 2 + 2 + 3) * FLOAT * layer.outputs * layer.inputs / at.gpus
+    passes = (2 + 2 + 1 + 2 + 2 + 2 + 3) * FLOAT * layer.outputs * layer.inputs / at.gpus
     measured = HALF * at.tokens * layer.inputs / at.gpus
     return Cost(kept=FLOAT, sent=at.all_reduce(FLOAT + DOUBLE) / at.every, passes=passes + measured / at.every)
 
@@ -136,35 +141,35 @@ def unit_consistent(layer: Layer, at: Setting) -> Cost:
 
 def preconditioned(layer: Layer, at: Setting) -> Cost:
     """`Preconditioned`: one product with the weight's gradient; A is summed and inverted."""
-    squares, cubes = at.squares(layer)
-    products = 2 * layer.outputs * squares + 2 * at.tokens * squares / at.every
-    sent = at.all_reduce(FLOAT * squares + DOUBLE) / at.every
-    return Cost(products / at.gpus, cubes / at.every, 2 * FLOAT * squares, sent)
+    upper, squares, cubes = at.squares(layer)
+    products = 2 * layer.outputs * squares + 2 * at.tokens * upper / at.every
+    sent = at.all_reduce(FLOAT * upper + DOUBLE) / at.every
+    return Cost(products / at.gpus, cubes / at.every, FLOAT * (upper + squares), sent)
 
 
 def whitened(layer: Layer, at: Setting, dealt: bool = False) -> Cost:
-    """`Whitened`: three products; A is summed, and both roots made of its eigenvectors.
+    """`Whitened`: two products; A is summed, and both roots made of its eigenvectors.
 
     Dealt out, every root is found by one GPU and sent to the others.
     """
-    squares, cubes = at.squares(layer)
-    products = (6 * layer.outputs * squares + 2 * at.tokens * squares / at.every) / at.gpus
+    upper, squares, cubes = at.squares(layer)
+    products = (4 * layer.outputs * squares + 2 * at.tokens * upper / at.every) / at.gpus
     owners = at.gpus if dealt else 1
     roots = 4 * cubes / at.every / owners, 9 * cubes / at.every / owners
-    sent = at.all_reduce(FLOAT * squares + DOUBLE) / at.every + at.all_reduce(2 * DOUBLE)
+    sent = at.all_reduce(FLOAT * upper + DOUBLE) / at.every + at.all_reduce(2 * DOUBLE)
     sent += 2 * FLOAT * squares / at.every * dealt
-    return Cost(products + roots[0], roots[1], 3 * FLOAT * squares, sent)
+    return Cost(products + roots[0], roots[1], FLOAT * (upper + 2 * squares), sent)
 
 
 def whitened_rank(layer: Layer, at: Setting) -> Cost:
-    """`Whitened(rank=…)`: three products with U and back; A is summed, and one step of subspace iteration taken."""
-    (squares, _), rank, columns = at.squares(layer), at.rank, layer.inputs
-    products = (12 * layer.outputs * columns * rank + 2 * at.tokens * squares / at.every) / at.gpus
+    """`Whitened(rank=…)`: two products with U and back; A is summed, and one step of subspace iteration taken."""
+    (upper, squares, _), rank, columns = at.squares(layer), at.rank, layer.inputs
+    products = (8 * layer.outputs * columns * rank + 2 * at.tokens * upper / at.every) / at.gpus
     blocks = -(-columns // at.max_dim)
     followed = 4 * squares * rank + 4 * columns * rank**2
     factors = 4 * columns * rank**2 + 9 * blocks * rank**3
-    kept = FLOAT * (squares + rank * columns + 3 * rank * blocks)
-    sent = at.all_reduce(FLOAT * squares + DOUBLE) / at.every + at.all_reduce(2 * DOUBLE)
+    kept = FLOAT * (upper + rank * columns + 3 * rank * blocks)
+    sent = at.all_reduce(FLOAT * upper + DOUBLE) / at.every + at.all_reduce(2 * DOUBLE)
     return Cost(products + followed / at.every, factors / at.every, kept, sent)
 
 
