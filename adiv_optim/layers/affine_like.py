@@ -58,10 +58,13 @@ class AffineLikeLinear(nn.Linear):
         wide = input.to(torch.promote_types(input.dtype, torch.float32))
         # Not by a norm, whose second derivative at 0 is NaN.
         scale = affine_like_scale((wide * wide).sum(-1, keepdim=True), self.alpha, self.beta)
-        bias = None if self.bias is None else self.bias * (self.beta / self.alpha)
-        output = F.linear(input, self.weight, bias)
-        # In half precision too the product is taken in float32: 1 / |β| may pass float16's range.
-        return (output * scale).to(output.dtype)
+        # The rows are scaled, not the outputs: those would have to be kept for the backward pass, and read twice more.
+        rows = (wide * scale).to(input.dtype)
+        if self.bias is None:
+            return F.linear(rows, self.weight)
+        bias = (scale * (self.beta / self.alpha) * self.bias).to(self.weight.dtype)
+        flat = bias.reshape(-1, self.out_features), rows.reshape(-1, self.in_features)
+        return torch.addmm(*flat, self.weight.t()).view(*input.shape[:-1], self.out_features)
 
     def extra_repr(self) -> str:
         """Return the constructor's arguments."""
