@@ -261,8 +261,8 @@ class Coordinates(OptimizerWrapper):
         kept, watched = kept_by_step(self.inner), self._watched()
         self._room.begin()
         # Of a model that several optimizers train a chart may know weights that are another one's.
-        held = {id(parameter) for group in self.param_groups for parameter in group["params"]}
-        maps = [map_ for map_ in self.chart.maps() if id(map_.parameters[0]) in held]
+        own = {id(parameter) for group in self.param_groups for parameter in group["params"]}
+        maps = [map_ for map_ in self.chart.maps() if id(map_.parameters[0]) in own]
         waiting = [_Held(map_, kept, watched, self._room) for map_ in maps]
         self._stepping = True
         try:

@@ -129,11 +129,15 @@ class InputChart(Chart, Generic[Sums, Measured]):
     def measure_each(self, layers: Sequence[Sums]) -> Iterator[Measured | NoRootError]:
         """Let what layers have seen into their averages, and measure these one by one, or yield why that fails."""
         for layer in layers:
-            try:
-                layer.absorb(self.decay)
-                yield self.measure(layer)
-            except NoRootError as error:
-                yield error
+            yield self.measure_now(layer)
+
+    def measure_now(self, layer: Sums) -> Measured | NoRootError:
+        """Let what a layer has seen into its average, and measure it, or return why that fails."""
+        try:
+            layer.absorb(self.decay)
+            return self.measure(layer)
+        except NoRootError as error:
+            return error
 
     def _measure_all(self) -> None:
         seen = [layer for layer in self.layers if layer.pending_rows]

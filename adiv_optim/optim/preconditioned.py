@@ -14,7 +14,7 @@ from ..attach.checks import Skip
 from .by_inputs import ByInputs, refuse_no_count
 from .coordinates import Kept, Map
 from .covariance import InputCovariance
-from .input_chart import InputChart
+from .covariance_chart import CovarianceChart
 from .processes import Processes
 from .rows import as_matrix, from_matrix
 from .whitening import filled, right_multiply
@@ -47,7 +47,7 @@ class Preconditioning(Map):
 
 
 @dataclass(eq=False, kw_only=True)
-class InverseChart(InputChart[InputCovariance, list[Whole]]):
+class InverseChart(CovarianceChart[list[Whole]]):
     """The inverse covariances of the inputs of the layers of a model; see `Preconditioned` for the arguments."""
 
     damping: float
@@ -78,6 +78,14 @@ class InverseChart(InputChart[InputCovariance, list[Whole]]):
             raise NoRootError(f"no Cholesky factor found of matrices of {layer.columns()}")
         return inverses
 
+    def matrices(self, measured: list[Whole]) -> list[Tensor]:
+        """Return the inverses."""
+        return [factor.matrix for factor in measured]
+
+    def of_matrices(self, matrices: list[Tensor]) -> list[Whole]:
+        """Return the inverses that these matrices are."""
+        return [Whole(matrix) for matrix in matrices]
+
     def map(self, layer: InputCovariance, measured: list[Whole]) -> Map:
         """Return the layer's `Preconditioning`."""
         return Preconditioning(layer, measured)
@@ -101,7 +109,8 @@ class Preconditioned(ByInputs):
     changes coordinates (`Preconditioned(UnitConsistent(…), …)`), not into it.
 
     **Costs** one product of a gradient with a matrix of its input's size per step; at a measurement X~ᵀX~ and a
-    Cholesky factorisation. Memory: half of A and the inverse, float32, for each layer, and a second gradient during the step.
+    Cholesky factorisation. Memory: half of A and the inverse, float32, for each layer, and a second gradient during the
+    step.
 
     Conversion: with every=1 and decay=0, Preconditioned(SGD) at `damping` takes the step of `GradientOnly` with
     `BatchIdeal(damping × rows / columns)`, columns counting the bias.

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -10,7 +11,7 @@ from .._linalg.roots import Factor, Spectrum, Whole, low_rank_roots, roots
 from .._linalg.shards import local
 from .coordinates import Kept, Map
 from .covariance import InputCovariance
-from .input_chart import InputChart
+from .covariance_chart import CovarianceChart
 from .rows import as_matrix, from_matrix
 
 #: R and R⁻¹ of every block.
@@ -115,8 +116,10 @@ def _norm(parts: list[Tensor]) -> Tensor:
 
 
 @dataclass(eq=False, kw_only=True)
-class WhiteChart(InputChart[InputCovariance, Roots]):
+class WhiteChart(CovarianceChart[Roots]):
     """Coordinates in which the inputs of the layers of a model are white; see `Whitened` for the arguments."""
+
+    matrices_per_block: ClassVar[int] = 2
 
     damping: float
     graft_norm: bool
@@ -153,6 +156,14 @@ class WhiteChart(InputChart[InputCovariance, Roots]):
                 trace = block.diagonal(dim1=-2, dim2=-1).sum(-1)
                 found.append(low_rank_roots(trace / scale, scaled, ridge))
         return found
+
+    def matrices(self, measured: Roots) -> list[Tensor]:
+        """Return R and R⁻¹ of every block."""
+        return [factor.matrix for both in measured for factor in both if isinstance(factor, Whole)]
+
+    def of_matrices(self, matrices: list[Tensor]) -> Roots:
+        """Return the roots that these matrices are."""
+        return [(Whole(inverse), Whole(root)) for inverse, root in zip(matrices[::2], matrices[1::2], strict=True)]
 
     def map(self, layer: InputCovariance, measured: Roots) -> Map:
         """Return the layer's `Whitening`."""

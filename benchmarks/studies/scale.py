@@ -88,6 +88,10 @@ class Setting:
         """Bytes that a GPU sends for the sum of so many, around a ring."""
         return 2 * size * (self.gpus - 1) / self.gpus
 
+    def broadcast(self, size: float) -> float:
+        """Bytes that a GPU sends on for what one GPU has, around a ring."""
+        return size * (self.gpus - 1) / self.gpus
+
 
 def _parts(length: int, count: int) -> Iterable[tuple[int, int]]:
     return pairwise(length * k // count for k in range(count + 1))
@@ -140,24 +144,20 @@ def unit_consistent(layer: Layer, at: Setting) -> Cost:
 
 
 def preconditioned(layer: Layer, at: Setting) -> Cost:
-    """`Preconditioned`: one product with the weight's gradient; A is summed and inverted."""
+    """`Preconditioned`: one product with the weight's gradient; A is summed, inverted by one GPU, and sent on."""
     upper, squares, cubes = at.squares(layer)
     products = 2 * layer.outputs * squares + 2 * at.tokens * upper / at.every
-    sent = at.all_reduce(FLOAT * upper + DOUBLE) / at.every
-    return Cost(products / at.gpus, cubes / at.every, FLOAT * (upper + squares), sent)
+    sent = at.all_reduce(FLOAT * upper + DOUBLE) / at.every + at.broadcast(FLOAT * squares) / at.every
+    return Cost(products / at.gpus, cubes / at.every / at.gpus, FLOAT * (upper + squares), sent)
 
 
-def whitened(layer: Layer, at: Setting, dealt: bool = False) -> Cost:
-    """`Whitened`: two products; A is summed, and both roots made of its eigenvectors.
-
-    Dealt out, every root is found by one GPU and sent to the others.
-    """
+def whitened(layer: Layer, at: Setting) -> Cost:
+    """`Whitened`: two products; A is summed, and both roots made of its eigenvectors by one GPU, and sent on."""
     upper, squares, cubes = at.squares(layer)
     products = (4 * layer.outputs * squares + 2 * at.tokens * upper / at.every) / at.gpus
-    owners = at.gpus if dealt else 1
-    roots = 4 * cubes / at.every / owners, 9 * cubes / at.every / owners
+    roots = 4 * cubes / at.every / at.gpus, 9 * cubes / at.every / at.gpus
     sent = at.all_reduce(FLOAT * upper + DOUBLE) / at.every + at.all_reduce(2 * DOUBLE)
-    sent += 2 * FLOAT * squares / at.every * dealt
+    sent += at.broadcast(2 * FLOAT * squares) / at.every
     return Cost(products + roots[0], roots[1], FLOAT * (upper + 2 * squares), sent)
 
 
@@ -181,7 +181,6 @@ WRAPPERS: Mapping[str, Wrapper] = {
     "`UnitConsistent`": unit_consistent,
     "`Preconditioned`": preconditioned,
     "`Whitened`": whitened,
-    "`Whitened`, if one GPU found each root": partial(whitened, dealt=True),
     "`Whitened(rank=16)`": whitened_rank,
 }
 

@@ -1,0 +1,78 @@
+"""What is made of covariances, each factorised by one process."""
+
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor, distributed
+
+from .._linalg import host
+from .._linalg.roots import NoRootError
+from .covariance import InputCovariance
+from .input_chart import InputChart, Measured
+
+
+@dataclass(eq=False, kw_only=True)
+class CovarianceChart(InputChart[InputCovariance, Measured]):
+    """What takes a factorisation of each layer's covariance.
+
+    Processes that add up their rows have the same covariances. Each of them factorises those that are dealt to it, and
+    sends what comes of them to the others.
+    """
+
+    #: How many matrices are made of each block.
+    matrices_per_block: ClassVar[int] = 1
+
+    @abstractmethod
+    def matrices(self, measured: Measured) -> list[Tensor]:
+        """Return all that was measured of a layer whose blocks are factorised as wholes."""
+
+    @abstractmethod
+    def of_matrices(self, matrices: list[Tensor]) -> Measured:
+        """Return what was measured, of its `matrices`."""
+
+    def measure_each(self, layers: Sequence[InputCovariance]) -> Iterator[Measured | NoRootError]:
+        """Measure the layers that are dealt to this process, and yield what all processes have found."""
+        group, together = self.process_group.group, self.synchronize and self.process_group.several and not self.alone
+        # The leading eigenvectors that are followed cost less than to send them.
+        heavy = [layer for layer in layers if together and (layer.rank is None or max(layer.sizes) <= layer.rank)]
+        if not heavy or distributed.get_world_size(group) == 1:
+            yield from super().measure_each(layers)
+            return
+        mine, owner = distributed.get_rank(group), deal(heavy, distributed.get_world_size(group))
+        own = {layer: self.measure_now(layer) for layer in heavy if owner[layer] == mine}
+        for layer in layers:
+            if layer not in owner:
+                yield self.measure_now(layer)
+                continue
+            shapes = self._shapes(layer)
+            numbers = torch.empty(sum(shape.numel() for shape in shapes), dtype=layer.dtype, device=layer.weight.device)
+            found = own.pop(layer, None)
+            if isinstance(found, NoRootError):
+                numbers.fill_(torch.nan)
+            elif found is not None:
+                torch.cat([matrix.flatten() for matrix in self.matrices(found)], out=numbers)
+            else:
+                layer.absorb(self.decay)
+            distributed.broadcast(numbers, group=group, group_src=owner[layer])
+            if not all(host.read(numbers[0].isfinite())):
+                yield NoRootError(f"no root of {layer.columns()} found by the process that they were dealt to")
+                continue
+            parts = zip(numbers.split([shape.numel() for shape in shapes]), shapes, strict=True)
+            yield self.of_matrices([part.view(shape) for part, shape in parts])
+
+    def _shapes(self, layer: InputCovariance) -> list[torch.Size]:
+        stack = (layer.groups,) if layer.groups > 1 else ()
+        return [torch.Size((*stack, size, size)) for size in layer.sizes for _ in range(self.matrices_per_block)]
+
+
+def deal(layers: Sequence[InputCovariance], count: int) -> dict[InputCovariance, int]:
+    """Which of so many processes factorises which layer: the dearest first, each to the one with the least to do."""
+    loads, owner = [0] * count, {}
+    for work, place in sorted((-layer.groups * sum(n**3 for n in layer.sizes), k) for k, layer in enumerate(layers)):
+        least = loads.index(min(loads))
+        loads[least] -= work
+        owner[layers[place]] = least
+    return owner

@@ -1,0 +1,97 @@
+"""Covariances are factorised by one process each, for all."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from adiv_optim import Preconditioned, Whitened
+from adiv_optim._linalg.roots import NoRootError
+from adiv_optim.optim.covariance_chart import deal
+from tests.helpers.cases import relative_error
+from tests.helpers.processes import needs_distributed, on_processes
+
+pytestmark = pytest.mark.usefixtures("in_float64")
+
+EXACT = 1e-12
+SIZES = (9, 5, 5, 3)
+WRAPPERS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
+    "whitened": (Whitened, {}),
+    "whitened-blocks": (Whitened, {"max_dim": 4}),
+    "whitened-rank": (Whitened, {"rank": 2}),
+    "preconditioned": (Preconditioned, {}),
+}
+
+
+def optimizer_of(name: str) -> Any:
+    torch.manual_seed(0)
+    model = nn.ModuleList([nn.Linear(size, 2) for size in SIZES] + [nn.Conv1d(4, 4, 2, groups=2)])
+    kind, options = WRAPPERS[name]
+    return kind(torch.optim.SGD(model.parameters(), lr=0.1), model, every=1, **options)
+
+
+def step(optimizer: Any, part: slice) -> None:
+    generator = torch.Generator().manual_seed(1)
+    losses = []
+    for layer in optimizer.model:
+        shape = (6, 4, 5) if isinstance(layer, nn.Conv1d) else (6, layer.in_features)
+        losses.append(layer(torch.randn(shape, generator=generator)[part]).square().sum())
+    optimizer.zero_grad()
+    sum(losses).backward()
+
+
+def on_each(rank: int, count: int) -> dict[str, Any]:
+    """By wrapper the layers that this process measured, and the weights."""
+    found = {}
+    for name in WRAPPERS:
+        optimizer, measured = optimizer_of(name), []
+        measure = optimizer.chart.measure
+        optimizer.chart.measure = lambda layer, measure=measure, to=measured: to.append(layer.name) or measure(layer)
+        step(optimizer, slice(rank, None, count))
+        for p in optimizer.model.parameters():
+            torch.distributed.all_reduce(p.grad)
+        optimizer.step()
+        found[name] = measured, optimizer.model.state_dict()
+    optimizer = optimizer_of("whitened")
+    measure = optimizer.chart.measure
+
+    def fails(layer):
+        if layer.name == "0.weight":
+            raise NoRootError("planted")
+        return measure(layer)
+
+    optimizer.chart.measure = fails
+    step(optimizer, slice(rank, None, count))
+    with pytest.warns(UserWarning, match=r"0.weight: (planted|no root of 10 columns found by the process)"):
+        optimizer.step()
+    found["failed"] = optimizer.chart.failures, sorted(optimizer.chart.measured)
+    return found
+
+
+@needs_distributed
+@pytest.mark.parametrize("count", [2, 3])
+def test_every_covariance_is_factorised_by_one_process(count, tmp_path):
+    every = on_processes(count, on_each, tmp_path, count)
+    names = [f"{place}.weight" for place in range(5)]
+    for name in WRAPPERS:
+        optimizer = optimizer_of(name)
+        step(optimizer, slice(None))
+        plain = optimizer.model.state_dict()["0.weight"] - 0.1 * optimizer.model[0].weight.grad
+        optimizer.step()
+        measured = [each for found in every for each in found[name][0]]
+        assert sorted(measured) == (sorted(names * count) if name == "whitened-rank" else names)
+        for found in every:
+            for key, value in optimizer.model.state_dict().items():
+                assert relative_error(found[name][1][key], value) <= EXACT
+        assert relative_error(plain, optimizer.model[0].weight.detach()) > 1e-3
+    for found in every:
+        assert found["failed"] == ({"0.weight": 1}, names[1:])
+
+
+def test_the_dearest_go_first_each_to_the_process_with_the_least_to_do():
+    layers = optimizer_of("whitened").chart.layers
+    owner = deal(layers, 2)
+    assert [owner[layer] for layer in layers] == [0, 1, 1, 1, 1]
+    assert set(deal(layers, 9).values()) == set(range(5))
