@@ -118,14 +118,19 @@ def train(
 Seeds = dict[str, list[Result]]
 
 
-def report(store: Store, name: str, folder: Path) -> Sections:
-    """For every depth the figures of isometry by layer and of convergence, table and caption."""
+def by_depth(results: Sequence[Result]) -> dict[int, Seeds]:
+    """Sort results by how many layers there are."""
     depths: dict[int, Seeds] = {}
-    for result in sorted(store.read(), key=lambda r: r["strength"]):
+    for result in sorted(results, key=lambda r: r["strength"]):
         settings = result["settings"]
         depths.setdefault(settings["layers"], {}).setdefault(settings["activation"], []).append(result)
+    return dict(sorted(depths.items()))
+
+
+def report(store: Store, name: str, folder: Path) -> Sections:
+    """For every depth the figures of isometry by layer and of convergence, table and caption."""
     sections = Sections()
-    for number, (layers, found) in enumerate(sorted(depths.items())):
+    for number, (layers, found) in enumerate(by_depth(store.read()).items()):
         first, end = next(iter(found.values()))[0], f"-{layers}" if number else ""
         data = DATA_LABELS.get(first["settings"]["data"], first["settings"]["data"])
         _layers_figure(found.get("tanh", [first])[0], data, folder / f"isometry-layers{end}.png")
