@@ -257,14 +257,13 @@ def _figure(results: list[Result], title: str, quantity: str, time: Result | Non
             lines[seeds[0]["settings"]["norm"]].append(seeds)
     names, norms = [NORM_LABELS[norm] for norm in lines], len(lines)
     names += [f"{name}, the end" for name in names]
-    with panels(names, title, path, columns=norms, height=2.9, sharey=False) as axes:
+    with panels(names, title, path, columns=norms, height=2.9, sharey=False, ylabel="validation loss, nats") as axes:
         for whole, end, rows in zip(axes[:norms], axes[norms:], lines.values(), strict=True):
             drawn = [draw((whole, end), seeds, rows, ratios if quantity == "time" else {}) for seeds in rows]
             # A model that has learned nothing starts about here; a line above it is on its way out.
             whole.set_ylim(top=max(seeds[0]["validation_loss"][0] or 0.0 for seeds in rows))
             zoom(end, drawn)
             end.set_xlabel("steps" if quantity == "steps" else "time, in steps of AdamW")
-        axes[0].set_ylabel("validation loss, nats")
 
 
 def draw(axes: Sequence[Any], seeds: list[Result], rows: list[list[Result]], ratios: dict[str, Any]) -> Curve:

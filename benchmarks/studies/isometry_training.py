@@ -146,7 +146,7 @@ def _layers_figure(result: Result, data: str, path: Path) -> None:
     title = f"Isometry of {result['samples']} samples, layer by layer: {data}, {settings['activation']}"
     looks = {"norm": ("o", "tab:blue", "normalisation"), "fc": ("s", "0.4", "linear")}
     looks["act"] = ("^", "tab:orange", "activation")
-    with panels(list(stages.values()), title, path, columns=1, height=2.8) as axes:
+    with panels(list(stages.values()), title, path, columns=1, height=2.8, ylabel="isometry") as axes:
         for axis, stage in zip(axes, stages, strict=True):
             found = result["isometry"][stage]
             values = [layer["isometry"] for layer in found]
@@ -159,7 +159,6 @@ def _layers_figure(result: Result, data: str, path: Path) -> None:
             axis.set_xticks(range(len(found)), [layer["path"] for layer in found], rotation=90, fontsize=7)
             axis.set_xlim(-1, len(found) - 0.5)
         axes[0].set_ylim(bottom=0)
-        axes[0].set_ylabel("isometry")
 
 
 def _convergence_figure(found: Seeds, data: str, path: Path) -> None:

@@ -145,7 +145,7 @@ def report(store: Store, name: str, folder: Path) -> Sections:
 
 def _figure(results: Sequence[Result], title: str, path: Path) -> None:
     """Draw accuracy against every quantity, a mark per optimizer, filled for tanh."""
-    with panels([label for label, _ in QUANTITIES.values()], title, path) as axes:
+    with panels([label for label, _ in QUANTITIES.values()], title, path, ylabel="test accuracy, %") as axes:
         for axis, quantity in zip(axes, QUANTITIES, strict=True):
             for result in results:
                 own, settings, method = means(result), result["settings"], METHODS[result["settings"]["method"]]
@@ -156,7 +156,6 @@ def _figure(results: Sequence[Result], title: str, path: Path) -> None:
                     }
                     face = method.color if settings["activation"] == "tanh" else "none"
                     axis.scatter(own[quantity], own["accuracy"], **look, facecolors=face, label=method.label)
-        axes[0].set_ylabel("test accuracy, %")
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:

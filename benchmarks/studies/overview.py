@@ -163,19 +163,18 @@ def _equal_seconds(stores: Mapping[str, Store], name: str, folder: Path) -> str:
         more = min(r["settings"]["steps"] for r in shorter if r["settings"]["steps"] > steps)
         pairs.append((best_rows([r for r in shorter if r["settings"]["steps"] == more])["layernorm", "muon"], seeds))
     names = [" and ".join(f"{seeds[0]['settings']['steps']} steps" for seeds in pair) for pair in pairs]
-    title = "Muon for as long as its whitened form takes, or for less"
-    rows = []
-    with panels(names, title, folder / f"{name}.png", sharey=False) as axes:
+    title, path, rows = "Muon for as long as its whitened form takes, or for less", folder / f"{name}.png", []
+    with panels(
+        names, title, path, sharey=False, xlabel="time, in steps of AdamW", ylabel="validation loss, nats"
+    ) as axes:
         for axis, pair in zip(axes, pairs, strict=True):
             drawn = [draw([axis], seeds, [], times) for seeds in pair]
             zoom(axis, drawn)
-            axis.set_xlabel("time, in steps of AdamW")
             for seeds, (x, _) in zip(pair, drawn, strict=True):
                 settings = seeds[0]["settings"]
                 losses = ([r["test_loss"] for r in seeds], [r["validation_loss"][-1] for r in seeds])
                 cells = [METHODS[settings["method"]].label, str(settings["steps"]), f"{x[-1]:.0f}"]
                 rows.append([*cells, *(plus_minus(each, 4) for each in losses)])
-        axes[0].set_ylabel("validation loss, nats")
     return markdown(["method", "steps", "time, in steps of AdamW", "test loss", "validation loss"], rows)
 
 

@@ -117,12 +117,10 @@ def _caption(results: list[Result], found: Cells) -> str:
 
 
 def _figure(found: Cells, setting: Along, title: str, path: Path) -> None:
-    with panels(list(found), title, path) as axes:
+    with panels(list(found), title, path, xlabel=setting.label, xscale=setting.scale, ylabel="accuracy, %") as axes:
         for axis, methods in zip(axes, found.values(), strict=True):
             for name, by_place in methods.items():
                 method, places = METHODS[name], sorted(by_place)
                 means, errors = zip(*(mean_and_error(best(by_place[place])) for place in places), strict=True)
                 look = {"color": method.color, "fmt": "o--" if method.correction else "o-", "label": method.label}
                 axis.errorbar(places, means, errors, **look, markersize=4, capsize=2)
-            axis.set(xlabel=setting.label, xscale=setting.scale)
-        axes[0].set_ylabel("accuracy, %")

@@ -133,7 +133,7 @@ def draw(results: list[Result], title: str, path: Path, *, paper: bool = False) 
     """Draw accuracy by batch size beside the fitted lines, one panel per activation; the paper's lines are dotted."""
     found = series(results)
     activations = in_order(ACTIVATIONS, (key[1] for key in found))
-    with panels(activations, title, path) as axes:
+    with panels(activations, title, path, xlabel="batch size", ylabel="test accuracy, %") as axes:
         for axis, activation in zip(axes, activations, strict=True):
             for name in in_order(METHODS, (key[0] for key in found if key[1] == activation)):
                 by_size, method = found[name, activation], METHODS[name]
@@ -151,9 +151,7 @@ def draw(results: list[Result], title: str, path: Path, *, paper: bool = False) 
             sizes = SIZES if paper else sorted({size for by_size in found.values() for size in by_size})
             axis.set_xscale("log", base=2)
             axis.set_xticks(sizes, [str(size) for size in sizes])
-            axis.set_xlabel("batch size")
         axes[-1].plot([], [], color="0.5", linewidth=4, alpha=0.25, label="fitted line; bars: ± one standard error")
-        axes[0].set_ylabel("test accuracy, %")
 
 
 #: The paper's protocol, shorter, with the corrections that leave interference in and the one that removes it.
