@@ -297,6 +297,20 @@ def final_validation_loss(result: dict[str, Any]) -> float | None:
     return None if result["diverged"] else result["validation_loss"][-1]
 
 
+def worth(loss: float | None) -> float:
+    """A loss to choose by: infinity, where a run diverged."""
+    return math.inf if loss is None else loss
+
+
+def title(result: dict[str, Any]) -> str:
+    """Text and network of a run."""
+    size = result["size"]
+    return (
+        f"Characters of {result['settings']['data']}, GPT of {size['layers']} layers, width {size['width']}, "
+        f"{size['heads']} heads, context {size['context']}, batch {size['batch_size']}"
+    )
+
+
 def _results(runs: list[TextRun], text: Text, tick: Tick, note: Note) -> list[dict[str, Any]]:
     about = {"characters": sum(len(part) for part in text[:3]), "vocabulary": len(text.vocabulary)}
     return [{"size": asdict(run.size), **about, **asdict(train(run, text, tick=tick, note=note))} for run in runs]

@@ -8,8 +8,8 @@ from pathlib import Path
 from ..core.figure import band, panels
 from ..core.progress import run_all
 from ..core.store import Result, Store, setting
-from ..core.study import Sections, Study
-from ..core.table import grouped, in_order, machine, markdown, plus_minus
+from ..core.study import Sections, Study, named, protocol
+from ..core.table import in_order, machine, markdown, plus_minus
 from ..images.networks import ACTIVATIONS
 from ..images.run import BACKENDS, Grid, add_arguments, expand
 from ..images.train import IMAGES
@@ -73,16 +73,13 @@ def accuracy(result: Result) -> str:
     return plus_minus(result["test_accuracy"][-1])
 
 
-#: Settings that distinguish rows and columns within one table; all others distinguish tables.
-_WITHIN_TABLE = ("method", "activation", "backend", "seeds", "epochs")
+_PROTOCOL = protocol("method", "activation", "backend", "seeds", "epochs")
 
 
 def report(results: list[Result], name: str, folder: Path) -> Sections:
     """A table and a figure of every protocol: data, network, batch size, rate and device."""
-    groups = grouped(results, lambda r: str(sorted(s for s in r["settings"].items() if s[0] not in _WITHIN_TABLE)))
     sections: Sections = {}
-    for number, group in enumerate(groups.values(), start=1):
-        own = name if len(groups) == 1 else f"{name}-{number}"
+    for own, group in named(name, results, _PROTOCOL).items():
         settings = group[0]["settings"]
         title = f"{network(group[0])}, {settings['optimizer']} {settings['lr']:g}, {settings['device']}"
         _figure(group, title, folder / f"{own}.png")

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from ..core.figure import panels
 from ..core.store import Result
-from ..core.study import Sections
+from ..core.study import Sections, named
 from ..core.table import machine, markdown, mean_and_error, plus_minus
 from ..methods import METHODS
 from .comparison import DATA_LABELS, NETWORK_LABELS, Report
@@ -43,14 +43,11 @@ def sweep(along: str) -> Report:
     """A report of runs along a setting; where runs differ in nothing but their rate, the best of them counts."""
 
     def report(results: list[Result], name: str, folder: Path) -> Sections:
-        lengths: dict[tuple[Any, ...], list[Result]] = defaultdict(list)
-        for result in results:
+        def length(result: Result) -> tuple[Any, ...]:
             s = result["settings"]
-            lengths[s["data"], s["epochs"], len(s["seeds"]), s.get("validation", False)].append(result)
-        return {
-            (own := name if len(lengths) == 1 else f"{name}-{number}"): _section(group, along, own, folder)
-            for number, group in enumerate(lengths.values(), start=1)
-        }
+            return s["data"], s["epochs"], len(s["seeds"]), s.get("validation", False)
+
+        return {own: _section(group, along, own, folder) for own, group in named(name, results, length).items()}
 
     return report
 
