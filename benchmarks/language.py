@@ -92,39 +92,31 @@ def _adamw(model: GPT, parameters: Iterable[Tensor], run: TextRun, lr: float) ->
     return AdamW(groups, lr=lr, weight_decay=run.weight_decay)
 
 
-def _muon(model: GPT, run: TextRun) -> list[Optimizer]:
-    # Updates of AdamW's size: so the rates of one grid mean much the same for both.
-    return _for_matrices(model, run, torch.optim.Muon, adjust_lr_fn="match_rms_adamw")
+def _normuon(parameters: list[Tensor], **options: Any) -> Optimizer:
+    group = {"params": parameters, "use_muon": True, "update_scale": "match_rms", **options}
+    return import_module("pytorch_optimizer").NorMuon([group])
 
 
-def _normuon(model: GPT, run: TextRun) -> list[Optimizer]:
-    def kind(parameters: list[Tensor], **options: Any) -> Optimizer:
-        group = {"params": parameters, "use_muon": True, "update_scale": "match_rms", **options}
-        return import_module("pytorch_optimizer").NorMuon([group])
-
-    return _for_matrices(model, run, kind)
+def _of_all(model: GPT, run: TextRun, kind: Callable[..., Optimizer], **options: Any) -> list[Optimizer]:
+    return [kind(model.parameters(), lr=run.lr, weight_decay=run.weight_decay, **options)]
 
 
-def _peer(name: str, model: GPT, run: TextRun) -> Optimizer:
-    kind = getattr(import_module("pytorch_optimizer"), name)
-    return kind(model.parameters(), lr=run.lr, weight_decay=run.weight_decay)
-
-
-def _schedule_free(model: GPT, run: TextRun) -> Optimizer:
-    options = {"lr": run.lr, "weight_decay": run.weight_decay, "warmup_steps": gpt.warm_up_steps(run.steps)}
-    return import_module("schedulefree").AdamWScheduleFree(model.parameters(), **options)
+def _schedule_free(model: GPT, run: TextRun) -> list[Optimizer]:
+    kind = import_module("schedulefree").AdamWScheduleFree
+    return _of_all(model, run, kind, warmup_steps=gpt.warm_up_steps(run.steps))
 
 
 #: (model, run) → optimizers of disjoint sets of parameters; the first is what a method wraps.
 OPTIMIZERS: dict[str, Callable[[GPT, TextRun], list[Optimizer]]] = {
     "adamw": lambda model, run: [_adamw(model, model.parameters(), run, run.lr)],
-    "sgd": lambda model, run: [SGD(model.parameters(), lr=run.lr, momentum=0.9, weight_decay=run.weight_decay)],
-    "muon": _muon,
-    "schedulefree": lambda model, run: [_schedule_free(model, run)],
-    "soap": lambda model, run: [_peer("SOAP", model, run)],
-    "kron": lambda model, run: [_peer("Kron", model, run)],
+    "sgd": lambda model, run: _of_all(model, run, SGD, momentum=0.9),
+    # Updates of AdamW's size: so the rates of one grid mean much the same for both.
+    "muon": lambda model, run: _for_matrices(model, run, torch.optim.Muon, adjust_lr_fn="match_rms_adamw"),
+    "schedulefree": _schedule_free,
+    "soap": lambda model, run: _of_all(model, run, import_module("pytorch_optimizer").SOAP),
+    "kron": lambda model, run: _of_all(model, run, import_module("pytorch_optimizer").Kron),
     "mars": lambda model, run: _for_matrices(model, run, import_module("pytorch_optimizer").MARS),
-    "normuon": _normuon,
+    "normuon": lambda model, run: _for_matrices(model, run, _normuon),
 }
 #: What must be installed for them.
 PACKAGES = {"schedulefree": "schedulefree", **dict.fromkeys(("soap", "kron", "mars", "normuon"), "pytorch_optimizer")}

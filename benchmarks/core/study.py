@@ -1,6 +1,7 @@
 """A study is how its runs are made and how they are reported; every report comes from files of results alone."""
 
 import argparse
+import re
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -90,11 +91,11 @@ def show(paths: Sequence[Path], studies: Mapping[str, Study], digests: Mapping[s
 
 def insert(page: Path, sections: Sections) -> str:
     """Return the text of a page with every `<!-- results:NAME -->` … `<!-- end -->` filled from `sections`."""
-    pieces = page.read_text().split("<!-- results:")
-    text = pieces[0]
-    for piece in pieces[1:]:
-        name, _, rest = piece.partition(" -->")
+
+    def filled(place: re.Match[str]) -> str:
+        name = place[1]
         if name not in sections:
             raise ValueError(f"{page} wants results {name!r}; there are {', '.join(sections)}.")
-        text += f"<!-- results:{name} -->\n\n{sections[name]}\n\n<!-- end -->" + rest.partition("<!-- end -->")[2]
-    return text
+        return f"<!-- results:{name} -->\n\n{sections[name]}\n\n<!-- end -->"
+
+    return re.sub(r"<!-- results:(\S+) -->.*?<!-- end -->", filled, page.read_text(), flags=re.DOTALL)

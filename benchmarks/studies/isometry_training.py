@@ -114,6 +114,8 @@ def train(
     return {"settings": settings, **about, **found}
 
 
+#: When isometry is measured.
+STAGES = ("start", "trained")
 #: Activation → the results of every seed, by isometry strength.
 Seeds = dict[str, list[Result]]
 
@@ -204,21 +206,18 @@ def least_gains(seeds: list[Result], stage: str) -> list[float]:
 def _table(found: Seeds) -> str:
     rows, ends = [], _ends(next(iter(found.values()))[0])
     for activation, seeds in found.items():
-        isometries = {s: [[e["isometry"] for e in r["isometry"][s]] for r in seeds] for s in ("start", "trained")}
-        cells = [
-            ", ".join(f"{statistics.fmean(seed[at] for seed in stage):.3f}" for at in (0, -1))
-            for stage in isometries.values()
-        ]
-        cells.append(", ".join(f"{min(least_gains(seeds, stage)):+.1g}" for stage in isometries))
-        cells += [_shown(_losses(seeds, step), 3) for step in ends.values()]
-        rows.append([activation, f"{seeds[0]['strength']:.4f}", *cells, _shown([r["test_accuracy"] for r in seeds], 1)])
+        cells = []
+        for stage in STAGES:
+            means = (statistics.fmean(r["isometry"][stage][at]["isometry"] for r in seeds) for at in (0, -1))
+            cells.append(", ".join(f"{mean:.3f}" for mean in means))
+        cells.append(", ".join(f"{min(least_gains(seeds, stage)):+.1g}" for stage in STAGES))
+        cells += [plus_minus(_losses(seeds, step), 3) for step in ends.values()]
+        rows.append(
+            [activation, f"{seeds[0]['strength']:.4f}", *cells, plus_minus([r["test_accuracy"] for r in seeds], 1)]
+        )
     header = ["activation", "β", "isometry after the first and the last norm", "trained"]
     header += ["least gain by a norm, trained", *(f"loss, end of {end}" for end in ends), "test accuracy, %"]
     return markdown(header, rows)
-
-
-def _shown(values: list[float], digits: int) -> str:
-    return plus_minus(values, digits) if len(values) > 1 else f"{values[0]:.{digits}f}"
 
 
 def correlations(found: Seeds) -> dict[str, Any]:

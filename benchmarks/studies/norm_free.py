@@ -174,8 +174,8 @@ def _caption(results: list[Result], tried: Iterable[Sequence[float]]) -> str:
     return (
         f"{title(results[0])}, {settings['steps']} steps, weight decay {settings['weight_decay']:g}, {gradients}. "
         f"Cross entropy in nats per character, mean ± standard error over seeds {seeds[0]} to {seeds[-1]}. Rates are "
-        f"the best of {min(trials)} to {max(trials)} by the validation loss of seed 0, which is not among them; * is an "
-        "edge of what was tried. Differences are to LayerNorm behind the same optimizer without coordinates, at the "
+        f"the best of {min(trials)} to {max(trials)} by the validation loss of seed 0, which is not among them; * is "
+        "an edge of what was tried. Differences are to LayerNorm behind the same optimizer without coordinates, at the "
         "best way to treat the embeddings; p is Welch's. The residual stream's RMS is that at the first block and its "
         f"largest. {machine(environment, settings['device'])}"
     )

@@ -1,15 +1,18 @@
 """What is made from several files of results: who wins on three networks, and how long everything trained."""
 
 import statistics
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from ..core.claims import Sample, image
 from ..core.figure import WIDTH, panels, plt, saved
 from ..core.store import Result, Store
 from ..core.study import Digest
 from ..core.table import machine, markdown, mean_and_error, plus_minus
 from ..methods import METHODS
+from . import judges
 from .char_lm import best_rows, draw, zoom
 from .comparison import DATA_LABELS
 
@@ -19,7 +22,7 @@ class Row(NamedTuple):
 
     label: str
     image: str | None  # a method of the studies on images
-    language: tuple[str, str] | None = None  # norm; method behind an optimizer
+    language: tuple[str, str] = ("", "")  # norm; method behind an optimizer
     color: str | None = None  # the image method's, if there is one
 
 
@@ -48,37 +51,28 @@ class Column(NamedTuple):
     found: dict[str, list[float]]  # label of a row → its seeds' accuracies or losses
 
 
-def _images(results: list[Result], **wanted: object) -> dict[str, list[float]]:
-    """The last accuracies of every row; where a method has several runs, those of the best."""
-    found: dict[str, list[float]] = {}
-    for row in ROWS:
-        runs = [r for r in results if r["settings"] | wanted | {"method": row.image} == r["settings"]]
-        if runs:
-            found[row.label] = max((run["test_accuracy"][-1] for run in runs), key=statistics.fmean)
-    return found
-
-
-def _language(results: list[Result], optimizer: str) -> dict[str, list[float]]:
-    best = best_rows(results)
-    found = {}
-    for row in ROWS:
-        norm, method = row.language or ("", "")
-        if seeds := best.get((norm, method.format(optimizer))):
-            found[row.label] = [result["test_loss"] for result in seeds]
-    return found
-
-
 def _columns(stores: Mapping[str, Store]) -> list[Column]:
-    paper, tuned, cnn, pooled, text = (stores[name].read() for name in VERDICT)
-    short = min(result["settings"]["epochs"] for result in tuned)
-    mlp, loss = "tanh MLP", "nats"
+    def column(panel: str, mark: str, unit: str, of: Callable[[Row], Sample]) -> Column:
+        found = {}
+        for row in ROWS:
+            with suppress(LookupError):
+                found[row.label] = of(row)(stores)
+        return Column(panel, mark, unit, found)
+
+    def images(file: str, **wanted: object) -> Callable[[Row], Sample]:
+        return lambda row: image(file, method=row.image, **wanted)
+
+    def text(optimizer: str) -> Callable[[Row], Sample]:
+        return lambda row: judges.text("char-lm", row.language[0], row.language[1].format(optimizer))
+
+    short = min(result["settings"]["epochs"] for result in stores["cifar10-trials"].read())
     return [
-        Column(mlp, "Adam 10⁻³", "%", _images(paper, activation="tanh")),
-        Column(mlp, "every setting tuned", "%", _images(tuned, epochs=short)),
-        Column("CNN", "without pooling", "%", _images(cnn)),
-        Column("CNN", "with pooling", "%", _images(pooled)),
-        Column("language model", "AdamW", loss, _language(text, "adamw")),
-        Column("language model", "Muon", loss, _language(text, "muon")),
+        column("tanh MLP", "Adam 10⁻³", "%", images("cifar10", activation="tanh")),
+        column("tanh MLP", "every setting tuned", "%", images("cifar10-trials", epochs=short)),
+        column("CNN", "without pooling", "%", images("cnn")),
+        column("CNN", "with pooling", "%", images("cnn-pool")),
+        column("language model", "AdamW", "nats", text("adamw")),
+        column("language model", "Muon", "nats", text("muon")),
     ]
 
 
@@ -184,7 +178,9 @@ def _runtimes(stores: Mapping[str, Store], name: str, folder: Path) -> str:
     for study, store in sorted(stores.items()):
         runs = store.read()
         chosen = sum(len(store.read(part)) for part in ("search", "trials"))
-        spent = sum(_seconds(runs)) / 3600
+        # A language model's clock runs on from measurement to measurement, an image's starts every epoch.
+        times = [(run, run["seconds"]) for run in runs if "seconds" in run]
+        spent = sum(seconds[-1] if "validation_loss" in run else sum(seconds) for run, seconds in times) / 3600
         rows.append([f"`{study}`", _data(runs[0]), str(len(runs)), str(chosen or ""), f"{spent:.2g}" if spent else ""])
     environment = stores[min(stores)].read()[0]["environment"]
     return (
@@ -198,13 +194,6 @@ def _data(run: Result) -> str:
     """What a run was made of, by the name that pages give it."""
     name = run.get("settings", {}).get("data") or run.get("data", "")
     return DATA_LABELS.get(name, name) or "as its page says"
-
-
-def _seconds(runs: list[Result]) -> Iterator[float]:
-    """Of training: a language model's clock runs on from measurement to measurement, an image's starts every epoch."""
-    for run in runs:
-        if "seconds" in run:
-            yield run["seconds"][-1] if "validation_loss" in run else sum(run["seconds"])
 
 
 VERDICT = ("cifar10", "cifar10-trials", "cnn", "cnn-pool", "char-lm")
