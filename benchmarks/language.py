@@ -3,7 +3,7 @@
 import math
 import statistics
 import time
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from importlib import import_module
@@ -308,18 +308,14 @@ def _results(runs: list[TextRun], text: Text, tick: Tick, note: Note) -> list[di
     return [{"size": asdict(run.size), **about, **asdict(train(run, text, tick=tick, note=note))} for run in runs]
 
 
-def _pace(run: TextRun) -> tuple[Hashable, Callable[[Text], float]]:
+def _pace(run: TextRun, text: Text) -> float:
     """Seconds of a step, evaluation left out."""
-
-    def seconds(text: Text) -> float:
-        trainer, windows = Trainer(run, text), list(islice(batches(replace(run, steps=8), text.train), 8))
-        for number, each in enumerate(windows, start=1):
-            if number == 4:
-                start = time.perf_counter()
-            trainer.step(number, each)
-        return (time.perf_counter() - start) / 5
-
-    return (run.method, run.norm, run.preset), seconds
+    trainer, windows = Trainer(run, text), list(islice(batches(replace(run, steps=8), text.train), 8))
+    for number, each in enumerate(windows, start=1):
+        if number == 4:
+            start = time.perf_counter()
+        trainer.step(number, each)
+    return (time.perf_counter() - start) / 5
 
 
 #: How runs of the language model are made.
@@ -329,6 +325,7 @@ LANGUAGE = Kind(
     family=lambda run: run,
     train=_results,
     score=final_validation_loss,
+    alike=lambda run: (run.method, run.norm, run.preset),
     pace=_pace,
 )
 

@@ -1,7 +1,6 @@
 """Layers and training steps by precision and by the way they are run: eagerly, compiled, as CUDA graphs."""
 
 import argparse
-from collections import defaultdict
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import product
@@ -24,7 +23,7 @@ from ..core.progress import measure
 from ..core.run import DEVICE
 from ..core.store import Result, Store
 from ..core.study import Sections, Study
-from ..core.table import machine
+from ..core.table import grouped, machine
 from . import jobs
 from .suites import layer_row, row
 from .timing import setup, table
@@ -108,9 +107,7 @@ def _measured(about: dict[str, str], run: Row) -> Result:
 
 def report(store: Store, name: str, folder: Path) -> Sections:
     """A table for every suite, precision and mode."""
-    groups: dict[str, list[Result]] = defaultdict(list)
-    for result in store.read():
-        groups["-".join(result[key] for key in ("suite", "dtype", "mode", "device"))].append(result)
+    groups = grouped(store.read(), lambda r: "-".join(r[key] for key in ("suite", "dtype", "mode", "device")))
     sections: Sections = {}
     for group, results in groups.items():
         first = results[0]

@@ -59,13 +59,18 @@ def grid_study(help: str, grids: Sequence[Grid] | Presets, report: Report) -> St
     return Study(help, run, lambda store, name, folder: report(store.read(), name, folder), arguments)
 
 
+def subject(results: Sequence[Result]) -> str:
+    """Data and layer sizes of some runs, or how many networks they are of."""
+    settings = results[0]["settings"]
+    data = DATA_LABELS.get(settings["data"], settings["data"])
+    sizes = {str([r["features"], *r["settings"]["hidden"], r["classes"]]) for r in results}
+    kind = NETWORK_LABELS.get(settings.get("network"), "")
+    return f"{data}, {kind}{sizes.pop() if len(sizes) == 1 else f'{len(sizes)} networks'}"
+
+
 def network(result: Result) -> str:
     """Data, layer sizes and batch size of a run."""
-    settings = result["settings"]
-    data = DATA_LABELS.get(settings["data"], settings["data"])
-    sizes = [result["features"], *settings["hidden"], result["classes"]]
-    kind = NETWORK_LABELS.get(settings.get("network"), "")
-    return f"{data}, {kind}{sizes}, batch {settings['batch_size']}"
+    return f"{subject([result])}, batch {result['settings']['batch_size']}"
 
 
 def accuracy(result: Result) -> str:

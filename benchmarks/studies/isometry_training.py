@@ -212,9 +212,8 @@ def _table(found: Seeds) -> str:
             cells.append(", ".join(f"{mean:.3f}" for mean in means))
         cells.append(", ".join(f"{min(least_gains(seeds, stage)):+.1g}" for stage in STAGES))
         cells += [plus_minus(_losses(seeds, step), 3) for step in ends.values()]
-        rows.append(
-            [activation, f"{seeds[0]['strength']:.4f}", *cells, plus_minus([r["test_accuracy"] for r in seeds], 1)]
-        )
+        cells.append(plus_minus([r["test_accuracy"] for r in seeds], 1))
+        rows.append([activation, f"{seeds[0]['strength']:.4f}", *cells])
     header = ["activation", "β", "isometry after the first and the last norm", "trained"]
     header += ["least gain by a norm, trained", *(f"loss, end of {end}" for end in ends), "test accuracy, %"]
     return markdown(header, rows)
@@ -305,11 +304,9 @@ def _widths_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--download", action="store_true", help="let torchvision fetch CIFAR-10 into ./data")
 
 
+_HELP = "isometry of trained networks, layer by layer, and convergence: Figs. 2, 7, B.6"
+_WIDTHS_HELP = "isometry by layer for several widths, Fig. B.4"
 STUDIES = {
-    "isometry-training": Study(
-        "isometry of trained networks, layer by layer, and convergence: Figs. 2, 7, B.6", _run, report, _arguments
-    ),
-    "isometry-widths": Study(
-        "isometry by layer for several widths, Fig. B.4", _widths, _report_widths, _widths_arguments
-    ),
+    "isometry-training": Study(_HELP, _run, report, _arguments),
+    "isometry-widths": Study(_WIDTHS_HELP, _widths, _report_widths, _widths_arguments),
 }

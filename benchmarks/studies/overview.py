@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from ..core.claims import Sample, image
 from ..core.figure import WIDTH, panels, plt, saved
-from ..core.store import Result, Store
+from ..core.store import Store
 from ..core.study import Digest
 from ..core.table import machine, markdown, mean_and_error, plus_minus
 from ..methods import METHODS
@@ -80,39 +80,30 @@ def _verdict(stores: Mapping[str, Store], name: str, folder: Path) -> str:
     """Table, figure and caption; the best of a column is bold."""
     columns = _columns(stores)
     _figure(columns, folder / f"{name}.png")
+    best = [
+        (max if column.unit == "%" else min)(column.found, key=lambda label: statistics.fmean(column.found[label]))
+        for column in columns
+    ]
     rows = []
     for row in ROWS:
         cells = []
-        for column in columns:
+        for column, first in zip(columns, best, strict=True):
             seeds = column.found.get(row.label)
-            digits = 2 if column.unit == "%" else 3
-            best = _best(column)
-            cell = plus_minus(seeds, digits) if seeds else ""
-            cells.append(f"**{cell}**" if row.label == best else cell)
+            cell = plus_minus(seeds, 2 if column.unit == "%" else 3) if seeds else ""
+            cells.append(f"**{cell}**" if row.label == first else cell)
         rows.append([row.label, *cells])
-    header = [f"{column.panel}, {column.mark}, {column.unit}" for column in columns]
-    return f"{markdown(['', *header], rows)}\n\n{_caption(stores, columns)}"
-
-
-def _best(column: Column) -> str:
-    means = {label: statistics.fmean(seeds) for label, seeds in column.found.items()}
-    return (max if column.unit == "%" else min)(means, key=means.__getitem__)
-
-
-def _caption(stores: Mapping[str, Store], columns: list[Column]) -> str:
-    """Say under the table what its numbers are."""
-    first = [stores[name].read()[0] for name in VERDICT]
-    epochs = [min(r["settings"]["epochs"] for r in stores[name].read()) for name in VERDICT[:-1]]
-    seeds = [str(len(column.found[ROWS[0].label])) for column in columns]
+    table = markdown(["", *(f"{column.panel}, {column.mark}, {column.unit}" for column in columns)], rows)
+    environment, length = stores["cifar10"].read()[0]["environment"], stores["char-lm"].read()[0]["settings"]["steps"]
+    epochs = [str(min(r["settings"]["epochs"] for r in stores[name].read())) for name in VERDICT[:-1]]
+    counts = [str(len(column.found[ROWS[0].label])) for column in columns]
     return (
-        f"Test accuracy on CIFAR-10 (JPEG copy) after {', '.join(map(str, epochs))} epochs, and test loss on "
-        f"characters of tinyshakespeare after {first[-1]['settings']['steps']} steps, lower being better: mean ± "
-        f"standard error over {', '.join(seeds)} seeds. The best of a column is bold; empty is not run. Normalisers of "
-        "images have no parameters. MLP: batch 32; in its second column rate and weight decay (and damping) by trials "
-        "on held-out data, behind the best of the optimizers tried. CNNs: leaky ReLU, batch 128, Adam 10⁻³. Columns at "
-        "10⁻³ are tuned for nobody, but for the damping of `BatchIdeal`, 0.3, which is from earlier runs that looked "
-        "at test accuracy. Language model: rate and damping by the validation loss of one seed. "
-        f"{machine(first[0]['environment'])}"
+        f"{table}\n\nTest accuracy on CIFAR-10 (JPEG copy) after {', '.join(epochs)} epochs, and test loss on "
+        f"characters of tinyshakespeare after {length} steps, lower being better: mean ± standard error over "
+        f"{', '.join(counts)} seeds. The best of a column is bold; empty is not run. Normalisers of images have no "
+        "parameters. MLP: batch 32; in its second column rate and weight decay (and damping) by trials on held-out "
+        "data, behind the best of the optimizers tried. CNNs: leaky ReLU, batch 128, Adam 10⁻³. Columns at 10⁻³ are "
+        "tuned for nobody, but for the damping of `BatchIdeal`, 0.3, which is from earlier runs that looked "
+        f"at test accuracy. Language model: rate and damping by the validation loss of one seed. {machine(environment)}"
     )
 
 
@@ -181,19 +172,15 @@ def _runtimes(stores: Mapping[str, Store], name: str, folder: Path) -> str:
         # A language model's clock runs on from measurement to measurement, an image's starts every epoch.
         times = [(run, run["seconds"]) for run in runs if "seconds" in run]
         spent = sum(seconds[-1] if "validation_loss" in run else sum(seconds) for run, seconds in times) / 3600
-        rows.append([f"`{study}`", _data(runs[0]), str(len(runs)), str(chosen or ""), f"{spent:.2g}" if spent else ""])
+        data = runs[0].get("settings", {}).get("data") or runs[0].get("data", "as its page says")
+        counts = [str(len(runs)), str(chosen or ""), f"{spent:.2g}" if spent else ""]
+        rows.append([f"`{study}`", DATA_LABELS.get(data, data), *counts])
     environment = stores[min(stores)].read()[0]["environment"]
     return (
         f"{markdown(['study', 'data', 'runs shown', 'runs that chose settings', 'hours of training'], rows)}\n\n"
         "Hours are of the runs shown, as far as a run records its time; runs that chose settings come on top. "
         f"{machine(environment)}"
     )
-
-
-def _data(run: Result) -> str:
-    """What a run was made of, by the name that pages give it."""
-    name = run.get("settings", {}).get("data") or run.get("data", "")
-    return DATA_LABELS.get(name, name) or "as its page says"
 
 
 VERDICT = ("cifar10", "cifar10-trials", "cnn", "cnn-pool", "char-lm")

@@ -10,7 +10,7 @@ from ..core.store import Result
 from ..core.study import Sections, named
 from ..core.table import machine, markdown, mean_and_error, plus_minus
 from ..methods import METHODS
-from .comparison import DATA_LABELS, NETWORK_LABELS, Report
+from .comparison import Report, subject
 
 
 class Along(NamedTuple):
@@ -74,7 +74,7 @@ def best(results: list[Result]) -> list[float]:
 
 
 def _section(results: list[Result], along: str, name: str, folder: Path) -> str:
-    found, setting = cells(results, along), ALONG[along]
+    found, setting, settings = cells(results, along), ALONG[along], results[0]["settings"]
     places = sorted({place for methods in found.values() for by_place in methods.values() for place in by_place})
     several = len(found) > 1
     rows = [
@@ -84,32 +84,18 @@ def _section(results: list[Result], along: str, name: str, folder: Path) -> str:
         for method, by_place in methods.items()
     ]
     header = [*([""] * several), "method", *(f"{place:g}" if setting.label else "%" for place in places)]
-    title = _title(results, along)
+    title = f"{subject(results)}, {settings['epochs']} epochs"
     if setting.label:
+        title += f": accuracy by {setting.label}"
         _figure(found, setting, title, folder / f"{name}.png")
-    return f"**{title}**\n\n{markdown(header, rows)}\n\n{_caption(results, found)}"
-
-
-def _title(results: list[Result], along: str) -> str:
-    settings = results[0]["settings"]
-    data = DATA_LABELS.get(settings["data"], settings["data"])
-    kind = NETWORK_LABELS.get(settings.get("network"), "")
-    sizes = {str([results[0]["features"], *r["settings"]["hidden"], results[0]["classes"]]) for r in results}
-    network = f"{kind}{min(sizes)}" if len(sizes) == 1 else f"{kind}{len(sizes)} networks"
-    return f"{data}, {network}, {settings['epochs']} epochs" + f": accuracy by {ALONG[along].label}" * bool(
-        ALONG[along].label
-    )
-
-
-def _caption(results: list[Result], found: Cells) -> str:
-    settings, environment = results[0]["settings"], results[0]["environment"]
     where = "a tenth of the training set, held out" if settings.get("validation") else "the test set"
     rates = max(len(at) for methods in found.values() for by_place in methods.values() for at in by_place.values())
     chosen = f", each at the best of {rates} rates" if rates > 1 else ""
     rate = "" if len({r["settings"]["lr"] for r in results}) > 1 else f", {settings['optimizer']} {settings['lr']:g}"
     return (
+        f"**{title}**\n\n{markdown(header, rows)}\n\n"
         f"Accuracy on {where} in per cent after {settings['epochs']} epochs{rate}{chosen}, mean ± standard error over "
-        f"{len(settings['seeds'])} seeds. {machine(environment, settings['device'])}"
+        f"{len(settings['seeds'])} seeds. {machine(results[0]['environment'], settings['device'])}"
     )
 
 

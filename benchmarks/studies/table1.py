@@ -15,7 +15,7 @@ from ..core.table import in_order, markdown, mean_and_error, plus_minus
 from ..images.networks import ACTIVATIONS
 from ..images.run import Grid, expand
 from ..methods import DEFAULT, METHODS
-from .comparison import PAPERS, grid_study, network, presets
+from .comparison import PAPERS, grid_study, presets, subject
 
 #: Bird 2025, Table 1: (mean accuracy over batch sizes, its error, slope, its error), after 100 epochs. The BatchNorm
 #: accuracy is that of the text where the table is misprinted.
@@ -47,7 +47,7 @@ Series = dict[tuple[str, str], dict[int, list[float]]]
 
 def report(results: list[Result], name: str, folder: Path) -> Sections:
     """Heading, table, figure and caption."""
-    heading = f"{network(results[0]).rpartition(',')[0]}, accuracy by batch size"
+    heading = f"{subject(results[:1])}, accuracy by batch size"
     draw(results, heading, folder / f"{name}.png")
     return {name: f"**{heading}**\n\n{table(results)}\n\n{caption(results)}"}
 
@@ -170,7 +170,7 @@ def _report_table1(results: list[Result], name: str, folder: Path) -> Sections:
         length = grid["epochs"], list(range(grid["seeds"]))  # what tells presets apart, whatever images they are run on
         if there := [r for r in results if setting("epochs", "seeds")(r) == length]:
             own = name if preset == "paper" else f"{name}-{preset}"
-            heading = f"{network(there[0]).rpartition(',')[0]}, {grid['epochs']} epochs: the paper's Table 1"
+            heading = f"{subject(there[:1])}, {grid['epochs']} epochs: the paper's Table 1"
             draw(there, heading, folder / f"{own}.png", paper=True)
             planned = [(run.method, run.activation, run.batch_size) for run in expand([grid], {})]
             count = len({setting("method", "activation", "batch_size")(r) for r in there} & set(planned))
