@@ -54,10 +54,10 @@ def panels(
     )
     axes, spare = list(grid.flat)[: len(names)], list(grid.flat)[len(names) :]
     with saved(fig, path):
-        for axis, name in zip(axes, names, strict=True):
-            axis.set(title=name, **look)
-            axis.grid(alpha=0.3)
         yield axes
+        for axis, name in zip(axes, names, strict=True):
+            axis.set(title=name, **look)  # scales behind what is drawn, from which they have their limits
+            axis.grid(alpha=0.3)
         for axis in spare:
             axis.set_visible(False)
         for row in grid:

@@ -185,7 +185,7 @@ def section(result: Result, name: str, folder: Path) -> str:
                 for variant in variants:
                     _line(axis, found[name][quantity][variant], variant, STYLES[variant][2])
             if quantity == "error":
-                axes[0].set_ylim(bottom=0.02)  # above the rounding that depth 0 has
+                axes[0].set(yscale="log", ylim=(0.02, None))  # above the rounding that depth 0 has
     deep, rows = result["depth"], []
     for name, each in found.items():
         strength = each["strength"]
