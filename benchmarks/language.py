@@ -3,7 +3,7 @@
 import math
 import statistics
 import time
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from importlib import import_module
@@ -92,39 +92,31 @@ def _adamw(model: GPT, parameters: Iterable[Tensor], run: TextRun, lr: float) ->
     return AdamW(groups, lr=lr, weight_decay=run.weight_decay)
 
 
-def _muon(model: GPT, run: TextRun) -> list[Optimizer]:
-    # Updates of AdamW's size: so the rates of one grid mean much the same for both.
-    return _for_matrices(model, run, torch.optim.Muon, adjust_lr_fn="match_rms_adamw")
+def _normuon(parameters: list[Tensor], **options: Any) -> Optimizer:
+    group = {"params": parameters, "use_muon": True, "update_scale": "match_rms", **options}
+    return import_module("pytorch_optimizer").NorMuon([group])
 
 
-def _normuon(model: GPT, run: TextRun) -> list[Optimizer]:
-    def kind(parameters: list[Tensor], **options: Any) -> Optimizer:
-        group = {"params": parameters, "use_muon": True, "update_scale": "match_rms", **options}
-        return import_module("pytorch_optimizer").NorMuon([group])
-
-    return _for_matrices(model, run, kind)
+def _of_all(model: GPT, run: TextRun, kind: Callable[..., Optimizer], **options: Any) -> list[Optimizer]:
+    return [kind(model.parameters(), lr=run.lr, weight_decay=run.weight_decay, **options)]
 
 
-def _peer(name: str, model: GPT, run: TextRun) -> Optimizer:
-    kind = getattr(import_module("pytorch_optimizer"), name)
-    return kind(model.parameters(), lr=run.lr, weight_decay=run.weight_decay)
-
-
-def _schedule_free(model: GPT, run: TextRun) -> Optimizer:
-    options = {"lr": run.lr, "weight_decay": run.weight_decay, "warmup_steps": gpt.warm_up_steps(run.steps)}
-    return import_module("schedulefree").AdamWScheduleFree(model.parameters(), **options)
+def _schedule_free(model: GPT, run: TextRun) -> list[Optimizer]:
+    kind = import_module("schedulefree").AdamWScheduleFree
+    return _of_all(model, run, kind, warmup_steps=gpt.warm_up_steps(run.steps))
 
 
 #: (model, run) → optimizers of disjoint sets of parameters; the first is what a method wraps.
 OPTIMIZERS: dict[str, Callable[[GPT, TextRun], list[Optimizer]]] = {
     "adamw": lambda model, run: [_adamw(model, model.parameters(), run, run.lr)],
-    "sgd": lambda model, run: [SGD(model.parameters(), lr=run.lr, momentum=0.9, weight_decay=run.weight_decay)],
-    "muon": _muon,
-    "schedulefree": lambda model, run: [_schedule_free(model, run)],
-    "soap": lambda model, run: [_peer("SOAP", model, run)],
-    "kron": lambda model, run: [_peer("Kron", model, run)],
+    "sgd": lambda model, run: _of_all(model, run, SGD, momentum=0.9),
+    # Updates of AdamW's size: so the rates of one grid mean much the same for both.
+    "muon": lambda model, run: _for_matrices(model, run, torch.optim.Muon, adjust_lr_fn="match_rms_adamw"),
+    "schedulefree": _schedule_free,
+    "soap": lambda model, run: _of_all(model, run, import_module("pytorch_optimizer").SOAP),
+    "kron": lambda model, run: _of_all(model, run, import_module("pytorch_optimizer").Kron),
     "mars": lambda model, run: _for_matrices(model, run, import_module("pytorch_optimizer").MARS),
-    "normuon": _normuon,
+    "normuon": lambda model, run: _for_matrices(model, run, _normuon),
 }
 #: What must be installed for them.
 PACKAGES = {"schedulefree": "schedulefree", **dict.fromkeys(("soap", "kron", "mars", "normuon"), "pytorch_optimizer")}
@@ -297,23 +289,33 @@ def final_validation_loss(result: dict[str, Any]) -> float | None:
     return None if result["diverged"] else result["validation_loss"][-1]
 
 
+def worth(loss: float | None) -> float:
+    """A loss to choose by: infinity, where a run diverged."""
+    return math.inf if loss is None else loss
+
+
+def title(result: dict[str, Any]) -> str:
+    """Text and network of a run."""
+    size = result["size"]
+    return (
+        f"Characters of {result['settings']['data']}, GPT of {size['layers']} layers, width {size['width']}, "
+        f"{size['heads']} heads, context {size['context']}, batch {size['batch_size']}"
+    )
+
+
 def _results(runs: list[TextRun], text: Text, tick: Tick, note: Note) -> list[dict[str, Any]]:
     about = {"characters": sum(len(part) for part in text[:3]), "vocabulary": len(text.vocabulary)}
     return [{"size": asdict(run.size), **about, **asdict(train(run, text, tick=tick, note=note))} for run in runs]
 
 
-def _pace(run: TextRun) -> tuple[Hashable, Callable[[Text], float]]:
+def _pace(run: TextRun, text: Text) -> float:
     """Seconds of a step, evaluation left out."""
-
-    def seconds(text: Text) -> float:
-        trainer, windows = Trainer(run, text), list(islice(batches(replace(run, steps=8), text.train), 8))
-        for number, each in enumerate(windows, start=1):
-            if number == 4:
-                start = time.perf_counter()
-            trainer.step(number, each)
-        return (time.perf_counter() - start) / 5
-
-    return (run.method, run.norm, run.preset), seconds
+    trainer, windows = Trainer(run, text), list(islice(batches(replace(run, steps=8), text.train), 8))
+    for number, each in enumerate(windows, start=1):
+        if number == 4:
+            start = time.perf_counter()
+        trainer.step(number, each)
+    return (time.perf_counter() - start) / 5
 
 
 #: How runs of the language model are made.
@@ -323,6 +325,7 @@ LANGUAGE = Kind(
     family=lambda run: run,
     train=_results,
     score=final_validation_loss,
+    alike=lambda run: (run.method, run.norm, run.preset),
     pace=_pace,
 )
 

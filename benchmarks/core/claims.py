@@ -1,9 +1,8 @@
 """Claims, judged by the committed results: a verdict, the figures, n and p, by scipy's tests."""
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import NamedTuple
+from typing import Concatenate, NamedTuple, ParamSpec, TypeVar
 
 from scipy.stats import ttest_ind
 
@@ -17,6 +16,14 @@ Sample = Callable[[Stores], list[float]]
 SIGNIFICANT = 0.05
 VERDICTS = {True: "holds", False: "does not hold", None: "undecided"}
 
+More = ParamSpec("More")
+Found = TypeVar("Found")
+
+
+def later(read: Callable[Concatenate[Stores, More], Found]) -> Callable[More, Callable[[Stores], Found]]:
+    """Turn a function of stores and more into one of the rest alone, which returns a function of stores."""
+    return lambda *arguments, **options: lambda stores: read(stores, *arguments, **options)
+
 
 class Finding(NamedTuple):
     """What some results say about a claim."""
@@ -27,17 +34,20 @@ class Finding(NamedTuple):
     p: str = ""
 
 
+def tested(holds: bool, p: float, figure: str, n: object) -> Finding:
+    """What a test says: nothing, if its p is not significant."""
+    return Finding(holds if p < SIGNIFICANT else None, figure, str(n), f"{p:.2g}")
+
+
 Judge = Callable[[Stores], Finding]
 
 
 class Claim(NamedTuple):
     """One claim, and how results judge it."""
 
-    source: str
     text: str
-    files: tuple[str, ...]  # of results that it is judged by
+    files: str  # of results that it is judged by
     judge: Judge
-    decide: str = ""  # the command that would decide it, where nothing has yet
     page: str = ""  # of the results, that shows it as well
     hint: Judge | None = None  # what shorter runs say meanwhile; it decides nothing
 
@@ -58,62 +68,48 @@ def runs(stores: Stores, file: str, **wanted: object) -> list[Result]:
     return found
 
 
-def image(file: str, **wanted: object) -> Sample:
+@later
+def image(stores: Stores, file: str, **wanted: object) -> list[float]:
     """Accuracies after the last epoch, of the best run with some settings."""
-    return lambda stores: max(
-        (r["test_accuracy"][-1] for r in runs(stores, file, **wanted)), key=lambda s: sum(s) / len(s)
-    )
+    return max((r["test_accuracy"][-1] for r in runs(stores, file, **wanted)), key=lambda s: sum(s) / len(s))
 
 
-def ahead(own: Sample, other: Sample, *, lower: bool = False, against: str = "") -> Judge:
+@later
+def ahead(stores: Stores, own: Sample, other: Sample, *, lower: bool = False, against: str = "") -> Finding:
     """Own is better than the other by Welch's test; lower is better for losses."""
-
-    def judge(stores: Stores) -> Finding:
-        ours, theirs = own(stores), other(stores)
-        difference = (mean_and_error(ours)[0] - mean_and_error(theirs)[0]) * (-1 if lower else 1)
-        p = float(ttest_ind(ours, theirs, equal_var=False).pvalue)
-        holds = difference > 0 if p < SIGNIFICANT else None
-        return Finding(holds, _pair(ours, theirs, lower, against), f"{len(ours)}, {len(theirs)}", f"{p:.2g}")
-
-    return judge
+    ours, theirs = own(stores), other(stores)
+    difference = (mean_and_error(ours)[0] - mean_and_error(theirs)[0]) * (-1 if lower else 1)
+    p = float(ttest_ind(ours, theirs, equal_var=False).pvalue)
+    return tested(difference > 0, p, _pair(ours, theirs, lower, against), f"{len(ours)}, {len(theirs)}")
 
 
-def level(own: Sample, other: Sample, margin: float, *, lower: bool = False) -> Judge:
+@later
+def level(stores: Stores, own: Sample, other: Sample, margin: float, *, lower: bool = False) -> Finding:
     """The 95 % interval of the difference lies within a margin; or outside of it, which is against the claim."""
-
-    def judge(stores: Stores) -> Finding:
-        ours, theirs = own(stores), other(stores)
-        test = ttest_ind(ours, theirs, equal_var=False)
-        low, high = test.confidence_interval(0.95)
-        holds = True if -margin < low and high < margin else False if low > margin or high < -margin else None
-        figure = f"{_pair(ours, theirs, lower)}, 95 % from {low:+.3g} to {high:+.3g}"
-        return Finding(holds, figure, f"{len(ours)}, {len(theirs)}", f"{test.pvalue:.2g}")
-
-    return judge
+    ours, theirs = own(stores), other(stores)
+    test = ttest_ind(ours, theirs, equal_var=False)
+    low, high = test.confidence_interval(0.95)
+    holds = True if -margin < low and high < margin else False if low > margin or high < -margin else None
+    figure = f"{_pair(ours, theirs, lower)}, 95 % from {low:+.3g} to {high:+.3g}"
+    return Finding(holds, figure, f"{len(ours)}, {len(theirs)}", f"{test.pvalue:.2g}")
 
 
-def best(own: Sample, others: Mapping[str, Sample], *, lower: bool = False) -> Judge:
+@later
+def best(stores: Stores, own: Sample, others: Mapping[str, Sample], *, lower: bool = False) -> Finding:
     """Own is better than the best of the others."""
-
-    def judge(stores: Stores) -> Finding:
-        found = {label: sample(stores) for label, sample in others.items()}
-        label = (min if lower else max)(found, key=lambda name: mean_and_error(found[name])[0])
-        return ahead(own, others[label], lower=lower, against=f" ({label})")(stores)
-
-    return judge
+    found = {label: sample(stores) for label, sample in others.items()}
+    label = (min if lower else max)(found, key=lambda name: mean_and_error(found[name])[0])
+    return ahead(own, others[label], lower=lower, against=f" ({label})")(stores)
 
 
-def every(judges: Sequence[Judge]) -> Judge:
+@later
+def every(stores: Stores, judges: Sequence[Judge]) -> Finding:
     """All of several findings hold; one that does not is enough against it."""
-
-    def judge(stores: Stores) -> Finding:
-        found = [one(stores) for one in judges]
-        verdicts = [one.holds for one in found]
-        holds = False if False in verdicts else None if None in verdicts else True
-        figure, n, p = ("; ".join(dict.fromkeys(each)) for each in list(zip(*found, strict=True))[1:])
-        return Finding(holds, figure, n, p)
-
-    return judge
+    found = [one(stores) for one in judges]
+    verdicts = [one.holds for one in found]
+    holds = False if False in verdicts else None if None in verdicts else True
+    figure, n, p = ("; ".join(dict.fromkeys(each)) for each in list(zip(*found, strict=True))[1:])
+    return Finding(holds, figure, n, p)
 
 
 def _pair(ours: list[float], theirs: list[float], lower: bool, against: str = "") -> str:
@@ -122,18 +118,14 @@ def _pair(ours: list[float], theirs: list[float], lower: bool, against: str = ""
     return f"{plus_minus(ours, digits)} against {plus_minus(theirs, digits)}{against}, {difference:+.{digits}f}"
 
 
-def table(claims: Iterable[Claim], stores: Stores, *, files: bool) -> str:
-    """A line for every claim, with its files and what would decide it if they are wanted."""
+def table(claims: Iterable[Claim], stores: Stores, decide: Callable[[Claim], str] | None = None) -> str:
+    """A line for every claim; with the command that would decide an open one, where it is asked for, and its files."""
     rows = []
     for claim in claims:
         found = claim.found(stores)
-        row = [claim.text, f"**{VERDICTS[found.holds]}**", found.figure, found.n, found.p]
-        decide = f"`{claim.decide}`" if found.holds is None and claim.decide else ""
-        rows.append([*row, ", ".join(claim.files), decide] if files else row)
+        rows.append([claim.text, f"**{VERDICTS[found.holds]}**", found.figure, found.n, found.p])
+        if decide:
+            command = decide(claim) if found.holds is None else ""
+            rows[-1] += [claim.files, f"`{command}`" if command else ""]
     header = ["claim", "verdict", "figures", "n", "p"]
-    return markdown([*header, "results", "what would decide it"] if files else header, rows)
-
-
-def shown(values: Iterable[float], digits: int) -> str:
-    """Several numbers, with commas between them."""
-    return ", ".join("–" if math.isnan(value) else f"{value:.{digits}f}" for value in values)
+    return markdown([*header, "results", "what would decide it"] if decide else header, rows)

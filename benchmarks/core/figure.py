@@ -40,8 +40,13 @@ def panels(
     columns: int | None = None,
     height: float = 3.4,
     sharey: bool = True,
+    ylabel: str = "",
+    **look: Any,
 ) -> Iterator[Sequence[Any]]:
-    """Yield one axis per name, in rows of at most three with one legend below, and write the figure to `path`."""
+    """Yield one axis per name, in rows of at most three with one legend below, and write the figure to `path`.
+
+    Every row has the label of its vertical axis once; the rest is set of all panels, as `xlabel` and `xscale` are.
+    """
     columns = columns or (len(names) if len(names) < 4 else 2 if len(names) == 4 else 3)
     rows = -(-len(names) // columns)
     fig, grid = plt.subplots(
@@ -51,12 +56,12 @@ def panels(
     with saved(fig, path):
         yield axes
         for axis, name in zip(axes, names, strict=True):
-            axis.set_title(name)
+            axis.set(title=name, **look)  # scales behind what is drawn, from which they have their limits
             axis.grid(alpha=0.3)
         for axis in spare:
             axis.set_visible(False)
-        for row in grid[1:]:
-            row[0].set_ylabel(row[0].get_ylabel() or axes[0].get_ylabel())
+        for row in grid:
+            row[0].set_ylabel(row[0].get_ylabel() or ylabel)
         # A method may be in some of the panels only.
         handles = {
             label: handle for axis in axes for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)

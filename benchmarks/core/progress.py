@@ -13,6 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from .log import Note, noted
 from .run import Run, environment
 from .store import Store
+from .table import grouped
 
 console = Console()
 
@@ -32,7 +33,8 @@ class Kind(NamedTuple):
     #: (runs of one family, data, tick, note) → results
     train: Callable[[list[Any], Any, Tick, Note], Sequence[dict[str, Any]]]
     score: Callable[[dict[str, Any]], float | None]  # result → what choosing settings reads; None if it broke down
-    pace: Callable[[Any], tuple[Hashable, Callable[[Any], float]]]  # run → what runs as long; data → seconds of a step
+    alike: Callable[[Any], Hashable]  # run → what runs have in common whose steps take as long
+    pace: Callable[[Any, Any], float]  # (run, data) → seconds of a step
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -63,9 +65,7 @@ def run_all(
     console.print(f"the other {len(waiting)} will take about {_hours(waiting, kind, data)} of training here")
     if only_estimate:
         return
-    families: dict[Hashable, list[R]] = {}
-    for run in waiting:
-        families.setdefault(kind.family(run), []).append(run)
+    families = grouped(waiting, kind.family)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console) as progress:
         overall = progress.add_task("runs", total=len(waiting))
@@ -86,13 +86,10 @@ def run_all(
 
 def _hours(runs: Sequence[R], kind: Kind, data: Any) -> str:
     """How long runs will take, by the pace of some steps of every kind of them."""
-    paces: dict[Hashable, float] = {}
-    total = 0.0
-    for run in runs:
-        alike, seconds = kind.pace(run)
-        if alike not in paces:
-            paces[alike] = seconds(data)
-        total += paces[alike] * kind.steps(run, data)
+    total = sum(
+        kind.pace(alike[0], data) * sum(kind.steps(run, data) for run in alike)
+        for alike in grouped(runs, kind.alike).values()
+    )
     return f"{total / 3600:.2g} hours" if total > 3600 else f"{total / 60:.2g} minutes"
 
 

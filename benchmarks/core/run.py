@@ -108,13 +108,15 @@ def public_name(data: str) -> str:
 
 def environment() -> dict[str, Any]:
     """Return what a reader needs to judge a number: command, versions, commit, date and hardware."""
+    info = Path("/proc/cpuinfo")
+    names = re.findall(r"^model name\s*: (.+)$", info.read_text(), re.MULTILINE) if info.exists() else []
     arguments = [public_name(a) if before == "--data" else a for before, a in zip(sys.argv, sys.argv[1:], strict=False)]
     return {
         "command": " ".join(["python -m benchmarks", *arguments]),
         "adiv_optim": adiv_optim.__version__,
         "torch": torch.__version__,
         "python": platform.python_version(),
-        "processor": _processor(),
+        "processor": f"{names[0]} × {os.cpu_count()}" if names else platform.processor(),
         "threads": torch.get_num_threads(),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "commit": _commit(),
@@ -133,9 +135,3 @@ def _commit() -> str | None:
     except (OSError, subprocess.CalledProcessError):
         return None
     return head.stdout.decode().strip() + "-dirty" * bool(changed.stdout)
-
-
-def _processor() -> str:
-    info = Path("/proc/cpuinfo")
-    names = re.findall(r"^model name\s*: (.+)$", info.read_text(), re.MULTILINE) if info.exists() else []
-    return f"{names[0]} × {os.cpu_count()}" if names else platform.processor()

@@ -8,12 +8,19 @@ import fcntl
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 #: A line as it is read: "settings" and "environment" whole, "key", "part", and what was measured.
 Result = dict[str, Any]
+
+
+def setting(*names: str) -> Callable[[Result], Any]:
+    """What reads a setting of results, or a tuple of several."""
+    read = itemgetter(*names)
+    return lambda result: read(result["settings"])
 
 
 def digest(value: Any) -> str:

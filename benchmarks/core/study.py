@@ -1,13 +1,15 @@
 """A study is how its runs are made and how they are reported; every report comes from files of results alone."""
 
 import argparse
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import re
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from ..methods import METHODS
 from .progress import measure
 from .store import Result, Store
+from .table import grouped
 
 #: Name → Markdown.
 Sections = dict[str, str]
@@ -38,6 +40,18 @@ def measurement(help: str, key: str, make: Callable[[], Result], section: Callab
         return {name: section(store.read()[-1], name, folder)}
 
     return Study(help, lambda options, store: measure(store, {key: make}), report)
+
+
+def protocol(*within: str) -> Callable[[Result], str]:
+    """What tells tables apart: all settings but some, which tell apart what is within a table."""
+    return lambda result: str(sorted(each for each in result["settings"].items() if each[0] not in within))
+
+
+def named(name: str, results: Iterable[Result], key: Callable[[Result], Hashable]) -> dict[str, list[Result]]:
+    """Results grouped by a key; a single group has the name of its file, several have numbers behind it."""
+    groups = grouped(results, key).values()
+    names = [name] if len(groups) == 1 else [f"{name}-{number}" for number in range(1, len(groups) + 1)]
+    return dict(zip(names, groups, strict=True))
 
 
 def report(
@@ -77,11 +91,11 @@ def show(paths: Sequence[Path], studies: Mapping[str, Study], digests: Mapping[s
 
 def insert(page: Path, sections: Sections) -> str:
     """Return the text of a page with every `<!-- results:NAME -->` … `<!-- end -->` filled from `sections`."""
-    pieces = page.read_text().split("<!-- results:")
-    text = pieces[0]
-    for piece in pieces[1:]:
-        name, _, rest = piece.partition(" -->")
+
+    def filled(place: re.Match[str]) -> str:
+        name = place[1]
         if name not in sections:
             raise ValueError(f"{page} wants results {name!r}; there are {', '.join(sections)}.")
-        text += f"<!-- results:{name} -->\n\n{sections[name]}\n\n<!-- end -->" + rest.partition("<!-- end -->")[2]
-    return text
+        return f"<!-- results:{name} -->\n\n{sections[name]}\n\n<!-- end -->"
+
+    return re.sub(r"<!-- results:(\S+) -->.*?<!-- end -->", filled, page.read_text(), flags=re.DOTALL)

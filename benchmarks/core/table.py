@@ -1,8 +1,11 @@
 """What every table of results is made of."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+K = TypeVar("K", bound=Hashable)
 
 
 def mean_and_error(values: Sequence[float]) -> tuple[float, float]:
@@ -18,6 +21,14 @@ def plus_minus(values: Sequence[float], digits: int = 2) -> str:
     """Mean ± standard error; a single value by itself."""
     mean, error = mean_and_error(values)
     return f"{mean:.{digits}f} ± {error:.{digits}f}" if len(values) > 1 else f"{mean:.{digits}f}"
+
+
+def grouped(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
+    """Items by their keys, both in the order in which they come."""
+    found: dict[K, list[T]] = {}
+    for item in items:
+        found.setdefault(key(item), []).append(item)
+    return found
 
 
 def in_order(known: Iterable[str], there: Iterable[str]) -> list[str]:

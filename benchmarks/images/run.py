@@ -94,7 +94,7 @@ def expand(grids: Sequence[Grid], given: Grid) -> list[ImageRun]:
             # Whitening sees forward passes one by one; an unknown method is for `ImageRun` to refuse.
             whitens = own["method"] in METHODS and METHODS[own["method"]].by_inputs is not None
             runs.append(ImageRun(**{"backend": "loop" if whitens else "ensemble", **own}))
-    return runs
+    return list(dict.fromkeys(runs))  # what is given may make grids alike
 
 
 def _shown(name: str, grids: Iterable[Grid]) -> str:

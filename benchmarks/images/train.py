@@ -2,7 +2,7 @@
 
 import statistics
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -91,17 +91,13 @@ def _results(runs: list[ImageRun], data: Dataset, tick: Tick, note: Note) -> lis
     return [about | {name: getattr(history, name) for name in kept} for history in histories]
 
 
-def _pace(run: ImageRun) -> tuple[Hashable, Callable[[Dataset], float]]:
+def _pace(run: ImageRun, data: Dataset) -> float:
     """Seconds of a step, the median of the first few."""
-
-    def seconds(data: Dataset) -> float:
-        trainer, moments = _trainer(run, data), [time.perf_counter()]
-        for index in next(epoch_orders(run, len(data.train_labels)))[:, :8].unbind(1):
-            trainer.step(index.to(data.train_inputs.device)).tolist()  # waits for the device
-            moments.append(time.perf_counter())
-        return statistics.median(later - earlier for earlier, later in pairwise(moments)) if len(moments) > 1 else 0.0
-
-    return (run.method, run.network, run.hidden, run.batch_size, len(run.seeds), run.backend), seconds
+    trainer, moments = _trainer(run, data), [time.perf_counter()]
+    for index in next(epoch_orders(run, len(data.train_labels)))[:, :8].unbind(1):
+        trainer.step(index.to(data.train_inputs.device)).tolist()  # waits for the device
+        moments.append(time.perf_counter())
+    return statistics.median(later - earlier for earlier, later in pairwise(moments)) if len(moments) > 1 else 0.0
 
 
 #: How runs of networks for images are made.
@@ -111,5 +107,6 @@ IMAGES = Kind(
     family=family,
     train=_results,
     score=lambda result: mean_and_error(result["test_accuracy"][-1])[0],
+    alike=lambda run: (run.method, run.network, run.hidden, run.batch_size, len(run.seeds), run.backend),
     pace=_pace,
 )

@@ -1,7 +1,6 @@
 """Layers and training steps by precision and by the way they are run: eagerly, compiled, as CUDA graphs."""
 
 import argparse
-from collections import defaultdict
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import product
@@ -24,10 +23,10 @@ from ..core.progress import measure
 from ..core.run import DEVICE
 from ..core.store import Result, Store
 from ..core.study import Sections, Study
-from ..core.table import machine, markdown
+from ..core.table import grouped, machine
 from . import jobs
 from .suites import layer_row, row
-from .timing import setup
+from .timing import setup, table
 
 DTYPES = {"float32": None, "bfloat16": torch.bfloat16}
 MODES = {"eager": None, "compiled": "default", "graphs": "reduce-overhead"}
@@ -108,20 +107,13 @@ def _measured(about: dict[str, str], run: Row) -> Result:
 
 def report(store: Store, name: str, folder: Path) -> Sections:
     """A table for every suite, precision and mode."""
-    groups: dict[str, list[Result]] = defaultdict(list)
-    for result in store.read():
-        groups["-".join(result[key] for key in ("suite", "dtype", "mode", "device"))].append(result)
+    groups = grouped(store.read(), lambda r: "-".join(r[key] for key in ("suite", "dtype", "mode", "device")))
     sections: Sections = {}
     for group, results in groups.items():
-        rows = []
-        for result in results:
-            (low, high), middle = result["time_ratio"]["quartiles"], result["time_ratio"]["median"]
-            # While something is compiled, memory is that of the compiler's trials.
-            memory = f"{result['memory_ratio']:.3f}" if result["mode"] == "eager" else ""
-            plain = f"{result['plain_ms']:.2f}"
-            rows.append([result["what"], f"{middle:.3f}", f"{low:.3f} to {high:.3f}", memory, plain])
-        table = markdown([group, "time", "quartiles", "peak memory", "plain, ms"], rows)
-        sections[f"{name}-{group}"] = f"{table}\n\n{machine(results[0]['environment'], results[0]['device'])}"
+        first = results[0]
+        # While something is compiled, memory is that of the compiler's trials.
+        found = table(group, results, memory=first["mode"] == "eager", plain=True)
+        sections[f"{name}-{group}"] = f"{found}\n\n{machine(first['environment'], first['device'])}"
     return sections
 
 

@@ -2,7 +2,7 @@
 
 import argparse
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -22,13 +22,13 @@ from .. import data as datasets
 from ..core.progress import measure
 from ..core.store import Store
 from ..core.study import Sections, Study
-from ..core.table import machine, markdown
+from ..core.table import machine
 from ..images.ensemble import build_model, build_optimizer
 from ..images.run import ImageRun
 from ..images.train import train
 from ..methods import METHODS
 from . import jobs
-from .timing import Job, device, measured, peak_memory, ratio
+from .timing import Job, device, measured, peak_memory, ratio, table
 
 
 def row(what: str, job: Job, plain: Job, rounds: int) -> dict[str, Any]:
@@ -151,52 +151,42 @@ def unit_consistent(data: str) -> dict[str, Any]:
     }
 
 
-def whitened(data: str) -> dict[str, Any]:
-    """Training steps of the language model with Whitened optimizers against the same ones plainly."""
-    variants: dict[str, dict[str, Any]] = {
-        "every 10": {},
-        "every 10, rank 16": {"rank": 16},
-        "every 10, blocks of 256": {"max_dim": 257},
-        "every 50": {"every": 50},
-        "every 10, newton-schulz": {"root": "newton-schulz"},
-    }
-    rows = []
-    for name in ("AdamW", "Muon"):
-        kind: Any = getattr(torch.optim, name, None)  # older versions have no Muon
-        for batch_size, rounds, count in ((16, 15, 5), (128, 5, 2)) if kind else ():
-            for variant, options in list(variants.items())[:count]:
-                wrap = partial(Whitened, **options)
-                job, plain = (partial(jobs.language_model, kind, batch_size, each) for each in (wrap, None))
-                rows.append(row(f"{name}, batch {batch_size}, {variant}", job, plain, rounds))
+def _language(network: str, rows: Iterable[dict[str, Any]]) -> dict[str, Any]:
     return {
         "of": "ten training steps of the small language model; ratio to the optimizer alone",
-        "note": "Forward and backward included; GPT of 3 layers, width 128, context 64, float32. Muon trains "
-        "the matrices of the blocks, AdamW all parameters. Ratios within one interleaved run, median and quartiles of "
-        "the rounds. Peak memory counts parameters, gradients, optimizer state and activations.",
-        "rows": rows,
+        "note": f"Forward and backward included; GPT of 3 layers{network}, float32. Muon trains the matrices of the "
+        "blocks, AdamW all parameters. Ratios within one interleaved run, median and quartiles of the rounds. Peak "
+        "memory counts parameters, gradients, optimizer state and activations.",
+        "rows": list(rows),
     }
+
+
+def _language_rows(variants: Mapping[str, Any], batch_sizes: Mapping[int, tuple[int, int]], *model: Any) -> Iterator:
+    """Batch sizes come with how many rounds there are, and how many of the variants."""
+    for name, (batch_size, (rounds, count)) in product(("AdamW", "Muon"), batch_sizes.items()):
+        if kind := getattr(torch.optim, name, None):  # older versions have no Muon
+            for variant, wrap in list(variants.items())[:count]:
+                job, plain = (partial(jobs.language_model, kind, batch_size, each, *model) for each in (wrap, None))
+                yield row(f"{name}, batch {batch_size}{variant}", job, plain, rounds)
+
+
+def whitened(data: str) -> dict[str, Any]:
+    """Training steps of the language model with Whitened optimizers against the same ones plainly."""
+    variants = {
+        ", every 10": Whitened,
+        ", every 10, rank 16": partial(Whitened, rank=16),
+        ", every 10, blocks of 256": partial(Whitened, max_dim=257),
+        ", every 50": partial(Whitened, every=50),
+        ", every 10, newton-schulz": partial(Whitened, root="newton-schulz"),
+    }
+    return _language(", width 128, context 64", _language_rows(variants, {16: (15, 5), 128: (5, 2)}))
 
 
 def input_scaled(data: str) -> dict[str, Any]:
     """Training steps of the language model without normalisers with InputScaled against the bare optimizers."""
-    rows = []
-    for name, batch_size in product(("AdamW", "Muon"), (16, 128)):
-        if kind := getattr(torch.optim, name, None):  # older versions have no Muon
-            for hold in (False, True):
-                wrap = partial(InputScaled, hold=hold)
-                job, plain = (
-                    partial(jobs.language_model, kind, batch_size, each, "none", 1.0) for each in (wrap, None)
-                )
-                what = f"{name}, batch {batch_size}{', held' * hold}"
-                rows.append(row(what, job, plain, 25 if batch_size == 16 else 7))
-    return {
-        "of": "ten training steps of the small language model; ratio to the optimizer alone",
-        "note": "Forward and backward included; GPT of 3 layers without normalisers, width 128, context 64, embeddings "
-        "drawn with a deviation of 1, float32. Muon trains the matrices of the blocks, AdamW all parameters. Ratios "
-        "within one interleaved run, median and quartiles of the rounds. Peak memory counts parameters, gradients, "
-        "optimizer state and activations.",
-        "rows": rows,
-    }
+    network = " without normalisers, width 128, context 64, embeddings drawn with a deviation of 1"
+    variants = {"": InputScaled, ", held": partial(InputScaled, hold=True)}
+    return _language(network, _language_rows(variants, {16: (25, 2), 128: (7, 2)}, "none", 1.0))
 
 
 def trainer(data: str, seeds: int = 5) -> dict[str, Any]:
@@ -255,16 +245,11 @@ def _run(options: argparse.Namespace, store: Store) -> None:
 
 def report(store: Store, name: str, folder: Path) -> Sections:
     """A table for every suite."""
-    sections: Sections = {}
-    for result in store.read():
-        rows = []
-        for row in result["rows"]:
-            low, high = row["time_ratio"]["quartiles"]
-            memory = "" if row["memory_ratio"] is None else f"{row['memory_ratio']:.3f}"
-            rows.append([row["what"], f"{row['time_ratio']['median']:.3f}", f"{low:.3f} to {high:.3f}", memory])
-        table = markdown([result["of"], "time", "quartiles", "peak memory"], rows)
-        sections[f"{name}-{result['key']}"] = f"{table}\n\n{result['note']} {machine(result['environment'])}"
-    return sections
+    return {
+        f"{name}-{result['key']}": f"{table(result['of'], result['rows'])}\n\n{result['note']} "
+        f"{machine(result['environment'])}"
+        for result in store.read()
+    }
 
 
 STUDIES = {"speed": Study("time and memory of corrected layers and of the ensemble trainer", _run, report, _arguments)}

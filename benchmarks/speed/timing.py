@@ -10,6 +10,8 @@ from typing import Any, TypeVar
 
 import torch
 
+from ..core.table import markdown
+
 #: Creates the tensors of a job and returns what runs it once.
 Job = Callable[[], Callable[[], Any]]
 
@@ -114,3 +116,14 @@ def measured(
     seconds = interleaved({"plain": plain, "job": job}, rounds, clock)
     found = {"what": what, "time_ratio": ratio(seconds["job"], seconds["plain"]), "memory_ratio": memory_ratio}
     return {**found, "plain_ms": 1e3 * statistics.median(seconds["plain"])}
+
+
+def table(what: str, rows: list[dict[str, Any]], *, memory: bool = True, plain: bool = False) -> str:
+    """Ratios of time and memory as Markdown, with the plain counterpart's own time if it is wanted."""
+    cells = []
+    for row in rows:
+        (low, high), middle = row["time_ratio"]["quartiles"], row["time_ratio"]["median"]
+        used = f"{row['memory_ratio']:.3f}" if memory and row["memory_ratio"] is not None else ""
+        own = [f"{row['plain_ms']:.2f}"] if plain else []
+        cells.append([row["what"], f"{middle:.3f}", f"{low:.3f} to {high:.3f}", used, *own])
+    return markdown([what, "time", "quartiles", "peak memory", *["plain, ms"] * plain], cells)

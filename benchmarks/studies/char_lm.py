@@ -1,9 +1,8 @@
 """Optimizers and normalisers on a small language model of characters, each at the best of its rates and dampings."""
 
 import argparse
-import math
 import statistics
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -18,10 +17,10 @@ from ..core.figure import band, panels
 from ..core.progress import add_arguments as add_progress_arguments
 from ..core.progress import measure, run_all
 from ..core.run import DEVICE
-from ..core.store import Result, Store
-from ..core.study import Sections, Study
-from ..core.table import machine, markdown, plus_minus
-from ..language import LANGUAGE, REST_LR, TextRun, dampings, final_validation_loss, lacks, step_times
+from ..core.store import Result, Store, setting
+from ..core.study import Sections, Study, named, protocol
+from ..core.table import grouped, machine, markdown, plus_minus
+from ..language import LANGUAGE, REST_LR, TextRun, dampings, final_validation_loss, lacks, step_times, worth
 from ..methods import METHODS
 
 
@@ -66,6 +65,9 @@ _WRAPPERS = [
 ]
 #: A rate that came second, by every seed.
 _SECOND = [("adamw", "affine-like", 1e-2, 400)]
+#: What rate and damping are chosen for.
+_CHOICE = setting("method", "norm", "steps")
+_PROTOCOL = protocol("norm", "steps", "method", "lr", "damping", "seed")
 #: As long as four hundred and two thousand steps of whitening take.
 _EQUAL_TIME = [("muon", "layernorm", 1e-2, 440), ("muon", "layernorm", 3e-3, 2300)]
 
@@ -90,12 +92,8 @@ def choose(trials: Iterable[TextRun], scores: Iterable[float | None]) -> list[Te
 
     Trials have one seed each; their scores come in the same order.
     """
-    best: dict[tuple[str, str, int], tuple[float, TextRun]] = {}
-    for trial, score in zip(trials, scores, strict=True):
-        key, loss = (trial.method, trial.norm, trial.steps), math.inf if score is None else score
-        if key not in best or loss < best[key][0]:
-            best[key] = loss, trial
-    return [trial for _, trial in best.values()]
+    pairs = grouped(zip(trials, scores, strict=True), lambda pair: (pair[0].method, pair[0].norm, pair[0].steps))
+    return [min(several, key=lambda pair: worth(pair[1]))[0] for several in pairs.values()]
 
 
 def _run(options: argparse.Namespace, store: Store, searches: Sequence[Search], fixed: Sequence[Fixed]) -> None:
@@ -131,39 +129,28 @@ def _time(options: argparse.Namespace, store: Store) -> None:
 
 def report(store: Store, name: str, folder: Path, figures: bool = True) -> Sections:
     """Heading, figures, table and caption of every protocol; without times of steps no figure against time."""
-    groups: dict[str, list[Result]] = defaultdict(list)
-    for result in store.read():
-        groups[_protocol(result)].append(result)
     parts = []
-    for number, (protocol, group) in enumerate(groups.items(), start=1):
-        own = name if len(groups) == 1 else f"{name}-{number}"
-        tried = [result for result in store.read("search") if _protocol(result) == protocol]
-        settings, size, times = group[0]["settings"], group[0]["size"], store.read("time")
-        time = next((t for t in times if all(t[key] == settings[key] for key in ("preset", "device"))), None)
-        title = (
-            f"Characters of {settings['data']}, GPT of {size['layers']} layers, width {size['width']}, {size['heads']} "
-            f"heads, context {size['context']}, batch {size['batch_size']}"
-        )
+    for own, group in named(name, store.read(), _PROTOCOL).items():
+        tried = [result for result in store.read("search") if _PROTOCOL(result) == _PROTOCOL(group[0])]
+        settings, title = group[0]["settings"], language.title(group[0])
+        alike = (t for t in store.read("time") if all(t[key] == settings[key] for key in ("preset", "device")))
+        time = next(alike, None)
         for quantity in [] if not figures else ["steps", "time"] if time else ["steps"]:
             _figure(group, title, quantity, time, folder / f"{own}-{quantity}.png")
         parts.append(f"**{title}**\n\n{_table(group, tried, time)}\n\n{_caption(group, tried, time)}")
     return {name: "\n\n".join(parts)}
 
 
-def _protocol(result: Result) -> str:
-    """What distinguishes tables; the rest distinguishes rows of one table, or seeds."""
-    within = ("norm", "steps", "method", "lr", "damping", "seed")
-    return str(sorted((key, value) for key, value in result["settings"].items() if key not in within))
-
-
 def _rows(results: Iterable[Result]) -> list[list[Result]]:
     """The seeds of every combination of settings, in the order in which tables show them."""
-    found: dict[tuple[int | float, ...], list[Result]] = defaultdict(list)
-    for result in results:
+
+    def place(result: Result) -> tuple[float, ...]:
         s = result["settings"]
         norm, method = list(NORM_LABELS).index(s["norm"]), list(METHODS).index(s["method"])
-        found[norm, s["steps"], method, s["lr"], s.get("damping", 0.0)].append(result)
-    return [sorted(found[key], key=lambda result: result["settings"]["seed"]) for key in sorted(found)]
+        return norm, s["steps"], method, s["lr"], s.get("damping", 0.0)
+
+    found = grouped(sorted(results, key=setting("seed")), place)
+    return [found[key] for key in sorted(found)]
 
 
 def _table(results: list[Result], tried: list[Result], time: Result | None) -> str:
@@ -171,7 +158,7 @@ def _table(results: list[Result], tried: list[Result], time: Result | None) -> s
     ratios, cells = time["time_ratio"] if time else {}, []
     for seeds in _rows(results):
         settings = seeds[0]["settings"]
-        same = [result["settings"] for result in tried if _choice(result) == _choice(seeds[0])]
+        same = [result["settings"] for result in tried if _CHOICE(result) == _CHOICE(seeds[0])]
         row = [METHODS[settings["method"]].label, NORM_LABELS[settings["norm"]]]
         row += [_chosen(settings.get(key), [other.get(key) for other in same]) for key in ("lr", "damping")]
         row += [str(settings["steps"]), _loss([r["test_loss"] for r in seeds])]
@@ -179,11 +166,6 @@ def _table(results: list[Result], tried: list[Result], time: Result | None) -> s
         cells.append([*row, f"{ratios[settings['method']]['median']:.2f}" if settings["method"] in ratios else ""])
     header = ["method", "normaliser", "rate", "damping", "steps", "test loss", "validation loss", "time per step"]
     return markdown(header, cells)
-
-
-def _choice(result: Result) -> tuple[str, str, int]:
-    """What rate and damping are chosen for."""
-    return result["settings"]["method"], result["settings"]["norm"], result["settings"]["steps"]
 
 
 def _chosen(value: float | None, tried: list[float | None]) -> str:
@@ -207,7 +189,7 @@ def _caption(results: list[Result], tried: list[Result], time: Result | None) ->
     seeds = " or ".join(str(count) for count in sorted({len(row) for row in _rows(results)}))
     chosen = timed = ""
     if tried:
-        counts = sorted(set(Counter(_choice(result) for result in tried).values()))
+        counts = sorted(set(Counter(_CHOICE(result) for result in tried).values()))
         chosen = (
             f"Rate and damping are the best of {' or '.join(map(str, counts))} combinations by the final validation "
             "loss of seed 0, which the test text had no part in; * is an edge of what was tried. "
@@ -230,14 +212,14 @@ def _caption(results: list[Result], tried: list[Result], time: Result | None) ->
 def best_rows(results: list[Result]) -> dict[tuple[str, str], list[Result]]:
     """(norm, method) → of the longest runs, the seeds at the lowest mean validation loss."""
     longest = max(result["settings"]["steps"] for result in results)
-    best: dict[tuple[str, str], tuple[float, list[Result]]] = {}
-    for seeds in _rows(r for r in results if r["settings"]["steps"] == longest):
-        key = seeds[0]["settings"]["norm"], seeds[0]["settings"]["method"]
-        losses = [final_validation_loss(result) for result in seeds]
-        mean = math.inf if None in losses else statistics.fmean(loss for loss in losses if loss is not None)
-        if key not in best or mean < best[key][0]:
-            best[key] = mean, seeds
-    return {key: seeds for key, (_, seeds) in best.items()}
+    found = grouped(
+        _rows(r for r in results if r["settings"]["steps"] == longest),
+        lambda seeds: (seeds[0]["settings"]["norm"], seeds[0]["settings"]["method"]),
+    )
+    return {
+        key: min(several, key=lambda seeds: statistics.fmean(worth(final_validation_loss(r)) for r in seeds))
+        for key, several in found.items()
+    }
 
 
 def curve(seeds: list[Result]) -> Curve:
@@ -251,20 +233,19 @@ def curve(seeds: list[Result]) -> Curve:
 def _figure(results: list[Result], title: str, quantity: str, time: Result | None, path: Path) -> None:
     """Draw validation loss against steps or time of training, one panel per normaliser."""
     ratios, longest = time["time_ratio"] if time else {}, max(result["settings"]["steps"] for result in results)
-    lines: dict[str, list[list[Result]]] = defaultdict(list)
-    for seeds in _rows(result for result in results if result["settings"]["steps"] == longest):
-        if quantity == "steps" or seeds[0]["settings"]["method"] in ratios:
-            lines[seeds[0]["settings"]["norm"]].append(seeds)
+    shown = [r for r in results if r["settings"]["steps"] == longest]
+    if quantity == "time":
+        shown = [r for r in shown if r["settings"]["method"] in ratios]
+    lines = grouped(_rows(shown), lambda seeds: seeds[0]["settings"]["norm"])
     names, norms = [NORM_LABELS[norm] for norm in lines], len(lines)
     names += [f"{name}, the end" for name in names]
-    with panels(names, title, path, columns=norms, height=2.9, sharey=False) as axes:
+    with panels(names, title, path, columns=norms, height=2.9, sharey=False, ylabel="validation loss, nats") as axes:
         for whole, end, rows in zip(axes[:norms], axes[norms:], lines.values(), strict=True):
             drawn = [draw((whole, end), seeds, rows, ratios if quantity == "time" else {}) for seeds in rows]
             # A model that has learned nothing starts about here; a line above it is on its way out.
             whole.set_ylim(top=max(seeds[0]["validation_loss"][0] or 0.0 for seeds in rows))
             zoom(end, drawn)
             end.set_xlabel("steps" if quantity == "steps" else "time, in steps of AdamW")
-        axes[0].set_ylabel("validation loss, nats")
 
 
 def draw(axes: Sequence[Any], seeds: list[Result], rows: list[list[Result]], ratios: dict[str, Any]) -> Curve:

@@ -2,14 +2,13 @@
 
 import argparse
 import statistics
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from ..core.figure import band, panels
 from ..core.progress import run_all
-from ..core.store import Result, Store
-from ..core.study import Sections, Study
+from ..core.store import Result, Store, setting
+from ..core.study import Sections, Study, named, protocol
 from ..core.table import in_order, machine, markdown, plus_minus
 from ..images.networks import ACTIVATIONS
 from ..images.run import BACKENDS, Grid, add_arguments, expand
@@ -60,13 +59,18 @@ def grid_study(help: str, grids: Sequence[Grid] | Presets, report: Report) -> St
     return Study(help, run, lambda store, name, folder: report(store.read(), name, folder), arguments)
 
 
+def subject(results: Sequence[Result]) -> str:
+    """Data and layer sizes of some runs, or how many networks they are of."""
+    settings = results[0]["settings"]
+    data = DATA_LABELS.get(settings["data"], settings["data"])
+    sizes = {str([r["features"], *r["settings"]["hidden"], r["classes"]]) for r in results}
+    kind = NETWORK_LABELS.get(settings.get("network"), "")
+    return f"{data}, {kind}{sizes.pop() if len(sizes) == 1 else f'{len(sizes)} networks'}"
+
+
 def network(result: Result) -> str:
     """Data, layer sizes and batch size of a run."""
-    settings = result["settings"]
-    data = DATA_LABELS.get(settings["data"], settings["data"])
-    sizes = [result["features"], *settings["hidden"], result["classes"]]
-    kind = NETWORK_LABELS.get(settings.get("network"), "")
-    return f"{data}, {kind}{sizes}, batch {settings['batch_size']}"
+    return f"{subject([result])}, batch {result['settings']['batch_size']}"
 
 
 def accuracy(result: Result) -> str:
@@ -74,80 +78,70 @@ def accuracy(result: Result) -> str:
     return plus_minus(result["test_accuracy"][-1])
 
 
-#: Settings that distinguish rows and columns within one table; all others distinguish tables.
-_WITHIN_TABLE = ("method", "activation", "backend", "seeds", "epochs")
+_PROTOCOL = protocol("method", "activation", "backend", "seeds", "epochs")
 
 
 def report(results: list[Result], name: str, folder: Path) -> Sections:
     """A table and a figure of every protocol: data, network, batch size, rate and device."""
-    sections, groups = Sections(), defaultdict[str, list[Result]](list)
-    for result in results:
-        key = {name: value for name, value in result["settings"].items() if name not in _WITHIN_TABLE}
-        groups[str(sorted(key.items()))].append(result)
-    for number, group in enumerate(groups.values(), start=1):
-        own = name if len(groups) == 1 else f"{name}-{number}"
+    sections: Sections = {}
+    for own, group in named(name, results, _PROTOCOL).items():
         settings = group[0]["settings"]
         title = f"{network(group[0])}, {settings['optimizer']} {settings['lr']:g}, {settings['device']}"
         _figure(group, title, folder / f"{own}.png")
-        sections[own] = f"**{title}**\n\n{_table(group)}\n\n{_caption(group)}"
+        found = {(*setting("backend", "epochs")(r), len(r["settings"]["seeds"])) for r in group}
+        runs = "; ".join("{}: epochs {}, seeds {}".format(*each) for each in sorted(found))
+        sections[own] = (
+            f"**{title}**\n\n{_table(group)}\n\nTest accuracy after the last epoch, mean ± standard error over seeds "
+            f"({runs}; accuracies are the first one's). Time is per step and seed, training only, "
+            f"{machine(group[0]['environment'], settings['device'])}"
+        )
     return sections
 
 
 def _table(group: list[Result]) -> str:
     """Test accuracy after the last epoch (mean ± standard error), and the cost of each path."""
-    found = {
-        (r["settings"]["method"], r["settings"]["activation"], r["settings"]["backend"]): r
-        for r in sorted(group, key=lambda r: r["settings"]["epochs"])
-    }
-    methods = in_order(METHODS, (key[0] for key in found))
-    activations = in_order(ACTIVATIONS, (key[1] for key in found))
-    backends = in_order(BACKENDS, (key[2] for key in found))
-    rows = []
-    for method in methods:
-        cells = []
-        for activation in activations:
-            runs = [found[key] for backend in backends if (key := (method, activation, backend)) in found]
-            cells.append(accuracy(runs[0]) if runs else "")
-        for backend in backends:
-            runs = [found[key] for activation in activations if (key := (method, activation, backend)) in found]
-            # Of one step of one seed, from the median epoch.
-            steps = [r["steps_per_epoch"] * len(r["settings"]["seeds"]) for r in runs]
-            cells.append(f"{1e3 * statistics.median_high(runs[0]['seconds']) / steps[0]:.2f}" if runs else "")
+    activations = in_order(ACTIVATIONS, map(setting("activation"), group))
+    backends = in_order(BACKENDS, map(setting("backend"), group))
+
+    def first(r: Result) -> tuple[int, ...]:
+        s = r["settings"]
+        return activations.index(s["activation"]), backends.index(s["backend"]), -s["epochs"], -len(s["seeds"])
+
+    rows, runs = [], sorted(group, key=first)
+    for method in in_order(METHODS, map(setting("method"), group)):
+        own = [run for run in runs if run["settings"]["method"] == method]
+        cells = [_first(own, "activation", activation, accuracy) for activation in activations]
+        cells += [_first(own, "backend", backend, _milliseconds) for backend in backends]
         rows.append([METHODS[method].label, *cells])
     header = ["method", *(f"{activation}, %" for activation in activations)]
     return markdown([*header, *(f"{backend}, ms/step" for backend in backends)], rows)
 
 
-def _caption(group: list[Result]) -> str:
-    """Say under a table what its numbers are."""
-    found = {(r["settings"]["backend"], r["settings"]["epochs"], len(r["settings"]["seeds"])) for r in group}
-    runs = "; ".join("{}: epochs {}, seeds {}".format(*each) for each in sorted(found))
-    return (
-        f"Test accuracy after the last epoch, mean ± standard error over seeds ({runs}; accuracies are the first "
-        "one's). Time is per step and seed, training only, "
-        f"{machine(group[0]['environment'], group[0]['settings']['device'])}"
-    )
+def _first(runs: list[Result], name: str, value: str, cell: Callable[[Result], str]) -> str:
+    return next((cell(run) for run in runs if run["settings"][name] == value), "")
+
+
+def _milliseconds(result: Result) -> str:
+    """Of one step of one seed, from the median epoch."""
+    steps = result["steps_per_epoch"] * len(result["settings"]["seeds"])
+    return f"{1e3 * statistics.median_high(result['seconds']) / steps:.2f}"
 
 
 def _figure(group: list[Result], title: str, path: Path) -> None:
     """Draw test accuracy against epoch, one panel per activation, a band of one standard error."""
-    backend = "ensemble" if any(r["settings"]["backend"] == "ensemble" for r in group) else None
-    runs = [r for r in group if backend in (None, r["settings"]["backend"])]
-    activations = in_order(ACTIVATIONS, (r["settings"]["activation"] for r in runs))
-    with panels(activations, title, path) as axes:
+    backends = {r["settings"]["backend"] for r in group}
+    runs = [r for r in group if "ensemble" not in backends or r["settings"]["backend"] == "ensemble"]
+    activations = in_order(ACTIVATIONS, map(setting("activation"), runs))
+    with panels(activations, title, path, xlabel="epoch", ylabel="test accuracy, %") as axes:
         for axis, activation in zip(axes, activations, strict=True):
-            for name, method in METHODS.items():
-                for run in runs:
-                    if (run["settings"]["method"], run["settings"]["activation"]) != (name, activation):
-                        continue
-                    epochs = range(1, len(run["test_accuracy"]) + 1)
-                    # Gradient-only is dashed, coordinates dotted as well: colour alone does not carry to everyone.
-                    style = "--" if method.correction else "-." if method.by_inputs is not None or method.gauge else "-"
-                    look = {"color": method.color, "label": method.label, "linewidth": 1.6}
-                    band(axis, epochs, run["test_accuracy"], style, **look)
-            axis.set_xlabel("epoch")
+            own = [run for run in runs if run["settings"]["activation"] == activation]
+            for run in sorted(own, key=lambda run: list(METHODS).index(run["settings"]["method"])):
+                method = METHODS[run["settings"]["method"]]
+                # Gradient-only is dashed, coordinates dotted as well: colour alone does not carry to everyone.
+                style = "--" if method.correction else "-." if method.by_inputs is not None or method.gauge else "-"
+                epochs = range(1, len(run["test_accuracy"]) + 1)
+                band(axis, epochs, run["test_accuracy"], style, color=method.color, label=method.label, linewidth=1.6)
             axis.xaxis.get_major_locator().set_params(integer=True)
-        axes[0].set_ylabel("test accuracy, %")
 
 
 #: The papers' protocol: plain [0, 1] pixels, PyTorch's initialisation, Adam at 10⁻³ for everybody.

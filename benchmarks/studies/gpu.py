@@ -11,10 +11,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from examples.gpt import DEFAULT
 
@@ -35,8 +34,7 @@ TESTS = [
 Command = Callable[[list[str]], int]
 
 
-@dataclass(frozen=True)
-class Piece:
+class Piece(NamedTuple):
     """One command: arguments of `python -m benchmarks`, or of pytest."""
 
     name: str
@@ -72,13 +70,9 @@ def pieces(options: argparse.Namespace) -> list[Piece]:
     ]
 
 
-class MinutesOverError(Exception):
-    """The time is up."""
-
-
 @contextlib.contextmanager
 def deadline(seconds: float) -> Iterator[None]:
-    """Let Ctrl-C be pressed once the time is up, and raise an error that says so."""
+    """Let Ctrl-C be pressed once the time is up, and go on behind the block."""
     over = False
 
     def ring(*_: Any) -> None:
@@ -97,36 +91,31 @@ def deadline(seconds: float) -> Iterator[None]:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
-    if over:
-        raise MinutesOverError
 
 
 def _run(options: argparse.Namespace, store: Store) -> None:
     """Run what is not there yet until the minutes are over; print what is left."""
     end, every = time.monotonic() + 60 * options.minutes, pieces(options)
-    keys = {piece: f"{piece.name}, {options.device}" for piece in every}
-    left, failed = [piece for piece in every if not store.has(keys[piece])], dict[Piece, str]()
-    for piece in list(left):
-        console.rule(f"{piece.name}: {(end - time.monotonic()) / 60:.1f} minutes left")
-        start = time.monotonic()
-        try:
-            with deadline(end - start):
+    left, failed = [piece for piece in every if not store.has(f"{piece.name}, {options.device}")], dict[str, str]()
+    with deadline(60 * options.minutes):
+        for piece in list(left):
+            start = time.monotonic()
+            console.rule(f"{piece.name}: {(end - start) / 60:.1f} minutes left")
+            try:
                 found = _tests(piece) if piece.tests else _study(piece, options.out, options.command)
-        except MinutesOverError:
-            break
-        except Exception as error:  # an unlucky piece must not cost the others their minutes
-            failed[piece] = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
-            continue
-        about = {"piece": piece.name, "device": options.device, "seconds": time.monotonic() - start}
-        store.add(keys[piece], {**found, **about, "environment": environment()})
-        left.remove(piece)
+            except Exception as error:  # an unlucky piece must not cost the others their minutes
+                failed[piece.name] = f" (failed: {type(error).__name__}: {str(error).partition(chr(10))[0]})"
+                continue
+            about = {"piece": piece.name, "device": options.device, "seconds": time.monotonic() - start}
+            store.add(f"{piece.name}, {options.device}", {**found, **about, "environment": environment()})
+            left.remove(piece)
     print(f"{len(every) - len(left)} of {len(every)} pieces are done, in {options.out}")
     for piece in left:
-        print(f"left: {piece.name}{f' (failed: {failed[piece]})' if piece in failed else ''}")
+        print(f"left: {piece.name}{failed.get(piece.name, '')}")
     if left:
         print("the same command goes on with them.")
     if failed:
-        raise ValueError(f"failed: {', '.join(piece.name for piece in failed)}; the reasons stand above.")
+        raise ValueError(f"failed: {', '.join(failed)}; the reasons stand above.")
 
 
 def _study(piece: Piece, out: Path, command: Command) -> dict[str, Any]:

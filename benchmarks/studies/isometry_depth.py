@@ -1,6 +1,7 @@
 """Isometry gap against depth in random networks: activations, ways to centre and normalise, and the theory."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -148,6 +149,11 @@ FIGURES: dict[str, tuple[str, str, tuple[str, ...], tuple[str, ...]]] = {
     ),
     "error": ("against infinite width", "error", ("ReLU", "tanh", "SELU"), WITH_LIMIT),
 }  # fmt: skip
+#: What titles and axes call what is drawn.
+QUANTITIES = {
+    "measured": ("Isometry gap", "isometry gap"),
+    "error": ("Distance of the Gram matrix", "relative distance"),
+}
 #: Line, colour and label of every way to end a layer.
 STYLES: dict[str, tuple[str, str, str]] = {
     "layernorm": ("-", "tab:blue", "centred and normalised"),
@@ -163,22 +169,23 @@ def section(result: Result, name: str, folder: Path) -> str:
     """Draw the figures into `folder`; return table and caption as Markdown."""
     found = result["activations"]
     where = f"width {result['width']}, {result['samples']} samples"
-    with panels(BOUNDED, f"Isometry gap by depth, and its bound ({where})", folder / "isometry-depth.png") as axes:
+    by_depth = partial(panels, xlabel="layers", yscale="log")
+    title = f"Isometry gap by depth, and its bound ({where})"
+    with by_depth(BOUNDED, title, folder / "isometry-depth.png", ylabel="isometry gap") as axes:
         for axis, name in zip(axes, BOUNDED, strict=True):
             _line(axis, found[name]["measured"]["layernorm"], "layernorm", "measured")
             axis.plot(found[name]["mean_field"], ":", color="black", label="infinite width")
             axis.plot(found[name]["bound"], "--", color="tab:purple", label="bound by β")
-        _by_depth(axes)
         axes[0].set_ylim(1e-4, 1)
     for file, (what, quantity, names, variants) in FIGURES.items():
-        measured = "Isometry gap" if quantity == "measured" else "Distance of the Gram matrix"
-        with panels(names, f"{measured} by depth, {what} ({where})", folder / f"isometry-{file}.png") as axes:
+        measured, label = QUANTITIES[quantity]
+        title = f"{measured} by depth, {what} ({where})"
+        with by_depth(names, title, folder / f"isometry-{file}.png", ylabel=label) as axes:
             for axis, name in zip(axes, names, strict=True):
                 for variant in variants:
                     _line(axis, found[name][quantity][variant], variant, STYLES[variant][2])
-            _by_depth(axes, "isometry gap" if quantity == "measured" else "relative distance")
             if quantity == "error":
-                axes[0].set_ylim(bottom=0.02)  # above the rounding that depth 0 has
+                axes[0].set(yscale="log", ylim=(0.02, None))  # above the rounding that depth 0 has
     deep, rows = result["depth"], []
     for name, each in found.items():
         strength = each["strength"]
@@ -215,12 +222,6 @@ def _line(axis: Any, quartiles: list[list[float] | None], variant: str, label: s
     shade(axis, depths, low, high, color, "band: quartiles")
     if len(depths) < len(quartiles):
         axis.plot(depths[-1], middle[-1], "x", color=color, markersize=8)
-
-
-def _by_depth(axes: Sequence[Any], label: str = "isometry gap") -> None:
-    for axis in axes:
-        axis.set(xlabel="layers", yscale="log")
-    axes[0].set_ylabel(label)
 
 
 STUDIES = {"isometry-depth": measurement("isometry of random networks by depth", "depth", compare, section)}

@@ -114,18 +114,25 @@ def train(
     return {"settings": settings, **about, **found}
 
 
+#: When isometry is measured.
+STAGES = ("start", "trained")
 #: Activation → the results of every seed, by isometry strength.
 Seeds = dict[str, list[Result]]
 
 
-def report(store: Store, name: str, folder: Path) -> Sections:
-    """For every depth the figures of isometry by layer and of convergence, table and caption."""
+def by_depth(results: Sequence[Result]) -> dict[int, Seeds]:
+    """Sort results by how many layers there are."""
     depths: dict[int, Seeds] = {}
-    for result in sorted(store.read(), key=lambda r: r["strength"]):
+    for result in sorted(results, key=lambda r: r["strength"]):
         settings = result["settings"]
         depths.setdefault(settings["layers"], {}).setdefault(settings["activation"], []).append(result)
+    return dict(sorted(depths.items()))
+
+
+def report(store: Store, name: str, folder: Path) -> Sections:
+    """For every depth the figures of isometry by layer and of convergence, table and caption."""
     sections = Sections()
-    for number, (layers, found) in enumerate(sorted(depths.items())):
+    for number, (layers, found) in enumerate(by_depth(store.read()).items()):
         first, end = next(iter(found.values()))[0], f"-{layers}" if number else ""
         data = DATA_LABELS.get(first["settings"]["data"], first["settings"]["data"])
         _layers_figure(found.get("tanh", [first])[0], data, folder / f"isometry-layers{end}.png")
@@ -141,7 +148,7 @@ def _layers_figure(result: Result, data: str, path: Path) -> None:
     title = f"Isometry of {result['samples']} samples, layer by layer: {data}, {settings['activation']}"
     looks = {"norm": ("o", "tab:blue", "normalisation"), "fc": ("s", "0.4", "linear")}
     looks["act"] = ("^", "tab:orange", "activation")
-    with panels(list(stages.values()), title, path, columns=1, height=2.8) as axes:
+    with panels(list(stages.values()), title, path, columns=1, height=2.8, ylabel="isometry") as axes:
         for axis, stage in zip(axes, stages, strict=True):
             found = result["isometry"][stage]
             values = [layer["isometry"] for layer in found]
@@ -154,7 +161,6 @@ def _layers_figure(result: Result, data: str, path: Path) -> None:
             axis.set_xticks(range(len(found)), [layer["path"] for layer in found], rotation=90, fontsize=7)
             axis.set_xlim(-1, len(found) - 0.5)
         axes[0].set_ylim(bottom=0)
-        axes[0].set_ylabel("isometry")
 
 
 def _convergence_figure(found: Seeds, data: str, path: Path) -> None:
@@ -200,21 +206,17 @@ def least_gains(seeds: list[Result], stage: str) -> list[float]:
 def _table(found: Seeds) -> str:
     rows, ends = [], _ends(next(iter(found.values()))[0])
     for activation, seeds in found.items():
-        isometries = {s: [[e["isometry"] for e in r["isometry"][s]] for r in seeds] for s in ("start", "trained")}
-        cells = [
-            ", ".join(f"{statistics.fmean(seed[at] for seed in stage):.3f}" for at in (0, -1))
-            for stage in isometries.values()
-        ]
-        cells.append(", ".join(f"{min(least_gains(seeds, stage)):+.1g}" for stage in isometries))
-        cells += [_shown(_losses(seeds, step), 3) for step in ends.values()]
-        rows.append([activation, f"{seeds[0]['strength']:.4f}", *cells, _shown([r["test_accuracy"] for r in seeds], 1)])
+        cells = []
+        for stage in STAGES:
+            means = (statistics.fmean(r["isometry"][stage][at]["isometry"] for r in seeds) for at in (0, -1))
+            cells.append(", ".join(f"{mean:.3f}" for mean in means))
+        cells.append(", ".join(f"{min(least_gains(seeds, stage)):+.1g}" for stage in STAGES))
+        cells += [plus_minus(_losses(seeds, step), 3) for step in ends.values()]
+        cells.append(plus_minus([r["test_accuracy"] for r in seeds], 1))
+        rows.append([activation, f"{seeds[0]['strength']:.4f}", *cells])
     header = ["activation", "β", "isometry after the first and the last norm", "trained"]
     header += ["least gain by a norm, trained", *(f"loss, end of {end}" for end in ends), "test accuracy, %"]
     return markdown(header, rows)
-
-
-def _shown(values: list[float], digits: int) -> str:
-    return plus_minus(values, digits) if len(values) > 1 else f"{values[0]:.{digits}f}"
 
 
 def correlations(found: Seeds) -> dict[str, Any]:
@@ -302,11 +304,9 @@ def _widths_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--download", action="store_true", help="let torchvision fetch CIFAR-10 into ./data")
 
 
+_HELP = "isometry of trained networks, layer by layer, and convergence: Figs. 2, 7, B.6"
+_WIDTHS_HELP = "isometry by layer for several widths, Fig. B.4"
 STUDIES = {
-    "isometry-training": Study(
-        "isometry of trained networks, layer by layer, and convergence: Figs. 2, 7, B.6", _run, report, _arguments
-    ),
-    "isometry-widths": Study(
-        "isometry by layer for several widths, Fig. B.4", _widths, _report_widths, _widths_arguments
-    ),
+    "isometry-training": Study(_HELP, _run, report, _arguments),
+    "isometry-widths": Study(_WIDTHS_HELP, _widths, _report_widths, _widths_arguments),
 }

@@ -2,11 +2,11 @@
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
-from ..core.claims import Finding, Judge, Sample, Stores, best, every, image, runs, shown
+from ..core.claims import Finding, Judge, Sample, Stores, best, every, image, later, runs, tested
 from ..core.store import Result
-from ..methods import METHODS, PAPERS_OWN
+from ..methods import METHODS
 from . import isometry_training, mechanism
 from .char_lm import best_rows
 from .sweep import cells
@@ -15,37 +15,28 @@ from .table1 import PAPER, SIZES, line, over_sizes, series
 TABLE1 = "table1"
 
 
+def rivals(names: Iterable[str], of: Callable[[str], Sample], own: str = "") -> dict[str, Sample]:
+    """What several methods reached, by label; one's own is left out."""
+    return {METHODS[name].label: of(name) for name in names if name != own}
+
+
 # Table 1 and the figures along widths.
-def row(method: str, activation: str, file: str = TABLE1) -> Sample:
+@later
+def row(stores: Stores, method: str, activation: str, file: str = TABLE1) -> list[float]:
     """Every seed's mean over the paper's batch sizes."""
-
-    def sample(stores: Stores) -> list[float]:
-        by_size = series(stores[file].read()).get((method, activation), {})
-        if set(by_size) != set(SIZES):
-            raise LookupError(f"{file} has not every batch size of {method}, {activation}.")
-        return over_sizes(by_size)
-
-    return sample
+    by_size = series(stores[file].read()).get((method, activation), {})
+    if set(by_size) != set(SIZES):
+        raise LookupError(f"{file} has not every batch size of {method}, {activation}.")
+    return over_sizes(by_size)
 
 
-def others(names: list[str], activation: str, own: str = "", file: str = TABLE1) -> Mapping[str, Sample]:
-    """The rows of several methods, by label."""
-    return {METHODS[name].label: row(name, activation, file) for name in names if name != own}
-
-
-def slope(method: str, activation: str, sign: int, file: str = TABLE1) -> Judge:
+@later
+def slope(stores: Stores, method: str, activation: str, sign: int, file: str = TABLE1) -> Finding:
     """The line of accuracy over batch size falls (sign −1) or rises."""
-
-    def judge(stores: Stores) -> Finding:
-        row(method, activation, file)(stores)
-        fitted = line(series(stores[file].read())[method, activation])
-        holds = fitted.slope * sign > 0 if fitted.pvalue < 0.05 else None
-        figure = f"{METHODS[method].label} {100 * fitted.slope:+.2f} ± {100 * fitted.stderr:.2f} points per 100"
-        return Finding(
-            holds, figure, str(len(SIZES) * len(row(method, activation, file)(stores))), f"{fitted.pvalue:.2g}"
-        )
-
-    return judge
+    seeds = row(method, activation, file)(stores)
+    fitted = line(series(stores[file].read())[method, activation])
+    figure = f"{METHODS[method].label} {100 * fitted.slope:+.2f} ± {100 * fitted.stderr:.2f} points per 100"
+    return tested(fitted.slope * sign > 0, fitted.pvalue, figure, len(SIZES) * len(seeds))
 
 
 def slopes(methods: list[str], activation: str, sign: int, file: str = TABLE1) -> Judge:
@@ -58,65 +49,43 @@ def at_20(method: str, activation: str) -> Sample:
     return image("cifar10", method=method, activation=activation)
 
 
-def best_at_20(activation: str) -> Judge:
-    """Affine-like is ahead of the best of the others there."""
-    rivals = {METHODS[name].label: at_20(name, activation) for name in PAPERS_OWN if name != "affine-like"}
-    return best(at_20("affine-like", activation), rivals)
-
-
+@later
 def along(
-    file: str, own: str, rivals: Sequence[str], keep: Callable[[str, float], bool] = lambda panel, place: True
-) -> Judge:
+    stores: Stores, file: str, own: str, others: Sequence[str],
+    keep: Callable[[str, float], bool] = lambda panel, place: True,
+) -> Finding:  # fmt: skip
     """Own is better than the best of the others at every place of a sweep that counts."""
-
-    def judge(stores: Stores) -> Finding:
-        found, judges = cells(runs(stores, file), "width"), []
-        for panel, methods in found.items():
-            for place in methods.get(own, ()):
-                if keep(panel, place):
-                    where = {name: _fixed(methods[name][place]) for name in rivals}
-                    judges.append(best(_fixed(methods[own][place]), where))
-        results = [one(stores) for one in judges]
-        against = sum(one.holds is False for one in results)
-        won = sum(bool(one.holds) for one in results)
-        holds = True if won == len(results) else False if against else None
-        return Finding(holds, f"ahead at {won} of {len(results)} widths and depths, behind at {against}")
-
-    return judge
+    found = [
+        best(_last(methods[own][place]), {name: _last(methods[name][place]) for name in others})(stores).holds
+        for panel, methods in cells(runs(stores, file), "width").items()
+        for place in methods.get(own, ())
+        if keep(panel, place)
+    ]
+    won, lost = found.count(True), found.count(False)
+    figure = f"ahead at {won} of {len(found)} widths and depths, behind at {lost}"
+    return Finding(True if won == len(found) else False if lost else None, figure)
 
 
-def _fixed(results: list[Result]) -> Sample:
+def _last(results: list[Result]) -> Sample:
     return lambda stores: results[0]["test_accuracy"][-1]
 
 
-def overtakes(file: str) -> Judge:
+@later
+def overtakes(stores: Stores, file: str) -> Finding:
     """Affine-like passes LayerNorm, which learns faster, at about the twentieth epoch."""
-
-    def judge(stores: Stores) -> Finding:
-        wanted = {"activation": "tanh", "batch_size": 32}
-        curves = [
-            [statistics.fmean(epoch) for epoch in runs(stores, file, method=name, **wanted)[0]["test_accuracy"]]
-            for name in ("layernorm", "affine-like")
-        ]
-        behind = [epoch for epoch, (norm, own) in enumerate(zip(*curves, strict=True), start=1) if norm > own]
-        last = max(behind, default=0)
-        n = str(len(runs(stores, file, method="layernorm", **wanted)[0]["test_accuracy"][0]))
-        return Finding(10 <= last <= 30, f"behind until epoch {last} of {len(curves[0])}", n)
-
-    return judge
+    norm, own = (
+        runs(stores, file, method=name, activation="tanh", batch_size=32)[0]["test_accuracy"]
+        for name in ("layernorm", "affine-like")
+    )
+    means = enumerate(zip(map(statistics.fmean, norm), map(statistics.fmean, own), strict=True), start=1)
+    last = max((epoch for epoch, (other, ours) in means if other > ours), default=0)
+    return Finding(10 <= last <= 30, f"behind until epoch {last} of {len(norm)}", str(len(norm[0])))
 
 
 # What a step does.
 def _gains(stores: Stores, *names: str) -> dict[str, list[tuple[float, float]]]:
-    subjects = runs_alone(stores, "divergence")["subjects"]
+    subjects = stores["divergence"].read()[-1]["subjects"]
     return {n: [(layer["gain"][0], layer["gain"][2]) for layer in subjects[n]["start"]["layers"]] for n in names}
-
-
-def runs_alone(stores: Stores, file: str) -> Result:
-    """The result of a study that is one measurement."""
-    if file not in stores:
-        raise LookupError(f"{file} has not been measured.")
-    return stores[file].read()[-1]
 
 
 def plain_gain(stores: Stores) -> Finding:
@@ -136,11 +105,9 @@ def own_gain(stores: Stores) -> Finding:
 
 def cheap(stores: Stores) -> Finding:
     """A corrected layer takes at least twice the time."""
-    (suite,) = (r for r in stores["speed"].read() if r["key"] == "layers")
-    times = [
-        row["time_ratio"]["median"] for row in suite["rows"] if row["what"] == "Linear (512, 1024, 1024), Proportional"
-    ]
-    return Finding(times[0] > 2, f"{times[0]:.2f} times the plain layer's step, Linear of 1024 at 512 rows")
+    rows = {row["what"]: row for suite in stores["speed"].read() if suite["key"] == "layers" for row in suite["rows"]}
+    times = rows["Linear (512, 1024, 1024), Proportional"]["time_ratio"]["median"]
+    return Finding(times > 2, f"{times:.2f} times the plain layer's step, Linear of 1024 at 512 rows")
 
 
 def misprint(stores: Stores) -> Finding:
@@ -151,44 +118,32 @@ def misprint(stores: Stores) -> Finding:
 
 def intractable(stores: Stores) -> Finding:
     """The least squares solution points where it should."""
-    alignment = runs_alone(stores, "attention")["alignment"]
-    cosines = [
-        row["cosine"] for case in alignment if case["sequences"] == 1
-        for row in case["rows"] if row["method"] == "ideal, joint (damping 0.001)"
-    ]  # fmt: skip
-    return Finding(False, f"solved as least squares: cosine {shown(sorted(cosines), 2)} of one sequence", "20 draws")
+    cases = [case for case in stores["attention"].read()[-1]["alignment"] if case["sequences"] == 1]
+    rows = [row for case in cases for row in case["rows"] if row["method"] == "ideal, joint (damping 0.001)"]
+    cosines = ", ".join(f"{cosine:.2f}" for cosine in sorted(row["cosine"] for row in rows))
+    return Finding(False, f"solved as least squares: cosine {cosines} of one sequence", "20 draws")
 
 
-def thesis(file: str) -> Judge:
+@later
+def thesis(stores: Stores, file: str) -> Finding:
     """Cosine and accuracy of tuned runs have a positive rank correlation."""
-
-    def judge(stores: Stores) -> Finding:
-        members = mechanism.groups(stores[file].read())["all"]
-        rank = mechanism.rank(members, "cosine")
-        holds = rank.statistic > 0 if rank.pvalue < 0.05 else None
-        return Finding(
-            holds,
-            f"rank correlation of cosine and accuracy {rank.statistic:+.2f}",
-            str(len(members)),
-            f"{rank.pvalue:.2g}",
-        )
-
-    return judge
+    members = mechanism.groups(stores[file].read())["all"]
+    rank = mechanism.rank(members, "cosine")
+    figure = f"rank correlation of cosine and accuracy {rank.statistic:+.2f}"
+    return tested(rank.statistic > 0, rank.pvalue, figure, len(members))
 
 
 # Unit consistency.
-def spread(method: str, optimizer: str, *, at: float = 2.0) -> Judge:
-    """A method's accuracies over gauges lie within two points."""
-
-    def judge(stores: Stores) -> Finding:
-        (run,) = runs(stores, "uc-rescaled", method=method, optimizer=optimizer, rescaled=at)
-        (plain,) = runs(stores, "uc-rescaled", method="none", optimizer=optimizer, rescaled=at)
-        found, other = run["test_accuracy"][-1], plain["test_accuracy"][-1]
-        ends = f"{min(found):.2f} to {max(found):.2f}"
-        figure = f"{optimizer}: {ends} over gauges of σ = {at:g}, plain {min(other):.2f} to {max(other):.2f}"
-        return Finding(max(found) - min(found) < 2, figure, str(len(found)))
-
-    return judge
+@later
+def spread(stores: Stores, method: str, optimizer: str) -> Finding:
+    """A method's accuracies over gauges of σ = 2 lie within two points."""
+    found, other = (
+        runs(stores, "uc-rescaled", method=name, optimizer=optimizer, rescaled=2.0)[0]["test_accuracy"][-1]
+        for name in (method, "none")
+    )
+    ends = f"{min(found):.2f} to {max(found):.2f}"
+    figure = f"{optimizer}: {ends} over gauges of σ = 2, plain {min(other):.2f} to {max(other):.2f}"
+    return Finding(max(found) - min(found) < 2, figure, str(len(found)))
 
 
 def swept(method: str, optimizer: str) -> Sample:
@@ -196,44 +151,37 @@ def swept(method: str, optimizer: str) -> Sample:
     return image("uc-sweep", method=method, optimizer=optimizer)
 
 
-def worst(file: str, along: str) -> Judge:
+@later
+def worst(stores: Stores, file: str, along: str) -> Finding:
     """Unit-consistent SGD loses less from the easiest place to the hardest than plain SGD does."""
-
-    def judge(stores: Stores) -> Finding:
-        found = {}
-        for method in ("uc-network", "none"):
-            by_place = cells(runs(stores, file, method=method, optimizer="sgd"), along)
-            means = [statistics.fmean(max((r["test_accuracy"][-1] for r in at), key=statistics.fmean))
-                     for methods in by_place.values() for at in methods[method].values()]  # fmt: skip
-            found[method] = max(means) - min(means)
-        figure = f"falls by {found['uc-network']:.1f} points, plain SGD by {found['none']:.1f}"
-        return Finding(found["uc-network"] < found["none"] - 1, figure)
-
-    return judge
+    falls = []
+    for method in ("uc-network", "none"):
+        by_place = cells(runs(stores, file, method=method, optimizer="sgd"), along)
+        places = [at for methods in by_place.values() for at in methods[method].values()]
+        means = [max(statistics.fmean(r["test_accuracy"][-1]) for r in at) for at in places]
+        falls.append(max(means) - min(means))
+    own, plain = falls
+    return Finding(own < plain - 1, f"falls by {own:.1f} points, plain SGD by {plain:.1f}")
 
 
 # Isometry.
 def depth_quartiles(stores: Stores, activation: str, variant: str, quantity: str = "measured") -> list[float] | None:
     """Quartiles over draws behind the last layer."""
-    result = runs_alone(stores, "isometry-depth")
+    result = stores["isometry-depth"].read()[-1]
     return result["activations"][activation][quantity][variant][result["depth"]]
 
 
-def _gap(activation: str, own: str, other: str, relation: str, quantity: str = "measured") -> Judge:
+@later
+def _gap(stores: Stores, activation: str, own: str, other: str, relation: str, quantity: str = "measured") -> Finding:
     """Quartiles over draws overlap ("level"), or those of the one lie below those of the other ("below")."""
-
-    def judge(stores: Stores) -> Finding:
-        ours, theirs = (depth_quartiles(stores, activation, variant, quantity) for variant in (own, other))
-        n = f"{runs_alone(stores, 'isometry-depth')['seeds']} draws"
-        words = ["out of range" if each is None else f"{each[1]:.2g}" for each in (ours, theirs)]
-        figure = f"{activation} {words[0]} against {words[1]}"
-        if ours is None or theirs is None:
-            return Finding(relation == "below" and theirs is None and ours is not None, figure, n)
-        overlap = ours[0] <= theirs[2] and theirs[0] <= ours[2]
-        holds = overlap if relation == "level" else None if overlap else ours[1] < theirs[1]
-        return Finding(holds, figure, n)
-
-    return judge
+    ours, theirs = (depth_quartiles(stores, activation, variant, quantity) for variant in (own, other))
+    n = f"{stores['isometry-depth'].read()[-1]['seeds']} draws"
+    words = ["out of range" if each is None else f"{each[1]:.2g}" for each in (ours, theirs)]
+    figure = f"{activation} {words[0]} against {words[1]}"
+    if ours is None or theirs is None:
+        return Finding(relation == "below" and theirs is None and ours is not None, figure, n)
+    overlap = ours[0] <= theirs[2] and theirs[0] <= ours[2]
+    return Finding(overlap if relation == "level" else None if overlap else ours[1] < theirs[1], figure, n)
 
 
 def gaps(activations: str, own: str, other: str, relation: str, quantity: str = "measured") -> Judge:
@@ -243,87 +191,59 @@ def gaps(activations: str, own: str, other: str, relation: str, quantity: str = 
 
 def bounded(stores: Stores) -> Finding:
     """The gap at infinite width lies below its bound at every depth."""
-    found = runs_alone(stores, "isometry-depth")["activations"]
+    found = stores["isometry-depth"].read()[-1]["activations"]
     pairs = [pair for each in found.values() for pair in zip(each["mean_field"], each["bound"], strict=True)]
     return Finding(all(gap <= bound for gap, bound in pairs), f"{len(found)} activations, every depth")
 
 
-def by_activation(stores: Stores, file: str, layers: int) -> dict[str, list[Result]]:
-    """The seeds of every activation at a depth, by isometry strength."""
-    found: dict[str, list[Result]] = {}
-    for result in runs(stores, file, layers=layers):
-        found.setdefault(result["settings"]["activation"], []).append(result)
-    return dict(sorted(found.items(), key=lambda item: item[1][0]["strength"]))
-
-
 def least_gain(stores: Stores) -> Finding:
     """No norm of any network lowers isometry."""
-    found = by_activation(stores, "isometry-training", 10)
-    stages = {
-        s: min(min(isometry_training.least_gains(seeds, s)) for seeds in found.values()) for s in ("start", "trained")
-    }
-    figure = f"least change {stages['start']:+.1g} at the start and {stages['trained']:+.1g} trained"
-    return Finding(min(stages.values()) >= 0, figure, str(sum(map(len, found.values()))))
+    found = isometry_training.by_depth(stores["isometry-training"].read())[10].values()
+    start, trained = (
+        min(min(isometry_training.least_gains(seeds, stage)) for seeds in found) for stage in ("start", "trained")
+    )
+    figure = f"least change {start:+.1g} at the start and {trained:+.1g} trained"
+    return Finding(min(start, trained) >= 0, figure, str(sum(map(len, found))))
 
 
-def faster(file: str, layers: int, *, wanted: bool) -> Judge:
+@later
+def faster(stores: Stores, file: str, layers: int, *, wanted: bool) -> Finding:
     """The training loss falls with β over activations; or does not, if that is what is claimed."""
-
-    def judge(stores: Stores) -> Finding:
-        found = by_activation(stores, file, layers)
-        rank = isometry_training.correlations(found)["the loss at the end of training"]
-        correlated = rank.statistic < 0 if rank.pvalue < 0.05 else None
-        figure = f"rank correlation of β with the training loss {rank.statistic:+.2f}, {layers} layers"
-        return Finding(
-            correlated if wanted or correlated is None else not correlated,
-            figure,
-            str(len(found)),
-            f"{rank.pvalue:.2g}",
-        )
-
-    return judge
+    found = isometry_training.by_depth(stores[file].read())[layers]
+    rank = isometry_training.correlations(found)["the loss at the end of training"]
+    figure = f"rank correlation of β with the training loss {rank.statistic:+.2f}, {layers} layers"
+    return tested((rank.statistic < 0) is wanted, rank.pvalue, figure, len(found))
 
 
 def widths(stores: Stores) -> Finding:
     """The gap behind the last norm is the same within a tenth."""
-    if "isometry-widths" not in stores:
-        raise LookupError("isometry-widths has not been measured.")
     last = sorted(-math.log(r["isometry"]["start"][-1]["isometry"]) for r in stores["isometry-widths"].read())
     return Finding(last[-1] < 1.1 * last[0], f"gap {last[0]:.2f} to {last[-1]:.2f} behind five layers", "4 networks")
 
 
 # Language models.
-def text(file: str, norm: str, method: str, of: str = "test_loss") -> Sample:
-    """Losses of every seed at the best rate and damping, of the longest runs."""
-
-    def sample(stores: Stores) -> list[float]:
-        return [
-            r["test_loss"] if of == "test_loss" else r[of][-1] for r in best_rows(stores[file].read())[norm, method]
-        ]
-
-    return sample
+@later
+def text(stores: Stores, file: str, norm: str, method: str) -> list[float]:
+    """Test losses of every seed at the best rate and damping, of the longest runs."""
+    return [r["test_loss"] for r in best_rows(stores[file].read())[norm, method]]
 
 
-def norm_free(file: str, norm: str, drawn: float | None, method: str, of: str = "test_loss") -> Sample:
+@later
+def norm_free(
+    stores: Stores, file: str, norm: str, drawn: float | None, method: str, of: str = "test_loss"
+) -> list[float]:
     """Losses of every seed, of the comparison without normalisers."""
-
-    def sample(stores: Stores) -> list[float]:
-        found = [
-            r for r in runs(stores, file, norm=norm, method=method) if r["settings"].get("embedding_deviation") == drawn
-        ]
-        return [r["test_loss"] if of == "test_loss" else r[of][-1] for r in found]
-
-    return sample
+    found = runs(stores, file, norm=norm, method=method)
+    own = [r for r in found if r["settings"].get("embedding_deviation") == drawn]
+    return [r["test_loss"] if of == "test_loss" else r[of][-1] for r in own]
 
 
 def one_rate(stores: Stores) -> Finding:
     """How far BatchIdeal ends below its best, at rates from 0.3 to 3, over all batch sizes."""
     found: dict[int, dict[float, float]] = {}
     for r in runs(stores, "rates", method="batch-ideal-default"):
-        found.setdefault(r["settings"]["batch_size"], {})[r["settings"]["lr"]] = statistics.fmean(
-            r["test_accuracy"][-1]
-        )
+        mean = statistics.fmean(r["test_accuracy"][-1])
+        found.setdefault(r["settings"]["batch_size"], {})[r["settings"]["lr"]] = mean
     worst = max(max(at.values()) - min(at[lr] for lr in (0.3, 1.0, 3.0)) for at in found.values())
-    return Finding(
-        worst < 2, f"at most {worst:.1f} points below its best from 0.3 to 3, batches of {shown(sorted(found), 0)}"
-    )
+    sizes = ", ".join(map(str, sorted(found)))
+    return Finding(worst < 2, f"at most {worst:.1f} points below its best from 0.3 to 3, batches of {sizes}")

@@ -5,7 +5,6 @@ import math
 import statistics
 from collections import defaultdict
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from torch import Tensor
 from adiv_optim.diagnostics import divergence
 
 from ..core.figure import panels
-from ..core.progress import measure
+from ..core.progress import Tick, run_all
 from ..core.store import Result, Store
 from ..core.study import Sections, Study
 from ..core.table import machine, markdown, mean_and_error, plus_minus
@@ -40,7 +39,7 @@ QUANTITIES = {
 ENOUGH = 4
 
 
-def follow(run: ImageRun, data: Dataset) -> Result:
+def follow(run: ImageRun, data: Dataset, tick: Tick = lambda: None) -> Result:
     """Train a run by plain loops; return divergence by point, means over layers, batches and seeds, and accuracies."""
     trainer, found = Loops(run, data), []
     generator = torch.Generator().manual_seed(1)
@@ -55,9 +54,10 @@ def follow(run: ImageRun, data: Dataset) -> Result:
                 found.append(_measured(trainer, [take(data, rows) for rows in held]))
             trainer.step(index)
             taken += 1
+            tick()
     columns = {name: [point[name] for point in found] for name in QUANTITIES}
-    about = {"computes": run.computes(), "features": data.features, "classes": data.classes}
-    return {"settings": run.settings(), **about, "steps": points, **columns, "accuracy": trainer.accuracy()}
+    about = {"features": data.features, "classes": data.classes}
+    return {**about, "steps": points, **columns, "accuracy": trainer.accuracy()}
 
 
 def _measured(trainer: Loops, batches: Sequence[tuple[Tensor, Tensor]]) -> dict[str, float | None]:
@@ -74,22 +74,20 @@ def _measured(trainer: Loops, batches: Sequence[tuple[Tensor, Tensor]]) -> dict[
     return {name: float(f"{statistics.fmean(each):.6g}") if each else None for name, each in finite.items()}
 
 
+#: Runs that are followed while they train.
+FOLLOWED = IMAGES._replace(
+    family=lambda run: run, train=lambda runs, data, tick, note: [follow(run, data, tick) for run in runs]
+)
+
+
 def _run(options: argparse.Namespace, store: Store) -> None:
     """Follow every run that the tuned file shows, at its settings."""
-    loaded: list[Dataset] = []
-
-    def made(run: ImageRun) -> Result:
-        if not loaded:
-            loaded.append(IMAGES.load(run, options.download))
-        return follow(run, loaded[0])
-
+    own = {"data": options.data, "backend": "loop", "seeds": tuple(range(options.seeds))}
     runs = []
     for result in Store(options.tuned).read():
         settings = {name: tuple(v) if isinstance(v, list) else v for name, v in result["settings"].items()}
-        runs.append(
-            ImageRun(**{**settings, "data": options.data, "backend": "loop", "seeds": tuple(range(options.seeds))})
-        )
-    measure(store, {run.key(): partial(made, run) for run in runs if not store.has(run.key(), run.computes())})
+        runs.append(ImageRun(**{**settings, **own}))
+    run_all(runs, FOLLOWED, store, download=options.download)
 
 
 def means(result: Result) -> dict[str, float]:
@@ -145,7 +143,7 @@ def report(store: Store, name: str, folder: Path) -> Sections:
 
 def _figure(results: Sequence[Result], title: str, path: Path) -> None:
     """Draw accuracy against every quantity, a mark per optimizer, filled for tanh."""
-    with panels([label for label, _ in QUANTITIES.values()], title, path) as axes:
+    with panels([label for label, _ in QUANTITIES.values()], title, path, ylabel="test accuracy, %") as axes:
         for axis, quantity in zip(axes, QUANTITIES, strict=True):
             for result in results:
                 own, settings, method = means(result), result["settings"], METHODS[result["settings"]["method"]]
@@ -156,7 +154,6 @@ def _figure(results: Sequence[Result], title: str, path: Path) -> None:
                     }
                     face = method.color if settings["activation"] == "tanh" else "none"
                     axis.scatter(own[quantity], own["accuracy"], **look, facecolors=face, label=method.label)
-        axes[0].set_ylabel("test accuracy, %")
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:

@@ -7,7 +7,6 @@ are those of other seeds.
 
 import argparse
 import math
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import product
@@ -23,8 +22,8 @@ from ..core.progress import run_all
 from ..core.run import DEVICE
 from ..core.store import Result, Store
 from ..core.study import Sections, Study
-from ..core.table import machine, markdown, mean_and_error, plus_minus
-from ..language import LANGUAGE, TextRun, dampings, final_validation_loss, lacks
+from ..core.table import grouped, machine, markdown, mean_and_error, plus_minus
+from ..language import LANGUAGE, TextRun, dampings, final_validation_loss, lacks, title, worth
 from ..methods import METHODS
 
 #: Deviation of the embeddings: GPT-2's, or one.
@@ -78,12 +77,11 @@ def search(rows: Sequence[Row], run: TextRun, ladder: Ladder, store: Store, down
         planned = [trial for found in trials.values() for trial in found]
         run_all(planned, LANGUAGE, store, part="search", download=download)
         scores = {result["key"]: result["score"] for result in store.read("search")}
-        best = {row: min(found, key=lambda t: _score(scores.get(t.key("search")))) for row, found in trials.items()}
-        further = {row: rate for row in rows if (rate := _beyond(ladder, tried[row], best[row].lr)) is not None}
-        if not further:
-            return [best[row] for row in rows]
-        for row, rate in further.items():
-            tried[row].append(rate)
+        best = {row: min(found, key=lambda t: worth(scores.get(t.key("search")))) for row, found in trials.items()}
+        further = {row: _around(ladder, best[row].lr) - set(rates) for row, rates in tried.items()}
+        if not any(further.values()):
+            return list(best.values())
+        tried = {row: [*rates, *further[row]] for row, rates in tried.items()}
 
 
 def _of(row: Row, run: TextRun, lr: float) -> TextRun:
@@ -92,18 +90,10 @@ def _of(row: Row, run: TextRun, lr: float) -> TextRun:
     return replace(run, method=row.method, lr=lr, damping=damping)
 
 
-def _score(loss: float | None) -> float:
-    return math.inf if loss is None else loss
-
-
-def _beyond(ladder: Ladder, tried: Sequence[float], best: float) -> float | None:
-    """The next rate on the ladder where the best is an edge of what was tried."""
+def _around(ladder: Ladder, best: float) -> set[float]:
+    """A rate and its neighbours on the ladder: the best is no edge once all of them have been tried."""
     place = ladder.rates.index(best)
-    if best == min(tried) and place > 0:
-        return ladder.rates[place - 1]
-    if best == max(tried) and place + 1 < len(ladder.rates):
-        return ladder.rates[place + 1]
-    return None
+    return set(ladder.rates[max(0, place - 1) : place + 2])
 
 
 def _run(options: argparse.Namespace, store: Store, groups: Sequence[Sequence[Row]], ladder: Ladder) -> None:
@@ -119,13 +109,9 @@ def _run(options: argparse.Namespace, store: Store, groups: Sequence[Sequence[Ro
 
 def report(store: Store, name: str, folder: Path) -> Sections:
     """One table, a row for each of normaliser, embeddings and optimizer."""
-    rows: dict[Row, list[Result]] = defaultdict(list)
-    for result in store.read():
-        rows[_row(result)].append(result)
-    tried: dict[Row, list[float]] = defaultdict(list)
-    for result in store.read("search"):
-        tried[_row(result)].append(result["settings"]["lr"])
-    cells = [_cells(row, rows, tried[row]) for row in sorted(rows, key=_order)]
+    rows, searched = grouped(store.read(), _row), grouped(store.read("search"), _row)
+    tried = {row: [r["settings"]["lr"] for r in found] for row, found in searched.items()}
+    cells = [_cells(row, rows, tried.get(row, [])) for row in sorted(rows, key=_order)]
     header = ["normaliser", "embeddings", "optimizer", "rate", "seeds", "validation loss", "test loss"]
     header += ["validation against LayerNorm (p)", "test against LayerNorm (p)"]
     header += ["RMS of the residual stream", "of the logits"]
@@ -164,18 +150,14 @@ def _cells(row: Row, rows: dict[Row, list[Result]], tried: Sequence[float]) -> l
     sizes = [[value or math.inf for value in result["rms"]] for result in results]
     residual = [mean_and_error(column)[0] for column in zip(*sizes, strict=True)]
     shown = f"{residual[0]:.2g} to {max(residual[:-1]):.2g}"
-    losses = [str(len(results)), _shown(validation), _shown(test)]
+    losses = [str(len(results)), plus_minus(validation, 3), plus_minus(test, 3)]
     return [*label, rates + edge, *losses, *against, shown, f"{residual[-1]:.2g}"]
 
 
 def _losses(results: Iterable[Result]) -> tuple[list[float], list[float]]:
     """Of validation and test, inf where a run diverged."""
-    found = [(_score(final_validation_loss(result)), _score(result["test_loss"])) for result in results]
+    found = [(worth(final_validation_loss(result)), worth(result["test_loss"])) for result in results]
     return [v for v, _ in found], [t for _, t in found]
-
-
-def _shown(losses: list[float]) -> str:
-    return plus_minus(losses, 3)
 
 
 def _against(losses: list[float], twins: list[float]) -> str:
@@ -184,24 +166,19 @@ def _against(losses: list[float], twins: list[float]) -> str:
 
 
 def _caption(results: list[Result], tried: Iterable[Sequence[float]]) -> str:
-    settings, size, environment = results[0]["settings"], results[0]["size"], results[0]["environment"]
+    settings, environment = results[0]["settings"], results[0]["environment"]
+    clip = settings.get("clip")
+    gradients = "gradients as they are" if clip is None else f"gradients cut to a norm of {clip:g}"
     trials = [len(rates) for rates in tried if rates] or [0]
     seeds = sorted({result["settings"]["seed"] for result in results})
     return (
-        f"Characters of {settings['data']}, GPT of {size['layers']} layers, width {size['width']}, {size['heads']} "
-        f"heads, context {size['context']}, batch {size['batch_size']}, {settings['steps']} steps, weight decay "
-        f"{settings['weight_decay']:g}, {_clipped(settings)}. Cross entropy in nats per character, mean ± standard "
-        f"error over seeds {seeds[0]} to {seeds[-1]}. Rates are the best of {min(trials)} to {max(trials)} by the "
-        "validation loss of seed 0, which is not among them; * is an edge of what was tried. "
-        "Differences are to LayerNorm behind the same optimizer "
-        "without coordinates, at the best way to treat the embeddings; p is Welch's. The residual stream's "
-        f"RMS is that at the first block and its largest. {machine(environment, settings['device'])}"
+        f"{title(results[0])}, {settings['steps']} steps, weight decay {settings['weight_decay']:g}, {gradients}. "
+        f"Cross entropy in nats per character, mean ± standard error over seeds {seeds[0]} to {seeds[-1]}. Rates are "
+        f"the best of {min(trials)} to {max(trials)} by the validation loss of seed 0, which is not among them; * is "
+        "an edge of what was tried. Differences are to LayerNorm behind the same optimizer without coordinates, at the "
+        "best way to treat the embeddings; p is Welch's. The residual stream's RMS is that at the first block and its "
+        f"largest. {machine(environment, settings['device'])}"
     )
-
-
-def _clipped(settings: Result) -> str:
-    clip = settings.get("clip")
-    return "gradients as they are" if clip is None else f"gradients cut to a norm of {clip:g}"
 
 
 def _study(

@@ -1,15 +1,18 @@
 """What is made from several files of results: who wins on three networks, and how long everything trained."""
 
 import statistics
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from ..core.claims import Sample, image
 from ..core.figure import WIDTH, panels, plt, saved
-from ..core.store import Result, Store
+from ..core.store import Store
 from ..core.study import Digest
 from ..core.table import machine, markdown, mean_and_error, plus_minus
 from ..methods import METHODS
+from . import judges
 from .char_lm import best_rows, draw, zoom
 from .comparison import DATA_LABELS
 
@@ -19,7 +22,7 @@ class Row(NamedTuple):
 
     label: str
     image: str | None  # a method of the studies on images
-    language: tuple[str, str] | None = None  # norm; method behind an optimizer
+    language: tuple[str, str] = ("", "")  # norm; method behind an optimizer
     color: str | None = None  # the image method's, if there is one
 
 
@@ -48,37 +51,28 @@ class Column(NamedTuple):
     found: dict[str, list[float]]  # label of a row → its seeds' accuracies or losses
 
 
-def _images(results: list[Result], **wanted: object) -> dict[str, list[float]]:
-    """The last accuracies of every row; where a method has several runs, those of the best."""
-    found: dict[str, list[float]] = {}
-    for row in ROWS:
-        runs = [r for r in results if r["settings"] | wanted | {"method": row.image} == r["settings"]]
-        if runs:
-            found[row.label] = max((run["test_accuracy"][-1] for run in runs), key=statistics.fmean)
-    return found
-
-
-def _language(results: list[Result], optimizer: str) -> dict[str, list[float]]:
-    best = best_rows(results)
-    found = {}
-    for row in ROWS:
-        norm, method = row.language or ("", "")
-        if seeds := best.get((norm, method.format(optimizer))):
-            found[row.label] = [result["test_loss"] for result in seeds]
-    return found
-
-
 def _columns(stores: Mapping[str, Store]) -> list[Column]:
-    paper, tuned, cnn, pooled, text = (stores[name].read() for name in VERDICT)
-    short = min(result["settings"]["epochs"] for result in tuned)
-    mlp, loss = "tanh MLP", "nats"
+    def column(panel: str, mark: str, unit: str, of: Callable[[Row], Sample]) -> Column:
+        found = {}
+        for row in ROWS:
+            with suppress(LookupError):
+                found[row.label] = of(row)(stores)
+        return Column(panel, mark, unit, found)
+
+    def images(file: str, **wanted: object) -> Callable[[Row], Sample]:
+        return lambda row: image(file, method=row.image, **wanted)
+
+    def text(optimizer: str) -> Callable[[Row], Sample]:
+        return lambda row: judges.text("char-lm", row.language[0], row.language[1].format(optimizer))
+
+    short = min(result["settings"]["epochs"] for result in stores["cifar10-trials"].read())
     return [
-        Column(mlp, "Adam 10⁻³", "%", _images(paper, activation="tanh")),
-        Column(mlp, "every setting tuned", "%", _images(tuned, epochs=short)),
-        Column("CNN", "without pooling", "%", _images(cnn)),
-        Column("CNN", "with pooling", "%", _images(pooled)),
-        Column("language model", "AdamW", loss, _language(text, "adamw")),
-        Column("language model", "Muon", loss, _language(text, "muon")),
+        column("tanh MLP", "Adam 10⁻³", "%", images("cifar10", activation="tanh")),
+        column("tanh MLP", "every setting tuned", "%", images("cifar10-trials", epochs=short)),
+        column("CNN", "without pooling", "%", images("cnn")),
+        column("CNN", "with pooling", "%", images("cnn-pool")),
+        column("language model", "AdamW", "nats", text("adamw")),
+        column("language model", "Muon", "nats", text("muon")),
     ]
 
 
@@ -86,39 +80,30 @@ def _verdict(stores: Mapping[str, Store], name: str, folder: Path) -> str:
     """Table, figure and caption; the best of a column is bold."""
     columns = _columns(stores)
     _figure(columns, folder / f"{name}.png")
+    best = [
+        (max if column.unit == "%" else min)(column.found, key=lambda label: statistics.fmean(column.found[label]))
+        for column in columns
+    ]
     rows = []
     for row in ROWS:
         cells = []
-        for column in columns:
+        for column, first in zip(columns, best, strict=True):
             seeds = column.found.get(row.label)
-            digits = 2 if column.unit == "%" else 3
-            best = _best(column)
-            cell = plus_minus(seeds, digits) if seeds else ""
-            cells.append(f"**{cell}**" if row.label == best else cell)
+            cell = plus_minus(seeds, 2 if column.unit == "%" else 3) if seeds else ""
+            cells.append(f"**{cell}**" if row.label == first else cell)
         rows.append([row.label, *cells])
-    header = [f"{column.panel}, {column.mark}, {column.unit}" for column in columns]
-    return f"{markdown(['', *header], rows)}\n\n{_caption(stores, columns)}"
-
-
-def _best(column: Column) -> str:
-    means = {label: statistics.fmean(seeds) for label, seeds in column.found.items()}
-    return (max if column.unit == "%" else min)(means, key=means.__getitem__)
-
-
-def _caption(stores: Mapping[str, Store], columns: list[Column]) -> str:
-    """Say under the table what its numbers are."""
-    first = [stores[name].read()[0] for name in VERDICT]
-    epochs = [min(r["settings"]["epochs"] for r in stores[name].read()) for name in VERDICT[:-1]]
-    seeds = [str(len(column.found[ROWS[0].label])) for column in columns]
+    table = markdown(["", *(f"{column.panel}, {column.mark}, {column.unit}" for column in columns)], rows)
+    environment, length = stores["cifar10"].read()[0]["environment"], stores["char-lm"].read()[0]["settings"]["steps"]
+    epochs = [str(min(r["settings"]["epochs"] for r in stores[name].read())) for name in VERDICT[:-1]]
+    counts = [str(len(column.found[ROWS[0].label])) for column in columns]
     return (
-        f"Test accuracy on CIFAR-10 (JPEG copy) after {', '.join(map(str, epochs))} epochs, and test loss on "
-        f"characters of tinyshakespeare after {first[-1]['settings']['steps']} steps, lower being better: mean ± "
-        f"standard error over {', '.join(seeds)} seeds. The best of a column is bold; empty is not run. Normalisers of "
-        "images have no parameters. MLP: batch 32; in its second column rate and weight decay (and damping) by trials "
-        "on held-out data, behind the best of the optimizers tried. CNNs: leaky ReLU, batch 128, Adam 10⁻³. Columns at "
-        "10⁻³ are tuned for nobody, but for the damping of `BatchIdeal`, 0.3, which is from earlier runs that looked "
-        "at test accuracy. Language model: rate and damping by the validation loss of one seed. "
-        f"{machine(first[0]['environment'])}"
+        f"{table}\n\nTest accuracy on CIFAR-10 (JPEG copy) after {', '.join(epochs)} epochs, and test loss on "
+        f"characters of tinyshakespeare after {length} steps, lower being better: mean ± standard error over "
+        f"{', '.join(counts)} seeds. The best of a column is bold; empty is not run. Normalisers of images have no "
+        "parameters. MLP: batch 32; in its second column rate and weight decay (and damping) by trials on held-out "
+        "data, behind the best of the optimizers tried. CNNs: leaky ReLU, batch 128, Adam 10⁻³. Columns at 10⁻³ are "
+        "tuned for nobody, but for the damping of `BatchIdeal`, 0.3, which is from earlier runs that looked "
+        f"at test accuracy. Language model: rate and damping by the validation loss of one seed. {machine(environment)}"
     )
 
 
@@ -163,19 +148,18 @@ def _equal_seconds(stores: Mapping[str, Store], name: str, folder: Path) -> str:
         more = min(r["settings"]["steps"] for r in shorter if r["settings"]["steps"] > steps)
         pairs.append((best_rows([r for r in shorter if r["settings"]["steps"] == more])["layernorm", "muon"], seeds))
     names = [" and ".join(f"{seeds[0]['settings']['steps']} steps" for seeds in pair) for pair in pairs]
-    title = "Muon for as long as its whitened form takes, or for less"
-    rows = []
-    with panels(names, title, folder / f"{name}.png", sharey=False) as axes:
+    title, path, rows = "Muon for as long as its whitened form takes, or for less", folder / f"{name}.png", []
+    with panels(
+        names, title, path, sharey=False, xlabel="time, in steps of AdamW", ylabel="validation loss, nats"
+    ) as axes:
         for axis, pair in zip(axes, pairs, strict=True):
             drawn = [draw([axis], seeds, [], times) for seeds in pair]
             zoom(axis, drawn)
-            axis.set_xlabel("time, in steps of AdamW")
             for seeds, (x, _) in zip(pair, drawn, strict=True):
                 settings = seeds[0]["settings"]
                 losses = ([r["test_loss"] for r in seeds], [r["validation_loss"][-1] for r in seeds])
                 cells = [METHODS[settings["method"]].label, str(settings["steps"]), f"{x[-1]:.0f}"]
                 rows.append([*cells, *(plus_minus(each, 4) for each in losses)])
-        axes[0].set_ylabel("validation loss, nats")
     return markdown(["method", "steps", "time, in steps of AdamW", "test loss", "validation loss"], rows)
 
 
@@ -185,27 +169,18 @@ def _runtimes(stores: Mapping[str, Store], name: str, folder: Path) -> str:
     for study, store in sorted(stores.items()):
         runs = store.read()
         chosen = sum(len(store.read(part)) for part in ("search", "trials"))
-        spent = sum(_seconds(runs)) / 3600
-        rows.append([f"`{study}`", _data(runs[0]), str(len(runs)), str(chosen or ""), f"{spent:.2g}" if spent else ""])
+        # A language model's clock runs on from measurement to measurement, an image's starts every epoch.
+        times = [(run, run["seconds"]) for run in runs if "seconds" in run]
+        spent = sum(seconds[-1] if "validation_loss" in run else sum(seconds) for run, seconds in times) / 3600
+        data = runs[0].get("settings", {}).get("data") or runs[0].get("data", "as its page says")
+        counts = [str(len(runs)), str(chosen or ""), f"{spent:.2g}" if spent else ""]
+        rows.append([f"`{study}`", DATA_LABELS.get(data, data), *counts])
     environment = stores[min(stores)].read()[0]["environment"]
     return (
         f"{markdown(['study', 'data', 'runs shown', 'runs that chose settings', 'hours of training'], rows)}\n\n"
         "Hours are of the runs shown, as far as a run records its time; runs that chose settings come on top. "
         f"{machine(environment)}"
     )
-
-
-def _data(run: Result) -> str:
-    """What a run was made of, by the name that pages give it."""
-    name = run.get("settings", {}).get("data") or run.get("data", "")
-    return DATA_LABELS.get(name, name) or "as its page says"
-
-
-def _seconds(runs: list[Result]) -> Iterator[float]:
-    """Of training: a language model's clock runs on from measurement to measurement, an image's starts every epoch."""
-    for run in runs:
-        if "seconds" in run:
-            yield run["seconds"][-1] if "validation_loss" in run else sum(run["seconds"])
 
 
 VERDICT = ("cifar10", "cifar10-trials", "cnn", "cnn-pool", "char-lm")

@@ -1,5 +1,6 @@
 """The papers' other protocols on images: widths, depths, no activation, skips, proportions, and UC's Appendix D.3."""
 
+from ..core.study import Study
 from ..images.run import Grid
 from ..methods import METHODS, PAPERS_OWN
 from .comparison import PAPERS, grid_study, presets
@@ -37,38 +38,25 @@ def _robust(**settings: object) -> list[Grid]:
     ]
 
 
+def _along(setting: str, help: str, *grids: Grid, reduced: Grid | None = None) -> Study:
+    return grid_study(help, presets(*grids, reduced=reduced), sweep(setting))
+
+
 _SHORT: Grid = {"epochs": 2, "seeds": 3}
+_SIZES, _GAINS, _DEEP = [2, 4, 8, 32, 128], [0.1, 0.3, 1.0, 3.0, 10.0], [(32,) * layers for layers in (2, 5, 10, 20)]
+_LONG = "D.3: is a normaliser optional, after convergence"
+_SKIPS = "the same with skips around the hidden layers, Appendix B.3"
 STUDIES = {
-    "fig2": grid_study(
-        "Fig. 2: tanh networks of several widths", presets({**_WIDTHS, "activation": ["tanh"]}), sweep("width")
-    ),
-    "fig3": grid_study(
-        "Fig. 3: the same with leaky ReLU", presets({**_WIDTHS, "activation": ["leaky-relu"]}), sweep("width")
-    ),
-    "fig4": grid_study("Fig. 4: widths from 1 to 256", presets(_ALL_WIDTHS), sweep("width")),
-    "fig5": grid_study(
-        "Fig. 5: networks without an activation", presets({**_WIDTHS, "activation": ["identity"]}), sweep("width")
-    ),
-    "depth": grid_study("2, 5 and 10 hidden layers", presets(_DEPTHS), sweep("depth")),
-    "residual": grid_study(
-        "the same with skips around the hidden layers, Appendix B.3",
-        presets({**_DEPTHS, "network": "residual"}), sweep("depth"),
-    ),
-    "proportions": grid_study("the general forms, Eqs. 35 and 37", presets(_PROPORTIONS), sweep("method")),
-    "elementwise": grid_study("DyT, explicit √d and DyISRU in an MLP", presets(_ELEMENTWISE), sweep("method")),
-    "uc-batch": grid_study(
-        "D.3: small batches", presets(*_robust(batch_size=[2, 4, 8, 32, 128]), reduced=_SHORT), sweep("batch")
-    ),
-    "uc-init": grid_study(
-        "D.3: the size of the first parameters", presets(*_robust(gain=[0.1, 0.3, 1.0, 3.0, 10.0]), reduced=_SHORT),
-        sweep("gain"),
-    ),
-    "uc-depth": grid_study(
-        "D.3: depth", presets(*_robust(hidden=[(32,) * layers for layers in (2, 5, 10, 20)]), reduced=_SHORT),
-        sweep("depth"),
-    ),
-    "uc-long": grid_study(
-        "D.3: is a normaliser optional, after convergence",
-        presets(*_robust(epochs=60), reduced={"epochs": 15, "seeds": 3}), sweep("rate"),
-    ),
-}  # fmt: skip
+    "fig2": _along("width", "Fig. 2: tanh networks of several widths", {**_WIDTHS, "activation": ["tanh"]}),
+    "fig3": _along("width", "Fig. 3: the same with leaky ReLU", {**_WIDTHS, "activation": ["leaky-relu"]}),
+    "fig4": _along("width", "Fig. 4: widths from 1 to 256", _ALL_WIDTHS),
+    "fig5": _along("width", "Fig. 5: networks without an activation", {**_WIDTHS, "activation": ["identity"]}),
+    "depth": _along("depth", "2, 5 and 10 hidden layers", _DEPTHS),
+    "residual": _along("depth", _SKIPS, {**_DEPTHS, "network": "residual"}),
+    "proportions": _along("method", "the general forms, Eqs. 35 and 37", _PROPORTIONS),
+    "elementwise": _along("method", "DyT, explicit √d and DyISRU in an MLP", _ELEMENTWISE),
+    "uc-batch": _along("batch", "D.3: small batches", *_robust(batch_size=_SIZES), reduced=_SHORT),
+    "uc-init": _along("gain", "D.3: the size of the first parameters", *_robust(gain=_GAINS), reduced=_SHORT),
+    "uc-depth": _along("depth", "D.3: depth", *_robust(hidden=_DEEP), reduced=_SHORT),
+    "uc-long": _along("rate", _LONG, *_robust(epochs=60), reduced={"epochs": 15, "seeds": 3}),
+}

@@ -45,15 +45,15 @@ def _rounded(points: torch.Tensor) -> dict[str, list[float]]:
 def section(result: dict[str, Any], name: str, folder: Path) -> str:
     """Draw the points into `folder`; return table and caption as Markdown."""
     names, count, path = list(result["outputs"]), len(result["inputs"]["x"]), folder / f"{name}.png"
-    with panels(names, f"{count} standard normal points, and where each normaliser puts them", path) as axes:
+    title = f"{count} standard normal points, and where each normaliser puts them"
+    look: dict[str, Any] = {"aspect": "equal", "xlim": (-3.6, 3.6), "ylim": (-3.6, 3.6)}
+    with panels(names, title, path, xlabel="$x_1$", ylabel="$x_2$", **look) as axes:
         for axis, name, own in zip(axes, names, COLORS, strict=True):
             points = result["outputs"][name]
             drawn = {"input": (result["inputs"], "0.5", 9, 0.35), name: (points, own, 16, 0.5)}
             for label, (where, color, size, alpha) in drawn.items():
                 axis.scatter(**where, s=size, color=color, alpha=alpha, linewidth=0)
                 axis.scatter([], [], s=40, color=color, linewidth=0, label=label)  # large enough for a legend
-            axis.set(aspect="equal", xlim=(-3.6, 3.6), ylim=(-3.6, 3.6), xlabel="$x_1$")
-        axes[0].set_ylabel("$x_2$")
     rows = []
     for name in names:
         lengths = sorted((x * x + y * y) ** 0.5 for x, y in zip(*result["outputs"][name].values(), strict=True))

@@ -197,24 +197,19 @@ def added(found: Cost, model: Model, at: Setting) -> float:
 
 TOKENS = {"0.5M": 2**19, "4M": 2**22}
 GPUS = (8, 128, 1024)
+SETTINGS = [Setting(tokens, gpus) for tokens in TOKENS.values() for gpus in GPUS]
 
 
 def section(name: str, stores: Mapping[str, Store], own: str, folder: Path) -> str:
     """The table of one model."""
     model = MODELS[name]
-    settings = [Setting(tokens, gpus) for tokens in TOKENS.values() for gpus in GPUS]
     rows = []
     for label, wrapper in WRAPPERS.items():
-        costs = [cost(wrapper, model, at) for at in settings]
-        row = [label]
-        for at, found in zip(settings, costs, strict=True):
-            row.append(_share(added(found, model, at)))
-        most = costs[-1]
-        few, many = (
-            next(c for c, at in zip(costs, settings, strict=True) if at.gpus == n) for n in (GPUS[0], GPUS[-1])
-        )
+        costs = [cost(wrapper, model, at) for at in SETTINGS]
+        few, many, most = costs[0], costs[len(GPUS) - 1], costs[-1]
         passes = f"{_gigabytes(few.passes)}, {_gigabytes(many.passes)}" if most.passes else ""
-        rows.append([*row, _gigabytes(most.kept), _gigabytes(most.sent), passes])
+        shares = [_share(added(found, model, at)) for at, found in zip(SETTINGS, costs, strict=True)]
+        rows.append([label, *shares, _gigabytes(most.kept), _gigabytes(most.sent), passes])
     header = [f"operations: {tokens}, {gpus:,} GPUs" for tokens in TOKENS for gpus in GPUS]
     table = markdown([name, *header, "kept, GB", "sent, GB", "passes, GB"], rows)
     petaflops = " and ".join(f"{model.step(tokens) / 1e15:,.0f}" for tokens in TOKENS.values())
@@ -231,14 +226,13 @@ def section(name: str, stores: Mapping[str, Store], own: str, folder: Path) -> s
 
 def verdict(stores: Mapping[str, Store], own: str, folder: Path) -> str:
     """What the tables come to, in two sentences."""
-    settings = [Setting(tokens, gpus) for tokens in TOKENS.values() for gpus in GPUS]
 
     def ends(wrapper: Wrapper) -> str:
-        found = [added(cost(wrapper, model, at), model, at) for model in MODELS.values() for at in settings]
+        found = [added(cost(wrapper, model, at), model, at) for model in MODELS.values() for at in SETTINGS]
         return f"{_share(min(found))} to {_share(max(found))}"
 
     name, largest = list(MODELS.items())[-1]
-    whole, ranked = (_gigabytes(cost(wrapper, largest, settings[0]).kept) for wrapper in (whitened, whitened_rank))
+    whole, ranked = (_gigabytes(cost(wrapper, largest, SETTINGS[0]).kept) for wrapper in (whitened, whitened_rank))
     return (
         "**Operations are no obstacle to whitening a large model, and memory is. "
         f"`Whitened` adds {ends(whitened)} of the operations of a training step, and keeps {whole} GB on every GPU at "

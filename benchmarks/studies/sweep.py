@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 from ..core.figure import panels
 from ..core.store import Result
-from ..core.study import Sections
+from ..core.study import Sections, named
 from ..core.table import machine, markdown, mean_and_error, plus_minus
 from ..methods import METHODS
-from .comparison import DATA_LABELS, NETWORK_LABELS, Report
+from .comparison import Report, subject
 
 
 class Along(NamedTuple):
@@ -43,14 +43,11 @@ def sweep(along: str) -> Report:
     """A report of runs along a setting; where runs differ in nothing but their rate, the best of them counts."""
 
     def report(results: list[Result], name: str, folder: Path) -> Sections:
-        lengths: dict[tuple[Any, ...], list[Result]] = defaultdict(list)
-        for result in results:
+        def length(result: Result) -> tuple[Any, ...]:
             s = result["settings"]
-            lengths[s["data"], s["epochs"], len(s["seeds"]), s.get("validation", False)].append(result)
-        return {
-            (own := name if len(lengths) == 1 else f"{name}-{number}"): _section(group, along, own, folder)
-            for number, group in enumerate(lengths.values(), start=1)
-        }
+            return s["data"], s["epochs"], len(s["seeds"]), s.get("validation", False)
+
+        return {own: _section(group, along, own, folder) for own, group in named(name, results, length).items()}
 
     return report
 
@@ -77,7 +74,7 @@ def best(results: list[Result]) -> list[float]:
 
 
 def _section(results: list[Result], along: str, name: str, folder: Path) -> str:
-    found, setting = cells(results, along), ALONG[along]
+    found, setting, settings = cells(results, along), ALONG[along], results[0]["settings"]
     places = sorted({place for methods in found.values() for by_place in methods.values() for place in by_place})
     several = len(found) > 1
     rows = [
@@ -87,42 +84,26 @@ def _section(results: list[Result], along: str, name: str, folder: Path) -> str:
         for method, by_place in methods.items()
     ]
     header = [*([""] * several), "method", *(f"{place:g}" if setting.label else "%" for place in places)]
-    title = _title(results, along)
+    title = f"{subject(results)}, {settings['epochs']} epochs"
     if setting.label:
+        title += f": accuracy by {setting.label}"
         _figure(found, setting, title, folder / f"{name}.png")
-    return f"**{title}**\n\n{markdown(header, rows)}\n\n{_caption(results, found)}"
-
-
-def _title(results: list[Result], along: str) -> str:
-    settings = results[0]["settings"]
-    data = DATA_LABELS.get(settings["data"], settings["data"])
-    kind = NETWORK_LABELS.get(settings.get("network"), "")
-    sizes = {str([results[0]["features"], *r["settings"]["hidden"], results[0]["classes"]]) for r in results}
-    network = f"{kind}{min(sizes)}" if len(sizes) == 1 else f"{kind}{len(sizes)} networks"
-    return f"{data}, {network}, {settings['epochs']} epochs" + f": accuracy by {ALONG[along].label}" * bool(
-        ALONG[along].label
-    )
-
-
-def _caption(results: list[Result], found: Cells) -> str:
-    settings, environment = results[0]["settings"], results[0]["environment"]
     where = "a tenth of the training set, held out" if settings.get("validation") else "the test set"
     rates = max(len(at) for methods in found.values() for by_place in methods.values() for at in by_place.values())
     chosen = f", each at the best of {rates} rates" if rates > 1 else ""
     rate = "" if len({r["settings"]["lr"] for r in results}) > 1 else f", {settings['optimizer']} {settings['lr']:g}"
     return (
+        f"**{title}**\n\n{markdown(header, rows)}\n\n"
         f"Accuracy on {where} in per cent after {settings['epochs']} epochs{rate}{chosen}, mean ± standard error over "
-        f"{len(settings['seeds'])} seeds. {machine(environment, settings['device'])}"
+        f"{len(settings['seeds'])} seeds. {machine(results[0]['environment'], settings['device'])}"
     )
 
 
 def _figure(found: Cells, setting: Along, title: str, path: Path) -> None:
-    with panels(list(found), title, path) as axes:
+    with panels(list(found), title, path, xlabel=setting.label, xscale=setting.scale, ylabel="accuracy, %") as axes:
         for axis, methods in zip(axes, found.values(), strict=True):
             for name, by_place in methods.items():
                 method, places = METHODS[name], sorted(by_place)
                 means, errors = zip(*(mean_and_error(best(by_place[place])) for place in places), strict=True)
                 look = {"color": method.color, "fmt": "o--" if method.correction else "o-", "label": method.label}
                 axis.errorbar(places, means, errors, **look, markersize=4, capsize=2)
-            axis.set(xlabel=setting.label, xscale=setting.scale)
-        axes[0].set_ylabel("accuracy, %")

@@ -9,13 +9,13 @@ import numpy as np
 from scipy.stats import linregress, spearmanr
 
 from ..core.figure import panels
-from ..core.store import Result
+from ..core.store import Result, setting
 from ..core.study import Sections
 from ..core.table import in_order, markdown, mean_and_error, plus_minus
 from ..images.networks import ACTIVATIONS
 from ..images.run import Grid, expand
 from ..methods import DEFAULT, METHODS
-from .comparison import PAPERS, grid_study, network
+from .comparison import PAPERS, grid_study, presets, subject
 
 #: Bird 2025, Table 1: (mean accuracy over batch sizes, its error, slope, its error), after 100 epochs. The BatchNorm
 #: accuracy is that of the text where the table is misprinted.
@@ -47,7 +47,7 @@ Series = dict[tuple[str, str], dict[int, list[float]]]
 
 def report(results: list[Result], name: str, folder: Path) -> Sections:
     """Heading, table, figure and caption."""
-    heading = f"{network(results[0]).rpartition(',')[0]}, accuracy by batch size"
+    heading = f"{subject(results[:1])}, accuracy by batch size"
     draw(results, heading, folder / f"{name}.png")
     return {name: f"**{heading}**\n\n{table(results)}\n\n{caption(results)}"}
 
@@ -55,10 +55,9 @@ def report(results: list[Result], name: str, folder: Path) -> Sections:
 def series(results: list[Result]) -> Series:
     """Collect the accuracies."""
     found: Series = {}
-    for result in sorted(results, key=lambda r: r["settings"]["batch_size"]):
-        settings = result["settings"]
-        by_size = found.setdefault((settings["method"], settings["activation"]), {})
-        by_size[settings["batch_size"]] = result["test_accuracy"][-1]
+    for result in sorted(results, key=setting("batch_size")):
+        by_size = found.setdefault(setting("method", "activation")(result), {})
+        by_size[result["settings"]["batch_size"]] = result["test_accuracy"][-1]
     return found
 
 
@@ -133,7 +132,7 @@ def draw(results: list[Result], title: str, path: Path, *, paper: bool = False) 
     """Draw accuracy by batch size beside the fitted lines, one panel per activation; the paper's lines are dotted."""
     found = series(results)
     activations = in_order(ACTIVATIONS, (key[1] for key in found))
-    with panels(activations, title, path) as axes:
+    with panels(activations, title, path, xlabel="batch size", ylabel="test accuracy, %") as axes:
         for axis, activation in zip(axes, activations, strict=True):
             for name in in_order(METHODS, (key[0] for key in found if key[1] == activation)):
                 by_size, method = found[name, activation], METHODS[name]
@@ -151,9 +150,7 @@ def draw(results: list[Result], title: str, path: Path, *, paper: bool = False) 
             sizes = SIZES if paper else sorted({size for by_size in found.values() for size in by_size})
             axis.set_xscale("log", base=2)
             axis.set_xticks(sizes, [str(size) for size in sizes])
-            axis.set_xlabel("batch size")
         axes[-1].plot([], [], color="0.5", linewidth=4, alpha=0.25, label="fitted line; bars: ± one standard error")
-        axes[0].set_ylabel("test accuracy, %")
 
 
 #: The paper's protocol, shorter, with the corrections that leave interference in and the one that removes it.
@@ -161,37 +158,32 @@ _METHODS = ["none", "affine-like", "l2norm", "proportional", "batch-ideal"]
 _GRID = {**PAPERS, "method": _METHODS, "batch_size": SIZES, "seeds": 3}
 
 #: From the largest batch on, which is the soonest done.
-_PAPER = {**PAPERS, "method": DEFAULT, "batch_size": SIZES[::-1], "epochs": 100, "seeds": 5}
-PRESETS: dict[str, Grid] = {
-    "paper": _PAPER,
-    "reduced": {**_PAPER, "epochs": 20, "seeds": 3},
-    "smoke": {**_PAPER, "data": "digits", "method": ["none", "affine-like"], "epochs": 1, "seeds": 2},
-}
+_PAPER: Grid = {**PAPERS, "method": DEFAULT, "batch_size": SIZES[::-1]}
+_SMOKE = {"method": ["none", "affine-like"], "data": "digits", "epochs": 1, "seeds": 2}
+PRESETS = {**presets(_PAPER, reduced={"epochs": 20, "seeds": 3}), "smoke": [{**_PAPER, **_SMOKE}]}
 
 
 def _report_table1(results: list[Result], name: str, folder: Path) -> Sections:
     """A table and a figure for every preset of which there are cells."""
     sections: Sections = {}
-    for preset, grid in PRESETS.items():
+    for preset, (grid,) in PRESETS.items():
         length = grid["epochs"], list(range(grid["seeds"]))  # what tells presets apart, whatever images they are run on
-        if own_results := [r for r in results if (r["settings"]["epochs"], r["settings"]["seeds"]) == length]:
+        if there := [r for r in results if setting("epochs", "seeds")(r) == length]:
             own = name if preset == "paper" else f"{name}-{preset}"
-            heading = f"{network(own_results[0]).rpartition(',')[0]}, {grid['epochs']} epochs: the paper's Table 1"
-            draw(own_results, heading, folder / f"{own}.png", paper=True)
+            heading = f"{subject(there[:1])}, {grid['epochs']} epochs: the paper's Table 1"
+            draw(there, heading, folder / f"{own}.png", paper=True)
             planned = [(run.method, run.activation, run.batch_size) for run in expand([grid], {})]
-            there = {tuple(r["settings"][key] for key in ("method", "activation", "batch_size")) for r in own_results}
-            share = f"{len(there & set(planned))} of the preset's {len(planned)} cells are there."
+            count = len({setting("method", "activation", "batch_size")(r) for r in there} & set(planned))
+            share = f"{count} of the preset's {len(planned)} cells are there."
             drawn = "In the figure the paper's lines are dotted."
-            text = f"{table(own_results, planned)}\n\n{caption(own_results)} {ranking(own_results)}{share} {drawn}"
+            text = f"{table(there, planned)}\n\n{caption(there)} {ranking(there)}{share} {drawn}"
             sections[own] = f"**{heading}**\n\n{text}"
     return sections
 
 
 STUDIES = {
     "table1": grid_study(
-        "the paper's Table 1, Figs. 6 and 7: accuracy and slope over batch sizes",
-        {preset: [grid] for preset, grid in PRESETS.items()},
-        _report_table1,
+        "the paper's Table 1, Figs. 6 and 7: accuracy and slope over batch sizes", PRESETS, _report_table1
     ),
     "batch-size": grid_study("accuracy by batch size, shorter", [_GRID], report),
 }

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from ..core.progress import run_all
-from ..core.store import Result, Store
+from ..core.store import Result, Store, setting
 from ..core.study import Sections, Study
 from ..core.table import in_order, markdown, mean_and_error
 from ..images.networks import ACTIVATIONS
@@ -65,9 +65,8 @@ def choose(final: Iterable[ImageRun], found: Iterable[Result]) -> list[ImageRun]
     results = list(found)
     chosen = []
     for run in final:
-        names = ("data", "method", "activation", "optimizer", "schedule", "hidden", "batch_size")
-        alike = {name: run.settings()[name] for name in names}
-        same = [r for r in results if all(r["settings"][name] == value for name, value in alike.items())]
+        alike = setting("data", "method", "activation", "optimizer", "schedule", "hidden", "batch_size")
+        same = [result for result in results if alike(result) == alike({"settings": run.settings()})]
         if not same:
             raise ValueError(f"no search results for {run.method}, {run.activation}, {run.optimizer}.")
         best = max(same, key=lambda result: result["score"])["settings"]
@@ -112,7 +111,7 @@ def _best(
 def _run_rates(options: argparse.Namespace, store: Store) -> None:
     final = expand([_RATES if options.study == "cifar10-tuned" else _DIGITS], vars(options))
     final = _best(final, search(final, options.search_epochs), "search", options, store)
-    if options.study == "digits-tuned":
+    if "trials" in options:
         final = _best(final, trials(final, options.trials), "trials", options, store)
     run_all(final, IMAGES, store, download=options.download)
 
@@ -138,7 +137,7 @@ def _run_long(options: argparse.Namespace, store: Store) -> None:
 def _report_rates(store: Store, name: str, folder: Path) -> Sections:
     """Test accuracy of every method at its chosen rate, by activation and optimizer."""
     results = store.read()
-    found = {(r["settings"]["method"], r["settings"]["activation"], r["settings"]["optimizer"]): r for r in results}
+    found = {setting("method", "activation", "optimizer")(r): r for r in results}
     columns = sorted({key[1:] for key in found}, key=lambda c: (list(ACTIVATIONS).index(c[0]), c[1]))
     rows = []
     for method in in_order(METHODS, (key[0] for key in found)):
@@ -170,7 +169,7 @@ def _report_trials(store: Store, name: str, folder: Path) -> Sections:
     header = ["method", *["activation"] * several, "optimizer", "rate", "damping", "weight decay", "epochs"]
     table = markdown([*header, "test accuracy, %", "seconds"], rows)
     settings, environment = results[0]["settings"], results[0]["environment"]
-    counts = Counter(tuple(r["settings"][key] for key in ("method", "activation", "optimizer")) for r in tried)
+    counts = Counter(map(setting("method", "activation", "optimizer"), tried))
     caption = (
         f"Mean ± standard error over {len(settings['seeds'])} seeds after the last epoch, rates falling to 0 by a "
         f"cosine. Every row's settings are the best of {' or '.join(map(str, sorted(set(counts.values()))))} "

@@ -1,12 +1,13 @@
 """Does blindness to units pay: accuracy by learning rate, and of one network in several gauges."""
 
+import statistics
 from itertools import product
 from pathlib import Path
 
 from ..core.figure import band, panels, shade
-from ..core.store import Result
+from ..core.store import Result, setting
 from ..core.study import Sections
-from ..core.table import in_order, markdown, mean_and_error, plus_minus
+from ..core.table import grouped, in_order, markdown, mean_and_error, plus_minus
 from ..images.run import OPTIMIZERS
 from ..methods import METHODS
 from .comparison import grid_study, network
@@ -41,40 +42,29 @@ _RESCALED = [
 #: Rates count as good if they come this near to the best one, in points.
 NEAR = 2.0
 
-#: (method, optimizer) → rate → accuracies after the last epoch.
-Curves = dict[tuple[str, str], dict[float, list[float]]]
-
 
 def _sweep(results: list[Result], name: str, folder: Path) -> Sections:
     """Heading, table, figure and caption."""
-    found, settings = Curves(), results[0]["settings"]
-    for run in sorted(({**r["settings"], "found": r["test_accuracy"][-1]} for r in results), key=lambda run: run["lr"]):
-        found.setdefault((run["method"], run["optimizer"]), {})[run["lr"]] = run["found"]
-    optimizers = in_order(OPTIMIZERS, (key[1] for key in found))
+    settings = results[0]["settings"]
+    found = grouped(sorted(results, key=setting("lr")), setting("optimizer", "method"))
+    optimizers = in_order(OPTIMIZERS, map(setting("optimizer"), results))
     where = "a tenth of the training set, held out" if settings.get("validation") else "the test set"
     heading = f"{network(results[0])}, {settings['activation']}, accuracy by learning rate"
-    rows = []
-    for optimizer in optimizers:
-        for method in in_order(METHODS, (key[0] for key in found if key[1] == optimizer)):
-            curve = found[method, optimizer]
-            # A run that diverged to NaN counts as guessing does.
-            means = {rate: mean_and_error(found)[0] for rate, found in curve.items()}
-            top = max(means, key=means.__getitem__)
-            near = [rate for rate, mean in means.items() if mean >= means[top] - NEAR]
-            edge = ", at the sweep's edge" if top in (min(curve), max(curve)) else ""
-            cells = [f"{top:g}{edge}", plus_minus(curve[top]), ", ".join(f"{rate:g}" for rate in near)]
-            rows.append([optimizer, METHODS[method].label, *cells])
-    title = f"{heading}, {settings['epochs']} epochs"
-    with panels(optimizers, title, folder / f"{name}.png") as axes:
+    title, path, rows = f"{heading}, {settings['epochs']} epochs", folder / f"{name}.png", []
+    with panels(optimizers, title, path, xlabel="learning rate", xscale="log", ylabel="accuracy, %") as axes:
         for axis, optimizer in zip(axes, optimizers, strict=True):
-            for method in in_order(METHODS, (key[0] for key in found if key[1] == optimizer)):
-                accuracies, look = found[method, optimizer], METHODS[method]
-                x, y = list(accuracies), list(accuracies.values())
-                band(axis, x, y, "o-", markersize=4, color=look.color, label=look.label)
-            axis.set(xlabel="learning rate", xscale="log")
-        axes[0].set_ylabel("accuracy, %")
+            for method in in_order(METHODS, (key[1] for key in found if key[0] == optimizer)):
+                curve = {r["settings"]["lr"]: r["test_accuracy"][-1] for r in found[optimizer, method]}
+                look = METHODS[method]
+                band(axis, list(curve), list(curve.values()), "o-", markersize=4, color=look.color, label=look.label)
+                # A run that diverged to NaN counts as guessing does.
+                means = {rate: mean_and_error(found)[0] for rate, found in curve.items()}
+                top = max(means, key=means.__getitem__)
+                near = ", ".join(f"{rate:g}" for rate, mean in means.items() if mean >= means[top] - NEAR)
+                edge = ", at the sweep's edge" if top in (min(curve), max(curve)) else ""
+                rows.append([optimizer, look.label, f"{top:g}{edge}", plus_minus(curve[top]), near])
     header = ["optimizer", "method", "best rate", "accuracy there, %", f"rates within {NEAR:g} points of it"]
-    counts = sorted({len(curve) for curve in found.values()})
+    counts = sorted({len({r["settings"]["lr"] for r in curve}) for curve in found.values()})
     caption = (
         f"Accuracy on {where}, after {settings['epochs']} epochs at a constant rate, mean ± standard error over "
         f"{len(settings['seeds'])} seeds. Every method has {' or '.join(map(str, counts))} rates, a factor of about "
@@ -83,34 +73,24 @@ def _sweep(results: list[Result], name: str, folder: Path) -> Sections:
     return {name: f"**{heading}**\n\n{markdown(header, rows)}\n\n{caption}"}
 
 
-#: (method, optimizer) → σ → accuracy of every gauge after the last epoch.
-Series = dict[tuple[str, str], dict[float, list[float]]]
-
-
 def _rescaled(results: list[Result], name: str, folder: Path) -> Sections:
     """Heading, table, figure and caption."""
-    found, settings = Series(), results[0]["settings"]
-    runs = sorted((r["settings"] | {"found": r["test_accuracy"][-1]} for r in results), key=lambda run: run["rescaled"])
-    for optimizer, method in product(OPTIMIZERS, METHODS):
-        for run in runs:
-            if (run["method"], run["optimizer"]) == (method, optimizer):
-                found.setdefault((method, optimizer), {})[run["rescaled"]] = run["found"]
-    sigmas = sorted({sigma for by_sigma in found.values() for sigma in by_sigma})
-    rates = {(r["settings"]["method"], r["settings"]["optimizer"]): r["settings"]["lr"] for r in results}
-    labels = {key: f"{METHODS[key[0]].label}, {key[1]}" for key in found}
+    settings, rows = results[0]["settings"], []
+    found = grouped(sorted(results, key=setting("rescaled")), setting("optimizer", "method"))
+    sigmas = sorted({r["settings"]["rescaled"] for r in results})
     heading = f"{network(results[0])}, {settings['activation']}, hidden units rescaled at random"
-    rows = [
-        [labels[key], f"{rates[key]:g}", *(_cell(by_sigma.get(sigma)) for sigma in sigmas)]
-        for key, by_sigma in found.items()
-    ]
     with panels([f"{settings['epochs']} epochs"], heading, folder / f"{name}.png") as (axis,):
-        for (method, optimizer), by_sigma in found.items():
-            ends = [(min(values), sum(values) / len(values), max(values)) for values in by_sigma.values()]
-            low, middle, high = zip(*ends, strict=True)
-            style = {"sgd": "-", "momentum": ":", "adam": "--"}[optimizer]
-            look = {"color": METHODS[method].color, "label": labels[method, optimizer]}
-            axis.plot(list(by_sigma), middle, style, marker="o", markersize=4, **look)
-            shade(axis, list(by_sigma), low, high, METHODS[method].color, "band: lowest to highest gauge")
+        for optimizer, method in product(OPTIMIZERS, METHODS):
+            if runs := found.get((optimizer, method)):
+                gauges = {r["settings"]["rescaled"]: r["test_accuracy"][-1] for r in runs}
+                label, color = f"{METHODS[method].label}, {optimizer}", METHODS[method].color
+                style = {"sgd": "-", "momentum": ":", "adam": "--"}[optimizer]
+                means = [statistics.fmean(each) for each in gauges.values()]
+                axis.plot(list(gauges), means, style, marker="o", markersize=4, color=color, label=label)
+                low, high = ([end(each) for each in gauges.values()] for end in (min, max))
+                shade(axis, list(gauges), low, high, color, "band: lowest to highest gauge")
+                cells = [_cell(gauges.get(sigma)) for sigma in sigmas]
+                rows.append([label, f"{runs[-1]['settings']['lr']:g}", *cells])
         axis.set(xlabel="σ of the log-scales", ylabel="test accuracy, %", xticks=sigmas)
     caption = (
         f"Test accuracy after {settings['epochs']} epochs of one network in {len(settings['seeds'])} gauges: mean, and "

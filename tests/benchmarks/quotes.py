@@ -142,7 +142,7 @@ def widths(at):
 
 
 def beta(end):
-    return isometry_training.correlations(judges.by_activation(STORES, "isometry-training", 10))[end]
+    return isometry_training.correlations(isometry_training.by_depth(results("isometry-training"))[10])[end]
 
 
 def gauges(method, optimizer, sigma):

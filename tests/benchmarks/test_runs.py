@@ -120,6 +120,8 @@ def test_grids_are_every_combination_with_what_is_given_in_their_place():
         (0.1, "none", "ensemble"), (0.1, "whitened", "loop"), (0.2, "none", "ensemble"), (0.2, "whitened", "loop")
     ]  # fmt: skip
     assert {run.seeds for run in runs} == {(0, 1)}
+    alike = [{**grids[0], "lr": lr} for lr in ([0.1], [0.3])]
+    assert expand(alike, {"seeds": 2, "lr": [0.1, 0.2]}) == runs
 
 
 def test_environment_names_versions_hardware_commit_and_day(monkeypatch):
