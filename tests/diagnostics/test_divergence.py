@@ -174,7 +174,7 @@ def test_every_layer_kind_agrees_with_a_loop_over_its_rows(case, correction):
 
 
 @pytest.mark.parametrize("correction", [None, Disproportional()], ids=["plain", "disprop"])
-@pytest.mark.parametrize("name", ["linear-tokens", "conv2d-every-option", "conv1d-circular", "conv2d-depthwise"])
+@pytest.mark.parametrize("name", ["linear-tokens", "conv2d-every-option", "conv2d-same-circular", "conv2d-depthwise"])
 def test_own_movement_is_that_of_the_row_alone(name, correction):
     layer, x = LAYERS[name].layer(), LAYERS[name].input()
     found, g = measure(layer, x, correction)
@@ -320,7 +320,7 @@ def test_frozen_parameter_has_no_share(frozen, correction):
 
 
 def test_subset_of_rows_is_the_same_rows():
-    for name in ("linear-wide-to-narrow", "conv2d-groups"):
+    for name in ("linear-narrow-to-wide", "conv2d-groups"):
         layer, x = LAYERS[name].layer(), LAYERS[name].input()
         g = torch.randn_like(layer(x))
         for correction in (None, Proportional(), BatchIdeal(0.1)):

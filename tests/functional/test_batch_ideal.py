@@ -10,7 +10,7 @@ from torch.func import functional_call, vmap
 
 from adiv_optim import BatchIdeal, Disproportional, GradientOnly, Proportional, functional, jacobian
 from adiv_optim.functional.linears import LinearRows
-from tests.helpers.cases import LAYERS, LINEAR, apply, each_layer, gradients, relative_error
+from tests.helpers.cases import LAYERS, LINEAR, apply, each_functional_layer, gradients, relative_error
 from tests.helpers.references import rows
 
 EXACT = 1e-9  # float64; a Cholesky factor squares the condition of the rows
@@ -50,7 +50,7 @@ def flat(layer, found: dict[str, Tensor]) -> Tensor:
 pytestmark = pytest.mark.usefixtures("in_float64")
 
 
-@each_layer
+@each_functional_layer
 def test_gradient_is_the_damped_least_squares_solution(case):
     damping = 0.3
     layer, input = case.layer(), case.input()
@@ -175,7 +175,7 @@ def test_infinite_damping_is_the_plain_direction(shape):
     assert corrected @ plain / (corrected.norm() * plain.norm()) > 1 - 1e-6
 
 
-@pytest.mark.parametrize("name", ["one-row", "unbatched", "unbatched-no-bias"])
+@pytest.mark.parametrize("name", ["one-row", "unbatched"])
 def test_one_row_is_proportional(name):
     layer, input = LINEAR[name].layer(), LINEAR[name].input()
     alone, proportional = (
