@@ -1,0 +1,23 @@
+"""What tests of the benchmarks share."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from matplotlib.figure import Figure
+
+
+@pytest.fixture(autouse=True)
+def _figures(request, monkeypatch):
+    """Leave files of figures empty where a test does not ask for `drawn`: drawing takes longer than the rest."""
+
+    def leave_empty(figure: Figure, path: Path, **options: Any) -> None:
+        path.write_bytes(b"")
+
+    if "drawn" not in request.fixturenames:
+        monkeypatch.setattr(Figure, "savefig", leave_empty)
+
+
+@pytest.fixture
+def drawn() -> None:
+    """Draw figures, for a test that looks at them."""
