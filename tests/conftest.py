@@ -19,6 +19,10 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+def pytest_sessionfinish() -> None:
+    gc.unfreeze()
+
+
 @pytest.fixture
 def in_float64():
     """Make float64 the default; a module asks for it by `pytestmark = pytest.mark.usefixtures("in_float64")`."""

@@ -19,5 +19,11 @@ def _figures(request, monkeypatch):
 
 
 @pytest.fixture
-def drawn() -> None:
-    """Draw figures, for a test that looks at them."""
+def drawn(monkeypatch):
+    """Draw figures, of few dots, for a test that looks at them."""
+    savefig = Figure.savefig
+
+    def draw(figure: Figure, path: Path, **options: Any) -> None:
+        savefig(figure, path, **{**options, "dpi": 40})
+
+    monkeypatch.setattr(Figure, "savefig", draw)
