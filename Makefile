@@ -2,8 +2,9 @@
 UV := $(shell command -v uv 2>/dev/null)
 PYTHON ?= python3
 BIN := .venv/bin
-# A process per core, up to eight, of one thread each: the tests are many and small.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 8
+# A process per core, up to eight, of one thread each: the tests are many and small. Each takes tests that stand
+# together, so that what a module sets up or compiles once is there once.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal
 
 .PHONY: bench test integration compatibility commands lint docs clean
 

@@ -1,12 +1,26 @@
 """What every test shares: the suite is imported as the package `tests`, from the repository root."""
 
+import gc
+
 import pytest
 import torch
+
+from tests.helpers.seeds import manual_seed
 
 
 @pytest.fixture(autouse=True)
 def _seed() -> None:
-    torch.manual_seed(0)
+    manual_seed(0)
+
+
+def pytest_collection_finish() -> None:
+    """Spare every later collection of garbage the modules and tests, which stay to the end."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_sessionfinish() -> None:
+    gc.unfreeze()
 
 
 @pytest.fixture

@@ -100,9 +100,10 @@ def test_wheel_of_the_sdist_is_the_wheel_of_the_tree(wheel, wheel_of_sdist):
     assert contents(wheel_of_sdist) == contents(wheel)
 
 
-#: Takes a step, and says where the package was found.
+#: Takes a step, and says whether the layers were imported unasked, and where the package was found.
 PROGRAM = """
-import torch, adiv_optim
+import sys, torch, adiv_optim
+print("adiv_optim.layers" in sys.modules)
 model = torch.nn.Sequential(adiv_optim.layers.AffineLikeLinear(2, 2), torch.nn.Linear(2, 1))
 opt = adiv_optim.GradientOnly(torch.optim.SGD(model.parameters(), lr=0.1), model, adiv_optim.Proportional())
 model(torch.ones(1, 2)).sum().backward()
@@ -122,7 +123,8 @@ def test_wheel_of_the_sdist_works_in_an_empty_environment(wheel_of_sdist, tmp_pa
     assert {path.name.partition("-")[0] for path in site.iterdir()} - before == {"adiv_optim"}
     # The torch that runs the tests; a .pth file's folder is searched after the environment's own.
     (site / "torch.pth").write_text(str(Path(torch.__file__).parents[1]))
-    first, second = run(python, "-c", PROGRAM, cwd=elsewhere).splitlines()
+    unasked, first, second = run(python, "-c", PROGRAM, cwd=elsewhere).splitlines()
+    assert unasked == "False"
     assert Path(first) == site / "adiv_optim" / "__init__.py"
     assert Path(second) == site / "adiv_optim" / "layers" / "__init__.py"
 

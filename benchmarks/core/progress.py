@@ -55,7 +55,8 @@ def run_all(
     """
     rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     mine = runs[rank::world]
-    waiting = [run for run in mine if not store.has(run.key(part), run.computes())]
+    there = store.computed().items()
+    waiting = [run for run in mine if (run.key(part), run.computes()) not in there]
     console.print(f"{len(mine) - len(waiting)} of {len(mine)} runs are in {store.path} already")
     if not waiting:
         return

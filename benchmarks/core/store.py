@@ -54,8 +54,11 @@ class Store:
 
     def has(self, key: str, computes: str | None = None) -> bool:
         """Whether a line of this key is there, computed as now."""
-        found = self._results().get(key)
-        return found is not None and found.get("computes") == computes
+        return (key, computes) in self.computed().items()
+
+    def computed(self) -> dict[str, str | None]:
+        """The key of every line, and the hash of what its method computed."""
+        return {key: found.get("computes") for key, found in self._results().items()}
 
     def add(self, key: str, result: Mapping[str, Any]) -> None:
         """Write one result as one whole line; a torn last line, as a killed process may leave one, is cut off.

@@ -64,11 +64,12 @@ def report(
         store = Store(path)
         if store.study not in studies:
             raise ValueError(f"{path} is of the study {store.study!r}; known are {', '.join(studies)}.")
-        methods = {result["settings"].get("method", "none") for result in store.read()}
+        results = store.read()
+        methods = {result["settings"].get("method", "none") for result in results}
         if unknown := methods - METHODS.keys():
             where = "which benchmarks/methods.py does not have; name the file that does by --method-file"
             raise ValueError(f"{path} has runs of method {min(unknown)!r}, {where}.")
-        if store.read():  # not only what is to choose settings
+        if results:  # not only what is to choose settings
             stores[path.stem] = store
             sections |= studies[store.study].report(store, path.stem, path.parent)
     if not sections:

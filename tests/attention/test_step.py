@@ -19,6 +19,7 @@ from adiv_optim.attention._projections import Projections
 from tests.helpers.attention import CONVERGED, EXACT, NAMES, REACHABLE, UNREACHABLE, Case, each_case, flat
 from tests.helpers.cases import relative_error
 from tests.helpers.covering import paired
+from tests.helpers.seeds import manual_seed
 
 pytestmark = pytest.mark.usefixtures("in_float64")
 
@@ -114,7 +115,7 @@ def uneven(seed: int) -> tuple[Case, Tensor, dict[str, Tensor], Tensor]:
     """Token norms over two orders of magnitude, and fewer dimensions per head than tokens."""
     case = Case(sequences=2, tokens=4, features=5, heads=1, head_dim=2)
     input, parameters, g = case.make(seed)
-    torch.manual_seed(seed)
+    manual_seed(seed)
     return case, input * torch.randn(2, 4, 1).mul(1.5).exp(), parameters, g
 
 

@@ -48,7 +48,7 @@ def test_results_name_the_text_and_not_where_it_lies(tmp_path, file, monkeypatch
     assert result["characters"] == 5_000
 
 
-def test_several_rates_are_searched_with_one_seed_and_the_table_says_what_the_lines_say(tmp_path, file, capsys):
+def test_several_rates_are_searched_with_one_seed_and_the_table_says_what_the_lines_say(tmp_path, file, capsys, drawn):
     arguments = ["--methods", "adamw", "batch-ideal-adamw", "--lr", "1e-5", "1e-2", "--damping", "0.3", "--seeds", "2"]
     assert char_lm(tmp_path, file, *arguments) == 0
     store = Store(tmp_path / "char-lm.jsonl")

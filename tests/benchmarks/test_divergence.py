@@ -7,7 +7,7 @@ from benchmarks.core.store import Store
 from benchmarks.data import Dataset
 from benchmarks.studies import divergence
 
-PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+from .test_report import is_drawn
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +44,7 @@ def test_every_method_is_measured_at_both_stages_and_theory_holds(result):
     assert all(result["subjects"][name]["start"]["not_downhill"] == 0 for name in ("none", "batch-ideal, 0.3"))
 
 
-def test_tables_and_figure_come_from_the_file_alone(result, tmp_path):
+def test_tables_and_figure_come_from_the_file_alone(result, tmp_path, drawn):
     store = Store(tmp_path / "divergence.jsonl", "divergence")
     store.add("divergence", result)
     (stored,) = store.read()
@@ -55,4 +55,4 @@ def test_tables_and_figure_come_from_the_file_alone(result, tmp_path):
     mean = stored["subjects"]["none"]["start"]["layers"][0]["gain_mean"]
     assert f"{mean:.3g} ± " in divergence.table(stored, "start")
     assert "| one `divergence`, in training steps |" in text
-    assert (tmp_path / "divergence.png").read_bytes().startswith(PNG_SIGNATURE)
+    assert is_drawn(tmp_path / "divergence.png")

@@ -99,7 +99,7 @@ def test_batches_hold_every_sample_once_an_epoch():
     assert not torch.equal(again[18:], epoch)
 
 
-def test_tables_and_figures_come_from_the_files_alone(random_networks, trained, tmp_path):
+def test_tables_and_figures_come_from_the_files_alone(random_networks, trained, tmp_path, drawn):
     sections = reported(tmp_path, "isometry-depth", [{**random_networks, "environment": ENVIRONMENT}], "isometry-depth")
     sections |= reported(tmp_path, "isometry-training", trained, "isometry-training")
     assert "| ReLU | 1.2665 | 0.538 |" in sections["isometry-depth"]
@@ -157,7 +157,7 @@ def test_mistakes_are_one_line(options, message, tmp_path, capsys):
     assert message in capsys.readouterr().err
 
 
-def test_normalisers_put_the_points_where_their_formulas_say(tmp_path, capsys):
+def test_normalisers_put_the_points_where_their_formulas_say(tmp_path, capsys, drawn):
     assert main(["normalisers-plane", "--out", str(tmp_path)]) == 0
     (result,) = Store(tmp_path / "normalisers-plane.jsonl").read()
     points = {name: torch.tensor([each["x"], each["y"]]).T for name, each in result["outputs"].items()}

@@ -32,7 +32,7 @@ def test_first_point_is_the_divergence_of_the_first_step(method):
     assert found["cosine"][0] == pytest.approx(torch.stack(cosines).mean().item(), rel=1e-5)
 
 
-def test_ranks_are_of_runs_that_did_not_diverge(tmp_path):
+def test_ranks_are_of_runs_that_did_not_diverge(tmp_path, drawn):
     accuracies = [50.0, 60.0, 70.0, 80.0, 10.0]
     runs = [
         {**result(lr=accuracy, accuracies=()), "accuracy": [accuracy], "cosine": [accuracy / 100, None],

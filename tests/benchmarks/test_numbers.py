@@ -35,12 +35,11 @@ def prose(page):
     return " ".join(text.split())
 
 
-@pytest.mark.parametrize(
-    ("page", "number"), [(page, at) for page, quotes in QUOTES.items() for at in range(len(quotes))]
-)
-def test_sentence_says_what_the_results_say(page, number):
-    template, values = QUOTES[page][number]
-    assert template.format(*values()) in prose(page)
+@pytest.mark.parametrize("page", QUOTES)
+def test_sentences_say_what_the_results_say(page):
+    text = prose(page)
+    missing = [quote for template, values in QUOTES[page] if (quote := template.format(*values())) not in text]
+    assert not missing, "\n".join([f"The results say, and {page} does not:", *missing])
 
 
 @pytest.mark.parametrize("page", SETTINGS)
@@ -64,5 +63,7 @@ def test_planted_number_is_noticed(monkeypatch):
     prose_of_planted = "The ideal step reaches 97.3 % here."
     with pytest.raises(AssertionError, match=r"97\.3"):
         test_no_other_number_stands_in_a_sentence(page)
-    with pytest.raises(AssertionError):
-        test_sentence_says_what_the_results_say(page, 0)
+    with pytest.raises(AssertionError) as caught:
+        test_sentences_say_what_the_results_say(page)
+    for template, values in QUOTES[page]:
+        assert template.format(*values()) in str(caught.value)

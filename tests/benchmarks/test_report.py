@@ -57,7 +57,7 @@ def is_drawn(path):
     return path.read_bytes().startswith(PNG_SIGNATURE)
 
 
-def test_sweep_names_the_best_rate_and_its_neighbours(tmp_path):
+def test_sweep_names_the_best_rate_and_its_neighbours(tmp_path, drawn):
     found = ((0.1, 30.0), (0.3, 50.0), (1.0, 49.0), (3.0, 10.0))
     runs = [result(lr=lr, optimizer="sgd", accuracies=((a, a),), validation=True) for lr, a in found]
     section = reported(tmp_path, "uc-sweep", runs)["name"]
@@ -68,7 +68,7 @@ def test_sweep_names_the_best_rate_and_its_neighbours(tmp_path):
     assert "| sgd | none | 0.03, at the sweep's edge | 60.00 ± 0.00 | 0.03 |" in section
 
 
-def test_sweep_takes_the_best_rate_at_every_place_and_names_what_tells_panels_apart(tmp_path):
+def test_sweep_takes_the_best_rate_at_every_place_and_names_what_tells_panels_apart(tmp_path, drawn):
     runs = [
         result(method, gain=gain, lr=lr, activation=activation, accuracies=((10.0, 10.0), (top + 100 * lr, top)))
         for method, top in (("none", 40.0), ("layernorm", 60.0))
@@ -87,7 +87,7 @@ def test_sweep_takes_the_best_rate_at_every_place_and_names_what_tells_panels_ap
     assert "| method | 8 | 16 |" in sections["other-1"]
 
 
-def test_rescaling_shows_mean_and_range_by_sigma(tmp_path):
+def test_rescaling_shows_mean_and_range_by_sigma(tmp_path, drawn):
     found = ((0.0, (40.0, 40.0)), (2.0, (20.0, 30.0)))
     runs = [result(activation="leaky-relu", rescaled=sigma, accuracies=(ends,)) for sigma, ends in found]
     section = reported(tmp_path, "uc-rescaled", runs)["name"]
@@ -102,7 +102,7 @@ def test_standard_error_is_that_of_the_mean():
     assert math.isnan(mean_and_error([1.0])[1])
 
 
-def test_table_shows_last_epoch_and_cost(tmp_path):
+def test_table_shows_last_epoch_and_cost(tmp_path, drawn):
     runs = [
         result(),
         result("proportional", accuracies=((1.0, 1.0), (50.0, 50.0))),
@@ -126,7 +126,7 @@ def test_tuned_table_names_the_chosen_rates(tmp_path):
     assert "| none | 42.00 ± 2.00 (0.003) | 42.00 ± 2.00 (1) |" in section
 
 
-def test_batch_size_table_has_the_slope_of_the_line(tmp_path):
+def test_batch_size_table_has_the_slope_of_the_line(tmp_path, drawn):
     runs = [
         result(method, batch_size=size, accuracies=[[0.0, 0.0], [50 + slope * size] * 2])
         for size in (8, 16, 32)
@@ -143,7 +143,7 @@ def test_batch_size_table_has_the_slope_of_the_line(tmp_path):
     assert is_drawn(tmp_path / "name.png")
 
 
-def test_table1_shows_what_is_there_and_what_is_not(tmp_path):
+def test_table1_shows_what_is_there_and_what_is_not(tmp_path, drawn):
     paper = {"epochs": 100, "seeds": [0, 1, 2, 3, 4]}
 
     def cell(method, size):

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from adiv_optim import BatchIdeal, GradientOnly, functional
 from adiv_optim.functional import linears
 from tests.helpers.cases import apply, gradients, relative_error
+from tests.helpers.seeds import manual_seed
 
 EPS = torch.finfo(torch.float32).eps
 #: Where rows repeat, nothing but the ridge holds most directions, and rounding is a few hundredths of its least value.
@@ -56,7 +57,7 @@ def test_float32_is_near_float64_and_downhill(build, damping, outputs):
 @pytest.mark.parametrize("count", [50, 400], ids=["sample-side", "feature-side"])
 def test_equal_rows_without_damping_never_step_uphill(count):
     for seed in range(20):
-        torch.manual_seed(seed)
+        manual_seed(seed)
         x, g = torch.randn(1, 60).expand(count, 60), torch.randn(count, 3)
         plain, _ = plain_and_ideal(x, g, 0.0)
         assert (found_for(x, g, 0.0) * plain).sum() > 0

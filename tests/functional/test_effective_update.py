@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.helpers.cases import CONV, LayerCase, apply, conv, each_correction, linear
+from tests.helpers.cases import CONV, apply, conv, each_correction, linear
 from tests.helpers.references import rows
 
 LEARNING_RATE = 0.1
@@ -13,16 +13,11 @@ EXACT = 1e-12  # float64, absolute, on outputs of order one
 ONE_ROW = {
     "linear": linear(5, 3, shape=(1, 5)),
     "linear-no-bias": linear(5, 3, bias=False, shape=(1, 5)),
-    "linear-unbatched": linear(5, 3, shape=(5,)),
-    "linear-one-token": linear(5, 3, shape=(1, 1, 5)),
     "linear-narrow-to-wide": linear(2, 17, shape=(1, 2)),
-    "conv1d-one-patch": conv(nn.Conv1d, 3, 4, 5, shape=(1, 3, 5)),
     "conv1d-one-patch-no-bias": conv(nn.Conv1d, 3, 4, 5, bias=False, shape=(1, 3, 5)),
     "conv2d-one-patch": conv(nn.Conv2d, 3, 4, 3, shape=(1, 3, 3, 3)),
     "conv2d-one-patch-dilated": conv(nn.Conv2d, 3, 4, 2, dilation=2, shape=(1, 3, 3, 3)),
     "conv2d-one-patch-padded": conv(nn.Conv2d, 3, 4, 4, padding=1, stride=2, shape=(1, 3, 2, 2)),
-    "conv2d-one-patch-channels-last": LayerCase(lambda: nn.Conv2d(3, 4, 3), (1, 3, 3, 3), torch.channels_last),
-    "conv2d-one-patch-unbatched": conv(nn.Conv2d, 3, 4, 3, shape=(3, 3, 3)),
     "conv3d-one-patch": conv(nn.Conv3d, 2, 3, 2, shape=(1, 2, 2, 2, 2)),
 }
 each_one_row = pytest.mark.parametrize("case", ONE_ROW.values(), ids=ONE_ROW)

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from adiv_optim import Disproportional, Proportional, functional
-from tests.helpers.cases import apply, each_correction, each_linear, gradients, relative_error
+from tests.helpers.cases import apply, each_correction, gradients, relative_error
 from tests.helpers.references import loop_gradients
 
 EXACT = 1e-12  # float64, relative
@@ -43,10 +43,9 @@ def test_layer_used_twice_gets_the_sum_of_both_uses(correction):
         assert relative_error(parameter.grad, first[name] + second[name]) <= EXACT
 
 
-@each_linear
-@each_correction
-def test_leading_dimensions_are_rows(case, correction):
-    layer, x = case.layer(), case.input()
+@pytest.mark.parametrize("shape", [(5,), (2, 3, 5), (2, 2, 3, 5)], ids=["unbatched", "tokens", "four-dimensions"])
+def test_leading_dimensions_are_rows(shape):
+    layer, x, correction = nn.Linear(5, 3).double(), torch.randn(shape, dtype=torch.float64), Disproportional()
     output = apply(layer, x, correction)
     g = torch.randn_like(output)
     found = gradients(output, layer, g)

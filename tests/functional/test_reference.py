@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from adiv_optim import Correction, Disproportional, Proportional, jacobian
-from tests.helpers.cases import LAYERS, apply, each_correction, gradients, quiet_same, relative_error
+from tests.helpers.cases import FUNCTIONAL, LAYERS, apply, each_correction, gradients, quiet_same, relative_error
 from tests.helpers.references import loop_gradients
 
 EXACT = 1e-12  # float64, relative
@@ -27,7 +27,7 @@ def oracle_gradients(layer, x, g, correction):
 
 #: Weight and bias of Disproportional have scales of their own, those of Proportional share one.
 RULES = [
-    *(pytest.param(case, Disproportional(), id=name) for name, case in LAYERS.items()),
+    *(pytest.param(case, Disproportional(), id=name) for name, case in FUNCTIONAL.items()),
     *(pytest.param(LAYERS[name], Proportional(), id=f"{name}-shared") for name in SOME),
 ]
 

@@ -12,8 +12,8 @@ from tests.helpers.covering import paired
 EXACT = 1e-12  # float64, relative
 COMPILED = 1e-5  # float32, relative: the compiler may reorder sums
 
-SOME = ["linear-rows", "linear-tokens-no-bias", "linear-narrow-to-wide", "conv1d", "conv2d-every-option", "conv3d"]
-some_layers = pytest.mark.parametrize("case", [LAYERS[name] for name in SOME], ids=SOME)
+SOME = ["linear-tokens", "linear-rows-no-bias", "linear-narrow-to-wide", "conv1d", "conv2d-every-option", "conv3d"]
+some_layers = paired("case correction", {name: LAYERS[name] for name in SOME}, CORRECTIONS)
 
 
 class Through(nn.Module):
@@ -28,7 +28,6 @@ class Through(nn.Module):
 
 
 @some_layers
-@each_correction
 def test_vmap_over_stacked_models_is_a_loop_over_models(case, correction):
     models = [Through(case.layer(), correction) for _ in range(3)]
     inputs = torch.stack([case.input() for _ in models])
@@ -45,7 +44,6 @@ def test_vmap_over_stacked_models_is_a_loop_over_models(case, correction):
 
 
 @some_layers
-@each_correction
 def test_backward_through_vmap_is_a_loop_over_models(case, correction):
     # The ensemble trainer's way: vmap forward, then one ordinary backward over the stacked tensors.
     models = [Through(case.layer(), correction) for _ in range(3)]
@@ -73,7 +71,6 @@ def test_biases_of_their_own_beside_a_shared_weight_are_a_loop_over_them():
 
 
 @some_layers
-@each_correction
 def test_vmap_with_shared_input_is_a_loop_over_models(case, correction):
     models, x = [Through(case.layer(), correction) for _ in range(2)], case.input()
     stacked, _ = stack_module_state(models)
@@ -87,7 +84,6 @@ def test_vmap_with_shared_input_is_a_loop_over_models(case, correction):
 
 
 @some_layers
-@each_correction
 def test_per_sample_gradients_by_vmap_of_grad_are_a_loop_over_samples(case, correction):
     model, x = Through(case.layer(), correction), case.input()
     parameters = {name: p.detach() for name, p in model.named_parameters()}

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer, RMSprop
 
+from tests.helpers.seeds import manual_seed
+
 #: transformers' linear layer with a transposed weight, where there is one.
 Conv1D: Any = None
 if importlib.util.find_spec("transformers"):
@@ -307,7 +309,7 @@ def network(seed: int) -> tuple[Network, Training]:
     """The network of a seed, and its training."""
     # A string of its own for each: equal numbers would make weights and choices go together.
     draw = random.Random(f"network {seed}")
-    torch.manual_seed(draw.getrandbits(31))
+    manual_seed(draw.getrandbits(31))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of even kernels under padding="same"
         model, x = _network(draw)

@@ -11,6 +11,8 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from tests.helpers.seeds import manual_seed
+
 HOMOGENEOUS: dict[str, Callable[[], nn.Module]] = {
     "relu": nn.ReLU,
     "leaky-relu": lambda: nn.LeakyReLU(0.1),
@@ -60,7 +62,7 @@ class Architecture:
 
     def model(self, seed: int = 0) -> Any:
         """The network, in the default dtype."""
-        torch.manual_seed(self.seed + seed)
+        manual_seed(self.seed + seed)
         biased, layers = (not flag for flag in self.unbiased), []
         features = CHANNELS * SIZE
         if self.dims:

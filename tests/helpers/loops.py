@@ -13,6 +13,7 @@ from torch.optim.lr_scheduler import ExponentialLR, LRScheduler
 
 from adiv_optim import Correction, jacobian
 from tests.helpers.cases import relative_error
+from tests.helpers.seeds import manual_seed
 from tests.wrappers import WRAPPERS, Wrapper
 
 EXACT = 1e-9  # float64; Cholesky factors and roots square the condition of the rows
@@ -60,7 +61,7 @@ each_method_by_name = pytest.mark.parametrize("name", METHODS)
 
 
 def network() -> nn.Module:
-    torch.manual_seed(0)
+    manual_seed(0)
     return nn.Sequential(nn.Conv2d(2, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(36, 8), nn.ReLU(), nn.Linear(8, 3))
 
 

@@ -16,6 +16,7 @@ from adiv_optim import gauge as gauges
 from tests import wrappers
 from tests.helpers import by_hand, torch_database
 from tests.helpers.by_hand import Method
+from tests.helpers.seeds import manual_seed
 
 Batch = tuple[Tensor, Tensor]
 
@@ -87,7 +88,7 @@ def configurations(name: str) -> list[Configuration]:
 
 
 def network(bias: bool = True) -> nn.Module:
-    torch.manual_seed(0)
+    manual_seed(0)
     return nn.Sequential(nn.Linear(4, 6, bias), nn.ReLU(), nn.Linear(6, 3, bias))
 
 

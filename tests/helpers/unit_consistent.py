@@ -5,6 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from adiv_optim import UnitConsistent, gauge
+from tests.helpers.seeds import manual_seed
 
 
 def mlp() -> nn.Module:
@@ -59,7 +60,7 @@ def batches_for(shape: tuple[int, ...], steps: int) -> list[tuple[Tensor, Tensor
 
 
 def wrapped(build=OPTIMIZERS["adamw"], seed: int = 0, **options):
-    torch.manual_seed(seed)
+    manual_seed(seed)
     model = mlp()
     example = torch.randn(2, 6)
     return model, UnitConsistent(build(model.parameters()), model, example_input=example, **options)

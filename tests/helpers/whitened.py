@@ -5,6 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from adiv_optim import Whitened
+from tests.helpers.seeds import manual_seed
 
 EXACT = 1e-9
 
@@ -33,7 +34,7 @@ def backward(model: nn.Module, x: Tensor, seed: int = 0) -> Tensor:
 
 
 def small(seed: int = 0, **options):
-    torch.manual_seed(seed)
+    manual_seed(seed)
     model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.LayerNorm(8), nn.Linear(8, 4))
     inner = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.1)
     return model, Whitened(inner, model, **{"every": 2, **options})

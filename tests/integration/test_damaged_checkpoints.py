@@ -15,6 +15,7 @@ from torch.optim import AdamW
 from torch.utils import _pytree as pytree
 
 from tests.helpers.covering import paired
+from tests.helpers.seeds import manual_seed
 from tests.wrappers import REMEMBERING, WRAPPERS
 
 pytestmark = pytest.mark.usefixtures("in_float64")
@@ -24,7 +25,7 @@ Change = Callable[[Any], Any]
 
 def built(wrapper: str, hidden: int = 5, steps: int = 3) -> Any:
     """A wrapper that has stepped on a network with so many hidden units."""
-    torch.manual_seed(0)
+    manual_seed(0)
     model = nn.Sequential(nn.Conv1d(2, 4, 3, groups=2), nn.ReLU(), nn.Flatten(), nn.Linear(12, hidden), nn.ReLU())
     model.append(nn.Linear(hidden, 3))
     optimizer = WRAPPERS[wrapper](AdamW(model.parameters(), lr=1e-2), model, torch.zeros(1, 2, 5))
@@ -41,7 +42,7 @@ def train(model: nn.Module, optimizer: Any, steps: int) -> None:
 
 def path_of(optimizer: Any) -> list[Any]:
     """Weights and state now, and where two more steps lead."""
-    torch.manual_seed(1)
+    manual_seed(1)
     now = copy.deepcopy([optimizer.model.state_dict(), optimizer.state_dict()])
     train(optimizer.model, optimizer, 2)
     return pytree.tree_leaves([now, optimizer.model.state_dict(), optimizer.state_dict()])

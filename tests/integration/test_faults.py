@@ -12,13 +12,14 @@ from torch.optim import AdamW
 from torch.utils import _pytree as pytree
 
 from tests.helpers.covering import paired
+from tests.helpers.seeds import manual_seed
 from tests.wrappers import WRAPPERS, Wrapper, each_wrapper
 
 SHAPE = (6, 2, 5, 5)
 
 
 def built(wrap: Wrapper) -> Any:
-    torch.manual_seed(0)
+    manual_seed(0)
     model = nn.Sequential(nn.Conv2d(2, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(36, 8), nn.ReLU(), nn.Linear(8, 3))
     return wrap(AdamW(model.parameters(), lr=1e-2, eps=1e-3), model, torch.zeros(1, *SHAPE[1:]))
 

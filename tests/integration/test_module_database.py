@@ -14,6 +14,7 @@ from adiv_optim import BatchIdeal, Correction, Disproportional, Proportional, Wh
 from tests.helpers import torch_database
 from tests.helpers.cases import relative_error
 from tests.helpers.covering import paired
+from tests.helpers.seeds import manual_seed
 from tests.optim.test_gradient_only import One
 
 pytestmark = [  # torch's own, of modules that its database builds
@@ -55,7 +56,7 @@ def samples(name: str, dtype: torch.dtype) -> Iterator[tuple[nn.Module, tuple[An
 
 def numbers(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Tensor], dict[str, Tensor]]:
     """Outputs and gradients of inputs; gradients of parameters."""
-    torch.manual_seed(0)
+    manual_seed(0)
     args, kwargs = tree_map(
         lambda leaf: leaf.detach().clone().requires_grad_(leaf.requires_grad) if isinstance(leaf, Tensor) else leaf,
         (args, kwargs),

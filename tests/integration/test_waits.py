@@ -26,6 +26,7 @@ from adiv_optim import (
 from adiv_optim._linalg import host
 from tests.helpers.cases import needs_cuda
 from tests.helpers.loops import images
+from tests.helpers.seeds import manual_seed
 from tests.wrappers import REMEMBERING, WRAPPERS, Wrapper, by_inputs, each_wrapper
 
 STEPS, EVERY = 8, 4
@@ -78,7 +79,7 @@ def waits(monkeypatch):
 
 
 def network():
-    torch.manual_seed(0)
+    manual_seed(0)
     return nn.Sequential(
         nn.Conv2d(2, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 1, groups=2), nn.ReLU(), nn.Flatten(),
         nn.Linear(36, 8), nn.ReLU(), nn.Linear(8, 3),

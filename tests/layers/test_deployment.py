@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from adiv_optim.layers import AffineLikeLinear, ChannelScale, DyISRU, DyT, IsotropicTanh, L2Norm, NormLikeLinear
+from tests.helpers.covering import paired
 
 CLOSE = 1e-6
 
@@ -103,8 +104,7 @@ def test_onnx_file_run_by_onnxruntime_equals_eager_for_other_batches(tmp_path):
         assert greatest_difference(session.run(None, {input.name: x.numpy()}), model(x)) <= CLOSE
 
 
-@each_layer
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@paired("name dtype", {name: name for name in LAYERS}, {"float16": torch.float16, "bfloat16": torch.bfloat16})
 def test_half_precision_keeps_the_dtype_and_is_close(name, dtype):
     layer, x = copy.deepcopy(LAYERS[name]), images()
     wanted = layer(x)
@@ -121,8 +121,7 @@ def test_autocast_is_close(name):
     torch.testing.assert_close(output.float(), layer(x), rtol=3e-2, atol=3e-2)
 
 
-@each_layer
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
+@paired("name dtype", {name: name for name in LAYERS}, {"float16": torch.float16, "float32": torch.float32})
 def test_zero_input_gives_finite_values_and_gradients(name, dtype):
     layer = copy.deepcopy(LAYERS[name]).to(dtype)
     x = torch.zeros(2, 3, 4, 5, dtype=dtype, requires_grad=True)

@@ -60,10 +60,9 @@ def features(size):
     return math.prod(size) if isinstance(size, tuple) else size
 
 
-@each_form
-@paired("size_dim_shape per_channel", PLACES, {"scalar": False, "per-channel": True})
-def test_output_at_initialisation_is_the_published_formula(kind, formula, size_dim_shape, per_channel):
-    size, dim, shape = size_dim_shape
+@paired("form size_dim_shape per_channel", FORMS, PLACES, {"scalar": False, "per-channel": True})
+def test_output_at_initialisation_is_the_published_formula(form, size_dim_shape, per_channel):
+    (kind, formula), (size, dim, shape) = form, size_dim_shape
     layer, x = kind(size, dim=dim, per_channel=per_channel), 3 * torch.randn(shape)
     wanted = torch.tensor([formula(value, features(size)) for value in x.flatten().tolist()]).view(shape)
     torch.testing.assert_close(layer(x), wanted, rtol=EXACT, atol=EXACT)
@@ -140,9 +139,9 @@ def test_large_inputs_reach_the_bound(kind, formula):
     torch.testing.assert_close(layer(torch.full((9,), 1e9)), bound, rtol=EXACT, atol=0)
 
 
-@each_form
-@pytest.mark.parametrize(("per_channel", "affine"), [(True, True), (False, False)], ids=["per-channel", "scalar-plain"])
-def test_gradcheck_passes(kind, formula, per_channel, affine):
+@paired("form per_channel_affine", FORMS, {"per-channel": (True, True), "scalar-plain": (False, False)})
+def test_gradcheck_passes(form, per_channel_affine):
+    (kind, _), (per_channel, affine) = form, per_channel_affine
     layer = kind(3, dim=1, per_channel=per_channel, elementwise_affine=affine)
     x = torch.randn(2, 3, 2, 2, requires_grad=True)
     names = [name for name, _ in layer.named_parameters()]
@@ -268,7 +267,6 @@ WRONG = {
 
 
 @pytest.mark.parametrize(("size", "dim", "shape", "message"), WRONG.values(), ids=WRONG)
-@pytest.mark.parametrize("kind", [DyT])
-def test_input_with_other_channels_is_an_error(kind, size, dim, shape, message):
-    with pytest.raises(ValueError, match=f"{kind.__name__}: the input has .*{message}"):
-        kind(size, dim=dim)(torch.zeros(shape))
+def test_input_with_other_channels_is_an_error(size, dim, shape, message):
+    with pytest.raises(ValueError, match=f"DyT: the input has .*{message}"):
+        DyT(size, dim=dim)(torch.zeros(shape))

@@ -47,8 +47,7 @@ def test_reference_would_notice_one_norm_for_all_groups():
     assert (wrong - reference(layer, x)).abs().max() > 1e-2
 
 
-@each_class
-@pytest.mark.parametrize("form", BOTH.values(), ids=BOTH)
+@each_class_in_some_form
 def test_derivatives_pass_gradcheck(case, form):
     layer, x = build(case, form)
     names = [name for name, _ in layer.named_parameters()]
@@ -84,7 +83,6 @@ LONE = {
     "3d": (PatchNormConv3d, (2, 3, 2), {}, (1, 2, 2, 2, 2)),
     "transposed": (PatchNormConvTranspose2d, (4, 6, 3), {"padding": 1}, (1, 4, 1, 1)),
 }
-each_lone = pytest.mark.parametrize("case", LONE.values(), ids=LONE)
 #: Form and rate.
 STEPS = {
     "affine-like": ({}, LEARNING_RATE),
@@ -102,17 +100,16 @@ def output_change(layer, x, g, learning_rate=LEARNING_RATE):
     return (layer(x) - before).detach()
 
 
-@paired("case length", LONE, {"short": 1e-3, "unit": 1.0, "long": 1e3})
-@pytest.mark.parametrize(("form", "learning_rate"), STEPS.values(), ids=STEPS)
-def test_step_on_a_lone_patch_moves_the_output_by_the_gradient(case, form, learning_rate, length):
+@paired("case form_rate length", LONE, STEPS, {"short": 1e-3, "unit": 1.0, "long": 1e3})
+def test_step_on_a_lone_patch_moves_the_output_by_the_gradient(case, form_rate, length):
+    form, learning_rate = form_rate
     layer, x = build(case, form)
     x = length * x / x.norm()
     g = torch.randn_like(layer(x))
     torch.testing.assert_close(output_change(layer, x, g, learning_rate), -LEARNING_RATE * g, rtol=0, atol=EXACT)
 
 
-@each_lone
-@pytest.mark.parametrize("bias", [True, False], ids=["bias", "no-bias"])
+@paired("case bias", LONE, {"bias": True, "no-bias": False})
 def test_norm_like_step_on_a_lone_patch_is_twice_the_gradient_or_once_without_a_bias(case, bias):
     kind, sizes, options, shape = case
     layer, x = build((kind, sizes, {**options, "bias": bias}, shape), {"form": "norm-like"})
@@ -129,8 +126,7 @@ def test_step_of_a_plain_convolution_is_not_the_gradient(case):
     assert (output_change(layer, x, g) + LEARNING_RATE * g).abs().max() > 0.1
 
 
-@each_class_in_some_form
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float16], ids=str)
+@paired("case form dtype", CLASSES, FORMS, {str(d): d for d in (torch.float64, torch.float32, torch.float16)})
 def test_zero_patches_give_the_bias_and_finite_gradients(case, form, dtype):
     layer, x = build(case, form)
     layer, x = layer.to(dtype), torch.zeros_like(x, dtype=dtype).requires_grad_()

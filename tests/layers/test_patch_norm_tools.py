@@ -12,7 +12,6 @@ from tests.helpers.covering import paired
 from tests.helpers.patch_norm import CASES, CLASSES, FORMS, PLAIN, build, reference
 
 each_class = pytest.mark.parametrize("case", CLASSES.values(), ids=CLASSES)
-each_form = pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 each_class_in_some_form = paired("case form", CLASSES, FORMS)
 both_forms = pytest.mark.parametrize("form", [FORMS["affine-like"], FORMS["norm-like"]], ids=["affine", "norm"])
 
@@ -48,8 +47,7 @@ def test_copies_and_pickles_compute_the_same(case, form):
         assert f"{name}={value!r}" in repr(layer)
 
 
-@pytest.mark.parametrize("case", [CASES["2d-groups"], CASES["transposed-2d"]], ids=["2d", "transposed-2d"])
-@each_form
+@paired("form case", FORMS, {name: CASES[name] for name in ("2d-groups", "transposed-2d")})
 def test_channels_last_is_kept(case, form):
     layer, x = build(case, form)
     wanted = layer(x)
@@ -63,8 +61,7 @@ def test_channels_last_is_kept(case, form):
     assert x.grad.is_contiguous(memory_format=torch.channels_last)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64], ids=str)
-@each_class_in_some_form
+@paired("case form dtype", CLASSES, FORMS, {str(d): d for d in (torch.float16, torch.bfloat16, torch.float64)})
 def test_output_and_gradients_keep_the_dtype(case, form, dtype):
     layer, x = build(case, form)
     wanted = layer(x)
@@ -76,8 +73,7 @@ def test_output_and_gradients_keep_the_dtype(case, form, dtype):
     torch.testing.assert_close(output.float(), wanted, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize("kind", [PatchNormConv2d, PatchNormConvTranspose2d])
-@each_form
+@paired("form kind", FORMS, {kind.__name__: kind for kind in (PatchNormConv2d, PatchNormConvTranspose2d)})
 @pytest.mark.parametrize("size", [2e-6, 300.0, 10000.0], ids=str)
 def test_float16_patches_whose_norms_float16_cannot_hold(kind, form, size):
     # |x|² exceeds 65504 above 256, and 1/|x| does below 1.5e-5; Wx itself is representable.

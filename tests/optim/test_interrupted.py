@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from adiv_optim import UnitConsistent, gauge
 from adiv_optim.optim.coordinates import all_or_nothing
+from tests.helpers.seeds import manual_seed
 from tests.wrappers import WRAPPERS
 
 #: Those that the table of wrappers does not have: projection writes the model's weights after the step.
@@ -69,7 +70,7 @@ class OutOfMemoryAt(TorchDispatchMode):
 
 def ready(wrap: Any, inner: Any) -> Any:
     """An optimizer with a gradient, whose next step measures, and scales far from 1."""
-    torch.manual_seed(0)
+    manual_seed(0)
     model = nn.Sequential(nn.Conv2d(2, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(36, 8), nn.ReLU(), nn.Linear(8, 3))
     with torch.no_grad():
         model[0].weight.mul_(50)

@@ -66,7 +66,7 @@ def explicit(layer: nn.Module, input: Tensor, grad_output: Tensor) -> Tensor:
 #: Tokens, no bias, groups, padding by the layer and by "same", three dimensions, and another order in memory.
 KINDS = (
     "linear-tokens", "linear-rows-no-bias", "conv1d-every-option", "conv2d-same-circular", "conv2d-channels-last",
-    "conv3d-no-bias",
+    "conv3d",
 )  # fmt: skip
 
 

@@ -1,0 +1,29 @@
+"""What tests of the benchmarks share."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from matplotlib.figure import Figure
+
+
+@pytest.fixture(autouse=True)
+def _figures(request, monkeypatch):
+    """Leave files of figures empty where a test does not ask for `drawn`: drawing takes longer than the rest."""
+
+    def leave_empty(figure: Figure, path: Path, **options: Any) -> None:
+        path.write_bytes(b"")
+
+    if "drawn" not in request.fixturenames:
+        monkeypatch.setattr(Figure, "savefig", leave_empty)
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    """Draw figures, of few dots, for a test that looks at them."""
+    savefig = Figure.savefig
+
+    def draw(figure: Figure, path: Path, **options: Any) -> None:
+        savefig(figure, path, **{**options, "dpi": 40})
+
+    monkeypatch.setattr(Figure, "savefig", draw)
