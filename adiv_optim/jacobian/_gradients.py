@@ -40,6 +40,11 @@ def _loss_and_gradients(
                 f"layer {path!r} ({type(layer).__name__}) mixes the samples of a batch, "
                 "so they have no Jacobian of their own; leave it out of `layers`."
             )
+        inside = {id(module) for module in layer.modules() if module is not layer}
+        if within := next((other for other, module in chosen.items() if id(module) in inside), None):
+            raise ValueError(
+                f"layers names {within!r}, which is inside {path!r}: its gradient would count twice; name one of them."
+            )
     found = differentiate(model, loss_fn, inputs, targets, chosen, constant=True)
     gradients = found.gradients
     for path, call in ((path, call) for path, calls in found.calls.items() for call in calls):
@@ -84,7 +89,7 @@ def corrected_gradients(*args: Any, **kwargs: Any) -> dict[str, Tensor]:  # noqa
 
     Raises:
         TypeError: the correction is no `Correction`.
-        ValueError: a correction is attached to the model, or `layers` names one that is not there.
+        ValueError: a correction is attached to the model, or `layers` names one that is not there or inside another.
 
     Example:
         >>> import torch

@@ -122,6 +122,10 @@ ERRORS = {
         lambda: nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)), {"layers": ["1"]}, ValueError,
         r"layer '1' \(BatchNorm1d\) mixes the samples",
     ),
+    "layer-in-a-layer": (
+        lambda: nn.Sequential(nn.Sequential(nn.Linear(4, 2))), {"layers": ["0.0", "0"]}, ValueError,
+        r"layers names '0\.0', which is inside '0'.*twice; name one of them",
+    ),
     "chunk-size-0": (mlp, {"chunk_size": 0}, ValueError, "chunk_size is 0.*at least 1"),
     "chunk-size-negative": (mlp, {"chunk_size": -2}, ValueError, "chunk_size is -2"),
     "keyword-call": (KeywordCaller, {}, ValueError, r"layer 'layer' \(Linear\) was called with keyword"),
