@@ -84,6 +84,7 @@ PASS = {
     "stack": lambda x: torch.stack([x[:, 2], x[:, 0], x[:, 1], x[:, 3]], 1),
     "mask": lambda x: x * (x > 0),
     "where": lambda x: torch.where(x > 0, x, 0.0),
+    "where-of-two-numbers": lambda x: x * torch.where(x > 0, 1.0, 0.0),
     "masked-fill": lambda x: x.masked_fill(x < 0, 0.0),
     "gate-by-constant": lambda x: x * torch.linspace(-1, 1, 6),
     "instance-norm": lambda x: F.instance_norm(x, eps=0.0),
