@@ -132,6 +132,8 @@ PIN = {
     "reciprocal": lambda x: 1 / (x.abs() + 1),
     "group-norm": lambda x: F.group_norm(x, 2),
     "layer-norm": lambda x: F.layer_norm(x, [4, 6, 6]),
+    "normalised-by-constants": lambda x: F.batch_norm(x, torch.zeros(4), torch.ones(4)),
+    "normalised-by-parameters": lambda x, m: F.batch_norm(x, m.slope.detach(), m.slope.detach()),
     "tied-both-ways": lambda x, m: ((x.movedim(1, 3) @ m.matrix).relu() @ m.matrix.t()).movedim(3, 1),
 }
 
