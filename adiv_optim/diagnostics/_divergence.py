@@ -1,5 +1,6 @@
 """The divergence of a step: how it moves every layer's outputs, against the movement they asked for."""
 
+import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -52,7 +53,7 @@ def divergence(
     With an optimizer Δθ is its real step, momentum, decay and rounding included, and cosine, projection and descent are
     that step's. No part of a nonlinear step belongs to one row: γ and its shares stay those of the gradient the
     optimizer was handed, and interference_k is the share of Δz_k across g_k, |Δz_k⊥| / (|Δz_k∥| + |Δz_k⊥|). The rate a
-    layer is measured in is the greatest of its parameters' groups.
+    layer is measured in is the greatest of its parameters' groups; at rate 0 it is left out.
 
     Model and optimizer are copied, and run on the copies: parameters, gradients, buffers, optimizer state, random
     generators and training mode stay as they are, bit for bit. Forward hooks of the model run, hooks of the
@@ -123,20 +124,20 @@ def divergence(
                 reason = "the optimizer holds none of its parameters"
             if reason and layers is not None:
                 raise ValueError(f"layer {path!r} ({type(layer).__name__}) cannot be measured: {reason}.")
-            if reason:
-                left_out[path] = reason
+            rate = max((rates[name] for name in names.values() if name in rates), default=0.0)
+            if reason or not rate:  # no error: the first step of a warm-up, and the next one has a rate
+                left_out[path] = reason or "its learning rate is 0"
                 continue
-            rate = max(rates[name] for name in names.values() if name in rates)
             own = {local: to_float64(step[name]) / rate for local, name in names.items()}
             descent = -sum(_inner(own[local], plain.get(name)) for local, name in names.items())
             measured[path] = _measure(layer, found.calls[path], own, descent, max_rows, optimizer is not None)
-        total = -sum(_inner(step[name], plain.get(name)) / rate for name, rate in rates.items() if rate)
+        parts = [_inner(step[name], plain.get(name)) / rate for name, rate in rates.items() if rate]
     order = {path: at for at, (path, _) in enumerate(twin.named_modules())}
     return Divergence(
         layers=measured,
         left_out=dict(sorted(left_out.items(), key=lambda entry: order[entry[0]])),
         loss=found.loss.item(),
-        descent=total,
+        descent=-sum(parts) if parts else math.nan,
         optimizer=None if optimizer is None else type(getattr(optimizer, "inner", optimizer)).__name__,
     )
 

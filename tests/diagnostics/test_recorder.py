@@ -70,6 +70,22 @@ def test_share_of_steps_that_climb():
     assert shares[IDEAL]["total"] == 0
 
 
+def test_first_step_of_a_warm_up_has_no_verdict():
+    network = model()
+    optimizer = torch.optim.SGD([{"params": network[0].parameters(), "lr": 0.0}, {"params": network[3].parameters()}])
+    found = divergence(network, F.cross_entropy, *batch(), optimizer=optimizer)
+    assert set(found.layers) == {"3"}
+    assert found.left_out["0"] == "its learning rate is 0"
+    optimizer.param_groups[1]["lr"] = 0.0
+    recorder = DivergenceRecorder(network, F.cross_entropy, optimizer, every=1, layers=["0", "3"])
+    assert "not downhill" not in str(recorder.step(*batch()))
+    assert math.isnan(recorder.not_downhill()["total"])
+    for group in optimizer.param_groups:
+        group["lr"] = 0.1
+    recorder.step(*batch())
+    assert recorder.not_downhill() == {"0": 0, "3": 0, "total": 0}
+
+
 def test_history_is_saved_as_strict_json(tmp_path):
     recorder = DivergenceRecorder(model(), F.cross_entropy, every=1)
     recorder.step(*batch())
