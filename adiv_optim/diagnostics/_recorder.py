@@ -95,12 +95,14 @@ class DivergenceRecorder:
     def not_downhill(self) -> dict[str, float]:
         """Return the share of measured steps that were not downhill: by layer path, and in total under "total".
 
+        A layer of the path "total" goes by "total.", which no path is.
+
         A step whose descent is NaN, as one at rate 0, has no verdict; without any verdict the share is NaN.
         """
         steps: dict[str, list[Mapping[str, Any]]] = {}
         for entry in self.history:
             for path, layer in entry["layers"].items():
-                steps.setdefault(path, []).append(layer)
+                steps.setdefault("total." if path == "total" else path, []).append(layer)
         return {path: _share_not_downhill(layers) for path, layers in steps.items()} | {
             "total": _share_not_downhill(self.history)
         }

@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections import OrderedDict
 
 import pytest
 import torch
@@ -84,6 +85,14 @@ def test_first_step_of_a_warm_up_has_no_verdict():
         group["lr"] = 0.1
     recorder.step(*batch())
     assert recorder.not_downhill() == {"0": 0, "3": 0, "total": 0}
+
+
+def test_layer_of_the_path_total_is_not_the_total():
+    network = nn.Sequential(OrderedDict(first=nn.Linear(4, 5), total=nn.Linear(5, 3)))
+    recorder = DivergenceRecorder(network, F.cross_entropy, every=1)
+    recorder.step(*batch())
+    recorder.history[0]["layers"]["total"]["descends"] = False
+    assert recorder.not_downhill() == {"first": 0, "total.": 1, "total": 0}
 
 
 def test_history_is_saved_as_strict_json(tmp_path):
