@@ -15,6 +15,7 @@ from ..corrections import Correction, check_correction
 from ..jacobian import PLAIN_BY_DEFAULT
 from ..jacobian.modules import choose_layers, same_randomness
 from ..jacobian.recorder import Call, differentiate
+from ..optim import OptimizerWrapper
 from ._closed_form import closed_rows, has_closed_form
 from ._copies import check_optimizer, step_of, twins
 from ._result import Divergence, LayerDivergence, summarise
@@ -138,7 +139,7 @@ def divergence(
         left_out=dict(sorted(left_out.items(), key=lambda entry: order[entry[0]])),
         loss=found.loss.item(),
         descent=-sum(parts) if parts else math.nan,
-        optimizer=None if optimizer is None else type(getattr(optimizer, "inner", optimizer)).__name__,
+        optimizer=None if optimizer is None else _name(optimizer),
     )
 
 
@@ -156,6 +157,11 @@ def check_arguments(model: nn.Module, optimizer: object | None, correction: obje
                 )
     if optimizer is not None:
         check_optimizer(optimizer, model)
+
+
+def _name(optimizer: Optimizer) -> str:
+    name = type(optimizer).__name__
+    return f"{name}({_name(optimizer.inner)})" if isinstance(optimizer, OptimizerWrapper) else name
 
 
 def _measure(

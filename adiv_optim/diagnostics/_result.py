@@ -81,7 +81,7 @@ class Divergence(_Descent):
         loss: of the batch.
         descent: ⟨−Δθ/η, ∇L⟩ over all trainable parameters, each by the rate of its own parameter group;
             `descends` says whether it is above 0. NaN where all rates are 0.
-        optimizer: the class of the optimizer whose step was measured; None for the gradient step.
+        optimizer: the class of the optimizer whose step was measured, as "Whitened(Adam)"; None for the gradient step.
     """
 
     layers: dict[str, LayerDivergence]

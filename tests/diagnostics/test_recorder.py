@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from adiv_optim import BatchIdeal, GradientOnly, Proportional, attach
+from adiv_optim import BatchIdeal, GradientOnly, Proportional, Whitened, attach
 from adiv_optim.diagnostics import DivergenceRecorder, divergence
 
 IDEAL = BatchIdeal(1e-3)
@@ -48,7 +48,7 @@ def test_recorder_follows_training_and_leaves_nothing_behind():
         F.cross_entropy(network(x), y).backward()
         optimizer.step()
     assert len(recorder.history) == 3
-    assert all(entry["optimizer"] == "Adam" for entry in recorder.history)
+    assert all(entry["optimizer"] == "GradientOnly(Adam)" for entry in recorder.history)
     assert [set(vars(module)) for module in network.modules()] == keys
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in network.modules())
 
@@ -93,6 +93,20 @@ def test_layer_of_the_path_total_is_not_the_total():
     recorder.step(*batch())
     recorder.history[0]["layers"]["total"]["descends"] = False
     assert recorder.not_downhill() == {"first": 0, "total.": 1, "total": 0}
+
+
+def test_optimizer_is_named_with_its_wrappers():
+    class Lookahead(torch.optim.SGD):
+        """Not of this library; what it keeps as `inner` is its own affair."""
+
+        inner = "slow weights"
+
+    network = model()
+    for optimizer, name in (
+        (Lookahead(network.parameters(), lr=0.1), "Lookahead"),
+        (Whitened(torch.optim.Adam(network.parameters()), network), "Whitened(Adam)"),
+    ):
+        assert divergence(network, F.cross_entropy, *batch(), optimizer=optimizer).optimizer == name
 
 
 def test_history_is_saved_as_strict_json(tmp_path):
