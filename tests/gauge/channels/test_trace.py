@@ -11,7 +11,7 @@ import torchvision
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from adiv_optim import BatchIdeal, Proportional, attach, gauge
+from adiv_optim import BatchIdeal, Proportional, UnitConsistent, attach, gauge
 from adiv_optim.attach.layers import Corrected
 from tests.helpers.cases import relative_error
 from tests.helpers.gauge_models import MODELS, mlp, mobilenet
@@ -233,8 +233,12 @@ def test_frozen_statistics_and_a_normaliser_without_weights():
 
 def test_unknown_operation_pins_and_is_named():
     model = Around(lambda x: torch.special.i0(x) + torch.erfinv(x.tanh()))
-    with pytest.warns(UserWarning, match="no scaling rule for special_i0"):
-        graph = gauge.trace(model, torch.randn(2, 3, 6, 6))
+    x = torch.randn(2, 3, 6, 6)
+    nothing = pytest.warns(UserWarning, match="UnitConsistent treats nothing")
+    with nothing, pytest.warns(UserWarning, match="no scaling rule for special_i0") as warned:
+        graph = gauge.trace(model, x)
+        UnitConsistent(torch.optim.SGD(model.parameters(), lr=0.1), model, example_input=x)
+    assert {warning.filename for warning in warned} == {__file__}
     assert graph.free == 0
     assert len(graph.unknown) == 1  # erfinv of a constant is a constant
     assert "special_i0" in str(graph)
