@@ -131,7 +131,7 @@ def _check_shapes(name: str, dims: int, input: Tensor, weight: Tensor, groups: i
 def _check_kernel(name: str, batch: Tensor, weight: Tensor, geometry: Geometry) -> None:
     sizes = [size + 2 * pad for size, pad in zip(batch.shape[2:], geometry.padding, strict=True)]
     reaches = [gap * (size - 1) + 1 for size, gap in zip(weight.shape[2:], geometry.dilation, strict=True)]
-    if all(reach > size for reach, size in zip(reaches, sizes, strict=True)):
+    if any(reach > size for reach, size in zip(reaches, sizes, strict=True)):
         raise ValueError(
             f"{name}: the kernel reaches over {tuple(reaches)} positions, but the padded input has {tuple(sizes)}: "
             f"input has shape {tuple(batch.shape)}, weight {tuple(weight.shape)}. Are these "
