@@ -33,7 +33,7 @@ class MeanFieldNorm(nn.Module):
 
     Raises:
         TypeError: the activation is not callable.
-        ValueError: it is not elementwise, is random, not finite, of infinite variance, or a constant that is to be normalised.
+        ValueError: it is not elementwise, is random, not finite, of infinite variance, or a constant to be normalised.
 
     Example:
         >>> import torch
