@@ -17,10 +17,10 @@ class ChannelScale(Channelwise):
 
     Args:
         normalized_shape: the number of channels, or several numbers as for nn.LayerNorm.
-        dim: the dimension of the channels: -1 as for nn.LayerNorm, 1 as for nn.BatchNorm2d.
+        dim: the dimension of the channels, the last one of several: -1 as for nn.LayerNorm, 1 as for nn.BatchNorm2d.
         per_channel: one γ and β per channel; if not, one of each for all channels.
         elementwise_affine: whether there is a γ, `weight`, at first 1. Without it the layer is the identity.
-        bias: whether there is a β, `bias`, at first 0.
+        bias: whether there is a β, `bias`, at first 0; none without γ.
         device: of the parameters.
         dtype: of the parameters.
 
