@@ -64,5 +64,4 @@ class AffineLikeLinear(nn.Linear):
         return (output * scale).to(output.dtype)
 
     def extra_repr(self) -> str:
-        """Return the constructor's arguments."""
         return f"{super().extra_repr()}, alpha={self.alpha}, beta={self.beta}"

@@ -68,5 +68,4 @@ class ChannelScale(Channelwise):
         return self._affine(input)
 
     def extra_repr(self) -> str:
-        """Return the constructor's arguments."""
         return f"{super().extra_repr()}, per_channel={self.per_channel}"

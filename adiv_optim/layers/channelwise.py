@@ -93,6 +93,5 @@ class Channelwise(nn.Module):
         return input
 
     def extra_repr(self) -> str:
-        """Return the constructor's arguments."""
         affine, bias = self.weight is not None, self.bias is not None
         return f"{self.normalized_shape}, dim={self.dim}, elementwise_affine={affine}, bias={bias}"

@@ -72,7 +72,6 @@ class PatchNorm(_ConvNd):
         return scaled.flatten(channels - 1, channels).to(output.dtype)
 
     def extra_repr(self) -> str:
-        """Return the constructor's arguments."""
         return f"{super().extra_repr()}, form={self.form!r}, alpha={self.alpha}, beta={self.beta}, eps={self.eps}"
 
 
