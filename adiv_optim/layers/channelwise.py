@@ -51,9 +51,9 @@ class Channelwise(nn.Module):
                 "a positive integer, or several of them."
             )
         self.normalized_shape, self.dim = sizes, dim
+        shape = sizes if affine_shape is None else affine_shape
         for name, wanted in (("weight", elementwise_affine), ("bias", elementwise_affine and bias)):
-            empty = torch.empty(sizes if affine_shape is None else affine_shape, device=device, dtype=dtype)
-            self.register_parameter(name, nn.Parameter(empty) if wanted else None)
+            self.register_parameter(name, empty(shape, {"device": device, "dtype": dtype}) if wanted else None)
 
     @property
     def features(self) -> int:
