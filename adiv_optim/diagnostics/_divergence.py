@@ -10,6 +10,7 @@ from torch.nn.utils import parametrize
 from torch.optim import Optimizer
 
 from ..attach import attach, detach
+from ..attach.checks import refuse_attached
 from ..attach.layers import Corrected, plain_type
 from ..corrections import Correction, check_correction
 from ..jacobian import PLAIN_BY_DEFAULT
@@ -149,12 +150,8 @@ def check_arguments(model: nn.Module, optimizer: object | None, correction: obje
         raise ValueError(f"{type(model).__name__} has no trainable parameter, so there is no step to measure.")
     if correction is not None:
         check_correction(correction)
-        for path, module in model.named_modules():
-            if isinstance(module, Corrected):
-                raise ValueError(
-                    f"layer {path!r} has {module._correction!r} attached already; leave `correction` out to measure "
-                    "that, or call adiv_optim.detach(model) first."
-                )
+        remedy = "leave `correction` out to measure that, or call adiv_optim.detach(model) first"
+        refuse_attached("divergence", model, remedy)
     if optimizer is not None:
         check_optimizer(optimizer, model)
 

@@ -172,7 +172,7 @@ def test_norm_that_is_named_is_measured_in_general_form():
 WRONG = {
     "attached-twice": (
         lambda: (attach(model(), Proportional()), BatchIdeal(), {}),
-        ValueError, r"layer '0' has Proportional\(.*\) attached already; leave `correction` out",
+        ValueError, r"layer '0' already has a correction \(2 .*; leave `correction` out",
     ),
     "no-correction": (lambda: (model(), Proportional, {}), TypeError, r"write Proportional\(\)"),
     "max-rows": (lambda: (model(), None, {"max_rows": 0}), ValueError, "max_rows is 0; .* at least 1"),
@@ -211,7 +211,7 @@ def test_lbfgs_is_refused():
 def test_recorder_refuses_early():
     with pytest.raises(ValueError, match="every is 0"):
         DivergenceRecorder(model(), F.cross_entropy, every=0)
-    with pytest.raises(ValueError, match="attached already"):
+    with pytest.raises(ValueError, match="already has a correction"):
         DivergenceRecorder(attach(model(), Proportional()), F.cross_entropy, correction=Proportional())
 
 
