@@ -172,10 +172,8 @@ def _measure(
         total += count
     joined = MeasuredRows(*map(torch.cat, zip(*parts, strict=True)))
     rule = repr(layer._correction) if isinstance(layer, Corrected) else None
-    # Users know the layer by torch's name: the class that stands in for it is an implementation's.
-    kind = plain_type(layer).__bases__[-1] if isinstance(layer, Corrected) else plain_type(layer)
     return LayerDivergence(
-        kind=kind.__name__,
+        kind=plain_type(layer).__name__,
         correction=rule,
         total_rows=total,
         descent=descent,
