@@ -12,6 +12,7 @@ from torch.nn.modules.conv import _ConvNd
 from torch.nn.utils import parametrize
 
 from .._linalg.products import Parts
+from ..attach.checks import no_such_module
 
 #: Layers of torch.nn that keep the plain gradient unless they are named: `attach` leaves them alone too.
 #: Batch normalisers could not be corrected at all: their samples have no Jacobian of their own.
@@ -59,7 +60,7 @@ def choose_layers(model: nn.Module, layers: Iterable[str] | None) -> tuple[dict[
     chosen = list(layers)
     for path in chosen:
         if path not in modules:
-            raise ValueError(f"layers names {path!r}, which the model does not have; it has {list(modules)[:20]}.")
+            raise no_such_module("layers", path, modules)
     return {path: modules[path] for path in chosen}, {}
 
 

@@ -181,7 +181,7 @@ WRONG = {
         ValueError, "none of the 6 tensors the optimizer holds is a parameter of the model",
     ),
     "not-an-optimizer": (lambda: (model(), None, {"optimizer": 3}), TypeError, "optimizer is 3 of type int"),
-    "unknown-layer": (lambda: (model(), None, {"layers": ["7"]}), ValueError, "layers names '7'.* it has "),
+    "unknown-layer": (lambda: (model(), None, {"layers": ["7"]}), ValueError, "layers names '7'.* modules are "),
     "layers-string": (lambda: (model(), None, {"layers": "0"}), TypeError, r"pass a list of paths: layers=\['0'\]"),
     "no-parameters": (lambda: (nn.Tanh(), None, {}), ValueError, "Tanh has no trainable parameter"),
     "batch-norm-named": (
