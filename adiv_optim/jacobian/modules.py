@@ -1,4 +1,4 @@
-"""Modules as pure functions, and which of a model's layers have rows with Jacobians of their own."""
+"""Modules as pure functions, products with their Jacobians, and which of a model's layers have rows of their own."""
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -6,13 +6,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
+from torch.func import functional_call, vjp
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.utils import parametrize
 
-from .._linalg.products import Parts
 from ..attach.checks import no_such_module
+
+#: Several tensors that together are one vector.
+Parts = dict[str, Tensor]
 
 #: Layers of torch.nn that keep the plain gradient unless they are named: `attach` leaves them alone too.
 #: Batch normalisers could not be corrected at all: their samples have no Jacobian of their own.
@@ -38,6 +40,13 @@ def pure(module: nn.Module) -> tuple[Parts, Callable[..., Any]]:
         return functional_call(module, {**trained, **fixed, **buffers}, arguments)
 
     return trained, run
+
+
+def jvp(function: Callable[[Parts], Tensor], at: Parts, tangent: Parts) -> Tensor:
+    """J · tangent, as the derivative of Jᵀu by u: torch lacks forward-mode rules for some operations (weight_norm)."""
+    output, pull = vjp(function, at)[:2]
+    moved: Tensor = vjp(lambda cotangent: pull(cotangent)[0], torch.zeros_like(output))[1](tangent)[0]
+    return moved
 
 
 @contextmanager

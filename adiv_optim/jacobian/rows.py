@@ -9,10 +9,9 @@ from torch import Tensor, nn
 from torch.func import jacrev, vmap
 from torch.nn.modules.batchnorm import _NormBase
 
-from .._linalg.products import Parts
 from ..attach.checks import refuse_attached
 from ..corrections import Correction, Solve
-from .modules import as_rows, batched, pure
+from .modules import Parts, as_rows, batched, pure
 from .recorder import Call
 
 #: The remedy for a model that has corrections.
