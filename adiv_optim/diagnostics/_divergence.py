@@ -13,8 +13,7 @@ from ..attach import attach, detach
 from ..attach.checks import refuse_attached
 from ..attach.layers import Corrected, plain_type
 from ..corrections import Correction, check_correction
-from ..jacobian import PLAIN_BY_DEFAULT
-from ..jacobian.modules import choose_layers, same_randomness
+from ..jacobian.modules import choose_layers, mixes_samples, same_randomness
 from ..jacobian.recorder import Call, differentiate
 from ..optim import OptimizerWrapper
 from ._closed_form import closed_rows, has_closed_form
@@ -184,8 +183,8 @@ def _measure(
 def _cannot(module: nn.Module) -> str | None:
     if any(isinstance(inside, Corrected) for inside in module.modules() if inside is not module):
         return "layers inside it have a correction: name those"
-    if isinstance(module, PLAIN_BY_DEFAULT[0]):
-        return f"{type(module).__name__} mixes the samples of a batch"
+    if why := mixes_samples(module):
+        return why
     if isinstance(module, Corrected) and parametrize.is_parametrized(module):
         return "it is parametrized and corrected, so a row's contribution goes through the parametrization"
     if not any(parameter.requires_grad for parameter in module.parameters()):

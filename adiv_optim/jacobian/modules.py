@@ -88,6 +88,11 @@ def _why_left_out(module: nn.Module) -> str | None:
     return None
 
 
+def mixes_samples(module: nn.Module) -> str:
+    """Say that the samples of a module's input have no Jacobian of their own, or ""."""
+    return f"{type(module).__name__} mixes the samples of a batch" if isinstance(module, _NormBase) else ""
+
+
 def batched(layer: nn.Module, inputs: tuple[Tensor, ...], grad_output: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
     """A call with a dimension for samples, which convolutions and linear layers may be called without."""
     if isinstance(layer, _ConvNd):

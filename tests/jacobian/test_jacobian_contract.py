@@ -120,7 +120,7 @@ ERRORS = {
     "unknown-layer": (mlp, {"layers": ["head"]}, ValueError, "layers names 'head', which the model does not have"),
     "batch-norm": (
         lambda: nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)), {"layers": ["1"]}, ValueError,
-        r"layer '1' \(BatchNorm1d\) mixes the samples",
+        "layer '1': BatchNorm1d mixes the samples",
     ),
     "layer-in-a-layer": (
         lambda: nn.Sequential(nn.Sequential(nn.Linear(4, 2))), {"layers": ["0.0", "0"]}, ValueError,
