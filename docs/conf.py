@@ -58,6 +58,7 @@ myst_heading_anchors = 3
 
 autosummary_generate = False
 autodoc_default_options = {"members": True, "imported-members": True, "show-inheritance": True}
+autodoc_inherit_docstrings = False  # torch's words on overriding a method are no reference of ours
 autodoc_member_order = "bysource"
 autodoc_preserve_defaults = True
 napoleon_custom_sections = ["Shape"]

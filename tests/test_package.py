@@ -5,6 +5,7 @@ import doctest
 import importlib
 import inspect
 import pkgutil
+from functools import cached_property
 from pathlib import Path
 
 import pytest
@@ -200,9 +201,42 @@ def check_documented(module, name):
     assert inspect.getdoc(value)
     if inspect.isclass(value):
         assert value.__doc__, "an inherited docstring does not document the class"
-        for member, method in vars(value).items():
-            if inspect.isfunction(method) and not member.startswith("_"):
-                assert method.__doc__, f"{name}.{member}"
+
+
+def undocumented_methods(cls):
+    """Public methods and properties without a docstring, which one that overrides a documented one need not have."""
+    return [
+        f"{cls.__name__}.{name}"
+        for name, method in vars(cls).items()
+        if not name.startswith("_")
+        if inspect.isfunction(method) or isinstance(method, (property, cached_property, classmethod, staticmethod))
+        if not any(getattr(vars(base).get(name), "__doc__", None) for base in cls.__mro__)
+    ]
+
+
+class _Documented:
+    def forward(self):
+        """Return something."""
+
+
+class _Planted(_Documented):
+    def forward(self):
+        pass
+
+    def backward(self):
+        pass
+
+    @property
+    def size(self):
+        pass
+
+    @classmethod
+    def of(cls):
+        pass
+
+
+def test_a_planted_method_without_a_docstring_is_found():
+    assert undocumented_methods(_Planted) == ["_Planted.backward", "_Planted.size", "_Planted.of"]
 
 
 # torch's own notice: vmap has no batching rule for the operator inside nn.Bilinear and loops instead.
@@ -211,6 +245,8 @@ def check_documented(module, name):
 def test_module_is_documented_and_its_doctests_run(name):
     module = importlib.import_module(name)
     assert module.__doc__
+    classes = [value for value in vars(module).values() if inspect.isclass(value) and value.__module__ == name]
+    assert [method for cls in classes if cls.__name__[0] != "_" for method in undocumented_methods(cls)] == []
     failures, _ = doctest.testmod(module)
     assert failures == 0
 

@@ -14,24 +14,10 @@ _UNSEEN = 4
 def conjugate_gradients(
     system: Callable[[Tensor], Tensor], right: Tensor, goal: Tensor, max_iterations: int
 ) -> tuple[Tensor, bool]:
-    """Solve `system(y) = right`; of a singular system the solution of least norm.
+    """Solve `system(y) = right`; of a singular system the solution of least norm. Hestenes and Stiefel 1952.
 
-    Hestenes and Stiefel 1952.
-
-    Args:
-        system: a symmetric positive semidefinite map of vectors, each problem's its own.
-        right: shape (…, n), in the system's range up to rounding; leading dimensions count problems.
-        goal: the norm of a residual that is small enough, shape (…).
-        max_iterations: stop after so many, wherever that is.
-
-    Returns:
-        The solution, and whether every residual reached its goal.
-
-    Example:
-        >>> import torch
-        >>> matrix = torch.tensor([[2.0, 0.0], [0.0, 4.0]])
-        >>> conjugate_gradients(lambda y: y @ matrix, torch.tensor([2.0, 2.0]), torch.tensor(1e-6), 2)
-        (tensor([1.0000, 0.5000]), True)
+    `right` has shape (…, n), problems in front, and lies in the system's range up to rounding; `goal`, (…), is the norm
+    of a residual that is small enough. Also return whether every residual reached it.
     """
     solution, residual, direction = torch.zeros_like(right), right, right
     gamma = right.square().sum(-1)

@@ -13,18 +13,11 @@ Parts = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Solution:
-    """What `least_squares` found.
+    """What `least_squares` found, per problem."""
 
-    Args:
-        parts: θ.
-        residual: how far θ is from optimal: |Jᵀ(g − Jθ) − λθ| / |Jᵀg|, per problem; 0 is exact.
-        misfit: |g − Jθ| / |g|, what no θ could reach or the ridge held back; per problem.
-        iterations: how many were taken.
-    """
-
-    parts: Parts
-    residual: Tensor
-    misfit: Tensor
+    parts: Parts  # θ
+    residual: Tensor  # |Jᵀ(g − Jθ) − λθ| / |Jᵀg|: how far θ is from optimal; 0 is exact
+    misfit: Tensor  # |g − Jθ| / |g|: what no θ could reach or the ridge held back
     iterations: int
 
 
@@ -45,25 +38,9 @@ def least_squares(
     least norm, also where g is out of J's reach (Hestenes and Stiefel 1952; Björck 1996, section 7.4).
     Convergence is by the condition of J: rounding ends it long before `tolerance` where that is bad.
 
-    Args:
-        forward: θ ↦ Jθ; linear.
-        adjoint: u ↦ Jᵀu; linear, and the transpose of `forward`.
-        right: g. Its first `batch_dims` dimensions count independent problems, solved side by side; the
-            tensors of θ have them too.
-        ridge: λ ≥ 0, a number or one per problem.
-        batch_dims: leading dimensions that count problems.
-        tolerance: stop when every problem's residual is at most this; by default 10 × machine precision.
-        max_iterations: stop at the latest after this many.
-
-    Returns:
-        θ with what it achieves. NaN and inf in `right` travel into θ.
-
-    Example:
-        >>> import torch
-        >>> j = torch.tensor([[1.0, 0.0], [1.0, 1.0], [0.0, 1.0]], dtype=torch.float64)
-        >>> found = least_squares(lambda t: j @ t["w"], lambda u: {"w": j.T @ u}, j @ j.new_tensor([3.0, 4.0]))
-        >>> found.parts["w"].round(decimals=6)
-        tensor([3., 4.], dtype=torch.float64)
+    The first `batch_dims` dimensions of g, `right`, and of θ's tensors count independent problems, solved side by side
+    until the residual of each is at most `tolerance`, 10 × machine precision by default. NaN and inf in g travel
+    into θ.
     """
     if not max_iterations >= 1:
         raise ValueError(f"least_squares: max_iterations is {max_iterations}; at least one is needed.")

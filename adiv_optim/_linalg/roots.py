@@ -27,11 +27,6 @@ def eigh(matrix: Tensor) -> tuple[Tensor, Tensor]:
 
     Raises:
         NoRootError: float64 fails as well; a matrix that holds NaN or inf always does.
-
-    Example:
-        >>> import torch
-        >>> eigh(torch.tensor([[2.0, 0.0], [0.0, 1.0]]))[0]
-        tensor([1., 2.])
     """
     for work in dict.fromkeys((matrix.dtype, torch.float64)):
         try:
@@ -57,23 +52,11 @@ def roots(matrix: Tensor, ridge: Tensor, method: str = "eigh", condition: float 
     Rounding limits how good the inverse root R can be: with d = 256 in float32, entries of R R (A + λI) − I reach
     1e-6 at condition number 1e3 and 2e-4 at 1e6, all of it from rounding R to float32; in float64 1e-10.
 
-    Args:
-        matrix: A, symmetric and positive semidefinite, shape (…, d, d), float32 or float64.
-        ridge: λ > 0, shape (…).
-        method: "eigh" or "newton-schulz".
-        condition: an upper bound of the condition number of A + λI, which fixes the number of iterations.
-
-    Returns:
-        Inverse root and root, each of shape (…, d, d).
+    A has shape (…, d, d), in float32 or float64, and λ > 0 shape (…); `condition` bounds the condition number of A + λI
+    from above, and fixes the number of iterations.
 
     Raises:
         NoRootError: there is no finite root; never anything else.
-
-    Example:
-        >>> import torch
-        >>> inverse, root = roots(torch.tensor([[3.0, 0.0], [0.0, 8.0]]), torch.tensor(1.0))
-        >>> inverse.diagonal(), root.diagonal()
-        (tensor([0.5000, 0.3333]), tensor([2., 3.]))
     """
     work = torch.float64 if condition > _MODERATE else matrix.dtype
     identity = torch.eye(matrix.shape[-1], dtype=work, device=matrix.device)
@@ -124,18 +107,8 @@ def leading(matrix: Tensor, rank: int, start: Tensor | None = None) -> Spectrum:
     From the last result as the start it follows an A that drifts from call to call, for 4 d² rank multiplications
     where an eigendecomposition takes some 10 d³. Without a start it is that decomposition.
 
-    Args:
-        matrix: A, symmetric and positive semidefinite, shape (…, d, d).
-        rank: how many.
-        start: columns, shape (…, d, rank).
-
     Raises:
         NoRootError: there are no finite eigenvalues.
-
-    Example:
-        >>> import torch
-        >>> leading(torch.diag(torch.tensor([1.0, 9.0, 4.0])), 2).values
-        tensor([4., 9.])
     """
     level = matrix.diagonal(dim1=-2, dim2=-1).mean(-1)
     level = torch.where(level > 0, level, 1.0)[..., None]
@@ -210,14 +183,6 @@ def low_rank_roots(trace: Tensor, spectrum: Spectrum, ridge: Tensor) -> tuple[Lo
 
     .. math:: (A + \lambda I)^{\mp 1/2} \approx (\tau + \lambda)^{\mp 1/2} I
               + U \left( (\Lambda + \lambda)^{\mp 1/2} - (\tau + \lambda)^{\mp 1/2} \right) U^\top
-
-    Args:
-        trace: A's, shape (…).
-        spectrum: Λ and U.
-        ridge: λ > 0, shape (…).
-
-    Returns:
-        Inverse root and root.
     """
     size, rank = spectrum.vectors.shape[-2:]
     level = (((trace - spectrum.values.sum(-1)) / (size - rank)).clamp_min(0) + ridge).sqrt()

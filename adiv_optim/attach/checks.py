@@ -1,6 +1,6 @@
 """Checks that a model is not lazy, sharded or attached twice; which of its layers are skipped, or never called."""
 
-from collections.abc import Container, Iterable
+from collections.abc import Collection, Container, Iterable
 
 from torch import nn
 from torch.nn.parameter import is_lazy
@@ -49,12 +49,15 @@ def named_in_skip(model: nn.Module, skip: Skip) -> set[nn.Module]:
         else:
             roots = [module for path, module in modules.items() if path == entry]
         if not roots:
-            raise ValueError(
-                f"skip names {entry!r}, which the model does not have; its modules are "
-                f"{', '.join(repr(name) for name in list(modules)[:20])}{', …' if len(modules) > 20 else ''}."
-            )
+            raise no_such_module("skip", entry, modules)
         skipped.update(module for root in roots for module in root.modules())
     return skipped
+
+
+def no_such_module(what: str, entry: object, paths: Collection[str]) -> ValueError:
+    """The error for an argument that names what is at none of a model's paths."""
+    there = ", ".join(repr(path) for path in [*paths][:20]) + ", …" * (len(paths) > 20)
+    return ValueError(f"{what} names {entry!r}, which the model does not have; its modules are {there}.")
 
 
 def refuse_lazy(what: str, model: nn.Module, skipped: Container[nn.Module] = ()) -> None:

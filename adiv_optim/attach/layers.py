@@ -130,14 +130,14 @@ def __getattr__(name: str) -> Any:
 
 def is_transposed(layer: nn.Module) -> bool:
     """Whether the layer is linear with a weight of shape (in_features, out_features), corrected or not."""
-    kind = plain_type(layer)
-    return issubclass(corrected_types().get(kind, kind), CorrectedTransposed)
+    return issubclass(corrected_types().get(plain_type(layer), nn.Module), CorrectedTransposed)
 
 
 def plain_type(module: nn.Module) -> type:
-    """The module's type, seen through the class that torch's parametrize or fully_shard puts over it."""
+    """The module's type, seen through the classes that parametrize or fully_shard of torch and `attach` put over it."""
     made = parametrize.is_parametrized(module) or hasattr(module, "_get_fsdp_state")
-    return type(module).__bases__[-1] if made else type(module)
+    kind = type(module).__bases__[-1] if made else type(module)
+    return PLAIN.get(kind, kind)
 
 
 def swapped(cls: type, replacement: dict[type[nn.Module], type[nn.Module]]) -> type:

@@ -167,7 +167,6 @@ class SelfAttention(nn.Module):
         return scaled_products(queries, keys, self.head_dim**-0.5, mask)
 
     def extra_repr(self) -> str:
-        """Return the settings."""
         return (
             f"embed_dim={self.embed_dim}, num_heads={self.num_heads}, qk_norm={self.qk_norm}, causal={self.causal}, "
             f"correction={self._correction!r}"

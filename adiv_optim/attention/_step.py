@@ -99,7 +99,7 @@ def effective_logit_update(
 
     Raises:
         TypeError: input is not real floating-point, or the mask not boolean.
-        ValueError: shapes do not fit, or `gradients` has one of a parameter that is not there.
+        ValueError: shapes do not fit, or `gradients` has one of a parameter that is not there, or of another shape.
 
     Example:
         >>> import torch
@@ -114,6 +114,12 @@ def effective_logit_update(
         gradients = logit_map.gradients(logit_map.adjoint(right))
     elif unknown := sorted(gradients.keys() - logit_map.trained):
         raise ValueError(f"attention: gradients has {unknown}; the parameters are {sorted(logit_map.trained)}.")
+    for name, gradient in gradients.items():
+        if gradient.shape != given.parameters[name].shape:
+            raise ValueError(
+                f"attention: gradients[{name!r}] has shape {tuple(gradient.shape)}; it must be that of {name}, "
+                f"{tuple(given.parameters[name].shape)}."
+            )
     tensors = {name: gradients.get(name, torch.zeros_like(old)) for name, old in given.parameters.items()}
     wide: dict[str, Any] = {n: t.to(logit_map.dtype) for n, t in {**tensors, "input": input.detach()}.items()}
     moved_queries, moved_keys = replace(given, **wide).projected()

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.optim import LBFGS, Optimizer
 
 from ..optim import OptimizerWrapper
+from ..optim.wrapper import check_same_parameters
 
 
 def twins(model: nn.Module, optimizer: Optimizer | None) -> tuple[nn.Module, Optimizer | None]:
@@ -47,12 +48,7 @@ def check_optimizer(optimizer: object, model: nn.Module) -> None:
         )
     if isinstance(optimizer, LBFGS):
         raise TypeError("LBFGS evaluates the loss many times within a step, which has no one learning rate; pass None.")
-    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-    if not any(id(parameter) in held for parameter in model.parameters()):
-        raise ValueError(
-            f"none of the {len(held)} tensors the optimizer holds is a parameter of the model; build it from this "
-            "model's parameters(), after any deepcopy that makes new ones."
-        )
+    check_same_parameters("divergence", optimizer, model)
     if any("lr" not in group for group in optimizer.param_groups):
         raise ValueError(
             f"{type(optimizer).__name__} has a parameter group without 'lr', and updates are measured per unit of "

@@ -1,5 +1,6 @@
 """The divergence of a step: how it moves every layer's outputs, against the movement they asked for."""
 
+import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -9,11 +10,12 @@ from torch.nn.utils import parametrize
 from torch.optim import Optimizer
 
 from ..attach import attach, detach
+from ..attach.checks import refuse_attached
 from ..attach.layers import Corrected, plain_type
 from ..corrections import Correction, check_correction
-from ..jacobian import PLAIN_BY_DEFAULT
-from ..jacobian.modules import choose_layers, same_randomness
+from ..jacobian.modules import choose_layers, mixes_samples, same_randomness
 from ..jacobian.recorder import Call, differentiate
+from ..optim import OptimizerWrapper
 from ._closed_form import closed_rows, has_closed_form
 from ._copies import check_optimizer, step_of, twins
 from ._result import Divergence, LayerDivergence, summarise
@@ -52,7 +54,7 @@ def divergence(
     With an optimizer Δθ is its real step, momentum, decay and rounding included, and cosine, projection and descent are
     that step's. No part of a nonlinear step belongs to one row: γ and its shares stay those of the gradient the
     optimizer was handed, and interference_k is the share of Δz_k across g_k, |Δz_k⊥| / (|Δz_k∥| + |Δz_k⊥|). The rate a
-    layer is measured in is the greatest of its parameters' groups.
+    layer is measured in is the greatest of its parameters' groups; at rate 0 it is left out.
 
     Model and optimizer are copied, and run on the copies: parameters, gradients, buffers, optimizer state, random
     generators and training mode stay as they are, bit for bit. Forward hooks of the model run, hooks of the
@@ -123,21 +125,21 @@ def divergence(
                 reason = "the optimizer holds none of its parameters"
             if reason and layers is not None:
                 raise ValueError(f"layer {path!r} ({type(layer).__name__}) cannot be measured: {reason}.")
-            if reason:
-                left_out[path] = reason
+            rate = max((rates[name] for name in names.values() if name in rates), default=0.0)
+            if reason or not rate:  # no error: the first step of a warm-up, and the next one has a rate
+                left_out[path] = reason or "its learning rate is 0"
                 continue
-            rate = max(rates[name] for name in names.values() if name in rates)
             own = {local: to_float64(step[name]) / rate for local, name in names.items()}
             descent = -sum(_inner(own[local], plain.get(name)) for local, name in names.items())
             measured[path] = _measure(layer, found.calls[path], own, descent, max_rows, optimizer is not None)
-        total = -sum(_inner(step[name], plain.get(name)) / rate for name, rate in rates.items() if rate)
+        parts = [_inner(step[name], plain.get(name)) / rate for name, rate in rates.items() if rate]
     order = {path: at for at, (path, _) in enumerate(twin.named_modules())}
     return Divergence(
         layers=measured,
         left_out=dict(sorted(left_out.items(), key=lambda entry: order[entry[0]])),
         loss=found.loss.item(),
-        descent=total,
-        optimizer=None if optimizer is None else type(getattr(optimizer, "inner", optimizer)).__name__,
+        descent=-sum(parts) if parts else math.nan,
+        optimizer=None if optimizer is None else _name(optimizer),
     )
 
 
@@ -147,14 +149,15 @@ def check_arguments(model: nn.Module, optimizer: object | None, correction: obje
         raise ValueError(f"{type(model).__name__} has no trainable parameter, so there is no step to measure.")
     if correction is not None:
         check_correction(correction)
-        for path, module in model.named_modules():
-            if isinstance(module, Corrected):
-                raise ValueError(
-                    f"layer {path!r} has {module._correction!r} attached already; leave `correction` out to measure "
-                    "that, or call adiv_optim.detach(model) first."
-                )
+        remedy = "leave `correction` out to measure that, or call adiv_optim.detach(model) first"
+        refuse_attached("divergence", model, remedy)
     if optimizer is not None:
         check_optimizer(optimizer, model)
+
+
+def _name(optimizer: Optimizer) -> str:
+    name = type(optimizer).__name__
+    return f"{name}({_name(optimizer.inner)})" if isinstance(optimizer, OptimizerWrapper) else name
 
 
 def _measure(
@@ -168,10 +171,8 @@ def _measure(
         total += count
     joined = MeasuredRows(*map(torch.cat, zip(*parts, strict=True)))
     rule = repr(layer._correction) if isinstance(layer, Corrected) else None
-    # Users know the layer by torch's name: the class that stands in for it is an implementation's.
-    kind = plain_type(layer).__bases__[-1] if isinstance(layer, Corrected) else plain_type(layer)
     return LayerDivergence(
-        kind=kind.__name__,
+        kind=plain_type(layer).__name__,
         correction=rule,
         total_rows=total,
         descent=descent,
@@ -182,8 +183,8 @@ def _measure(
 def _cannot(module: nn.Module) -> str | None:
     if any(isinstance(inside, Corrected) for inside in module.modules() if inside is not module):
         return "layers inside it have a correction: name those"
-    if isinstance(module, PLAIN_BY_DEFAULT[0]):
-        return f"{type(module).__name__} mixes the samples of a batch"
+    if why := mixes_samples(module):
+        return why
     if isinstance(module, Corrected) and parametrize.is_parametrized(module):
         return "it is parametrized and corrected, so a row's contribution goes through the parametrization"
     if not any(parameter.requires_grad for parameter in module.parameters()):

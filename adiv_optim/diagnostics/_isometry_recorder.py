@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch._C import _functorch
 
+from ..attach.checks import no_such_module
 from ..jacobian.recorder import watch
 from ._isometry import isometry_gap
 from ._recorder import scalars, write_json
@@ -178,7 +179,7 @@ def record(
         layers = [path for path, module in modules.items() if not any(module.children())]
     wanted = [layers] if isinstance(layers, str) else list(layers)
     if missing := [path for path in wanted if path not in modules]:
-        raise ValueError(f"record: the model has no module {missing[0]!r}; it has {list(modules)[:20]}.")
+        raise no_such_module("record: layers", missing[0], modules)
     recorder = IsometryRecorder(every, rows, max_samples)
     recorder._attach(model, {path: modules[path] for path in wanted})
     return recorder

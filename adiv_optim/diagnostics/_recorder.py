@@ -95,14 +95,17 @@ class DivergenceRecorder:
     def not_downhill(self) -> dict[str, float]:
         """Return the share of measured steps that were not downhill: by layer path, and in total under "total".
 
-        Before the first measurement the total is NaN.
+        A layer of the path "total" goes by "total.", which no path is.
+
+        A step whose descent is NaN, as one at rate 0, has no verdict; without any verdict the share is NaN.
         """
-        layers = dict.fromkeys(path for entry in self.history for path in entry["layers"])
-        verdicts = {
-            path: [e["layers"][path]["descends"] for e in self.history if path in e["layers"]] for path in layers
+        steps: dict[str, list[Mapping[str, Any]]] = {}
+        for entry in self.history:
+            for path, layer in entry["layers"].items():
+                steps.setdefault("total." if path == "total" else path, []).append(layer)
+        return {path: _share_not_downhill(layers) for path, layers in steps.items()} | {
+            "total": _share_not_downhill(self.history)
         }
-        verdicts["total"] = [entry["descends"] for entry in self.history]
-        return {path: 1 - sum(flags) / len(flags) if flags else math.nan for path, flags in verdicts.items()}
 
     def metrics(self) -> dict[str, float]:
         """Return the last measurement as a flat dict of numbers, for any logger; empty before the first time."""
@@ -112,6 +115,11 @@ class DivergenceRecorder:
         """Write history and shares as JSON; a number that is not finite becomes null."""
         result = {"every": self.every, "not_downhill": self.not_downhill(), "history": self.history}
         write_json(path, result)
+
+
+def _share_not_downhill(steps: Iterable[Mapping[str, Any]]) -> float:
+    flags = [step["descends"] for step in steps if not math.isnan(step["descent"])]
+    return 1 - sum(flags) / len(flags) if flags else math.nan
 
 
 def write_json(path: str | Path, result: dict[str, Any]) -> None:

@@ -80,8 +80,8 @@ class Divergence(_Descent):
         left_out: path → why a layer with trainable parameters was not measured.
         loss: of the batch.
         descent: ⟨−Δθ/η, ∇L⟩ over all trainable parameters, each by the rate of its own parameter group;
-            `descends` says whether it is above 0.
-        optimizer: the class of the optimizer whose step was measured; None for the gradient step.
+            `descends` says whether it is above 0. NaN where all rates are 0.
+        optimizer: the class of the optimizer whose step was measured, as "Whitened(Adam)"; None for the gradient step.
     """
 
     layers: dict[str, LayerDivergence]
@@ -111,7 +111,9 @@ class Divergence(_Descent):
             for cells in (list(zip(row, widths, strict=True)) for row in table)
         ]
         lines += [f"{path or 'model'}: left out ({reason})" for path, reason in self.left_out.items()]
-        lines += [] if self.descends else ["the step as a whole is not downhill: ⟨−Δθ, ∇L⟩ ≤ 0"]
+        lines += (
+            [] if self.descends or math.isnan(self.descent) else ["the step as a whole is not downhill: ⟨−Δθ, ∇L⟩ ≤ 0"]
+        )
         return "\n".join(line.rstrip() for line in lines)
 
 

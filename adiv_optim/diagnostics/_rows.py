@@ -8,8 +8,7 @@ from torch import Tensor, nn
 from torch.func import vjp, vmap
 from torch.nn.modules.conv import _ConvNd
 
-from .._linalg.products import Parts, jvp
-from ..jacobian.modules import as_rows, batched, pure
+from ..jacobian.modules import Parts, as_rows, batched, jvp, pure
 from ..jacobian.recorder import Call
 
 #: Numbers of the rows' own contributions to a layer's gradient that are there at once.

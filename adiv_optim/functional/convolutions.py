@@ -15,7 +15,8 @@ from .shared import apply, autocast, check_real, label_for, once_only, parameter
 #: Stride, padding, dilation and groups, as torch's functions take them.
 Steps = tuple[int | Sequence[int], int | Sequence[int] | str, int | Sequence[int], int]
 
-_PLAIN = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
+#: torch's own convolutions, by their number of dimensions.
+PLAIN = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 
 
 class _Conv(Function):
@@ -23,7 +24,7 @@ class _Conv(Function):
 
     @staticmethod
     def forward(input, weight, bias, stride, padding, dilation, groups, correction, label):
-        return _PLAIN[weight.dim() - 2](input, weight, bias, stride, padding, dilation, groups)
+        return PLAIN[weight.dim() - 2](input, weight, bias, stride, padding, dilation, groups)
 
     @staticmethod
     def setup_context(ctx, inputs, output):
@@ -59,7 +60,7 @@ def _conv(
     name = f"conv{dims}d"
     if correction is None:
         refuse_correction_as(name, "bias", bias)
-        return _PLAIN[dims](input, weight, bias, stride, padding, dilation, groups)
+        return PLAIN[dims](input, weight, bias, stride, padding, dilation, groups)
     check_correction(correction)
     return corrected_conv(name, dims, input, weight, bias, (stride, padding, dilation, groups), correction)
 
@@ -131,7 +132,7 @@ def _check_shapes(name: str, dims: int, input: Tensor, weight: Tensor, groups: i
 def _check_kernel(name: str, batch: Tensor, weight: Tensor, geometry: Geometry) -> None:
     sizes = [size + 2 * pad for size, pad in zip(batch.shape[2:], geometry.padding, strict=True)]
     reaches = [gap * (size - 1) + 1 for size, gap in zip(weight.shape[2:], geometry.dilation, strict=True)]
-    if all(reach > size for reach, size in zip(reaches, sizes, strict=True)):
+    if any(reach > size for reach, size in zip(reaches, sizes, strict=True)):
         raise ValueError(
             f"{name}: the kernel reaches over {tuple(reaches)} positions, but the padded input has {tuple(sizes)}: "
             f"input has shape {tuple(batch.shape)}, weight {tuple(weight.shape)}. Are these "

@@ -4,12 +4,11 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _NormBase
 
 from ..attach.checks import refuse_attached
 from ..corrections import Correction, check_correction
 from ..functional.shared import parameters_of
-from .modules import choose_layers
+from .modules import choose_layers, mixes_samples
 from .recorder import differentiate
 from .rows import BY_ITSELF, layer_gradients
 
@@ -35,10 +34,12 @@ def _loss_and_gradients(
         raise ValueError(f"{type(model).__name__} has no trainable parameter to give a gradient.")
     chosen, _ = choose_layers(model, layers)
     for path, layer in chosen.items():
-        if isinstance(layer, _NormBase):
+        if why := mixes_samples(layer):
+            raise ValueError(f"layer {path!r}: {why}; they have no Jacobian of their own: leave it out of `layers`.")
+        inside = {id(module) for module in layer.modules() if module is not layer}
+        if within := next((other for other, module in chosen.items() if id(module) in inside), None):
             raise ValueError(
-                f"layer {path!r} ({type(layer).__name__}) mixes the samples of a batch, "
-                "so they have no Jacobian of their own; leave it out of `layers`."
+                f"layers names {within!r}, which is inside {path!r}: its gradient would count twice; name one of them."
             )
     found = differentiate(model, loss_fn, inputs, targets, chosen, constant=True)
     gradients = found.gradients
@@ -84,7 +85,7 @@ def corrected_gradients(*args: Any, **kwargs: Any) -> dict[str, Tensor]:  # noqa
 
     Raises:
         TypeError: the correction is no `Correction`.
-        ValueError: a correction is attached to the model, or `layers` names one that is not there.
+        ValueError: a correction is attached to the model, or `layers` names one that is not there or inside another.
 
     Example:
         >>> import torch

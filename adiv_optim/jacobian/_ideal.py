@@ -9,9 +9,8 @@ from torch import Tensor, nn
 from torch.func import vjp, vmap
 
 from .._linalg.least_squares import least_squares
-from .._linalg.products import Parts, jvp
 from ..attach.checks import refuse_attached
-from .modules import pure, same_randomness
+from .modules import Parts, jvp, pure, same_randomness
 from .rows import BY_ITSELF
 
 

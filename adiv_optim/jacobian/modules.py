@@ -1,4 +1,4 @@
-"""Modules as pure functions, and which of a model's layers have rows with Jacobians of their own."""
+"""Modules as pure functions, products with their Jacobians, and which of a model's layers have rows of their own."""
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -6,12 +6,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
+from torch.func import functional_call, vjp
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.utils import parametrize
 
-from .._linalg.products import Parts
+from ..attach.checks import no_such_module
+
+#: Several tensors that together are one vector.
+Parts = dict[str, Tensor]
 
 #: Layers of torch.nn that keep the plain gradient unless they are named: `attach` leaves them alone too.
 #: Batch normalisers could not be corrected at all: their samples have no Jacobian of their own.
@@ -39,6 +42,13 @@ def pure(module: nn.Module) -> tuple[Parts, Callable[..., Any]]:
     return trained, run
 
 
+def jvp(function: Callable[[Parts], Tensor], at: Parts, tangent: Parts) -> Tensor:
+    """J · tangent, as the derivative of Jᵀu by u: torch lacks forward-mode rules for some operations (weight_norm)."""
+    output, pull = vjp(function, at)[:2]
+    moved: Tensor = vjp(lambda cotangent: pull(cotangent)[0], torch.zeros_like(output))[1](tangent)[0]
+    return moved
+
+
 @contextmanager
 def same_randomness(module: nn.Module) -> Iterator[None]:
     """Give the random generators back as they were found, so that every run draws what the first one drew."""
@@ -59,7 +69,7 @@ def choose_layers(model: nn.Module, layers: Iterable[str] | None) -> tuple[dict[
     chosen = list(layers)
     for path in chosen:
         if path not in modules:
-            raise ValueError(f"layers names {path!r}, which the model does not have; it has {list(modules)[:20]}.")
+            raise no_such_module("layers", path, modules)
     return {path: modules[path] for path in chosen}, {}
 
 
@@ -76,6 +86,11 @@ def _why_left_out(module: nn.Module) -> str | None:
     if any(name != "parametrizations" for name, _ in module.named_children()):
         return f"{type(module).__name__} has submodules"
     return None
+
+
+def mixes_samples(module: nn.Module) -> str:
+    """Say that the samples of a module's input have no Jacobian of their own, or ""."""
+    return f"{type(module).__name__} mixes the samples of a batch" if isinstance(module, _NormBase) else ""
 
 
 def batched(layer: nn.Module, inputs: tuple[Tensor, ...], grad_output: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:

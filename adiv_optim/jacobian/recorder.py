@@ -19,7 +19,7 @@ class Pass(NamedTuple):
     """One forward and backward."""
 
     loss: Tensor  # detached
-    gradients: dict[str, Tensor]  # parameter path → gradient, where the loss depends on it
+    gradients: dict[str, Tensor]  # parameter path → gradient in memory of its own, where the loss depends on it
     calls: dict[str, list[Call]]  # layer path → its calls, where the loss depends on them
     refused: dict[str, str]  # layer path → why a call of it has no rows
 
@@ -107,4 +107,6 @@ def differentiate(
         if gradient is not None and path not in refused:
             calls.setdefault(path, []).append(Call(read_then, gradient))
     gradients = dict(zip(parameters, found[len(recorded) :], strict=True))
-    return Pass(loss.detach(), {name: g for name, g in gradients.items() if g is not None}, calls, refused)
+    # Copies: autograd gives both summands of p + q one gradient, and those of a sum a view of a single number.
+    own = {name: gradient.clone() for name, gradient in gradients.items() if gradient is not None}
+    return Pass(loss.detach(), own, calls, refused)

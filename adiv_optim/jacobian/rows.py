@@ -7,12 +7,10 @@ from functools import reduce
 import torch
 from torch import Tensor, nn
 from torch.func import jacrev, vmap
-from torch.nn.modules.batchnorm import _NormBase
 
-from .._linalg.products import Parts
 from ..attach.checks import refuse_attached
 from ..corrections import Correction, Solve
-from .modules import as_rows, batched, pure
+from .modules import Parts, as_rows, batched, mixes_samples, pure
 from .recorder import Call
 
 #: The remedy for a model that has corrections.
@@ -44,8 +42,8 @@ def layer_jacobians(layer: nn.Module, *inputs: Tensor, chunk_size: int | None = 
         {'weight': (5, 2, 2, 3), 'bias': (5, 2, 2)}
     """
     refuse_attached("layer_jacobians", layer, BY_ITSELF)
-    if isinstance(layer, _NormBase):
-        raise ValueError(f"{type(layer).__name__} mixes the samples of a batch; they have no Jacobian of their own.")
+    if why := mixes_samples(layer):
+        raise ValueError(f"{why}; they have no Jacobian of their own.")
     trained, run = pure(layer)
     if not trained:
         raise ValueError(f"{type(layer).__name__} has no trainable parameter to take a Jacobian with respect to.")

@@ -67,5 +67,4 @@ class AffineLikeLinear(nn.Linear):
         return torch.addmm(*flat, self.weight.t()).view(*input.shape[:-1], self.out_features)
 
     def extra_repr(self) -> str:
-        """Return the constructor's arguments."""
         return f"{super().extra_repr()}, alpha={self.alpha}, beta={self.beta}"

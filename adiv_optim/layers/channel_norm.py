@@ -37,19 +37,7 @@ class _SquaredNorm(Function):
 
 
 def channel_squared_norm(input: Tensor, groups: int, dims: int) -> Tensor:
-    """Σ_c x² over the channels of each group, in float32 at least: (…, C, *spatial) → (…, groups, *spatial).
-
-    Args:
-        input: shape (N, C, *spatial) or (C, *spatial).
-        groups: C is split into this many groups.
-        dims: number of spatial dimensions.
-
-    Example:
-        >>> import torch
-        >>> channel_squared_norm(torch.ones(4, 3), groups=2, dims=1)
-        tensor([[2., 2., 2.],
-                [2., 2., 2.]])
-    """
+    """Σ_c x² over the channels of each group, in float32 at least: (…, C, *spatial) → (…, groups, *spatial)."""
     channels = -dims - 1
     input = input.unflatten(channels, (groups, -1))
     if torch.compiler.is_compiling():  # which fuses all of it, for any batch size

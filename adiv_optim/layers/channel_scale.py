@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
-from .channelwise import Channelwise
+from .channelwise import ChannelOptions, Channelwise
 
 
 class ChannelScale(Channelwise):
@@ -17,12 +17,11 @@ class ChannelScale(Channelwise):
 
     Args:
         normalized_shape: the number of channels, or several numbers as for nn.LayerNorm.
-        dim: the dimension of the channels: -1 as for nn.LayerNorm, 1 as for nn.BatchNorm2d.
         per_channel: one γ and β per channel; if not, one of each for all channels.
-        elementwise_affine: whether there is a γ, `weight`, at first 1. Without it the layer is the identity.
-        bias: whether there is a β, `bias`, at first 0.
-        device: of the parameters.
-        dtype: of the parameters.
+        channels: `dim`, the dimension of the channels, the last one of several: -1 as for nn.LayerNorm, the default, 1
+            as for nn.BatchNorm2d; `elementwise_affine`, whether there is a γ, `weight`, at first 1, without which the
+            layer is the identity; `bias`, whether there is a β, `bias`, at first 0, which there is not without γ;
+            `device` and `dtype` of the parameters.
 
     Shape:
         Input and output alike, `normalized_shape` at `dim`.
@@ -43,22 +42,10 @@ class ChannelScale(Channelwise):
         self,
         normalized_shape: int | Sequence[int],
         *,
-        dim: int = -1,
         per_channel: bool = True,
-        elementwise_affine: bool = True,
-        bias: bool = True,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        **channels: Unpack[ChannelOptions],
     ) -> None:
-        super().__init__(
-            normalized_shape,
-            dim=dim,
-            elementwise_affine=elementwise_affine,
-            bias=bias,
-            affine_shape=None if per_channel else (1,),
-            device=device,
-            dtype=dtype,
-        )
+        super().__init__(normalized_shape, affine_shape=None if per_channel else (1,), **channels)
         self.per_channel = per_channel
         self.reset_parameters()
 
@@ -68,5 +55,4 @@ class ChannelScale(Channelwise):
         return self._affine(input)
 
     def extra_repr(self) -> str:
-        """Return the constructor's arguments."""
         return f"{super().extra_repr()}, per_channel={self.per_channel}"

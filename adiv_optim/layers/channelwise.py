@@ -24,20 +24,9 @@ def empty(shape: tuple[int, ...], options: ChannelOptions) -> nn.Parameter:
 
 
 class Channelwise(nn.Module):
-    """Base of layers whose parameters belong to the channels of one dimension, as torch's normalisers' do.
+    """Base of layers whose parameters belong to the channels of one dimension; `ChannelScale` says what it takes.
 
-    Args:
-        normalized_shape: the number of channels; several numbers, as nn.LayerNorm takes them, are as many dimensions.
-        dim: the dimension of the channels, the last of them if there are several: -1 as for nn.LayerNorm, 1 as for
-            nn.BatchNorm2d.
-        elementwise_affine: whether there is a γ, `weight`, at first 1.
-        bias: whether there is a β, `bias`, at first 0; none without γ.
-        affine_shape: the shape of γ and β; None is one of each per channel.
-        device: of the parameters.
-        dtype: of the parameters.
-
-    Raises:
-        ValueError: a size that is not positive; in the forward pass, an input with other channels.
+    With `affine_shape` γ and β have that shape; None is one of each per channel.
     """
 
     weight: nn.Parameter | None
@@ -62,9 +51,9 @@ class Channelwise(nn.Module):
                 "a positive integer, or several of them."
             )
         self.normalized_shape, self.dim = sizes, dim
+        shape = sizes if affine_shape is None else affine_shape
         for name, wanted in (("weight", elementwise_affine), ("bias", elementwise_affine and bias)):
-            empty = torch.empty(sizes if affine_shape is None else affine_shape, device=device, dtype=dtype)
-            self.register_parameter(name, nn.Parameter(empty) if wanted else None)
+            self.register_parameter(name, empty(shape, {"device": device, "dtype": dtype}) if wanted else None)
 
     @property
     def features(self) -> int:
@@ -104,6 +93,5 @@ class Channelwise(nn.Module):
         return input
 
     def extra_repr(self) -> str:
-        """Return the constructor's arguments."""
         affine, bias = self.weight is not None, self.bias is not None
         return f"{self.normalized_shape}, dim={self.dim}, elementwise_affine={affine}, bias={bias}"

@@ -96,8 +96,8 @@ def convert(model: nn.Module, mapping: Mapping[type[nn.Module], Factory]) -> nn.
     Raises:
         TypeError: a class that replaces a type whose constructor arguments are not known here, or that does not
             take them.
-        ValueError: no layer was replaced, or a layer to replace has hooks, parametrizations, or buffers other than
-            running statistics, which would be lost.
+        ValueError: no layer was replaced, or a layer to replace has hooks, a forward of its own, parametrizations, or
+            buffers other than running statistics, which would be lost.
 
     Example:
         >>> from torch import nn
@@ -219,13 +219,10 @@ def _hand_on(old: nn.Module, new: nn.Module) -> nn.Module:
 
 
 def _refuse_what_would_be_lost(path: str, layer: nn.Module) -> None:
-    hooks = (
-        layer._forward_hooks,
-        layer._forward_pre_hooks,
-        layer._backward_hooks,
-        layer._backward_pre_hooks,
-    )
-    what = "hooks" if any(hooks) else "buffers" if layer._buffers.keys() - RUNNING_STATISTICS else None
+    # Every kind that torch has, those of state dicts among them.
+    hooks = any(kept for name, kept in vars(layer).items() if name.endswith("_hooks"))
+    what = "hooks" if hooks else "buffers" if layer._buffers.keys() - RUNNING_STATISTICS else None
+    what = "a forward of its own" if "forward" in vars(layer) else what
     what = "parametrizations" if parametrize.is_parametrized(layer) else what
     if what:
         raise ValueError(

@@ -24,12 +24,10 @@ class _Dynamic(Channelwise):
         self.alpha = empty(self.normalized_shape if per_channel else (1,), channels)
 
     def reset_parameters(self) -> None:
-        """Give the parameters their initial values."""
         super().reset_parameters()
         nn.init.constant_(self.alpha, self.initial_alpha)
 
     def extra_repr(self) -> str:
-        """Return the constructor's arguments."""
         return f"{super().extra_repr()}, alpha={self.initial_alpha}"
 
 
@@ -85,7 +83,6 @@ class DyT(_Dynamic):
         return self._affine(bound * torch.tanh(alpha / bound * input))
 
     def extra_repr(self) -> str:
-        """Return the constructor's arguments."""
         return f"{super().extra_repr()}, per_channel={self.per_channel}, sqrt_d={self.sqrt_d}"
 
 
@@ -123,7 +120,6 @@ class Derf(_Dynamic):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Give the parameters their initial values."""
         super().reset_parameters()
         nn.init.zeros_(self.shift)
 
@@ -205,7 +201,6 @@ class DyISRU(Channelwise):
         return self.log_c.to(torch.promote_types(self.log_c.dtype, torch.float32)).exp()
 
     def reset_parameters(self) -> None:
-        """Give the parameters their initial values."""
         super().reset_parameters()
         nn.init.constant_(self.log_c, math.log(self.initial_c))
 
@@ -216,6 +211,5 @@ class DyISRU(Channelwise):
         return self._affine(math.sqrt(self.features) * output if self.sqrt_d else output)
 
     def extra_repr(self) -> str:
-        """Return the constructor's arguments."""
         own = f"c={self.initial_c}, per_channel={self.per_channel}, sqrt_d={self.sqrt_d}"
         return f"{super().extra_repr()}, {own}"

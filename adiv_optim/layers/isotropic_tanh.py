@@ -36,5 +36,4 @@ class IsotropicTanh(nn.Module):
         return (wide * (torch.tanh(norm) / norm)).to(input.dtype if input.is_floating_point() else wide.dtype)
 
     def extra_repr(self) -> str:
-        """Return the constructor's arguments."""
         return f"dim={self.dim}"

@@ -51,5 +51,4 @@ class L2Norm(nn.Module):
         return unit(input, self.dim, self.eps)
 
     def extra_repr(self) -> str:
-        """Return the constructor's arguments."""
         return f"dim={self.dim}, eps={self.eps}"

@@ -33,7 +33,7 @@ class MeanFieldNorm(nn.Module):
 
     Raises:
         TypeError: the activation is not callable.
-        ValueError: it is not elementwise, is random, not finite, of infinite variance, or a constant.
+        ValueError: it is not elementwise, is random, not finite, of infinite variance, or a constant to be normalised.
 
     Example:
         >>> import torch
@@ -55,7 +55,7 @@ class MeanFieldNorm(nn.Module):
     ) -> None:
         super().__init__()
         moments = gaussian_moments(activation)
-        if moments.is_constant:
+        if normalize and moments.is_constant:
             raise ValueError(
                 f"MeanFieldNorm: activation is the constant {moments.mean:g}, without a variance to divide by."
             )

@@ -62,5 +62,4 @@ class NormLikeLinear(nn.Linear):
         return F.linear(direction * gain, self.weight, None if self.bias is None else shift * self.bias)
 
     def extra_repr(self) -> str:
-        """Return the constructor's arguments."""
         return f"{super().extra_repr()}, alpha={self.alpha}, beta={self.beta}, eps={self.eps}"

@@ -1,6 +1,5 @@
 """PatchNorm: convolutions that normalise every patch they read."""
 
-from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
@@ -9,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
 from ..functional import box_sum
+from ..functional.convolutions import PLAIN
 from .channel_norm import channel_squared_norm
 from .forms import affine_like_scale, check_affine_like, check_norm_like, inverse_norm, norm_like_factors
 
@@ -72,20 +72,17 @@ class PatchNorm(_ConvNd):
         return scaled.flatten(channels - 1, channels).to(output.dtype)
 
     def extra_repr(self) -> str:
-        """Return the constructor's arguments."""
         return f"{super().extra_repr()}, form={self.form!r}, alpha={self.alpha}, beta={self.beta}, eps={self.eps}"
 
 
 class _PatchNormConv(PatchNorm):
-    _convolve: Callable[..., Tensor]
-
     def forward(self, input: Tensor) -> Tensor:
         """Return the convolution with every patch normalised."""
         if max(self.kernel_size) == 1 and not any(self._reversed_padding_repeated_twice):
             # A patch is a pixel: those that the stride skips need no norm.
             read: Any = (..., *(slice(None, None, step) for step in self.stride))
             input = input[read]
-            output = self._convolve(input, self.weight, self.inner_bias, groups=self.groups)
+            output = PLAIN[len(self.kernel_size)](input, self.weight, self.inner_bias, groups=self.groups)
             return self.normalised(output, channel_squared_norm(input, self.groups, len(self.kernel_size)))
         output = self._conv_forward(input, self.weight, self.inner_bias)
         norm = channel_squared_norm(input, self.groups, len(self.kernel_size))
@@ -105,8 +102,6 @@ class PatchNormConv1d(_PatchNormConv, nn.Conv1d):
         >>> layer(torch.tensor([[[2.0, 2.0, 0.0]]]))[0, 0, 0].item()  # (4 + 2) / sqrt(8 + 1)
         2.0
     """
-
-    _convolve = staticmethod(F.conv1d)
 
 
 class PatchNormConv2d(_PatchNormConv, nn.Conv2d):
@@ -152,8 +147,6 @@ class PatchNormConv2d(_PatchNormConv, nn.Conv2d):
         4.0
     """
 
-    _convolve = staticmethod(F.conv2d)
-
 
 class PatchNormConv3d(_PatchNormConv, nn.Conv3d):
     """torch.nn.Conv3d divided by the norms of the patches it reads; see `PatchNormConv2d`.
@@ -164,5 +157,3 @@ class PatchNormConv3d(_PatchNormConv, nn.Conv3d):
         >>> layer(torch.zeros(1, 2, 5, 5, 5)).shape
         torch.Size([1, 4, 5, 5, 5])
     """
-
-    _convolve = staticmethod(F.conv3d)

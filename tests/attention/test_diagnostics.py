@@ -89,3 +89,11 @@ def test_alignment_of_plain_and_ideal():
     assert plain.cosine.max() < 0.9
     assert plain.cosine.shape == plain.gain.shape == (case.heads,)
     assert (alignment(g, g).cosine + 1).abs().max() <= EXACT
+
+
+@pytest.mark.parametrize("name", ["q_weight", "k_bias"])
+def test_gradient_of_another_shape_is_named(name):
+    x, w = torch.ones(4, 2), torch.ones(2, 2)
+    given = {"grad_logits": torch.ones(1, 4, 4), "k_bias": torch.zeros(2), "num_heads": 1}
+    with pytest.raises(ValueError, match=rf"gradients\[{name!r}\] has shape \(3,\); it must be that of {name}, "):
+        effective_logit_update(x, w, w, **given, gradients={name: torch.ones(3)})

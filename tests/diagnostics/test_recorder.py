@@ -2,13 +2,14 @@
 
 import json
 import math
+from collections import OrderedDict
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from adiv_optim import BatchIdeal, GradientOnly, Proportional, attach
+from adiv_optim import BatchIdeal, GradientOnly, Proportional, Whitened, attach
 from adiv_optim.diagnostics import DivergenceRecorder, divergence
 
 IDEAL = BatchIdeal(1e-3)
@@ -47,7 +48,7 @@ def test_recorder_follows_training_and_leaves_nothing_behind():
         F.cross_entropy(network(x), y).backward()
         optimizer.step()
     assert len(recorder.history) == 3
-    assert all(entry["optimizer"] == "Adam" for entry in recorder.history)
+    assert all(entry["optimizer"] == "GradientOnly(Adam)" for entry in recorder.history)
     assert [set(vars(module)) for module in network.modules()] == keys
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in network.modules())
 
@@ -68,6 +69,44 @@ def test_share_of_steps_that_climb():
     assert shares[Proportional()]["total"] > 0
     assert shares[Proportional()][""] == shares[Proportional()]["total"]
     assert shares[IDEAL]["total"] == 0
+
+
+def test_first_step_of_a_warm_up_has_no_verdict():
+    network = model()
+    optimizer = torch.optim.SGD([{"params": network[0].parameters(), "lr": 0.0}, {"params": network[3].parameters()}])
+    found = divergence(network, F.cross_entropy, *batch(), optimizer=optimizer)
+    assert set(found.layers) == {"3"}
+    assert found.left_out["0"] == "its learning rate is 0"
+    optimizer.param_groups[1]["lr"] = 0.0
+    recorder = DivergenceRecorder(network, F.cross_entropy, optimizer, every=1, layers=["0", "3"])
+    assert "not downhill" not in str(recorder.step(*batch()))
+    assert math.isnan(recorder.not_downhill()["total"])
+    for group in optimizer.param_groups:
+        group["lr"] = 0.1
+    recorder.step(*batch())
+    assert recorder.not_downhill() == {"0": 0, "3": 0, "total": 0}
+
+
+def test_layer_of_the_path_total_is_not_the_total():
+    network = nn.Sequential(OrderedDict(first=nn.Linear(4, 5), total=nn.Linear(5, 3)))
+    recorder = DivergenceRecorder(network, F.cross_entropy, every=1)
+    recorder.step(*batch())
+    recorder.history[0]["layers"]["total"]["descends"] = False
+    assert recorder.not_downhill() == {"first": 0, "total.": 1, "total": 0}
+
+
+def test_optimizer_is_named_with_its_wrappers():
+    class Lookahead(torch.optim.SGD):
+        """Not of this library; what it keeps as `inner` is its own affair."""
+
+        inner = "slow weights"
+
+    network = model()
+    for optimizer, name in (
+        (Lookahead(network.parameters(), lr=0.1), "Lookahead"),
+        (Whitened(torch.optim.Adam(network.parameters()), network), "Whitened(Adam)"),
+    ):
+        assert divergence(network, F.cross_entropy, *batch(), optimizer=optimizer).optimizer == name
 
 
 def test_history_is_saved_as_strict_json(tmp_path):
@@ -133,7 +172,7 @@ def test_norm_that_is_named_is_measured_in_general_form():
 WRONG = {
     "attached-twice": (
         lambda: (attach(model(), Proportional()), BatchIdeal(), {}),
-        ValueError, r"layer '0' has Proportional\(.*\) attached already; leave `correction` out",
+        ValueError, r"layer '0' already has a correction \(2 .*; leave `correction` out",
     ),
     "no-correction": (lambda: (model(), Proportional, {}), TypeError, r"write Proportional\(\)"),
     "max-rows": (lambda: (model(), None, {"max_rows": 0}), ValueError, "max_rows is 0; .* at least 1"),
@@ -142,7 +181,7 @@ WRONG = {
         ValueError, "none of the 6 tensors the optimizer holds is a parameter of the model",
     ),
     "not-an-optimizer": (lambda: (model(), None, {"optimizer": 3}), TypeError, "optimizer is 3 of type int"),
-    "unknown-layer": (lambda: (model(), None, {"layers": ["7"]}), ValueError, "layers names '7'.* it has "),
+    "unknown-layer": (lambda: (model(), None, {"layers": ["7"]}), ValueError, "layers names '7'.* modules are "),
     "layers-string": (lambda: (model(), None, {"layers": "0"}), TypeError, r"pass a list of paths: layers=\['0'\]"),
     "no-parameters": (lambda: (nn.Tanh(), None, {}), ValueError, "Tanh has no trainable parameter"),
     "batch-norm-named": (
@@ -172,7 +211,7 @@ def test_lbfgs_is_refused():
 def test_recorder_refuses_early():
     with pytest.raises(ValueError, match="every is 0"):
         DivergenceRecorder(model(), F.cross_entropy, every=0)
-    with pytest.raises(ValueError, match="attached already"):
+    with pytest.raises(ValueError, match="already has a correction"):
         DivergenceRecorder(attach(model(), Proportional()), F.cross_entropy, correction=Proportional())
 
 

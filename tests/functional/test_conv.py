@@ -179,6 +179,7 @@ ERRORS = {
     "channels-in-groups": (X, W, {"groups": 2}, ValueError, "has 3 channels.*groups=2 takes 6"),
     "too-few-dimensions": (torch.ones(3, 5), W, {}, ValueError, r"\(3, 5\) has 2 dimensions.*2 spatial"),
     "too-many-dimensions": (torch.ones(1, 2, 3, 5, 5), W, {}, ValueError, "has 5 dimensions"),
+    "kernel-beyond-one-axis": (torch.ones(1, 3, 2, 9), W, {}, ValueError, r"reaches over \(3, 3\).* has \(2, 9\)"),
     "padding-name": (X, W, {"padding": "full"}, ValueError, "padding is 'full'; the names are 'valid' and 'same'"),
     "same-with-stride": (X, W, {"padding": "same", "stride": 2}, ValueError, "'same' needs stride 1, found"),
     "integer-input": (X.long(), W, {}, TypeError, "torch.int64.*real floating-point"),

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, distributed, nn
 
-from adiv_optim import InputScaled, Preconditioned, UnitConsistent, Whitened, gauge
+from adiv_optim import InputScaled, Preconditioned, Proportional, UnitConsistent, Whitened, attach, gauge
 from adiv_optim.optim import by_inputs, input_chart
 from tests.helpers import checkpoints
 from tests.helpers.loops import DIFFERENT, Weights, adamw, deviation, sgd
@@ -152,6 +152,12 @@ def of_copies(rank: int, name: str) -> Weights:
     return train(model, optimizer, data, mesh["data"].get_group())
 
 
+def corrected(rank: int) -> Weights:
+    mesh = distributed.device_mesh.init_device_mesh("cpu", (2,))
+    model = attach(shared(network(2, apart=True), mesh), Proportional())
+    return train(model, COORDINATES["whitened"](sgd(model), model), batches())
+
+
 def alone(name: str, inner: str, ranks: int) -> Weights:
     model = network(ranks, apart=name in BY_INPUTS)
     found = train(model, COORDINATES[name](INNER[inner](model), model), batches())
@@ -179,6 +185,15 @@ def test_copies_of_tensor_parallel_layers_are_one_on_the_joined_batch(ranks, nam
     """Of which each process has the columns whole: a single block of them, the blocks of max_dim."""
     for rank in ranks:
         assert deviation(rank[f"copies-{name}"], alone(name, "adamw", 2)) <= EXACT
+
+
+def test_corrected_layers_are_linear_layers(tmp_path):
+    model = attach(network(2, apart=True), Proportional())
+    wanted = train(model, COORDINATES["whitened"](sgd(model), model), batches())
+    for found in on_processes(2, corrected, tmp_path):
+        assert deviation(found, wanted) <= EXACT
+    plain = network(2, apart=True)
+    assert deviation(wanted, train(plain, COORDINATES["whitened"](sgd(plain), plain), batches())) > DIFFERENT
 
 
 @on_two

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from adiv_optim import BatchIdeal, Proportional, attach, jacobian
 from adiv_optim._linalg.least_squares import least_squares
-from adiv_optim._linalg.products import jvp
+from adiv_optim.jacobian.modules import jvp
 from adiv_optim.layers import AffineLikeLinear
 from tests.helpers.cases import LAYERS, apply, gradients, relative_error
 from tests.helpers.seeds import manual_seed

@@ -119,9 +119,15 @@ def test_subclasses_are_left_alone():
     assert type(model[1]) is AffineLikeLinear
 
 
-def hooked():
+def with_hook(register):
     model = mlp()
-    model[2][1].register_forward_hook(lambda module, args, output: output)
+    getattr(model[2][1], register)(lambda *args: None)
+    return model
+
+
+def with_forward():
+    model = mlp()
+    model[2][1].forward = lambda input: input
     return model
 
 
@@ -133,7 +139,17 @@ def weight_normed():
 
 ERRORS = {
     "nothing-found": (mlp, {nn.Conv2d: nn.Conv3d}, ValueError, "no Conv2d in the model.*Linear, Sequential, Tanh"),
-    "hooks": (hooked, {nn.Linear: AffineLikeLinear}, ValueError, r"layer '2\.1' \(Linear\) has hooks"),
+    **{
+        f"hook-{name}": (
+            partial(with_hook, f"register_{name}_hook"), {nn.Linear: AffineLikeLinear}, ValueError,
+            r"layer '2\.1' \(Linear\) has hooks",
+        )
+        for name in ("forward", "full_backward_pre", "state_dict_post", "load_state_dict_pre")
+    },
+    "own-forward": (
+        with_forward, {nn.Linear: AffineLikeLinear}, ValueError,
+        r"layer '2\.1' \(Linear\) has a forward of its own, which",
+    ),
     "parametrizations": (weight_normed, {nn.Linear: AffineLikeLinear}, ValueError, r"layer '2\.1'.*parametrizations"),
     "unknown-arguments": (
         mlp,
@@ -142,7 +158,7 @@ ERRORS = {
         "constructor arguments of Sequential.*pass a function",
     ),
     "other-arguments": (mlp, {nn.Linear: L2Norm}, TypeError, r"layer '0' \(Linear\): L2Norm does not take in_features"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("build", "mapping", "error", "message"), ERRORS.values(), ids=ERRORS)

@@ -80,6 +80,10 @@ def test_wide_layers_make_it_the_layer_norm_of_the_activation(activation):
     assert errors[1] < errors[0] / 5  # as 1/√width
 
 
+def test_constant_activation_can_be_centred():
+    assert torch.equal(MeanFieldNorm(torch.ones_like, normalize=False)(torch.randn(3)), torch.zeros(3))
+
+
 def test_neither_step_is_the_activation_bit_for_bit():
     x = torch.randn(50)
     assert torch.equal(MeanFieldNorm(F.gelu, center=False, normalize=False)(x), F.gelu(x))

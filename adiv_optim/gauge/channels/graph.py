@@ -73,12 +73,11 @@ class Entry:
         return replace(self, shape=shape, plus=plus, minus=minus), local(tensor).detach().view(shape)
 
     def check(self, name: str, tensor: Tensor) -> None:
-        """Refuse a tensor of another size."""
-        if tensor.numel() != math.prod(self.shape):
-            raise ValueError(
-                f"{name!r} has shape {tuple(tensor.shape)}, but was traced with the elements of {self.shape}; trace "
-                "again."
-            )
+        """Refuse a tensor of another shape."""
+        split = len(self.shape) - tensor.dim() + 1  # how many dimensions its first one was split into
+        traced = (math.prod(self.shape[:split]), *self.shape[split:]) if self.shape else ()
+        if tensor.shape != traced:
+            raise ValueError(f"{name!r} has shape {tuple(tensor.shape)}, but was traced with {traced}; trace again.")
 
 
 @dataclass(frozen=True, eq=False)

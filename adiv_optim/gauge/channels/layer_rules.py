@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .call import Call, to_dims
-from .values import Parameter, Value
+from .values import Buffer, Parameter, Value
 
 #: An eps that no variance in float64 will notice. torch refuses 0 itself in training from 2.15 on.
 NEGLIGIBLE = 1e-20
@@ -77,8 +77,11 @@ def batch_norm(call: Call) -> Any:
     """Per-channel normalisation: the input is free, its scale leaves with the statistics; γ and β scale the output."""
     into = call.vector(call["input"], 1)
     for name, power in (("running_mean", 1), ("running_var", 2)):
-        if call[name] is not None:
+        if isinstance(call[name], Buffer):
             call.uses.buffer(call[name], into, power)
+        elif call[name] is not None:  # nothing moves it with the input
+            call.pin(call[name])
+            call.channels.pin(into, f"no buffer holds the statistics of {call.label}")
     if call["eps"] > NEGLIGIBLE:
         call.uses.inexact.append(call.where)
     return _normalised(call)

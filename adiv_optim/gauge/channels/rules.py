@@ -52,8 +52,10 @@ def copied(call: Call) -> Any:
 
 
 def where(call: Call) -> Any:
-    """A choice between two activations: they share their scale."""
+    """A choice between two activations: they share their scale; between two numbers, a constant."""
     call.pin(call["condition"])
+    if all(isinstance(call[name], (int, float)) for name in ("self", "other")):
+        return call.constants()
     for value, other in _both_ways(call):
         if _is_zero_or_infinite(value):
             return call.result(call.ids(other))

@@ -3,7 +3,6 @@
 import itertools
 import math
 import operator
-import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
@@ -13,6 +12,7 @@ from torch import Tensor, nn
 from torch.export.graph_signature import InputKind
 from torch.utils import _pytree as pytree
 
+from ...attach.coverage import warn
 from .call import Call
 from .channels import CONSTANT, PINNED, Channels
 from .export import OUTPUT, export
@@ -67,10 +67,9 @@ def trace(model: nn.Module, example_input: Any) -> ChannelGraph:
     interpreter.run()
     graph = interpreter.graph([name for name, _ in model.named_parameters()])
     if graph.unknown:
-        warnings.warn(
+        warn(
             f"no scaling rule for {', '.join(graph.unknown)}: the scales of what goes in and out are pinned to 1, "
-            "which is safe, and leaves those channels' gauge as it is.",
-            stacklevel=2,
+            "which is safe, and leaves those channels' gauge as it is."
         )
     return graph
 

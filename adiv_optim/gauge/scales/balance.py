@@ -21,14 +21,6 @@ def balance(counts: Tensor, sums: Tensor) -> tuple[Tensor, Tensor]:
 
     a bipartite Laplacian up to signs. The longer side is eliminated. Of the :math:`r + t, c - t` on a connected
     component it returns the one in which rows and columns explain half each; 0 for rows without logarithms.
-
-    Example:
-        >>> counts = torch.tensor([[[1.0, 1.0], [0.0, 1.0]]], dtype=torch.float64)
-        >>> sums = torch.tensor([[[1.0, 2.0], [0.0, 4.0]]], dtype=torch.float64)
-        >>> rows, columns = balance(counts, sums)
-        >>> rows[:, :, None] + columns[:, None, :]  # a tree explains every number it has
-        tensor([[[1., 2.],
-                 [3., 4.]]], dtype=torch.float64)
     """
     if counts.shape[-2] < counts.shape[-1]:
         columns, rows = balance(counts.mT, sums.mT)

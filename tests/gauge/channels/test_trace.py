@@ -11,7 +11,7 @@ import torchvision
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from adiv_optim import BatchIdeal, Proportional, attach, gauge
+from adiv_optim import BatchIdeal, Proportional, UnitConsistent, attach, gauge
 from adiv_optim.attach.layers import Corrected
 from tests.helpers.cases import relative_error
 from tests.helpers.gauge_models import MODELS, mlp, mobilenet
@@ -84,6 +84,7 @@ PASS = {
     "stack": lambda x: torch.stack([x[:, 2], x[:, 0], x[:, 1], x[:, 3]], 1),
     "mask": lambda x: x * (x > 0),
     "where": lambda x: torch.where(x > 0, x, 0.0),
+    "where-of-two-numbers": lambda x: x * torch.where(x > 0, 1.0, 0.0),
     "masked-fill": lambda x: x.masked_fill(x < 0, 0.0),
     "gate-by-constant": lambda x: x * torch.linspace(-1, 1, 6),
     "instance-norm": lambda x: F.instance_norm(x, eps=0.0),
@@ -131,6 +132,8 @@ PIN = {
     "reciprocal": lambda x: 1 / (x.abs() + 1),
     "group-norm": lambda x: F.group_norm(x, 2),
     "layer-norm": lambda x: F.layer_norm(x, [4, 6, 6]),
+    "normalised-by-constants": lambda x: F.batch_norm(x, torch.zeros(4), torch.ones(4)),
+    "normalised-by-parameters": lambda x, m: F.batch_norm(x, m.slope.detach(), m.slope.detach()),
     "tied-both-ways": lambda x, m: ((x.movedim(1, 3) @ m.matrix).relu() @ m.matrix.t()).movedim(3, 1),
 }
 
@@ -230,8 +233,12 @@ def test_frozen_statistics_and_a_normaliser_without_weights():
 
 def test_unknown_operation_pins_and_is_named():
     model = Around(lambda x: torch.special.i0(x) + torch.erfinv(x.tanh()))
+    x = torch.randn(2, 3, 6, 6)
     with pytest.warns(UserWarning, match="no scaling rule for special_i0"):
-        graph = gauge.trace(model, torch.randn(2, 3, 6, 6))
+        graph = gauge.trace(model, x)
+    with pytest.warns(UserWarning, match="no scaling rule for special_i0|UnitConsistent treats nothing") as warned:
+        UnitConsistent(torch.optim.SGD(model.parameters(), lr=0.1), model, example_input=x)
+    assert [warning.filename for warning in warned] == [__file__, __file__]
     assert graph.free == 0
     assert len(graph.unknown) == 1  # erfinv of a constant is a constant
     assert "special_i0" in str(graph)

@@ -1,5 +1,7 @@
 """gauge.apply_gauge and network_scales: the function stays, the scales follow the gauge."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -293,3 +295,27 @@ def test_logarithms_of_half_precision_are_taken_in_float32():
     rounded = {name: p.detach().bfloat16() for name, p in model.named_parameters()}
     wanted = gauge.network_scales(graph, {name: p.double() for name, p in rounded.items()})
     assert (gauge.network_scales(graph, rounded) - wanted).abs().max() <= 1e-4
+
+
+@pytest.mark.parametrize(
+    ("traced", "other"),
+    [
+        (lambda: nn.Linear(3, 4), lambda: nn.Linear(4, 3)),  # as many elements
+        (lambda: nn.Conv1d(3, 4, 1), lambda: nn.Conv1d(3, 6, 1)),
+        (lambda: nn.Conv1d(3, 6, 1, groups=3), lambda: nn.Conv1d(3, 2, 1)),  # as many elements
+    ],
+    ids=["linear", "conv", "grouped"],
+)
+def test_model_of_other_shapes_is_refused_and_left_alone(traced, other):
+    def model(layer):
+        return nn.Sequential(layer, nn.ReLU(), type(layer)(layer.weight.shape[0], 2, *(1,) * (layer.weight.dim() - 2)))
+
+    graph, other = gauge.trace(model(traced()), torch.ones(1, 3, 3)), model(other())
+    before = copy.deepcopy(other.state_dict())
+    for use in (
+        lambda: gauge.apply_gauge(other, graph, torch.ones(graph.free)),
+        lambda: gauge.network_scales(graph, parameters(other)),
+    ):
+        with pytest.raises(ValueError, match=r"'0.weight' has shape .*, but was traced with \(.*; trace again"):
+            use()
+    assert all(torch.equal(value, before[key]) for key, value in other.state_dict().items())
