@@ -230,12 +230,21 @@ def text(stores: Stores, file: str, norm: str, method: str) -> list[float]:
 
 @later
 def norm_free(
-    stores: Stores, file: str, norm: str, drawn: float | None, method: str, of: str = "test_loss"
+    stores: Stores,
+    file: str,
+    norm: str,
+    drawn: float | None,
+    method: str,
+    of: str = "test_loss",
+    embedding_lr: float | None = None,
 ) -> list[float]:
     """Losses of every seed, of the comparison without normalisers."""
-    found = runs(stores, file, norm=norm, method=method)
-    own = [r for r in found if r["settings"].get("embedding_deviation") == drawn]
-    return [r["test_loss"] if of == "test_loss" else r[of][-1] for r in own]
+    found = []
+    for r in runs(stores, file, norm=norm, method=method):
+        settings = r["settings"]
+        if (settings.get("embedding_deviation"), settings.get("embedding_lr")) == (drawn, embedding_lr):
+            found.append(r["test_loss"] if of == "test_loss" else r[of][-1])
+    return found
 
 
 def one_rate(stores: Stores) -> Finding:
