@@ -140,7 +140,8 @@ class Whole:
     """M itself, shape (…, d, d)."""
 
     def __init__(self, matrix: Tensor) -> None:
-        self.matrix = matrix
+        # In one layout wherever it comes from: of another one products round otherwise, and runs resume inexactly.
+        self.matrix = matrix.contiguous()
 
     def right_multiply(self, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Return [W, b] M."""

@@ -17,7 +17,7 @@ def kept_by_step(optimizer: Optimizer) -> dict[int, float]:
     r"""For each weight, by its id, the factor c of a step :math:`w \leftarrow c w + \Delta` with a Δ that is free of w.
 
     It is 1 without weight decay, and 1 − ηλ where that is decoupled. Weights of which it is not known, because the
-    decay is part of the gradient or the optimizer is not torch's own, are left out.
+    decay is part of the gradient, whose rate is a tensor or whose optimizer is not torch's own are left out.
 
     Example:
         >>> import torch

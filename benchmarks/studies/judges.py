@@ -244,6 +244,8 @@ def norm_free(
         settings = r["settings"]
         if (settings.get("embedding_deviation"), settings.get("embedding_lr")) == (drawn, embedding_lr):
             found.append(r["test_loss"] if of == "test_loss" else r[of][-1])
+    if not found:
+        raise LookupError(f"{file} has no run of embeddings drawn at {drawn} with a rate of {embedding_lr}.")
     return found
 
 

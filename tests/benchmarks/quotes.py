@@ -263,8 +263,8 @@ QUOTES = {
         ("A step costs {:.1f} to {:.1f} times that of foreach AdamW", lambda: speed("unit-consistent", "10.2 M")),
         ("Memory is {:.1f} times the optimizer's", lambda: [speed("unit-consistent", "10.2 M", of="memory_ratio")[0]]),
         ("Python: {:.1f} to {:.1f} times with 0.3 M", lambda: speed("unit-consistent", "0.3 M")),
-        ("costs {:.0f} and {:.0f} % more than RMSNorm", lambda: [100 * t - 100 for t in speed("structural", "AffineLikeLinear",
-         "compiled")]),
+        ("costs {:.0f} and {:.0f} % more than RMSNorm", lambda: [100 * t - 100 for t in speed("structural",
+         "AffineLikeLinear", "compiled")]),
         ("between {:.2f} and {:.2f} times a convolution and BatchNorm", lambda: speed("structural", "PatchNorm",
          "compiled")),
         ("{:.1f} times as fast for the plain network and {:.1f} times with a correction; on "

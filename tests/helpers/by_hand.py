@@ -18,12 +18,16 @@ FLOOR = 0.3
 
 @dataclass
 class Call:
-    """A linear layer, the rows x it read, the loss's gradients g at its output, and whether it is optimized."""
+    """A linear layer, the rows x it read, the loss's gradients g at its output, and whether it is optimized.
+
+    Of its parameters `left` is what a decoupled weight decay multiplies them by, where there is one.
+    """
 
     layer: nn.Linear
     x: Tensor
     g: Tensor
     held: bool
+    left: dict[nn.Parameter, float]
 
     @property
     def rows(self) -> Tensor:
@@ -39,6 +43,12 @@ class Call:
     def values(self, joined: Tensor) -> None:
         for parameter, part in self._split(joined):
             parameter.data.copy_(part)
+
+    @property
+    def kept(self) -> Tensor:
+        """What every entry of [W, b] is multiplied by."""
+        parts = [torch.full_like(p, self.left.get(p, 1.0)) for p in self.layer.parameters()]
+        return self._joined(parts[0], parts[1] if len(parts) == 2 else None)
 
     @property
     def gradient(self) -> Tensor:
@@ -160,9 +170,9 @@ def whitened() -> Method:
             mapped.append((call, start, start @ root, inverse))
         yield
         for call, start, there, inverse in mapped:
-            moved = call.values - there
+            moved = call.values - call.kept * there
             step = moved @ inverse
-            call.values = start + step * (moved.norm() / step.norm() if moved.any() else 1)
+            call.values = call.kept * start + step * (moved.norm() / step.norm() if moved.any() else 1)
 
     return method
 
@@ -231,8 +241,19 @@ class ByHand:
         self.optimizer.zero_grad()
         seen = backward(self.network, layers, x, y)
         held = {id(parameter) for group in self.optimizer.param_groups for parameter in group["params"]}
-        with self.method([Call(layer, x, g, id(layer.weight) in held) for layer, x, g in seen]):
+        left = decays(self.optimizer)
+        with self.method([Call(layer, x, g, id(layer.weight) in held, left) for layer, x, g in seen]):
             self.optimizer.step()
+
+
+def decays(optimizer: Optimizer) -> dict[nn.Parameter, float]:
+    """1 − ηλ of the parameters whose weight decay torch's own optimizers decouple, where both are numbers."""
+    found = {}
+    for group in optimizer.param_groups:
+        always = type(optimizer).__name__ in ("AdamW", "Muon")
+        if not isinstance(group["lr"], Tensor) and (always or group.get("decoupled_weight_decay")):
+            found |= dict.fromkeys(group["params"], 1 - group["lr"] * group["weight_decay"])
+    return found
 
 
 def backward(
