@@ -1,6 +1,7 @@
 """Optimizers that stand in front of another optimizer."""
 
-from .coordinates import Chart, Coordinates, Map
+from .chart import Chart, Map
+from .coordinates import Coordinates
 from .gradient_only import GradientOnly
 from .input_scaled import InputScaled
 from .preconditioned import Preconditioned

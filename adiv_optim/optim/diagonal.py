@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from .._linalg.shards import local
-from .coordinates import Kept, Map
+from .chart import Kept, Map
 
 #: Numbers worked on at once: temporaries stay in a CPU's cache, and take next to no memory on any device.
 CHUNK = 2**19

@@ -13,8 +13,8 @@ from .._linalg.roots import NoRootError
 from .._linalg.shards import add_up, cut_of
 from ..attach.checks import Skip
 from ..attach.coverage import Coverage, warn
+from .chart import Chart, Kept, Map
 from .checkpoint import ANYTHING, COUNT, check
-from .coordinates import Chart, Kept, Map
 from .processes import Processes
 from .sums import InputSums
 

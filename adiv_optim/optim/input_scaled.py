@@ -14,8 +14,8 @@ from .._linalg.shards import local
 from ..attach.checks import Skip
 from ..attach.rows import patches_of
 from .by_inputs import ByInputs
+from .chart import Kept, Map
 from .checkpoint import POSITIVE, Maybe
-from .coordinates import Kept, Map
 from .input_chart import InputChart
 from .processes import Processes
 from .rows import features_of

@@ -12,7 +12,7 @@ from .._linalg import host
 from .._linalg.roots import NoRootError, Whole
 from ..attach.checks import Skip
 from .by_inputs import ByInputs, refuse_no_count
-from .coordinates import Kept, Map
+from .chart import Kept, Map
 from .covariance import InputCovariance
 from .covariance_chart import CovarianceChart
 from .processes import Processes

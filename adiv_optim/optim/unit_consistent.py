@@ -10,8 +10,9 @@ from torch.optim import Optimizer
 from .. import gauge as gauges
 from ..attach.checks import NAMED, Skip, named_in_skip, refuse_flat
 from ..attach.coverage import Coverage, warn
+from .chart import Chart, Detached, Map
 from .checkpoint import COUNT, DICT, Fits, Maybe, broadcasts, check, numbers
-from .coordinates import UNFLATTENED, Chart, Coordinates, Detached, Map, all_or_nothing
+from .coordinates import UNFLATTENED, Coordinates, all_or_nothing
 from .diagonal import Diagonal
 from .shards import refuse_cuts
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from .._linalg.roots import Factor, Spectrum, Whole, low_rank_roots, roots
 from .._linalg.shards import local
-from .coordinates import Kept, Map
+from .chart import Kept, Map
 from .covariance import InputCovariance
 from .covariance_chart import CovarianceChart
 from .rows import as_matrix, from_matrix
