@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from adiv_optim import Preconditioned, Whitened
 from adiv_optim._linalg.roots import NoRootError
@@ -42,6 +42,11 @@ def step(optimizer: Any, part: slice) -> None:
     sum(losses).backward()
 
 
+def factors(optimizer: Any) -> list[Tensor]:
+    chart = optimizer.chart
+    return [matrix for layer in chart.layers for matrix in chart.matrices(chart.measured[layer.name])]
+
+
 def on_each(rank: int, count: int) -> dict[str, Any]:
     """By wrapper the layers that this process measured, and the weights."""
     found = {}
@@ -53,7 +58,13 @@ def on_each(rank: int, count: int) -> dict[str, Any]:
         for p in optimizer.model.parameters():
             torch.distributed.all_reduce(p.grad)
         optimizer.step()
-        found[name] = measured, optimizer.model.state_dict()
+        found[name] = list(measured), optimizer.model.state_dict()
+        received = factors(optimizer)
+        optimizer.load_state_dict(optimizer.state_dict())  # each process then factorises all
+        # The same bits in the same layout: of another one products round otherwise.
+        pairs = list(zip(received, factors(optimizer), strict=True))
+        assert all(torch.equal(one, two) and one.stride() == two.stride() for one, two in pairs)
+        assert len(pairs) >= (0 if name == "whitened-rank" else 5)
     optimizer = optimizer_of("whitened")
     measure = optimizer.chart.measure
 
