@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 import torch
@@ -27,7 +27,7 @@ class Call:
     x: Tensor
     g: Tensor
     held: bool
-    left: dict[nn.Parameter, float]
+    left: dict[nn.Parameter, float] = field(default_factory=dict)
 
     @property
     def rows(self) -> Tensor:
