@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
@@ -27,7 +27,7 @@ class Call:
     x: Tensor
     g: Tensor
     held: bool
-    left: dict[nn.Parameter, float] = field(default_factory=dict)
+    left: dict[nn.Parameter, float]
 
     @property
     def rows(self) -> Tensor:

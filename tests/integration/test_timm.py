@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from adiv_optim import gauge
-from tests.helpers.by_hand import Call, backward
+from tests.helpers.by_hand import Call, backward, decays
 from tests.helpers.cases import relative_error
 from tests.helpers.loops import (
     DIFFERENT,
@@ -93,7 +93,8 @@ def train_by_hand(model, method, data):
     optimizer = adamw(nn.ParameterList(ours.get(p, p) for p in model.parameters()))
     for x, y in data:
         model.zero_grad()
-        calls = [Call(layers[layer], *rows(layer, x, g), held=True) for layer, x, g in backward(model, layers, x, y)]
+        left, found = decays(optimizer), backward(model, layers, x, y)
+        calls = [Call(layers[layer], *rows(layer, x, g), held=True, left=left) for layer, x, g in found]
         for p, q in ours.items():
             q.grad = p.grad.view_as(q)
         with method(calls):
