@@ -1,0 +1,191 @@
+"""Numbers that pages quote, read from the committed results."""
+
+import math
+from functools import cache
+from statistics import fmean, median_high
+
+from scipy.stats import ttest_ind
+
+from benchmarks.core.claims import image
+from benchmarks.core.store import Store
+from benchmarks.studies import isometry_training, judges
+from benchmarks.studies.char_lm import best_rows
+
+from .test_report import RESULTS
+
+
+@cache
+def results(file, part=None):
+    return Store(RESULTS / f"{file}.jsonl").read(part)
+
+
+class Read:
+    """A file of results that is read once."""
+
+    def __init__(self, file):
+        self.file = file
+
+    def read(self, part=None):
+        return results(self.file, part)
+
+
+STORES = {path.stem: Read(path.stem) for path in RESULTS.glob("*.jsonl")}
+
+
+def seeds(file, **wanted):
+    return image(file, **wanted)(STORES)
+
+
+def acc(file, **wanted):
+    return fmean(seeds(file, **wanted))
+
+
+def lead(file, own, other, **common):
+    return acc(file, **common, **own) - acc(file, **common, **other)
+
+
+def p(ours, theirs):
+    return ttest_ind(ours, theirs, equal_var=False).pvalue
+
+
+def tuned(method, optimizer="sgd", file="cifar10-trials", epochs=15):
+    return acc(file, method=method, optimizer=optimizer, epochs=epochs)
+
+
+def long(method, optimizer="sgd"):
+    return tuned(method, optimizer, "cifar10-long", 40)
+
+
+def rate(batch, method, lr=None):
+    """Accuracy at a rate, or at the best of all."""
+    found = {r["settings"]["lr"]: fmean(r["test_accuracy"][-1]) for r in results("rates")
+             if (r["settings"]["method"], r["settings"]["batch_size"]) == (method, batch)}  # fmt: skip
+    return max(found.values()) if lr is None else found[lr]
+
+
+def below(*rates):
+    """How far BatchIdeal ends below its best at worst, over batch sizes."""
+    own = "batch-ideal-default"
+    return max(rate(size, own) - rate(size, own, lr) for size in (8, 32, 128) for lr in rates)
+
+
+def cosine(name, stage):
+    (found,) = results("divergence")
+    layers = [layer["cosine"][1] for layer in found["subjects"][name][stage]["layers"]]
+    return min(layers), max(layers)
+
+
+def step_ms(method):
+    (run,) = (
+        r for r in results("cifar10") if (r["settings"]["method"], r["settings"]["activation"]) == (method, "tanh")
+    )
+    return 1e3 * median_high(run["seconds"]) / run["steps_per_epoch"] / len(run["settings"]["seeds"])
+
+
+def speed(suite, *parts, of="time_ratio"):
+    """Medians of the rows whose names have all parts, least and greatest."""
+    (found,) = (r for r in results("speed") if r["key"] == suite)
+    rows = [row for row in found["rows"] if all(part in row["what"] for part in parts)]
+    values = [row[of]["median"] if of == "time_ratio" else row[of] for row in rows]
+    return min(values), max(values)
+
+
+@cache
+def rows(file):
+    return best_rows(results(file))
+
+
+def losses(norm, method, of="validation_loss", file="char-lm"):
+    return [r[of][-1] if of == "validation_loss" else r[of] for r in rows(file)[norm, method]]
+
+
+def less(one, other, norm="layernorm", file="char-lm", norms=None, by=fmean):
+    """How much lower the losses of one method are than those of another: validation, test."""
+    own, twin = norms or (norm, norm)
+    return [
+        by(losses(twin, other, of, file)) - by(losses(own, one, of, file)) for of in ("validation_loss", "test_loss")
+    ]
+
+
+def free(method, twin, norm="none", drawn=1.0, file="norm-free", embedding_lr=None, twins=None):
+    """Without a normaliser against LayerNorm: validation, test."""
+    found = []
+    for of in ("validation_loss", "test_loss"):
+        own, other = (
+            judges.norm_free(file, n, d, m, of, e)(STORES)
+            for n, d, m, e in ((norm, drawn, method, embedding_lr), ("layernorm", None, twin, twins))
+        )
+        found.append((fmean(own) - fmean(other), p(own, other)))
+    return found
+
+
+def longer():
+    """The same after 2,000 steps, behind Muon and held."""
+    return free("input-held-muon", "muon", file="norm-free-2000")
+
+
+def faster(twins=None):
+    """With a rate of 0.01 for the embeddings; the twin with such a rate or without."""
+    return free("input-held-muon", "muon", file="norm-free-2000", embedding_lr=1e-2, twins=twins)
+
+
+def deep():
+    """With twelve layers."""
+    return free("input-held-muon", "muon", file="norm-free-deep")
+
+
+def residual(norm, drawn, method, file="norm-free"):
+    found = judges.runs(STORES, file, norm=norm, method=method)
+    found = [r for r in found if r["settings"].get("embedding_deviation") == drawn]
+    return max(fmean(r["rms"][at] for r in found) for at in range(len(found[0]["rms"]) - 1))
+
+
+def gap(activation, variant, quantity="measured"):
+    return judges.depth_quartiles(STORES, activation, variant, quantity)[1]
+
+
+def widths(at):
+    return -math.log(
+        next(r for r in results("isometry-widths") if r["widths"][0] == 8192)["isometry"]["start"][at]["isometry"]
+    )
+
+
+def beta(end):
+    return isometry_training.correlations(isometry_training.by_depth(results("isometry-training"))[10])[end]
+
+
+def gauges(method, optimizer, sigma):
+    return seeds("uc-rescaled", method=method, optimizer=optimizer, rescaled=sigma)
+
+
+def swept(method, optimizer, **more):
+    return acc("uc-sweep", method=method, optimizer=optimizer, **more)
+
+
+def aligned(method):
+    (found,) = results("attention")
+    one = [case for case in found["alignment"] if case["sequences"] == 1]
+    cosines = [row["cosine"] for case in one for row in case["rows"] if row["method"] == method]
+    return min(cosines), max(cosines)
+
+
+IDEAL, AFFINE, NONE, BATCHNORM, WHITE = "batch-ideal", "affine-like", "none", "batchnorm", "whitened-16"
+
+
+def cnn(method, file="cnn"):
+    return acc(file, method=method)
+
+
+def ahead(one, other):
+    return [cnn(one, file) - cnn(other, file) for file in ("cnn", "cnn-pool")]
+
+
+def plus(numbers, signs):
+    """Numbers as distances, which have to have these signs."""
+    assert [number > 0 for number in numbers] == [sign == "+" for sign in signs], numbers
+    return [abs(number) for number in numbers]
+
+
+def equal(steps, of):
+    found = [r for r in results("char-lm-equal-time") if r["settings"]["steps"] == steps]
+    return [r[of][-1] if of == "validation_loss" else r[of] for r in found]
