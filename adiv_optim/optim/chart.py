@@ -14,15 +14,12 @@ class Known(NamedTuple):
 
     Args:
         kept: of each parameter the factor c of a step w ← c w + Δ with a Δ that is free of w; see `kept_by_step`.
+            1 where it is not known, and Δ is all that the step changes.
         from_zero: whether no one reads the weights meanwhile, so that they may be 0 instead.
     """
 
     kept: Sequence[float]
     from_zero: bool
-
-
-#: None where nothing is known of one of the parameters.
-Kept = Known | None
 
 
 class Map(ABC):
@@ -38,30 +35,30 @@ class Map(ABC):
     moves_weights: ClassVar[bool] = True
 
     @abstractmethod
-    def enter(self, weights: Sequence[Tensor], kept: Kept, like: Callable[[Tensor], Tensor]) -> None:
+    def enter(self, weights: Sequence[Tensor], known: Known, like: Callable[[Tensor], Tensor]) -> None:
         """Write the parameters, and give them new gradients, in the new coordinates.
 
         Where they are 0 instead, what is in them afterwards is the step alone.
 
         Args:
             weights: copies of the parameters' values.
-            kept: what is known of the optimizer's step.
+            known: what is known of the optimizer's step.
             like: makes room for a new gradient, laid out as the old one.
         """
 
-    def partial(self, weights: Sequence[Tensor], kept: Kept) -> Tensor:
+    def partial(self, weights: Sequence[Tensor], known: Known) -> Tensor:
         """Return what `leave` must know of all rows, for those held here: float64, to be added up in place."""
         raise NotImplementedError
 
     @abstractmethod
-    def leave(self, weights: Sequence[Tensor], kept: Kept) -> None:
+    def leave(self, weights: Sequence[Tensor], known: Known) -> None:
         """Write the parameters as `weights` and the step that was taken, mapped back.
 
         Where the step changed nothing the weight must be bit for bit what it was.
 
         Args:
             weights: the parameters' values as `enter` was given them.
-            kept: as `enter` was given it.
+            known: as `enter` was given it.
         """
 
 
@@ -75,7 +72,7 @@ class Chart(ABC):
     def maps(self) -> Iterable[Map]:
         """Return the maps of this step. Parameters that none of them touches take the plain step."""
 
-    def settle(self, maps: Mapping[Map, tuple[Sequence[Tensor], Kept]]) -> None:  # noqa: B027 — most charts have nothing to do
+    def settle(self, maps: Mapping[Map, tuple[Sequence[Tensor], Known]]) -> None:  # noqa: B027 — most charts have nothing to do
         """Called after the optimizer's step, before any map's `leave`: what processes must agree on first.
 
         Args:

@@ -29,10 +29,11 @@ class _Held:
     def __init__(self, map_: Map, kept: Mapping[int, float], watched: bool, room: Room) -> None:
         self.map = map_
         factors = [kept[id(p)] for p in map_.parameters if id(p) in kept]
-        self.kept = Known(factors, not watched) if len(factors) == len(map_.parameters) else None
+        all_known = len(factors) == len(map_.parameters)
+        self.known = Known(factors, not watched) if all_known else Known([1.0] * len(map_.parameters), False)
         self.gradients = [p.grad for p in map_.parameters]
         # An optimizer that is not known may hold on to the gradients that it is given.
-        self.like = room.like if self.kept is not None and self.kept.from_zero else torch.empty_like
+        self.like = room.like if self.known.from_zero else torch.empty_like
         moving = map_.parameters if map_.moves_weights else ()
         self.weights = [room.like(p.detach()).copy_(p) for p in moving]
 
@@ -43,10 +44,10 @@ class _Held:
             wanted = getattr(parameter, "placements", None)
             if gradient is not None and getattr(gradient, "placements", None) != wanted:
                 parameter.grad = gradient.redistribute(placements=wanted)
-        self.map.enter(self.weights, self.kept, self.like)
+        self.map.enter(self.weights, self.known, self.like)
 
     def leave(self) -> None:
-        self.map.leave(self.weights, self.kept)
+        self.map.leave(self.weights, self.known)
         for parameter, gradient in zip(self.map.parameters, self.gradients, strict=True):
             if parameter.grad is not None:  # else the optimizer has freed it
                 parameter.grad = gradient
@@ -150,7 +151,7 @@ class Coordinates(OptimizerWrapper):
             for held in waiting:
                 held.enter()
             super()._inner_step()
-            self.chart.settle({held.map: (held.weights, held.kept) for held in waiting})
+            self.chart.settle({held.map: (held.weights, held.known) for held in waiting})
             while waiting:
                 waiting[0].leave()
                 del waiting[0]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from .._linalg.shards import local
-from .chart import Kept, Map
+from .chart import Known, Map
 
 #: Numbers worked on at once: temporaries stay in a CPU's cache, and take next to no memory on any device.
 CHUNK = 2**19
@@ -39,7 +39,7 @@ class Diagonal(Map):
         dtype = torch.promote_types(parameter.dtype, torch.float32)
         self.factors = d.to(parameter.device, dtype), e.to(parameter.device, dtype)
 
-    def enter(self, weights: Sequence[Tensor], kept: Kept, like: Callable[[Tensor], Tensor]) -> None:
+    def enter(self, weights: Sequence[Tensor], known: Known, like: Callable[[Tensor], Tensor]) -> None:
         """Divide the parameter by d e, and give it a gradient multiplied by it."""
         (parameter,), (weight,) = self.parameters, weights
         gradient = parameter.grad
@@ -53,20 +53,20 @@ class Diagonal(Map):
         elif gradient is not None:
             parameter.grad = like(gradient)
             self._run(_multiply, gradient, parameter.grad)
-        if kept is not None and kept.from_zero:
+        if known.from_zero:
             local(parameter).zero_()
         else:
             self._run(_divide, weight, parameter)
 
-    def leave(self, weights: Sequence[Tensor], kept: Kept) -> None:
+    def leave(self, weights: Sequence[Tensor], known: Known) -> None:
         """Let the parameter be w + Δw' d e."""
         (parameter,) = self.parameters
-        if kept is None or not kept.from_zero:
+        if not known.from_zero:
             self._run(_stepped, weights[0], parameter)
-        elif kept.kept[0] == 1:
+        elif known.kept[0] == 1:
             self._run(_added, weights[0], parameter)
         else:  # as a tensor: kernels are compiled for one value of a number
-            self._run(_decayed, weights[0], parameter, torch.tensor(kept.kept[0], dtype=self.factors[0].dtype))
+            self._run(_decayed, weights[0], parameter, torch.tensor(known.kept[0], dtype=self.factors[0].dtype))
 
     def _run(self, kernel: Callable[..., None], read: Tensor, written: Tensor, *numbers: Tensor) -> None:
         """Run a kernel over two tensors of the parameter's shape, both factors and some numbers."""

@@ -13,7 +13,7 @@ from .._linalg.roots import NoRootError
 from .._linalg.shards import add_up, cut_of
 from ..attach.checks import Skip
 from ..attach.coverage import Coverage, warn
-from .chart import Chart, Kept, Map
+from .chart import Chart, Known, Map
 from .checkpoint import ANYTHING, COUNT, check
 from .processes import Processes
 from .sums import InputSums
@@ -109,7 +109,7 @@ class InputChart(Chart, Generic[Sums, Measured]):
             maps += [found] if found is not None else []
         return maps
 
-    def settle(self, maps: Mapping[Map, tuple[Sequence[Tensor], Kept]]) -> None:
+    def settle(self, maps: Mapping[Map, tuple[Sequence[Tensor], Known]]) -> None:
         """Add up what maps know of the rows held here over the processes that hold the others, for all layers at once.
 
         Every sharded layer has its place, so that all processes take part in the same sum whatever they have measured.

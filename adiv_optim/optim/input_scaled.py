@@ -14,7 +14,7 @@ from .._linalg.shards import local
 from ..attach.checks import Skip
 from ..attach.rows import patches_of
 from .by_inputs import ByInputs
-from .chart import Kept, Map
+from .chart import Known, Map
 from .checkpoint import POSITIVE, Maybe
 from .input_chart import InputChart
 from .processes import Processes
@@ -85,27 +85,27 @@ class Scaling(Map):
         #: What has been added up of `partial`.
         self.stepped: Tensor | None = None
 
-    def enter(self, weights: Sequence[Tensor], kept: Kept, like: Callable[[Tensor], Tensor]) -> None:
+    def enter(self, weights: Sequence[Tensor], known: Known, like: Callable[[Tensor], Tensor]) -> None:
         """Multiply the weight by s, and give it a gradient divided by it."""
         (parameter,) = self.parameters
         if parameter.grad is not None:
             mapped = like(parameter.grad)
             torch.div(local(parameter.grad), self.start, out=local(mapped))
             parameter.grad = mapped
-        if kept is not None and kept.from_zero:
+        if known.from_zero:
             local(parameter).zero_()
         else:
             local(parameter).mul_(self.start)
 
-    def partial(self, weights: Sequence[Tensor], kept: Kept) -> Tensor:
+    def partial(self, weights: Sequence[Tensor], known: Known) -> Tensor:
         """Return whether rows held here have been stepped on."""
-        self.stepped = (self._back(local(weights[0]), kept) != 0).any().double()[None]
+        self.stepped = (self._back(local(weights[0]), known) != 0).any().double()[None]
         return self.stepped
 
-    def leave(self, weights: Sequence[Tensor], kept: Kept) -> None:
+    def leave(self, weights: Sequence[Tensor], known: Known) -> None:
         """Let the weight be W + ΔW' / s."""
-        weight, decay = local(weights[0]), kept.kept[0] if kept is not None and kept.from_zero else 1.0
-        back = self._back(weight, kept)
+        weight, decay = local(weights[0]), known.kept[0] if known.from_zero else 1.0
+        back = self._back(weight, known)
         if self.holds:  # but not a weight that has not been stepped on
             stepped = (back != 0).any() if self.stepped is None else self.stepped > 0
             weight = torch.where(stepped | (decay != 1), weight * (self.start / self.end), weight)
@@ -114,10 +114,10 @@ class Scaling(Map):
         # w - (+0) is w for every w; w + 0 would make +0 of -0.
         torch.sub(weight, back.div_(self.end), out=local(self.parameters[0]).detach())
 
-    def _back(self, weight: Tensor, kept: Kept) -> Tensor:
+    def _back(self, weight: Tensor, known: Known) -> Tensor:
         """The way back from where the weight stands to where the step began, rounded as it was then."""
         parameter = local(self.parameters[0]).detach()
-        if kept is not None and kept.from_zero:
+        if known.from_zero:
             return 0 - parameter
         return (weight * self.start).to(weight.dtype).sub_(parameter)
 

@@ -12,7 +12,7 @@ from .._linalg import host
 from .._linalg.roots import NoRootError, Whole
 from ..attach.checks import Skip
 from .by_inputs import ByInputs, refuse_no_count
-from .chart import Kept, Map
+from .chart import Known, Map
 from .covariance import InputCovariance
 from .covariance_chart import CovarianceChart
 from .processes import Processes
@@ -34,7 +34,7 @@ class Preconditioning(Map):
         self.module, self.blocks, self.dtype = covariance.modules[0], covariance.blocks, covariance.dtype
         self.parameters, self.inverses = covariance.parameters, inverses
 
-    def enter(self, weights: Sequence[Tensor], kept: Kept, like: Callable[[Tensor], Tensor]) -> None:
+    def enter(self, weights: Sequence[Tensor], known: Known, like: Callable[[Tensor], Tensor]) -> None:
         """Give the parameters the preconditioned gradients."""
         gradients = [p.grad for p in self.parameters if p.grad is not None]
         matrices = [as_matrix(self.module, gradient, self.dtype) for gradient in gradients]
@@ -42,7 +42,7 @@ class Preconditioning(Map):
         for parameter, gradient, new in zip(self.parameters, gradients, solved, strict=True):
             parameter.grad = filled(like(gradient), from_matrix(self.module, new, parameter))
 
-    def leave(self, weights: Sequence[Tensor], kept: Kept) -> None:
+    def leave(self, weights: Sequence[Tensor], known: Known) -> None:
         """Leave the weights to the step that was taken."""
 
 

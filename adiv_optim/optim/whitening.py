@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from .._linalg.roots import Factor, Spectrum, Whole, low_rank_roots, roots
 from .._linalg.shards import local
-from .chart import Kept, Map
+from .chart import Known, Map
 from .covariance import InputCovariance
 from .covariance_chart import CovarianceChart
 from .rows import as_matrix, from_matrix
@@ -34,14 +34,14 @@ class Whitening(Map):
         #: The step mapped back, and what has been added up of `partial`.
         self.stepped: tuple[list[Tensor], Tensor] | None = None
 
-    def enter(self, weights: Sequence[Tensor], kept: Kept, like: Callable[[Tensor], Tensor]) -> None:
+    def enter(self, weights: Sequence[Tensor], known: Known, like: Callable[[Tensor], Tensor]) -> None:
         """Write parameters and gradients in the new coordinates."""
         gradients = [p.grad for p in self.parameters if p.grad is not None]
         mapped = right_multiply(self.inverse_roots, self.blocks, self._matrices(gradients))
         for parameter, gradient, new in zip(self.parameters, gradients, mapped, strict=True):
             # Fused optimizers read a gradient as if it were laid out as its parameter.
             parameter.grad = filled(like(gradient), from_matrix(self.module, new, parameter))
-        if kept is not None and kept.from_zero:
+        if known.from_zero:
             for parameter in self.parameters:
                 local(parameter).zero_()
             return
@@ -52,17 +52,17 @@ class Whitening(Map):
         exact = all(p.dtype == self.dtype for p in self.parameters)
         self.start = there if exact else [matrix.clone() for matrix in self._matrices(self.parameters)]
 
-    def partial(self, weights: Sequence[Tensor], kept: Kept) -> Tensor:
+    def partial(self, weights: Sequence[Tensor], known: Known) -> Tensor:
         """Return the squares of the step's norms, in the new coordinates and mapped back, over the rows held here."""
-        step, norms = self._step(kept)
+        step, norms = self._step(known)
         squares = norms.double().square_()
         self.stepped = step, squares
         return squares
 
-    def leave(self, weights: Sequence[Tensor], kept: Kept) -> None:
+    def leave(self, weights: Sequence[Tensor], known: Known) -> None:
         """Let the weights be what they were and the step that was taken, mapped back."""
         if self.stepped is None:
-            step, norms = self._step(kept)
+            step, norms = self._step(known)
         else:
             (step, squares), self.stepped = self.stepped, None
             norms = squares.sqrt().to(self.dtype)
@@ -70,24 +70,20 @@ class Whitening(Map):
             before, after = norms
             ratio = torch.where(after > 0, before / after, 1.0)
             step = [part.mul_(ratio) for part in step]
-        for parameter, whole, factor, change in zip(self.parameters, weights, self._factors(kept), step, strict=True):
+        for parameter, whole, factor, change in zip(self.parameters, weights, known.kept, step, strict=True):
             decayed = local(whole) if factor == 1 else local(whole) * factor
             # w - (+0) is w for every w; w + 0 would make +0 of -0.
             torch.sub(decayed, 0 - from_matrix(self.module, change, parameter), out=local(parameter).detach())
 
-    def _step(self, kept: Kept) -> tuple[list[Tensor], Tensor]:
+    def _step(self, known: Known) -> tuple[list[Tensor], Tensor]:
         """The step mapped back, without decoupled decay, and its norms before and after if anything depends on them."""
         moved = self._matrices(self.parameters)
-        if kept is None or not kept.from_zero:
-            began = zip(self.start, self._factors(kept), strict=True)
+        if not known.from_zero:
+            began = zip(self.start, known.kept, strict=True)
             moved = [now.sub(start, alpha=factor) for now, (start, factor) in zip(moved, began, strict=True)]
             del self.start
         step = right_multiply(self.inverse_roots, self.blocks, moved)
         return step, torch.stack([_norm(moved), _norm(step)]) if self.graft_norm else moved[0].new_zeros(0)
-
-    def _factors(self, kept: Kept) -> Sequence[float]:
-        """What the weights are multiplied by before the step: in the model's own coordinates, whatever the norms."""
-        return [1.0] * len(self.parameters) if kept is None else kept.kept
 
     def _matrices(self, parts: Sequence[Tensor]) -> list[Tensor]:
         return [as_matrix(self.module, part, self.dtype) for part in parts]

@@ -40,11 +40,16 @@ from .measured import (
     widths,
 )
 
+#: What the first paragraphs of several pages say of networks without normalisers.
+LEAD = (
+    "{:.3f} behind on validation (p = {:.2f}) and {:.3f} on test (p = {:.3f}) after 2,000, and {:.2f} and {:.2f} "
+    "ahead with twelve layers",
+    lambda: [*(x for pair in faster() for x in pair), *(-d for d, _ in deep())],
+)
 #: Page → what it says, with places for numbers, and what these are.
 QUOTES = {
     "README.md": [
-        ("{:.3f} behind on validation (p = {:.2f}) after 2,000, and {:.2f} ahead with twelve layers",
-         lambda: [*faster()[0], -deep()[0][0]]),
+        LEAD,
         ("from {:.1f} to {:.1f} % and from {:.1f} to {:.1f} % on CIFAR-10 (three seeds each, p "
          "< 0.01), where BatchNorm "
          "reaches {:.1f} and {:.1f} %",
@@ -212,8 +217,7 @@ QUOTES = {
          "--")),
         ("{:.3f} and {:.3f} below without `hold`, {:.3f} and {:.3f} above with it",
          lambda: plus([d for m in ("input-scaled-adamw", "input-held-adamw") for d, _ in free(m, "adamw")], "--++")),
-        ("{:.3f} behind on validation after 2,000 (p = {:.2f}), and {:.2f} ahead with twelve layers",
-         lambda: [*faster()[0], -deep()[0][0]]),
+        LEAD,
         ("is {:.3f} behind its LayerNorm twin on validation (p = {:.2f}) and {:.3f} on test (p = {:.3f})",
          lambda: [x for pair in faster() for x in pair]),
         ("without it {:.3f} (p = {:.4f}) and {:.3f} (p = {:.3f})", lambda: [x for pair in longer() for x in pair]),
@@ -254,8 +258,7 @@ QUOTES = {
         ("it ends {:.1f} points behind BatchNorm without pooling, and {:.1f} with", lambda: ahead(BATCHNORM, WHITE)),
     ],
     "docs/results/index.md": [
-        ("{:.3f} behind on validation (p = {:.2f}) after 2,000, and {:.2f} ahead with twelve layers",
-         lambda: [*faster()[0], -deep()[0][0]])],
+        LEAD],
     "docs/coordinates/input-scaled.md": [
         ("{:.3f} behind on validation, {:.3f} on test, after 2,000", lambda: [d for d, _ in faster()]),
         ("{:.3f} and {:.3f} without it", lambda: [d for d, _ in longer()])],

@@ -64,7 +64,7 @@ def on_each(rank: int, count: int) -> dict[str, Any]:
         # The same bits in the same layout: of another one products round otherwise.
         pairs = list(zip(received, factors(optimizer), strict=True))
         assert all(torch.equal(one, two) and one.stride() == two.stride() for one, two in pairs)
-        assert len(pairs) >= (0 if name == "whitened-rank" else 5)
+        assert len(pairs) >= 5 or name == "whitened-rank"  # which follows its eigenvectors on every process
     optimizer = optimizer_of("whitened")
     measure = optimizer.chart.measure
 

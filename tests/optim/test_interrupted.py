@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from adiv_optim import UnitConsistent, gauge
+from adiv_optim.optim.chart import Known
 from adiv_optim.optim.coordinates import all_or_nothing
 from tests.helpers.seeds import manual_seed
 from tests.wrappers import WRAPPERS
@@ -149,7 +150,7 @@ def test_weights_left_in_mapped_coordinates_are_found():
     assert_old_or_new(optimizer, allowed, grads)
     (first, *_) = optimizer.chart.maps()
     with torch.no_grad():
-        first.enter([p.detach().clone() for p in first.parameters], None, torch.empty_like)
+        first.enter([p.detach().clone() for p in first.parameters], Known([1.0, 1.0], False), torch.empty_like)
     with pytest.raises(AssertionError):
         assert_old_or_new(optimizer, allowed, grads)
 
