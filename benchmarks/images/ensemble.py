@@ -1,7 +1,7 @@
 """All seeds of a run as one batched program, and the plain loops that it must agree with."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from typing import Any
@@ -9,7 +9,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.func import functional_call, stack_module_state, vmap
+from torch.func import functional_call, grad_and_value, stack_module_state, vmap
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from adiv_optim import attach, gauge, jacobian
 
@@ -17,6 +18,10 @@ from ..data import Dataset
 from ..methods import METHODS, Method
 from .networks import NETWORKS
 from .run import OPTIMIZERS, ImageRun
+
+#: Steps on a CPU after which an ensemble is compiled, which takes as long as some thousand of them, and then halves or
+#: thirds them.
+COMPILE_AFTER = 1000
 
 
 def build_model(run: ImageRun, data: Dataset, seed: int) -> nn.Sequential:
@@ -123,8 +128,12 @@ class Ensemble(_Trainer):
             self._one_for_each_model(replace(self.method, correction=None), trials or [run] * len(self.models))
         else:
             self._optimizer_runs, self.optimizers = [run], [build_optimizer(run, self.method, self.parameters.values())]
+        each = None if trials else 0
+        self._gradients: Callable[..., Any] = vmap(grad_and_value(self._loss), in_dims=(0, 0, each, each))
+        on_gpu = run.device.startswith("cuda")
+        self._compile_after = None if on_gpu else COMPILE_AFTER
         # A captured step would replay the learning rate it was captured with.
-        self._captures = run.device.startswith("cuda") and run.schedule == "constant" and not self._by_member
+        self._captures = on_gpu and run.schedule == "constant" and not self._by_member
         self._steps_taken = 0
         self._graph: torch.cuda.CUDAGraph | None = None
 
@@ -134,9 +143,9 @@ class Ensemble(_Trainer):
         On a GPU the first steps run eagerly, then one is captured and replayed: the capture needs warm
         allocator and optimizer state, and real steps make it.
         """
+        self._steps_taken += 1
         if not self._captures:
             return self._eager_step(index)
-        self._steps_taken += 1
         if self._steps_taken <= 3:
             stream = torch.cuda.Stream()
             stream.wait_stream(torch.cuda.current_stream())
@@ -153,27 +162,37 @@ class Ensemble(_Trainer):
         return self._losses.clone()
 
     def _eager_step(self, index: Tensor) -> Tensor:
-        for parameter in self.parameters.values():
-            parameter.grad = None
         # Trials share one batch: it is taken once.
-        inputs, labels = take(self.data, index[0] if self._shares_batches else index)
-        each = None if self._shares_batches else 0
-        losses = vmap(self._loss, in_dims=(0, 0, each, each))(self.parameters, self.buffers, inputs, labels)
-        losses.sum().backward()
+        batch = take(self.data, index[0] if self._shares_batches else index)
+        if self._steps_taken == self._compile_after:
+            self._compile(*batch)
+        values = {name: parameter.detach() for name, parameter in self.parameters.items()}
+        gradients, losses = self._gradients(values, self.buffers, *batch)
+        for name, parameter in self.parameters.items():
+            # Fused optimizers read a gradient as if it were laid out as its parameter is.
+            parameter.grad = gradients[name].contiguous()
         if not self._by_member:
             self.optimizers[0].step()
-            return losses.detach()
+            return losses
         finite = losses.isfinite().tolist()
         for number, (model, optimizer) in enumerate(zip(self.models, self.optimizers, strict=True)):
             if not finite[number]:
                 continue  # it has diverged: weights without magnitude have no gauge
             for name, parameter in model.named_parameters():
-                gradient = self.parameters[name].grad
-                assert gradient is not None
-                # Fused optimizers read a gradient as if it were laid out as its parameter is.
-                parameter.grad = gradient[number].contiguous()
+                stacked = self.parameters[name].grad
+                assert stacked is not None
+                parameter.grad = stacked[number]
             optimizer.step()
-        return losses.detach()
+        return losses
+
+    def _compile(self, *batch: Tensor) -> None:
+        """Compile losses and gradients, for batches of this shape."""
+        values = {name: parameter.detach() for name, parameter in self.parameters.items()}
+        buffers = {name: buffer.clone() for name, buffer in self.buffers.items()}  # tracing runs a step
+        # torch.compile over vmap does not see the backward of an autograd.Function; what make_fx has traced is plain.
+        eager = self._gradients
+        traced = make_fx(lambda *arguments: eager(*arguments))(values, buffers, *batch)
+        self._gradients = torch.compile(traced, dynamic=False)
 
     def _loss(self, parameters: Any, buffers: Any, inputs: Tensor, labels: Tensor) -> Tensor:
         return F.cross_entropy(functional_call(self.skeleton, (parameters, buffers), (inputs,)), labels)

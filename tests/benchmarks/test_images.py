@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from benchmarks.data import Dataset, load
-from benchmarks.images.ensemble import build_model, epoch_orders
+from benchmarks.images import ensemble
+from benchmarks.images.ensemble import Ensemble, Loops, build_model, epoch_orders
 from benchmarks.images.networks import NETWORKS
 from benchmarks.images.run import ImageRun
 from benchmarks.images.train import train
@@ -38,6 +39,20 @@ def test_ensemble_equals_plain_loops(method, digits):
     assert ((together - apart).abs() / apart).max() <= TOLERANCE
     # The test can fail: seeds differ from one another by far more than the tolerance.
     assert (together[:, 0] - together[:, 1]).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("method", ["batchnorm", "proportional"])
+def test_compiled_ensemble_equals_plain_loops(method, digits, monkeypatch):
+    """One writes to buffers, the other has a backward of its own, which torch's compiler alone would lose."""
+    monkeypatch.setattr(ensemble, "COMPILE_AFTER", 3)
+    run = ImageRun("digits", method, "tanh", (8,), epochs=1, seeds=(0, 1))
+    together, apart = Ensemble(run, digits), Loops(run, digits)
+    eager = together._gradients
+    for index in next(epoch_orders(run, len(digits.train_labels))).unbind(1)[:STEPS]:
+        found, wanted = together.step(index), apart.step(index)
+        assert ((found - wanted).abs() / wanted).max() <= TOLERANCE
+    assert together._gradients is not eager
+    assert together.accuracy() == pytest.approx(apart.accuracy())
 
 
 #: Each with another way to act on convolutions; every network has two of them or more.
