@@ -1,6 +1,7 @@
 """All seeds of a run as one batched program, and the plain loops that it must agree with."""
 
 import math
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import replace
@@ -22,6 +23,8 @@ from .run import OPTIMIZERS, ImageRun
 #: Steps on a CPU after which an ensemble is compiled, which takes as long as some thousand of them, and then halves or
 #: thirds them.
 COMPILE_AFTER = 1000
+#: Any of these will do.
+COMPILERS = ("g++", "clang++", "cl")
 
 
 def build_model(run: ImageRun, data: Dataset, seed: int) -> nn.Sequential:
@@ -131,7 +134,7 @@ class Ensemble(_Trainer):
         each = None if trials else 0
         self._gradients: Callable[..., Any] = vmap(grad_and_value(self._loss), in_dims=(0, 0, each, each))
         on_gpu = run.device.startswith("cuda")
-        self._compile_after = None if on_gpu else COMPILE_AFTER
+        self._compile_after = None if on_gpu or not any(map(shutil.which, COMPILERS)) else COMPILE_AFTER
         # A captured step would replay the learning rate it was captured with.
         self._captures = on_gpu and run.schedule == "constant" and not self._by_member
         self._steps_taken = 0
