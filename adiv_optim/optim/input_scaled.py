@@ -93,33 +93,30 @@ class Scaling(Map):
             torch.div(local(parameter.grad), self.start, out=local(mapped))
             parameter.grad = mapped
         if known.from_zero:
-            local(parameter).zero_()
+            local(parameter).fill_(-0.0)  # w + (-0) is w for every w; w + 0 would make +0 of -0
         else:
             local(parameter).mul_(self.start)
 
     def partial(self, weights: Sequence[Tensor], known: Known) -> Tensor:
         """Return whether rows held here have been stepped on."""
-        self.stepped = (self._back(local(weights[0]), known) != 0).any().double()[None]
+        self.stepped = self._step(local(weights[0]), known).any().double()[None]
         return self.stepped
 
     def leave(self, weights: Sequence[Tensor], known: Known) -> None:
         """Let the weight be W + ΔW' / s."""
-        weight, decay = local(weights[0]), known.kept[0] if known.from_zero else 1.0
-        back = self._back(weight, known)
+        weight, kept = local(weights[0]), known.kept[0] if known.from_zero else 1.0
+        step = self._step(weight, known)
         if self.holds:  # but not a weight that has not been stepped on
-            stepped = (back != 0).any() if self.stepped is None else self.stepped > 0
-            weight = torch.where(stepped | (decay != 1), weight * (self.start / self.end), weight)
-        if decay != 1:
-            weight = weight * decay
-        # w - (+0) is w for every w; w + 0 would make +0 of -0.
-        torch.sub(weight, back.div_(self.end), out=local(self.parameters[0]).detach())
+            stepped = step.any() if self.stepped is None else self.stepped > 0
+            weight = torch.where(stepped | (kept != 1), weight * (self.start / self.end), weight)
+        torch.add(step.div_(self.end), weight, alpha=kept, out=local(self.parameters[0]).detach())
 
-    def _back(self, weight: Tensor, known: Known) -> Tensor:
-        """The way back from where the weight stands to where the step began, rounded as it was then."""
+    def _step(self, weight: Tensor, known: Known) -> Tensor:
+        """ΔW', -0 where there is none; where the step began at 0 the parameter itself."""
         parameter = local(self.parameters[0]).detach()
         if known.from_zero:
-            return 0 - parameter
-        return (weight * self.start).to(weight.dtype).sub_(parameter)
+            return parameter
+        return (weight * self.start).to(weight.dtype).sub_(parameter).neg_()  # rounded as it was then
 
 
 def _as_factor(weight: Tensor, scales: Scales, dtype: torch.dtype) -> Any:
