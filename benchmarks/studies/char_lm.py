@@ -69,7 +69,7 @@ _SECOND = [("adamw", "affine-like", 1e-2, 400)]
 _CHOICE = setting("method", "norm", "steps")
 _PROTOCOL = protocol("norm", "steps", "method", "lr", "damping", "seed")
 #: As long as four hundred and two thousand steps of whitening take.
-_EQUAL_TIME = [("muon", "layernorm", 1e-2, 440), ("muon", "layernorm", 3e-3, 2300)]
+_EQUAL_TIME = [("muon", "layernorm", 1e-2, 440), ("muon", "layernorm", 3e-3, 2200)]
 
 
 def _planned(searches: Sequence[Search], options: argparse.Namespace) -> list[TextRun]:
