@@ -30,6 +30,7 @@ _SHORT = "--preset reduced --epochs 10 --batch-size 128"
 RECIPES: dict[str, Recipe] = {
     "cifar10": Recipe(0.7),
     "batch-size": Recipe(3.7),
+    "departures": Recipe(1.0, commands=["departures --preset reduced"]),
     "cifar10-tuned": Recipe(1.5),
     "cifar10-trials": Recipe(1.2),
     "cifar10-long": Recipe(0.8),

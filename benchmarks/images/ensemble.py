@@ -17,6 +17,7 @@ from adiv_optim import attach, gauge, jacobian
 
 from ..data import Dataset
 from ..methods import METHODS, Method
+from .departures import DEPARTURES
 from .networks import NETWORKS
 from .run import OPTIMIZERS, ImageRun
 
@@ -32,6 +33,10 @@ def build_model(run: ImageRun, data: Dataset, seed: int) -> nn.Sequential:
     torch.manual_seed(seed)
     method = METHODS[run.method]
     model = NETWORKS[run.network](method, (data.features, *run.hidden, data.classes), run.activation)
+    if run.departure is not None:
+        for layer in model.modules():
+            if hasattr(layer, "weight"):
+                DEPARTURES[run.departure].layer(layer)
     if run.gain is not None:
         with torch.no_grad():
             for parameter in model.parameters():

@@ -13,6 +13,7 @@ from ..core.progress import add_arguments as add_progress_arguments
 from ..core.run import DEVICE, Run, fingerprint
 from ..data import DATA
 from ..methods import METHODS, Method
+from .departures import DEPARTURES
 from .networks import ACTIVATIONS, NETWORKS
 
 BACKENDS = ("ensemble", "loop", "jacobian")
@@ -46,13 +47,14 @@ class ImageRun(Run):
     rescaled: float | None = None
     network: str | None = None  # a key of `NETWORKS`; None is fully connected
     gain: float | None = None  # what all parameters are multiplied by before training
+    departure: str | None = None  # a key of `DEPARTURES`: what a paper leaves open, read otherwise
 
     kind = "images"
 
     def __post_init__(self) -> None:
         positive = ("batch_size", "lr", "epochs", *["gain"] * (self.gain is not None))
         self.check(positive, schedule=SCHEDULES, backend=BACKENDS, network=NETWORKS)
-        self.check((), activation=ACTIVATIONS, optimizer=OPTIMIZERS)
+        self.check((), activation=ACTIVATIONS, optimizer=OPTIMIZERS, departure=[None, *DEPARTURES])
         if not self.seeds:
             raise ValueError("seeds is empty; a run needs at least one.")
         if not all(width > 0 for width in self.hidden):
@@ -81,7 +83,10 @@ Grid = Mapping[str, Any]
 def expand(grids: Sequence[Grid], given: Grid) -> list[ImageRun]:
     """Every run of some grids, with what is given in place of their own settings."""
     known = {field.name for field in fields(ImageRun)}
-    order, runs = ("gain", "rescaled", "lr", "batch_size", "hidden", "activation", "optimizer", "method"), []
+    order, runs = (
+        ("departure", "gain", "rescaled", "lr", "batch_size", "hidden", "activation", "optimizer", "method"),
+        [],
+    )
     for grid in grids:
         settings = {**grid, **{name: value for name, value in given.items() if name in known}}
         if "hidden" in given:

@@ -13,6 +13,7 @@ from ..core.log import Note, silent
 from ..core.progress import Kind, Tick
 from ..core.table import mean_and_error
 from ..data import Dataset, load
+from .departures import depart
 from .ensemble import Ensemble, Loops, epoch_orders, family
 from .run import ImageRun
 
@@ -39,19 +40,20 @@ def train(
     run: ImageRun, data: Dataset, *, tick: Tick = lambda: None, note: Note = silent, max_steps: int | None = None
 ) -> History:
     """Train every seed of a run, parameters having the dtype and device of the data; `max_steps` cuts every epoch."""
-    data = held_out(data) if run.validation else data
     return _follow(_trainer(run, data), tick, note, max_steps)
 
 
-def _trainer(run: ImageRun, data: Dataset) -> Ensemble | Loops:
-    return Ensemble(run, data) if run.backend == "ensemble" else Loops(run, data)
+def _trainer(run: ImageRun, data: Dataset, trials: Sequence[ImageRun] = ()) -> Ensemble | Loops:
+    data = held_out(data) if run.validation else data
+    data = data if run.departure is None else depart(data, run.departure)
+    return Ensemble(run, data, trials) if run.backend == "ensemble" else Loops(run, data)
 
 
 def train_trials(
     runs: Sequence[ImageRun], data: Dataset, *, tick: Tick = lambda: None, note: Note = silent
 ) -> list[History]:
     """Train runs of one family side by side; each gets what `train` gives it alone, its seconds are a share of all."""
-    found = _follow(Ensemble(runs[0], held_out(data) if runs[0].validation else data, runs), tick, note, None)
+    found = _follow(_trainer(runs[0], data, runs), tick, note, None)
     shares = [seconds / len(runs) for seconds in found.seconds]
     curves = (found.train_loss, found.test_accuracy, found.step_losses)
     own = ([[[each[number]] for each in curve] for curve in curves] for number in range(len(runs)))

@@ -6,7 +6,7 @@ from ..core.study import Digest, Study
 from . import overview, scale, verdicts
 
 _FILES = (
-    "comparison", "table1", "papers", "tuned", "units", "char_lm", "norm_free", "divergence", "attention",
+    "comparison", "table1", "departures", "papers", "tuned", "units", "char_lm", "norm_free", "divergence", "attention",
     "mechanism", "isometry_depth", "isometry_training", "plane", "gpu",
 )  # fmt: skip
 _MODULES = [import_module(f"{__name__}.{name}") for name in _FILES]

@@ -9,8 +9,10 @@ import torch.nn.functional as F
 from torch import nn
 
 from benchmarks.__main__ import main
-from benchmarks.data import Dataset
-from benchmarks.images.ensemble import epoch_orders
+from benchmarks.data import Dataset, load
+from benchmarks.images.departures import DEPARTURES, depart
+from benchmarks.images.ensemble import build_model, epoch_orders
+from benchmarks.images.run import ImageRun
 from benchmarks.images.train import train
 from benchmarks.methods import METHODS, PAPERS_OWN
 from benchmarks.studies import isometry_training
@@ -208,3 +210,28 @@ def test_isometry_trains_norm_linear_activation(tmp_path):
     assert (isometry_training.BATCH_SIZE, isometry_training.LR) == (512, 0.01)
     paper = isometry_training.PRESETS["paper"]
     assert (paper["layers"][0], paper["width"], paper["steps"]) == (10, 1000, 9 * (50_000 // 512))
+
+
+def test_a_departure_changes_what_it_says_and_nothing_else():
+    data, run = load("fake").to("cpu", torch.float32), ImageRun("fake", "none", "tanh")
+    data = data._replace(train_inputs=data.train_inputs[:64] ** 2, test_inputs=data.test_inputs[:8] ** 2)
+    inputs = {name: depart(data, name) for name in DEPARTURES}
+    layers = {name: build_model(replace(run, departure=name), data, SEED)[0] for name in DEPARTURES}
+    plain = build_model(run, data, SEED)[0]
+    for name in ("xavier", "he", "zero-bias", "no-bias"):
+        assert inputs[name] == data
+    for name in ("centred", "standardised", "bytes", "jpeg"):
+        assert torch.equal(layers[name].weight, plain.weight)
+        assert torch.equal(inputs[name].train_labels, data.train_labels)
+    assert torch.equal(inputs["centred"].test_inputs, 2 * data.test_inputs - 1)
+    assert torch.equal(inputs["bytes"].test_inputs, 255 * data.test_inputs)
+    channels = inputs["standardised"].train_inputs.view(64, 3, -1).transpose(0, 1).flatten(1)
+    assert torch.allclose(channels.mean(1), torch.zeros(3), atol=1e-5)
+    assert torch.allclose(channels.std(1), torch.ones(3), atol=1e-5)
+    changed = (inputs["jpeg"].test_inputs - data.test_inputs).abs()
+    assert 0.01 < changed.mean() < 0.3
+    assert layers["xavier"].weight.std().item() == pytest.approx((2 / (3072 + 32)) ** 0.5, rel=0.02)
+    assert layers["he"].weight.std().item() == pytest.approx((2 / 3072) ** 0.5, rel=0.02)
+    assert all(not layers[name].bias.any() for name in ("xavier", "he", "zero-bias"))
+    assert layers["no-bias"].bias is None
+    assert plain.bias.any()

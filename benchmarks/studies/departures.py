@@ -1,0 +1,56 @@
+"""What the paper's Table 1 leaves open, one thing at a time: whether another reading brings its accuracies."""
+
+from pathlib import Path
+
+from scipy.stats import ttest_ind
+
+from ..core.store import Result, setting
+from ..core.study import Sections, named
+from ..core.table import in_order, machine, markdown, mean_and_error, plus_minus
+from ..images.departures import DEPARTURES
+from ..images.run import Grid
+from ..methods import METHODS
+from .comparison import PAPERS, Presets, grid_study, subject
+
+_GRID: Grid = {
+    **PAPERS, "method": ["none", "batchnorm", "l2norm", "affine-like"], "activation": ["tanh"], "batch_size": 128,
+    "departure": [None, *DEPARTURES],
+}  # fmt: skip
+_SMOKE = {"data": "fake", "method": ["affine-like"], "epochs": 1, "seeds": 2}
+PRESETS: Presets = {"paper": [{**_GRID, "epochs": 100}], "reduced": [_GRID], "smoke": [{**_GRID, **_SMOKE}]}
+
+
+def report(results: list[Result], name: str, folder: Path) -> Sections:
+    """A row for every departure, for runs of one length."""
+    length = setting("data", "epochs")
+    return {own: _section(group) for own, group in named(name, results, length).items()}
+
+
+def _section(results: list[Result]) -> str:
+    settings = results[0]["settings"]
+    methods = in_order(METHODS, (r["settings"]["method"] for r in results))
+    found = {(r["settings"].get("departure"), r["settings"]["method"]): r["test_accuracy"][-1] for r in results}
+    rows = []
+    for departure in [None, *DEPARTURES]:
+        cells = [_cell(found, departure, method) for method in methods]
+        rows.append([DEPARTURES[departure].label if departure else "as in the tables above", *cells])
+    return (
+        f"**{subject(results)}, batch {settings['batch_size']}, {settings['activation']}, {settings['epochs']} epochs**"
+        f"\n\n{markdown(['', *(METHODS[method].label for method in methods)], rows)}\n\n"
+        f"Test accuracy in per cent, {settings['optimizer']} {settings['lr']:g}, mean ± standard error over "
+        f"{len(settings['seeds'])} seeds; in brackets the difference to the first row and Welch's p. "
+        f"{machine(results[0]['environment'], settings['device'])}"
+    )
+
+
+def _cell(found: dict[tuple[str | None, str], list[float]], departure: str | None, method: str) -> str:
+    seeds, base = found.get((departure, method)), found.get((None, method))
+    if seeds is None:
+        return ""
+    if departure is None or base is None:
+        return plus_minus(seeds)
+    difference = mean_and_error(seeds)[0] - mean_and_error(base)[0]
+    return f"{plus_minus(seeds)} ({difference:+.2f}, p {ttest_ind(seeds, base, equal_var=False).pvalue:.2g})"
+
+
+STUDIES = {"departures": grid_study("what the paper's Table 1 leaves open, read otherwise", PRESETS, report)}
