@@ -139,7 +139,7 @@ def _figure(columns: list[Column], path: Path) -> None:
 
 def _equal_seconds(stores: Mapping[str, Store], name: str, folder: Path) -> str:
     """Figure and table of Muon for as long as whitening takes."""
-    times = stores["char-lm"].read("time")[0]["time_ratio"]
+    times = stores["char-lm-equal-time"].read("time")[0]["time_ratio"]
     shorter, longer = stores["char-lm-equal-time"].read(), stores["char-lm-2000"].read()
     pairs = []
     for whitened in (stores["char-lm"].read(), longer):
@@ -148,7 +148,7 @@ def _equal_seconds(stores: Mapping[str, Store], name: str, folder: Path) -> str:
         more = min(r["settings"]["steps"] for r in shorter if r["settings"]["steps"] > steps)
         pairs.append((best_rows([r for r in shorter if r["settings"]["steps"] == more])["layernorm", "muon"], seeds))
     names = [" and ".join(f"{seeds[0]['settings']['steps']} steps" for seeds in pair) for pair in pairs]
-    title, path, rows = "Muon for as long as its whitened form takes, or for less", folder / f"{name}.png", []
+    title, path, rows = "Muon for as long as its whitened form takes", folder / f"{name}.png", []
     with panels(
         names, title, path, sharey=False, xlabel="time, in steps of AdamW", ylabel="validation loss, nats"
     ) as axes:
