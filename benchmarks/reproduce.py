@@ -30,7 +30,7 @@ _SHORT = "--preset reduced --epochs 10 --batch-size 128"
 RECIPES: dict[str, Recipe] = {
     "cifar10": Recipe(0.7),
     "batch-size": Recipe(3.7),
-    "departures": Recipe(1.0, commands=["departures --preset reduced"]),
+    "departures": Recipe(0.4, commands=["departures --preset reduced"]),
     "cifar10-tuned": Recipe(1.5),
     "cifar10-trials": Recipe(1.2),
     "cifar10-long": Recipe(0.8),
@@ -52,7 +52,7 @@ RECIPES: dict[str, Recipe] = {
     "rates": Recipe(0.2, ""),
     "divergence": Recipe(0.1, ""),
     "digits-mechanism": Recipe(0.05, "", ["mechanism --tuned {out}/digits-tuned.jsonl"]),
-    "mechanism": Recipe(2.0, commands=["mechanism --tuned {out}/cifar10-tuned.jsonl --seeds 2"]),
+    "mechanism": Recipe(0.6, commands=["mechanism --tuned {out}/cifar10-tuned.jsonl --seeds 1"]),
     "attention": Recipe(0.5, ""),
     "isometry-depth": Recipe(0.02, ""),
     "normalisers-plane": Recipe(0.01, ""),

@@ -17,7 +17,12 @@ _GRID: Grid = {
     "departure": [None, *DEPARTURES],
 }  # fmt: skip
 _SMOKE = {"data": "fake", "method": ["affine-like"], "epochs": 1, "seeds": 2}
-PRESETS: Presets = {"paper": [{**_GRID, "epochs": 100}], "reduced": [_GRID], "smoke": [{**_GRID, **_SMOKE}]}
+_REDUCED = {"method": ["none", "affine-like"], "seeds": 3}
+PRESETS: Presets = {
+    "paper": [{**_GRID, "epochs": 100}],
+    "reduced": [{**_GRID, **_REDUCED}],
+    "smoke": [{**_GRID, **_SMOKE}],
+}
 
 
 def report(results: list[Result], name: str, folder: Path) -> Sections:
