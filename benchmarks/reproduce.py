@@ -29,7 +29,6 @@ _PAPERS = {
 _SHORT = "--preset reduced --epochs 10 --batch-size 128"
 RECIPES: dict[str, Recipe] = {
     "cifar10": Recipe(0.7),
-    "batch-size": Recipe(3.7),
     "departures": Recipe(0.4, commands=["departures --preset reduced"]),
     "cifar10-tuned": Recipe(1.5),
     "cifar10-trials": Recipe(1.2),

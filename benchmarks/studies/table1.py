@@ -10,7 +10,7 @@ from scipy.stats import linregress, spearmanr
 
 from ..core.figure import panels
 from ..core.store import Result, setting
-from ..core.study import Sections
+from ..core.study import Sections, named
 from ..core.table import in_order, markdown, mean_and_error, plus_minus
 from ..images.networks import ACTIVATIONS
 from ..images.run import Grid, expand
@@ -43,13 +43,6 @@ SIZES = [8, 16, 32, 64, 128]
 
 #: (method, activation) → batch size → accuracy of every seed after the last epoch.
 Series = dict[tuple[str, str], dict[int, list[float]]]
-
-
-def report(results: list[Result], name: str, folder: Path) -> Sections:
-    """Heading, table, figure and caption."""
-    heading = f"{subject(results[:1])}, accuracy by batch size"
-    draw(results, heading, folder / f"{name}.png")
-    return {name: f"**{heading}**\n\n{table(results)}\n\n{caption(results)}"}
 
 
 def series(results: list[Result]) -> Series:
@@ -128,7 +121,7 @@ def caption(results: list[Result]) -> str:
     )
 
 
-def draw(results: list[Result], title: str, path: Path, *, paper: bool = False) -> None:
+def draw(results: list[Result], title: str, path: Path) -> None:
     """Draw accuracy by batch size beside the fitted lines, one panel per activation; the paper's lines are dotted."""
     found = series(results)
     activations = in_order(ACTIVATIONS, (key[1] for key in found))
@@ -143,19 +136,14 @@ def draw(results: list[Result], title: str, path: Path, *, paper: bool = False) 
                 if fitted := line(by_size):
                     xs = np.linspace(min(by_size), max(by_size))
                     axis.plot(xs, fitted.intercept + fitted.slope * xs, color=method.color, linewidth=4, alpha=0.25)
-                if paper and (theirs := PAPER.get((name, activation))):
+                if theirs := PAPER.get((name, activation)):
                     xs = np.linspace(SIZES[0], SIZES[-1])
                     heights = theirs[0] + theirs[2] * (xs - math.fsum(SIZES) / len(SIZES))
                     axis.plot(xs, heights, ":", color=method.color, linewidth=1.0)
-            sizes = SIZES if paper else sorted({size for by_size in found.values() for size in by_size})
             axis.set_xscale("log", base=2)
-            axis.set_xticks(sizes, [str(size) for size in sizes])
+            axis.set_xticks(SIZES, [str(size) for size in SIZES])
         axes[-1].plot([], [], color="0.5", linewidth=4, alpha=0.25, label="fitted line; bars: ± one standard error")
 
-
-#: The paper's protocol, shorter, with the corrections that leave interference in and the one that removes it.
-_METHODS = ["none", "affine-like", "l2norm", "proportional", "batch-ideal"]
-_GRID = {**PAPERS, "method": _METHODS, "batch_size": SIZES, "seeds": 3}
 
 #: From the largest batch on, which is the soonest done.
 _PAPER: Grid = {**PAPERS, "method": DEFAULT, "batch_size": SIZES[::-1]}
@@ -163,27 +151,24 @@ _SMOKE = {"method": ["none", "affine-like"], "data": "digits", "epochs": 1, "see
 PRESETS = {**presets(_PAPER, reduced={"epochs": 20, "seeds": 3}), "smoke": [{**_PAPER, **_SMOKE}]}
 
 
-def _report_table1(results: list[Result], name: str, folder: Path) -> Sections:
-    """A table and a figure for every preset of which there are cells."""
+def report(results: list[Result], name: str, folder: Path) -> Sections:
+    """A table and a figure for every length; cells of a preset have a place whether they are there or not."""
     sections: Sections = {}
-    for preset, (grid,) in PRESETS.items():
-        length = grid["epochs"], list(range(grid["seeds"]))  # what tells presets apart, whatever images they are run on
-        if there := [r for r in results if setting("epochs", "seeds")(r) == length]:
-            own = name if preset == "paper" else f"{name}-{preset}"
-            heading = f"{subject(there[:1])}, {grid['epochs']} epochs: the paper's Table 1"
-            draw(there, heading, folder / f"{own}.png", paper=True)
-            planned = [(run.method, run.activation, run.batch_size) for run in expand([grid], {})]
-            count = len({setting("method", "activation", "batch_size")(r) for r in there} & set(planned))
-            share = f"{count} of the preset's {len(planned)} cells are there."
-            drawn = "In the figure the paper's lines are dotted."
-            text = f"{table(there, planned)}\n\n{caption(there)} {ranking(there)}{share} {drawn}"
-            sections[own] = f"**{heading}**\n\n{text}"
+    # What tells presets apart, whatever images they are run on.
+    groups = named(name, results, lambda r: (r["settings"]["epochs"], len(r["settings"]["seeds"])))
+    for own, there in groups.items():
+        epochs, seeds = setting("epochs", "seeds")(there[0])
+        heading = f"{subject(there[:1])}, {epochs} epochs: the paper's Table 1"
+        draw(there, heading, folder / f"{own}.png")
+        alike = [grid for (grid,) in PRESETS.values() if (grid["epochs"], grid["seeds"]) == (epochs, len(seeds))]
+        planned = {(run.method, run.activation, run.batch_size) for run in expand(alike, {})}
+        count = len({setting("method", "activation", "batch_size")(r) for r in there} & planned)
+        share = f" {count} of the preset's {len(planned)} cells are there." if count < len(planned) else ""
+        below = f"{caption(there)} {ranking(there)}In the figure the paper's lines are dotted.{share}"
+        sections[own] = f"**{heading}**\n\n{table(there, planned)}\n\n{below}"
     return sections
 
 
 STUDIES = {
-    "table1": grid_study(
-        "the paper's Table 1, Figs. 6 and 7: accuracy and slope over batch sizes", PRESETS, _report_table1
-    ),
-    "batch-size": grid_study("accuracy by batch size, shorter", [_GRID], report),
+    "table1": grid_study("the paper's Table 1, Figs. 6 and 7: accuracy and slope over batch sizes", PRESETS, report)
 }

@@ -132,7 +132,7 @@ def test_batch_size_table_has_the_slope_of_the_line(tmp_path, drawn):
         for size in (8, 16, 32)
         for method, slope in (("none", -0.5), ("affine-like", 0.25))
     ]
-    section = reported(tmp_path, "batch-size", runs)["name"]
+    section = reported(tmp_path, "table1", runs)["name"]
     assert (
         "| tanh | none | 46.00 ± 0.00 | 42.00 ± 0.00 | 34.00 ± 0.00 | 40.67 ± 0.00 | -50.00 ± 0.00 | 38.35 ± 0.50 |"
         in section
@@ -152,8 +152,8 @@ def test_table1_shows_what_is_there_and_what_is_not(tmp_path, drawn):
     runs = [*(cell("none", size) for size in (8, 16, 32, 64, 128)), cell("l2norm", 128), cell("l2norm", 64)]
     runs.append(result(epochs=1, batch_size=8))  # of the preset smoke
     sections = reported(tmp_path, "table1", runs)
-    assert set(sections) == {"name", "name-smoke"}
-    table = sections["name"]
+    assert set(sections) == {"name-1", "name-2"}
+    table = sections["name-1"]
     assert "| 49.00 ± 0.00 | 48.00 ± 0.00 | 46.00 ± 0.00 | 42.00 ± 0.00 | 34.00 ± 0.00 | 43.80 ± 0.00 | -12.50" in table
     assert (
         f"| tanh | L2 norm, η | {MISSING} | {MISSING} | {MISSING} | 42.00 ± 0.00 | 34.00 ± 0.00 |  |  | 49.93" in table
@@ -161,7 +161,7 @@ def test_table1_shows_what_is_there_and_what_is_not(tmp_path, drawn):
     assert table.count(f"| {MISSING} | {MISSING} | {MISSING} | {MISSING} | {MISSING} |") == 18
     assert "7 of the preset's 100 cells are there." in table
     assert "after 100 epochs" in table
-    assert is_drawn(tmp_path / "name.png")
+    assert is_drawn(tmp_path / "name-1.png")
 
 
 def test_trials_table_is_best_first_and_counts_trials(tmp_path):
