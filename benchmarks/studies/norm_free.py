@@ -209,7 +209,7 @@ def _study(
 
 _LAYERNORM, _HELD = Row("layernorm", None, "muon"), Row("none", 1.0, "input-held-muon")
 #: Adam's step does not grow with what it is added to: embeddings of deviation 1 move by less of themselves.
-_FASTER = [[row._replace(embedding_lr=1e-2) for row in (_LAYERNORM, _HELD)]]
+_FASTER = [[row._replace(embedding_lr=rate)] for rate in (1e-2, 3e-2) for row in (_HELD, _LAYERNORM)]
 STUDIES = {
     "norm-free": _study("a language model without normalisers, by InputScaled", GROUPS, COARSE),
     # Clipping and decay cost LayerNorm nothing, and the other one gains by them.
