@@ -21,14 +21,14 @@ def test_copies_of_the_model_and_forgotten_optimizers_gather_nothing():
     model, optimizer = small()
     train(model, optimizer, batches(1))
     average = copy.deepcopy(model)
-    assert all(hook.sums() is None for m in average for hook in m._forward_pre_hooks.values())
+    assert all(hook.sums() is None for m in average for hook in m._forward_hooks.values())
     average(batches(1)[0][0])
     plain = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.LayerNorm(8), nn.Linear(8, 4))
     assert len(pickle.dumps(model)) < len(pickle.dumps(plain)) + 2000
-    assert sum(len(m._forward_pre_hooks) for m in model) == 2
+    assert sum(len(m._forward_hooks) for m in model) == 2
     del optimizer
     gc.collect()
-    assert not any(m._forward_pre_hooks for m in model)
+    assert not any(m._forward_hooks for m in model)
 
 
 def test_freezing_a_bias_afterwards_is_refused_and_changes_nothing():
@@ -175,3 +175,24 @@ def test_between_measurements_nothing_is_gathered():
     train(model, optimizer, batches(5))  # the last of them measured
     train(model, optimizer, batches(1))
     assert optimizer.chart.layers[0].pending is None
+
+
+def test_calls_that_fail_count_no_row_and_others_what_the_layer_was_given():
+    model, x = nn.Linear(4, 3, bias=False), torch.randn(7, 4)
+    optimizer = Whitened(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        model(torch.randn(7, 5))
+    model.register_forward_pre_hook(lambda layer, args: (2 * args[0],))
+    backward(model, x)
+    optimizer.step()
+    assert relative_error(optimizer.chart.layers[0].mean()[0], 4 * x.T @ x / 7) <= 1e-12
+
+
+def test_a_layer_without_features_trains_its_bias():
+    model, x = nn.Linear(4, 3), torch.randn(7, 0)
+    model.weight = nn.Parameter(torch.empty(3, 0))
+    optimizer = Whitened(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    before = model.bias.abs()
+    model(x).square().mean().backward()
+    optimizer.step()
+    assert (model.bias.abs() < before).all()
