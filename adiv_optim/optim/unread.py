@@ -28,7 +28,7 @@ def kept_by_step(optimizer: Optimizer) -> dict[int, float]:
         {}
     """
     # A subclass, or a step that was set on the instance, may read anything.
-    if type(optimizer) not in _KNOWN or "step" in vars(optimizer):
+    if type(optimizer) not in _KNOWN or not _steps_as_its_type(optimizer):
         return {}
     kept: dict[int, float] = {}
     for group in optimizer.param_groups:
@@ -42,3 +42,10 @@ def kept_by_step(optimizer: Optimizer) -> dict[int, float]:
             factor -= rate * decay
         kept |= {id(parameter): factor for parameter in group["params"]}
     return kept
+
+
+def _steps_as_its_type(optimizer: Optimizer) -> bool:
+    """Whether its step is its type's; torch's schedulers set one on the instance that counts the calls and no more."""
+    step = vars(optimizer).get("step")
+    counted = hasattr(step, "_wrapped_by_lr_sched") and getattr(step, "__wrapped__", None) is type(optimizer).step
+    return step is None or counted

@@ -1,6 +1,7 @@
 """Optimizers whose step does not depend on the weights start from zero, and take the step of those that do not."""
 
 import copy
+import functools
 import pickle
 
 import pytest
@@ -74,6 +75,11 @@ def test_what_reads_the_weights_is_not_claimed():
     patched = torch.optim.SGD([weight], lr=0.1)
     patched.step = lambda: Reading.step(patched)
     assert not kept_by_step(patched)
+    scheduled = torch.optim.SGD([weight], lr=0.1)
+    torch.optim.lr_scheduler.StepLR(scheduled, 1)  # sets a step that counts the calls
+    assert kept_by_step(scheduled) == {id(weight): 1.0}
+    scheduled.step = functools.wraps(scheduled.step)(lambda: Reading.step(scheduled))
+    assert not kept_by_step(scheduled)
 
 
 def wrapped(kind, inner: type, **options):
