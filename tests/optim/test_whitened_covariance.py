@@ -196,3 +196,17 @@ def test_a_layer_without_features_trains_its_bias():
     model(x).square().mean().backward()
     optimizer.step()
     assert (model.bias.abs() < before).all()
+
+
+@pytest.mark.parametrize("rank", [None, 3])
+def test_a_model_that_is_converted_goes_on_with_what_was_measured(rank):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv1d(4, 6, 3, groups=2), nn.Flatten(), nn.Linear(12, 3))
+    steps = [(torch.randn(9, 4, 4), torch.randint(3, (9,))) for _ in range(5)]
+    converted = copy.deepcopy(model).float()
+    for part, dtype in ((converted, torch.float32), (model, torch.float64)):
+        optimizer = Whitened(torch.optim.SGD(part.parameters(), lr=0.1), part, rank=rank)
+        train(part, optimizer, [(x.to(dtype), y) for x, y in steps[:3]])
+        train(part.double(), optimizer, steps[3:])  # between two measurements, and one more
+    for p, q in zip(converted.parameters(), model.parameters(), strict=True):
+        assert relative_error(p, q) <= 1e-4
