@@ -45,6 +45,10 @@ def test_added_parameters_are_whitened():
     optimizer = Whitened(torch.optim.SGD(model[0].parameters(), lr=0.1), model)
     train(model, optimizer, batches(1))
     total = optimizer.chart.layers[0].total
+    model.append(nn.LazyLinear(2))
+    with pytest.raises(ValueError, match="'4' .* has no shape yet; run one batch"):
+        optimizer.add_param_group({"params": list(model[3].parameters())})
+    del model[4]
     optimizer.add_param_group({"params": list(model[3].parameters())})
     assert optimizer.chart.layers[0].total is total
     assert optimizer.coverage().never_seen["3.weight"] == "9 columns"
