@@ -3,6 +3,7 @@
 import math
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
@@ -48,4 +49,7 @@ def rows_of(
 
 
 def _as_rows(tensor: Tensor) -> Tensor:
+    if tensor.is_nested:
+        return torch.cat([_as_rows(part) for part in tensor.unbind()])
+    tensor = tensor if tensor.layout == torch.strided else tensor.to_dense()
     return tensor.reshape(math.prod(tensor.shape[:-1]), tensor.shape[-1])  # -1 is not told where a row has no entries

@@ -46,7 +46,7 @@ def test_added_parameters_are_whitened():
     train(model, optimizer, batches(1))
     total = optimizer.chart.layers[0].total
     model.append(nn.LazyLinear(2))
-    with pytest.raises(ValueError, match="'4' .* has no shape yet; run one batch"):
+    with pytest.raises(ValueError, match=r"'4' .* has no shape yet; run one batch"):
         optimizer.add_param_group({"params": list(model[3].parameters())})
     del model[4]
     optimizer.add_param_group({"params": list(model[3].parameters())})
@@ -214,3 +214,15 @@ def test_a_model_that_is_converted_goes_on_with_what_was_measured(rank):
         train(part.double(), optimizer, steps[3:])  # between two measurements, and one more
     for p, q in zip(converted.parameters(), model.parameters(), strict=True):
         assert relative_error(p, q) <= 1e-4
+
+
+@pytest.mark.parametrize("kind", ["sparse", "nested"])
+def test_rows_of_sparse_and_nested_inputs_are_counted(kind):
+    x = torch.randn(9, 4)
+    made = {"sparse": x.to_sparse, "nested": lambda: torch.nested.nested_tensor(list(x.split(3)), layout=torch.jagged)}
+    model = nn.Linear(4, 2, bias=False)
+    optimizer = Whitened(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    output = model(made[kind]())
+    (output.values() if output.is_nested else output).sum().backward()
+    optimizer.step()
+    assert relative_error(optimizer.chart.layers[0].mean()[0], x.T @ x / 9) <= 1e-12
