@@ -17,7 +17,8 @@ def kept_by_step(optimizer: Optimizer) -> dict[int, float]:
     r"""For each weight, by its id, the factor c of a step :math:`w \leftarrow c w + \Delta` with a Δ that is free of w.
 
     It is 1 without weight decay, and 1 − ηλ where that is decoupled. Weights of which it is not known, because the
-    decay is part of the gradient, whose rate is a tensor or whose optimizer is not torch's own are left out.
+    decay is part of the gradient, whose rate is on a device to be waited for or whose optimizer is not torch's own are
+    left out.
 
     Example:
         >>> import torch
@@ -37,9 +38,9 @@ def kept_by_step(optimizer: Optimizer) -> dict[int, float]:
             continue
         if decay:
             decoupled = type(optimizer) in _DECOUPLED or group.get("decoupled_weight_decay", False)
-            if not decoupled or isinstance(rate, Tensor):
+            if not decoupled or (isinstance(rate, Tensor) and rate.device.type != "cpu"):
                 continue
-            factor -= rate * decay
+            factor = float(1 - rate * decay)
         kept |= {id(parameter): factor for parameter in group["params"]}
     return kept
 
