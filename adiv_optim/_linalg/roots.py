@@ -145,7 +145,7 @@ class Whole:
 
     def right_multiply(self, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Return [W, b] M."""
-        matrix = self.matrix
+        matrix = self.matrix.to(weight)  # the model may have been converted since it was made
         if bias is None:
             return weight @ matrix, None
         ours = (weight @ matrix[..., :-1, :-1]).addcmul_(bias, matrix[..., -1:, :-1])
@@ -167,16 +167,17 @@ class LowRank:
 
     def right_multiply(self, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Return [W, b] M."""
+        vectors, weights = self.vectors.to(weight), self.weights.to(weight)
         if bias is None:
-            return self._outside(weight, (weight @ self.vectors).mul_(self.weights), self.vectors), None
-        ours, last = self.vectors[..., :-1, :], self.vectors[..., -1:, :]
-        inside = (weight @ ours).addcmul_(bias, last).mul_(self.weights)
+            return self._outside(weight, (weight @ vectors).mul_(weights), vectors), None
+        ours, last = vectors[..., :-1, :], vectors[..., -1:, :]
+        inside = (weight @ ours).addcmul_(bias, last).mul_(weights)
         return self._outside(weight, inside, ours), self._outside(bias, inside, last)
 
     def _outside(self, part: Tensor, inside: Tensor, vectors: Tensor) -> Tensor:
         if isinstance(self.level, float):
             return torch.addmm(part, inside, vectors.mT, beta=self.level)
-        return (part * self.level).baddbmm_(inside, vectors.mT)
+        return (part * self.level.to(part)).baddbmm_(inside, vectors.mT)
 
 
 def low_rank_roots(trace: Tensor, spectrum: Spectrum, ridge: Tensor) -> tuple[LowRank, LowRank]:

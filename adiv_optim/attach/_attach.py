@@ -28,7 +28,7 @@ def attach(
 
     Parametrized layers (weight_norm, spectral_norm, …) are corrected through the parametrization: the
     gradient of the effective weight is corrected before it reaches the parametrization's own parameters.
-    All other modules (norms, embeddings, subclasses with a forward of their own, the layers that
+    All other modules (norms, embeddings, complex layers, subclasses with a forward of their own, the layers that
     nn.MultiheadAttention and nn.LinearCrossEntropyLoss use without calling them) keep the plain gradient;
     `coverage` lists it, and `strict=True` refuses it.
 
@@ -71,16 +71,13 @@ def attach(
     layers = {
         name: module
         for name, module in model.named_modules()
-        if module not in skipped
-        and plain_type(module) in corrected_types()
-        and "forward" not in module.__dict__
-        and module not in plain
+        if module not in skipped and not _why_plain(module, plain)
     }
     if not layers:
         types = ", ".join(sorted({type(module).__name__ for module in model.modules()}))
         raise ValueError(
             f"nothing to correct: found modules of type {types}; a correction goes on "
-            f"{', '.join(plain.__name__ for plain in corrected_types())} layers that are not skipped."
+            f"{', '.join(plain.__name__ for plain in corrected_types())} layers that are neither complex nor skipped."
         )
     for path, module in layers.items():
         module.__dict__.update(_correction=correction, _label=f"{label(path)} ({type(module).__name__})", _ran=False)
@@ -180,7 +177,11 @@ def _corrections(
     for key, uses in owned.items():
         path, parameter, _ = uses[0]
         elements[path] = 0 if is_lazy(parameter) else parameter.numel()
-        plain = {name: _why_plain(owner, without_call) for name, _, owner in uses if not isinstance(owner, Corrected)}
+        plain = {
+            name: _why_plain(owner, without_call) or "no correction attached"
+            for name, _, owner in uses
+            if not isinstance(owner, Corrected)
+        }
         part = "".join(f" in part: plain as {name} ({why})" for name, why in plain.items())
         if key in used_plainly and not plain:
             part = " in part: the loss depends on it outside of its layer too"
@@ -206,13 +207,14 @@ def _trainable(model: nn.Module) -> list[tuple[str, nn.Parameter, nn.Module]]:
 
 
 def _why_plain(owner: nn.Module, without_call: dict[nn.Module, str]) -> str:
+    """Say why no correction goes on a module, or ""."""
     if owner in without_call:
         return without_call[owner]
     plain = plain_type(owner)
     if "forward" in owner.__dict__:
         return f"this {plain.__name__} has a forward of its own set on it"
     if plain in corrected_types():
-        return "no correction attached"
+        return "complex" if any(parameter.is_complex() for parameter in owner.parameters()) else ""
     base = next((base for base in corrected_types() if issubclass(plain, base)), None)
     if base is not None:
         return f"{plain.__name__} is a subclass of {base.__name__}, whose forward may differ"

@@ -1,7 +1,9 @@
 """From a layer and its input to the rows that its weight multiplies."""
 
+import math
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
@@ -29,7 +31,7 @@ def patches_of(layer: Any, input: Tensor) -> Patches:
     if hasattr(layer, "input_rows"):
         input = layer.input_rows(input)
     if not isinstance(layer, _ConvNd):
-        return Patches(input.reshape(-1, input.shape[-1]), (), Geometry((), (), (), 1))
+        return Patches(_as_rows(input), (), Geometry((), (), (), 1))
     input, steps = steps_of(layer, input)
     return convolutions.patches_of(type(layer).__name__, input, layer.kernel_size, steps)
 
@@ -40,7 +42,14 @@ def rows_of(
     """The rows of a call with their output gradients, as a correction sees them; one or more groups in front."""
     patches = patches_of(layer, input)
     if not patches.kernel:
-        grad_rows = grad_output.reshape(1, -1, grad_output.shape[-1])
-        return LinearRows(patches.input.unsqueeze(0), grad_rows, needs_weight, needs_bias)
+        rows, grad_rows = patches.input.unsqueeze(0), _as_rows(grad_output).unsqueeze(0)
+        return LinearRows(rows, grad_rows, needs_weight, needs_bias)
     grad_output = grad_output.reshape(len(patches.input), *grad_output.shape[-len(patches.kernel) - 1 :])
     return ConvRows(patches, grad_output, layer.get_parameter("weight").detach(), needs_weight, needs_bias)
+
+
+def _as_rows(tensor: Tensor) -> Tensor:
+    if tensor.is_nested:
+        return torch.cat([_as_rows(part) for part in tensor.unbind()])
+    tensor = tensor if tensor.layout == torch.strided else tensor.to_dense()
+    return tensor.reshape(math.prod(tensor.shape[:-1]), tensor.shape[-1])  # -1 is not told where a row has no entries

@@ -172,7 +172,7 @@ def conv2d(*args: Any, **kwargs: Any) -> Tensor:  # noqa: D417 - the parameters 
         The output of torch's function.
 
     Raises:
-        TypeError: the correction is no `Correction`, or the input is integer or complex.
+        TypeError: the correction is no `Correction`, or the input is integer, complex, sparse or nested.
         ValueError: wrong dimensions or channel counts, a kernel beyond the input, an unknown padding, 'same' with a
             stride, or in the backward pass scales of the rule that do not fit.
 

@@ -230,7 +230,7 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, correction
         Shape (..., out_features).
 
     Raises:
-        TypeError: the correction is no `Correction`, or the input is integer or complex.
+        TypeError: the correction is no `Correction`, or the input is integer, complex, sparse or nested.
         ValueError: shapes do not fit, or in the backward pass the rule's scales.
 
     Example:

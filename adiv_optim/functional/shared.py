@@ -201,6 +201,12 @@ def refuse_capture(name: str, does: str, tensor: Tensor) -> None:
 
 def check_real(name: str, input: Tensor) -> None:
     """Raise a TypeError for an input no correction is defined on."""
+    if input.layout != torch.strided or input.is_nested:
+        kind = "nested" if input.is_nested else input.layout
+        raise TypeError(
+            f"{name}: input is a {kind} tensor; a correction needs dense rows. "
+            "Convert it by to_dense() or to_padded_tensor(0.0), name the layer in skip, or pass correction=None."
+        )
     if not input.is_floating_point():
         raise TypeError(
             f"{name}: input is {input.dtype}; a correction needs a real floating-point input. "

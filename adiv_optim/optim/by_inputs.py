@@ -55,10 +55,14 @@ class ByInputs(Coordinates):
             layer.dropped = layer.pending is not None
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a parameter group to the inner optimizer, and treat the layers that it brings."""
+        """Add a parameter group to the inner optimizer, and treat the layers that it brings; neither after an error."""
         super().add_param_group(param_group)
         if isinstance(self.chart, InputChart):
-            self._find_layers()
+            try:
+                self._find_layers()
+            except Exception:
+                self.param_groups.pop()
+                raise
 
     @property
     def averages(self) -> Averages:

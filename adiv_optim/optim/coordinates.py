@@ -187,7 +187,9 @@ class Coordinates(OptimizerWrapper):
             for every in (found.treated, found.never_seen)
         )
         rest = elements.keys() - treated.keys() - never_seen.keys()
-        skipped = {name: found.skipped.get(name, "detached") for name in elements if name in rest}
+        detached = isinstance(self.chart, Detached)
+        unknown = "detached" if detached else "it, or its name, is newer than the wrapper; wrap the optimizer again"
+        skipped = {name: found.skipped.get(name, unknown) for name in elements if name in rest}
         return Coverage(treated, skipped, never_seen, elements)
 
     def detach(self) -> nn.Module:

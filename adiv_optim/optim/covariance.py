@@ -104,7 +104,7 @@ class InputCovariance(InputSums):
             return
         for number, (block, last) in enumerate(zip(self.mean(), self.spectra, strict=True)):
             if self.rank < block.shape[-1]:
-                self.spectra[number] = leading(block, self.rank, last and last.vectors)
+                self.spectra[number] = leading(block, self.rank, last and last.vectors.to(block))
 
     def state_dict(self) -> dict[str, Any]:
         """Return the memory."""

@@ -28,16 +28,16 @@ Scales = list[float]
 class InputPower(InputSums):
     """The mean square of the entries of the rows that a layer reads, for each group of a convolution."""
 
+    def __init__(self, name: str, modules: list[nn.Module], with_bias: bool) -> None:
+        super().__init__(name, modules, with_bias)
+        #: How many entries a row has, those of other processes included.
+        self.features: int = self.weight.shape[1] if self.cut else features_of(modules[0])
+
     def reset(self) -> None:
         """Forget everything."""
         super().reset()
         #: The scale that the weight was last stepped in.
         self.last: Scales | None = None
-
-    @property
-    def features(self) -> int:
-        """How many entries a row has, those of other processes included."""
-        return self.weight.shape[1] if self.cut else features_of(self.modules[0])
 
     @property
     def shapes(self) -> list[tuple[int, ...]]:

@@ -70,11 +70,12 @@ class InputSums(ABC):
     def _register(self) -> None:
         hook = _Hook(self)
         for module in self.modules:
-            for key, old in list(module._forward_pre_hooks.items()):
+            for key, old in list(module._forward_hooks.items()):
                 if isinstance(old, _Hook) and old.sums() is None:  # came with a copy of the model
-                    module._forward_pre_hooks.pop(key)
-                    module._forward_pre_hooks_with_kwargs.pop(key, None)
-        handles = [module.register_forward_pre_hook(hook, with_kwargs=True) for module in self.modules]
+                    module._forward_hooks.pop(key)
+                    module._forward_hooks_with_kwargs.pop(key, None)
+        # After the call, which may fail, and whose input other hooks may change.
+        handles = [module.register_forward_hook(hook, with_kwargs=True) for module in self.modules]
         #: Takes the hooks off the model; so does the end of this object.
         self.remove_hooks = weakref.finalize(self, _remove_all, handles)
 
@@ -194,7 +195,7 @@ class InputSums(ABC):
 
 
 class _Hook:
-    """A forward pre-hook that belongs to sums and does nothing without them.
+    """A forward hook that belongs to sums and does nothing without them.
 
     A copy or a pickle of the model alone (an average of weights, a target network) does not copy them.
     """
@@ -212,7 +213,7 @@ class _Hook:
             "an optimizer gathers what this layer reads by a hook, which cannot be scripted: detach() it"
         )
 
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         sums = self.sums()
         # Not module.training: fine-tuning under eval() is usual.
         if sums is None or not torch.is_grad_enabled() or exporting():

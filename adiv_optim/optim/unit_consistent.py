@@ -89,6 +89,8 @@ class CanonicalChart(Chart):
         treated, skipped, elements = {}, {}, {}
         how = self.gauge.treats(self.graph)
         for name, parameter in self.model.named_parameters():
+            if self.parameters.get(name) is not parameter:
+                continue  # it took the place of one that was traced
             elements[name] = parameter.numel()
             if name in how and name not in self.skipped and parameter.requires_grad:
                 treated[name] = how[name]

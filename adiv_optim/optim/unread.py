@@ -17,7 +17,8 @@ def kept_by_step(optimizer: Optimizer) -> dict[int, float]:
     r"""For each weight, by its id, the factor c of a step :math:`w \leftarrow c w + \Delta` with a Δ that is free of w.
 
     It is 1 without weight decay, and 1 − ηλ where that is decoupled. Weights of which it is not known, because the
-    decay is part of the gradient, whose rate is a tensor or whose optimizer is not torch's own are left out.
+    decay is part of the gradient, whose rate is on a device to be waited for or whose optimizer is not torch's own are
+    left out.
 
     Example:
         >>> import torch
@@ -28,7 +29,7 @@ def kept_by_step(optimizer: Optimizer) -> dict[int, float]:
         {}
     """
     # A subclass, or a step that was set on the instance, may read anything.
-    if type(optimizer) not in _KNOWN or "step" in vars(optimizer):
+    if type(optimizer) not in _KNOWN or not _steps_as_its_type(optimizer):
         return {}
     kept: dict[int, float] = {}
     for group in optimizer.param_groups:
@@ -37,8 +38,15 @@ def kept_by_step(optimizer: Optimizer) -> dict[int, float]:
             continue
         if decay:
             decoupled = type(optimizer) in _DECOUPLED or group.get("decoupled_weight_decay", False)
-            if not decoupled or isinstance(rate, Tensor):
+            if not decoupled or (isinstance(rate, Tensor) and rate.device.type != "cpu"):
                 continue
-            factor -= rate * decay
+            factor = float(1 - rate * decay)
         kept |= {id(parameter): factor for parameter in group["params"]}
     return kept
+
+
+def _steps_as_its_type(optimizer: Optimizer) -> bool:
+    """Whether its step is its type's; torch's schedulers set one on the instance that counts the calls and no more."""
+    step = vars(optimizer).get("step")
+    counted = hasattr(step, "_wrapped_by_lr_sched") and getattr(step, "__wrapped__", None) is type(optimizer).step
+    return step is None or counted

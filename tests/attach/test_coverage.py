@@ -342,3 +342,10 @@ def test_little_is_corrected_is_said_once_with_reason_and_remedy():
 def test_parameters_left_for_one_reason_are_counted_together():
     found = Coverage({"c": "corrected"}, {"a": "tied", "b": "tied"}, elements={"a": 30, "b": 50, "c": 20})
     assert found.reasons() == "tied (80.0% of the elements)"
+
+
+def test_complex_layers_keep_the_plain_gradient():
+    model = nn.Sequential(nn.Linear(3, 2, dtype=torch.complex64), nn.Linear(2, 40))
+    assert coverage(attach(model, Proportional())).skipped == {"0.weight": "complex", "0.bias": "complex"}
+    model[1](model[0](torch.ones(1, 3, dtype=torch.complex64)).abs()).sum().backward()
+    assert model[0].weight.grad is not None

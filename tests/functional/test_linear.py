@@ -158,6 +158,7 @@ ERRORS = {
     "feature-count": (torch.ones(2, 4), W, Proportional(), ValueError, r"\(2, 4\) has 4 features.*\(3, 5\) takes 5"),
     "no-dimensions": (torch.tensor(1.0), W, Proportional(), ValueError, "no features"),
     "integer-input": (X.long(), W, Proportional(), TypeError, "torch.int64.*real floating-point"),
+    "sparse-input": (X.to_sparse(), W, Proportional(), TypeError, "torch.sparse_coo tensor; a correction needs dense"),
     "complex-input": (X.to(torch.complex64), W, Proportional(), TypeError, "torch.complex64.*real floating-point"),
     "correction-class": (X, W, Proportional, TypeError, r"the class Proportional itself: write Proportional\(\)"),
     "correction-string": (X, W, "proportional", TypeError, "'proportional' of type str"),

@@ -148,7 +148,7 @@ def test_a_layer_that_was_replaced_is_treated_with_its_own_inputs(wrapper):
     trained(optimizer, model, x, 2)
     old, model[2] = model[2], nn.Linear(5, 2)
     optimizer.add_param_group({"params": list(model[2].parameters())})
-    assert not old._forward_pre_hooks
+    assert not old._forward_hooks
     assert "2.weight" in optimizer.coverage().never_seen
     trained(optimizer, model, x, 1)
     assert "2.weight" in optimizer.coverage().treated

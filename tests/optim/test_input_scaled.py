@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils import prune
 
 from adiv_optim import InputScaled
 
@@ -203,3 +204,15 @@ def test_model_without_a_layer_to_scale_is_refused_with_the_reasons():
     model = nn.Sequential(nn.LayerNorm(3), nn.Embedding(4, 3))
     with pytest.raises(ValueError, match=r"InputScaled: no tensor .* known: 0\.weight \(LayerNorm is not a layer"):
         InputScaled(torch.optim.SGD(model.parameters(), lr=0.1), model)
+
+
+def test_layers_that_are_pruned_afterwards_are_stepped_on():
+    model = nn.Sequential(nn.Linear(4, 3))
+    optimizer = InputScaled(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    prune.l1_unstructured(model[0], "weight", 0.5)
+    before = model[0].weight_orig.detach().clone()
+    model(torch.full((2, 4), 3.0)).sum().backward()
+    gradient = model[0].weight_orig.grad.clone()
+    optimizer.step()
+    torch.testing.assert_close(model[0].weight_orig, before - 0.1 * gradient / 9)
+    assert optimizer.coverage().skipped["0.weight_orig"].startswith("it, or its name, is newer than the wrapper")

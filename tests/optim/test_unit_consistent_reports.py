@@ -210,3 +210,15 @@ def test_compiled_by_torch_jit_with_a_graph_of_the_model_it_was_made_of():
     step(scripted, UnitConsistent(torch.optim.SGD(scripted.parameters(), lr=0.1), scripted, graph=graph))
     step(twin, UnitConsistent(torch.optim.SGD(twin.parameters(), lr=0.1), twin, graph=graph))
     assert all(torch.equal(*pair) for pair in zip(scripted.parameters(), twin.parameters(), strict=True))
+
+
+def test_layers_that_replace_others_are_told_to_take_the_plain_step():
+    model = mlp()
+    optimizer = wrap(model)
+    model[2] = nn.Linear(*model[2].weight.shape[::-1])
+    optimizer.add_param_group({"params": list(model[2].parameters())})
+    step(model, optimizer)
+    found = optimizer.coverage()
+    new = "it, or its name, is newer than the wrapper; wrap the optimizer again"
+    assert found.skipped == {"2.weight": new, "2.bias": new, "4.bias": "pinned: output of the model"}
+    assert set(found.treated) == {"0.weight", "0.bias", "4.weight"}

@@ -1,6 +1,7 @@
 """Optimizers whose step does not depend on the weights start from zero, and take the step of those that do not."""
 
 import copy
+import functools
 import pickle
 
 import pytest
@@ -49,9 +50,9 @@ def test_steps_are_free_of_the_weights_where_that_is_claimed(name):
             assert relative_error(after[number] - after_others[number], kept * (one - other)) <= EXACT, configuration
 
 
-def claimed(optimizer: type, **options: float) -> bool:
+def claimed(optimizer: type, **options: float | Tensor) -> bool:
     weight = nn.Parameter(torch.ones(2, 2))
-    return id(weight) in kept_by_step(optimizer([weight], lr=0.1, **options))
+    return id(weight) in kept_by_step(optimizer([weight], **{"lr": 0.1, **options}))
 
 
 class Reading(torch.optim.SGD):
@@ -67,13 +68,22 @@ def test_what_reads_the_weights_is_not_claimed():
     assert claimed(torch.optim.SGD)
     assert claimed(torch.optim.AdamW)
     assert claimed(torch.optim.Adam, weight_decay=0.1, decoupled_weight_decay=True)
+    assert claimed(torch.optim.AdamW, lr=torch.tensor(0.1))
     assert not claimed(torch.optim.Adam, weight_decay=0.1)
     assert not claimed(torch.optim.Adafactor)
     assert not claimed(Reading)
     weight = nn.Parameter(torch.ones(2))
+    elsewhere = torch.optim.AdamW([weight], lr=0.1)
+    elsewhere.param_groups[0]["lr"] = torch.tensor(0.1, device="meta")  # which nothing can be read from
+    assert not kept_by_step(elsewhere)
     patched = torch.optim.SGD([weight], lr=0.1)
     patched.step = lambda: Reading.step(patched)
     assert not kept_by_step(patched)
+    scheduled = torch.optim.SGD([weight], lr=0.1)
+    torch.optim.lr_scheduler.StepLR(scheduled, 1)  # sets a step that counts the calls
+    assert kept_by_step(scheduled) == {id(weight): 1.0}
+    scheduled.step = functools.wraps(scheduled.step)(lambda: Reading.step(scheduled))
+    assert not kept_by_step(scheduled)
 
 
 def wrapped(kind, inner: type, **options):

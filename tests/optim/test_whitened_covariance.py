@@ -21,14 +21,14 @@ def test_copies_of_the_model_and_forgotten_optimizers_gather_nothing():
     model, optimizer = small()
     train(model, optimizer, batches(1))
     average = copy.deepcopy(model)
-    assert all(hook.sums() is None for m in average for hook in m._forward_pre_hooks.values())
+    assert all(hook.sums() is None for m in average for hook in m._forward_hooks.values())
     average(batches(1)[0][0])
     plain = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.LayerNorm(8), nn.Linear(8, 4))
     assert len(pickle.dumps(model)) < len(pickle.dumps(plain)) + 2000
-    assert sum(len(m._forward_pre_hooks) for m in model) == 2
+    assert sum(len(m._forward_hooks) for m in model) == 2
     del optimizer
     gc.collect()
-    assert not any(m._forward_pre_hooks for m in model)
+    assert not any(m._forward_hooks for m in model)
 
 
 def test_freezing_a_bias_afterwards_is_refused_and_changes_nothing():
@@ -45,6 +45,10 @@ def test_added_parameters_are_whitened():
     optimizer = Whitened(torch.optim.SGD(model[0].parameters(), lr=0.1), model)
     train(model, optimizer, batches(1))
     total = optimizer.chart.layers[0].total
+    model.append(nn.LazyLinear(2))
+    with pytest.raises(ValueError, match=r"'4' .* has no shape yet; run one batch"):
+        optimizer.add_param_group({"params": list(model[3].parameters())})
+    del model[4]
     optimizer.add_param_group({"params": list(model[3].parameters())})
     assert optimizer.chart.layers[0].total is total
     assert optimizer.coverage().never_seen["3.weight"] == "9 columns"
@@ -175,3 +179,50 @@ def test_between_measurements_nothing_is_gathered():
     train(model, optimizer, batches(5))  # the last of them measured
     train(model, optimizer, batches(1))
     assert optimizer.chart.layers[0].pending is None
+
+
+def test_calls_that_fail_count_no_row_and_others_what_the_layer_was_given():
+    model, x = nn.Linear(4, 3, bias=False), torch.randn(7, 4)
+    optimizer = Whitened(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        model(torch.randn(7, 5))
+    model.register_forward_pre_hook(lambda layer, args: (2 * args[0],))
+    backward(model, x)
+    optimizer.step()
+    assert relative_error(optimizer.chart.layers[0].mean()[0], 4 * x.T @ x / 7) <= 1e-12
+
+
+def test_a_layer_without_features_trains_its_bias():
+    model, x = nn.Linear(4, 3), torch.randn(7, 0)
+    model.weight = nn.Parameter(torch.empty(3, 0))
+    optimizer = Whitened(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    before = model.bias.abs()
+    model(x).square().mean().backward()
+    optimizer.step()
+    assert (model.bias.abs() < before).all()
+
+
+@pytest.mark.parametrize("rank", [None, 3])
+def test_a_model_that_is_converted_goes_on_with_what_was_measured(rank):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv1d(4, 6, 3, groups=2), nn.Flatten(), nn.Linear(12, 3))
+    steps = [(torch.randn(9, 4, 4), torch.randint(3, (9,))) for _ in range(5)]
+    converted = copy.deepcopy(model).float()
+    for part, dtype in ((converted, torch.float32), (model, torch.float64)):
+        optimizer = Whitened(torch.optim.SGD(part.parameters(), lr=0.1), part, rank=rank)
+        train(part, optimizer, [(x.to(dtype), y) for x, y in steps[:3]])
+        train(part.double(), optimizer, steps[3:])  # between two measurements, and one more
+    for p, q in zip(converted.parameters(), model.parameters(), strict=True):
+        assert relative_error(p, q) <= 1e-4
+
+
+@pytest.mark.parametrize("kind", ["sparse", "nested"])
+def test_rows_of_sparse_and_nested_inputs_are_counted(kind):
+    x = torch.randn(9, 4)
+    made = {"sparse": x.to_sparse, "nested": lambda: torch.nested.nested_tensor(list(x.split(3)), layout=torch.jagged)}
+    model = nn.Linear(4, 2, bias=False)
+    optimizer = Whitened(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    output = model(made[kind]())
+    (output.values() if output.is_nested else output).sum().backward()
+    optimizer.step()
+    assert relative_error(optimizer.chart.layers[0].mean()[0], x.T @ x / 9) <= 1e-12

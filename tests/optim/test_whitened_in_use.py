@@ -142,7 +142,7 @@ def test_detached_it_is_the_optimizer():
     model, optimizer = small()
     train(model, optimizer, batches(1))
     assert optimizer.detach() is model
-    assert not any(m._forward_pre_hooks for m in model)
+    assert not any(m._forward_hooks for m in model)
     plain_model, plain = copy.deepcopy((model, optimizer.inner))
     for one, other in zip(train(model, optimizer, batches(2)), train(plain_model, plain, batches(2)), strict=True):
         assert torch.equal(one, other)
