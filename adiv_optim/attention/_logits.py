@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from ..functional.shared import once_only, without_autocast
+from ..functional.shared import once_only
 from ._map import LogitMap
 from ._projections import Projections, scaled_products
 from ._rule import AttentionIdeal, check_rule
@@ -39,8 +39,7 @@ class _Logits(Function):
         gradients = {}
         if trained:
             logit_map = LogitMap(input, queries, keys, ctx.scale, mask, trained, ctx.rule.joint)
-            with without_autocast(input.device.type):
-                gradients = logit_map.gradients(solve(logit_map, logit_map.vector(grad_output), ctx.rule))
+            gradients = logit_map.gradients(solve(logit_map, logit_map.vector(grad_output), ctx.rule))
         scaled = (grad_output if mask is None else grad_output.masked_fill(~mask, 0.0)) * ctx.scale
         return (
             *[None] * 4,
