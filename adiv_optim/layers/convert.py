@@ -96,8 +96,8 @@ def convert(model: nn.Module, mapping: Mapping[type[nn.Module], Factory]) -> nn.
     Raises:
         TypeError: a class that replaces a type whose constructor arguments are not known here, or that does not
             take them.
-        ValueError: no layer was replaced, or a layer to replace has hooks, a forward of its own, parametrizations, or
-            buffers other than running statistics, which would be lost.
+        ValueError: no layer was replaced, or a layer to replace has no shape yet, or has hooks, a forward of its own,
+            parametrizations, or buffers other than running statistics, which would be lost.
 
     Example:
         >>> from torch import nn
@@ -157,6 +157,11 @@ def plan(model: nn.Module, mapping: Mapping[type[nn.Module], Factory]) -> list[R
     found = []
     for path, layer in model.named_modules():
         kind = type(layer).__bases__[0] if parametrize.is_parametrized(layer) else type(layer)
+        if getattr(kind, "cls_to_become", None) in mapping:
+            raise ValueError(
+                f"layer {path!r} ({kind.__name__}) has no shape yet; run one batch through the model first, or convert "
+                "would leave it as it is."
+            )
         if kind in mapping:
             _refuse_what_would_be_lost(path, layer)
             new = _replacement(path, layer, mapping[kind], model).train(layer.training)

@@ -151,6 +151,10 @@ ERRORS = {
         r"layer '2\.1' \(Linear\) has a forward of its own, which",
     ),
     "parametrizations": (weight_normed, {nn.Linear: AffineLikeLinear}, ValueError, r"layer '2\.1'.*parametrizations"),
+    "lazy": (
+        lambda: nn.Sequential(nn.Linear(3, 4), nn.LazyLinear(2)), {nn.Linear: AffineLikeLinear}, ValueError,
+        r"layer '1' \(LazyLinear\) has no shape yet; run one batch",
+    ),
     "unknown-arguments": (
         mlp,
         {nn.Sequential: nn.ModuleList},
