@@ -1,6 +1,6 @@
 """Replacing a model's layers by structural ones, weights kept."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from itertools import chain
 from typing import Any, NamedTuple
@@ -8,6 +8,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
+
+from ..attach.checks import bypassed
+from ..attach.coverage import warn
 
 Factory = Callable[..., nn.Module]
 
@@ -168,14 +171,29 @@ def plan(model: nn.Module, mapping: Mapping[type[nn.Module], Factory]) -> list[R
             held = {id(tensor) for tensor in _tensors(new).values()}
             dropped = tuple(name for name, tensor in _tensors(layer).items() if id(tensor) not in held)
             found.append(Replacement(path, layer, new, dropped))
+    replaced = {type(replacement.old) for replacement in found}
+    uncalled = bypassed(model)
+    for kind in mapping.keys() - replaced if found else ():
+        others = {type(each) for each in model.modules() if isinstance(each, kind) and each not in uncalled} - replaced
+        if others:
+            warn(f"convert found no {kind.__name__} in the model but {_names(others)}, left as it is. {_EXACT}")
     if not found:
-        types = ", ".join(sorted({type(module).__name__ for module in model.modules()}))
-        wanted = ", ".join(kind.__name__ for kind in mapping)
-        raise ValueError(
-            f"convert found no {wanted} in the model; its modules are of type {types}. Layers are matched by exact "
-            "type: detach(model) first if a correction is attached."
-        )
+        wanted, types = ", ".join(kind.__name__ for kind in mapping), _names(map(type, model.modules()))
+        raise ValueError(f"convert found no {wanted} in the model; its modules are of type {types}. {_EXACT}")
     return found
+
+
+_EXACT = (
+    "Layers are matched by exact type: name a subclass itself in the mapping; detach(model) first if a correction is "
+    "attached."
+)
+
+
+def _names(types: Iterable[type[nn.Module]]) -> str:
+    """Class names, those of torch.nn without their module."""
+    return ", ".join(
+        sorted({t.__name__ if t.__module__.startswith("torch.nn.") else f"{t.__module__}.{t.__name__}" for t in types})
+    )
 
 
 def _tensors(module: nn.Module) -> dict[str, Tensor]:
