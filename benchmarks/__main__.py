@@ -19,9 +19,11 @@ from .studies import DIGESTS, STUDIES
 def main(arguments: list[str] | None = None) -> int:
     """Parse the command line and run; a mistake in it is one line on standard error."""
     options = _parser().parse_args(arguments)
-    if options.threads:
-        torch.set_num_threads(options.threads)
     try:
+        if options.threads is not None:
+            if options.threads < 1:
+                raise ValueError(f"threads is {options.threads}; it must be positive.")
+            torch.set_num_threads(options.threads)
         with added(options.method_file):
             return _run(options)
     except (ValueError, FileNotFoundError) as error:

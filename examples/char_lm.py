@@ -127,6 +127,13 @@ def sample(model: GPT, text: Text, length: int, seed: int) -> str:
     return "".join(text.vocabulary[token] for token in tokens[0, -length:].tolist())
 
 
+def positive(text: str) -> int:
+    """A number of the command line that counts from 1."""
+    if (number := int(text)) < 1:
+        raise argparse.ArgumentTypeError(f"{number} is not positive")
+    return number
+
+
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     found = argparse.ArgumentParser(prog="python -m examples.char_lm", description=__doc__.partition("\n")[0])
@@ -137,11 +144,11 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--preset", choices=PRESETS, default="million", help="size of the network and its batches")
     found.add_argument("--lr", type=float, default=3e-3, help="at its peak; it rises for a twentieth of the steps")
     found.add_argument("--weight-decay", type=float, default=0.0, help="of all parameters")
-    found.add_argument("--steps", type=int, default=1000, help="how many")
+    found.add_argument("--steps", type=positive, default=1000, help="how many")
     found.add_argument("--seed", type=int, default=0, help="of weights and batches")
     checkpoint = Path("runs") / "char-lm-OPTIMIZER-NORM.pt"
     found.add_argument("--checkpoint", type=Path, default=checkpoint, help="OPTIMIZER and NORM are filled in")
-    found.add_argument("--save-every", type=int, default=100, metavar="STEPS", help="between checkpoints")
+    found.add_argument("--save-every", type=positive, default=100, metavar="STEPS", help="between checkpoints")
     device = "cuda" if torch.cuda.is_available() else "cpu"
     found.add_argument("--device", default=device, help="where to train: cpu, cuda, cuda:1, …")
     return found
@@ -154,8 +161,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options.checkpoint = Path(checkpoint)
     try:
         text = load(options.data).to(options.device)
+    except FileNotFoundError as error:
+        raise SystemExit(str(error)) from error
     except (RuntimeError, AssertionError) as error:  # an assertion is what a build without CUDA raises
         raise SystemExit(f"--device {options.device}: {str(error).splitlines()[0]}") from error
+    size = PRESETS[options.preset]
+    if len(text.validation) <= size.context:
+        raise SystemExit(
+            f"--data {options.data}: a tenth of it is {len(text.validation)} characters, "
+            f"no window of {size.context + 1}; take a longer text, or --preset tiny."
+        )
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns) as progress:
         task = progress.add_task("training", total=options.steps)
@@ -164,7 +179,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
             progress.update(task, completed=step, description=f"loss {loss:.3f}")
 
         model = train(options, text, tick)
-    size = PRESETS[options.preset]
     for name, part in (("validation", text.validation), ("test", text.test)):
         print(f"{name} loss: {mean_loss(model, all_windows(part, size), size.batch_size):.4f} nats per character")
     print(sample(model, text, 300, options.seed))

@@ -64,6 +64,22 @@ def test_command_prints_losses_and_a_sample(norm, data, tmp_path, monkeypatch, c
     assert (tmp_path / "runs" / f"char-lm-adamw-{norm}.pt").exists()
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--data", "nowhere"], "--data nowhere: there is no such file"),
+        (["--preset", "gpu"], "a tenth of it is 180 characters, no window of "),
+        (["--save-every", "0"], "argument --save-every: 0 is not positive"),
+    ],
+)
+def test_mistakes_are_told_before_training(arguments, message, data, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as error:
+        char_lm.main(["--data", data, *arguments])
+    assert message in f"{error.value} {capsys.readouterr().err}"
+    assert not (tmp_path / "runs").exists()
+
+
 def test_examples_import_neither_benchmarks_nor_tests():
     for path in Path(char_lm.__file__).parent.glob("*.py"):
         assert not re.search(r"^(from|import) (benchmarks|tests)", path.read_text(), re.MULTILINE)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from .._linalg.least_squares import Parts, least_squares
+from ..functional.shared import without_autocast
 from ._map import LogitMap
 from ._rule import AttentionIdeal
 
@@ -17,6 +18,11 @@ DENSE_ENTRIES = 2**20
 
 def solve(logit_map: LogitMap, right: Tensor, rule: AttentionIdeal) -> Parts:
     """Return θ = Jᵀ(JJᵀ + λI)⁻¹g with λ = damping · tr(JJᵀ) / logits; NaN and inf in g, `right`, travel."""
+    with without_autocast(right.device.type):
+        return _solved(logit_map, right, rule)
+
+
+def _solved(logit_map: LogitMap, right: Tensor, rule: AttentionIdeal) -> Parts:
     if right.numel() == 0:
         return logit_map.adjoint(right)
     count = math.prod(right.shape[-3:])

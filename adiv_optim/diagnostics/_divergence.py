@@ -13,6 +13,7 @@ from ..attach import attach, detach
 from ..attach.checks import refuse_attached
 from ..attach.layers import Corrected, plain_type
 from ..corrections import Correction, check_correction
+from ..functional.shared import without_autocast
 from ..jacobian.modules import choose_layers, mixes_samples, same_randomness
 from ..jacobian.recorder import Call, differentiate
 from ..optim import OptimizerWrapper
@@ -99,6 +100,7 @@ def divergence(
     if max_rows < 1:
         raise ValueError(f"max_rows is {max_rows}; it counts the rows measured of each layer and must be at least 1.")
     check_arguments(model, optimizer, correction)
+    device = next(model.parameters()).device.type
     with torch.enable_grad(), same_randomness(model):
         twin, stepper = twins(model, optimizer)
         if correction is not None:
@@ -113,14 +115,16 @@ def divergence(
             # The copies see the same random numbers, so both gradients are of one and the same loss.
             plain = differentiate(detach(twins(model, None)[0]), loss_fn, inputs, targets, {}).gradients
         paths = {id(p): name for name, p in twin.named_parameters()}
-        step, rates = step_of(twin, stepper, found.gradients)
-    with torch.no_grad(), same_randomness(model):
+        with without_autocast(device):
+            step, rates = step_of(twin, stepper, found.gradients)
+    with torch.no_grad(), same_randomness(model), without_autocast(device):
         measured = {}
         for path, layer in chosen.items():
             names = {local: paths[id(p)] for local, p in layer.named_parameters() if p.requires_grad}
             reason = cannot.get(path) or found.refused.get(path)
-            if not reason and path not in found.calls:
-                reason = "it was not called, or the loss does not depend on it"
+            calls = [call for call in found.calls.get(path, []) if call.grad_output.numel()]
+            if not reason and not calls:
+                reason = "it was not called with any rows, or the loss does not depend on it"
             if not reason and not rates.keys() & set(names.values()):
                 reason = "the optimizer holds none of its parameters"
             if reason and layers is not None:
@@ -131,7 +135,7 @@ def divergence(
                 continue
             own = {local: to_float64(step[name]) / rate for local, name in names.items()}
             descent = -sum(_inner(own[local], plain.get(name)) for local, name in names.items())
-            measured[path] = _measure(layer, found.calls[path], own, descent, max_rows, optimizer is not None)
+            measured[path] = _measure(layer, calls, own, descent, max_rows, optimizer is not None)
         parts = [_inner(step[name], plain.get(name)) / rate for name, rate in rates.items() if rate]
     order = {path: at for at, (path, _) in enumerate(twin.named_modules())}
     return Divergence(

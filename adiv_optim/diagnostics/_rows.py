@@ -57,14 +57,15 @@ def general_rows(layer: nn.Module, call: Call, step: Mapping[str, Tensor], max_r
     place = index // count * per_sample + index % per_sample
     grad = to_float64(rows.flatten(0, 1)[index])
     length = grad.norm(dim=-1)
-    direction = (grad / length.unsqueeze(-1)).to(rows.dtype)
+    direction = grad / length.unsqueeze(-1)
 
     def one_row(place: Tensor, direction: Tensor, *sample: Tensor) -> tuple[Parts, Tensor]:
         def output(trained: Parts) -> Tensor:
             rows = as_rows(layer, run(trained, *(tensor.unsqueeze(0) for tensor in sample)))
             return rows.flatten(0, 1).gather(0, place.expand(1, features)).squeeze(0)
 
-        contribution = vjp(output, trained)[1](direction)[0]
+        found, pull_back = vjp(output, trained)[:2]
+        contribution = pull_back(direction.to(found.dtype))[0]
         gains = {name: part.square().sum() for name, part in contribution.items()}
         return gains, jvp(output, trained, contribution)
 

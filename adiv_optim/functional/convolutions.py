@@ -10,7 +10,16 @@ from torch.autograd import Function
 from ..corrections import Correction, check_correction
 from .conv_rows import ConvRows, plain_backward
 from .patches import Geometry, Patches
-from .shared import apply, autocast, check_real, label_for, once_only, parameters_of, refuse_correction_as
+from .shared import (
+    apply,
+    autocast,
+    check_real,
+    label_for,
+    once_only,
+    parameters_of,
+    refuse_correction_as,
+    without_autocast,
+)
 
 #: Stride, padding, dilation and groups, as torch's functions take them.
 Steps = tuple[int | Sequence[int], int | Sequence[int] | str, int | Sequence[int], int]
@@ -40,7 +49,8 @@ class _Conv(Function):
         if needs_weight or needs_bias:
             patches = Patches(input, weight.shape[2:], ctx.geometry)
             rows = ConvRows(patches, grad_output, weight, needs_weight, needs_bias, ctx.label)
-            gradients = ctx.correction.gradients(rows)
+            with without_autocast(input.device.type):
+                gradients = ctx.correction.gradients(rows)
         if needs_input:
             grad_input, _ = plain_backward(grad_output, input, weight, ctx.geometry, True, False)
         return grad_input, gradients.get("weight"), gradients.get("bias"), *[None] * 6

@@ -11,7 +11,16 @@ from torch import Tensor
 from torch.autograd import Function
 
 from ..corrections import Correction, Solve, check_correction
-from .shared import apply, autocast, check_real, label_for, once_only, refuse_correction_as, squared_norm
+from .shared import (
+    apply,
+    autocast,
+    check_real,
+    label_for,
+    once_only,
+    refuse_correction_as,
+    squared_norm,
+    without_autocast,
+)
 
 
 class _Linear(Function):
@@ -39,7 +48,8 @@ class _Linear(Function):
         # is never more, so the peak stays that of the plain backward.
         if needs_weight or needs_bias:
             rows = LinearRows(_rows(input, weight), _rows(grad_output, weight), needs_weight, needs_bias, ctx.label)
-            gradients = ctx.correction.gradients(rows)
+            with without_autocast(input.device.type):
+                gradients = ctx.correction.gradients(rows)
             grad_weight, grad_bias = gradients.get("weight"), gradients.get("bias")
         if needs_input:
             grad_input = _input_gradient(_rows(input, weight), _rows(grad_output, weight), weight).view_as(input)

@@ -124,8 +124,13 @@ def autocast(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:
 
 
 def without_autocast(device: str) -> AbstractContextManager[Any]:
-    """A context that autocast does not reach into; it knows no meta device."""
-    return nullcontext() if device == "meta" else torch.autocast(device, enabled=False)
+    """A context that autocast does not reach into; it knows no meta device.
+
+    A correction's own arithmetic needs it in the backward pass too: torch.compile traces that under the autocast of the
+    forward pass, and nobody is kept from calling backward() within the block.
+    """
+    reached = device != "meta" and torch.is_autocast_enabled(device)
+    return torch.autocast(device, enabled=False) if reached else nullcontext()
 
 
 def label_for(name: str, function: str) -> str:

@@ -79,7 +79,9 @@ def apply_gauge(model: nn.Module, graph: ChannelGraph, log_scales: Tensor) -> nn
     parts = {name: entries[name].held(name, tensors[name])[1] for name in factors}
     for name, part in parts.items():
         _, d, e = factors[name].held(tensors[name])
-        part.mul_(d.to(part)).mul_(e.to(part))
+        # One of the factors may leave the range of half precision where their product does not.
+        wide = part.to(torch.promote_types(part.dtype, torch.float32))
+        part.copy_(wide * d.to(wide) * e.to(wide))
     return model
 
 

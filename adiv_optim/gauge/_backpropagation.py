@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.utils.hooks import RemovableHandle
 
-from ..attach.checks import bypassed
+from ..attach.checks import bypassed, label
 from ..functional.shared import Hook, exporting
 from .scales.rz import rz_scaling
 
@@ -93,7 +93,7 @@ def uc_backpropagation(model: nn.Module) -> "UCBackpropagation":
         backward pass, and has no handle. Before torch 2.7, call `gauge.trace` and torch.export first.
 
     Raises:
-        ValueError: the model has no such layer.
+        ValueError: the model has no such layer, or one that goes through W'ᵀ already.
 
     Example:
         >>> import torch
@@ -108,11 +108,18 @@ def uc_backpropagation(model: nn.Module) -> "UCBackpropagation":
         (True, False)
     """
     without_call = bypassed(model)
-    layers = [module for module in model.modules() if isinstance(module, _LAYERS) and module not in without_call]
+    found = {path: module for path, module in model.named_modules() if isinstance(module, _LAYERS)}
+    layers = {path: layer for path, layer in found.items() if layer not in without_call}
+    for path, layer in layers.items():
+        if any(isinstance(hook, Hook) and hook.remedy == _REMOVE for hook in layer._forward_hooks.values()):
+            raise ValueError(
+                f"uc_backpropagation: {label(path)} has it already, and twice would scale its gradient twice; "
+                "call remove() on what the first call returned. A copy keeps what its original had: copy before."
+            )
     if not layers:
         types = ", ".join(sorted({type(module).__name__ for module in model.modules()}))
         raise ValueError(f"uc_backpropagation: found modules of type {types}; it goes on Linear and Conv1d/2d/3d.")
-    return UCBackpropagation([handle for layer in layers for handle in _Ends(layer).handles])
+    return UCBackpropagation([handle for layer in layers.values() for handle in _Ends(layer).handles])
 
 
 _LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)

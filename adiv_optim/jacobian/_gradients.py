@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from ..attach.checks import refuse_attached
 from ..corrections import Correction, check_correction
-from ..functional.shared import parameters_of
+from ..functional.shared import parameters_of, without_autocast
 from .modules import choose_layers, mixes_samples
 from .recorder import differentiate
 from .rows import BY_ITSELF, layer_gradients
@@ -45,7 +45,9 @@ def _loss_and_gradients(
     gradients = found.gradients
     for path, call in ((path, call) for path, calls in found.calls.items() for call in calls):
         label = f"layer {path!r} ({type(chosen[path]).__name__})"
-        for local, gradient in layer_gradients(label, chosen[path], call, correction, chunk_size).items():
+        with without_autocast(call.grad_output.device.type):
+            own = layer_gradients(label, chosen[path], call, correction, chunk_size)
+        for local, gradient in own.items():
             key = names[id(chosen[path].get_parameter(local))]
             gradients[key] = gradients[key] + gradient if key in gradients else gradient
     return found.loss, gradients

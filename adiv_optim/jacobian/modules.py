@@ -94,7 +94,14 @@ def mixes_samples(module: nn.Module) -> str:
 
 
 def batched(layer: nn.Module, inputs: tuple[Tensor, ...], grad_output: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
-    """A call with a dimension for samples, which convolutions and linear layers may be called without."""
+    """A call with a dimension for samples, which convolutions and linear layers may be called without.
+
+    Inputs have the precision of the layer's parameters, which those within autocast may lack.
+    """
+    dtype = next(layer.parameters()).dtype
+    inputs = tuple(
+        each.to(torch.promote_types(each.dtype, dtype)) if each.is_floating_point() else each for each in inputs
+    )
     if isinstance(layer, _ConvNd):
         unbatched = inputs[0].dim() == len(layer.kernel_size) + 1
     else:

@@ -94,19 +94,21 @@ def differentiate(
         try:
             # A copy: a model may work on its input in place, and the caller's data is not ours.
             output = model(*(each.clone() if isinstance(each, Tensor) else each for each in arguments))
+            loss = loss_fn(output, targets)
+            calls_made = list(recorded)
+            wanted = [*(output for *_, output in calls_made), *parameters.values()]
+            # With the hooks still there: what a checkpoint recomputes must be what it has seen.
+            found = torch.autograd.grad(loss, wanted, allow_unused=True)
         finally:
             for handle in handles:
                 handle.remove()
             for parameter in (parameter for kept in trained.values() for parameter in kept):
                 parameter.requires_grad_(True)
-        loss = loss_fn(output, targets)
-        wanted = [*(output for *_, output in recorded), *parameters.values()]
-        found = torch.autograd.grad(loss, wanted, allow_unused=True)
     calls: dict[str, list[Call]] = {}
-    for (path, read_then, _), gradient in zip(recorded, found, strict=False):
+    for (path, read_then, _), gradient in zip(calls_made, found, strict=False):
         if gradient is not None and path not in refused:
             calls.setdefault(path, []).append(Call(read_then, gradient))
-    gradients = dict(zip(parameters, found[len(recorded) :], strict=True))
+    gradients = dict(zip(parameters, found[len(calls_made) :], strict=True))
     # Copies: autograd gives both summands of p + q one gradient, and those of a sum a view of a single number.
     own = {name: gradient.clone() for name, gradient in gradients.items() if gradient is not None}
     return Pass(loss.detach(), own, calls, refused)

@@ -64,22 +64,27 @@ def layer_gradients(
     """Σ_k s_k J_kᵀ g_k over the rows of one call."""
     inputs, grad_output = batched(layer, *call)
     samples = len(grad_output)
-    totals = {name: torch.zeros_like(p) for name, p in layer.named_parameters() if p.requires_grad}
+    trained = {name: p for name, p in layer.named_parameters() if p.requires_grad}
+    totals = {name: torch.zeros_like(_wide(p)) for name, p in trained.items()}
     # A correction that needs all rows at once needs all Jacobians at once.
     step = chunk_size if chunk_size and (correction is None or correction.additive) else max(samples, 1)
     for start in range(0, samples, step):
         part = slice(start, start + step)
         jacobians = layer_jacobians(layer, *(tensor[part] for tensor in inputs), chunk_size=chunk_size)
         rows = _JacobianRows(
-            {name: as_rows(layer, jacobian, totals[name].dim()) for name, jacobian in jacobians.items()},
-            as_rows(layer, grad_output[part]),
+            {name: as_rows(layer, _wide(jacobian), totals[name].dim()) for name, jacobian in jacobians.items()},
+            as_rows(layer, _wide(grad_output[part])),
             label,
         )
         plain = dict.fromkeys(jacobians, torch.ones(()))
         gradients = correction.gradients(rows) if correction else rows.contract(plain)
         for name, gradient in gradients.items():
             totals[name] += gradient.view_as(totals[name])
-    return totals
+    return {name: total.to(trained[name].dtype) for name, total in totals.items()}
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    return tensor.detach().to(torch.promote_types(tensor.dtype, torch.float32))
 
 
 @dataclass(frozen=True)

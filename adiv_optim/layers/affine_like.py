@@ -63,7 +63,7 @@ class AffineLikeLinear(nn.Linear):
         if self.bias is None:
             return F.linear(rows, self.weight)
         bias = (scale * (self.beta / self.alpha) * self.bias).to(self.weight.dtype)
-        flat = bias.reshape(-1, self.out_features), rows.reshape(-1, self.in_features)
+        flat = bias.reshape(-1, self.out_features), rows.reshape(-1, input.shape[-1])
         return torch.addmm(*flat, self.weight.t()).view(*input.shape[:-1], self.out_features)
 
     def extra_repr(self) -> str:

@@ -1,6 +1,6 @@
 """Replacing a model's layers by structural ones, weights kept."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from itertools import chain
 from typing import Any, NamedTuple
@@ -8,6 +8,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
+
+from ..attach.checks import bypassed
+from ..attach.coverage import warn
 
 Factory = Callable[..., nn.Module]
 
@@ -96,8 +99,8 @@ def convert(model: nn.Module, mapping: Mapping[type[nn.Module], Factory]) -> nn.
     Raises:
         TypeError: a class that replaces a type whose constructor arguments are not known here, or that does not
             take them.
-        ValueError: no layer was replaced, or a layer to replace has hooks, a forward of its own, parametrizations, or
-            buffers other than running statistics, which would be lost.
+        ValueError: no layer was replaced, or a layer to replace has no shape yet, or has hooks, a forward of its own,
+            parametrizations, or buffers other than running statistics, which would be lost.
 
     Example:
         >>> from torch import nn
@@ -157,20 +160,40 @@ def plan(model: nn.Module, mapping: Mapping[type[nn.Module], Factory]) -> list[R
     found = []
     for path, layer in model.named_modules():
         kind = type(layer).__bases__[0] if parametrize.is_parametrized(layer) else type(layer)
+        if getattr(kind, "cls_to_become", None) in mapping:
+            raise ValueError(
+                f"layer {path!r} ({kind.__name__}) has no shape yet; run one batch through the model first, or convert "
+                "would leave it as it is."
+            )
         if kind in mapping:
             _refuse_what_would_be_lost(path, layer)
             new = _replacement(path, layer, mapping[kind], model).train(layer.training)
             held = {id(tensor) for tensor in _tensors(new).values()}
             dropped = tuple(name for name, tensor in _tensors(layer).items() if id(tensor) not in held)
             found.append(Replacement(path, layer, new, dropped))
+    replaced = {type(replacement.old) for replacement in found}
+    uncalled = bypassed(model)
+    for kind in mapping.keys() - replaced if found else ():
+        others = {type(each) for each in model.modules() if isinstance(each, kind) and each not in uncalled} - replaced
+        if others:
+            warn(f"convert found no {kind.__name__} in the model but {_names(others)}, left as it is. {_EXACT}")
     if not found:
-        types = ", ".join(sorted({type(module).__name__ for module in model.modules()}))
-        wanted = ", ".join(kind.__name__ for kind in mapping)
-        raise ValueError(
-            f"convert found no {wanted} in the model; its modules are of type {types}. Layers are matched by exact "
-            "type: detach(model) first if a correction is attached."
-        )
+        wanted, types = ", ".join(kind.__name__ for kind in mapping), _names(map(type, model.modules()))
+        raise ValueError(f"convert found no {wanted} in the model; its modules are of type {types}. {_EXACT}")
     return found
+
+
+_EXACT = (
+    "Layers are matched by exact type: name a subclass itself in the mapping; detach(model) first if a correction is "
+    "attached."
+)
+
+
+def _names(types: Iterable[type[nn.Module]]) -> str:
+    """Class names, those of torch.nn without their module."""
+    return ", ".join(
+        sorted({t.__name__ if t.__module__.startswith("torch.nn.") else f"{t.__module__}.{t.__name__}" for t in types})
+    )
 
 
 def _tensors(module: nn.Module) -> dict[str, Tensor]:

@@ -110,9 +110,13 @@ def test_autocast_gives_what_plain_autocast_gives_and_a_correction():
     x = torch.randn(3, 4, 8, dtype=torch.float32)
     with torch.autocast("cpu", torch.bfloat16):
         found, wanted = layer(x), plain(x)
-    assert torch.equal(found, wanted)
+        assert torch.equal(found, wanted)
+        found.float().square().sum().backward(retain_graph=True)  # within the block as well: the solve stays wide
+    within = layer.q_proj.weight.grad.clone()
+    layer.zero_grad()
     found.float().square().sum().backward()
     layer_grad = layer.q_proj.weight.grad.clone()
+    assert torch.equal(within, layer_grad)
     layer.zero_grad()
     layer(x).square().sum().backward()
     assert layer_grad.dtype == torch.float32

@@ -87,6 +87,7 @@ def test_killed_benchmark_leaves_whole_lines_and_resumes(tmp_path):
         (["--methods", "groupnorm"], "unknown method 'groupnorm'; known are none, batchnorm"),
         (["--seeds", "0"], "seeds is empty"),
         (["--hidden", "0"], "hidden is [0]; every width must be positive"),
+        (["--threads", "0"], "threads is 0; it must be positive"),
         (["--optimizer", "lion"], "unknown optimizer 'lion'; known are adam, sgd"),
         (["--data", "imagefolder"], "write imagefolder:PATH"),
         (["--data", "mnist"], "unknown data set 'mnist'; known are digits"),

@@ -299,6 +299,18 @@ def test_closed_form_and_general_path_agree():
     assert other.kind == "SameLinear"
 
 
+def test_autocast_reaches_the_model_and_nothing_that_is_measured():
+    model = nn.Sequential(nn.Linear(5, 4), AffineLikeLinear(4, 3)).float()
+    x, g = torch.randn(8, 5), torch.randn(8, 3)
+    wanted = divergence(copy.deepcopy(model).double(), weighted, x, g, layers=["0"], correction=IDEAL)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = divergence(model.float(), weighted, x.float(), g, layers=["0"], correction=IDEAL)
+        general = divergence(model, weighted, x.float(), g).layers["1"]
+    agrees(found.layers["0"].gain, wanted.layers["0"].gain, 1e-3)  # by float32
+    agrees(found.layers["0"].cosine, wanted.layers["0"].cosine, 0.05)  # of a gradient that is in bfloat16
+    agrees(general.gain, divergence(model.double(), weighted, x, g).layers["1"].gain, 0.05)
+
+
 def test_responsibility_is_the_weights_part_of_the_divergence():
     x = torch.randn(6, 5)
     norm = x.square().sum(1)

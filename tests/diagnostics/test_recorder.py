@@ -140,16 +140,19 @@ def test_left_out_layers_say_why():
             super().__init__()
             self.embedding, self.norm = nn.Embedding(4, 4), nn.BatchNorm1d(4)
             self.used, self.unused, self.named = nn.Linear(4, 3), nn.Linear(4, 3), nn.Linear(4, 4)
+            self.idle = nn.Conv1d(1, 1, 1)  # as an expert that no token is sent to
 
         def forward(self, x):
-            return self.used(self.named(input=self.norm(x)))
+            nothing = self.idle(x[:0, None]).sum()
+            return self.used(self.named(input=self.norm(x))) + nothing
 
     left_out = divergence(Odd(), F.cross_entropy, *batch()).left_out
     assert left_out == {
         "embedding": "Embedding is left out by default",
         "norm": "BatchNorm1d is left out by default",
-        "unused": "it was not called, or the loss does not depend on it",
+        "unused": "it was not called with any rows, or the loss does not depend on it",
         "named": "it was called with keyword or non-tensor arguments",
+        "idle": "it was not called with any rows, or the loss does not depend on it",
     }
     with pytest.raises(ValueError, match=r"layer 'named' \(Linear\) cannot be measured: it was called with keyword"):
         divergence(Odd(), F.cross_entropy, *batch(), layers=["named"])

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from adiv_optim import Disproportional, Proportional
+from adiv_optim import BatchIdeal, Disproportional, Proportional
 from tests.helpers.cases import LAYERS, apply, each_correction, gradients, needs_cuda, relative_error
 from tests.helpers.references import loop_gradients
 
@@ -166,20 +166,21 @@ def test_autocast_leaves_float64_alone():
     assert torch.equal(output, plain)
 
 
-def test_backward_inside_autocast_gives_the_gradients_of_backward_outside():
-    correction = Proportional()
-    layer, x = nn.Linear(5, 3), torch.randn(4, 5)
+@pytest.mark.parametrize("name", ["linear-rows", "conv2d-groups"])
+@pytest.mark.parametrize("correction", [Proportional(), BatchIdeal()], ids=["proportional", "batch-ideal"])
+def test_backward_inside_autocast_gives_the_gradients_of_backward_outside(name, correction):
+    """Scales and solves stay in float32 there: a Gram matrix in bfloat16 made those of `BatchIdeal` 80 % wrong."""
+    layer, x = LAYERS[name].layer(torch.float32), LAYERS[name].input(torch.float32)
     found = []
     for inside in (True, False):
-        layer.zero_grad()
         with torch.autocast("cpu", torch.bfloat16):
-            loss = apply(layer, x, correction).float().square().sum()
+            output = apply(layer, x, correction)
+            g = torch.ones_like(output)
             if inside:
-                loss.backward()
+                found.append(gradients(output, layer, g))
         if not inside:
-            loss.backward()
-        found.append(layer.weight.grad.clone())
-    assert relative_error(*found) <= TOLERANCE[torch.bfloat16]
+            found.append(gradients(output, layer, g))
+    assert all(torch.equal(found[0][name], found[1][name]) for name in ("weight", "bias"))
 
 
 def test_autocast_regions_can_be_nested_and_disabled():

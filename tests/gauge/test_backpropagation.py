@@ -150,8 +150,13 @@ def test_input_by_name_and_no_grad(kind, keywords):
         (lambda: uc_backpropagation(nn.ReLU()), "found modules of type ReLU"),
         (lambda: uc_backpropagation(nn.MultiheadAttention(4, 2)), "found modules of type MultiheadAttention"),
         (lambda: uc_linear(torch.ones(2), torch.tensor([[torch.nan, 1.0]])), "are NaN or inf"),
+        (
+            lambda: [uc_backpropagation(model) for model in [nn.Sequential(nn.Linear(2, 2))] * 2],
+            "layer '0' has it already",
+        ),
     ],
 )
 def test_mistakes_are_named(action, message):
+    """A second set of hooks would scale by D⁻² and E⁻² without a word."""
     with pytest.raises(ValueError, match=message):
         action()

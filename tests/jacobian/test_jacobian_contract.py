@@ -3,8 +3,9 @@
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
-from adiv_optim import Proportional, attach, jacobian
+from adiv_optim import BatchIdeal, Proportional, attach, jacobian
 from tests.functional.test_memory import Largest
 from tests.helpers.cases import each_correction, relative_error
 from tests.jacobian.test_jacobian import mlp, squares
@@ -102,6 +103,44 @@ def test_works_where_gradients_are_off_and_on_inputs_that_require_them():
     for name in wanted:
         assert torch.equal(found[name], wanted[name])
         assert torch.equal(with_gradient[name], wanted[name])
+
+
+class Around(nn.Module):
+    """A model that runs in bfloat16 by autocast of its own, and one whose first part is recomputed."""
+
+    def __init__(self, inside, how):
+        super().__init__()
+        self.inside, self.how = inside, how
+
+    def forward(self, x):
+        if self.how == "checkpoint":
+            return self.inside[-1](checkpoint(self.inside[:-1], x, use_reentrant=False))
+        with torch.autocast("cpu", torch.bfloat16):
+            return self.inside(x).to(x.dtype)
+
+
+@pytest.mark.parametrize(
+    ("how", "dtype", "tolerance"),
+    [
+        ("checkpoint", torch.float64, EXACT),
+        ("autocast", torch.float32, 0.05),
+        ("autocast outside", torch.float32, 0.05),
+        ("half", torch.bfloat16, 0.05),
+    ],
+)
+def test_half_precision_and_checkpoints_give_the_gradients_of_the_plain_model(how, dtype, tolerance):
+    """The solve of `BatchIdeal` is float32 at least: in bfloat16 it is off by most of its size, or there is none."""
+    model, x = mlp().double(), torch.randn(8, 4, dtype=torch.float64)
+    wanted = jacobian.corrected_gradients(model, squares, x, 0.5, BatchIdeal(0.1))
+    model = model.to(dtype)
+    around = Around(model, how) if how in ("checkpoint", "autocast") else model
+    with torch.autocast("cpu", torch.bfloat16, enabled=how == "autocast outside"):
+        found = jacobian.corrected_gradients(around, squares, x.to(dtype), 0.5, BatchIdeal(0.1))
+    assert len(found) == len(wanted)
+    for name, gradient in found.items():
+        assert gradient.dtype == dtype
+        assert relative_error(gradient, wanted[name.removeprefix("inside.")]) <= tolerance, name
+    assert all(parameter.requires_grad for parameter in model.parameters())
 
 
 class KeywordCaller(nn.Module):

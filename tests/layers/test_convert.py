@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.utils import parametrizations
 
 from adiv_optim import Proportional, attach
-from adiv_optim.layers import AffineLikeLinear, L2Norm, NormLikeLinear, convert
+from adiv_optim.layers import AffineLikeLinear, DyT, L2Norm, NormLikeLinear, convert
 
 
 def mlp():
@@ -119,6 +119,21 @@ def test_subclasses_are_left_alone():
     assert type(model[1]) is AffineLikeLinear
 
 
+def test_type_of_which_the_model_has_subclasses_alone_is_named():
+    """As timm's LayerNorm, whose models a mapping of nn.Linear and nn.LayerNorm changed by half without a word."""
+    LayerNorm = type("LayerNorm", (nn.LayerNorm,), {"__module__": "timm.layers"})
+    model = nn.Sequential(nn.Linear(3, 2), LayerNorm(2), nn.MultiheadAttention(2, 1))
+    with pytest.warns(
+        UserWarning, match=r"no LayerNorm in the model but timm\.layers\.LayerNorm, left as it is"
+    ) as caught:
+        convert(model, {nn.Linear: AffineLikeLinear, nn.LayerNorm: DyT})
+    assert len(caught) == 1
+    with pytest.raises(ValueError, match=r"MultiheadAttention,.*timm\.layers\.LayerNorm\. .* name a subclass itself"):
+        convert(model, {nn.LayerNorm: DyT})
+    convert(model, {LayerNorm: lambda old: DyT(old.normalized_shape), nn.LayerNorm: DyT})
+    convert(nn.Sequential(nn.Tanh(), nn.MultiheadAttention(2, 1)), {nn.Tanh: nn.ReLU, nn.Linear: AffineLikeLinear})
+
+
 def with_hook(register):
     model = mlp()
     getattr(model[2][1], register)(lambda *args: None)
@@ -151,6 +166,10 @@ ERRORS = {
         r"layer '2\.1' \(Linear\) has a forward of its own, which",
     ),
     "parametrizations": (weight_normed, {nn.Linear: AffineLikeLinear}, ValueError, r"layer '2\.1'.*parametrizations"),
+    "lazy": (
+        lambda: nn.Sequential(nn.Linear(3, 4), nn.LazyLinear(2)), {nn.Linear: AffineLikeLinear}, ValueError,
+        r"layer '1' \(LazyLinear\) has no shape yet; run one batch",
+    ),
     "unknown-arguments": (
         mlp,
         {nn.Sequential: nn.ModuleList},

@@ -238,6 +238,12 @@ def test_eps_bounds_the_norm_from_below():
     torch.testing.assert_close(layer(x), torch.stack([layer.weight[:, 0] / 2, layer.weight[:, 1]]))
 
 
+def test_input_of_another_width_is_torchs_own_error():
+    for layer in (nn.Linear(4, 2), AffineLikeLinear(4, 2), NormLikeLinear(4, 2)):
+        with pytest.raises(RuntimeError, match=r"shapes cannot be multiplied \(3x8 and 4x2\)"):
+            layer(torch.ones(3, 8))
+
+
 def test_l2_norm_has_no_parameters():
     assert list(L2Norm().parameters()) == []
     assert L2Norm().state_dict() == {}

@@ -289,6 +289,14 @@ def test_scales_follow_on_a_gpu():
     assert (scales_of(graph, model) - scales - t.cuda()).abs().max() <= SCALES
 
 
+def test_scales_beyond_half_precision_leave_what_is_within():
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2)).half()
+    graph, before = gauge.trace(model, torch.ones(1, 3).half()), model[2].weight.detach().clone()
+    model[0].weight.data.zero_(), model[0].bias.data.zero_()  # these would leave it
+    gauge.apply_gauge(model, graph, torch.full((graph.free,), 13.0))  # e¹³ is no float16, e¹³ / e¹³ is
+    assert torch.equal(model[2].weight, before)
+
+
 def test_logarithms_of_half_precision_are_taken_in_float32():
     model = mlp().bfloat16()
     graph = gauge.trace(model.double(), torch.randn(2, 6))
