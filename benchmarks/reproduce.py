@@ -30,6 +30,9 @@ _SHORT = "--preset reduced --epochs 10 --batch-size 128"
 RECIPES: dict[str, Recipe] = {
     "cifar10": Recipe(0.7),
     "departures": Recipe(0.4, commands=["departures --preset reduced"]),
+    "departures-long": Recipe(0.7, commands=[
+        "departures --preset paper --departure none centred jpeg --methods affine-like"
+    ]),
     "cifar10-tuned": Recipe(1.5),
     "cifar10-trials": Recipe(1.2),
     "cifar10-long": Recipe(0.8),

@@ -132,7 +132,12 @@ def add_arguments(parser: argparse.ArgumentParser, *names: str, grids: Sequence[
         "validation": {"action": "store_true", "help": "measure accuracy on a tenth of the training set"},
         "rescaled": {**several, "type": float, "metavar": "SIGMA", "help": "rescale hidden units at random"},
         "gain": {**several, "type": float, "metavar": "FACTOR", "help": "multiply all parameters before training"},
-        "departure": {**several, "metavar": "NAME", "help": f"what a paper leaves open: {', '.join(DEPARTURES)}"},
+        "departure": {
+            **several,
+            "type": lambda name: None if name == "none" else name,
+            "metavar": "NAME",
+            "help": f"from the protocol: none, {', '.join(DEPARTURES)}",
+        },
         "weight_decay": {"type": float, "metavar": "DECAY", "help": "of the optimizer; none by itself"},
         "damping": {"type": float, "help": "of methods that have one, in place of their own"},
         "backend": {"help": f"{', '.join(BACKENDS)}; what fits the method by default"},

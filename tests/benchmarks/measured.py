@@ -13,6 +13,8 @@ from benchmarks.studies.char_lm import best_rows
 
 from .test_report import RESULTS
 
+IDEAL, AFFINE, NONE, BATCHNORM, WHITE = "batch-ideal", "affine-like", "none", "batchnorm", "whitened-16"
+
 
 @cache
 def results(file, part=None):
@@ -50,6 +52,26 @@ def p(ours, theirs):
 
 def tuned(method, optimizer="sgd", file="cifar10-trials", epochs=15):
     return acc(file, method=method, optimizer=optimizer, epochs=epochs)
+
+
+def departed(departure, method=AFFINE, file="departures"):
+    """Accuracy where something that the paper leaves open is read otherwise, less the tables' own; and p."""
+    own, base = (
+        next(r for r in results(file)
+             if (r["settings"]["method"], r["settings"].get("departure")) == (method, d))["test_accuracy"][-1]
+        for d in (departure, None)
+    )  # fmt: skip
+    return fmean(own) - fmean(base), p(own, base)
+
+
+def best_epoch(method=AFFINE):
+    """What the best epoch of Table 1's largest batch has above the last, tanh."""
+    epochs = [fmean(e) for e in seeds_by_epoch(method)]
+    return max(epochs) - epochs[-1]
+
+
+def seeds_by_epoch(method):
+    return next(r for r in results("table1") if r["settings"]["method"] == method)["test_accuracy"]
 
 
 def long(method, optimizer="sgd"):
@@ -167,9 +189,6 @@ def aligned(method):
     one = [case for case in found["alignment"] if case["sequences"] == 1]
     cosines = [row["cosine"] for case in one for row in case["rows"] if row["method"] == method]
     return min(cosines), max(cosines)
-
-
-IDEAL, AFFINE, NONE, BATCHNORM, WHITE = "batch-ideal", "affine-like", "none", "batchnorm", "whitened-16"
 
 
 def cnn(method, file="cnn"):

@@ -3,7 +3,7 @@
 import math
 from statistics import fmean, median
 
-from benchmarks.studies.table1 import PAPER
+from benchmarks.studies.table1 import PAPER, SIZES
 
 from .measured import (
     AFFINE,
@@ -16,10 +16,12 @@ from .measured import (
     aligned,
     at_equal_seconds,
     below,
+    best_epoch,
     beta,
     cnn,
     cosine,
     deep,
+    departed,
     equal,
     faster,
     free,
@@ -34,6 +36,7 @@ from .measured import (
     residual,
     results,
     seeds,
+    seeds_by_epoch,
     speed,
     step_ms,
     swept,
@@ -74,6 +77,19 @@ QUOTES = {
          lambda: speed("unit-consistent", "10.2 M")),
     ],
     "docs/results/mlp.md": [
+        ("gives affine-like layers {:.1f} % with tanh; here they reach {:.1f}", lambda: [
+            PAPER[AFFINE, "tanh"][0] + PAPER[AFFINE, "tanh"][2] * (128 - fmean(SIZES)),
+            fmean(seeds_by_epoch(AFFINE)[-1])]),
+        ("{:.1f} points more after 20 epochs (p = {:.3f}). After 100 it is {:.1f} (p = {:.2f})",
+         lambda: [*departed("centred"), *departed("centred", file="departures-long")]),
+        ("lose {:.1f} points after 20 epochs (p = {:.2f}) and {:.1f} after 100 (p = {:.2f})",
+         lambda: [x for file in ("departures", "departures-long") for d, q in [departed("jpeg", file=file)]
+                  for x in (-d, q)]),
+        ("{:.1f} points at most. Without biases they lose {:.1f} (p = {:.2f}). The plain network loses {:.1f} to "
+         "{:.1f} points",
+         lambda: [max(abs(departed(d)[0]) for d in ("xavier", "he", "zero-bias")), -departed("no-bias")[0],
+                          departed("no-bias")[1], *sorted(-departed(d, NONE)[0] for d in ("xavier", "he"))]),
+        ("in place of the last gives {:.1f} points", lambda: [best_epoch()]),
         ("best method with tanh, by {:.1f} to {:.1f} points", lambda: [long(IDEAL) - long(NONE),
          tuned(IDEAL) - tuned("l2norm", "adam")]),
         ("wins by {:.1f} to {:.1f} points at equal length.** Within 15 epochs it passes the "
