@@ -129,8 +129,9 @@ def report(store: Store, name: str, folder: Path) -> Sections:
         rows.append([*row, plus_minus(result["accuracy"]), *(f"{own[quantity]:.3f}" for quantity in QUANTITIES)])
     _figure(results, f"{network(results[0])}: divergence and accuracy", folder / f"{name}.png")
     wanted = "The thesis wants a positive correlation with the cosine and negative ones with the others. "
+    seeds = len(results[0]["accuracy"])
     caption = (
-        f"{network(results[0])}, settings as tuned, {len(results[0]['accuracy'])} seeds: divergence of the real step, "
+        f"{network(results[0])}, settings as tuned, {seeds} seed{'s' * (seeds > 1)}: divergence of the real step, "
         f"mean over {POINTS} moments of the run, {BATCHES} batches and all layers; beside it test accuracy. Rank "
         f"correlations are Spearman's over runs, in brackets p. {wanted}Runs that diverged are left out of them. "
         "In the figure circles are behind SGD, squares have momentum, triangles are behind Adam; filled is tanh. "

@@ -8,7 +8,7 @@ from scipy.stats import ttest_ind
 
 from benchmarks.core.claims import image
 from benchmarks.core.store import Store
-from benchmarks.studies import isometry_training, judges
+from benchmarks.studies import isometry_training, judges, mechanism
 from benchmarks.studies.char_lm import best_rows
 
 from .test_report import RESULTS
@@ -174,6 +174,16 @@ def widths(at):
 
 def beta(end):
     return isometry_training.correlations(isometry_training.by_depth(results("isometry-training"))[10])[end]
+
+
+def ranked(quantity, file="mechanism"):
+    """Rank correlation of a quantity with the accuracy over all runs that were followed; p."""
+    found = mechanism.rank(mechanism.groups(results(file))["all"], quantity)
+    return found.statistic, found.pvalue
+
+
+def followed(method, quantity):
+    return [mechanism.means(r)[quantity] for r in results("mechanism") if r["settings"]["method"] == method]
 
 
 def gauges(method, optimizer, sigma):

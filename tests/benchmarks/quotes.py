@@ -24,6 +24,7 @@ from .measured import (
     departed,
     equal,
     faster,
+    followed,
     free,
     gap,
     less,
@@ -32,6 +33,7 @@ from .measured import (
     losses,
     p,
     plus,
+    ranked,
     rate,
     residual,
     results,
@@ -90,6 +92,10 @@ QUOTES = {
          lambda: [max(abs(departed(d)[0]) for d in ("xavier", "he", "zero-bias")), -departed("no-bias")[0],
                           departed("no-bias")[1], *sorted(-departed(d, NONE)[0] for d in ("xavier", "he"))]),
         ("in place of the last gives {:.1f} points", lambda: [best_epoch()]),
+        ("Along the {} runs of CIFAR-10 with tuned rates, one seed each, the rank correlation of the cosine with the "
+         "accuracy is {:.2f} (p = {:.2f})", lambda: [len(results("mechanism")), *ranked("cosine")]),
+        ("goes with a higher accuracy ({:+.2f}, p = {:.2f})", lambda: ranked("gain_spread")),
+        ("a cosine of {:.2f} at most", lambda: [max(followed(IDEAL, "cosine"))]),
         ("best method with tanh, by {:.1f} to {:.1f} points", lambda: [long(IDEAL) - long(NONE),
          tuned(IDEAL) - tuned("l2norm", "adam")]),
         ("wins by {:.1f} to {:.1f} points at equal length.** Within 15 epochs it passes the "

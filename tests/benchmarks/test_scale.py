@@ -132,7 +132,7 @@ class Traffic(TorchDispatchMode):
         name = function.overloadpacket.__name__
         if function.is_view or "mm" in name or "empty" in name or name in ("_unsafe_view", "detach"):
             return result
-        read = [] if name == "zero_" else args[1:] if name == "copy_" else args
+        read = [] if name in ("zero_", "fill_") else args[1:] if name == "copy_" else args
         self.bytes += sum(t.nbytes for t in (*read, result) if isinstance(t, Tensor) and t.numel() >= 2**14)
         return result
 
