@@ -96,7 +96,7 @@ def _results(runs: list[ImageRun], data: Dataset, tick: Tick, note: Note) -> lis
 def _pace(run: ImageRun, data: Dataset) -> float:
     """Seconds of a step, the median of the first few."""
     trainer, moments = _trainer(run, data), [time.perf_counter()]
-    for index in next(epoch_orders(run, len(data.train_labels)))[:, :8].unbind(1):
+    for index in next(epoch_orders(run, len(trainer.data.train_labels)))[:, :8].unbind(1):
         trainer.step(index.to(data.train_inputs.device)).tolist()  # waits for the device
         moments.append(time.perf_counter())
     return statistics.median(later - earlier for earlier, later in pairwise(moments)) if len(moments) > 1 else 0.0

@@ -8,7 +8,7 @@ import torch
 from benchmarks.data import load
 from benchmarks.images.ensemble import Ensemble
 from benchmarks.images.run import ImageRun
-from benchmarks.images.train import held_out, train, train_trials
+from benchmarks.images.train import IMAGES, held_out, train, train_trials
 from benchmarks.studies.tuned import DAMPING, GRIDS, RATE_FACTOR, choose, search, trials
 
 FINAL = ImageRun("digits", "none", "tanh", optimizer="sgd", schedule="cosine", epochs=2, seeds=(0, 1))
@@ -103,6 +103,11 @@ def test_cosine_ends_at_rest(optimizer):
     }
     assert ((curves["ensemble"] - curves["loop"]).abs() / curves["loop"]).max() <= 1e-10
     assert (curves["ensemble"][-1] - curves["constant"][-1]).abs().max() > 1e-4
+
+
+def test_pace_of_a_run_that_holds_samples_out():
+    run = replace(FINAL, validation=True, batch_size=64)
+    assert IMAGES.pace(run, load("digits").to("cpu", torch.float64)) > 0  # its steps stay within the other samples
 
 
 def test_cosine_goes_from_the_rate_to_nothing():
