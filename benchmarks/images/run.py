@@ -83,10 +83,8 @@ Grid = Mapping[str, Any]
 def expand(grids: Sequence[Grid], given: Grid) -> list[ImageRun]:
     """Every run of some grids, with what is given in place of their own settings."""
     known = {field.name for field in fields(ImageRun)}
-    order, runs = (
-        ("departure", "gain", "rescaled", "lr", "batch_size", "hidden", "activation", "optimizer", "method"),
-        [],
-    )
+    order = ("departure", "gain", "rescaled", "lr", "batch_size", "hidden", "activation", "optimizer", "method")
+    runs = []
     for grid in grids:
         settings = {**grid, **{name: value for name, value in given.items() if name in known}}
         if "hidden" in given:

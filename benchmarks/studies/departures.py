@@ -26,7 +26,7 @@ PRESETS: Presets = {
 
 
 def report(results: list[Result], name: str, folder: Path) -> Sections:
-    """A row for every departure, for runs of one length."""
+    """A row for every departure that is there, for runs of one length."""
     length = setting("data", "epochs")
     return {own: _section(group) for own, group in named(name, results, length).items()}
 
@@ -36,7 +36,8 @@ def _section(results: list[Result]) -> str:
     methods = in_order(METHODS, (r["settings"]["method"] for r in results))
     found = {(r["settings"].get("departure"), r["settings"]["method"]): r["test_accuracy"][-1] for r in results}
     rows = []
-    for departure in [None, *DEPARTURES]:
+    there = {departure for departure, _ in found}
+    for departure in (name for name in [None, *DEPARTURES] if name in there):
         cells = [_cell(found, departure, method) for method in methods]
         rows.append([DEPARTURES[departure].label if departure else "as in the tables above", *cells])
     return (
