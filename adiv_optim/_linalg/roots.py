@@ -132,8 +132,8 @@ class Factor(Protocol):
     W and b come and go by themselves: joining them would copy W.
     """
 
-    def right_multiply(self, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """Return the columns of [W, b] M, those of W and that of b."""
+    def right_multiply(self, weight: Tensor, bias: Tensor | None, sign: int = 1) -> tuple[Tensor, Tensor | None]:
+        """Return the columns of ±[W, b] M, those of W and that of b; where both are 0, +0 with either sign."""
 
 
 class Whole:
@@ -143,13 +143,22 @@ class Whole:
         # In one layout wherever it comes from: of another one products round otherwise, and runs resume inexactly.
         self.matrix = matrix.contiguous()
 
-    def right_multiply(self, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """Return [W, b] M."""
+    def right_multiply(self, weight: Tensor, bias: Tensor | None, sign: int = 1) -> tuple[Tensor, Tensor | None]:
+        """Return ±[W, b] M."""
         matrix = self.matrix.to(weight)  # the model may have been converted since it was made
         if bias is None:
-            return weight @ matrix, None
-        ours = (weight @ matrix[..., :-1, :-1]).addcmul_(bias, matrix[..., -1:, :-1])
-        return ours, (weight @ matrix[..., :-1, -1:]).addcmul_(bias, matrix[..., -1:, -1:])
+            return _product(weight, matrix, sign), None
+        ours = _product(weight, matrix[..., :-1, :-1], sign).addcmul_(bias, matrix[..., -1:, :-1], value=sign)
+        last = _product(weight, matrix[..., :-1, -1:], sign).addcmul_(bias, matrix[..., -1:, -1:], value=sign)
+        return ours, last
+
+
+def _product(left: Tensor, right: Tensor, sign: int) -> Tensor:
+    if sign > 0:
+        return left @ right
+    # Not -(left @ right), which is -0 where left is 0.
+    add = torch.addmm if left.dim() == 2 else torch.baddbmm
+    return add(left.new_zeros(()), left, right, alpha=sign)
 
 
 class LowRank:
@@ -162,22 +171,22 @@ class LowRank:
     """
 
     def __init__(self, level: float | Tensor, vectors: Tensor, weights: Tensor) -> None:
-        self.vectors, self.weights = vectors, weights[..., None, :]
+        self.vectors, self.scaled = vectors, vectors * weights[..., None, :]
         self.level = level[..., None, None] if isinstance(level, Tensor) else level
 
-    def right_multiply(self, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """Return [W, b] M."""
-        vectors, weights = self.vectors.to(weight), self.weights.to(weight)
+    def right_multiply(self, weight: Tensor, bias: Tensor | None, sign: int = 1) -> tuple[Tensor, Tensor | None]:
+        """Return ±[W, b] M."""
+        vectors, scaled = self.vectors.to(weight), self.scaled.to(weight)
         if bias is None:
-            return self._outside(weight, (weight @ vectors).mul_(weights), vectors), None
-        ours, last = vectors[..., :-1, :], vectors[..., -1:, :]
-        inside = (weight @ ours).addcmul_(bias, last).mul_(weights)
-        return self._outside(weight, inside, ours), self._outside(bias, inside, last)
+            return self._outside(weight, weight @ scaled, vectors, sign), None
+        inside = (weight @ scaled[..., :-1, :]).addcmul_(bias, scaled[..., -1:, :])
+        ours = self._outside(weight, inside, vectors[..., :-1, :], sign)
+        return ours, self._outside(bias, inside, vectors[..., -1:, :], sign)
 
-    def _outside(self, part: Tensor, inside: Tensor, vectors: Tensor) -> Tensor:
+    def _outside(self, part: Tensor, inside: Tensor, vectors: Tensor, sign: int) -> Tensor:
         if isinstance(self.level, float):
-            return torch.addmm(part, inside, vectors.mT, beta=self.level)
-        return (part * self.level.to(part)).baddbmm_(inside, vectors.mT)
+            return torch.addmm(part, inside, vectors.mT, beta=sign * self.level, alpha=sign)
+        return (part * (sign * self.level).to(part)).baddbmm_(inside, vectors.mT, alpha=sign)
 
 
 def low_rank_roots(trace: Tensor, spectrum: Spectrum, ridge: Tensor) -> tuple[LowRank, LowRank]:

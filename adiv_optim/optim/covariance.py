@@ -13,7 +13,7 @@ from .._linalg.shards import local, stacked
 from ..attach.rows import patches_of
 from ..functional.linears import gram_of
 from .checkpoint import Maybe, check, numbers
-from .rows import features_of
+from .rows import Layout, features_of
 from .sums import InputSums
 
 #: How many rows of A are one strip.
@@ -31,6 +31,7 @@ class InputCovariance(InputSums):
         self, name: str, modules: list[nn.Module], with_bias: bool, rank: int | None, max_dim: int | None
     ) -> None:
         self.rank, self.blocks = rank, _blocks(features_of(modules[0]), with_bias, max_dim)
+        self.layout = Layout.of(modules[0])
         super().__init__(name, modules, with_bias)
 
     def reset(self) -> None:

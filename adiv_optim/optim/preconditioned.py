@@ -16,8 +16,7 @@ from .chart import Known, Map
 from .covariance import InputCovariance
 from .covariance_chart import CovarianceChart
 from .processes import Processes
-from .rows import as_matrix, from_matrix
-from .whitening import filled, right_multiply
+from .whitening import right_multiply
 
 
 class Preconditioning(Map):
@@ -31,16 +30,16 @@ class Preconditioning(Map):
     moves_weights: ClassVar[bool] = False
 
     def __init__(self, covariance: InputCovariance, inverses: list[Whole]) -> None:
-        self.module, self.blocks, self.dtype = covariance.modules[0], covariance.blocks, covariance.dtype
+        self.layout, self.blocks, self.dtype = covariance.layout, covariance.blocks, covariance.dtype
         self.parameters, self.inverses = covariance.parameters, inverses
 
     def enter(self, weights: Sequence[Tensor], known: Known, like: Callable[[Tensor], Tensor]) -> None:
         """Give the parameters the preconditioned gradients."""
         gradients = [p.grad for p in self.parameters if p.grad is not None]
-        matrices = [as_matrix(self.module, gradient, self.dtype) for gradient in gradients]
+        matrices = [self.layout.matrix(gradient, self.dtype) for gradient in gradients]
         solved = right_multiply(self.inverses, self.blocks, matrices)
         for parameter, gradient, new in zip(self.parameters, gradients, solved, strict=True):
-            parameter.grad = filled(like(gradient), from_matrix(self.module, new, parameter))
+            parameter.grad = self.layout.gradient(new, gradient, like)
 
     def leave(self, weights: Sequence[Tensor], known: Known) -> None:
         """Leave the weights to the step that was taken."""

@@ -1,6 +1,7 @@
 """Which weights multiply rows that are known, and from such a weight to a matrix and back."""
 
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass
 
 from torch import Tensor, dtype, nn
 from torch.nn.utils import parametrize
@@ -36,21 +37,47 @@ def why_not_rows(name: str, parameter: nn.Parameter, modules: list[nn.Module]) -
     return "complex" if parameter.is_complex() else ""
 
 
-def as_matrix(module: Any, part: Tensor, dtype: dtype) -> Tensor:
-    """A weight as (outputs, features), a bias as (outputs, 1); groups, where there are several, in front.
+@dataclass(frozen=True)
+class Layout:
+    """How the parameters of a layer lie as matrices with a row for each output.
 
-    Of a sharded one the rows that this process holds.
+    Args:
+        transposed: whether the weight has a column for each output.
+        groups: how many matrices there are, one above the other.
     """
-    part = local(part).detach()
-    if part.dim() > 1 and is_transposed(module):
-        return part.mT.to(dtype)
-    groups = getattr(module, "groups", 1)
-    rows = (groups, len(part) // groups) if groups > 1 else (len(part),)
-    return part.reshape(*rows, part.shape[1:].numel()).to(dtype)
 
+    transposed: bool
+    groups: int
 
-def from_matrix(module: Any, matrix: Tensor, parameter: Tensor) -> Tensor:
-    """The inverse of `as_matrix`, in the parameter's shape and dtype, or those of its rows held here."""
-    if parameter.dim() > 1 and is_transposed(module):
-        matrix = matrix.mT
-    return matrix.reshape(local(parameter).shape).to(parameter.dtype)
+    @classmethod
+    def of(cls, module: nn.Module) -> "Layout":
+        """Return the layout of a layer's weight and bias."""
+        return cls(is_transposed(module), getattr(module, "groups", 1))
+
+    def matrix(self, part: Tensor, dtype: dtype) -> Tensor:
+        """A weight as (outputs, features), a bias as (outputs, 1); groups, where there are several, in front.
+
+        Of a sharded one the rows that this process holds.
+        """
+        part = local(part).detach()
+        if part.dim() > 1 and self.transposed:
+            part = part.mT
+        elif part.dim() != 2 or self.groups > 1:
+            rows = (self.groups, len(part) // self.groups) if self.groups > 1 else (len(part),)
+            part = part.reshape(*rows, part.shape[1:].numel())
+        return part.to(dtype)
+
+    def part(self, matrix: Tensor, parameter: Tensor) -> Tensor:
+        """The inverse of `matrix`, in the parameter's shape and dtype, or those of its rows held here."""
+        if parameter.dim() > 1 and self.transposed:
+            matrix = matrix.mT
+        return matrix.reshape(local(parameter).shape).to(parameter.dtype)
+
+    def gradient(self, matrix: Tensor, old: Tensor, like: Callable[[Tensor], Tensor]) -> Tensor:
+        """A matrix as the gradient of a parameter, laid out as the old one: fused optimizers take that for granted."""
+        new = self.part(matrix, old)
+        if local(old) is old and new.stride() == old.stride():
+            return new
+        made = like(old)
+        local(made).copy_(new)
+        return made

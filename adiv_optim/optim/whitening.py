@@ -12,7 +12,6 @@ from .._linalg.shards import local
 from .chart import Known, Map
 from .covariance import InputCovariance
 from .covariance_chart import CovarianceChart
-from .rows import as_matrix, from_matrix
 
 #: R and R⁻¹ of every block.
 Roots = list[tuple[Factor, Factor]]
@@ -28,10 +27,10 @@ class Whitening(Map):
     """
 
     def __init__(self, covariance: InputCovariance, roots: Roots, graft_norm: bool) -> None:
-        self.graft_norm, self.blocks, self.module = graft_norm, covariance.blocks, covariance.modules[0]
+        self.graft_norm, self.blocks, self.layout = graft_norm, covariance.blocks, covariance.layout
         self.dtype, self.parameters = covariance.dtype, covariance.parameters
         self.inverse_roots, self.roots = zip(*roots, strict=True)
-        #: The step mapped back, and what has been added up of `partial`.
+        #: Minus the step mapped back, and what has been added up of `partial`.
         self.stepped: tuple[list[Tensor], Tensor] | None = None
 
     def enter(self, weights: Sequence[Tensor], known: Known, like: Callable[[Tensor], Tensor]) -> None:
@@ -39,76 +38,70 @@ class Whitening(Map):
         gradients = [p.grad for p in self.parameters if p.grad is not None]
         mapped = right_multiply(self.inverse_roots, self.blocks, self._matrices(gradients))
         for parameter, gradient, new in zip(self.parameters, gradients, mapped, strict=True):
-            # Fused optimizers read a gradient as if it were laid out as its parameter.
-            parameter.grad = filled(like(gradient), from_matrix(self.module, new, parameter))
+            parameter.grad = self.layout.gradient(new, gradient, like)
         if known.from_zero:
             for parameter in self.parameters:
                 local(parameter).zero_()
             return
         there = right_multiply(self.roots, self.blocks, self._matrices(weights))
         for parameter, value in zip(self.parameters, there, strict=True):
-            local(parameter).copy_(from_matrix(self.module, value, parameter))
+            local(parameter).copy_(self.layout.part(value, parameter))
         # What the parameter holds is rounded to its own precision.
         exact = all(p.dtype == self.dtype for p in self.parameters)
         self.start = there if exact else [matrix.clone() for matrix in self._matrices(self.parameters)]
 
     def partial(self, weights: Sequence[Tensor], known: Known) -> Tensor:
         """Return the squares of the step's norms, in the new coordinates and mapped back, over the rows held here."""
-        step, norms = self._step(known)
+        negative, norms = self._step(known)
         squares = norms.double().square_()
-        self.stepped = step, squares
+        self.stepped = negative, squares
         return squares
 
     def leave(self, weights: Sequence[Tensor], known: Known) -> None:
         """Let the weights be what they were and the step that was taken, mapped back."""
         if self.stepped is None:
-            step, norms = self._step(known)
+            negative, norms = self._step(known)
         else:
-            (step, squares), self.stepped = self.stepped, None
+            (negative, squares), self.stepped = self.stepped, None
             norms = squares.sqrt().to(self.dtype)
         if self.graft_norm:
             before, after = norms
             ratio = torch.where(after > 0, before / after, 1.0)
-            step = [part.mul_(ratio) for part in step]
-        for parameter, whole, factor, change in zip(self.parameters, weights, known.kept, step, strict=True):
+            negative = [part.mul_(ratio) for part in negative]
+        for parameter, whole, factor, change in zip(self.parameters, weights, known.kept, negative, strict=True):
             decayed = local(whole) if factor == 1 else local(whole) * factor
             # w - (+0) is w for every w; w + 0 would make +0 of -0.
-            torch.sub(decayed, 0 - from_matrix(self.module, change, parameter), out=local(parameter).detach())
+            torch.sub(decayed, self.layout.part(change, parameter), out=local(parameter).detach())
 
     def _step(self, known: Known) -> tuple[list[Tensor], Tensor]:
-        """The step mapped back, without decoupled decay, and its norms before and after if anything depends on them."""
+        """Minus the step mapped back, without decoupled decay, and its norms before and after if they are wanted."""
         moved = self._matrices(self.parameters)
         if not known.from_zero:
             began = zip(self.start, known.kept, strict=True)
             moved = [now.sub(start, alpha=factor) for now, (start, factor) in zip(moved, began, strict=True)]
             del self.start
-        step = right_multiply(self.inverse_roots, self.blocks, moved)
-        return step, torch.stack([_norm(moved), _norm(step)]) if self.graft_norm else moved[0].new_zeros(0)
+        negative = right_multiply(self.inverse_roots, self.blocks, moved, -1)
+        if not self.graft_norm:
+            return negative, moved[0].new_zeros(0)
+        norms = torch.stack([torch.linalg.vector_norm(part) for part in (*moved, *negative)])
+        return negative, torch.linalg.vector_norm(norms.view(2, -1), dim=1)
 
     def _matrices(self, parts: Sequence[Tensor]) -> list[Tensor]:
-        return [as_matrix(self.module, part, self.dtype) for part in parts]
+        return [self.layout.matrix(part, self.dtype) for part in parts]
 
 
-def right_multiply(factors: Sequence[Factor], blocks: Sequence[slice], parts: list[Tensor]) -> list[Tensor]:
-    """[W, b] times a matrix, block by block."""
+def right_multiply(
+    factors: Sequence[Factor], blocks: Sequence[slice], parts: list[Tensor], sign: int = 1
+) -> list[Tensor]:
+    """[W, b] times a matrix, block by block; where W and b are 0, +0 with either sign."""
     weight, bias = parts if len(parts) == 2 else (parts[0], None)
     columns = [weight] if len(blocks) == 1 else [weight[..., block] for block in blocks]
     *products, (last, bias) = [
-        factor.right_multiply(part, bias if number == len(factors) - 1 else None)
+        factor.right_multiply(part, bias if number == len(factors) - 1 else None, sign)
         for number, (factor, part) in enumerate(zip(factors, columns, strict=True))
     ]
     whole = torch.cat([*(product for product, _ in products), last], -1) if products else last
     return [whole] if bias is None else [whole, bias]
-
-
-def filled(made: Tensor, values: Tensor) -> Tensor:
-    """`made`, with these values in the rows that are held here."""
-    local(made).copy_(values)
-    return made
-
-
-def _norm(parts: list[Tensor]) -> Tensor:
-    return torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(part) for part in parts]))
 
 
 @dataclass(eq=False, kw_only=True)
