@@ -99,31 +99,36 @@ class Spectrum(NamedTuple):
     vectors: Tensor
 
 
-def leading(matrix: Tensor, rank: int, start: Tensor | None = None) -> Spectrum:
-    r"""The greatest eigenvalues of A and their eigenvectors, by one step of subspace iteration.
+def followed(sketch: Tensor, basis: Tensor, level: Tensor) -> Spectrum:
+    r"""The eigenvalues and eigenvectors of the approximation of A that S = AU tells, for orthonormal columns U.
 
-    .. math:: Q = \mathrm{orth}(A\, U_\mathrm{start}), \qquad Q^\top A Q = V \Lambda V^\top, \qquad U = Q V
+    .. math:: A \approx S (U^\top S)^{-1} S^\top = U' \Lambda U'^\top
 
-    From the last result as the start it follows an A that drifts from call to call, for 4 d² rank multiplications
-    where an eigendecomposition takes some 10 d³. Without a start it is that decomposition.
+    (Nyström's; Tropp, Yurtsever, Udell & Cevher 2017, arXiv 1706.05736). It is at most A, A itself if that has no more
+    eigenvalues than U has columns, and U' is orth(AU), a step of subspace iteration: called again with AU', it follows
+    an A that drifts from call to call.
+
+    Args:
+        sketch: S, shape (…, d, rank).
+        basis: U, likewise.
+        level: the mean eigenvalue of A, shape (…).
 
     Raises:
         NoRootError: there are no finite eigenvalues.
     """
-    level = matrix.diagonal(dim1=-2, dim2=-1).mean(-1)
-    level = torch.where(level > 0, level, 1.0)[..., None]
-    matrix = matrix / level[..., None]
-    # Shifted by the mean eigenvalue, see `eigh`: the small eigenvalues, which lose digits by it, are not wanted.
-    shift = torch.ones_like(level)
-    if start is None:
-        values, vectors = eigh(matrix + torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device))
-        found = Spectrum((values[..., -rank:] - shift) * level, vectors[..., -rank:].clone())
-    else:
-        basis = torch.linalg.qr(matrix @ start).Q
-        inside = torch.eye(rank, dtype=matrix.dtype, device=matrix.device)
-        values, turn = eigh(basis.mT @ matrix @ basis + inside)
-        found = Spectrum((values - shift) * level, basis @ turn)
-    return found
+    level = torch.where(level > 0, level, 1.0)[..., None, None]
+    sketch = sketch / level
+    inner = basis.mT @ sketch
+    # Directions that rounding may have made are left out, softly.
+    small = 10 * torch.finfo(inner.dtype).eps * (1 + inner.diagonal(dim1=-2, dim2=-1).sum(-1))
+    identity = torch.eye(inner.shape[-1], dtype=inner.dtype, device=inner.device)
+    factor, failed = torch.linalg.cholesky_ex((inner + inner.mT) / 2 + small[..., None, None] * identity)
+    factor = torch.where((failed == 0)[..., None, None], factor, torch.nan)
+    orthonormal, rest = torch.linalg.qr(sketch)
+    half = torch.linalg.solve_triangular(factor, rest.mT, upper=False)
+    # Shifted by the mean eigenvalue, see `eigh`: small eigenvalues lose digits by it, which the large ones do not need.
+    values, turn = eigh(half.mT @ half + identity)
+    return Spectrum((values - 1).clamp_min(0) * level[..., 0], orthonormal @ turn)
 
 
 class Factor(Protocol):

@@ -10,7 +10,7 @@ from torch import Tensor, distributed
 
 from .._linalg import host
 from .._linalg.roots import NoRootError
-from .covariance import InputCovariance
+from .covariance import InputCovariance, WholeCovariance
 from .input_chart import InputChart, Measured
 
 
@@ -37,7 +37,7 @@ class CovarianceChart(InputChart[InputCovariance, Measured]):
         """Measure the layers that are dealt to this process, and yield what all processes have found."""
         group, together = self.process_group.group, self.synchronize and self.process_group.several and not self.alone
         # The leading eigenvectors that are followed cost less than to send them.
-        heavy = [layer for layer in layers if together and (layer.rank is None or max(layer.sizes) <= layer.rank)]
+        heavy = [layer for layer in layers if together and isinstance(layer, WholeCovariance)]
         if not heavy or distributed.get_world_size(group) == 1:
             yield from super().measure_each(layers)
             return

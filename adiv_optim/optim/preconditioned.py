@@ -13,7 +13,7 @@ from .._linalg.roots import NoRootError, Whole
 from ..attach.checks import Skip
 from .by_inputs import ByInputs, refuse_no_count
 from .chart import Known, Map
-from .covariance import InputCovariance
+from .covariance import WholeCovariance
 from .covariance_chart import CovarianceChart
 from .processes import Processes
 from .whitening import right_multiply
@@ -29,7 +29,7 @@ class Preconditioning(Map):
 
     moves_weights: ClassVar[bool] = False
 
-    def __init__(self, covariance: InputCovariance, inverses: list[Whole]) -> None:
+    def __init__(self, covariance: WholeCovariance, inverses: list[Whole]) -> None:
         self.layout, self.blocks, self.dtype = covariance.layout, covariance.blocks, covariance.dtype
         self.parameters, self.inverses = covariance.parameters, inverses
 
@@ -52,15 +52,15 @@ class InverseChart(CovarianceChart[list[Whole]]):
     damping: float
     max_dim: int | None
 
-    def sums(self, name: str, modules: list[nn.Module], with_bias: bool) -> InputCovariance:
+    def sums(self, name: str, modules: list[nn.Module], with_bias: bool) -> WholeCovariance:
         """Return the covariance to keep."""
-        return InputCovariance(name, modules, with_bias, None, self.max_dim)
+        return WholeCovariance(name, modules, with_bias, self.max_dim)
 
-    def how(self, layer: InputCovariance, measured: list[Whole] | None) -> str:
+    def how(self, layer: WholeCovariance, measured: list[Whole] | None) -> str:
         """Say how many columns are told apart."""
         return f"preconditioned, {layer.columns()}" if measured else layer.columns()
 
-    def measure(self, layer: InputCovariance) -> list[Whole]:
+    def measure(self, layer: WholeCovariance) -> list[Whole]:
         """Return (A + λI)⁻¹ of every block."""
         mean, average = layer.mean(), layer.average()
         level = torch.where(average > 0, average, 1.0)[..., None]
@@ -85,7 +85,7 @@ class InverseChart(CovarianceChart[list[Whole]]):
         """Return the inverses that these matrices are."""
         return [Whole(matrix) for matrix in matrices]
 
-    def map(self, layer: InputCovariance, measured: list[Whole]) -> Map:
+    def map(self, layer: WholeCovariance, measured: list[Whole]) -> Map:
         """Return the layer's `Preconditioning`."""
         return Preconditioning(layer, measured)
 

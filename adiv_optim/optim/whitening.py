@@ -10,8 +10,9 @@ from torch import Tensor, nn
 from .._linalg.roots import Factor, Spectrum, Whole, low_rank_roots, roots
 from .._linalg.shards import local
 from .chart import Known, Map
-from .covariance import InputCovariance
+from .covariance import InputCovariance, WholeCovariance, blocks_of, sizes_of
 from .covariance_chart import CovarianceChart
+from .leading import LeadingCovariance
 
 #: R and R⁻¹ of every block.
 Roots = list[tuple[Factor, Factor]]
@@ -123,7 +124,10 @@ class WhiteChart(CovarianceChart[Roots]):
 
     def sums(self, name: str, modules: list[nn.Module], with_bias: bool) -> InputCovariance:
         """Return the covariance to keep."""
-        return InputCovariance(name, modules, with_bias, self.rank, self.max_dim)
+        least = min(sizes_of(blocks_of(modules[0], with_bias, self.max_dim), with_bias))
+        if self.rank is not None and self.rank < least:
+            return LeadingCovariance(name, modules, with_bias, self.max_dim, self.rank)
+        return WholeCovariance(name, modules, with_bias, self.max_dim)
 
     def how(self, layer: InputCovariance, measured: Roots | None) -> str:
         """Say how many columns are told apart."""
@@ -131,20 +135,18 @@ class WhiteChart(CovarianceChart[Roots]):
 
     def measure(self, layer: InputCovariance) -> Roots:
         """Return both roots of every block of (A + λI) / its mean eigenvalue, or of A + λI without `graft_norm`."""
-        mean, average = layer.mean(), layer.average()
+        average = layer.average()
         level = torch.where(average > 0, average, 1.0)  # a layer that has seen zeros alone keeps its own coordinates
         scale = average + self.damping * level if self.graft_norm else torch.ones_like(level)
         ridge, condition = self.damping * level / scale, layer.size / self.damping + 1
-        found: Roots = []
-        for block, spectrum in zip(mean, layer.spectra, strict=True):
-            if spectrum is None:
-                inverse, root = roots(block / scale[..., None, None], ridge, self.root, condition)
-                found.append((Whole(inverse), Whole(root)))
-            else:
-                scaled = Spectrum(spectrum.values / scale[..., None], spectrum.vectors)
-                trace = block.diagonal(dim1=-2, dim2=-1).sum(-1)
-                found.append(low_rank_roots(trace / scale, scaled, ridge))
-        return found
+        if isinstance(layer, LeadingCovariance):
+            return [
+                low_rank_roots(trace / scale, Spectrum(values / scale[..., None], vectors), ridge)
+                for trace, (values, vectors) in layer.spectra()
+            ]
+        assert isinstance(layer, WholeCovariance)
+        both = [roots(block / scale[..., None, None], ridge, self.root, condition) for block in layer.mean()]
+        return [(Whole(inverse), Whole(root)) for inverse, root in both]
 
     def matrices(self, measured: Roots) -> list[Tensor]:
         """Return R and R⁻¹ of every block."""

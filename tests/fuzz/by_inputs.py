@@ -163,29 +163,36 @@ class Whitened(ByInputs):
     """Steps on W~ (A + λI)^½ with the gradient G~ (A + λI)^-½."""
 
     def factor(self, memory: Memory, place: tuple[int, int], covariance: Tensor, ridge: float, scale: float) -> Any:
-        rank, size = self.settings["rank"], len(covariance)
+        rank, widths = self.settings["rank"], [len(range(100)[block]) for block in self.blocks(self._size(memory))]
         u, s, _ = torch.linalg.svd(covariance)
-        if rank is not None and rank < size:
-            u, s = self._leading(memory, place, covariance, rank, u, s)
+        if rank is not None and rank < min(widths):
+            u, s = self._leading(memory, place, covariance, rank)
         values = (s + ridge) / (scale if self.settings["graft_norm"] else 1.0)
         return [(u * values.rsqrt()) @ u.T, (u * values.sqrt()) @ u.T]
 
-    def _leading(self, memory: Memory, place: Any, a: Tensor, rank: int, u: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:
+    def _size(self, memory: Memory) -> int:
+        assert memory.total is not None
+        return len(memory.total[0])
+
+    def _leading(self, memory: Memory, place: tuple[int, int], a: Tensor, rank: int) -> tuple[Tensor, Tensor]:
         """All eigenvectors of what A is taken to be, and its eigenvalues: beyond the leading ones their mean."""
         memory.vectors = memory.vectors if memory.vectors is not None else {}
         size, tiny = len(a), 1e-4 * float(a.trace()) / len(a)
-        if place in memory.vectors:
-            basis, _ = torch.linalg.qr(a @ memory.vectors[place])
-            turn, s, _ = torch.linalg.svd(basis.T @ a @ basis)
-            u = basis @ turn
-        elif s[rank - 1] - s[rank] <= tiny:
-            raise AmbiguousError("a cut between equal eigenvalues")
+        drawn = torch.randn(size, rank, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        basis = memory.vectors.get(place, torch.linalg.svd(drawn, full_matrices=False).U)
+        sketch = a @ basis
+        u, s, _ = torch.linalg.svd(sketch @ torch.linalg.pinv(basis.T @ sketch) @ sketch.T)
         if s[rank - 1] <= tiny:
             raise AmbiguousError("fewer eigenvalues than the rank")
         memory.vectors[place] = u[:, :rank]
-        rest = torch.linalg.svd(u[:, :rank]).U[:, rank:]
         level = (a.trace() - s[:rank].sum()) / (size - rank)
-        return torch.cat([u[:, :rank], rest], 1), torch.cat([s[:rank], level.clamp(min=0).expand(size - rank)])
+        values = torch.cat([s[:rank], level.clamp(min=0).expand(size - rank)])
+        # All that is remembered of A, too.
+        assert memory.total is not None
+        group, number = place
+        block = self.blocks(self._size(memory))[number]
+        memory.total[group][block, block] = memory.rows * (u * torch.cat([s[:rank], level.expand(size - rank)])) @ u.T
+        return u, values
 
     def map(self, memory: Memory) -> None:
         start = memory.matrices(memory.weight, memory.bias)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from adiv_optim._linalg.roots import LowRank, Whole, leading, low_rank_roots, roots
+from adiv_optim._linalg.roots import LowRank, Spectrum, Whole, followed, low_rank_roots, roots
 
 pytestmark = pytest.mark.usefixtures("in_float64")
 
@@ -37,8 +37,8 @@ def covariance(*stack: int, size: int = 24) -> torch.Tensor:
 @pytest.mark.parametrize("with_bias", [True, False])
 def test_low_rank_roots_are_those_of_the_matrix_whose_other_eigenvalues_are_their_mean(stack, with_bias):
     matrix, ridge = covariance(*stack), torch.full(stack, 0.01)
-    spectrum = leading(matrix, 5)
     values, vectors = torch.linalg.eigh(matrix)
+    spectrum = Spectrum(values[..., -5:], vectors[..., -5:])
     flat = torch.cat([values[..., :-5].mean(-1, keepdim=True).expand(*stack, 19), values[..., -5:]], -1)
     wanted = roots((vectors * flat[..., None, :]) @ vectors.mT, ridge)
     weight, bias = torch.randn(*stack, 7, 24 - with_bias), torch.randn(*stack, 7, 1) if with_bias else None
@@ -52,15 +52,36 @@ def test_low_rank_roots_are_those_of_the_matrix_whose_other_eigenvalues_are_thei
     assert (wanted[0] - roots(matrix, ridge)[0]).abs().max() > 1e-2
 
 
+@pytest.mark.parametrize("stack", [(), (3,)])
+def test_nystroems_approximation_is_taken_apart(stack):
+    matrix, basis = covariance(*stack), torch.linalg.qr(torch.randn(*stack, 24, 5)).Q
+    sketch = matrix @ basis
+    wanted = sketch @ torch.linalg.pinv(basis.mT @ sketch) @ sketch.mT
+    values, vectors = followed(sketch, basis, matrix.diagonal(dim1=-2, dim2=-1).mean(-1))
+    found = (vectors * values[..., None, :]) @ vectors.mT
+    assert (found - wanted).abs().max() <= 1e-12
+    assert (vectors.mT @ vectors - torch.eye(5)).abs().max() <= 1e-12
+    assert (found - matrix).abs().max() > 1e-3  # an approximation, where A has more eigenvalues
+
+
+@pytest.mark.parametrize("count", [0, 3, 5])
+def test_matrix_of_no_more_eigenvalues_than_columns_is_found_at_once(count):
+    x = torch.randn(count, 24)
+    matrix, basis = x.mT @ x, torch.linalg.qr(torch.randn(24, 5)).Q
+    values, vectors = followed(matrix @ basis, basis, matrix.trace() / 24)
+    assert ((vectors * values) @ vectors.mT - matrix).abs().max() <= 1e-11
+    assert (vectors.mT @ vectors - torch.eye(5)).abs().max() <= 1e-12
+
+
 def test_leading_eigenvectors_are_followed():
     values = torch.cat([torch.linspace(0.0, 0.3, 19), torch.linspace(1.0, 2.0, 5)])
     q, _ = torch.linalg.qr(torch.randn(24, 24))
     matrix = (q * values) @ q.mT
-    spectrum = leading(covariance(), 5)  # of another matrix
-    errors = []
-    for _ in range(20):  # the error of an eigenvalue shrinks by 0.3² at least each time
-        spectrum = leading(matrix, 5, spectrum.vectors)
-        errors.append((spectrum.values - values[-5:]).abs().max())
+    found, basis = [], torch.linalg.qr(torch.randn(24, 5)).Q
+    for _ in range(30):  # the error of an eigenvalue shrinks by 0.3² at least each time
+        found.append(followed(matrix @ basis, basis, matrix.trace() / 24))
+        basis = found[-1].vectors
+    errors = [(spectrum.values - values[-5:]).abs().max() for spectrum in found]
     assert errors[0] > 1e-3
     assert errors[-1] <= 1e-12
-    assert (matrix @ spectrum.vectors - spectrum.vectors * spectrum.values).abs().max() <= 1e-9
+    assert (matrix @ basis - basis * found[-1].values).abs().max() <= 1e-9
