@@ -47,7 +47,7 @@ class Whitened(ByInputs):
     **Costs** two products of a weight with a matrix of its input's size per step, three behind optimizers that read the
     weights or are not torch's own; at a measurement X~ᵀX~ and a root. Memory: half of A and both roots, float32, for
     each layer; while the optimizer steps three copies of the weights. With `rank` the products, the root and the memory
-    beside A shrink to what `rank` columns take.
+    are those of `rank` columns.
 
     Conversion: with every=1, decay=0 and graft_norm=False, Whitened(SGD) at `damping` takes the step of `GradientOnly`
     with `BatchIdeal(damping × rows / columns)`, columns counting the bias.
@@ -66,7 +66,7 @@ class Whitened(ByInputs):
         root: "eigh", or "newton-schulz" by matrix products alone.
         rank: tell only this many leading eigenvectors of A apart, and let the others share the mean of their
             eigenvalues; None is the whole of A. They are followed from measurement to measurement by subspace
-            iteration.
+            iteration, without A. Where a block has no more columns, A is whole.
         max_dim: wider layers keep diagonal blocks of at most this size of A; None is no limit.
         synchronize: add A up over the processes of torch.distributed.
         process_group: which processes those are: those that train the same layers on other rows, one stage's of a

@@ -161,14 +161,13 @@ def whitened(layer: Layer, at: Setting) -> Cost:
 
 
 def whitened_rank(layer: Layer, at: Setting) -> Cost:
-    """`Whitened(rank=…)`: two products with U and back; A is summed, and one step of subspace iteration taken."""
-    (upper, squares, _), rank, columns = at.squares(layer), at.rank, layer.inputs
-    products = (8 * layer.outputs * columns * rank + 2 * at.tokens * upper / at.every) / at.gpus
-    blocks = -(-columns // at.max_dim)
-    followed = 4 * squares * rank + 4 * columns * rank**2
-    factors = 4 * columns * rank**2 + 9 * blocks * rank**3
-    kept = FLOAT * (upper + rank * columns + 3 * rank * blocks)
-    sent = at.all_reduce(FLOAT * upper + DOUBLE) / at.every + at.all_reduce(2 * DOUBLE)
+    """`Whitened(rank=…)`: two products with U and back; XᵀXU is summed, and every GPU finds the next U of it."""
+    rank, columns, blocks = at.rank, layer.inputs, -(-layer.inputs // at.max_dim)
+    products = (8 * layer.outputs * columns * rank + 4 * at.tokens * columns * rank / at.every) / at.gpus
+    followed = 4 * columns * rank**2 + 2 * blocks * rank**3
+    factors = 4 * columns * rank**2 + (9 + 4 / 3) * blocks * rank**3
+    kept = FLOAT * (4 * rank * columns + blocks)
+    sent = at.all_reduce(FLOAT * (rank * columns + blocks) + DOUBLE) / at.every + at.all_reduce(2 * DOUBLE)
     return Cost(products + followed / at.every, factors / at.every, kept, sent)
 
 
