@@ -3,7 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 import torch
 from torch import Tensor, distributed
@@ -13,9 +13,11 @@ from .._linalg.roots import NoRootError
 from .covariance import InputCovariance, WholeCovariance
 from .input_chart import InputChart, Measured
 
+Covariance = TypeVar("Covariance", bound=InputCovariance)
+
 
 @dataclass(eq=False, kw_only=True)
-class CovarianceChart(InputChart[InputCovariance, Measured]):
+class CovarianceChart(InputChart[Covariance, Measured]):
     """What takes a factorisation of each layer's covariance.
 
     Processes that add up their rows have the same covariances. Each of them factorises those that are dealt to it, and
@@ -33,7 +35,7 @@ class CovarianceChart(InputChart[InputCovariance, Measured]):
     def of_matrices(self, matrices: list[Tensor]) -> Measured:
         """Return what was measured, of its `matrices`."""
 
-    def measure_each(self, layers: Sequence[InputCovariance]) -> Iterator[Measured | NoRootError]:
+    def measure_each(self, layers: Sequence[Covariance]) -> Iterator[Measured | NoRootError]:
         """Measure the layers that are dealt to this process, and yield what all processes have found."""
         group, together = self.process_group.group, self.synchronize and self.process_group.several and not self.alone
         # The leading eigenvectors that are followed cost less than to send them.
@@ -68,7 +70,7 @@ class CovarianceChart(InputChart[InputCovariance, Measured]):
         return [torch.Size((*stack, size, size)) for size in layer.sizes for _ in range(self.matrices_per_block)]
 
 
-def deal(layers: Sequence[InputCovariance], count: int) -> dict[InputCovariance, int]:
+def deal(layers: Sequence[Covariance], count: int) -> dict[Covariance, int]:
     """Which of so many processes factorises which layer: the dearest first, each to the one with the least to do."""
     loads, owner = [0] * count, {}
     for work, place in sorted((-layer.groups * sum(n**3 for n in layer.sizes), k) for k, layer in enumerate(layers)):

@@ -46,7 +46,7 @@ class Preconditioning(Map):
 
 
 @dataclass(eq=False, kw_only=True)
-class InverseChart(CovarianceChart[list[Whole]]):
+class InverseChart(CovarianceChart[WholeCovariance, list[Whole]]):
     """The inverse covariances of the inputs of the layers of a model; see `Preconditioned` for the arguments."""
 
     damping: float

@@ -106,7 +106,7 @@ def right_multiply(
 
 
 @dataclass(eq=False, kw_only=True)
-class WhiteChart(CovarianceChart[Roots]):
+class WhiteChart(CovarianceChart[InputCovariance, Roots]):
     """Coordinates in which the inputs of the layers of a model are white; see `Whitened` for the arguments."""
 
     matrices_per_block: ClassVar[int] = 2
