@@ -55,6 +55,7 @@ def _parser() -> argparse.ArgumentParser:
     what = "tables and figures from result files"
     reporting = commands.add_parser("report", help=what, description=what, formatter_class=_Help)
     reporting.add_argument("--pages", nargs="+", type=Path, default=[], help="also fill these pages' results sections")
+    reporting.add_argument("--figures", type=Path, help="folder of the figures; beside the results by default")
     reproduce.arguments(commands.add_parser("reproduce", help="make files of results from nothing, by their names"))
     for command in commands.choices.values():
         command.add_argument("--out", type=Path, default=Path("runs"), help="folder of the result files")
@@ -66,7 +67,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _run(options: argparse.Namespace) -> int:
     if options.study == "report":
-        sections = show(sorted(options.out.glob("*.jsonl"), key=lambda path: path.stem), STUDIES, DIGESTS)
+        sections = show(sorted(options.out.glob("*.jsonl"), key=lambda path: path.stem), STUDIES, DIGESTS, options.figures)
         filled = {page: insert(page, sections) for page in options.pages}  # all of them, or none
         for page, text in filled.items():
             page.write_text(text)

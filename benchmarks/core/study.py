@@ -55,9 +55,12 @@ def named(name: str, results: Iterable[Result], key: Callable[[Result], Hashable
 
 
 def report(
-    paths: Iterable[Path], studies: Mapping[str, Study], digests: Mapping[str, Digest] | None = None
+    paths: Iterable[Path],
+    studies: Mapping[str, Study],
+    digests: Mapping[str, Digest] | None = None,
+    figures: Path | None = None,
 ) -> Sections:
-    """Write the figures of some files of results, each beside its file; return Markdown by name."""
+    """Write the figures of some files of results, beside them or into a folder; return Markdown by name."""
     sections: Sections = {}
     stores: dict[str, Store] = {}
     for path in paths:
@@ -71,22 +74,28 @@ def report(
             raise ValueError(f"{path} has runs of method {min(unknown)!r}, {where}.")
         if results:  # not only what is to choose settings
             stores[path.stem] = store
-            sections |= studies[store.study].report(store, path.stem, path.parent)
+            sections |= studies[store.study].report(store, path.stem, figures or path.parent)
     if not sections:
         raise FileNotFoundError("no results; run `python -m benchmarks digits` first, or name their folder by --out.")
     for name, digest in (digests or {}).items():
         if stores.keys() >= set(digest.of):
-            folder = next(iter(stores.values())).path.parent
+            folder = figures or next(iter(stores.values())).path.parent
             sections[name] = digest.section(stores, name, folder)
     return sections
 
 
-def show(paths: Sequence[Path], studies: Mapping[str, Study], digests: Mapping[str, Digest] | None = None) -> Sections:
-    """Print every table of some files of results, and draw their figures."""
-    sections = report(paths, studies, digests)
+def show(
+    paths: Sequence[Path],
+    studies: Mapping[str, Study],
+    digests: Mapping[str, Digest] | None = None,
+    figures: Path | None = None,
+) -> Sections:
+    """Print every table of some files of results, and draw their figures; see `report`."""
+    sections = report(paths, studies, digests, figures)
     for name, section in sections.items():
         print(f"\n## {name}\n\n{section}")
-    print("\n".join(f"figure: {figure}" for figure in sorted({f for path in paths for f in path.parent.glob("*.png")})))
+    drawn = {figure for folder in {figures or path.parent for path in paths} for figure in folder.glob("*.png")}
+    print("\n".join(f"figure: {figure}" for figure in sorted(drawn)))
     return sections
 
 

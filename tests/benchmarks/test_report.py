@@ -193,7 +193,7 @@ def test_insert_fills_the_marked_places_and_nothing_else(tmp_path):
         insert(page, {"z": ""})
 
 
-def test_report_fills_all_pages_or_none(tmp_path, capsys):
+def test_report_fills_all_pages_or_none(tmp_path, capsys, drawn):
     reported(tmp_path, "compare", [result()], name="mine")
     pages = [tmp_path / "one.md", tmp_path / "two.md"]
     for page, name in zip(pages, ("mine", "other"), strict=True):
@@ -203,8 +203,9 @@ def test_report_fills_all_pages_or_none(tmp_path, capsys):
     assert "two.md wants results 'other'" in capsys.readouterr().err
     assert "42.00" not in pages[0].read_text()
     pages[1].write_text("<!-- results:mine -->\n<!-- end -->\n")
-    assert main(command) == 0
+    assert main([*command, "--figures", str(tmp_path / "figures")]) == 0
     assert all("| none | 42.00 ± 2.00 | 2.00 |" in page.read_text() for page in pages)
+    assert [path.name for path in tmp_path.glob("*/*.png")] == ["mine.png"]
 
 
 def test_runtimes_sum_epochs_and_read_the_last_of_a_running_clock(tmp_path):
@@ -246,8 +247,8 @@ def test_pages_quote_the_committed_results(page, fresh):
 def test_every_table_and_figure_of_the_committed_results_is_on_a_page(fresh):
     text = "".join(page.read_text() for page in PAGES)
     assert {name for name in fresh[0] if f"<!-- results:{name} -->" not in text} == set()
-    shown = set(re.findall(r"\(\S*/results/(\S+\.png)\)", text))
-    assert {figure.name for figure in RESULTS.glob("*.png")} == shown
+    shown = set(re.findall(r"\(\S*figures/(\S+\.png)\)", text))
+    assert {figure.name for figure in (ROOT / "docs" / "figures").glob("*.png")} == shown
 
 
 def test_verdict_shows_each_study_and_the_best_of_each_column(fresh):

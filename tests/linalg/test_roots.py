@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from adiv_optim._linalg.roots import LowRank, Spectrum, Whole, followed, low_rank_roots, roots
+from adiv_optim._linalg.roots import LowRank, NoRootError, Spectrum, Whole, followed, low_rank_roots, roots
 
 pytestmark = pytest.mark.usefixtures("in_float64")
 
@@ -71,6 +71,12 @@ def test_matrix_of_no_more_eigenvalues_than_columns_is_found_at_once(count):
     values, vectors = followed(matrix @ basis, basis, matrix.trace() / 24)
     assert ((vectors * values) @ vectors.mT - matrix).abs().max() <= 1e-11
     assert (vectors.mT @ vectors - torch.eye(5)).abs().max() <= 1e-12
+
+
+def test_sketch_of_no_covariance_is_refused():
+    basis = torch.linalg.qr(torch.randn(24, 5)).Q
+    with pytest.raises(NoRootError, match="no eigenvalues found"):
+        followed(-covariance() @ basis, basis, torch.tensor(1.0))
 
 
 def test_leading_eigenvectors_are_followed():
