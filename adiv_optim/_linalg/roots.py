@@ -184,9 +184,10 @@ class LowRank:
         vectors, scaled = self.vectors.to(weight), self.scaled.to(weight)
         if bias is None:
             return self._outside(weight, weight @ scaled, vectors, sign), None
-        inside = (weight @ scaled[..., :-1, :]).addcmul_(bias, scaled[..., -1:, :])
-        ours = self._outside(weight, inside, vectors[..., :-1, :], sign)
-        return ours, self._outside(bias, inside, vectors[..., -1:, :], sign)
+        width = weight.shape[-1]
+        (ours, last), (scaled, scaled_last) = (part.split([width, 1], -2) for part in (vectors, scaled))
+        inside = (weight @ scaled).addcmul_(bias, scaled_last)
+        return self._outside(weight, inside, ours, sign), self._outside(bias, inside, last, sign)
 
     def _outside(self, part: Tensor, inside: Tensor, vectors: Tensor, sign: int) -> Tensor:
         if isinstance(self.level, float):
