@@ -67,7 +67,9 @@ def _parser() -> argparse.ArgumentParser:
 
 def _run(options: argparse.Namespace) -> int:
     if options.study == "report":
-        sections = show(sorted(options.out.glob("*.jsonl"), key=lambda path: path.stem), STUDIES, DIGESTS, options.figures)
+        sections = show(
+            sorted(options.out.glob("*.jsonl"), key=lambda path: path.stem), STUDIES, DIGESTS, options.figures
+        )
         filled = {page: insert(page, sections) for page in options.pages}  # all of them, or none
         for page, text in filled.items():
             page.write_text(text)

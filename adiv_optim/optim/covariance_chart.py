@@ -10,8 +10,10 @@ from torch import Tensor, distributed
 
 from .._linalg import host
 from .._linalg.roots import NoRootError
+from .._linalg.shards import Group, add_up
 from .covariance import InputCovariance, WholeCovariance
 from .input_chart import InputChart, Measured
+from .leading import LeadingCovariance
 
 Covariance = TypeVar("Covariance", bound=InputCovariance)
 
@@ -38,12 +40,13 @@ class CovarianceChart(InputChart[Covariance, Measured]):
     def measure_each(self, layers: Sequence[Covariance]) -> Iterator[Measured | NoRootError]:
         """Measure the layers that are dealt to this process, and yield what all processes have found."""
         group, together = self.process_group.group, self.synchronize and self.process_group.several and not self.alone
-        # The leading eigenvectors that are followed cost less than to send them.
-        heavy = [layer for layer in layers if together and isinstance(layer, WholeCovariance)]
-        if not heavy or distributed.get_world_size(group) == 1:
+        count = distributed.get_world_size(group) if together else 1
+        if count == 1:
             yield from super().measure_each(layers)
             return
-        mine, owner = distributed.get_rank(group), deal(heavy, distributed.get_world_size(group))
+        # The leading eigenvectors cost less to find than to wait for.
+        heavy = [layer for layer in layers if isinstance(layer, WholeCovariance)]
+        mine, owner = distributed.get_rank(group), deal(heavy, count)
         own = {layer: self.measure_now(layer) for layer in heavy if owner[layer] == mine}
         for layer in layers:
             if layer not in owner:
@@ -64,10 +67,26 @@ class CovarianceChart(InputChart[Covariance, Measured]):
                 continue
             parts = zip(numbers.split([shape.numel() for shape in shapes]), shapes, strict=True)
             yield self.of_matrices([part.view(shape) for part, shape in parts])
+        _agree([layer for layer in layers if isinstance(layer, LeadingCovariance)], group)
 
     def _shapes(self, layer: InputCovariance) -> list[torch.Size]:
         stack = (layer.groups,) if layer.groups > 1 else ()
         return [torch.Size((*stack, size, size)) for size in layer.sizes for _ in range(self.matrices_per_block)]
+
+
+def _agree(layers: Sequence[LeadingCovariance], group: Group) -> None:
+    """Let all processes have the eigenvectors of the first.
+
+    Others may differ by a sign, or by rounding that nearly equal eigenvalues make large, and the products with them of
+    different processes could not be added up.
+    """
+    first = distributed.get_rank(group) == 0
+    for layer in layers:  # made anew, not in place: maps hold the old ones
+        layer.bases, layer.total = (
+            [tensor.clone() if first else torch.zeros_like(tensor) for tensor in kept]
+            for kept in (layer.bases, layer.total or [])
+        )
+    add_up([tensor for layer in layers for tensor in (*layer.bases, *(layer.total or ()))], group)
 
 
 def deal(layers: Sequence[Covariance], count: int) -> dict[Covariance, int]:

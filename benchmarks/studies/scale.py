@@ -161,13 +161,18 @@ def whitened(layer: Layer, at: Setting) -> Cost:
 
 
 def whitened_rank(layer: Layer, at: Setting) -> Cost:
-    """`Whitened(rank=…)`: two products with U and back; XᵀXU is summed, and every GPU finds the next U of it."""
+    """`Whitened(rank=…)`: two products with U and back; XᵀXU is summed, and every GPU finds the next U of it.
+
+    One sends its own to the others, which may round differently.
+    """
     rank, columns, blocks = at.rank, layer.inputs, -(-layer.inputs // at.max_dim)
     products = (8 * layer.outputs * columns * rank + 4 * at.tokens * columns * rank / at.every) / at.gpus
     followed = 4 * columns * rank**2 + 2 * blocks * rank**3
     factors = 4 * columns * rank**2 + (9 + 4 / 3) * blocks * rank**3
     kept = FLOAT * (4 * rank * columns + blocks)
-    sent = at.all_reduce(FLOAT * (rank * columns + blocks) + DOUBLE) / at.every + at.all_reduce(2 * DOUBLE)
+    # XᵀXU and the trace; then U, UΛ and the trace, which all are to have from the first.
+    summed = FLOAT * (rank * columns + blocks) + DOUBLE, FLOAT * (2 * rank * columns + blocks)
+    sent = at.all_reduce(sum(summed)) / at.every + at.all_reduce(2 * DOUBLE)
     return Cost(products + followed / at.every, factors / at.every, kept, sent)
 
 

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from adiv_optim import Preconditioned, Whitened
 from adiv_optim._linalg.roots import NoRootError
+from adiv_optim.optim import leading
 from adiv_optim.optim.covariance_chart import deal
 from tests.helpers.cases import relative_error
 from tests.helpers.processes import needs_distributed, on_processes
@@ -65,6 +66,7 @@ def on_each(rank: int, count: int) -> dict[str, Any]:
         pairs = list(zip(received, factors(optimizer), strict=True))
         assert all(torch.equal(one, two) and one.stride() == two.stride() for one, two in pairs)
         assert len(pairs) >= 5 or name == "whitened-rank"  # which follows its eigenvectors on every process
+    found["signs"] = of_other_signs(rank, count)
     optimizer = optimizer_of("whitened")
     measure = optimizer.chart.measure
 
@@ -79,6 +81,27 @@ def on_each(rank: int, count: int) -> dict[str, Any]:
         optimizer.step()
     found["failed"] = optimizer.chart.failures, sorted(optimizer.chart.measured)
     return found
+
+
+def of_other_signs(rank: int | None, count: int = 1) -> dict[str, Tensor]:
+    """The weights after some steps, where each process but the first finds eigenvectors of signs of its own."""
+    optimizer, real = optimizer_of("whitened-rank"), leading.followed
+
+    def turned(*arguments):
+        values, vectors = real(*arguments)
+        return values, vectors * torch.tensor([1.0, -1.0]) if rank else vectors
+
+    leading.followed = turned
+    try:
+        for _ in range(3):
+            step(optimizer, slice(rank, None, count))
+            if rank is not None:
+                for p in optimizer.model.parameters():
+                    torch.distributed.all_reduce(p.grad)
+            optimizer.step()
+    finally:
+        leading.followed = real
+    return optimizer.model.state_dict()
 
 
 @needs_distributed
@@ -97,7 +120,9 @@ def test_every_covariance_is_factorised_by_one_process(count, tmp_path):
             for key, value in optimizer.model.state_dict().items():
                 assert relative_error(found[name][1][key], value) <= EXACT
         assert relative_error(plain, optimizer.model[0].weight.detach()) > 1e-3
+    wanted = of_other_signs(None)
     for found in every:
+        assert max(relative_error(found["signs"][key], value) for key, value in wanted.items()) <= EXACT
         assert found["failed"] == ({"0.weight": 1}, names[1:])
 
 
