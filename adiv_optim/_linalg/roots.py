@@ -1,7 +1,6 @@
 """Square roots of covariance matrices: whole matrices, or what differs from a multiple of the identity."""
 
 import math
-from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 import torch
@@ -38,8 +37,8 @@ def eigh(matrix: Tensor) -> tuple[Tensor, Tensor]:
     raise NoRootError(f"no eigenvalues found of a matrix of shape {tuple(matrix.shape)}")
 
 
-def roots(matrix: Tensor, ridge: Tensor, method: str = "eigh", condition: float = 1e6) -> tuple[Tensor, Tensor]:
-    r"""Both roots of A + λI: :math:`(A + \lambda I)^{-1/2}` and :math:`(A + \lambda I)^{1/2}`.
+def inverse_root(matrix: Tensor, ridge: Tensor, method: str = "eigh", condition: float = 1e6) -> Tensor:
+    r""":math:`(A + \lambda I)^{-1/2}`.
 
     "eigh" takes eigenvalues. "newton-schulz" is the coupled iteration
 
@@ -63,28 +62,27 @@ def roots(matrix: Tensor, ridge: Tensor, method: str = "eigh", condition: float 
     # Entries near 1: squares of large inputs would leave float32's range on the way.
     level = matrix.diagonal(dim1=-2, dim2=-1).mean(-1) + ridge
     shifted = matrix.to(work) / level[..., None, None] + (ridge / level)[..., None, None].to(work) * identity
-    both = _by_eigenvalues(shifted, ridge / level) if method == "eigh" else _by_products(shifted, identity, condition)
-    scale = level[..., None, None].to(work).sqrt()
-    inverse, root = (both[0] / scale).to(matrix.dtype), (both[1] * scale).to(matrix.dtype)
-    if not all(host.read(inverse.isfinite().all(), root.isfinite().all())):
+    found = _by_eigenvalues(shifted, ridge / level) if method == "eigh" else _by_products(shifted, identity, condition)
+    inverse = (found / level[..., None, None].to(work).sqrt()).to(matrix.dtype)
+    if not all(host.read(inverse.isfinite().all())):
         raise NoRootError(f"no finite root found of a matrix of shape {tuple(matrix.shape)}")
-    return inverse, root
+    return inverse
 
 
-def _by_eigenvalues(shifted: Tensor, ridge: Tensor) -> tuple[Tensor, Tensor]:
+def _by_eigenvalues(shifted: Tensor, ridge: Tensor) -> Tensor:
     values, vectors = eigh(shifted)
     values = values.clamp_min(ridge[..., None].to(values)).sqrt()
-    return (vectors / values[..., None, :]) @ vectors.mT, (vectors * values[..., None, :]) @ vectors.mT
+    return (vectors / values[..., None, :]) @ vectors.mT
 
 
-def _by_products(shifted: Tensor, identity: Tensor, condition: float) -> tuple[Tensor, Tensor]:
+def _by_products(shifted: Tensor, identity: Tensor, condition: float) -> Tensor:
     scale = torch.linalg.matrix_norm(shifted)[..., None, None]
     root, inverse = shifted / scale, identity.expand_as(shifted)
     # An eigenvalue far below 1 grows by 9/4 each time; near 1 convergence is quadratic.
     for _ in range(math.ceil(math.log(condition * shifted.shape[-1] ** 0.5) / math.log(2.25)) + 6):
         step = 1.5 * identity - 0.5 * inverse @ root
         root, inverse = root @ step, step @ inverse
-    return inverse / scale.sqrt(), root * scale.sqrt()
+    return inverse / scale.sqrt()
 
 
 class Spectrum(NamedTuple):
@@ -140,6 +138,9 @@ class Factor(Protocol):
     def right_multiply(self, weight: Tensor, bias: Tensor | None, sign: int = 1) -> tuple[Tensor, Tensor | None]:
         """Return the columns of ±[W, b] M, those of W and that of b; where both are 0, +0 with either sign."""
 
+    def inverted(self) -> "Factor":
+        """Return M⁻¹."""
+
 
 class Whole:
     """M itself, shape (…, d, d)."""
@@ -156,6 +157,10 @@ class Whole:
         ours = _product(weight, matrix[..., :-1, :-1], sign).addcmul_(bias, matrix[..., -1:, :-1], value=sign)
         last = _product(weight, matrix[..., :-1, -1:], sign).addcmul_(bias, matrix[..., -1:, -1:], value=sign)
         return ours, last
+
+    def inverted(self) -> "Whole":
+        """Return M⁻¹, of an M that is a root and so not ill-conditioned in float64."""
+        return Whole(torch.linalg.inv_ex(self.matrix.double()).inverse.to(self.matrix.dtype))
 
 
 def _product(left: Tensor, right: Tensor, sign: int) -> Tensor:
@@ -176,8 +181,8 @@ class LowRank:
     """
 
     def __init__(self, level: float | Tensor, vectors: Tensor, weights: Tensor) -> None:
-        self.vectors, self.scaled = vectors, vectors * weights[..., None, :]
-        self.level = level[..., None, None] if isinstance(level, Tensor) else level
+        self.vectors, self.weights, self.scaled = vectors, weights, vectors * weights[..., None, :]
+        self.level = level
 
     def right_multiply(self, weight: Tensor, bias: Tensor | None, sign: int = 1) -> tuple[Tensor, Tensor | None]:
         """Return ±[W, b] M."""
@@ -192,19 +197,22 @@ class LowRank:
     def _outside(self, part: Tensor, inside: Tensor, vectors: Tensor, sign: int) -> Tensor:
         if isinstance(self.level, float):
             return torch.addmm(part, inside, vectors.mT, beta=sign * self.level, alpha=sign)
-        return (part * (sign * self.level).to(part)).baddbmm_(inside, vectors.mT, alpha=sign)
+        level = sign * self.level[..., None, None].to(part)
+        return (part * level).baddbmm_(inside, vectors.mT, alpha=sign)
+
+    def inverted(self) -> "LowRank":
+        """Return M⁻¹."""
+        level = self.level[..., None] if isinstance(self.level, Tensor) else self.level
+        return LowRank(1 / self.level, self.vectors, 1 / (level + self.weights) - 1 / level)
 
 
-def low_rank_roots(trace: Tensor, spectrum: Spectrum, ridge: Tensor) -> tuple[LowRank, LowRank]:
-    r"""Both roots of A + λI where all but A's leading eigenvalues are taken to be τ, their mean.
+def low_rank_inverse_root(trace: Tensor, spectrum: Spectrum, ridge: Tensor) -> LowRank:
+    r"""The inverse root of A + λI where all but A's leading eigenvalues are taken to be τ, their mean.
 
-    .. math:: (A + \lambda I)^{\mp 1/2} \approx (\tau + \lambda)^{\mp 1/2} I
-              + U \left( (\Lambda + \lambda)^{\mp 1/2} - (\tau + \lambda)^{\mp 1/2} \right) U^\top
+    .. math:: (A + \lambda I)^{-1/2} \approx (\tau + \lambda)^{-1/2} I
+              + U \left( (\Lambda + \lambda)^{-1/2} - (\tau + \lambda)^{-1/2} \right) U^\top
     """
     size, rank = spectrum.vectors.shape[-2:]
-    level = (((trace - spectrum.values.sum(-1)) / (size - rank)).clamp_min(0) + ridge).sqrt()
-    values = (spectrum.values.clamp_min(0) + ridge[..., None]).sqrt()
-    weights = 1 / values - 1 / level[..., None], values - level[..., None]
-    levels: Sequence[float | Tensor] = (1 / level, level) if level.dim() else host.read(1 / level, level)
-    inverse, root = (LowRank(c, spectrum.vectors, s) for c, s in zip(levels, weights, strict=True))
-    return inverse, root
+    level = (((trace - spectrum.values.sum(-1)) / (size - rank)).clamp_min(0) + ridge).rsqrt()
+    weights = (spectrum.values.clamp_min(0) + ridge[..., None]).rsqrt() - level[..., None]
+    return LowRank(level if level.dim() else host.read(level)[0], spectrum.vectors, weights)

@@ -3,7 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor, distributed
@@ -25,9 +25,6 @@ class CovarianceChart(InputChart[Covariance, Measured]):
     Processes that add up their rows have the same covariances. Each of them factorises those that are dealt to it, and
     sends what comes of them to the others.
     """
-
-    #: How many matrices are made of each block.
-    matrices_per_block: ClassVar[int] = 1
 
     @abstractmethod
     def matrices(self, measured: Measured) -> list[Tensor]:
@@ -71,7 +68,7 @@ class CovarianceChart(InputChart[Covariance, Measured]):
 
     def _shapes(self, layer: InputCovariance) -> list[torch.Size]:
         stack = (layer.groups,) if layer.groups > 1 else ()
-        return [torch.Size((*stack, size, size)) for size in layer.sizes for _ in range(self.matrices_per_block)]
+        return [torch.Size((*stack, size, size)) for size in layer.sizes]
 
 
 def _agree(layers: Sequence[LeadingCovariance], group: Group) -> None:

@@ -45,8 +45,8 @@ class Whitened(ByInputs):
     one, or takes the plain step. That is counted in `coverage` and `metrics`, and warned of once.
 
     **Costs** two products of a weight with a matrix of its input's size per step, three behind optimizers that read the
-    weights or are not torch's own; at a measurement X~ᵀX~ and a root. Memory: half of A and both roots, float32, for
-    each layer; while the optimizer steps three copies of the weights. With `rank` the products, the root and the memory
+    weights or are not torch's own; at a measurement X~ᵀX~ and a root. Memory: half of A and a root, float32, for each
+    layer, both roots where weights are read; while the optimizer steps three copies of the weights. With `rank` the products, the root and the memory
     are those of `rank` columns.
 
     Conversion: with every=1, decay=0 and graft_norm=False, Whitened(SGD) at `damping` takes the step of `GradientOnly`

@@ -2,20 +2,16 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from .._linalg.roots import Factor, Spectrum, Whole, low_rank_roots, roots
+from .._linalg.roots import Factor, Spectrum, Whole, inverse_root, low_rank_inverse_root
 from .._linalg.shards import local
 from .chart import Known, Map
 from .covariance import InputCovariance, WholeCovariance, blocks_of, sizes_of
 from .covariance_chart import CovarianceChart
 from .leading import LeadingCovariance
-
-#: R and R⁻¹ of every block.
-Roots = list[tuple[Factor, Factor]]
 
 
 class Whitening(Map):
@@ -23,14 +19,21 @@ class Whitening(Map):
 
     Args:
         covariance: whose layer it is.
-        roots: R and R⁻¹ of every block.
+        inverse_roots: R of every block.
+        roots: finds R⁻¹, which is wanted where the weights are.
         graft_norm: give the mapped step the Frobenius norm that it had in the new coordinates.
     """
 
-    def __init__(self, covariance: InputCovariance, roots: Roots, graft_norm: bool) -> None:
+    def __init__(
+        self,
+        covariance: InputCovariance,
+        inverse_roots: list[Factor],
+        roots: Callable[[], list[Factor]],
+        graft_norm: bool,
+    ) -> None:
         self.graft_norm, self.blocks, self.layout = graft_norm, covariance.blocks, covariance.layout
         self.dtype, self.parameters = covariance.dtype, covariance.parameters
-        self.inverse_roots, self.roots = zip(*roots, strict=True)
+        self.inverse_roots, self.roots = inverse_roots, roots
         #: Minus the step mapped back, and what has been added up of `partial`.
         self.stepped: tuple[list[Tensor], Tensor] | None = None
 
@@ -44,7 +47,7 @@ class Whitening(Map):
             for parameter in self.parameters:
                 local(parameter).zero_()
             return
-        there = right_multiply(self.roots, self.blocks, self._matrices(weights))
+        there = right_multiply(self.roots(), self.blocks, self._matrices(weights))
         for parameter, value in zip(self.parameters, there, strict=True):
             local(parameter).copy_(self.layout.part(value, parameter))
         # What the parameter holds is rounded to its own precision.
@@ -106,16 +109,19 @@ def right_multiply(
 
 
 @dataclass(eq=False, kw_only=True)
-class WhiteChart(CovarianceChart[InputCovariance, Roots]):
+class WhiteChart(CovarianceChart[InputCovariance, list[Factor]]):
     """Coordinates in which the inputs of the layers of a model are white; see `Whitened` for the arguments."""
-
-    matrices_per_block: ClassVar[int] = 2
 
     damping: float
     graft_norm: bool
     root: str
     rank: int | None
     max_dim: int | None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        #: By layer, inverse roots and the roots that were made of them, where the optimizer reads weights.
+        self.roots: dict[str, tuple[list[Factor], list[Factor]]] = {}
 
     @property
     def partials(self) -> int:
@@ -129,33 +135,39 @@ class WhiteChart(CovarianceChart[InputCovariance, Roots]):
             return LeadingCovariance(name, modules, with_bias, self.max_dim, self.rank)
         return WholeCovariance(name, modules, with_bias, self.max_dim)
 
-    def how(self, layer: InputCovariance, measured: Roots | None) -> str:
+    def how(self, layer: InputCovariance, measured: list[Factor] | None) -> str:
         """Say how many columns are told apart."""
         return f"whitened, {layer.columns()}" if measured else layer.columns()
 
-    def measure(self, layer: InputCovariance) -> Roots:
-        """Return both roots of every block of (A + λI) / its mean eigenvalue, or of A + λI without `graft_norm`."""
+    def measure(self, layer: InputCovariance) -> list[Factor]:
+        """Return the inverse root of every block of (A + λI) / its mean eigenvalue, or A + λI without `graft_norm`."""
         average = layer.average()
         level = torch.where(average > 0, average, 1.0)  # a layer that has seen zeros alone keeps its own coordinates
         scale = average + self.damping * level if self.graft_norm else torch.ones_like(level)
         ridge, condition = self.damping * level / scale, layer.size / self.damping + 1
         if isinstance(layer, LeadingCovariance):
             return [
-                low_rank_roots(trace / scale, Spectrum(values / scale[..., None], vectors), ridge)
+                low_rank_inverse_root(trace / scale, Spectrum(values / scale[..., None], vectors), ridge)
                 for trace, (values, vectors) in layer.spectra()
             ]
         assert isinstance(layer, WholeCovariance)
-        both = [roots(block / scale[..., None, None], ridge, self.root, condition) for block in layer.mean()]
-        return [(Whole(inverse), Whole(root)) for inverse, root in both]
+        scaled = (block / scale[..., None, None] for block in layer.mean())
+        return [Whole(inverse_root(block, ridge, self.root, condition)) for block in scaled]
 
-    def matrices(self, measured: Roots) -> list[Tensor]:
-        """Return R and R⁻¹ of every block."""
-        return [factor.matrix for both in measured for factor in both if isinstance(factor, Whole)]
+    def matrices(self, measured: list[Factor]) -> list[Tensor]:
+        """Return the inverse roots."""
+        return [factor.matrix for factor in measured if isinstance(factor, Whole)]
 
-    def of_matrices(self, matrices: list[Tensor]) -> Roots:
-        """Return the roots that these matrices are."""
-        return [(Whole(inverse), Whole(root)) for inverse, root in zip(matrices[::2], matrices[1::2], strict=True)]
+    def of_matrices(self, matrices: list[Tensor]) -> list[Factor]:
+        """Return the inverse roots that these matrices are."""
+        return [Whole(matrix) for matrix in matrices]
 
-    def map(self, layer: InputCovariance, measured: Roots) -> Map:
+    def map(self, layer: InputCovariance, measured: list[Factor]) -> Map:
         """Return the layer's `Whitening`."""
-        return Whitening(layer, measured, self.graft_norm)
+
+        def roots() -> list[Factor]:
+            if layer.name not in self.roots or self.roots[layer.name][0] is not measured:
+                self.roots[layer.name] = measured, [factor.inverted() for factor in measured]
+            return self.roots[layer.name][1]
+
+        return Whitening(layer, measured, roots, self.graft_norm)

@@ -151,13 +151,13 @@ def preconditioned(layer: Layer, at: Setting) -> Cost:
 
 
 def whitened(layer: Layer, at: Setting) -> Cost:
-    """`Whitened`: two products; A is summed, and both roots made of its eigenvectors by one GPU, and sent on."""
+    """`Whitened`: two products; A is summed, and its root made of its eigenvectors by one GPU, and sent on."""
     upper, squares, cubes = at.squares(layer)
     products = (4 * layer.outputs * squares + 2 * at.tokens * upper / at.every) / at.gpus
-    roots = 4 * cubes / at.every / at.gpus, 9 * cubes / at.every / at.gpus
+    roots = 2 * cubes / at.every / at.gpus, 9 * cubes / at.every / at.gpus
     sent = at.all_reduce(FLOAT * upper + DOUBLE) / at.every + at.all_reduce(2 * DOUBLE)
-    sent += at.broadcast(2 * FLOAT * squares) / at.every
-    return Cost(products + roots[0], roots[1], FLOAT * (upper + 2 * squares), sent)
+    sent += at.broadcast(FLOAT * squares) / at.every
+    return Cost(products + roots[0], roots[1], FLOAT * (upper + squares), sent)
 
 
 def whitened_rank(layer: Layer, at: Setting) -> Cost:
@@ -169,7 +169,7 @@ def whitened_rank(layer: Layer, at: Setting) -> Cost:
     products = (8 * layer.outputs * columns * rank + 4 * at.tokens * columns * rank / at.every) / at.gpus
     followed = 4 * columns * rank**2 + 2 * blocks * rank**3
     factors = 4 * columns * rank**2 + (9 + 4 / 3) * blocks * rank**3
-    kept = FLOAT * (4 * rank * columns + blocks)
+    kept = FLOAT * (3 * rank * columns + (1 + rank) * blocks)
     # XᵀXU and the trace; then U, UΛ and the trace, which all are to have from the first.
     summed = FLOAT * (rank * columns + blocks) + DOUBLE, FLOAT * (2 * rank * columns + blocks)
     sent = at.all_reduce(sum(summed)) / at.every + at.all_reduce(2 * DOUBLE)

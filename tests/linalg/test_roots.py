@@ -3,7 +3,15 @@
 import pytest
 import torch
 
-from adiv_optim._linalg.roots import LowRank, NoRootError, Spectrum, Whole, followed, low_rank_roots, roots
+from adiv_optim._linalg.roots import (
+    LowRank,
+    NoRootError,
+    Spectrum,
+    Whole,
+    followed,
+    inverse_root,
+    low_rank_inverse_root,
+)
 
 pytestmark = pytest.mark.usefixtures("in_float64")
 
@@ -19,7 +27,8 @@ def test_roots(method, dtype, limits, stack):
         matrix = (q * (values - ridge)) @ q.mT
         matrix = ((matrix + matrix.mT) / 2).to(dtype)
         ridges = ridge.expand(stack).to(dtype)
-        inverse, root = roots(matrix, ridges, method, condition=2 * 10.0**exponent)
+        inverse = inverse_root(matrix, ridges, method, condition=2 * 10.0**exponent)
+        root = Whole(inverse).inverted().matrix
         full, eye = matrix.double() + ridges.double()[..., None, None] * torch.eye(64), torch.eye(64)
         inverse, root = inverse.double(), root.double()
         assert (inverse @ inverse @ full - eye).abs().max() <= limit
@@ -35,21 +44,22 @@ def covariance(*stack: int, size: int = 24) -> torch.Tensor:
 
 @pytest.mark.parametrize("stack", [(), (3,)])
 @pytest.mark.parametrize("with_bias", [True, False])
-def test_low_rank_roots_are_those_of_the_matrix_whose_other_eigenvalues_are_their_mean(stack, with_bias):
+def test_low_rank_root_is_that_of_the_matrix_whose_other_eigenvalues_are_their_mean(stack, with_bias):
     matrix, ridge = covariance(*stack), torch.full(stack, 0.01)
     values, vectors = torch.linalg.eigh(matrix)
     spectrum = Spectrum(values[..., -5:], vectors[..., -5:])
     flat = torch.cat([values[..., :-5].mean(-1, keepdim=True).expand(*stack, 19), values[..., -5:]], -1)
-    wanted = roots((vectors * flat[..., None, :]) @ vectors.mT, ridge)
+    wanted = [(vectors * (flat + ridge[..., None])[..., None, :] ** power) @ vectors.mT for power in (-0.5, 0.5)]
     weight, bias = torch.randn(*stack, 7, 24 - with_bias), torch.randn(*stack, 7, 1) if with_bias else None
-    for factor, matrix_wanted in zip(low_rank_roots(values.sum(-1), spectrum, ridge), wanted, strict=True):
+    inverse = low_rank_inverse_root(values.sum(-1), spectrum, ridge)
+    for factor, matrix_wanted in zip((inverse, inverse.inverted()), wanted, strict=True):
         assert isinstance(factor, LowRank)
         for found, part in zip(
             factor.right_multiply(weight, bias), Whole(matrix_wanted).right_multiply(weight, bias), strict=True
         ):
             assert (found is None) == (part is None)
             assert part is None or (found - part).abs().max() <= 1e-12
-    assert (wanted[0] - roots(matrix, ridge)[0]).abs().max() > 1e-2
+    assert (wanted[0] - inverse_root(matrix, ridge)).abs().max() > 1e-2
 
 
 @pytest.mark.parametrize("stack", [(), (3,)])

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from adiv_optim import BatchIdeal, GradientOnly, Preconditioned, UnitConsistent, Whitened, coverage, gauge
 from adiv_optim._linalg import roots as roots_module
-from adiv_optim._linalg.roots import NoRootError, eigh, followed, roots
+from adiv_optim._linalg.roots import NoRootError, Whole, eigh, followed, inverse_root
 from adiv_optim.layers import NormLikeLinear
 from tests.helpers.cases import relative_error
 
@@ -63,9 +63,15 @@ def test_failure_in_float32_is_mended_in_float64(monkeypatch):
     x = torch.randn(40, 6)
     matrix = x.T @ x / 40
     basis = torch.eye(6)[:, :2]
-    wanted = [*roots(matrix, torch.tensor(0.1), condition=10.0), followed(matrix @ basis, basis, matrix.trace() / 6)[0]]
+    wanted = [
+        inverse_root(matrix, torch.tensor(0.1), condition=10.0),
+        followed(matrix @ basis, basis, matrix.trace() / 6)[0],
+    ]
     lapack_fails_in_float32(monkeypatch)
-    found = [*roots(matrix, torch.tensor(0.1), condition=10.0), followed(matrix @ basis, basis, matrix.trace() / 6)[0]]
+    found = [
+        inverse_root(matrix, torch.tensor(0.1), condition=10.0),
+        followed(matrix @ basis, basis, matrix.trace() / 6)[0],
+    ]
     for one, other in zip(found, wanted, strict=True):
         assert one.dtype == torch.float32
         assert relative_error(one, other) <= 1e-5
@@ -110,9 +116,9 @@ def test_layer_without_a_cholesky_factor_keeps_its_last_inverse(monkeypatch):
 
 
 def test_iteration_that_ends_in_no_number_is_no_root(monkeypatch):
-    monkeypatch.setattr(roots_module, "_by_products", lambda shifted, *_: (shifted / 0, shifted))
+    monkeypatch.setattr(roots_module, "_by_products", lambda shifted, *_: shifted / 0)
     with pytest.raises(NoRootError, match="no finite root found"):
-        roots(torch.eye(3), torch.tensor(0.1), "newton-schulz")
+        inverse_root(torch.eye(3), torch.tensor(0.1), "newton-schulz")
 
 
 def test_layer_that_was_never_factorised_takes_plain_steps_and_says_so(monkeypatch):
@@ -134,11 +140,11 @@ def test_layer_that_was_never_factorised_takes_plain_steps_and_says_so(monkeypat
 def test_roots_do_not_depend_on_the_unit_of_the_inputs(method, scale):
     x = torch.randn(40, 6, dtype=torch.float64)
     matrix = x.T @ x / 40
-    inverse, root = roots(matrix, torch.tensor(0.1).double(), method, 100.0)
+    inverse = inverse_root(matrix, torch.tensor(0.1).double(), method, 100.0)
     ours = (matrix * scale**2).float()
-    found = roots(ours, torch.tensor(0.1 * scale**2), method, 100.0)
-    assert relative_error(found[0].double() * scale, inverse) <= 1e-5
-    assert relative_error(found[1].double() / scale, root) <= 1e-5
+    found = inverse_root(ours, torch.tensor(0.1 * scale**2), method, 100.0)
+    assert relative_error(found.double() * scale, inverse) <= 1e-5
+    assert relative_error(Whole(found).inverted().matrix.double() / scale, Whole(inverse).inverted().matrix) <= 1e-5
 
 
 @each_wrapper
