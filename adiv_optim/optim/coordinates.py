@@ -13,7 +13,7 @@ from ..attach.coverage import Coverage, register, warn
 from ..functional.shared import refuse_capture, without_autocast
 from .chart import Chart, Detached, Known, Map
 from .room import Room
-from .unread import kept_by_step
+from .unread import kept_by_step, those_who_step
 from .wrapper import OptimizerWrapper, check_same_parameters
 
 #: What to do where FSDP1 has flattened parameters.
@@ -164,8 +164,11 @@ class Coordinates(OptimizerWrapper):
 
     def _watched(self) -> bool:
         """Whether the user has hooks on the inner optimizer, which may read all."""
-        hooks = (self.inner._optimizer_step_pre_hooks, self.inner._optimizer_step_post_hooks)
-        return not all(isinstance(hook, _Watch) for table in hooks for hook in table.values())
+        every = those_who_step(self.inner)
+        tables = [
+            table for each in every for table in (each._optimizer_step_pre_hooks, each._optimizer_step_post_hooks)
+        ]
+        return not all(isinstance(hook, _Watch) for table in tables for hook in table.values())
 
     def _tell(self, reason: str) -> None:
         """Warn, once for each reason, that this wrapper does nothing."""

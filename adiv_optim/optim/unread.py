@@ -1,7 +1,11 @@
 """Optimizers known to add to a weight a step that does not depend on it."""
 
+import inspect
+
 from torch import Tensor, optim
 from torch.optim import Optimizer
+
+from .wrapper import OptimizerWrapper
 
 #: These read their state and the gradient, and a weight where it decays and nowhere else.
 _KNOWN: set[type[Optimizer]] = {optim.SGD, optim.Adam, optim.AdamW, optim.NAdam, optim.RAdam, optim.Adamax}
@@ -11,6 +15,21 @@ _DECOUPLED: set[type[Optimizer]] = {optim.AdamW}
 if hasattr(optim, "Muon"):  # older versions have none
     _KNOWN.add(optim.Muon)
     _DECOUPLED.add(optim.Muon)
+
+
+def those_who_step(optimizer: Optimizer) -> list[Optimizer]:
+    """An optimizer, then the one within it that takes its step, as long as it is a wrapper that does nothing else."""
+    found = [optimizer]
+    while isinstance(optimizer, OptimizerWrapper) and _passes_on(optimizer):
+        found.append(optimizer := optimizer.inner)
+    return found
+
+
+def _passes_on(optimizer: OptimizerWrapper) -> bool:
+    kind = type(optimizer)
+    # torch wraps the step of every class that an optimizer is made of.
+    own = inspect.unwrap(kind.step) is OptimizerWrapper.step and kind._inner_step is OptimizerWrapper._inner_step
+    return own and _steps_as_its_type(optimizer)
 
 
 def kept_by_step(optimizer: Optimizer) -> dict[int, float]:
@@ -28,6 +47,7 @@ def kept_by_step(optimizer: Optimizer) -> dict[int, float]:
         >>> kept_by_step(torch.optim.SGD([weight], lr=0.1, weight_decay=0.5))
         {}
     """
+    optimizer = those_who_step(optimizer)[-1]
     # A subclass, or a step that was set on the instance, may read anything.
     if type(optimizer) not in _KNOWN or not _steps_as_its_type(optimizer):
         return {}

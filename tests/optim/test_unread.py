@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from adiv_optim import InputScaled, UnitConsistent, Whitened
+from adiv_optim import GradientOnly, InputScaled, Proportional, UnitConsistent, Whitened
 from adiv_optim.optim import unread
 from adiv_optim.optim.unread import kept_by_step
 from tests.helpers.cases import relative_error
@@ -84,6 +84,51 @@ def test_what_reads_the_weights_is_not_claimed():
     assert kept_by_step(scheduled) == {id(weight): 1.0}
     scheduled.step = functools.wraps(scheduled.step)(lambda: Reading.step(scheduled))
     assert not kept_by_step(scheduled)
+
+
+class Overriding(GradientOnly):
+    """A wrapper that may do more than the optimizer within."""
+
+    def _inner_step(self) -> None:
+        super()._inner_step()
+
+
+class Stepping(GradientOnly):
+    """Another one."""
+
+    def step(self, closure=None):
+        return super().step(closure)
+
+
+def test_wrapper_of_gradients_alone_is_seen_through():
+    model = nn.Linear(6, 4)
+    inner = torch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=0.5)
+    with GradientOnly(inner, model, Proportional()) as wrapper:
+        assert set(kept_by_step(wrapper).values()) == {0.95}
+        wrapper.step = lambda: None
+        assert not kept_by_step(wrapper)
+    for kind in (Overriding, Stepping):
+        with kind(inner, model, Proportional()) as wrapper:
+            assert not kept_by_step(wrapper)
+    assert not kept_by_step(Whitened(inner, model))
+
+
+def test_decay_within_a_wrapper_of_gradients_acts_on_the_weights_themselves():
+    def after(decay, read=None):
+        torch.manual_seed(0)
+        model = nn.Linear(6, 4)
+        inner = torch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=decay)
+        optimizer = Whitened(GradientOnly(inner, model, Proportional()), model)
+        if read is not None:  # a hook deep within, which is to find weights
+            inner.register_step_pre_hook(lambda *_: read.append(bool(model.weight.any())))
+        start = model.weight.detach().clone()
+        train(model, optimizer, [(torch.randn(9, 6), torch.randint(4, (9,)))])
+        return start, model.weight.detach()
+
+    (start, decayed), (_, plain), read = after(0.5), after(0.0), []
+    assert relative_error(decayed - plain, -0.05 * start) <= EXACT
+    assert relative_error(after(0.5, read)[1], decayed) <= EXACT
+    assert read == [True]
 
 
 def wrapped(kind, inner: type, **options):
