@@ -116,7 +116,9 @@ def _run(options: argparse.Namespace, store: Store, searches: Sequence[Search], 
         scores = {result["key"]: result["score"] for result in store.read("search")}
         chosen = choose(planned, [scores.get(run.key("search")) for run in planned])
     for method, norm, lr, steps in () if options.methods else fixed:
-        run = TextRun(options.data, method, norm, lr, steps=steps, preset=options.preset, device=options.device)
+        (damping,) = dampings(method, [1.0])
+        given = {"steps": steps, "preset": options.preset, "device": options.device}
+        run = TextRun(options.data, method, norm, lr, damping=damping, **given)
         chosen.append(run)
     every = [replace(run, seed=seed) for run in chosen for seed in range(options.seeds)]
     run_all(every, LANGUAGE, store, download=options.download)
