@@ -263,8 +263,8 @@ QUOTES = {
                   residual("layernorm", None, "muon", "norm-free-deep")]),
         ("{:.3f} below on validation behind Muon (p = {:.2f}) and {:.3f} above behind AdamW (p = {:.2f})",
          lambda: (lambda m, a: [-m[0], m[1], *a])(*(free(k, k, "rmsnorm", None)[0] for k in ("muon", "adamw")))),
-        ("{:.3f} and {:.3f} above LayerNorm on validation behind Muon, with embeddings of deviation {:.0f}, and {:.3f} and "
-         "{:.3f} behind AdamW", lambda: (lambda d: [*d[:2], 1, *d[2:]])(
+        ("{:.3f} and {:.3f} above LayerNorm on validation behind Muon, with embeddings of deviation {:.0f}, "
+         "and {:.3f} and {:.3f} behind AdamW", lambda: (lambda d: [*d[:2], 1, *d[2:]])(
              [free(k, k, norm)[0][0] for k in ("muon", "adamw") for norm in ("dyt", "derf")])),
         ("its RMS is {:.1f} at its largest, against {:.1f}", lambda: [residual(NONE, 1.0, "input-held-muon"),
          residual("layernorm", None, "muon")]),
