@@ -28,7 +28,8 @@ def those_who_step(optimizer: Optimizer) -> list[Optimizer]:
 def _passes_on(optimizer: OptimizerWrapper) -> bool:
     kind = type(optimizer)
     # torch wraps the step of every class that an optimizer is made of.
-    own = inspect.unwrap(kind.step) is OptimizerWrapper.step and kind._inner_step is OptimizerWrapper._inner_step
+    steps = {inspect.unwrap(each.step) for each in (kind, OptimizerWrapper)}
+    own = len(steps) == 1 and kind._inner_step is OptimizerWrapper._inner_step
     return own and _steps_as_its_type(optimizer)
 
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from adiv_optim import GradientOnly, InputScaled, Proportional, UnitConsistent, Whitened
 from adiv_optim.optim import unread
 from adiv_optim.optim.unread import kept_by_step
+from adiv_optim.optim.wrapper import OptimizerWrapper
 from tests.helpers.cases import relative_error
 from tests.helpers.optimizers import OPTIMIZERS, Configuration, configurations
 from tests.helpers.unit_consistent import BATCHES, mlp, train
@@ -103,6 +104,7 @@ class Stepping(GradientOnly):
 def test_wrapper_of_gradients_alone_is_seen_through():
     model = nn.Linear(6, 4)
     inner = torch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=0.5)
+    assert kept_by_step(OptimizerWrapper(inner)) == kept_by_step(inner)  # whose class torch then gives another step
     with GradientOnly(inner, model, Proportional()) as wrapper:
         assert set(kept_by_step(wrapper).values()) == {0.95}
         wrapper.step = lambda: None
