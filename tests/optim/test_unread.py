@@ -104,8 +104,9 @@ class Stepping(GradientOnly):
 def test_wrapper_of_gradients_alone_is_seen_through():
     model = nn.Linear(6, 4)
     inner = torch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=0.5)
-    assert kept_by_step(OptimizerWrapper(inner)) == kept_by_step(inner)  # whose class torch then gives another step
     with GradientOnly(inner, model, Proportional()) as wrapper:
+        assert set(kept_by_step(wrapper).values()) == {0.95}
+        assert kept_by_step(OptimizerWrapper(inner)) == kept_by_step(inner)  # whose class torch then gives another step
         assert set(kept_by_step(wrapper).values()) == {0.95}
         wrapper.step = lambda: None
         assert not kept_by_step(wrapper)
