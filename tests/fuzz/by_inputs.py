@@ -163,7 +163,7 @@ class Whitened(ByInputs):
     """Steps on W~ (A + λI)^½ with the gradient G~ (A + λI)^-½."""
 
     def factor(self, memory: Memory, place: tuple[int, int], covariance: Tensor, ridge: float, scale: float) -> Any:
-        rank, widths = self.settings["rank"], [len(range(100)[block]) for block in self.blocks(self._size(memory))]
+        rank, widths = self.settings["rank"], [block.stop - block.start for block in self.blocks(self._size(memory))]
         u, s, _ = torch.linalg.svd(covariance)
         if rank is not None and rank < min(widths):
             u, s = self._leading(memory, place, covariance, rank)
