@@ -6,6 +6,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor, nn
 
+from .._linalg.shards import local
 from ..attach.coverage import Coverage
 
 
@@ -15,7 +16,7 @@ class Known(NamedTuple):
     Args:
         kept: of each parameter the factor c of a step w ← c w + Δ with a Δ that is free of w; see `kept_by_step`.
             1 where it is not known, and Δ is all that the step changes.
-        from_zero: whether no one reads the weights meanwhile, so that they may be 0 instead.
+        from_zero: whether no one reads the weights meanwhile, so that they are 0 instead.
     """
 
     kept: Sequence[float]
@@ -36,12 +37,12 @@ class Map(ABC):
 
     @abstractmethod
     def enter(self, weights: Sequence[Tensor], known: Known, like: Callable[[Tensor], Tensor]) -> None:
-        """Write the parameters, and give them new gradients, in the new coordinates.
+        """Write the parameters, unless they are 0, and give them new gradients, in the new coordinates.
 
-        Where they are 0 instead, what is in them afterwards is the step alone.
+        Where they are 0, what is in them after the step is the step alone.
 
         Args:
-            weights: copies of the parameters' values.
+            weights: the parameters' values.
             known: what is known of the optimizer's step.
             like: makes room for a new gradient, laid out as the old one.
         """
@@ -52,7 +53,7 @@ class Map(ABC):
 
     @abstractmethod
     def leave(self, weights: Sequence[Tensor], known: Known) -> None:
-        """Write the parameters as `weights` and the step that was taken, mapped back.
+        """Write `weights` and the step that was taken, mapped back, where `written` says.
 
         Where the step changed nothing the weight must be bit for bit what it was.
 
@@ -60,6 +61,10 @@ class Map(ABC):
             weights: the parameters' values as `enter` was given them.
             known: as `enter` was given it.
         """
+
+    def written(self, weights: Sequence[Tensor], known: Known) -> list[Tensor]:
+        """What `leave` writes, of sharded parameters what is held here: `weights` where the parameters began at 0."""
+        return [local(tensor).detach() for tensor in (weights if known.from_zero else self.parameters)]
 
 
 class Chart(ABC):

@@ -1,7 +1,7 @@
 """Letting an optimizer step in other coordinates than those the model's weights are written in."""
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from .._linalg.shards import local
 from ..attach.coverage import Coverage, register, warn
 from ..functional.shared import refuse_capture, without_autocast
 from .chart import Chart, Detached, Known, Map
@@ -24,7 +25,12 @@ _CHARTS = ("chart", "within")
 
 
 class _Held:
-    """A map's parameters as they were before the step; putting them back allocates nothing."""
+    """A map's parameters as they were before the step; putting them back allocates nothing.
+
+    Parameters that no one reads are 0 while the optimizer steps, in other memory, which saves copies of them. What
+    reads them may have views of their memory, so that they stay there, and so do sharded ones, of which views are all
+    that there is.
+    """
 
     def __init__(self, map_: Map, kept: Mapping[int, float], watched: bool, room: Room) -> None:
         self.map = map_
@@ -34,10 +40,20 @@ class _Held:
         self.gradients = [p.grad for p in map_.parameters]
         # An optimizer that is not known may hold on to the gradients that it is given.
         self.like = room.like if self.known.from_zero else torch.empty_like
-        moving = map_.parameters if map_.moves_weights else ()
-        self.weights = [room.like(p.detach()).copy_(p) for p in moving]
+        self.moving = map_.parameters if map_.moves_weights else ()
+        self.aside = self.known.from_zero and all(local(p) is p for p in self.moving)
+        self.weights, others = [p.detach() for p in self.moving], [room.like(p.detach()) for p in self.moving]
+        if self.aside:
+            self.zeros = others
+        else:
+            self.weights = [other.copy_(weight) for other, weight in zip(others, self.weights, strict=True)]
 
     def enter(self) -> None:
+        if self.known.from_zero:
+            if self.aside:
+                self._put(self.zeros)
+            for parameter in self.moving:
+                local(parameter).fill_(-0.0)  # w + (-0) is w for every w; w + 0 would make +0 of -0
         for parameter in self.map.parameters:
             # Tensor parallelism may leave a gradient as parts that are yet to be added up.
             gradient: Any = parameter.grad
@@ -48,13 +64,22 @@ class _Held:
 
     def leave(self) -> None:
         self.map.leave(self.weights, self.known)
+        if self.known.from_zero:
+            self._put(self.weights)
         for parameter, gradient in zip(self.map.parameters, self.gradients, strict=True):
             if parameter.grad is not None:  # else the optimizer has freed it
                 parameter.grad = gradient
 
+    def _put(self, values: Sequence[Tensor]) -> None:
+        """Let the parameters be these, by changing their memory or what is in it."""
+        for parameter, value in zip(self.moving, values, strict=True):
+            if self.aside:
+                parameter.data = value
+            else:
+                parameter.copy_(value)
+
     def restore(self) -> None:
-        for parameter, weight in zip(self.map.parameters, self.weights, strict=False):  # none where none move
-            parameter.copy_(weight)
+        self._put(self.weights)
         for parameter, gradient in zip(self.map.parameters, self.gradients, strict=True):
             parameter.grad = gradient
 
@@ -77,7 +102,8 @@ class Coordinates(OptimizerWrapper):
     The weights are mapped in place around the inner `step` and are the user's own outside of it. Whatever ends the
     step early, an error, a lack of memory or Ctrl-C, every treated weight then has either its old or its new value.
     The inner optimizer may read p and p.grad and nothing else of the model. One that is known to read no weights may
-    find zeros in their place. After the step p.grad is the gradient that it was before.
+    find zeros in their place, in other memory. After the step p.grad is the gradient that it was before, and p in the
+    memory that it was in.
 
     Args:
         optimizer: any torch.optim.Optimizer but LBFGS.

@@ -53,20 +53,20 @@ class Diagonal(Map):
         elif gradient is not None:
             parameter.grad = like(gradient)
             self._run(_multiply, gradient, parameter.grad)
-        if known.from_zero:
-            local(parameter).zero_()
-        else:
+        if not known.from_zero:
             self._run(_divide, weight, parameter)
 
     def leave(self, weights: Sequence[Tensor], known: Known) -> None:
-        """Let the parameter be w + Δw' d e."""
-        (parameter,) = self.parameters
+        """Let the weight be w + Δw' d e."""
+        (parameter,), (weight,) = self.parameters, weights
         if not known.from_zero:
-            self._run(_stepped, weights[0], parameter)
-        elif known.kept[0] == 1:
-            self._run(_added, weights[0], parameter)
+            self._run(_stepped, weight, parameter)
+            return
+        if known.kept[0] == 1:
+            self._run(_added, weight, parameter)
         else:  # as a tensor: kernels are compiled for one value of a number
-            self._run(_decayed, weights[0], parameter, torch.tensor(known.kept[0], dtype=self.factors[0].dtype))
+            self._run(_decayed, weight, parameter, torch.tensor(known.kept[0], dtype=self.factors[0].dtype))
+        weight.copy_(parameter)  # at once, where kernels run part by part: the weight is old or new at any time
 
     def _run(self, kernel: Callable[..., None], read: Tensor, written: Tensor, *numbers: Tensor) -> None:
         """Run a kernel over two tensors of the parameter's shape, both factors and some numbers."""

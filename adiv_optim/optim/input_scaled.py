@@ -92,9 +92,7 @@ class Scaling(Map):
             mapped = like(parameter.grad)
             torch.div(local(parameter.grad), self.start, out=local(mapped))
             parameter.grad = mapped
-        if known.from_zero:
-            local(parameter).fill_(-0.0)  # w + (-0) is w for every w; w + 0 would make +0 of -0
-        else:
+        if not known.from_zero:
             local(parameter).mul_(self.start)
 
     def partial(self, weights: Sequence[Tensor], known: Known) -> Tensor:
@@ -109,7 +107,7 @@ class Scaling(Map):
         if self.holds:  # but not a weight that has not been stepped on
             stepped = step.any() if self.stepped is None else self.stepped > 0
             weight = torch.where(stepped | (kept != 1), weight * (self.start / self.end), weight)
-        torch.add(step.div_(self.end), weight, alpha=kept, out=local(self.parameters[0]).detach())
+        torch.add(step.div_(self.end), weight, alpha=kept, out=self.written(weights, known)[0])
 
     def _step(self, weight: Tensor, known: Known) -> Tensor:
         """ΔW', -0 where there is none; where the step began at 0 the parameter itself."""

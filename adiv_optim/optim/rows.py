@@ -68,14 +68,14 @@ class Layout:
         return part.to(dtype)
 
     def part(self, matrix: Tensor, parameter: Tensor) -> Tensor:
-        """The inverse of `matrix`, in the parameter's shape and dtype, or those of its rows held here."""
+        """The inverse of `matrix`, in the parameter's shape, or that of its rows held here; the dtype stays."""
         if parameter.dim() > 1 and self.transposed:
             matrix = matrix.mT
-        return matrix.reshape(local(parameter).shape).to(parameter.dtype)
+        return matrix.reshape(local(parameter).shape)
 
     def gradient(self, matrix: Tensor, old: Tensor, like: Callable[[Tensor], Tensor]) -> Tensor:
         """A matrix as the gradient of a parameter, laid out as the old one: fused optimizers take that for granted."""
-        new = self.part(matrix, old)
+        new = self.part(matrix, old).to(old.dtype)
         if local(old) is old and new.stride() == old.stride():
             return new
         made = like(old)

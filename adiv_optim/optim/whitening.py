@@ -44,8 +44,6 @@ class Whitening(Map):
         for parameter, gradient, new in zip(self.parameters, gradients, mapped, strict=True):
             parameter.grad = self.layout.gradient(new, gradient, like)
         if known.from_zero:
-            for parameter in self.parameters:
-                local(parameter).zero_()
             return
         there = right_multiply(self.roots(), self.blocks, self._matrices(weights))
         for parameter, value in zip(self.parameters, there, strict=True):
@@ -68,14 +66,15 @@ class Whitening(Map):
         else:
             (negative, squares), self.stepped = self.stepped, None
             norms = squares.sqrt().to(self.dtype)
+        ratio = norms.new_ones(())
         if self.graft_norm:
             before, after = norms
-            ratio = torch.where(after > 0, before / after, 1.0)
-            negative = [part.mul_(ratio) for part in negative]
-        for parameter, whole, factor, change in zip(self.parameters, weights, known.kept, negative, strict=True):
+            ratio = torch.where(after > 0, before / after, ratio)
+        every = self.parameters, weights, known.kept, negative, self.written(weights, known)
+        for parameter, whole, factor, change, new in zip(*every, strict=True):
             decayed = local(whole) if factor == 1 else local(whole) * factor
             # w - (+0) is w for every w; w + 0 would make +0 of -0.
-            torch.sub(decayed, self.layout.part(change, parameter), out=local(parameter).detach())
+            torch.addcmul(decayed, self.layout.part(change, parameter), ratio, value=-1, out=new)
 
     def _step(self, known: Known) -> tuple[list[Tensor], Tensor]:
         """Minus the step mapped back, without decoupled decay, and its norms before and after if they are wanted."""
