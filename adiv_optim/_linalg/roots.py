@@ -135,8 +135,13 @@ class Factor(Protocol):
     W and b come and go by themselves: joining them would copy W.
     """
 
-    def right_multiply(self, weight: Tensor, bias: Tensor | None, sign: int = 1) -> tuple[Tensor, Tensor | None]:
-        """Return the columns of ±[W, b] M, those of W and that of b; where both are 0, +0 with either sign."""
+    def right_multiply(
+        self, weight: Tensor, bias: Tensor | None, sign: int = 1, overwrite: bool = False
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return the columns of ±[W, b] M, those of W and that of b; where both are 0, +0 with either sign.
+
+        `overwrite` lets the product take the place of W and b, if that saves memory.
+        """
 
     def inverted(self) -> "Factor":
         """Return M⁻¹."""
@@ -149,7 +154,9 @@ class Whole:
         # In one layout wherever it comes from: of another one products round otherwise, and runs resume inexactly.
         self.matrix = matrix.contiguous()
 
-    def right_multiply(self, weight: Tensor, bias: Tensor | None, sign: int = 1) -> tuple[Tensor, Tensor | None]:
+    def right_multiply(
+        self, weight: Tensor, bias: Tensor | None, sign: int = 1, overwrite: bool = False
+    ) -> tuple[Tensor, Tensor | None]:
         """Return ±[W, b] M."""
         matrix = self.matrix.to(weight)  # the model may have been converted since it was made
         if bias is None:
@@ -181,24 +188,31 @@ class LowRank:
     """
 
     def __init__(self, level: float | Tensor, vectors: Tensor, weights: Tensor) -> None:
-        self.vectors, self.weights, self.scaled = vectors, weights, vectors * weights[..., None, :]
-        self.level = level
+        self.level, self.vectors, self.weights = level, vectors, weights
+        scaled = vectors * weights[..., None, :]
+        #: Uᵀ and U diag(s), all rows of U, those of W, and that of b.
+        self.rows = [(vectors[..., r, :].mT, scaled[..., r, :]) for r in (slice(None), slice(-1), slice(-1, None))]
 
-    def right_multiply(self, weight: Tensor, bias: Tensor | None, sign: int = 1) -> tuple[Tensor, Tensor | None]:
+    def right_multiply(
+        self, weight: Tensor, bias: Tensor | None, sign: int = 1, overwrite: bool = False
+    ) -> tuple[Tensor, Tensor | None]:
         """Return ±[W, b] M."""
-        vectors, scaled = self.vectors.to(weight), self.scaled.to(weight)
+        if weight.dtype != self.vectors.dtype or weight.device != self.vectors.device:  # the model has been converted
+            level = self.level.to(weight) if isinstance(self.level, Tensor) else self.level
+            converted = LowRank(level, self.vectors.to(weight), self.weights.to(weight))
+            return converted.right_multiply(weight, bias, sign, overwrite)
+        (every, every_scaled), (ours, scaled), (last, last_scaled) = self.rows
         if bias is None:
-            return self._outside(weight, weight @ scaled, vectors, sign), None
-        width = weight.shape[-1]
-        (ours, last), (scaled, scaled_last) = (part.split([width, 1], -2) for part in (vectors, scaled))
-        inside = (weight @ scaled).addcmul_(bias, scaled_last)
-        return self._outside(weight, inside, ours, sign), self._outside(bias, inside, last, sign)
+            return self._outside(weight, weight @ every_scaled, every, sign, overwrite), None
+        inside = (weight @ scaled).addcmul_(bias, last_scaled)
+        return self._outside(weight, inside, ours, sign, overwrite), self._outside(bias, inside, last, sign, overwrite)
 
-    def _outside(self, part: Tensor, inside: Tensor, vectors: Tensor, sign: int) -> Tensor:
+    def _outside(self, part: Tensor, inside: Tensor, vectors: Tensor, sign: int, overwrite: bool) -> Tensor:
+        out = part if overwrite else None
         if isinstance(self.level, float):
-            return torch.addmm(part, inside, vectors.mT, beta=sign * self.level, alpha=sign)
-        level = sign * self.level[..., None, None].to(part)
-        return (part * level).baddbmm_(inside, vectors.mT, alpha=sign)
+            return torch.addmm(part, inside, vectors, beta=sign * self.level, alpha=sign, out=out)
+        level = sign * self.level[..., None, None]
+        return torch.mul(part, level, out=out).baddbmm_(inside, vectors, alpha=sign)
 
     def inverted(self) -> "LowRank":
         """Return M⁻¹."""

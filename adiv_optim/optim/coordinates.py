@@ -62,13 +62,16 @@ class _Held:
                 parameter.grad = gradient.redistribute(placements=wanted)
         self.map.enter(self.weights, self.known, self.like)
 
+    def stepped(self) -> None:
+        """Free what the optimizer alone has read."""
+        for parameter, gradient in zip(self.map.parameters, self.gradients, strict=True):
+            if parameter.grad is not None:  # else the optimizer has freed it
+                parameter.grad = gradient
+
     def leave(self) -> None:
         self.map.leave(self.weights, self.known)
         if self.known.from_zero:
             self._put(self.weights)
-        for parameter, gradient in zip(self.map.parameters, self.gradients, strict=True):
-            if parameter.grad is not None:  # else the optimizer has freed it
-                parameter.grad = gradient
 
     def _put(self, values: Sequence[Tensor]) -> None:
         """Let the parameters be these, by changing their memory or what is in it."""
@@ -177,6 +180,8 @@ class Coordinates(OptimizerWrapper):
             for held in waiting:
                 held.enter()
             super()._inner_step()
+            for held in waiting:
+                held.stepped()
             self.chart.settle({held.map: (held.weights, held.known) for held in waiting})
             while waiting:
                 waiting[0].leave()

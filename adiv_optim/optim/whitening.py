@@ -1,6 +1,6 @@
 """The coordinates in which the inputs of layers are white, and the way there and back."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -34,8 +34,9 @@ class Whitening(Map):
         self.graft_norm, self.blocks, self.layout = graft_norm, covariance.blocks, covariance.layout
         self.dtype, self.parameters = covariance.dtype, covariance.parameters
         self.inverse_roots, self.roots = inverse_roots, roots
-        #: Minus the step mapped back, and what has been added up of `partial`.
-        self.stepped: tuple[list[Tensor], Tensor] | None = None
+        #: What the mapped step is multiplied by; where the weight is sharded, what has been added up of `partial`.
+        self.ratio: Tensor | None = None
+        self.squares: Tensor | None = None
 
     def enter(self, weights: Sequence[Tensor], known: Known, like: Callable[[Tensor], Tensor]) -> None:
         """Write parameters and gradients in the new coordinates."""
@@ -52,55 +53,71 @@ class Whitening(Map):
         exact = all(p.dtype == self.dtype for p in self.parameters)
         self.start = there if exact else [matrix.clone() for matrix in self._matrices(self.parameters)]
 
+    def map_step(self, known: Known) -> None:
+        """Let `negative` be minus the step mapped back, without decoupled decay."""
+        moved = self._matrices(self.parameters)
+        if not known.from_zero:
+            for now, start, factor in zip(moved, self.start, known.kept, strict=True):
+                now.sub_(start, alpha=factor)
+            del self.start
+        before = self._norms(moved)
+        self.negative = right_multiply(self.inverse_roots, self.blocks, moved, -1, overwrite=True)
+        #: Of weight and bias before, then after; 0 for a bias that there is not.
+        self.norms = before + self._norms(self.negative)
+
+    def _norms(self, parts: Sequence[Tensor]) -> list[Tensor]:
+        norms = [torch.linalg.vector_norm(part) for part in parts if self.graft_norm]
+        return [*norms, norms[0].new_zeros(())] if len(norms) == 1 else norms
+
     def partial(self, weights: Sequence[Tensor], known: Known) -> Tensor:
         """Return the squares of the step's norms, in the new coordinates and mapped back, over the rows held here."""
-        negative, norms = self._step(known)
-        squares = norms.double().square_()
-        self.stepped = negative, squares
-        return squares
+        self.squares = torch.stack(self.norms).double().square_().view(2, 2).sum(-1)
+        return self.squares
 
     def leave(self, weights: Sequence[Tensor], known: Known) -> None:
         """Let the weights be what they were and the step that was taken, mapped back."""
-        if self.stepped is None:
-            negative, norms = self._step(known)
-        else:
-            (negative, squares), self.stepped = self.stepped, None
-            norms = squares.sqrt().to(self.dtype)
-        ratio = norms.new_ones(())
-        if self.graft_norm:
-            before, after = norms
-            ratio = torch.where(after > 0, before / after, ratio)
-        every = self.parameters, weights, known.kept, negative, self.written(weights, known)
+        ratio = self.ratio if self.squares is None else _ratio(self.squares.sqrt()).to(self.dtype)
+        every = self.parameters, weights, known.kept, self.negative, self.written(weights, known)
         for parameter, whole, factor, change, new in zip(*every, strict=True):
             decayed = local(whole) if factor == 1 else local(whole) * factor
+            change = self.layout.part(change, parameter)
             # w - (+0) is w for every w; w + 0 would make +0 of -0.
-            torch.addcmul(decayed, self.layout.part(change, parameter), ratio, value=-1, out=new)
-
-    def _step(self, known: Known) -> tuple[list[Tensor], Tensor]:
-        """Minus the step mapped back, without decoupled decay, and its norms before and after if they are wanted."""
-        moved = self._matrices(self.parameters)
-        if not known.from_zero:
-            began = zip(self.start, known.kept, strict=True)
-            moved = [now.sub(start, alpha=factor) for now, (start, factor) in zip(moved, began, strict=True)]
-            del self.start
-        negative = right_multiply(self.inverse_roots, self.blocks, moved, -1)
-        if not self.graft_norm:
-            return negative, moved[0].new_zeros(0)
-        norms = torch.stack([torch.linalg.vector_norm(part) for part in (*moved, *negative)])
-        return negative, torch.linalg.vector_norm(norms.view(2, -1), dim=1)
+            if ratio is None:
+                torch.sub(decayed, change, out=new)
+            else:
+                torch.addcmul(decayed, change, ratio, value=-1, out=new)
 
     def _matrices(self, parts: Sequence[Tensor]) -> list[Tensor]:
         return [self.layout.matrix(part, self.dtype) for part in parts]
 
 
+def _give_ratios(maps: list[Whitening]) -> None:
+    """Find what gives steps the norms again that they had before they were mapped, for all layers at once."""
+    for kind in {(map_.negative[0].device, map_.dtype) for map_ in maps}:
+        same = [map_ for map_ in maps if (map_.negative[0].device, map_.dtype) == kind]
+        parts = torch.stack([norm for map_ in same for norm in map_.norms])
+        ratios = _ratio(torch.linalg.vector_norm(parts.view(-1, 2, 2), dim=-1))
+        for map_, ratio in zip(same, ratios.unbind(), strict=True):
+            map_.ratio = ratio
+
+
+def _ratio(norms: Tensor) -> Tensor:
+    """The first of two norms over the second, shape (…, 2); 1 where there was no step."""
+    before, after = norms.unbind(-1)
+    return torch.where(after > 0, before / after, 1.0)
+
+
 def right_multiply(
-    factors: Sequence[Factor], blocks: Sequence[slice], parts: list[Tensor], sign: int = 1
+    factors: Sequence[Factor], blocks: Sequence[slice], parts: list[Tensor], sign: int = 1, overwrite: bool = False
 ) -> list[Tensor]:
-    """[W, b] times a matrix, block by block; where W and b are 0, +0 with either sign."""
+    """[W, b] times a matrix, block by block; where W and b are 0, +0 with either sign.
+
+    `overwrite` lets the product take the place of W and b, if that saves memory.
+    """
     weight, bias = parts if len(parts) == 2 else (parts[0], None)
     columns = [weight] if len(blocks) == 1 else [weight[..., block] for block in blocks]
     *products, (last, bias) = [
-        factor.right_multiply(part, bias if number == len(factors) - 1 else None, sign)
+        factor.right_multiply(part, bias if number == len(factors) - 1 else None, sign, overwrite)
         for number, (factor, part) in enumerate(zip(factors, columns, strict=True))
     ]
     whole = torch.cat([*(product for product, _ in products), last], -1) if products else last
@@ -126,6 +143,15 @@ class WhiteChart(CovarianceChart[InputCovariance, list[Factor]]):
     def partials(self) -> int:
         """Two norms of every layer."""
         return 2 if self.graft_norm else 0
+
+    def settle(self, maps: Mapping[Map, tuple[Sequence[Tensor], Known]]) -> None:
+        """Map all steps back, and find what gives them their norms again, for all layers at once."""
+        whitenings = [map_ for map_ in maps if isinstance(map_, Whitening)]
+        for map_ in whitenings:
+            map_.map_step(maps[map_][1])
+        if self.graft_norm:
+            _give_ratios(whitenings)
+        super().settle(maps)
 
     def sums(self, name: str, modules: list[nn.Module], with_bias: bool) -> InputCovariance:
         """Return the covariance to keep."""

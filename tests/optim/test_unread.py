@@ -243,6 +243,37 @@ def test_a_step_that_reads_the_weights_would_be_lost(monkeypatch):
     assert max(relative_error(one, other) for one, other in zip(found, wanted, strict=True)) > 1e-2
 
 
+@pytest.mark.parametrize("kind", WRAPPED)
+def test_weights_stay_in_their_memory(kind):
+    optimizer, options = KINDS["adamw"]
+    model, wrapper = wrapped(kind, optimizer, **options)
+    views = [p.detach() for p in model.parameters()]
+    train(model, wrapper, BATCHES[:2])
+    for p, view in zip(model.parameters(), views, strict=True):
+        assert view.data_ptr() == p.data_ptr()
+        assert view.stride() == p.stride()
+
+
+class ByViews(torch.optim.SGD):
+    """Steps on views that it has taken of the weights' memory, as optimizers do that join weights."""
+
+    def __init__(self, parameters, lr):
+        super().__init__(parameters, lr=lr)
+        self.views = [p.detach() for p in self.param_groups[0]["params"]]
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for view, p in zip(self.views, self.param_groups[0]["params"], strict=True):
+            view.sub_(p.grad, alpha=self.param_groups[0]["lr"])
+
+
+@pytest.mark.parametrize("kind", WRAPPED)
+def test_unknown_optimizers_may_step_on_views_of_the_weights(kind):
+    wanted = path(kind, torch.optim.SGD, {"lr": 0.01})
+    for one, two in zip(path(kind, ByViews, {"lr": 0.01}), wanted, strict=True):
+        assert relative_error(one, two) <= EXACT
+
+
 def buffers(optimizer) -> list[int]:
     return [tensor.data_ptr() for tensor in optimizer._room._kept]
 

@@ -192,3 +192,28 @@ def test_rows_are_kept_by_a_zero_grad_between_forward_and_backward():
     F.cross_entropy(output, y).backward()
     optimizer.step()
     assert all(torch.equal(p.detach(), other) for p, other in zip(model.parameters(), wanted, strict=True))
+
+
+def test_layers_of_two_precisions_step_as_by_themselves():
+    class Converted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(6, 5), nn.Linear(5, 4, dtype=torch.float32)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.second(self.first(x).tanh().float())
+
+    torch.manual_seed(0)
+    model, x = Converted(), torch.randn(9, 6)
+    alone = copy.deepcopy(model)
+    optimizers = [Whitened(torch.optim.AdamW(model.parameters(), lr=0.1), model)]
+    optimizers += [Whitened(torch.optim.AdamW(m.parameters(), lr=0.1), m) for m in alone.children()]
+    for _ in range(2):
+        for each in (model, alone):
+            backward(each, x)
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+    for p, wanted in zip(model.parameters(), alone.parameters(), strict=True):
+        assert p.dtype == wanted.dtype
+        assert torch.equal(p, wanted)
