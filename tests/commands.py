@@ -38,7 +38,8 @@ SMOKE = {
     "norm-free": f"--groups 1 {TEXT}",
     "normalisers-plane": "",
     "isometry-training": "--data digits --activations tanh --steps 2 --width 8",
-    **dict.fromkeys(["divergence", "attention", "isometry-depth", "speed", "gpu"], "--help"),
+    **dict.fromkeys(["divergence", "attention", "isometry-depth", "speed"], "--help"),
+    "gpu": "--device cpu --minutes 4 --text text.txt",
     "reproduce": "--list",
 }
 #: Study → its data, where it has none by itself that are small.
@@ -48,7 +49,9 @@ DATA = {
     **dict.fromkeys(["digits", "digits-tuned", "normalisers-plane", "isometry-training"], ""),
 }
 #: All that trains or draws.
-STUDIES = [study for study, options in SMOKE.items() if options not in ("--help", "--list") and study != "compare"]
+STUDIES = [
+    study for study, options in SMOKE.items() if options not in ("--help", "--list") and study not in ("compare", "gpu")
+]
 PYTHON = r"""#!/usr/bin/env bash
 case "$2 $3" in
     {cases}

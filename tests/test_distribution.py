@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import adiv_optim
-from adiv_optim.__main__ import OPTIONAL, installed
+from adiv_optim.__main__ import OPTIONAL, facts, installed
 
 ROOT = Path(__file__).resolve().parents[1]
 PUBLISHED = ("pyproject.toml", "MANIFEST.in", "README.md", "CHANGELOG.md", "CITATION.cff", "LICENSE")
@@ -130,7 +130,7 @@ def test_wheel_of_the_sdist_works_in_an_empty_environment(wheel_of_sdist, tmp_pa
 
 
 def test_command_reports_versions_and_what_works():
-    found = dict(line.split(maxsplit=1) for line in run(sys.executable, "-m", "adiv_optim", cwd=ROOT).splitlines())
+    found = dict(facts())
     assert found["adiv_optim"] == adiv_optim.__version__
     assert found["torch"] == torch.__version__
     assert found["Python"].startswith(".".join(map(str, sys.version_info[:3])))

@@ -20,10 +20,11 @@ def _figures(request, monkeypatch):
 
 @pytest.fixture
 def drawn(monkeypatch):
-    """Draw figures, of few dots, for a test that looks at them."""
+    """Draw figures, of few dots and with what they hold where it is, for a test that looks at them."""
     savefig = Figure.savefig
 
     def draw(figure: Figure, path: Path, **options: Any) -> None:
+        figure.set_layout_engine("none")  # moving it about takes as long as drawing it
         savefig(figure, path, **{**options, "dpi": 40})
 
     monkeypatch.setattr(Figure, "savefig", draw)
