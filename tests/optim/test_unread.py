@@ -207,17 +207,19 @@ def test_decoupled_decay_acts_on_the_weights_themselves(graft_norm):
     assert relative_error(in_coordinates[0], decayed[0]) > 1e-3
 
 
-def first_seen(kind: str, inner: str, own: bool = False) -> Tensor:
-    """The first weight as the optimizer's step finds it."""
+def first_seen(kind: str, inner: str, own: bool = False) -> tuple[Tensor, bool]:
+    """The first weight as the optimizer's step finds it, and whether its memory then holds what it did before."""
     optimizer, options = KINDS[inner]
-    seen = []
+    seen, memory = [], []
 
     class Spying(optimizer):
         def step(self, closure=None):
             seen.append(self.param_groups[0]["params"][0].detach().clone())
+            seen.append(torch.equal(memory[0], memory[1]))
             return super().step(closure)
 
     model, wrapper = wrapped(kind, Spying, **options)
+    memory += [model[0].weight.detach(), model[0].weight.detach().clone()]
     if not own:
         unread._KNOWN.add(Spying)
         unread._DECOUPLED.add(Spying)
@@ -226,14 +228,18 @@ def first_seen(kind: str, inner: str, own: bool = False) -> Tensor:
     finally:
         unread._KNOWN.discard(Spying)
         unread._DECOUPLED.discard(Spying)
-    return seen[0]
+    return seen[0], seen[1]
 
 
 @pytest.mark.parametrize("kind", WRAPPED)
 def test_weights_are_mapped_where_they_are_read_alone(kind):
-    assert not first_seen(kind, "momentum").any()
-    assert first_seen(kind, "momentum", own=True).any()
-    assert not first_seen(kind, "adamw").any()
+    for inner in ("momentum", "adamw"):
+        weight, untouched = first_seen(kind, inner)
+        assert not weight.any()
+        assert untouched
+    weight, untouched = first_seen(kind, "momentum", own=True)
+    assert weight.any()
+    assert not untouched
 
 
 def test_a_step_that_reads_the_weights_would_be_lost(monkeypatch):
