@@ -1,5 +1,6 @@
 """A small language model of characters: the settings of a run, the optimizers that train it, and its training."""
 
+import argparse
 import math
 import statistics
 import time
@@ -8,7 +9,7 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
-from itertools import count, islice
+from itertools import count
 from typing import Any
 
 import torch
@@ -16,11 +17,11 @@ from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 
 from examples import gpt
-from examples.gpt import GPT, NORMS, PRESETS, Preset, Text, all_windows, next_character_loss, rate_factor
+from examples.gpt import DEFAULT, GPT, NORMS, PRESETS, Preset, Text, all_windows, next_character_loss, rate_factor
 
-from .core.log import Note, silent
-from .core.progress import Kind, Tick
-from .core.run import Run, fingerprint
+from .core.progress import NOBODY, Kind, Watch, add_progress_arguments
+from .core.run import DEVICE, Run, fingerprint
+from .core.table import grouped
 from .data import load_text
 from .methods import METHODS, Method
 from .speed.timing import interleaved, ratio
@@ -83,13 +84,10 @@ def _for_matrices(model: GPT, run: TextRun, kind: Callable[..., Optimizer], **op
 
 def _adamw(model: GPT, parameters: Iterable[Tensor], run: TextRun, lr: float) -> AdamW:
     """AdamW, and the embeddings at a rate of their own where the run has one."""
-    groups: list[dict[str, Any]] = [{"params": list(parameters)}]
-    if run.embedding_lr is not None:
-        embeddings = {id(embedding.weight) for embedding in (model.token_embedding, model.position_embedding)}
-        inside = [parameter for parameter in groups[0]["params"] if id(parameter) in embeddings]
-        groups[0]["params"] = [parameter for parameter in groups[0]["params"] if id(parameter) not in embeddings]
-        groups.append({"params": inside, "lr": run.embedding_lr})
-    return AdamW(groups, lr=lr, weight_decay=run.weight_decay)
+    embeddings = {id(embedding.weight) for embedding in (model.token_embedding, model.position_embedding)}
+    own = lr if run.embedding_lr is None else run.embedding_lr
+    groups = grouped(parameters, lambda parameter: own if id(parameter) in embeddings else lr)
+    return AdamW([{"params": each, "lr": rate} for rate, each in groups.items()], weight_decay=run.weight_decay)
 
 
 def _normuon(parameters: list[Tensor], **options: Any) -> Optimizer:
@@ -162,14 +160,14 @@ class History:
     diverged: bool = False  # whether a loss was not finite, which ended the run
 
 
-def train(run: TextRun, text: Text, *, tick: Tick = lambda: None, note: Note = silent) -> History:
+def train(run: TextRun, text: Text, watch: Watch = NOBODY) -> History:
     """Train one run on a text that is on its device; a part shorter than a window is a ValueError."""
-    trainer = Trainer(run, text, note)
+    trainer = Trainer(run, text, watch)
     trainer.measure(0, [])
     every, losses = max(1, round(run.steps / MEASUREMENTS)), list[float]()
     for number, windows in enumerate(batches(run, text.train), start=1):
         losses.append(trainer.step(number, windows))
-        tick()
+        watch.tick()
         diverged = not math.isfinite(losses[-1])
         if diverged or number % every == 0 or number == run.steps:
             trainer.measure(number, losses)
@@ -184,8 +182,8 @@ def train(run: TextRun, text: Text, *, tick: Tick = lambda: None, note: Note = s
 class Trainer:
     """A model, its optimizers, and the record of its training."""
 
-    def __init__(self, run: TextRun, text: Text, note: Note = silent) -> None:
-        self.run, self.history, self._note = run, History(), note
+    def __init__(self, run: TextRun, text: Text, watch: Watch = NOBODY) -> None:
+        self.run, self.history, self._watch = run, History(), watch
         self.model = build_model(run, len(text.vocabulary))
         self.optimizers = build_optimizers(self.model, run)
         self._peaks = [[group["lr"] for group in optimizer.param_groups] for optimizer in self.optimizers]
@@ -225,7 +223,7 @@ class Trainer:
         history.train_loss.append(training)
         history.validation_loss.append(validation)
         history.diverged = validation is None or (step > 0 and training is None)
-        self._note(step, {"train loss": [training], "validation loss": [validation]})
+        self._watch.note(step, {"train loss": [training], "validation loss": [validation]})
         self._started = time.perf_counter()
 
     @torch.no_grad()
@@ -303,19 +301,9 @@ def title(result: dict[str, Any]) -> str:
     )
 
 
-def _results(runs: list[TextRun], text: Text, tick: Tick, note: Note) -> list[dict[str, Any]]:
+def _results(runs: list[TextRun], text: Text, watch: Watch) -> list[dict[str, Any]]:
     about = {"characters": sum(len(part) for part in text[:3]), "vocabulary": len(text.vocabulary)}
-    return [{"size": asdict(run.size), **about, **asdict(train(run, text, tick=tick, note=note))} for run in runs]
-
-
-def _pace(run: TextRun, text: Text) -> float:
-    """Seconds of a step, evaluation left out."""
-    trainer, windows = Trainer(run, text), list(islice(batches(replace(run, steps=8), text.train), 8))
-    for number, each in enumerate(windows, start=1):
-        if number == 4:
-            start = time.perf_counter()
-        trainer.step(number, each)
-    return (time.perf_counter() - start) / 5
+    return [{"size": asdict(run.size), **about, **asdict(train(run, text, watch))} for run in runs]
 
 
 #: How runs of the language model are made.
@@ -326,8 +314,22 @@ LANGUAGE = Kind(
     train=_results,
     score=final_validation_loss,
     alike=lambda run: (run.method, run.norm, run.preset),
-    pace=_pace,
 )
+
+
+def add_arguments(parser: argparse.ArgumentParser, preset: str, weight_decay: float = 0.0) -> None:
+    """Give a parser the options of every study of the language model."""
+    parser.add_argument("--weight-decay", type=float, default=weight_decay, help="the same for all methods")
+    parser.add_argument("--preset", default=preset, help=", ".join(PRESETS))
+    parser.add_argument("--data", default=DEFAULT, help=f"a file of text, or {DEFAULT}, which Python ships")
+    parser.add_argument("--device", **DEVICE)
+    add_progress_arguments(parser)
+
+
+def described(options: argparse.Namespace, **more: Any) -> TextRun:
+    """A run with these options; what a study compares takes the place of its method, normaliser and rate."""
+    common = {"weight_decay": options.weight_decay, "preset": options.preset, "device": options.device}
+    return TextRun(options.data, "adamw", "layernorm", 1e-3, **common, **more)
 
 
 def step_times(methods: Sequence[str], like: TextRun, rounds: int = 21) -> dict[str, Any]:

@@ -56,8 +56,8 @@ class Run:
             if getattr(self, name) not in values:
                 raise ValueError(f"unknown {name} {getattr(self, name)!r}; known are {', '.join(map(str, values))}.")
         for name in positive:
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be positive.")
+            if (value := getattr(self, name)) is not None and not value > 0:
+                raise ValueError(f"{name} is {value}; it must be positive.")
         if self.damping is not None and not METHODS[self.method].damped:
             raise ValueError(f"damping is {self.damping}, but method {self.method!r} has none.")
 
