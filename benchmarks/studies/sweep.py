@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..core.figure import panels
+from ..core.figure import bars, panels
 from ..core.store import Result
 from ..core.study import Sections, named
 from ..core.table import machine, markdown, mean_and_error, plus_minus
@@ -30,23 +30,23 @@ ALONG = {
     "method": Along("", lambda s: 0.0, "linear"),
 }
 #: What tells panels of a figure apart, and groups of rows of a table.
-_PANEL = {
-    "activation": lambda s, along: s["activation"],
-    "optimizer": lambda s, along: s["optimizer"],
-    "batch": lambda s, along: "" if along == "batch" else f"batch {s['batch_size']}",
-    "layers": lambda s, along: "" if along == "depth" else f"{len(s['hidden'])} hidden",
-    "width": lambda s, along: "" if along == "width" else f"width {s['hidden'][0]}",
-}
+_PANEL: list[Callable[[dict[str, Any], str], str]] = [
+    lambda s, along: s["activation"],
+    lambda s, along: s["optimizer"],
+    lambda s, along: "" if along == "batch" else f"batch {s['batch_size']}",
+    lambda s, along: "" if along == "depth" else f"{len(s['hidden'])} hidden",
+    lambda s, along: "" if along == "width" else f"width {s['hidden'][0]}",
+]
 
 
 def sweep(along: str) -> Report:
     """A report of runs along a setting; where runs differ in nothing but their rate, the best of them counts."""
 
-    def report(results: list[Result], name: str, folder: Path) -> Sections:
-        def length(result: Result) -> tuple[Any, ...]:
-            s = result["settings"]
-            return s["data"], s["epochs"], len(s["seeds"]), s.get("validation", False)
+    def length(result: Result) -> tuple[Any, ...]:
+        s = result["settings"]
+        return s["data"], s["epochs"], len(s["seeds"]), s.get("validation", False)
 
+    def report(results: list[Result], name: str, folder: Path) -> Sections:
         return {own: _section(group, along, own, folder) for own, group in named(name, results, length).items()}
 
     return report
@@ -58,8 +58,7 @@ Cells = dict[str, dict[str, dict[float, list[Result]]]]
 
 def cells(results: list[Result], along: str) -> Cells:
     """Sort results into panels, methods and places; parts of a panel's name that all panels share are left out."""
-    parts = {name: {part(r["settings"], along) for r in results} for name, part in _PANEL.items()}
-    telling = [part for name, part in _PANEL.items() if len(parts[name]) > 1]
+    telling = [part for part in _PANEL if len({part(r["settings"], along) for r in results}) > 1]
     found: Cells = defaultdict(lambda: defaultdict(lambda: defaultdict(list)))
     for result in sorted(results, key=lambda r: list(METHODS).index(r["settings"]["method"])):
         s = result["settings"]
@@ -103,7 +102,4 @@ def _figure(found: Cells, setting: Along, title: str, path: Path) -> None:
     with panels(list(found), title, path, xlabel=setting.label, xscale=setting.scale, ylabel="accuracy, %") as axes:
         for axis, methods in zip(axes, found.values(), strict=True):
             for name, by_place in methods.items():
-                method, places = METHODS[name], sorted(by_place)
-                means, errors = zip(*(mean_and_error(best(by_place[place])) for place in places), strict=True)
-                look = {"color": method.color, "fmt": "o--" if method.correction else "o-", "label": method.label}
-                axis.errorbar(places, means, errors, **look, markersize=4, capsize=2)
+                bars(axis, {place: best(by_place[place]) for place in sorted(by_place)}, METHODS[name])
