@@ -61,17 +61,18 @@ class Claim(NamedTuple):
 
 
 def runs(stores: Stores, file: str, **wanted: object) -> list[Result]:
-    """The results of a file that have the wanted settings; none of them is a LookupError."""
-    found = [r for r in stores[file].read() if r["settings"] | wanted == r["settings"]]
+    """The results of a file that have the wanted settings, None being without one; no results are a LookupError."""
+    found = [r for r in stores[file].read() if all(r["settings"].get(name) == wanted[name] for name in wanted)]
     if not found:
         raise LookupError(f"{file} has no run with {wanted}.")
     return found
 
 
 @later
-def image(stores: Stores, file: str, **wanted: object) -> list[float]:
-    """Accuracies after the last epoch, of the best run with some settings."""
-    return max((r["test_accuracy"][-1] for r in runs(stores, file, **wanted)), key=lambda s: sum(s) / len(s))
+def image(stores: Stores, file: str, method: str | None, **wanted: object) -> list[float]:
+    """Accuracies after the last epoch, of a method's best run with some settings."""
+    found = (r["test_accuracy"][-1] for r in runs(stores, file, method=method, **wanted))
+    return max(found, key=lambda s: sum(s) / len(s))
 
 
 @later

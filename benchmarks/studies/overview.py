@@ -60,7 +60,7 @@ def _columns(stores: Mapping[str, Store]) -> list[Column]:
         return Column(panel, mark, unit, found)
 
     def images(file: str, **wanted: object) -> Callable[[Row], Sample]:
-        return lambda row: image(file, method=row.image, **wanted)
+        return lambda row: image(file, row.image, **wanted)
 
     def text(optimizer: str) -> Callable[[Row], Sample]:
         return lambda row: judges.text("char-lm", row.language[0], row.language[1].format(optimizer))

@@ -20,12 +20,9 @@ def _tuned(method: str, optimizer: str) -> Sample:
     return image("cifar10-trials", activation="tanh", epochs=15, method=method, optimizer=optimizer)
 
 
-def _of(file: str, method: str, **wanted: object) -> Sample:
-    return image(file, method=method, **wanted)
-
-
-_long, _cnn, _pool, _fig8, _fig9 = (partial(_of, name) for name in ("cifar10-long", "cnn", "cnn-pool", "fig8", "fig9"))
-_elementwise = partial(_of, "elementwise", activation="tanh")
+_FILES = ("cifar10-long", "cnn", "cnn-pool", "fig8", "fig9")
+_long, _cnn, _pool, _fig8, _fig9 = (partial(image, name) for name in _FILES)
+_elementwise = partial(image, "elementwise", activation="tanh")
 
 
 def _texts(file: str, own: tuple[str, str], other: tuple[str, str]) -> by.Judge:
@@ -90,7 +87,7 @@ _UHLMANN = [
     Claim("A normaliser becomes optional (D.3), after 5 epochs", "uc-sweep",
         ahead(by.swept("uc-network", "sgd"), by.swept("batchnorm", "sgd")), "unit-consistency"),
     Claim("A normaliser becomes optional (D.3), after convergence", "uc-long",
-        ahead(_of("uc-long", "uc-network", optimizer="sgd"), _of("uc-long", "batchnorm", optimizer="sgd"))),
+        ahead(*(image("uc-long", name, optimizer="sgd") for name in ("uc-network", "batchnorm")))),
     Claim("Small batches cost it less than the plain optimizer (D.3)", "uc-batch", by.worst("uc-batch", "batch")),
     Claim("The size of the first parameters costs it less (D.3)", "uc-init", by.worst("uc-init", "gain")),
     Claim("Depth costs it less (D.3)", "uc-depth", by.worst("uc-depth", "depth")),
@@ -148,7 +145,7 @@ def _shrinks(stores: Stores) -> Finding:
     """The lead over plain SGD, tuned, at two sizes."""
     leads = []
     for file in ("cifar10-trials", _WIDE):
-        own, plain = (_of(file, m, optimizer="sgd", epochs=15)(stores) for m in ("batch-ideal", "none"))
+        own, plain = (image(file, m, optimizer="sgd", epochs=15)(stores) for m in ("batch-ideal", "none"))
         leads.append(sum(own) / len(own) - sum(plain) / len(plain))
     return Finding(leads[1] < leads[0], f"{leads[0]:+.2f} and {leads[1]:+.2f} points over plain SGD")
 
