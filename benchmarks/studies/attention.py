@@ -56,16 +56,15 @@ def compare(
     }
 
 
-def _alignment(sequences: int, uneven: bool, draws: int, tokens: int = 16, dim: int = 64, heads: int = 4) -> dict:
+def _alignment(sequences: int, uneven: bool, draws: int) -> dict[str, Any]:
     """The first-order change of the logits against the ideal one, at the start of training."""
+    tokens, dim, heads = 16, 64, 4
     found: dict[str, list[tuple[float, float]]] = {}
     for seed in range(draws):
         torch.manual_seed(seed)
         layer = SelfAttention(dim, heads)
-        parameters = {
-            f"{side}_{kind}": getattr(layer.get_submodule(f"{side}_proj"), kind).detach()
-            for kind, side in product(("weight", "bias"), "qk")
-        }
+        sides = {"q": layer.q_proj, "k": layer.k_proj}
+        parameters = {f"{s}_{name}": p.detach() for s, side in sides.items() for name, p in side.named_parameters()}
         x = torch.randn(sequences, tokens, dim)
         if uneven:
             x = x * torch.randn(sequences, tokens, 1).exp()
@@ -254,11 +253,5 @@ def table(result: Mapping[str, Any]) -> str:
     return "\n\n".join((aligned, priced, markdown(header, rows), note))
 
 
-STUDIES = {
-    "attention": measurement(
-        "the ideal logit step: alignment, price, a small training",
-        "attention",
-        compare,
-        lambda result, *_: table(result),
-    )
-}
+_HELP = "the ideal logit step: alignment, price, a small training"
+STUDIES = {"attention": measurement(_HELP, "attention", compare, lambda result, *_: table(result))}

@@ -35,8 +35,7 @@ def _section(results: list[Result]) -> str:
     settings = results[0]["settings"]
     methods = in_order(METHODS, (r["settings"]["method"] for r in results))
     found = {(r["settings"].get("departure"), r["settings"]["method"]): r["test_accuracy"][-1] for r in results}
-    rows = []
-    there = {departure for departure, _ in found}
+    rows, there = [], {departure for departure, _ in found}
     for departure in (name for name in [None, *DEPARTURES] if name in there):
         cells = [_cell(found, departure, method) for method in methods]
         rows.append([DEPARTURES[departure].label if departure else "as in the tables above", *cells])

@@ -19,9 +19,9 @@ from adiv_optim.diagnostics import isometry_strength, record
 from ..core.figure import panels, plt
 from ..core.progress import measure
 from ..core.run import public_name
-from ..core.store import Result, Store
+from ..core.store import Result, Store, setting
 from ..core.study import Sections, Study
-from ..core.table import markdown, plus_minus
+from ..core.table import grouped, markdown, plus_minus
 from ..data import DATA, load
 from .comparison import DATA_LABELS
 
@@ -122,11 +122,8 @@ Seeds = dict[str, list[Result]]
 
 def by_depth(results: Sequence[Result]) -> dict[int, Seeds]:
     """Sort results by how many layers there are."""
-    depths: dict[int, Seeds] = {}
-    for result in sorted(results, key=lambda r: r["strength"]):
-        settings = result["settings"]
-        depths.setdefault(settings["layers"], {}).setdefault(settings["activation"], []).append(result)
-    return dict(sorted(depths.items()))
+    depths = grouped(sorted(results, key=lambda r: (r["settings"]["layers"], r["strength"])), setting("layers"))
+    return {layers: grouped(found, setting("activation")) for layers, found in depths.items()}
 
 
 def report(store: Store, name: str, folder: Path) -> Sections:
@@ -144,13 +141,12 @@ def report(store: Store, name: str, folder: Path) -> Sections:
 def _layers_figure(result: Result, data: str, path: Path) -> None:
     """Isometry of every layer's outputs, a panel before and one after training; the norms' own are shaded."""
     settings = result["settings"]
-    stages = {"start": "at initialisation", "trained": f"after {settings['steps']} steps"}
+    names = ["at initialisation", f"after {settings['steps']} steps"]
     title = f"Isometry of {result['samples']} samples, layer by layer: {data}, {settings['activation']}"
     looks = {"norm": ("o", "tab:blue", "normalisation"), "fc": ("s", "0.4", "linear")}
     looks["act"] = ("^", "tab:orange", "activation")
-    with panels(list(stages.values()), title, path, columns=1, height=2.8, ylabel="isometry") as axes:
-        for axis, stage in zip(axes, stages, strict=True):
-            found = result["isometry"][stage]
+    with panels(names, title, path, columns=1, height=2.8, ylabel="isometry") as axes:
+        for axis, found in zip(axes, result["isometry"].values(), strict=True):
             values = [layer["isometry"] for layer in found]
             axis.plot(range(len(found)), values, color="0.6", linewidth=1, zorder=1)
             for kind, (mark, color, label) in looks.items():
@@ -264,16 +260,16 @@ def _run(options: argparse.Namespace, store: Store) -> None:
         raise ValueError(f"unknown activation {min(unknown)!r}; known are {', '.join(ACTIVATIONS)}.")
     given = {name: value for name, value in vars(options).items() if value is not None}
     chosen = {"data": "cifar10", **PRESETS[options.preset], **given}
-    for name in ("steps", "width", "seeds"):
-        if chosen[name] < 1:
-            raise ValueError(f"{name} is {chosen[name]}; it must be positive.")
-    where = f"{public_name(chosen['data'])}, {chosen['steps']} steps, width {chosen['width']}"
-    measure(store, {
-        f"{name}, {where}" + f", {layers} layers, seed {seed}" * ((layers, seed) != (10, 0)): partial(
-            train, name, chosen["data"], chosen["steps"], [chosen["width"]] * layers, seed, download=options.download
-        )
-        for layers, seed, name in product(chosen["layers"], range(chosen["seeds"]), options.activations)
-    })  # fmt: skip
+    data, steps, width, seeds = (chosen[name] for name in ("data", "steps", "width", "seeds"))
+    for name, value in {"steps": steps, "width": width, "seeds": seeds}.items():
+        if value < 1:
+            raise ValueError(f"{name} is {value}; it must be positive.")
+    wanted: dict[str, Callable[[], Result]] = {}
+    for layers, seed, name in product(chosen["layers"], range(seeds), options.activations):
+        which = f", {layers} layers, seed {seed}" * ((layers, seed) != (10, 0))
+        run = partial(train, name, data, steps, [width] * layers, seed, download=options.download)
+        wanted[f"{name}, {public_name(data)}, {steps} steps, width {width}{which}"] = run
+    measure(store, wanted)
 
 
 def _widths(options: argparse.Namespace, store: Store) -> None:
