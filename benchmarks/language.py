@@ -9,7 +9,6 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
-from itertools import count
 from typing import Any
 
 import torch
@@ -24,7 +23,7 @@ from .core.run import DEVICE, Run, fingerprint
 from .core.table import grouped
 from .data import load_text
 from .methods import METHODS, Method
-from .speed.timing import interleaved, ratio
+from .speed.timing import interleaved, ratio, ten_times
 
 #: Measurements in a run, beside the one before its first step, and windows of the validation text that each reads.
 MEASUREMENTS, VALIDATION_WINDOWS = 20, 256
@@ -337,19 +336,14 @@ def step_times(methods: Sequence[str], like: TextRun, rounds: int = 21) -> dict[
 
     All have the data, size and device of `like`; no rate and no damping costs more than another.
     """
-    text, steps = load_text(like.data).to(like.device), 10
+    text = load_text(like.data).to(like.device)
 
     def job(run: TextRun) -> Callable[[], None]:
-        trainer, windows, numbers = Trainer(run, text), batches(run, text.train), count(1)
+        trainer, steps = Trainer(run, text), enumerate(batches(run, text.train), start=1)
+        return ten_times(lambda: trainer.step(*next(steps)))
 
-        def ten_steps() -> None:
-            for _ in range(steps):
-                trainer.step(next(numbers), next(windows))
-
-        return ten_steps
-
-    like = replace(like, steps=steps * (rounds + 2))
+    like = replace(like, steps=10 * (rounds + 2))
     names = dict.fromkeys(["adamw", *methods])
     seconds = interleaved({m: job(replace(like, method=m, damping=dampings(m, [1.0])[0])) for m in names}, rounds)
     ratios = {method: ratio(times, seconds["adamw"]) for method, times in seconds.items()}
-    return {"adamw_ms": 1e3 * statistics.median(seconds["adamw"]) / steps, "time_ratio": ratios}
+    return {"adamw_ms": 1e3 * statistics.median(seconds["adamw"]) / 10, "time_ratio": ratios}

@@ -79,6 +79,15 @@ class Run:
         raise NotImplementedError
 
 
+def step(model: nn.Module, optimizer: torch.optim.Optimizer, inputs: Tensor, labels: Tensor) -> Tensor:
+    """Take a training step on the cross entropy, and return that of before."""
+    optimizer.zero_grad()
+    loss = F.cross_entropy(model(inputs).flatten(0, -2), labels.flatten())
+    loss.backward()
+    optimizer.step()
+    return loss.detach()
+
+
 def fingerprint(method: Method, model: nn.Module, inputs: Tensor, labels: Tensor) -> str:
     """A hash of what a method computes: of the losses of three steps on a small problem that never changes.
 
@@ -90,14 +99,7 @@ def fingerprint(method: Method, model: nn.Module, inputs: Tensor, labels: Tensor
             wave = torch.arange(parameter.numel(), dtype=torch.float64).add(place).sin()
             parameter.copy_(0.3 * wave.view_as(parameter))
     optimizer = method.wrap(torch.optim.SGD(model.parameters(), lr=0.3 * method.lr_factor), model, inputs[:2])
-    losses = []
-    for _ in range(3):
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(inputs).flatten(0, -2), labels.flatten())
-        loss.backward()
-        optimizer.step()
-        losses.append(f"{loss.item():.6f}")
-    return digest(losses)
+    return digest([f"{step(model, optimizer, inputs, labels).item():.6f}" for _ in range(3)])
 
 
 def public_name(data: str) -> str:

@@ -56,6 +56,16 @@ def compiled(forward: F) -> F:
     return forward if mode is None else torch.compile(forward, mode=mode)  # type: ignore[return-value]
 
 
+def ten_times(step: Callable[[], object]) -> Callable[[], None]:
+    """What takes ten steps, as often as a wrapper measures."""
+
+    def run() -> None:
+        for _ in range(10):
+            step()
+
+    return run
+
+
 def interleaved(
     runs: dict[str, Callable[[], Any]], rounds: int, clock: Callable[[], float] = time.perf_counter
 ) -> dict[str, list[float]]:

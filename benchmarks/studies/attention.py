@@ -15,6 +15,7 @@ from torch.func import jvp, vjp
 from adiv_optim import Proportional, functional
 from adiv_optim.attention import AttentionIdeal, SelfAttention, alignment, effective_logit_update, ideal_logit_step
 
+from ..core.run import step
 from ..core.study import measurement
 from ..core.table import markdown, mean_and_error, plus_minus
 from ..data import Dataset, load
@@ -171,10 +172,7 @@ def _train(
     for _ in range(epochs):
         order = torch.randperm(len(split.train_labels), generator=orders).to(device())
         for index in order.split(BATCH)[: len(order) // BATCH]:
-            stepper.zero_grad()
-            loss = F.cross_entropy(model(split.train_inputs[index]), split.train_labels[index])
-            loss.backward()
-            stepper.step()
+            loss = step(model, stepper, split.train_inputs[index], split.train_labels[index])
         if not loss.isfinite():
             break
     with torch.no_grad():

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from scipy.stats import spearmanr
 from torch import Tensor, nn
 
@@ -18,7 +17,7 @@ from adiv_optim.diagnostics import isometry_strength, record
 
 from ..core.figure import panels, plt
 from ..core.progress import measure
-from ..core.run import public_name
+from ..core.run import public_name, step
 from ..core.store import Result, Store, setting
 from ..core.study import Sections, Study
 from ..core.table import grouped, markdown, plus_minus
@@ -98,11 +97,7 @@ def train(
 
     start, losses = measured(), list[float]()
     for index in islice(batches, steps):
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(data.train_inputs[index]), data.train_labels[index])
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
+        losses.append(step(model, optimizer, data.train_inputs[index], data.train_labels[index]).item())
     with torch.no_grad():
         predicted = torch.cat([model(part).argmax(-1) for part in data.test_inputs.split(BATCH_SIZE)])
     accuracy = 100 * (predicted == data.test_labels).double().mean().item()

@@ -18,7 +18,6 @@ class Along(NamedTuple):
 
     label: str
     of: Callable[[dict[str, Any]], float]
-    scale: str = "log"
 
 
 ALONG = {
@@ -27,7 +26,7 @@ ALONG = {
     "batch": Along("batch size", lambda s: s["batch_size"]),
     "rate": Along("learning rate", lambda s: s["lr"]),
     "gain": Along("factor on all parameters at first", lambda s: s["gain"]),
-    "method": Along("", lambda s: 0.0, "linear"),
+    "method": Along("", lambda s: 0.0),
 }
 #: What tells panels of a figure apart, and groups of rows of a table.
 _PANEL: list[Callable[[dict[str, Any], str], str]] = [
@@ -86,7 +85,7 @@ def _section(results: list[Result], along: str, name: str, folder: Path) -> str:
     title = f"{subject(results)}, {settings['epochs']} epochs"
     if setting.label:
         title += f": accuracy by {setting.label}"
-        _figure(found, setting, title, folder / f"{name}.png")
+        _figure(found, setting.label, title, folder / f"{name}.png")
     where = "a tenth of the training set, held out" if settings.get("validation") else "the test set"
     rates = max(len(at) for methods in found.values() for by_place in methods.values() for at in by_place.values())
     chosen = f", each at the best of {rates} rates" if rates > 1 else ""
@@ -98,8 +97,8 @@ def _section(results: list[Result], along: str, name: str, folder: Path) -> str:
     )
 
 
-def _figure(found: Cells, setting: Along, title: str, path: Path) -> None:
-    with panels(list(found), title, path, xlabel=setting.label, xscale=setting.scale, ylabel="accuracy, %") as axes:
+def _figure(found: Cells, label: str, title: str, path: Path) -> None:
+    with panels(list(found), title, path, xlabel=label, xscale="log", ylabel="accuracy, %") as axes:
         for axis, methods in zip(axes, found.values(), strict=True):
             for name, by_place in methods.items():
                 bars(axis, {place: best(by_place[place]) for place in sorted(by_place)}, METHODS[name])
