@@ -11,19 +11,10 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from adiv_optim import (
-    BatchIdeal,
-    Correction,
-    Disproportional,
-    GradientOnly,
-    InputScaled,
-    Preconditioned,
-    Proportional,
-    UnitConsistent,
-    Whitened,
-)
+from adiv_optim.corrections import BatchIdeal, Correction, Disproportional, Proportional
 from adiv_optim.gauge import Gauge, LayerGauge, NetworkGauge
 from adiv_optim.layers import AffineLikeLinear, DyISRU, DyT, L2Norm, NormLikeLinear, PatchNormConv2d
+from adiv_optim.optim import GradientOnly, InputScaled, Preconditioned, UnitConsistent, Whitened
 
 
 @dataclass(frozen=True)

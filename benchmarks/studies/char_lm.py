@@ -88,7 +88,10 @@ def _run(options: argparse.Namespace, store: Store, searches: Sequence[Search], 
         raise ValueError(f"seeds is {options.seeds}; a run needs at least one.")
     like = language.described(options)
     if options.time:
-        _time(options, store, like)
+        known = [name for name, method in METHODS.items() if method.applies == "language" and lacks(name) is None]
+        about = {"part": "time", "preset": options.preset, "device": options.device}
+        key, methods = f"time of {options.preset} on {options.device}", options.methods or known
+        measure(store, {key: lambda: about | language.step_times(methods, like)}, again=True)
         return
     if options.methods:
         searches, fixed = [Search(options.norms, options.methods, options.lr, options.damping)], []
@@ -112,21 +115,16 @@ def _run(options: argparse.Namespace, store: Store, searches: Sequence[Search], 
     run_all(every, LANGUAGE, store, download=options.download)
 
 
-def _time(options: argparse.Namespace, store: Store, like: TextRun) -> None:
-    known = [name for name, method in METHODS.items() if method.applies == "language" and lacks(name) is None]
-    about = {"part": "time", "preset": options.preset, "device": options.device}
-    key, methods = f"time of {options.preset} on {options.device}", options.methods or known
-    measure(store, {key: lambda: about | language.step_times(methods, like)}, again=True)
-
-
 def report(store: Store, name: str, folder: Path, figures: bool = True) -> Sections:
     """Heading, figures, table and caption of every protocol; without times of steps no figure against time."""
     parts, timed = [], {(t["preset"], t["device"]): t for t in store.read("time")}
     for own, group in named(name, store.read(), _PROTOCOL).items():
         tried = [result for result in store.read("search") if _PROTOCOL(result) == _PROTOCOL(group[0])]
         title, time = language.title(group[0]), timed.get(setting("preset", "device")(group[0]))
-        for quantity in (("steps", "time") if time else ("steps",)) if figures else ():
-            _figure(group, title, quantity, time, folder / f"{own}-{quantity}.png")
+        if figures:
+            _figure(group, title, {}, folder / f"{own}-steps.png")
+        if figures and time:
+            _figure(group, title, time["time_ratio"], folder / f"{own}-time.png")
         parts.append(f"**{title}**\n\n{_table(group, tried, time)}\n\n{_caption(group, tried, time)}")
     return {name: "\n\n".join(parts)}
 
@@ -198,11 +196,14 @@ def _caption(results: list[Result], tried: list[Result], time: Result | None) ->
     )
 
 
+def _longest(results: list[Result]) -> list[Result]:
+    steps = max(result["settings"]["steps"] for result in results)
+    return [result for result in results if result["settings"]["steps"] == steps]
+
+
 def best_rows(results: list[Result]) -> dict[tuple[str, str], list[Result]]:
     """(norm, method) → of the longest runs, the seeds at the lowest mean validation loss."""
-    longest = max(result["settings"]["steps"] for result in results)
-    rows = _rows(r for r in results if r["settings"]["steps"] == longest)
-    found = grouped(rows, lambda seeds: setting("norm", "method")(seeds[0]))
+    found = grouped(_rows(_longest(results)), lambda seeds: setting("norm", "method")(seeds[0]))
 
     def loss(seeds: list[Result]) -> float:
         return statistics.fmean(worth(final_validation_loss(r)) for r in seeds)
@@ -218,22 +219,19 @@ def curve(seeds: list[Result]) -> Curve:
     return [statistics.fmean(at) for at, _ in finite], [statistics.fmean(losses) for _, losses in finite]
 
 
-def _figure(results: list[Result], title: str, quantity: str, time: Result | None, path: Path) -> None:
-    """Draw validation loss against steps or time of training, one panel per normaliser."""
-    ratios, longest = time["time_ratio"] if time else {}, max(result["settings"]["steps"] for result in results)
-    shown = [r for r in results if r["settings"]["steps"] == longest]
-    if quantity == "time":
-        shown = [r for r in shown if r["settings"]["method"] in ratios]
+def _figure(results: list[Result], title: str, ratios: dict[str, Any], path: Path) -> None:
+    """Draw validation loss against steps, or time of training by its ratios, one panel per normaliser."""
+    shown = [r for r in _longest(results) if not ratios or r["settings"]["method"] in ratios]
     lines = grouped(_rows(shown), lambda seeds: seeds[0]["settings"]["norm"])
     names, norms = [NORM_LABELS[norm] for norm in lines], len(lines)
     names += [f"{name}, the end" for name in names]
     with panels(names, title, path, columns=norms, height=2.9, sharey=False, ylabel="validation loss, nats") as axes:
         for whole, end, rows in zip(axes[:norms], axes[norms:], lines.values(), strict=True):
-            drawn = [draw((whole, end), seeds, rows, ratios if quantity == "time" else {}) for seeds in rows]
+            drawn = [draw((whole, end), seeds, rows, ratios) for seeds in rows]
             # A model that has learned nothing starts about here; a line above it is on its way out.
             whole.set_ylim(top=max(seeds[0]["validation_loss"][0] or 0.0 for seeds in rows))
             zoom(end, drawn)
-            end.set_xlabel("steps" if quantity == "steps" else "time, in steps of AdamW")
+            end.set_xlabel("time, in steps of AdamW" if ratios else "steps")
 
 
 def draw(axes: Sequence[Any], seeds: list[Result], rows: list[list[Result]], ratios: dict[str, Any]) -> Curve:
