@@ -67,6 +67,10 @@ class Method:
         """Return the normaliser for samples of a shape, if the method has one."""
         return [self.normalizer(shape)] if self.normalizer else []
 
+    def affine(self, inputs: int, outputs: int) -> list[nn.Module]:
+        """Return an affine layer behind the normaliser, if the method has one."""
+        return [*self.normalizers((inputs,)), self.linear(inputs, outputs)]
+
 
 def _l2_norm(shape: tuple[int, ...]) -> nn.Module:
     return L2Norm(dim=tuple(range(-len(shape), 0)))

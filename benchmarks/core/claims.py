@@ -7,7 +7,7 @@ from typing import Concatenate, NamedTuple, ParamSpec, TypeVar
 from scipy.stats import ttest_ind
 
 from .store import Result, Store
-from .table import markdown, mean_and_error, plus_minus
+from .table import markdown, mean_and_error, plus_minus, welch
 
 Stores = Mapping[str, Store]
 #: Stores → what every seed reached; a run that is not there is a LookupError.
@@ -79,9 +79,9 @@ def image(stores: Stores, file: str, method: str | None, **wanted: object) -> li
 def ahead(stores: Stores, own: Sample, other: Sample, *, lower: bool = False, against: str = "") -> Finding:
     """Own is better than the other by Welch's test; lower is better for losses."""
     ours, theirs = own(stores), other(stores)
-    difference = (mean_and_error(ours)[0] - mean_and_error(theirs)[0]) * (-1 if lower else 1)
-    p = float(ttest_ind(ours, theirs, equal_var=False).pvalue)
-    return tested(difference > 0, p, _pair(ours, theirs, lower, against), f"{len(ours)}, {len(theirs)}")
+    difference, p = welch(ours, theirs)
+    holds = difference < 0 if lower else difference > 0
+    return tested(holds, p, _pair(ours, theirs, lower, against), f"{len(ours)}, {len(theirs)}")
 
 
 @later
@@ -114,8 +114,7 @@ def every(stores: Stores, judges: Sequence[Judge]) -> Finding:
 
 
 def _pair(ours: list[float], theirs: list[float], lower: bool, against: str = "") -> str:
-    digits = 3 if lower else 2
-    difference = mean_and_error(ours)[0] - mean_and_error(theirs)[0]
+    digits, (difference, _) = 3 if lower else 2, welch(ours, theirs)
     return f"{plus_minus(ours, digits)} against {plus_minus(theirs, digits)}{against}, {difference:+.{digits}f}"
 
 

@@ -90,13 +90,12 @@ def family(run: ImageRun) -> ImageRun:
 
 
 class _Trainer:
-    """What both kinds have: models, optimizers and the runs whose settings these have."""
+    """What both kinds have: models, and optimizers."""
 
     def __init__(self, run: ImageRun, data: Dataset) -> None:
         self.run, self.data, self.method, self.models = run, data, run.make_method(), build_models(run, data)
 
     def _one_for_each_model(self, method: Method, runs: Sequence[ImageRun]) -> None:
-        self._optimizer_runs = runs
         self.optimizers = [
             method.wrap(build_optimizer(run, method, model.parameters()), model, self.data.train_inputs[:2])
             for run, model in zip(runs, self.models, strict=True)
@@ -104,10 +103,10 @@ class _Trainer:
 
     def set_rate(self, progress: float) -> None:
         """Set the learning rate for a moment of the run, from 0 at its start to 1 at its end."""
-        for run, optimizer in zip(self._optimizer_runs, self.optimizers, strict=True):
-            if run.schedule == "cosine":
-                for group in optimizer.param_groups:
-                    group["lr"] = run.lr * self.method.lr_factor * (1 + math.cos(math.pi * progress)) / 2
+        if self.run.schedule == "cosine":
+            for group in (group for optimizer in self.optimizers for group in optimizer.param_groups):
+                first = group.setdefault("initial_lr", group["lr"])
+                group["lr"] = first * (1 + math.cos(math.pi * progress)) / 2
 
 
 class Ensemble(_Trainer):
@@ -135,7 +134,7 @@ class Ensemble(_Trainer):
                     parameter.data = self.parameters[name].detach()[number]  # its share of the memory that vmap reads
             self._one_for_each_model(replace(self.method, correction=None), trials or [run] * len(self.models))
         else:
-            self._optimizer_runs, self.optimizers = [run], [build_optimizer(run, self.method, self.parameters.values())]
+            self.optimizers = [build_optimizer(run, self.method, self.parameters.values())]
         each = None if trials else 0
         self._gradients: Callable[..., Any] = vmap(grad_and_value(self._loss), in_dims=(0, 0, each, each))
         on_gpu = run.device.startswith("cuda")

@@ -5,7 +5,7 @@ import statistics
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
-from ..core.claims import Finding, Judge, Sample, Stores, best, every, image, later, runs, tested
+from ..core.claims import Finding, Judge, Sample, Stores, best, every, later, runs, tested
 from ..core.store import Result, setting
 from ..core.table import grouped
 from ..methods import METHODS
@@ -44,11 +44,6 @@ def slope(stores: Stores, method: str, activation: str, sign: int, file: str = T
 def slopes(methods: list[str], activation: str, sign: int, file: str = TABLE1) -> Judge:
     """All of several methods fall with batch size, or rise."""
     return every([slope(method, activation, sign, file) for method in methods])
-
-
-def at_20(method: str, activation: str) -> Sample:
-    """Accuracies of the comparison at the paper's rate, after twenty epochs."""
-    return image("cifar10", method, activation=activation)
 
 
 @later
@@ -142,11 +137,6 @@ def spread(stores: Stores, method: str, optimizer: str) -> Finding:
     ends = f"{min(found):.2f} to {max(found):.2f}"
     figure = f"{optimizer}: {ends} over gauges of σ = 2, plain {min(other):.2f} to {max(other):.2f}"
     return Finding(max(found) - min(found) < 2, figure, str(len(found)))
-
-
-def swept(method: str, optimizer: str) -> Sample:
-    """Accuracies at the best rate of the sweep."""
-    return image("uc-sweep", method, optimizer=optimizer)
 
 
 @later

@@ -13,15 +13,13 @@ from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
-from scipy.stats import ttest_ind
-
 from examples.gpt import NORM_LABELS, NORMS
 
 from .. import language
 from ..core.progress import run_all
 from ..core.store import Result, Store
 from ..core.study import Sections, Study
-from ..core.table import grouped, machine, markdown, mean_and_error, plus_minus
+from ..core.table import grouped, machine, markdown, mean_and_error, plus_minus, welch
 from ..language import LANGUAGE, TextRun, dampings, final_validation_loss, lacks, worth
 from ..methods import METHODS
 
@@ -131,7 +129,7 @@ def _cells(row: Row, rows: dict[Row, list[Result]], tried: Sequence[float]) -> l
     if known and len(validation) > 1:
         twin = min(known, key=lambda twin: mean_and_error(known[twin][0])[0])
         pairs = zip((validation, test), known[twin], strict=True)
-        against = ["twin", "twin"] if twin == row else [_against(own, other) for own, other in pairs]
+        against = ["twin" if twin == row else "{:+.3f} ({:.2g})".format(*welch(*pair)) for pair in pairs]
     sizes = [[value or math.inf for value in result["rms"]] for result in results]
     residual = [mean_and_error(column)[0] for column in zip(*sizes, strict=True)]
     shown = f"{residual[0]:.2g} to {max(residual[:-1]):.2g}"
@@ -143,11 +141,6 @@ def _losses(results: Iterable[Result]) -> tuple[list[float], list[float]]:
     """Of validation and test, inf where a run diverged."""
     found = [(worth(final_validation_loss(result)), worth(result["test_loss"])) for result in results]
     return [v for v, _ in found], [t for _, t in found]
-
-
-def _against(losses: list[float], twins: list[float]) -> str:
-    difference = mean_and_error(losses)[0] - mean_and_error(twins)[0]
-    return f"{difference:+.3f} ({ttest_ind(losses, twins, equal_var=False).pvalue:.2g})"
 
 
 def _caption(results: list[Result], tried: Iterable[Sequence[float]]) -> str:

@@ -24,10 +24,9 @@ def place(points: int = 1000) -> dict[str, Any]:
     inputs = torch.randn(points, 2, generator=torch.Generator().manual_seed(0))
     outputs = {}
     for name, method in NORMALISERS.items():
-        layer: Any = method.linear(2, 2)  # the identity, but for its normaliser
-        nn.init.eye_(layer.weight)
-        nn.init.zeros_(layer.bias)
-        outputs[name] = _rounded(nn.Sequential(*method.normalizers((2,)), layer)(inputs))
+        *_, affine = layers = method.affine(2, 2)
+        affine.load_state_dict({"weight": torch.eye(2), "bias": torch.zeros(2)})
+        outputs[name] = _rounded(nn.Sequential(*layers)(inputs))
     return {"inputs": _rounded(inputs), "outputs": outputs}
 
 
