@@ -19,7 +19,7 @@ from examples import gpt
 from examples.gpt import DEFAULT, GPT, NORMS, PRESETS, Preset, Text, all_windows, next_character_loss, rate_factor
 
 from .core.progress import NOBODY, Kind, Watch, add_progress_arguments
-from .core.run import DEVICE, Run, fingerprint
+from .core.run import DEVICE, Run, fingerprint, set_rates
 from .core.table import grouped
 from .data import load_text
 from .methods import METHODS, Method
@@ -185,7 +185,6 @@ class Trainer:
         self.run, self.history, self._watch = run, History(), watch
         self.model = build_model(run, len(text.vocabulary))
         self.optimizers = build_optimizers(self.model, run)
-        self._peaks = [[group["lr"] for group in optimizer.param_groups] for optimizer in self.optimizers]
         windows = _windows(text.validation, run)
         self._validation = windows[:: math.ceil(len(windows) / VALIDATION_WINDOWS)]
         self._seconds, self._started = 0.0, time.perf_counter()
@@ -195,10 +194,7 @@ class Trainer:
         """Take the step of this number, from 1, and return the loss before it; a loss not finite is not stepped on."""
         # A schedule-free optimizer warms up by itself, and stays.
         if METHODS[self.run.method].optimizer != "schedulefree":
-            factor = rate_factor(number, self.run.steps)
-            for optimizer, peaks in zip(self.optimizers, self._peaks, strict=True):
-                for group, peak in zip(optimizer.param_groups, peaks, strict=True):
-                    group["lr"] = factor * peak
+            set_rates(self.optimizers, rate_factor(number, self.run.steps))
         self.model.zero_grad()
         loss = next_character_loss(self.model, windows)
         value = loss.item()
@@ -249,9 +245,7 @@ class Trainer:
         self.model.train(training)
         # Optimizers that average weights, as schedule-free ones do, decide which ones the model holds.
         for optimizer in self.optimizers:
-            switch = getattr(optimizer, "train" if training else "eval", None)
-            if switch:
-                switch()
+            getattr(optimizer, "train" if training else "eval", lambda: None)()
 
 
 def build_model(run: TextRun, vocabulary: int) -> GPT:

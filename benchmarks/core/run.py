@@ -5,7 +5,7 @@ import platform
 import re
 import subprocess
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import asdict, dataclass, field
 from datetime import date
 from functools import cache
@@ -86,6 +86,12 @@ def step(model: nn.Module, optimizer: torch.optim.Optimizer, inputs: Tensor, lab
     loss.backward()
     optimizer.step()
     return loss.detach()
+
+
+def set_rates(optimizers: Iterable[torch.optim.Optimizer], factor: float) -> None:
+    """Set every learning rate to a share of what it was at first."""
+    for group in (group for optimizer in optimizers for group in optimizer.param_groups):
+        group["lr"] = factor * group.setdefault("initial_lr", group["lr"])
 
 
 def fingerprint(method: Method, model: nn.Module, inputs: Tensor, labels: Tensor) -> str:

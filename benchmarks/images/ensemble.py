@@ -15,6 +15,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from adiv_optim import attach, gauge, jacobian
 
+from ..core.run import set_rates
 from ..data import Dataset
 from ..methods import METHODS, Method
 from .departures import DEPARTURES
@@ -104,9 +105,7 @@ class _Trainer:
     def set_rate(self, progress: float) -> None:
         """Set the learning rate for a moment of the run, from 0 at its start to 1 at its end."""
         if self.run.schedule == "cosine":
-            for group in (group for optimizer in self.optimizers for group in optimizer.param_groups):
-                first = group.setdefault("initial_lr", group["lr"])
-                group["lr"] = first * (1 + math.cos(math.pi * progress)) / 2
+            set_rates(self.optimizers, (1 + math.cos(math.pi * progress)) / 2)
 
 
 class Ensemble(_Trainer):
