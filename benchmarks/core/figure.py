@@ -82,7 +82,8 @@ def wrapped(title: str, width: int) -> str:
     """
     # A space within a phrase is one that lines are not broken at, until they are.
     phrases = re.sub(r"(?<![,:]) | (?=[^\[(]*[\])])", "\N{NO-BREAK SPACE}", title)
-    return textwrap.fill(phrases, width, break_long_words=False).replace("\N{NO-BREAK SPACE}", " ")
+    lines = textwrap.wrap(phrases, width, break_long_words=False, break_on_hyphens=False)
+    return "\n".join(lines).replace("\N{NO-BREAK SPACE}", " ")
 
 
 @contextmanager
