@@ -167,8 +167,7 @@ def train(run: TextRun, text: Text, watch: Watch = NOBODY) -> History:
     for number, windows in enumerate(batches(run, text.train), start=1):
         losses.append(trainer.step(number, windows))
         watch.tick()
-        diverged = not math.isfinite(losses[-1])
-        if diverged or number % every == 0 or number == run.steps:
+        if number % every == 0 or number == run.steps or not math.isfinite(losses[-1]):
             trainer.measure(number, losses)
             losses = []
         if trainer.history.diverged:
@@ -187,7 +186,7 @@ class Trainer:
         self.optimizers = build_optimizers(self.model, run)
         windows = _windows(text.validation, run)
         self._validation = windows[:: math.ceil(len(windows) / VALIDATION_WINDOWS)]
-        self._seconds, self._started = 0.0, time.perf_counter()
+        self._started = time.perf_counter()
         self._set_mode(training=True)
 
     def step(self, number: int, windows: Tensor) -> float:
@@ -210,11 +209,11 @@ class Trainer:
         """Record the state after `step` steps, `losses` being those since the last measurement."""
         if self.run.device.startswith("cuda"):
             torch.cuda.synchronize()
-        self._seconds += time.perf_counter() - self._started if step else 0.0
+        history, spent = self.history, time.perf_counter() - self._started
         training = _finite(math.fsum(losses) / len(losses)) if losses else None
-        validation, history = _finite(self.evaluate(self._validation)), self.history
+        validation = _finite(self.evaluate(self._validation))
         history.steps.append(step)
-        history.seconds.append(self._seconds)
+        history.seconds.append(history.seconds[-1] + spent if history.seconds else 0.0)
         history.train_loss.append(training)
         history.validation_loss.append(validation)
         history.diverged = validation is None or (step > 0 and training is None)
