@@ -48,9 +48,8 @@ class Kind(NamedTuple):
 def add_progress_arguments(parser: argparse.ArgumentParser) -> None:
     """Give a parser the options of every study that trains by `run_all`."""
     parser.add_argument("--download", action="store_true", help="fetch CIFAR-10 or tinyshakespeare into ./data")
-    parser.add_argument(
-        "--log", choices=["tensorboard"], help="also write losses while they train, to OUT/NAME.tensorboard"
-    )
+    where = "also write losses while they train, to OUT/NAME.tensorboard"
+    parser.add_argument("--log", choices=["tensorboard"], help=where)
 
 
 def summary_writer() -> Any:
@@ -124,10 +123,8 @@ def run_all(
 
 def _hours(runs: Sequence[R], kind: Kind, data: Any) -> str:
     """How long runs will take, by the pace of some steps of every kind of them."""
-    total = sum(
-        pace(alike[0], kind, data) * sum(kind.steps(run, data) for run in alike)
-        for alike in grouped(runs, kind.alike).values()
-    )
+    groups = grouped(runs, kind.alike).values()
+    total = sum(pace(alike[0], kind, data) * sum(kind.steps(run, data) for run in alike) for alike in groups)
     return f"{total / 3600:.2g} hours" if total > 3600 else f"{total / 60:.2g} minutes"
 
 

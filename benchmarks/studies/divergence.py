@@ -173,9 +173,8 @@ def section(result: dict[str, Any], name: str, folder: Path) -> str:
         f"are scaled by e^(2n), n normal, {result['uneven_batches']} batches. "
         f"{machine(result['environment'])}"
     )
-    tables = [
-        f"**{title[0].upper()}{title[1:]}**\n\n{table(result, stage)}" for stage, title in result["stages"].items()
-    ]
+    titles = {stage: title[0].upper() + title[1:] for stage, title in result["stages"].items()}
+    tables = [f"**{title}**\n\n{table(result, stage)}" for stage, title in titles.items()]
     rows = []
     for row in result["cost"]:
         (low, high), middle = row["time_ratio"]["quartiles"], row["time_ratio"]["median"]

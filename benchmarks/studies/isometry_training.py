@@ -157,7 +157,7 @@ def _layers_figure(result: Result, data: str, path: Path) -> None:
 def _convergence_figure(found: Seeds, data: str, path: Path) -> None:
     """Training loss by step, and by β at the end of the first epoch and of training; means over seeds."""
     first = next(iter(found.values()))[0]
-    colors, settings, ends = plt.get_cmap("viridis"), first["settings"], _ends(first)
+    colors, settings, ends = plt.get_cmap("viridis"), first["settings"], _ends(found)
     low, high = first["strength"], list(found.values())[-1][0]["strength"]
     title = f"Convergence: {data}, {settings['layers']} layers of {settings['width']}, SGD {settings['lr']:g}"
     with panels(["by step", *(f"at the end of {end}, by β" for end in ends)], title, path) as axes:
@@ -177,8 +177,9 @@ def _convergence_figure(found: Seeds, data: str, path: Path) -> None:
             axis.margins(x=0.2, y=0.1)
 
 
-def _ends(result: Result) -> dict[str, int]:
+def _ends(found: Seeds) -> dict[str, int]:
     """Where losses are compared: while every sample is new, if that lasts long enough, and in the end."""
+    result = next(iter(found.values()))[0]
     epoch, steps = result["training_samples"] // result["settings"]["batch_size"], result["settings"]["steps"]
     return {"epoch 1": epoch, "training": steps} if WINDOW <= epoch < steps else {"training": steps}
 
@@ -195,7 +196,7 @@ def least_gains(seeds: list[Result], stage: str) -> list[float]:
 
 
 def _table(found: Seeds) -> str:
-    rows, ends = [], _ends(next(iter(found.values()))[0])
+    rows, ends = [], _ends(found)
     for activation, seeds in found.items():
         cells = []
         for stage in STAGES:
@@ -215,7 +216,7 @@ def correlations(found: Seeds) -> dict[str, Any]:
     strengths = [seeds[0]["strength"] for seeds in found.values()]
     columns = {
         f"the loss at the end of {end}": [statistics.fmean(_losses(seeds, step)) for seeds in found.values()]
-        for end, step in _ends(next(iter(found.values()))[0]).items()
+        for end, step in _ends(found).items()
     }
     columns["test accuracy"] = [statistics.fmean(r["test_accuracy"] for r in seeds) for seeds in found.values()]
     return {name: spearmanr(strengths, column) for name, column in columns.items()}

@@ -115,11 +115,10 @@ def rank(members: Sequence[dict[str, float]], quantity: str) -> Any:
 def report(store: Store, name: str, folder: Path) -> Sections:
     """Rank correlations, the runs, a figure and a caption."""
     results, found = store.read(), groups(store.read())
-    correlations = [
-        [group, str(len(members))]
-        + [f"{r.statistic:+.2f} ({r.pvalue:.2g})" for r in (rank(members, quantity) for quantity in QUANTITIES)]
-        for group, members in found.items()
-    ]
+    correlations = []
+    for group, members in found.items():
+        ranks = [rank(members, quantity) for quantity in QUANTITIES]
+        correlations.append([group, str(len(members)), *(f"{r.statistic:+.2f} ({r.pvalue:.2g})" for r in ranks)])
     labels = [label for label, _ in QUANTITIES.values()]
     rows = []
     for result in sorted(results, key=lambda r: -mean_and_error(r["accuracy"])[0]):
