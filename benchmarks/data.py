@@ -106,16 +106,13 @@ def _decode(folder: Path) -> tuple[Tensor, Tensor]:
     from torchvision.datasets import ImageFolder
     from torchvision.io import ImageReadMode, decode_image
 
-    samples = ImageFolder(str(folder)).samples
-    rows: list[Tensor] = []
-    labels: list[int] = []
-    for path, label in track(samples, description=f"decoding {folder.name}"):
-        image = decode_image(path, ImageReadMode.RGB)
-        if rows and image.numel() != rows[0].numel():
-            raise ValueError(f"{path} has shape {tuple(image.shape)}, unlike {samples[0][0]}; resize them alike first.")
-        rows.append(image.flatten())
-        labels.append(label)
-    return torch.stack(rows), torch.tensor(labels)
+    files = ImageFolder(str(folder), loader=lambda path: decode_image(path, ImageReadMode.RGB))
+    images, labels = zip(*track(files, description=f"decoding {folder.name}"), strict=True)
+    paths = [path for path, _ in files.samples]
+    for path, image in zip(paths, images, strict=True):
+        if image.shape != images[0].shape:
+            raise ValueError(f"{path} has shape {tuple(image.shape)}, unlike {paths[0]}; resize them alike first.")
+    return torch.stack(images).flatten(1), torch.tensor(labels)
 
 
 def fake(argument: str, download: bool) -> Dataset:

@@ -30,12 +30,8 @@ from .comparison import network
 
 #: Measurements along a run, from before its first step on, and the batches of each.
 POINTS, BATCHES = 8, 4
-#: What is measured → what tables call it, and whether the thesis wants it high.
-QUANTITIES = {
-    "cosine": ("cosine with −g", True),
-    "gain_spread": ("spread of the own gain", False),
-    "interference": ("part across g", False),
-}
+#: What is measured → what tables call it.
+QUANTITIES = {"cosine": "cosine with −g", "gain_spread": "spread of the own gain", "interference": "part across g"}
 #: A group of runs has this many or no rank correlation.
 ENOUGH = 4
 
@@ -119,7 +115,7 @@ def report(store: Store, name: str, folder: Path) -> Sections:
     for group, members in found.items():
         ranks = [rank(members, quantity) for quantity in QUANTITIES]
         correlations.append([group, str(len(members)), *(f"{r.statistic:+.2f} ({r.pvalue:.2g})" for r in ranks)])
-    labels = [label for label, _ in QUANTITIES.values()]
+    labels = list(QUANTITIES.values())
     rows = []
     for result in sorted(results, key=lambda r: -mean_and_error(r["accuracy"])[0]):
         settings, own = result["settings"], means(result)
@@ -142,7 +138,7 @@ def report(store: Store, name: str, folder: Path) -> Sections:
 
 def _figure(results: Sequence[Result], title: str, path: Path) -> None:
     """Draw accuracy against every quantity, a mark per optimizer, filled for tanh."""
-    with panels([label for label, _ in QUANTITIES.values()], title, path, ylabel="test accuracy, %") as axes:
+    with panels(list(QUANTITIES.values()), title, path, ylabel="test accuracy, %") as axes:
         for axis, quantity in zip(axes, QUANTITIES, strict=True):
             for result in results:
                 own, settings, method = means(result), result["settings"], METHODS[result["settings"]["method"]]

@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from ..core.figure import bars, panels
 from ..core.store import Result
@@ -12,21 +12,14 @@ from ..core.table import machine, markdown, mean_and_error, plus_minus
 from ..methods import METHODS
 from .comparison import Report, subject
 
-
-class Along(NamedTuple):
-    """The setting that columns and horizontal axes are."""
-
-    label: str
-    of: Callable[[dict[str, Any]], float]
-
-
-ALONG = {
-    "width": Along("width of the hidden layers", lambda s: s["hidden"][0]),
-    "depth": Along("hidden layers", lambda s: len(s["hidden"])),
-    "batch": Along("batch size", lambda s: s["batch_size"]),
-    "rate": Along("learning rate", lambda s: s["lr"]),
-    "gain": Along("factor on all parameters at first", lambda s: s["gain"]),
-    "method": Along("", lambda s: 0.0),
+#: The setting that columns and horizontal axes are → its label there, and what reads it.
+ALONG: dict[str, tuple[str, Callable[[dict[str, Any]], float]]] = {
+    "width": ("width of the hidden layers", lambda s: s["hidden"][0]),
+    "depth": ("hidden layers", lambda s: len(s["hidden"])),
+    "batch": ("batch size", lambda s: s["batch_size"]),
+    "rate": ("learning rate", lambda s: s["lr"]),
+    "gain": ("factor on all parameters at first", lambda s: s["gain"]),
+    "method": ("", lambda s: 0.0),
 }
 #: What tells panels of a figure apart, and groups of rows of a table.
 _PANEL: list[Callable[[dict[str, Any], str], str]] = [
@@ -59,10 +52,11 @@ def cells(results: list[Result], along: str) -> Cells:
     """Sort results into panels, methods and places; parts of a panel's name that all panels share are left out."""
     telling = [part for part in _PANEL if len({part(r["settings"], along) for r in results}) > 1]
     found: Cells = defaultdict(lambda: defaultdict(lambda: defaultdict(list)))
+    _, place = ALONG[along]
     for result in sorted(results, key=lambda r: list(METHODS).index(r["settings"]["method"])):
         s = result["settings"]
         panel = ", ".join(part(s, along) for part in telling)
-        found[panel][s["method"]][float(ALONG[along].of(s))].append(result)
+        found[panel][s["method"]][float(place(s))].append(result)
     return found
 
 
@@ -72,7 +66,7 @@ def best(results: list[Result]) -> list[float]:
 
 
 def _section(results: list[Result], along: str, name: str, folder: Path) -> str:
-    found, setting, settings = cells(results, along), ALONG[along], results[0]["settings"]
+    found, (label, _), settings = cells(results, along), ALONG[along], results[0]["settings"]
     places = sorted({place for methods in found.values() for by_place in methods.values() for place in by_place})
     several = len(found) > 1
     rows = [
@@ -81,11 +75,11 @@ def _section(results: list[Result], along: str, name: str, folder: Path) -> str:
         for panel, methods in found.items()
         for method, by_place in methods.items()
     ]
-    header = [*([""] * several), "method", *(f"{place:g}" if setting.label else "%" for place in places)]
+    header = [*([""] * several), "method", *(f"{place:g}" if label else "%" for place in places)]
     title = f"{subject(results)}, {settings['epochs']} epochs"
-    if setting.label:
-        title += f": accuracy by {setting.label}"
-        _figure(found, setting.label, title, folder / f"{name}.png")
+    if label:
+        title += f": accuracy by {label}"
+        _figure(found, label, title, folder / f"{name}.png")
     where = "a tenth of the training set, held out" if settings.get("validation") else "the test set"
     rates = max(len(at) for methods in found.values() for by_place in methods.values() for at in by_place.values())
     chosen = f", each at the best of {rates} rates" if rates > 1 else ""
