@@ -8,10 +8,10 @@ from pathlib import Path
 import torch
 
 from . import reproduce
-from .core.log import summary_writer
+from .core.progress import summary_writer
 from .core.run import check_device
 from .core.store import Store
-from .core.study import insert, show
+from .core.study import insert, report, show
 from .methods import added
 from .studies import DIGESTS, STUDIES
 
@@ -67,9 +67,9 @@ def _parser() -> argparse.ArgumentParser:
 
 def _run(options: argparse.Namespace) -> int:
     if options.study == "report":
-        sections = show(
-            sorted(options.out.glob("*.jsonl"), key=lambda path: path.stem), STUDIES, DIGESTS, options.figures
-        )
+        paths, figures = sorted(options.out.glob("*.jsonl"), key=lambda path: path.stem), options.figures or options.out
+        sections = report(paths, STUDIES, DIGESTS, figures)
+        show(sections, figures)
         filled = {page: insert(page, sections) for page in options.pages}  # all of them, or none
         for page, text in filled.items():
             page.write_text(text)
@@ -84,7 +84,7 @@ def _run(options: argparse.Namespace) -> int:
         summary_writer()  # or say what it lacks, before a long run
     STUDIES[options.study].run(options, Store(path, options.study, log))
     if int(os.environ.get("RANK", 0)) == 0 and Store(path).read():
-        show([path], STUDIES)
+        show(report([path], STUDIES), options.out)
         print(f"results: {path}; python -m benchmarks report --out {options.out} shows all that are there.")
     return 0
 

@@ -38,18 +38,9 @@ class Dataset(NamedTuple):
 
     def to(self, device: str, dtype: torch.dtype) -> "Dataset":
         """Return the data set on `device`, inputs as `dtype`: bytes become pixels in [0, 1]."""
-
-        def pixels(inputs: Tensor) -> Tensor:
-            inputs, scale = inputs.to(device), 255 if inputs.dtype == torch.uint8 else 1
-            return inputs.to(dtype).div_(scale)
-
-        return Dataset(
-            pixels(self.train_inputs),
-            self.train_labels.to(device),
-            pixels(self.test_inputs),
-            self.test_labels.to(device),
-            self.hash,
-        )
+        scale = 255 if self.train_inputs.dtype == torch.uint8 else 1
+        train, test = (inputs.to(device).to(dtype).div_(scale) for inputs in (self.train_inputs, self.test_inputs))
+        return Dataset(train, self.train_labels.to(device), test, self.test_labels.to(device), self.hash)
 
 
 def digits(argument: str, download: bool) -> Dataset:
@@ -71,14 +62,10 @@ def cifar10(argument: str, download: bool) -> Dataset:
     try:
         train, test = (CIFAR10("data", train=part, download=download) for part in (True, False))
     except (RuntimeError, OSError) as error:
-        why = (
-            f"it cannot be fetched ({error}): put torchvision's files there"
-            if download
-            else "add --download to fetch it"
-        )
+        failed = f"it cannot be fetched ({error}): put torchvision's files there"
         raise FileNotFoundError(
-            f"CIFAR-10 is not in ./data; {why}, or pass --data imagefolder:PATH for a tree "
-            "of image files PATH/train/<class>/ and PATH/test/<class>/."
+            f"CIFAR-10 is not in ./data; {failed if download else 'add --download to fetch it'}, or pass --data "
+            "imagefolder:PATH for a tree of image files PATH/train/<class>/ and PATH/test/<class>/."
         ) from error
 
     def rows(images: np.ndarray) -> Tensor:
@@ -119,16 +106,13 @@ def _decode(folder: Path) -> tuple[Tensor, Tensor]:
     from torchvision.datasets import ImageFolder
     from torchvision.io import ImageReadMode, decode_image
 
-    samples = ImageFolder(str(folder)).samples
-    rows: list[Tensor] = []
-    labels: list[int] = []
-    for path, label in track(samples, description=f"decoding {folder.name}"):
-        image = decode_image(path, ImageReadMode.RGB)
-        if rows and image.numel() != rows[0].numel():
-            raise ValueError(f"{path} has shape {tuple(image.shape)}, unlike {samples[0][0]}; resize them alike first.")
-        rows.append(image.flatten())
-        labels.append(label)
-    return torch.stack(rows), torch.tensor(labels)
+    files = ImageFolder(str(folder), loader=lambda path: decode_image(path, ImageReadMode.RGB))
+    images, labels = zip(*track(files, description=f"decoding {folder.name}"), strict=True)
+    paths = [path for path, _ in files.samples]
+    for path, image in zip(paths, images, strict=True):
+        if image.shape != images[0].shape:
+            raise ValueError(f"{path} has shape {tuple(image.shape)}, unlike {paths[0]}; resize them alike first.")
+    return torch.stack(images).flatten(1), torch.tensor(labels)
 
 
 def fake(argument: str, download: bool) -> Dataset:

@@ -1,5 +1,6 @@
 """A small language model of characters: the settings of a run, the optimizers that train it, and its training."""
 
+import argparse
 import math
 import statistics
 import time
@@ -8,7 +9,6 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
-from itertools import count, islice
 from typing import Any
 
 import torch
@@ -16,14 +16,14 @@ from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 
 from examples import gpt
-from examples.gpt import GPT, NORMS, PRESETS, Preset, Text, all_windows, next_character_loss, rate_factor
+from examples.gpt import DEFAULT, GPT, NORMS, PRESETS, Preset, Text, all_windows, next_character_loss, rate_factor
 
-from .core.log import Note, silent
-from .core.progress import Kind, Tick
-from .core.run import Run, fingerprint
+from .core.progress import NOBODY, Kind, Watch, add_progress_arguments
+from .core.run import DEVICE, Run, fingerprint, set_rates
+from .core.table import grouped
 from .data import load_text
 from .methods import METHODS, Method
-from .speed.timing import interleaved, ratio
+from .speed.timing import interleaved, ratio, ten_times
 
 #: Measurements in a run, beside the one before its first step, and windows of the validation text that each reads.
 MEASUREMENTS, VALIDATION_WINDOWS = 20, 256
@@ -83,13 +83,10 @@ def _for_matrices(model: GPT, run: TextRun, kind: Callable[..., Optimizer], **op
 
 def _adamw(model: GPT, parameters: Iterable[Tensor], run: TextRun, lr: float) -> AdamW:
     """AdamW, and the embeddings at a rate of their own where the run has one."""
-    groups: list[dict[str, Any]] = [{"params": list(parameters)}]
-    if run.embedding_lr is not None:
-        embeddings = {id(embedding.weight) for embedding in (model.token_embedding, model.position_embedding)}
-        inside = [parameter for parameter in groups[0]["params"] if id(parameter) in embeddings]
-        groups[0]["params"] = [parameter for parameter in groups[0]["params"] if id(parameter) not in embeddings]
-        groups.append({"params": inside, "lr": run.embedding_lr})
-    return AdamW(groups, lr=lr, weight_decay=run.weight_decay)
+    embeddings = {id(embedding.weight) for embedding in (model.token_embedding, model.position_embedding)}
+    own = lr if run.embedding_lr is None else run.embedding_lr
+    groups = grouped(parameters, lambda parameter: own if id(parameter) in embeddings else lr)
+    return AdamW([{"params": each, "lr": rate} for rate, each in groups.items()], weight_decay=run.weight_decay)
 
 
 def _normuon(parameters: list[Tensor], **options: Any) -> Optimizer:
@@ -162,16 +159,15 @@ class History:
     diverged: bool = False  # whether a loss was not finite, which ended the run
 
 
-def train(run: TextRun, text: Text, *, tick: Tick = lambda: None, note: Note = silent) -> History:
+def train(run: TextRun, text: Text, watch: Watch = NOBODY) -> History:
     """Train one run on a text that is on its device; a part shorter than a window is a ValueError."""
-    trainer = Trainer(run, text, note)
+    trainer = Trainer(run, text, watch)
     trainer.measure(0, [])
     every, losses = max(1, round(run.steps / MEASUREMENTS)), list[float]()
     for number, windows in enumerate(batches(run, text.train), start=1):
         losses.append(trainer.step(number, windows))
-        tick()
-        diverged = not math.isfinite(losses[-1])
-        if diverged or number % every == 0 or number == run.steps:
+        watch.tick()
+        if number % every == 0 or number == run.steps or not math.isfinite(losses[-1]):
             trainer.measure(number, losses)
             losses = []
         if trainer.history.diverged:
@@ -184,24 +180,20 @@ def train(run: TextRun, text: Text, *, tick: Tick = lambda: None, note: Note = s
 class Trainer:
     """A model, its optimizers, and the record of its training."""
 
-    def __init__(self, run: TextRun, text: Text, note: Note = silent) -> None:
-        self.run, self.history, self._note = run, History(), note
+    def __init__(self, run: TextRun, text: Text, watch: Watch = NOBODY) -> None:
+        self.run, self.history, self._watch = run, History(), watch
         self.model = build_model(run, len(text.vocabulary))
         self.optimizers = build_optimizers(self.model, run)
-        self._peaks = [[group["lr"] for group in optimizer.param_groups] for optimizer in self.optimizers]
         windows = _windows(text.validation, run)
         self._validation = windows[:: math.ceil(len(windows) / VALIDATION_WINDOWS)]
-        self._seconds, self._started = 0.0, time.perf_counter()
+        self._started = time.perf_counter()
         self._set_mode(training=True)
 
     def step(self, number: int, windows: Tensor) -> float:
         """Take the step of this number, from 1, and return the loss before it; a loss not finite is not stepped on."""
         # A schedule-free optimizer warms up by itself, and stays.
         if METHODS[self.run.method].optimizer != "schedulefree":
-            factor = rate_factor(number, self.run.steps)
-            for optimizer, peaks in zip(self.optimizers, self._peaks, strict=True):
-                for group, peak in zip(optimizer.param_groups, peaks, strict=True):
-                    group["lr"] = factor * peak
+            set_rates(self.optimizers, rate_factor(number, self.run.steps))
         self.model.zero_grad()
         loss = next_character_loss(self.model, windows)
         value = loss.item()
@@ -217,15 +209,15 @@ class Trainer:
         """Record the state after `step` steps, `losses` being those since the last measurement."""
         if self.run.device.startswith("cuda"):
             torch.cuda.synchronize()
-        self._seconds += time.perf_counter() - self._started if step else 0.0
+        history, spent = self.history, time.perf_counter() - self._started
         training = _finite(math.fsum(losses) / len(losses)) if losses else None
-        validation, history = _finite(self.evaluate(self._validation)), self.history
+        validation = _finite(self.evaluate(self._validation))
         history.steps.append(step)
-        history.seconds.append(self._seconds)
+        history.seconds.append(history.seconds[-1] + spent if history.seconds else 0.0)
         history.train_loss.append(training)
         history.validation_loss.append(validation)
         history.diverged = validation is None or (step > 0 and training is None)
-        self._note(step, {"train loss": [training], "validation loss": [validation]})
+        self._watch.note(step, {"train loss": [training], "validation loss": [validation]})
         self._started = time.perf_counter()
 
     @torch.no_grad()
@@ -252,9 +244,7 @@ class Trainer:
         self.model.train(training)
         # Optimizers that average weights, as schedule-free ones do, decide which ones the model holds.
         for optimizer in self.optimizers:
-            switch = getattr(optimizer, "train" if training else "eval", None)
-            if switch:
-                switch()
+            getattr(optimizer, "train" if training else "eval", lambda: None)()
 
 
 def build_model(run: TextRun, vocabulary: int) -> GPT:
@@ -303,19 +293,9 @@ def title(result: dict[str, Any]) -> str:
     )
 
 
-def _results(runs: list[TextRun], text: Text, tick: Tick, note: Note) -> list[dict[str, Any]]:
+def _results(runs: list[TextRun], text: Text, watch: Watch) -> list[dict[str, Any]]:
     about = {"characters": sum(len(part) for part in text[:3]), "vocabulary": len(text.vocabulary)}
-    return [{"size": asdict(run.size), **about, **asdict(train(run, text, tick=tick, note=note))} for run in runs]
-
-
-def _pace(run: TextRun, text: Text) -> float:
-    """Seconds of a step, evaluation left out."""
-    trainer, windows = Trainer(run, text), list(islice(batches(replace(run, steps=8), text.train), 8))
-    for number, each in enumerate(windows, start=1):
-        if number == 4:
-            start = time.perf_counter()
-        trainer.step(number, each)
-    return (time.perf_counter() - start) / 5
+    return [{"size": asdict(run.size), **about, **asdict(train(run, text, watch))} for run in runs]
 
 
 #: How runs of the language model are made.
@@ -326,8 +306,22 @@ LANGUAGE = Kind(
     train=_results,
     score=final_validation_loss,
     alike=lambda run: (run.method, run.norm, run.preset),
-    pace=_pace,
 )
+
+
+def add_arguments(parser: argparse.ArgumentParser, preset: str, weight_decay: float = 0.0) -> None:
+    """Give a parser the options of every study of the language model."""
+    parser.add_argument("--weight-decay", type=float, default=weight_decay, help="the same for all methods")
+    parser.add_argument("--preset", default=preset, help=", ".join(PRESETS))
+    parser.add_argument("--data", default=DEFAULT, help=f"a file of text, or {DEFAULT}, which Python ships")
+    parser.add_argument("--device", **DEVICE)
+    add_progress_arguments(parser)
+
+
+def described(options: argparse.Namespace, **more: Any) -> TextRun:
+    """A run with these options; what a study compares takes the place of its method, normaliser and rate."""
+    common = {"weight_decay": options.weight_decay, "preset": options.preset, "device": options.device}
+    return TextRun(options.data, "adamw", "layernorm", 1e-3, **common, **more)
 
 
 def step_times(methods: Sequence[str], like: TextRun, rounds: int = 21) -> dict[str, Any]:
@@ -335,19 +329,14 @@ def step_times(methods: Sequence[str], like: TextRun, rounds: int = 21) -> dict[
 
     All have the data, size and device of `like`; no rate and no damping costs more than another.
     """
-    text, steps = load_text(like.data).to(like.device), 10
+    text = load_text(like.data).to(like.device)
 
     def job(run: TextRun) -> Callable[[], None]:
-        trainer, windows, numbers = Trainer(run, text), batches(run, text.train), count(1)
+        trainer, steps = Trainer(run, text), enumerate(batches(run, text.train), start=1)
+        return ten_times(lambda: trainer.step(*next(steps)))
 
-        def ten_steps() -> None:
-            for _ in range(steps):
-                trainer.step(next(numbers), next(windows))
-
-        return ten_steps
-
-    like = replace(like, steps=steps * (rounds + 2))
+    like = replace(like, steps=10 * (rounds + 2))
     names = dict.fromkeys(["adamw", *methods])
     seconds = interleaved({m: job(replace(like, method=m, damping=dampings(m, [1.0])[0])) for m in names}, rounds)
     ratios = {method: ratio(times, seconds["adamw"]) for method, times in seconds.items()}
-    return {"adamw_ms": 1e3 * statistics.median(seconds["adamw"]) / steps, "time_ratio": ratios}
+    return {"adamw_ms": 1e3 * statistics.median(seconds["adamw"]) / 10, "time_ratio": ratios}

@@ -11,19 +11,10 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from adiv_optim import (
-    BatchIdeal,
-    Correction,
-    Disproportional,
-    GradientOnly,
-    InputScaled,
-    Preconditioned,
-    Proportional,
-    UnitConsistent,
-    Whitened,
-)
+from adiv_optim.corrections import BatchIdeal, Correction, Disproportional, Proportional
 from adiv_optim.gauge import Gauge, LayerGauge, NetworkGauge
 from adiv_optim.layers import AffineLikeLinear, DyISRU, DyT, L2Norm, NormLikeLinear, PatchNormConv2d
+from adiv_optim.optim import GradientOnly, InputScaled, Preconditioned, UnitConsistent, Whitened
 
 
 @dataclass(frozen=True)
@@ -76,6 +67,10 @@ class Method:
         """Return the normaliser for samples of a shape, if the method has one."""
         return [self.normalizer(shape)] if self.normalizer else []
 
+    def affine(self, inputs: int, outputs: int) -> list[nn.Module]:
+        """Return an affine layer behind the normaliser, if the method has one."""
+        return [*self.normalizers((inputs,)), self.linear(inputs, outputs)]
+
 
 def _l2_norm(shape: tuple[int, ...]) -> nn.Module:
     return L2Norm(dim=tuple(range(-len(shape), 0)))
@@ -92,16 +87,6 @@ _BATCH_IDEAL = BatchIdeal(damping=0.3, per_sample=False)
 _WHITE, _WHITE_16 = partial(Whitened, damping=1.0), partial(Whitened, damping=1.0, rank=16)
 _SCALED, _HELD = partial(InputScaled), partial(InputScaled, hold=True)
 _SOLVED = partial(Preconditioned, damping=1.0)
-#: Shares of weights and bias in the general forms, Eqs. 35 and 37: only β/α of the one and β of the other matter.
-_FORMS: list[tuple[str, Any, tuple[float, ...], tuple[str, ...]]] = [
-    ("affine-like", AffineLikeLinear, (0.25, 0.5, 2.0, 4.0), ("#bdc9e1", "#74a9cf", "#2b8cbe", "#045a8d")),
-    ("norm-like", NormLikeLinear, (0.1, 0.5, 0.9), ("#fdbe85", "#fd8d3c", "#d94701")),
-]
-_PROPORTIONS = [
-    (f"{name}-{beta:g}", f"{name}, β = {beta:g}", color, partial(layer, beta=beta))
-    for name, layer, betas, colors in _FORMS
-    for beta, color in zip(betas, colors, strict=True)
-]
 
 METHODS: dict[str, Method] = {
     "none": Method("none", "tab:blue"),
@@ -125,7 +110,14 @@ METHODS: dict[str, Method] = {
     "dyt": Method("DyT", "#7f7f7f", normalizer=lambda shape: DyT(shape)),
     "dyt-sqrt-d": Method("DyT, explicit √d", "#9467bd", normalizer=lambda shape: DyT(shape, sqrt_d=True)),
     "dyisru": Method("DyISRU", "#17becf", normalizer=lambda shape: DyISRU(shape)),
-    **{name: Method(label, color, linear=layer) for name, label, color, layer in _PROPORTIONS},
+    # Shares of weights and bias in the general forms, Eqs. 35 and 37: only β/α of the one and β of the other matter.
+    "affine-like-0.25": Method("affine-like, β = 0.25", "#bdc9e1", linear=partial(AffineLikeLinear, beta=0.25)),
+    "affine-like-0.5": Method("affine-like, β = 0.5", "#74a9cf", linear=partial(AffineLikeLinear, beta=0.5)),
+    "affine-like-2": Method("affine-like, β = 2", "#2b8cbe", linear=partial(AffineLikeLinear, beta=2.0)),
+    "affine-like-4": Method("affine-like, β = 4", "#045a8d", linear=partial(AffineLikeLinear, beta=4.0)),
+    "norm-like-0.1": Method("norm-like, β = 0.1", "#fdbe85", linear=partial(NormLikeLinear, beta=0.1)),
+    "norm-like-0.5": Method("norm-like, β = 0.5", "#fd8d3c", linear=partial(NormLikeLinear, beta=0.5)),
+    "norm-like-0.9": Method("norm-like, β = 0.9", "#d94701", linear=partial(NormLikeLinear, beta=0.9)),
     # In a language model, each behind an optimizer of its own; a run brings the damping.
     "adamw": Method("AdamW", "tab:blue", optimizer="adamw"),
     "muon": Method("Muon", "tab:orange", optimizer="muon"),

@@ -79,13 +79,11 @@ def run(options: argparse.Namespace, main: Callable[[list[str]], int], committed
     """Make the files that are named, or list all of them; `main` is the command line itself."""
     there = {path.stem for path in committed.glob("*.jsonl")}
     if options.list or not options.names:
-        rows = [
-            [
-                name, "; ".join(recipe.commands) or name, recipe.data or "none", f"{recipe.hours:g}",
-                str(len(Store(committed / f"{name}.jsonl").read())) if name in there else "",
-            ]
-            for name, recipe in RECIPES.items()
-        ]  # fmt: skip
+        rows = []
+        for name, recipe in RECIPES.items():
+            count = str(len(Store(committed / f"{name}.jsonl").read())) if name in there else ""
+            made = "; ".join(recipe.commands) or name
+            rows.append([name, made, recipe.data or "none", f"{recipe.hours:g}", count])
         print(markdown(["name", "python -m benchmarks …", "data", "hours of one core", "runs committed"], rows))
         print("\ntorchrun --nproc-per-node N -m benchmarks reproduce NAME divides the hours by about N cores.")
         return 0

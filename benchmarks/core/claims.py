@@ -7,7 +7,7 @@ from typing import Concatenate, NamedTuple, ParamSpec, TypeVar
 from scipy.stats import ttest_ind
 
 from .store import Result, Store
-from .table import markdown, mean_and_error, plus_minus
+from .table import markdown, mean_and_error, plus_minus, welch
 
 Stores = Mapping[str, Store]
 #: Stores → what every seed reached; a run that is not there is a LookupError.
@@ -61,26 +61,27 @@ class Claim(NamedTuple):
 
 
 def runs(stores: Stores, file: str, **wanted: object) -> list[Result]:
-    """The results of a file that have the wanted settings; none of them is a LookupError."""
-    found = [r for r in stores[file].read() if r["settings"] | wanted == r["settings"]]
+    """The results of a file that have the wanted settings, None being without one; no results are a LookupError."""
+    found = [r for r in stores[file].read() if all(r["settings"].get(name) == wanted[name] for name in wanted)]
     if not found:
         raise LookupError(f"{file} has no run with {wanted}.")
     return found
 
 
 @later
-def image(stores: Stores, file: str, **wanted: object) -> list[float]:
-    """Accuracies after the last epoch, of the best run with some settings."""
-    return max((r["test_accuracy"][-1] for r in runs(stores, file, **wanted)), key=lambda s: sum(s) / len(s))
+def image(stores: Stores, file: str, method: str | None, **wanted: object) -> list[float]:
+    """Accuracies after the last epoch, of a method's best run with some settings."""
+    found = (r["test_accuracy"][-1] for r in runs(stores, file, method=method, **wanted))
+    return max(found, key=lambda s: sum(s) / len(s))
 
 
 @later
 def ahead(stores: Stores, own: Sample, other: Sample, *, lower: bool = False, against: str = "") -> Finding:
     """Own is better than the other by Welch's test; lower is better for losses."""
     ours, theirs = own(stores), other(stores)
-    difference = (mean_and_error(ours)[0] - mean_and_error(theirs)[0]) * (-1 if lower else 1)
-    p = float(ttest_ind(ours, theirs, equal_var=False).pvalue)
-    return tested(difference > 0, p, _pair(ours, theirs, lower, against), f"{len(ours)}, {len(theirs)}")
+    difference, p = welch(ours, theirs)
+    holds = difference < 0 if lower else difference > 0
+    return tested(holds, p, _pair(ours, theirs, lower, against), f"{len(ours)}, {len(theirs)}")
 
 
 @later
@@ -113,8 +114,7 @@ def every(stores: Stores, judges: Sequence[Judge]) -> Finding:
 
 
 def _pair(ours: list[float], theirs: list[float], lower: bool, against: str = "") -> str:
-    digits = 3 if lower else 2
-    difference = mean_and_error(ours)[0] - mean_and_error(theirs)[0]
+    digits, (difference, _) = 3 if lower else 2, welch(ours, theirs)
     return f"{plus_minus(ours, digits)} against {plus_minus(theirs, digits)}{against}, {difference:+.{digits}f}"
 
 

@@ -1,16 +1,19 @@
 """What every figure of results is made of."""
 
 import re
-from collections.abc import Iterator, Sequence
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import matplotlib
+import numpy as np
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
+from ..methods import Method
 from .table import mean_and_error
 
 #: Of every figure, in inches: at the 850 pixels that a page shows, letters of 10 points are 12 pixels high.
@@ -19,13 +22,19 @@ WIDTH = 9.6
 
 def band(axis: Any, x: Sequence[float], values: Sequence[Sequence[float]], style: str = "-", **look: Any) -> None:
     """Draw the means of some seeds' values at every x, and around them a band, which the legend names."""
-    means, errors = zip(*(mean_and_error(each) for each in values), strict=True) if values else ((), ())
+    means, errors = np.array([mean_and_error(each) for each in values]).reshape(-1, 2).T
     (line,) = axis.plot(x, means, style, **look)
-    low, high = [m - e for m, e in zip(means, errors, strict=True)], [m + e for m, e in zip(means, errors, strict=True)]
-    shade(axis, x, low, high, line.get_color(), "band: ± one standard error")
+    shade(axis, x, means - errors, means + errors, line.get_color(), "band: ± one standard error")
 
 
-def shade(axis: Any, x: Sequence[float], low: Sequence[float], high: Sequence[float], color: Any, what: str) -> None:
+def bars(axis: Any, values: Mapping[Any, Sequence[float]], method: Method) -> None:
+    """Draw the means of a method's seeds by their places, with bars of one standard error; gradient-only is dashed."""
+    means, errors = zip(*map(mean_and_error, values.values()), strict=True)
+    look = {"color": method.color, "fmt": "o--" if method.correction else "o-", "label": method.label}
+    axis.errorbar(list(values), means, errors, **look, markersize=4, capsize=2)
+
+
+def shade(axis: Any, x: Sequence[float], low: Any, high: Any, color: Any, what: str) -> None:
     """Fill what lies between two curves, and have the legend say what that is."""
     axis.fill_between(x, low, high, color=color, alpha=0.2, linewidth=0)
     axis.fill_between([], [], [], color="0.5", alpha=0.3, linewidth=0, label=what)
@@ -33,16 +42,9 @@ def shade(axis: Any, x: Sequence[float], low: Sequence[float], high: Sequence[fl
 
 @contextmanager
 def panels(
-    names: Sequence[str],
-    title: str,
-    path: Path,
-    *,
-    columns: int | None = None,
-    height: float = 3.4,
-    sharey: bool = True,
-    ylabel: str = "",
-    **look: Any,
-) -> Iterator[Sequence[Any]]:
+    names: Sequence[str], title: str, path: Path, *,
+    columns: int | None = None, height: float = 3.4, sharey: bool = True, ylabel: str = "", **look: Any,
+) -> Iterator[Sequence[Any]]:  # fmt: skip
     """Yield one axis per name, in rows of at most three with one legend below, and write the figure to `path`.
 
     Every row has the label of its vertical axis once; the rest is set of all panels, as `xlabel` and `xscale` are.
@@ -68,23 +70,20 @@ def panels(
         }
         handles = dict(sorted(handles.items(), key=lambda each: each[0].startswith("band")))  # what names no line: last
         fig.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=3, frameon=False)
-        fig.suptitle(wrapped(title, 100), fontsize=11)
+        fig.suptitle(wrapped(title, 101), fontsize=11)
 
 
 def wrapped(title: str, width: int) -> str:
     r"""A title in lines of at most `width` characters, broken between phrases alone.
 
     Example:
-        >>> wrapped("CIFAR-10, [3072, 32, 10], batch 32: rates", 24)
+        >>> wrapped("CIFAR-10, [3072, 32, 10], batch 32: rates", 25)
         'CIFAR-10, [3072, 32, 10],\nbatch 32: rates'
     """
-    lines = [""]
-    for phrase in re.split(r"(?<=[,:]) (?![^\[(]*[\])])", title):
-        if lines[-1] and len(lines[-1]) + 1 + len(phrase) > width + 1:
-            lines.append(phrase)
-        else:
-            lines[-1] = f"{lines[-1]} {phrase}".strip()
-    return "\n".join(lines)
+    # A space within a phrase is one that lines are not broken at, until they are.
+    phrases = re.sub(r"(?<![,:]) | (?=[^\[(]*[\])])", "\N{NO-BREAK SPACE}", title)
+    lines = textwrap.wrap(phrases, width, break_long_words=False, break_on_hyphens=False)
+    return "\n".join(lines).replace("\N{NO-BREAK SPACE}", " ")
 
 
 @contextmanager

@@ -2,25 +2,35 @@
 
 import argparse
 import os
-from collections.abc import Callable, Hashable, Sequence
+import statistics
+import time
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
+from itertools import pairwise
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from .log import Note, noted
 from .run import Run, environment
 from .store import Store
 from .table import grouped
 
 console = Console()
 
-#: Called after every step with nothing, so that a progress bar can move.
-Tick = Callable[[], None]
+
+class Watch(NamedTuple):
+    """Whom a run tells while it trains."""
+
+    tick: Callable[[], object] = lambda: None  # called after every step
+    #: Called with how far a run is, in epochs or steps, and what was measured: name → a value for each seed or run.
+    note: Callable[[int, Mapping[str, Sequence[float | None]]], object] = lambda at, measured: None
 
 
+NOBODY = Watch()
 R = TypeVar("R", bound=Run)
 
 
@@ -30,19 +40,44 @@ class Kind(NamedTuple):
     load: Callable[[Any, bool], Any]  # (run, whether to download) → data of that run and all others of its command
     steps: Callable[[Any, Any], int]  # (run, data) → how many steps it takes
     family: Callable[[Any], Hashable]  # run → what runs that train side by side have in common
-    #: (runs of one family, data, tick, note) → results
-    train: Callable[[list[Any], Any, Tick, Note], Sequence[dict[str, Any]]]
+    train: Callable[[list[Any], Any, Watch], Sequence[dict[str, Any]]]  # (runs of one family, data, watch) → results
     score: Callable[[dict[str, Any]], float | None]  # result → what choosing settings reads; None if it broke down
     alike: Callable[[Any], Hashable]  # run → what runs have in common whose steps take as long
-    pace: Callable[[Any, Any], float]  # (run, data) → seconds of a step
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_progress_arguments(parser: argparse.ArgumentParser) -> None:
     """Give a parser the options of every study that trains by `run_all`."""
     parser.add_argument("--download", action="store_true", help="fetch CIFAR-10 or tinyshakespeare into ./data")
-    parser.add_argument(
-        "--log", choices=["tensorboard"], help="also write losses while they train, to OUT/NAME.tensorboard"
-    )
+    where = "also write losses while they train, to OUT/NAME.tensorboard"
+    parser.add_argument("--log", choices=["tensorboard"], help=where)
+
+
+def summary_writer() -> Any:
+    """The class of torch's own writer; a ValueError without the package whose format it writes."""
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError as error:
+        why = "--log tensorboard needs the package tensorboard; pip install tensorboard brings it."
+        raise ValueError(why) from error
+    return SummaryWriter
+
+
+@contextmanager
+def logged(folder: Path | None, tick: Callable[[], object]) -> Iterator[Watch]:
+    """Yield what moves a progress bar and writes scalars to a folder, in the files that TensorBoard reads."""
+    if folder is None:
+        yield Watch(tick)
+        return
+    with summary_writer()(str(folder)) as writer:
+
+        def note(at: int, measured: Mapping[str, Sequence[float | None]]) -> None:
+            for name, values in measured.items():
+                for number, value in enumerate(values):
+                    if value is not None:
+                        writer.add_scalar(f"{name}/{number}" if len(values) > 1 else name, value, at)
+            writer.flush()
+
+        yield Watch(tick, note)
 
 
 def run_all(
@@ -75,8 +110,9 @@ def run_all(
             shown = [str(settings[name]) for name in ("method", "activation", "norm", "batch_size") if name in settings]
             shown.append(f"{len(family)} runs" if len(family) > 1 else f"{settings['lr']:g}")
             task = progress.add_task(", ".join(shown), total=kind.steps(family[0], data))
-            with noted(store.log and store.log / "-".join([*shown, family[0].key(part)])) as note:
-                results = kind.train(family, data, partial(progress.advance, task), note)
+            folder = store.log and store.log / "-".join([*shown, family[0].key(part)])
+            with logged(folder, partial(progress.advance, task)) as watch:
+                results = kind.train(family, data, watch)
             for run, result in zip(family, results, strict=True):
                 kept = result if part is None else {"part": part, "score": kind.score(result)}
                 about = {"computes": run.computes(), "settings": run.settings(), "environment": environment()}
@@ -87,11 +123,29 @@ def run_all(
 
 def _hours(runs: Sequence[R], kind: Kind, data: Any) -> str:
     """How long runs will take, by the pace of some steps of every kind of them."""
-    total = sum(
-        kind.pace(alike[0], data) * sum(kind.steps(run, data) for run in alike)
-        for alike in grouped(runs, kind.alike).values()
-    )
+    groups = grouped(runs, kind.alike).values()
+    total = sum(pace(alike[0], kind, data) * sum(kind.steps(run, data) for run in alike) for alike in groups)
     return f"{total / 3600:.2g} hours" if total > 3600 else f"{total / 60:.2g} minutes"
+
+
+class _EnoughError(Exception):
+    """Ends a run whose pace is known."""
+
+
+def pace(run: Run, kind: Kind, data: Any) -> float:
+    """Seconds of a step, the median of the first few; nothing of a run that has but one."""
+    moments: list[float] = []
+
+    def tick() -> None:
+        if run.device.startswith("cuda"):
+            torch.cuda.synchronize()
+        moments.append(time.perf_counter())
+        if len(moments) > 8:
+            raise _EnoughError
+
+    with suppress(_EnoughError):
+        kind.train([run], data, Watch(tick))
+    return statistics.median(later - earlier for earlier, later in pairwise(moments)) if len(moments) > 1 else 0.0
 
 
 def measure(store: Store, wanted: dict[str, Callable[[], dict[str, Any]]], *, again: bool = False) -> None:

@@ -5,7 +5,7 @@ import platform
 import re
 import subprocess
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import asdict, dataclass, field
 from datetime import date
 from functools import cache
@@ -56,8 +56,8 @@ class Run:
             if getattr(self, name) not in values:
                 raise ValueError(f"unknown {name} {getattr(self, name)!r}; known are {', '.join(map(str, values))}.")
         for name in positive:
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be positive.")
+            if (value := getattr(self, name)) is not None and not value > 0:
+                raise ValueError(f"{name} is {value}; it must be positive.")
         if self.damping is not None and not METHODS[self.method].damped:
             raise ValueError(f"damping is {self.damping}, but method {self.method!r} has none.")
 
@@ -79,6 +79,21 @@ class Run:
         raise NotImplementedError
 
 
+def step(model: nn.Module, optimizer: torch.optim.Optimizer, inputs: Tensor, labels: Tensor) -> Tensor:
+    """Take a training step on the cross entropy, and return that of before."""
+    optimizer.zero_grad()
+    loss = F.cross_entropy(model(inputs).flatten(0, -2), labels.flatten())
+    loss.backward()
+    optimizer.step()
+    return loss.detach()
+
+
+def set_rates(optimizers: Iterable[torch.optim.Optimizer], factor: float) -> None:
+    """Set every learning rate to a share of what it was at first."""
+    for group in (group for optimizer in optimizers for group in optimizer.param_groups):
+        group["lr"] = factor * group.setdefault("initial_lr", group["lr"])
+
+
 def fingerprint(method: Method, model: nn.Module, inputs: Tensor, labels: Tensor) -> str:
     """A hash of what a method computes: of the losses of three steps on a small problem that never changes.
 
@@ -90,14 +105,7 @@ def fingerprint(method: Method, model: nn.Module, inputs: Tensor, labels: Tensor
             wave = torch.arange(parameter.numel(), dtype=torch.float64).add(place).sin()
             parameter.copy_(0.3 * wave.view_as(parameter))
     optimizer = method.wrap(torch.optim.SGD(model.parameters(), lr=0.3 * method.lr_factor), model, inputs[:2])
-    losses = []
-    for _ in range(3):
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(inputs).flatten(0, -2), labels.flatten())
-        loss.backward()
-        optimizer.step()
-        losses.append(f"{loss.item():.6f}")
-    return digest(losses)
+    return digest([f"{step(model, optimizer, inputs, labels).item():.6f}" for _ in range(3)])
 
 
 def public_name(data: str) -> str:

@@ -64,7 +64,7 @@ def report(
     sections: Sections = {}
     stores: dict[str, Store] = {}
     for path in paths:
-        store = Store(path)
+        store, folder = Store(path), figures or path.parent
         if store.study not in studies:
             raise ValueError(f"{path} is of the study {store.study!r}; known are {', '.join(studies)}.")
         results = store.read()
@@ -74,29 +74,20 @@ def report(
             raise ValueError(f"{path} has runs of method {min(unknown)!r}, {where}.")
         if results:  # not only what is to choose settings
             stores[path.stem] = store
-            sections |= studies[store.study].report(store, path.stem, figures or path.parent)
+            sections |= studies[store.study].report(store, path.stem, folder)
     if not sections:
         raise FileNotFoundError("no results; run `python -m benchmarks digits` first, or name their folder by --out.")
     for name, digest in (digests or {}).items():
         if stores.keys() >= set(digest.of):
-            folder = figures or next(iter(stores.values())).path.parent
             sections[name] = digest.section(stores, name, folder)
     return sections
 
 
-def show(
-    paths: Sequence[Path],
-    studies: Mapping[str, Study],
-    digests: Mapping[str, Digest] | None = None,
-    figures: Path | None = None,
-) -> Sections:
-    """Print every table of some files of results, and draw their figures; see `report`."""
-    sections = report(paths, studies, digests, figures)
+def show(sections: Sections, figures: Path) -> None:
+    """Print every section, and what figures a folder holds."""
     for name, section in sections.items():
         print(f"\n## {name}\n\n{section}")
-    drawn = {figure for folder in {figures or path.parent for path in paths} for figure in folder.glob("*.png")}
-    print("\n".join(f"figure: {figure}" for figure in sorted(drawn)))
-    return sections
+    print("\n".join(f"figure: {figure}" for figure in sorted(figures.glob("*.png"))))
 
 
 def insert(page: Path, sections: Sections) -> str:

@@ -4,6 +4,8 @@ import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
+from scipy.stats import ttest_ind
+
 T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)
 
@@ -21,6 +23,12 @@ def plus_minus(values: Sequence[float], digits: int = 2) -> str:
     """Mean ± standard error; a single value by itself."""
     mean, error = mean_and_error(values)
     return f"{mean:.{digits}f} ± {error:.{digits}f}" if len(values) > 1 else f"{mean:.{digits}f}"
+
+
+def welch(own: Sequence[float], other: Sequence[float]) -> tuple[float, float]:
+    """Difference of the means, and p of Welch's test."""
+    difference = mean_and_error(own)[0] - mean_and_error(other)[0]
+    return difference, float(ttest_ind(own, other, equal_var=False).pvalue)
 
 
 def grouped(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:

@@ -15,6 +15,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from adiv_optim import attach, gauge, jacobian
 
+from ..core.run import set_rates
 from ..data import Dataset
 from ..methods import METHODS, Method
 from .departures import DEPARTURES
@@ -90,13 +91,12 @@ def family(run: ImageRun) -> ImageRun:
 
 
 class _Trainer:
-    """What both kinds have: models, optimizers and the runs whose settings these have."""
+    """What both kinds have: models, and optimizers."""
 
     def __init__(self, run: ImageRun, data: Dataset) -> None:
         self.run, self.data, self.method, self.models = run, data, run.make_method(), build_models(run, data)
 
     def _one_for_each_model(self, method: Method, runs: Sequence[ImageRun]) -> None:
-        self._optimizer_runs = runs
         self.optimizers = [
             method.wrap(build_optimizer(run, method, model.parameters()), model, self.data.train_inputs[:2])
             for run, model in zip(runs, self.models, strict=True)
@@ -104,10 +104,8 @@ class _Trainer:
 
     def set_rate(self, progress: float) -> None:
         """Set the learning rate for a moment of the run, from 0 at its start to 1 at its end."""
-        for run, optimizer in zip(self._optimizer_runs, self.optimizers, strict=True):
-            if run.schedule == "cosine":
-                for group in optimizer.param_groups:
-                    group["lr"] = run.lr * self.method.lr_factor * (1 + math.cos(math.pi * progress)) / 2
+        if self.run.schedule == "cosine":
+            set_rates(self.optimizers, (1 + math.cos(math.pi * progress)) / 2)
 
 
 class Ensemble(_Trainer):
@@ -127,15 +125,16 @@ class Ensemble(_Trainer):
         self.skeleton = deepcopy(self.models[0]).to("meta")
         if self.method.correction:
             attach(self.skeleton, self.method.correction)
-        self.parameters, self.buffers = stack_module_state(self.models)
+        stacked, self.buffers = stack_module_state(self.models)
+        self.parameters = {name: parameter.detach() for name, parameter in stacked.items()}
         self._by_member = bool(trials) or self.method.gauge is not None
         if self._by_member:
             for number, model in enumerate(self.models):
                 for name, parameter in model.named_parameters():
-                    parameter.data = self.parameters[name].detach()[number]  # its share of the memory that vmap reads
+                    parameter.data = self.parameters[name][number]  # its share of the memory that vmap reads
             self._one_for_each_model(replace(self.method, correction=None), trials or [run] * len(self.models))
         else:
-            self._optimizer_runs, self.optimizers = [run], [build_optimizer(run, self.method, self.parameters.values())]
+            self.optimizers = [build_optimizer(run, self.method, self.parameters.values())]
         each = None if trials else 0
         self._gradients: Callable[..., Any] = vmap(grad_and_value(self._loss), in_dims=(0, 0, each, each))
         on_gpu = run.device.startswith("cuda")
@@ -174,32 +173,27 @@ class Ensemble(_Trainer):
         batch = take(self.data, index[0] if self._shares_batches else index)
         if self._steps_taken == self._compile_after:
             self._compile(*batch)
-        values = {name: parameter.detach() for name, parameter in self.parameters.items()}
-        gradients, losses = self._gradients(values, self.buffers, *batch)
-        for name, parameter in self.parameters.items():
-            # Fused optimizers read a gradient as if it were laid out as its parameter is.
-            parameter.grad = gradients[name].contiguous()
+        gradients, losses = self._gradients(self.parameters, self.buffers, *batch)
+        # Fused optimizers read a gradient as if it were laid out as its parameter is.
+        gradients = {name: gradient.contiguous() for name, gradient in gradients.items()}
         if not self._by_member:
+            for name, parameter in self.parameters.items():
+                parameter.grad = gradients[name]
             self.optimizers[0].step()
             return losses
-        finite = losses.isfinite().tolist()
-        for number, (model, optimizer) in enumerate(zip(self.models, self.optimizers, strict=True)):
-            if not finite[number]:
-                continue  # it has diverged: weights without magnitude have no gauge
-            for name, parameter in model.named_parameters():
-                stacked = self.parameters[name].grad
-                assert stacked is not None
-                parameter.grad = stacked[number]
-            optimizer.step()
+        for number, finite in enumerate(losses.isfinite().tolist()):
+            if finite:  # else it has diverged: weights without magnitude have no gauge
+                for name, parameter in self.models[number].named_parameters():
+                    parameter.grad = gradients[name][number]
+                self.optimizers[number].step()
         return losses
 
     def _compile(self, *batch: Tensor) -> None:
         """Compile losses and gradients, for batches of this shape."""
-        values = {name: parameter.detach() for name, parameter in self.parameters.items()}
         buffers = {name: buffer.clone() for name, buffer in self.buffers.items()}  # tracing runs a step
         # torch.compile over vmap does not see the backward of an autograd.Function; what make_fx has traced is plain.
         eager = self._gradients
-        traced = make_fx(lambda *arguments: eager(*arguments))(values, buffers, *batch)
+        traced = make_fx(lambda *arguments: eager(*arguments))(self.parameters, buffers, *batch)
         self._gradients = torch.compile(traced, dynamic=False)
 
     def _loss(self, parameters: Any, buffers: Any, inputs: Tensor, labels: Tensor) -> Tensor:

@@ -18,12 +18,8 @@ ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
 
 def mlp(method: Method, sizes: tuple[int, ...], activation: str) -> nn.Sequential:
     """Affine layers of these sizes, each behind the method's normaliser, activations between them."""
-    layers: list[nn.Module] = []
-    for inputs, outputs in pairwise(sizes):
-        if layers:
-            layers.append(ACTIVATIONS[activation]())
-        layers += [*method.normalizers((inputs,)), method.linear(inputs, outputs)]
-    return nn.Sequential(*layers)
+    first, *others = (method.affine(inputs, outputs) for inputs, outputs in pairwise(sizes))
+    return nn.Sequential(*first, *(layer for each in others for layer in (ACTIVATIONS[activation](), *each)))
 
 
 class Skip(nn.Sequential):
@@ -41,9 +37,7 @@ def residual(method: Method, sizes: tuple[int, ...], activation: str) -> nn.Sequ
     """
     if len(set(sizes[1:-1])) > 1:
         raise ValueError(f"hidden is {list(sizes[1:-1])}; skips need hidden layers of one width.")
-    first, *inside, last = (
-        [*method.normalizers((inputs,)), method.linear(inputs, outputs)] for inputs, outputs in pairwise(sizes)
-    )
+    first, *inside, last = (method.affine(inputs, outputs) for inputs, outputs in pairwise(sizes))
     act = ACTIVATIONS[activation]
     return nn.Sequential(*first, *(Skip(act(), *layers) for layers in inside), act(), *last)
 
@@ -67,8 +61,7 @@ def cnn(method: Method, sizes: tuple[int, ...], activation: str, *, pool: bool) 
     if pool:
         layers.append(nn.AdaptiveAvgPool2d(1))
         side = 1
-    width = inputs * side**2
-    return nn.Sequential(*layers, nn.Flatten(), *method.normalizers((width,)), method.linear(width, classes))
+    return nn.Sequential(*layers, nn.Flatten(), *method.affine(inputs * side**2, classes))
 
 
 #: (method, sizes from features to classes, activation) → network; None is fully connected.

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ..core.progress import add_arguments as add_progress_arguments
+from ..core.progress import add_progress_arguments
 from ..core.run import DEVICE, Run, fingerprint
 from ..data import DATA
 from ..methods import METHODS, Method
@@ -52,9 +52,10 @@ class ImageRun(Run):
     kind = "images"
 
     def __post_init__(self) -> None:
-        positive = ("batch_size", "lr", "epochs", *["gain"] * (self.gain is not None))
-        self.check(positive, schedule=SCHEDULES, backend=BACKENDS, network=NETWORKS)
-        self.check((), activation=ACTIVATIONS, optimizer=OPTIMIZERS, departure=[None, *DEPARTURES])
+        self.check(
+            ("batch_size", "lr", "epochs", "gain"), schedule=SCHEDULES, backend=BACKENDS, network=NETWORKS,
+            activation=ACTIVATIONS, optimizer=OPTIMIZERS, departure=[None, *DEPARTURES],
+        )  # fmt: skip
         if not self.seeds:
             raise ValueError("seeds is empty; a run needs at least one.")
         if not all(width > 0 for width in self.hidden):

@@ -1,16 +1,13 @@
 """Training runs of networks for images, alone or side by side, and what is kept of them."""
 
-import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Any
 
 import torch
 
-from ..core.log import Note, silent
-from ..core.progress import Kind, Tick
+from ..core.progress import NOBODY, Kind, Watch
 from ..core.table import mean_and_error
 from ..data import Dataset, load
 from .departures import depart
@@ -37,46 +34,41 @@ def held_out(data: Dataset) -> Dataset:
 
 
 def train(
-    run: ImageRun, data: Dataset, *, tick: Tick = lambda: None, note: Note = silent, max_steps: int | None = None
-) -> History:
-    """Train every seed of a run, parameters having the dtype and device of the data; `max_steps` cuts every epoch."""
-    return _follow(_trainer(run, data), tick, note, max_steps)
+    run: ImageRun, data: Dataset, watch: Watch = NOBODY, *,
+    trials: Sequence[ImageRun] = (), max_steps: int | None = None,
+) -> History:  # fmt: skip
+    """Train every seed of a run, or trials in their place; `max_steps` cuts every epoch.
 
-
-def _trainer(run: ImageRun, data: Dataset, trials: Sequence[ImageRun] = ()) -> Ensemble | Loops:
+    Parameters have the dtype and device of the data.
+    """
     data = held_out(data) if run.validation else data
     data = data if run.departure is None else depart(data, run.departure)
-    return Ensemble(run, data, trials) if run.backend == "ensemble" else Loops(run, data)
-
-
-def train_trials(
-    runs: Sequence[ImageRun], data: Dataset, *, tick: Tick = lambda: None, note: Note = silent
-) -> list[History]:
-    """Train runs of one family side by side; each gets what `train` gives it alone, its seconds are a share of all."""
-    found = _follow(_trainer(runs[0], data, runs), tick, note, None)
-    shares = [seconds / len(runs) for seconds in found.seconds]
-    curves = (found.train_loss, found.test_accuracy, found.step_losses)
-    own = ([[[each[number]] for each in curve] for curve in curves] for number in range(len(runs)))
-    return [History(losses, accuracies, shares, steps) for losses, accuracies, steps in own]
-
-
-def _follow(trainer: Ensemble | Loops, tick: Tick, note: Note, max_steps: int | None) -> History:
-    history, run, data = History(), trainer.run, trainer.data
-    for epoch, order in enumerate(epoch_orders(run, len(data.train_labels))):
+    trainer = Ensemble(run, data, trials) if run.backend == "ensemble" else Loops(run, data)
+    history = History()
+    for epoch, order in enumerate(epoch_orders(trainer.run, len(data.train_labels))):
         start = time.perf_counter()
         losses = []
         indices = order[:, :max_steps].to(data.train_inputs.device).unbind(1)
         for number, index in enumerate(indices):
             trainer.set_rate((epoch + number / len(indices)) / run.epochs)
             losses.append(trainer.step(index))
-            tick()
+            watch.tick()
         stacked = torch.stack(losses)
         history.step_losses += stacked.tolist()  # waits for the device, so the clock is read after it
         history.seconds.append(time.perf_counter() - start)
         history.train_loss.append(stacked.mean(0).tolist())
         history.test_accuracy.append(trainer.accuracy())
-        note(epoch + 1, {"train loss": history.train_loss[-1], "accuracy": history.test_accuracy[-1]})
+        watch.note(epoch + 1, {"train loss": history.train_loss[-1], "accuracy": history.test_accuracy[-1]})
     return history
+
+
+def train_trials(runs: Sequence[ImageRun], data: Dataset, watch: Watch = NOBODY) -> list[History]:
+    """Train runs of one family side by side; each gets what `train` gives it alone, its seconds are a share of all."""
+    found = train(runs[0], data, watch, trials=runs)
+    shares = [seconds / len(runs) for seconds in found.seconds]
+    curves = (found.train_loss, found.test_accuracy, found.step_losses)
+    own = ([[[each[number]] for each in curve] for curve in curves] for number in range(len(runs)))
+    return [History(losses, accuracies, shares, steps) for losses, accuracies, steps in own]
 
 
 def _steps_per_epoch(run: ImageRun, data: Dataset) -> int:
@@ -84,22 +76,12 @@ def _steps_per_epoch(run: ImageRun, data: Dataset) -> int:
     return (samples - run.validation * (samples // 10)) // run.batch_size
 
 
-def _results(runs: list[ImageRun], data: Dataset, tick: Tick, note: Note) -> list[dict[str, Any]]:
-    told: dict[str, Any] = {"tick": tick, "note": note}
-    histories = [train(runs[0], data, **told)] if len(runs) == 1 else train_trials(runs, data, **told)
+def _results(runs: list[ImageRun], data: Dataset, watch: Watch) -> list[dict[str, Any]]:
+    histories = [train(runs[0], data, watch)] if len(runs) == 1 else train_trials(runs, data, watch)
     steps = _steps_per_epoch(runs[0], data)
     about = {"features": data.features, "classes": data.classes, "data_hash": data.hash, "steps_per_epoch": steps}
     kept = ("train_loss", "test_accuracy", "seconds")
     return [about | {name: getattr(history, name) for name in kept} for history in histories]
-
-
-def _pace(run: ImageRun, data: Dataset) -> float:
-    """Seconds of a step, the median of the first few."""
-    trainer, moments = _trainer(run, data), [time.perf_counter()]
-    for index in next(epoch_orders(run, len(trainer.data.train_labels)))[:, :8].unbind(1):
-        trainer.step(index.to(data.train_inputs.device)).tolist()  # waits for the device
-        moments.append(time.perf_counter())
-    return statistics.median(later - earlier for earlier, later in pairwise(moments)) if len(moments) > 1 else 0.0
 
 
 #: How runs of networks for images are made.
@@ -110,5 +92,4 @@ IMAGES = Kind(
     train=_results,
     score=lambda result: mean_and_error(result["test_accuracy"][-1])[0],
     alike=lambda run: (run.method, run.network, run.hidden, run.batch_size, len(run.seeds), run.backend),
-    pace=_pace,
 )

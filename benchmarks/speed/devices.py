@@ -9,15 +9,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from adiv_optim import (
-    BatchIdeal,
-    Disproportional,
-    GradientOnly,
-    InputScaled,
-    Preconditioned,
-    Proportional,
-    Whitened,
-)
+from adiv_optim.corrections import BatchIdeal, Disproportional, Proportional
+from adiv_optim.optim import GradientOnly, InputScaled, Preconditioned, Whitened
 
 from ..core.progress import measure
 from ..core.run import DEVICE

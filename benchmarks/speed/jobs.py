@@ -18,18 +18,10 @@ from examples.gpt import GPT, PRESETS, next_character_loss
 from ..images.networks import mlp
 from ..language import matrices
 from ..methods import METHODS
-from .timing import autocast, compiled, device
+from .timing import autocast, compiled, device, ten_times
 
 Run = Callable[[], None]
 RunLayer = Callable[[Correction | None], None]
-
-
-def _ten_times(step: Callable[[], object]) -> Run:
-    def run() -> None:
-        for _ in range(10):
-            step()
-
-    return run
 
 
 def _layer(x: Tensor, layer: nn.Module, g: Tensor, output: Callable[[Correction | None], Tensor]) -> RunLayer:
@@ -140,17 +132,13 @@ def ten_steps(width: int, layers: int, every: int | None = None, compiled: bool 
     for parameter in model.parameters():
         parameter.grad = 1e-3 * torch.randn_like(parameter)
 
-    return _ten_times(optimizer.step)
+    return ten_times(optimizer.step)
 
 
 def language_model(
-    kind: Callable[..., Optimizer],
-    batch_size: int,
-    wrap: Callable[[Optimizer, nn.Module], Optimizer] | None,
-    norm: str = "layernorm",
-    embedding_deviation: float | None = None,
-    size: str = "small",
-) -> Run:
+    kind: Callable[..., Optimizer], batch_size: int, wrap: Callable[[Optimizer, nn.Module], Optimizer] | None,
+    norm: str = "layernorm", embedding_deviation: float | None = None, size: str = "small",
+) -> Run:  # fmt: skip
     """Ten training steps of the language model, forward and backward included; plainly, or in a wrapper.
 
     Muon takes the matrices of the blocks alone, and nothing else trains then: the difference is the optimizer's.
@@ -171,7 +159,7 @@ def language_model(
         loss.backward()
         optimizer.step()
 
-    return _ten_times(step)
+    return ten_times(step)
 
 
 def module(module: nn.Module, input: Tensor) -> Run:

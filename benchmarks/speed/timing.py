@@ -5,33 +5,25 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
+from ..core.run import DEVICE
 from ..core.table import markdown
 
 #: Creates the tensors of a job and returns what runs it once.
 Job = Callable[[], Callable[[], Any]]
 
-
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-@dataclass(frozen=True)
-class Setup:
-    """How jobs are run.
+class Setup(NamedTuple):
+    """How jobs are run."""
 
-    Args:
-        device: where.
-        dtype: of autocast in their forward passes; None is none.
-        mode: torch.compile's, of their forward passes; "reduce-overhead" is a CUDA graph, None is eager.
-    """
-
-    device: str = "cuda" if torch.cuda.is_available() else "cpu"
-    dtype: torch.dtype | None = None
-    mode: str | None = None
+    device: str = DEVICE["default"]
+    dtype: torch.dtype | None = None  # of autocast in their forward passes; None is none
+    mode: str | None = None  # torch.compile's, of forward passes; "reduce-overhead" is a CUDA graph, None is eager
 
 
 _setups = [Setup()]
@@ -62,6 +54,16 @@ def compiled(forward: F) -> F:
     """A forward pass as it is to be run: itself, or compiled."""
     mode = _setups[-1].mode
     return forward if mode is None else torch.compile(forward, mode=mode)  # type: ignore[return-value]
+
+
+def ten_times(step: Callable[[], object]) -> Callable[[], None]:
+    """What takes ten steps, as often as a wrapper measures."""
+
+    def run() -> None:
+        for _ in range(10):
+            step()
+
+    return run
 
 
 def interleaved(

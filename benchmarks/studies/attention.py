@@ -5,6 +5,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import product
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -15,8 +16,9 @@ from torch.func import jvp, vjp
 from adiv_optim import Proportional, functional
 from adiv_optim.attention import AttentionIdeal, SelfAttention, alignment, effective_logit_update, ideal_logit_step
 
+from ..core.run import step
 from ..core.study import measurement
-from ..core.table import markdown, mean_and_error, plus_minus
+from ..core.table import grouped, markdown, mean_and_error, plus_minus
 from ..data import Dataset, load
 from ..speed.timing import device, interleaved, ratio
 
@@ -56,16 +58,15 @@ def compare(
     }
 
 
-def _alignment(sequences: int, uneven: bool, draws: int, tokens: int = 16, dim: int = 64, heads: int = 4) -> dict:
+def _alignment(sequences: int, uneven: bool, draws: int) -> dict[str, Any]:
     """The first-order change of the logits against the ideal one, at the start of training."""
+    tokens, dim, heads = 16, 64, 4
     found: dict[str, list[tuple[float, float]]] = {}
     for seed in range(draws):
         torch.manual_seed(seed)
         layer = SelfAttention(dim, heads)
-        parameters = {
-            f"{side}_{kind}": getattr(layer.get_submodule(f"{side}_proj"), kind).detach()
-            for kind, side in product(("weight", "bias"), "qk")
-        }
+        sides = {"q": layer.q_proj, "k": layer.k_proj}
+        parameters = {f"{s}_{name}": p.detach() for s, side in sides.items() for name, p in side.named_parameters()}
         x = torch.randn(sequences, tokens, dim)
         if uneven:
             x = x * torch.randn(sequences, tokens, 1).exp()
@@ -172,10 +173,7 @@ def _train(
     for _ in range(epochs):
         order = torch.randperm(len(split.train_labels), generator=orders).to(device())
         for index in order.split(BATCH)[: len(order) // BATCH]:
-            stepper.zero_grad()
-            loss = F.cross_entropy(model(split.train_inputs[index]), split.train_labels[index])
-            loss.backward()
-            stepper.step()
+            loss = step(model, stepper, split.train_inputs[index], split.train_labels[index])
         if not loss.isfinite():
             break
     with torch.no_grad():
@@ -212,20 +210,20 @@ def table(result: Mapping[str, Any]) -> str:
     parts, first = result["alignment"], result["alignment"][0]
     counts = [f"{p['sequences']} sequence{'s' * (p['sequences'] > 1)}" for p in parts]
     names = [count + ", uneven norms" * part["uneven_norms"] for count, part in zip(counts, parts, strict=True)]
-    rows = []
-    for number, row in enumerate(first["rows"]):
-        found = [part["rows"][number] for part in parts]
-        rows.append([row["method"], *(f"{r['cosine']:.3f} ± {r['cosine_error']:.3f} ({r['gain']:.3g})" for r in found)])
+    rows = [
+        [alike[0]["method"], *(f"{r['cosine']:.3f} ± {r['cosine_error']:.3f} ({r['gain']:.3g})" for r in alike)]
+        for alike in zip(*(part["rows"] for part in parts), strict=True)
+    ]
     aligned = markdown(["query and key projections", *names], rows) + (
         f"\n\nFirst-order change of the logits under a unit step, against the ideal −g, at initialisation: mean "
         f"cosine ± standard error over {first['draws']} draws (median gain). {first['tokens']} tokens, "
         f"{first['features']} features, {first['heads']} heads; normal inputs and g."
     )
     parts, rows = result["price"], []
-    for number, row in enumerate(parts[0]["rows"]):
-        ratios = [part["rows"][number]["time_ratio"] for part in parts]
-        each = (f"{r['median']:.2f} ({r['quartiles'][0]:.2f} to {r['quartiles'][1]:.2f})" for r in ratios)
-        rows.append([row["method"], *each])
+    for alike in zip(*(part["rows"] for part in parts), strict=True):
+        ratios = [row["time_ratio"] for row in alike]
+        each = ("{:.2f} ({:.2f} to {:.2f})".format(r["median"], *r["quartiles"]) for r in ratios)
+        rows.append([alike[0]["method"], *each])
     rows.append(["plain, ms", *(f"{part['plain_ms']:.2f}" for part in parts)])
     rules = "; ".join(f"{name}: {rule}" for name, rule in result["rules"].items())
     header = ["forward and backward, ratio to plain", *(str(tuple(part["shape"])) for part in parts)]
@@ -234,13 +232,13 @@ def table(result: Mapping[str, Any]) -> str:
         f"of rounds within one interleaved run. {rules}. torch {result['environment']['torch']}, "
         f"{result['environment']['threads']} thread(s)."
     )
-    trained = {(row["method"], row["optimizer"]): row for row in result["training"]}
-    methods, optimizers = (list(dict.fromkeys(key[at] for key in trained)) for at in (0, 1))
+    trained = grouped(result["training"], itemgetter("method"))
     header, rows = ["query and key projections"], []
-    header += [f"{o}, {what}" for o in optimizers for what in ("%", "loss", "rate × factor")]
-    for method in methods:
+    for row in trained["none"]:
+        header += [f"{row['optimizer']}, {what}" for what in ("%", "loss", "rate × factor")]
+    for method, found in trained.items():
         cells = [method]
-        for row in (trained[method, optimizer] for optimizer in optimizers):
+        for row in found:
             cells += [plus_minus(row["test_accuracy"]), plus_minus(row["test_loss"], 3)]
             cells += [f"{row['lr']:g}{'*' * row['lr_at_edge']} × {row['factor']:g}{'*' * row['factor_at_edge']}"]
         rows.append(cells)
@@ -254,11 +252,5 @@ def table(result: Mapping[str, Any]) -> str:
     return "\n\n".join((aligned, priced, markdown(header, rows), note))
 
 
-STUDIES = {
-    "attention": measurement(
-        "the ideal logit step: alignment, price, a small training",
-        "attention",
-        compare,
-        lambda result, *_: table(result),
-    )
-}
+_HELP = "the ideal logit step: alignment, price, a small training"
+STUDIES = {"attention": measurement(_HELP, "attention", compare, lambda result, *_: table(result))}

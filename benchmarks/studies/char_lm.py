@@ -10,17 +10,15 @@ from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from examples.gpt import DEFAULT, NORM_LABELS, NORMS, PRESETS, WARM_UP
+from examples.gpt import NORM_LABELS, NORMS, WARM_UP
 
 from .. import language
 from ..core.figure import band, panels
-from ..core.progress import add_arguments as add_progress_arguments
 from ..core.progress import measure, run_all
-from ..core.run import DEVICE
 from ..core.store import Result, Store, setting
 from ..core.study import Sections, Study, named, protocol
 from ..core.table import grouped, machine, markdown, plus_minus
-from ..language import LANGUAGE, REST_LR, TextRun, dampings, final_validation_loss, lacks, step_times, worth
+from ..language import LANGUAGE, TextRun, dampings, final_validation_loss, lacks, worth
 from ..methods import METHODS
 
 
@@ -57,37 +55,19 @@ _SMALL = [
     Search(["none", "rmsnorm", "dyt"], ["whitened-muon-16"], _RATES[1:3], (1.0, 3.0)),
 ]
 _LONG = [Search(["layernorm"], ["muon", "whitened-muon-16"], _RATES[1:3], (3.0,))]
+#: Rates that came second where a seed goes wrong at the first, by every seed.
+_SMALL_TOO, _WRAPPERS_TOO = [("whitened-adamw-16", "none", 3e-3, 400)], [("adamw", "affine-like", 1e-2, 400)]
 _WRAPPERS = [
     Search(["layernorm", "none"], ["adamw", "proportional-adamw"], _RATES[:3]),
     Search(["dyt"], ["adamw", "proportional-adamw"], (3e-4, *_RATES[:3])),
     Search(["layernorm", "none", "dyt"], ["unit-consistent-adamw"], _RATES),
     Search(["affine-like"], ["adamw"], _RATES),
 ]
-#: Rates that came second where a seed goes wrong at the first, by every seed.
-_SECOND = {
-    "char-lm": [("whitened-adamw-16", "none", 3e-3, 400)],
-    "char-lm-wrappers": [("adamw", "affine-like", 1e-2, 400)],
-}
 #: What rate and damping are chosen for.
 _CHOICE = setting("method", "norm", "steps")
 _PROTOCOL = protocol("norm", "steps", "method", "lr", "damping", "seed")
 #: As long as four hundred and two thousand steps of whitening take.
 _EQUAL_TIME = [("muon", "layernorm", 1e-2, 440), ("muon", "layernorm", 3e-3, 2200)]
-
-
-def _planned(searches: Sequence[Search], options: argparse.Namespace) -> list[TextRun]:
-    """Every combination, at seed 0."""
-    if options.methods:
-        searches = [Search(options.norms, options.methods, options.lr, options.damping)]
-    given = {"weight_decay": options.weight_decay, "preset": options.preset, "device": options.device}
-    return [
-        TextRun(options.data, method, norm, lr, damping=damping, steps=steps, **given)
-        for steps in options.steps
-        for norms, methods, rates, own, more in searches
-        for norm, method in product(norms, methods)
-        if options.methods or lacks(method) is None
-        for lr, damping in [*product(rates, dampings(method, list(own))), *more]
-    ]
 
 
 def choose(trials: Iterable[TextRun], scores: Iterable[float | None]) -> list[TextRun]:
@@ -106,42 +86,45 @@ def _run(options: argparse.Namespace, store: Store, searches: Sequence[Search], 
     """
     if options.seeds < 1:
         raise ValueError(f"seeds is {options.seeds}; a run needs at least one.")
+    like = language.described(options)
     if options.time:
-        _time(options, store)
+        known = [name for name, method in METHODS.items() if method.applies == "language" and lacks(name) is None]
+        about = {"part": "time", "preset": options.preset, "device": options.device}
+        key, methods = f"time of {options.preset} on {options.device}", options.methods or known
+        measure(store, {key: lambda: about | language.step_times(methods, like)}, again=True)
         return
-    planned = _planned(searches, options)
+    if options.methods:
+        searches, fixed = [Search(options.norms, options.methods, options.lr, options.damping)], []
+    planned = [
+        replace(like, method=method, norm=norm, lr=lr, damping=damping, steps=steps)
+        for steps in options.steps
+        for norms, methods, rates, own, more in searches
+        for norm, method in product(norms, methods)
+        if options.methods or lacks(method) is None
+        for lr, damping in [*product(rates, dampings(method, list(own))), *more]
+    ]
     chosen = choose(planned, [None] * len(planned))  # the first of each, if there is no choice
     if len(chosen) < len(planned):
         run_all(planned, LANGUAGE, store, part="search", download=options.download)
         scores = {result["key"]: result["score"] for result in store.read("search")}
         chosen = choose(planned, [scores.get(run.key("search")) for run in planned])
-    for method, norm, lr, steps in () if options.methods else fixed:
+    for method, norm, lr, steps in fixed:
         (damping,) = dampings(method, [1.0])
-        given = {"steps": steps, "preset": options.preset, "device": options.device}
-        run = TextRun(options.data, method, norm, lr, damping=damping, **given)
-        chosen.append(run)
+        chosen.append(replace(like, method=method, norm=norm, lr=lr, damping=damping, steps=steps))
     every = [replace(run, seed=seed) for run in chosen for seed in range(options.seeds)]
     run_all(every, LANGUAGE, store, download=options.download)
 
 
-def _time(options: argparse.Namespace, store: Store) -> None:
-    known = [name for name, method in METHODS.items() if method.applies == "language" and lacks(name) is None]
-    about = {"part": "time", "preset": options.preset, "device": options.device}
-    like = TextRun(options.data, "adamw", "layernorm", 1e-3, preset=options.preset, device=options.device)
-    key, methods = f"time of {options.preset} on {options.device}", options.methods or known
-    measure(store, {key: lambda: about | step_times(methods, like)}, again=True)
-
-
 def report(store: Store, name: str, folder: Path, figures: bool = True) -> Sections:
     """Heading, figures, table and caption of every protocol; without times of steps no figure against time."""
-    parts = []
+    parts, timed = [], {(t["preset"], t["device"]): t for t in store.read("time")}
     for own, group in named(name, store.read(), _PROTOCOL).items():
         tried = [result for result in store.read("search") if _PROTOCOL(result) == _PROTOCOL(group[0])]
-        settings, title = group[0]["settings"], language.title(group[0])
-        alike = (t for t in store.read("time") if all(t[key] == settings[key] for key in ("preset", "device")))
-        time = next(alike, None)
-        for quantity in [] if not figures else ["steps", "time"] if time else ["steps"]:
-            _figure(group, title, quantity, time, folder / f"{own}-{quantity}.png")
+        title, time = language.title(group[0]), timed.get(setting("preset", "device")(group[0]))
+        if figures:
+            _figure(group, title, {}, folder / f"{own}-steps.png")
+        if figures and time:
+            _figure(group, title, time["time_ratio"], folder / f"{own}-time.png")
         parts.append(f"**{title}**\n\n{_table(group, tried, time)}\n\n{_caption(group, tried, time)}")
     return {name: "\n\n".join(parts)}
 
@@ -165,7 +148,7 @@ def _table(results: list[Result], tried: list[Result], time: Result | None) -> s
         settings = seeds[0]["settings"]
         same = [result["settings"] for result in tried if _CHOICE(result) == _CHOICE(seeds[0])]
         row = [METHODS[settings["method"]].label, NORM_LABELS[settings["norm"]]]
-        row += [_chosen(settings.get(key), [other.get(key) for other in same]) for key in ("lr", "damping")]
+        row += [_chosen(settings.get(key), {other[key] for other in same if key in other}) for key in ("lr", "damping")]
         row += [str(settings["steps"]), _loss([r["test_loss"] for r in seeds])]
         row += [_loss([r["validation_loss"][-1] for r in seeds])]
         cells.append([*row, f"{ratios[settings['method']]['median']:.2f}" if settings["method"] in ratios else ""])
@@ -173,12 +156,11 @@ def _table(results: list[Result], tried: list[Result], time: Result | None) -> s
     return markdown(header, cells)
 
 
-def _chosen(value: float | None, tried: list[float | None]) -> str:
+def _chosen(value: float | None, tried: set[float]) -> str:
     """A setting, marked if it is the first or the last of several that were tried."""
     if value is None:
         return ""
-    known = {other for other in tried if other is not None}
-    return f"{value:g}*" if len(known) > 1 and value in (min(known), max(known)) else f"{value:g}"
+    return f"{value:g}{'*' * (len(tried) > 1 and value in (min(tried), max(tried)))}"
 
 
 def _loss(losses: list[float | None]) -> str:
@@ -209,22 +191,24 @@ def _caption(results: list[Result], tried: list[Result], time: Result | None) ->
         f"Cross entropy in nats per character, mean ± standard error over {seeds} seed(s): on "
         f"the last tenth of the text (test) and on at most {language.VALIDATION_WINDOWS} windows of the tenth before "
         f"it (validation). {chosen}Rates rise over {WARM_UP:.0%} of the steps, then fall to 0 by a cosine "
-        f"(schedule-free: stay). Muon's embeddings, head, norms and biases are AdamW's, at {REST_LR:g}. Weight decay "
-        f"{settings['weight_decay']:g}. {timed}{machine(environment, settings['device'])}"
+        f"(schedule-free: stay). Muon's embeddings, head, norms and biases are AdamW's, at {language.REST_LR:g}. "
+        f"Weight decay {settings['weight_decay']:g}. {timed}{machine(environment, settings['device'])}"
     )
+
+
+def _longest(results: list[Result]) -> list[Result]:
+    steps = max(result["settings"]["steps"] for result in results)
+    return [result for result in results if result["settings"]["steps"] == steps]
 
 
 def best_rows(results: list[Result]) -> dict[tuple[str, str], list[Result]]:
     """(norm, method) → of the longest runs, the seeds at the lowest mean validation loss."""
-    longest = max(result["settings"]["steps"] for result in results)
-    found = grouped(
-        _rows(r for r in results if r["settings"]["steps"] == longest),
-        lambda seeds: (seeds[0]["settings"]["norm"], seeds[0]["settings"]["method"]),
-    )
-    return {
-        key: min(several, key=lambda seeds: statistics.fmean(worth(final_validation_loss(r)) for r in seeds))
-        for key, several in found.items()
-    }
+    found = grouped(_rows(_longest(results)), lambda seeds: setting("norm", "method")(seeds[0]))
+
+    def loss(seeds: list[Result]) -> float:
+        return statistics.fmean(worth(final_validation_loss(r)) for r in seeds)
+
+    return {key: min(several, key=loss) for key, several in found.items()}
 
 
 def curve(seeds: list[Result]) -> Curve:
@@ -235,22 +219,19 @@ def curve(seeds: list[Result]) -> Curve:
     return [statistics.fmean(at) for at, _ in finite], [statistics.fmean(losses) for _, losses in finite]
 
 
-def _figure(results: list[Result], title: str, quantity: str, time: Result | None, path: Path) -> None:
-    """Draw validation loss against steps or time of training, one panel per normaliser."""
-    ratios, longest = time["time_ratio"] if time else {}, max(result["settings"]["steps"] for result in results)
-    shown = [r for r in results if r["settings"]["steps"] == longest]
-    if quantity == "time":
-        shown = [r for r in shown if r["settings"]["method"] in ratios]
+def _figure(results: list[Result], title: str, ratios: dict[str, Any], path: Path) -> None:
+    """Draw validation loss against steps, or time of training by its ratios, one panel per normaliser."""
+    shown = [r for r in _longest(results) if not ratios or r["settings"]["method"] in ratios]
     lines = grouped(_rows(shown), lambda seeds: seeds[0]["settings"]["norm"])
     names, norms = [NORM_LABELS[norm] for norm in lines], len(lines)
     names += [f"{name}, the end" for name in names]
     with panels(names, title, path, columns=norms, height=2.9, sharey=False, ylabel="validation loss, nats") as axes:
         for whole, end, rows in zip(axes[:norms], axes[norms:], lines.values(), strict=True):
-            drawn = [draw((whole, end), seeds, rows, ratios if quantity == "time" else {}) for seeds in rows]
+            drawn = [draw((whole, end), seeds, rows, ratios) for seeds in rows]
             # A model that has learned nothing starts about here; a line above it is on its way out.
             whole.set_ylim(top=max(seeds[0]["validation_loss"][0] or 0.0 for seeds in rows))
             zoom(end, drawn)
-            end.set_xlabel("steps" if quantity == "steps" else "time, in steps of AdamW")
+            end.set_xlabel("time, in steps of AdamW" if ratios else "steps")
 
 
 def draw(axes: Sequence[Any], seeds: list[Result], rows: list[list[Result]], ratios: dict[str, Any]) -> Curve:
@@ -284,26 +265,20 @@ def _study(
     def arguments(parser: argparse.ArgumentParser) -> None:
         parser.add_argument("--methods", nargs="+", metavar="NAME", help="these, with --norms, --lr and --damping")
         parser.add_argument("--norms", nargs="+", default=list(NORMS), metavar="NAME", help=", ".join(NORMS))
-        parser.add_argument(
-            "--lr", nargs="+", type=float, default=[3e-3], metavar="RATE", help="peak rates of --methods"
-        )
+        parser.add_argument("--lr", nargs="+", type=float, default=[3e-3], metavar="RATE", help="peak rates of these")
         parser.add_argument("--damping", nargs="+", type=float, default=[1.0], help="of the methods that have one")
-        parser.add_argument("--weight-decay", type=float, default=0.0, help="the same for all methods")
         parser.add_argument("--steps", nargs="+", type=int, default=[steps], help="lengths of the runs")
         parser.add_argument("--seeds", type=int, default=3, help="how many; seed k is k")
-        parser.add_argument("--preset", default=preset, help=", ".join(PRESETS))
-        parser.add_argument("--data", default=DEFAULT, help=f"a file of text, or {DEFAULT}, which Python ships")
         parser.add_argument("--time", action="store_true", help="train nothing; time the methods' steps in turn")
-        parser.add_argument("--device", **DEVICE)
-        add_progress_arguments(parser)
+        language.add_arguments(parser, preset)
 
     draws = partial(report, figures=figures)
     return Study(help, lambda options, store: _run(options, store, searches, fixed), draws, arguments)
 
 
 STUDIES = {
-    "char-lm": _study("optimizers and normalisers on a small language model", _SMALL, _SECOND["char-lm"]),
+    "char-lm": _study("optimizers and normalisers on a small language model", _SMALL, _SMALL_TOO),
     "char-lm-2000": _study("Muon, plain and whitened, for 2,000 steps", _LONG, steps=2000),
     "char-lm-equal-time": _study("Muon for as long as whitening takes", [], _EQUAL_TIME, figures=False),
-    "char-lm-wrappers": _study("wrappers against norms", _WRAPPERS, _SECOND["char-lm-wrappers"], preset="million"),
+    "char-lm-wrappers": _study("wrappers against norms", _WRAPPERS, _WRAPPERS_TOO, preset="million"),
 }

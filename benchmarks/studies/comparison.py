@@ -9,7 +9,7 @@ from ..core.figure import band, panels
 from ..core.progress import run_all
 from ..core.store import Result, Store, setting
 from ..core.study import Sections, Study, named, protocol
-from ..core.table import in_order, machine, markdown, plus_minus
+from ..core.table import grouped, in_order, machine, markdown, plus_minus
 from ..images.networks import ACTIVATIONS
 from ..images.run import BACKENDS, Grid, add_arguments, expand
 from ..images.train import IMAGES
@@ -24,7 +24,6 @@ NETWORK_LABELS = {
     "cnn": "convolutions without pooling ",
     "residual": "skips around the hidden layers of ",
 }
-
 
 #: Name → grids: the settings of a protocol at one of its lengths.
 Presets = Mapping[str, Sequence[Grid]]
@@ -103,22 +102,18 @@ def _table(group: list[Result]) -> str:
     activations = in_order(ACTIVATIONS, map(setting("activation"), group))
     backends = in_order(BACKENDS, map(setting("backend"), group))
 
-    def first(r: Result) -> tuple[int, ...]:
+    def last(r: Result) -> tuple[int, ...]:
         s = r["settings"]
-        return activations.index(s["activation"]), backends.index(s["backend"]), -s["epochs"], -len(s["seeds"])
+        return -activations.index(s["activation"]), -backends.index(s["backend"]), s["epochs"], len(s["seeds"])
 
-    rows, runs = [], sorted(group, key=first)
-    for method in in_order(METHODS, map(setting("method"), group)):
-        own = [run for run in runs if run["settings"]["method"] == method]
-        cells = [_first(own, "activation", activation, accuracy) for activation in activations]
-        cells += [_first(own, "backend", backend, _milliseconds) for backend in backends]
+    rows, runs = [], grouped(sorted(group, key=last), setting("method"))
+    for method in in_order(METHODS, runs):
+        accuracies = {run["settings"]["activation"]: accuracy(run) for run in runs[method]}
+        times = {run["settings"]["backend"]: _milliseconds(run) for run in runs[method]}
+        cells = [*(accuracies.get(each, "") for each in activations), *(times.get(each, "") for each in backends)]
         rows.append([METHODS[method].label, *cells])
     header = ["method", *(f"{activation}, %" for activation in activations)]
     return markdown([*header, *(f"{backend}, ms/step" for backend in backends)], rows)
-
-
-def _first(runs: list[Result], name: str, value: str, cell: Callable[[Result], str]) -> str:
-    return next((cell(run) for run in runs if run["settings"][name] == value), "")
 
 
 def _milliseconds(result: Result) -> str:
@@ -154,16 +149,14 @@ _CONVOLUTIONS: Grid = {
     "data": "cifar10", "activation": ["leaky-relu"], "backend": "loop",
     "method": [*DEFAULT, "l2-patch", "l2-patch-half", "whitened-16"],
 }  # fmt: skip
-_CNN = {**_CONVOLUTIONS, "network": "cnn", "hidden": (16, 32, 32, 32, 32)}
-_CNN_POOL = {**_CONVOLUTIONS, "network": "cnn-pool", "hidden": (16, 32, 32)}
 _SHORT = {"epochs": 15, "seeds": 3}
+_CNN = presets({**_CONVOLUTIONS, "network": "cnn", "hidden": (16, 32, 32, 32, 32)}, reduced=_SHORT)
+_CNN_POOL = presets({**_CONVOLUTIONS, "network": "cnn-pool", "hidden": (16, 32, 32)}, reduced=_SHORT)
 
 STUDIES = {
     "digits": grid_study("all methods on the embedded digits; minutes", [_DIGITS, _PRICED], report),
     "cifar10": grid_study("the same on CIFAR-10", [PAPERS], report),
-    "cnn-pool": grid_study(
-        "convolutions and global average pooling, Fig. 8", presets(_CNN_POOL, reduced=_SHORT), report
-    ),
-    "cnn": grid_study("convolutions without pooling, Fig. 9", presets(_CNN, reduced=_SHORT), report),
+    "cnn-pool": grid_study("convolutions and global average pooling, Fig. 8", _CNN_POOL, report),
+    "cnn": grid_study("convolutions without pooling, Fig. 9", _CNN, report),
     "compare": grid_study("any methods, data and settings; give it a --name", [_DIGITS], report),
 }

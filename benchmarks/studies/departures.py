@@ -2,11 +2,9 @@
 
 from pathlib import Path
 
-from scipy.stats import ttest_ind
-
 from ..core.store import Result, setting
 from ..core.study import Sections, named
-from ..core.table import in_order, machine, markdown, mean_and_error, plus_minus
+from ..core.table import in_order, machine, markdown, plus_minus, welch
 from ..images.departures import DEPARTURES
 from ..images.run import Grid
 from ..methods import METHODS
@@ -35,8 +33,7 @@ def _section(results: list[Result]) -> str:
     settings = results[0]["settings"]
     methods = in_order(METHODS, (r["settings"]["method"] for r in results))
     found = {(r["settings"].get("departure"), r["settings"]["method"]): r["test_accuracy"][-1] for r in results}
-    rows = []
-    there = {departure for departure, _ in found}
+    rows, there = [], {departure for departure, _ in found}
     for departure in (name for name in [None, *DEPARTURES] if name in there):
         cells = [_cell(found, departure, method) for method in methods]
         rows.append([DEPARTURES[departure].label if departure else "as in the tables above", *cells])
@@ -55,8 +52,7 @@ def _cell(found: dict[tuple[str | None, str], list[float]], departure: str | Non
         return ""
     if departure is None or base is None:
         return plus_minus(seeds)
-    difference = mean_and_error(seeds)[0] - mean_and_error(base)[0]
-    return f"{plus_minus(seeds)} ({difference:+.2f}, p {ttest_ind(seeds, base, equal_var=False).pvalue:.2g})"
+    return "{} ({:+.2f}, p {:.2g})".format(plus_minus(seeds), *welch(seeds, base))
 
 
 STUDIES = {"departures": grid_study("what the paper's Table 1 leaves open, read otherwise", PRESETS, report)}

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
 from adiv_optim import BatchIdeal, attach
 from adiv_optim.diagnostics import Divergence, divergence
@@ -16,7 +16,7 @@ from adiv_optim.layers import NormLikeLinear
 
 from .. import data as datasets
 from ..core.figure import WIDTH, plt, saved
-from ..core.run import public_name
+from ..core.run import public_name, step
 from ..core.study import measurement
 from ..core.table import machine, markdown
 from ..images.networks import mlp
@@ -104,7 +104,7 @@ def _subject(subject: Subject, data: datasets.Dataset, batches: int, uneven: int
     def train(steps: int) -> None:
         for _ in range(steps):
             index = torch.randint(len(data.train_labels), (BATCH_SIZE,), generator=order)
-            _step(model, optimizer, data.train_inputs[index], data.train_labels[index])
+            step(model, optimizer, data.train_inputs[index], data.train_labels[index])
 
     train(WARM_UP if subject.adam else 0)
     start = stage()
@@ -135,16 +135,10 @@ def _cost(data: datasets.Dataset, rounds: int) -> list[dict[str, Any]]:
         inputs, labels = data.train_inputs[:BATCH_SIZE], data.train_labels[:BATCH_SIZE]
         watched = optimizer if subject.adam else None
         measured = partial(divergence, model, F.cross_entropy, inputs, labels, optimizer=watched)
-        seconds = interleaved({"step": partial(_step, model, optimizer, inputs, labels), "measured": measured}, rounds)
+        seconds = interleaved({"step": partial(step, model, optimizer, inputs, labels), "measured": measured}, rounds)
         found = {"what": name, "time_ratio": ratio(seconds["measured"], seconds["step"])}
         rows.append({**found, "milliseconds": 1e3 * statistics.median(seconds["measured"])})
     return rows
-
-
-def _step(model: nn.Module, optimizer: torch.optim.Optimizer, inputs: Tensor, labels: Tensor) -> None:
-    optimizer.zero_grad()
-    F.cross_entropy(model(inputs), labels).backward()
-    optimizer.step()
 
 
 def table(result: dict[str, Any], stage: str) -> str:
@@ -179,9 +173,8 @@ def section(result: dict[str, Any], name: str, folder: Path) -> str:
         f"are scaled by e^(2n), n normal, {result['uneven_batches']} batches. "
         f"{machine(result['environment'])}"
     )
-    tables = [
-        f"**{title[0].upper()}{title[1:]}**\n\n{table(result, stage)}" for stage, title in result["stages"].items()
-    ]
+    titles = {stage: title[0].upper() + title[1:] for stage, title in result["stages"].items()}
+    tables = [f"**{title}**\n\n{table(result, stage)}" for stage, title in titles.items()]
     rows = []
     for row in result["cost"]:
         (low, high), middle = row["time_ratio"]["quartiles"], row["time_ratio"]["median"]

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -89,15 +90,13 @@ def _measured(seed: int, start: Tensor, width: int, limits: Tensor) -> tuple[Ten
 
     directions, _ = torch.linalg.qr(normal(width, SAMPLES))
     inputs = torch.linalg.cholesky(start) @ directions.T * width**0.5
-    layers = [[(build(f), finish) for build, finish in VARIANTS.values()] for f in ACTIVATIONS.values()]
+    ends = [(build(f), finish) for f, (build, finish) in product(ACTIVATIONS.values(), VARIANTS.values())]
     x = inputs.expand(len(ACTIVATIONS), len(VARIANTS), *inputs.shape)
     grams = [x @ x.mT]
     for _ in limits[1:]:
         h = x @ (normal(width, width) / width**0.5).T
-        x = torch.stack([
-            torch.stack([_finished(finish, f(row)) for (f, finish), row in zip(ends, rows, strict=True)])
-            for ends, rows in zip(layers, h, strict=True)
-        ])  # fmt: skip
+        rows = [_finished(finish, f(row)) for (f, finish), row in zip(ends, h.flatten(0, 1), strict=True)]
+        x = torch.stack(rows).view_as(h)
         grams.append(x @ x.mT)
     found = torch.stack(grams)
     distance = torch.linalg.matrix_norm(found / width - limits) / torch.linalg.matrix_norm(limits)

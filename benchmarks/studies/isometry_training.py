@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from scipy.stats import spearmanr
 from torch import Tensor, nn
 
@@ -18,10 +17,10 @@ from adiv_optim.diagnostics import isometry_strength, record
 
 from ..core.figure import panels, plt
 from ..core.progress import measure
-from ..core.run import public_name
-from ..core.store import Result, Store
+from ..core.run import public_name, step
+from ..core.store import Result, Store, setting
 from ..core.study import Sections, Study
-from ..core.table import markdown, plus_minus
+from ..core.table import grouped, markdown, plus_minus
 from ..data import DATA, load
 from .comparison import DATA_LABELS
 
@@ -98,11 +97,7 @@ def train(
 
     start, losses = measured(), list[float]()
     for index in islice(batches, steps):
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(data.train_inputs[index]), data.train_labels[index])
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
+        losses.append(step(model, optimizer, data.train_inputs[index], data.train_labels[index]).item())
     with torch.no_grad():
         predicted = torch.cat([model(part).argmax(-1) for part in data.test_inputs.split(BATCH_SIZE)])
     accuracy = 100 * (predicted == data.test_labels).double().mean().item()
@@ -122,11 +117,8 @@ Seeds = dict[str, list[Result]]
 
 def by_depth(results: Sequence[Result]) -> dict[int, Seeds]:
     """Sort results by how many layers there are."""
-    depths: dict[int, Seeds] = {}
-    for result in sorted(results, key=lambda r: r["strength"]):
-        settings = result["settings"]
-        depths.setdefault(settings["layers"], {}).setdefault(settings["activation"], []).append(result)
-    return dict(sorted(depths.items()))
+    depths = grouped(sorted(results, key=lambda r: (r["settings"]["layers"], r["strength"])), setting("layers"))
+    return {layers: grouped(found, setting("activation")) for layers, found in depths.items()}
 
 
 def report(store: Store, name: str, folder: Path) -> Sections:
@@ -144,13 +136,12 @@ def report(store: Store, name: str, folder: Path) -> Sections:
 def _layers_figure(result: Result, data: str, path: Path) -> None:
     """Isometry of every layer's outputs, a panel before and one after training; the norms' own are shaded."""
     settings = result["settings"]
-    stages = {"start": "at initialisation", "trained": f"after {settings['steps']} steps"}
+    names = ["at initialisation", f"after {settings['steps']} steps"]
     title = f"Isometry of {result['samples']} samples, layer by layer: {data}, {settings['activation']}"
     looks = {"norm": ("o", "tab:blue", "normalisation"), "fc": ("s", "0.4", "linear")}
     looks["act"] = ("^", "tab:orange", "activation")
-    with panels(list(stages.values()), title, path, columns=1, height=2.8, ylabel="isometry") as axes:
-        for axis, stage in zip(axes, stages, strict=True):
-            found = result["isometry"][stage]
+    with panels(names, title, path, columns=1, height=2.8, ylabel="isometry") as axes:
+        for axis, found in zip(axes, result["isometry"].values(), strict=True):
             values = [layer["isometry"] for layer in found]
             axis.plot(range(len(found)), values, color="0.6", linewidth=1, zorder=1)
             for kind, (mark, color, label) in looks.items():
@@ -166,7 +157,7 @@ def _layers_figure(result: Result, data: str, path: Path) -> None:
 def _convergence_figure(found: Seeds, data: str, path: Path) -> None:
     """Training loss by step, and by β at the end of the first epoch and of training; means over seeds."""
     first = next(iter(found.values()))[0]
-    colors, settings, ends = plt.get_cmap("viridis"), first["settings"], _ends(first)
+    colors, settings, ends = plt.get_cmap("viridis"), first["settings"], _ends(found)
     low, high = first["strength"], list(found.values())[-1][0]["strength"]
     title = f"Convergence: {data}, {settings['layers']} layers of {settings['width']}, SGD {settings['lr']:g}"
     with panels(["by step", *(f"at the end of {end}, by β" for end in ends)], title, path) as axes:
@@ -186,8 +177,9 @@ def _convergence_figure(found: Seeds, data: str, path: Path) -> None:
             axis.margins(x=0.2, y=0.1)
 
 
-def _ends(result: Result) -> dict[str, int]:
+def _ends(found: Seeds) -> dict[str, int]:
     """Where losses are compared: while every sample is new, if that lasts long enough, and in the end."""
+    result = next(iter(found.values()))[0]
     epoch, steps = result["training_samples"] // result["settings"]["batch_size"], result["settings"]["steps"]
     return {"epoch 1": epoch, "training": steps} if WINDOW <= epoch < steps else {"training": steps}
 
@@ -204,7 +196,7 @@ def least_gains(seeds: list[Result], stage: str) -> list[float]:
 
 
 def _table(found: Seeds) -> str:
-    rows, ends = [], _ends(next(iter(found.values()))[0])
+    rows, ends = [], _ends(found)
     for activation, seeds in found.items():
         cells = []
         for stage in STAGES:
@@ -224,7 +216,7 @@ def correlations(found: Seeds) -> dict[str, Any]:
     strengths = [seeds[0]["strength"] for seeds in found.values()]
     columns = {
         f"the loss at the end of {end}": [statistics.fmean(_losses(seeds, step)) for seeds in found.values()]
-        for end, step in _ends(next(iter(found.values()))[0]).items()
+        for end, step in _ends(found).items()
     }
     columns["test accuracy"] = [statistics.fmean(r["test_accuracy"] for r in seeds) for seeds in found.values()]
     return {name: spearmanr(strengths, column) for name, column in columns.items()}
@@ -264,16 +256,16 @@ def _run(options: argparse.Namespace, store: Store) -> None:
         raise ValueError(f"unknown activation {min(unknown)!r}; known are {', '.join(ACTIVATIONS)}.")
     given = {name: value for name, value in vars(options).items() if value is not None}
     chosen = {"data": "cifar10", **PRESETS[options.preset], **given}
-    for name in ("steps", "width", "seeds"):
-        if chosen[name] < 1:
-            raise ValueError(f"{name} is {chosen[name]}; it must be positive.")
-    where = f"{public_name(chosen['data'])}, {chosen['steps']} steps, width {chosen['width']}"
-    measure(store, {
-        f"{name}, {where}" + f", {layers} layers, seed {seed}" * ((layers, seed) != (10, 0)): partial(
-            train, name, chosen["data"], chosen["steps"], [chosen["width"]] * layers, seed, download=options.download
-        )
-        for layers, seed, name in product(chosen["layers"], range(chosen["seeds"]), options.activations)
-    })  # fmt: skip
+    data, steps, width, seeds = (chosen[name] for name in ("data", "steps", "width", "seeds"))
+    for name, value in {"steps": steps, "width": width, "seeds": seeds}.items():
+        if value < 1:
+            raise ValueError(f"{name} is {value}; it must be positive.")
+    wanted: dict[str, Callable[[], Result]] = {}
+    for layers, seed, name in product(chosen["layers"], range(seeds), options.activations):
+        which = f", {layers} layers, seed {seed}" * ((layers, seed) != (10, 0))
+        run = partial(train, name, data, steps, [width] * layers, seed, download=options.download)
+        wanted[f"{name}, {public_name(data)}, {steps} steps, width {width}{which}"] = run
+    measure(store, wanted)
 
 
 def _widths(options: argparse.Namespace, store: Store) -> None:

@@ -3,9 +3,11 @@
 import math
 import statistics
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
-from ..core.claims import Finding, Judge, Sample, Stores, best, every, image, later, runs, tested
-from ..core.store import Result
+from ..core.claims import Finding, Judge, Sample, Stores, best, every, later, runs, tested
+from ..core.store import Result, setting
+from ..core.table import grouped
 from ..methods import METHODS
 from . import isometry_training, mechanism
 from .char_lm import best_rows
@@ -44,11 +46,6 @@ def slopes(methods: list[str], activation: str, sign: int, file: str = TABLE1) -
     return every([slope(method, activation, sign, file) for method in methods])
 
 
-def at_20(method: str, activation: str) -> Sample:
-    """Accuracies of the comparison at the paper's rate, after twenty epochs."""
-    return image("cifar10", method=method, activation=activation)
-
-
 @later
 def along(
     stores: Stores, file: str, own: str, others: Sequence[str],
@@ -73,10 +70,8 @@ def _last(results: list[Result]) -> Sample:
 @later
 def overtakes(stores: Stores, file: str) -> Finding:
     """Affine-like passes LayerNorm, which learns faster, at about the twentieth epoch."""
-    norm, own = (
-        runs(stores, file, method=name, activation="tanh", batch_size=32)[0]["test_accuracy"]
-        for name in ("layernorm", "affine-like")
-    )
+    alike = partial(runs, stores, file, activation="tanh", batch_size=32)
+    norm, own = (alike(method=name)[0]["test_accuracy"] for name in ("layernorm", "affine-like"))
     means = enumerate(zip(map(statistics.fmean, norm), map(statistics.fmean, own), strict=True), start=1)
     last = max((epoch for epoch, (other, ours) in means if other > ours), default=0)
     return Finding(10 <= last <= 30, f"behind until epoch {last} of {len(norm)}", str(len(norm[0])))
@@ -137,18 +132,11 @@ def thesis(stores: Stores, file: str) -> Finding:
 @later
 def spread(stores: Stores, method: str, optimizer: str) -> Finding:
     """A method's accuracies over gauges of σ = 2 lie within two points."""
-    found, other = (
-        runs(stores, "uc-rescaled", method=name, optimizer=optimizer, rescaled=2.0)[0]["test_accuracy"][-1]
-        for name in (method, "none")
-    )
+    alike = partial(runs, stores, "uc-rescaled", optimizer=optimizer, rescaled=2.0)
+    found, other = (alike(method=name)[0]["test_accuracy"][-1] for name in (method, "none"))
     ends = f"{min(found):.2f} to {max(found):.2f}"
     figure = f"{optimizer}: {ends} over gauges of σ = 2, plain {min(other):.2f} to {max(other):.2f}"
     return Finding(max(found) - min(found) < 2, figure, str(len(found)))
-
-
-def swept(method: str, optimizer: str) -> Sample:
-    """Accuracies at the best rate of the sweep."""
-    return image("uc-sweep", method=method, optimizer=optimizer)
 
 
 @later
@@ -230,31 +218,19 @@ def text(stores: Stores, file: str, norm: str, method: str) -> list[float]:
 
 @later
 def norm_free(
-    stores: Stores,
-    file: str,
-    norm: str,
-    drawn: float | None,
-    method: str,
-    of: str = "test_loss",
-    embedding_lr: float | None = None,
-) -> list[float]:
+    stores: Stores, file: str, norm: str, drawn: float | None, method: str,
+    of: str = "test_loss", embedding_lr: float | None = None,
+) -> list[float]:  # fmt: skip
     """Losses of every seed, of the comparison without normalisers."""
-    found = []
-    for r in runs(stores, file, norm=norm, method=method):
-        settings = r["settings"]
-        if (settings.get("embedding_deviation"), settings.get("embedding_lr")) == (drawn, embedding_lr):
-            found.append(r["test_loss"] if of == "test_loss" else r[of][-1])
-    if not found:
-        raise LookupError(f"{file} has no run of embeddings drawn at {drawn} with a rate of {embedding_lr}.")
-    return found
+    embeddings = {"embedding_deviation": drawn, "embedding_lr": embedding_lr}
+    found = runs(stores, file, norm=norm, method=method, **embeddings)
+    return [r["test_loss"] if of == "test_loss" else r[of][-1] for r in found]
 
 
 def one_rate(stores: Stores) -> Finding:
     """How far BatchIdeal ends below its best, at rates from 0.3 to 3, over all batch sizes."""
-    found: dict[int, dict[float, float]] = {}
-    for r in runs(stores, "rates", method="batch-ideal-default"):
-        mean = statistics.fmean(r["test_accuracy"][-1])
-        found.setdefault(r["settings"]["batch_size"], {})[r["settings"]["lr"]] = mean
-    worst = max(max(at.values()) - min(at[lr] for lr in (0.3, 1.0, 3.0)) for at in found.values())
+    found = grouped(runs(stores, "rates", method="batch-ideal-default"), setting("batch_size"))
+    means = [{r["settings"]["lr"]: statistics.fmean(r["test_accuracy"][-1]) for r in own} for own in found.values()]
+    worst = max(max(at.values()) - min(at[lr] for lr in (0.3, 1.0, 3.0)) for at in means)
     sizes = ", ".join(map(str, sorted(found)))
     return Finding(worst < 2, f"at most {worst:.1f} points below its best from 0.3 to 3, batches of {sizes}")

@@ -5,6 +5,7 @@ import math
 import statistics
 from collections import defaultdict
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from torch import Tensor
 from adiv_optim.diagnostics import divergence
 
 from ..core.figure import panels
-from ..core.progress import Tick, run_all
+from ..core.progress import NOBODY, Watch, run_all
 from ..core.store import Result, Store
 from ..core.study import Sections, Study
 from ..core.table import machine, markdown, mean_and_error, plus_minus
@@ -29,32 +30,26 @@ from .comparison import network
 
 #: Measurements along a run, from before its first step on, and the batches of each.
 POINTS, BATCHES = 8, 4
-#: What is measured → what tables call it, and whether the thesis wants it high.
-QUANTITIES = {
-    "cosine": ("cosine with −g", True),
-    "gain_spread": ("spread of the own gain", False),
-    "interference": ("part across g", False),
-}
+#: What is measured → what tables call it.
+QUANTITIES = {"cosine": "cosine with −g", "gain_spread": "spread of the own gain", "interference": "part across g"}
 #: A group of runs has this many or no rank correlation.
 ENOUGH = 4
 
 
-def follow(run: ImageRun, data: Dataset, tick: Tick = lambda: None) -> Result:
+def follow(run: ImageRun, data: Dataset, watch: Watch = NOBODY) -> Result:
     """Train a run by plain loops; return divergence by point, means over layers, batches and seeds, and accuracies."""
     trainer, found = Loops(run, data), []
     generator = torch.Generator().manual_seed(1)
     held = [torch.randint(len(data.train_labels), (run.batch_size,), generator=generator) for _ in range(BATCHES)]
     steps = IMAGES.steps(run, data)
     points = [round(point * (steps - 1) / (POINTS - 1)) for point in range(POINTS)]
-    taken = 0
-    for order in epoch_orders(run, len(data.train_labels)):
-        for index in order.unbind(1):
-            trainer.set_rate(taken / steps)
-            if taken in points:
-                found.append(_measured(trainer, [take(data, rows) for rows in held]))
-            trainer.step(index)
-            taken += 1
-            tick()
+    batches = chain.from_iterable(order.unbind(1) for order in epoch_orders(run, len(data.train_labels)))
+    for taken, index in enumerate(batches):
+        trainer.set_rate(taken / steps)
+        if taken in points:
+            found.append(_measured(trainer, [take(data, rows) for rows in held]))
+        trainer.step(index)
+        watch.tick()
     columns = {name: [point[name] for point in found] for name in QUANTITIES}
     about = {"features": data.features, "classes": data.classes}
     return {**about, "steps": points, **columns, "accuracy": trainer.accuracy()}
@@ -76,7 +71,7 @@ def _measured(trainer: Loops, batches: Sequence[tuple[Tensor, Tensor]]) -> dict[
 
 #: Runs that are followed while they train.
 FOLLOWED = IMAGES._replace(
-    family=lambda run: run, train=lambda runs, data, tick, note: [follow(run, data, tick) for run in runs]
+    family=lambda run: run, train=lambda runs, data, watch: [follow(run, data, watch) for run in runs]
 )
 
 
@@ -116,12 +111,11 @@ def rank(members: Sequence[dict[str, float]], quantity: str) -> Any:
 def report(store: Store, name: str, folder: Path) -> Sections:
     """Rank correlations, the runs, a figure and a caption."""
     results, found = store.read(), groups(store.read())
-    correlations = [
-        [group, str(len(members))]
-        + [f"{r.statistic:+.2f} ({r.pvalue:.2g})" for r in (rank(members, quantity) for quantity in QUANTITIES)]
-        for group, members in found.items()
-    ]
-    labels = [label for label, _ in QUANTITIES.values()]
+    correlations = []
+    for group, members in found.items():
+        ranks = [rank(members, quantity) for quantity in QUANTITIES]
+        correlations.append([group, str(len(members)), *(f"{r.statistic:+.2f} ({r.pvalue:.2g})" for r in ranks)])
+    labels = list(QUANTITIES.values())
     rows = []
     for result in sorted(results, key=lambda r: -mean_and_error(r["accuracy"])[0]):
         settings, own = result["settings"], means(result)
@@ -144,17 +138,15 @@ def report(store: Store, name: str, folder: Path) -> Sections:
 
 def _figure(results: Sequence[Result], title: str, path: Path) -> None:
     """Draw accuracy against every quantity, a mark per optimizer, filled for tanh."""
-    with panels([label for label, _ in QUANTITIES.values()], title, path, ylabel="test accuracy, %") as axes:
+    with panels(list(QUANTITIES.values()), title, path, ylabel="test accuracy, %") as axes:
         for axis, quantity in zip(axes, QUANTITIES, strict=True):
             for result in results:
                 own, settings, method = means(result), result["settings"], METHODS[result["settings"]["method"]]
                 if own["accuracy"] > 200 / result["classes"]:
-                    look = {
-                        "color": method.color,
-                        "marker": {"sgd": "o", "momentum": "s"}.get(settings["optimizer"], "^"),
-                    }
+                    mark = {"sgd": "o", "momentum": "s"}.get(settings["optimizer"], "^")
                     face = method.color if settings["activation"] == "tanh" else "none"
-                    axis.scatter(own[quantity], own["accuracy"], **look, facecolors=face, label=method.label)
+                    look = {"color": method.color, "marker": mark, "facecolors": face}
+                    axis.scatter(own[quantity], own["accuracy"], **look, label=method.label)
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:

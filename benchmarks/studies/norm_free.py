@@ -13,17 +13,14 @@ from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
-from scipy.stats import ttest_ind
+from examples.gpt import NORM_LABELS, NORMS
 
-from examples.gpt import DEFAULT, NORM_LABELS, NORMS, PRESETS
-
-from ..core.progress import add_arguments as add_progress_arguments
+from .. import language
 from ..core.progress import run_all
-from ..core.run import DEVICE
 from ..core.store import Result, Store
 from ..core.study import Sections, Study
-from ..core.table import grouped, machine, markdown, mean_and_error, plus_minus
-from ..language import LANGUAGE, TextRun, dampings, final_validation_loss, lacks, title, worth
+from ..core.table import grouped, machine, markdown, mean_and_error, plus_minus, welch
+from ..language import LANGUAGE, TextRun, dampings, final_validation_loss, lacks, worth
 from ..methods import METHODS
 
 #: Deviation of the embeddings: GPT-2's, or one.
@@ -78,7 +75,10 @@ def search(rows: Sequence[Row], run: TextRun, ladder: Ladder, store: Store, down
         run_all(planned, LANGUAGE, store, part="search", download=download)
         scores = {result["key"]: result["score"] for result in store.read("search")}
         best = {row: min(found, key=lambda t: worth(scores.get(t.key("search")))) for row, found in trials.items()}
-        further = {row: _around(ladder, best[row].lr) - set(rates) for row, rates in tried.items()}
+        # The best is no edge once both of its neighbours have been tried.
+        places = {row: ladder.rates.index(found.lr) for row, found in best.items()}
+        around = {row: ladder.rates[max(0, place - 1) : place + 2] for row, place in places.items()}
+        further = {row: [lr for lr in around[row] if lr not in rates] for row, rates in tried.items()}
         if not any(further.values()):
             return list(best.values())
         tried = {row: [*rates, *further[row]] for row, rates in tried.items()}
@@ -88,23 +88,6 @@ def _of(row: Row, run: TextRun, lr: float) -> TextRun:
     (damping,) = dampings(row.method, [1.0])
     run = replace(run, norm=row.norm, embedding_deviation=row.drawn, embedding_lr=row.embedding_lr)
     return replace(run, method=row.method, lr=lr, damping=damping)
-
-
-def _around(ladder: Ladder, best: float) -> set[float]:
-    """A rate and its neighbours on the ladder: the best is no edge once all of them have been tried."""
-    place = ladder.rates.index(best)
-    return set(ladder.rates[max(0, place - 1) : place + 2])
-
-
-def _run(options: argparse.Namespace, store: Store, groups: Sequence[Sequence[Row]], ladder: Ladder) -> None:
-    like = {"steps": options.steps, "preset": options.preset, "device": options.device}
-    run = TextRun(options.data, "adamw", TWIN, 1e-3, weight_decay=options.weight_decay, clip=options.clip, **like)
-    done: set[Row] = set()
-    for group in groups:
-        rows = [row for row in dict.fromkeys(group) if row not in done and lacks(row.method) is None]
-        done.update(rows)
-        chosen = search(rows, run, ladder, store, options.download)
-        run_all([replace(best, seed=seed) for seed in range(1, options.seeds + 1) for best in chosen], LANGUAGE, store)
 
 
 def report(store: Store, name: str, folder: Path) -> Sections:
@@ -146,7 +129,7 @@ def _cells(row: Row, rows: dict[Row, list[Result]], tried: Sequence[float]) -> l
     if known and len(validation) > 1:
         twin = min(known, key=lambda twin: mean_and_error(known[twin][0])[0])
         pairs = zip((validation, test), known[twin], strict=True)
-        against = ["twin", "twin"] if twin == row else [_against(own, other) for own, other in pairs]
+        against = ["twin" if twin == row else "{:+.3f} ({:.2g})".format(*welch(*pair)) for pair in pairs]
     sizes = [[value or math.inf for value in result["rms"]] for result in results]
     residual = [mean_and_error(column)[0] for column in zip(*sizes, strict=True)]
     shown = f"{residual[0]:.2g} to {max(residual[:-1]):.2g}"
@@ -160,49 +143,42 @@ def _losses(results: Iterable[Result]) -> tuple[list[float], list[float]]:
     return [v for v, _ in found], [t for _, t in found]
 
 
-def _against(losses: list[float], twins: list[float]) -> str:
-    difference = mean_and_error(losses)[0] - mean_and_error(twins)[0]
-    return f"{difference:+.3f} ({ttest_ind(losses, twins, equal_var=False).pvalue:.2g})"
-
-
 def _caption(results: list[Result], tried: Iterable[Sequence[float]]) -> str:
     settings, environment = results[0]["settings"], results[0]["environment"]
     clip = settings.get("clip")
     gradients = "gradients as they are" if clip is None else f"gradients cut to a norm of {clip:g}"
     trials = [len(rates) for rates in tried if rates] or [0]
     seeds = sorted({result["settings"]["seed"] for result in results})
+    length = f"{settings['steps']} steps, weight decay {settings['weight_decay']:g}"
     return (
-        f"{title(results[0])}, {settings['steps']} steps, weight decay {settings['weight_decay']:g}, {gradients}. "
-        f"Cross entropy in nats per character, mean ± standard error over seeds {seeds[0]} to {seeds[-1]}. Rates are "
-        f"the best of {min(trials)} to {max(trials)} by the validation loss of seed 0, which is not among them; * is "
-        "an edge of what was tried. Differences are to LayerNorm behind the same optimizer without coordinates, at the "
-        "best way to treat the embeddings; p is Welch's. The residual stream's RMS is that at the first block and its "
-        f"largest. {machine(environment, settings['device'])}"
+        f"{language.title(results[0])}, {length}, {gradients}. "
+        f"Cross entropy in nats per character, mean ± standard error over seeds {seeds[0]} to {seeds[-1]}. "
+        f"Rates are the best of {min(trials)} to {max(trials)} by the validation loss of seed 0, which is not among "
+        "them; * is an edge of what was tried. Differences are to LayerNorm behind the same optimizer without "
+        "coordinates, at the best way to treat the embeddings; p is Welch's. The residual stream's RMS is that at the "
+        f"first block and its largest. {machine(environment, settings['device'])}"
     )
 
 
 def _study(
-    help: str,
-    groups: Sequence[Sequence[Row]],
-    ladder: Ladder,
-    steps: int = 400,
-    preset: str = "small",
-    weight_decay: float = 0.0,
-    clip: float | None = None,
-) -> Study:
+    help: str, groups: Sequence[Sequence[Row]], ladder: Ladder, *,
+    steps: int = 400, preset: str = "small", weight_decay: float = 0.0, clip: float | None = None,
+) -> Study:  # fmt: skip
     def run(options: argparse.Namespace, store: Store) -> None:
-        _run(options, store, groups[: options.groups], ladder)
+        like, done = language.described(options, steps=options.steps, clip=options.clip), set[Row]()
+        for group in groups[: options.groups]:
+            rows = [row for row in dict.fromkeys(group) if row not in done and lacks(row.method) is None]
+            done.update(rows)
+            chosen = search(rows, like, ladder, store, options.download)
+            seeds = range(1, options.seeds + 1)
+            run_all([replace(best, seed=seed) for seed in seeds for best in chosen], LANGUAGE, store)
 
     def arguments(parser: argparse.ArgumentParser) -> None:
         parser.add_argument("--groups", type=int, default=len(groups), help="how many groups of rows")
         parser.add_argument("--steps", type=int, default=steps, help="length of the runs")
         parser.add_argument("--seeds", type=int, default=5, help="how many beside 0, which chooses the rate")
-        parser.add_argument("--preset", default=preset, help=", ".join(PRESETS))
-        parser.add_argument("--weight-decay", type=float, default=weight_decay, help="the same for all")
         parser.add_argument("--clip", type=float, default=clip, help="what the norm of all gradients is cut to")
-        parser.add_argument("--data", default=DEFAULT, help=f"a file of text, or {DEFAULT}, which Python ships")
-        parser.add_argument("--device", **DEVICE)
-        add_progress_arguments(parser)
+        language.add_arguments(parser, preset, weight_decay)
 
     return Study(help, run, report, arguments)
 

@@ -60,7 +60,7 @@ def _columns(stores: Mapping[str, Store]) -> list[Column]:
         return Column(panel, mark, unit, found)
 
     def images(file: str, **wanted: object) -> Callable[[Row], Sample]:
-        return lambda row: image(file, method=row.image, **wanted)
+        return lambda row: image(file, row.image, **wanted)
 
     def text(optimizer: str) -> Callable[[Row], Sample]:
         return lambda row: judges.text("char-lm", row.language[0], row.language[1].format(optimizer))
@@ -149,9 +149,8 @@ def _equal_seconds(stores: Mapping[str, Store], name: str, folder: Path) -> str:
         pairs.append((best_rows([r for r in shorter if r["settings"]["steps"] == more])["layernorm", "muon"], seeds))
     names = [" and ".join(f"{seeds[0]['settings']['steps']} steps" for seeds in pair) for pair in pairs]
     title, path, rows = "Muon for as long as its whitened form takes", folder / f"{name}.png", []
-    with panels(
-        names, title, path, sharey=False, xlabel="time, in steps of AdamW", ylabel="validation loss, nats"
-    ) as axes:
+    time = "time, in steps of AdamW"
+    with panels(names, title, path, sharey=False, xlabel=time, ylabel="validation loss, nats") as axes:
         for axis, pair in zip(axes, pairs, strict=True):
             drawn = [draw([axis], seeds, [], times) for seeds in pair]
             zoom(axis, drawn)
@@ -160,7 +159,7 @@ def _equal_seconds(stores: Mapping[str, Store], name: str, folder: Path) -> str:
                 losses = ([r["test_loss"] for r in seeds], [r["validation_loss"][-1] for r in seeds])
                 cells = [METHODS[settings["method"]].label, str(settings["steps"]), f"{x[-1]:.0f}"]
                 rows.append([*cells, *(plus_minus(each, 4) for each in losses)])
-    return markdown(["method", "steps", "time, in steps of AdamW", "test loss", "validation loss"], rows)
+    return markdown(["method", "steps", time, "test loss", "validation loss"], rows)
 
 
 def _runtimes(stores: Mapping[str, Store], name: str, folder: Path) -> str:
@@ -172,7 +171,7 @@ def _runtimes(stores: Mapping[str, Store], name: str, folder: Path) -> str:
         # A language model's clock runs on from measurement to measurement, an image's starts every epoch.
         times = [(run, run["seconds"]) for run in runs if "seconds" in run]
         spent = sum(seconds[-1] if "validation_loss" in run else sum(seconds) for run, seconds in times) / 3600
-        data = runs[0].get("settings", {}).get("data") or runs[0].get("data", "as its page says")
+        data = runs[0]["settings"].get("data") or runs[0].get("data", "as its page says")
         counts = [str(len(runs)), str(chosen or ""), f"{spent:.2g}" if spent else ""]
         rows.append([f"`{study}`", DATA_LABELS.get(data, data), *counts])
     environment = stores[min(stores)].read()[0]["environment"]

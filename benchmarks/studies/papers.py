@@ -26,14 +26,9 @@ _BEST = [
 
 
 def _robust(**settings: object) -> list[Grid]:
+    around = {lr: [float(f"{lr * factor:.1g}") for factor in (1 / 3, 1, 3)] for *_, lr in _BEST}
     return [
-        {
-            **_ROBUST,
-            "optimizer": optimizer,
-            "method": method,
-            "lr": [float(f"{lr * factor:.1g}") for factor in (1 / 3, 1, 3)],
-            **settings,
-        }
+        {**_ROBUST, "optimizer": optimizer, "method": method, "lr": around[lr], **settings}
         for optimizer, method, lr in _BEST
     ]
 

@@ -1,39 +1,33 @@
 """What normalisers make of a thousand points of the plane (Bird 2025, Fig. 1)."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from adiv_optim.layers import AffineLikeLinear, L2Norm
-
 from ..core.figure import panels
 from ..core.study import measurement
 from ..core.table import markdown
 from ..methods import METHODS
 
-NORMALISERS: dict[str, Callable[[], Any]] = {
-    "BatchNorm": lambda: nn.BatchNorm1d(2, affine=False),
-    "LayerNorm": lambda: nn.LayerNorm(2, elementwise_affine=False),
-    "L2 norm": L2Norm,
-    "RMSNorm": lambda: nn.RMSNorm(2, elementwise_affine=False),
-    "affine-like": lambda: AffineLikeLinear(2, 2),
-}
-#: Of the methods that the other studies call so.
-COLORS = [METHODS[name].color for name in ("batchnorm", "layernorm", "l2norm", "rmsnorm", "affine-like")]
+#: What figure and table call them → the methods of the other studies.
+NORMALISERS = {
+    "BatchNorm": METHODS["batchnorm"], "LayerNorm": METHODS["layernorm"], "L2 norm": METHODS["l2norm"],
+    "RMSNorm": METHODS["rmsnorm"], "affine-like": METHODS["affine-like"],
+}  # fmt: skip
 
 
 @torch.no_grad()
 def place(points: int = 1000) -> dict[str, Any]:
     """Return normal points, and where every normaliser puts them."""
     inputs = torch.randn(points, 2, generator=torch.Generator().manual_seed(0))
-    layers = {name: build() for name, build in NORMALISERS.items()}
-    nn.init.eye_(layers["affine-like"].weight)
-    nn.init.zeros_(layers["affine-like"].bias)
-    outputs = {name: layer(inputs) for name, layer in layers.items()}
-    return {"inputs": _rounded(inputs), "outputs": {name: _rounded(output) for name, output in outputs.items()}}
+    outputs = {}
+    for name, method in NORMALISERS.items():
+        *_, affine = layers = method.affine(2, 2)
+        affine.load_state_dict({"weight": torch.eye(2), "bias": torch.zeros(2)})
+        outputs[name] = _rounded(nn.Sequential(*layers)(inputs))
+    return {"inputs": _rounded(inputs), "outputs": outputs}
 
 
 def _rounded(points: torch.Tensor) -> dict[str, list[float]]:
@@ -48,9 +42,8 @@ def section(result: dict[str, Any], name: str, folder: Path) -> str:
     title = f"{count} standard normal points, and where each normaliser puts them"
     look: dict[str, Any] = {"aspect": "equal", "xlim": (-3.6, 3.6), "ylim": (-3.6, 3.6)}
     with panels(names, title, path, xlabel="$x_1$", ylabel="$x_2$", **look) as axes:
-        for axis, name, own in zip(axes, names, COLORS, strict=True):
-            points = result["outputs"][name]
-            drawn = {"input": (result["inputs"], "0.5", 9, 0.35), name: (points, own, 16, 0.5)}
+        for axis, (name, points) in zip(axes, result["outputs"].items(), strict=True):
+            drawn = {"input": (result["inputs"], "0.5", 9, 0.35), name: (points, NORMALISERS[name].color, 16, 0.5)}
             for label, (where, color, size, alpha) in drawn.items():
                 axis.scatter(**where, s=size, color=color, alpha=alpha, linewidth=0)
                 axis.scatter([], [], s=40, color=color, linewidth=0, label=label)  # large enough for a legend

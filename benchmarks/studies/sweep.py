@@ -3,50 +3,42 @@
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from ..core.figure import panels
+from ..core.figure import bars, panels
 from ..core.store import Result
 from ..core.study import Sections, named
 from ..core.table import machine, markdown, mean_and_error, plus_minus
 from ..methods import METHODS
 from .comparison import Report, subject
 
-
-class Along(NamedTuple):
-    """The setting that columns and horizontal axes are."""
-
-    label: str
-    of: Callable[[dict[str, Any]], float]
-    scale: str = "log"
-
-
-ALONG = {
-    "width": Along("width of the hidden layers", lambda s: s["hidden"][0]),
-    "depth": Along("hidden layers", lambda s: len(s["hidden"])),
-    "batch": Along("batch size", lambda s: s["batch_size"]),
-    "rate": Along("learning rate", lambda s: s["lr"]),
-    "gain": Along("factor on all parameters at first", lambda s: s["gain"]),
-    "method": Along("", lambda s: 0.0, "linear"),
+#: The setting that columns and horizontal axes are → its label there, and what reads it.
+ALONG: dict[str, tuple[str, Callable[[dict[str, Any]], float]]] = {
+    "width": ("width of the hidden layers", lambda s: s["hidden"][0]),
+    "depth": ("hidden layers", lambda s: len(s["hidden"])),
+    "batch": ("batch size", lambda s: s["batch_size"]),
+    "rate": ("learning rate", lambda s: s["lr"]),
+    "gain": ("factor on all parameters at first", lambda s: s["gain"]),
+    "method": ("", lambda s: 0.0),
 }
 #: What tells panels of a figure apart, and groups of rows of a table.
-_PANEL = {
-    "activation": lambda s, along: s["activation"],
-    "optimizer": lambda s, along: s["optimizer"],
-    "batch": lambda s, along: "" if along == "batch" else f"batch {s['batch_size']}",
-    "layers": lambda s, along: "" if along == "depth" else f"{len(s['hidden'])} hidden",
-    "width": lambda s, along: "" if along == "width" else f"width {s['hidden'][0]}",
-}
+_PANEL: list[Callable[[dict[str, Any], str], str]] = [
+    lambda s, along: s["activation"],
+    lambda s, along: s["optimizer"],
+    lambda s, along: "" if along == "batch" else f"batch {s['batch_size']}",
+    lambda s, along: "" if along == "depth" else f"{len(s['hidden'])} hidden",
+    lambda s, along: "" if along == "width" else f"width {s['hidden'][0]}",
+]
 
 
 def sweep(along: str) -> Report:
     """A report of runs along a setting; where runs differ in nothing but their rate, the best of them counts."""
 
-    def report(results: list[Result], name: str, folder: Path) -> Sections:
-        def length(result: Result) -> tuple[Any, ...]:
-            s = result["settings"]
-            return s["data"], s["epochs"], len(s["seeds"]), s.get("validation", False)
+    def length(result: Result) -> tuple[Any, ...]:
+        s = result["settings"]
+        return s["data"], s["epochs"], len(s["seeds"]), s.get("validation", False)
 
+    def report(results: list[Result], name: str, folder: Path) -> Sections:
         return {own: _section(group, along, own, folder) for own, group in named(name, results, length).items()}
 
     return report
@@ -58,13 +50,13 @@ Cells = dict[str, dict[str, dict[float, list[Result]]]]
 
 def cells(results: list[Result], along: str) -> Cells:
     """Sort results into panels, methods and places; parts of a panel's name that all panels share are left out."""
-    parts = {name: {part(r["settings"], along) for r in results} for name, part in _PANEL.items()}
-    telling = [part for name, part in _PANEL.items() if len(parts[name]) > 1]
+    telling = [part for part in _PANEL if len({part(r["settings"], along) for r in results}) > 1]
     found: Cells = defaultdict(lambda: defaultdict(lambda: defaultdict(list)))
+    _, place = ALONG[along]
     for result in sorted(results, key=lambda r: list(METHODS).index(r["settings"]["method"])):
         s = result["settings"]
         panel = ", ".join(part(s, along) for part in telling)
-        found[panel][s["method"]][float(ALONG[along].of(s))].append(result)
+        found[panel][s["method"]][float(place(s))].append(result)
     return found
 
 
@@ -74,7 +66,7 @@ def best(results: list[Result]) -> list[float]:
 
 
 def _section(results: list[Result], along: str, name: str, folder: Path) -> str:
-    found, setting, settings = cells(results, along), ALONG[along], results[0]["settings"]
+    found, (label, _), settings = cells(results, along), ALONG[along], results[0]["settings"]
     places = sorted({place for methods in found.values() for by_place in methods.values() for place in by_place})
     several = len(found) > 1
     rows = [
@@ -83,11 +75,11 @@ def _section(results: list[Result], along: str, name: str, folder: Path) -> str:
         for panel, methods in found.items()
         for method, by_place in methods.items()
     ]
-    header = [*([""] * several), "method", *(f"{place:g}" if setting.label else "%" for place in places)]
+    header = [*([""] * several), "method", *(f"{place:g}" if label else "%" for place in places)]
     title = f"{subject(results)}, {settings['epochs']} epochs"
-    if setting.label:
-        title += f": accuracy by {setting.label}"
-        _figure(found, setting, title, folder / f"{name}.png")
+    if label:
+        title += f": accuracy by {label}"
+        _figure(found, label, title, folder / f"{name}.png")
     where = "a tenth of the training set, held out" if settings.get("validation") else "the test set"
     rates = max(len(at) for methods in found.values() for by_place in methods.values() for at in by_place.values())
     chosen = f", each at the best of {rates} rates" if rates > 1 else ""
@@ -99,11 +91,8 @@ def _section(results: list[Result], along: str, name: str, folder: Path) -> str:
     )
 
 
-def _figure(found: Cells, setting: Along, title: str, path: Path) -> None:
-    with panels(list(found), title, path, xlabel=setting.label, xscale=setting.scale, ylabel="accuracy, %") as axes:
+def _figure(found: Cells, label: str, title: str, path: Path) -> None:
+    with panels(list(found), title, path, xlabel=label, xscale="log", ylabel="accuracy, %") as axes:
         for axis, methods in zip(axes, found.values(), strict=True):
             for name, by_place in methods.items():
-                method, places = METHODS[name], sorted(by_place)
-                means, errors = zip(*(mean_and_error(best(by_place[place])) for place in places), strict=True)
-                look = {"color": method.color, "fmt": "o--" if method.correction else "o-", "label": method.label}
-                axis.errorbar(places, means, errors, **look, markersize=4, capsize=2)
+                bars(axis, {place: best(by_place[place]) for place in sorted(by_place)}, METHODS[name])

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 from scipy.stats import linregress, spearmanr
 
-from ..core.figure import panels
+from ..core.figure import bars, panels
 from ..core.store import Result, setting
 from ..core.study import Sections, named
-from ..core.table import in_order, markdown, mean_and_error, plus_minus
+from ..core.table import grouped, in_order, markdown, plus_minus
 from ..images.networks import ACTIVATIONS
 from ..images.run import Grid, expand
 from ..methods import DEFAULT, METHODS
@@ -47,11 +47,9 @@ Series = dict[tuple[str, str], dict[int, list[float]]]
 
 def series(results: list[Result]) -> Series:
     """Collect the accuracies."""
-    found: Series = {}
-    for result in sorted(results, key=setting("batch_size")):
-        by_size = found.setdefault(setting("method", "activation")(result), {})
-        by_size[result["settings"]["batch_size"]] = result["test_accuracy"][-1]
-    return found
+    size = setting("batch_size")
+    groups = grouped(sorted(results, key=size), setting("method", "activation"))
+    return {key: {size(r): r["test_accuracy"][-1] for r in found} for key, found in groups.items()}
 
 
 def line(by_size: dict[int, list[float]]) -> Any:
@@ -96,12 +94,9 @@ def table(results: list[Result], planned: Iterable[tuple[str, str, int]] = ()) -
             fitted = line(by_size) if whole else None
             row = [activation, METHODS[method].label]
             row += [plus_minus(by_size[size]) if size in by_size else MISSING for size in sizes]
-            row += [
-                plus_minus(over_sizes(by_size)) if whole else "",
-                _slope(fitted.slope, fitted.stderr) if fitted else "",
-            ]
-            row += ["{:.2f} ± {:.2f}".format(*paper[:2]), _slope(*paper[2:])] if paper else ["", ""]
-            rows.append(row)
+            row.append(plus_minus(over_sizes(by_size)) if whole else "")
+            row.append(_slope(fitted.slope, fitted.stderr) if fitted else "")
+            rows.append(row + (["{:.2f} ± {:.2f}".format(*paper[:2]), _slope(*paper[2:])] if paper else ["", ""]))
     header = ["activation", "method", *map(str, sizes), "mean", "slope, 10⁻²", "paper: mean", "paper: slope, 10⁻²"]
     return markdown(header, rows)
 
@@ -129,9 +124,7 @@ def draw(results: list[Result], title: str, path: Path) -> None:
         for axis, activation in zip(axes, activations, strict=True):
             for name in in_order(METHODS, (key[0] for key in found if key[1] == activation)):
                 by_size, method = found[name, activation], METHODS[name]
-                means, errors = zip(*(mean_and_error(values) for values in by_size.values()), strict=True)
-                look = {"color": method.color, "fmt": "o--" if method.correction else "o-", "label": method.label}
-                axis.errorbar(list(by_size), means, errors, **look, markersize=4, capsize=2)
+                bars(axis, by_size, method)
                 # A line in batch size is a curve over its logarithm.
                 if fitted := line(by_size):
                     xs = np.linspace(min(by_size), max(by_size))

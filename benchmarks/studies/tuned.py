@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -36,10 +37,14 @@ SHRINK = (3e-6, 3e-4)
 DAMPING = (0.1, 0.3, 1.0, 3.0)
 
 
+def _trial(run: ImageRun, **settings: Any) -> ImageRun:
+    """A run that helps to choose settings: of one seed, validated."""
+    return replace(run, seeds=run.seeds[:1], validation=True, **settings)
+
+
 def search(final: Iterable[ImageRun], epochs: int) -> list[ImageRun]:
     """The runs that choose the rates of `final`: every rate of the grid, one seed, fewer epochs, validated."""
-    alike = [replace(run, seeds=run.seeds[:1], epochs=epochs, validation=True) for run in final]
-    return [replace(run, lr=lr) for run in alike for lr in GRIDS[run.optimizer]]
+    return [_trial(run, lr=lr, epochs=epochs) for run in final for lr in GRIDS[run.optimizer]]
 
 
 def trials(chosen: Iterable[ImageRun], count: int) -> list[ImageRun]:
@@ -55,8 +60,7 @@ def trials(chosen: Iterable[ImageRun], count: int) -> list[ImageRun]:
         rate = lowest * (run.lr * RATE_FACTOR / lowest) ** u
         decay = low * (high / low) ** v * (0.1 if run.optimizer == "momentum" else 1.0) / rate
         damping = DAMPING[int(w * len(DAMPING))] if METHODS[run.method].damped else None
-        own = replace(run, lr=float(f"{rate:.2g}"), weight_decay=float(f"{decay:.2g}"), damping=damping)
-        found.append(replace(own, seeds=run.seeds[:1], validation=True))
+        found.append(_trial(run, lr=float(f"{rate:.2g}"), weight_decay=float(f"{decay:.2g}"), damping=damping))
     return found
 
 
@@ -127,10 +131,9 @@ def _run_trials(options: argparse.Namespace, store: Store) -> None:
 
 def _run_long(options: argparse.Namespace, store: Store) -> None:
     for (method, optimizer), (rates, decays, damping) in _LONG.items():
-        own = {**_TANH, "method": method, "optimizer": optimizer, "epochs": 40}
-        final = expand([own], vars(options))
-        alike = [replace(run, damping=damping, seeds=run.seeds[:1], validation=True) for run in final]
-        tried = [replace(run, lr=lr, weight_decay=wd) for run, lr, wd in product(alike, rates, decays)]
+        final = expand([{**_TANH, "method": method, "optimizer": optimizer, "epochs": 40}], vars(options))
+        settings = product(final, rates, decays)
+        tried = [_trial(run, lr=lr, weight_decay=decay, damping=damping) for run, lr, decay in settings]
         run_all(_best(final, tried, "trials", options, store), IMAGES, store, download=options.download)
 
 
@@ -208,12 +211,11 @@ _DEFAULTS = {
 _CHOICE = "method", "optimizer", "epochs"
 _RATES_HELP = "every method at the best of one grid of rates"
 _TRIALS_HELP = "the best methods, with rate, weight decay and damping by trials"
+_DIGITS_HELP = "all that on digits"
 STUDIES = {
     "cifar10-tuned": _study(_RATES_HELP, _run_rates, _report_rates, _RATES, *_CHOICE, search_epochs=3),
     "cifar10-trials": _study(_TRIALS_HELP, _run_trials, _report_trials, _TANH, "hidden", trials=8),
     "cifar10-long": _study("the same for forty epochs", _run_long, _report_trials, _TANH),
     "rates": grid_study("rates that train SGD with and without BatchIdeal; minutes", [_DEFAULTS], sweep("rate")),
-    "digits-tuned": _study(
-        "all that on digits", _run_rates, _report_trials, _DIGITS, *_CHOICE, search_epochs=10, trials=8
-    ),
+    "digits-tuned": _study(_DIGITS_HELP, _run_rates, _report_trials, _DIGITS, *_CHOICE, search_epochs=10, trials=8),
 }

@@ -29,14 +29,11 @@ _SWEEP = [
 _ONE = {"data": "cifar10", "activation": ["leaky-relu"], "epochs": 5, "rescaled": [0.0, 0.5, 1.0, 2.0]}
 _RESCALED = [
     {**_ONE, "optimizer": optimizer, "method": method, "lr": lr}
-    for optimizer, method, lr in (
-        ("sgd", "none", 0.03),
-        ("sgd", "uc-network", 0.01),
-        ("sgd", "batchnorm", 0.01),
-        ("adam", "none", 3e-4),
-        ("adam", "uc-network", 1e-4),
-        ("adam", "uc-layer", 0.01),
+    for optimizer, rates in (
+        ("sgd", {"none": 0.03, "uc-network": 0.01, "batchnorm": 0.01}),
+        ("adam", {"none": 3e-4, "uc-network": 1e-4, "uc-layer": 0.01}),
     )
+    for method, lr in rates.items()
 ]
 
 #: Rates count as good if they come this near to the best one, in points.
@@ -89,8 +86,8 @@ def _rescaled(results: list[Result], name: str, folder: Path) -> Sections:
                 axis.plot(list(gauges), means, style, marker="o", markersize=4, color=color, label=label)
                 low, high = ([end(each) for each in gauges.values()] for end in (min, max))
                 shade(axis, list(gauges), low, high, color, "band: lowest to highest gauge")
-                cells = [_cell(gauges.get(sigma)) for sigma in sigmas]
-                rows.append([label, f"{runs[-1]['settings']['lr']:g}", *cells])
+                cells = {s: f"{statistics.fmean(v):.2f} ({min(v):.2f} to {max(v):.2f})" for s, v in gauges.items()}
+                rows.append([label, f"{runs[-1]['settings']['lr']:g}", *(cells.get(sigma, "") for sigma in sigmas)])
         axis.set(xlabel="σ of the log-scales", ylabel="test accuracy, %", xticks=sigmas)
     caption = (
         f"Test accuracy after {settings['epochs']} epochs of one network in {len(settings['seeds'])} gauges: mean, and "
@@ -100,10 +97,6 @@ def _rescaled(results: list[Result], name: str, folder: Path) -> Sections:
     )
     header = ["method, optimizer", "rate", *(f"σ = {sigma:g}" for sigma in sigmas)]
     return {name: f"**{heading}**\n\n{markdown(header, rows)}\n\n{caption}"}
-
-
-def _cell(values: list[float] | None) -> str:
-    return f"{sum(values) / len(values):.2f} ({min(values):.2f} to {max(values):.2f})" if values else ""
 
 
 STUDIES = {

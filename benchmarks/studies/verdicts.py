@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
-from ..core.claims import Claim, Finding, Sample, Stores, ahead, best, every, image, level, table
+from ..core.claims import Claim, Finding, Stores, ahead, best, every, image, level, table
 from ..core.store import Store
 from ..core.study import Digest
 from ..methods import PAPERS_OWN
@@ -16,16 +16,12 @@ CONVENTIONAL = [name for name in PAPERS_OWN if name not in STRUCTURAL]
 _NOT_AFFINE = [name for name in PAPERS_OWN if name != "affine-like"]
 
 
-def _tuned(method: str, optimizer: str) -> Sample:
-    return image("cifar10-trials", activation="tanh", epochs=15, method=method, optimizer=optimizer)
-
-
-def _of(file: str, method: str, **wanted: object) -> Sample:
-    return image(file, method=method, **wanted)
-
-
-_long, _cnn, _pool, _fig8, _fig9 = (partial(_of, name) for name in ("cifar10-long", "cnn", "cnn-pool", "fig8", "fig9"))
-_elementwise = partial(_of, "elementwise", activation="tanh")
+_FILES = ("cifar10", "uc-sweep", "cifar10-long", "cnn", "cnn-pool", "fig8", "fig9")
+_at_20, _swept, _long, _cnn, _pool, _fig8, _fig9 = (partial(image, name) for name in _FILES)
+_elementwise = partial(image, "elementwise", activation="tanh")
+_sgd, _adam = (
+    partial(image, "cifar10-trials", activation="tanh", epochs=15, optimizer=optimizer) for optimizer in ("sgd", "adam")
+)
 
 
 def _texts(file: str, own: tuple[str, str], other: tuple[str, str]) -> by.Judge:
@@ -35,7 +31,7 @@ def _texts(file: str, own: tuple[str, str], other: tuple[str, str]) -> by.Judge:
 
 def _by_activation(activation: str) -> list[Claim]:
     """What is claimed of Table 1 for both activations."""
-    at_20 = partial(by.at_20, activation=activation)
+    at_20 = partial(_at_20, activation=activation)
     row = partial(by.row, activation=activation)
     return [
         Claim(f"Affine-like has the highest mean of Table 1, {activation}", TABLE1,
@@ -88,9 +84,9 @@ _UHLMANN = [
     Claim("Training takes the same path in every gauge", "uc-rescaled",
         every([by.spread("uc-network", "sgd"), by.spread("uc-network", "adam")]), "unit-consistency"),
     Claim("A normaliser becomes optional (D.3), after 5 epochs", "uc-sweep",
-        ahead(by.swept("uc-network", "sgd"), by.swept("batchnorm", "sgd")), "unit-consistency"),
+        ahead(*(_swept(name, optimizer="sgd") for name in ("uc-network", "batchnorm"))), "unit-consistency"),
     Claim("A normaliser becomes optional (D.3), after convergence", "uc-long",
-        ahead(_of("uc-long", "uc-network", optimizer="sgd"), _of("uc-long", "batchnorm", optimizer="sgd"))),
+        ahead(*(image("uc-long", name, optimizer="sgd") for name in ("uc-network", "batchnorm")))),
     Claim("Small batches cost it less than the plain optimizer (D.3)", "uc-batch", by.worst("uc-batch", "batch")),
     Claim("The size of the first parameters costs it less (D.3)", "uc-init", by.worst("uc-init", "gain")),
     Claim("Depth costs it less (D.3)", "uc-depth", by.worst("uc-depth", "depth")),
@@ -148,30 +144,32 @@ def _shrinks(stores: Stores) -> Finding:
     """The lead over plain SGD, tuned, at two sizes."""
     leads = []
     for file in ("cifar10-trials", _WIDE):
-        own, plain = (_of(file, m, optimizer="sgd", epochs=15)(stores) for m in ("batch-ideal", "none"))
+        own, plain = (image(file, m, optimizer="sgd", epochs=15)(stores) for m in ("batch-ideal", "none"))
         leads.append(sum(own) / len(own) - sum(plain) / len(plain))
     return Finding(leads[1] < leads[0], f"{leads[0]:+.2f} and {leads[1]:+.2f} points over plain SGD")
 
 
 _OURS = [
     Claim("`BatchIdeal` behind SGD leads the tuned tanh MLP after 15 epochs", "cifar10-trials",
-        best(_tuned("batch-ideal", "sgd"), {"affine-like, AdamW": _tuned("affine-like", "adam"),
-        "L2 norm, AdamW": _tuned("l2norm", "adam"), "none, SGD": _tuned("none", "sgd")}), "mlp"),
+        best(_sgd("batch-ideal"), {"affine-like, AdamW": _adam("affine-like"),
+        "L2 norm, AdamW": _adam("l2norm"), "none, SGD": _sgd("none")}), "mlp"),
     Claim("… and plain SGD after 40", "cifar10-long", ahead(_long("batch-ideal"), _long("none")), "mlp"),
     Claim("Its lead shrinks as the network grows to [128, 128, 128]", _WIDE, _shrinks),
     Claim("Tuned plain SGD is behind affine-like layers after 15 epochs", "cifar10-trials",
-        ahead(_tuned("affine-like", "adam"), _tuned("none", "sgd")), "mlp"),
+        ahead(_adam("affine-like"), _sgd("none")), "mlp"),
     Claim("… and ahead of them after 40", "cifar10-long", ahead(_long("none"), _long("affine-like")), "mlp"),
     Claim("Behind AdamW `BatchIdeal` gains little over affine-like layers, within a point", "cifar10-trials",
-        level(_tuned("batch-ideal", "adam"), _tuned("affine-like", "adam"), 1.0), "mlp"),
+        level(_adam("batch-ideal"), _adam("affine-like"), 1.0), "mlp"),
     Claim("At Adam 10⁻³ `BatchIdeal` leads with tanh", "cifar10",
-        best(by.at_20("batch-ideal", "tanh"), by.rivals(PAPERS_OWN, partial(by.at_20, activation="tanh"))), "mlp"),
+        best(_at_20("batch-ideal", activation="tanh"),
+            by.rivals(PAPERS_OWN, partial(_at_20, activation="tanh"))), "mlp"),
     Claim("At Adam 10⁻³ BatchNorm leads with leaky ReLU", "cifar10",
-        ahead(by.at_20("batchnorm", "leaky-relu"), by.at_20("batch-ideal", "leaky-relu")), "mlp"),
+        ahead(*(_at_20(name, activation="leaky-relu") for name in ("batchnorm", "batch-ideal"))), "mlp"),
     Claim("`BatchIdeal` gains by larger batches, tanh", "table1-reduced",
         by.slope("batch-ideal", "tanh", +1, "table1-reduced"), "mlp"),
     Claim("`Proportional` is ahead of no normaliser, tanh and leaky ReLU", "cifar10",
-        every([ahead(by.at_20("proportional", a), by.at_20("none", a)) for a in ("tanh", "leaky-relu")]), "mlp"),
+        every([ahead(_at_20("proportional", activation=a), _at_20("none", activation=a))
+            for a in ("tanh", "leaky-relu")]), "mlp"),
     Claim("One rate serves `BatchIdeal()` at every batch size", "rates", by.one_rate, "mlp"),
     Claim("`Whitened(rank=16)` is ahead of no normaliser in CNNs", "cnn, cnn-pool",
         every([ahead(of("whitened-16"), of("none")) for of in (_cnn, _pool)]), "convolutions"),
@@ -199,10 +197,11 @@ _OURS = [
     Claim("… and with twelve layers ahead after 400", "norm-free-deep",
         ahead(by.norm_free("norm-free-deep", *_HELD), by.norm_free("norm-free-deep", *_LAYERNORM), lower=True)),
     Claim("The network gauge is behind the plain optimizer from PyTorch's own initialisation", "uc-sweep",
-        every([ahead(by.swept("none", o), by.swept("uc-network", o)) for o in ("sgd", "momentum", "adam")]),
+        every([ahead(_swept("none", optimizer=o), _swept("uc-network", optimizer=o))
+            for o in ("sgd", "momentum", "adam")]),
         "unit-consistency"),
     Claim("The layer gauge behind Adam is ahead of Adam", "uc-sweep",
-        ahead(by.swept("uc-layer", "adam"), by.swept("none", "adam")), "unit-consistency"),
+        ahead(*(_swept(name, optimizer="adam") for name in ("uc-layer", "none"))), "unit-consistency"),
 ]  # fmt: skip
 #: Source → its claims.
 CLAIMS = {

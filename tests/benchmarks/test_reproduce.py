@@ -24,7 +24,7 @@ def test_every_committed_file_has_a_recipe_and_every_recipe_a_study():
 @pytest.mark.parametrize("name", [name for name in COMMITTED if name not in OPEN])
 def test_recipe_finds_every_run_of_its_file(name, tmp_path, monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    monkeypatch.setattr("benchmarks.__main__.show", lambda *_: None)
+    monkeypatch.setattr("benchmarks.__main__.report", lambda *_: {})
     for other in COMMITTED:
         (tmp_path / f"{other}.jsonl").write_bytes((RESULTS / f"{other}.jsonl").read_bytes())
     before = (tmp_path / f"{name}.jsonl").read_bytes()

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from benchmarks.core.progress import pace
 from benchmarks.data import load
 from benchmarks.images.ensemble import Ensemble
 from benchmarks.images.run import ImageRun
@@ -107,7 +108,7 @@ def test_cosine_ends_at_rest(optimizer):
 
 def test_pace_of_a_run_that_holds_samples_out():
     run = replace(FINAL, validation=True, batch_size=64)
-    assert IMAGES.pace(run, load("digits").to("cpu", torch.float64)) > 0  # its steps stay within the other samples
+    assert pace(run, IMAGES, load("digits").to("cpu", torch.float64)) > 0  # its steps stay within the other samples
 
 
 def test_cosine_goes_from_the_rate_to_nothing():
