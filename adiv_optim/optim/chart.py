@@ -17,10 +17,12 @@ class Known(NamedTuple):
         kept: of each parameter the factor c of a step w ← c w + Δ with a Δ that is free of w; see `kept_by_step`.
             1 where it is not known, and Δ is all that the step changes.
         from_zero: whether no one reads the weights meanwhile, so that they are 0 instead.
+        aside: whether they then stand in other memory, and their own stays as it is.
     """
 
     kept: Sequence[float]
-    from_zero: bool
+    from_zero: bool = False
+    aside: bool = False
 
 
 class Map(ABC):
@@ -63,8 +65,8 @@ class Map(ABC):
         """
 
     def written(self, weights: Sequence[Tensor], known: Known) -> list[Tensor]:
-        """What `leave` writes, of sharded parameters what is held here: `weights` where the parameters began at 0."""
-        return [local(tensor).detach() for tensor in (weights if known.from_zero else self.parameters)]
+        """What `leave` writes, of sharded parameters what is held here: the parameters' own memory, wherever they are."""
+        return [local(tensor).detach() for tensor in (weights if known.aside else self.parameters)]
 
 
 class Chart(ABC):

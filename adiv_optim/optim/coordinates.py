@@ -33,25 +33,23 @@ class _Held:
     """
 
     def __init__(self, map_: Map, kept: Mapping[int, float], watched: bool, room: Room) -> None:
-        self.map = map_
+        self.map, self.moving = map_, map_.parameters if map_.moves_weights else ()
         factors = [kept[id(p)] for p in map_.parameters if id(p) in kept]
-        all_known = len(factors) == len(map_.parameters)
-        self.known = Known(factors, not watched) if all_known else Known([1.0] * len(map_.parameters), False)
+        if len(factors) == len(map_.parameters):
+            self.known = Known(factors, not watched, not watched and all(local(p) is p for p in self.moving))
+        else:
+            self.known = Known([1.0] * len(map_.parameters))
         self.gradients = [p.grad for p in map_.parameters]
         # An optimizer that is not known may hold on to the gradients that it is given.
         self.like = room.like if self.known.from_zero else torch.empty_like
-        self.moving = map_.parameters if map_.moves_weights else ()
-        self.aside = self.known.from_zero and all(local(p) is p for p in self.moving)
-        self.weights, others = [p.detach() for p in self.moving], [room.like(p.detach()) for p in self.moving]
-        if self.aside:
-            self.zeros = others
-        else:
-            self.weights = [other.copy_(weight) for other, weight in zip(others, self.weights, strict=True)]
+        self.weights, self.others = [p.detach() for p in self.moving], [room.like(p.detach()) for p in self.moving]
+        if not self.known.aside:
+            self.weights = [other.copy_(weight) for other, weight in zip(self.others, self.weights, strict=True)]
 
     def enter(self) -> None:
+        if self.known.aside:
+            self._put(self.others)
         if self.known.from_zero:
-            if self.aside:
-                self._put(self.zeros)
             for parameter in self.moving:
                 local(parameter).fill_(-0.0)  # w + (-0) is w for every w; w + 0 would make +0 of -0
         for parameter in self.map.parameters:
@@ -70,13 +68,13 @@ class _Held:
 
     def leave(self) -> None:
         self.map.leave(self.weights, self.known)
-        if self.known.from_zero:
+        if self.known.aside:
             self._put(self.weights)
 
     def _put(self, values: Sequence[Tensor]) -> None:
         """Let the parameters be these, by changing their memory or what is in it."""
         for parameter, value in zip(self.moving, values, strict=True):
-            if self.aside:
+            if self.known.aside:
                 parameter.data = value
             else:
                 parameter.copy_(value)

@@ -66,7 +66,8 @@ class Diagonal(Map):
             self._run(_added, weight, parameter)
         else:  # as a tensor: kernels are compiled for one value of a number
             self._run(_decayed, weight, parameter, torch.tensor(known.kept[0], dtype=self.factors[0].dtype))
-        weight.copy_(parameter)  # at once, where kernels run part by part: the weight is old or new at any time
+        if known.aside:
+            weight.copy_(parameter)  # at once, where kernels run part by part: the weight is old or new at any time
 
     def _run(self, kernel: Callable[..., None], read: Tensor, written: Tensor, *numbers: Tensor) -> None:
         """Run a kernel over two tensors of the parameter's shape, both factors and some numbers."""
