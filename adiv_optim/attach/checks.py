@@ -25,14 +25,11 @@ def label(path: str) -> str:
 
 
 def bypassed(model: nn.Module) -> dict[nn.Module, str]:
-    """Each layer whose weights a module above it uses without calling the layer → why that leaves it plain.
-
-    Exact types alone: a subclass may call its layers.
-    """
+    """Each layer whose weights a module above it uses without calling the layer → why that leaves it plain."""
     return {
         layer: f"{plain_type(module).__name__} uses it without calling the layer"
         for module in model.modules()
-        if plain_type(module) in _BYPASSING
+        if plain_type(module) in _BYPASSING  # exact types alone: a subclass may call its layers
         for layer in module.children()
     }
 

@@ -187,12 +187,8 @@ def gram_of(left: list[Tensor], right: list[Tensor]) -> Tensor:
 
 
 def _product(left: Tensor, right: Tensor) -> Tensor:
-    """leftᵀ @ right, summed over runs of rows first.
-
-    A matrix product may add up all rows one by one, and so lose as many units of rounding as there are rows: 65,536
-    equal rows of 3 features lost 2·10⁻⁴ of the trace, a hundred times the ridge of a Gram matrix. The sums of the runs
-    take an eighth of the larger argument at most.
-    """
+    """leftᵀ @ right, summed over runs of rows first: a product may lose as many units of rounding as there are rows."""
+    # The sums of the runs take an eighth of the larger argument at most.
     run = max(64, 8 * min(left.shape[-1], right.shape[-1]))
     runs = left.shape[-2] // run
     if runs < 2:

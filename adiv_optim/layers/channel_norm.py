@@ -8,10 +8,7 @@ from ..functional import squared_norm
 
 
 class _SquaredNorm(Function):
-    """|x|² along a dimension: no temporary of the input's size forward, one backward.
-
-    Eagerly torch makes one forward and three backward, which cost more than the arithmetic.
-    """
+    """|x|² along a dimension: no temporary of the input's size forward, one backward; torch makes one and three."""
 
     generate_vmap_rule = True
 

@@ -47,14 +47,9 @@ class PatchNorm(_ConvNd):
         return self.bias * (self.beta / self.alpha)
 
     def normalised(self, output: Tensor, squared_norm: Tensor) -> Tensor:
-        """Scale a convolution with `inner_bias` by its patches' norms; in the norm-like form, then add the bias.
+        """Scale a convolution with `inner_bias` by its patches' norms, and in the norm-like form then add the bias.
 
-        Args:
-            output: shape (…, out_channels, *out_spatial).
-            squared_norm: shape (…, groups, *out_spatial); float32 at least.
-
-        Returns:
-            Shape and dtype of `output`.
+        (…, out_channels, *out_spatial) and squared norms (…, groups, *out_spatial), in float32 at least.
         """
         channels = -len(self.kernel_size) - 1
         # In half precision too the product is taken in float32: 1 / |patch| may pass float16's range.

@@ -14,18 +14,10 @@ from .rz import rz_scaling, within
 
 @torch.no_grad()
 def layer_scales(graph: ChannelGraph, names: Iterable[str], parameters: Mapping[str, Tensor]) -> dict[str, Factors]:
-    """Return D and E of weights by `rz_scaling`.
+    """Return D and E of weights that are matrices or kernels by `rz_scaling`, and raise as that does.
 
     Of a sharded weight every process sums log|W| over the rows and the columns of what it holds; one sum over processes
     for all weights then gives D and E on each. A weight for which that is not enough, as one with zeros, is gathered.
-
-    Args:
-        graph: from `trace`.
-        names: of weights that are matrices or kernels.
-        parameters: name → tensor.
-
-    Raises:
-        ValueError: as `rz_scaling`.
     """
     found, weights = {}, {name: parameters[name].detach() for name in names}
     sharded = {name: weight for name, weight in weights.items() if cut_of(weight) is not None}

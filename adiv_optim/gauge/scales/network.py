@@ -117,13 +117,8 @@ def sums_by_channel(
 ) -> Tensor:
     """Add the row and column sums of all weights up by channel, and over the processes that hold their parts.
 
-    Args:
-        found: name → the entry of what is held of the weight here, and its `sums_of`.
-        parameters: name → the weight.
-        channels: how many there are, the pinned one included.
-
-    Returns:
-        (channels,), float64, the same on all processes that hold a part.
+    `found` is, by name, the entry of what is held of the weight here, and its `sums_of`. The result is (channels,), in
+    float64, the same on all processes.
     """
     by_group: dict[Group, list[tuple[Tensor, Tensor]]] = {}
     for name, (entry, sums) in found.items():
