@@ -4,6 +4,7 @@ from collections.abc import Collection, Container, Iterable
 
 from torch import nn
 from torch.nn.parameter import is_lazy
+from torch.nn.utils import parametrize
 
 from .layers import Corrected, plain_type
 
@@ -22,6 +23,20 @@ NAMED = "named in skip"
 def label(path: str) -> str:
     """The name of a part of a model in messages."""
     return f"layer {path!r}" if path else "the model itself"
+
+
+def layers_of(model: nn.Module) -> dict[str, nn.Module]:
+    """The modules of a model by path, but for those that make up a parametrization: these are part of a layer."""
+    return {path: module for path, module in model.named_modules() if "parametrizations" not in path.split(".")}
+
+
+def trainable(layer: nn.Module, path: str = "") -> list[tuple[str, nn.Parameter]]:
+    """The trainable parameters that a layer owns, those of its parametrizations among them, by path."""
+    found = list(layer.named_parameters(path, recurse=False))
+    if parametrize.is_parametrized(layer):
+        inside = layer.get_submodule("parametrizations")
+        found += inside.named_parameters(f"{path}.parametrizations".lstrip("."))
+    return [(name, parameter) for name, parameter in found if parameter.requires_grad]
 
 
 def bypassed(model: nn.Module) -> dict[nn.Module, str]:

@@ -156,16 +156,14 @@ class LinearRows(Trained):
         dtype = torch.promote_types(self.rows.dtype, torch.float32)
         wide = replace(self, rows=self.rows.to(dtype), grad_rows=self.grad_rows.to(dtype))
         few = self.count <= self.rows.shape[-1] * self.needs_weight + self.needs_bias
-        solved = wide._sample_side(solve) if few else wide._feature_side(solve)
+        solved = wide.sample_side(solve) if few else self.feature_side([wide], self.count, solve)
         return {name: gradient.to(self.rows.dtype) for name, gradient in solved.items()}
 
-    def _sample_side(self, solve: Solve) -> dict[str, Tensor]:
+    def sample_side(self, solve: Solve) -> dict[str, Tensor]:
+        """X~ᵀ(K + λI)⁻¹G."""
         columns = self.columns()
         kernel = reduce(torch.add, (block @ block.mT for block in columns))
         return self.split(gram_of(columns, [solve(kernel, self.grad_rows, self.count)]))
-
-    def _feature_side(self, solve: Solve) -> dict[str, Tensor]:
-        return self.feature_side([self], self.count, solve)
 
     def columns(self) -> list[Tensor]:
         """X~ = [X, 1] in blocks, those of frozen parameters left out."""

@@ -9,9 +9,8 @@ from torch import Tensor, nn
 from torch.func import functional_call, vjp
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
-from torch.nn.utils import parametrize
 
-from ..attach.checks import no_such_module
+from ..attach.checks import layers_of, no_such_module, trainable
 
 #: Several tensors that together are one vector.
 Parts = dict[str, Tensor]
@@ -61,9 +60,9 @@ def choose_layers(model: nn.Module, layers: Iterable[str] | None) -> tuple[dict[
     """The layers that are named, by path; by default all with rows, and why other owners of parameters are left out."""
     if isinstance(layers, str):
         raise TypeError(f"layers is the string {layers!r}; pass a list of paths: layers=[{layers!r}].")
-    modules = {path: module for path, module in model.named_modules() if "parametrizations" not in path.split(".")}
+    modules = layers_of(model)
     if layers is None:
-        owners = {path: module for path, module in modules.items() if _owns(module)}
+        owners = {path: module for path, module in modules.items() if trainable(module)}
         left_out = {path: reason for path, module in owners.items() if (reason := _why_left_out(module))}
         return {path: module for path, module in owners.items() if path not in left_out}, left_out
     chosen = list(layers)
@@ -71,13 +70,6 @@ def choose_layers(model: nn.Module, layers: Iterable[str] | None) -> tuple[dict[
         if path not in modules:
             raise no_such_module("layers", path, modules)
     return {path: modules[path] for path in chosen}, {}
-
-
-def _owns(module: nn.Module) -> bool:
-    own = list(module.parameters(recurse=False))
-    if parametrize.is_parametrized(module):
-        own += list(module.get_submodule("parametrizations").parameters())
-    return any(parameter.requires_grad for parameter in own)
 
 
 def _why_left_out(module: nn.Module) -> str | None:
