@@ -41,13 +41,7 @@ class AffineLikeLinear(nn.Linear):
         2.0
     """
 
-    def __init__(
-        self,
-        *args: Any,
-        alpha: float = 1.0,
-        beta: float = 1.0,
-        **kwargs: Any,
-    ) -> None:
+    def __init__(self, *args: Any, alpha: float = 1.0, beta: float = 1.0, **kwargs: Any) -> None:
         check_affine_like("AffineLikeLinear", alpha, beta)
         super().__init__(*args, **kwargs)
         self.alpha = alpha

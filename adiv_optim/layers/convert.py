@@ -24,12 +24,8 @@ def _named(*names: str) -> Callable[[Any], dict[str, Any]]:
 
 
 def _batch_norm(layer: Any) -> dict[str, Any]:
-    return {
-        "normalized_shape": layer.num_features,
-        "dim": 1,
-        "elementwise_affine": layer.affine,
-        "bias": layer.bias is not None,
-    }
+    bias = layer.bias is not None
+    return {"normalized_shape": layer.num_features, "dim": 1, "elementwise_affine": layer.affine, "bias": bias}
 
 
 _CONV = (
@@ -147,8 +143,7 @@ def plan(model: nn.Module, mapping: Mapping[type[nn.Module], Factory]) -> list[R
         One `Replacement` per layer, in the model's order.
 
     Raises:
-        TypeError: as `convert` does.
-        ValueError: as `convert` does.
+        TypeError, ValueError: as `convert`.
 
     Example:
         >>> from torch import nn

@@ -190,8 +190,7 @@ class DyISRU(Channelwise):
         super().__init__(normalized_shape, **channels)
         self.initial_c = c if c is not None else self.features if sqrt_d else 1
         self.per_channel, self.sqrt_d = per_channel, sqrt_d
-        shape = self.normalized_shape if per_channel else (1,)
-        self.log_c = empty(shape, channels)
+        self.log_c = empty(self.normalized_shape if per_channel else (1,), channels)
         self.reset_parameters()
 
     @property

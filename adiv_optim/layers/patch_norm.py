@@ -5,11 +5,11 @@ from typing import Any, Literal
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd import Function
 from torch.nn.modules.conv import _ConvNd
 
-from ..functional import box_sum
+from ..functional import box_sum, squared_norm
 from ..functional.convolutions import PLAIN
-from .channel_norm import channel_squared_norm
 from .forms import affine_like_scale, check_affine_like, check_norm_like, inverse_norm, norm_like_factors
 
 
@@ -38,6 +38,14 @@ class PatchNorm(_ConvNd):
         self.alpha = alpha
         self.beta: Any = beta  # a number, but for None in the norm-like form
         self.eps = eps
+
+    def channel_norm(self, input: Tensor) -> Tensor:
+        """Σ_c x² over the channels of each group, in float32 at least: (…, C, *spatial) → (…, groups, *spatial)."""
+        channels = -len(self.kernel_size) - 1
+        input = input.unflatten(channels, (self.groups, -1))
+        if torch.compiler.is_compiling():  # which fuses all of it, for any batch size
+            return input.to(torch.promote_types(input.dtype, torch.float32)).square().sum(channels)
+        return _SquaredNorm.apply(input, channels)
 
     @property
     def inner_bias(self) -> Tensor | None:
@@ -78,12 +86,11 @@ class _PatchNormConv(PatchNorm):
             read: Any = (..., *(slice(None, None, step) for step in self.stride))
             input = input[read]
             output = PLAIN[len(self.kernel_size)](input, self.weight, self.inner_bias, groups=self.groups)
-            return self.normalised(output, channel_squared_norm(input, self.groups, len(self.kernel_size)))
+            return self.normalised(output, self.channel_norm(input))
         output = self._conv_forward(input, self.weight, self.inner_bias)
-        norm = channel_squared_norm(input, self.groups, len(self.kernel_size))
         # Padding the sum over channels is padding the channels, for every mode.
         mode = "constant" if self.padding_mode == "zeros" else self.padding_mode
-        norm = F.pad(norm, self._reversed_padding_repeated_twice, mode)
+        norm = F.pad(self.channel_norm(input), self._reversed_padding_repeated_twice, mode)
         return self.normalised(output, box_sum(norm, self.kernel_size, self.stride, self.dilation))
 
 
@@ -152,3 +159,29 @@ class PatchNormConv3d(_PatchNormConv, nn.Conv3d):
         >>> layer(torch.zeros(1, 2, 5, 5, 5)).shape
         torch.Size([1, 4, 5, 5, 5])
     """
+
+
+class _SquaredNorm(Function):
+    """|x|² along a dimension: no temporary of the input's size forward, one backward; torch makes one and three."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(input, dim):
+        return squared_norm(input, dim)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        input, ctx.dim = inputs
+        ctx.save_for_backward(input)
+        ctx.save_for_forward(input)
+
+    @staticmethod
+    def backward(ctx, grad_output):
+        (input,) = ctx.saved_tensors
+        return (input * (2 * grad_output).unsqueeze(ctx.dim)).to(input.dtype), None
+
+    @staticmethod
+    def jvp(ctx, tangent, _):
+        (input,) = ctx.saved_tensors
+        return 2 * (input * tangent).sum(ctx.dim, dtype=torch.promote_types(input.dtype, torch.float32))
