@@ -93,9 +93,12 @@ def network_scales(
              for name, (part, weight) in parts.items()},
             parameters, len(scales),
         )  # fmt: skip
+        # log 0 = -inf: a sum that is not finite is the sign of a zero (or worse).
+        all_finite = right.isfinite().all()
+        right[0] = 0  # what is pinned stays where it is
         change, solved = laplacian.directly(right)
-        # log 0 = -inf: a sum that is not finite is the sign of a zero (or worse). As a rule one look says all.
-        finite, good, near = host.read(right.isfinite().all(), solved, ~(change.abs().max() > _NEAR))
+        # As a rule one look at the device says all.
+        finite, good, near = host.read(all_finite, solved, ~(change.abs().max() > _NEAR))
         if not zeros and not finite:
             _refuse_no_magnitude({name: weight for name, (_, weight) in parts.items()}, parameters)
             zeros = True
