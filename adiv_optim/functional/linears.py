@@ -43,17 +43,16 @@ class _Linear(Function):
     def backward(ctx, grad_output):
         grad_output, input, weight = once_only(grad_output, *ctx.saved_tensors)
         needs_input, needs_weight, needs_bias = ctx.needs_input_grad[:3]
-        grad_input = grad_weight = grad_bias = None
+        gradients, grad_input = {}, None
         # The parameters come first: the memory they need in passing is freed before grad_input is allocated, and
         # is never more, so the peak stays that of the plain backward.
         if needs_weight or needs_bias:
             rows = LinearRows(_rows(input, weight), _rows(grad_output, weight), needs_weight, needs_bias, ctx.label)
             with without_autocast(input.device.type):
                 gradients = ctx.correction.gradients(rows)
-            grad_weight, grad_bias = gradients.get("weight"), gradients.get("bias")
         if needs_input:
             grad_input = _input_gradient(_rows(input, weight), _rows(grad_output, weight), weight).view_as(input)
-        return grad_input, grad_weight, grad_bias, None, None
+        return grad_input, gradients.get("weight"), gradients.get("bias"), None, None
 
     @staticmethod
     def vmap(info, in_dims, input, weight, bias, correction, label):
