@@ -113,8 +113,7 @@ class DivergenceRecorder:
 
     def save(self, path: str | Path) -> None:
         """Write history and shares as JSON; a number that is not finite becomes null."""
-        result = {"every": self.every, "not_downhill": self.not_downhill(), "history": self.history}
-        write_json(path, result)
+        write_json(path, {"every": self.every, "not_downhill": self.not_downhill(), "history": self.history})
 
 
 def _share_not_downhill(steps: Iterable[Mapping[str, Any]]) -> float:

@@ -1,7 +1,7 @@
 """Modules as pure functions, products with their Jacobians, and which of a model's layers have rows of their own."""
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -48,12 +48,9 @@ def jvp(function: Callable[[Parts], Tensor], at: Parts, tangent: Parts) -> Tenso
     return moved
 
 
-@contextmanager
-def same_randomness(module: nn.Module) -> Iterator[None]:
+def same_randomness(module: nn.Module) -> AbstractContextManager[None]:
     """Give the random generators back as they were found, so that every run draws what the first one drew."""
-    devices = {p.get_device() for p in module.parameters() if p.is_cuda}
-    with torch.random.fork_rng(sorted(devices)):
-        yield
+    return torch.random.fork_rng(sorted({p.get_device() for p in module.parameters() if p.is_cuda}))
 
 
 def choose_layers(model: nn.Module, layers: Iterable[str] | None) -> tuple[dict[str, nn.Module], dict[str, str]]:
