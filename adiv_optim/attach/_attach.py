@@ -146,7 +146,8 @@ def coverage(model: nn.Module, loss: Tensor | None = None) -> Coverage:
             for name, what in getattr(report, kind).items():
                 if name in there and (path := paths.get(id(there[name]))) is not None:
                     by_wrappers.setdefault(path, []).append((kind, what))
-    if not is_attached(model):  # a wrapper's words are then all there is to say
+    if not any(isinstance(module, Corrected) for module in model.modules()):
+        # A wrapper's words are then all there is to say.
         notes = {path: [] if path in by_wrappers else said for path, said in notes.items()}
     return resolved({path: [*said, *by_wrappers.get(path, [])] for path, said in notes.items()}, elements)
 
@@ -155,11 +156,6 @@ def correction_coverage(model: nn.Module) -> Coverage:
     """`coverage` of the model's corrections, whatever wrappers there are."""
     notes, elements, _ = _corrections(model)
     return resolved(notes, elements)
-
-
-def is_attached(model: nn.Module) -> bool:
-    """Whether a correction is on any layer of a model."""
-    return any(isinstance(module, Corrected) for module in model.modules())
 
 
 def _corrections(

@@ -23,12 +23,7 @@ class DivergenceRecorder:
 
     Args:
         model: as for `divergence`, and so are `loss_fn`, `optimizer`, `correction`, `layers` and `max_rows`.
-        loss_fn: called with the model's output and the targets.
-        optimizer: whose step to measure; None is the gradient step.
-        correction: measured as if attached; None measures those attached.
         every: measure the calls 0, every, 2 · every, …
-        layers: paths of the modules to measure.
-        max_rows: rows measured per call of a layer.
 
     Attributes:
         history: a summary of each measurement (see `Divergence.summary`) with its number of call as "step".

@@ -206,7 +206,9 @@ def _replacement(path: str, layer: nn.Module, factory: Factory, model: nn.Module
     arguments = CONSTRUCTOR_ARGUMENTS[type(layer)](layer)
     if isinstance(factory, partial):
         arguments = {name: value for name, value in arguments.items() if name not in factory.keywords}
-    like = _like(layer, model)
+    # Of the device and the dtype that parameters of its own shall have.
+    tensors = chain(_tensors(layer).values(), model.parameters())
+    like = next((tensor for tensor in tensors if tensor.is_floating_point()), torch.empty(0))
     try:
         # On the meta device nothing is allocated or drawn for parameters that are about to be replaced.
         with torch.device("meta"):
@@ -220,12 +222,6 @@ def _replacement(path: str, layer: nn.Module, factory: Factory, model: nn.Module
             f"layer {path!r} ({kind}): {cls.__name__} does not take {', '.join(arguments)}: {error}; {remedy}"
         ) from error
     return new
-
-
-def _like(layer: nn.Module, model: nn.Module) -> Tensor:
-    """A tensor of the device and the dtype that a layer's own parameters shall have."""
-    tensors = chain(_tensors(layer).values(), model.parameters())
-    return next((tensor for tensor in tensors if tensor.is_floating_point()), torch.empty(0))
 
 
 def _hand_on(old: nn.Module, new: nn.Module) -> nn.Module:

@@ -127,8 +127,7 @@ class PatchNormConv2d(_PatchNormConv, nn.Conv2d):
     dilation, one for each group: sums of squares, float32 at least, never below zero. No patch is unfolded.
 
     Args:
-        args: as for torch.nn.Conv2d, by position or by name; padding='same' and every padding_mode included.
-        kwargs: as for torch.nn.Conv2d.
+        args, kwargs: as for torch.nn.Conv2d, by position or by name; padding='same' and every padding_mode included.
         form: "affine-like" or "norm-like".
         alpha: weight of the linear part, not 0; in the norm-like form only its sign counts.
         beta: weight of the bias. Affine-like: not 0, None is 1. Norm-like: strictly between -1 and 1, None is Eq. 56.

@@ -61,12 +61,8 @@ class PatchNormConvTranspose2d(_PatchNormConvTranspose, nn.ConvTranspose2d):
     :math:`\sum_c x_c^2`: a box filter over the input spaced out by the stride.
 
     Args:
-        args: as for torch.nn.ConvTranspose2d, by position or by name.
-        kwargs: as for torch.nn.ConvTranspose2d.
-        form: "affine-like" or "norm-like", as for `PatchNormConv2d`, like what follows.
-        alpha: weight of the linear part.
-        beta: weight of the bias.
-        eps: in the norm-like form the patch norm is clamped from below at this value.
+        args, kwargs: as for torch.nn.ConvTranspose2d, by position or by name.
+        form, alpha, beta, eps: as for `PatchNormConv2d`.
 
     Shape:
         As torch.nn.ConvTranspose2d; `forward` takes its `output_size` too.
