@@ -8,5 +8,4 @@ def read(*tensors: Tensor) -> list[float]:
     """All numbers of small tensors, one after another; the host waits for the device once."""
     if not tensors:
         return []
-    found: list[float] = torch.cat([t.detach().flatten().to(tensors[0].device) for t in tensors]).tolist()
-    return found
+    return torch.cat([t.detach().flatten().to(tensors[0].device) for t in tensors]).tolist()

@@ -66,8 +66,7 @@ def apply(function: type[Function], *arguments: Any) -> Tensor:
         for argument in arguments:
             if isinstance(argument, Tensor) and torch._C._functorch.is_batchedtensor(argument):
                 return _apply_eagerly(function, *arguments)
-    output: Tensor = function.apply(*arguments)
-    return output
+    return function.apply(*arguments)
 
 
 _apply_eagerly = torch.compiler.disable(apply)

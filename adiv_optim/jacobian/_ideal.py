@@ -116,8 +116,7 @@ def ideal_update(
             return jvp(run, trained, direction)
 
     def adjoint(cotangent: Tensor) -> Parts:
-        found: Parts = pull_back(cotangent)[0]
-        return found
+        return pull_back(cotangent)[0]
 
     with torch.no_grad():
         if ridge is None:

@@ -44,8 +44,7 @@ def pure(module: nn.Module) -> tuple[Parts, Callable[..., Any]]:
 def jvp(function: Callable[[Parts], Tensor], at: Parts, tangent: Parts) -> Tensor:
     """J · tangent, as the derivative of Jᵀu by u: torch lacks forward-mode rules for some operations (weight_norm)."""
     output, pull = vjp(function, at)[:2]
-    moved: Tensor = vjp(lambda cotangent: pull(cotangent)[0], torch.zeros_like(output))[1](tangent)[0]
-    return moved
+    return vjp(lambda cotangent: pull(cotangent)[0], torch.zeros_like(output))[1](tangent)[0]
 
 
 def same_randomness(module: nn.Module) -> AbstractContextManager[None]:

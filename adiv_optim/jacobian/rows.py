@@ -49,13 +49,11 @@ def layer_jacobians(layer: nn.Module, *inputs: Tensor, chunk_size: int | None = 
         raise ValueError(f"{type(layer).__name__} has no trainable parameter to take a Jacobian with respect to.")
 
     def one_sample(trained: Parts, *sample: Tensor) -> Tensor:
-        output: Tensor = run(trained, *(tensor.unsqueeze(0) for tensor in sample))
-        return output.squeeze(0)
+        return run(trained, *(tensor.unsqueeze(0) for tensor in sample)).squeeze(0)
 
     in_dims = (None, *(0 for _ in inputs))
     per_sample = vmap(jacrev(one_sample), in_dims=in_dims, chunk_size=chunk_size)
-    jacobians: dict[str, Tensor] = per_sample(trained, *(tensor.detach() for tensor in inputs))
-    return jacobians
+    return per_sample(trained, *(tensor.detach() for tensor in inputs))
 
 
 def layer_gradients(
