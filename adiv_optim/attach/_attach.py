@@ -16,13 +16,7 @@ from .coverage import Coverage, resolved, warn, wrappers_of
 from .layers import PLAIN, Corrected, corrected_types, plain_type, swapped
 
 
-def attach(
-    model: nn.Module,
-    correction: Correction,
-    *,
-    skip: Skip = (),
-    strict: bool = False,
-) -> nn.Module:
+def attach(model: nn.Module, correction: Correction, *, skip: Skip = (), strict: bool = False) -> nn.Module:
     """Put a correction on every nn.Linear, nn.Conv1d/2d/3d and Conv1D of transformers in a model, in place.
 
     Parametrized layers (weight_norm, spectral_norm, …) are corrected through the parametrization: the

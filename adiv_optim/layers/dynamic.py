@@ -109,11 +109,7 @@ class Derf(_Dynamic):
     """
 
     def __init__(
-        self,
-        normalized_shape: int | Sequence[int],
-        *,
-        alpha: float = 0.5,
-        **channels: Unpack[ChannelOptions],
+        self, normalized_shape: int | Sequence[int], *, alpha: float = 0.5, **channels: Unpack[ChannelOptions]
     ) -> None:
         super().__init__(normalized_shape, alpha, False, channels)
         self.shift = empty((1,), channels)

@@ -41,12 +41,7 @@ class NormLikeLinear(nn.Linear):
     """
 
     def __init__(
-        self,
-        *args: Any,
-        alpha: float = 1.0,
-        beta: float | None = None,
-        eps: float = 1e-12,
-        **kwargs: Any,
+        self, *args: Any, alpha: float = 1.0, beta: float | None = None, eps: float = 1e-12, **kwargs: Any
     ) -> None:
         check_norm_like("NormLikeLinear", alpha, beta, eps)
         super().__init__(*args, **kwargs)
