@@ -12,14 +12,12 @@ Group = Any
 
 def local(tensor: Tensor) -> Tensor:
     """The part of a tensor that this process holds, to be read or written: all of it where it is not sharded."""
-    to_local = getattr(tensor, "to_local", None)
-    return tensor if to_local is None else to_local()
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
 def whole(tensor: Tensor) -> Tensor:
     """All of a tensor, gathered from every process that holds a part of it."""
-    full_tensor = getattr(tensor, "full_tensor", None)
-    return tensor if full_tensor is None else full_tensor()
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
 class Cut(NamedTuple):

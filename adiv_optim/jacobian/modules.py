@@ -82,11 +82,8 @@ def mixes_samples(module: nn.Module) -> str:
 
 
 def batched(layer: nn.Module, inputs: tuple[Tensor, ...], grad_output: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
-    """A call with a dimension for samples, which convolutions and linear layers may be called without.
-
-    Inputs have the precision of the layer's parameters, which those within autocast may lack.
-    """
-    dtype = next(layer.parameters()).dtype
+    """A call with a dimension for samples, which convolutions and linear layers may be called without."""
+    dtype = next(layer.parameters()).dtype  # which inputs within autocast may lack
     inputs = tuple(
         each.to(torch.promote_types(each.dtype, dtype)) if each.is_floating_point() else each for each in inputs
     )
@@ -98,14 +95,10 @@ def batched(layer: nn.Module, inputs: tuple[Tensor, ...], grad_output: Tensor) -
 
 
 def as_rows(layer: nn.Module, tensor: Tensor, parameter_dims: int = 0) -> Tensor:
-    """(samples, *output, *parameter) → (groups, rows, features, parameter size), the last only if there is one.
-
-    Only a grouped convolution has groups: it is as many layers side by side, each with rows of its own.
-    """
-    output_dims = tensor.dim() - parameter_dims
-    groups = 1
+    """(samples, *output, *parameter) → (groups, rows, features, parameter size), the last only if there is one."""
+    output_dims, groups = tensor.dim() - parameter_dims, 1
     if isinstance(layer, _ConvNd):
-        groups = layer.groups
+        groups = layer.groups  # as many layers side by side, each with rows of its own
         tensor = tensor.movedim(1, output_dims - 1)
     elif output_dims == 1:
         tensor, output_dims = tensor.unsqueeze(1), 2

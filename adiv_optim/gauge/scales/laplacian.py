@@ -140,10 +140,7 @@ class Laplacian:
         return self._inverse_degree * right.index_add(0, self.member, self._across(sums))
 
     def iterated(self, right: Tensor) -> Tensor:
-        """The same s where `directly` is not right.
-
-        Conjugate gradients on D^{-1/2} N D^{-1/2}, restarted from the true residual until that stops falling.
-        """
+        """The same by conjugate gradients on D^{-1/2} N D^{-1/2}, restarted until the true residual stops falling."""
         root = self._inverse_degree.sqrt()
         scales, least = torch.zeros_like(right), torch.full_like(right[0], torch.inf)
         for _ in range(4):
