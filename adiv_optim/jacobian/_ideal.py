@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import vjp, vmap
 
-from .._linalg.least_squares import least_squares
+from .._linalg.least_squares import Parts, least_squares
 from ..attach.checks import refuse_attached
-from .modules import Parts, jvp, pure, same_randomness
+from .modules import jvp, pure, same_randomness
 from .rows import BY_ITSELF
 
 

@@ -10,10 +10,8 @@ from torch.func import functional_call, vjp
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
 
+from .._linalg.least_squares import Parts
 from ..attach.checks import layers_of, no_such_module, trainable
-
-#: Several tensors that together are one vector.
-Parts = dict[str, Tensor]
 
 #: Layers of torch.nn that keep the plain gradient unless they are named: `attach` leaves them alone too.
 #: Batch normalisers could not be corrected at all: their samples have no Jacobian of their own.

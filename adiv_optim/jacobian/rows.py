@@ -8,9 +8,10 @@ import torch
 from torch import Tensor, nn
 from torch.func import jacrev, vmap
 
+from .._linalg.least_squares import Parts
 from ..attach.checks import refuse_attached
 from ..corrections import Correction, Solve
-from .modules import Parts, as_rows, batched, mixes_samples, pure
+from .modules import as_rows, batched, mixes_samples, pure
 from .recorder import Call
 
 #: The remedy for a model that has corrections.
