@@ -4,6 +4,7 @@ import inspect
 import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import torch
@@ -170,10 +171,7 @@ def parameters_of(
     """Give a function that hands on its arguments the parameters of the one it calls, all but the first."""
 
     def rename(caller: Callable[..., Result]) -> Callable[Parameters, Result]:
-        signature = inspect.signature(function)
-        caller.__signature__ = signature.replace(  # type: ignore[attr-defined]
-            parameters=list(signature.parameters.values())[1:]
-        )
+        caller.__signature__ = inspect.signature(partial(function, None))  # type: ignore[attr-defined]
         return caller
 
     return rename
