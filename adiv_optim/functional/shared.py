@@ -171,7 +171,8 @@ def parameters_of(
     """Give a function that hands on its arguments the parameters of the one it calls, all but the first."""
 
     def rename(caller: Callable[..., Result]) -> Callable[Parameters, Result]:
-        caller.__signature__ = inspect.signature(partial(function, None))  # type: ignore[attr-defined]
+        own, taken = inspect.signature(caller), inspect.signature(partial(function, None))
+        caller.__signature__ = taken.replace(return_annotation=own.return_annotation)  # type: ignore[attr-defined]
         return caller
 
     return rename
