@@ -19,13 +19,10 @@ class NoRootError(ArithmeticError):
 
 
 def eigh(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """Eigenvalues and eigenvectors of a symmetric matrix, in float64 where LAPACK gives up on its own precision.
+    """Eigenvalues and eigenvectors of a symmetric matrix; a NoRootError where float64 finds none either, as with NaN.
 
     LAPACK's float32 eigh fails to converge on some matrices with many eigenvalues in one place, such as the covariance
     of inputs that are mostly zero. A multiple of the identity on top, far above rounding, prevents most of it.
-
-    Raises:
-        NoRootError: float64 fails as well; a matrix that holds NaN or inf always does.
     """
     for work in dict.fromkeys((matrix.dtype, torch.float64)):
         try:
@@ -38,24 +35,9 @@ def eigh(matrix: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def inverse_root(matrix: Tensor, ridge: Tensor, method: str = "eigh", condition: float = 1e6) -> Tensor:
-    r""":math:`(A + \lambda I)^{-1/2}`.
+    r""":math:`(A + \lambda I)^{-1/2}` of A, (…, d, d), in float32 or float64, and λ > 0, (…); or a NoRootError.
 
-    "eigh" takes eigenvalues. "newton-schulz" is the coupled iteration
-
-    .. math:: T = \tfrac12 (3I - Z Y), \quad Y \leftarrow Y T, \quad Z \leftarrow T Z, \qquad
-              Y_0 = (A + \lambda I) / c, \quad Z_0 = I
-
-    (Higham, *Functions of Matrices*, Eq. 6.35), three matrix products each time; Y goes to the root and Z to its
-    inverse. Up to a condition number of 1e4 both work in the matrix's own precision, beyond in float64.
-
-    Rounding limits how good the inverse root R can be: with d = 256 in float32, entries of R R (A + λI) − I reach
-    1e-6 at condition number 1e3 and 2e-4 at 1e6, all of it from rounding R to float32; in float64 1e-10.
-
-    A has shape (…, d, d), in float32 or float64, and λ > 0 shape (…); `condition` bounds the condition number of A + λI
-    from above, and fixes the number of iterations.
-
-    Raises:
-        NoRootError: there is no finite root; never anything else.
+    By eigenvalues, or by as many products as `condition`, an upper bound of the condition number of A + λI, asks for.
     """
     work = torch.float64 if condition > _MODERATE else matrix.dtype
     identity = torch.eye(matrix.shape[-1], dtype=work, device=matrix.device)
@@ -76,6 +58,7 @@ def _by_eigenvalues(shifted: Tensor, ridge: Tensor) -> Tensor:
 
 
 def _by_products(shifted: Tensor, identity: Tensor, condition: float) -> Tensor:
+    """The coupled Newton-Schulz iteration; Higham, *Functions of Matrices*, Eq. 6.35."""
     scale = torch.linalg.matrix_norm(shifted)[..., None, None]
     root, inverse = shifted / scale, identity.expand_as(shifted)
     # An eigenvalue far below 1 grows by 9/4 each time; near 1 convergence is quadratic.
@@ -86,15 +69,10 @@ def _by_products(shifted: Tensor, identity: Tensor, condition: float) -> Tensor:
 
 
 class Spectrum(NamedTuple):
-    """The greatest eigenvalues of a matrix.
+    """The greatest eigenvalues of a matrix."""
 
-    Args:
-        values: ascending, shape (…, rank).
-        vectors: their eigenvectors as columns, shape (…, d, rank).
-    """
-
-    values: Tensor
-    vectors: Tensor
+    values: Tensor  # ascending, (…, rank)
+    vectors: Tensor  # their eigenvectors as columns, (…, d, rank)
 
 
 def followed(sketch: Tensor, basis: Tensor, level: Tensor) -> Spectrum:
@@ -104,15 +82,7 @@ def followed(sketch: Tensor, basis: Tensor, level: Tensor) -> Spectrum:
 
     (Nyström's; Tropp, Yurtsever, Udell & Cevher 2017, arXiv 1706.05736). It is at most A, A itself if that has no more
     eigenvalues than U has columns, and U' is orth(AU), a step of subspace iteration: called again with AU', it follows
-    an A that drifts from call to call.
-
-    Args:
-        sketch: S, shape (…, d, rank).
-        basis: U, likewise.
-        level: the mean eigenvalue of A, shape (…).
-
-    Raises:
-        NoRootError: there are no finite eigenvalues.
+    an A that drifts from call to call. `level` is the mean eigenvalue of A. Raises as `eigh` does.
     """
     level = torch.where(level > 0, level, 1.0)[..., None, None]
     sketch = sketch / level
@@ -179,13 +149,7 @@ def _product(left: Tensor, right: Tensor, sign: int) -> Tensor:
 
 
 class LowRank:
-    """M = c I + U diag(s) Uᵀ.
-
-    Args:
-        level: c, shape (…), or a number, which costs no pass of its own.
-        vectors: U, shape (…, d, rank).
-        weights: s, shape (…, rank).
-    """
+    """M = c I + U diag(s) Uᵀ, c being `level`, of shape (…), or a number, which costs no pass of its own."""
 
     def __init__(self, level: float | Tensor, vectors: Tensor, weights: Tensor) -> None:
         self.level, self.vectors, self.weights = level, vectors, weights

@@ -12,28 +12,20 @@ Group = Any
 
 def local(tensor: Tensor) -> Tensor:
     """The part of a tensor that this process holds, to be read or written: all of it where it is not sharded."""
-    to_local = getattr(tensor, "to_local", None)
-    return tensor if to_local is None else to_local()
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
 def whole(tensor: Tensor) -> Tensor:
     """All of a tensor, gathered from every process that holds a part of it."""
-    full_tensor = getattr(tensor, "full_tensor", None)
-    return tensor if full_tensor is None else full_tensor()
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
 class Cut(NamedTuple):
-    """Where a tensor is sharded.
+    """Where a tensor is sharded."""
 
-    Args:
-        dim: along which dimension of it.
-        start: the first place there that this process holds.
-        group: the processes that hold the rest.
-    """
-
-    dim: int
-    start: int
-    group: Group
+    dim: int  # along which dimension of it
+    start: int  # the first place there that this process holds
+    group: Group  # the processes that hold the rest
 
 
 def cut_of(tensor: Any) -> Cut | None:
@@ -57,15 +49,9 @@ def why_not_one_cut(tensor: Any) -> str:
 
 
 def held(shape: tuple[int, ...], ends: Sequence[Tensor], tensor: Any) -> tuple[tuple[int, ...], list[Tensor]]:
-    """What goes with the part of a tensor that this process holds.
+    """The shape to view the part of a tensor as that this process holds, and what of `ends` broadcasts to it.
 
-    Args:
-        shape: what the whole tensor is viewed as; it only splits the first dimension.
-        ends: what broadcasts to that shape.
-        tensor: sharded or not.
-
-    Returns:
-        The shape to view the part as, and what of `ends` broadcasts to it.
+    `shape` is what the whole tensor is viewed as, and only splits its first dimension.
     """
     cut = cut_of(tensor)
     if cut is None:

@@ -21,17 +21,11 @@ NODES, WEIGHTS = (torch.from_numpy(each) for each in np.polynomial.legendre.legg
 
 
 class Sampled(NamedTuple):
-    """An activation on quadrature nodes, weights taken into the functions: E[fg] is Σ (roots · f)(roots · g).
+    """An activation on quadrature nodes, weights taken into the functions: E[fg] is Σ (roots · f)(roots · g)."""
 
-    Args:
-        nodes: z.
-        roots: √(weight · density at z).
-        values: roots · σ(z).
-    """
-
-    nodes: Tensor
-    roots: Tensor
-    values: Tensor
+    nodes: Tensor  # z
+    roots: Tensor  # √(weight · density at z)
+    values: Tensor  # roots · σ(z)
 
     def hermite(self) -> Iterator[Tensor]:
         """Yield roots · He_k(z) / √k! for k = 0, 1, …, which stays bounded where He_k alone would overflow."""
@@ -48,15 +42,7 @@ def sample(activation: Activation, degree: int = 1) -> Sampled:
 
     At first there is a panel of 20 Gauss-Legendre nodes between any two neighbouring whole numbers. A panel is replaced
     by its halves as long as that changes one of the three integrals, which closes in on kinks, jumps and steep places
-    wherever they are.
-
-    Args:
-        activation: an elementwise module or function.
-        degree: of the highest Hermite coefficient wanted.
-
-    Raises:
-        TypeError: not callable.
-        ValueError: not elementwise, not finite, or of infinite variance.
+    wherever they are. Raises as `gaussian_moments` does.
     """
     if not callable(activation):
         raise TypeError(f"activation is {activation!r}; pass an elementwise module or function, such as torch.relu.")

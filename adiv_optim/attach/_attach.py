@@ -8,22 +8,15 @@ from collections.abc import Container
 
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
-from torch.nn.utils import parametrize
 
 from ..corrections import Correction, check_correction
 from ..functional.uses import plain_uses
-from .checks import Skip, bypassed, label, named_in_skip, refuse_attached, refuse_lazy
+from .checks import Skip, bypassed, label, layers_of, named_in_skip, refuse_attached, refuse_lazy, trainable
 from .coverage import Coverage, resolved, warn, wrappers_of
 from .layers import PLAIN, Corrected, corrected_types, plain_type, swapped
 
 
-def attach(
-    model: nn.Module,
-    correction: Correction,
-    *,
-    skip: Skip = (),
-    strict: bool = False,
-) -> nn.Module:
+def attach(model: nn.Module, correction: Correction, *, skip: Skip = (), strict: bool = False) -> nn.Module:
     """Put a correction on every nn.Linear, nn.Conv1d/2d/3d and Conv1D of transformers in a model, in place.
 
     Parametrized layers (weight_norm, spectral_norm, …) are corrected through the parametrization: the
@@ -147,7 +140,8 @@ def coverage(model: nn.Module, loss: Tensor | None = None) -> Coverage:
             for name, what in getattr(report, kind).items():
                 if name in there and (path := paths.get(id(there[name]))) is not None:
                     by_wrappers.setdefault(path, []).append((kind, what))
-    if not is_attached(model):  # a wrapper's words are then all there is to say
+    if not any(isinstance(module, Corrected) for module in model.modules()):
+        # A wrapper's words are then all there is to say.
         notes = {path: [] if path in by_wrappers else said for path, said in notes.items()}
     return resolved({path: [*said, *by_wrappers.get(path, [])] for path, said in notes.items()}, elements)
 
@@ -158,18 +152,13 @@ def correction_coverage(model: nn.Module) -> Coverage:
     return resolved(notes, elements)
 
 
-def is_attached(model: nn.Module) -> bool:
-    """Whether a correction is on any layer of a model."""
-    return any(isinstance(module, Corrected) for module in model.modules())
-
-
 def _corrections(
     model: nn.Module, skipped: Container[nn.Module] = (), used_plainly: Container[int] = ()
 ) -> tuple[dict[str, list[tuple[str, str]]], dict[str, int], dict[int, str]]:
     """Path → how its modules' corrections treat a parameter, and its size; the path by the parameter's id."""
     owned: dict[int, list[tuple[str, nn.Parameter, nn.Module]]] = {}
-    for name, parameter, owner in _trainable(model):
-        if owner not in skipped:
+    for path, owner in layers_of(model).items():
+        for name, parameter in trainable(owner, path) if owner not in skipped else ():
             owned.setdefault(id(parameter), []).append((name, parameter, owner))
     notes: dict[str, list[tuple[str, str]]] = {}
     elements: dict[str, int] = {}
@@ -190,20 +179,6 @@ def _corrections(
             rule = f"corrected by {type(owner._correction).__name__}{part}"
             notes[path].append(("treated", rule) if owner._ran else ("never_seen", "its layer has not run"))
     return notes, elements, {key: uses[0][0] for key, uses in owned.items()}
-
-
-def _trainable(model: nn.Module) -> list[tuple[str, nn.Parameter, nn.Module]]:
-    """(path, parameter, layer that owns it), where a parametrization's parameters belong to its layer."""
-    found = []
-    for path, module in model.named_modules():
-        if "parametrizations" in path.split("."):
-            continue
-        own = dict(module.named_parameters(prefix=path, recurse=False))
-        if parametrize.is_parametrized(module):
-            parametrizations = module.get_submodule("parametrizations")
-            own.update(parametrizations.named_parameters(prefix=f"{path}.parametrizations".lstrip(".")))
-        found += [(name, parameter, module) for name, parameter in own.items() if parameter.requires_grad]
-    return found
 
 
 def _why_plain(owner: nn.Module, without_call: dict[nn.Module, str]) -> str:

@@ -4,6 +4,7 @@ from collections.abc import Collection, Container, Iterable
 
 from torch import nn
 from torch.nn.parameter import is_lazy
+from torch.nn.utils import parametrize
 
 from .layers import Corrected, plain_type
 
@@ -24,15 +25,26 @@ def label(path: str) -> str:
     return f"layer {path!r}" if path else "the model itself"
 
 
-def bypassed(model: nn.Module) -> dict[nn.Module, str]:
-    """Each layer whose weights a module above it uses without calling the layer → why that leaves it plain.
+def layers_of(model: nn.Module) -> dict[str, nn.Module]:
+    """The modules of a model by path, but for those that make up a parametrization: these are part of a layer."""
+    return {path: module for path, module in model.named_modules() if "parametrizations" not in path.split(".")}
 
-    Exact types alone: a subclass may call its layers.
-    """
+
+def trainable(layer: nn.Module, path: str = "") -> list[tuple[str, nn.Parameter]]:
+    """The trainable parameters that a layer owns, those of its parametrizations among them, by path."""
+    found = list(layer.named_parameters(path, recurse=False))
+    if parametrize.is_parametrized(layer):
+        inside = layer.get_submodule("parametrizations")
+        found += inside.named_parameters(f"{path}.parametrizations".lstrip("."))
+    return [(name, parameter) for name, parameter in found if parameter.requires_grad]
+
+
+def bypassed(model: nn.Module) -> dict[nn.Module, str]:
+    """Each layer whose weights a module above it uses without calling the layer → why that leaves it plain."""
     return {
         layer: f"{plain_type(module).__name__} uses it without calling the layer"
         for module in model.modules()
-        if plain_type(module) in _BYPASSING
+        if plain_type(module) in _BYPASSING  # exact types alone: a subclass may call its layers
         for layer in module.children()
     }
 

@@ -29,14 +29,11 @@ class Corrected:
     _label: str  # for error messages: the layer's path in the model
     _ran: bool  # for `coverage`
 
-    def _note_run(self) -> None:
+    def _run(self, function: Callable[..., Tensor], *arguments: Any) -> Tensor:
+        """Call a function of `functional`, and name the remedy where torch does not know its way into it."""
         # Written and never read here: a read would make torch.compile guard on it and compile twice.
         if torch.is_grad_enabled():
             self._ran = True
-
-    def _run(self, function: Callable[..., Tensor], *arguments: Any) -> Tensor:
-        """Call a function of `functional`, and name the remedy where torch does not know its way into it."""
-        self._note_run()
         if not torch.compiler.is_compiling() and any(isinstance(argument, Proxy) for argument in arguments):
             raise RuntimeError(f"{self._label} has a correction, which torch.fx cannot trace; {_DETACH}")
         return explain_jvp(self._explain, function, self._label, *arguments, self._correction)

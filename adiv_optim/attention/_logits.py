@@ -61,8 +61,7 @@ def _corrected(given: Projections, rule: AttentionIdeal) -> Tensor:
     parameters, mask, input = given.parameters, given.mask, given.input.detach()
     still: dict[str, Any] = {name: parameter.detach() for name, parameter in parameters.items()}
     settings, projected = (given.factor, rule, tuple(parameters)), replace(given, **still).projected()
-    found: Tensor = _Logits.apply(*settings, mask, *projected, input, *parameters.values())
-    return found
+    return _Logits.apply(*settings, mask, *projected, input, *parameters.values())
 
 
 def logits(

@@ -23,24 +23,15 @@ class LogitMap:
     The key side is the query side of the transposed logits, with Q in the place of K. Heads share no parameters and are
     separate problems, and so are sequences that are not joint. Vectors of logits have shape (problems, heads,
     sequences, tokens, tokens); θ is a dict by side, "q" and "k", of shape (problems, heads, head_dim, columns).
-
-    Args:
-        input: X, shape (sequences, tokens, features); like all below also without the first dimension.
-        queries: Q, shape (sequences, heads, tokens, head_dim).
-        keys: K, likewise.
-        scale: s.
-        mask: True where a logit counts, broadcastable to them; None if all do.
-        trained: names out of `PARAMETERS`; any other has no column in :math:`\tilde X`.
-        joint: whether all sequences are one problem.
     """
 
-    input: Tensor
-    queries: Tensor
-    keys: Tensor
-    scale: float
-    mask: Tensor | None
-    trained: frozenset[str]
-    joint: bool
+    input: Tensor  # X, (sequences, tokens, features); like all below also without the first dimension
+    queries: Tensor  # Q, (sequences, heads, tokens, head_dim)
+    keys: Tensor  # K, likewise
+    scale: float  # s
+    mask: Tensor | None  # True where a logit counts, broadcastable to them; None if all do
+    trained: frozenset[str]  # names out of `PARAMETERS`; any other has no column in X~
+    joint: bool  # whether all sequences are one problem
 
     @cached_property
     def dtype(self) -> torch.dtype:

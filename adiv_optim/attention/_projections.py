@@ -32,12 +32,12 @@ class Projections:
                 f"attention: input of shape {tuple(self.input.shape)} has {self.input.dim()} dimensions; it must have "
                 "3, (sequences, tokens, features), or 2 for one sequence."
             )
-        features = self.input.shape[-1:]
+        features = self.input.shape[-1]
         for name, weight in (("q_weight", self.q_weight), ("k_weight", self.k_weight)):
-            if weight.dim() != 2 or weight.shape[1:] != features:
+            if weight.dim() != 2 or weight.shape[1] != features:
                 raise ValueError(
-                    f"attention: {name} of shape {tuple(weight.shape)} does not take the {features[0]} features of "
-                    f"the input; it must have shape (num_heads · head_dim, {features[0]})."
+                    f"attention: {name} of shape {tuple(weight.shape)} does not take the {features} features of "
+                    f"the input; it must have shape (num_heads · head_dim, {features})."
                 )
         if self.q_weight.shape != self.k_weight.shape:
             raise ValueError(

@@ -18,27 +18,23 @@ DENSE_ENTRIES = 2**20
 
 def solve(logit_map: LogitMap, right: Tensor, rule: AttentionIdeal) -> Parts:
     """Return θ = Jᵀ(JJᵀ + λI)⁻¹g with λ = damping · tr(JJᵀ) / logits; NaN and inf in g, `right`, travel."""
-    with without_autocast(right.device.type):
-        return _solved(logit_map, right, rule)
-
-
-def _solved(logit_map: LogitMap, right: Tensor, rule: AttentionIdeal) -> Parts:
-    if right.numel() == 0:
-        return logit_map.adjoint(right)
     count = math.prod(right.shape[-3:])
     definite = rule.damping >= count * torch.finfo(right.dtype).eps
-    if definite and count <= DENSE_LOGITS and math.prod(right.shape[:2]) * count**2 <= DENSE_ENTRIES:
-        return dense(logit_map, right, rule.damping)
-    # Each iterate of conjugate gradients is the optimum of a subspace that grows: gᵀJθ ≥ 0 wherever they stop.
-    return least_squares(
-        logit_map.forward,
-        logit_map.adjoint,
-        right,
-        rule.damping * logit_map.mean_eigenvalue() if rule.damping else 0.0,
-        batch_dims=2,
-        tolerance=rule.tolerance,
-        max_iterations=rule.max_iterations,
-    ).parts
+    with without_autocast(right.device.type):
+        if right.numel() == 0:
+            return logit_map.adjoint(right)
+        if definite and count <= DENSE_LOGITS and math.prod(right.shape[:2]) * count**2 <= DENSE_ENTRIES:
+            return dense(logit_map, right, rule.damping)
+        # Each iterate of conjugate gradients is the optimum of a subspace that grows: gᵀJθ ≥ 0 wherever they stop.
+        return least_squares(
+            logit_map.forward,
+            logit_map.adjoint,
+            right,
+            rule.damping * logit_map.mean_eigenvalue() if rule.damping else 0.0,
+            batch_dims=2,
+            tolerance=rule.tolerance,
+            max_iterations=rule.max_iterations,
+        ).parts
 
 
 def dense(logit_map: LogitMap, right: Tensor, damping: float) -> Parts:

@@ -26,15 +26,11 @@ def has_closed_form(layer: nn.Module) -> bool:
 
 
 def closed_rows(layer: nn.Module, call: Call, step: Mapping[str, Tensor], max_rows: int) -> tuple[MeasuredRows, int]:
-    r"""Measure some rows of a call of nn.Linear or nn.Conv1d/2d/3d, with the correction it has attached.
+    r"""Measure some rows of a call of nn.Linear or nn.Conv1d/2d/3d, and say how many there are; `step` is Δθ/η.
 
     Every correction is linear in the output gradients, so row k adds :math:`g_k c_k^\top` to the gradient of
     the weight and :math:`b_k g_k` to that of the bias, and moves its own output by
-
-    .. math:: -\eta\, (c_k \cdot x_k + b_k)\, g_k .
-
-    The whole step moves it by :math:`\Delta W x_k + \Delta b`, exactly: the layer is linear in its parameters. Also say
-    how many rows there are; `step` holds Δθ/η by parameter.
+    :math:`-\eta\, (c_k \cdot x_k + b_k)\, g_k`; the whole step moves it by :math:`\Delta W x_k + \Delta b`.
     """
     dtype = torch.promote_types(layer.get_parameter("weight").dtype, torch.float32)
     (input,), grad_output = call
@@ -82,11 +78,7 @@ def _contributions(
 def _by_unit_gradients(
     correction: Correction, rows: LinearRows | ConvRows, x: Tensor, index: Tensor
 ) -> dict[str, Tensor]:
-    """Ask the rule itself for the contribution of each row, by giving every row an output of its own.
-
-    With G the identity, grad_W = Σ_k e_k c_kᵀ is the matrix of all contributions. It holds for any rule, and for
-    `BatchIdeal` it is a solve with as many right-hand sides as rows are measured.
-    """
+    """Ask any rule itself for each row's contribution: with G the identity, grad_W = Σ_k e_k c_kᵀ has them all."""
     found: dict[str, list[Tensor]] = {}
     groups = len(x)
     for part in index.split(max(1, UNIT_NUMBERS // (rows.count * groups))):

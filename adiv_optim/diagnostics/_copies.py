@@ -59,10 +59,7 @@ def check_optimizer(optimizer: object, model: nn.Module) -> None:
 def step_of(
     model: nn.Module, optimizer: Optimizer | None, gradients: dict[str, Tensor]
 ) -> tuple[dict[str, Tensor], dict[str, float]]:
-    """Take the step; return Δθ of every trainable parameter, and the rates of those the optimizer holds.
-
-    Without an optimizer it is the gradient step, −gradient at rate 1.
-    """
+    """Take the step, or −gradient at rate 1; return Δθ of every trained parameter, and the rates of those it holds."""
     parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
     for name, parameter in parameters.items():
         parameter.grad = gradients.get(name)

@@ -1,6 +1,7 @@
 """Isometry of every layer's outputs, read off the forward passes of a model as they happen."""
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,6 @@ from torch import Tensor, nn
 from torch._C import _functorch
 
 from ..attach.checks import no_such_module
-from ..jacobian.recorder import watch
 from ._isometry import isometry_gap
 from ._recorder import scalars, write_json
 from ._rows import evenly, to_float64
@@ -71,7 +71,8 @@ class IsometryRecorder:
     def _attach(self, model: nn.Module, layers: dict[str, nn.Module]) -> None:
         self._handles = [
             model.register_forward_pre_hook(self._enter),
-            *watch(layers, self._measure),
+            # Partials of a method: the model can still be copied and pickled.
+            *(layer.register_forward_hook(partial(self._measure, path)) for path, layer in layers.items()),
             model.register_forward_hook(self._leave, always_call=True),
         ]
 

@@ -23,12 +23,7 @@ class DivergenceRecorder:
 
     Args:
         model: as for `divergence`, and so are `loss_fn`, `optimizer`, `correction`, `layers` and `max_rows`.
-        loss_fn: called with the model's output and the targets.
-        optimizer: whose step to measure; None is the gradient step.
-        correction: measured as if attached; None measures those attached.
         every: measure the calls 0, every, 2 · every, …
-        layers: paths of the modules to measure.
-        max_rows: rows measured per call of a layer.
 
     Attributes:
         history: a summary of each measurement (see `Divergence.summary`) with its number of call as "step".
@@ -113,8 +108,7 @@ class DivergenceRecorder:
 
     def save(self, path: str | Path) -> None:
         """Write history and shares as JSON; a number that is not finite becomes null."""
-        result = {"every": self.every, "not_downhill": self.not_downhill(), "history": self.history}
-        write_json(path, result)
+        write_json(path, {"every": self.every, "not_downhill": self.not_downhill(), "history": self.history})
 
 
 def _share_not_downhill(steps: Iterable[Mapping[str, Any]]) -> float:

@@ -111,9 +111,8 @@ class Divergence(_Descent):
             for cells in (list(zip(row, widths, strict=True)) for row in table)
         ]
         lines += [f"{path or 'model'}: left out ({reason})" for path, reason in self.left_out.items()]
-        lines += (
-            [] if self.descends or math.isnan(self.descent) else ["the step as a whole is not downhill: ⟨−Δθ, ∇L⟩ ≤ 0"]
-        )
+        if self.descent <= 0:
+            lines.append("the step as a whole is not downhill: ⟨−Δθ, ∇L⟩ ≤ 0")
         return "\n".join(line.rstrip() for line in lines)
 
 

@@ -8,7 +8,8 @@ from torch import Tensor, nn
 from torch.func import vjp, vmap
 from torch.nn.modules.conv import _ConvNd
 
-from ..jacobian.modules import Parts, as_rows, batched, jvp, pure
+from .._linalg.least_squares import Parts
+from ..jacobian.modules import as_rows, batched, jvp, pure
 from ..jacobian.recorder import Call
 
 #: Numbers of the rows' own contributions to a layer's gradient that are there at once.

@@ -1,7 +1,7 @@
 """The rows of a convolution: patches that are never all unfolded at once."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -57,19 +57,16 @@ class ConvRows(Trained):
 
     def ideal(self, solve: Solve) -> dict[str, Tensor]:
         """The ideal of a linear layer in each group, with the Gram matrix of the patches summed part by part."""
-        few = self.count <= math.prod(self.weight.shape[1:]) * self.needs_weight + self.needs_bias
+        dtype = self.patches.input.dtype
         # Few patches make a matrix no larger than the Gram matrix, and only their own side is exact then.
-        if few:
+        if self.count <= math.prod(self.weight.shape[1:]) * self.needs_weight + self.needs_bias:
             solved = self._linear(self.patches.unfold(), self._grad_rows()).ideal(solve)
         else:
-            solved = self.feature_side(self._linear_parts(), self.count, solve)
-        shapes, dtype = {"weight": self.weight.shape, "bias": (len(self.weight),)}, self.patches.input.dtype
+            wide = torch.promote_types(dtype, torch.float32)
+            parts = (self._linear(rows, self._grad_rows(part).to(wide)) for part, rows in self.patches.parts(wide))
+            solved = self.feature_side(parts, self.count, solve)
+        shapes = {"weight": self.weight.shape, "bias": (len(self.weight),)}
         return {name: gradient.reshape(shapes[name]).to(dtype) for name, gradient in solved.items()}
-
-    def _linear_parts(self) -> Iterator[LinearRows]:
-        dtype = torch.promote_types(self.patches.input.dtype, torch.float32)
-        for part, rows in self.patches.parts(dtype):
-            yield self._linear(rows, self._grad_rows(part).to(dtype))
 
     def _linear(self, rows: Tensor, grad_rows: Tensor) -> LinearRows:
         """A stack with one linear layer for each group."""

@@ -172,10 +172,7 @@ def conv2d(*args: Any, **kwargs: Any) -> Tensor:  # noqa: D417 - the parameters 
         input: shape (N, C, H, W), or (C, H, W) unbatched.
         weight: shape (out_channels, C / groups, kH, kW).
         bias: shape (out_channels,) or None.
-        stride: as in torch.
-        padding: as in torch, 'valid' and 'same' included.
-        dilation: as in torch.
-        groups: as in torch.
+        stride, padding, dilation, groups: as in torch, the paddings 'valid' and 'same' included.
         correction: the rule; None is torch's own function and nothing else.
 
     Returns:

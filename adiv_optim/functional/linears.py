@@ -43,17 +43,16 @@ class _Linear(Function):
     def backward(ctx, grad_output):
         grad_output, input, weight = once_only(grad_output, *ctx.saved_tensors)
         needs_input, needs_weight, needs_bias = ctx.needs_input_grad[:3]
-        grad_input = grad_weight = grad_bias = None
+        gradients, grad_input = {}, None
         # The parameters come first: the memory they need in passing is freed before grad_input is allocated, and
         # is never more, so the peak stays that of the plain backward.
         if needs_weight or needs_bias:
             rows = LinearRows(_rows(input, weight), _rows(grad_output, weight), needs_weight, needs_bias, ctx.label)
             with without_autocast(input.device.type):
                 gradients = ctx.correction.gradients(rows)
-            grad_weight, grad_bias = gradients.get("weight"), gradients.get("bias")
         if needs_input:
             grad_input = _input_gradient(_rows(input, weight), _rows(grad_output, weight), weight).view_as(input)
-        return grad_input, grad_weight, grad_bias, None, None
+        return grad_input, gradients.get("weight"), gradients.get("bias"), None, None
 
     @staticmethod
     def vmap(info, in_dims, input, weight, bias, correction, label):
@@ -156,16 +155,14 @@ class LinearRows(Trained):
         dtype = torch.promote_types(self.rows.dtype, torch.float32)
         wide = replace(self, rows=self.rows.to(dtype), grad_rows=self.grad_rows.to(dtype))
         few = self.count <= self.rows.shape[-1] * self.needs_weight + self.needs_bias
-        solved = wide._sample_side(solve) if few else wide._feature_side(solve)
+        solved = wide.sample_side(solve) if few else self.feature_side([wide], self.count, solve)
         return {name: gradient.to(self.rows.dtype) for name, gradient in solved.items()}
 
-    def _sample_side(self, solve: Solve) -> dict[str, Tensor]:
+    def sample_side(self, solve: Solve) -> dict[str, Tensor]:
+        """X~ᵀ(K + λI)⁻¹G."""
         columns = self.columns()
         kernel = reduce(torch.add, (block @ block.mT for block in columns))
         return self.split(gram_of(columns, [solve(kernel, self.grad_rows, self.count)]))
-
-    def _feature_side(self, solve: Solve) -> dict[str, Tensor]:
-        return self.feature_side([self], self.count, solve)
 
     def columns(self) -> list[Tensor]:
         """X~ = [X, 1] in blocks, those of frozen parameters left out."""
@@ -187,12 +184,8 @@ def gram_of(left: list[Tensor], right: list[Tensor]) -> Tensor:
 
 
 def _product(left: Tensor, right: Tensor) -> Tensor:
-    """leftᵀ @ right, summed over runs of rows first.
-
-    A matrix product may add up all rows one by one, and so lose as many units of rounding as there are rows: 65,536
-    equal rows of 3 features lost 2·10⁻⁴ of the trace, a hundred times the ridge of a Gram matrix. The sums of the runs
-    take an eighth of the larger argument at most.
-    """
+    """leftᵀ @ right, summed over runs of rows first: a product may lose as many units of rounding as there are rows."""
+    # The sums of the runs take an eighth of the larger argument at most.
     run = max(64, 8 * min(left.shape[-1], right.shape[-1]))
     runs = left.shape[-2] // run
     if runs < 2:

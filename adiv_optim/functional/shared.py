@@ -4,6 +4,7 @@ import inspect
 import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import torch
@@ -28,11 +29,7 @@ exporting: Callable[[], bool] = getattr(torch.compiler, "is_exporting", lambda: 
 
 
 class _OnceOnly(Function):
-    """Identity whose derivative raises.
-
-    torch's `once_differentiable` is silent (a zero second derivative) under torch.func transforms; passing
-    everything the backward reads through this Function raises there, in plain autograd and when compiled.
-    """
+    """Identity whose derivative raises, also where torch's `once_differentiable` is silent: under torch.func."""
 
     generate_vmap_rule = True
 
@@ -70,8 +67,7 @@ def apply(function: type[Function], *arguments: Any) -> Tensor:
         for argument in arguments:
             if isinstance(argument, Tensor) and torch._C._functorch.is_batchedtensor(argument):
                 return _apply_eagerly(function, *arguments)
-    output: Tensor = function.apply(*arguments)
-    return output
+    return function.apply(*arguments)
 
 
 _apply_eagerly = torch.compiler.disable(apply)
@@ -93,22 +89,14 @@ def squared_norm(input: Tensor, dim: int) -> Tensor:
 
 
 def parts(tensor: Tensor) -> list[slice]:
-    """Slices of the first dimension in which to build a temporary of the tensor's size: see `SLICES`.
-
-    The temporary takes an eighth of the memory, and on a CPU less time too, since a fresh allocation of many
-    megabytes is paid for page by page.
-    """
+    """Slices of the first dimension in which to build a temporary of the tensor's size, for memory's sake; `SLICES`."""
     count = max(1, min(SLICES, tensor.numel() // SLICE_NUMBERS))
     size = max(1, math.ceil(len(tensor) / count))
     return [slice(start, start + size) for start in range(0, max(1, len(tensor)), size)]
 
 
 def autocast(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:
-    """Cast as torch.autocast would for a matrix product, but differentiably and outside the Function.
-
-    Cast inside it, the Function would save the uncast input (more memory than plain torch) and meet an
-    output gradient of another dtype.
-    """
+    """Cast as torch.autocast would for a matrix product, but differentiably, and before a Function saves its input."""
     device = next(tensor.device.type for tensor in tensors if tensor is not None)
     # Autocast knows no meta device, and asking torch.amp whether it does breaks the graph of torch 2.6's compiler.
     if device == "meta" or not torch.is_autocast_enabled(device):
@@ -126,18 +114,15 @@ def autocast(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:
 def without_autocast(device: str) -> AbstractContextManager[Any]:
     """A context that autocast does not reach into; it knows no meta device.
 
-    A correction's own arithmetic needs it in the backward pass too: torch.compile traces that under the autocast of the
-    forward pass, and nobody is kept from calling backward() within the block.
+    The backward pass needs it too: torch.compile traces that under the autocast of the forward pass.
     """
     reached = device != "meta" and torch.is_autocast_enabled(device)
     return torch.autocast(device, enabled=False) if reached else nullcontext()
 
 
 def label_for(name: str, function: str) -> str:
-    """The start of messages in the backward pass: the layer's label, or while torch.compile traces the function's name.
-
-    A label in the graph would be guarded on: blocks that share one compiled graph would each be compiled anew.
-    """
+    """The start of messages in the backward pass: the layer's label, or the function's name under torch.compile."""
+    # A label in the graph would be guarded on: blocks that share one compiled graph would each be compiled anew.
     return function if torch.compiler.is_compiling() else name
 
 
@@ -186,10 +171,8 @@ def parameters_of(
     """Give a function that hands on its arguments the parameters of the one it calls, all but the first."""
 
     def rename(caller: Callable[..., Result]) -> Callable[Parameters, Result]:
-        signature = inspect.signature(function)
-        caller.__signature__ = signature.replace(  # type: ignore[attr-defined]
-            parameters=list(signature.parameters.values())[1:]
-        )
+        own, taken = inspect.signature(caller), inspect.signature(partial(function, None))
+        caller.__signature__ = taken.replace(return_annotation=own.return_annotation)  # type: ignore[attr-defined]
         return caller
 
     return rename

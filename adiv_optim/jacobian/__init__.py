@@ -11,11 +11,4 @@ from ._ideal import IdealUpdate, ideal_update
 from .modules import PLAIN_BY_DEFAULT
 from .rows import layer_jacobians
 
-__all__ = [
-    "PLAIN_BY_DEFAULT",
-    "IdealUpdate",
-    "backward",
-    "corrected_gradients",
-    "ideal_update",
-    "layer_jacobians",
-]
+__all__ = ["PLAIN_BY_DEFAULT", "IdealUpdate", "backward", "corrected_gradients", "ideal_update", "layer_jacobians"]

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import vjp, vmap
 
-from .._linalg.least_squares import least_squares
+from .._linalg.least_squares import Parts, least_squares
 from ..attach.checks import refuse_attached
-from .modules import Parts, jvp, pure, same_randomness
+from .modules import jvp, pure, same_randomness
 from .rows import BY_ITSELF
 
 
@@ -116,8 +116,7 @@ def ideal_update(
             return jvp(run, trained, direction)
 
     def adjoint(cotangent: Tensor) -> Parts:
-        found: Parts = pull_back(cotangent)[0]
-        return found
+        return pull_back(cotangent)[0]
 
     with torch.no_grad():
         if ridge is None:

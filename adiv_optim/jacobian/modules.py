@@ -1,7 +1,7 @@
 """Modules as pure functions, products with their Jacobians, and which of a model's layers have rows of their own."""
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -9,12 +9,9 @@ from torch import Tensor, nn
 from torch.func import functional_call, vjp
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
-from torch.nn.utils import parametrize
 
-from ..attach.checks import no_such_module
-
-#: Several tensors that together are one vector.
-Parts = dict[str, Tensor]
+from .._linalg.least_squares import Parts
+from ..attach.checks import layers_of, no_such_module, trainable
 
 #: Layers of torch.nn that keep the plain gradient unless they are named: `attach` leaves them alone too.
 #: Batch normalisers could not be corrected at all: their samples have no Jacobian of their own.
@@ -45,25 +42,21 @@ def pure(module: nn.Module) -> tuple[Parts, Callable[..., Any]]:
 def jvp(function: Callable[[Parts], Tensor], at: Parts, tangent: Parts) -> Tensor:
     """J · tangent, as the derivative of Jᵀu by u: torch lacks forward-mode rules for some operations (weight_norm)."""
     output, pull = vjp(function, at)[:2]
-    moved: Tensor = vjp(lambda cotangent: pull(cotangent)[0], torch.zeros_like(output))[1](tangent)[0]
-    return moved
+    return vjp(lambda cotangent: pull(cotangent)[0], torch.zeros_like(output))[1](tangent)[0]
 
 
-@contextmanager
-def same_randomness(module: nn.Module) -> Iterator[None]:
+def same_randomness(module: nn.Module) -> AbstractContextManager[None]:
     """Give the random generators back as they were found, so that every run draws what the first one drew."""
-    devices = {p.get_device() for p in module.parameters() if p.is_cuda}
-    with torch.random.fork_rng(sorted(devices)):
-        yield
+    return torch.random.fork_rng(sorted({p.get_device() for p in module.parameters() if p.is_cuda}))
 
 
 def choose_layers(model: nn.Module, layers: Iterable[str] | None) -> tuple[dict[str, nn.Module], dict[str, str]]:
     """The layers that are named, by path; by default all with rows, and why other owners of parameters are left out."""
     if isinstance(layers, str):
         raise TypeError(f"layers is the string {layers!r}; pass a list of paths: layers=[{layers!r}].")
-    modules = {path: module for path, module in model.named_modules() if "parametrizations" not in path.split(".")}
+    modules = layers_of(model)
     if layers is None:
-        owners = {path: module for path, module in modules.items() if _owns(module)}
+        owners = {path: module for path, module in modules.items() if trainable(module)}
         left_out = {path: reason for path, module in owners.items() if (reason := _why_left_out(module))}
         return {path: module for path, module in owners.items() if path not in left_out}, left_out
     chosen = list(layers)
@@ -71,13 +64,6 @@ def choose_layers(model: nn.Module, layers: Iterable[str] | None) -> tuple[dict[
         if path not in modules:
             raise no_such_module("layers", path, modules)
     return {path: modules[path] for path in chosen}, {}
-
-
-def _owns(module: nn.Module) -> bool:
-    own = list(module.parameters(recurse=False))
-    if parametrize.is_parametrized(module):
-        own += list(module.get_submodule("parametrizations").parameters())
-    return any(parameter.requires_grad for parameter in own)
 
 
 def _why_left_out(module: nn.Module) -> str | None:
@@ -94,11 +80,8 @@ def mixes_samples(module: nn.Module) -> str:
 
 
 def batched(layer: nn.Module, inputs: tuple[Tensor, ...], grad_output: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
-    """A call with a dimension for samples, which convolutions and linear layers may be called without.
-
-    Inputs have the precision of the layer's parameters, which those within autocast may lack.
-    """
-    dtype = next(layer.parameters()).dtype
+    """A call with a dimension for samples, which convolutions and linear layers may be called without."""
+    dtype = next(layer.parameters()).dtype  # which inputs within autocast may lack
     inputs = tuple(
         each.to(torch.promote_types(each.dtype, dtype)) if each.is_floating_point() else each for each in inputs
     )
@@ -110,14 +93,10 @@ def batched(layer: nn.Module, inputs: tuple[Tensor, ...], grad_output: Tensor) -
 
 
 def as_rows(layer: nn.Module, tensor: Tensor, parameter_dims: int = 0) -> Tensor:
-    """(samples, *output, *parameter) → (groups, rows, features, parameter size), the last only if there is one.
-
-    Only a grouped convolution has groups: it is as many layers side by side, each with rows of its own.
-    """
-    output_dims = tensor.dim() - parameter_dims
-    groups = 1
+    """(samples, *output, *parameter) → (groups, rows, features, parameter size), the last only if there is one."""
+    output_dims, groups = tensor.dim() - parameter_dims, 1
     if isinstance(layer, _ConvNd):
-        groups = layer.groups
+        groups = layer.groups  # as many layers side by side, each with rows of its own
         tensor = tensor.movedim(1, output_dims - 1)
     elif output_dims == 1:
         tensor, output_dims = tensor.unsqueeze(1), 2

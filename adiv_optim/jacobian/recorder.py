@@ -24,21 +24,6 @@ class Pass(NamedTuple):
     refused: dict[str, str]  # layer path → why a call of it has no rows
 
 
-def watch(
-    layers: dict[str, nn.Module], leave: Callable[..., Any], enter: Callable[..., None] | None = None
-) -> list[Any]:
-    """Call `enter(path, layer, args, kwargs)` before a layer runs, and `leave(path, layer, args, output)` after it.
-
-    The hooks are partials: with methods for `enter` and `leave` the model can still be copied and pickled.
-    """
-    handles: list[Any] = [layer.register_forward_hook(partial(leave, path)) for path, layer in layers.items()]
-    if enter is not None:
-        handles += [
-            layer.register_forward_pre_hook(partial(enter, path), with_kwargs=True) for path, layer in layers.items()
-        ]
-    return handles
-
-
 def differentiate(
     model: nn.Module,
     loss_fn: Callable[[Any, Any], Tensor],
@@ -89,7 +74,10 @@ def differentiate(
 
     parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
     arguments = inputs if isinstance(inputs, tuple) else (inputs,)
-    handles = watch(layers, leave, enter)
+    handles: list[Any] = []
+    for path, layer in layers.items():
+        handles.append(layer.register_forward_pre_hook(partial(enter, path), with_kwargs=True))
+        handles.append(layer.register_forward_hook(partial(leave, path)))
     with torch.enable_grad():
         try:
             # A copy: a model may work on its input in place, and the caller's data is not ours.

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor, nn
 from torch.func import jacrev, vmap
 
+from .._linalg.least_squares import Parts
 from ..attach.checks import refuse_attached
 from ..corrections import Correction, Solve
-from .modules import Parts, as_rows, batched, mixes_samples, pure
+from .modules import as_rows, batched, mixes_samples, pure
 from .recorder import Call
 
 #: The remedy for a model that has corrections.
@@ -49,13 +50,11 @@ def layer_jacobians(layer: nn.Module, *inputs: Tensor, chunk_size: int | None = 
         raise ValueError(f"{type(layer).__name__} has no trainable parameter to take a Jacobian with respect to.")
 
     def one_sample(trained: Parts, *sample: Tensor) -> Tensor:
-        output: Tensor = run(trained, *(tensor.unsqueeze(0) for tensor in sample))
-        return output.squeeze(0)
+        return run(trained, *(tensor.unsqueeze(0) for tensor in sample)).squeeze(0)
 
     in_dims = (None, *(0 for _ in inputs))
     per_sample = vmap(jacrev(one_sample), in_dims=in_dims, chunk_size=chunk_size)
-    jacobians: dict[str, Tensor] = per_sample(trained, *(tensor.detach() for tensor in inputs))
-    return jacobians
+    return per_sample(trained, *(tensor.detach() for tensor in inputs))
 
 
 def layer_gradients(

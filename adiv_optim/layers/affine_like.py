@@ -22,8 +22,7 @@ class AffineLikeLinear(nn.Linear):
     :math:`-\eta g\,\alpha^2|x|^2 / (\alpha^2|x|^2 + \beta^2)`.
 
     Args:
-        args: as for torch.nn.Linear, by position or by name.
-        kwargs: as for torch.nn.Linear.
+        args, kwargs: as for torch.nn.Linear, by position or by name.
         alpha: weight of the linear part; must not be 0.
         beta: weight of the bias; must not be 0.
 
@@ -41,13 +40,7 @@ class AffineLikeLinear(nn.Linear):
         2.0
     """
 
-    def __init__(
-        self,
-        *args: Any,
-        alpha: float = 1.0,
-        beta: float = 1.0,
-        **kwargs: Any,
-    ) -> None:
+    def __init__(self, *args: Any, alpha: float = 1.0, beta: float = 1.0, **kwargs: Any) -> None:
         check_affine_like("AffineLikeLinear", alpha, beta)
         super().__init__(*args, **kwargs)
         self.alpha = alpha

@@ -39,11 +39,7 @@ class ChannelScale(Channelwise):
     """
 
     def __init__(
-        self,
-        normalized_shape: int | Sequence[int],
-        *,
-        per_channel: bool = True,
-        **channels: Unpack[ChannelOptions],
+        self, normalized_shape: int | Sequence[int], *, per_channel: bool = True, **channels: Unpack[ChannelOptions]
     ) -> None:
         super().__init__(normalized_shape, affine_shape=None if per_channel else (1,), **channels)
         self.per_channel = per_channel

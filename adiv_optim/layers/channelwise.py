@@ -24,10 +24,7 @@ def empty(shape: tuple[int, ...], options: ChannelOptions) -> nn.Parameter:
 
 
 class Channelwise(nn.Module):
-    """Base of layers whose parameters belong to the channels of one dimension; `ChannelScale` says what it takes.
-
-    With `affine_shape` γ and β have that shape; None is one of each per channel.
-    """
+    """Base of layers whose parameters belong to the channels of one dimension; `ChannelScale` says what it takes."""
 
     weight: nn.Parameter | None
     bias: nn.Parameter | None

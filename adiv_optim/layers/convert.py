@@ -24,12 +24,8 @@ def _named(*names: str) -> Callable[[Any], dict[str, Any]]:
 
 
 def _batch_norm(layer: Any) -> dict[str, Any]:
-    return {
-        "normalized_shape": layer.num_features,
-        "dim": 1,
-        "elementwise_affine": layer.affine,
-        "bias": layer.bias is not None,
-    }
+    bias = layer.bias is not None
+    return {"normalized_shape": layer.num_features, "dim": 1, "elementwise_affine": layer.affine, "bias": bias}
 
 
 _CONV = (
@@ -147,8 +143,7 @@ def plan(model: nn.Module, mapping: Mapping[type[nn.Module], Factory]) -> list[R
         One `Replacement` per layer, in the model's order.
 
     Raises:
-        TypeError: as `convert` does.
-        ValueError: as `convert` does.
+        TypeError, ValueError: as `convert`.
 
     Example:
         >>> from torch import nn
@@ -211,7 +206,9 @@ def _replacement(path: str, layer: nn.Module, factory: Factory, model: nn.Module
     arguments = CONSTRUCTOR_ARGUMENTS[type(layer)](layer)
     if isinstance(factory, partial):
         arguments = {name: value for name, value in arguments.items() if name not in factory.keywords}
-    like = _like(layer, model)
+    # Of the device and the dtype that parameters of its own shall have.
+    tensors = chain(_tensors(layer).values(), model.parameters())
+    like = next((tensor for tensor in tensors if tensor.is_floating_point()), torch.empty(0))
     try:
         # On the meta device nothing is allocated or drawn for parameters that are about to be replaced.
         with torch.device("meta"):
@@ -225,12 +222,6 @@ def _replacement(path: str, layer: nn.Module, factory: Factory, model: nn.Module
             f"layer {path!r} ({kind}): {cls.__name__} does not take {', '.join(arguments)}: {error}; {remedy}"
         ) from error
     return new
-
-
-def _like(layer: nn.Module, model: nn.Module) -> Tensor:
-    """A tensor of the device and the dtype that a layer's own parameters shall have."""
-    tensors = chain(_tensors(layer).values(), model.parameters())
-    return next((tensor for tensor in tensors if tensor.is_floating_point()), torch.empty(0))
 
 
 def _hand_on(old: nn.Module, new: nn.Module) -> nn.Module:

@@ -109,11 +109,7 @@ class Derf(_Dynamic):
     """
 
     def __init__(
-        self,
-        normalized_shape: int | Sequence[int],
-        *,
-        alpha: float = 0.5,
-        **channels: Unpack[ChannelOptions],
+        self, normalized_shape: int | Sequence[int], *, alpha: float = 0.5, **channels: Unpack[ChannelOptions]
     ) -> None:
         super().__init__(normalized_shape, alpha, False, channels)
         self.shift = empty((1,), channels)
@@ -190,8 +186,7 @@ class DyISRU(Channelwise):
         super().__init__(normalized_shape, **channels)
         self.initial_c = c if c is not None else self.features if sqrt_d else 1
         self.per_channel, self.sqrt_d = per_channel, sqrt_d
-        shape = self.normalized_shape if per_channel else (1,)
-        self.log_c = empty(shape, channels)
+        self.log_c = empty(self.normalized_shape if per_channel else (1,), channels)
         self.reset_parameters()
 
     @property

@@ -36,10 +36,7 @@ def check_eps(name: str, eps: float) -> None:
 
 
 def affine_like_scale(squared_norm: Tensor, alpha: float, beta: float) -> Tensor:
-    """α / √(α²|x|² + β²), which multiplies Wx + (β/α) b: α is taken out of Eq. 37's bracket.
-
-    One call then sees weight and bias as torch's own layer does.
-    """
+    """α / √(α²|x|² + β²), which multiplies Wx + (β/α) b: α is taken out of Eq. 37's bracket."""
     return alpha * torch.rsqrt(alpha**2 * squared_norm + beta**2)
 
 

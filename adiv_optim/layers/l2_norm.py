@@ -7,10 +7,8 @@ from .forms import check_eps, inverse_norm
 
 
 def unit(input: Tensor, dim: int | tuple[int, ...], eps: float) -> Tensor:
-    """X / max(|x|, eps), with the norm in float32 at least; a zero row stays zero and passes no gradient.
-
-    torch's normalize multiplies the gradient of a zero row by 1 / eps, and in float16 its eps is 0.
-    """
+    """X / max(|x|, eps), with the norm in float32 at least; a zero row stays zero and passes no gradient."""
+    # Not torch's normalize, which multiplies the gradient of a zero row by 1 / eps, and whose eps is 0 in float16.
     wide = input.to(torch.promote_types(input.dtype, torch.float32))
     # x·x and a factor have a cheaper backward than x.square() and a quotient.
     output = wide * inverse_norm((wide * wide).sum(dim, keepdim=True), eps)

@@ -46,13 +46,7 @@ class MeanFieldNorm(nn.Module):
         tensor([-0.6487])
     """
 
-    def __init__(
-        self,
-        activation: Callable[[Tensor], Tensor],
-        *,
-        center: bool = True,
-        normalize: bool = True,
-    ) -> None:
+    def __init__(self, activation: Callable[[Tensor], Tensor], *, center: bool = True, normalize: bool = True) -> None:
         super().__init__()
         moments = gaussian_moments(activation)
         if normalize and moments.is_constant:

@@ -21,8 +21,7 @@ class NormLikeLinear(nn.Linear):
     whose step is exactly :math:`-\eta g`; of α only the sign is left in it.
 
     Args:
-        args: as for torch.nn.Linear, by position or by name.
-        kwargs: as for torch.nn.Linear.
+        args, kwargs: as for torch.nn.Linear, by position or by name.
         alpha: weight of the linear part in the general form; must not be 0.
         beta: weight of the bias, strictly between -1 and 1; None is Eq. 17.
         eps: |x| is clamped from below at this value; zero rows give b.
@@ -42,12 +41,7 @@ class NormLikeLinear(nn.Linear):
     """
 
     def __init__(
-        self,
-        *args: Any,
-        alpha: float = 1.0,
-        beta: float | None = None,
-        eps: float = 1e-12,
-        **kwargs: Any,
+        self, *args: Any, alpha: float = 1.0, beta: float | None = None, eps: float = 1e-12, **kwargs: Any
     ) -> None:
         check_norm_like("NormLikeLinear", alpha, beta, eps)
         super().__init__(*args, **kwargs)

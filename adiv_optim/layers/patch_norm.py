@@ -5,11 +5,11 @@ from typing import Any, Literal
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd import Function
 from torch.nn.modules.conv import _ConvNd
 
-from ..functional import box_sum
+from ..functional import box_sum, squared_norm
 from ..functional.convolutions import PLAIN
-from .channel_norm import channel_squared_norm
 from .forms import affine_like_scale, check_affine_like, check_norm_like, inverse_norm, norm_like_factors
 
 
@@ -39,6 +39,14 @@ class PatchNorm(_ConvNd):
         self.beta: Any = beta  # a number, but for None in the norm-like form
         self.eps = eps
 
+    def channel_norm(self, input: Tensor) -> Tensor:
+        """Σ_c x² over the channels of each group, in float32 at least: (…, C, *spatial) → (…, groups, *spatial)."""
+        channels = -len(self.kernel_size) - 1
+        input = input.unflatten(channels, (self.groups, -1))
+        if torch.compiler.is_compiling():  # which fuses all of it, for any batch size
+            return input.to(torch.promote_types(input.dtype, torch.float32)).square().sum(channels)
+        return _SquaredNorm.apply(input, channels)
+
     @property
     def inner_bias(self) -> Tensor | None:
         """What is added before the patch norm divides: (β/α) b in the affine-like form, nothing in the other."""
@@ -47,14 +55,9 @@ class PatchNorm(_ConvNd):
         return self.bias * (self.beta / self.alpha)
 
     def normalised(self, output: Tensor, squared_norm: Tensor) -> Tensor:
-        """Scale a convolution with `inner_bias` by its patches' norms; in the norm-like form, then add the bias.
+        """Scale a convolution with `inner_bias` by its patches' norms, and in the norm-like form then add the bias.
 
-        Args:
-            output: shape (…, out_channels, *out_spatial).
-            squared_norm: shape (…, groups, *out_spatial); float32 at least.
-
-        Returns:
-            Shape and dtype of `output`.
+        (…, out_channels, *out_spatial) and squared norms (…, groups, *out_spatial), in float32 at least.
         """
         channels = -len(self.kernel_size) - 1
         # In half precision too the product is taken in float32: 1 / |patch| may pass float16's range.
@@ -83,12 +86,11 @@ class _PatchNormConv(PatchNorm):
             read: Any = (..., *(slice(None, None, step) for step in self.stride))
             input = input[read]
             output = PLAIN[len(self.kernel_size)](input, self.weight, self.inner_bias, groups=self.groups)
-            return self.normalised(output, channel_squared_norm(input, self.groups, len(self.kernel_size)))
+            return self.normalised(output, self.channel_norm(input))
         output = self._conv_forward(input, self.weight, self.inner_bias)
-        norm = channel_squared_norm(input, self.groups, len(self.kernel_size))
         # Padding the sum over channels is padding the channels, for every mode.
         mode = "constant" if self.padding_mode == "zeros" else self.padding_mode
-        norm = F.pad(norm, self._reversed_padding_repeated_twice, mode)
+        norm = F.pad(self.channel_norm(input), self._reversed_padding_repeated_twice, mode)
         return self.normalised(output, box_sum(norm, self.kernel_size, self.stride, self.dilation))
 
 
@@ -125,8 +127,7 @@ class PatchNormConv2d(_PatchNormConv, nn.Conv2d):
     dilation, one for each group: sums of squares, float32 at least, never below zero. No patch is unfolded.
 
     Args:
-        args: as for torch.nn.Conv2d, by position or by name; padding='same' and every padding_mode included.
-        kwargs: as for torch.nn.Conv2d.
+        args, kwargs: as for torch.nn.Conv2d, by position or by name; padding='same' and every padding_mode included.
         form: "affine-like" or "norm-like".
         alpha: weight of the linear part, not 0; in the norm-like form only its sign counts.
         beta: weight of the bias. Affine-like: not 0, None is 1. Norm-like: strictly between -1 and 1, None is Eq. 56.
@@ -157,3 +158,29 @@ class PatchNormConv3d(_PatchNormConv, nn.Conv3d):
         >>> layer(torch.zeros(1, 2, 5, 5, 5)).shape
         torch.Size([1, 4, 5, 5, 5])
     """
+
+
+class _SquaredNorm(Function):
+    """|x|² along a dimension: no temporary of the input's size forward, one backward; torch makes one and three."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(input, dim):
+        return squared_norm(input, dim)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        input, ctx.dim = inputs
+        ctx.save_for_backward(input)
+        ctx.save_for_forward(input)
+
+    @staticmethod
+    def backward(ctx, grad_output):
+        (input,) = ctx.saved_tensors
+        return (input * (2 * grad_output).unsqueeze(ctx.dim)).to(input.dtype), None
+
+    @staticmethod
+    def jvp(ctx, tangent, _):
+        (input,) = ctx.saved_tensors
+        return 2 * (input * tangent).sum(ctx.dim, dtype=torch.promote_types(input.dtype, torch.float32))

@@ -8,7 +8,6 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvTransposeNd
 
 from ..functional import box_sum
-from .channel_norm import channel_squared_norm
 from .patch_norm import PatchNorm
 
 _PLAIN: dict[int, Any] = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
@@ -23,7 +22,7 @@ class _PatchNormConvTranspose(PatchNorm, _ConvTransposeNd):
         kernel_size, stride, padding, dilation = map(list, (self.kernel_size, self.stride, self.padding, self.dilation))
         extra = self._output_padding(input, output_size, stride, padding, kernel_size, dims, dilation)
         output = _PLAIN[dims](input, self.weight, self.inner_bias, stride, padding, extra, self.groups, dilation)
-        norm = self._spread(channel_squared_norm(input, self.groups, dims), output.shape[-dims:])
+        norm = self._spread(self.channel_norm(input), output.shape[-dims:])
         return self.normalised(output, box_sum(norm, kernel_size, [1] * dims, dilation))
 
     def _spread(self, norm: Tensor, output_size: Sequence[int]) -> Tensor:
@@ -62,12 +61,8 @@ class PatchNormConvTranspose2d(_PatchNormConvTranspose, nn.ConvTranspose2d):
     :math:`\sum_c x_c^2`: a box filter over the input spaced out by the stride.
 
     Args:
-        args: as for torch.nn.ConvTranspose2d, by position or by name.
-        kwargs: as for torch.nn.ConvTranspose2d.
-        form: "affine-like" or "norm-like", as for `PatchNormConv2d`, like what follows.
-        alpha: weight of the linear part.
-        beta: weight of the bias.
-        eps: in the norm-like form the patch norm is clamped from below at this value.
+        args, kwargs: as for torch.nn.ConvTranspose2d, by position or by name.
+        form, alpha, beta, eps: as for `PatchNormConv2d`.
 
     Shape:
         As torch.nn.ConvTranspose2d; `forward` takes its `output_size` too.

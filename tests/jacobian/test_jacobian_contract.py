@@ -1,5 +1,7 @@
 """What the torch.func path leaves behind, leaves alone, and refuses."""
 
+import inspect
+
 import pytest
 import torch
 from torch import nn
@@ -34,6 +36,13 @@ class Offset(nn.Module):
 
     def forward(self, x):
         return self.layer(x) + self.p + self.q
+
+
+def test_signatures_show_the_arguments_of_the_function_behind_them_and_their_own_result():
+    gradients, backward = (inspect.signature(f) for f in (jacobian.corrected_gradients, jacobian.backward))
+    assert list(gradients.parameters) == list(backward.parameters)
+    assert next(iter(gradients.parameters)) == "model"
+    assert (gradients.return_annotation, backward.return_annotation) == (dict[str, torch.Tensor], torch.Tensor)
 
 
 def test_gradients_can_be_changed_in_place_one_by_one():

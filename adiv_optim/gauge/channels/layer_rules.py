@@ -1,6 +1,5 @@
 """Rules for operations that own weights: linear maps, convolutions, embeddings, normalisers, gains."""
 
-from collections.abc import Callable
 from typing import Any
 
 from .call import Call, to_dims
@@ -156,16 +155,3 @@ def _matrix(call: Call, x: Value, weight: Value, bias: Value, out: int) -> Any:
 
 def _is_matrix(value: Value) -> bool:
     return isinstance(value, Parameter) and value.view.dim() == 2 and value.core == tuple(value.view.shape)
-
-
-#: Rule → the names of its operations.
-RULES: dict[Callable[[Call], Any], str] = {
-    linear: "linear addmm",
-    matmul: "mm matmul bmm",
-    attention: "scaled_dot_product_attention",
-    convolution: "conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d convolution",
-    embedding: "embedding",
-    batch_norm: "batch_norm instance_norm",
-    mixing_norm: "group_norm layer_norm rms_norm",
-    weight_norm: "_weight_norm",
-}

@@ -222,7 +222,14 @@ def _is_zero_or_infinite(value: Value) -> bool:
 
 
 _GROUPS: dict[Callable[[Call], Any], str] = {
-    **layer_rules.RULES,
+    layer_rules.linear: "linear addmm",
+    layer_rules.matmul: "mm matmul bmm",
+    layer_rules.attention: "scaled_dot_product_attention",
+    layer_rules.convolution: ("conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d convolution"),
+    layer_rules.embedding: "embedding",
+    layer_rules.batch_norm: "batch_norm instance_norm",
+    layer_rules.mixing_norm: "group_norm layer_norm rms_norm",
+    layer_rules.weight_norm: "_weight_norm",
     passes: "relu leaky_relu rrelu prelu abs neg positive dropout feature_dropout native_dropout rad2deg deg2rad",
     identity: "to _to_copy clone contiguous detach alias type_as lift_fresh lift_fresh_copy float double half bfloat16",
     clamp: "clamp clamp_min clamp_max threshold",

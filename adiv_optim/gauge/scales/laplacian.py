@@ -106,11 +106,10 @@ class Laplacian:
     def directly(self, right: Tensor) -> tuple[Tensor, Tensor]:
         """Return s with N s = right, and whether it is right to rounding, which only the device knows yet.
 
-        It is 0 in the pinned place and for channels without weights.
+        Like `right` it is 0 in the pinned place; and for channels without weights.
         """
         if self.edges is not None or len(self.strength) > DIRECT:
             return torch.zeros_like(right), torch.zeros_like(right[0], dtype=torch.bool)
-        right = _unpinned(right)
         scales = self._direct(right)
         # Twice is enough to bring a backward stable solution to rounding, and asks the device nothing.
         for _ in range(2):
@@ -141,11 +140,8 @@ class Laplacian:
         return self._inverse_degree * right.index_add(0, self.member, self._across(sums))
 
     def iterated(self, right: Tensor) -> Tensor:
-        """The same s where `directly` is not right.
-
-        Conjugate gradients on D^{-1/2} N D^{-1/2}, restarted from the true residual until that stops falling.
-        """
-        right, root = _unpinned(right), self._inverse_degree.sqrt()
+        """The same by conjugate gradients on D^{-1/2} N D^{-1/2}, restarted until the true residual stops falling."""
+        root = self._inverse_degree.sqrt()
         scales, least = torch.zeros_like(right), torch.full_like(right[0], torch.inf)
         for _ in range(4):
             residual = root * (right - self.times(scales))
@@ -157,13 +153,6 @@ class Laplacian:
             change, _ = conjugate_gradients(lambda y: root * self.times(root * y), residual, 1e-14 * length, 2000)
             scales = scales + root * change
         return scales
-
-
-def _unpinned(right: Tensor) -> Tensor:
-    """A copy with 0 in the pinned place."""
-    right = right.clone()
-    right[0] = 0
-    return right
 
 
 def _by_block(index: Tensor, entry: Entry) -> Tensor:

@@ -14,23 +14,15 @@ from .rz import rz_scaling, within
 
 @torch.no_grad()
 def layer_scales(graph: ChannelGraph, names: Iterable[str], parameters: Mapping[str, Tensor]) -> dict[str, Factors]:
-    """Return D and E of weights by `rz_scaling`.
+    """Return D and E of weights that are matrices or kernels by `rz_scaling`, and raise as that does.
 
     Of a sharded weight every process sums log|W| over the rows and the columns of what it holds; one sum over processes
     for all weights then gives D and E on each. A weight for which that is not enough, as one with zeros, is gathered.
-
-    Args:
-        graph: from `trace`.
-        names: of weights that are matrices or kernels.
-        parameters: name → tensor.
-
-    Raises:
-        ValueError: as `rz_scaling`.
     """
     found, weights = {}, {name: parameters[name].detach() for name in names}
     sharded = {name: weight for name, weight in weights.items() if cut_of(weight) is not None}
     if sharded:
-        found = _by_sums({name: graph.parameters[name] for name in sharded}, sharded)
+        found = _by_sums(graph, sharded)
     for name, weight in weights.items():
         if name not in found:
             shape = graph.parameters[name].shape
@@ -43,18 +35,17 @@ def layer_scales(graph: ChannelGraph, names: Iterable[str], parameters: Mapping[
     return found
 
 
-def _by_sums(entries: Mapping[str, Entry], weights: Mapping[str, Tensor]) -> dict[str, Factors]:
+def _by_sums(graph: ChannelGraph, weights: Mapping[str, Tensor]) -> dict[str, Factors]:
     """The scales of those weights for which the sums over rows and columns are enough."""
     numbered, channels = {}, 0
-    for name, entry in entries.items():
-        *stack, out, inputs = entry.shape[: len(entry.shape) - (weights[name].dim() - 2)]
-        ones = [1] * (weights[name].dim() - 2)
-        rows = torch.arange(math.prod(stack) * out).view(*stack, out, 1, *ones)
-        columns = torch.arange(math.prod(stack) * inputs).view(*stack, 1, inputs, *ones)
-        device = weights[name].device
-        rows, columns = (rows + channels).to(device), (columns + channels + rows.numel()).to(device)
-        channels += rows.numel() + columns.numel()
-        numbered[name] = Entry(entry.shape, rows, columns, counted=True)
+    for name, weight in weights.items():
+        shape, ones, device = graph.parameters[name].shape, [1] * (weight.dim() - 2), weight.device
+        *stack, out, inputs = shape[: len(shape) - len(ones)]
+        rows = channels + torch.arange(math.prod(stack) * out, device=device).view(*stack, out, 1, *ones)
+        channels += rows.numel()
+        columns = channels + torch.arange(math.prod(stack) * inputs, device=device).view(*stack, 1, inputs, *ones)
+        channels += columns.numel()
+        numbered[name] = Entry(shape, rows, columns, counted=True)
     parts = {name: entry.held(name, weights[name]) for name, entry in numbered.items()}
     nothing = torch.zeros(channels, dtype=torch.float64, device=next(iter(weights.values())).device)
     sums = {name: (part, sums_of(weight, part, nothing, 0.0, False)) for name, (part, weight) in parts.items()}

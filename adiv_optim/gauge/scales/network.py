@@ -93,9 +93,12 @@ def network_scales(
              for name, (part, weight) in parts.items()},
             parameters, len(scales),
         )  # fmt: skip
+        # log 0 = -inf: a sum that is not finite is the sign of a zero (or worse).
+        all_finite = right.isfinite().all()
+        right[0] = 0  # what is pinned stays where it is
         change, solved = laplacian.directly(right)
-        # log 0 = -inf: a sum that is not finite is the sign of a zero (or worse). As a rule one look says all.
-        finite, good, near = host.read(right.isfinite().all(), solved, ~(change.abs().max() > _NEAR))
+        # As a rule one look at the device says all.
+        finite, good, near = host.read(all_finite, solved, ~(change.abs().max() > _NEAR))
         if not zeros and not finite:
             _refuse_no_magnitude({name: weight for name, (_, weight) in parts.items()}, parameters)
             zeros = True
@@ -117,13 +120,8 @@ def sums_by_channel(
 ) -> Tensor:
     """Add the row and column sums of all weights up by channel, and over the processes that hold their parts.
 
-    Args:
-        found: name → the entry of what is held of the weight here, and its `sums_of`.
-        parameters: name → the weight.
-        channels: how many there are, the pinned one included.
-
-    Returns:
-        (channels,), float64, the same on all processes that hold a part.
+    `found` is, by name, the entry of what is held of the weight here, and its `sums_of`. The result is (channels,), in
+    float64, the same on all processes.
     """
     by_group: dict[Group, list[tuple[Tensor, Tensor]]] = {}
     for name, (entry, sums) in found.items():
