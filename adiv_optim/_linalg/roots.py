@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from . import host
+from .strips import joined, strips_of
 
 #: Up to this condition number float32 gives a root that is good to three digits, at half the price.
 _MODERATE = 1e4
@@ -53,8 +54,8 @@ def inverse_root(matrix: Tensor, ridge: Tensor, method: str = "eigh", condition:
 
 def _by_eigenvalues(shifted: Tensor, ridge: Tensor) -> Tensor:
     values, vectors = eigh(shifted)
-    values = values.clamp_min(ridge[..., None].to(values)).sqrt()
-    return (vectors / values[..., None, :]) @ vectors.mT
+    half = vectors / values.clamp_min(ridge[..., None].to(values)).pow(0.25)[..., None, :]
+    return joined(half[..., a:b, :] @ half[..., a:, :].mT for a, b in strips_of(half.shape[-2]))
 
 
 def _by_products(shifted: Tensor, identity: Tensor, condition: float) -> Tensor:
@@ -123,17 +124,21 @@ class Whole:
     def __init__(self, matrix: Tensor) -> None:
         # In one layout wherever it comes from: of another one products round otherwise, and runs resume inexactly.
         self.matrix = matrix.contiguous()
+        #: Its rows that go with W and the one of b, in columns likewise.
+        ends = slice(-1), slice(-1, None)
+        self.parts = [[self.matrix[..., rows, columns] for columns in ends] for rows in ends]
 
     def right_multiply(
         self, weight: Tensor, bias: Tensor | None, sign: int = 1, overwrite: bool = False
     ) -> tuple[Tensor, Tensor | None]:
         """Return ±[W, b] M."""
-        matrix = self.matrix.to(weight)  # the model may have been converted since it was made
+        if weight.dtype != self.matrix.dtype or weight.device != self.matrix.device:  # the model has been converted
+            return Whole(self.matrix.to(weight)).right_multiply(weight, bias, sign)
         if bias is None:
-            return _product(weight, matrix, sign), None
-        ours = _product(weight, matrix[..., :-1, :-1], sign).addcmul_(bias, matrix[..., -1:, :-1], value=sign)
-        last = _product(weight, matrix[..., :-1, -1:], sign).addcmul_(bias, matrix[..., -1:, -1:], value=sign)
-        return ours, last
+            return _product(weight, self.matrix, sign), None
+        (inside, column), (row, corner) = self.parts
+        ours = _product(weight, inside, sign).addcmul_(bias, row, value=sign)
+        return ours, _product(weight, column, sign).addcmul_(bias, corner, value=sign)
 
     def inverted(self) -> "Whole":
         """Return M⁻¹, of an M that is a root and so not ill-conditioned in float64."""

@@ -65,7 +65,7 @@ class Map(ABC):
         """
 
     def written(self, weights: Sequence[Tensor], known: Known) -> list[Tensor]:
-        """What `leave` writes, of sharded parameters what is held here: the parameters' own memory, wherever they are."""
+        """What `leave` writes, wherever the parameters are: their own memory, of sharded ones what is held here."""
         return [local(tensor).detach() for tensor in (weights if known.aside else self.parameters)]
 
 

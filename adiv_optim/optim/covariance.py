@@ -10,13 +10,11 @@ from torch import Tensor, distributed, nn
 from torch.utils import _pytree as pytree
 
 from .._linalg.shards import local, stacked
+from .._linalg.strips import joined, strips_of
 from ..attach.rows import patches_of
 from ..functional.linears import gram_of
 from .rows import Layout, features_of
 from .sums import InputSums
-
-#: How many rows of A are one strip.
-STRIP = 128
 
 
 class InputCovariance(InputSums):
@@ -116,16 +114,21 @@ class WholeCovariance(InputCovariance):
     @property
     def shapes_here(self) -> list[tuple[int, ...]]:
         """The strips."""
-        return [(self.groups, b - a, size - a) for size in self.sizes for a, b in _strips(size)]
+        return [(self.groups, b - a, size - a) for size in self.sizes for a, b in strips_of(size)]
 
     def sums_here(self, rows: Tensor) -> list[Tensor]:
         """Sums of x~ x~ᵀ."""
-        ones = [rows.new_ones(*rows.shape[:-1], 1)] * self.with_bias
         strips: list[Tensor] = []
-        for number, (block, size) in enumerate(zip(self.blocks, self.sizes, strict=True)):
-            columns, one = rows[..., block], ones if number == len(self.blocks) - 1 else []
-            for a, b in _strips(size):
-                strips.append(gram_of([columns[..., a:b], *(one if b == size else [])], [columns[..., a:], *one]))
+        for block, size in zip(self.blocks, self.sizes, strict=True):
+            columns = rows[..., block]
+            strips += [gram_of([columns[..., a:b]], [columns[..., a:]]) for a, b in strips_of(size)]
+        if self.with_bias:  # the 1 of x~ is the last column of the last block, and its last row
+            total, count = columns.sum(-2), rows.new_full((self.groups, 1, 1), rows.shape[-2])
+            places = strips_of(size)
+            for number, (a, b) in enumerate(places, start=len(strips) - len(places)):
+                strips[number] = torch.cat([strips[number], total[..., a : min(b, size - 1), None]], -1)
+            last_row = torch.cat([total[..., None, a:], count], -1)
+            strips[-1] = torch.cat([strips[-1], last_row], -2)
         return strips
 
     def traces(self, kept: list[Tensor]) -> list[Tensor]:
@@ -135,7 +138,7 @@ class WholeCovariance(InputCovariance):
     def mean(self) -> list[Tensor]:
         """The blocks of A, each (groups, d, d), or (d, d) of one group."""
         strips = iter(self.total or ())
-        blocks = [_whole([next(strips) for _ in _strips(size)]) for size in self.sizes]
+        blocks = [joined([next(strips) for _ in strips_of(size)]) for size in self.sizes]
         return [self.of_groups(block) / self.rows for block in blocks]
 
 
@@ -157,21 +160,3 @@ def sizes_of(blocks: list[slice], with_bias: bool) -> list[int]:
 
 def _added(parts: list[Tensor]) -> Tensor:
     return torch.stack(parts).sum(0)
-
-
-def _strips(size: int) -> list[tuple[int, int]]:
-    """Rows of the strips of a block, nearly equal."""
-    count = max(1, size // STRIP)
-    return list(pairwise(size * k // count for k in range(count + 1)))
-
-
-def _whole(strips: list[Tensor]) -> Tensor:
-    """The symmetric matrix of strips that begin at its diagonal."""
-    matrix = strips[0].new_empty(*strips[0].shape[:-2], strips[0].shape[-1], strips[0].shape[-1])
-    start = 0
-    for strip in strips:
-        end = start + strip.shape[-2]
-        matrix[..., start:end, start:] = strip
-        matrix[..., start:, start:end] = strip.mT
-        start = end
-    return matrix

@@ -14,7 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
-from adiv_optim.optim.covariance import STRIP
+from adiv_optim._linalg.strips import STRIP
 
 from ..core.store import Store
 from ..core.study import Digest

@@ -5,11 +5,11 @@ import torch
 from torch import nn
 
 from adiv_optim import BatchIdeal, Disproportional, Proportional, Whitened, attach, functional
+from adiv_optim._linalg import strips
 from adiv_optim.diagnostics import _closed_form, _rows, divergence
 from adiv_optim.functional import patches, shared
 from adiv_optim.functional.linears import gram_of
 from adiv_optim.layers import AffineLikeLinear
-from adiv_optim.optim import covariance
 from tests.helpers.cases import gradients, relative_error
 
 EXACT = 1e-10  # float64
@@ -95,7 +95,7 @@ def test_covariance_of_patches_adds_up(monkeypatch):
 
 @pytest.mark.parametrize("groups", [1, 2])
 def test_strips_of_a_covariance_make_the_whole(monkeypatch, groups):
-    monkeypatch.setattr(covariance, "STRIP", 4)
+    monkeypatch.setattr(strips, "STRIP", 4)
     one, x = nn.Conv1d(11 * groups, 2 * groups, 1, groups=groups), torch.randn(3, 11 * groups, 5)
     optimizer = Whitened(torch.optim.SGD(one.parameters(), lr=0.1), one, every=1)
     one(x).sum().backward()
