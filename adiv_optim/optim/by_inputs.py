@@ -109,7 +109,7 @@ class ByInputs(Coordinates):
             if why:
                 plain[key] = why
                 continue
-            bias = modules[0].bias
+            bias = getattr(modules[0], "bias", None)  # a layer with `input_rows` may have none
             with_bias = isinstance(bias, nn.Parameter) and bias.requires_grad and users.get(id(bias)) == modules
             if with_bias and (why := chart.bias_is_plain or bias_of_columns(parameter)):
                 plain_biases[id(bias)], with_bias = why, False

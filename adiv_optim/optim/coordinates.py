@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from .._linalg.shards import local
 from ..attach.coverage import Coverage, register, warn
@@ -28,15 +29,16 @@ class _Held:
     """A map's parameters as they were before the step; putting them back allocates nothing.
 
     Parameters that no one reads are 0 while the optimizer steps, in other memory, which saves copies of them. What
-    reads them may have views of their memory, so that they stay there, and so do sharded ones, of which views are all
-    that there is.
+    reads them may have views of their memory, so that they stay there; so do sharded ones and others that wrap tensors,
+    whose memory cannot be exchanged from outside.
     """
 
     def __init__(self, map_: Map, kept: Mapping[int, float], watched: bool, room: Room) -> None:
         self.map, self.moving = map_, map_.parameters if map_.moves_weights else ()
         factors = [kept[id(p)] for p in map_.parameters if id(p) in kept]
         if len(factors) == len(map_.parameters):
-            self.known = Known(factors, not watched, not watched and all(local(p) is p for p in self.moving))
+            plain = not any(is_traceable_wrapper_subclass(p) for p in self.moving)
+            self.known = Known(factors, from_zero=not watched, aside=plain and not watched)
         else:
             self.known = Known([1.0] * len(map_.parameters))
         self.gradients = [p.grad for p in map_.parameters]

@@ -41,7 +41,7 @@ class LeadingCovariance(InputCovariance):
         for size in self.sizes:
             drawn = torch.randn(size, self.rank, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
             basis = torch.linalg.qr(drawn).Q.to(self.weight.device, self.dtype)
-            self.bases.append(basis.expand(self.groups, *basis.shape))
+            self.bases.append(basis.repeat(self.groups, 1, 1))  # a checkpoint is loaded into it in place
 
     @property
     def shapes_here(self) -> list[tuple[int, ...]]:

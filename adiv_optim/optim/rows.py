@@ -29,7 +29,7 @@ def why_not_rows(name: str, parameter: nn.Parameter, modules: list[nn.Module]) -
             return f"this {kind.__name__} has a forward of its own set on it"
         if parametrize.is_parametrized(module):
             return "parametrized"
-        if module._parameters.get("weight") is not parameter:
+        if module._parameters.get("weight") is not parameter and parameter.requires_grad:
             bias = name.rpartition(".")[2] == "bias"
             return "a bias without its weight" if bias else "not a weight that the layer uses as it is"
     if not parameter.requires_grad:

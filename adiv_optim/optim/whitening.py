@@ -55,13 +55,15 @@ class Whitening(Map):
 
     def map_step(self, known: Known) -> None:
         """Let `negative` be minus the step mapped back, without decoupled decay."""
-        moved = self._matrices(self.parameters)
+        moved, sign = self._matrices(self.parameters), -1
         if not known.from_zero:
-            for now, start, factor in zip(moved, self.start, known.kept, strict=True):
-                now.sub_(start, alpha=factor)
+            # Minus the step, in memory that is no parameter's: what is written there may have another order.
+            every = zip(moved, self.start, known.kept, strict=True)
+            moved, sign = [(start if factor == 1 else start.mul_(factor)).sub_(now) for now, start, factor in every], 1
             del self.start
         before = self._norms(moved)
-        self.negative = right_multiply(self.inverse_roots, self.blocks, moved, -1, overwrite=True)
+        overwrite = known.aside or not known.from_zero
+        self.negative = right_multiply(self.inverse_roots, self.blocks, moved, sign, overwrite)
         #: Of weight and bias before, then after; 0 for a bias that there is not.
         self.norms = before + self._norms(self.negative)
 

@@ -192,6 +192,35 @@ def test_subclasses_are_left_alone_unless_they_declare_their_rows():
     assert relative_error(optimizer.chart.layers[0].mean()[0], rows.T @ rows / 7) <= 1e-6
 
 
+class Columns(nn.Module):
+    """A layer by itself, without a bias, that says what it multiplies."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(3, 4))
+
+    def forward(self, input: Tensor) -> Tensor:
+        return input @ self.weight.T
+
+    def input_rows(self, input: Tensor) -> Tensor:
+        return input
+
+
+def test_a_layer_with_rows_needs_no_bias():
+    torch.manual_seed(0)
+    layer, x = Columns(), torch.randn(7, 4)
+    optimizer = Whitened(torch.optim.SGD(layer.parameters(), lr=0.1), layer)
+    trained(optimizer, layer, x, 1)
+    assert relative_error(optimizer.chart.layers[0].mean()[0], x.T @ x / 7) <= 1e-6
+
+
+def test_a_frozen_bias_is_said_to_be_frozen():
+    layer = nn.Linear(4, 3)
+    layer.bias.requires_grad_(False)
+    optimizer = Whitened(torch.optim.SGD(layer.parameters(), lr=0.1), layer)
+    assert optimizer.coverage().skipped == {"bias": "frozen when the optimizer was wrapped"}
+
+
 def test_an_instance_with_a_forward_of_its_own_is_left_alone():
     model = nn.Sequential(nn.Linear(9, 4), nn.Linear(4, 3))
     model[1].forward = lambda input: input[..., :3]

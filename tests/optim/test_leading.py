@@ -79,3 +79,14 @@ def test_eigenvectors_of_rows_that_stay_are_found():
         errors.append(relative_error(values, wanted))
     assert errors[0] > 1e-2
     assert errors[-1] <= 1e-6
+
+
+def test_memory_of_groups_can_be_loaded_in_place():
+    """As torch.distributed.checkpoint does into an optimizer that has not stepped."""
+    layer = nn.Conv2d(4, 6, 3, groups=2)
+    optimizer = Whitened(torch.optim.SGD(layer.parameters(), lr=0.1), layer, rank=RANK)
+    (kept,) = optimizer.chart.layers
+    wanted = [torch.randn(basis.shape) for basis in kept.bases]
+    for basis, value in zip(optimizer.chart.state_dict()["layers"]["weight"]["bases"], wanted, strict=True):
+        basis.copy_(value)
+    assert torch.equal(kept.bases[0], wanted[0])

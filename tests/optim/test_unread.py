@@ -7,6 +7,7 @@ import pickle
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.testing._internal.two_tensor import TwoTensor
 
 from adiv_optim import GradientOnly, InputScaled, Proportional, UnitConsistent, Whitened
 from adiv_optim.optim import unread
@@ -318,3 +319,22 @@ def test_gradients_that_an_unknown_optimizer_holds_on_to_are_its_own():
     train(model, optimizer, BATCHES[:3])
     for (held,), value in zip(optimizer.inner.seen, optimizer.inner.values, strict=True):
         assert torch.equal(held, value)
+
+
+@pytest.mark.parametrize("kind", ["whitened", "input-scaled"])
+def test_weights_that_wrap_tensors_step_as_plain_ones(kind):
+    """Their memory is that of the tensors within, of which an exchange from outside would lose the values."""
+
+    def run(wrap: bool) -> Tensor:
+        torch.manual_seed(0)
+        model = nn.Linear(6, 4, bias=False)
+        start = model.weight.detach().clone()
+        if wrap:
+            model.weight = nn.Parameter(TwoTensor(start.clone(), start.clone()))
+        optimizer = WRAPPED[kind](torch.optim.SGD(model.parameters(), lr=0.1), model)
+        model(3 * torch.randn(5, 6)).square().mean().backward()
+        optimizer.step()
+        found = model.weight.detach()
+        return (found.a if wrap else found) - start
+
+    assert relative_error(run(True), run(False)) <= EXACT

@@ -120,13 +120,14 @@ def test_resume_and_copies_are_bit_exact(options):
     assert not all(torch.equal(one, other) for one, other in zip(found, whole, strict=True))
 
 
+@pytest.mark.parametrize("rank", [None, 2])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-def test_step_without_a_rate_changes_no_bit(dtype):
+def test_step_without_a_rate_changes_no_bit(dtype, rank):
     model = nn.Sequential(nn.Conv2d(2, 4, 3), nn.Flatten(), nn.Linear(4 * 4, 3)).to(dtype)
     with torch.no_grad():
         model[2].weight[0, :2] = torch.tensor([0.0, -0.0])
     unknown = type("Unknown", (torch.optim.AdamW,), {})  # which may read the weights: they are mapped for it
-    optimizer = Whitened(unknown(model.parameters(), lr=0.0), model)
+    optimizer = Whitened(unknown(model.parameters(), lr=0.0), model, rank=rank)
     before = [p.detach().clone() for p in model.parameters()]
     backward(model, torch.randn(5, 2, 4, 4, dtype=dtype))
     optimizer.step()

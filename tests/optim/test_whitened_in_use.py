@@ -196,3 +196,21 @@ def test_mistakes_are_named(action, error, message):
     model, _ = small()
     with pytest.raises(error, match=message):
         action(model)
+
+
+@pytest.mark.parametrize("groups", [1, 8])
+def test_weights_in_another_order_in_memory_step_alike_where_they_are_read(groups):
+    """Those of 1×1 and depthwise convolutions have strides that no reshape keeps."""
+
+    def run(memory_format):
+        torch.manual_seed(0)
+        size = 1 if groups == 1 else 3
+        model = nn.Conv2d(8, 8, size, groups=groups, bias=False).to(memory_format=memory_format)
+        optimizer = Whitened(torch.optim.SGD(model.parameters(), lr=0.1, weight_decay=0.1), model, rank=2)
+        for _ in range(2):
+            optimizer.zero_grad()
+            backward(model, torch.randn(4, 8, 5, 5).to(memory_format=memory_format))
+            optimizer.step()
+        return model.weight.detach()
+
+    assert relative_error(run(torch.channels_last), run(torch.contiguous_format)) <= 1e-12
