@@ -146,9 +146,9 @@ def longer():
     return free("input-held-muon", "muon", file="norm-free-2000")
 
 
-def faster(twins=None):
-    """With a rate of 0.01 for the embeddings; the twin with such a rate or without."""
-    return free("input-held-muon", "muon", file="norm-free-2000", embedding_lr=1e-2, twins=twins)
+def faster(twins=None, rate=1e-2):
+    """With a rate for the embeddings; the twin with one or without."""
+    return free("input-held-muon", "muon", file="norm-free-2000", embedding_lr=rate, twins=twins)
 
 
 def deep():
