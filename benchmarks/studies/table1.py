@@ -63,16 +63,23 @@ def over_sizes(by_size: dict[int, list[float]]) -> list[float]:
     return [math.fsum(seed) / len(by_size) for seed in zip(*by_size.values(), strict=True)]
 
 
+def ranked(results: list[Result], activation: str) -> tuple[Any, int]:
+    """Spearman's ρ with the paper's means of the methods that are there at every batch size, and how many they are."""
+    found = series(results)
+    methods = [name for name in METHODS if (name, activation) in PAPER]
+    methods = [name for name in methods if len(found.get((name, activation), {})) == len(SIZES)]
+    ours = [math.fsum(over_sizes(found[name, activation])) for name in methods]
+    paper = [PAPER[name, activation][0] for name in methods]
+    return spearmanr(ours, paper) if len(methods) > 2 else None, len(methods)
+
+
 def ranking(results: list[Result]) -> str:
-    """How far the order of the methods is the paper's, by activation, of those that are there at every batch size."""
-    found, sentences = series(results), []
+    """How far the order of the methods is the paper's, by activation."""
+    sentences = []
     for activation in ACTIVATIONS:
-        methods = [name for name in METHODS if (name, activation) in PAPER]
-        methods = [name for name in methods if len(found.get((name, activation), {})) == len(SIZES)]
-        if len(methods) > 2:
-            ours = [math.fsum(over_sizes(found[name, activation])) for name in methods]
-            rank = spearmanr(ours, [PAPER[name, activation][0] for name in methods])
-            about = f"over {len(methods)} methods (p = {rank.pvalue:.2g})"
+        rank, count = ranked(results, activation)
+        if rank is not None:
+            about = f"over {count} methods (p = {rank.pvalue:.2g})"
             sentences.append(f"Spearman's ρ with the paper's means is {rank.statistic:+.2f} {about}, {activation}. ")
     return "".join(sentences)
 

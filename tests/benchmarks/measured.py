@@ -8,7 +8,7 @@ from scipy.stats import ttest_ind
 
 from benchmarks.core.claims import image
 from benchmarks.core.store import Store
-from benchmarks.studies import isometry_training, judges, mechanism
+from benchmarks.studies import isometry_training, judges, mechanism, table1
 from benchmarks.studies.char_lm import best_rows
 
 from .test_report import RESULTS
@@ -44,6 +44,12 @@ def acc(file, **wanted):
 
 def lead(file, own, other, **common):
     return acc(file, **common, **own) - acc(file, **common, **other)
+
+
+def in_paper_order(activation, file="table1-reduced"):
+    """Spearman's ρ with the paper's means, and its p."""
+    rank, _ = table1.ranked(results(file), activation)
+    return rank.statistic, rank.pvalue
 
 
 def p(ours, theirs):

@@ -27,6 +27,7 @@ from .measured import (
     followed,
     free,
     gap,
+    in_paper_order,
     lead,
     less,
     long,
@@ -80,10 +81,12 @@ QUOTES = {
          lambda: speed("unit-consistent", "10.2 M")),
     ],
     "docs/results/mlp.md": [
-        ("BatchNorm leads**, by {:.1f} to {:.1f} points over batch-ideal from batch 32 on", lambda: (
+        ("(Spearman's ρ {:+.2f}, p < 0.001)", lambda: [rank for rank, q in [in_paper_order("tanh")] if q < 0.001]),
+        ("is not** (−{:.2f}, p = {:.2f})", lambda: (lambda rank, q: (-rank, q))(*in_paper_order("leaky-relu"))),
+        ("BatchNorm leads**, by {:.1f} to {:.1f} points over batch-ideal", lambda: (
             lambda found: [min(found), max(found)])([
                 lead("table1-reduced", {"method": BATCHNORM}, {"method": IDEAL}, activation="leaky-relu", batch_size=n)
-                for n in (32, 64, 128)])),
+                for n in SIZES])),
         ("gives affine-like layers {:.1f} % with tanh; here they reach {:.1f}", lambda: [
             PAPER[AFFINE, "tanh"][0] + PAPER[AFFINE, "tanh"][2] * (128 - fmean(SIZES)),
             fmean(seeds_by_epoch(AFFINE)[-1])]),
