@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from adiv_optim import BatchIdeal, GradientOnly, Preconditioned, UnitConsistent, Whitened, coverage, gauge
 from adiv_optim._linalg import roots as roots_module
 from adiv_optim._linalg.roots import NoRootError, Whole, eigh, followed, inverse_root
-from adiv_optim.layers import NormLikeLinear
 from tests.helpers.cases import relative_error
 
 WRAPPERS = {"whitened": Whitened, "preconditioned": Preconditioned}
@@ -163,69 +162,6 @@ def test_a_layer_that_was_replaced_is_treated_with_its_own_inputs(wrapper):
     assert layer.weight is model[2].weight
     assert layer.rows == 20
     assert rows.shape[1] == layer.mean()[0].shape[0]
-
-
-class Halved(nn.Linear):
-    """Its weight multiplies half of its input, as quantisation-aware layers multiply a rounded one."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        return super().forward(input / 2)
-
-
-class Declared(Halved):
-    def input_rows(self, input: Tensor) -> Tensor:
-        return input / 2
-
-
-def test_subclasses_are_left_alone_unless_they_declare_their_rows():
-    for layer in (Halved(4, 3), NormLikeLinear(4, 3)):
-        model = nn.Sequential(nn.Linear(9, 4), layer)
-        optimizer = Whitened(torch.optim.SGD(model.parameters(), lr=0.1), model)
-        kind = type(layer).__name__
-        assert optimizer.coverage().skipped["1.weight"] == (
-            f"{kind} is a subclass of Linear, whose weight may multiply something else"
-        )
-    declared = Declared(4, 3)
-    optimizer, x = Whitened(torch.optim.SGD(declared.parameters(), lr=0.1), declared), torch.randn(7, 4)
-    trained(optimizer, declared, x, 1)
-    rows = torch.cat([x / 2, torch.ones(7, 1)], 1)
-    assert relative_error(optimizer.chart.layers[0].mean()[0], rows.T @ rows / 7) <= 1e-6
-
-
-class Columns(nn.Module):
-    """A layer by itself, without a bias, that says what it multiplies."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.randn(3, 4))
-
-    def forward(self, input: Tensor) -> Tensor:
-        return input @ self.weight.T
-
-    def input_rows(self, input: Tensor) -> Tensor:
-        return input
-
-
-def test_a_layer_with_rows_needs_no_bias():
-    torch.manual_seed(0)
-    layer, x = Columns(), torch.randn(7, 4)
-    optimizer = Whitened(torch.optim.SGD(layer.parameters(), lr=0.1), layer)
-    trained(optimizer, layer, x, 1)
-    assert relative_error(optimizer.chart.layers[0].mean()[0], x.T @ x / 7) <= 1e-6
-
-
-def test_a_frozen_bias_is_said_to_be_frozen():
-    layer = nn.Linear(4, 3)
-    layer.bias.requires_grad_(False)
-    optimizer = Whitened(torch.optim.SGD(layer.parameters(), lr=0.1), layer)
-    assert optimizer.coverage().skipped == {"bias": "frozen when the optimizer was wrapped"}
-
-
-def test_an_instance_with_a_forward_of_its_own_is_left_alone():
-    model = nn.Sequential(nn.Linear(9, 4), nn.Linear(4, 3))
-    model[1].forward = lambda input: input[..., :3]
-    optimizer = Whitened(torch.optim.SGD(model.parameters(), lr=0.1), model)
-    assert optimizer.coverage().skipped["1.weight"] == "this Linear has a forward of its own set on it"
 
 
 @each_wrapper
