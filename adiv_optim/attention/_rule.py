@@ -1,7 +1,8 @@
 """The rule that says which parameter step attention logits ask for."""
 
-import math
 from dataclasses import dataclass
+
+from .._linalg.limits import check_count, check_not_negative
 
 
 @dataclass(frozen=True)
@@ -53,17 +54,10 @@ class AttentionIdeal:
     max_iterations: int = 100
 
     def __post_init__(self) -> None:
-        if not 0 <= self.damping < math.inf:
-            raise ValueError(
-                f"AttentionIdeal: damping is {self.damping}; it must be finite and at least 0, such as 1e-3."
-            )
-        if self.tolerance is not None and not 0 <= self.tolerance < math.inf:
-            raise ValueError(
-                f"AttentionIdeal: tolerance is {self.tolerance}; it must be finite and at least 0, or None for 10 × "
-                "machine precision."
-            )
-        if not self.max_iterations >= 1:
-            raise ValueError(f"AttentionIdeal: max_iterations is {self.max_iterations}; it must be at least 1.")
+        check_not_negative("AttentionIdeal", damping=self.damping)
+        if self.tolerance is not None:
+            check_not_negative("AttentionIdeal", tolerance=self.tolerance)
+        check_count("AttentionIdeal", max_iterations=self.max_iterations)
 
 
 def check_rule(rule: object) -> AttentionIdeal:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 from torch.optim import Optimizer
 
+from .._linalg.limits import check_count
 from ..attach import attach, detach
 from ..attach.checks import refuse_attached
 from ..attach.layers import Corrected, plain_type
@@ -97,8 +98,7 @@ def divergence(
         >>> round(found.summary()["gain_mean"], 6), round(found.summary()["responsibility"]["weight"], 3)
         (1.0, 0.731)
     """
-    if max_rows < 1:
-        raise ValueError(f"max_rows is {max_rows}; it counts the rows measured of each layer and must be at least 1.")
+    check_count("divergence", max_rows=max_rows)
     check_arguments(model, optimizer, correction)
     device = next(model.parameters()).device.type
     with torch.enable_grad(), same_randomness(model):

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch._C import _functorch
 
+from .._linalg.limits import check_count
 from ..attach.checks import no_such_module
 from ._isometry import isometry_gap
 from ._recorder import scalars, write_json
@@ -172,9 +173,7 @@ def record(
         >>> [(layer["path"], layer["kind"], 0 < layer["isometry"] < 1) for layer in recorder.history[0]["layers"]]
         [('0', 'Linear', True), ('1', 'Tanh', True), ('2', 'LayerNorm', True)]
     """
-    for name, number in (("every", every), ("max_samples", max_samples)):
-        if number < 1:
-            raise ValueError(f"record: {name} is {number}; it must be at least 1.")
+    check_count("record", every=every, max_samples=max_samples)
     modules = dict(model.named_modules())
     if layers is None:
         layers = [path for path, module in modules.items() if not any(module.children())]

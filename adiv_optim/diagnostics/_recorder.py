@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from .._linalg.limits import check_count
 from ..corrections import Correction
 from ._divergence import check_arguments, divergence
 from ._result import Divergence
@@ -59,8 +60,7 @@ class DivergenceRecorder:
         layers: Iterable[str] | None = None,
         max_rows: int = 1024,
     ) -> None:
-        if every < 1:
-            raise ValueError(f"DivergenceRecorder: every is {every}; it counts calls and must be at least 1.")
+        check_count("DivergenceRecorder", every=every)
         check_arguments(model, optimizer, correction)
         layers = layers if layers is None or isinstance(layers, str) else list(layers)
         self._divergence: Callable[[Any, Any], Divergence] = partial(

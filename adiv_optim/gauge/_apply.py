@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor, nn
 
+from .._linalg.limits import check_not_negative
 from .channels.graph import ChannelGraph
 from .scales.network import network_scales
 
@@ -29,8 +30,7 @@ def random_gauge(graph: ChannelGraph, sigma: float = 1.0, *, generator: torch.Ge
         >>> gauge.random_gauge(graph, 1.5, generator=torch.Generator().manual_seed(0)).shape
         torch.Size([4])
     """
-    if not 0 <= sigma < float("inf"):
-        raise ValueError(f"sigma is {sigma}; it must be finite and at least 0.")
+    check_not_negative("random_gauge", sigma=sigma)
     device = generator.device if generator is not None else None
     return sigma * torch.randn(graph.free, generator=generator, device=device, dtype=torch.float64)
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from .._linalg.limits import check_count
 from .channels.graph import ChannelGraph, Factors
 from .scales.layers import layer_scales
 
@@ -23,8 +24,7 @@ class Gauge(ABC):
     fan_in: bool = True
 
     def __post_init__(self) -> None:
-        if self.every < 1:
-            raise ValueError(f"{type(self).__name__}: every is {self.every}; it counts steps and must be at least 1.")
+        check_count(type(self).__name__, every=self.every)
 
     @abstractmethod
     def factors(self, graph: ChannelGraph, parameters: Mapping[str, Tensor], log_scales: Tensor) -> dict[str, Factors]:

@@ -5,6 +5,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from .._linalg.limits import check_count
 from ..attach.checks import refuse_attached
 from ..corrections import Correction, check_correction
 from ..functional.shared import parameters_of, without_autocast
@@ -26,8 +27,7 @@ def _loss_and_gradients(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     if correction is not None:
         check_correction(correction)
-    if chunk_size is not None and chunk_size < 1:
-        raise ValueError(f"chunk_size is {chunk_size}; it counts samples and must be at least 1, or None.")
+    check_count(name, chunk_size=chunk_size)
     refuse_attached(name, model, BY_ITSELF)
     names = {id(parameter): path for path, parameter in model.named_parameters() if parameter.requires_grad}
     if not names:

@@ -1,6 +1,5 @@
 """The ideal update of any module, matrix-free."""
 
-import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -9,6 +8,7 @@ from torch import Tensor, nn
 from torch.func import vjp, vmap
 
 from .._linalg.least_squares import Parts, least_squares
+from .._linalg.limits import check_not_negative
 from ..attach.checks import refuse_attached
 from .modules import jvp, pure, same_randomness
 from .rows import BY_ITSELF
@@ -87,8 +87,8 @@ def ideal_update(
         True
     """
     for name, value in (("damping", damping), ("ridge", ridge)):
-        if value is not None and not 0 <= value < math.inf:
-            raise ValueError(f"ideal_update: {name} is {value}; it must be finite and at least 0.")
+        if value is not None:
+            check_not_negative("ideal_update", **{name: value})
     if damping and ridge is not None:
         raise ValueError(f"ideal_update: damping={damping} and ridge={ridge} are two names of λ; give one of them.")
     refuse_attached("ideal_update", module, BY_ITSELF)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Unpack
 
+from .._linalg.limits import check_positive
 from .channelwise import ChannelOptions, Channelwise, empty
 
 
@@ -15,10 +16,7 @@ class _Dynamic(Channelwise):
     """A bounded function of αx, with α trained."""
 
     def __init__(self, normalized_shape: int | Sequence[int], alpha: float, per_channel: bool, channels: Any) -> None:
-        if not alpha > 0:
-            raise ValueError(
-                f"{type(self).__name__}: alpha is {alpha}; the slope at 0 must be positive, 0.5 in the paper."
-            )
+        check_positive(type(self).__name__, alpha=alpha)
         super().__init__(normalized_shape, **channels)
         self.initial_alpha = alpha
         self.alpha = empty(self.normalized_shape if per_channel else (1,), channels)
@@ -181,8 +179,8 @@ class DyISRU(Channelwise):
         sqrt_d: bool = True,
         **channels: Unpack[ChannelOptions],
     ) -> None:
-        if c is not None and not c > 0:
-            raise ValueError(f"DyISRU: c is {c}; C must be positive, or None.")
+        if c is not None:
+            check_positive("DyISRU", c=c)
         super().__init__(normalized_shape, **channels)
         self.initial_c = c if c is not None else self.features if sqrt_d else 1
         self.per_channel, self.sqrt_d = per_channel, sqrt_d

@@ -5,6 +5,8 @@ import math
 import torch
 from torch import Tensor
 
+from .._linalg.limits import check_not_negative
+
 
 def check_affine_like(name: str, alpha: float, beta: float) -> None:
     """Raise a ValueError for what the affine-like form has no meaning for."""
@@ -19,7 +21,7 @@ def check_affine_like(name: str, alpha: float, beta: float) -> None:
 def check_norm_like(name: str, alpha: float, beta: float | None, eps: float) -> None:
     """Raise a ValueError for what the norm-like form has no meaning for."""
     _check_alpha(name, alpha)
-    check_eps(name, eps)
+    check_not_negative(name, eps=eps)
     if beta is not None and not -1 < beta < 1:
         raise ValueError(f"{name}: beta is {beta}; it must lie strictly between -1 and 1, or be None.")
 
@@ -27,12 +29,6 @@ def check_norm_like(name: str, alpha: float, beta: float | None, eps: float) -> 
 def _check_alpha(name: str, alpha: float) -> None:
     if alpha == 0:
         raise ValueError(f"{name}: alpha is 0, which cuts the input off; give it another value.")
-
-
-def check_eps(name: str, eps: float) -> None:
-    """Raise a ValueError for what no norm can be clamped at."""
-    if not eps >= 0:
-        raise ValueError(f"{name}: eps is {eps}; it bounds a norm from below and must not be negative.")
 
 
 def affine_like_scale(squared_norm: Tensor, alpha: float, beta: float) -> Tensor:

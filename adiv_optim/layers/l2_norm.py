@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor, nn
 
-from .forms import check_eps, inverse_norm
+from .._linalg.limits import check_not_negative
+from .forms import inverse_norm
 
 
 def unit(input: Tensor, dim: int | tuple[int, ...], eps: float) -> Tensor:
@@ -39,7 +40,7 @@ class L2Norm(nn.Module):
     """
 
     def __init__(self, dim: int | tuple[int, ...] = -1, eps: float = 1e-12) -> None:
-        check_eps("L2Norm", eps)
+        check_not_negative("L2Norm", eps=eps)
         super().__init__()
         self.dim = dim
         self.eps = eps

@@ -5,6 +5,7 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
+from .._linalg.limits import check_count, check_not_negative
 from ..attach.checks import NAMED, bypassed, named_in_skip, refuse_flat, refuse_lazy
 from ..attach.coverage import warn
 from .averages import Averages
@@ -28,9 +29,10 @@ class ByInputs(Coordinates):
 
     def __init__(self, optimizer: Optimizer, model: nn.Module, chart: InputChart[Any, Any]) -> None:
         name = type(self).__name__
-        if not 0 <= chart.decay < 1:
+        check_not_negative(name, decay=chart.decay)
+        if chart.decay >= 1:
             raise ValueError(f"{name}: decay is {chart.decay}; it must be at least 0 and below 1.")
-        refuse_no_count(name, every=chart.every)
+        check_count(name, every=chart.every)
         super().__init__(optimizer, model, chart)
         refuse_flat(name, model, UNFLATTENED)
         self._find_layers()
@@ -125,10 +127,3 @@ class ByInputs(Coordinates):
         fresh = {layer.name for layer in layers} - {layer.name for layer in chart.layers if layer in layers}
         chart.measured = {name: value for name, value in chart.measured.items() if name not in fresh}
         chart.layers, chart.plain = layers, {named[key][0]: why for key, why in plain.items()}
-
-
-def refuse_no_count(name: str, **options: int | None) -> None:
-    """Raise a ValueError if one of an optimizer's options is neither None nor an integer of at least 1."""
-    for option, number in options.items():
-        if number is not None and (not isinstance(number, int) or number < 1):
-            raise ValueError(f"{name}: {option} is {number}; it must be an integer of at least 1.")

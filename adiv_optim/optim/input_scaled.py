@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from .._linalg import host
+from .._linalg.limits import check_positive
 from .._linalg.shards import local
 from ..attach.checks import Skip
 from ..attach.rows import patches_of
@@ -265,8 +266,7 @@ class InputScaled(ByInputs):
         process_group: Any = None,
         skip: Skip = (),
     ) -> None:
-        if not 0 < floor < float("inf"):
-            raise ValueError(f"InputScaled: floor is {floor}; it must be positive and finite.")
+        check_positive("InputScaled", floor=floor)
         chart = ScaleChart(
             every=every, decay=decay, floor=floor, hold=hold, synchronize=synchronize,
             process_group=Processes("InputScaled", process_group), skip=skip,

@@ -9,9 +9,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from .._linalg import host
+from .._linalg.limits import check_count, check_positive
 from .._linalg.roots import NoRootError, Whole
 from ..attach.checks import Skip
-from .by_inputs import ByInputs, refuse_no_count
+from .by_inputs import ByInputs
 from .chart import Known, Map
 from .covariance import WholeCovariance
 from .covariance_chart import CovarianceChart
@@ -158,9 +159,8 @@ class Preconditioned(ByInputs):
         process_group: Any = None,
         skip: Skip = (),
     ) -> None:
-        if not 0 < damping < float("inf"):
-            raise ValueError(f"Preconditioned: damping is {damping}; it must be positive and finite.")
-        refuse_no_count("Preconditioned", max_dim=max_dim)
+        check_positive("Preconditioned", damping=damping)
+        check_count("Preconditioned", max_dim=max_dim)
         chart = InverseChart(
             damping=damping, decay=decay, every=every, max_dim=max_dim, synchronize=synchronize,
             process_group=Processes("Preconditioned", process_group), skip=skip,

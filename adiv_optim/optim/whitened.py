@@ -5,9 +5,10 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
+from .._linalg.limits import check_count, check_positive
 from .._linalg.roots import METHODS
 from ..attach.checks import Skip
-from .by_inputs import ByInputs, refuse_no_count
+from .by_inputs import ByInputs
 from .processes import Processes
 from .whitening import WhiteChart
 
@@ -108,11 +109,10 @@ class Whitened(ByInputs):
         process_group: Any = None,
         skip: Skip = (),
     ) -> None:
-        if not 0 < damping < float("inf"):
-            raise ValueError(f"Whitened: damping is {damping}; it must be positive and finite.")
+        check_positive("Whitened", damping=damping)
         if root not in METHODS:
             raise ValueError(f"Whitened: unknown root {root!r}; known are {', '.join(METHODS)}.")
-        refuse_no_count("Whitened", rank=rank, max_dim=max_dim)
+        check_count("Whitened", rank=rank, max_dim=max_dim)
         chart = WhiteChart(
             damping=damping, decay=decay, every=every, graft_norm=graft_norm, root=root, rank=rank, max_dim=max_dim,
             synchronize=synchronize, process_group=Processes("Whitened", process_group), skip=skip,

@@ -301,8 +301,8 @@ def test_compiled_model_is_measured_alike():
 
 
 ERRORS = {
-    "every": ({"every": 0}, "every is 0; it must be at least 1"),
-    "samples": ({"max_samples": 0}, "max_samples is 0; it must be at least 1"),
+    "every": ({"every": 0}, "every is 0; it must be an integer of at least 1"),
+    "samples": ({"max_samples": 0}, "max_samples is 0; it must be an integer of at least 1"),
     "path": ({"layers": ["7"]}, r"layers names '7', .*; its modules are '', '0', '1', '2', '3', '4', '5', '6'\."),
 }
 

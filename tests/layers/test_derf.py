@@ -50,5 +50,5 @@ def test_a_layer_norm_hands_its_parameters_on():
 
 
 def test_slope_that_is_not_positive_is_refused():
-    with pytest.raises(ValueError, match="Derf: alpha is 0; the slope at 0 must be positive"):
+    with pytest.raises(ValueError, match="Derf: alpha is 0; it must be positive and finite"):
         Derf(3, alpha=0)

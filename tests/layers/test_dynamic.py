@@ -234,9 +234,9 @@ ERRORS = {
     "negative-size": (partial(DyISRU, -3), "DyISRU: normalized_shape is -3"),
     "negative-among-several": (partial(DyT, (3, -1)), r"normalized_shape is \(3, -1\)"),
     "empty": (partial(DyISRU, ()), r"normalized_shape is \(\)"),
-    "alpha-0": (partial(DyT, 4, alpha=0.0), r"DyT: alpha is 0\.0; the slope at 0 must be positive"),
+    "alpha-0": (partial(DyT, 4, alpha=0.0), r"DyT: alpha is 0\.0; it must be positive and finite"),
     "alpha-nan": (partial(DyT, 4, alpha=math.nan), "alpha is nan"),
-    "c-0": (partial(DyISRU, 4, c=0.0), r"DyISRU: c is 0\.0; C must be positive"),
+    "c-0": (partial(DyISRU, 4, c=0.0), r"DyISRU: c is 0\.0; it must be positive and finite"),
     "c-negative": (partial(DyISRU, 4, c=-1.0), r"c is -1\.0"),
     "c-nan": (partial(DyISRU, 4, c=math.nan), "c is nan"),
 }

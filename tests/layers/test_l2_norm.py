@@ -99,7 +99,7 @@ def test_integers_are_taken_for_numbers_and_not_rounded_back(function):
 
 
 def test_bad_arguments_are_errors():
-    with pytest.raises(ValueError, match=r"L2Norm: eps is -1\.0; it bounds a norm from below"):
+    with pytest.raises(ValueError, match=r"L2Norm: eps is -1\.0; it must be finite and at least 0"):
         L2Norm(eps=-1.0)
     with pytest.raises(ValueError, match="eps is nan"):
         L2Norm(eps=math.nan)

@@ -174,7 +174,7 @@ ERRORS = {
     "norm-alpha-0": ({"form": "norm-like", "alpha": 0}, "alpha is 0, which cuts the input off"),
     "norm-beta-1": ({"form": "norm-like", "beta": 1.0}, "beta is 1.0; it must lie strictly between -1 and 1"),
     "norm-beta-minus-1": ({"form": "norm-like", "beta": -1.0}, "beta is -1.0"),
-    "norm-eps-negative": ({"form": "norm-like", "eps": -1e-6}, "PatchNormConv2d: eps is -1e-06; it bounds a norm"),
+    "norm-eps-negative": ({"form": "norm-like", "eps": -1e-6}, "PatchNormConv2d: eps is -1e-06; it must be finite"),
     "norm-beta-nan": ({"form": "norm-like", "beta": float("nan")}, "beta is nan"),
     "form": ({"form": "batch"}, "form is 'batch'; the forms are 'affine-like' and 'norm-like'"),
     "groups": ({"groups": 3}, "in_channels must be divisible by groups"),
