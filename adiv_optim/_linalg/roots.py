@@ -41,12 +41,12 @@ def inverse_root(matrix: Tensor, ridge: Tensor, method: str = "eigh", condition:
     By eigenvalues, or by as many products as `condition`, an upper bound of the condition number of A + λI, asks for.
     """
     work = torch.float64 if condition > _MODERATE else matrix.dtype
-    identity = torch.eye(matrix.shape[-1], dtype=work, device=matrix.device)
     # Entries near 1: squares of large inputs would leave float32's range on the way.
     level = matrix.diagonal(dim1=-2, dim2=-1).mean(-1) + ridge
-    shifted = matrix.to(work) / level[..., None, None] + (ridge / level)[..., None, None].to(work) * identity
-    found = _by_eigenvalues(shifted, ridge / level) if method == "eigh" else _by_products(shifted, identity, condition)
-    inverse = (found / level[..., None, None].to(work).sqrt()).to(matrix.dtype)
+    shifted = matrix.to(work) / level[..., None, None]
+    shifted.diagonal(dim1=-2, dim2=-1).add_((ridge / level)[..., None])
+    found = _by_eigenvalues(shifted, ridge / level) if method == "eigh" else _by_products(shifted, condition)
+    inverse = found.div_(level[..., None, None].to(work).sqrt()).to(matrix.dtype)
     if not all(host.read(inverse.isfinite().all())):
         raise NoRootError(f"no finite root found of a matrix of shape {tuple(matrix.shape)}")
     return inverse
@@ -54,12 +54,13 @@ def inverse_root(matrix: Tensor, ridge: Tensor, method: str = "eigh", condition:
 
 def _by_eigenvalues(shifted: Tensor, ridge: Tensor) -> Tensor:
     values, vectors = eigh(shifted)
-    half = vectors / values.clamp_min(ridge[..., None].to(values)).pow(0.25)[..., None, :]
+    half = vectors.div_(values.clamp_min(ridge[..., None].to(values)).pow(0.25)[..., None, :])
     return joined(half[..., a:b, :] @ half[..., a:, :].mT for a, b in strips_of(half.shape[-2]))
 
 
-def _by_products(shifted: Tensor, identity: Tensor, condition: float) -> Tensor:
+def _by_products(shifted: Tensor, condition: float) -> Tensor:
     """The coupled Newton-Schulz iteration; Higham, *Functions of Matrices*, Eq. 6.35."""
+    identity = torch.eye(shifted.shape[-1], dtype=shifted.dtype, device=shifted.device)
     scale = torch.linalg.matrix_norm(shifted)[..., None, None]
     root, inverse = shifted / scale, identity.expand_as(shifted)
     # An eigenvalue far below 1 grows by 9/4 each time; near 1 convergence is quadratic.

@@ -136,10 +136,10 @@ class WholeCovariance(InputCovariance):
         return [strip.diagonal(dim1=-2, dim2=-1).sum(-1) for strip in kept]
 
     def mean(self) -> list[Tensor]:
-        """The blocks of A, each (groups, d, d), or (d, d) of one group."""
+        """The blocks of A, made anew, each (groups, d, d), or (d, d) of one group."""
         strips = iter(self.total or ())
         blocks = [joined([next(strips) for _ in strips_of(size)]) for size in self.sizes]
-        return [self.of_groups(block) / self.rows for block in blocks]
+        return [self.of_groups(block).div_(self.rows) for block in blocks]
 
 
 def blocks_of(module: nn.Module, with_bias: bool, max_dim: int | None) -> list[slice]:

@@ -178,7 +178,7 @@ class WhiteChart(CovarianceChart[InputCovariance, list[Factor]]):
                 for trace, (values, vectors) in layer.spectra()
             ]
         assert isinstance(layer, WholeCovariance)
-        scaled = (block / scale[..., None, None] for block in layer.mean())
+        scaled = (block.div_(scale[..., None, None]) for block in layer.mean())
         return [Whole(inverse_root(block, ridge, self.root, condition)) for block in scaled]
 
     def matrices(self, measured: list[Factor]) -> list[Tensor]:

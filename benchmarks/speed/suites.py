@@ -30,6 +30,9 @@ from ..methods import METHODS
 from . import jobs
 from .timing import Job, device, measured, peak_memory, ratio, table
 
+#: How ratios come about.
+IN_TURN = "within one interleaved run, by processor time if there is one thread: median and quartiles of the rounds"
+
 
 def row(what: str, job: Job, plain: Job, rounds: int) -> dict[str, Any]:
     """A row of a table: a job beside its plain counterpart."""
@@ -70,9 +73,8 @@ def layers(data: str) -> dict[str, Any]:
             rows.append(row(what, step, partial(jobs.training_step, sizes), rounds))
     return {
         "of": "forward and backward; ratio to plain torch",
-        "note": "Linear is (rows, in, out), float32; ratios within one interleaved run, median and quartiles of the "
-        "rounds. Peak memory counts inputs, parameters and gradients. A layer marked first has an "
-        "input that needs no gradient.",
+        "note": f"Linear is (rows, in, out), float32; ratios {IN_TURN}. Peak memory counts inputs, parameters and "
+        "gradients. A layer marked first has an input that needs no gradient.",
         "rows": rows,
     }
 
@@ -99,8 +101,7 @@ def structural(data: str) -> dict[str, Any]:
         "note": "In training, float32, input gradients included. Linear is (rows, in, out), its RMSNorm without "
         "parameters; the convolutions are those of a ResNet-18's second stage at batch 32, the plain ones without a "
         "bias. Compiled layers (torch.compile, fullgraph) are timed against compiled ones, eager against eager, "
-        "within one interleaved run, by processor time if there is one thread: median and quartiles of the rounds. "
-        "Peak memory counts activations and all gradients.",
+        f"{IN_TURN}. Peak memory counts activations and all gradients.",
         "rows": rows,
     }
 
@@ -109,15 +110,13 @@ def _compiled_and_eager(name: str, layer: nn.Module, plain: nn.Module, input: Te
     layer, plain, input = layer.to(device()), plain.to(device()), input.to(device())
     torch.compiler.reset()  # torch compiles one forward eight times and no more
     pairs: dict[str, Any] = {"compiled": [torch.compile(module, fullgraph=True) for module in (layer, plain)]}
-    # Other programs do not move processor time; of several threads, or a GPU, it says nothing.
-    alone = torch.get_num_threads() == 1 and not torch.cuda.is_available()
-    clock, rows = time.process_time if alone else time.perf_counter, []
+    rows = []
     for how, pair in {**pairs, "eager": (layer, plain)}.items():
         # On the same input: where memory happens to lie can cost more than what is measured here.
         run, plain_run = (jobs.module(module, input) for module in pair)
         run(), plain_run()  # to compile both, before memory is measured
         memory, plain_memory = (peak_memory(partial(jobs.module, module, input.clone())) for module in pair)
-        rows.append(measured(f"{name}, {how}", run, plain_run, 40, memory / plain_memory, clock))
+        rows.append(measured(f"{name}, {how}", run, plain_run, 40, memory / plain_memory))
     return rows
 
 
@@ -130,8 +129,7 @@ def batch_ideal(data: str) -> dict[str, Any]:
     return {
         "of": "forward and backward of BatchIdeal; ratio to isaac.Linear",
         "note": "Linear is (rows, in, out), float32, on the same tensors; (60, 784, 1600) is that package's own MNIST "
-        "example. Ratios within one interleaved run, median and quartiles of the rounds; below 1, BatchIdeal is "
-        f"faster. isaac {version('isaac')}.",
+        f"example. Ratios {IN_TURN}; below 1, BatchIdeal is faster. isaac {version('isaac')}.",
         "rows": [layer_row(f"Linear {shape}", partial(jobs.isaac_layer, *shape), rule, 60) for shape in shapes],
     }
 
@@ -145,8 +143,8 @@ def unit_consistent(data: str) -> dict[str, Any]:
         rows.append(row(what, job, plain, rounds=25))
     return {
         "of": "ten optimizer steps; ratio to foreach AdamW",
-        "note": "ReLU network with biases, float32; ratios within one interleaved run, median and quartiles of the "
-        "rounds. Peak memory counts parameters, gradients and optimizer state.",
+        "note": f"ReLU network with biases, float32; ratios {IN_TURN}. Peak memory counts "
+        "parameters, gradients and optimizer state.",
         "rows": rows,
     }
 
@@ -155,8 +153,8 @@ def _language(network: str, rows: Iterable[dict[str, Any]]) -> dict[str, Any]:
     return {
         "of": "ten training steps of the small language model; ratio to the optimizer alone",
         "note": f"Forward and backward included; GPT of 3 layers{network}, float32. Muon trains the matrices of the "
-        "blocks, AdamW all parameters. Ratios within one interleaved run, median and quartiles of the rounds. Peak "
-        "memory counts parameters, gradients, optimizer state and activations.",
+        f"blocks, AdamW all parameters. Ratios {IN_TURN}. Peak memory counts "
+        "parameters, gradients, optimizer state and activations.",
         "rows": list(rows),
     }
 

@@ -66,10 +66,11 @@ def ten_times(step: Callable[[], object]) -> Callable[[], None]:
     return run
 
 
-def interleaved(
-    runs: dict[str, Callable[[], Any]], rounds: int, clock: Callable[[], float] = time.perf_counter
-) -> dict[str, list[float]]:
+def interleaved(runs: dict[str, Callable[[], Any]], rounds: int) -> dict[str, list[float]]:
     """Time everything once per round, in turn, after two rounds of warm-up; return seconds by name."""
+    # Other programs do not move processor time; of several threads, or a GPU, it says nothing.
+    alone = torch.get_num_threads() == 1 and not torch.cuda.is_available()
+    clock = time.process_time if alone else time.perf_counter
     seconds: dict[str, list[float]] = {name: [] for name in runs}
     for number in range(rounds + 2):
         for name, run in runs.items():
@@ -111,11 +112,10 @@ def peak_memory(job: Job) -> int:
 
 
 def measured(
-    what: str, job: Callable[[], Any], plain: Callable[[], Any], rounds: int, memory_ratio: float,
-    clock: Callable[[], float] = time.perf_counter,
-) -> dict[str, Any]:  # fmt: skip
+    what: str, job: Callable[[], Any], plain: Callable[[], Any], rounds: int, memory_ratio: float
+) -> dict[str, Any]:
     """One row of a table: what a job takes beside its plain counterpart, timed in turn."""
-    seconds = interleaved({"plain": plain, "job": job}, rounds, clock)
+    seconds = interleaved({"plain": plain, "job": job}, rounds)
     found = {"what": what, "time_ratio": ratio(seconds["job"], seconds["plain"]), "memory_ratio": memory_ratio}
     return {**found, "plain_ms": 1e3 * statistics.median(seconds["plain"])}
 
