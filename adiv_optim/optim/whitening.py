@@ -62,8 +62,8 @@ class Whitening(Map):
             moved, sign = [(start if factor == 1 else start.mul_(factor)).sub_(now) for now, start, factor in every], 1
             del self.start
         before = self._norms(moved)
-        overwrite = known.aside or not known.from_zero
-        self.negative = right_multiply(self.inverse_roots, self.blocks, moved, sign, overwrite)
+        # Where that is the parameter's own memory, `leave` writes there next.
+        self.negative = right_multiply(self.inverse_roots, self.blocks, moved, sign, overwrite=True)
         #: Of weight and bias before, then after; 0 for a bias that there is not.
         self.norms = before + self._norms(self.negative)
 
