@@ -67,7 +67,7 @@ _WRAPPERS = [
 _CHOICE = setting("method", "norm", "steps")
 _PROTOCOL = protocol("norm", "steps", "method", "lr", "damping", "seed")
 #: As long as four hundred and two thousand steps of whitening take.
-_EQUAL_TIME = [("muon", "layernorm", 1e-2, 440), ("muon", "layernorm", 3e-3, 2200)]
+_EQUAL_TIME = [("muon", "layernorm", 1e-2, 432), ("muon", "layernorm", 3e-3, 2160)]
 
 
 def choose(trials: Iterable[TextRun], scores: Iterable[float | None]) -> list[TextRun]:

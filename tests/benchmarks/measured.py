@@ -222,8 +222,8 @@ def plus(numbers, signs):
 
 
 def at_equal_seconds(of):
-    """Muon's 2,200 steps against 2,000 of whitened Muon: the difference and p."""
-    found = equal(2200, of), losses("layernorm", "whitened-muon-16", of, "char-lm-2000")
+    """Muon's 2,160 steps against 2,000 of whitened Muon: the difference and p."""
+    found = equal(2160, of), losses("layernorm", "whitened-muon-16", of, "char-lm-2000")
     return fmean(found[0]) - fmean(found[1]), p(*found)
 
 

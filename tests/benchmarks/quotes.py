@@ -283,7 +283,7 @@ QUOTES = {
             less("unit-consistent-adamw", "adamw", "dyt", "char-lm-wrappers")[1], less("adamw", "proportional-adamw",
                 "dyt", "char-lm-wrappers")[1]]),
         ("Muon ends {:.3f} (validation) and {:.3f} (test) below", lambda: [
-            fmean(losses("layernorm", "whitened-muon-16", of)) - fmean(equal(440, of)) for of in ("validation_loss",
+            fmean(losses("layernorm", "whitened-muon-16", of)) - fmean(equal(432, of)) for of in ("validation_loss",
                 "test_loss")]),
         ("Muon is level on validation (p = {:.2f}) and {:.3f} above on test (p = {:.2f}, three seeds", lambda: [
             at_equal_seconds("validation_loss")[1], *at_equal_seconds("test_loss")]),
