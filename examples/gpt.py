@@ -46,8 +46,8 @@ PRESETS = {
 }
 
 
-#: Width → normaliser. Affine-like is no normaliser before the linear layers of a block but another kind of them;
-#: SkipInit multiplies each branch by a learned number, at first 0.
+#: Width → normaliser of the blocks. Affine-like is no normaliser before the linear layers of a block but another kind of
+#: them; SkipInit multiplies each branch by a learned number, at first 0.
 NORMS: dict[str, Callable[[int], nn.Module]] = {
     "layernorm": nn.LayerNorm,
     "rmsnorm": nn.RMSNorm,
@@ -56,8 +56,11 @@ NORMS: dict[str, Callable[[int], nn.Module]] = {
     "affine-like": nn.Identity,
     "gains": ChannelScale,
     "skip-init": nn.Identity,
+    "head-layernorm": nn.Identity,
     "none": nn.Identity,
 }
+#: The one before the head, where it is another.
+HEAD_NORMS: dict[str, Callable[[int], nn.Module]] = {**NORMS, "head-layernorm": nn.LayerNorm}
 
 #: What tables and figures call them.
 NORM_LABELS = {
@@ -68,6 +71,7 @@ NORM_LABELS = {
     "affine-like": "affine-like layers",
     "gains": "gain and shift per channel",
     "skip-init": "SkipInit",
+    "head-layernorm": "LayerNorm before the head alone",
     "none": "no normaliser",
 }
 
@@ -139,7 +143,7 @@ class GPT(nn.Module):
         self.token_embedding = nn.Embedding(vocabulary, preset.width)
         self.position_embedding = nn.Embedding(preset.context, preset.width)
         self.blocks = nn.ModuleList(Block(preset.width, preset.heads, norm) for _ in range(preset.layers))
-        self.norm = NORMS[norm](preset.width)
+        self.norm = HEAD_NORMS[norm](preset.width)
         self.head = nn.Linear(preset.width, vocabulary, bias=False)
         # DyT's authors give language models this number to learn: without it activations start too small for a tanh
         # that divides by nothing, and training does not get going.

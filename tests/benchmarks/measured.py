@@ -152,9 +152,16 @@ def longer():
     return free("input-held-muon", "muon", file="norm-free-2000")
 
 
-def faster(twins=None, rate=1e-2):
-    """With a rate for the embeddings; the twin with one or without."""
-    return free("input-held-muon", "muon", file="norm-free-2000", embedding_lr=rate, twins=twins)
+def faster(rate=3e-2):
+    """With a rate for the embeddings of both."""
+    return free("input-held-muon", "muon", file="norm-free-2000", embedding_lr=rate, twins=rate)
+
+
+def faster_twins(rate):
+    """LayerNorm with a rate for the embeddings, against LayerNorm without."""
+    both = [judges.norm_free("norm-free-2000", "layernorm", None, "muon", "validation_loss", e)(STORES) for e in
+            (rate, None)]
+    return fmean(both[0]) - fmean(both[1]), p(*both)
 
 
 def deep():
