@@ -5,9 +5,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 from examples import char_lm
 from examples.char_lm import load
+from examples.gpt import GPT
 
 
 @pytest.fixture
@@ -62,6 +64,14 @@ def test_command_prints_losses_and_a_sample(norm, data, tmp_path, monkeypatch, c
     assert len(sample) == 300
     assert set(sample) <= set(load(data).vocabulary)
     assert (tmp_path / "runs" / f"char-lm-adamw-{norm}.pt").exists()
+
+
+@pytest.mark.parametrize(("norm", "names"), [
+    ("layernorm", ["blocks.0.attention_norm", "blocks.0.mlp_norm", "norm"]), ("head-layernorm", ["norm"]), ("none", []),
+])  # fmt: skip
+def test_normalisers_stand_where_they_are_said_to(norm, names):
+    model = GPT(char_lm.PRESETS["tiny"], 7, norm)
+    assert [name for name, module in model.named_modules() if isinstance(module, nn.LayerNorm)] == names
 
 
 @pytest.mark.parametrize(
