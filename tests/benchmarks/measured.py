@@ -159,8 +159,10 @@ def faster(rate=3e-2):
 
 def faster_twins(rate):
     """LayerNorm with a rate for the embeddings, against LayerNorm without."""
-    both = [judges.norm_free("norm-free-2000", "layernorm", None, "muon", "validation_loss", e)(STORES) for e in
-            (rate, None)]
+    both = [
+        judges.norm_free("norm-free-2000", "layernorm", None, "muon", "validation_loss", e)(STORES)
+        for e in (rate, None)
+    ]
     return fmean(both[0]) - fmean(both[1]), p(*both)
 
 

@@ -200,7 +200,7 @@ ERRORS = {
     "norm-beta-beyond": (NormLikeLinear, {"beta": 1.5}, "beta is 1.5"),
     "norm-beta-nan": (NormLikeLinear, {"beta": float("nan")}, "beta is nan"),
     "norm-alpha-0": (NormLikeLinear, {"alpha": 0, "beta": 0.5}, "alpha is 0"),
-    "norm-eps-negative": (NormLikeLinear, {"eps": -1.0}, r"NormLikeLinear: eps is -1\.0; it must be finite and at least 0"),
+    "norm-eps-negative": (NormLikeLinear, {"eps": -1.0}, r"eps is -1\.0; it must be finite and at least 0"),
     "norm-eps-nan": (NormLikeLinear, {"eps": float("nan")}, "eps is nan"),
 }
 
