@@ -46,8 +46,8 @@ PRESETS = {
 }
 
 
-#: Width → normaliser of the blocks. Affine-like is no normaliser before the linear layers of a block but another kind of
-#: them; SkipInit multiplies each branch by a learned number, at first 0.
+#: Width → normaliser of the blocks. Affine-like is no normaliser before the linear layers of a block but another kind
+#: of them; SkipInit multiplies each branch by a learned number, at first 0.
 NORMS: dict[str, Callable[[int], nn.Module]] = {
     "layernorm": nn.LayerNorm,
     "rmsnorm": nn.RMSNorm,

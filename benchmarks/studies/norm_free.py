@@ -191,8 +191,12 @@ STUDIES = {
     "norm-free": _study("a language model without normalisers, by InputScaled", GROUPS, COARSE),
     # Clipping and decay cost LayerNorm nothing, and the other one gains by them.
     "norm-free-2000": _study(
-        "the same for 2,000 steps", [[_LAYERNORM, _HELD], *_FASTER, *_HEAD], FINE,
-        steps=2000, weight_decay=0.1, clip=1.0,
+        "the same for 2,000 steps",
+        [[_LAYERNORM, _HELD], *_FASTER, *_HEAD],
+        FINE,
+        steps=2000,
+        weight_decay=0.1,
+        clip=1.0,
     ),
     "norm-free-deep": _study("the same with twelve layers", [[_LAYERNORM, _HELD]], FINE, preset="deep"),
 }

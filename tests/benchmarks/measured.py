@@ -157,6 +157,11 @@ def faster(rate=3e-2):
     return free("input-held-muon", "muon", file="norm-free-2000", embedding_lr=rate, twins=rate)
 
 
+def one_norm(method="input-held-muon"):
+    """With one LayerNorm, before the head, likewise."""
+    return free(method, "muon", "head-layernorm", file="norm-free-2000", embedding_lr=3e-2, twins=3e-2)
+
+
 def faster_twins(rate):
     """LayerNorm with a rate for the embeddings, against LayerNorm without."""
     both = [

@@ -34,6 +34,7 @@ from .measured import (
     long,
     longer,
     losses,
+    one_norm,
     p,
     plus,
     ranked,
@@ -55,10 +56,15 @@ LEAD = (
     "ahead with twelve layers",
     lambda: [*(x for pair in faster() for x in pair), *(-d for d, _ in deep())],
 )
+ONE_NORM = (
+    "With one LayerNorm, before the head, long runs end {:.3f} and {:.3f} ahead",
+    lambda: [-d for d, _ in one_norm()],
+)
 #: Page → what it says, with places for numbers, and what these are.
 QUOTES = {
     "README.md": [
         LEAD,
+        ONE_NORM,
         ("from {:.1f} to {:.1f} % and from {:.1f} to {:.1f} % on CIFAR-10 (three seeds each, p "
          "< 0.01), where BatchNorm "
          "reaches {:.1f} and {:.1f} %",
@@ -263,6 +269,10 @@ QUOTES = {
          lambda: [x for pair in longer() for x in pair]),
         ("With a rate of 0.01 for both it is {:.3f} (p = {:.2f}) and {:.3f} (p = {:.4f}) behind",
          lambda: [x for pair in faster(1e-2) for x in pair]),
+        ("ends {:.3f} below its LayerNorm twin on validation (p = {:.3f}) and {:.3f} below on test (p = {:.3f})",
+         lambda: [x for d, q in one_norm() for x in (-d, q)]),
+        ("ends {:.3f} above on validation (p = {:.3f}) and {:.3f} above on test (p = {:.2f})",
+         lambda: [x for pair in one_norm("muon") for x in pair]),
         ("gains by 0.03 as well, {:.3f} on validation (p = {:.2f})",
          lambda: (lambda d, q: [-d, q])(*faster_twins(3e-2))),
         ("ends {:.3f} below its LayerNorm twin on validation and {:.3f} on test (p < 0.001)",
@@ -305,11 +315,13 @@ QUOTES = {
          f"{o}, batch 16, every 10, rank 16")[0] for o in ("AdamW", "Muon")]),
         ("it ends {:.1f} points behind BatchNorm without pooling, and {:.1f} with", lambda: ahead(BATCHNORM, WHITE)),
     ],
+    "docs/index.md": [LEAD, ONE_NORM],
     "docs/results/index.md": [
-        LEAD],
+        LEAD, ONE_NORM],
     "docs/coordinates/input-scaled.md": [
         ("{:.2f} to {:.2f} times a training step at 1,024 rows", lambda: speed("input-scaled", "batch 16")),
         ("{:.3f} behind on validation, {:.3f} on test, after 2,000", lambda: [d for d, _ in faster()]),
+        ("before the head, it is {:.3f} and {:.3f} ahead", lambda: [-d for d, _ in one_norm()]),
         ("{:.3f} and {:.3f} without it", lambda: [d for d, _ in longer()])],
     "docs/coordinates/unit-consistent.md": [("costs {:.1f} to {:.1f} times", lambda: speed("unit-consistent",
         "10.2 M"))],

@@ -101,7 +101,8 @@ def test_bad_settings_are_refused(change, message):
         ({"method": "none"}, "unknown method 'none'; known are adamw, muon"),
         (
             {"norm": "batchnorm"},
-            "unknown norm 'batchnorm'; known are layernorm, rmsnorm, dyt, derf, affine-like, gains, skip-init, head-layernorm, none",
+            "unknown norm 'batchnorm'; known are layernorm, rmsnorm, dyt, derf, affine-like, gains, skip-init, "
+            "head-layernorm, none",
         ),
         ({"preset": "huge"}, "unknown preset 'huge'; known are tiny, small, deep, million, gpu"),
         ({"steps": 0}, "steps is 0; it must be positive"),
