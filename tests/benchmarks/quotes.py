@@ -47,6 +47,7 @@ from .measured import (
     step_ms,
     swept,
     tuned,
+    whitening_takes,
     widths,
 )
 
@@ -301,6 +302,8 @@ QUOTES = {
                 "test_loss")]),
         ("Muon is level on validation (p = {:.2f}) and {:.3f} above on test (p = {:.2f}, three seeds", lambda: [
             at_equal_seconds("validation_loss")[1], *at_equal_seconds("test_loss")]),
+        ("measured beside these runs, whitening takes {:.0f} % longer", lambda: [100 * (whitening_takes() - 1)]),
+        ONE_NORM,
     ],
     "docs/corrections/batch-ideal.md": [
         ("end within {:.1f} points of the best", lambda: [below(0.3, 1.0, 3.0)]),
