@@ -2,6 +2,7 @@
 
 import math
 from numbers import Integral, Real
+from typing import Any
 
 
 def check_positive(where: str, **settings: float) -> None:
@@ -18,11 +19,16 @@ def check_not_negative(where: str, **settings: float) -> None:
             raise _wrong(where, name, value, "finite and at least 0")
 
 
-def check_count(where: str, **settings: int | None) -> None:
-    """Raise a ValueError that names the first setting that is neither None nor an integer of at least 1."""
+def check_count(where: str, **settings: int) -> None:
+    """Raise a ValueError that names the first setting that is not an integer of at least 1."""
     for name, value in settings.items():
-        if value is not None and not (_is(value, Integral) and value >= 1):
+        if not (_is(value, Integral) and value >= 1):
             raise _wrong(where, name, value, "an integer of at least 1")
+
+
+def given(**settings: Any) -> dict[str, Any]:
+    """Return the settings that are not None, of those that may be."""
+    return {name: value for name, value in settings.items() if value is not None}
 
 
 def _is(value: object, kind: type) -> bool:

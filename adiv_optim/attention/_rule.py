@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from .._linalg.limits import check_count, check_not_negative
+from .._linalg.limits import check_count, check_not_negative, given
 
 
 @dataclass(frozen=True)
@@ -54,9 +54,7 @@ class AttentionIdeal:
     max_iterations: int = 100
 
     def __post_init__(self) -> None:
-        check_not_negative("AttentionIdeal", damping=self.damping)
-        if self.tolerance is not None:
-            check_not_negative("AttentionIdeal", tolerance=self.tolerance)
+        check_not_negative("AttentionIdeal", damping=self.damping, **given(tolerance=self.tolerance))
         check_count("AttentionIdeal", max_iterations=self.max_iterations)
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from .._linalg.limits import check_count
+from .._linalg.limits import check_count, given
 from ..attach.checks import refuse_attached
 from ..corrections import Correction, check_correction
 from ..functional.shared import parameters_of, without_autocast
@@ -27,7 +27,7 @@ def _loss_and_gradients(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     if correction is not None:
         check_correction(correction)
-    check_count(name, chunk_size=chunk_size)
+    check_count(name, **given(chunk_size=chunk_size))
     refuse_attached(name, model, BY_ITSELF)
     names = {id(parameter): path for path, parameter in model.named_parameters() if parameter.requires_grad}
     if not names:

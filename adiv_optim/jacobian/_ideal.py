@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.func import vjp, vmap
 
 from .._linalg.least_squares import Parts, least_squares
-from .._linalg.limits import check_not_negative
+from .._linalg.limits import check_not_negative, given
 from ..attach.checks import refuse_attached
 from .modules import jvp, pure, same_randomness
 from .rows import BY_ITSELF
@@ -86,9 +86,7 @@ def ideal_update(
         >>> torch.allclose(module(x, y) - before, -g, atol=1e-4)
         True
     """
-    for name, value in (("damping", damping), ("ridge", ridge)):
-        if value is not None:
-            check_not_negative("ideal_update", **{name: value})
+    check_not_negative("ideal_update", **given(damping=damping, ridge=ridge))
     if damping and ridge is not None:
         raise ValueError(f"ideal_update: damping={damping} and ridge={ridge} are two names of λ; give one of them.")
     refuse_attached("ideal_update", module, BY_ITSELF)

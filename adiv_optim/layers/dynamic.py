@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Unpack
 
-from .._linalg.limits import check_positive
+from .._linalg.limits import check_positive, given
 from .channelwise import ChannelOptions, Channelwise, empty
 
 
@@ -179,8 +179,7 @@ class DyISRU(Channelwise):
         sqrt_d: bool = True,
         **channels: Unpack[ChannelOptions],
     ) -> None:
-        if c is not None:
-            check_positive("DyISRU", c=c)
+        check_positive("DyISRU", **given(c=c))
         super().__init__(normalized_shape, **channels)
         self.initial_c = c if c is not None else self.features if sqrt_d else 1
         self.per_channel, self.sqrt_d = per_channel, sqrt_d

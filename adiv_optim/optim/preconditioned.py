@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from .._linalg import host
-from .._linalg.limits import check_count, check_positive
+from .._linalg.limits import check_count, check_positive, given
 from .._linalg.roots import NoRootError, Whole
 from ..attach.checks import Skip
 from .by_inputs import ByInputs
@@ -160,7 +160,7 @@ class Preconditioned(ByInputs):
         skip: Skip = (),
     ) -> None:
         check_positive("Preconditioned", damping=damping)
-        check_count("Preconditioned", max_dim=max_dim)
+        check_count("Preconditioned", **given(max_dim=max_dim))
         chart = InverseChart(
             damping=damping, decay=decay, every=every, max_dim=max_dim, synchronize=synchronize,
             process_group=Processes("Preconditioned", process_group), skip=skip,

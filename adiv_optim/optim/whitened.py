@@ -5,7 +5,7 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-from .._linalg.limits import check_count, check_positive
+from .._linalg.limits import check_count, check_positive, given
 from .._linalg.roots import METHODS
 from ..attach.checks import Skip
 from .by_inputs import ByInputs
@@ -112,7 +112,7 @@ class Whitened(ByInputs):
         check_positive("Whitened", damping=damping)
         if root not in METHODS:
             raise ValueError(f"Whitened: unknown root {root!r}; known are {', '.join(METHODS)}.")
-        check_count("Whitened", rank=rank, max_dim=max_dim)
+        check_count("Whitened", **given(rank=rank, max_dim=max_dim))
         chart = WhiteChart(
             damping=damping, decay=decay, every=every, graft_norm=graft_norm, root=root, rank=rank, max_dim=max_dim,
             synchronize=synchronize, process_group=Processes("Whitened", process_group), skip=skip,

@@ -186,17 +186,12 @@ def _study(
 _LAYERNORM, _HELD = Row("layernorm", None, "muon"), Row("none", 1.0, "input-held-muon")
 #: Adam's step does not grow with what it is added to: embeddings of deviation 1 move by less of themselves.
 _FASTER = [[row._replace(embedding_lr=rate)] for rate in (1e-2, 3e-2) for row in (_HELD, _LAYERNORM)]
+#: A single normaliser, before the head.
 _HEAD = [[Row("head-layernorm", 1.0, method, 3e-2)] for method in ("input-held-muon", "muon")]
+_LONG = [[_LAYERNORM, _HELD], *_FASTER, *_HEAD]
 STUDIES = {
     "norm-free": _study("a language model without normalisers, by InputScaled", GROUPS, COARSE),
     # Clipping and decay cost LayerNorm nothing, and the other one gains by them.
-    "norm-free-2000": _study(
-        "the same for 2,000 steps",
-        [[_LAYERNORM, _HELD], *_FASTER, *_HEAD],
-        FINE,
-        steps=2000,
-        weight_decay=0.1,
-        clip=1.0,
-    ),
+    "norm-free-2000": _study("the same for 2,000 steps", _LONG, FINE, steps=2000, weight_decay=0.1, clip=1.0),
     "norm-free-deep": _study("the same with twelve layers", [[_LAYERNORM, _HELD]], FINE, preset="deep"),
 }
