@@ -30,9 +30,14 @@ def eigh(matrix: Tensor) -> tuple[Tensor, Tensor]:
             values, vectors = torch.linalg.eigh(matrix.to(work))
         except torch.linalg.LinAlgError:
             continue
-        if all(host.read(values.isfinite().all(), vectors.isfinite().all())):
+        if all(host.read(_finite(values), _finite(vectors))):
             return values.to(matrix.dtype), vectors.to(matrix.dtype)
     raise NoRootError(f"no eigenvalues found of a matrix of shape {tuple(matrix.shape)}")
+
+
+def _finite(tensor: Tensor) -> Tensor:
+    """Whether all numbers are finite, which their sum tells in one pass where they are far from the greatest."""
+    return tensor.sum().isfinite()
 
 
 def inverse_root(matrix: Tensor, ridge: Tensor, method: str = "eigh", condition: float = 1e6) -> Tensor:
@@ -47,7 +52,7 @@ def inverse_root(matrix: Tensor, ridge: Tensor, method: str = "eigh", condition:
     shifted.diagonal(dim1=-2, dim2=-1).add_((ridge / level)[..., None])
     found = _by_eigenvalues(shifted, ridge / level) if method == "eigh" else _by_products(shifted, condition)
     inverse = found.div_(level[..., None, None].to(work).sqrt()).to(matrix.dtype)
-    if not all(host.read(inverse.isfinite().all())):
+    if not all(host.read(_finite(inverse))):
         raise NoRootError(f"no finite root found of a matrix of shape {tuple(matrix.shape)}")
     return inverse
 
@@ -107,12 +112,10 @@ class Factor(Protocol):
     W and b come and go by themselves: joining them would copy W.
     """
 
-    def right_multiply(
-        self, weight: Tensor, bias: Tensor | None, sign: int = 1, overwrite: bool = False
-    ) -> tuple[Tensor, Tensor | None]:
-        """Return the columns of ±[W, b] M, those of W and that of b; where both are 0, +0 with either sign.
+    def right_multiply(self, weight: Tensor, bias: Tensor | None, negate: bool = False) -> tuple[Tensor, Tensor | None]:
+        """Return the columns of [W, b] M, those of W and that of b.
 
-        `overwrite` lets the product take the place of W and b, if that saves memory.
+        With `negate` those of -[W, b] M, which overwrite W and b; where both are -0, +0.
         """
 
     def inverted(self) -> "Factor":
@@ -129,29 +132,20 @@ class Whole:
         ends = slice(-1), slice(-1, None)
         self.parts = [[self.matrix[..., rows, columns] for columns in ends] for rows in ends]
 
-    def right_multiply(
-        self, weight: Tensor, bias: Tensor | None, sign: int = 1, overwrite: bool = False
-    ) -> tuple[Tensor, Tensor | None]:
-        """Return ±[W, b] M."""
+    def right_multiply(self, weight: Tensor, bias: Tensor | None, negate: bool = False) -> tuple[Tensor, Tensor | None]:
+        """Return [W, b] M, or -[W, b] M."""
         if weight.dtype != self.matrix.dtype or weight.device != self.matrix.device:  # the model has been converted
-            return Whole(self.matrix.to(weight)).right_multiply(weight, bias, sign)
+            return Whole(self.matrix.to(weight)).right_multiply(weight, bias, negate)
+        if negate:  # before the product: after it, +0 would become -0
+            weight, bias = weight.neg_(), None if bias is None else bias.neg_()
         if bias is None:
-            return _product(weight, self.matrix, sign), None
+            return weight @ self.matrix, None
         (inside, column), (row, corner) = self.parts
-        ours = _product(weight, inside, sign).addcmul_(bias, row, value=sign)
-        return ours, _product(weight, column, sign).addcmul_(bias, corner, value=sign)
+        return (weight @ inside).addcmul_(bias, row), (weight @ column).addcmul_(bias, corner)
 
     def inverted(self) -> "Whole":
         """Return M⁻¹, of an M that is a root and so not ill-conditioned in float64."""
         return Whole(torch.linalg.inv_ex(self.matrix.double()).inverse.to(self.matrix.dtype))
-
-
-def _product(left: Tensor, right: Tensor, sign: int) -> Tensor:
-    if sign > 0:
-        return left @ right
-    # Not -(left @ right), which is -0 where left is 0.
-    add = torch.addmm if left.dim() == 2 else torch.baddbmm
-    return add(left.new_zeros(()), left, right, alpha=sign)
 
 
 class LowRank:
@@ -163,26 +157,23 @@ class LowRank:
         #: Uᵀ and U diag(s), all rows of U, those of W, and that of b.
         self.rows = [(vectors[..., r, :].mT, scaled[..., r, :]) for r in (slice(None), slice(-1), slice(-1, None))]
 
-    def right_multiply(
-        self, weight: Tensor, bias: Tensor | None, sign: int = 1, overwrite: bool = False
-    ) -> tuple[Tensor, Tensor | None]:
-        """Return ±[W, b] M."""
+    def right_multiply(self, weight: Tensor, bias: Tensor | None, negate: bool = False) -> tuple[Tensor, Tensor | None]:
+        """Return [W, b] M, or -[W, b] M."""
         if weight.dtype != self.vectors.dtype or weight.device != self.vectors.device:  # the model has been converted
             level = self.level.to(weight) if isinstance(self.level, Tensor) else self.level
             converted = LowRank(level, self.vectors.to(weight), self.weights.to(weight))
-            return converted.right_multiply(weight, bias, sign, overwrite)
+            return converted.right_multiply(weight, bias, negate)
         (every, every_scaled), (ours, scaled), (last, last_scaled) = self.rows
         if bias is None:
-            return self._outside(weight, weight @ every_scaled, every, sign, overwrite), None
+            return self._outside(weight, weight @ every_scaled, every, negate), None
         inside = (weight @ scaled).addcmul_(bias, last_scaled)
-        return self._outside(weight, inside, ours, sign, overwrite), self._outside(bias, inside, last, sign, overwrite)
+        return self._outside(weight, inside, ours, negate), self._outside(bias, inside, last, negate)
 
-    def _outside(self, part: Tensor, inside: Tensor, vectors: Tensor, sign: int, overwrite: bool) -> Tensor:
-        out = part if overwrite else None
+    def _outside(self, part: Tensor, inside: Tensor, vectors: Tensor, negate: bool) -> Tensor:
+        out, sign = (part, -1) if negate else (None, 1)
         if isinstance(self.level, float):
             return torch.addmm(part, inside, vectors, beta=sign * self.level, alpha=sign, out=out)
-        level = sign * self.level[..., None, None]
-        return torch.mul(part, level, out=out).baddbmm_(inside, vectors, alpha=sign)
+        return torch.mul(part, sign * self.level[..., None, None], out=out).baddbmm_(inside, vectors, alpha=sign)
 
     def inverted(self) -> "LowRank":
         """Return M⁻¹."""

@@ -180,7 +180,11 @@ class LinearRows(Trained):
 
 def gram_of(left: list[Tensor], right: list[Tensor]) -> Tensor:
     """[left]ᵀ[right] of blocks of columns, block by block: joining the blocks first would copy X."""
-    return torch.cat([torch.cat([_product(a, b) for b in right], -1) for a in left], -2)
+    return _joined([_joined([_product(a, b) for b in right], -1) for a in left], -2)
+
+
+def _joined(parts: list[Tensor], dim: int) -> Tensor:
+    return torch.cat(parts, dim) if len(parts) > 1 else parts[0]  # torch.cat copies a single one
 
 
 def _product(left: Tensor, right: Tensor) -> Tensor:

@@ -55,15 +55,16 @@ class Whitening(Map):
 
     def map_step(self, known: Known) -> None:
         """Let `negative` be minus the step mapped back, without decoupled decay."""
-        moved, sign = self._matrices(self.parameters), -1
+        moved = self._matrices(self.parameters)
         if not known.from_zero:
-            # Minus the step, in memory that is no parameter's: what is written there may have another order.
+            # In memory that is no parameter's: what is written there may have another order. Where nothing has changed
+            # it is -0, as where the weights were -0.
             every = zip(moved, self.start, known.kept, strict=True)
-            moved, sign = [(start if factor == 1 else start.mul_(factor)).sub_(now) for now, start, factor in every], 1
+            moved = [(start if factor == 1 else start.mul_(factor)).sub_(now).neg_() for now, start, factor in every]
             del self.start
         before = self._norms(moved)
         # Where that is the parameter's own memory, `leave` writes there next.
-        self.negative = right_multiply(self.inverse_roots, self.blocks, moved, sign, overwrite=True)
+        self.negative = right_multiply(self.inverse_roots, self.blocks, moved, negate=True)
         #: Of weight and bias before, then after; 0 for a bias that there is not.
         self.norms = before + self._norms(self.negative)
 
@@ -110,16 +111,13 @@ def _ratio(norms: Tensor) -> Tensor:
 
 
 def right_multiply(
-    factors: Sequence[Factor], blocks: Sequence[slice], parts: list[Tensor], sign: int = 1, overwrite: bool = False
+    factors: Sequence[Factor], blocks: Sequence[slice], parts: list[Tensor], negate: bool = False
 ) -> list[Tensor]:
-    """[W, b] times a matrix, block by block; where W and b are 0, +0 with either sign.
-
-    `overwrite` lets the product take the place of W and b, if that saves memory.
-    """
+    """[W, b] times a matrix, block by block; `negate` as for `Factor.right_multiply`."""
     weight, bias = parts if len(parts) == 2 else (parts[0], None)
     columns = [weight] if len(blocks) == 1 else [weight[..., block] for block in blocks]
     *products, (last, bias) = [
-        factor.right_multiply(part, bias if number == len(factors) - 1 else None, sign, overwrite)
+        factor.right_multiply(part, bias if number == len(factors) - 1 else None, negate)
         for number, (factor, part) in enumerate(zip(factors, columns, strict=True))
     ]
     whole = torch.cat([*(product for product, _ in products), last], -1) if products else last
