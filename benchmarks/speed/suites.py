@@ -184,7 +184,7 @@ def input_scaled(data: str) -> dict[str, Any]:
     """Training steps of the language model without normalisers with InputScaled against the bare optimizers."""
     network = " without normalisers, width 128, context 64, embeddings drawn with a deviation of 1"
     variants = {"": InputScaled, ", held": partial(InputScaled, hold=True)}
-    return _language(network, _language_rows(variants, {16: (25, 2), 128: (7, 2)}, "none", 1.0))
+    return _language(network, _language_rows(variants, {16: (60, 2), 128: (7, 2)}, "none", 1.0))
 
 
 def trainer(data: str, seeds: int = 5) -> dict[str, Any]:
