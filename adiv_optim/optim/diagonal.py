@@ -1,7 +1,7 @@
 """Diagonal changes of coordinates."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
@@ -62,21 +62,23 @@ class Diagonal(Map):
         if not known.from_zero:
             self._run(_stepped, weight, parameter)
             return
+        # The weight is old or new at any time: one kernel writes it, or it is copied once all parts are done.
+        onto = known.aside and (len(self._parts()) == 1 or (self.compiled and self._fusible([weight, parameter])))
         if known.kept[0] == 1:
-            self._run(_added, weight, parameter)
+            self._run(_added, weight, parameter, onto)
         else:  # as a tensor: kernels are compiled for one value of a number
-            self._run(_decayed, weight, parameter, torch.tensor(known.kept[0], dtype=self.factors[0].dtype))
-        if known.aside:
-            weight.copy_(parameter)  # at once, where kernels run part by part: the weight is old or new at any time
+            self._run(_decayed, weight, parameter, onto, torch.tensor(known.kept[0], dtype=self.factors[0].dtype))
+        if known.aside and not onto:
+            weight.copy_(parameter)
 
-    def _run(self, kernel: Callable[..., None], read: Tensor, written: Tensor, *numbers: Tensor) -> None:
-        """Run a kernel over two tensors of the parameter's shape, both factors and some numbers."""
+    def _run(self, kernel: Callable[..., None], read: Tensor, written: Tensor, *more: Any) -> None:
+        """Run a kernel over two tensors of the parameter's shape, both factors and what else it takes."""
         tensors = [self._split(local(tensor.detach())) for tensor in (read, written)]
         if self.compiled and self._fusible(tensors):
-            _fused(kernel)(*(self._as_matrices(tensor) for tensor in (*tensors, *self.factors)), *numbers)
+            _fused(kernel)(*(self._as_matrices(tensor) for tensor in (*tensors, *self.factors)), *more)
             return
         for part in self._parts():
-            kernel(*(_sliced(tensor, part) for tensor in (*tensors, *self.factors)), *numbers)
+            kernel(*(_sliced(tensor, part) for tensor in (*tensors, *self.factors)), *more)
 
     def _fusible(self, tensors: list[Tensor]) -> bool:
         # Kernels are made for memory in one order, and round the short types elsewhere than eager code does.
@@ -95,11 +97,10 @@ class Diagonal(Map):
         groups = len(self.shape) - tensor.dim()
         return tensor.unflatten(0, self.shape[: groups + 1]) if groups else tensor
 
-    def _parts(self) -> Iterator[Any]:
+    def _parts(self) -> list[slice]:
         length = self.shape[0] if self.shape else 1
         step = max(1, CHUNK // max(1, math.prod(self.shape[1:])))
-        for start in range(0, length, step):
-            yield slice(start, start + step)
+        return [slice(start, start + step) for start in range(0, length, step)]
 
 
 def _multiply(gradient: Tensor, mapped: Tensor, d: Tensor, e: Tensor) -> None:
@@ -110,13 +111,13 @@ def _divide(weight: Tensor, mapped: Tensor, d: Tensor, e: Tensor) -> None:
     torch.div(weight, d * e, out=mapped)
 
 
-def _added(weight: Tensor, step: Tensor, d: Tensor, e: Tensor) -> None:
+def _added(weight: Tensor, step: Tensor, d: Tensor, e: Tensor, onto: bool) -> None:
     # A step that changed nothing is +0 here, and w - (+0) is w for every w; w + 0 would make +0 of -0.
-    torch.sub(weight, (0 - step) * (d * e), out=step)
+    torch.sub(weight, (0 - step) * (d * e), out=weight if onto else step)
 
 
-def _decayed(weight: Tensor, step: Tensor, d: Tensor, e: Tensor, kept: Tensor) -> None:
-    torch.sub(weight.to(d.dtype) * kept, (0 - step) * (d * e), out=step)
+def _decayed(weight: Tensor, step: Tensor, d: Tensor, e: Tensor, onto: bool, kept: Tensor) -> None:
+    torch.sub(weight.to(d.dtype) * kept, (0 - step) * (d * e), out=weight if onto else step)
 
 
 def _stepped(weight: Tensor, mapped: Tensor, d: Tensor, e: Tensor) -> None:
