@@ -138,6 +138,8 @@ METHODS: dict[str, Method] = {
     "input-held-adamw": Method("input-scaled AdamW, held", "#9467bd", by_inputs=_HELD, optimizer="adamw"),
     "input-scaled-muon": Method("input-scaled Muon", "#ff9896", by_inputs=_SCALED, optimizer="muon"),
     "input-held-muon": Method("input-scaled Muon, held", "#d62728", by_inputs=_HELD, optimizer="muon"),
+    "input-scaled-soap": Method("input-scaled SOAP", "#8c6d31", by_inputs=_SCALED, optimizer="soap"),
+    "input-scaled-normuon": Method("input-scaled NorMuon", "#ce6dbd", by_inputs=_SCALED, optimizer="normuon"),
     "preconditioned-adamw": Method("DoPr (preconditioned AdamW)", "#17becf", by_inputs=_SOLVED, optimizer="adamw"),
     "preconditioned-muon": Method("Newton-Muon (preconditioned Muon)", "#9edae5", by_inputs=_SOLVED, optimizer="muon"),
     "normuon": Method("NorMuon", "#e377c2", optimizer="normuon"),

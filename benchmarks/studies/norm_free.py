@@ -61,6 +61,7 @@ GROUPS: list[list[Row]] = [
     [Row(*row) for row in product(["rmsnorm", "dyt", "derf"], DRAWN, ["muon", "adamw"])],
     [Row(*row) for row in product(["layernorm"], [None], ["whitened-muon", "whitened-adamw", *_RIVALS])]
     + [Row(*row) for row in product(["none"], [1.0], ["whitened-muon", "whitened-adamw", *_RIVALS])],
+    [Row("none", 1.0, f"input-scaled-{method}") for method in ("soap", "normuon")],
     [Row(*row) for row in product(["gains", "skip-init"], [None], ["muon", "adamw"])],
     [Row(*row) for row in product(NORMS, DRAWN, [*_MUON, *_ADAMW]) if row[0] != "affine-like"],
 ]
