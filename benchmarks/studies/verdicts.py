@@ -202,6 +202,9 @@ _OURS = [
             by.norm_free("norm-free-2000", *_LAYERNORM, embedding_lr=3e-2), lower=True)),
     Claim("… and with twelve layers ahead after 400", "norm-free-deep",
         ahead(by.norm_free("norm-free-deep", *_HELD), by.norm_free("norm-free-deep", *_LAYERNORM), lower=True)),
+    Claim("… and without normalisers ahead of its nearest rival, SOAP, after 400", "norm-free",
+        ahead(by.norm_free("norm-free", *_HELD), by.norm_free("norm-free", "none", 1.0, "soap"), lower=True),
+        "language-model"),
     Claim("The network gauge is behind the plain optimizer from PyTorch's own initialisation", "uc-sweep",
         every([ahead(_swept("none", optimizer=o), _swept("uc-network", optimizer=o))
             for o in ("sgd", "momentum", "adam")]),

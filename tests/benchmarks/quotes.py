@@ -263,6 +263,19 @@ QUOTES = {
          "--")),
         ("{:.3f} and {:.3f} below without `hold`, {:.3f} and {:.3f} above with it",
          lambda: plus([d for m in ("input-scaled-adamw", "input-held-adamw") for d, _ in free(m, "adamw")], "--++")),
+        ("it is {:.3f} behind it on validation and {:.3f} on test. It is level", lambda: [
+            s - h for (s, _), (h, _) in zip(free("soap", "muon"), free("input-held-muon", "muon"), strict=True)]),
+        ("{:.3f} below (p = {:.2f}), and {:.3f} above on test (p = {:.2f})",
+         lambda: (lambda v, t: [-v[0], v[1], *t])(*free("soap", "soap"))),
+        ("MARS are {:.3f}, {:.3f}, {:.3f} and {:.3f} above LayerNorm on validation", lambda: plus([
+            free(m, twin)[0][0] for m, twin in (("normuon", "normuon"), ("preconditioned-muon", "muon"),
+                                                ("kron", "kron"), ("mars", "mars"))], "++++")),
+        ("Muon is {:.3f} above it there, and {:.3f} on test", lambda: plus([
+            d for d, _ in free("whitened-muon", "muon")], "++")),
+        ("falls to {:.3f} on validation and to {:.3f} on test, and SOAP's on test to {:.3f}", lambda: plus([
+            *(d for d, _ in free("input-scaled-normuon", "normuon")), free("input-scaled-soap", "soap")[1][0]], "+++")),
+        ("by {:.3f} on validation and {:.3f} on test", lambda: plus([d for d, _ in free("whitened-adamw",
+         "whitened-adamw")], "--")),
         LEAD,
         ("is {:.3f} behind its LayerNorm twin on validation (p = {:.2f}) and {:.3f} on test (p = {:.3f})",
          lambda: [x for pair in faster() for x in pair]),

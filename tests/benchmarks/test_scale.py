@@ -20,6 +20,7 @@ from adiv_optim import (
     functional,
 )
 from adiv_optim.gauge import NetworkGauge
+from adiv_optim.optim import diagonal
 from benchmarks.studies import scale
 from benchmarks.studies.scale import Cost, Layer, Model, Setting, cost
 
@@ -165,7 +166,9 @@ def test_passes_over_rows():
     ],
     ids=["input-scaled", "unit-consistent"],
 )
-def test_passes_over_weights(formula, kind, options):
+def test_passes_over_weights(formula, kind, options, monkeypatch):
+    monkeypatch.setattr(diagonal, "CHUNK", 2**15)  # in parts, as the weights of large models are
+
     def steps(kind, layers):
         model = nn.Sequential(*(module for _ in range(layers) for module in (nn.Linear(*WIDE, bias=False), nn.ReLU())))
         optimizer = adamw(model)
