@@ -72,12 +72,18 @@ def departed(departure, method=AFFINE, file="departures"):
 
 def best_epoch(method=AFFINE):
     """What the best epoch of Table 1's largest batch has above the last, tanh."""
-    epochs = [fmean(e) for e in seeds_by_epoch(method)]
-    return max(epochs) - epochs[-1]
+    return best_at_length(method)[1] - fmean(at_length(method)[-1])
 
 
-def seeds_by_epoch(method):
-    return next(r for r in results("table1") if r["settings"]["method"] == method)["test_accuracy"]
+def best_at_length(method, activation="tanh"):
+    """Of Table 1's largest batch the epoch after which accuracy was best, and how good it was."""
+    return max(enumerate(map(fmean, at_length(method, activation)), start=1), key=lambda found: found[1])
+
+
+def at_length(method, activation="tanh", of="test_accuracy"):
+    """Of Table 1's largest batch all seeds by epoch."""
+    wanted = {"method": method, "activation": activation, "batch_size": 128}
+    return next(r for r in results("table1") if wanted.items() <= r["settings"].items())[of]
 
 
 def long(method, optimizer="sgd"):

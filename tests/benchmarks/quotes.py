@@ -15,7 +15,9 @@ from .measured import (
     ahead,
     aligned,
     at_equal_seconds,
+    at_length,
     below,
+    best_at_length,
     best_epoch,
     beta,
     cnn,
@@ -42,7 +44,6 @@ from .measured import (
     residual,
     results,
     seeds,
-    seeds_by_epoch,
     speed,
     step_ms,
     swept,
@@ -97,7 +98,18 @@ QUOTES = {
                 for n in SIZES])),
         ("gives affine-like layers {:.1f} % with tanh; here they reach {:.1f}", lambda: [
             PAPER[AFFINE, "tanh"][0] + PAPER[AFFINE, "tanh"][2] * (128 - fmean(SIZES)),
-            fmean(seeds_by_epoch(AFFINE)[-1])]),
+            fmean(at_length(AFFINE)[-1])]),
+        ("end {:.1f} points above BatchNorm (p = {:.2f})", lambda: (lambda own, other: [
+            fmean(own) - fmean(other), p(own, other)])(*(at_length(m)[-1] for m in (AFFINE, BATCHNORM)))),
+        ("level, at {:.2f}, {:.2f} and {:.2f} %", lambda: [fmean(at_length(m, "leaky-relu")[-1]) for m in (
+            BATCHNORM, AFFINE, NONE)]),
+        ("highest after {} epochs, {:.2f} %, and that of the plain network after {}, {:.2f} %. After 100 its training "
+         "loss is {:.2f}, against {:.2f}, and its accuracy {:.1f} points below",
+         lambda: [*best_at_length(IDEAL), *best_at_length(NONE), *(fmean(at_length(m, of="train_loss")[-1]) for m in (
+             IDEAL, NONE)), fmean(at_length(NONE)[-1]) - fmean(at_length(IDEAL)[-1])]),
+        ("its best is {:.2f} % after {} epochs, and after 100 it is {:.1f} points below", lambda: [
+            *best_at_length(IDEAL, "leaky-relu")[::-1], fmean(at_length(NONE, "leaky-relu")[-1]) - fmean(
+                at_length(IDEAL, "leaky-relu")[-1])]),
         ("{:.1f} points more after 20 epochs (p = {:.3f}). After 100 it is {:.1f} (p = {:.2f})",
          lambda: [*departed("centred"), *departed("centred", file="departures-long")]),
         ("lose {:.1f} points after 20 epochs (p = {:.2f}) and {:.1f} after 100 (p = {:.2f})",
