@@ -118,7 +118,9 @@ def environment() -> dict[str, Any]:
     """Return what a reader needs to judge a number: command, versions, commit, date and hardware."""
     info = Path("/proc/cpuinfo")
     names = re.findall(r"^model name\s*: (.+)$", info.read_text(), re.MULTILINE) if info.exists() else []
-    arguments = [public_name(a) if before == "--data" else a for before, a in zip(sys.argv, sys.argv[1:], strict=False)]
+    # Not where data and results happen to lie.
+    pairs = zip(sys.argv, sys.argv[1:], strict=False)
+    arguments = [public_name(a) if before == "--data" or Path(a).is_absolute() else a for before, a in pairs]
     return {
         "command": " ".join(["python -m benchmarks", *arguments]),
         "adiv_optim": adiv_optim.__version__,

@@ -126,11 +126,10 @@ def test_grids_are_every_combination_with_what_is_given_in_their_place():
 
 
 def test_environment_names_versions_hardware_commit_and_day(monkeypatch):
-    monkeypatch.setattr(
-        "sys.argv", ["benchmarks", "compare", "--data", "imagefolder:/somewhere/photos", "--seeds", "1"]
-    )
+    arguments = ["--data", "imagefolder:/somewhere/photos", "--seeds", "1", "--out", "/somewhere/runs"]
+    monkeypatch.setattr("sys.argv", ["benchmarks", "compare", *arguments])
     found = environment()
-    assert found["command"] == "python -m benchmarks compare --data imagefolder:photos --seeds 1"
+    assert found["command"] == "python -m benchmarks compare --data imagefolder:photos --seeds 1 --out runs"
     assert found["torch"]
     assert found["processor"]
     assert found["threads"] >= 1
