@@ -6,7 +6,7 @@ from itertools import pairwise
 from torch import Tensor
 
 #: How many rows are one strip.
-STRIP = 128
+STRIP = 64
 
 
 def strips_of(size: int) -> list[tuple[int, int]]:

@@ -44,7 +44,8 @@ class _Held:
         self.gradients = [p.grad for p in map_.parameters]
         # An optimizer that is not known may hold on to the gradients that it is given.
         self.like = room.like if self.known.from_zero else torch.empty_like
-        self.weights, self.others = [p.detach() for p in self.moving], [room.like(p.detach()) for p in self.moving]
+        self.weights = [p.detach() for p in self.moving]
+        self.others = [room.like(weight) for weight in self.weights]
         if not self.known.aside:
             self.weights = [other.copy_(weight) for other, weight in zip(self.others, self.weights, strict=True)]
 
@@ -158,7 +159,7 @@ class Coordinates(OptimizerWrapper):
     @torch.compiler.disable  # it measures, and does what it finds: traced, a step would be dozens of graphs
     @torch.no_grad()
     def _inner_step(self) -> None:
-        parameter = next(self.model.parameters())
+        parameter = next(parameter for group in self.param_groups for parameter in group["params"])
         if not isinstance(self.chart, Detached):
             refuse_capture(type(self).__name__, "counts its steps", parameter)
         with without_autocast(parameter.device.type):  # it would round the products of maps

@@ -81,8 +81,10 @@ class Scaling(Map):
 
     def __init__(self, layer: InputPower, start: Scales, end: Scales) -> None:
         self.parameters = [layer.weight]
-        self.start, self.end = (_as_factor(layer.weight, scales, layer.dtype) for scales in (start, end))
+        self.start = self.end = _as_factor(layer.weight, start, layer.dtype)
         self.holds = start != end
+        if self.holds:
+            self.end = _as_factor(layer.weight, end, layer.dtype)
         #: What has been added up of `partial`.
         self.stepped: Tensor | None = None
 

@@ -16,7 +16,7 @@ class Room:
 
     def __init__(self, keep: bool) -> None:
         self._keep = keep
-        self._kept: list[Tensor] = []
+        self._kept: list[tuple[tuple[object, ...], Tensor]] = []
         self._given = 0
 
     def begin(self) -> None:
@@ -29,11 +29,10 @@ class Room:
         if not self._keep or tensor.device.type != "cpu" or tensor.layout != torch.strided:
             return torch.empty_like(tensor)
         place, self._given = self._given, self._given + 1
-        if place == len(self._kept):
-            self._kept.append(torch.empty_like(tensor))
-        elif _layout(self._kept[place]) != _layout(tensor):
-            self._kept[place] = torch.empty_like(tensor)
-        return self._kept[place]
+        layout = _layout(tensor)
+        if place == len(self._kept) or self._kept[place][0] != layout:
+            self._kept[place : place + 1] = [(layout, torch.empty_like(tensor))]
+        return self._kept[place][1]
 
 
 def _layout(tensor: Tensor) -> tuple[object, ...]:

@@ -62,21 +62,23 @@ class Layout:
         part = local(part).detach()
         if part.dim() > 1 and self.transposed:
             part = part.mT
-        elif part.dim() != 2 or self.groups > 1:
-            rows = (self.groups, len(part) // self.groups) if self.groups > 1 else (len(part),)
-            part = part.reshape(*rows, part.shape[1:].numel())
-        return part.to(dtype)
+        elif self.groups > 1:
+            part = part.reshape(self.groups, len(part) // self.groups, part.shape[1:].numel())
+        elif part.dim() != 2:
+            part = part.flatten(1) if part.dim() > 1 else part[:, None]
+        return part if part.dtype == dtype else part.to(dtype)
 
     def part(self, matrix: Tensor, parameter: Tensor) -> Tensor:
         """The inverse of `matrix`, in the parameter's shape, or that of its rows held here; the dtype stays."""
         if parameter.dim() > 1 and self.transposed:
             matrix = matrix.mT
-        return matrix.reshape(local(parameter).shape)
+        shape = local(parameter).shape
+        return matrix if matrix.shape == shape else matrix.reshape(shape)
 
     def gradient(self, matrix: Tensor, old: Tensor, like: Callable[[Tensor], Tensor]) -> Tensor:
         """A matrix as the gradient of a parameter, laid out as the old one: fused optimizers take that for granted."""
-        new = self.part(matrix, old).to(old.dtype)
-        if local(old) is old and new.stride() == old.stride():
+        new = self.part(matrix, old)
+        if new.dtype == old.dtype and local(old) is old and new.stride() == old.stride():
             return new
         made = like(old)
         local(made).copy_(new)
