@@ -12,7 +12,7 @@ from . import __version__
 #: What the benchmarks use or compare with; pyproject's extras bench and peers.
 OPTIONAL = (
     "torchvision", "matplotlib", "rich", "scikit-learn", "scipy", "opacus", "isaac", "schedulefree",
-    "pytorch_optimizer",
+    "pytorch_optimizer", "singd",
 )  # fmt: skip
 
 

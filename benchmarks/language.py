@@ -68,17 +68,26 @@ def _computes(method: Method, norm: str) -> str:
     return fingerprint(method, GPT(PRESETS["tiny"], 7, norm), tokens, tokens.roll(1, 0))
 
 
+def _layers(model: GPT) -> list[nn.Linear]:
+    """The linear layers inside the blocks."""
+    return [module for module in model.blocks.modules() if isinstance(module, nn.Linear)]
+
+
 def matrices(model: GPT) -> list[Tensor]:
-    """The weights of the linear layers inside the blocks: what Muon is for."""
-    return [module.weight for module in model.blocks.modules() if isinstance(module, nn.Linear)]
+    """Their weights: what Muon is for."""
+    return [layer.weight for layer in _layers(model)]
 
 
 def _for_matrices(model: GPT, run: TextRun, kind: Callable[..., Optimizer], **options: Any) -> list[Optimizer]:
     """An optimizer of the matrices, and AdamW for the rest."""
-    inside = {id(matrix) for matrix in matrices(model)}
-    rest = [parameter for parameter in model.parameters() if id(parameter) not in inside]
     first = kind(matrices(model), lr=run.lr, weight_decay=run.weight_decay, **options)
-    return [first, _adamw(model, rest, run, REST_LR)]
+    return [first, _rest(model, matrices(model), run)]
+
+
+def _rest(model: GPT, treated: Iterable[Tensor], run: TextRun) -> AdamW:
+    """AdamW for what another optimizer leaves."""
+    inside = {id(parameter) for parameter in treated}
+    return _adamw(model, [p for p in model.parameters() if id(p) not in inside], run, REST_LR)
 
 
 def _adamw(model: GPT, parameters: Iterable[Tensor], run: TextRun, lr: float) -> AdamW:
@@ -92,6 +101,14 @@ def _adamw(model: GPT, parameters: Iterable[Tensor], run: TextRun, lr: float) ->
 def _normuon(parameters: list[Tensor], **options: Any) -> Optimizer:
     group = {"params": parameters, "use_muon": True, "update_scale": "match_rms", **options}
     return import_module("pytorch_optimizer").NorMuon([group])
+
+
+def _kfac(model: GPT, run: TextRun) -> list[Optimizer]:
+    """K-FAC of the linear layers inside the blocks, of tokens that the loss is a mean over, and AdamW for the rest."""
+    inside = [parameter for layer in _layers(model) for parameter in layer.parameters()]
+    options = {"kfac_like": True, "alpha1": 0.0, "loss_average": "batch+sequence", "normalize_lr_cov": True}
+    kind = import_module("singd.optim.optimizer").SINGD
+    return [kind(model, inside, lr=run.lr, weight_decay=run.weight_decay, **options), _rest(model, inside, run)]
 
 
 def _of_all(model: GPT, run: TextRun, kind: Callable[..., Optimizer], **options: Any) -> list[Optimizer]:
@@ -114,9 +131,11 @@ OPTIMIZERS: dict[str, Callable[[GPT, TextRun], list[Optimizer]]] = {
     "kron": lambda model, run: _of_all(model, run, import_module("pytorch_optimizer").Kron),
     "mars": lambda model, run: _for_matrices(model, run, import_module("pytorch_optimizer").MARS),
     "normuon": lambda model, run: _for_matrices(model, run, _normuon),
+    "kfac": _kfac,
 }
 #: What must be installed for them.
 PACKAGES = {"schedulefree": "schedulefree", **dict.fromkeys(("soap", "kron", "mars", "normuon"), "pytorch_optimizer")}
+PACKAGES["kfac"] = "singd"
 
 
 def build_optimizers(model: GPT, run: TextRun) -> list[Optimizer]:

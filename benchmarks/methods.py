@@ -145,6 +145,7 @@ METHODS: dict[str, Method] = {
     "normuon": Method("NorMuon", "#e377c2", optimizer="normuon"),
     "kron": Method("Kron (PSGD)", "#f7b6d2", optimizer="kron"),
     "mars": Method("MARS", "#c49c94", optimizer="mars"),
+    "kfac": Method("K-FAC (singd)", "#bcbd22", optimizer="kfac"),
     "unit-consistent-adamw": Method("unit-consistent AdamW", "crimson", gauge=NetworkGauge(), optimizer="adamw"),
 }
 

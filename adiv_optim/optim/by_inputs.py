@@ -54,7 +54,7 @@ class ByInputs(Coordinates):
         """Clear the gradients; rows seen before the next forward pass do not count any more."""
         super().zero_grad(set_to_none)
         for layer in self._layers():
-            layer.dropped = layer.pending is not None
+            layer.dropped = layer.seen
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a parameter group to the inner optimizer, and treat the layers that it brings; neither after an error."""

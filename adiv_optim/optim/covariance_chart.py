@@ -12,6 +12,7 @@ from .._linalg import host
 from .._linalg.roots import NoRootError
 from .._linalg.shards import Group, add_up
 from .covariance import InputCovariance, WholeCovariance
+from .followers import Readers, agree
 from .input_chart import InputChart, Measured
 from .leading import LeadingCovariance
 
@@ -23,8 +24,14 @@ class CovarianceChart(InputChart[Covariance, Measured]):
     """What takes a factorisation of each layer's covariance.
 
     Processes that add up their rows have the same covariances. Each of them factorises those that are dealt to it, and
-    sends what comes of them to the others.
+    sends what comes of them to the others. Layers that read one tensor have one covariance, and what is made of it.
     """
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.readers = Readers()
+        #: By layer the one whose covariance it has too.
+        self.shared: dict[str, str] = {}
 
     @abstractmethod
     def matrices(self, measured: Measured) -> list[Tensor]:
@@ -34,10 +41,39 @@ class CovarianceChart(InputChart[Covariance, Measured]):
     def of_matrices(self, matrices: list[Tensor]) -> Measured:
         """Return what was measured, of its `matrices`."""
 
+    def gather(self) -> None:
+        """Settle which layers follow another one, and add up the sums of the others."""
+        for layer in self.layers:
+            if layer.source is not None and layer.source.calls != layer.calls:  # it was called again, without this one
+                layer.forget_pending()
+                layer.alone = True
+        if self.together and self.layers:
+            agree(self.layers, self.process_group.group)
+        super().gather()
+
+    def measure_all(self) -> None:
+        """Measure, and give layers that have followed another one what was found of it."""
+        self.readers.forget()
+        followed = {layer: layer.source for layer in self.layers if layer.source is not None}
+        super().measure_all()
+        for layer, first in followed.items():
+            layer.forget_pending()
+            layer.take(first)
+            if first.name in self.measured:
+                self.measured[layer.name] = self.measured[first.name]
+            if first.name in self.failures:
+                self.failures[layer.name] = self.failures[first.name]
+        self.shared = {layer.name: first.name for layer, first in followed.items()}
+
+    def remark(self, layer: Covariance) -> str:
+        """Say which other layer reads the same, and what else there is to say."""
+        shared = f", one covariance with {first}" if (first := self.shared.get(layer.name)) else ""
+        return f"{shared}{super().remark(layer)}"
+
     def measure_each(self, layers: Sequence[Covariance]) -> Iterator[Measured | NoRootError]:
         """Measure the layers that are dealt to this process, and yield what all processes have found."""
-        group, together = self.process_group.group, self.synchronize and self.process_group.several and not self.alone
-        count = distributed.get_world_size(group) if together else 1
+        group = self.process_group.group
+        count = distributed.get_world_size(group) if self.together else 1
         if count == 1:
             yield from super().measure_each(layers)
             return

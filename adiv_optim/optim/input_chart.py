@@ -91,10 +91,8 @@ class InputChart(Chart, Generic[Sums, Measured]):
     def maps(self) -> Iterable[Map]:
         """Return one map for each weight whose inputs were seen and that has a gradient."""
         if self._due():
-            if self.synchronize and self.process_group.several and not self.alone:
-                _sum_over_processes(self.layers, self.process_group)
-            _sum_over_columns(self.layers)
-            self._measure_all()
+            self.gather()
+            self.measure_all()
         maps = []
         for layer in self.layers:
             missing = [p.grad is None for p in layer.parameters]
@@ -108,6 +106,17 @@ class InputChart(Chart, Generic[Sums, Measured]):
             found = self.map(layer, self.measured[layer.name])
             maps += [found] if found is not None else []
         return maps
+
+    @property
+    def together(self) -> bool:
+        """Whether other processes have rows to add."""
+        return self.synchronize and self.process_group.several and not self.alone
+
+    def gather(self) -> None:
+        """Add up what layers have seen since the last time over processes."""
+        if self.together:
+            _sum_over_processes(self.layers, self.process_group)
+        _sum_over_columns(self.layers)
 
     def settle(self, maps: Mapping[Map, tuple[Sequence[Tensor], Known]]) -> None:
         """Add up what maps know of the rows held here over the processes that hold the others, for all layers at once.
@@ -139,7 +148,8 @@ class InputChart(Chart, Generic[Sums, Measured]):
         except NoRootError as error:
             return error
 
-    def _measure_all(self) -> None:
+    def measure_all(self) -> None:
+        """Measure every layer that has seen anything since the last time."""
         seen = [layer for layer in self.layers if layer.pending_rows]
         finite = {layer for layer, good in zip(seen, host.read(*(each.finite() for each in seen)), strict=True) if good}
         for layer in self.layers:
@@ -180,13 +190,16 @@ class InputChart(Chart, Generic[Sums, Measured]):
         never_seen: dict[str, str] = {}
         for layer in self.layers:
             measured = self.measured.get(layer.name)
-            failed = f", {count} factorisations failed" if (count := self.failures.get(layer.name)) else ""
             found = never_seen if measured is None else treated
-            found[layer.name] = how = f"{self.how(layer, measured)}{failed}"
+            found[layer.name] = how = f"{self.how(layer, measured)}{self.remark(layer)}"
             if layer.with_bias:
                 first = "" if measured is None else f"{how.partition(',')[0]}, "
                 found[layer.name.removesuffix("weight") + "bias"] = f"{first}with its weight"
         return Coverage(treated, self.plain, never_seen)
+
+    def remark(self, layer: Sums) -> str:
+        """Say what else there is to say of a layer."""
+        return f", {count} factorisations failed" if (count := self.failures.get(layer.name)) else ""
 
     def why_inactive(self) -> str:
         """Say why no layer has been measured."""

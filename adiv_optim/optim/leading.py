@@ -10,6 +10,7 @@ from .._linalg.roots import Spectrum, followed
 from ..functional.linears import gram_of
 from .checkpoint import numbers
 from .covariance import InputCovariance
+from .followers import Readers
 
 
 class LeadingCovariance(InputCovariance):
@@ -27,11 +28,14 @@ class LeadingCovariance(InputCovariance):
         with_bias: whether the bias is treated with the weight.
         max_dim: how many columns a block has at most.
         rank: how many eigenvectors of each block, fewer than it has columns.
+        readers: shared by layers that may follow each other.
     """
 
-    def __init__(self, name: str, modules: list[nn.Module], with_bias: bool, max_dim: int | None, rank: int) -> None:
+    def __init__(
+        self, name: str, modules: list[nn.Module], with_bias: bool, max_dim: int | None, rank: int, readers: Readers
+    ) -> None:
         self.rank = rank
-        super().__init__(name, modules, with_bias, max_dim)
+        super().__init__(name, modules, with_bias, max_dim, readers)
 
     def reset(self) -> None:
         """Forget everything."""
@@ -80,6 +84,16 @@ class LeadingCovariance(InputCovariance):
         for number, (values, vectors) in enumerate(found):
             self.bases[number] = vectors.view(self.shapes_here[2 * number])
             self.total[2 * number] = self.bases[number] * values.view(self.groups, 1, self.rank)
+
+    def memory(self) -> list[Tensor]:
+        """All tensors that are kept from step to step."""
+        return [*super().memory(), *self.bases]
+
+    def take(self, first: InputCovariance) -> None:
+        """Remember what the layer that was followed does."""
+        super().take(first)
+        assert isinstance(first, LeadingCovariance)
+        self.bases = list(first.bases)
 
     def spectra(self) -> list[tuple[Tensor, Spectrum]]:
         """The trace of every block of A, for each group, and its leading eigenvalues and eigenvectors."""

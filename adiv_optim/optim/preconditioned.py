@@ -55,7 +55,7 @@ class InverseChart(CovarianceChart[WholeCovariance, list[Whole]]):
 
     def sums(self, name: str, modules: list[nn.Module], with_bias: bool) -> WholeCovariance:
         """Return the covariance to keep."""
-        return WholeCovariance(name, modules, with_bias, self.max_dim)
+        return WholeCovariance(name, modules, with_bias, self.max_dim, self.readers)
 
     def how(self, layer: WholeCovariance, measured: list[Whole] | None) -> str:
         """Say how many columns are told apart."""
@@ -109,8 +109,8 @@ class Preconditioned(ByInputs):
     changes coordinates (`Preconditioned(UnitConsistent(…), …)`), not into it.
 
     **Costs** one product of a gradient with a matrix of its input's size per step; at a measurement X~ᵀX~ and a
-    Cholesky factorisation. Memory: half of A and the inverse, float32, for each layer, and a second gradient during the
-    step.
+    Cholesky factorisation. Memory: half of A and the inverse, float32, for each layer, or for all that read one tensor,
+    and a second gradient during the step.
 
     Conversion: with every=1 and decay=0, Preconditioned(SGD) at `damping` takes the step of `GradientOnly` with
     `BatchIdeal(damping × rows / columns)`, columns counting the bias.

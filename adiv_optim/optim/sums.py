@@ -117,15 +117,26 @@ class InputSums(ABC):
                 f"{self.name}: the optimizer remembers the inputs of this layer, which a transform of torch.func would "
                 "have to carry outside; call the transform in eval(), or detach() the optimizer first."
             )
-        input = self._held(input)
+        held = self._held(input)
         if self.dropped and not self._has_gradient():
             self.forget_pending()
-        with without_autocast(input.device.type):
-            for sums, rows in self.sums(module, input):
+        if self.follows(input):
+            return
+        with without_autocast(held.device.type):
+            for sums, rows in self.sums(module, held):
                 self.pending_rows += rows
                 if self.pending is not None:
                     sums = [total.add_(part) for total, part in zip(self.pending, sums, strict=True)]
                 self.pending = sums
+
+    @property
+    def seen(self) -> bool:
+        """Whether anything has been counted since the last measurement."""
+        return self.pending is not None
+
+    def follows(self, input: Tensor) -> bool:
+        """Whether another layer has counted these very rows, so that they need no sums of their own."""
+        return False
 
     def _held(self, input: Tensor) -> Tensor:
         """What this process holds of the rows: all of them, and all of their columns unless the weight is cut there."""

@@ -157,8 +157,8 @@ class WhiteChart(CovarianceChart[InputCovariance, list[Factor]]):
         """Return the covariance to keep."""
         least = min(sizes_of(blocks_of(modules[0], with_bias, self.max_dim), with_bias))
         if self.rank is not None and self.rank < least:
-            return LeadingCovariance(name, modules, with_bias, self.max_dim, self.rank)
-        return WholeCovariance(name, modules, with_bias, self.max_dim)
+            return LeadingCovariance(name, modules, with_bias, self.max_dim, self.rank, self.readers)
+        return WholeCovariance(name, modules, with_bias, self.max_dim, self.readers)
 
     def how(self, layer: InputCovariance, measured: list[Factor] | None) -> str:
         """Say how many columns are told apart."""

@@ -51,7 +51,7 @@ class Row(NamedTuple):
 
 _MUON, _ADAMW = (("muon", "input-scaled-muon", "input-held-muon"), ("adamw", "input-scaled-adamw", "input-held-adamw"))
 #: What else changes a step by the inputs of its layer, or Muon's step; here with the damping it has by itself.
-_RIVALS = ("preconditioned-muon", "preconditioned-adamw", "normuon", "kron", "mars", "soap")
+_RIVALS = ("preconditioned-muon", "preconditioned-adamw", "normuon", "kron", "mars", "soap", "kfac")
 #: Rows in the order in which they run; each group is searched and then repeated by all seeds.
 GROUPS: list[list[Row]] = [
     [Row(*row) for row in product(["layernorm"], DRAWN, ["muon", "adamw"])]

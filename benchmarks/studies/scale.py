@@ -21,6 +21,8 @@ from ..core.study import Digest
 from ..core.table import markdown
 
 FLOAT, HALF, DOUBLE = 4, 2, 8
+#: Bytes that a layer adds to a measurement of covariances: its rows, and four numbers of which layer it follows.
+TOLD = 5 * DOUBLE
 
 
 class Layer(NamedTuple):
@@ -28,6 +30,7 @@ class Layer(NamedTuple):
 
     outputs: int
     inputs: int
+    follows: bool = False  # whether it reads what another one reads, and has the covariance of that
 
 
 @dataclass(frozen=True)
@@ -45,17 +48,17 @@ class Model:
     def treated(self) -> list[Layer]:
         """The layers that wrappers treat."""
         width, hidden = self.width, self.hidden
-        block = [Layer(width, width)] * 2 + [Layer(self.keys, width)] * 2
-        block += [Layer(hidden, width)] * 2 + [Layer(width, hidden)]
+        block = [Layer(width, width)] * 2 + [Layer(self.keys, width, follows=True)] * 2
+        block += [Layer(hidden, width), Layer(hidden, width, follows=True), Layer(width, hidden)]
         return block * self.blocks + [Layer(self.vocabulary, width)] * (not self.tied)
 
     def parameters(self) -> int:
         """Elements of all matrices."""
-        return sum(o * i for o, i in self.treated()) + self.vocabulary * self.width
+        return sum(o * i for o, i, _ in self.treated()) + self.vocabulary * self.width
 
     def step(self, tokens: int) -> float:
         """Operations of forward and backward: 6 for each token and weight of a layer, 12 for each pair in attention."""
-        weights = sum(o * i for o, i in self.treated()) + self.vocabulary * self.width * self.tied
+        weights = sum(o * i for o, i, _ in self.treated()) + self.vocabulary * self.width * self.tied
         return tokens * (6 * weights + 12 * self.context * self.width * self.blocks)
 
 
@@ -110,7 +113,7 @@ class Cost(NamedTuple):
 def per_row(layer: Layer, at: Setting) -> Cost:
     """`Proportional`, `Disproportional`: a norm of every row, and a rescaled copy of the narrower of X and G."""
     rescaled = HALF + FLOAT + FLOAT + HALF  # the product is float32, then rounded
-    return Cost(passes=at.tokens / at.gpus * (HALF * layer.inputs + rescaled * min(layer)))
+    return Cost(passes=at.tokens / at.gpus * (HALF * layer.inputs + rescaled * min(layer[:2])))
 
 
 def batch_ideal(layer: Layer, at: Setting) -> Cost:
@@ -139,25 +142,29 @@ def unit_consistent(layer: Layer, at: Setting) -> Cost:
     passes = (2 + 1 + 3 + 1) + (2 + 2 + 1 + 3 + 3)
     measured = 2 + 2 + 2 + 2 + 1 + 1
     size = FLOAT * layer.outputs * layer.inputs
-    return Cost(kept=DOUBLE * sum(layer), passes=size * (passes + measured / at.every))
+    return Cost(kept=DOUBLE * sum(layer[:2]), passes=size * (passes + measured / at.every))
 
 
 def preconditioned(layer: Layer, at: Setting) -> Cost:
     """`Preconditioned`: one product with the weight's gradient; A is summed, inverted by one GPU, and sent on."""
     upper, squares, cubes = at.squares(layer)
-    products = 2 * layer.outputs * squares + 2 * at.tokens * upper / at.every
-    sent = at.all_reduce(FLOAT * upper + DOUBLE) / at.every + at.broadcast(FLOAT * squares) / at.every
+    products, told = 2 * layer.outputs * squares, at.all_reduce(TOLD) / at.every
+    if layer.follows:
+        return Cost(products / at.gpus, sent=told)
+    products += 2 * at.tokens * upper / at.every
+    sent = told + at.all_reduce(FLOAT * upper) / at.every + at.broadcast(FLOAT * squares) / at.every
     return Cost(products / at.gpus, cubes / at.every / at.gpus, FLOAT * (upper + squares), sent)
 
 
 def whitened(layer: Layer, at: Setting) -> Cost:
     """`Whitened`: two products; A is summed, and its root made of its eigenvectors by one GPU, and sent on."""
     upper, squares, cubes = at.squares(layer)
-    products = (4 * layer.outputs * squares + 2 * at.tokens * upper / at.every) / at.gpus
-    roots = 2 * cubes / at.every / at.gpus, 9 * cubes / at.every / at.gpus
-    sent = at.all_reduce(FLOAT * upper + DOUBLE) / at.every + at.all_reduce(2 * DOUBLE)
-    sent += at.broadcast(FLOAT * squares) / at.every
-    return Cost(products + roots[0], roots[1], FLOAT * (upper + squares), sent)
+    products, told = 4 * layer.outputs * squares / at.gpus, at.all_reduce(TOLD) / at.every + at.all_reduce(2 * DOUBLE)
+    if layer.follows:
+        return Cost(products, sent=told)
+    products += (2 * at.tokens * upper + 2 * cubes) / at.every / at.gpus
+    sent = told + at.all_reduce(FLOAT * upper) / at.every + at.broadcast(FLOAT * squares) / at.every
+    return Cost(products, 9 * cubes / at.every / at.gpus, FLOAT * (upper + squares), sent)
 
 
 def whitened_rank(layer: Layer, at: Setting) -> Cost:
@@ -166,13 +173,17 @@ def whitened_rank(layer: Layer, at: Setting) -> Cost:
     One sends its own to the others, which may round differently.
     """
     rank, columns, blocks = at.rank, layer.inputs, -(-layer.inputs // at.max_dim)
-    products = (8 * layer.outputs * columns * rank + 4 * at.tokens * columns * rank / at.every) / at.gpus
+    products = 8 * layer.outputs * columns * rank / at.gpus
+    told = at.all_reduce(TOLD) / at.every + at.all_reduce(2 * DOUBLE)
+    if layer.follows:
+        return Cost(products, sent=told)
+    products += 4 * at.tokens * columns * rank / at.every / at.gpus
     followed = 4 * columns * rank**2 + 2 * blocks * rank**3
     factors = 4 * columns * rank**2 + (9 + 4 / 3) * blocks * rank**3
     kept = FLOAT * (3 * rank * columns + (1 + rank) * blocks)
     # XᵀXU and the trace; then U, UΛ and the trace, which all are to have from the first.
-    summed = FLOAT * (rank * columns + blocks) + DOUBLE, FLOAT * (2 * rank * columns + blocks)
-    sent = at.all_reduce(sum(summed)) / at.every + at.all_reduce(2 * DOUBLE)
+    summed = FLOAT * (rank * columns + blocks), FLOAT * (2 * rank * columns + blocks)
+    sent = told + at.all_reduce(sum(summed)) / at.every
     return Cost(products + followed / at.every, factors / at.every, kept, sent)
 
 

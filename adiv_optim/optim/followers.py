@@ -1,0 +1,65 @@
+"""Layers that read one tensor, as the projections of attention do, and then keep one covariance."""
+
+import weakref
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from .._linalg.shards import Group, add_up
+
+if TYPE_CHECKING:
+    from .covariance import InputCovariance
+
+
+class Readers:
+    """Which layer has counted a tensor; tensors are not kept for it."""
+
+    def __init__(self) -> None:
+        self._found: dict[Any, tuple[InputCovariance, weakref.ref[Tensor], int]] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_found": {}}
+
+    def forget(self) -> None:
+        """Let no tensor that has been counted so far be followed."""
+        self._found.clear()
+
+    def first(self, layer: "InputCovariance", input: Tensor) -> "InputCovariance":
+        """The first layer that has counted this very tensor as this one would, if nothing has been written to it since.
+
+        If there is none it is this one, from now on.
+        """
+        if input.is_inference():  # which has no version: whether it has been written to cannot be told
+            return layer
+        key = id(input), layer.kind
+        found = self._found.get(key)
+        if found is None or found[2] != input._version:
+            # It goes with the tensor, before another one can have its place.
+            reference = weakref.ref(input, lambda _: self._found.pop(key, None))
+            self._found[key] = found = layer, reference, input._version
+        return found[0]
+
+
+def agree(layers: Sequence["InputCovariance"], group: Group) -> None:
+    """Let a layer follow another one on all processes or on none.
+
+    It does where it has followed on every process that it has seen rows on, and the other one has seen no more rows.
+    """
+    numbers = {layer: place for place, layer in enumerate(layers, start=1)}
+    codes = [numbers[layer.source] if layer.source else 0 for layer in layers]
+    rows = [layer.source.pending_rows if layer.source else layer.pending_rows for layer in layers]
+    found = [[count, bool(count), code, code**2] for count, code in zip(rows, codes, strict=True)]
+    sums = torch.tensor(found, device=layers[0].weight.device).view(len(layers), 4)
+    add_up([sums], group)
+    every = sums.tolist()
+    for layer, (count, several, first, second) in zip(layers, every, strict=True):
+        if not first:
+            continue
+        # Squares add up to their mean's where all are equal, and nowhere else.
+        source = layers[first // several - 1] if several * second == first**2 else None
+        if source is not None and every[numbers[source] - 1][:3:2] == [count, 0]:
+            layer.source = source
+        elif layer.source is not None:
+            layer.go_alone()
