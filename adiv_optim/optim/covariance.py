@@ -74,7 +74,7 @@ class InputCovariance(InputSums):
         return False
 
     def _may_follow(self, first: "InputCovariance") -> bool:
-        if self.pending is not None or self.source not in (None, first) or first.calls != self.calls + 1:
+        if first.calls != self.calls + 1 or (self.calls and self.source is not first):
             return False
         self.alone = not self._same_past(first)
         return not self.alone
@@ -95,7 +95,7 @@ class InputCovariance(InputSums):
         source, self.alone = self.source, True
         assert source is not None
         self.source, self.pending_rows = None, source.pending_rows
-        self.pending = [block.clone() for block in source.pending or ()]
+        self.pending = source.pending and [block.clone() for block in source.pending]
 
     def take(self, first: "InputCovariance") -> None:
         """Remember what the layer that was followed does."""

@@ -42,14 +42,16 @@ class CovarianceChart(InputChart[Covariance, Measured]):
         """Return what was measured, of its `matrices`."""
 
     def gather(self) -> None:
-        """Settle which layers follow another one, and add up the sums of the others."""
+        """Add up what layers have seen since the last time over processes, of those that do not follow another one."""
         for layer in self.layers:
             if layer.source is not None and layer.source.calls != layer.calls:  # it was called again, without this one
                 layer.forget_pending()
                 layer.alone = True
-        if self.together and self.layers:
-            agree(self.layers, self.process_group.group)
         super().gather()
+
+    def counts(self) -> list[int]:
+        """Settle which layers follow another one, and return how many rows all processes have seen of the others."""
+        return agree(self.layers, self.process_group.group)
 
     def measure_all(self) -> None:
         """Measure, and give layers that have followed another one what was found of it."""

@@ -42,24 +42,29 @@ class Readers:
         return found[0]
 
 
-def agree(layers: Sequence["InputCovariance"], group: Group) -> None:
+def agree(layers: Sequence["InputCovariance"], group: Group) -> list[int]:
     """Let a layer follow another one on all processes or on none.
 
     It does where it has followed on every process that it has seen rows on, and the other one has seen no more rows.
+
+    Returns:
+        How many rows all processes have seen of each layer, 0 of those that follow.
     """
     numbers = {layer: place for place, layer in enumerate(layers, start=1)}
-    codes = [numbers[layer.source] if layer.source else 0 for layer in layers]
-    rows = [layer.source.pending_rows if layer.source else layer.pending_rows for layer in layers]
-    found = [[count, bool(count), code, code**2] for count, code in zip(rows, codes, strict=True)]
+    found = []
+    for layer in layers:
+        rows = (layer.source or layer).pending_rows
+        code = numbers[layer.source] if layer.source and rows else 0
+        found.append([rows, bool(rows), code, code**2])
     sums = torch.tensor(found, device=layers[0].weight.device).view(len(layers), 4)
     add_up([sums], group)
     every = sums.tolist()
+    counts = [count for count, *_ in every]
     for layer, (count, several, first, second) in zip(layers, every, strict=True):
-        if not first:
-            continue
         # Squares add up to their mean's where all are equal, and nowhere else.
-        source = layers[first // several - 1] if several * second == first**2 else None
+        source = layers[first // several - 1] if first and several * second == first**2 else None
         if source is not None and every[numbers[source] - 1][:3:2] == [count, 0]:
-            layer.source = source
+            layer.source, counts[numbers[layer] - 1] = source, 0
         elif layer.source is not None:
             layer.go_alone()
+    return counts

@@ -114,9 +114,15 @@ class InputChart(Chart, Generic[Sums, Measured]):
 
     def gather(self) -> None:
         """Add up what layers have seen since the last time over processes."""
-        if self.together:
-            _sum_over_processes(self.layers, self.process_group)
+        if self.together and self.layers:
+            _sum_over_processes(self.layers, self.counts(), self.process_group)
         _sum_over_columns(self.layers)
+
+    def counts(self) -> list[int]:
+        """How many rows all processes have seen of each layer that has sums of its own."""
+        counts = torch.tensor([layer.pending_rows for layer in self.layers], device=self.layers[0].weight.device)
+        add_up([counts], self.process_group.group)
+        return counts.tolist()
 
     def settle(self, maps: Mapping[Map, tuple[Sequence[Tensor], Known]]) -> None:
         """Add up what maps know of the rows held here over the processes that hold the others, for all layers at once.
@@ -244,15 +250,10 @@ class InputChart(Chart, Generic[Sums, Measured]):
         self._arm()
 
 
-def _sum_over_processes(layers: Sequence[InputSums], processes: Processes) -> None:
-    """Add up what is pending over processes."""
-    if not layers:
-        return
-    # Counts first and for all layers, so that every process takes part in the same sums.
-    counts = torch.tensor([layer.pending_rows for layer in layers], device=layers[0].weight.device)
-    add_up([counts], processes.group)
+def _sum_over_processes(layers: Sequence[InputSums], counts: Sequence[int], processes: Processes) -> None:
+    """Add up what is pending over processes, for all layers that any of them has seen, so that all take part."""
     blocks: list[Tensor] = []
-    for layer, count in zip(layers, counts.tolist(), strict=True):
+    for layer, count in zip(layers, counts, strict=True):
         if count:
             layer.pending = layer.no_rows() if layer.pending is None else layer.pending
             blocks += layer.pending

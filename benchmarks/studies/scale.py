@@ -21,8 +21,8 @@ from ..core.study import Digest
 from ..core.table import markdown
 
 FLOAT, HALF, DOUBLE = 4, 2, 8
-#: Bytes that a layer adds to a measurement of covariances: its rows, and four numbers of which layer it follows.
-TOLD = 5 * DOUBLE
+#: Bytes that a layer adds to a measurement of covariances: its rows, and three numbers of which layer it follows.
+TOLD = 4 * DOUBLE
 
 
 class Layer(NamedTuple):
@@ -148,12 +148,12 @@ def unit_consistent(layer: Layer, at: Setting) -> Cost:
 def preconditioned(layer: Layer, at: Setting) -> Cost:
     """`Preconditioned`: one product with the weight's gradient; A is summed, inverted by one GPU, and sent on."""
     upper, squares, cubes = at.squares(layer)
-    products, told = 2 * layer.outputs * squares, at.all_reduce(TOLD) / at.every
+    products, told = 2 * layer.outputs * squares / at.gpus, at.all_reduce(TOLD) / at.every
     if layer.follows:
-        return Cost(products / at.gpus, sent=told)
-    products += 2 * at.tokens * upper / at.every
+        return Cost(products, sent=told)
+    products += 2 * at.tokens * upper / at.every / at.gpus
     sent = told + at.all_reduce(FLOAT * upper) / at.every + at.broadcast(FLOAT * squares) / at.every
-    return Cost(products / at.gpus, cubes / at.every / at.gpus, FLOAT * (upper + squares), sent)
+    return Cost(products, cubes / at.every / at.gpus, FLOAT * (upper + squares), sent)
 
 
 def whitened(layer: Layer, at: Setting) -> Cost:

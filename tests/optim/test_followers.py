@@ -184,6 +184,22 @@ def test_within_a_step_it_keeps_what_was_measured_before():
     assert sharing(optimizer) == "v"
 
 
+def test_a_layer_that_has_read_other_rows_before_does_not_follow():
+    def stepped(given: Callable[..., Any]) -> tuple[Any, Any]:
+        model, optimizer = built(given, every=1)
+        optimizer.zero_grad()
+        model.q(inputs(1)).sum().backward()
+        for x in (inputs(2)[:0], inputs(3)):
+            model.k(x).sum().backward()
+        backward(model, inputs(4))
+        optimizer.step()
+        return model, optimizer
+
+    (model, optimizer), (apart, _) = stepped(one), stepped(copies)
+    assert same(model, apart)
+    assert sharing(optimizer) == ""
+
+
 def test_a_layer_that_is_called_again_alone_is_followed_no_more():
     model, optimizer = built(every=1)
     step(model, optimizer, inputs(0))
@@ -288,14 +304,14 @@ def on_each(rank: int, count: int) -> dict[str, Any]:
     found = {}
     for name, kind in WRAPPERS.items():
         for case, given in ACROSS.items():
-            for empty in (False, True):
+            for empty in ("", "unseen", "no rows"):
                 model, optimizer = built(given[rank], kind, every=1)
                 for number in range(3):
                     optimizer.zero_grad()
                     x = inputs(number, 12)
                     last = empty and rank == count - 1
-                    part = x[:0] if last else x[rank :: count - empty]
-                    if not last:
+                    part = x[:0] if last else x[rank :: count - bool(empty)]
+                    if not last or empty == "no rows":
                         backward(model, part)
                     for p in model.parameters():
                         p.grad = torch.zeros_like(p) if p.grad is None else p.grad
@@ -315,7 +331,7 @@ def test_processes_follow_together_or_not_at_all(count, tmp_path):
             step(model, reference, inputs(number, 12))
         for found in every:
             for case in ACROSS:
-                for empty in (False, True):
+                for empty in ("", "unseen", "no rows"):
                     weights, shared = found[name, case, empty]
                     for key, value in model.state_dict().items():
                         assert relative_error(weights[key], value) <= 1e-12, (name, case, empty, key)

@@ -282,7 +282,7 @@ def test_unknown_optimizers_may_step_on_views_of_the_weights(kind):
 
 
 def buffers(optimizer) -> list[int]:
-    return [tensor.data_ptr() for tensor in optimizer._room._kept]
+    return [tensor.data_ptr() for _, tensor in optimizer._room._kept]
 
 
 def test_memory_of_a_step_is_used_again_and_given_back():
@@ -300,7 +300,7 @@ def test_memory_of_a_step_is_used_again_and_given_back():
     assert len(buffers(optimizer)) == len(held) - 2
     model.float()
     train(model, optimizer, [(x.float(), y) for x, y in BATCHES[:1]])
-    assert all(tensor.dtype == torch.float32 for tensor in optimizer._room._kept)
+    assert all(tensor.dtype == torch.float32 for _, tensor in optimizer._room._kept)
     optimizer.detach()
     assert not buffers(optimizer)
 
