@@ -91,11 +91,11 @@ class InputCovariance(InputSums):
         return self.rows == first.rows and all(one is two or torch.equal(one, two) for one, two in pairs)
 
     def go_alone(self) -> None:
-        """Stop following, with a copy of the sums."""
+        """Stop following, with the same sums."""
         source, self.alone = self.source, True
         assert source is not None
         self.source, self.pending_rows = None, source.pending_rows
-        self.pending = source.pending and [block.clone() for block in source.pending]
+        self.pending = source.pending and list(source.pending)
 
     def take(self, first: "InputCovariance") -> None:
         """Remember what the layer that was followed does."""

@@ -171,6 +171,20 @@ def test_a_layer_that_reads_something_else_goes_its_own_way():
     assert sharing(optimizer) == "v"
 
 
+def test_a_layer_of_another_past_does_not_follow():
+    (model, optimizer), (apart, reference) = built(lambda x: (x, 3 * x, x), every=1), built(copies, every=1)
+    apart.given = lambda x: (x, 3 * x, x.clone())
+    for number in range(2):
+        step(model, optimizer, inputs(number))
+        step(apart, reference, inputs(number))
+    model.given, apart.given = one, copies
+    for number in range(2, 4):
+        step(model, optimizer, inputs(number))
+        step(apart, reference, inputs(number))
+    assert same(model, apart)
+    assert sharing(optimizer) == "v"
+
+
 def test_within_a_step_it_keeps_what_was_measured_before():
     model, optimizer = built(Switching(3), every=1)
     step(model, optimizer, inputs(0))
@@ -184,13 +198,13 @@ def test_within_a_step_it_keeps_what_was_measured_before():
     assert sharing(optimizer) == "v"
 
 
-def test_a_layer_that_has_read_other_rows_before_does_not_follow():
+@pytest.mark.parametrize("rows", [3, 0])
+def test_a_layer_that_has_read_other_rows_before_does_not_follow(rows):
     def stepped(given: Callable[..., Any]) -> tuple[Any, Any]:
         model, optimizer = built(given, every=1)
         optimizer.zero_grad()
         model.q(inputs(1)).sum().backward()
-        for x in (inputs(2)[:0], inputs(3)):
-            model.k(x).sum().backward()
+        model.k(inputs(2)[:rows]).sum().backward()
         backward(model, inputs(4))
         optimizer.step()
         return model, optimizer
@@ -338,6 +352,27 @@ def test_processes_follow_together_or_not_at_all(count, tmp_path):
                     # A process that sees no rows has nothing to say against it.
                     apart = case == "the first apart" or (case == "one apart" and not (empty and count == 2))
                     assert shared == ("" if apart else "kv")
+
+
+def uncalled(rank: int, count: int) -> Any:
+    """The covariance of k, which the last process does not call."""
+    torch.manual_seed(0)
+    model = nn.ModuleDict({"q": nn.Linear(6, 4), "k": nn.Linear(6, 4)})
+    optimizer = Whitened(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    x = inputs(rank)
+    (model["q"](x).sum() + (0 if rank == count - 1 else model["k"](x).sum())).backward()
+    for p in model["k"].parameters():
+        p.grad = torch.ones_like(p)
+    optimizer.step()
+    (covariance,) = layer(optimizer, "k").mean()
+    return layer(optimizer, "k").rows, covariance[:6, :6]
+
+
+@needs_distributed
+def test_a_layer_that_one_process_does_not_call_follows_on_none(tmp_path):
+    for rows, covariance in on_processes(2, uncalled, tmp_path, 2):
+        assert rows == 6
+        assert relative_error(covariance, inputs(0).T @ inputs(0) / 6) <= 1e-12
 
 
 def on_shards(rank: int, count: int) -> Any:
