@@ -189,8 +189,8 @@ def _joined(parts: list[Tensor], dim: int) -> Tensor:
 
 def _product(left: Tensor, right: Tensor) -> Tensor:
     """leftᵀ @ right, summed over runs of rows first: a product may lose as many units of rounding as there are rows."""
-    # The sums of the runs take an eighth of the larger argument at most.
-    run = max(64, 8 * min(left.shape[-1], right.shape[-1]))
+    # The sums of the runs take a sixteenth of the larger argument at most.
+    run = max(64, 16 * min(left.shape[-1], right.shape[-1]))
     runs = left.shape[-2] // run
     if runs < 2:
         return left.mT @ right

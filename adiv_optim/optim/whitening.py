@@ -82,13 +82,9 @@ class Whitening(Map):
         ratio = self.ratio if self.squares is None else _ratio(self.squares.sqrt()).to(self.dtype)
         every = self.parameters, weights, known.kept, self.negative, self.written(weights, known)
         for parameter, whole, factor, change, new in zip(*every, strict=True):
-            decayed = local(whole) if factor == 1 else local(whole) * factor
-            change = self.layout.part(change, parameter)
-            # w - (+0) is w for every w; w + 0 would make +0 of -0.
-            if ratio is None:
-                torch.sub(decayed, change, out=new)
-            else:
-                torch.addcmul(decayed, change, ratio, value=-1, out=new)
+            # Where there was no step it is -0 from here on: w + (-0) is w for every w.
+            step = change.neg_() if ratio is None else change.mul_(-ratio)
+            torch.add(self.layout.part(step, parameter), local(whole), alpha=factor, out=new)
 
     def _matrices(self, parts: Sequence[Tensor]) -> list[Tensor]:
         return [self.layout.matrix(part, self.dtype) for part in parts]
