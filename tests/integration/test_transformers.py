@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from adiv_optim import attach, coverage, detach, jacobian
+from adiv_optim import Whitened, attach, coverage, detach, jacobian
 from tests.helpers.cases import relative_error
 from tests.helpers.loops import (
     DIFFERENT,
@@ -175,3 +175,29 @@ def test_gpt2_as_it_is_is_treated_in_conv1d(name):
     train(Logits(model), optimizer, sentences())
     assert optimizer.coverage().treated["score.weight"] == f"{name}, 8 columns"
     assert optimizer.coverage().treated["transformer.h.0.mlp.c_fc.weight"] == f"{name}, 9 columns"
+
+
+@pytest.mark.parametrize("rank", [None, 2])
+def test_projections_of_a_llama_share_their_covariance(rank):
+    config = transformers.LlamaConfig(
+        vocab_size=11, hidden_size=8, intermediate_size=12, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1,
+    )  # fmt: skip
+    ids = torch.arange(12).view(2, 6) % 11
+
+    def trained(alone):
+        model = awake(lambda: transformers.LlamaForCausalLM(config))
+        optimizer = Whitened(adamw(model), model, rank=rank)
+        for layer in optimizer.chart.layers:
+            layer.alone = alone
+        for _ in range(4):
+            optimizer.zero_grad()
+            model(input_ids=ids, labels=ids).loss.backward()
+            optimizer.step()
+        treated = optimizer.coverage().treated
+        return model.state_dict(), {name.split(".")[-2] for name, how in treated.items() if "one covariance" in how}
+
+    (weights, shared), (others, none) = trained(False), trained(True)
+    assert shared == {"k_proj", "v_proj", "up_proj"}
+    assert none == set()
+    assert all(torch.equal(weights[name], value) for name, value in others.items())
