@@ -110,7 +110,11 @@ class Scaling(Map):
         if self.holds:  # but not a weight that has not been stepped on
             stepped = step.any() if self.stepped is None else self.stepped > 0
             weight = torch.where(stepped | (kept != 1), weight * (self.start / self.end), weight)
-        torch.add(step.div_(self.end), weight, alpha=kept, out=self.written(weights, known)[0])
+        (written,) = self.written(weights, known)
+        if known.from_zero:
+            torch.add(step.div_(self.end), weight, alpha=kept, out=written)
+        else:  # what was set to zero, as pruning and proximal steps do, is zero here as well
+            torch.where(written == 0, written, step.div_(self.end).add_(weight), out=written)
 
     def _step(self, weight: Tensor, known: Known) -> Tensor:
         """ΔW', -0 where there is none; where the step began at 0 the parameter itself."""

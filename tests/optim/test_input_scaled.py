@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn.utils import prune
 
 from adiv_optim import InputScaled
+from tests.helpers.proximal import Proximal
 
 pytestmark = pytest.mark.usefixtures("in_float64")
 
@@ -204,6 +205,22 @@ def test_model_without_a_layer_to_scale_is_refused_with_the_reasons():
     model = nn.Sequential(nn.LayerNorm(3), nn.Embedding(4, 3))
     with pytest.raises(ValueError, match=r"InputScaled: no tensor .* known: 0\.weight \(LayerNorm is not a layer"):
         InputScaled(torch.optim.SGD(model.parameters(), lr=0.1), model)
+
+
+@pytest.mark.parametrize("hold", [False, True])
+@pytest.mark.parametrize("value", [0.0, 0.7])
+def test_a_step_may_land_on_zero(value, hold):
+    torch.manual_seed(0)
+    layer = nn.Linear(4, 64)
+    optimizer = InputScaled(Proximal(layer.parameters(), value), layer, hold=hold, every=1)
+    for size in (3.0, 5.0):
+        before = layer.weight.detach().clone()
+        layer.zero_grad()
+        layer(torch.full((2, 4), size)).sum().backward()
+        optimizer.step()
+    landed = layer.weight == 0
+    assert bool(landed.any()) == (value == 0)
+    assert bool(((before.abs() * 3 < 1) <= landed).all()) == (value == 0)
 
 
 def test_layers_that_are_pruned_afterwards_are_stepped_on():

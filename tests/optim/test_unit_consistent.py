@@ -11,6 +11,7 @@ from adiv_optim import UnitConsistent, gauge
 from adiv_optim.optim import diagonal
 from tests.helpers.cases import relative_error
 from tests.helpers.covering import paired
+from tests.helpers.proximal import Proximal
 from tests.helpers.revive import revived
 from tests.helpers.unit_consistent import BATCHES, GAUGES, ConvNet, mlp, train, wrapped
 
@@ -217,17 +218,6 @@ def test_weights_without_magnitude_are_refused_and_left(value):
     with pytest.raises(ValueError, match=r"'2.weight' holds (NaN|inf)"):
         optimizer.step()
     assert all(torch.equal(p, before[name]) or "2.weight" in name for name, p in model.state_dict().items())
-
-
-class Proximal(torch.optim.Optimizer):
-    """Sets weights, as pruning, clamping and proximal steps do."""
-
-    def __init__(self, parameters, value: float) -> None:
-        super().__init__(parameters, {"value": value})
-
-    def step(self, closure=None):
-        for p in self.param_groups[0]["params"]:
-            p.detach().copy_(torch.where(p.abs() < 1.0, torch.full_like(p, self.param_groups[0]["value"]), p))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
