@@ -11,14 +11,13 @@ from torch.utils import _pytree as pytree
 
 from .._linalg.shards import local, stacked
 from .._linalg.strips import joined, strips_of
-from ..attach.rows import patches_of, reads_patches
+from ..attach.rows import patches_of
 from ..functional.linears import gram_of
-from .followers import Readers
+from .followers import Following, Readers
 from .rows import Layout, features_of
-from .sums import InputSums
 
 
-class InputCovariance(InputSums):
+class InputCovariance(Following):
     r"""What is kept of A = mean of :math:`\tilde x \tilde x^\top` over the rows that a layer reads.
 
     x~ = (x, 1) where a bias trains. Of wide layers diagonal blocks of A alone.
@@ -35,71 +34,12 @@ class InputCovariance(InputSums):
         self, name: str, modules: list[nn.Module], with_bias: bool, max_dim: int | None, readers: Readers
     ) -> None:
         self.layout, self.blocks = Layout.of(modules[0]), blocks_of(modules[0], with_bias, max_dim)
-        self.readers = readers
-        super().__init__(name, modules, with_bias)
-
-    def reset(self) -> None:
-        """Forget everything."""
-        super().reset()
-        #: Whether this layer has once read something else than the one that it followed.
-        self.alone = self.cut is not None or any(reads_patches(module) for module in self.modules)
-
-    def forget_pending(self) -> None:
-        """Drop what forward passes have left since the last measurement."""
-        super().forget_pending()
-        #: Whose sums since then are this layer's too, and how many calls have been counted.
-        self.source: InputCovariance | None = None
-        self.calls = 0
-
-    @property
-    def seen(self) -> bool:
-        """Whether anything has been counted since the last measurement."""
-        return self.source is not None or super().seen
+        super().__init__(name, modules, with_bias, readers)
 
     @property
     def kind(self) -> tuple[Any, ...]:
         """What another layer has in common with this one if it makes the same of its input."""
         return type(self), *self.sizes, self.with_bias, self.dtype, self.weight.device
-
-    def follows(self, input: Tensor) -> bool:
-        """Whether another layer has counted this very tensor, and all that this one has read before."""
-        first = self if self.alone else self.readers.first(self, input)
-        if first is not self and self._may_follow(first):
-            self.source, self.calls = first, first.calls
-            return True
-        if self.source is not None:  # whose sums may hold more by now than this layer has read
-            self.forget_pending()
-            self.alone = True
-        self.calls += 1
-        return False
-
-    def _may_follow(self, first: "InputCovariance") -> bool:
-        if first.calls != self.calls + 1 or (self.calls and self.source is not first):
-            return False
-        self.alone = not self._same_past(first)
-        return not self.alone
-
-    def memory(self) -> list[Tensor]:
-        """All tensors that are kept from step to step."""
-        return self.total or []
-
-    def _same_past(self, first: "InputCovariance") -> bool:
-        if self.total is None or first.total is None:
-            return self.total is first.total
-        # Those that were loaded from a checkpoint may be equal and not the same.
-        pairs = zip(self.memory(), first.memory(), strict=True)
-        return self.rows == first.rows and all(one is two or torch.equal(one, two) for one, two in pairs)
-
-    def go_alone(self) -> None:
-        """Stop following, with the same sums."""
-        source, self.alone = self.source, True
-        assert source is not None
-        self.source, self.pending_rows = None, source.pending_rows
-        self.pending = source.pending and list(source.pending)
-
-    def take(self, first: "InputCovariance") -> None:
-        """Remember what the layer that was followed does."""
-        self.total, self.rows = first.total and list(first.total), first.rows
 
     @property
     def sizes(self) -> list[int]:

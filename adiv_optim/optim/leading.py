@@ -10,7 +10,7 @@ from .._linalg.roots import Spectrum, followed
 from ..functional.linears import gram_of
 from .checkpoint import numbers
 from .covariance import InputCovariance
-from .followers import Readers
+from .followers import Following, Readers
 
 
 class LeadingCovariance(InputCovariance):
@@ -89,7 +89,7 @@ class LeadingCovariance(InputCovariance):
         """All tensors that are kept from step to step."""
         return [*super().memory(), *self.bases]
 
-    def take(self, first: InputCovariance) -> None:
+    def take(self, first: Following) -> None:
         """Remember what the layer that was followed does."""
         super().take(first)
         assert isinstance(first, LeadingCovariance)
