@@ -43,10 +43,11 @@ class CovarianceChart(InputChart[Covariance, Measured]):
 
     def gather(self) -> None:
         """Add up what layers have seen since the last time over processes, of those that do not follow another one."""
+        known = set(self.layers)
         for layer in self.layers:
-            if layer.source is not None and layer.source.calls != layer.calls:  # it was called again, without this one
+            # A layer that is followed may have been called again, without this one, or been replaced.
+            if layer.source is not None and (layer.source.calls != layer.calls or layer.source not in known):
                 layer.forget_pending()
-                layer.alone = True
         super().gather()
 
     def counts(self) -> list[int]:

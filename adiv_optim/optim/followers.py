@@ -58,7 +58,6 @@ class Following(InputSums):
             return True
         if self.source is not None:  # whose sums may hold more by now than this layer has read
             self.forget_pending()
-            self.alone = True
         self.calls += 1
         return False
 

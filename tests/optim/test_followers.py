@@ -185,6 +185,22 @@ def test_a_layer_of_another_past_does_not_follow():
     assert sharing(optimizer) == "v"
 
 
+def test_a_layer_whose_leader_is_replaced_goes_its_own_way():
+    model, optimizer = built(every=1)
+    step(model, optimizer, inputs(0))
+    old = optimizer.chart.measured["k.weight"]
+    optimizer.zero_grad()
+    backward(model, inputs(1))
+    model.q = nn.Linear(6, 4)
+    optimizer.add_param_group({"params": list(model.q.parameters())})
+    optimizer.step()
+    assert optimizer.chart.measured["k.weight"] is old
+    assert "one covariance" not in optimizer.coverage().treated["k.weight"]
+    step(model, optimizer, inputs(2))
+    assert optimizer.chart.measured["k.weight"] is not old
+    assert sharing(optimizer) == ""
+
+
 def test_within_a_step_it_keeps_what_was_measured_before():
     model, optimizer = built(Switching(3), every=1)
     step(model, optimizer, inputs(0))
