@@ -256,6 +256,18 @@ def test_rows_whose_gradients_were_cleared_do_not_count():
     assert sharing(optimizer) == "kv"
 
 
+def test_calls_whose_gradients_were_cleared_do_not_count():
+    (model, optimizer), (apart, reference) = built(), built(copies)
+    for each, own in ((model, optimizer), (apart, reference)):
+        each(inputs(0))
+        own.zero_grad()
+        each.q(inputs(1)).sum().backward()
+        backward(each, inputs(2))
+        own.step()
+    assert same(model, apart)
+    assert layer(optimizer, "k").rows == layer(reference, "k").rows == 6
+
+
 def test_a_failure_is_that_of_all_who_follow():
     model, optimizer = built(every=1)
     step(model, optimizer, inputs(0))
