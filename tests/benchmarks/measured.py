@@ -2,6 +2,7 @@
 
 import math
 from functools import cache
+from itertools import product
 from statistics import fmean, median_high
 
 from scipy.stats import ttest_ind
@@ -151,6 +152,22 @@ def free(method, twin, norm="none", drawn=1.0, file="norm-free", embedding_lr=No
         )
         found.append((fmean(own) - fmean(other), p(own, other)))
     return found
+
+
+def beside(method, norm, drawn):
+    """A wrapper of steps against the optimizer alone, in the same network, on validation."""
+    own, other = (
+        judges.norm_free("norm-free", norm, drawn, m, "validation_loss", None)(STORES)
+        for m in (method, method.rpartition("-")[2])
+    )
+    return fmean(own) - fmean(other), p(own, other)
+
+
+def beside_all(optimizer, *norms, drawn=(None, 1.0)):
+    """The same for both wrappers and all of these networks: the largest difference, and the least p."""
+    methods = [f"input-{how}-{optimizer}" for how in ("scaled", "held")]
+    every = [beside(*row) for row in product(methods, norms, drawn)]
+    return [max(abs(difference) for difference, _ in every), min(found for _, found in every)]
 
 
 def longer():

@@ -17,6 +17,8 @@ from .measured import (
     at_equal_seconds,
     at_length,
     below,
+    beside,
+    beside_all,
     best_at_length,
     best_epoch,
     beta,
@@ -52,6 +54,8 @@ from .measured import (
     widths,
 )
 
+#: What tames the residual stream in other ways than smaller steps.
+NORMALISED = ("layernorm", "rmsnorm", "dyt", "derf", "skip-init")
 #: What the first paragraphs of several pages say of networks without normalisers.
 LEAD = (
     "{:.3f} behind on validation (p = {:.2f}) and {:.3f} on test (p = {:.3f}) after 2,000, and {:.2f} and {:.2f} "
@@ -288,6 +292,14 @@ QUOTES = {
             *(d for d, _ in free("input-scaled-normuon", "normuon")), free("input-scaled-soap", "soap")[1][0]], "+++")),
         ("by {:.3f} on validation and {:.3f} on test", lambda: plus([d for d, _ in free("whitened-adamw",
          "whitened-adamw")], "--")),
+        ("it ends {:.3f} above AdamW's LayerNorm twin on validation, and {:.3f} below its own",
+         lambda: [free("kfac", "adamw")[0][0], -free("kfac", "kfac")[0][0]]),
+        ("it is within {:.3f} of Muon alone (p = {:.2f} or more)", lambda: beside_all("muon", *NORMALISED)),
+        ("Behind AdamW no p is below {:.2f}", lambda: beside_all("adamw", *NORMALISED)[1:]),
+        ("it is {:.3f} below Muon alone, held {:.3f}",
+         lambda: [-beside(f"input-{how}-muon", "gains", 1.0)[0] for how in ("scaled", "held")]),
+        ("stays within {:.3f} of Muon alone with or without gains",
+         lambda: beside_all("muon", "none", "gains", drawn=[None])[:1]),
         LEAD,
         ("is {:.3f} behind its LayerNorm twin on validation (p = {:.2f}) and {:.3f} on test (p = {:.3f})",
          lambda: [x for pair in faster() for x in pair]),
