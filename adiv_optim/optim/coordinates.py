@@ -159,7 +159,7 @@ class Coordinates(OptimizerWrapper):
     @torch.compiler.disable  # it measures, and does what it finds: traced, a step would be dozens of graphs
     @torch.no_grad()
     def _inner_step(self) -> None:
-        parameter = next(parameter for group in self.param_groups for parameter in group["params"])
+        parameter = next(self.model.parameters())
         if not isinstance(self.chart, Detached):
             refuse_capture(type(self).__name__, "counts its steps", parameter)
         with without_autocast(parameter.device.type):  # it would round the products of maps

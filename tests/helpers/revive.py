@@ -8,12 +8,17 @@ from typing import Any
 import torch
 
 
+def through_a_file(value: Any) -> Any:
+    """What torch.load finds of what torch.save wrote."""
+    buffer = io.BytesIO()
+    torch.save(value, buffer)
+    buffer.seek(0)
+    return torch.load(buffer, weights_only=True)
+
+
 def revived(optimizer: Any, fresh: Any) -> list[Any]:
     """The optimizer, its model included, as a checkpoint loaded into `fresh`, a copy and a pickle bring it back."""
-    buffer = io.BytesIO()
-    torch.save({"model": optimizer.model.state_dict(), "optimizer": optimizer.state_dict()}, buffer)
-    buffer.seek(0)
-    saved = torch.load(buffer, weights_only=True)
+    saved = through_a_file({"model": optimizer.model.state_dict(), "optimizer": optimizer.state_dict()})
     fresh.model.load_state_dict(saved["model"])
     fresh.load_state_dict(saved["optimizer"])
     return [fresh, copy.deepcopy(optimizer), pickle.loads(pickle.dumps(optimizer))]

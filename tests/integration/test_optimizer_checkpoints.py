@@ -1,12 +1,10 @@
 """PyTorch's database of optimizers: what a wrapper saves, copies and loads goes on bit for bit."""
 
 import copy
-import io
 import pickle
 from typing import Any
 
 import pytest
-import torch
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_optimizer_state_dict,
@@ -26,15 +24,9 @@ from tests.helpers.optimizers import (
     train,
 )
 from tests.helpers.processes import needs_distributed
+from tests.helpers.revive import through_a_file
 
 pytestmark = [pytest.mark.usefixtures("in_float64"), at_any_rate]
-
-
-def through_a_file(value: Any) -> Any:
-    buffer = io.BytesIO()
-    torch.save(value, buffer)
-    buffer.seek(0)
-    return torch.load(buffer, weights_only=True)
 
 
 def resume(wrapper: Around, configuration: Configuration) -> None:

@@ -1,13 +1,13 @@
 """Checkpoints, copies and pickles of a wrapper: training goes on bit for bit."""
 
 import copy
-import io
 import pickle
 
 import pytest
 import torch
 
 from adiv_optim.optim import OptimizerWrapper
+from tests.helpers.revive import through_a_file
 from tests.optim.test_wrapper import (
     assert_same_parameters,
     batches,
@@ -38,13 +38,6 @@ def assert_same_state(one, other):
     for key, entry in one["state"].items():
         for name, value in entry.items():
             assert torch.equal(torch.as_tensor(value), torch.as_tensor(other["state"][key][name]))
-
-
-def through_a_file(value):
-    buffer = io.BytesIO()
-    torch.save(value, buffer)
-    buffer.seek(0)
-    return torch.load(buffer, weights_only=True)
 
 
 @each_wrapper

@@ -1,7 +1,6 @@
 """Layers that read one tensor keep one covariance, and step as if each had its own."""
 
 import copy
-import io
 from collections.abc import Callable
 from typing import Any
 
@@ -9,92 +8,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from adiv_optim import Preconditioned, Whitened
+from adiv_optim import Whitened
 from adiv_optim._linalg.roots import NoRootError
 from tests.helpers.cases import relative_error
-from tests.helpers.processes import needs_distributed, on_processes
-
-try:
-    from torch.distributed.fsdp import fully_shard
-except ImportError:  # a torch without distributed
-    fully_shard = None
+from tests.helpers.projections import WRAPPERS, backward, built, copies, inputs, layer, one, same, sharing, step
+from tests.helpers.revive import through_a_file
 
 pytestmark = pytest.mark.usefixtures("in_float64")
 
-WRAPPERS: dict[str, Callable[..., Any]] = {
-    "whitened": Whitened,
-    "blocks": lambda *given, **options: Whitened(*given, max_dim=4, **options),
-    "rank": lambda *given, **options: Whitened(*given, rank=2, **options),
-    "preconditioned": Preconditioned,
-}
-on_cpu = pytest.mark.skipif(
-    fully_shard is None or not hasattr(torch.cpu.Stream, "record_event"), reason="fully_shard needs a GPU in this torch"
-)
 each_wrapper = pytest.mark.parametrize("kind", WRAPPERS.values(), ids=WRAPPERS)
-
-
-class Projections(nn.Module):
-    """Three layers that read what `given` makes of the input for each of them, and one that reads theirs."""
-
-    def __init__(self, given: Callable[[Tensor], tuple[Tensor, Tensor, Tensor]]) -> None:
-        super().__init__()
-        self.q, self.k, self.v, self.out = nn.Linear(6, 4), nn.Linear(6, 5), nn.Linear(6, 4), nn.Linear(4, 3)
-        self.given = given
-
-    def forward(self, x: Tensor) -> Tensor:
-        x, y, z = self.given(x)
-        return self.out(self.q(x).tanh() * self.k(y).sum(-1, keepdim=True) + self.v(z))
-
-
-def one(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    return x, x, x
-
-
-def copies(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    return x, x.clone(), x.clone()
-
-
-def built(given: Callable[..., Any] = one, kind: Callable[..., Any] = Whitened, **options: Any) -> tuple[Any, Any]:
-    torch.manual_seed(0)
-    model = Projections(given)
-    return model, kind(torch.optim.AdamW(model.parameters(), lr=0.1), model, **{"every": 2, **options})
-
-
-def inputs(seed: int, rows: int = 6) -> Tensor:
-    return torch.randn(rows, 6, generator=torch.Generator().manual_seed(seed))
-
-
-def backward(model: nn.Module, x: Tensor) -> None:
-    model(x).square().sum().backward()
-
-
-def step(model: nn.Module, optimizer: Any, *batches: Tensor) -> None:
-    optimizer.zero_grad()
-    for x in batches:
-        backward(model, x)
-    optimizer.step()
-
-
-def layer(optimizer: Any, name: str) -> Any:
-    return next(each for each in optimizer.chart.layers if each.name == f"{name}.weight")
-
-
-def same(model: nn.Module, other: nn.Module) -> bool:
-    pairs = zip(model.parameters(), other.parameters(), strict=True)
-    return all(torch.equal(p, q) for p, q in pairs)
-
-
-def sharing(optimizer: Any) -> str:
-    """Which of k and v have the memory of q, and what was made of it."""
-    first, found = layer(optimizer, "q"), ""
-    for name in "kv":
-        follower = next((each for each in optimizer.chart.layers if each.name == f"{name}.weight"), None)
-        if follower is not None and follower.total is not None:
-            kept = [a is b for a, b in zip(follower.memory(), first.memory(), strict=True)]
-            made = optimizer.chart.measured[follower.name] is optimizer.chart.measured[first.name]
-            assert {made, *kept} in ({True}, {False})
-            found += name if made else ""
-    return found
 
 
 @each_wrapper
@@ -201,7 +123,7 @@ def test_a_layer_whose_leader_is_replaced_goes_its_own_way():
     assert sharing(optimizer) == ""
 
 
-def test_within_a_step_it_keeps_what_was_measured_before():
+def test_within_a_step_calls_count_from_where_it_parted():
     model, optimizer = built(Switching(3), every=1)
     step(model, optimizer, inputs(0))
     step(model, optimizer, inputs(1))
@@ -285,13 +207,6 @@ def test_a_failure_is_that_of_all_who_follow():
     assert optimizer.chart.measured["v.weight"] is old
 
 
-def through_a_file(state: Any) -> Any:
-    file = io.BytesIO()
-    torch.save(state, file)
-    file.seek(0)
-    return torch.load(file, weights_only=True)
-
-
 def by_names(optimizer: Any, other: Any) -> None:
     """As torch.distributed.checkpoint does: every tensor by itself."""
     other.load_state_dict(through_a_file(optimizer.inner.state_dict()))
@@ -332,94 +247,3 @@ def test_a_copy_within_a_step_goes_on():
     assert same(model, twin)
     assert sharing(copied) == "kv"
     assert layer(copied, "v").total[0] is not layer(optimizer, "v").total[0]
-
-
-#: By rank, what k reads of the rows of this process; at the last the process sees none.
-ACROSS: dict[str, list[Callable[..., Any]]] = {
-    "all": [one, one, one],
-    "one apart": [one, copies, one],
-    "the first apart": [copies, one, one],
-}
-
-
-def on_each(rank: int, count: int) -> dict[str, Any]:
-    found = {}
-    for name, kind in WRAPPERS.items():
-        for case, given in ACROSS.items():
-            for empty in ("", "unseen", "no rows"):
-                model, optimizer = built(given[rank], kind, every=1)
-                for number in range(3):
-                    optimizer.zero_grad()
-                    x = inputs(number, 12)
-                    last = empty and rank == count - 1
-                    part = x[:0] if last else x[rank :: count - bool(empty)]
-                    if not last or empty == "no rows":
-                        backward(model, part)
-                    for p in model.parameters():
-                        p.grad = torch.zeros_like(p) if p.grad is None else p.grad
-                        torch.distributed.all_reduce(p.grad)
-                    optimizer.step()
-                found[name, case, empty] = model.state_dict(), sharing(optimizer)
-    return found
-
-
-@needs_distributed
-@pytest.mark.parametrize("count", [2, 3])
-def test_processes_follow_together_or_not_at_all(count, tmp_path):
-    every = on_processes(count, on_each, tmp_path, count)
-    for name, kind in WRAPPERS.items():
-        model, reference = built(copies, kind, every=1)
-        for number in range(3):
-            step(model, reference, inputs(number, 12))
-        for found in every:
-            for case in ACROSS:
-                for empty in ("", "unseen", "no rows"):
-                    weights, shared = found[name, case, empty]
-                    for key, value in model.state_dict().items():
-                        assert relative_error(weights[key], value) <= 1e-12, (name, case, empty, key)
-                    # A process that sees no rows has nothing to say against it.
-                    apart = case == "the first apart" or (case == "one apart" and not (empty and count == 2))
-                    assert shared == ("" if apart else "kv")
-
-
-def uncalled(rank: int, count: int) -> Any:
-    """The covariance of k, which the last process does not call."""
-    torch.manual_seed(0)
-    model = nn.ModuleDict({"q": nn.Linear(6, 4), "k": nn.Linear(6, 4)})
-    optimizer = Whitened(torch.optim.SGD(model.parameters(), lr=0.1), model)
-    x = inputs(rank)
-    (model["q"](x).sum() + (0 if rank == count - 1 else model["k"](x).sum())).backward()
-    for p in model["k"].parameters():
-        p.grad = torch.ones_like(p)
-    optimizer.step()
-    (covariance,) = layer(optimizer, "k").mean()
-    return layer(optimizer, "k").rows, covariance[:6, :6]
-
-
-@needs_distributed
-def test_a_layer_that_one_process_does_not_call_follows_on_none(tmp_path):
-    for rows, covariance in on_processes(2, uncalled, tmp_path, 2):
-        assert rows == 6
-        assert relative_error(covariance, inputs(0).T @ inputs(0) / 6) <= 1e-12
-
-
-def on_shards(rank: int, count: int) -> Any:
-    torch.manual_seed(0)
-    model = fully_shard(Projections(one))
-    optimizer = Whitened(torch.optim.AdamW(model.parameters(), lr=0.1), model, every=1)
-    for number in range(3):
-        optimizer.zero_grad()
-        (model(inputs(number, 12)[rank::count]).square().sum() * count).backward()  # gradients are averaged
-        optimizer.step()
-    return {name: value.full_tensor() for name, value in model.state_dict().items()}, sharing(optimizer)
-
-
-@needs_distributed
-@on_cpu
-def test_sharded_layers_follow(tmp_path):
-    model, reference = built(copies, every=1)
-    for number in range(3):
-        step(model, reference, inputs(number, 12))
-    for weights, shared in on_processes(2, on_shards, tmp_path, 2):
-        assert shared == "kv"
-        assert max(relative_error(weights[name], value) for name, value in model.state_dict().items()) <= 1e-12

@@ -1,7 +1,6 @@
 """Preconditioned: the optimizer is given the formula, by micro-batches and processes as by the joined batch."""
 
 import copy
-import io
 
 import pytest
 import torch
@@ -11,6 +10,7 @@ from adiv_optim import Preconditioned
 from tests.helpers.cases import LAYERS, quiet_same, relative_error
 from tests.helpers.processes import needs_distributed, on_two_processes
 from tests.helpers.references import rows
+from tests.helpers.revive import through_a_file
 
 EXACT = 1e-9  # float64; the Cholesky factor squares the condition of the rows
 DAMPING = 0.1
@@ -224,10 +224,7 @@ def test_resume_from_a_checkpoint_is_exact(every):
     whole = trained(network(every=every), batches)
     first = network(every=every)
     weights = trained(first, batches[:4])
-    buffer = io.BytesIO()
-    torch.save(first.state_dict(), buffer)
-    buffer.seek(0)
-    state = torch.load(buffer, weights_only=True)
+    state = through_a_file(first.state_dict())
     second = network(seed=1, every=every)
     second.model.load_state_dict(weights)
     second.load_state_dict(state)
