@@ -86,17 +86,30 @@ def run_all(
 ) -> None:  # fmt: skip
     """Run what the store lacks, under torchrun this rank's share of it; of runs that choose settings keep the score.
 
-    It begins by saying how long that will take, and goes no further if it is to estimate only.
+    It begins by saying how long that will take, and goes no further if it is to estimate only. Of runs that choose
+    settings it waits for the other ranks' as well: all choose from the same.
     """
     rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     mine = runs[rank::world]
     there = store.computed().items()
     waiting = [run for run in mine if (run.key(part), run.computes()) not in there]
     console.print(f"{len(mine) - len(waiting)} of {len(mine)} runs are in {store.path} already")
-    if not waiting:
-        return
-    if waiting[0].device == "cuda" and world > 1:
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", rank)))
+    if waiting:
+        _run_mine(waiting, kind, store, part, download, only_estimate)
+    while part and not _complete(runs, part, store):
+        time.sleep(1)
+
+
+def _complete(runs: Sequence[Run], part: str, store: Store) -> bool:
+    there = store.computed().items()
+    return all((run.key(part), run.computes()) in there for run in runs)
+
+
+def _run_mine(
+    waiting: Sequence[R], kind: Kind, store: Store, part: str | None, download: bool, only_estimate: bool
+) -> None:
+    if waiting[0].device == "cuda" and "LOCAL_RANK" in os.environ:  # else what is current, as without torchrun
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     data = kind.load(waiting[0], download)
     console.print(f"the other {len(waiting)} will take about {_hours(waiting, kind, data)} of training here")
     if only_estimate:

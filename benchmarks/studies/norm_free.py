@@ -16,6 +16,7 @@ from typing import NamedTuple
 from examples.gpt import NORM_LABELS, NORMS
 
 from .. import language
+from ..core.ladder import Ladder, climb
 from ..core.progress import run_all
 from ..core.store import Result, Store
 from ..core.study import Sections, Study
@@ -25,13 +26,6 @@ from ..methods import METHODS
 
 #: Deviation of the embeddings: GPT-2's, or one.
 DRAWN: tuple[float | None, ...] = (None, 1.0)
-
-
-class Ladder(NamedTuple):
-    """Rates, ascending, and those that a search begins with."""
-
-    rates: tuple[float, ...]
-    first: tuple[float, ...]
 
 
 COARSE = Ladder((3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 3e-1), (3e-3, 1e-2, 3e-2))
@@ -71,26 +65,13 @@ GROUPS: list[list[Row]] = [
 
 def search(rows: Sequence[Row], run: TextRun, ladder: Ladder, store: Store, download: bool = False) -> list[TextRun]:
     """For each row, the run of the lowest validation loss, after as many rates as it takes for it to be no edge."""
-    tried = {row: list(ladder.first) for row in rows}
-    while True:
-        trials = {row: [_of(row, run, lr) for lr in rates] for row, rates in tried.items()}
-        planned = [trial for found in trials.values() for trial in found]
-        run_all(planned, LANGUAGE, store, part="search", download=download)
-        scores = {result["key"]: result["score"] for result in store.read("search")}
-        best = {row: min(found, key=lambda t: worth(scores.get(t.key("search")))) for row, found in trials.items()}
-        # The best is no edge once both of its neighbours have been tried.
-        places = {row: ladder.rates.index(found.lr) for row, found in best.items()}
-        around = {row: ladder.rates[max(0, place - 1) : place + 2] for row, place in places.items()}
-        further = {row: [lr for lr in around[row] if lr not in rates] for row, rates in tried.items()}
-        if not any(further.values()):
-            return list(best.values())
-        tried = {row: [*rates, *further[row]] for row, rates in tried.items()}
+    return climb([[_of(row, run)] for row in rows], lambda _: ladder, LANGUAGE, store, worth, download=download)
 
 
-def _of(row: Row, run: TextRun, lr: float) -> TextRun:
+def _of(row: Row, run: TextRun) -> TextRun:
     (damping,) = dampings(row.method, [1.0])
     run = replace(run, norm=row.norm, embedding_deviation=row.drawn, embedding_lr=row.embedding_lr)
-    return replace(run, method=row.method, lr=lr, damping=damping)
+    return replace(run, method=row.method, damping=damping)
 
 
 def report(store: Store, name: str, folder: Path) -> Sections:

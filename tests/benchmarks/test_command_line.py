@@ -1,6 +1,8 @@
 """The command line: resuming, interruption, shares of ranks, and mistakes in one line."""
 
+import json
 import math
+import os
 import signal
 import subprocess
 import sys
@@ -65,6 +67,19 @@ def test_ranks_share_the_runs(tmp_path, monkeypatch):
         assert train(tmp_path / rank, "none", "rmsnorm", "l2norm") == 0
         shares.append({r["settings"]["method"] for r in read(tmp_path / rank)})
     assert shares == [{"none", "l2norm"}, {"rmsnorm"}]
+
+
+def test_ranks_choose_settings_from_what_all_have_tried(tmp_path, monkeypatch):
+    """What chooses comes before what is chosen, though the other rank begins seconds later."""
+    arguments = ["digits-tuned", "--methods", "none", "--optimizers", "sgd", "--activations", "tanh", "--epochs", "1"]
+    arguments += ["--search-epochs", "1", "--trials", "2", "--seeds", "1", "--device", "cpu", "--out", str(tmp_path)]
+    environment = {**os.environ, "RANK": "1", "WORLD_SIZE": "2"}
+    other = subprocess.Popen([sys.executable, "-m", "benchmarks", *arguments], cwd=ROOT, env=environment)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert main(arguments) == 0
+    assert other.wait() == 0
+    lines = [json.loads(line) for line in (tmp_path / "digits-tuned.jsonl").read_text().splitlines()]
+    assert [line.get("part") for line in lines if "key" in line] == 7 * ["search"] + 2 * ["trials"] + [None]
 
 
 def test_killed_benchmark_leaves_whole_lines_and_resumes(tmp_path):

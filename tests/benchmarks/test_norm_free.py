@@ -6,9 +6,9 @@ import pytest
 import torch
 from scipy import stats
 
+from benchmarks.core import ladder
 from benchmarks.core.store import Store
 from benchmarks.language import TextRun, Trainer, build_model, build_optimizers, train
-from benchmarks.studies import norm_free
 from benchmarks.studies.norm_free import COARSE, Row, report, search
 from examples import gpt as text
 
@@ -33,7 +33,7 @@ def test_search_goes_on_until_the_best_rate_is_no_edge(best, tmp_path, monkeypat
                 about = {"settings": run.settings(), "environment": {"host": ""}}
                 store.add(run.key(part), {"part": part, "score": loss, **about})
 
-    monkeypatch.setattr(norm_free, "run_all", run_all)
+    monkeypatch.setattr(ladder, "run_all", run_all)
     (chosen,) = search([Row("none", 1.0, "muon")], RUN, COARSE, Store(tmp_path / "results.jsonl", "norm-free"))
     assert (chosen.lr, chosen.norm, chosen.embedding_deviation, chosen.method) == (best, "none", 1.0, "muon")
     place = COARSE.rates.index(best)
@@ -48,7 +48,7 @@ def test_diverged_runs_are_never_chosen(tmp_path, monkeypatch):
             about = {"settings": run.settings(), "environment": {"host": ""}}
             store.add(run.key(part), {"part": part, "score": score, **about})
 
-    monkeypatch.setattr(norm_free, "run_all", run_all)
+    monkeypatch.setattr(ladder, "run_all", run_all)
     (chosen,) = search([Row("none", 1.0, "muon")], RUN, COARSE, Store(tmp_path / "results.jsonl", "norm-free"))
     assert chosen.lr == 3e-3
 
