@@ -30,7 +30,7 @@ bench: .venv/installed-bench
 test: .venv/installed-test
 	$(PYTEST)
 
-# Tests with the packages of others, which are many: Lightning, Accelerate, transformers, timm, Opacus.
+# Tests with the packages of others, which are many: Lightning, Accelerate, transformers, timm, Opacus, the rivals.
 integration: .venv/installed-integration
 	$(PYTEST) -m integration
 

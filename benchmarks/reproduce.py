@@ -40,6 +40,10 @@ RECIPES: dict[str, Recipe] = {
     "uc-rescaled": Recipe(0.8),
     "cnn": Recipe(1.2, commands=[f"cnn {_SHORT}"]),
     "cnn-pool": Recipe(1.0, commands=[f"cnn-pool {_SHORT}"]),
+    "cnn-tuned": Recipe(3.0),
+    "cnn-pool-tuned": Recipe(2.5),
+    "mlp-tuned": Recipe(5.0),
+    "mlp-wide-tuned": Recipe(14.0),
     "char-lm": Recipe(4.0, "text", ["char-lm", "char-lm --time"]),
     "char-lm-2000": Recipe(1.0, "text", ["char-lm-2000", "char-lm-2000 --time"]),
     "char-lm-equal-time": Recipe(0.3, "text", [

@@ -20,7 +20,8 @@ from ..data import Dataset
 from ..methods import METHODS, Method
 from .departures import DEPARTURES
 from .networks import NETWORKS
-from .run import OPTIMIZERS, ImageRun
+from .optimizers import ELEMENTWISE, OPTIMIZERS
+from .run import ImageRun
 
 #: Steps on a CPU after which an ensemble is compiled, which takes as long as some thousand of them, and then halves or
 #: thirds them.
@@ -127,7 +128,7 @@ class Ensemble(_Trainer):
             attach(self.skeleton, self.method.correction)
         stacked, self.buffers = stack_module_state(self.models)
         self.parameters = {name: parameter.detach() for name, parameter in stacked.items()}
-        self._by_member = bool(trials) or self.method.gauge is not None
+        self._by_member = bool(trials) or self.method.gauge is not None or run.optimizer not in ELEMENTWISE
         if self._by_member:
             for number, model in enumerate(self.models):
                 for name, parameter in model.named_parameters():

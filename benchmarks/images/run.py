@@ -1,9 +1,9 @@
 """One method on one network for images, all seeds: the settings of a run, alone, in a grid and on the command line."""
 
 import argparse
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from functools import cache, partial
+from functools import cache
 from itertools import product
 from typing import Any
 
@@ -15,15 +15,10 @@ from ..data import DATA
 from ..methods import METHODS, Method
 from .departures import DEPARTURES
 from .networks import ACTIVATIONS, NETWORKS
+from .optimizers import OPTIMIZERS
 
 BACKENDS = ("ensemble", "loop", "jacobian")
 SCHEDULES = ("constant", "cosine")
-#: AdamW without decay is Adam.
-OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
-    "adam": partial(torch.optim.AdamW, weight_decay=0.0),
-    "sgd": torch.optim.SGD,
-    "momentum": partial(torch.optim.SGD, momentum=0.9),
-}
 
 
 @dataclass(frozen=True)

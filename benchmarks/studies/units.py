@@ -8,7 +8,7 @@ from ..core.figure import band, panels, shade
 from ..core.store import Result, setting
 from ..core.study import Sections
 from ..core.table import grouped, in_order, markdown, mean_and_error, plus_minus
-from ..images.run import OPTIMIZERS
+from ..images.optimizers import OPTIMIZERS
 from ..methods import METHODS
 from .comparison import grid_study, network
 

@@ -12,6 +12,7 @@ from torch import nn
 from adiv_optim.layers import AffineLikeLinear
 from benchmarks import language
 from benchmarks.language import (
+    PACKAGES,
     TextRun,
     Trainer,
     batches,
@@ -28,7 +29,11 @@ from examples.gpt import GPT, NORMS, PRESETS, all_windows, rate_factor
 
 ADAMW = TextRun(text.DEFAULT, "adamw", "layernorm", 1e-2, steps=6, preset="tiny")
 BATCH_IDEAL = replace(ADAMW, method="batch-ideal-adamw", damping=0.3)
-NAMES = [name for name, method in METHODS.items() if method.applies == "language"]
+NAMES = [
+    pytest.param(name, marks=[pytest.mark.integration] * (method.optimizer in PACKAGES), id=name)
+    for name, method in METHODS.items()
+    if method.applies == "language"
+]
 
 
 @pytest.fixture(scope="module")
@@ -197,7 +202,7 @@ def test_optimizers_hold_every_parameter_once(name):
     assert sorted(held) == sorted(id(parameter) for parameter in model.parameters())
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name not in ("adamw", "sgd", "whitened-sgd")])
+@pytest.mark.parametrize("name", [name for name in NAMES if name.id not in ("adamw", "sgd", "whitened-sgd")])
 def test_other_methods_train(name, sample):
     if lacks(name):
         pytest.skip(f"needs {lacks(name)}")

@@ -1,0 +1,112 @@
+"""Methods behind optimizers: each pair at the best of its own trials, and the optimizers that this brings."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from scipy import stats
+
+from benchmarks.__main__ import main
+from benchmarks.core.store import Store, setting
+from benchmarks.data import load
+from benchmarks.images import optimizers
+from benchmarks.images.ensemble import build_model, build_optimizer
+from benchmarks.images.run import ImageRun
+from benchmarks.images.train import train
+from benchmarks.studies.factorial import DAMPINGS, FIRST, RATES, report
+
+RUN = ImageRun("digits", "none", "tanh", optimizer="sgd", epochs=1, seeds=(1, 2, 3))
+
+
+def test_every_pair_has_its_best_trial_and_other_seeds(tmp_path):
+    command = ["mlp-tuned", "--methods", "none", "batch-ideal", "--optimizers", "sgd", "--activations", "tanh"]
+    command += ["--data", "digits", "--epochs", "1", "--seeds", "2", "--device", "cpu", "--out", str(tmp_path)]
+    assert main(command) == 0
+    store = Store(tmp_path / "mlp-tuned.jsonl")
+    for result in store.read():
+        settings = result["settings"]
+        tried = [r for r in store.read("search") if setting("method")(r) == settings["method"]]
+        assert all(r["settings"]["seeds"] == [0] and r["settings"]["validation"] for r in tried)
+        assert (settings["seeds"], settings["validation"], settings["schedule"]) == ([1, 2], False, "cosine")
+        best = max(tried, key=lambda r: r["score"])["settings"]
+        assert (settings["lr"], settings.get("damping")) == (best["lr"], best.get("damping"))
+        # The best is no edge of what was tried with its damping, where the ladder goes on.
+        same = {r["settings"]["lr"] for r in tried if r["settings"].get("damping") == settings.get("damping")}
+        place = RATES.index(settings["lr"])
+        assert {*FIRST["sgd"], *RATES[max(0, place - 1) : place + 2]} <= same
+        dampings = {r["settings"].get("damping") for r in tried}
+        assert dampings == ({None} if settings["method"] == "none" else set(DAMPINGS))
+    assert [setting("method")(r) for r in store.read()] == ["none", "batch-ideal"]
+
+
+def test_table_has_welchs_p_by_hand(tmp_path):
+    store = Store(tmp_path / "results.jsonl", "mlp-tuned")
+    accuracies = {"batchnorm": [60.0, 61.0, 60.5], "none": [58.0, 59.5, 58.1]}
+    about = {"environment": {"processor": "p", "gpu": None, "threads": 1, "torch": "2"}, "features": 4, "classes": 3}
+    for method, found in accuracies.items():
+        run = replace(RUN, method=method, lr=0.1)
+        store.add(run.key(), {**about, "settings": run.settings(), "test_accuracy": [found]})
+        for lr, score in ((0.03, 50.0), (0.1, 55.0)):
+            trial = replace(run, lr=lr, seeds=(0,), validation=True)
+            kept = {"part": "search", "score": score, "environment": about["environment"]}
+            store.add(trial.key("search"), {**kept, "settings": trial.settings()})
+    section = report(store, "mlp-tuned", tmp_path)["mlp-tuned"]
+    p = stats.ttest_ind(accuracies["none"], accuracies["batchnorm"], equal_var=False).pvalue
+    assert f"| none | sgd | 0.1 |  | 2 | 58.53 ± 0.48 | -1.97 ({p:.2g}) |" in section
+    assert "| BatchNorm | sgd | 0.1 |  | 2 | 60.50 ± 0.29 | twin |" in section
+
+
+@pytest.mark.integration
+def test_muon_steps_what_is_inside_and_adam_the_rest():
+    pytest.importorskip("pytorch_optimizer")
+    run = replace(RUN, optimizer="muon", lr=0.01, hidden=(8, 6, 6), network="cnn")
+    model = build_model(run, load("digits"), 0)
+    optimizer = build_optimizer(run, run.make_method(), model.parameters())
+    before = [p.detach().clone() for p in model.parameters()]
+    generator = torch.Generator().manual_seed(0)
+    for p in model.parameters():
+        p.grad = torch.randn(p.shape, generator=generator, dtype=p.dtype)
+    gradients = [p.grad.clone() for p in model.parameters()]
+    optimizer.step()
+    *inside, last = [place for place, p in enumerate(before) if p.dim() > 1]
+    assert len(inside) == 3
+    for place, (p, old, gradient) in enumerate(zip(model.parameters(), before, gradients, strict=True)):
+        step = (p.detach() - old).flatten(1) if p.dim() > 1 else p.detach() - old
+        if place in inside:
+            # Newton–Schulz in bfloat16 brings singular values to between 0.7 and 1.2; the step has Adam's RMS.
+            values = torch.linalg.svdvals(step) / (0.01 * 0.2 * max(step.shape) ** 0.5)
+            assert values.min() > 0.5
+            assert values.max() < 1.3
+        else:
+            assert torch.allclose(step.view_as(gradient), -0.01 * gradient.sign(), rtol=1e-4)
+    assert last not in inside
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("method", ["none", "batchnorm", "proportional", "uc-network"])
+def test_muon_in_an_ensemble_is_muon_alone(method):
+    """Each model's own: its iteration does not act elementwise, so that a stack of them would be another matrix."""
+    pytest.importorskip("pytorch_optimizer")
+    digits = load("digits").to("cpu", torch.float64)
+    run = replace(RUN, method=method, optimizer="muon", lr=0.01, activation="leaky-relu")
+    together, apart = (
+        torch.tensor(train(replace(run, backend=backend), digits, max_steps=6).step_losses, dtype=torch.float64)
+        for backend in ("ensemble", "loop")
+    )
+    assert ((together - apart).abs() / apart).max() <= 1e-10
+    assert (together[:, 0] - together[:, 1]).abs().max() > 1e-3
+
+
+@pytest.mark.integration
+def test_soap_trains():
+    pytest.importorskip("pytorch_optimizer")
+    losses = torch.tensor(train(replace(RUN, optimizer="soap", lr=0.01), load("digits"), max_steps=20).step_losses)
+    assert (losses[-1] < 0.9 * losses[0]).all()
+
+
+def test_a_package_that_is_not_there_is_named(monkeypatch):
+    monkeypatch.setattr(optimizers, "find_spec", lambda name: None)
+    with pytest.raises(
+        ValueError, match=r"optimizer 'Muon' needs the package pytorch_optimizer; pip install '\.\[peer"
+    ):
+        train(replace(RUN, optimizer="muon"), load("digits"))
