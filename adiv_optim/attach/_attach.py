@@ -4,7 +4,7 @@ A swapped layer keeps its parameters, buffers, hooks and state-dict keys; only i
 `adiv_optim.functional`.
 """
 
-from collections.abc import Container
+from collections.abc import Container, Iterable, Mapping
 
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
@@ -60,27 +60,61 @@ def attach(model: nn.Module, correction: Correction, *, skip: Skip = (), strict:
         "GradientOnly of its own: p.grad is corrected for both, so pass it plainly",
     )
     refuse_lazy("attach", model, skipped)
-    plain = bypassed(model)
-    layers = {
-        name: module
-        for name, module in model.named_modules()
-        if module not in skipped and not _why_plain(module, plain)
-    }
+    layers = _correctable(model, skipped)
     if not layers:
         types = ", ".join(sorted({type(module).__name__ for module in model.modules()}))
         raise ValueError(
             f"nothing to correct: found modules of type {types}; a correction goes on "
             f"{', '.join(plain.__name__ for plain in corrected_types())} layers that are neither complex nor skipped."
         )
-    for path, module in layers.items():
-        module.__dict__.update(_correction=correction, _label=f"{label(path)} ({type(module).__name__})", _ran=False)
-        module.__class__ = swapped(type(module), corrected_types())
+    _put(correction, layers)
     try:
-        _check_reach(model, skipped, strict)
+        notes, elements, _ = _corrections(model, skipped)
+        found = resolved(notes, elements)
+        if strict:
+            _refuse_plain(found)
+        _warn_of_reach(model, found, elements)
     except Exception:
         detach(model)
         raise
     return model
+
+
+def extend(
+    model: nn.Module, correction: Correction, parameters: Iterable[Tensor], *, skip: Skip = (), strict: bool = False
+) -> None:
+    """Put a model's correction on layers that came after `attach`: those that hold some of these parameters."""
+    held, skipped = set(map(id, parameters)), named_in_skip(model, skip, gone=True)
+    refuse_lazy("attach", model, skipped)
+    layers = {
+        path: layer
+        for path, layer in _correctable(model, skipped).items()
+        if not isinstance(layer, Corrected) and any(id(parameter) in held for parameter in layer.parameters())
+    }
+    _put(correction, layers)
+    if strict:
+        try:
+            notes, elements, _ = _corrections(model, skipped)
+            _refuse_plain(resolved(notes, elements))
+        except Exception:
+            for layer in layers.values():
+                detach(layer)
+            raise
+
+
+def _correctable(model: nn.Module, skipped: Container[nn.Module]) -> dict[str, nn.Module]:
+    plain = bypassed(model)
+    return {
+        path: module
+        for path, module in model.named_modules()
+        if module not in skipped and not _why_plain(module, plain)
+    }
+
+
+def _put(correction: Correction, layers: Mapping[str, nn.Module]) -> None:
+    for path, module in layers.items():
+        module.__dict__.update(_correction=correction, _label=f"{label(path)} ({type(module).__name__})", _ran=False)
+        module.__class__ = swapped(type(module), corrected_types())
 
 
 def detach(model: nn.Module) -> nn.Module:
@@ -196,16 +230,17 @@ def _why_plain(owner: nn.Module, without_call: dict[nn.Module, str]) -> str:
     return f"{plain.__name__} has no correction"
 
 
-def _check_reach(model: nn.Module, skipped: set[nn.Module], strict: bool) -> None:
-    """Refuse, or warn of, parameters that corrections that were just put on do not reach."""
-    notes, elements, _ = _corrections(model, skipped)
-    found = resolved(notes, elements)
-    if strict and found.skipped:
+def _refuse_plain(found: Coverage) -> None:
+    if found.skipped:
         missed = "; ".join(f"{path} ({why})" for path, why in found.skipped.items())
         raise ValueError(
             f"strict: {len(found.skipped)} trainable parameters would keep the plain gradient: {missed}. "
             "Name their modules in skip, or pass strict=False."
         )
+
+
+def _warn_of_reach(model: nn.Module, found: Coverage, elements: dict[str, int]) -> None:
+    """Warn if corrections that were just put on reach less than half of a model."""
     if any(isinstance(layer, Corrected) and not list(layer.parameters()) for layer in model.modules()):
         return  # FullyShardedDataParallel keeps them elsewhere, in one flat parameter
     share = Coverage(found.never_seen, elements=elements).element_share  # none of the layers has run yet

@@ -49,8 +49,11 @@ def bypassed(model: nn.Module) -> dict[nn.Module, str]:
     }
 
 
-def named_in_skip(model: nn.Module, skip: Skip) -> set[nn.Module]:
-    """The modules that `skip` names, and all below them; raise a ValueError where the model has none of that name."""
+def named_in_skip(model: nn.Module, skip: Skip, *, gone: bool = False) -> set[nn.Module]:
+    """The modules that `skip` names, and all below them.
+
+    A ValueError where the model has none of that name, unless they may be `gone` since.
+    """
     if isinstance(skip, str):
         raise TypeError(f"skip is the string {skip!r}; pass a list of paths or types: skip=[{skip!r}].")
     modules = dict(model.named_modules(remove_duplicate=False))
@@ -60,7 +63,7 @@ def named_in_skip(model: nn.Module, skip: Skip) -> set[nn.Module]:
             roots = [module for module in modules.values() if isinstance(module, entry)]
         else:
             roots = [module for path, module in modules.items() if path == entry]
-        if not roots:
+        if not roots and not gone:
             raise no_such_module("skip", entry, modules)
         skipped.update(module for root in roots for module in root.modules())
     return skipped

@@ -5,7 +5,7 @@ from typing import Any
 from torch import nn
 from torch.optim import SGD, Optimizer
 
-from ..attach import attach, correction_coverage, detach
+from ..attach import attach, correction_coverage, detach, extend
 from ..attach.checks import Skip
 from ..attach.coverage import Coverage, warn
 from ..attach.layers import Corrected
@@ -25,7 +25,8 @@ class GradientOnly(OptimizerWrapper):
     leaves the corrected gradient in `p.grad`, and the wrapper hands every call to the optimizer. The
     forward pass, the state dict and the exported model stay as they are. Per-row corrections are additive,
     so accumulation over micro-batches and data parallelism need nothing; `BatchIdeal` is ideal for the rows
-    of one backward and not for their union, as `Preconditioned` is.
+    of one backward and not for their union, as `Preconditioned` is. A layer that comes into the model later
+    is corrected from the moment in which `add_param_group` brings its parameters.
 
     The correction is the model's, not the wrapper's: it stays, and so does the gradient of the last backward, when the
     wrapper is deleted. `detach` takes it off, and so does the end of a with block; `zero_grad` clears the gradient. A
@@ -79,13 +80,15 @@ class GradientOnly(OptimizerWrapper):
     ) -> None:
         super().__init__(optimizer)
         check_same_parameters("GradientOnly", optimizer, model)
-        self.model = attach(model, correction, skip=skip, strict=strict)
+        skip = skip if isinstance(skip, str) else tuple(skip)  # which is refused
+        self._options: dict[str, Any] = {"correction": correction, "skip": skip, "strict": strict}
+        self.model = attach(model, **self._options)
         if type(optimizer) is SGD and isinstance(correction, BatchIdeal):
             _warn_of_rate(optimizer, correction)
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what a copy or a pickle keeps: as in torch, no hooks."""
-        return {**super().__getstate__(), "model": self.model}
+        return {**super().__getstate__(), "model": self.model, "_options": self._options}
 
     def __repr__(self) -> str:
         rules = dict.fromkeys(repr(layer._correction) for layer in self._layers())
@@ -98,6 +101,17 @@ class GradientOnly(OptimizerWrapper):
     def __exit__(self, *exception: object) -> None:
         """Take the correction off, also after an error; the last gradients stay."""
         self.detach()
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a parameter group; layers that are new in the model and hold some of it are corrected from now on."""
+        super().add_param_group(param_group)
+        if not self._layers():  # detached
+            return
+        try:
+            extend(self.model, parameters=self.param_groups[-1]["params"], **self._options)
+        except Exception:
+            self.param_groups.pop()
+            raise
 
     def detach(self) -> nn.Module:
         """Take the correction off and return the plain model; the optimizer goes on with plain gradients."""
