@@ -154,6 +154,11 @@ def free(method, twin, norm="none", drawn=1.0, file="norm-free", embedding_lr=No
     return found
 
 
+def unnormalised(drawn, method="muon"):
+    """Test loss without a normaliser."""
+    return fmean(judges.norm_free("norm-free", "none", drawn, method, "test_loss", None)(STORES))
+
+
 def beside(method, norm, drawn):
     """A wrapper of steps against the optimizer alone, in the same network, on validation."""
     own, other = (
