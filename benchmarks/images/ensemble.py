@@ -2,6 +2,7 @@
 
 import math
 import shutil
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import replace
@@ -139,7 +140,7 @@ class Ensemble(_Trainer):
         each = None if trials else 0
         self._gradients: Callable[..., Any] = vmap(grad_and_value(self._loss), in_dims=(0, 0, each, each))
         on_gpu = run.device.startswith("cuda")
-        self._compile_after = None if on_gpu or not any(map(shutil.which, COMPILERS)) else COMPILE_AFTER
+        self._compile_after = None if on_gpu else COMPILE_AFTER
         # A captured step would replay the learning rate it was captured with.
         self._captures = on_gpu and run.schedule == "constant" and not self._by_member
         self._steps_taken = 0
@@ -191,6 +192,10 @@ class Ensemble(_Trainer):
 
     def _compile(self, *batch: Tensor) -> None:
         """Compile losses and gradients, for batches of this shape."""
+        if not any(map(shutil.which, COMPILERS)):
+            what = f"no C++ compiler is there ({', '.join(COMPILERS)}): steps take two to three times as long"
+            warnings.warn(what, stacklevel=2)
+            return
         buffers = {name: buffer.clone() for name, buffer in self.buffers.items()}  # tracing runs a step
         # torch.compile over vmap does not see the backward of an autograd.Function; what make_fx has traced is plain.
         eager = self._gradients

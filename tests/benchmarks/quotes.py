@@ -88,8 +88,8 @@ QUOTES = {
          f"AdamW, batch {b}, every 10, rank 16")[0] for b in (16, 128)]),
         ("after 400 steps {:.3f} nats less, about its error; at equal seconds no gain | {:.2f}× |",
          lambda: [less("whitened-muon-16", "muon")[1], speed("whitened", "Muon, batch 16, every 10, rank 16")[0]]),
-        ("(p = {:.2f}): {:.2f} nats less than Muon with these embeddings, {:.2f} less than with GPT-2's; after 2,000 it is "
-         "behind | {:.2f}× |",
+        ("(p = {:.2f}): {:.2f} nats less than Muon with these embeddings, {:.2f} less than with GPT-2's; after 2,000 "
+         "it is behind | {:.2f}× |",
          lambda: [free("input-held-muon", "muon")[1][1], *(unnormalised(drawn) - unnormalised(1.0, "input-held-muon")
                   for drawn in (1.0, None)), speed("input-scaled", "Muon, batch 16, held")[0]]),
         ("{:.1f} % where tuned SGD has {:.1f} % and affine-like layers {:.1f} % (n = 5, p < "

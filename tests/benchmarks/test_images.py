@@ -55,6 +55,15 @@ def test_compiled_ensemble_equals_plain_loops(method, digits, monkeypatch):
     assert together.accuracy() == pytest.approx(apart.accuracy())
 
 
+def test_a_missing_compiler_is_said(digits, monkeypatch):
+    monkeypatch.setattr(ensemble, "COMPILE_AFTER", 2)
+    monkeypatch.setenv("PATH", "")
+    run = ImageRun("digits", "none", "tanh", (8,), epochs=1, seeds=(0, 1))
+    with pytest.warns(UserWarning, match=r"no C\+\+ compiler is there \(g\+\+, clang\+\+, cl\): steps take"):
+        together = losses(run, digits)
+    assert (together - losses(replace(run, backend="loop"), digits)).abs().max() <= TOLERANCE
+
+
 #: Each with another way to act on convolutions; every network has two of them or more.
 ON_OTHERS = ["none", "batchnorm", "l2-patch", "affine-like", "proportional", "batch-ideal", "uc-network"]
 
