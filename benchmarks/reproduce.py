@@ -17,6 +17,8 @@ class Recipe(NamedTuple):
     commands: Sequence[str] = ()  # studies with their options; the study of its own name by default
 
 
+#: What follows the name of a paper's protocol at a reduced length.
+SHORTER = "-reduced"
 #: Protocols of the papers: study, hours at its paper's length and at a reduced one.
 _PAPERS = {
     "table1": ("table1", 17, 3), "fig2": ("fig2", 30, 6), "fig3": ("fig3", 30, 6), "fig4": ("fig4", 70, 14),
@@ -66,7 +68,7 @@ RECIPES: dict[str, Recipe] = {
     "isometry-widths": Recipe(0.02),
     "speed": Recipe(0.7),
     **{name: Recipe(hours, commands=[f"{study} --preset paper"]) for name, (study, hours, _) in _PAPERS.items()},
-    **{f"{name}-reduced": Recipe(hours, commands=[f"{study} --preset reduced"])
+    **{name + SHORTER: Recipe(hours, commands=[f"{study} --preset reduced"])
        for name, (study, _, hours) in _PAPERS.items()},
 }  # fmt: skip
 

@@ -12,6 +12,7 @@ from ..core.store import Store
 from ..core.study import Digest
 from ..core.table import machine, markdown, mean_and_error, plus_minus
 from ..methods import METHODS
+from ..reproduce import RECIPES, SHORTER
 from . import judges
 from .char_lm import best_rows, draw, zoom
 from .comparison import DATA_LABELS
@@ -182,9 +183,20 @@ def _runtimes(stores: Mapping[str, Store], name: str, folder: Path) -> str:
     )
 
 
+def _not_run(stores: Mapping[str, Store], name: str, folder: Path) -> str:
+    """What `reproduce` can make and no file holds, at its full length."""
+    missing = {name: recipe for name, recipe in RECIPES.items() if name not in stores}
+    full = {name: recipe for name, recipe in missing.items() if not name.endswith(SHORTER)}
+    rows = [
+        [f"`{name}`", f"{recipe.hours:g}", "yes" if name + SHORTER in missing else ""] for name, recipe in full.items()
+    ]
+    return markdown(["name", "hours of one core", f"has a shorter form, `NAME{SHORTER}`"], rows)
+
+
 VERDICT = ("cifar10", "cifar10-trials", "cnn", "cnn-pool", "char-lm")
 DIGESTS = {
     "verdict": Digest(VERDICT, _verdict),
     "equal-seconds": Digest(("char-lm", "char-lm-2000", "char-lm-equal-time"), _equal_seconds),
     "runtimes": Digest((), _runtimes),
+    "not-run": Digest(VERDICT, _not_run),
 }

@@ -10,6 +10,7 @@ from benchmarks.__main__ import main
 from benchmarks.core.store import Store
 from benchmarks.core.study import insert, report
 from benchmarks.core.table import mean_and_error
+from benchmarks.reproduce import RECIPES
 from benchmarks.studies import DIGESTS, STUDIES
 from benchmarks.studies.table1 import MISSING
 
@@ -206,6 +207,14 @@ def test_report_fills_all_pages_or_none(tmp_path, capsys, drawn):
     assert main([*command, "--figures", str(tmp_path / "figures")]) == 0
     assert all("| none | 42.00 ± 2.00 | 2.00 |" in page.read_text() for page in pages)
     assert [path.name for path in tmp_path.glob("*/*.png")] == ["mine.png"]
+
+
+def test_what_has_not_run_is_listed_at_its_full_length(tmp_path):
+    there = dict.fromkeys(RECIPES.keys() - {"fig2", "fig2-reduced", "fig3", "fig4-reduced", "speed"})
+    section = DIGESTS["not-run"].section(there, "not-run", tmp_path)
+    rows = [line.split(" | ") for line in section.splitlines()[2:]]
+    found = {name: shorter for name, _, shorter in rows}
+    assert found == {"| `speed`": " |", "| `fig2`": "yes |", "| `fig3`": " |"}
 
 
 def test_runtimes_sum_epochs_and_read_the_last_of_a_running_clock(tmp_path):
