@@ -47,7 +47,7 @@ class CovarianceChart(InputChart[Covariance, Measured]):
         for layer in self.layers:
             # A layer that is followed may have been called again, without this one, or been replaced.
             if layer.source is not None and (layer.source.calls != layer.calls or layer.source not in known):
-                layer.forget_pending()
+                layer.part()
         super().gather()
 
     def counts(self) -> list[int]:

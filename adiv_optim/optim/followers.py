@@ -39,6 +39,17 @@ class Following(InputSums):
         #: Whose sums since then are this layer's too, and how many calls have been counted.
         self.source: Following | None = None
         self.calls = 0
+        #: What `Readers` know of the last call that has been counted.
+        self.mark: object = None
+        #: Who has followed this layer, and for them its sums as they were before its last call, with their rows.
+        self.followers: list[Following] = []
+        self.before: tuple[list[Tensor] | None, int] = None, 0
+
+    def drop(self) -> None:
+        """Drop what zero_grad has dropped; who has followed does that for itself."""
+        for layer in self._in_step():
+            layer.part()
+        super().drop()
 
     @property
     @abstractmethod
@@ -52,14 +63,39 @@ class Following(InputSums):
 
     def follows(self, input: Tensor) -> bool:
         """Whether another layer has counted this very tensor, and all that this one has read before."""
-        first = self if self.alone else self.readers.first(self, input)
-        if first is not self and self._may_follow(first):
+        first = None if self.alone else self.readers.last(self, input)
+        if first is not None and self._may_follow(first):
+            if self not in first.followers:
+                first.followers.append(self)
             self.source, self.calls = first, first.calls
             return True
-        if self.source is not None:  # whose sums may hold more by now than this layer has read
-            self.forget_pending()
+        if self.source is not None:
+            self.part()
+        self.followers = [layer for layer in self._in_step() if layer.calls == self.calls]
+        if self.followers:  # they may not read this
+            self.before = _copied(self.pending), self.pending_rows
         self.calls += 1
+        self.mark = None if self.alone else self.readers.note(self, input)
         return False
+
+    def _in_step(self) -> list["Following"]:
+        """Who follows, once those are parted that have missed a call."""
+        followers = [layer for layer in self.followers if layer.source is self]
+        for layer in followers:
+            if layer.calls < self.calls:
+                layer.part()
+        return [layer for layer in followers if layer.source is self]
+
+    def part(self) -> None:
+        """Stop following, with sums of its own over what both have read."""
+        source = self.source
+        assert source is not None
+        self.source = None
+        if self.calls == source.calls:
+            self.pending, self.pending_rows = _copied(source.pending), source.pending_rows
+        else:
+            pending, self.pending_rows = source.before
+            self.pending = _copied(pending)
 
     def _may_follow(self, first: "Following") -> bool:
         if first.calls != self.calls + 1 or (self.calls and self.source is not first):
@@ -78,23 +114,20 @@ class Following(InputSums):
         pairs = zip(self.memory(), first.memory(), strict=True)
         return self.rows == first.rows and all(one is two or torch.equal(one, two) for one, two in pairs)
 
-    def go_alone(self) -> None:
-        """Stop following, with the same sums."""
-        source, self.alone = self.source, True
-        assert source is not None
-        self.source, self.pending_rows = None, source.pending_rows
-        self.pending = source.pending and list(source.pending)
-
     def take(self, first: "Following") -> None:
         """Remember what the layer that was followed does."""
         self.total, self.rows = first.total and list(first.total), first.rows
+
+
+def _copied(sums: list[Tensor] | None) -> list[Tensor] | None:
+    return sums and [part.clone() for part in sums]
 
 
 class Readers:
     """Which layer has counted a tensor; tensors are not kept for it."""
 
     def __init__(self) -> None:
-        self._found: dict[Any, tuple[Following, weakref.ref[Tensor], int]] = {}
+        self._found: dict[Any, tuple[Following, weakref.ref[Tensor], int, object]] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         return {"_found": {}}
@@ -103,20 +136,22 @@ class Readers:
         """Let no tensor that has been counted so far be followed."""
         self._found.clear()
 
-    def first(self, layer: Following, input: Tensor) -> Following:
-        """The first layer that has counted this very tensor as this one would, if nothing has been written to it since.
-
-        If there is none it is this one, from now on.
-        """
+    def last(self, layer: Following, input: Tensor) -> Following | None:
+        """The layer whose last call counted this very tensor as this one would, if nothing has been written to it."""
         if input.is_inference():  # which has no version: whether it has been written to cannot be told
-            return layer
-        key = id(input), layer.kind
-        found = self._found.get(key)
-        if found is None or found[2] != input._version:
-            # It goes with the tensor, before another one can have its place.
-            reference = weakref.ref(input, lambda _: self._found.pop(key, None))
-            self._found[key] = found = layer, reference, input._version
-        return found[0]
+            return None
+        first, _, version, mark = self._found.get((id(input), layer.kind), (None, None, None, None))
+        return first if first is not None and first.mark is mark and version == input._version else None
+
+    def note(self, layer: Following, input: Tensor) -> object:
+        """Remember that a layer has counted a tensor, and return what `Following.mark` is until the next one."""
+        if input.is_inference():
+            return None
+        key, mark = (id(input), layer.kind), object()
+        # It goes with the tensor, before another one can have its place.
+        reference = weakref.ref(input, lambda _: self._found.pop(key, None))
+        self._found[key] = layer, reference, input._version, mark
+        return mark
 
 
 def agree(layers: Sequence[Following], group: Group) -> list[int]:
@@ -143,5 +178,6 @@ def agree(layers: Sequence[Following], group: Group) -> list[int]:
         if source is not None and every[numbers[source] - 1][:3:2] == [count, 0]:
             layer.source, counts[numbers[layer] - 1] = source, 0
         elif layer.source is not None:
-            layer.go_alone()
+            layer.part()
+            layer.alone = True
     return counts

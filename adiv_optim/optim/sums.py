@@ -60,6 +60,10 @@ class InputSums(ABC):
         #: Whether zero_grad was called since: the next forward pass then begins anew, unless gradients have come.
         self.dropped = False
 
+    def drop(self) -> None:
+        """Drop what zero_grad has dropped."""
+        self.forget_pending()
+
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "remove_hooks"}
 
@@ -119,7 +123,7 @@ class InputSums(ABC):
             )
         held = self._held(input)
         if self.dropped and not self._has_gradient():
-            self.forget_pending()
+            self.drop()
         if self.follows(input):
             return
         with without_autocast(held.device.type):
