@@ -190,4 +190,7 @@ def low_rank_inverse_root(trace: Tensor, spectrum: Spectrum, ridge: Tensor) -> L
     size, rank = spectrum.vectors.shape[-2:]
     level = (((trace - spectrum.values.sum(-1)) / (size - rank)).clamp_min(0) + ridge).rsqrt()
     weights = (spectrum.values.clamp_min(0) + ridge[..., None]).rsqrt() - level[..., None]
-    return LowRank(level if level.dim() else host.read(level)[0], spectrum.vectors, weights)
+    finite, *first = host.read((level.sum() + weights.sum()).isfinite(), level)
+    if not finite:
+        raise NoRootError(f"no finite root found of the {rank} leading eigenvectors of {size} columns")
+    return LowRank(level if level.dim() else first[0], spectrum.vectors, weights)

@@ -1,6 +1,7 @@
 """The linear layer: rows × features, the canonical shape every correction is stated in."""
 
 import inspect
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import reduce
@@ -80,7 +81,9 @@ _Linear.forward.__signature__ = inspect.signature(_Linear.forward)  # type: igno
 def _rows(tensor: Tensor, weight: Tensor) -> Tensor:
     """(…, features) → (rows, features), below the leading dimension of a stack."""
     first = weight.dim() - 2
-    return tensor.flatten(first, -2) if tensor.dim() > first + 1 else tensor.unsqueeze(first)
+    # Not by flatten, which has no rule for the batches of gradients of autograd.functional.
+    shape = (*tensor.shape[:first], math.prod(tensor.shape[first:-1]), tensor.shape[-1])
+    return tensor.reshape(shape) if tensor.dim() > first + 1 else tensor.unsqueeze(first)
 
 
 def _input_gradient(rows: Tensor, grad_rows: Tensor, weight: Tensor) -> Tensor:

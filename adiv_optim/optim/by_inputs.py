@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import torch
 from torch import nn
 from torch.optim import Optimizer
 
@@ -11,7 +12,7 @@ from ..attach.coverage import warn
 from .averages import Averages
 from .coordinates import UNFLATTENED, Coordinates
 from .input_chart import InputChart
-from .rows import why_not_rows
+from .rows import FROZEN, why_not_rows
 from .shards import bias_of_columns, managed_by_fsdp, refuse_shards, why_replicated
 from .sums import InputSums
 
@@ -35,13 +36,14 @@ class ByInputs(Coordinates):
         check_count(name, every=chart.every)
         super().__init__(optimizer, model, chart)
         refuse_flat(name, model, UNFLATTENED)
+        left = named_in_skip(model, chart.skip)
         self._find_layers()
         reasons = "; ".join(f"{path} ({why})" for path, why in list(chart.plain.items())[:5])
         if not chart.layers:
             raise ValueError(
                 f"{name}: no tensor the optimizer holds is the weight of a layer whose rows are known: {reasons}."
             )
-        skipped = {id(p) for module in named_in_skip(model, chart.skip) for p in module.parameters(recurse=False)}
+        skipped = {id(p) for module in left for p in module.parameters(recurse=False)}
         held = [p for group in self.param_groups for p in group["params"] if id(p) not in skipped]
         trained = sum(p.numel() for p in held if p.requires_grad)
         if 2 * sum(p.numel() for layer in chart.layers for p in layer.parameters) < trained:
@@ -63,8 +65,19 @@ class ByInputs(Coordinates):
             try:
                 self._find_layers()
             except Exception:
-                self.param_groups.pop()
+                super()._drop_group()  # nothing has been found
                 raise
+
+    def _drop_group(self) -> None:
+        super()._drop_group()
+        if isinstance(self.chart, InputChart):
+            self._find_layers()
+
+    @torch.compiler.disable
+    def _inner_step(self) -> None:
+        if isinstance(self.chart, InputChart) and any(p.requires_grad for p in self.chart.frozen):
+            self._find_layers()  # layers are unfrozen one after the other, as in fine-tuning
+        super()._inner_step()
 
     @property
     def averages(self) -> Averages:
@@ -88,7 +101,7 @@ class ByInputs(Coordinates):
 
     def _find_layers(self) -> None:
         chart = self.chart
-        skipped = named_in_skip(self.model, chart.skip)
+        skipped = named_in_skip(self.model, chart.skip, gone=True)
         refuse_lazy(type(self).__name__, self.model, skipped)
         held = {id(p) for group in self.param_groups for p in group["params"]}
         managed = managed_by_fsdp(self.model)
@@ -103,20 +116,27 @@ class ByInputs(Coordinates):
         # A layer that has been replaced leaves its record behind under the same name: the weight tells them apart.
         known = {(layer.name, id(layer.weight)): layer for layer in chart.layers}
         layers, plain, plain_biases = [], {}, {}
+        chart.frozen = []
         for key, modules in users.items():
             name, parameter = named[key]
+            layer = known.pop((name, key), None)
+            layer = layer if layer is not None and layer.modules == modules else None
             ignored = [without_call[module] for module in modules if module in without_call]
             why = NAMED if not skipped.isdisjoint(modules) else next(iter(ignored), "")
             why = why or why_not_rows(name, parameter, modules) or why_replicated(parameter, modules, managed)
+            if why == FROZEN and layer is not None:
+                why = ""  # for a while: it has been treated
+            if why == FROZEN:
+                chart.frozen.append(parameter)
             if why:
                 plain[key] = why
                 continue
             bias = getattr(modules[0], "bias", None)  # a layer with `input_rows` may have none
-            with_bias = isinstance(bias, nn.Parameter) and bias.requires_grad and users.get(id(bias)) == modules
+            trains = isinstance(bias, nn.Parameter) and (bias.requires_grad or (layer is not None and layer.with_bias))
+            with_bias = trains and users.get(id(bias)) == modules
             if with_bias and (why := chart.bias_is_plain or bias_of_columns(parameter)):
                 plain_biases[id(bias)], with_bias = why, False
-            layer = known.pop((name, key), None)
-            if layer is None or layer.modules != modules or layer.with_bias != with_bias:
+            if layer is None or layer.with_bias != with_bias:
                 layer = chart.sums(name, modules, with_bias)
             layers.append(layer)
         for layer in layers:

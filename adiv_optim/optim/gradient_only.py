@@ -81,14 +81,15 @@ class GradientOnly(OptimizerWrapper):
         super().__init__(optimizer)
         check_same_parameters("GradientOnly", optimizer, model)
         skip = skip if isinstance(skip, str) else tuple(skip)  # which is refused
-        self._options: dict[str, Any] = {"correction": correction, "skip": skip, "strict": strict}
-        self.model = attach(model, **self._options)
+        self.model = attach(model, correction, skip=skip, strict=strict)
+        #: What layers that come later are given; None once this is detached.
+        self._later: dict[str, Any] | None = {"correction": correction, "skip": skip, "strict": strict}
         if type(optimizer) is SGD and isinstance(correction, BatchIdeal):
             _warn_of_rate(optimizer, correction)
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what a copy or a pickle keeps: as in torch, no hooks."""
-        return {**super().__getstate__(), "model": self.model, "_options": self._options}
+        return {**super().__getstate__(), "model": self.model, "_later": self._later}
 
     def __repr__(self) -> str:
         rules = dict.fromkeys(repr(layer._correction) for layer in self._layers())
@@ -105,16 +106,17 @@ class GradientOnly(OptimizerWrapper):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a parameter group; layers that are new in the model and hold some of it are corrected from now on."""
         super().add_param_group(param_group)
-        if not self._layers():  # detached
+        if self._later is None:
             return
         try:
-            extend(self.model, parameters=self.param_groups[-1]["params"], **self._options)
+            extend(self.model, parameters=self.param_groups[-1]["params"], **self._later)
         except Exception:
-            self.param_groups.pop()
+            self._drop_group()
             raise
 
     def detach(self) -> nn.Module:
         """Take the correction off and return the plain model; the optimizer goes on with plain gradients."""
+        self._later = None
         return detach(self.model)
 
     def coverage(self) -> Coverage:

@@ -50,6 +50,8 @@ class InputChart(Chart, Generic[Sums, Measured]):
         #: What is measured, and why everything else is not.
         self.layers: list[Sums] = []
         self.plain: dict[str, str] = {}
+        #: Parameters that are plain for no other reason than that they do not train now.
+        self.frozen: list[nn.Parameter] = []
         self.steps = 0
         #: Whether all processes see the same rows, so that there is nothing to add up.
         self.alone = False
@@ -58,6 +60,8 @@ class InputChart(Chart, Generic[Sums, Measured]):
         self.measured: dict[str, Measured] = {}
         #: By layer, how often its covariance could not be factorised; what was measured before then stays in use.
         self.failures: dict[str, int] = {}
+        #: By layer, how often rows were dropped because their sums held NaN or inf.
+        self.spoiled: dict[str, int] = {}
 
     def settings(self) -> dict[str, Any]:
         """Return what it was built with, as the repr shows it."""
@@ -161,6 +165,9 @@ class InputChart(Chart, Generic[Sums, Measured]):
         for layer in self.layers:
             if layer not in finite:
                 layer.forget_pending()
+        for layer in seen:
+            if layer not in finite:
+                self.spoiled[layer.name] = self.spoiled.get(layer.name, 0) + 1
         whole = [layer for layer in seen if layer in finite]
         for layer, found in zip(whole, self.measure_each(whole), strict=True):
             if isinstance(found, NoRootError):
@@ -205,7 +212,9 @@ class InputChart(Chart, Generic[Sums, Measured]):
 
     def remark(self, layer: Sums) -> str:
         """Say what else there is to say of a layer."""
-        return f", {count} factorisations failed" if (count := self.failures.get(layer.name)) else ""
+        failed, spoiled = self.failures.get(layer.name), self.spoiled.get(layer.name)
+        words = f", {failed} factorisations failed" if failed else ""
+        return words + (f", rows dropped {spoiled} times: their squares held NaN or inf" if spoiled else "")
 
     def why_inactive(self) -> str:
         """Say why no layer has been measured."""
@@ -213,6 +222,8 @@ class InputChart(Chart, Generic[Sums, Measured]):
             return ""
         if self.failures:
             return "no covariance could be factorised; choose a greater damping."
+        if self.spoiled:
+            return "the squares of what its layers read held NaN or inf; look for the first layer that returns them."
         return (
             "no layer has seen a row. Train with gradients enabled, and wrap the optimizer before the first call of a "
             "model that torch.compile has compiled, which would not see the hooks."
@@ -237,7 +248,7 @@ class InputChart(Chart, Generic[Sums, Measured]):
         """Take them from a checkpoint; an empty one makes the chart forget."""
         if self.loaded and not state:
             return  # torch.distributed.checkpoint loads averages and the optimizer's own state one by one
-        self.steps, self.measured, self.failures = state.get("steps", 0), {}, {}
+        self.steps, self.measured, self.failures, self.spoiled = state.get("steps", 0), {}, {}, {}
         for layer in self.layers:
             layer.reset()
             if state:

@@ -81,6 +81,7 @@ class Scaling(Map):
 
     def __init__(self, layer: InputPower, start: Scales, end: Scales) -> None:
         self.parameters = [layer.weight]
+        self.layer, self.last = layer, end
         self.start = self.end = _as_factor(layer.weight, start, layer.dtype)
         self.holds = start != end
         if self.holds:
@@ -115,6 +116,8 @@ class Scaling(Map):
             torch.add(step.div_(self.end), weight, alpha=kept, out=written)
         else:  # what was set to zero, as pruning and proximal steps do, is zero here as well
             torch.where(written == 0, written, step.div_(self.end).add_(weight), out=written)
+        if self.holds:
+            self.layer.last = self.last  # at once: an interrupt may keep the others from leaving
 
     def _step(self, weight: Tensor, known: Known) -> Tensor:
         """ΔW', -0 where there is none; where the step began at 0 the parameter itself."""
@@ -128,7 +131,7 @@ def _as_factor(weight: Tensor, scales: Scales, dtype: torch.dtype) -> Any:
     """What to multiply a weight by: one number, or each group's scale at its rows."""
     if len(scales) == 1:
         return scales[0]
-    factor = torch.tensor(scales, dtype=dtype).to(weight.device, non_blocking=True)
+    factor = torch.tensor(scales, dtype=dtype, device="cpu").to(weight.device, non_blocking=True)
     return factor.repeat_interleave(len(weight) // len(scales)).view(-1, *[1] * (weight.dim() - 1))
 
 
@@ -188,7 +191,7 @@ class ScaleChart(InputChart[InputPower, Scales]):
     def how(self, layer: InputPower, measured: Scales | None) -> str:
         """Say what the layer reads and what its steps are divided by."""
         if measured is None:
-            return "its layer has not run"
+            return "nothing measured yet"
         return f"divided by {_range(measured)}, input RMS {_range(host.read(layer.rms()))}"
 
     def metrics(self) -> dict[str, float]:

@@ -43,7 +43,9 @@ class LeadingCovariance(InputCovariance):
         #: U of every block, (groups, d, rank); at first orthonormal columns by chance, the same on all processes.
         self.bases: list[Tensor] = []
         for size in self.sizes:
-            drawn = torch.randn(size, self.rank, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+            drawn = torch.randn(
+                size, self.rank, generator=torch.Generator().manual_seed(0), dtype=torch.float64, device="cpu"
+            )
             basis = torch.linalg.qr(drawn).Q.to(self.weight.device, self.dtype)
             self.bases.append(basis.repeat(self.groups, 1, 1))  # a checkpoint is loaded into it in place
 

@@ -71,9 +71,13 @@ class InverseChart(CovarianceChart[WholeCovariance, list[Whole]]):
             work = block.double() / level[..., None].double()
             work.diagonal(dim1=-2, dim2=-1).add_(self.damping)
             factor, failed = torch.linalg.cholesky_ex(work)
-            inverse = torch.cholesky_inverse(factor) / level[..., None]
+            # Of a factor with a zero on its diagonal torch finds no inverse, and raises.
+            factor = torch.where(
+                (failed == 0)[..., None, None], factor, torch.eye(work.shape[-1], dtype=work.dtype, device=work.device)
+            )
+            inverse = (torch.cholesky_inverse(factor) / level[..., None]).to(block.dtype)
             good += [(failed == 0).all(), inverse.isfinite().all()]
-            inverses.append(Whole(inverse.to(block.dtype)))
+            inverses.append(Whole(inverse))
         if not all(host.read(*good)):
             raise NoRootError(f"no Cholesky factor found of matrices of {layer.columns()}")
         return inverses

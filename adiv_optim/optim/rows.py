@@ -9,6 +9,9 @@ from torch.nn.utils import parametrize
 from .._linalg.shards import local
 from ..attach.layers import CORRECTED, PLAIN, corrected_types, is_transposed, plain_type
 
+#: Why the weight of a layer whose rows are known takes plain steps until it trains.
+FROZEN = "frozen"
+
 
 def features_of(module: nn.Module) -> int:
     """How many features a row of the layer has, as far as this process holds them."""
@@ -20,7 +23,7 @@ def why_not_rows(name: str, parameter: nn.Parameter, modules: list[nn.Module]) -
     """Say why a parameter is not a weight whose rows are known, or ""."""
     for module in modules:
         kind = plain_type(module)
-        if kind not in corrected_types() and kind not in PLAIN and not hasattr(module, "input_rows"):
+        if kind not in corrected_types() and kind not in PLAIN and not callable(getattr(module, "input_rows", None)):
             base = next((base for base in CORRECTED if issubclass(kind, base)), None)
             if base is None:
                 return f"{kind.__name__} is not a layer whose rows are known"
@@ -33,7 +36,7 @@ def why_not_rows(name: str, parameter: nn.Parameter, modules: list[nn.Module]) -
             bias = name.rpartition(".")[2] == "bias"
             return "a bias without its weight" if bias else "not a weight that the layer uses as it is"
     if not parameter.requires_grad:
-        return "frozen when the optimizer was wrapped"
+        return FROZEN
     return "complex" if parameter.is_complex() else ""
 
 

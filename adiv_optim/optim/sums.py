@@ -114,7 +114,8 @@ class InputSums(ABC):
         """Count the rows of one forward pass."""
         if isinstance(input, FakeTensor):
             return
-        if _functorch.is_functorch_wrapped_tensor(input):
+        # Under a transform over parameters the first layer still reads a plain input.
+        if _functorch.is_functorch_wrapped_tensor(input) or _functorch.peek_interpreter_stack() is not None:
             if not module.training:
                 return  # a diagnosis, whose gradients no step will see
             raise RuntimeError(
@@ -231,7 +232,8 @@ class _Hook:
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         sums = self.sums()
         # Not module.training: fine-tuning under eval() is usual.
-        if sums is None or not torch.is_grad_enabled() or exporting():
+        # A backward does not come through inference mode, though gradients may be enabled in it.
+        if sums is None or not torch.is_grad_enabled() or torch.is_inference_mode_enabled() or exporting():
             return
         # By whatever name: nn.Linear calls it input, transformers' Conv1D x.
         input = args[0] if args else next(iter(kwargs.values()))

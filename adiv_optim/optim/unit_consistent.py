@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 from .. import gauge as gauges
 from ..attach.checks import NAMED, Skip, named_in_skip, refuse_flat
 from ..attach.coverage import Coverage, warn
+from ..gauge.scales.network import NoMagnitudeError
 from .chart import Chart, Detached, Map
 from .checkpoint import COUNT, DICT, Fits, Maybe, broadcasts, check, numbers
 from .coordinates import UNFLATTENED, Coordinates, all_or_nothing
@@ -78,8 +79,11 @@ class CanonicalChart(Chart):
         """Count the step, and project if asked to."""
         self.steps += 1
         if self.project:
-            with all_or_nothing([*self.model.parameters(), *self.model.buffers()]):
-                taken = gauges.canonical(self.model, self.graph, fan_in=self.gauge.fan_in)
+            try:
+                with all_or_nothing([*self.model.parameters(), *self.model.buffers()]):
+                    taken = gauges.canonical(self.model, self.graph, fan_in=self.gauge.fan_in)
+            except NoMagnitudeError:  # the step is taken; the next one refuses these weights
+                return
             if self._log_scales is not None:
                 self._log_scales = self._log_scales.to(taken) - taken
             self._factors = {}

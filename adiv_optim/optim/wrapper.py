@@ -145,6 +145,13 @@ class OptimizerWrapper(Optimizer):
         """Add a parameter group to the inner optimizer."""
         self.inner.add_param_group(param_group)
 
+    def _drop_group(self) -> None:
+        """Take the last parameter group off again."""
+        if isinstance(self.inner, OptimizerWrapper):
+            self.inner._drop_group()
+        else:
+            self.param_groups.pop()
+
     def state_dict(self) -> dict[str, Any]:
         """Return the inner optimizer's state dict: a checkpoint loads with or without the wrapper."""
         for hook in self._optimizer_state_dict_pre_hooks.values():

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.optim import SGD
 
-from adiv_optim import GradientOnly, Proportional, attach
+from adiv_optim import Disproportional, GradientOnly, Proportional, attach
 from adiv_optim.attach.layers import Corrected
 
 pytestmark = pytest.mark.usefixtures("in_float64")
@@ -69,11 +69,20 @@ def test_what_is_skipped_stays_plain(entry):
     assert corrected(model) == [*there, "3"]
 
 
+def test_the_only_layer_may_be_replaced():
+    model = nn.Sequential(nn.LayerNorm(4), nn.Linear(4, 2))
+    optimizer = GradientOnly(SGD(model.parameters(), lr=0.1), model, Proportional())
+    model[1] = nn.Linear(4, 3)
+    optimizer.add_param_group({"params": model[1].parameters()})
+    assert corrected(model) == ["1"]
+
+
 def test_detached_it_adds_parameters_alone():
     model, optimizer = grown()
     optimizer.detach()
+    attach(model[0], Disproportional())  # another rule is none of its own
     optimizer.add_param_group({"params": model[3].parameters()})
-    assert corrected(model) == []
+    assert corrected(model) == ["0"]
 
 
 def test_strict_refuses_what_would_stay_plain_and_leaves_all_as_it_was():

@@ -166,7 +166,7 @@ def test_shared_frozen_and_other_weights():
     assert found.skipped == {
         "embed.weight": "Embedding is not a layer whose rows are known",
         "frozen.bias": "a bias without its weight",
-        "frozen.weight": "frozen when the optimizer was wrapped",
+        "frozen.weight": "frozen",
         "normed.bias": "parametrized",
         "normed.parametrizations.weight.original0": "ParametrizationList is not a layer whose rows are known",
         "normed.parametrizations.weight.original1": "ParametrizationList is not a layer whose rows are known",

@@ -167,7 +167,7 @@ class ChannelGraph:
             ends = [(i, s * entry.power) for entry in moving.values() for i, s in ((entry.plus, 1), (entry.minus, -1))]
             self._cache[key] = (
                 torch.cat([index.flatten() for index, _ in ends]).to(log_scales.device),
-                torch.cat([torch.full((index.numel(),), power) for index, power in ends]).to(log_scales.device),
+                torch.cat([torch.full_like(index.flatten(), power) for index, power in ends]).to(log_scales.device),
                 [index.shape for index, _ in ends],
             )
         gather, power, shapes = self._cache[key]

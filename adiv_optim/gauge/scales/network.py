@@ -138,6 +138,10 @@ def sums_by_channel(
     return torch.stack(totals).sum(0)
 
 
+class NoMagnitudeError(ValueError):
+    """A weight holds NaN or inf."""
+
+
 def _refuse_no_magnitude(held: Mapping[str, Tensor], parameters: Mapping[str, Tensor]) -> None:
     """Raise a ValueError if a weight holds NaN or inf, on all processes that hold a part of it."""
     bad = {name: torch.stack([weight.isnan().any(), weight.isinf().any()]).long() for name, weight in held.items()}
@@ -149,7 +153,8 @@ def _refuse_no_magnitude(held: Mapping[str, Tensor], parameters: Mapping[str, Te
         add_up(flags, group)
     for name, (nan, inf) in bad.items():
         if nan or inf:
-            raise ValueError(f"{name!r} holds {'NaN' if nan else 'inf'}; a weight without a magnitude has no scale.")
+            kind = "NaN" if nan else "inf"
+            raise NoMagnitudeError(f"{name!r} holds {kind}; a weight without a magnitude has no scale.")
 
 
 def sums_of(weight: Tensor, entry: Entry, scales: Tensor, usual: float, zeros: bool) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,243 @@
+"""Optimizers that are measured by inputs, of models that change, and of passes that train nothing."""
+
+import copy
+from contextlib import nullcontext
+
+import pytest
+import torch
+from torch import nn
+from torch.func import functional_call, grad
+from torch.optim import SGD
+
+from adiv_optim import GradientOnly, InputScaled, Preconditioned, Proportional, UnitConsistent, Whitened
+from adiv_optim.optim import input_scaled
+from tests.helpers.cases import relative_error
+
+pytestmark = pytest.mark.usefixtures("in_float64")
+
+each_wrapper = pytest.mark.parametrize("wrapper", [Whitened, Preconditioned, InputScaled])
+
+
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3))
+
+
+def inputs(seed: int, scale: float = 3.0):
+    return scale * torch.randn(8, 4, generator=torch.Generator().manual_seed(seed))
+
+
+def step(model, optimizer, seed):
+    optimizer.zero_grad()
+    model(inputs(seed)).square().sum().backward()
+    optimizer.step()
+
+
+def same(one, other):
+    pairs = zip(one.parameters(), other.parameters(), strict=True)
+    return all(torch.equal(p, q) for p, q in pairs)
+
+
+def over_parameters(model, x):
+    grad(lambda parameters: functional_call(model, parameters, (x,)).square().sum())(dict(model.named_parameters()))
+
+
+@each_wrapper
+def test_a_transform_over_parameters_is_counted_in_no_layer(wrapper):
+    model = network()
+    optimizer = wrapper(SGD(model.parameters(), lr=0.1), model)
+    over_parameters(model.eval(), inputs(0))
+    assert [layer.pending_rows for layer in optimizer.chart.layers] == [0, 0]
+    copy.deepcopy(optimizer)
+    with pytest.raises(
+        RuntimeError, match=r"0\.weight: .* call the transform in eval\(\), or detach\(\) the optimizer"
+    ):
+        over_parameters(model.train(), inputs(0))
+    assert [layer.pending_rows for layer in optimizer.chart.layers] == [0, 0]
+
+
+@each_wrapper
+def test_a_pass_in_inference_mode_is_not_counted_even_with_gradients_enabled(wrapper):
+    model = network()
+    optimizer = wrapper(SGD(model.parameters(), lr=0.1), model)
+    with torch.inference_mode(), torch.enable_grad():
+        model(inputs(0))
+    step(model, optimizer, 1)
+    assert [layer.rows for layer in optimizer.chart.layers] == [8, 8]
+
+
+@each_wrapper
+def test_a_layer_that_is_frozen_for_a_while_stays_treated(wrapper):
+    found = []
+    for brought in (False, True):
+        model = network()
+        optimizer = wrapper(SGD(model.parameters(), lr=0.01), model, every=1)
+        step(model, optimizer, 0)
+        model[0].requires_grad_(False)
+        if brought:  # which looks for layers anew
+            optimizer.add_param_group({"params": [nn.Parameter(torch.ones(1))]})
+        step(model, optimizer, 1)
+        model[0].requires_grad_(True)
+        for seed in (2, 3):
+            step(model, optimizer, seed)
+        found.append(model)
+    assert same(*found)
+    assert "0.weight" in optimizer.coverage().treated
+
+
+@each_wrapper
+def test_a_layer_that_is_unfrozen_is_treated_from_then_on(wrapper):
+    model = network()
+    model[0].requires_grad_(False)
+    optimizer = wrapper(SGD(model.parameters(), lr=0.01), model, every=1)
+    step(model, optimizer, 0)
+    assert optimizer.coverage().treated.keys() <= {"2.weight", "2.bias"}
+    model[0].requires_grad_(True)
+    for seed in (1, 2):
+        step(model, optimizer, seed)
+    assert "0.weight" in optimizer.coverage().treated
+    assert "0.weight" in optimizer.chart.measured
+
+
+@each_wrapper
+def test_a_skipped_module_may_go(wrapper):
+    model = network()
+    model.append(nn.Linear(3, 3))
+    optimizer = wrapper(SGD(model.parameters(), lr=0.01), model, skip=["3"])
+    del model[3]
+    model.add_module("head", nn.Linear(3, 2))
+    optimizer.add_param_group({"params": model.head.parameters()})
+    step(model, optimizer, 0)
+    assert "head.weight" in optimizer.coverage().treated
+
+
+@each_wrapper
+def test_a_group_that_is_refused_leaves_nothing_in_a_wrapper_within(wrapper):
+    model = network()
+    within = wrapper(SGD(model.parameters(), lr=0.1), model)
+    optimizer = GradientOnly(within, model, Proportional(), strict=True)
+    model.append(nn.Linear(3, 2))
+    model.append(nn.LayerNorm(2))
+    with pytest.raises(ValueError, match="strict: 2 trainable parameters"):
+        optimizer.add_param_group({"params": list(model[3:].parameters())})
+    assert len(optimizer.param_groups) == 1
+    assert [layer.name for layer in within.chart.layers] == ["0.weight", "2.weight"]
+
+
+@pytest.mark.parametrize("damping", [1e-17, 1e-300])
+def test_a_matrix_that_torch_refuses_to_invert_is_a_failure_and_no_error(damping):
+    model = nn.Linear(2, 1, bias=False)
+    before = model.weight.detach().clone()
+    optimizer = Preconditioned(SGD(model.parameters(), lr=0.1), model, damping=damping)
+    model(torch.ones(4, 2)).sum().backward()
+    with pytest.warns(UserWarning, match="no Cholesky factor found"):
+        optimizer.step()
+    assert torch.equal(model.weight, before - 0.1 * model.weight.grad)  # the plain step
+
+
+def test_an_inverse_that_float32_does_not_hold_is_a_failure():
+    model = nn.Linear(2, 1, bias=False).float()
+    optimizer = Preconditioned(SGD(model.parameters(), lr=0.1), model)
+    (1e-22 * torch.ones(4, 2, dtype=torch.float32) @ model.weight.T).sum().backward()
+    model(torch.full((4, 2), 1e-22, dtype=torch.float32)).sum().backward()
+    with pytest.warns(UserWarning, match="no Cholesky factor found"):
+        optimizer.step()
+    assert model.weight.isfinite().all()
+
+
+@pytest.mark.parametrize(
+    "wrap", [lambda o, m: Whitened(o, m, rank=2), Whitened, Preconditioned, lambda o, m: InputScaled(o, m, hold=True)]
+)
+def test_another_default_device_is_no_matter(wrap):
+    """The device that holds no data stands for a GPU: whatever lands there meets the CPU's tensors in an error."""
+    found = []
+    for device in ("cpu", "meta"):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Conv1d(4, 4, 1, groups=2), nn.Flatten(), nn.Linear(4, 3))
+        x = inputs(0)[..., None]
+        with torch.device(device):
+            optimizer = wrap(SGD(model.parameters(), lr=0.01), model)
+            for _ in range(3):
+                optimizer.zero_grad()
+                model(x).square().sum().backward()
+                optimizer.step()
+        found.append(model)
+    assert same(*found)
+
+
+def test_unit_consistent_steps_under_another_default_device():
+    found = []
+    for device in ("cpu", "meta"):
+        model, x = network(), inputs(0)
+        optimizer = UnitConsistent(SGD(model.parameters(), lr=0.01), model, example_input=x)
+        with torch.device(device):
+            for _ in range(2):
+                optimizer.zero_grad()
+                model(x).square().sum().backward()
+                optimizer.step()
+        found.append(model)
+    assert same(*found)
+
+
+def test_projecting_leaves_weights_without_a_magnitude_to_the_next_step():
+    model = network()
+    optimizer = UnitConsistent(SGD(model.parameters(), lr=0.1), model, example_input=inputs(0), project=True)
+    model(inputs(0)).sum().backward()
+    model[0].weight.grad.fill_(float("nan"))
+    optimizer.step()  # as the bare optimizer takes it
+    assert model[0].weight.isnan().all()
+    with pytest.raises(ValueError, match="holds NaN"):
+        optimizer.step()
+
+
+def test_a_step_that_ends_between_two_layers_has_moved_the_first_once(monkeypatch):
+    def moved(interrupt):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 2, bias=False))
+        optimizer = InputScaled(SGD(model.parameters(), lr=1e-9), model, hold=True, every=1, decay=0.0)
+        before, leave, count = model[0].weight.detach().clone(), input_scaled.Scaling.leave, []
+
+        def interrupted(*arguments):
+            count.append(1)
+            if len(count) == 2:
+                raise KeyboardInterrupt
+            return leave(*arguments)
+
+        for number, scale in enumerate((2.0, 4.0, 4.0)):
+            optimizer.zero_grad()
+            model(scale * torch.ones(3, 4)).sum().backward()
+            with monkeypatch.context() as patch:
+                if interrupt and number == 1:
+                    patch.setattr(input_scaled.Scaling, "leave", interrupted)
+                    with pytest.raises(KeyboardInterrupt):
+                        optimizer.step()
+                else:
+                    optimizer.step()
+        return model[0].weight / before
+
+    assert relative_error(moved(True), moved(False)) <= 1e-6
+    assert relative_error(moved(False), torch.full((4, 4), 0.5)) <= 1e-6
+
+
+@each_wrapper
+@pytest.mark.parametrize("bad", [float("inf"), 1e200])
+def test_rows_that_are_dropped_are_told(wrapper, bad):
+    model = network()
+    optimizer = wrapper(SGD(model.parameters(), lr=0.0), model)
+    for number in range(2):
+        optimizer.zero_grad()
+        model(torch.full((8, 4), bad)).sum().backward()
+        # A second step without anything measured is worth a word.
+        with pytest.warns(UserWarning, match="what its layers read held NaN or inf") if number else nullcontext():
+            optimizer.step()
+    found = optimizer.coverage().never_seen["0.weight"]
+    assert found.endswith("rows dropped 2 times: their squares held NaN or inf")
+
+
+def test_a_root_of_leading_eigenvectors_that_is_not_finite_is_a_failure():
+    model = network().float()
+    optimizer = Whitened(SGD(model.parameters(), lr=0.1), model, rank=1, damping=1e300)
+    model(inputs(0).float()).sum().backward()
+    with pytest.warns(UserWarning, match="no finite root found of the 1 leading eigenvectors of 5 columns"):
+        optimizer.step()
+    assert all(p.isfinite().all() for p in model.parameters())
