@@ -1,8 +1,9 @@
 """A GPT of a million parameters on the characters of a text: AdamW wrapped or not, norms kept, exchanged or left out.
 
-    python -m examples.char_lm --data tinyshakespeare.txt --optimizer unit-consistent --norm dyt
+    python -m examples.char_lm --preset small --steps 200 --optimizer whitened
 
-Stop it whenever you like: the same command goes on from its checkpoint, and ends with the same weights bit for bit.
+It trains on a text that Python ships; `--data FILE` takes your own. Stop it whenever you like: the same command goes on
+from its checkpoint, and ends with the same weights bit for bit.
 """
 
 import argparse

@@ -93,4 +93,6 @@ def _input_norms(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor, s
     by_row = not isinstance(layer, _ConvNd) and len(inputs) == 1 and inputs[0].dim() > 1
     if by_row and inputs[0].shape[:-1] == output.shape[:-1]:
         return to_float64(inputs[0]).square().sum(-1).flatten()[index]
-    return torch.stack([to_float64(tensor[sample]).flatten(1).square().sum(-1) for tensor in inputs]).sum(0)
+    return torch.stack(
+        [to_float64(tensor[sample]).flatten().view(len(sample), -1).square().sum(-1) for tensor in inputs]
+    ).sum(0)

@@ -63,7 +63,8 @@ def apply(function: type[Function], *arguments: Any) -> Tensor:
     without a word. Run eagerly they are right, and fullgraph=True says that it cannot have the whole graph.
     Before 2.8 torch's compiler cannot be asked whether it is under vmap; the documentation warns of it there.
     """
-    if torch.is_inference_mode_enabled():  # no backward comes, and what a Function would save cannot be
+    # No backward comes through inference mode, and what a Function would save cannot be.
+    if not torch.compiler.is_compiling() and torch.is_inference_mode_enabled():
         with torch.no_grad():
             return function.apply(*arguments)
     if COMPILER_SEES_VMAP and torch.compiler.is_compiling():

@@ -24,6 +24,11 @@ class Pass(NamedTuple):
     refused: dict[str, str]  # layer path → why a call of it has no rows
 
 
+def _random_states(layer: nn.Module) -> list[Tensor]:
+    devices = {parameter.device for parameter in layer.parameters() if parameter.device.type == "cuda"}
+    return [torch.get_rng_state(), *map(torch.cuda.get_rng_state, devices)]
+
+
 def differentiate(
     model: nn.Module,
     loss_fn: Callable[[Any, Any], Tensor],
@@ -41,6 +46,7 @@ def differentiate(
     read: dict[str, list[tuple[Tensor, ...] | None]] = {path: [] for path in layers}
     trained = {path: [p for p in layer.parameters() if p.requires_grad and constant] for path, layer in layers.items()}
     recorded: list[tuple[str, tuple[Tensor, ...], Tensor]] = []
+    drawn: dict[str, list[Tensor]] = {}
     refused: dict[str, str] = {}
 
     def refuse(path: str, found: str, remedy: str) -> None:
@@ -50,19 +56,29 @@ def differentiate(
         refused[path] = f"it {found}"
 
     def enter(path: str, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        tensors = not kwargs and all(isinstance(arg, Tensor) for arg in args)
+        tensors = bool(args) and not kwargs and all(isinstance(arg, Tensor) for arg in args)
         if not tensors:
             remedy = ", which have no per-sample Jacobian; pass tensors by position or"
-            refuse(path, "was called with keyword or non-tensor arguments", remedy)
+            found = (
+                "was called with keyword or non-tensor arguments" if args or kwargs else "was called without arguments"
+            )
+            refuse(path, found, remedy)
         # A copy: code behind the layer may work in place.
         read[path].append(tuple(arg.detach().clone() for arg in args) if tensors else None)
         for parameter in trained[path]:
             parameter.requires_grad_(False)
+        drawn[path] = _random_states(layer)
 
     def leave(path: str, layer: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+        if isinstance(output, Tensor) and not output.requires_grad:
+            output = output.detach()  # a view of a parameter would require gradients with it again, and lead nowhere
         for parameter in trained[path]:
             parameter.requires_grad_(True)
         inputs = read[path].pop()
+        if not all(map(torch.equal, drawn.pop(path), _random_states(layer))):
+            refuse(
+                path, "drew random numbers, which it would draw anew for every row", ": call model.eval() before, or"
+            )
         if not isinstance(output, Tensor):
             found = f"returned {type(output).__name__}; only a layer that returns one tensor has rows"
             refuse(path, found, " to correct:")

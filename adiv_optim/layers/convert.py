@@ -152,7 +152,15 @@ def plan(model: nn.Module, mapping: Mapping[type[nn.Module], Factory]) -> list[R
         >>> print(*plan(model, {nn.BatchNorm2d: DyT}), sep="\n")
         1: BatchNorm2d → DyT, drops running_mean, running_var, num_batches_tracked
     """
-    found = []
+    if not mapping:
+        raise ValueError("the mapping is empty; name a layer type and what replaces it: {nn.LayerNorm: DyT}.")
+    for key, factory in mapping.items():
+        if not isinstance(key, type) or isinstance(factory, nn.Module) or not callable(factory):
+            raise TypeError(
+                f"the mapping holds {key!r}: {factory!r}; it takes a layer type to a class or a function from the old "
+                "layer to the new one."
+            )
+    found: list[Replacement] = []
     for path, layer in model.named_modules():
         kind = type(layer).__bases__[0] if parametrize.is_parametrized(layer) else type(layer)
         if getattr(kind, "cls_to_become", None) in mapping:
@@ -162,16 +170,29 @@ def plan(model: nn.Module, mapping: Mapping[type[nn.Module], Factory]) -> list[R
             )
         if kind in mapping:
             _refuse_what_would_be_lost(path, layer)
-            new = _replacement(path, layer, mapping[kind], model).train(layer.training)
+            if above := [other.path for other in found if path.startswith(f"{other.path}." if other.path else "")]:
+                raise ValueError(
+                    f"layer {path!r} ({kind.__name__}) is a part of {above[0]!r}, which is replaced as well; call "
+                    "convert once for each."
+                )
+            new = _replacement(path, layer, mapping[kind], model)
+            if not isinstance(new, nn.Module):
+                raise TypeError(
+                    f"layer {path!r} ({kind.__name__}): the function returned {new!r}; it has to return a module."
+                )
+            new.train(layer.training)
             held = {id(tensor) for tensor in _tensors(new).values()}
             dropped = tuple(name for name, tensor in _tensors(layer).items() if id(tensor) not in held)
             found.append(Replacement(path, layer, new, dropped))
     replaced = {type(replacement.old) for replacement in found}
     uncalled = bypassed(model)
-    for kind in mapping.keys() - replaced if found else ():
+    for kind in mapping if found else ():
         others = {type(each) for each in model.modules() if isinstance(each, kind) and each not in uncalled} - replaced
         if others:
-            warn(f"convert found no {kind.__name__} in the model but {_names(others)}, left as it is. {_EXACT}")
+            names = _names(others)
+            there = f"found no {kind.__name__} in the model but {names}, left"
+            left = f"left {names}" if kind in replaced else there
+            warn(f"convert {left} as it is. {_EXACT}")
     if not found:
         wanted, types = ", ".join(kind.__name__ for kind in mapping), _names(map(type, model.modules()))
         raise ValueError(f"convert found no {wanted} in the model; its modules are of type {types}. {_EXACT}")

@@ -4,10 +4,12 @@ import inspect
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from adiv_optim import BatchIdeal, Proportional, attach, jacobian
+from adiv_optim.diagnostics import divergence
 from tests.functional.test_memory import Largest
 from tests.helpers.cases import each_correction, relative_error
 from tests.jacobian.test_jacobian import mlp, squares
@@ -237,3 +239,77 @@ def test_layer_that_returns_no_tensor_is_an_error():
 
     with pytest.raises(ValueError, match=r"layer '' .*returned tuple; only a layer that returns one tensor"):
         jacobian.corrected_gradients(Pair(4, 2), lambda z, t: z[0].sum(), torch.randn(3, 4), 0.0, Proportional())
+
+
+class Token(nn.Module):
+    """Returns a view of its parameter, as a class token does."""
+
+    def __init__(self):
+        super().__init__()
+        self.token = nn.Parameter(torch.randn(6))
+
+    def forward(self, x):
+        return self.token.expand(len(x), 6)
+
+
+class WithToken(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.head = Token(), nn.Linear(6, 3)
+
+    def forward(self, x):
+        return self.head(x + self.first(x))
+
+
+def test_a_layer_that_returns_a_view_of_its_parameter_has_a_gradient():
+    model, x, y = WithToken().double(), torch.randn(8, 6).double(), torch.randint(3, (8,))
+    found = jacobian.corrected_gradients(model, F.cross_entropy, x, y, None)
+    F.cross_entropy(model(x), y).backward()
+    assert found.keys() == dict(model.named_parameters()).keys()
+    for name, p in model.named_parameters():
+        assert torch.allclose(found[name], p.grad, rtol=1e-12), name
+
+
+class Noisy(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.gain = nn.Parameter(torch.ones(6))
+
+    def forward(self, x):
+        return F.dropout(x * self.gain, 0.5, self.training)
+
+
+def test_a_layer_that_draws_random_numbers_is_named():
+    """Its rows would be computed with other numbers than the pass had."""
+    model, x, y = nn.Sequential(Noisy(), nn.Linear(6, 3)), torch.randn(8, 6), torch.randint(3, (8,))
+    with pytest.raises(
+        ValueError, match=r"layer '0' \(Noisy\) drew random numbers, .*: call model\.eval\(\) before, or"
+    ):
+        jacobian.corrected_gradients(model, F.cross_entropy, x, y, None)
+    assert divergence(model, F.cross_entropy, x, y).left_out["0"].startswith("it drew random numbers")
+    jacobian.corrected_gradients(model.eval(), F.cross_entropy, x, y, None)
+
+
+class Alone(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.offset = nn.Parameter(torch.ones(6))
+
+    def forward(self):
+        return self.offset
+
+
+class Called(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.head = Alone(), nn.Linear(6, 3)
+
+    def forward(self, x):
+        return self.head(x + self.first())
+
+
+def test_a_layer_that_is_called_without_arguments_is_named():
+    model, x, y = Called(), torch.randn(8, 6), torch.randint(3, (8,))
+    with pytest.raises(ValueError, match=r"layer 'first' \(Alone\) was called without arguments"):
+        jacobian.corrected_gradients(model, F.cross_entropy, x, y, None)
+    assert divergence(model, F.cross_entropy, x, y).left_out["first"] == "it was called without arguments"

@@ -114,7 +114,9 @@ class Subclass(nn.Linear):
 
 
 def test_subclasses_are_left_alone():
-    model = convert(nn.Sequential(Subclass(4, 3), nn.Linear(3, 2)), {nn.Linear: AffineLikeLinear})
+    model = nn.Sequential(Subclass(4, 3), nn.Linear(3, 2))
+    with pytest.warns(UserWarning, match=r"convert left tests\.layers\.test_convert\.Subclass as it is\. Layers are"):
+        convert(model, {nn.Linear: AffineLikeLinear})
     assert type(model[0]) is Subclass
     assert type(model[1]) is AffineLikeLinear
 
@@ -221,3 +223,19 @@ def test_buffers_would_be_lost_and_are_refused():
     layer.register_buffer("mask", torch.ones(2, 3))
     with pytest.raises(ValueError, match="has buffers, which its replacement would lose"):
         convert(nn.Sequential(layer), {nn.Linear: AffineLikeLinear})
+
+
+@pytest.mark.parametrize(
+    ("mapping", "error", "message"),
+    [
+        ({}, ValueError, r"the mapping is empty; name a layer type and what replaces it"),
+        ({"0": DyT}, TypeError, r"the mapping holds '0': .*; it takes a layer type to a class or a function"),
+        ({nn.Linear: DyT(3)}, TypeError, r"the mapping holds .*: DyT\(.*; it takes a layer type to a class"),
+        ({nn.Linear: lambda old: None}, TypeError, r"layer '0' \(Linear\): the function returned None; it has to"),
+        ({nn.Sequential: lambda old: old[0], nn.Linear: AffineLikeLinear}, ValueError,
+         r"layer '0' \(Linear\) is a part of '', which is replaced as well; call convert once for each"),
+    ],
+)  # fmt: skip
+def test_mappings_that_mean_nothing_are_refused(mapping, error, message):
+    with pytest.raises(error, match=message):
+        convert(nn.Sequential(nn.Linear(4, 3)), mapping)
