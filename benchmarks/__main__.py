@@ -26,7 +26,7 @@ def main(arguments: list[str] | None = None) -> int:
             torch.set_num_threads(options.threads)
         with added(options.method_file):
             return _run(options)
-    except (ValueError, FileNotFoundError) as error:
+    except (ValueError, OSError) as error:
         print(f"benchmarks: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:

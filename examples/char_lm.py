@@ -18,7 +18,16 @@ from torch import Tensor
 from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from adiv_optim import BatchIdeal, Disproportional, GradientOnly, Proportional, UnitConsistent, Whitened
+from adiv_optim import (
+    BatchIdeal,
+    Disproportional,
+    GradientOnly,
+    InputScaled,
+    Preconditioned,
+    Proportional,
+    UnitConsistent,
+    Whitened,
+)
 
 from .gpt import DEFAULT, GPT, NORMS, PRESETS, Preset, Text, all_windows, load, next_character_loss, rate_factor
 
@@ -30,6 +39,8 @@ OPTIMIZERS: dict[str, Callable[[AdamW, GPT, Tensor], Optimizer]] = {
     "batch-ideal": lambda inner, model, tokens: GradientOnly(inner, model, BatchIdeal(damping=3.0, per_sample=False)),
     "unit-consistent": lambda inner, model, tokens: UnitConsistent(inner, model, example_input=tokens),
     "whitened": lambda inner, model, tokens: Whitened(inner, model, rank=16),
+    "preconditioned": lambda inner, model, tokens: Preconditioned(inner, model),
+    "input-scaled": lambda inner, model, tokens: InputScaled(inner, model, hold=True),
 }
 
 
@@ -135,6 +146,13 @@ def positive(text: str) -> int:
     return number
 
 
+def rate(text: str) -> float:
+    """A positive number of the command line."""
+    if not (number := float(text)) > 0:
+        raise argparse.ArgumentTypeError(f"{number} is not positive")
+    return number
+
+
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     found = argparse.ArgumentParser(prog="python -m examples.char_lm", description=__doc__.partition("\n")[0])
@@ -143,7 +161,7 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--optimizer", choices=OPTIMIZERS, default="adamw", help="and what is around it")
     found.add_argument("--norm", choices=NORMS, default="layernorm", help="before attention, MLP and head")
     found.add_argument("--preset", choices=PRESETS, default="million", help="size of the network and its batches")
-    found.add_argument("--lr", type=float, default=3e-3, help="at its peak; it rises for a twentieth of the steps")
+    found.add_argument("--lr", type=rate, default=3e-3, help="at its peak; it rises for a twentieth of the steps")
     found.add_argument("--weight-decay", type=float, default=0.0, help="of all parameters")
     found.add_argument("--steps", type=positive, default=1000, help="how many")
     found.add_argument("--seed", type=int, default=0, help="of weights and batches")
@@ -162,7 +180,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options.checkpoint = Path(checkpoint)
     try:
         text = load(options.data).to(options.device)
-    except FileNotFoundError as error:
+    except UnicodeDecodeError as error:
+        raise SystemExit(f"--data {options.data}: it is no text in UTF-8 ({error}).") from error
+    except OSError as error:
         raise SystemExit(str(error)) from error
     except (RuntimeError, AssertionError) as error:  # an assertion is what a build without CUDA raises
         raise SystemExit(f"--device {options.device}: {str(error).splitlines()[0]}") from error

@@ -1,6 +1,7 @@
 """The examples run, and go on where they were interrupted."""
 
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -80,6 +81,8 @@ def test_normalisers_stand_where_they_are_said_to(norm, names):
         (["--data", "nowhere"], "--data nowhere: there is no such file"),
         (["--preset", "gpu"], "a tenth of it is 180 characters, no window of "),
         (["--save-every", "0"], "argument --save-every: 0 is not positive"),
+        (["--lr", "-1"], "argument --lr: -1.0 is not positive"),
+        (["--data", sys.executable], "it is no text in UTF-8 ("),
     ],
 )
 def test_mistakes_are_told_before_training(arguments, message, data, tmp_path, monkeypatch, capsys):

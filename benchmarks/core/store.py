@@ -46,7 +46,10 @@ class Store:
     @property
     def study(self) -> str:
         """Whose results these are."""
-        return self._study or next(_lines(self.path))["study"]
+        first = next(_lines(self.path), {}) if self._study is None else {"study": self._study}
+        if "study" not in first:
+            raise ValueError(f"{self.path} does not begin with the study that it is of; it is no file of results.")
+        return first["study"]
 
     def read(self, part: str | None = None) -> list[Result]:
         """The results of a part: "search" and "trials" hold what chose settings, None is what tables show."""

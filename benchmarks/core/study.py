@@ -84,10 +84,12 @@ def report(
 
 
 def show(sections: Sections, figures: Path) -> None:
-    """Print every section, and what figures a folder holds."""
+    """Print every section, and which figures a folder holds of them."""
     for name, section in sections.items():
         print(f"\n## {name}\n\n{section}")
-    print("\n".join(f"figure: {figure}" for figure in sorted(figures.glob("*.png"))))
+    for figure in sorted(figures.glob("*.png")):
+        if figure.stem.startswith(tuple(sections)):
+            print(f"figure: {figure}")
 
 
 def insert(page: Path, sections: Sections) -> str:

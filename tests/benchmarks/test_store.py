@@ -111,3 +111,11 @@ def test_measurement_that_is_there_is_made_again_only_if_asked(tmp_path):
     assert [result["value"] for result in store.read()] == [1]
     measure(store, wanted, again=True)
     assert [result["value"] for result in store.read()] == [2]
+
+
+@pytest.mark.parametrize("text", ["", "{}\n", '{"key": 1}\n'])
+def test_a_file_that_is_no_results_is_named(tmp_path, text):
+    path = tmp_path / "other.jsonl"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=r"other\.jsonl does not begin with the study that it is of"):
+        Store(path).study  # noqa: B018
