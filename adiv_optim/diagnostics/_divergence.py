@@ -135,7 +135,15 @@ def divergence(
                 continue
             own = {local: to_float64(step[name]) / rate for local, name in names.items()}
             descent = -sum(_inner(own[local], plain.get(name)) for local, name in names.items())
-            measured[path] = _measure(layer, calls, own, descent, max_rows, optimizer is not None)
+            try:
+                measured[path] = _measure(layer, calls, own, descent, max_rows, optimizer is not None)
+            except (RuntimeError, IndexError, ValueError) as error:
+                if has_closed_form(layer) or isinstance(error, torch.OutOfMemoryError):
+                    raise
+                why = f"its rows cannot be differentiated one by one: {str(error).strip().splitlines()[0]}"
+                if layers is not None:
+                    raise ValueError(f"layer {path!r} ({type(layer).__name__}) cannot be measured: {why}") from error
+                left_out[path] = why
         parts = [_inner(step[name], plain.get(name)) / rate for name, rate in rates.items() if rate]
     order = {path: at for at, (path, _) in enumerate(twin.named_modules())}
     return Divergence(
@@ -189,6 +197,8 @@ def _cannot(module: nn.Module) -> str | None:
         return "layers inside it have a correction: name those"
     if why := mixes_samples(module):
         return why
+    if has_closed_form(module) and not isinstance(module._parameters.get("weight"), nn.Parameter):
+        return "a hook computes its weight before every call; use torch.nn.utils.parametrizations instead"
     if isinstance(module, Corrected) and parametrize.is_parametrized(module):
         return "it is parametrized and corrected, so a row's contribution goes through the parametrization"
     if not any(parameter.requires_grad for parameter in module.parameters()):

@@ -20,6 +20,7 @@ _NOT_AFFINE = [name for name in PAPERS_OWN if name != "affine-like"]
 
 _FILES = ("cifar10", "uc-sweep", "cifar10-long", "cnn", "cnn-pool", "fig8", "fig9")
 _at_20, _swept, _long, _cnn, _pool, _fig8, _fig9 = (partial(image, name) for name in _FILES)
+_tuned, _tuned_muon = (partial(image, "cnn-pool-tuned", optimizer=name) for name in ("adam", "muon"))
 _elementwise = partial(image, "elementwise", activation="tanh")
 _sgd, _adam = (
     partial(image, "cifar10-trials", activation="tanh", epochs=15, optimizer=optimizer) for optimizer in ("sgd", "adam")
@@ -179,6 +180,12 @@ _OURS = [
     Claim("… and gives what BatchNorm gives without pooling, within a point", "cnn",
         level(_cnn("whitened-16"), _cnn("batchnorm"), 1.0), "convolutions"),
     Claim("… and with pooling", "cnn-pool", level(_pool("whitened-16"), _pool("batchnorm"), 1.0), "convolutions"),
+    Claim("… and with pooling, rates and damping tuned, behind Adam", "cnn-pool-tuned",
+        level(_tuned("whitened-16"), _tuned("batchnorm"), 1.0), "convolutions"),
+    Claim("… and behind Muon", "cnn-pool-tuned",
+        level(_tuned_muon("whitened-16"), _tuned_muon("batchnorm"), 1.0), "convolutions"),
+    Claim("`InputScaled` is ahead of no normaliser in CNNs, tuned behind Adam", "cnn-pool-tuned",
+        ahead(_tuned("input-scaled"), _tuned("none")), "convolutions"),
     Claim("`BatchIdeal` is ahead of no normaliser in CNNs", "cnn, cnn-pool",
         every([ahead(of("batch-ideal"), of("none")) for of in (_cnn, _pool)]), "convolutions"),
     Claim("`Whitened` AdamW is ahead of AdamW with LayerNorm, test loss", "char-lm",
@@ -228,6 +235,7 @@ _DECIDES = {
         "uc-depth", "isometry-fig7", "elementwise", "norm-free-2000",
     )},
     _WIDE: f"cifar10-trials --hidden 128 128 128 --name {_WIDE}",
+    "cnn-pool-tuned": "cnn-pool-tuned --seeds 10",
     "cnn": "cnn --preset reduced --epochs 10 --batch-size 128 --seeds 10",
     **{file: f"{file} --seeds 10" for file in ("cifar10", "char-lm", "char-lm-2000", "uc-sweep")},
 }  # fmt: skip

@@ -1,0 +1,74 @@
+"""Layers that cannot be measured: left out of the table with the reason, or an error where they were asked for."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from adiv_optim.diagnostics import divergence
+
+
+class Scale(nn.Module):
+    """Reads one number of each sample."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(6))
+
+    def forward(self, x):
+        return x[:, None] * self.weight
+
+
+class Table(nn.Module):
+    """Returns more rows than there are samples."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(20, 6))
+
+    def forward(self, x):
+        return self.weight * x.mean()
+
+
+class Branch(nn.Module):
+    """Decides by what it reads."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(6))
+
+    def forward(self, x):
+        return x * self.weight if x.mean().item() > 0 else -x * self.weight
+
+
+class First(nn.Module):
+    def __init__(self, layer):
+        super().__init__()
+        self.layer, self.head = layer, nn.Linear(6, 3)
+
+    def forward(self, x):
+        return self.head(self.layer(x))[:8]
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm:FutureWarning")
+@pytest.mark.parametrize(
+    ("layer", "reason"),
+    [
+        (nn.utils.spectral_norm(nn.Linear(6, 6)), "a hook computes its weight before every call"),
+        (Table(), "its rows cannot be differentiated one by one: "),
+        (Branch(), "its rows cannot be differentiated one by one: "),
+    ],
+)
+def test_one_layer_that_cannot_be_measured_leaves_the_others(layer, reason):
+    model, x, y = First(layer), torch.randn(8, 6), torch.randint(3, (8,))
+    found = divergence(model, F.cross_entropy, x, y)
+    assert found.left_out["layer"].startswith(reason)
+    assert list(found.layers) == ["head"]
+    with pytest.raises(ValueError, match=rf"layer 'layer' \({type(layer).__name__}\) cannot be measured: {reason[:9]}"):
+        divergence(model, F.cross_entropy, x, y, layers=["layer"])
+
+
+def test_inputs_of_one_number_a_sample_are_measured():
+    model, x, y = First(Scale()).double(), torch.randn(8).double(), torch.randint(3, (8,))
+    found = divergence(model, F.cross_entropy, x, y).layers["layer"]
+    assert torch.allclose(found.squared_norm, x.square())
