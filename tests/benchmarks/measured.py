@@ -159,6 +159,11 @@ def unnormalised(drawn, method="muon"):
     return fmean(judges.norm_free("norm-free", "none", drawn, method, "test_loss", None)(STORES))
 
 
+def tuned_cnn(method, optimizer="adam"):
+    """With pooling, rates and damping tuned."""
+    return seeds("cnn-pool-tuned", method=method, optimizer=optimizer)
+
+
 def beside(method, norm, drawn):
     """A wrapper of steps against the optimizer alone, in the same network, on validation."""
     own, other = (

@@ -50,6 +50,7 @@ from .measured import (
     step_ms,
     swept,
     tuned,
+    tuned_cnn,
     unnormalised,
     whitening_takes,
     widths,
@@ -197,6 +198,20 @@ QUOTES = {
              "proportional")]),
     ],
     "docs/results/convolutions.md": [
+        ("{:.2f} % with rank 16 (p = {:.2f}), {:.2f} % with all of the covariance, BatchNorm {:.2f} %. LayerNorm has "
+         "{:.2f} %, no normaliser {:.2f} %",
+         lambda: [fmean(tuned_cnn(WHITE)), p(tuned_cnn(WHITE), tuned_cnn(BATCHNORM)), *(
+             fmean(tuned_cnn(m)) for m in ("whitened", BATCHNORM, "layernorm", NONE))]),
+        ("At 10⁻³ whitening is {:.1f} points behind BatchNorm", lambda: [ahead(BATCHNORM, WHITE)[1]]),
+        ("give it {:.1f} points more, and BatchNorm {:.1f}",
+         lambda: [fmean(tuned_cnn(m)) - cnn(m, "cnn-pool") for m in (WHITE, BATCHNORM)]),
+        ("{:.2f} % with rank 16, {:.2f} % without (p = {:.2f}). Muon alone brings the network without normalisers {:.1f} "
+         "points above Adam's. BatchNorm leads with {:.2f} %, {:.1f} ahead of none (p = {:.3f})",
+         lambda: (lambda w, n, b: [fmean(w), fmean(n), p(w, n), fmean(n) - fmean(tuned_cnn(NONE)), fmean(b),
+                                   fmean(b) - fmean(n), p(b, n)])(*(tuned_cnn(m, "muon") for m in (WHITE, NONE,
+                                                                                                 BATCHNORM)))),
+        ("{:.2f} % behind Adam and {:.2f} % behind Muon. In the first epoch no",
+         lambda: [fmean(tuned_cnn("input-scaled", o)) for o in ("adam", "muon")]),
         ("gains {:.1f} points over no normaliser without pooling**: {:.1f} behind BatchNorm, "
          "about its error (p = {:.2f}, n = {}), and {:.1f} ahead of LayerNorm",
          lambda: [ahead(WHITE, NONE)[0], ahead(BATCHNORM, WHITE)[0], p(seeds("cnn", method=WHITE), seeds("cnn",
