@@ -205,8 +205,8 @@ QUOTES = {
         ("At 10⁻³ whitening is {:.1f} points behind BatchNorm", lambda: [ahead(BATCHNORM, WHITE)[1]]),
         ("give it {:.1f} points more, and BatchNorm {:.1f}",
          lambda: [fmean(tuned_cnn(m)) - cnn(m, "cnn-pool") for m in (WHITE, BATCHNORM)]),
-        ("{:.2f} % with rank 16, {:.2f} % without (p = {:.2f}). Muon alone brings the network without normalisers {:.1f} "
-         "points above Adam's. BatchNorm leads with {:.2f} %, {:.1f} ahead of none (p = {:.3f})",
+        ("{:.2f} % with rank 16, {:.2f} % without (p = {:.2f}). Muon alone brings the network without normalisers "
+         "{:.1f} points above Adam's. BatchNorm leads with {:.2f} %, {:.1f} ahead of none (p = {:.3f})",
          lambda: (lambda w, n, b: [fmean(w), fmean(n), p(w, n), fmean(n) - fmean(tuned_cnn(NONE)), fmean(b),
                                    fmean(b) - fmean(n), p(b, n)])(*(tuned_cnn(m, "muon") for m in (WHITE, NONE,
                                                                                                  BATCHNORM)))),
