@@ -112,7 +112,9 @@ class Scaling(Map):
             stepped = step.any() if self.stepped is None else self.stepped > 0
             weight = torch.where(stepped | (kept != 1), weight * (self.start / self.end), weight)
         (written,) = self.written(weights, known)
-        if known.from_zero:
+        if known.from_zero and kept == 1 and isinstance(self.end, float):  # a pass over the step less
+            torch.add(weight, step, alpha=1 / self.end, out=written)
+        elif known.from_zero:
             torch.add(step.div_(self.end), weight, alpha=kept, out=written)
         else:  # what was set to zero, as pruning and proximal steps do, is zero here as well
             torch.where(written == 0, written, step.div_(self.end).add_(weight), out=written)

@@ -39,8 +39,8 @@ WAITS = {
     "unit-consistent": 1,
     "whitened": 1 + 2 * LAYERS,
     "whitened-newton-schulz": 1 + LAYERS,
-    # Its leading eigenvectors, and the level of a layer of one group, as a number.
-    "whitened-rank": 1 + LAYERS + LAYERS - 1,
+    # Its leading eigenvectors, and whether the root made of them is finite.
+    "whitened-rank": 1 + 2 * LAYERS,
     "layer-gauge": 1 + LAYERS,
 }
 OPTIMIZERS = {
