@@ -62,7 +62,8 @@ def test_a_pass_in_inference_mode_is_not_counted_even_with_gradients_enabled(wra
     optimizer = wrapper(SGD(model.parameters(), lr=0.1), model)
     with torch.inference_mode(), torch.enable_grad():
         model(inputs(0))
-    step(model, optimizer, 1)
+    model(inputs(1)).square().sum().backward()
+    optimizer.step()
     assert [layer.rows for layer in optimizer.chart.layers] == [8, 8]
 
 
