@@ -159,6 +159,12 @@ def unnormalised(drawn, method="muon"):
     return fmean(judges.norm_free("norm-free", "none", drawn, method, "test_loss", None)(STORES))
 
 
+def over_all_sizes(method, activation):
+    """Mean over the paper's batch sizes after 100 epochs, and by how much the paper's is above it."""
+    mean = fmean(table1.over_sizes(table1.series(results("table1"))[method, activation]))
+    return mean, table1.PAPER[method, activation][0] - mean
+
+
 def tuned_cnn(method, optimizer="adam"):
     """With pooling, rates and damping tuned."""
     return seeds("cnn-pool-tuned", method=method, optimizer=optimizer)

@@ -39,6 +39,7 @@ from .measured import (
     longer,
     losses,
     one_norm,
+    over_all_sizes,
     p,
     plus,
     ranked,
@@ -109,6 +110,9 @@ QUOTES = {
         ("gives affine-like layers {:.1f} % with tanh; here they reach {:.1f}", lambda: [
             PAPER[AFFINE, "tanh"][0] + PAPER[AFFINE, "tanh"][2] * (128 - fmean(SIZES)),
             fmean(at_length(AFFINE)[-1])]),
+        ("{:.2f} % on average with tanh and {:.2f} % with leaky ReLU, {:.1f} and {:.1f} points below the paper's",
+         lambda: [x for pair in zip(*(over_all_sizes(AFFINE, a) for a in ("tanh", "leaky-relu")), strict=True)
+                  for x in pair]),
         ("end {:.1f} points above BatchNorm (p = {:.2f})", lambda: (lambda own, other: [
             fmean(own) - fmean(other), p(own, other)])(*(at_length(m)[-1] for m in (AFFINE, BATCHNORM)))),
         ("level, at {:.2f}, {:.2f} and {:.2f} %", lambda: [fmean(at_length(m, "leaky-relu")[-1]) for m in (
