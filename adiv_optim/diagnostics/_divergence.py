@@ -140,7 +140,8 @@ def divergence(
             except (RuntimeError, IndexError, ValueError) as error:
                 if has_closed_form(layer) or isinstance(error, torch.OutOfMemoryError):
                     raise
-                why = f"its rows cannot be differentiated one by one: {str(error).strip().splitlines()[0]}"
+                first = (str(error).strip() or type(error).__name__).splitlines()[0]
+                why = f"its rows cannot be differentiated one by one: {first}"
                 if layers is not None:
                     raise ValueError(f"layer {path!r} ({type(layer).__name__}) cannot be measured: {why}") from error
                 left_out[path] = why

@@ -22,7 +22,7 @@ def climb(
     """The best run of every row, whose runs differ in what is chosen beside the rate; their own rates go unread.
 
     Each begins with the first rates of its ladder, and tries the next ones until the best has both of its neighbours.
-    Best is the lowest `loss` of what the store keeps as score, None where there is none.
+    Best is the lowest `loss` of what the store keeps as score, which is None of runs that broke down.
     """
     tried = {run: list(ladder(run).first) for row in rows for run in row}
     while True:

@@ -96,7 +96,7 @@ def run_all(
     console.print(f"{len(mine) - len(waiting)} of {len(mine)} runs are in {store.path} already")
     if waiting:
         _run_mine(waiting, kind, store, part, download, only_estimate)
-    while part and not _complete(runs, part, store):
+    while part and world > 1 and not _complete(runs, part, store):
         time.sleep(1)
 
 

@@ -28,9 +28,15 @@ def inputs(seed: int, scale: float = 3.0):
 
 
 def step(model, optimizer, seed):
-    optimizer.zero_grad()
-    model(inputs(seed)).square().sum().backward()
-    optimizer.step()
+    trained(model, optimizer, inputs(seed), 1)
+
+
+def trained(model, optimizer, x, count):
+    for _ in range(count):
+        optimizer.zero_grad()
+        model(x).square().sum().backward()
+        optimizer.step()
+    return model
 
 
 def same(one, other):
@@ -158,11 +164,7 @@ def test_another_default_device_is_no_matter(wrap):
         x = inputs(0)[..., None]
         with torch.device(device):
             optimizer = wrap(SGD(model.parameters(), lr=0.01), model)
-            for _ in range(3):
-                optimizer.zero_grad()
-                model(x).square().sum().backward()
-                optimizer.step()
-        found.append(model)
+            found.append(trained(model, optimizer, x, 3))
     assert same(*found)
 
 
@@ -172,11 +174,7 @@ def test_unit_consistent_steps_under_another_default_device():
         model, x = network(), inputs(0)
         optimizer = UnitConsistent(SGD(model.parameters(), lr=0.01), model, example_input=x)
         with torch.device(device):
-            for _ in range(2):
-                optimizer.zero_grad()
-                model(x).square().sum().backward()
-                optimizer.step()
-        found.append(model)
+            found.append(trained(model, optimizer, x, 2))
     assert same(*found)
 
 
