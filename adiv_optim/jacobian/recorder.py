@@ -46,7 +46,7 @@ def differentiate(
     read: dict[str, list[tuple[Tensor, ...] | None]] = {path: [] for path in layers}
     trained = {path: [p for p in layer.parameters() if p.requires_grad and constant] for path, layer in layers.items()}
     recorded: list[tuple[str, tuple[Tensor, ...], Tensor]] = []
-    drawn: dict[str, list[Tensor]] = {}
+    drawn: dict[str, list[list[Tensor]]] = {path: [] for path in layers}
     refused: dict[str, str] = {}
 
     def refuse(path: str, found: str, remedy: str) -> None:
@@ -67,7 +67,7 @@ def differentiate(
         read[path].append(tuple(arg.detach().clone() for arg in args) if tensors else None)
         for parameter in trained[path]:
             parameter.requires_grad_(False)
-        drawn[path] = _random_states(layer)
+        drawn[path].append(_random_states(layer))
 
     def leave(path: str, layer: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
         if isinstance(output, Tensor) and not output.requires_grad:
@@ -75,7 +75,7 @@ def differentiate(
         for parameter in trained[path]:
             parameter.requires_grad_(True)
         inputs = read[path].pop()
-        if not all(map(torch.equal, drawn.pop(path), _random_states(layer))):
+        if not all(map(torch.equal, drawn[path].pop(), _random_states(layer))):
             refuse(
                 path, "drew random numbers, which it would draw anew for every row", ": call model.eval() before, or"
             )

@@ -313,3 +313,25 @@ def test_a_layer_that_is_called_without_arguments_is_named():
     with pytest.raises(ValueError, match=r"layer 'first' \(Alone\) was called without arguments"):
         jacobian.corrected_gradients(model, F.cross_entropy, x, y, None)
     assert divergence(model, F.cross_entropy, x, y).left_out["first"] == "it was called without arguments"
+
+
+class Itself(nn.Module):
+    """Calls itself once."""
+
+    def __init__(self):
+        super().__init__()
+        self.gain, self.inside = nn.Parameter(torch.full((6,), 0.5)), False
+
+    def forward(self, x):
+        if self.inside:
+            return x * self.gain
+        self.inside = True
+        found = self(x) + x * self.gain
+        self.inside = False
+        return found
+
+
+def test_a_layer_that_calls_itself_is_left_in_the_order_in_which_it_was_entered():
+    model, x, y = nn.Sequential(Itself(), nn.Linear(6, 3)), torch.randn(8, 6), torch.randint(3, (8,))
+    divergence(model, F.cross_entropy, x, y)
+    assert not model[0]._forward_hooks
