@@ -14,6 +14,7 @@ from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 #: The least ridge of `BatchIdeal`, in units of machine precision × tr(K). Rows that repeat make K singular, and where
 #: zeros should stand there is rounding: Cholesky's is at most (n + 1)/2 units (Higham 2002, Theorem 10.3; √n/2 where
@@ -275,6 +276,8 @@ def check_correction(correction: object) -> Correction:
         return correction
     if isinstance(correction, type) and issubclass(correction, Correction):
         found = f"the class {correction.__name__} itself: write {correction.__name__}()."
+    elif isinstance(correction, Optimizer):
+        found = f"the optimizer {type(correction).__name__}: where one is taken, pass it by name, optimizer=…."
     elif isinstance(correction, nn.Module):
         found = f"the module {type(correction).__name__}: arguments in the wrong order; the model comes before it."
     else:

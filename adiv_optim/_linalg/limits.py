@@ -19,6 +19,13 @@ def check_not_negative(where: str, **settings: float) -> None:
             raise _wrong(where, name, value, "finite and at least 0")
 
 
+def check_finite(where: str, **settings: float) -> None:
+    """Raise a ValueError that names the first setting that is not a finite number."""
+    for name, value in settings.items():
+        if not (_is(value, Real) and math.isfinite(value)):
+            raise _wrong(where, name, value, "a finite number")
+
+
 def check_count(where: str, **settings: int) -> None:
     """Raise a ValueError that names the first setting that is not an integer of at least 1."""
     for name, value in settings.items():

@@ -48,6 +48,8 @@ def sample(activation: Activation, degree: int = 1) -> Sampled:
         raise TypeError(f"activation is {activation!r}; pass an elementwise module or function, such as torch.relu.")
     name = repr(activation) if isinstance(activation, nn.Module) else getattr(activation, "__name__", "activation")
     if isinstance(activation, nn.Module):
+        if any(tensor.is_meta for tensor in activation.state_dict().values()):
+            raise ValueError(f"{name} is on the meta device and has no values to integrate; build it on another one.")
         activation = copy.deepcopy(activation).to("cpu", torch.float64)
     cuts = torch.arange(-EDGE, EDGE + 1, dtype=torch.float64, device="cpu")
     edges = torch.stack([cuts[:-1], cuts[1:]], 1)

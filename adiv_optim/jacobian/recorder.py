@@ -29,6 +29,17 @@ def _random_states(layer: nn.Module) -> list[Tensor]:
     return [torch.get_rng_state(), *map(torch.cuda.get_rng_state, devices)]
 
 
+def _checked(loss: Any) -> Tensor:
+    if not isinstance(loss, Tensor) or loss.numel() != 1:
+        found = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"{type(loss).__name__}"
+        raise ValueError(f"loss_fn returned {found}; it must return one number, as reduction='mean' does.")
+    if torch.is_inference_mode_enabled():
+        raise RuntimeError("nothing can be differentiated in torch.inference_mode; call this outside of it.")
+    if not loss.requires_grad:
+        raise ValueError("the loss does not depend on any trainable parameter; detach nothing on the way to it.")
+    return loss
+
+
 def differentiate(
     model: nn.Module,
     loss_fn: Callable[[Any, Any], Tensor],
@@ -98,7 +109,7 @@ def differentiate(
         try:
             # A copy: a model may work on its input in place, and the caller's data is not ours.
             output = model(*(each.clone() if isinstance(each, Tensor) else each for each in arguments))
-            loss = loss_fn(output, targets)
+            loss = _checked(loss_fn(output, targets))
             calls_made = list(recorded)
             wanted = [*(output for *_, output in calls_made), *parameters.values()]
             # With the hooks still there: what a checkpoint recomputes must be what it has seen.

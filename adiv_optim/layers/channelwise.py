@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from numbers import Integral
 from typing import TypedDict
 
 import torch
@@ -42,7 +43,7 @@ class Channelwise(nn.Module):
     ) -> None:
         super().__init__()
         sizes = tuple(normalized_shape) if isinstance(normalized_shape, Sequence) else (normalized_shape,)
-        if min(sizes, default=0) < 1:
+        if not sizes or not all(isinstance(size, Integral) and size >= 1 for size in sizes):
             raise ValueError(
                 f"{type(self).__name__}: normalized_shape is {normalized_shape}; give the number of channels, "
                 "a positive integer, or several of them."

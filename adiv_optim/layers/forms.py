@@ -5,12 +5,13 @@ import math
 import torch
 from torch import Tensor
 
-from .._linalg.limits import check_not_negative
+from .._linalg.limits import check_finite, check_not_negative, given
 
 
 def check_affine_like(name: str, alpha: float, beta: float) -> None:
     """Raise a ValueError for what the affine-like form has no meaning for."""
     _check_alpha(name, alpha)
+    check_finite(name, beta=beta)
     if beta == 0:
         raise ValueError(
             f"{name}: beta is 0, which divides zeros by zero; use the norm-like form there (NormLikeLinear, "
@@ -22,11 +23,13 @@ def check_norm_like(name: str, alpha: float, beta: float | None, eps: float) -> 
     """Raise a ValueError for what the norm-like form has no meaning for."""
     _check_alpha(name, alpha)
     check_not_negative(name, eps=eps)
+    check_finite(name, **given(beta=beta))
     if beta is not None and not -1 < beta < 1:
         raise ValueError(f"{name}: beta is {beta}; it must lie strictly between -1 and 1, or be None.")
 
 
 def _check_alpha(name: str, alpha: float) -> None:
+    check_finite(name, alpha=alpha)
     if alpha == 0:
         raise ValueError(f"{name}: alpha is 0, which cuts the input off; give it another value.")
 

@@ -178,6 +178,9 @@ WRONG = {
         ValueError, r"layer '0' already has a correction \(2 .*; leave `correction` out",
     ),
     "no-correction": (lambda: (model(), Proportional, {}), TypeError, r"write Proportional\(\)"),
+    "optimizer-in-its-place": (
+        lambda: (model(), torch.optim.SGD(model().parameters()), {}), TypeError, "the optimizer SGD: .* optimizer=",
+    ),
     "max-rows": (lambda: (model(), None, {"max_rows": 0}), ValueError, "max_rows is 0; .* at least 1"),
     "other-model": (
         lambda: (model(), None, {"optimizer": torch.optim.SGD(model().parameters())}),

@@ -1,6 +1,7 @@
 """What the torch.func path leaves behind, leaves alone, and refuses."""
 
 import inspect
+from functools import partial
 
 import pytest
 import torch
@@ -268,6 +269,25 @@ def test_a_layer_that_returns_a_view_of_its_parameter_has_a_gradient():
     assert found.keys() == dict(model.named_parameters()).keys()
     for name, p in model.named_parameters():
         assert torch.allclose(found[name], p.grad, rtol=1e-12), name
+
+
+LOSSES = {
+    "no-number": (lambda out, target: (out - target) ** 2, ValueError, r"shape \(3, 2\); it must return one number"),
+    "no-tensor": (lambda out, target: 3.0, ValueError, "loss_fn returned float; it must return one number"),
+    "detached": (lambda out, target: out.detach().sum(), ValueError, "does not depend on any trainable parameter"),
+}
+
+
+@pytest.mark.parametrize(("loss_fn", "error", "message"), LOSSES.values(), ids=LOSSES)
+def test_a_loss_that_cannot_be_differentiated_is_named(loss_fn, error, message):
+    for function in (partial(jacobian.corrected_gradients, correction=None), divergence):
+        with pytest.raises(error, match=message):
+            function(mlp(), loss_fn, X.float(), 0.5)
+
+
+def test_inference_mode_is_named():
+    with torch.inference_mode(), pytest.raises(RuntimeError, match=r"torch\.inference_mode; call this outside of it"):
+        divergence(mlp(), squares, X.float(), 0.5)
 
 
 class Noisy(nn.Module):

@@ -233,6 +233,7 @@ ERRORS = {
     "no-channels": (partial(DyT, 0), "DyT: normalized_shape is 0; give the number of channels, a positive integer"),
     "negative-size": (partial(DyISRU, -3), "DyISRU: normalized_shape is -3"),
     "negative-among-several": (partial(DyT, (3, -1)), r"normalized_shape is \(3, -1\)"),
+    "no-whole-number": (partial(DyT, 4.0), r"DyT: normalized_shape is 4\.0; give the number of channels"),
     "empty": (partial(DyISRU, ()), r"normalized_shape is \(\)"),
     "alpha-0": (partial(DyT, 4, alpha=0.0), r"DyT: alpha is 0\.0; it must be positive and finite"),
     "alpha-nan": (partial(DyT, 4, alpha=math.nan), "alpha is nan"),

@@ -209,6 +209,7 @@ ERRORS = {
     "infinite-variance": (lambda x: (x * x / 4).exp(), ValueError, "no finite variance under a standard normal"),
     "infinite": (torch.reciprocal, ValueError, "do not settle: its variance is infinite"),
     "nan": (torch.sqrt, ValueError, "gives nan at z ="),
+    "meta": (nn.PReLU(device="meta"), ValueError, "is on the meta device and has no values to integrate"),
     "constant": (torch.ones_like, ValueError, "activation is the constant 1, without a variance to divide by"),
 }
 

@@ -195,6 +195,13 @@ def test_autocast_gives_the_lower_precision_and_is_close(kind, formula, options)
 
 ERRORS = {
     "affine-beta-0": (AffineLikeLinear, {"beta": 0}, "beta is 0.*NormLikeLinear"),
+    "affine-beta-none": (
+        AffineLikeLinear,
+        {"beta": None},
+        "LikeLinear: beta is None; it must be a finite number",
+    ),
+    "affine-alpha-inf": (AffineLikeLinear, {"alpha": math.inf}, "alpha is inf; it must be a finite number"),
+    "norm-alpha-text": (NormLikeLinear, {"alpha": "1"}, "alpha is '1'; it must be a finite number"),
     "norm-beta-1": (NormLikeLinear, {"beta": 1.0}, "beta is 1.0; it must lie strictly between -1 and 1"),
     "norm-beta-minus-1": (NormLikeLinear, {"beta": -1.0}, "beta is -1.0"),
     "norm-beta-beyond": (NormLikeLinear, {"beta": 1.5}, "beta is 1.5"),
