@@ -45,6 +45,7 @@ class Row(NamedTuple):
 
 _MUON, _ADAMW = (("muon", "input-scaled-muon", "input-held-muon"), ("adamw", "input-scaled-adamw", "input-held-adamw"))
 #: What else changes a step by the inputs of its layer, or Muon's step; here with the damping it has by itself.
+_WHITENED = ("whitened-muon", "whitened-adamw", "whitened-muon-16", "whitened-adamw-16")
 _RIVALS = ("preconditioned-muon", "preconditioned-adamw", "normuon", "kron", "mars", "soap", "kfac")
 #: Normalisers that have a table of their own: the long runs have the single one before the head.
 _ELSEWHERE = ("affine-like", "head-layernorm")
@@ -55,8 +56,8 @@ GROUPS: list[list[Row]] = [
     [Row(*row) for row in product(["none"], [None], ["muon", "adamw"])],
     [Row(*row) for row in product(["gains", "skip-init"], [1.0], ["muon", "input-held-muon", "adamw"])],
     [Row(*row) for row in product(["rmsnorm", "dyt", "derf"], DRAWN, ["muon", "adamw"])],
-    [Row(*row) for row in product(["layernorm"], [None], ["whitened-muon", "whitened-adamw", *_RIVALS])]
-    + [Row(*row) for row in product(["none"], [1.0], ["whitened-muon", "whitened-adamw", *_RIVALS])],
+    [Row(*row) for row in product(["layernorm"], [None], [*_WHITENED, *_RIVALS])]
+    + [Row(*row) for row in product(["none"], [1.0], [*_WHITENED, *_RIVALS])],
     [Row("none", 1.0, f"input-scaled-{method}") for method in ("soap", "normuon")],
     [Row(*row) for row in product(["gains", "skip-init"], [None], ["muon", "adamw"])],
     [Row(*row) for row in product(NORMS, DRAWN, [*_MUON, *_ADAMW]) if row[0] not in _ELSEWHERE],
