@@ -32,6 +32,7 @@ class Finding(NamedTuple):
     figure: str = ""
     n: str = ""
     p: str = ""
+    word: str = ""  # beside the verdict, where a difference is there that does not settle the claim
 
 
 def tested(holds: bool, p: float, figure: str, n: object) -> Finding:
@@ -85,14 +86,23 @@ def ahead(stores: Stores, own: Sample, other: Sample, *, lower: bool = False, ag
 
 
 @later
-def level(stores: Stores, own: Sample, other: Sample, margin: float, *, lower: bool = False) -> Finding:
-    """The 95 % interval of the difference lies within a margin; or outside of it, which is against the claim."""
+def level(
+    stores: Stores, own: Sample, other: Sample, margin: float, *, lower: bool = False, or_ahead: bool = False
+) -> Finding:
+    """The 95 % interval of the difference lies within a margin, or wherever it is better, if that will do as well.
+
+    Outside of it the claim does not hold. Between the two a difference may still be there.
+    """
     ours, theirs = own(stores), other(stores)
     test = ttest_ind(ours, theirs, equal_var=False)
     low, high = test.confidence_interval(0.95)
-    holds = True if -margin < low and high < margin else False if low > margin or high < -margin else None
+    least, most = (-high, -low) if lower else (low, high)  # how far own may be ahead
+    holds = True if least > -margin and (or_ahead or most < margin) else None
+    if most < -margin or (least > margin and not or_ahead):
+        holds = False
+    word = "" if holds is not None else "worse" if most < 0 else "better" if least > 0 else ""
     figure = f"{_pair(ours, theirs, lower)}, 95 % from {low:+.3g} to {high:+.3g}"
-    return Finding(holds, figure, f"{len(ours)}, {len(theirs)}", f"{test.pvalue:.2g}")
+    return Finding(holds, figure, f"{len(ours)}, {len(theirs)}", f"{test.pvalue:.2g}", word)
 
 
 @later
@@ -109,7 +119,7 @@ def every(stores: Stores, judges: Sequence[Judge]) -> Finding:
     found = [one(stores) for one in judges]
     verdicts = [one.holds for one in found]
     holds = False if False in verdicts else None if None in verdicts else True
-    figure, n, p = ("; ".join(dict.fromkeys(each)) for each in list(zip(*found, strict=True))[1:])
+    figure, n, p = ("; ".join(dict.fromkeys(each)) for each in list(zip(*found, strict=True))[1:4])
     return Finding(holds, figure, n, p)
 
 
@@ -123,7 +133,8 @@ def table(claims: Iterable[Claim], stores: Stores, decide: Callable[[Claim], str
     rows = []
     for claim in claims:
         found = claim.found(stores)
-        rows.append([claim.text, f"**{VERDICTS[found.holds]}**", found.figure, found.n, found.p])
+        verdict = f"**{VERDICTS[found.holds]}**" + (f", {found.word}" if found.word else "")
+        rows.append([claim.text, verdict, found.figure, found.n, found.p])
         if decide:
             command = decide(claim) if found.holds is None else ""
             rows[-1] += [claim.files, f"`{command}`" if command else ""]

@@ -5,14 +5,17 @@ import statistics
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
+from scipy.stats import combine_pvalues, ttest_ind
+
 from ..core.claims import Finding, Judge, Sample, Stores, best, every, later, runs, tested
 from ..core.store import Result, setting
 from ..core.table import grouped
+from ..language import final_validation_loss, worth
 from ..methods import METHODS
 from . import isometry_training, mechanism
 from .char_lm import best_rows
 from .sweep import cells
-from .table1 import PAPER, SIZES, line, over_sizes, series
+from .table1 import SIZES, line, over_sizes, series
 
 TABLE1 = "table1"
 
@@ -99,24 +102,50 @@ def own_gain(stores: Stores) -> Finding:
 
 
 def cheap(stores: Stores) -> Finding:
-    """A corrected layer takes at least twice the time."""
-    rows = {row["what"]: row for suite in stores["speed"].read() if suite["key"] == "layers" for row in suite["rows"]}
-    times = rows["Linear (512, 1024, 1024), Proportional"]["time_ratio"]["median"]
-    return Finding(times > 2, f"{times:.2f} times the plain layer's step, Linear of 1024 at 512 rows")
+    """What a corrected layer costs without Jacobians, and what whole steps cost without and with them."""
+    rows = next(suite for suite in stores["speed"].read() if suite["key"] == "layers")["rows"]
 
+    def times(part: str, end: str) -> list[float]:
+        return [row["time_ratio"]["median"] for row in rows if part in row["what"] and row["what"].endswith(end)]
 
-def misprint(stores: Stores) -> Finding:
-    """What the summary says is not what the paper says."""
-    mean, error, *_ = PAPER["batchnorm", "tanh"]
-    return Finding(False, f"the paper's text has {mean:.2f} ± {error:.2f}, its summary 49.08")
+    linear, without, by_jacobians = (
+        times("Linear", "Proportional"),
+        times("step", "GradientOnly"),
+        times("", "backward"),
+    )
+    ends = (f"{min(found):.3g} to {max(found):.3g}" for found in (linear, without, by_jacobians))
+    figure = "{} times the plain linear layer, whole steps of small networks {} times, by Jacobians {}".format(*ends)
+    return Finding(False, figure)
 
 
 def intractable(stores: Stores) -> Finding:
-    """The least squares solution points where it should."""
-    cases = [case for case in stores["attention"].read()[-1]["alignment"] if case["sequences"] == 1]
-    rows = [row for case in cases for row in case["rows"] if row["method"] == "ideal, joint (damping 0.001)"]
-    cosines = ", ".join(f"{cosine:.2f}" for cosine in sorted(row["cosine"] for row in rows))
-    return Finding(False, f"solved as least squares: cosine {cosines} of one sequence", "20 draws")
+    """The least squares solution points where it should, for one sequence; of several it is a compromise."""
+    cases = stores["attention"].read()[-1]["alignment"]
+    words = []
+    for count in sorted({case["sequences"] for case in cases}):
+        own = [row for case in cases if case["sequences"] == count for row in case["rows"]]
+        own = [row for row in own if row["method"] == "ideal, joint (damping 0.001)"]
+        words.append(", ".join(f"{cosine:.2f}" for cosine in sorted(row["cosine"] for row in own)) + f" of {count}")
+    return Finding(False, f"solved as least squares: cosine {'; '.join(words)} sequences", "20 draws")
+
+
+@later
+def drop(stores: Stores, own: Sequence[str], methods: Sequence[str], activation: str) -> Finding:
+    """From their best epoch to the last each of own loses more than any other method, at every batch size there is."""
+    lost: dict[int, dict[str, float]] = {}
+    for result in runs(stores, TABLE1, activation=activation):
+        if result["settings"]["method"] in methods:
+            means = [statistics.fmean(seeds) for seeds in result["test_accuracy"]]
+            lost.setdefault(result["settings"]["batch_size"], {})[result["settings"]["method"]] = max(means) - means[-1]
+    pairs = [
+        ([by_method[name] for name in own], [by_method[name] for name in methods if name not in own])
+        for by_method in lost.values() if len(by_method) == len(methods)
+    ]  # fmt: skip
+    if not pairs:
+        raise LookupError(f"{TABLE1} has not every method at any batch size, {activation}.")
+    ours, others = ([each for pair in pairs for each in pair[side]] for side in (0, 1))
+    figure = f"lose {min(ours):.1f} to {max(ours):.1f} points, others {min(others):.1f} to {max(others):.1f}"
+    return Finding(all(min(a) > max(b) for a, b in pairs), figure, f"{len(pairs)} batch sizes")
 
 
 @later
@@ -140,16 +169,26 @@ def spread(stores: Stores, method: str, optimizer: str) -> Finding:
 
 
 @later
-def worst(stores: Stores, file: str, along: str) -> Finding:
-    """Unit-consistent SGD loses less from the easiest place to the hardest than plain SGD does."""
+def together(stores: Stores, pairs: Sequence[tuple[Sample, Sample]]) -> Finding:
+    """Of several pairs the first ones are ahead, by Fisher's combination of Welch's one-sided tests."""
+    samples = [(own(stores), other(stores)) for own, other in pairs]
+    each = [ttest_ind(*pair, equal_var=False, alternative="greater").pvalue for pair in samples]
+    p = combine_pvalues(each, method="fisher").pvalue
+    figure = ", ".join(f"{statistics.fmean(own) - statistics.fmean(other):+.2f}" for own, other in samples)
+    return tested(True, p, figure, len(samples[0][0]))
+
+
+@later
+def worst(stores: Stores, file: str, along: str, rival: str = "none") -> Finding:
+    """Unit-consistent SGD loses less from the easiest place to the hardest than a rival with SGD does."""
     falls = []
-    for method in ("uc-network", "none"):
+    for method in ("uc-network", rival):
         by_place = cells(runs(stores, file, method=method, optimizer="sgd"), along)
         places = [at for methods in by_place.values() for at in methods[method].values()]
         means = [max(statistics.fmean(r["test_accuracy"][-1]) for r in at) for at in places]
         falls.append(max(means) - min(means))
-    own, plain = falls
-    return Finding(own < plain - 1, f"falls by {own:.1f} points, plain SGD by {plain:.1f}")
+    own, other = falls
+    return Finding(own < other - 1, f"falls by {own:.1f} points, {METHODS[rival].label} by {other:.1f}")
 
 
 # Isometry.
@@ -186,12 +225,12 @@ def bounded(stores: Stores) -> Finding:
 
 def least_gain(stores: Stores) -> Finding:
     """No norm of any network lowers isometry."""
-    found = isometry_training.by_depth(stores["isometry-training"].read())[10].values()
-    start, trained = (
-        min(min(isometry_training.least_gains(seeds, stage)) for seeds in found) for stage in ("start", "trained")
-    )
-    figure = f"least change {start:+.1g} at the start and {trained:+.1g} trained"
-    return Finding(min(start, trained) >= 0, figure, str(sum(map(len, found))))
+    found = isometry_training.by_depth(stores["isometry-training"].read())[10]
+    stages = "start", "trained"
+    least = {name: min(min(isometry_training.least_gains(s, at)) for at in stages) for name, s in found.items()}
+    lowered = {name: change for name, change in least.items() if change < 0}
+    figure = f"lowered with {', '.join(f'{name} ({change:.0e})' for name, change in lowered.items()) or 'none'}"
+    return Finding(not lowered, f"{figure} of {len(found)} activations", str(sum(map(len, found.values()))))
 
 
 @later
@@ -225,6 +264,14 @@ def norm_free(
     embeddings = {"embedding_deviation": drawn, "embedding_lr": embedding_lr}
     found = runs(stores, file, norm=norm, method=method, **embeddings)
     return [r["test_loss"] if of == "test_loss" else r[of][-1] for r in found]
+
+
+@later
+def at_best_embeddings(stores: Stores, file: str, norm: str, method: str) -> list[float]:
+    """Test losses of every seed, of the embeddings with which the validation loss is lowest."""
+    found = grouped(runs(stores, file, norm=norm, method=method), lambda r: r["settings"].get("embedding_deviation"))
+    chosen = min(found.values(), key=lambda own: statistics.fmean(worth(final_validation_loss(r)) for r in own))
+    return [r["test_loss"] for r in chosen]
 
 
 def one_rate(stores: Stores) -> Finding:

@@ -44,8 +44,8 @@ class Row(NamedTuple):
 
 
 _MUON, _ADAMW = (("muon", "input-scaled-muon", "input-held-muon"), ("adamw", "input-scaled-adamw", "input-held-adamw"))
-#: What else changes a step by the inputs of its layer, or Muon's step; here with the damping it has by itself.
 _WHITENED = ("whitened-muon", "whitened-adamw", "whitened-muon-16", "whitened-adamw-16")
+#: What else changes a step by the inputs of its layer, or Muon's step; here with the damping it has by itself.
 _RIVALS = ("preconditioned-muon", "preconditioned-adamw", "normuon", "kron", "mars", "soap", "kfac")
 #: Normalisers that have a table of their own: the long runs have the single one before the head.
 _ELSEWHERE = ("affine-like", "head-layernorm")
@@ -173,10 +173,12 @@ _LAYERNORM, _HELD = Row("layernorm", None, "muon"), Row("none", 1.0, "input-held
 _FASTER = [[row._replace(embedding_lr=rate)] for rate in (1e-2, 3e-2) for row in (_HELD, _LAYERNORM)]
 #: A single normaliser, before the head.
 _HEAD = [[Row("head-layernorm", 1.0, method, 3e-2)] for method in ("input-held-muon", "muon")]
+#: Behind Muon alone, and the normalised twin with the same embeddings: what the wrapper adds to both.
+_DEEP = [[_LAYERNORM, _HELD], [Row(norm, 1.0, "muon") for norm in ("none", "layernorm")]]
 _LONG = [[_LAYERNORM, _HELD], *_FASTER, *_HEAD]
 STUDIES = {
     "norm-free": _study("a language model without normalisers, by InputScaled", GROUPS, COARSE),
     # Clipping and decay cost LayerNorm nothing, and the other one gains by them.
     "norm-free-2000": _study("the same for 2,000 steps", _LONG, FINE, steps=2000, weight_decay=0.1, clip=1.0),
-    "norm-free-deep": _study("the same with twelve layers", [[_LAYERNORM, _HELD]], FINE, preset="deep"),
+    "norm-free-deep": _study("the same with twelve layers", _DEEP, FINE, preset="deep"),
 }

@@ -5,7 +5,7 @@ from functools import cache
 from itertools import product
 from statistics import fmean, median_high
 
-from scipy.stats import ttest_ind
+from scipy.stats import ttest_ind, ttest_rel
 
 from benchmarks.core.claims import image
 from benchmarks.core.store import Store
@@ -170,6 +170,12 @@ def tuned_cnn(method, optimizer="adam"):
     return seeds("cnn-pool-tuned", method=method, optimizer=optimizer)
 
 
+def trials_of(method, optimizer):
+    """How many of these chose rate and damping."""
+    wanted = {"method": method, "optimizer": optimizer}
+    return sum(wanted.items() <= r["settings"].items() for r in results("cnn-pool-tuned", "search"))
+
+
 def beside(method, norm, drawn):
     """A wrapper of steps against the optimizer alone, in the same network, on validation."""
     own, other = (
@@ -186,9 +192,29 @@ def beside_all(optimizer, *norms, drawn=(None, 1.0)):
     return [max(abs(difference) for difference, _ in every), min(found for _, found in every)]
 
 
-def longer():
-    """The same after 2,000 steps, behind Muon and held."""
-    return free("input-held-muon", "muon", file="norm-free-2000")
+def beside_paired(drawn, *norms):
+    """Of wrappers of Muon beside a normaliser, seed by seed: the least and largest difference, the largest p."""
+    rows = product(("input-scaled-muon", "input-held-muon"), norms)
+    pairs = [
+        [judges.norm_free("norm-free", norm, drawn, m, "validation_loss", None)(STORES) for m in (method, "muon")]
+        for method, norm in rows
+    ]
+    found = [fmean(own) - fmean(other) for own, other in pairs]
+    return min(found), max(found), max(ttest_rel(*pair).pvalue for pair in pairs)
+
+
+def costs_adamw(how):
+    """What a wrapper costs AdamW without a normaliser on test, embeddings of deviation 1; p."""
+    pair = [
+        judges.norm_free("norm-free", "none", 1.0, m, "test_loss", None)(STORES)
+        for m in (f"input-{how}-adamw", "adamw")
+    ]
+    return fmean(pair[0]) - fmean(pair[1]), p(*pair)
+
+
+def longer(best_twin=False):
+    """The same after 2,000 steps, behind Muon and held; against LayerNorm with the same rates, or at its best."""
+    return free("input-held-muon", "muon", file="norm-free-2000", twins=3e-2 if best_twin else None)
 
 
 def faster(rate=3e-2):
@@ -235,14 +261,37 @@ def beta(end):
     return isometry_training.correlations(isometry_training.by_depth(results("isometry-training"))[10])[end]
 
 
-def ranked(quantity, file="mechanism"):
-    """Rank correlation of a quantity with the accuracy over all runs that were followed; p."""
-    found = mechanism.rank(mechanism.groups(results(file))["all"], quantity)
+def ranked(quantity, file="mechanism", without=None):
+    """Rank correlation of a quantity with the accuracy over all runs that were followed, but a method's; p."""
+    members = [r for r in results(file) if r["settings"]["method"] != without]
+    found = mechanism.rank(mechanism.groups(members)["all"], quantity)
     return found.statistic, found.pvalue
 
 
 def followed(method, quantity):
     return [mechanism.means(r)[quantity] for r in results("mechanism") if r["settings"]["method"] == method]
+
+
+def over_gauges(method, optimizer):
+    """The span of accuracies in all gauges."""
+    every = [accuracy for sigma in (0.0, 0.5, 1.0, 2.0) for accuracy in gauges(method, optimizer, sigma)]
+    return max(every) - min(every)
+
+
+def above_plain(method):
+    """By how much plain Adam ends above a gauge in rescaled networks, least and most."""
+    found = [fmean(gauges(NONE, "adam", s)) - fmean(gauges(method, "adam", s)) for s in (0.5, 1.0, 2.0)]
+    return min(found), max(found)
+
+
+def at_32(activation):
+    """By how much batch-ideal ends below affine-like layers after 100 epochs, batch 32; p."""
+    own, other = (
+        next(r["test_accuracy"][-1] for r in results("table1")
+             if {"method": m, "activation": activation, "batch_size": 32}.items() <= r["settings"].items())
+        for m in (IDEAL, AFFINE)
+    )  # fmt: skip
+    return fmean(other) - fmean(own), p(own, other)
 
 
 def gauges(method, optimizer, sigma):

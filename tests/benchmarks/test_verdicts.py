@@ -1,9 +1,11 @@
 """Verdicts follow from the numbers, by scipy's tests, and say what would decide what is undecided."""
 
+import math
+
 import pytest
 from scipy import stats
 
-from benchmarks.core.claims import Claim, Finding, ahead, best, every, image, level
+from benchmarks.core.claims import Claim, Finding, ahead, best, every, image, level, table
 from benchmarks.core.store import Store
 from benchmarks.reproduce import RECIPES
 from benchmarks.studies import STUDIES, judges
@@ -33,6 +35,48 @@ def test_level_is_an_interval_within_the_margin():
     assert level(sample(HIGH), sample([50.5, 51.0, 51.5]), 5.0)({}).holds is True
     assert level(sample(HIGH), sample(LOW), 1.0)({}).holds is False
     assert level(sample(HIGH), sample(WIDE), 5.0)({}).holds is None
+
+
+def test_a_difference_within_or_beyond_the_margin_is_named():
+    worse, better = ([mean + spread for spread in (-0.5, 0.0, 0.5)] for mean in (49.0, 51.0))
+    found = level(sample(worse), sample(better), 2.0)({})
+    assert (found.holds, found.word) == (None, "worse")
+    assert level(sample(better), sample(worse), 2.0)({}).word == "better"
+    assert level(sample(worse), sample(better), 2.0, lower=True)({}).word == "better"
+    assert level(sample(HIGH), sample(WIDE), 5.0)({}).word == ""
+    claims = [Claim("claim", "file", level(sample(worse), sample(better), 2.0))]
+    assert "| claim | **undecided**, worse | 49.00" in table(claims, {})
+
+
+def test_ahead_will_do_where_level_would():
+    ahead_by_far, level_too = level(sample(HIGH), sample(LOW), 1.0, or_ahead=True), sample([50.5, 51.0, 51.5])
+    assert ahead_by_far({}).holds is True
+    assert level(sample(HIGH), level_too, 5.0, or_ahead=True)({}).holds is True
+    assert level(sample(LOW), sample(HIGH), 1.0, or_ahead=True)({}).holds is False
+    assert level(sample(LOW), sample(HIGH), 1.0, lower=True, or_ahead=True)({}).holds is True
+    assert level(sample(HIGH), sample(WIDE), 5.0, or_ahead=True)({}).holds is None
+
+
+def test_tests_of_several_pairs_are_combined_by_fisher():
+    pairs = [(HIGH, [49.0, 50.5, 51.0]), ([51.0, 52.0, 53.5], HIGH)]
+    found = judges.together([tuple(map(sample, pair)) for pair in pairs])({})
+    each = [stats.ttest_ind(*pair, equal_var=False, alternative="greater").pvalue for pair in pairs]
+    p = stats.chi2.sf(-2 * sum(map(math.log, each)), 4)
+    assert found.p == f"{p:.2g}"
+    assert found.holds is (True if p < 0.05 else None)
+    assert judges.together([(sample(LOW), sample(HIGH))] * 2)({}).holds is None
+
+
+def test_a_drop_is_from_the_best_epoch_to_the_last(tmp_path):
+    store = Store(tmp_path / "table1.jsonl", "table1")
+    curves = {"batchnorm": (50, 52, 49), "layernorm": (50, 51, 49), "none": (40, 44, 43), "rmsnorm": (30, 31, 32)}
+    for number, (method, means) in enumerate(curves.items()):
+        store.add(str(number), result(method, accuracies=[[mean - 0.5, mean + 0.5] for mean in means]))
+    drop = judges.drop(["batchnorm", "layernorm"], list(curves), "tanh")
+    assert drop({"table1": store}) == Finding(True, "lose 2.0 to 3.0 points, others 0.0 to 1.0", "1 batch sizes")
+    assert judges.drop(["none"], list(curves), "tanh")({"table1": store}).holds is False
+    with pytest.raises(LookupError, match="not every method"):
+        judges.drop(["none"], [*curves, "l2norm"], "tanh")({"table1": store})
 
 
 def test_best_is_held_against_the_best_of_the_others():
@@ -87,9 +131,8 @@ def test_claims_name_commands_that_exist():
             assert set(claim.files.split(", ")) <= RECIPES.keys(), claim
 
 
-def test_verdicts_without_any_results_are_all_undecided_but_for_what_is_printed_in_the_papers(tmp_path):
+def test_verdicts_without_any_results_are_all_undecided(tmp_path):
     store = Store(tmp_path / "digits.jsonl", "digits")
     store.add("a", result())
-    decided = [claim for claim in ALL if claim.found({"digits": store}).holds is not None]
-    assert [claim.text for claim in decided] == ["Its summary: BatchNorm reaches 49.08 with tanh"]
+    assert not [claim.text for claim in ALL if claim.found({"digits": store}).holds is not None]
     assert "**undecided**" in DIGESTS["verdicts"].section({"digits": store}, "verdicts", tmp_path)
