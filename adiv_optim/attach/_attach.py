@@ -12,7 +12,7 @@ from torch.nn.parameter import is_lazy
 from ..corrections import Correction, check_correction
 from ..functional.uses import plain_uses
 from .checks import Skip, bypassed, label, layers_of, named_in_skip, refuse_attached, refuse_lazy, trainable
-from .coverage import Coverage, resolved, warn, wrappers_of
+from .coverage import UNCALLED, Coverage, resolved, warn, wrappers_of
 from .layers import PLAIN, Corrected, corrected_types, plain_type, swapped
 
 
@@ -211,8 +211,12 @@ def _corrections(
         notes[path] = [("skipped", why) for why in plain.values()]
         for owner in (owner for _, _, owner in uses if isinstance(owner, Corrected)):
             rule = f"corrected by {type(owner._correction).__name__}{part}"
-            notes[path].append(("treated", rule) if owner._ran else ("never_seen", "its layer has not run"))
+            notes[path].append(("treated", rule) if owner._ran else _not_run(parameter))
     return notes, elements, {key: uses[0][0] for key, uses in owned.items()}
+
+
+def _not_run(parameter: nn.Parameter) -> tuple[str, str]:
+    return ("never_seen", "its layer has not run") if parameter.grad is None else ("skipped", UNCALLED)
 
 
 def _why_plain(owner: nn.Module, without_call: dict[nn.Module, str]) -> str:

@@ -10,6 +10,9 @@ from weakref import WeakKeyDictionary, ref
 
 from torch import nn
 
+#: Why a parameter is plain whose layer would be treated, had it run.
+UNCALLED = "it has a gradient, but its layer was never called: another module uses its weight"
+
 
 @dataclass(frozen=True)
 class Coverage:
@@ -100,6 +103,15 @@ def wrappers_of(model: nn.Module) -> list[tuple[nn.Module, Reports]]:
         for wrapper in (each() for each in kept)
         if wrapper is not None
     ]
+
+
+def uncalled_words(paths: Sequence[str], most: int = 4) -> str:
+    """A warning's words for parameters that are plain because of `UNCALLED`."""
+    more = f" and {len(paths) - most} more" if len(paths) > most else ""
+    return (
+        f"{', '.join(paths[:most])}{more}: these have gradients, but their layers were never called. Another module "
+        "uses their weights; name the layers in skip if that is meant."
+    )
 
 
 def warn(message: str) -> None:

@@ -38,6 +38,11 @@ class Corrected:
             raise RuntimeError(f"{self._label} has a correction, which torch.fx cannot trace; {_DETACH}")
         return explain_jvp(self._explain, function, self._label, *arguments, self._correction)
 
+    def _replicate_for_data_parallel(self) -> Any:
+        """Called by nn.DataParallel, whose replicas run in place of the layer."""
+        self._ran = True
+        return super()._replicate_for_data_parallel()  # type: ignore[misc]
+
     def _explain(self) -> str:
         return f"{self._label} has a correction, which has no forward-mode derivative; {_DETACH}"
 

@@ -18,6 +18,7 @@ from .shared import (
     once_only,
     parameters_of,
     refuse_correction_as,
+    trains,
     without_autocast,
 )
 
@@ -83,8 +84,11 @@ def corrected_conv(
     _check_shapes(name, dims, input, weight, steps[-1])
     batch, _, geometry = patches_of(name, input, weight.shape[2:], steps)
     _check_kernel(name, batch, weight, geometry)
-    batch, weight, bias = autocast(batch, weight, bias)  # type: ignore[assignment]
-    output = apply(_Conv, batch, weight, bias, *geometry, correction, label_for(name, f"conv{dims}d"))
+    if trains(weight, bias):
+        batch, weight, bias = autocast(batch, weight, bias)  # type: ignore[assignment]
+        output = apply(_Conv, batch, weight, bias, *geometry, correction, label_for(name, f"conv{dims}d"))
+    else:
+        output = PLAIN[dims](batch, weight, bias, *geometry)
     return output if input.dim() == dims + 2 else output.squeeze(0)
 
 

@@ -20,6 +20,7 @@ from .shared import (
     once_only,
     refuse_correction_as,
     squared_norm,
+    trains,
     without_autocast,
 )
 
@@ -142,9 +143,9 @@ class LinearRows(Trained):
         gradients = {}
         if self.needs_weight:
             scale = scales["weight"].unsqueeze(-1)
-            # float16 ends at 65504, which s g may pass where s g xᵀ does not; s x = x / (|x|² + 1) stays below 1.
-            # It loses bits where |x| is in the thousands; contracting in float32 would cost the tensor cores.
-            if rows.shape[-1] < grad_rows.shape[-1] or rows.dtype == torch.float16:
+            if rows.dtype == torch.float16:
+                gradients["weight"] = _contract_float16(rows, grad_rows, scale)
+            elif rows.shape[-1] < grad_rows.shape[-1]:
                 gradients["weight"] = grad_rows.mT @ _rescale(rows, scale)
             else:
                 gradients["weight"] = _rescale(grad_rows, scale).mT @ rows
@@ -216,6 +217,18 @@ def _rescale(tensor: Tensor, scale: Tensor) -> Tensor:
     return (tensor * scale).to(tensor.dtype)
 
 
+def _contract_float16(rows: Tensor, grad_rows: Tensor, scale: Tensor) -> Tensor:
+    """Gᵀ(s ⊙ X), as far as float16 can hold it; in float32 it would cost the tensor cores."""
+    # It ends at 65504, which s g may pass where s g xᵀ does not; s x = x / (|x|² + 1) stays below 1. Where an entry of
+    # x is in the thousands the others times s are next to nothing, and are multiplied by a power of 2 meanwhile.
+    if not rows.numel():
+        return grad_rows.mT @ rows
+    largest = torch.linalg.vector_norm(rows, math.inf, dim=-1, keepdim=True, dtype=scale.dtype)
+    top = (scale * largest).amax(-2, keepdim=True)
+    unit = torch.where((top > 0) & top.isfinite(), top, 1).clamp(max=1).log2().floor().exp2()
+    return (grad_rows.mT @ _rescale(rows, scale / unit)).mul_(unit)
+
+
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, correction: Correction | None = None) -> Tensor:
     r"""torch.nn.functional.linear whose parameter gradients follow a correction.
 
@@ -277,6 +290,8 @@ def corrected_linear(name: str, input: Tensor, weight: Tensor, bias: Tensor | No
             f"{name}: bias has shape {tuple(bias.shape)}, but weight of shape {tuple(weight.shape)} makes "
             f"{len(weight)} features; it must have shape ({len(weight)},).{_order(swapped)}"
         )
+    if not trains(weight, bias):
+        return F.linear(input, weight, bias)
     return apply(_Linear, *autocast(input, weight, bias), correction, label_for(name, "linear"))
 
 

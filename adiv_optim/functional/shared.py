@@ -77,6 +77,14 @@ def apply(function: type[Function], *arguments: Any) -> Tensor:
 _apply_eagerly = torch.compiler.disable(apply)
 
 
+def trains(*parameters: Tensor | None) -> bool:
+    """Whether a parameter may get a gradient: without one torch's own function does, and keeps no input for it."""
+    # A transform's tensors do not tell, and a compiler finds out by itself what a backward needs.
+    if torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is not None:
+        return True
+    return any(parameter is not None and parameter.requires_grad for parameter in parameters)
+
+
 def squared_norm(input: Tensor, dim: int) -> Tensor:
     """|x|² along a dimension, in float32 at least, with no temporary of the input's size.
 

@@ -75,7 +75,7 @@ def layer_gradients(
             as_rows(layer, _wide(grad_output[part])),
             label,
         )
-        plain = dict.fromkeys(jacobians, torch.ones(()))
+        plain = dict.fromkeys(jacobians, rows.grad_rows.new_ones(()))
         gradients = correction.gradients(rows) if correction else rows.contract(plain)
         for name, gradient in gradients.items():
             totals[name] += gradient.view_as(totals[name])

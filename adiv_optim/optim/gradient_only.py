@@ -7,7 +7,7 @@ from torch.optim import SGD, Optimizer
 
 from ..attach import attach, correction_coverage, detach, extend
 from ..attach.checks import Skip
-from ..attach.coverage import Coverage, warn
+from ..attach.coverage import UNCALLED, Coverage, uncalled_words, warn
 from ..attach.layers import Corrected
 from ..corrections import BatchIdeal, Correction
 from .wrapper import OptimizerWrapper, check_same_parameters
@@ -69,6 +69,9 @@ class GradientOnly(OptimizerWrapper):
         Linear(in_features=2, out_features=1, bias=True)
     """
 
+    #: Whether it has looked for layers that have gradients and have never been called.
+    _looked = False
+
     def __init__(
         self,
         optimizer: Optimizer,
@@ -113,6 +116,14 @@ class GradientOnly(OptimizerWrapper):
         except Exception:
             self._drop_group()
             raise
+
+    def _inner_step(self) -> None:
+        super()._inner_step()
+        if not self._looked and any(p.grad is not None for p in self.model.parameters()):
+            self._looked = True
+            uncalled = [path for path, why in self.coverage().skipped.items() if why == UNCALLED]
+            if uncalled:
+                warn(f"GradientOnly takes plain steps with {uncalled_words(uncalled)}")
 
     def detach(self) -> nn.Module:
         """Take the correction off and return the plain model; the optimizer goes on with plain gradients."""

@@ -12,7 +12,7 @@ from .._linalg import host
 from .._linalg.roots import NoRootError
 from .._linalg.shards import add_up, cut_of
 from ..attach.checks import Skip
-from ..attach.coverage import Coverage, warn
+from ..attach.coverage import UNCALLED, Coverage, uncalled_words, warn
 from .chart import Chart, Known, Map
 from .checkpoint import ANYTHING, COUNT, check
 from .processes import Processes
@@ -201,14 +201,22 @@ class InputChart(Chart, Generic[Sums, Measured]):
         """Say of every trainable parameter how it is treated, or why it is not."""
         treated: dict[str, str] = {}
         never_seen: dict[str, str] = {}
+        skipped = dict(self.plain)
         for layer in self.layers:
             measured = self.measured.get(layer.name)
-            found = never_seen if measured is None else treated
-            found[layer.name] = how = f"{self.how(layer, measured)}{self.remark(layer)}"
+            found = skipped if self._uncalled(layer) else never_seen if measured is None else treated
+            how = UNCALLED if found is skipped else f"{self.how(layer, measured)}{self.remark(layer)}"
+            found[layer.name] = how
             if layer.with_bias:
                 first = "" if measured is None else f"{how.partition(',')[0]}, "
-                found[layer.name.removesuffix("weight") + "bias"] = f"{first}with its weight"
-        return Coverage(treated, self.plain, never_seen)
+                own = how if found is skipped else f"{first}with its weight"
+                found[layer.name.removesuffix("weight") + "bias"] = own
+        return Coverage(treated, skipped, never_seen)
+
+    def _uncalled(self, layer: Sums) -> bool:
+        """Whether its weight has a gradient, though it has not been called since the optimizer was wrapped."""
+        known = (self.measured, self.failures, self.spoiled)
+        return layer.weight.grad is not None and not layer.seen and not any(layer.name in each for each in known)
 
     def remark(self, layer: Sums) -> str:
         """Say what else there is to say of a layer."""
@@ -217,9 +225,10 @@ class InputChart(Chart, Generic[Sums, Measured]):
         return words + (f", rows dropped {spoiled} times: their squares held NaN or inf" if spoiled else "")
 
     def why_inactive(self) -> str:
-        """Say why no layer has been measured."""
+        """Say why no layer has been measured, or why some have not whose weights have gradients."""
         if self.measured:
-            return ""
+            uncalled = [layer.name for layer in self.layers if self._uncalled(layer)]
+            return f"those with {uncalled_words(uncalled)}" if uncalled else ""
         if self.failures:
             return "no covariance could be factorised; choose a greater damping."
         if self.spoiled:

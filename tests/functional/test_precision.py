@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from adiv_optim import BatchIdeal, Disproportional, Proportional
+from adiv_optim import BatchIdeal, Disproportional, Proportional, functional
 from tests.helpers.cases import LAYERS, apply, each_correction, gradients, needs_cuda, relative_error
 from tests.helpers.references import loop_gradients
 
@@ -43,6 +43,28 @@ def test_gradients_keep_the_dtype_and_are_close_to_float64(device, case, dtype):
     for name in wanted:
         assert found[name].dtype == dtype
         assert relative_error(found[name].cpu(), wanted[name]) <= TOLERANCE[dtype], name
+
+
+@pytest.mark.parametrize("rule", [Proportional(), Disproportional()], ids=repr)
+@pytest.mark.parametrize("stack", [False, True], ids=["layer", "stack"])
+def test_one_huge_activation_leaves_the_other_columns_their_gradient_in_float16(rule, stack):
+    """The others times s, 1/3000² of the row's largest entry, lie below what float16 can hold."""
+    layer = nn.Linear(64, 32)
+    x = torch.cat([torch.full((48, 1), 3000.0), torch.randn(48, 63)], 1).half()
+    g = (8 * torch.randn(48, 32)).half()
+    wanted = float64_reference(layer.half(), x, g, rule)["weight"][:, 1:]
+    if stack:
+        weights = layer.weight.detach().expand(2, -1, -1).clone().requires_grad_()
+        output = torch.vmap(lambda weight: functional.linear(x, weight, layer.bias, rule))(weights)
+        output.backward(g.expand_as(output))
+        found = weights.grad
+    else:
+        apply(layer, x, rule).backward(g)
+        found = layer.weight.grad[None]
+    for each in found:
+        assert relative_error(each[:, 1:], wanted) <= 1e-2  # subnormal results have fewer bits
+    rounded = (x.double() / x.double().square().sum(1, keepdim=True)).half()  # what plain rounding would contract
+    assert relative_error((g.double().mT @ rounded.double())[:, 1:], wanted) > 0.05, "the case shows nothing"
 
 
 @each_correction

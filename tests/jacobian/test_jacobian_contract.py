@@ -271,6 +271,24 @@ def test_a_layer_that_returns_a_view_of_its_parameter_has_a_gradient():
         assert torch.allclose(found[name], p.grad, rtol=1e-12), name
 
 
+def test_plain_gradients_come_in_any_dtype_and_on_any_device():
+    with torch.device("meta"):
+        model = mlp()
+        found = jacobian.corrected_gradients(model, squares, torch.ones(3, 4), 0.5, None)
+    assert {name: (g.shape, g.device.type) for name, g in found.items()} == {
+        name: (p.shape, "meta") for name, p in model.named_parameters()
+    }
+    model = mlp()
+    wanted = jacobian.corrected_gradients(model, squares, X, 0.5, None)
+    torch.set_default_dtype(torch.float64)
+    try:
+        found = jacobian.corrected_gradients(model, squares, X, 0.5, None)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    for name in wanted:
+        assert torch.equal(found[name], wanted[name])
+
+
 LOSSES = {
     "no-number": (lambda out, target: (out - target) ** 2, ValueError, r"shape \(3, 2\); it must return one number"),
     "no-tensor": (lambda out, target: 3.0, ValueError, "loss_fn returned float; it must return one number"),
