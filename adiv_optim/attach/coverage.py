@@ -114,9 +114,13 @@ def uncalled_words(paths: Sequence[str], most: int = 4) -> str:
     )
 
 
+#: This package, and torch's decorators over its functions.
+_INSIDE = ("adiv_optim.", "torch.utils._contextlib")
+
+
 def warn(message: str) -> None:
     """Give a UserWarning for the line outside of this package that led here."""
     level, frame = 2, sys._getframe(1)
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "adiv_optim":
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(_INSIDE):
         level, frame = level + 1, frame.f_back
     warnings.warn(message, UserWarning, stacklevel=level)

@@ -41,8 +41,10 @@ def apply_gauge(model: nn.Module, graph: ChannelGraph, log_scales: Tensor) -> nn
 
     .. math:: W_{oi} \leftarrow e^{s_o} W_{oi} e^{-s_i}, \qquad b_o \leftarrow e^{s_o} b_o
 
-    A running mean moves by e^s, a running variance by e^{2s}. BatchNorm's function changes as much as its eps matters
-    beside the variance, and not at all where that is negligible (1e-30, say).
+    The function is that of the traced call: parameters that it did not use (`graph.outside`) stay as they are, and
+    another call that uses them computes something else then. A running mean moves by e^s, a running variance by e^{2s}.
+    BatchNorm's function changes as much as its eps matters beside the variance, and not at all where that is negligible
+    (1e-30, say).
 
     Args:
         model: the traced model, or one with the same parameters.

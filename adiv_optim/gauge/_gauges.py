@@ -76,7 +76,18 @@ class LayerGauge(Gauge):
 
     def factors(self, graph: ChannelGraph, parameters: Mapping[str, Tensor], log_scales: Tensor) -> dict[str, Factors]:
         """Return the scales of `rz_scaling` for weights, exp(s_out) for biases; see `Gauge.factors`."""
-        return {**graph.factors(log_scales), **layer_scales(graph, self._weights(graph), parameters)}
+        network = graph.factors(log_scales)
+        # `rz_scaling` gives zeros and parts of a weight that zeros set apart scales by convention. Taken of the weight
+        # in the network gauge, which is one and the same in every gauge, these are the same too.
+        balanced = {
+            name: network[name].divide(parameters[name]) if name in network else parameters[name]
+            for name in self._weights(graph)
+        }
+        found = layer_scales(graph, balanced, balanced)
+        for name in found.keys() & network.keys():
+            shape, d, e = found[name]
+            found[name] = Factors(shape, d * network[name].d.to(d), e * network[name].e.to(e))
+        return {**network, **found}
 
     def treats(self, graph: ChannelGraph) -> dict[str, str]:
         """Say "layer gauge" of weights; see `Gauge.treats`."""

@@ -69,8 +69,8 @@ class GradientOnly(OptimizerWrapper):
         Linear(in_features=2, out_features=1, bias=True)
     """
 
-    #: Whether it has looked for layers that have gradients and have never been called.
-    _looked = False
+    #: Steps with gradients; the second one looks for layers that have some and have never been called.
+    _own_steps = 0
 
     def __init__(
         self,
@@ -119,9 +119,10 @@ class GradientOnly(OptimizerWrapper):
 
     def _inner_step(self) -> None:
         super()._inner_step()
-        if not self._looked and any(p.grad is not None for p in self.model.parameters()):
-            self._looked = True
-            uncalled = [path for path, why in self.coverage().skipped.items() if why == UNCALLED]
+        if self._own_steps < 2 and any(p.grad is not None for p in self.model.parameters()):
+            self._own_steps += 1
+            found = self.coverage().skipped if self._own_steps == 2 else {}
+            uncalled = [path for path, why in found.items() if why == UNCALLED]
             if uncalled:
                 warn(f"GradientOnly takes plain steps with {uncalled_words(uncalled)}")
 

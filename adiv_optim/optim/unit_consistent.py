@@ -58,7 +58,8 @@ class CanonicalChart(Chart):
         found: list[Map] = []
         for name, factors in self._factors.items():
             parameter = self.parameters[name]
-            if name in self.skipped or not parameter.requires_grad or parameter.grad is None:
+            # A weight that was frozen with a gradient left is stepped on as well.
+            if name in self.skipped or parameter.grad is None:
                 continue
             found.append(Diagonal(parameter, *factors.held(parameter), self.compiled))
         return found
@@ -192,8 +193,8 @@ class UnitConsistent(Coordinates):
             keyword arguments. Not needed with a `graph`.
         graph: from `gauge.trace`, if it is there already; needed of a sharded model, traced before it was sharded.
         project: after every step, rescale the model itself to the balanced gauge (the paper's Π). Its function
-            stays what it is, its weights do not. Not inside `Preconditioned`, whose averages
-            remember activations of other scales.
+            stays what it is, its weights do not, frozen and skipped ones included. It measures every step. Not inside
+            `Preconditioned`, whose averages remember activations of other scales.
         compile: fuse the mapping into two kernels by torch.compile, for a little less time; the first step then takes
             some seconds, and needs what torch.compile needs (on a CPU a C++ compiler).
         skip: paths of modules and module types whose parameters take the plain step, as for `attach`. Their weights
@@ -251,6 +252,12 @@ class UnitConsistent(Coordinates):
         super().__init__(optimizer, model, CanonicalChart(model, graph, gauge, project, compile, skip))
         if words := self._why_little():
             warn(words)
+        if project and graph.outside:
+            warn(
+                f"UnitConsistent: project=True rescales the channels of the traced call, which did not use "
+                f"{', '.join(graph.outside[:3])}{', …' * (len(graph.outside) > 3)}; where another call uses these, its "
+                "function changes. Trace with an input that uses all."
+            )
 
     def detach(self) -> nn.Module:
         """Return the model, which is the plain one at all times, and take plain steps from now on.

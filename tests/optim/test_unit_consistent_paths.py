@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from adiv_optim import BatchIdeal, GradientOnly, Proportional, UnitConsistent, gauge
+from adiv_optim.gauge.scales.layers import layer_scales
 from tests.helpers.cases import relative_error
 from tests.helpers.unit_consistent import BATCHES, GAUGES, OPTIMIZERS, ConvNet, batches_for, mlp, train, wrapped
 
@@ -189,3 +190,93 @@ def test_zero_initialised_layer_takes_the_scale_of_its_neighbours():
     optimizer.step()
     assert relative_error(model[2].weight.detach(), -0.1 * gradient * (-2 * wanted).exp()) <= 1e-12
     assert relative_error(-0.1 * gradient, model[2].weight.detach()) > 1e-2
+
+
+def zeroed(change):
+    """An MLP whose middle weight has been changed, and the same in another gauge."""
+    torch.manual_seed(0)
+    one = mlp()
+    with torch.no_grad():
+        change(one)
+    graph = gauge.trace(one, torch.randn(2, 6))
+    log_scales = gauge.random_gauge(graph, SIGMA, generator=torch.Generator().manual_seed(2))
+    return one, gauge.apply_gauge(copy.deepcopy(one), graph, log_scales), graph, log_scales
+
+
+def no_weight(model):
+    model[2].weight.zero_()
+
+
+def no_row(model):
+    model[2].weight[0] = 0
+    model[2].bias[0] = 1
+
+
+def no_column(model):
+    model[2].weight[:, 0] = 0
+    model[0].bias[0] = 1
+
+
+def apart(model):
+    model[2].weight[:4, 4:] = 0
+    model[2].weight[4:, :4] = 0
+
+
+ZEROS = {change.__name__: change for change in (no_weight, no_row, no_column, apart)}
+
+
+@pytest.mark.parametrize("rule", GAUGES.values(), ids=GAUGES)
+@pytest.mark.parametrize("change", ZEROS.values(), ids=ZEROS)
+def test_weights_with_zeros_follow_one_path(change, rule):
+    one, other, graph, log_scales = zeroed(change)
+    for model in (one, other):
+        train(
+            model, UnitConsistent(OPTIMIZERS["momentum"](model.parameters()), model, graph=graph, gauge=rule), BATCHES
+        )
+    assert deviation(one, other, graph, log_scales) <= EXACT
+
+
+class OfWeightsAsTheyAre(gauge.LayerGauge):
+    """`rz_scaling` of each weight in the gauge that it happens to be in, where zeros get their scales by convention."""
+
+    def factors(self, graph, parameters, log_scales):
+        return {**graph.factors(log_scales), **layer_scales(graph, self._weights(graph), parameters)}
+
+
+@pytest.mark.parametrize("change", ZEROS.values(), ids=ZEROS)
+def test_scales_of_each_weight_as_it_is_do_not(change):
+    one, other, graph, log_scales = zeroed(change)
+    for model in (one, other):
+        sgd = OPTIMIZERS["momentum"](model.parameters())
+        train(model, UnitConsistent(sgd, model, graph=graph, gauge=OfWeightsAsTheyAre()), BATCHES)
+    assert deviation(one, other, graph, log_scales) > 1e-6
+
+
+def test_a_weight_that_is_frozen_with_a_gradient_left_stays_in_its_units():
+    one, other, graph, log_scales = twins("mlp")
+    for model in (one, other):
+        optimizer = UnitConsistent(OPTIMIZERS["adam"](model.parameters()), model, graph=graph)
+        for number, (x, y) in enumerate(BATCHES):
+            optimizer.zero_grad(set_to_none=False)
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+            model[2].weight.requires_grad_(number < 2)
+    assert deviation(one, other, graph, log_scales) <= EXACT
+
+
+class TwoHeads(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.trunk = nn.Sequential(nn.Linear(6, 8), nn.ReLU())
+        self.one, self.two = nn.Linear(8, 4), nn.Linear(8, 4)
+
+    def forward(self, x, second=False):
+        return (self.two if second else self.one)(self.trunk(x))
+
+
+def test_projection_warns_of_what_the_traced_call_did_not_use():
+    model = TwoHeads()
+    build = partial(UnitConsistent, torch.optim.SGD(model.parameters(), lr=0.1), model, example_input=torch.ones(1, 6))
+    build()
+    with pytest.warns(UserWarning, match=r"did not use two\.weight, two\.bias; where another call uses these"):
+        build(project=True)

@@ -54,6 +54,11 @@ class Call:
         positional = [change(value) for name, value in self.arguments.items() if name not in by_keyword]
         return operator(*positional, **{name: self.arguments[name] for name in by_keyword})
 
+    def is_constant(self, value: Value) -> bool:
+        """Whether no scale touches an argument, whatever comes: a number, a buffer, or what is pinned."""
+        fixed = isinstance(value, Activation) and self.channels.is_pinned(value.channels)
+        return fixed or isinstance(value, (int, float, complex, Buffer))
+
     def ids(self, value: Value) -> Tensor:
         """Return the channels of an argument, used as an activation."""
         return self.uses.activation(value).channels

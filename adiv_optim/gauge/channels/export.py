@@ -77,8 +77,9 @@ def export(model: nn.Module, example_input: Any) -> tuple[Any, list[str]]:
     refuse_sharded(
         "trace", model, "trace the model before it is sharded, and pass on the graph: UnitConsistent(…, graph=graph)"
     )
-    keywords = example_input if isinstance(example_input, dict) else {}
-    arguments = () if keywords else example_input if isinstance(example_input, tuple) else (example_input,)
+    named = isinstance(example_input, Mapping)  # a dict, or what a tokenizer returns
+    keywords = dict(example_input) if named else {}
+    arguments = () if named else example_input if isinstance(example_input, tuple) else (example_input,)
     try:
         with _plain_layers(model), _tensors_out(model) as reasons, warnings.catch_warnings(), torch.enable_grad():
             warnings.simplefilter("ignore")  # torch's, about itself

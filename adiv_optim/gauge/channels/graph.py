@@ -28,6 +28,13 @@ class Factors(NamedTuple):
         shape, (d, e) = held(self.shape, (self.d, self.e), parameter)
         return Factors(shape, d, e)
 
+    def divide(self, parameter: Tensor) -> Tensor:
+        """W' = W / (d e), in float32 at least; as sharded as the parameter is."""
+        wide = parameter.detach().to(torch.promote_types(parameter.dtype, torch.float32), copy=True)
+        part, (shape, d, e) = local(wide), self.held(parameter)
+        part.copy_((part.view(shape) / d.to(part)).div_(e.to(part)).view(part.shape))
+        return wide
+
 
 @dataclass(frozen=True, eq=False)
 class Entry:

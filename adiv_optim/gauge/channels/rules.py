@@ -36,10 +36,10 @@ def clamp(call: Call) -> Any:
 def add(call: Call) -> Any:
     """Summands share their scale; so do the two of a difference, a maximum or a minimum."""
     for value, other in _both_ways(call):
-        if isinstance(value, Parameter) and isinstance(other, Activation) and _broadcasts(call, value):
+        if isinstance(value, Parameter) and isinstance(other, Activation):
             return layer_rules.added(call, other, value)
     for value, other in _both_ways(call):
-        if isinstance(value, (int, float)):
+        if isinstance(value, (int, float, complex)):
             if value != 0:
                 call.pin(call.uses.activation(other), f"{call.label} with a constant")
             return call.result(call.ids(other))
@@ -72,9 +72,11 @@ def masked_fill(call: Call) -> Any:
 def multiply(call: Call) -> Any:
     """A product has the scale of one factor where no scale touches the other; a parameter is a gain."""
     for value, other in _both_ways(call):
-        if isinstance(value, (int, float)):
+        if isinstance(other, Parameter) and call.shape == tuple(other.view.shape) and call.is_constant(value):
+            return other  # times a mask, as pruned weights, or a number
+        if isinstance(value, (int, float, complex)):
             return call.result(call.ids(other))
-        if isinstance(value, Parameter) and isinstance(other, (Activation, Buffer)) and _broadcasts(call, value):
+        if isinstance(value, Parameter) and isinstance(other, (Activation, Buffer)):
             return layer_rules.gain(call, other, value)
     factors = (call["self"], call["other"])
     if any(isinstance(value, Parameter) for value in factors):  # the product of two parameters
@@ -163,6 +165,17 @@ def rearrange(call: Call) -> Any:
     return call.result(moved) if tuple(moved.shape) == call.shape else call.pin_all()
 
 
+def concatenate(call: Call) -> Any:
+    """Parts side by side; ids are spread out along that dimension, and along others only where they differ."""
+    parts = [call.uses.activation(value) for value in call["tensors"]]
+    dim = (call["dim"] or 0) % len(call.shape)
+    if any(len(part.shape) != len(call.shape) for part in parts):  # torch lets empty ones be vectors
+        return rearrange(call)
+    sizes = [max(part.channels.shape[d] for part in parts) for d in range(len(call.shape))]
+    spread = [part.channels.expand([*sizes[:dim], part.shape[dim], *sizes[dim + 1 :]]) for part in parts]
+    return call.result(torch.cat(spread, dim))
+
+
 def like(call: Call) -> Any:
     """Taking the shape of another tensor, of which nothing but the shape matters."""
     aten = torch.ops.aten
@@ -209,10 +222,6 @@ def _joined(call: Call) -> Any:
     return call.result(torch.broadcast_tensors(first, second)[0])
 
 
-def _broadcasts(call: Call, value: Parameter) -> bool:
-    return value.view.dim() <= len(call.shape)
-
-
 def _is_zero(value: Value) -> bool:
     return isinstance(value, (int, float)) and value == 0
 
@@ -250,13 +259,14 @@ _GROUPS: dict[Callable[[Call], Any], str] = {
     pad: "pad constant_pad_nd",
     rearrange: (
         "reshape view _unsafe_view flatten unflatten permute transpose t swapaxes movedim numpy_T mT squeeze unsqueeze "
-        "expand repeat tile repeat_interleave cat concat stack split split_with_sizes "
+        "expand repeat tile repeat_interleave stack split split_with_sizes "
         "chunk unbind slice select narrow flip roll pixel_shuffle pixel_unshuffle channel_shuffle diagonal "
         "tensor_split hstack vstack"
     ),
+    concatenate: "cat concat",
     like: "expand_as view_as reshape_as",
     index: "index index_select",
-    compare: "gt ge lt le",
+    compare: "gt ge lt le eq ne",
     Call.constants: (
         "sign sgn heaviside zeros_like ones_like full_like empty_like rand_like randn_like new_zeros new_ones "
         "new_full new_empty sym_size sym_numel size _assert_tensor_metadata _assert_scalar _assert_async"
@@ -267,7 +277,7 @@ _GROUPS: dict[Callable[[Call], Any], str] = {
         "softsign logsigmoid log_sigmoid hardshrink softshrink tanhshrink exp expm1 log log1p log2 log10 sqrt rsqrt "
         "reciprocal square pow sin cos tan asin acos atan sinh cosh asinh acosh atanh erf erfc norm linalg_vector_norm "
         "var std var_mean std_mean prod logsumexp cumprod floor ceil round trunc frac fmod remainder argmax argmin "
-        "argsort sort topk eq ne alpha_dropout feature_alpha_dropout baddbmm local_response_norm "
+        "argsort sort topk alpha_dropout feature_alpha_dropout baddbmm local_response_norm "
         "lstm gru rnn_tanh rnn_relu lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell embedding_bag "
         "cross_entropy_loss nll_loss nll_loss_nd mse_loss l1_loss smooth_l1_loss huber_loss kl_div "
         "binary_cross_entropy binary_cross_entropy_with_logits cosine_similarity cdist"

@@ -83,6 +83,8 @@ class _Interpreter:
 
     def __init__(self, program: Any, reasons: list[str], names: dict[str, str]) -> None:
         self.module, self.reasons = program.graph_module, reasons
+        # What a model computes for a log alone moves nothing, and would pin what it looks at.
+        self.module.graph.eliminate_dead_code()
         self.inputs = {spec.arg.name: spec for spec in program.graph_signature.input_specs if hasattr(spec.arg, "name")}
         self.names = names
         self.channels = Channels()

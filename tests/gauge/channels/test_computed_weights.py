@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils import prune
 from torch.nn.utils.parametrizations import weight_norm
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -134,3 +135,49 @@ class Gained(nn.Module):
 def test_equivalent_networks_follow_one_path(build, shape, rule):
     torch.manual_seed(0)
     assert path_deviation(build(), torch.randn(shape), rule) <= 1e-10
+
+
+def test_pruned_weights_keep_the_scales_of_their_channels():
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 5)), torch.randn(4, 6)
+    for layer in (model[0], model[2], model[4]):
+        prune.l1_unstructured(layer, "weight", amount=0.3)
+    graph, before = gauge.trace(model, x), model(x)
+    assert graph.free == 16
+    gauge.apply_gauge(model, graph, gauge.random_gauge(graph, 1.5))
+    assert relative_error(model(x), before) <= 1e-12
+    opt = UnitConsistent(torch.optim.SGD(model.parameters(), lr=0.1), model, graph=graph)
+    assert "2.weight_orig" in opt.coverage().treated
+
+
+class Equalised(nn.Linear):
+    """Equalised learning rate: the weight times a number of its own."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight * 0.5, self.bias)
+
+
+def test_weights_times_a_number_keep_them_too():
+    model, x = nn.Sequential(Equalised(6, 8), nn.ReLU(), Equalised(8, 5)), torch.randn(4, 6)
+    graph, before = gauge.trace(model, x), model(x)
+    assert graph.free == 8
+    gauge.apply_gauge(model, graph, gauge.random_gauge(graph, 1.5))
+    assert relative_error(model(x), before) <= 1e-12
+
+
+def test_concatenation_is_followed_without_its_positions(monkeypatch):
+    class Joined(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(8, 2, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = F.relu(self.first(x))
+            return self.second(torch.cat([x, x], 1))
+
+    model, example = Joined(), torch.randn(4, 3, 64, 64)
+    program = tracing.export(model, example)
+    monkeypatch.setattr(tracing, "export", lambda *_: program)
+    with Counted() as counted:
+        assert gauge.trace(model, example).free == 4
+    assert counted.elements < example.numel() / 4
