@@ -9,6 +9,7 @@ from collections.abc import Container, Iterable, Mapping
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from ..attention import LogitProjection
 from ..corrections import Correction, check_correction
 from ..functional.uses import plain_uses
 from .checks import Skip, bypassed, label, layers_of, named_in_skip, refuse_attached, refuse_lazy, trainable
@@ -203,15 +204,18 @@ def _corrections(
         plain = {
             name: _why_plain(owner, without_call) or "no correction attached"
             for name, _, owner in uses
-            if not isinstance(owner, Corrected)
+            if not isinstance(owner, (Corrected, LogitProjection))
         }
         part = "".join(f" in part: plain as {name} ({why})" for name, why in plain.items())
         if key in used_plainly and not plain:
             part = " in part: the loss depends on it outside of its layer too"
         notes[path] = [("skipped", why) for why in plain.values()]
-        for owner in (owner for _, _, owner in uses if isinstance(owner, Corrected)):
-            rule = f"corrected by {type(owner._correction).__name__}{part}"
-            notes[path].append(("treated", rule) if owner._ran else _not_run(parameter))
+        for _, _, owner in uses:
+            if isinstance(owner, Corrected):
+                rule = f"corrected by {type(owner._correction).__name__}{part}"
+                notes[path].append(("treated", rule) if owner._ran else _not_run(parameter))
+            elif isinstance(owner, LogitProjection):
+                notes[path].append(("treated", f"corrected by AttentionIdeal{part}"))
     return notes, elements, {key: uses[0][0] for key, uses in owned.items()}
 
 
@@ -247,7 +251,8 @@ def _warn_of_reach(model: nn.Module, found: Coverage, elements: dict[str, int]) 
     """Warn if corrections that were just put on reach less than half of a model."""
     if any(isinstance(layer, Corrected) and not list(layer.parameters()) for layer in model.modules()):
         return  # FullyShardedDataParallel keeps them elsewhere, in one flat parameter
-    share = Coverage(found.never_seen, elements=elements).element_share  # none of the layers has run yet
+    reached = {**found.treated, **found.never_seen}  # of the layers none has run yet
+    share = Coverage(reached, elements=elements).element_share
     if elements and share < 0.5:
         warn(
             f"the correction reaches {share:.1%} of {sum(elements.values()):,} trainable elements; the "

@@ -14,7 +14,7 @@ from torch import nn
 UNCALLED = "it has a gradient, but its layer was never called: another module uses its weight"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Coverage:
     """Which trainable parameters are treated, and how; printed, the share and a line for each parameter.
 
@@ -62,6 +62,8 @@ class Coverage:
         lines += [f"{path}: skipped ({why})" for path, why in self.skipped.items()]
         lines += [f"{path}: never seen ({what})" for path, what in self.never_seen.items()]
         return "\n".join(lines)
+
+    __repr__ = __str__  # what a notebook shows
 
 
 def resolved(notes: Mapping[str, Sequence[tuple[str, str]]], elements: Mapping[str, int]) -> Coverage:

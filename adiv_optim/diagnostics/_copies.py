@@ -16,10 +16,11 @@ def twins(model: nn.Module, optimizer: Optimizer | None) -> tuple[nn.Module, Opt
     memo: dict[int, Any] = {}
     try:
         model_copy: nn.Module = copy.deepcopy(model, memo)
-    except RuntimeError as error:
+    except (RuntimeError, TypeError) as error:  # the latter of locks, files and generators
         raise ValueError(
             f"{type(model).__name__} cannot be copied ({error}), and divergence measures on a copy; a module must not "
-            "hold tensors computed from its parameters (torch.nn.utils.weight_norm does, its parametrization does not)."
+            "hold locks, files, generators, or tensors computed from its parameters (torch.nn.utils.weight_norm does, "
+            "its parametrization does not)."
         ) from error
     if optimizer is None:
         return model_copy, None
@@ -37,6 +38,17 @@ def _complete(optimizer: Optimizer, twin: Optimizer, memo: dict[int, Any]) -> No
             setattr(twin, name, copy.deepcopy(value, memo))
     if isinstance(optimizer, OptimizerWrapper) and isinstance(twin, OptimizerWrapper):
         _complete(optimizer.inner, twin.inner, memo)
+
+
+#: Packages whose trainers put an optimizer of their own over the user's, the step of which may be none.
+_TRAINERS = ("accelerate.", "lightning.", "pytorch_lightning.")
+
+
+def own_optimizer(optimizer: Any) -> Any:
+    """The optimizer that a trainer of another package has put its own over."""
+    while type(optimizer).__module__.startswith(_TRAINERS) and hasattr(optimizer, "optimizer"):
+        optimizer = optimizer.optimizer
+    return optimizer
 
 
 def check_optimizer(optimizer: object, model: nn.Module) -> None:

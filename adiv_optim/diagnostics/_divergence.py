@@ -19,7 +19,7 @@ from ..jacobian.modules import choose_layers, mixes_samples, same_randomness
 from ..jacobian.recorder import Call, differentiate
 from ..optim import OptimizerWrapper
 from ._closed_form import closed_rows, has_closed_form
-from ._copies import check_optimizer, step_of, twins
+from ._copies import check_optimizer, own_optimizer, step_of, twins
 from ._result import Divergence, LayerDivergence, summarise
 from ._rows import MeasuredRows, general_rows, to_float64
 
@@ -66,11 +66,12 @@ def divergence(
     Args:
         model: in the mode it is to be measured in.
         loss_fn: called with the model's output and the targets; returns a scalar.
-        inputs: a tensor, or a tuple of arguments, for the model.
+        inputs: for the model: a tensor, a tuple of arguments, or a dict of keyword arguments.
         targets: handed to `loss_fn`.
         correction: measure as if it were attached (see `attach`). None measures what is: the corrections that are
             attached, or plain gradients.
-        optimizer: whose step to measure, in the state it is in; None is the gradient step.
+        optimizer: whose step to measure, in the state it is in; None is the gradient step. Of what Lightning and
+            Accelerate put over an optimizer it is the optimizer's own step.
         layers: paths of the modules to measure. By default every module without submodules that owns a trainable
             parameter, but for norms, embeddings and the like (`jacobian.PLAIN_BY_DEFAULT`). One without a closed form
             must treat the samples of its inputs, their first dimension, separately, and is measured by
@@ -99,6 +100,7 @@ def divergence(
         (1.0, 0.731)
     """
     check_count("divergence", max_rows=max_rows)
+    optimizer = own_optimizer(optimizer)
     check_arguments(model, optimizer, correction)
     device = next(model.parameters()).device.type
     with torch.enable_grad(), same_randomness(model):

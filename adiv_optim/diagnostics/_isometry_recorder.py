@@ -96,7 +96,11 @@ class IsometryRecorder:
         if kind := _no_samples(output):
             self.left_out[path] = f"it returned a {kind}"
             return
-        rows = self.rows(output)
+        rows: Any = self.rows(output)
+        if not isinstance(rows, Tensor) or rows.dim() < 2:
+            found = f"a tensor of shape {tuple(rows.shape)}" if isinstance(rows, Tensor) else type(rows).__name__
+            self.left_out[path] = f"rows() made {found} of its output; samples are (..., n, features)"
+            return
         rows = to_float64(rows[..., evenly(rows.shape[-2], self.max_samples, rows.device), :])
         gap = isometry_gap(rows @ rows.mT)
         self.history[-1]["layers"].append(
@@ -155,7 +159,7 @@ def record(
         layers: paths of the modules to measure; by default every module without submodules, as it is called.
         every: measure the passes 0, every, 2 · every, …, whether in training or in evaluation.
         rows: from a layer's output to its samples, (..., n, features), if not as above: `lambda z: z.flatten(1)` for
-            the (B, C, L) of 1-D convolutions, `lambda z: z.flatten(0, 1)` for all tokens of a batch in one matrix.
+            the (B, C, L) of 1-D convolutions, `lambda z: z.flatten(0, -2)` for all tokens of a batch in one matrix.
         max_samples: samples in one Gram matrix, evenly spaced, the same ones every time. The numbers depend on it.
 
     Returns:

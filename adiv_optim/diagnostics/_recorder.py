@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from .._linalg.limits import check_count
 from ..corrections import Correction
+from ._copies import own_optimizer
 from ._divergence import check_arguments, divergence
 from ._result import Divergence
 
@@ -61,6 +62,7 @@ class DivergenceRecorder:
         max_rows: int = 1024,
     ) -> None:
         check_count("DivergenceRecorder", every=every)
+        optimizer = own_optimizer(optimizer)
         check_arguments(model, optimizer, correction)
         layers = layers if layers is None or isinstance(layers, str) else list(layers)
         self._divergence: Callable[[Any, Any], Divergence] = partial(

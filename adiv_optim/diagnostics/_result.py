@@ -71,7 +71,7 @@ class LayerDivergence(_Descent):
         }
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Divergence(_Descent):
     """The result of `divergence`; printed, a table with one line per layer.
 
@@ -115,6 +115,8 @@ class Divergence(_Descent):
             lines.append("the step as a whole is not downhill: ⟨−Δθ, ∇L⟩ ≤ 0")
         return "\n".join(line.rstrip() for line in lines)
 
+    __repr__ = __str__  # what a notebook shows
+
 
 def _line(path: str, summary: Mapping[str, Any]) -> tuple[str, ...]:
     total, measured = summary["total_rows"], summary["measured_rows"]
@@ -128,7 +130,7 @@ def _line(path: str, summary: Mapping[str, Any]) -> tuple[str, ...]:
         f"{summary['interference_median']:.3f}",
         f"{shares['weight']:.3f}" if "weight" in shares else "–",
         f"{summary['squared_norm_variance']:.3g}",
-        "" if summary["descends"] else "not downhill",
+        "not downhill" if summary["descent"] <= 0 else "",  # NaN has no verdict
     )
 
 

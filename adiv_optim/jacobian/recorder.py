@@ -1,6 +1,6 @@
 """The recorder of a forward pass: the inputs of a model's layers, and the gradients of their outputs."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -27,6 +27,11 @@ class Pass(NamedTuple):
 def _random_states(layer: nn.Module) -> list[Tensor]:
     devices = {parameter.device for parameter in layer.parameters() if parameter.device.type == "cuda"}
     return [torch.get_rng_state(), *map(torch.cuda.get_rng_state, devices)]
+
+
+def _copied(value: Any) -> Any:
+    # A model may work on its input in place, and the caller's data is not ours.
+    return value.clone() if isinstance(value, Tensor) else value
 
 
 def _checked(loss: Any) -> Tensor:
@@ -100,15 +105,15 @@ def differentiate(
         return output
 
     parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    arguments = inputs if isinstance(inputs, tuple) else (inputs,)
+    named = inputs if isinstance(inputs, Mapping) else {}
+    arguments = () if named else inputs if isinstance(inputs, tuple) else (inputs,)
     handles: list[Any] = []
     for path, layer in layers.items():
         handles.append(layer.register_forward_pre_hook(partial(enter, path), with_kwargs=True))
         handles.append(layer.register_forward_hook(partial(leave, path)))
     with torch.enable_grad():
         try:
-            # A copy: a model may work on its input in place, and the caller's data is not ours.
-            output = model(*(each.clone() if isinstance(each, Tensor) else each for each in arguments))
+            output = model(*map(_copied, arguments), **{name: _copied(each) for name, each in named.items()})
             loss = _checked(loss_fn(output, targets))
             calls_made = list(recorded)
             wanted = [*(output for *_, output in calls_made), *parameters.values()]

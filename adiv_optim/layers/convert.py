@@ -55,6 +55,7 @@ class Replacement(NamedTuple):
         old: the layer that goes.
         new: the layer that comes, holding what it takes over.
         dropped: the old layer's parameters and buffers that the new one does not hold; copies do not count as held.
+        added: parameters of the new layer that are its own; an optimizer that was built before does not hold them.
 
     Example:
         >>> from torch import nn
@@ -68,10 +69,12 @@ class Replacement(NamedTuple):
     old: nn.Module
     new: nn.Module
     dropped: tuple[str, ...]
+    added: tuple[str, ...]
 
     def __str__(self) -> str:
-        dropped = f", drops {', '.join(self.dropped)}" if self.dropped else ""
-        return f"{self.path or 'the model'}: {type(self.old).__name__} → {type(self.new).__name__}{dropped}"
+        parts = [f"{self.path or 'the model'}: {type(self.old).__name__} → {type(self.new).__name__}"]
+        parts += [f"drops {', '.join(self.dropped)}"] * bool(self.dropped)
+        return ", ".join(parts + [f"adds {', '.join(self.added)}"] * bool(self.added))
 
 
 def convert(model: nn.Module, mapping: Mapping[type[nn.Module], Factory]) -> nn.Module:
@@ -79,8 +82,9 @@ def convert(model: nn.Module, mapping: Mapping[type[nn.Module], Factory]) -> nn.
 
     The new layers hold the very Parameter objects of the old ones, where both have one of that name and shape: an
     optimizer built before goes on working, and between linear layers or convolutions the state dict keeps its keys.
-    What is not handed on is dropped, a batch norm's running statistics among it; `plan` lists it. Layers are
-    matched by exact type; one that stands in several places is replaced by one.
+    What is not handed on is dropped, a batch norm's running statistics among it, and what is new, as α of `DyT`, has to
+    be given to that optimizer by add_param_group; `plan` lists both. Layers are matched by exact type; one that stands
+    in several places is replaced by one. Layers that a module of torch uses without calling them stay, with a warning.
 
     Args:
         model: the model to change.
@@ -150,7 +154,7 @@ def plan(model: nn.Module, mapping: Mapping[type[nn.Module], Factory]) -> list[R
         >>> from adiv_optim.layers import DyT, plan
         >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8))
         >>> print(*plan(model, {nn.BatchNorm2d: DyT}), sep="\n")
-        1: BatchNorm2d → DyT, drops running_mean, running_var, num_batches_tracked
+        1: BatchNorm2d → DyT, drops running_mean, running_var, num_batches_tracked, adds alpha
     """
     if not mapping:
         raise ValueError("the mapping is empty; name a layer type and what replaces it: {nn.LayerNorm: DyT}.")
@@ -161,6 +165,7 @@ def plan(model: nn.Module, mapping: Mapping[type[nn.Module], Factory]) -> list[R
                 "layer to the new one."
             )
     found: list[Replacement] = []
+    uncalled, left_alone = bypassed(model), []
     for path, layer in model.named_modules():
         kind = type(layer).__bases__[0] if parametrize.is_parametrized(layer) else type(layer)
         if getattr(kind, "cls_to_become", None) in mapping:
@@ -168,7 +173,9 @@ def plan(model: nn.Module, mapping: Mapping[type[nn.Module], Factory]) -> list[R
                 f"layer {path!r} ({kind.__name__}) has no shape yet; run one batch through the model first, or convert "
                 "would leave it as it is."
             )
-        if kind in mapping:
+        if kind in mapping and layer in uncalled:
+            left_alone.append(f"layer {path!r} ({uncalled[layer]})")
+        elif kind in mapping:
             _refuse_what_would_be_lost(path, layer)
             if above := [other.path for other in found if path.startswith(f"{other.path}." if other.path else "")]:
                 raise ValueError(
@@ -181,11 +188,13 @@ def plan(model: nn.Module, mapping: Mapping[type[nn.Module], Factory]) -> list[R
                     f"layer {path!r} ({kind.__name__}): the function returned {new!r}; it has to return a module."
                 )
             new.train(layer.training)
-            held = {id(tensor) for tensor in _tensors(new).values()}
+            was, held = ({id(tensor) for tensor in _tensors(each).values()} for each in (layer, new))
             dropped = tuple(name for name, tensor in _tensors(layer).items() if id(tensor) not in held)
-            found.append(Replacement(path, layer, new, dropped))
+            added = tuple(name for name, parameter in new.named_parameters() if id(parameter) not in was)
+            found.append(Replacement(path, layer, new, dropped, added))
     replaced = {type(replacement.old) for replacement in found}
-    uncalled = bypassed(model)
+    if left_alone:
+        warn(f"convert left {'; '.join(left_alone)} as it is: another one in its place would change nothing.")
     for kind in mapping if found else ():
         others = {type(each) for each in model.modules() if isinstance(each, kind) and each not in uncalled} - replaced
         if others:

@@ -15,9 +15,11 @@ from ..attach.coverage import Coverage, register, warn
 from ..functional.shared import refuse_capture, without_autocast
 from .chart import Chart, Detached, Known, Map
 from .room import Room
-from .unread import kept_by_step, those_who_step
+from .unread import copy_in_state, kept_by_step, those_who_step
 from .wrapper import OptimizerWrapper, check_same_parameters
 
+#: Steps after which an optimizer that keeps copies of weights has made them: Lookahead's are six apart.
+_SETTLED = 12
 #: What to do where FSDP1 has flattened parameters.
 UNFLATTENED = "use fully_shard, or GradientOnly, which goes with FSDP1"
 
@@ -181,6 +183,8 @@ class Coordinates(OptimizerWrapper):
             for held in waiting:
                 held.enter()
             super()._inner_step()
+            if self._own_steps < _SETTLED:
+                self._look_for_copies(waiting)
             for held in waiting:
                 held.stepped()
             self.chart.settle({held.map: (held.weights, held.known) for held in waiting})
@@ -193,6 +197,21 @@ class Coordinates(OptimizerWrapper):
             raise
         finally:
             self._stepping = False
+
+    def _look_for_copies(self, waiting: Iterable[_Held]) -> None:
+        """Warn, once, of an optimizer that keeps weights in its state: those are in the coordinates of then."""
+        for held in waiting:
+            pairs = () if held.known.from_zero else zip(held.moving, held.weights, strict=True)
+            for parameter, weight in pairs:
+                key = copy_in_state(self.state.get(parameter), parameter, weight)
+                if key and key not in self._told:
+                    self._told.add(key)
+                    inner, own = type(self.inner).__name__, type(self).__name__
+                    warn(
+                        f"{inner} keeps a copy of weights in its state, {key!r}, in the coordinates of the step that "
+                        "made it. An average of such means nothing, and written back, as by Lookahead, it mixes "
+                        f"coordinates: put what averages or looks ahead around {own}, not inside."
+                    )
 
     def _watched(self) -> bool:
         """Whether the user has hooks on the inner optimizer, which may read all."""

@@ -117,8 +117,7 @@ class GradientOnly(OptimizerWrapper):
             self._drop_group()
             raise
 
-    def _inner_step(self) -> None:
-        super()._inner_step()
+    def _stepped(self) -> None:
         if self._own_steps < 2 and any(p.grad is not None for p in self.model.parameters()):
             self._own_steps += 1
             found = self.coverage().skipped if self._own_steps == 2 else {}

@@ -1,10 +1,14 @@
 """Optimizers known to add to a weight a step that does not depend on it."""
 
 import inspect
+from collections.abc import Mapping
+from typing import Any
 
+import torch
 from torch import Tensor, optim
 from torch.optim import Optimizer
 
+from .._linalg.shards import local
 from .wrapper import OptimizerWrapper
 
 #: These read their state and the gradient, and a weight where it decays and nowhere else.
@@ -64,6 +68,16 @@ def kept_by_step(optimizer: Optimizer) -> dict[int, float]:
             factor = float(1 - rate * decay)
         kept |= {id(parameter): factor for parameter in group["params"]}
     return kept
+
+
+def copy_in_state(state: Mapping[str, Any] | None, *weights: Tensor) -> str:
+    """What in an optimizer's state of one parameter equals one of these weights, which are not 0 all over; or ""."""
+    parts = [local(weight) for weight in weights]
+    for key, value in (state or {}).items():
+        own = local(value) if isinstance(value, Tensor) and value.shape == weights[0].shape else None
+        if own is not None and any(bool(part.any()) and torch.equal(own, part.to(own.dtype)) for part in parts):
+            return key
+    return ""
 
 
 def _steps_as_its_type(optimizer: Optimizer) -> bool:

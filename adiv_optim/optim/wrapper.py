@@ -111,11 +111,15 @@ class OptimizerWrapper(Optimizer):
                 with torch.enable_grad():
                     loss = closure()
             self._inner_step()
+            self._stepped()
         return loss
 
     def _inner_step(self) -> None:
         with _without_global_hooks():
             self.inner.step()
+
+    def _stepped(self) -> None:
+        """Called after the step, which this leaves alone."""
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients; see torch.optim.Optimizer.zero_grad."""

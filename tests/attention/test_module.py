@@ -76,9 +76,13 @@ def test_attach_corrects_value_and_output_and_leaves_query_and_key():
     assert type(model[0].q_proj) is type(model[0].k_proj) is LogitProjection
     model(torch.randn(2, 5, 8)).square().sum().backward()
     report = coverage(model)
-    assert {name.split(".")[1] for name in report.treated} == {"v_proj", "out_proj"}
-    assert report.never_seen == {}
-    assert {name.split(".")[1] for name in report.skipped} == {"q_proj", "k_proj"}
+    rules = {name.split(".")[1]: how for name, how in report.treated.items()}
+    own, ideal = "corrected by Proportional", "corrected by AttentionIdeal"
+    assert rules == {"v_proj": own, "out_proj": own, "q_proj": ideal, "k_proj": ideal}
+    assert report.never_seen == report.skipped == {}
+    attach(
+        nn.Sequential(SelfAttention(8, 2, correction=AttentionIdeal())), Proportional(), strict=True
+    )  # none is plain
     plain = attach(SelfAttention(8, 2), Proportional())
     plain(torch.randn(2, 5, 8)).square().sum().backward()
     assert len(coverage(plain).treated) == 8

@@ -300,6 +300,18 @@ def test_compiled_model_is_measured_alike():
     assert len(recorder.history[0]["layers"]) == 2
 
 
+def test_rows_that_are_no_samples_leave_the_layer_out():
+    """As a pooler's (B, d) beside the (B, T, d) of the layers below it, flattened alike."""
+    model, x = nn.Sequential(nn.Linear(6, 5), nn.Tanh()), torch.randn(3, 6)
+    with record(model, rows=lambda z: z.flatten()) as recorder:
+        model(x)
+    assert recorder.history[0]["layers"] == []
+    assert recorder.left_out["0"] == "rows() made a tensor of shape (15,) of its output; samples are (..., n, features)"
+    with record(model, rows=lambda z: [z]) as recorder:
+        model(x)
+    assert recorder.left_out["1"].startswith("rows() made list of its output")
+
+
 ERRORS = {
     "every": ({"every": 0}, "every is 0; it must be an integer of at least 1"),
     "samples": ({"max_samples": 0}, "max_samples is 0; it must be an integer of at least 1"),

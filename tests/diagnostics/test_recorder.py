@@ -2,7 +2,9 @@
 
 import json
 import math
+import threading
 from collections import OrderedDict
+from dataclasses import replace
 
 import pytest
 import torch
@@ -221,10 +223,47 @@ def test_recorder_refuses_early():
         DivergenceRecorder(attach(model(), Proportional()), F.cross_entropy, correction=Proportional())
 
 
+class ByName(nn.Module):
+    """As models of transformers are called."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(4, 3)
+
+    def forward(self, values, labels=None):
+        return F.cross_entropy(self.inner(values), labels)
+
+
+def test_keyword_arguments_come_as_a_dict():
+    torch.manual_seed(0)
+    network, (x, y) = ByName(), batch()
+    found = divergence(network, lambda loss, _: loss, {"values": x, "labels": y}, None).layers["inner"]
+    wanted = divergence(network.inner, F.cross_entropy, x, y).layers[""]
+    for name in ("cosine", "gain", "interference"):
+        assert torch.equal(getattr(found, name), getattr(wanted, name))
+
+
+def test_a_model_with_a_lock_says_what_to_do():
+    layer = nn.Linear(4, 3)
+    layer.lock = threading.Lock()
+    with pytest.raises(ValueError, match=r"Linear cannot be copied .*must not hold locks"):
+        divergence(layer, F.cross_entropy, *batch())
+
+
+def test_a_step_without_a_rate_has_no_verdict_in_the_table():
+    network = model()
+    found = divergence(network, F.cross_entropy, *batch(), optimizer=torch.optim.SGD(network.parameters(), lr=0.1))
+    undecided = replace(found, layers={path: replace(layer, descent=math.nan) for path, layer in found.layers.items()})
+    uphill = replace(found, layers={path: replace(layer, descent=-1.0) for path, layer in found.layers.items()})
+    assert "not downhill" not in str(undecided)
+    assert str(uphill).count("not downhill") == len(found.layers)
+    assert repr(found) == str(found)  # what a notebook shows
+
+
 def test_uncopyable_model_says_what_to_do():
     layer = nn.Linear(4, 3)
     layer.held = layer.weight * 2
-    with pytest.raises(ValueError, match=r"Linear cannot be copied .*must not hold tensors computed"):
+    with pytest.raises(ValueError, match=r"Linear cannot be copied .*must not hold .*tensors computed"):
         divergence(layer, F.cross_entropy, *batch())
 
 

@@ -55,6 +55,8 @@ each_wrapper = pytest.mark.parametrize("wrapper", AROUND.values(), ids=AROUND)
 each_gradient_only = pytest.mark.parametrize("wrapper", GRADIENT_ONLY.values(), ids=GRADIENT_ONLY)
 #: What these are tested for does not depend on how well they train: SGD's own default is 0.001.
 at_any_rate = pytest.mark.filterwarnings("ignore:GradientOnly. SGD's rate:UserWarning")
+#: Its averages of weights are no part of the step.
+of_any_state = pytest.mark.filterwarnings("ignore:ASGD keeps a copy of weights:UserWarning")
 #: LBFGS is refused, which has a test of its own.
 OPTIMIZERS = [name for name in torch_database.OPTIMIZERS if name != "LBFGS"]
 

@@ -20,13 +20,14 @@ from tests.helpers.optimizers import (
     batches,
     built,
     each_wrapper,
+    of_any_state,
     share,
     train,
 )
 from tests.helpers.processes import needs_distributed
 from tests.helpers.revive import through_a_file
 
-pytestmark = [pytest.mark.usefixtures("in_float64"), at_any_rate]
+pytestmark = [pytest.mark.usefixtures("in_float64"), at_any_rate, of_any_state]
 
 
 def resume(wrapper: Around, configuration: Configuration) -> None:

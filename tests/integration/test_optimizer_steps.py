@@ -30,12 +30,13 @@ from tests.helpers.optimizers import (
     each_gradient_only,
     each_wrapper,
     network,
+    of_any_state,
     share,
     train,
 )
 from tests.optim.test_gradient_only import One
 
-pytestmark = [pytest.mark.usefixtures("in_float64"), at_any_rate]
+pytestmark = [pytest.mark.usefixtures("in_float64"), at_any_rate, of_any_state]
 EXACT = 1e-9  # float64; inverses and roots square the condition of the rows
 
 

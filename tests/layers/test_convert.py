@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.utils import parametrizations
 
 from adiv_optim import Proportional, attach
-from adiv_optim.layers import AffineLikeLinear, DyT, L2Norm, NormLikeLinear, convert
+from adiv_optim.layers import AffineLikeLinear, DyT, L2Norm, NormLikeLinear, convert, plan
 
 
 def mlp():
@@ -239,3 +239,21 @@ def test_buffers_would_be_lost_and_are_refused():
 def test_mappings_that_mean_nothing_are_refused(mapping, error, message):
     with pytest.raises(error, match=message):
         convert(nn.Sequential(nn.Linear(4, 3)), mapping)
+
+
+@pytest.mark.skipif(not hasattr(nn, "LinearCrossEntropyLoss"), reason="newer versions of torch have it")
+def test_layers_that_are_never_called_stay_with_a_warning():
+    loss = nn.LinearCrossEntropyLoss(4, 3)
+    model = nn.Sequential(nn.Linear(4, 4), loss)
+    with pytest.warns(UserWarning, match=r"left layer '1\.linear' \(LinearCrossEntropyLoss uses it without calling"):
+        convert(model, {nn.Linear: AffineLikeLinear})
+    assert (type(model[0]), type(loss.linear)) == (AffineLikeLinear, nn.Linear)
+
+
+def test_an_optimizer_built_before_lacks_what_is_new_and_plan_names_it():
+    model = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    (replacement,) = plan(model, {nn.LayerNorm: DyT})
+    convert(model, {nn.LayerNorm: DyT})
+    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    assert [name for name, p in model[1].named_parameters() if id(p) not in held] == [*replacement.added] == ["alpha"]

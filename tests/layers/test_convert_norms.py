@@ -69,7 +69,8 @@ def test_plan_lists_every_batch_norm_with_what_it_drops_and_leaves_the_model_alo
     assert [entry.path for entry in planned] == [n for n, m in modules.items() if isinstance(m, nn.BatchNorm2d)]
     assert all(entry.old is modules[entry.path] for entry in planned)
     assert all(type(entry.new) is DyT and entry.dropped == RUNNING for entry in planned)
-    assert str(planned[0]) == "bn1: BatchNorm2d → DyT, drops running_mean, running_var, num_batches_tracked"
+    assert str(planned[0]) == "bn1: BatchNorm2d → DyT, drops running_mean, running_var, num_batches_tracked, adds alpha"
+    assert all(entry.added == ("alpha",) for entry in planned)
     assert dict(model.named_modules()) == modules
     assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
     convert(model, {nn.BatchNorm2d: DyT})
@@ -99,7 +100,9 @@ def test_what_is_not_taken_over_is_listed(layer, factory, dropped):
 
 def test_layer_that_is_the_model_is_called_so():
     (entry,) = plan(nn.LayerNorm(3), {nn.LayerNorm: DyT})
-    assert str(entry) == "the model: LayerNorm → DyT"
+    assert str(entry) == "the model: LayerNorm → DyT, adds alpha"
+    (entry,) = plan(nn.LayerNorm(3), {nn.LayerNorm: ChannelScale})
+    assert str(entry) == "the model: LayerNorm → ChannelScale"
 
 
 NORMS = {

@@ -11,7 +11,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 
 from adiv_optim import GradientOnly, InputScaled, Proportional, UnitConsistent, Whitened
 from adiv_optim.optim import unread
-from adiv_optim.optim.unread import kept_by_step
+from adiv_optim.optim.unread import copy_in_state, kept_by_step
 from adiv_optim.optim.wrapper import OptimizerWrapper
 from tests.helpers.cases import relative_error
 from tests.helpers.optimizers import OPTIMIZERS, Configuration, configurations
@@ -338,3 +338,52 @@ def test_weights_that_wrap_tensors_step_as_plain_ones(kind):
         return (found.a if wrap else found) - start
 
     assert relative_error(run(True), run(False)) <= EXACT
+
+
+class KeepingWeights(torch.optim.SGD):
+    """Keeps a copy of the weights as it finds them, and writes it back, as Lookahead does at its every sixth step."""
+
+    def __init__(self, parameters, after=0, **settings):
+        super().__init__(parameters, **settings)
+        self.left = after
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        super().step(closure)
+        self.left -= 1
+        for p in self.param_groups[0]["params"]:
+            if self.left < 0:
+                p.copy_(self.state[p].setdefault("slow", p.clone()))
+
+
+@pytest.mark.parametrize("after", [0, 5])
+@pytest.mark.parametrize(
+    "wrap", [Whitened, InputScaled, lambda o, m: UnitConsistent(o, m, example_input=BATCHES[0][0])]
+)
+def test_an_optimizer_that_keeps_weights_in_its_state_is_named_once(wrap, after):
+    model = mlp()
+    optimizer = wrap(KeepingWeights(model.parameters(), after, lr=0.01), model)
+    with pytest.warns(UserWarning, match=r"KeepingWeights keeps a copy of weights in its state, 'slow'") as caught:
+        train(model, optimizer, [(8 * x, y) for x, y in BATCHES] * 2)
+    assert len([warning for warning in caught if "keeps a copy" in str(warning.message)]) == 1
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam, torch.optim.NAdam, torch.optim.Rprop])
+def test_averages_of_gradients_are_not_taken_for_weights(kind):
+    model = mlp()
+    inner = type(f"Own{kind.__name__}", (kind,), {})(model.parameters(), lr=1e-3)  # of an unknown type
+    train(model, Whitened(inner, model), BATCHES * 3)  # warnings are errors
+
+
+def test_averages_of_weights_are():
+    model = mlp()
+    optimizer = Whitened(torch.optim.ASGD(model.parameters(), lr=1e-3), model)
+    with pytest.warns(UserWarning, match="ASGD keeps a copy of weights in its state, 'ax'"):
+        train(model, optimizer, BATCHES)
+
+
+def test_state_that_is_zero_as_a_weight_is_says_nothing():
+    weight = torch.zeros(3)
+    assert copy_in_state({"exp_avg": torch.zeros(3)}, weight) == ""
+    assert copy_in_state({"step": torch.tensor(1.0), "p0": torch.ones(3)}, weight, torch.ones(3)) == "p0"
+    assert copy_in_state(None, weight) == ""
