@@ -22,7 +22,7 @@ def attach(model: nn.Module, correction: Correction, *, skip: Skip = (), strict:
 
     Parametrized layers (weight_norm, spectral_norm, …) are corrected through the parametrization: the
     gradient of the effective weight is corrected before it reaches the parametrization's own parameters.
-    All other modules (norms, embeddings, complex layers, subclasses with a forward of their own, the layers that
+    All other modules (norms, embeddings, complex layers, subclasses of these layers, the layers that
     nn.MultiheadAttention and nn.LinearCrossEntropyLoss use without calling them) keep the plain gradient;
     `coverage` lists it, and `strict=True` refuses it.
 
