@@ -86,13 +86,16 @@ QUOTES = {
         ("after 100 epochs it ends {:.1f} points below affine-like layers", lambda: at_32("tanh")[:1]),
         ("language model](docs/results/costs.md#whitened): {:.2f}×", lambda: [speed("whitened",
          "AdamW, batch 16, every 10, rank 16")[0]]),
-        ("after 400 steps a test loss {:.2f} nats below AdamW's (medians: {:.2f}), {:.2f} above Muon's",
-         lambda: [less("whitened-adamw-16", "adamw")[1], less("whitened-adamw-16", "adamw", by=median)[1],
-                  less("muon", "whitened-adamw-16")[1]]),
-        ("| {:.2f}×; {:.2f}× with a batch eight times as large |", lambda: [speed("whitened",
-         f"AdamW, batch {b}, every 10, rank 16")[0] for b in (16, 128)]),
-        ("after 400 steps {:.3f} nats less, about its error; at equal seconds no gain | {:.2f}× |",
-         lambda: [less("whitened-muon-16", "muon")[1], speed("whitened", "Muon, batch 16, every 10, rank 16")[0]]),
+        ("after 400 steps a test loss {:.2f} nats below AdamW's (p = {:.3f}), {:.2f} above Muon's; with Muon {:.3f} "
+         "below (p = {:.2f}) | {:.2f}×, with Muon {:.2f}×; {:.2f}× with a batch",
+         lambda: (lambda a, m, above: [-a[0], a[1], above[0], -m[0], m[1]])(*(
+             free(f"whitened-{own}-16", twin, "layernorm", None)[1]
+             for own, twin in (("adamw", "adamw"), ("muon", "muon"), ("adamw", "muon")))) + [
+             speed("whitened", f"{o}, batch {b}, every 10, rank 16")[0]
+             for o, b in (("AdamW", 16), ("Muon", 16), ("AdamW", 128))]),
+        ("after 400 steps {:.2f} nats below AdamW with LayerNorm (p < 0.001), {:.2f} below AdamW with these embeddings",
+         lambda: [-d for d, q in [free("whitened-adamw-16", "adamw")[1]] if q < 0.001] + [
+             unnormalised(1.0, "adamw") - unnormalised(1.0, "whitened-adamw-16")]),
         ("(p = {:.2f}): {:.2f} nats less than Muon with these embeddings, {:.2f} less than with GPT-2's; {:.2f} more "
          "than LayerNorm after 2,000 | {:.2f}× |",
          lambda: [free("input-held-muon", "muon")[1][1], *(unnormalised(drawn) - unnormalised(1.0, "input-held-muon")
@@ -340,8 +343,10 @@ QUOTES = {
             d for d, _ in free("whitened-muon", "muon")], "++")),
         ("falls to {:.3f} on validation and to {:.3f} on test, and SOAP's on test to {:.3f}", lambda: plus([
             *(d for d, _ in free("input-scaled-normuon", "normuon")), free("input-scaled-soap", "soap")[1][0]], "+++")),
-        ("by {:.3f} on validation and {:.3f} on test", lambda: plus([d for d, _ in free("whitened-adamw",
-         "whitened-adamw")], "--")),
+        ("by {:.3f} on validation and {:.3f} on test, with rank 16 by {:.3f} and {:.3f}", lambda: plus([
+            d for m in ("whitened-adamw", "whitened-adamw-16") for d, _ in free(m, m)], "----")),
+        ("rank 16 is {:.3f} below AdamW with LayerNorm on test (p < 0.001)",
+         lambda: [-d for d, q in [free("whitened-adamw-16", "adamw")[1]] if q < 0.001]),
         ("it ends {:.3f} above AdamW's LayerNorm twin on validation, and {:.3f} below its own",
          lambda: [free("kfac", "adamw")[0][0], -free("kfac", "kfac")[0][0]]),
         ("it is within {:.3f} of Muon alone on validation (p = {:.2f} or more)",
