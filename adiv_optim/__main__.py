@@ -9,10 +9,10 @@ import torch
 
 from . import __version__
 
-#: What the benchmarks use or compare with; pyproject's extras bench and peers.
+#: What the benchmarks use or compare with, and the trainers of others; pyproject's extras bench, peers, integration.
 OPTIONAL = (
     "torchvision", "matplotlib", "rich", "scikit-learn", "scipy", "opacus", "isaac", "schedulefree",
-    "pytorch_optimizer", "singd",
+    "pytorch_optimizer", "singd", "accelerate", "lightning", "tensorboard", "timm", "transformers",
 )  # fmt: skip
 
 

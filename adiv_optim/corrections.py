@@ -16,6 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from ._linalg.limits import check_not_negative, check_positive
+
 #: The least ridge of `BatchIdeal`, in units of machine precision × tr(K). Rows that repeat make K singular, and where
 #: zeros should stand there is rounding: Cholesky's is at most (n + 1)/2 units (Higham 2002, Theorem 10.3; √n/2 where
 #: roundings are independent), that of summing K some twenty, however many rows there are. In directions that nothing
@@ -126,8 +128,7 @@ class _Clamped(Correction):
     eps: float = 1e-12
 
     def __post_init__(self) -> None:
-        if not self.eps > 0:
-            raise ValueError(f"{type(self).__name__}: eps is {self.eps}; it must be a positive number, such as 1e-12.")
+        check_positive(type(self).__name__, eps=self.eps)
 
     def _reciprocal(self, total: Tensor) -> Tensor:
         # A row with x = 0 moves no weight whatever its scale; 0 keeps an overflowing 1/eps from meeting it. The
@@ -232,8 +233,7 @@ class BatchIdeal(Correction):
     additive: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        if not 0 <= self.damping < math.inf:
-            raise ValueError(f"BatchIdeal: damping is {self.damping}; it must be finite and at least 0, such as 1.0.")
+        check_not_negative("BatchIdeal", damping=self.damping)
 
     def scales(self, factors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the scale of a row that is alone in its batch, 1 / ((1 + damping) Σ_p f_p)."""

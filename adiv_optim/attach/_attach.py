@@ -150,7 +150,8 @@ def coverage(model: nn.Module, loss: Tensor | None = None) -> Coverage:
 
     Raises:
         TypeError: the loss has no graph.
-        ValueError: a part of the loss was computed under torch.compile or vmap, and its graph cannot be read.
+        ValueError: a part of the loss was computed under torch.compile, vmap or a reentrant checkpoint, and its graph
+            cannot be read.
 
     Example:
         >>> import torch

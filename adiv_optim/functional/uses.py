@@ -9,8 +9,8 @@ from .linears import _Linear
 
 _CORRECTED = (_Linear, _Conv)
 
-#: Torch's names for the nodes of compiled functions, and of convolutions under vmap.
-_UNREADABLE = ("CompiledFunction", "Vmapped_Conv")
+#: Torch's names for the nodes of compiled functions, convolutions under vmap, and reentrant checkpoints.
+_UNREADABLE = ("CompiledFunction", "Vmapped_Conv", "CheckpointFunction")
 
 
 def plain_uses(loss: Tensor) -> set[int]:
@@ -31,8 +31,8 @@ def plain_uses(loss: Tensor) -> set[int]:
         node = nodes.pop()
         if type(node).__name__.startswith(_UNREADABLE):
             raise ValueError(
-                f"coverage: the graph of the loss has a {type(node).__name__}, which torch.compile or vmap made and "
-                "which cannot be read; pass a loss that the model computes without them."
+                f"coverage: the graph of the loss has a {type(node).__name__}, of torch.compile, vmap or a reentrant "
+                "checkpoint, which cannot be read; pass a loss that the model computes without them."
             )
         if hasattr(node, "variable"):
             reached.add(id(node.variable))

@@ -1,5 +1,6 @@
 """The affine-like structural correction."""
 
+import math
 from typing import Any
 
 import torch
@@ -56,7 +57,8 @@ class AffineLikeLinear(nn.Linear):
         if self.bias is None:
             return F.linear(rows, self.weight)
         bias = (scale * (self.beta / self.alpha) * self.bias).to(self.weight.dtype)
-        flat = bias.reshape(-1, self.out_features), rows.reshape(-1, input.shape[-1])
+        count = math.prod(input.shape[:-1])  # not -1, which layers without features leave undetermined
+        flat = bias.reshape(count, self.out_features), rows.reshape(count, input.shape[-1])
         return torch.addmm(*flat, self.weight.t()).view(*input.shape[:-1], self.out_features)
 
     def extra_repr(self) -> str:

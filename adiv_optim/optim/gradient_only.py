@@ -99,7 +99,9 @@ class GradientOnly(OptimizerWrapper):
         return f"{type(self).__name__}({self.inner!r}, correction={', '.join(rules) or None})"
 
     def __enter__(self) -> "GradientOnly":
-        """Return the wrapper, for a with block at whose end the model is plain again."""
+        """Return the wrapper, for a with block at whose end the model is plain again; one that was detached raises."""
+        if self._later is None:
+            raise RuntimeError("this GradientOnly is detached, and its steps are plain; wrap the optimizer again.")
         return self
 
     def __exit__(self, *exception: object) -> None:

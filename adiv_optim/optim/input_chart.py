@@ -16,6 +16,7 @@ from ..attach.coverage import UNCALLED, Coverage, uncalled_words, warn
 from .chart import Chart, Known, Map
 from .checkpoint import ANYTHING, COUNT, check
 from .processes import Processes
+from .rows import FROZEN
 from .sums import InputSums
 
 #: What is kept of a layer's inputs, and what a measurement makes of it.
@@ -187,6 +188,8 @@ class InputChart(Chart, Generic[Sums, Measured]):
         """Count the step, and let the forward passes before the next one gather if it measures."""
         self.steps += 1
         self.loaded = False
+        for layer in self.layers:
+            layer.steps += 1
         self._arm()
 
     def _arm(self) -> None:
@@ -204,8 +207,10 @@ class InputChart(Chart, Generic[Sums, Measured]):
         skipped = dict(self.plain)
         for layer in self.layers:
             measured = self.measured.get(layer.name)
-            found = skipped if self._uncalled(layer) else never_seen if measured is None else treated
-            how = UNCALLED if found is skipped else f"{self.how(layer, measured)}{self.remark(layer)}"
+            why = "" if layer.weight.requires_grad else FROZEN  # for a while: it was to be treated
+            why = why or (UNCALLED if self._uncalled(layer) else "")
+            found = skipped if why else never_seen if measured is None else treated
+            how = why or f"{self.how(layer, measured)}{self.remark(layer)}"
             found[layer.name] = how
             if layer.with_bias:
                 first = "" if measured is None else f"{how.partition(',')[0]}, "
@@ -214,9 +219,9 @@ class InputChart(Chart, Generic[Sums, Measured]):
         return Coverage(treated, skipped, never_seen)
 
     def _uncalled(self, layer: Sums) -> bool:
-        """Whether its weight has a gradient, though it has not been called since the optimizer was wrapped."""
-        known = (self.measured, self.failures, self.spoiled)
-        return layer.weight.grad is not None and not layer.seen and not any(layer.name in each for each in known)
+        """Whether its weight has had gradients, though it has not been called since it was found."""
+        known = any(layer.name in each for each in (self.measured, self.failures, self.spoiled))
+        return layer.steps >= 2 and layer.weight.grad is not None and not layer.seen and not known
 
     def remark(self, layer: Sums) -> str:
         """Say what else there is to say of a layer."""

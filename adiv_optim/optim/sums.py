@@ -34,6 +34,8 @@ class InputSums(ABC):
         self.bias: nn.Parameter | None = modules[0].get_parameter("bias") if with_bias else None
         #: Whether forward passes are counted now.
         self.armed = True
+        #: Steps that have been taken since.
+        self.steps = 0
         self.reset()
         self._register()
 

@@ -193,6 +193,17 @@ def test_autocast_gives_the_lower_precision_and_is_close(kind, formula, options)
     torch.testing.assert_close(output.float(), layer(x), rtol=3e-2, atol=3e-2)
 
 
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
+@pytest.mark.parametrize("kind", [AffineLikeLinear, NormLikeLinear])
+@pytest.mark.parametrize("shape", [(0, 3), (3, 0), (0, 0)], ids=str)
+def test_layers_without_features_are_as_torchs(kind, shape):
+    x = torch.randn(4, 5, shape[0])
+    layer = kind(*shape)
+    assert layer(x).shape == nn.Linear(*shape)(x).shape == (4, 5, shape[1])
+    if not shape[0]:
+        assert torch.allclose(layer(x), layer.bias.expand(4, 5, -1))
+
+
 ERRORS = {
     "affine-beta-0": (AffineLikeLinear, {"beta": 0}, "beta is 0.*NormLikeLinear"),
     "affine-beta-none": (

@@ -84,6 +84,7 @@ def test_a_layer_that_is_frozen_for_a_while_stays_treated(wrapper):
         if brought:  # which looks for layers anew
             optimizer.add_param_group({"params": [nn.Parameter(torch.ones(1))]})
         step(model, optimizer, 1)
+        assert optimizer.coverage().skipped["0.weight"] == "frozen"
         model[0].requires_grad_(True)
         for seed in (2, 3):
             step(model, optimizer, seed)

@@ -269,3 +269,12 @@ def test_rates_that_train_are_not_warned_of(kind, options, rule):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         GradientOnly(kind(model.parameters(), **options), model, rule)
+
+
+def test_a_with_block_of_a_detached_wrapper_is_refused():
+    model = nn.Linear(3, 2)
+    opt = GradientOnly(torch.optim.SGD(model.parameters(), lr=0.1), model, Proportional())
+    with opt:
+        pass
+    with pytest.raises(RuntimeError, match="this GradientOnly is detached, and its steps are plain"), opt:
+        pass
