@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch.utils.data import DataLoader
 
+from adiv_optim.diagnostics import DivergenceRecorder, divergence
 from tests.helpers.cases import relative_error
 from tests.helpers.loops import (
     DIFFERENT,
@@ -123,3 +124,19 @@ def test_accelerate_save_state_and_load_state(method, tmp_path):
     accelerator.load_state(tmp_path)
     loop(accelerator, *prepared, images()[2:])
     assert deviation(weights(resumed), weights(uninterrupted)) == 0
+
+
+def test_divergence_is_that_of_the_optimizer_within():
+    """Accelerate's own, in the first of two micro-batches, would take no step."""
+    model = network()
+    inner = sgd(model)
+    ((x, y), *_) = images()
+    wanted = divergence(model, F.cross_entropy, x, y, optimizer=inner)
+    accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=2)
+    replica, wrapped = accelerator.prepare(model, inner)
+    with accelerator.accumulate(replica):
+        found = divergence(model, F.cross_entropy, x, y, optimizer=wrapped)
+        recorded = DivergenceRecorder(model, F.cross_entropy, wrapped).step(x, y)
+    assert wanted.descent > 0
+    assert found.descent == recorded.descent == wanted.descent
+    assert found.optimizer == wanted.optimizer == "SGD"

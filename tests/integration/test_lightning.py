@@ -4,6 +4,7 @@ import pytest
 import torch.nn.functional as F
 from torch.utils.data import DataLoader
 
+from adiv_optim.diagnostics import divergence
 from tests.helpers.cases import relative_error
 from tests.helpers.loops import (
     DIFFERENT,
@@ -97,3 +98,21 @@ def test_lightning_bfloat16(name):
     module = Module(name, in_float32, sgd)
     fit(module, [(x.float(), y) for x, y in images()], precision="bf16-mixed")
     assert relative_error(moved(weights(module.net), network()), smooth_loop(METHODS[name])) <= 5e-2
+
+
+class Measured(Module):
+    """Measures its own step in training."""
+
+    def training_step(self, batch, index):
+        x, y = batch
+        within = self.optimizers(use_pl_optimizer=False)
+        self.found = [divergence(self.net, F.cross_entropy, x, y, optimizer=o) for o in (self.optimizers(), within)]
+        return super().training_step(batch, index)
+
+
+def test_divergence_sees_through_lightnings_optimizer():
+    module = Measured("whitened")
+    fit(module, images(1))
+    found, wanted = module.found
+    assert found.optimizer == wanted.optimizer == "Whitened(AdamW)"
+    assert found.descent == wanted.descent
