@@ -411,6 +411,11 @@ QUOTES = {
         ("rank 16 costs {:.2f}× (AdamW) and {:.2f}× (Muon)", lambda: [speed("whitened",
          f"{o}, batch 16, every 10, rank 16")[0] for o in ("AdamW", "Muon")]),
         ("it ends {:.1f} points behind BatchNorm without pooling, and {:.1f} with", lambda: ahead(BATCHNORM, WHITE)),
+        ("LayerNorm ends {:.3f} ahead of it, and in a CNN BatchNorm {:.1f} points", lambda: [
+            free("whitened-muon-16", "muon")[1][0],
+            fmean(tuned_cnn(BATCHNORM, "muon")) - fmean(tuned_cnn(WHITE, "muon"))]),
+        ("the language model ends {:.3f} ahead of its LayerNorm twin",
+         lambda: [-free("whitened-adamw-16", "adamw")[1][0]]),
     ],
     "docs/index.md": [LEAD],
     "docs/results/index.md": [LEAD],
