@@ -10,12 +10,13 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from .._linalg import host
 from .._linalg.shards import local
 from ..attach.coverage import Coverage, register, warn
 from ..functional.shared import refuse_capture, without_autocast
 from .chart import Chart, Detached, Known, Map
 from .room import Room
-from .unread import copy_in_state, kept_by_step, those_who_step
+from .unread import copies_in_state, kept_by_step, those_who_step
 from .wrapper import OptimizerWrapper, check_same_parameters
 
 #: Steps after which an optimizer that keeps copies of weights has made them: Lookahead's are six apart.
@@ -200,18 +201,21 @@ class Coordinates(OptimizerWrapper):
 
     def _look_for_copies(self, waiting: Iterable[_Held]) -> None:
         """Warn, once, of an optimizer that keeps weights in its state: those are in the coordinates of then."""
-        for held in waiting:
-            pairs = () if held.known.from_zero else zip(held.moving, held.weights, strict=True)
-            for parameter, weight in pairs:
-                key = copy_in_state(self.state.get(parameter), parameter, weight)
-                if key and key not in self._told:
-                    self._told.add(key)
-                    inner, own = type(self.inner).__name__, type(self).__name__
-                    warn(
-                        f"{inner} keeps a copy of weights in its state, {key!r}, in the coordinates of the step that "
-                        "made it. An average of such means nothing, and written back, as by Lookahead, it mixes "
-                        f"coordinates: put what averages or looks ahead around {own}, not inside."
-                    )
+        flags = [
+            flag
+            for held in waiting
+            for parameter, weight in zip(held.moving, held.weights, strict=True)
+            for flag in copies_in_state(self.inner, parameter, parameter, weight).items()
+        ]
+        found = host.read(*(flag for _, flag in flags)) if flags else []
+        for key in {key for (key, _), is_copy in zip(flags, found, strict=True) if is_copy} - self._told:
+            self._told.add(key)
+            inner, own = type(self.inner).__name__, type(self).__name__
+            warn(
+                f"{inner} keeps a copy of weights in its state, {key!r}, in the coordinates of the step that made it. "
+                "An average of such means nothing, and written back, as by Lookahead, it mixes coordinates: put what "
+                f"averages or looks ahead around {own}, not inside."
+            )
 
     def _watched(self) -> bool:
         """Whether the user has hooks on the inner optimizer, which may read all."""

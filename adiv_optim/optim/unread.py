@@ -1,8 +1,6 @@
 """Optimizers known to add to a weight a step that does not depend on it."""
 
 import inspect
-from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor, optim
@@ -70,14 +68,24 @@ def kept_by_step(optimizer: Optimizer) -> dict[int, float]:
     return kept
 
 
-def copy_in_state(state: Mapping[str, Any] | None, *weights: Tensor) -> str:
-    """What in an optimizer's state of one parameter equals one of these weights, which are not 0 all over; or ""."""
+def copies_in_state(optimizer: Optimizer, parameter: Tensor, *weights: Tensor) -> dict[str, Tensor]:
+    """For all that an optimizer keeps of a parameter, by name, whether it equals one of these weights, not all 0.
+
+    Nothing for optimizers that are known to keep none.
+    """
+    if type(those_who_step(optimizer)[-1]) in _KNOWN:
+        return {}
     parts = [local(weight) for weight in weights]
-    for key, value in (state or {}).items():
-        own = local(value) if isinstance(value, Tensor) and value.shape == weights[0].shape else None
-        if own is not None and any(bool(part.any()) and torch.equal(own, part.to(own.dtype)) for part in parts):
-            return key
-    return ""
+    return {
+        key: torch.stack([part.any() & (local(value) == part).all() for part in parts]).any()
+        for key, value in dict(optimizer.state.get(parameter, {})).items()
+        if isinstance(value, Tensor) and value.shape == parameter.shape and _like(local(value), parts[0])
+    }
+
+
+def _like(value: Tensor, weight: Tensor) -> bool:
+    """Whether two tensors can be compared: of states in eight bits, or kept elsewhere, nothing is known."""
+    return type(value) is Tensor and (value.layout, value.device) == (weight.layout, weight.device)
 
 
 def _steps_as_its_type(optimizer: Optimizer) -> bool:

@@ -11,7 +11,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 
 from adiv_optim import GradientOnly, InputScaled, Proportional, UnitConsistent, Whitened
 from adiv_optim.optim import unread
-from adiv_optim.optim.unread import copy_in_state, kept_by_step
+from adiv_optim.optim.unread import copies_in_state, kept_by_step
 from adiv_optim.optim.wrapper import OptimizerWrapper
 from tests.helpers.cases import relative_error
 from tests.helpers.optimizers import OPTIMIZERS, Configuration, configurations
@@ -383,7 +383,16 @@ def test_averages_of_weights_are():
 
 
 def test_state_that_is_zero_as_a_weight_is_says_nothing():
-    weight = torch.zeros(3)
-    assert copy_in_state({"exp_avg": torch.zeros(3)}, weight) == ""
-    assert copy_in_state({"step": torch.tensor(1.0), "p0": torch.ones(3)}, weight, torch.ones(3)) == "p0"
-    assert copy_in_state(None, weight) == ""
+    weight = nn.Parameter(torch.zeros(3))
+    optimizer = KeepingWeights([weight], lr=0.1)
+
+    def found(state, *weights):
+        optimizer.state[weight] = state
+        return {key: bool(flag) for key, flag in copies_in_state(optimizer, weight, *weights).items()}
+
+    assert found({"exp_avg": torch.zeros(3)}, weight) == {"exp_avg": False}
+    assert found({"step": torch.tensor(1.0), "p0": torch.ones(3)}, weight, torch.ones(3)) == {"p0": True}
+    with torch.device("meta"):
+        assert found({"elsewhere": torch.ones(3)}, torch.ones(3, device="cpu")) == {}
+    assert found({"in-two": TwoTensor(torch.ones(3), torch.ones(3))}, torch.ones(3)) == {}
+    assert copies_in_state(torch.optim.SGD([weight]), weight, weight) == {}
