@@ -199,7 +199,7 @@ class BatchIdeal(Correction):
     above the rounding of K. The operator is FOOF's (Benzing 2022) with the bias included.
 
     By default all that is multiplied by B (`per_sample`). A mean over samples puts a factor 1/B into every
-    :math:`g_k`, which this takes out: behind plain SGD a row then moves by about the rate times its own loss gradient,
+    :math:`g_k`, which this takes out: with plain SGD a row then moves by about the rate times its own loss gradient,
     at any batch size, and rates of 0.1 to 1 train. `GradientOnly` warns of rates that are far from that.
 
     Inputs that hold NaN or inf give NaN, never an error.

@@ -216,7 +216,7 @@ class InputScaled(ByInputs):
 
     and its step is added to the weight as ΔW' / s; the bias takes the plain step. It divides the step of an optimizer
     whose steps have a size of their own (Adam, Muon) by s, and that of SGD by s². A step ΔW moves the layer's outputs
-    by ΔW x: behind Adam and Muon in proportion to |x|, behind SGD, whose gradient has another x in it, in proportion
+    by ΔW x: with Adam and Muon in proportion to |x|, with SGD, whose gradient has another x in it, in proportion
     to |x|². So steps move the outputs as far as if a normaliser stood before the layer, and the forward pass has none.
     It is `Proportional` where such optimizers cannot undo it, by layer instead of by row.
 

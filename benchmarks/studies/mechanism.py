@@ -128,7 +128,7 @@ def report(store: Store, name: str, folder: Path) -> Sections:
         f"{network(results[0])}, settings as tuned, {seeds} seed{'s' * (seeds > 1)}: divergence of the real step, "
         f"mean over {POINTS} moments of the run, {BATCHES} batches and all layers; beside it test accuracy. Rank "
         f"correlations are Spearman's over runs, in brackets p. {wanted}Runs that diverged are left out of them. "
-        "In the figure circles are behind SGD, squares have momentum, triangles are behind Adam; filled is tanh. "
+        "In the figure circles are with SGD, squares have momentum, triangles are with Adam; filled is tanh. "
         f"{machine(results[0]['environment'])}"
     )
     first = markdown(["runs", "n", *(f"accuracy and {label}" for label in labels)], correlations)

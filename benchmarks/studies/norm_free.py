@@ -139,7 +139,7 @@ def _caption(results: list[Result], tried: Iterable[Sequence[float]]) -> str:
         f"{language.title(results[0])}, {length}, {gradients}. "
         f"Cross entropy in nats per character, mean ± standard error over seeds {seeds[0]} to {seeds[-1]}. "
         f"Rates are the best of {min(trials)} to {max(trials)} by the validation loss of seed 0, which is not among "
-        "them; * is an edge of what was tried. Differences are to LayerNorm behind the same optimizer without "
+        "them; * is an edge of what was tried. Differences are to LayerNorm with the same optimizer without "
         "coordinates, at the best way to treat the embeddings; p is Welch's. The residual stream's RMS is that at the "
         f"first block and its largest. {machine(environment, settings['device'])}"
     )
@@ -173,7 +173,7 @@ _LAYERNORM, _HELD = Row("layernorm", None, "muon"), Row("none", 1.0, "input-held
 _FASTER = [[row._replace(embedding_lr=rate)] for rate in (1e-2, 3e-2) for row in (_HELD, _LAYERNORM)]
 #: A single normaliser, before the head.
 _HEAD = [[Row("head-layernorm", 1.0, method, 3e-2)] for method in ("input-held-muon", "muon")]
-#: Behind Muon alone, and the normalised twin with the same embeddings: what the wrapper adds to both.
+#: With Muon alone, and the normalised twin with the same embeddings: what the wrapper adds to both.
 _DEEP = [[_LAYERNORM, _HELD], [Row(norm, 1.0, "muon") for norm in ("none", "layernorm")]]
 _LONG = [[_LAYERNORM, _HELD], *_FASTER, *_HEAD]
 STUDIES = {

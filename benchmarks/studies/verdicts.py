@@ -174,7 +174,7 @@ def _shrinks(stores: Stores) -> Finding:
 
 
 _OURS = [
-    Claim("`BatchIdeal` behind SGD leads the tuned tanh MLP after 15 epochs", "cifar10-trials",
+    Claim("`BatchIdeal` with SGD leads the tuned tanh MLP after 15 epochs", "cifar10-trials",
         best(_sgd("batch-ideal"), {"affine-like, AdamW": _adam("affine-like"),
         "L2 norm, AdamW": _adam("l2norm"), "none, SGD": _sgd("none")}), "mlp"),
     Claim("… and plain SGD after 40", "cifar10-long", ahead(_long("batch-ideal"), _long("none")), "mlp"),
@@ -182,7 +182,7 @@ _OURS = [
     Claim("Tuned plain SGD is behind affine-like layers after 15 epochs", "cifar10-trials",
         ahead(_adam("affine-like"), _sgd("none")), "mlp"),
     Claim("… and ahead of them after 40", "cifar10-long", ahead(_long("none"), _long("affine-like")), "mlp"),
-    Claim("Behind AdamW `BatchIdeal` gains little over affine-like layers, within a point", "cifar10-trials",
+    Claim("With AdamW `BatchIdeal` gains little over affine-like layers, within a point", "cifar10-trials",
         level(_adam("batch-ideal"), _adam("affine-like"), 1.0), "mlp"),
     Claim("At Adam 10⁻³ `BatchIdeal` leads with tanh", "cifar10",
         best(_at_20("batch-ideal", activation="tanh"),
@@ -203,11 +203,11 @@ _OURS = [
     Claim("… and gives what BatchNorm gives without pooling, within a point", "cnn",
         level(_cnn("whitened-16"), _cnn("batchnorm"), 1.0), "convolutions"),
     Claim("… and with pooling", "cnn-pool", level(_pool("whitened-16"), _pool("batchnorm"), 1.0), "convolutions"),
-    Claim("… and with pooling, rates and damping tuned, behind Adam", "cnn-pool-tuned",
+    Claim("… and with pooling, rates and damping tuned, with Adam", "cnn-pool-tuned",
         level(_tuned("whitened-16"), _tuned("batchnorm"), 1.0), "convolutions"),
-    Claim("… and behind Muon", "cnn-pool-tuned",
+    Claim("… and with Muon", "cnn-pool-tuned",
         level(_tuned_muon("whitened-16"), _tuned_muon("batchnorm"), 1.0), "convolutions"),
-    Claim("`InputScaled` is ahead of no normaliser in CNNs, tuned behind Adam", "cnn-pool-tuned",
+    Claim("`InputScaled` is ahead of no normaliser in CNNs, tuned with Adam", "cnn-pool-tuned",
         ahead(_tuned("input-scaled"), _tuned("none")), "convolutions"),
     Claim("`BatchIdeal` is ahead of no normaliser in CNNs", "cnn, cnn-pool",
         every([ahead(of("batch-ideal"), of("none")) for of in (_cnn, _pool)]), "convolutions"),
@@ -223,7 +223,7 @@ _OURS = [
         _texts("char-lm-2000", ("layernorm", "whitened-muon-16"), _MUON), "language-model"),
     Claim("`BatchIdeal` in front of AdamW is ahead of AdamW, test loss", "char-lm",
         _texts("char-lm", ("layernorm", "batch-ideal-adamw"), _ADAMW), "language-model"),
-    Claim("Norm-free by `InputScaled(hold=True)` behind Muon: level with LayerNorm after 400 steps, within 0.03",
+    Claim("Norm-free by `InputScaled(hold=True)` with Muon: level with LayerNorm after 400 steps, within 0.03",
         "norm-free", level(by.norm_free("norm-free", *_HELD), by.norm_free("norm-free", *_LAYERNORM), 0.03, lower=True),
         "language-model"),
     Claim("… and after 2,000", "norm-free-2000",
@@ -234,8 +234,10 @@ _OURS = [
     Claim("… and with a single LayerNorm, before the head, ahead after 2,000", "norm-free-2000",
         ahead(by.norm_free("norm-free-2000", "head-layernorm", *_HELD[1:], embedding_lr=3e-2),
             by.norm_free("norm-free-2000", *_LAYERNORM, embedding_lr=3e-2), lower=True)),
-    Claim("… and with twelve layers ahead after 400", "norm-free-deep",
-        ahead(by.norm_free("norm-free-deep", *_HELD), by.norm_free("norm-free-deep", *_LAYERNORM), lower=True)),
+    Claim("… and with twelve layers ahead after 400, of LayerNorm with the better of two embeddings", "norm-free-deep",
+        ahead(by.norm_free("norm-free-deep", *_HELD), by.at_best_embeddings("norm-free-deep", *_MUON), lower=True)),
+    Claim("… and of Muon alone without normalisers, with the same embeddings", "norm-free-deep",
+        ahead(by.norm_free("norm-free-deep", *_HELD), by.norm_free("norm-free-deep", "none", 1.0, "muon"), lower=True)),
     Claim("… and without normalisers ahead of its nearest rival, SOAP, after 400", "norm-free",
         ahead(by.norm_free("norm-free", *_HELD), by.norm_free("norm-free", "none", 1.0, "soap"), lower=True),
         "language-model"),
@@ -247,7 +249,7 @@ _OURS = [
         by.together([(_swept("none", optimizer=o), _swept("uc-network", optimizer=o))
             for o in ("sgd", "momentum", "adam")]),
         "unit-consistency"),
-    Claim("The layer gauge behind Adam is ahead of Adam", "uc-sweep",
+    Claim("The layer gauge with Adam is ahead of Adam", "uc-sweep",
         ahead(*(_swept(name, optimizer="adam") for name in ("uc-layer", "none"))), "unit-consistency"),
 ]  # fmt: skip
 #: Source → its claims.
@@ -263,12 +265,14 @@ CLAIMS = {
 _DECIDES = {
     **{file: f"reproduce {file}" for file in (
         TABLE1, "mechanism", "fig2", "fig3", "fig4", "fig5", "fig8", "fig9", "uc-long", "uc-batch", "uc-init",
-        "uc-depth", "isometry-fig7", "elementwise", "norm-free-2000",
+        "uc-depth", "isometry-fig7", "elementwise",
     )},
     _WIDE: f"cifar10-trials --hidden 128 128 128 --name {_WIDE}",
     "cnn-pool-tuned": "cnn-pool-tuned --seeds 10",
     "cnn": "cnn --preset reduced --epochs 10 --batch-size 128 --seeds 10",
-    **{file: f"{file} --seeds 10" for file in ("cifar10", "char-lm", "char-lm-2000", "uc-sweep")},
+    **{file: f"{file} --seeds 10" for file in (
+        "cifar10", "char-lm", "char-lm-2000", "uc-sweep", "norm-free", "norm-free-2000", "norm-free-deep",
+    )},
 }  # fmt: skip
 
 

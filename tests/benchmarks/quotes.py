@@ -151,7 +151,7 @@ QUOTES = {
          "0.001). Its accuracy falls as the batch grows, by {:.1f} points per hundred",
          lambda: [below for a in ("tanh", "leaky-relu") for below, q in [at_32(a)] if q < 0.001] + [
              -100 * table1.line(table1.series(results("table1"))[IDEAL, "tanh"]).slope]),
-        ("are {:.1f} points better behind SGD than behind Adam (p = {:.3f}), {:.1f} below batch-ideal",
+        ("are {:.1f} points better with SGD than with Adam (p = {:.3f}), {:.1f} below batch-ideal",
          lambda: (lambda sgd, adam, ideal: [fmean(sgd) - fmean(adam), p(sgd, adam), fmean(ideal) - fmean(sgd)])(*(
              seeds("cifar10-tuned", method=m, activation="tanh", optimizer=o)
              for m, o in ((AFFINE, "sgd"), (AFFINE, "adam"), (IDEAL, "sgd"))))),
@@ -162,7 +162,7 @@ QUOTES = {
         ("it passes {:.0f} %", lambda: [math.floor(long(IDEAL))]),
         ("{:.1f} against {:.1f} %. After 15 it and L2 norm are {:.1f} points ahead",
          lambda: [long(AFFINE, "adam"), long(NONE), tuned(AFFINE, "adam") - tuned(NONE)]),
-        ("gains little: {:.1f} %, against {:.1f} % behind SGD and {:.1f} %", lambda: [tuned(IDEAL, "adam"),
+        ("gains little: {:.1f} %, against {:.1f} % with SGD and {:.1f} %", lambda: [tuned(IDEAL, "adam"),
          tuned(IDEAL), tuned(AFFINE, "adam")]),
         ("about {:.1f} times that of the plain network: {:.2f} against {:.2f} ms",
          lambda: [step_ms(IDEAL) / step_ms(NONE), step_ms(IDEAL), step_ms(NONE)]),
@@ -177,7 +177,7 @@ QUOTES = {
          lambda: [*cosine("batch-ideal, 0.001", "start"), *cosine("batch-ideal, 0.001", "trained")]),
         ("With 0.3 the cosine starts at {:.2f} to {:.2f} and falls to {:.2f} to {:.2f}",
          lambda: [*cosine("batch-ideal, 0.3", "start"), *cosine("batch-ideal, 0.3", "trained")]),
-        ("Behind Adam it is {:.2f} to {:.2f} then", lambda: cosine("batch-ideal 0.3, Adam", "trained")),
+        ("With Adam it is {:.2f} to {:.2f} then", lambda: cosine("batch-ideal 0.3, Adam", "trained")),
         ("LayerNorm's {:.1f} %", lambda: [max(fmean(r["test_accuracy"][-1]) for r in results("digits-tuned"))]),
     ],
     "docs/results/costs.md": [
@@ -200,7 +200,7 @@ QUOTES = {
          lambda: [speed("whitened", f"{o}, batch 128, every 10{r}")[r == ""]  # the whole's is the greater of both
                   for r in ("", ", rank 16") for o in ("AdamW", "Muon")]),
         ("step costs {:.2f} to {:.2f}× at 1,024 rows**", lambda: speed("input-scaled", "batch 16")),
-        ("{:.2f}× behind AdamW, with `hold`", lambda: {round(x, 2) for x in speed("input-scaled", "AdamW, batch 16")}),
+        ("{:.2f}× with AdamW, with `hold`", lambda: {round(x, 2) for x in speed("input-scaled", "AdamW, batch 16")}),
         ("quartiles can tell: {:.2f} to {:.2f}×", lambda: speed("input-scaled", "batch 128")),
         ("Memory is {:.2f} times the step's with rank 16 at 1,024 rows, and {:.2f} times without",
          lambda: [speed("whitened", "batch 16, every 10, rank 16", of="memory_ratio")[0], speed("whitened",
@@ -237,7 +237,7 @@ QUOTES = {
          lambda: (lambda w, n, b: [fmean(w), fmean(n), p(w, n), fmean(n) - fmean(tuned_cnn(NONE)), fmean(b),
                                    fmean(b) - fmean(n), p(b, n)])(*(tuned_cnn(m, "muon") for m in (WHITE, NONE,
                                                                                                  BATCHNORM)))),
-        ("{:.2f} % behind Adam and {:.2f} % behind Muon. In the first epoch no",
+        ("{:.2f} % with Adam and {:.2f} % with Muon. In the first epoch no",
          lambda: [fmean(tuned_cnn("input-scaled", o)) for o in ("adam", "muon")]),
         ("gains {:.1f} points over no normaliser without pooling**: {:.1f} behind BatchNorm, "
          "about its error (p = {:.2f}, n = {}), and {:.1f} ahead of LayerNorm",
@@ -353,7 +353,7 @@ QUOTES = {
          lambda: beside_all("muon", *NORMALISED)),
         ("by {:.3f} to {:.3f} (paired p < 0.005)", lambda: [
             d for *both, q in [beside_paired(1.0, "layernorm", "rmsnorm")] for d in both if q < 0.005]),
-        ("Behind AdamW no p is below {:.2f}", lambda: beside_all("adamw", *NORMALISED)[1:]),
+        ("With AdamW no p is below {:.2f}", lambda: beside_all("adamw", *NORMALISED)[1:]),
         ("it is {:.3f} below Muon alone, held {:.3f}",
          lambda: [-beside(f"input-{how}-muon", "gains", 1.0)[0] for how in ("scaled", "held")]),
         ("stays within {:.3f} of Muon alone with or without gains",
@@ -376,10 +376,10 @@ QUOTES = {
         ("stream has an RMS of {:.1f} at its largest there, LayerNorm's {:.0f}",
          lambda: [residual(NONE, 1.0, "input-held-muon", "norm-free-deep"),
                   residual("layernorm", None, "muon", "norm-free-deep")]),
-        ("{:.3f} below on validation behind Muon (p = {:.2f}) and {:.3f} above behind AdamW (p = {:.2f})",
+        ("{:.3f} below on validation with Muon (p = {:.2f}) and {:.3f} above with AdamW (p = {:.2f})",
          lambda: (lambda m, a: [-m[0], m[1], *a])(*(free(k, k, "rmsnorm", None)[0] for k in ("muon", "adamw")))),
-        ("{:.3f} and {:.3f} above LayerNorm on validation behind Muon, with embeddings of deviation {:.0f}, "
-         "and {:.3f} and {:.3f} behind AdamW", lambda: (lambda d: [*d[:2], 1, *d[2:]])(
+        ("{:.3f} and {:.3f} above LayerNorm on validation with Muon, with embeddings of deviation {:.0f}, "
+         "and {:.3f} and {:.3f} with AdamW", lambda: (lambda d: [*d[:2], 1, *d[2:]])(
              [free(k, k, norm)[0][0] for k in ("muon", "adamw") for norm in ("dyt", "derf")])),
         ("its RMS is {:.1f} at its largest, against {:.1f}", lambda: [residual(NONE, 1.0, "input-held-muon"),
          residual("layernorm", None, "muon")]),
@@ -402,9 +402,9 @@ QUOTES = {
     "docs/corrections/batch-ideal.md": [
         ("end within {:.1f} points of the best", lambda: [below(0.3, 1.0, 3.0)]),
         ("{:.1f} % after fifteen epochs with", lambda: [tuned(IDEAL, "adam")]),
-        ("against {:.1f} behind SGD", lambda: [tuned(IDEAL)]),
+        ("against {:.1f} with SGD", lambda: [tuned(IDEAL)]),
         ("it ends {:.1f} points below plain SGD", lambda: [tuned(IDEAL) - tuned(IDEAL, "momentum")]),
-        ("level behind both ({:.1f} and {:.1f})", lambda: [
+        ("as good with either ({:.1f} and {:.1f})", lambda: [
             acc("cifar10-tuned", method=IDEAL, activation="leaky-relu", optimizer=o) for o in ("adam", "sgd")]),
     ],
     "docs/coordinates/whitened.md": [
