@@ -123,7 +123,11 @@ class GradientOnly(OptimizerWrapper):
         if self._own_steps < 2 and any(p.grad is not None for p in self.model.parameters()):
             self._own_steps += 1
             found = self.coverage().skipped if self._own_steps == 2 else {}
-            uncalled = [path for path, why in found.items() if why == UNCALLED]
+            uncalled = [
+                path for path, p in self.model.named_parameters()
+                # Some loops give zeros to what a batch did not reach.
+                if found.get(path) == UNCALLED and p.grad is not None and bool(p.grad.any())
+            ]  # fmt: skip
             if uncalled:
                 warn(f"GradientOnly takes plain steps with {uncalled_words(uncalled)}")
 

@@ -232,7 +232,7 @@ class InputChart(Chart, Generic[Sums, Measured]):
     def why_inactive(self) -> str:
         """Say why no layer has been measured, or why some have not whose weights have gradients."""
         if self.measured:
-            uncalled = [layer.name for layer in self.layers if self._uncalled(layer)]
+            uncalled = [layer.name for layer in self.layers if self._uncalled(layer) and layer.has_gradient()]
             return f"those with {uncalled_words(uncalled)}" if uncalled else ""
         if self.failures:
             return "no covariance could be factorised; choose a greater damping."

@@ -125,7 +125,7 @@ class InputSums(ABC):
                 "have to carry outside; call the transform in eval(), or detach() the optimizer first."
             )
         held = self._held(input)
-        if self.dropped and not self._has_gradient():
+        if self.dropped and not self.has_gradient():
             self.drop()
         if self.follows(input):
             return
@@ -158,7 +158,8 @@ class InputSums(ABC):
                 )
         return local(input)
 
-    def _has_gradient(self) -> bool:
+    def has_gradient(self) -> bool:
+        """Whether its weight has a gradient that is not 0; waits for the device."""
         gradient = self.weight.grad
         if gradient is None:
             return False

@@ -108,6 +108,30 @@ def test_layers_that_are_used_without_a_call_are_named_once(wrapper):
     assert report.skipped.keys() == UNCALLED_NAMES | ({"called.bias"} if isinstance(opt, InputScaled) else set())
 
 
+class Routed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.used, self.idle = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)), nn.Linear(3, 3)
+
+    def forward(self, x):
+        return self.used(x)
+
+
+@pytest.mark.parametrize("wrapper", WRAPPERS.values(), ids=WRAPPERS)
+def test_gradients_of_zero_name_no_layer(wrapper):
+    """As some loops give them to experts that no token was sent to."""
+    model, x = Routed(), torch.randn(5, 4)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        opt = wrapper(torch.optim.SGD(model.parameters(), lr=0.01), model, x)
+        for _ in range(4):
+            opt.zero_grad()
+            model(x).square().sum().backward()
+            for p in model.idle.parameters():
+                p.grad = torch.zeros_like(p)
+            opt.step()
+
+
 def test_layers_that_are_called_are_not_named():
     model = nn.ModuleDict({"used": nn.Linear(3, 3), "unused": nn.Linear(3, 3)})
     opt = GradientOnly(torch.optim.SGD(model.parameters(), lr=0.1), model, Proportional())
