@@ -236,9 +236,13 @@ def faster_twins(rate):
     return fmean(both[0]) - fmean(both[1]), p(*both)
 
 
-def deep():
-    """With twelve layers."""
-    return free("input-held-muon", "muon", file="norm-free-deep")
+def deep(method, other=("layernorm", 1.0, "muon")):
+    """With twelve layers, without a normaliser, against LayerNorm with the same embeddings or another row."""
+    found = []
+    for of in ("validation_loss", "test_loss"):
+        pair = [judges.norm_free("norm-free-deep", *row, of)(STORES) for row in (("none", 1.0, method), other)]
+        found.append((fmean(pair[0]) - fmean(pair[1]), p(*pair)))
+    return found
 
 
 def residual(norm, drawn, method, file="norm-free"):

@@ -371,11 +371,14 @@ QUOTES = {
          lambda: [x for pair in one_norm("muon") for x in pair]),
         ("gains by 0.03 as well, {:.3f} on validation (p = {:.2f})",
          lambda: (lambda d, q: [-d, q])(*faster_twins(3e-2))),
-        ("ends {:.3f} below its LayerNorm twin on validation and {:.3f} on test (p < 0.001)",
-         lambda: [-d for d, q in deep() if q < 0.001]),
-        ("stream has an RMS of {:.1f} at its largest there, LayerNorm's {:.0f}",
-         lambda: [residual(NONE, 1.0, "input-held-muon", "norm-free-deep"),
-                  residual("layernorm", None, "muon", "norm-free-deep")]),
+        ("Muon alone ends {:.3f} below its LayerNorm twin on validation and {:.3f} on test (p < 0.001)",
+         lambda: [-d for d, q in deep("muon") if q < 0.001]),
+        ("ends {:.3f} and {:.3f} below, level with Muon alone (p = {:.2f} and {:.2f})",
+         lambda: [-d for d, _ in deep("input-held-muon")] + [
+             q for _, q in deep("input-held-muon", ("none", 1.0, "muon"))]),
+        ("has an RMS of {:.1f} and {:.1f} at its largest without normalisers, with LayerNorm {:.0f}", lambda: [
+            residual(norm, 1.0, m, "norm-free-deep")
+            for norm, m in ((NONE, "muon"), (NONE, "input-held-muon"), ("layernorm", "muon"))]),
         ("{:.3f} below on validation with Muon (p = {:.2f}) and {:.3f} above with AdamW (p = {:.2f})",
          lambda: (lambda m, a: [-m[0], m[1], *a])(*(free(k, k, "rmsnorm", None)[0] for k in ("muon", "adamw")))),
         ("{:.3f} and {:.3f} above LayerNorm on validation with Muon, with embeddings of deviation {:.0f}, "
