@@ -1,6 +1,7 @@
 """Optimizers known to add to a weight a step that does not depend on it."""
 
 import inspect
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, optim
@@ -75,17 +76,18 @@ def copies_in_state(optimizer: Optimizer, parameter: Tensor, *weights: Tensor) -
     """
     if type(those_who_step(optimizer)[-1]) in _KNOWN:
         return {}
-    parts = [local(weight) for weight in weights]
+    parts, kept = [local(weight) for weight in weights], optimizer.state.get(parameter)
     return {
         key: torch.stack([part.any() & (local(value) == part).all() for part in parts]).any()
-        for key, value in dict(optimizer.state.get(parameter, {})).items()
-        if isinstance(value, Tensor) and value.shape == parameter.shape and _like(local(value), parts[0])
+        for key, value in (kept.items() if isinstance(kept, Mapping) else ())
+        if isinstance(value, Tensor) and _like(local(value), parts[0])
     }
 
 
 def _like(value: Tensor, weight: Tensor) -> bool:
     """Whether two tensors can be compared: of states in eight bits, or kept elsewhere, nothing is known."""
-    return type(value) is Tensor and (value.layout, value.device) == (weight.layout, weight.device)
+    same = all(getattr(value, name) == getattr(weight, name) for name in ("shape", "layout", "device"))
+    return type(value) is Tensor and same
 
 
 def _steps_as_its_type(optimizer: Optimizer) -> bool:

@@ -395,4 +395,6 @@ def test_state_that_is_zero_as_a_weight_is_says_nothing():
     with torch.device("meta"):
         assert found({"elsewhere": torch.ones(3)}, torch.ones(3, device="cpu")) == {}
     assert found({"in-two": TwoTensor(torch.ones(3), torch.ones(3))}, torch.ones(3)) == {}
+    assert found({"cut": torch.ones(2), "whole": torch.ones(3)}, torch.ones(2)) == {"cut": True}  # of a sharded weight
+    assert found([torch.ones(3)], torch.ones(3)) == {}  # no names
     assert copies_in_state(torch.optim.SGD([weight]), weight, weight) == {}
