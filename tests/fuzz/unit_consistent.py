@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from tests.fuzz import channels as by_channel
@@ -36,7 +37,10 @@ class UnitConsistent(Method):
             for parameter in self.model.parameters():
                 moves = self.channels.moves.get(id(parameter))
                 if moves is not None and moves.usual is not None and parameter.dim() > 1:
-                    self.factors[id(parameter)] = by_channel.layer_scales(parameter, moves.groups)
+                    # What zeros leave open is settled in the network gauge.
+                    balance = self.factors.get(id(parameter), torch.ones_like(parameter))
+                    own = by_channel.layer_scales(parameter / balance, moves.groups)
+                    self.factors[id(parameter)] = balance * own
 
     def leave(self) -> None:
         for parameter, factor in self.mapped:

@@ -1,0 +1,84 @@
+"""Layers whose weights another module uses without calling them: a warning names them once, and coverage says why."""
+
+import warnings
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from adiv_optim import GradientOnly, InputScaled, Proportional, UnitConsistent
+from tests.wrappers import WRAPPERS
+
+
+class Uncalled(nn.Module):
+    """As attention of torchvision's Swin and timm's BEiT: a module uses the weight of a layer below it."""
+
+    def __init__(self):
+        super().__init__()
+        self.inside, self.called = nn.Linear(4, 3), nn.Linear(3, 2)
+
+    def forward(self, x):
+        return self.called(F.linear(x, self.inside.weight, self.inside.bias))
+
+
+UNCALLED_NAMES = {"inside.weight", "inside.bias"}
+
+
+@pytest.mark.parametrize("wrapper", WRAPPERS.values(), ids=WRAPPERS)
+def test_layers_that_are_used_without_a_call_are_named_once(wrapper):
+    model, x = Uncalled(), torch.randn(5, 4)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        opt = wrapper(torch.optim.SGD(model.parameters(), lr=0.01), model, x)
+        for _ in range(4):
+            opt.zero_grad()
+            model(x).square().sum().backward()
+            opt.step()
+    told = [str(warning.message) for warning in caught if "never called" in str(warning.message)]
+    report = opt.coverage()
+    if isinstance(opt, UnitConsistent):  # it needs no inputs, and treats them
+        assert not told
+        assert "inside.weight" in report.treated
+        return
+    assert len(told) == 1
+    assert "takes plain steps" in told[0]
+    assert "inside.weight" in told[0]
+    assert "called.weight" not in told[0]
+    assert report.skipped["inside.weight"].startswith("it has a gradient, but its layer was never called")
+    assert report.skipped.keys() == UNCALLED_NAMES | ({"called.bias"} if isinstance(opt, InputScaled) else set())
+
+
+class Routed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.used, self.idle = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)), nn.Linear(3, 3)
+
+    def forward(self, x):
+        return self.used(x)
+
+
+@pytest.mark.parametrize("wrapper", WRAPPERS.values(), ids=WRAPPERS)
+def test_gradients_of_zero_name_no_layer(wrapper):
+    """As some loops give them to experts that no token was sent to."""
+    model, x = Routed(), torch.randn(5, 4)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        opt = wrapper(torch.optim.SGD(model.parameters(), lr=0.01), model, x)
+        for _ in range(4):
+            opt.zero_grad()
+            model(x).square().sum().backward()
+            for p in model.idle.parameters():
+                p.grad = torch.zeros_like(p)
+            opt.step()
+
+
+def test_layers_that_are_called_are_not_named():
+    model = nn.ModuleDict({"used": nn.Linear(3, 3), "unused": nn.Linear(3, 3)})
+    opt = GradientOnly(torch.optim.SGD(model.parameters(), lr=0.1), model, Proportional())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model["used"](torch.ones(1, 3)).sum().backward()
+        opt.step()
+    replica = model["unused"]._replicate_for_data_parallel()  # which runs in its place
+    assert (model["unused"]._ran, replica._ran) == (True, True)
