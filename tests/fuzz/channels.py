@@ -189,7 +189,7 @@ def least_squares(equations: Tensor, wanted: Tensor) -> Tensor:
     """Of the minima of |equations @ s − wanted|² that where the sum of s weighted by its equations is 0."""
     degree = equations.abs().sum(0)
     weight = torch.where(degree > 0, degree, 1.0).rsqrt()
-    found = torch.linalg.lstsq(equations * weight, wanted[:, None], driver="gelsd").solution[:, 0]
+    found = torch.linalg.lstsq(equations * weight, wanted[:, None], driver="gelss").solution[:, 0]
     return found * weight
 
 

@@ -188,8 +188,9 @@ class _Builder:
     def linear(self, keep: bool) -> nn.Module:
         features = self.value.shape[-1]
         out = features if keep else self.draw.choice([1, 2, 3, 4, 6, 9])
-        if Conv1D is None or self.chance(0.8):
-            return nn.Linear(features, out, bias=self.chance(0.7))
+        straight, bias = self.chance(0.8), self.chance(0.7)  # both, so that most networks do not depend on transformers
+        if Conv1D is None or straight:
+            return nn.Linear(features, out, bias=bias)
         layer = Conv1D(out, features)
         nn.init.normal_(layer.weight, std=features**-0.5)
         nn.init.normal_(layer.bias)
