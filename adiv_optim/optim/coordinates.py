@@ -166,13 +166,22 @@ class Coordinates(OptimizerWrapper):
         if not isinstance(self.chart, Detached):
             refuse_capture(type(self).__name__, "counts its steps", parameter)
         with without_autocast(parameter.device.type):  # it would round the products of maps
-            self._step_in_coordinates()
+            copied = self._step_in_coordinates()
         self.chart.after_step()
         self._own_steps += 1
         if self._own_steps == 2 and (reason := self.chart.why_inactive()):
             self._tell(reason)
+        for key in copied - self._told:
+            self._told.add(key)
+            inner, own = type(self.inner).__name__, type(self).__name__
+            warn(
+                f"{inner} keeps a copy of weights in its state, {key!r}, in the coordinates of the step that made it. "
+                "An average of such means nothing, and written back, as by Lookahead, it mixes coordinates: put what "
+                f"averages or looks ahead around {own}, not inside."
+            )
 
-    def _step_in_coordinates(self) -> None:
+    def _step_in_coordinates(self) -> set[str]:
+        """Step, and return what `_copied` does."""
         kept, watched = kept_by_step(self.inner), self._watched()
         self._room.begin()
         # Of a model that several optimizers train a chart may know weights that are another one's.
@@ -180,12 +189,13 @@ class Coordinates(OptimizerWrapper):
         maps = [map_ for map_ in self.chart.maps() if id(map_.parameters[0]) in own]
         waiting = [_Held(map_, kept, watched, self._room) for map_ in maps]
         self._stepping = True
+        copied: set[str] = set()
         try:
             for held in waiting:
                 held.enter()
             super()._inner_step()
             if self._own_steps < _SETTLED:
-                self._look_for_copies(waiting)
+                copied = self._copied(waiting)
             for held in waiting:
                 held.stepped()
             self.chart.settle({held.map: (held.weights, held.known) for held in waiting})
@@ -198,9 +208,10 @@ class Coordinates(OptimizerWrapper):
             raise
         finally:
             self._stepping = False
+        return copied
 
-    def _look_for_copies(self, waiting: Iterable[_Held]) -> None:
-        """Warn, once, of an optimizer that keeps weights in its state: those are in the coordinates of then."""
+    def _copied(self, waiting: Iterable[_Held]) -> set[str]:
+        """Return where the optimizer keeps weights in its state: those are in the coordinates of then."""
         flags = [
             flag
             for held in waiting
@@ -208,14 +219,7 @@ class Coordinates(OptimizerWrapper):
             for flag in copies_in_state(self.inner, parameter, parameter, weight).items()
         ]
         found = host.read(*(flag for _, flag in flags)) if flags else []
-        for key in {key for (key, _), is_copy in zip(flags, found, strict=True) if is_copy} - self._told:
-            self._told.add(key)
-            inner, own = type(self.inner).__name__, type(self).__name__
-            warn(
-                f"{inner} keeps a copy of weights in its state, {key!r}, in the coordinates of the step that made it. "
-                "An average of such means nothing, and written back, as by Lookahead, it mixes coordinates: put what "
-                f"averages or looks ahead around {own}, not inside."
-            )
+        return {key for (key, _), is_copy in zip(flags, found, strict=True) if is_copy}
 
     def _watched(self) -> bool:
         """Whether the user has hooks on the inner optimizer, which may read all."""

@@ -3,6 +3,7 @@
 import copy
 import functools
 import pickle
+import warnings
 
 import pytest
 import torch
@@ -366,6 +367,22 @@ def test_an_optimizer_that_keeps_weights_in_its_state_is_named_once(wrap, after)
     with pytest.warns(UserWarning, match=r"KeepingWeights keeps a copy of weights in its state, 'slow'") as caught:
         train(model, optimizer, [(8 * x, y) for x, y in BATCHES] * 2)
     assert len([warning for warning in caught if "keeps a copy" in str(warning.message)]) == 1
+
+
+def test_step_is_whole_where_that_warning_is_an_error():
+    model = mlp()
+    whole, warned = (Whitened(KeepingWeights(m.parameters(), lr=0.01), m) for m in (model, copy.deepcopy(model)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        train(whole.model, whole, BATCHES[:1])
+    with pytest.raises(UserWarning, match="keeps a copy"):
+        train(warned.model, warned, BATCHES[:1])
+    for optimizer in (whole, warned):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            train(optimizer.model, optimizer, BATCHES[1:2])
+    ours, theirs = (dict(optimizer.model.named_parameters()) for optimizer in (warned, whole))
+    assert all(ours[name].equal(theirs[name]) for name in ours)
 
 
 @pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam, torch.optim.NAdam, torch.optim.Rprop])
