@@ -36,6 +36,8 @@ class Map(ABC):
     parameters: Sequence[nn.Parameter]
     #: Whether the weights are written in the new coordinates, or the gradients alone.
     moves_weights: ClassVar[bool] = True
+    #: s where W' = s W for all parameters and nothing else is done to them.
+    factor: float | None = None
 
     @abstractmethod
     def enter(self, weights: Sequence[Tensor], known: Known, like: Callable[[Tensor], Tensor]) -> None:

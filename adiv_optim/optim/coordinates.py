@@ -1,7 +1,7 @@
 """Letting an optimizer step in other coordinates than those the model's weights are written in."""
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
@@ -15,6 +15,7 @@ from .._linalg.shards import local
 from ..attach.coverage import Coverage, register, warn
 from ..functional.shared import refuse_capture, without_autocast
 from .chart import Chart, Detached, Known, Map
+from .rates import AtRates, rated_by_step
 from .room import Room
 from .unread import copies_in_state, kept_by_step, those_who_step
 from .wrapper import OptimizerWrapper, check_same_parameters
@@ -89,6 +90,11 @@ class _Held:
         self._put(self.weights)
         for parameter, gradient in zip(self.map.parameters, self.gradients, strict=True):
             parameter.grad = gradient
+
+
+def _stays(map_: Map, rated: Container[int]) -> bool:
+    """Whether an optimizer with rates for these weights can step on a map's where they are."""
+    return all(id(p) in rated and not is_traceable_wrapper_subclass(p) for p in map_.parameters)
 
 
 @contextmanager
@@ -183,19 +189,24 @@ class Coordinates(OptimizerWrapper):
     def _step_in_coordinates(self) -> set[str]:
         """Step, and return what `_copied` does."""
         kept, watched = kept_by_step(self.inner), self._watched()
+        rated: set[int] = set() if watched else rated_by_step(self.inner)
         self._room.begin()
         # Of a model that several optimizers train a chart may know weights that are another one's.
         own = {id(parameter) for group in self.param_groups for parameter in group["params"]}
         maps = [map_ for map_ in self.chart.maps() if id(map_.parameters[0]) in own]
-        waiting = [_Held(map_, kept, watched, self._room) for map_ in maps]
+        by_rate = [map_ for map_ in maps if map_.factor is not None and _stays(map_, rated)]
+        waiting = [_Held(map_, kept, watched, self._room) for map_ in maps if map_ not in by_rate]
+        at_rates = AtRates(self.inner, {id(p): map_.factor or 1.0 for map_ in by_rate for p in map_.parameters})
         self._stepping = True
         copied: set[str] = set()
         try:
             for held in waiting:
                 held.enter()
+            at_rates.enter()
             super()._inner_step()
             if self._own_steps < _SETTLED:
                 copied = self._copied(waiting)
+            at_rates.leave()
             for held in waiting:
                 held.stepped()
             self.chart.settle({held.map: (held.weights, held.known) for held in waiting})
@@ -203,6 +214,7 @@ class Coordinates(OptimizerWrapper):
                 waiting[0].leave()
                 del waiting[0]
         except BaseException:
+            at_rates.restore()
             for held in waiting:
                 held.restore()
             raise

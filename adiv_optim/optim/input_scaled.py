@@ -49,7 +49,7 @@ class InputPower(InputSums):
         """Yield the sums of squares."""
         patches = patches_of(module, input)
         norms = patches.squared_norm().to(self.dtype)  # (N, groups, *positions)
-        yield [norms.transpose(0, 1).flatten(1).sum(1)], norms[:, 0].numel()
+        yield [norms.sum([0, *range(2, norms.dim())])], norms[:, 0].numel()
 
     def rms(self) -> Tensor:
         """The root of the mean square of an entry, for each group that has seen a row."""
@@ -86,6 +86,8 @@ class Scaling(Map):
         self.holds = start != end
         if self.holds:
             self.end = _as_factor(layer.weight, end, layer.dtype)
+        elif isinstance(self.start, float):
+            self.factor = self.start
         #: What has been added up of `partial`.
         self.stepped: Tensor | None = None
 
@@ -227,7 +229,8 @@ class InputScaled(ByInputs):
     and dropped gradients as it does, and is measured when it is. Groups of a convolution each have an s.
 
     **Costs** one reduction of a layer's input at a measurement, and a few passes over the weights whose s is not 1 per
-    step. Memory, while the optimizer steps: a copy of those weights and of their gradients.
+    step. Memory, while the optimizer steps: a copy of those weights and of their gradients. Where torch's optimizers
+    take weights one by one, as on a CPU, it is a copy of one layer at a time: they step at rates of η / s then.
 
     Args:
         optimizer: any torch.optim.Optimizer but LBFGS that reads only p and p.grad.

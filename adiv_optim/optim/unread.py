@@ -36,6 +36,11 @@ def _passes_on(optimizer: OptimizerWrapper) -> bool:
     return own and _steps_as_its_type(optimizer)
 
 
+def is_known(optimizer: Optimizer) -> bool:
+    """Whether its step is known; a subclass, or a step that was set on the instance, may read anything."""
+    return type(optimizer) in _KNOWN and _steps_as_its_type(optimizer)
+
+
 def kept_by_step(optimizer: Optimizer) -> dict[int, float]:
     r"""For each weight, by its id, the factor c of a step :math:`w \leftarrow c w + \Delta` with a Δ that is free of w.
 
@@ -52,8 +57,7 @@ def kept_by_step(optimizer: Optimizer) -> dict[int, float]:
         {}
     """
     optimizer = those_who_step(optimizer)[-1]
-    # A subclass, or a step that was set on the instance, may read anything.
-    if type(optimizer) not in _KNOWN or not _steps_as_its_type(optimizer):
+    if not is_known(optimizer):
         return {}
     kept: dict[int, float] = {}
     for group in optimizer.param_groups:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from adiv_optim import UnitConsistent, gauge
+from adiv_optim import InputScaled, UnitConsistent, gauge
 from adiv_optim.optim.chart import Known
 from adiv_optim.optim.coordinates import all_or_nothing
 from tests.helpers.seeds import manual_seed
@@ -24,6 +24,7 @@ from tests.wrappers import WRAPPERS
 #: Those that the table of wrappers does not have: projection writes the model's weights after the step.
 ROUTES = {
     **{name: WRAPPERS[name] for name in ("unit-consistent", "whitened", "whitened-rank", "preconditioned")},
+    "by-rate": lambda inner, model, x: InputScaled(inner, model, floor=0.01),
     "layer-gauge": lambda inner, model, x: UnitConsistent(inner, model, gauge=gauge.LayerGauge(), example_input=x),
     "project": lambda inner, model, x: UnitConsistent(inner, model, example_input=x, project=True),
 }
@@ -45,7 +46,7 @@ each_route = pytest.mark.parametrize(
     [pytest.param(wrap, INNER["sgd-0"], id=f"{name}-sgd-0") for name, wrap in ROUTES.items()]
     + [
         pytest.param(ROUTES[name], INNER["adamw"], id=f"{name}-adamw")
-        for name in ("unit-consistent", "whitened", "project")
+        for name in ("unit-consistent", "whitened", "project", "by-rate")
     ]
     + [pytest.param(ROUTES["unit-consistent"], INNER["mapped"], id="unit-consistent-mapped")],
 )

@@ -158,11 +158,12 @@ KINDS = {
     "momentum": (torch.optim.SGD, {"lr": 0.01, "momentum": 0.9}),
     "adamw": (torch.optim.AdamW, {"lr": 0.01, "weight_decay": 0.5}),
     "adam": (torch.optim.Adam, {"lr": 0.01, "weight_decay": 0.5}),
+    "all-at-once": (torch.optim.AdamW, {"lr": 0.01, "weight_decay": 0.5, "foreach": True}),
 }
 
 
 #: Where decoupled decay is not part of the step whose norm is kept, if the optimizer is known.
-GRAFTED = {("whitened", "adamw"), ("whitened-rank", "adamw")}
+GRAFTED = {(kind, inner) for kind in ("whitened", "whitened-rank") for inner in ("adamw", "all-at-once")}
 
 
 def path(kind: str, inner: type, options: dict, read: list[bool] | None = None) -> list[Tensor]:
@@ -212,6 +213,7 @@ def test_decoupled_decay_acts_on_the_weights_themselves(graft_norm):
 def first_seen(kind: str, inner: str, own: bool = False) -> tuple[Tensor, bool]:
     """The first weight as the optimizer's step finds it, and whether its memory then holds what it did before."""
     optimizer, options = KINDS[inner]
+    options = {**options, "foreach": True}  # one by one, those scaled by a number are stepped on where they are
     seen, memory = [], []
 
     class Spying(optimizer):
