@@ -173,8 +173,9 @@ def main() -> None:
             if what in FOUND.values():
                 file.write(json.dumps([keys[mutant], what]) + "\n")
                 file.flush()
-            if what != "killed":
-                console.print(f"{what}: {mutant.file}: {mutant.old!r} → {mutant.new!r}", markup=False, soft_wrap=True)
+    for mutant, key in keys.items():  # those of an earlier call too
+        if found[key] != "killed":
+            console.print(f"{found[key]}: {mutant.file}: {mutant.old!r} → {mutant.new!r}", markup=False, soft_wrap=True)
     rooms = Table("room", "killed", "of")
     for room, count in Counter(mutant.room for mutant in wanted).items():
         killed = sum(found[keys[mutant]] == "killed" for mutant in wanted if mutant.room == room)

@@ -74,11 +74,14 @@ def test_steps_are_those_by_hand(make, name, hold):
     assert not torch.allclose(layer.weight, other.weight, rtol=0, atol=1e-9)
 
 
+@pytest.mark.parametrize("at_once", [False, True])
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_layers_that_read_no_more_than_the_floor_take_the_bare_step_bit_for_bit(name):
+def test_layers_that_read_no_more_than_the_floor_take_the_bare_step_bit_for_bit(name, at_once):
     model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
     bare, x = copy.deepcopy(model), torch.rand(10, 4)
     optimizer, plain = InputScaled(OPTIMIZERS[name](model.parameters()), model), OPTIMIZERS[name](bare.parameters())
+    for group in (*optimizer.param_groups, *plain.param_groups):
+        group["foreach"] = at_once
     for _ in range(4):
         for net, opt in ((model, optimizer), (bare, plain)):
             opt.zero_grad()
