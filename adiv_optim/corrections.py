@@ -113,7 +113,7 @@ def _check_scales(name: str, scales: object, factors: Mapping[str, Tensor]) -> N
         wanted = tuple(factors[parameter].shape)
         if not isinstance(scale, Tensor):
             found = f"{scale!r} of type {type(scale).__name__}"
-        elif tuple(scale.shape) != wanted or not scale.is_floating_point():
+        elif tuple(scale.shape) != wanted or not scale.dtype.is_floating_point:
             found = f"{scale.dtype} of shape {tuple(scale.shape)}"
         else:
             continue

@@ -3,7 +3,7 @@
 import inspect
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import reduce
 
 import torch
@@ -89,7 +89,8 @@ def _rows(tensor: Tensor, weight: Tensor) -> Tensor:
 
 def _input_gradient(rows: Tensor, grad_rows: Tensor, weight: Tensor) -> Tensor:
     """G W, as torch multiplies it: column by column where X lies so, which rounds otherwise."""
-    column_major = rows.stride() == (1, len(rows))
+    # Compiled code rounds in its own way, and the compiler of torch 2.6 refuses to look at strides here.
+    column_major = not torch.compiler.is_compiling() and rows.stride() == (1, len(rows))
     return (weight.mT @ grad_rows.mT).mT if column_major else grad_rows @ weight
 
 
@@ -157,8 +158,9 @@ class LinearRows(Trained):
     def ideal(self, solve: Solve) -> dict[str, Tensor]:
         """X~ᵀ(K + λI)⁻¹G if there are no more rows than columns of X~, else (X~ᵀX~ + λI)⁻¹X~ᵀG."""
         dtype = torch.promote_types(self.rows.dtype, torch.float32)
-        wide = replace(self, rows=self.rows.to(dtype), grad_rows=self.grad_rows.to(dtype))
-        few = self.count <= self.rows.shape[-1] * self.needs_weight + self.needs_bias
+        wide = self._of(self.rows.to(dtype), self.grad_rows.to(dtype))
+        # As integers: the compiler of torch 2.6 multiplies no unknown size by a truth value.
+        few = self.count <= self.rows.shape[-1] * int(self.needs_weight) + int(self.needs_bias)
         solved = wide.sample_side(solve) if few else self.feature_side([wide], self.count, solve)
         return {name: gradient.to(self.rows.dtype) for name, gradient in solved.items()}
 
@@ -175,11 +177,15 @@ class LinearRows(Trained):
 
     def at(self, index: Tensor) -> "LinearRows":
         """The rows whose numbers are in `index`."""
-        return replace(self, rows=self.rows[..., index, :], grad_rows=self.grad_rows[..., index, :])
+        return self._of(self.rows[..., index, :], self.grad_rows[..., index, :])
 
     def answered_by(self, grad_rows: Tensor) -> "LinearRows":
         """The same rows with other output gradients."""
-        return replace(self, grad_rows=grad_rows)
+        return self._of(self.rows, grad_rows)
+
+    def _of(self, rows: Tensor, grad_rows: Tensor) -> "LinearRows":
+        # Not dataclasses.replace, which the compiler of torch 2.6 cannot follow.
+        return LinearRows(rows, grad_rows, self.needs_weight, self.needs_bias, self.label)
 
 
 def gram_of(left: list[Tensor], right: list[Tensor]) -> Tensor:
