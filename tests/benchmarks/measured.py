@@ -5,7 +5,7 @@ from functools import cache
 from itertools import product
 from statistics import fmean, median_high
 
-from scipy.stats import ttest_ind, ttest_rel
+from scipy.stats import spearmanr, ttest_ind, ttest_rel
 
 from benchmarks.core.claims import image
 from benchmarks.core.store import Store
@@ -159,10 +159,29 @@ def unnormalised(drawn, method="muon"):
     return fmean(judges.norm_free("norm-free", "none", drawn, method, "test_loss", None)(STORES))
 
 
+def at_all_sizes(method, activation):
+    """Every seed's mean over the paper's batch sizes after 100 epochs."""
+    return table1.over_sizes(table1.series(results("table1"))[method, activation])
+
+
 def over_all_sizes(method, activation):
-    """Mean over the paper's batch sizes after 100 epochs, and by how much the paper's is above it."""
-    mean = fmean(table1.over_sizes(table1.series(results("table1"))[method, activation]))
+    """Their mean, and by how much the paper's is above it."""
+    mean = fmean(at_all_sizes(method, activation))
     return mean, table1.PAPER[method, activation][0] - mean
+
+
+def below_none(method, activation):
+    """By how much a method's mean is below that without a normaliser; p."""
+    own, plain = (at_all_sizes(m, activation) for m in (method, NONE))
+    return fmean(plain) - fmean(own), p(own, plain)
+
+
+def ranked_at_length(activation, without=""):
+    """Spearman's ρ of these means with the paper's, and p."""
+    methods = [m for m, a in table1.PAPER if a == activation and m != without]
+    return spearmanr(
+        [fmean(at_all_sizes(m, activation)) for m in methods], [table1.PAPER[m, activation][0] for m in methods]
+    )
 
 
 def tuned_cnn(method, optimizer="adam"):

@@ -19,9 +19,11 @@ from .measured import (
     ahead,
     aligned,
     at_32,
+    at_all_sizes,
     at_equal_seconds,
     at_length,
     below,
+    below_none,
     beside,
     beside_all,
     beside_paired,
@@ -51,6 +53,7 @@ from .measured import (
     p,
     plus,
     ranked,
+    ranked_at_length,
     rate,
     residual,
     results,
@@ -120,6 +123,18 @@ QUOTES = {
         ("{:.2f} % on average with tanh and {:.2f} % with leaky ReLU, {:.1f} and {:.1f} points below the paper's",
          lambda: [x for pair in zip(*(over_all_sizes(AFFINE, a) for a in ("tanh", "leaky-relu")), strict=True)
                   for x in pair]),
+        ("with the paper's means is {:+.2f} (p < 0.001) and {:+.2f} (p = {:.2f})", lambda: [
+            ranked_at_length("tanh").statistic, *ranked_at_length("leaky-relu")]),
+        ("ends {:.1f} and {:.1f} points above the paper's figures", lambda: [
+            -over_all_sizes(BATCHNORM, a)[1] for a in ("tanh", "leaky-relu")]),
+        ("ρ is {:+.2f} there (p = {:.2f})", lambda: ranked_at_length("leaky-relu", without=BATCHNORM)),
+        ("No other method is more than {:.1f} points above the paper's", lambda: [max(
+            -over_all_sizes(m, a)[1] for m, a in PAPER if m != BATCHNORM)]),
+        ("`Proportional` ends {:.1f} points below no normaliser with tanh (p = {:.2f}) and {:.1f} below with "
+         "leaky ReLU (p < 0.001). `Disproportional` ends below it, and with leaky ReLU at {:.1f} %", lambda: [
+            *below_none("proportional", "tanh"),
+            *(d for d, q in [below_none("proportional", "leaky-relu")] if q < 0.001),
+            fmean(at_all_sizes("disproportional", "leaky-relu"))]),
         ("end {:.1f} points above BatchNorm (p = {:.2f})", lambda: (lambda own, other: [
             fmean(own) - fmean(other), p(own, other)])(*(at_length(m)[-1] for m in (AFFINE, BATCHNORM)))),
         ("level, at {:.2f}, {:.2f} and {:.2f} %", lambda: [fmean(at_length(m, "leaky-relu")[-1]) for m in (
