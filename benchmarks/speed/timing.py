@@ -1,9 +1,12 @@
 """Ratios of time and memory, measured in turn within one run."""
 
+import ctypes
 import gc
+import multiprocessing
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeVar
 
@@ -54,6 +57,22 @@ def compiled(forward: F) -> F:
     """A forward pass as it is to be run: itself, or compiled."""
     mode = _setups[-1].mode
     return forward if mode is None else torch.compile(forward, mode=mode)  # type: ignore[return-value]
+
+
+@contextmanager
+def allocator(keeps: bool) -> Iterator[Executor]:
+    """A process in which freed memory is kept, or given back to the system at once; glibc's does either, by chance."""
+    how = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, how, _set_allocator, (keeps, torch.get_num_threads())) as process:
+        yield process
+
+
+def _set_allocator(keeps: bool, threads: int) -> None:
+    torch.set_num_threads(threads)
+    if mallopt := getattr(ctypes.CDLL(None), "mallopt", None):  # of glibc; its constants are those of malloc.h
+        mmap_threshold, trim_threshold = -3, -1
+        mallopt(mmap_threshold, 2**25 if keeps else 2**17)
+        mallopt(trim_threshold, 2**31 - 1 if keeps else 2**17)
 
 
 def ten_times(step: Callable[[], object]) -> Callable[[], None]:
