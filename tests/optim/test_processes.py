@@ -1,6 +1,7 @@
 """Which processes' inputs count together, and how parameters must be sharded."""
 
 import copy
+import inspect
 import pickle
 from typing import Any
 from unittest import mock
@@ -17,6 +18,8 @@ from tests.helpers.processes import needs_distributed, on_two_processes
 on_cpu = pytest.mark.skipif(
     not hasattr(torch.cpu.Stream, "record_event"), reason="fully_shard needs a GPU in this torch"
 )
+#: Where there is no CUDA device torch 2.6 says that its random numbers may not be; none are drawn.
+without_random_words = pytest.mark.filterwarnings("ignore:DTensor random operators:UserWarning")
 pytestmark = [needs_distributed, pytest.mark.usefixtures("in_float64")]
 
 EACH = {"whitened": Whitened, "input-scaled": InputScaled, "preconditioned": Preconditioned}
@@ -79,8 +82,16 @@ def ranks(tmp_path_factory):
     return on_two_processes(pipeline, tmp_path_factory.mktemp("ranks"))
 
 
+def schedules_add_up() -> bool:
+    """Whether torch's pipeline takes the sum over micro-batches where the loss is a mean: 2.6 does."""
+    pipelining = pytest.importorskip("torch.distributed.pipelining")
+    return "scale_grads" not in inspect.signature(pipelining.ScheduleGPipe).parameters
+
+
 @pytest.mark.parametrize("name", EACH)
 def test_stages_of_a_pipeline_with_other_layers_each_add_up_over_their_own_processes(ranks, name):
+    if schedules_add_up():
+        pytest.skip("this torch's pipelines take other gradients")
     model = network()
     train(model, EACH[name](adamw(model), model, every=2), images())
     whole = list(weights(model).values())
@@ -201,6 +212,7 @@ def by_columns_of(layer: nn.Module, on: Any) -> nn.Module:
     return parallelize_module(layer, on, RowwiseParallel())
 
 
+@without_random_words
 def test_a_layer_that_is_whole_on_every_process_is_plain(one_process):
     from torch.distributed.tensor.parallel import SequenceParallel, parallelize_module
 
@@ -211,6 +223,7 @@ def test_a_layer_that_is_whole_on_every_process_is_plain(one_process):
         assert wrapper(sgd(model), model).coverage().skipped["1.weight"].startswith("whole on every process of tensor")
 
 
+@without_random_words
 def test_an_input_in_other_pieces_than_the_weight_is_refused(one_process):
     from torch.distributed.tensor import DTensor, Shard
 
