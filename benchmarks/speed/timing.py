@@ -61,7 +61,10 @@ def compiled(forward: F) -> F:
 
 @contextmanager
 def allocator(keeps: bool) -> Iterator[Executor]:
-    """A process in which freed memory is kept, or given back to the system at once; glibc's does either, by chance."""
+    """A process in which freed memory is kept, or that of large tensors, over 8 MiB, given back to the system.
+
+    glibc does either, by chance: most often it gives such memory back, and keeps that of smaller tensors.
+    """
     how = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, how, _set_allocator, (keeps, torch.get_num_threads())) as process:
         yield process
@@ -71,8 +74,8 @@ def _set_allocator(keeps: bool, threads: int) -> None:
     torch.set_num_threads(threads)
     if mallopt := getattr(ctypes.CDLL(None), "mallopt", None):  # of glibc; its constants are those of malloc.h
         mmap_threshold, trim_threshold = -3, -1
-        mallopt(mmap_threshold, 2**25 if keeps else 2**17)
-        mallopt(trim_threshold, 2**31 - 1 if keeps else 2**17)
+        mallopt(mmap_threshold, 2**25 if keeps else 2**23)
+        mallopt(trim_threshold, 2**31 - 1 if keeps else 2**25)
 
 
 def ten_times(step: Callable[[], object]) -> Callable[[], None]:
