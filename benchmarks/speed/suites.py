@@ -148,7 +148,7 @@ def unit_consistent(data: str) -> dict[str, Any]:
         "of": "ten optimizer steps; ratio to foreach AdamW",
         "note": f"ReLU network with biases, float32; ratios {IN_TURN}. Peak memory counts "
         "parameters, gradients and optimizer state. Freed memory is kept by the process, or that of large tensors is "
-        "fresh at every step: glibc's allocator does either, by chance, and most often the latter.",
+        "fresh at every step: glibc's allocator does either, after what ran before.",
         "rows": rows,
     }
 

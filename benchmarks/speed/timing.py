@@ -61,9 +61,9 @@ def compiled(forward: F) -> F:
 
 @contextmanager
 def allocator(keeps: bool) -> Iterator[Executor]:
-    """A process in which freed memory is kept, or that of large tensors, over 8 MiB, given back to the system.
+    """A process in which freed memory is kept, or that of tensors over 8 MiB given back to the system.
 
-    glibc does either, by chance: most often it gives such memory back, and keeps that of smaller tensors.
+    glibc does either, after what ran before.
     """
     how = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, how, _set_allocator, (keeps, torch.get_num_threads())) as process:

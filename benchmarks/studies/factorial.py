@@ -83,8 +83,10 @@ def _caption(results: list[Result]) -> str:
 
 
 def _study(help: str, grid: Grid) -> Study:
+    grid = {"schedule": "cosine", "data": "cifar10", **grid}
+
     def run(options: argparse.Namespace, store: Store) -> None:
-        final = expand([{"schedule": "cosine", "data": "cifar10", **grid}], vars(options))
+        final = expand([grid], vars(options))
         chosen = climb([trials(each) for each in final], ladder, IMAGES, store, lambda accuracy: -accuracy,
                        download=options.download)  # fmt: skip
         own = [

@@ -149,6 +149,7 @@ def test_every_option_has_a_text_and_shows_its_default():
     for name, parser in parsers.items():
         for action in parser._actions:
             assert action.help, (name, action.dest)
+        assert "object at 0x" not in parser.format_help(), name
     shown = " ".join(parsers["compare"].format_help().split())
     assert "passes over the training set (default: 20)" in shown
     assert "fetch CIFAR-10 or tinyshakespeare into ./data --log" in shown  # nothing to say of a flag
