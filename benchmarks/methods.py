@@ -126,6 +126,13 @@ METHODS: dict[str, Method] = {
     "whitened-muon": Method("whitened Muon", "tab:purple", by_inputs=_WHITE, optimizer="muon"),
     "whitened-adamw-16": Method("whitened AdamW, rank 16", "magenta", by_inputs=_WHITE_16, optimizer="adamw"),
     "whitened-muon-16": Method("whitened Muon, rank 16", "tab:pink", by_inputs=_WHITE_16, optimizer="muon"),
+    **{
+        f"whitened-{optimizer}-{rows}-rows": Method(
+            f"whitened {name}, {rows} rows", color, by_inputs=partial(_WHITE, max_rows=rows), optimizer=optimizer
+        )
+        for optimizer, name in (("adamw", "AdamW"), ("muon", "Muon"))
+        for rows, color in ((64, "slateblue"), (256, "mediumpurple"))
+    },
     "sgd": Method("SGD, momentum 0.9", "tab:gray", optimizer="sgd"),
     "whitened-sgd": Method("whitened SGD, momentum 0.9", "tab:olive", by_inputs=_WHITE, optimizer="sgd"),
     "schedulefree": Method("schedule-free AdamW", "tab:green", optimizer="schedulefree"),

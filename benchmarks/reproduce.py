@@ -51,6 +51,7 @@ RECIPES: dict[str, Recipe] = {
     "char-lm-equal-time": Recipe(0.3, "text", [
         "char-lm-equal-time", "char-lm-equal-time --time --methods adamw muon whitened-muon-16 whitened-adamw-16",
     ]),
+    "char-lm-rows": Recipe(0.5, "text", ["char-lm-rows --seeds 5"]),
     "char-lm-wrappers": Recipe(1.6, "text"),
     "norm-free": Recipe(2.0, "text"),
     "norm-free-2000": Recipe(3.0, "text"),

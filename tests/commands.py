@@ -34,7 +34,7 @@ SMOKE = {
     "digits-tuned": f"{TUNED} --trials 1",
     "cifar10-trials": "--seeds 1 --trials 1",
     "cifar10-long": "--seeds 1",
-    **dict.fromkeys(["char-lm", "char-lm-2000", "char-lm-equal-time", "char-lm-wrappers"], CHARACTERS),
+    **dict.fromkeys(["char-lm", "char-lm-2000", "char-lm-equal-time", "char-lm-rows", "char-lm-wrappers"], CHARACTERS),
     "norm-free": f"--groups 1 {TEXT}",
     "normalisers-plane": "",
     "isometry-training": "--data digits --activations tanh --steps 2 --width 8",

@@ -92,11 +92,26 @@ class Patches(NamedTuple):
         """|x_p|² of every patch, (N, groups, *positions)."""
         return patch_squared_norm(self.input, self.kernel, *self.geometry)
 
+    def spread(self, rows: int) -> "Patches":
+        """Those of some samples alone, that have at most so many rows, or of one: spread over all, at uneven steps.
+
+        Even steps could take the same positions of every sequence.
+        """
+        positions = self._replace(input=self.input[:1]).unfold().shape[1]
+        count, total = max(1, rows // max(1, positions)), len(self.input)
+        if count >= total:
+            return self
+        number = torch.arange(count + 1, device=self.input.device)
+        ends = number * total // count
+        offset = (number[:-1] * 2654435769 % 2**32 * ends.diff()) >> 32  # multiples of the golden ratio, modulo 1
+        return self._replace(input=self.input[ends[:-1] + offset])
+
     def parts(self, dtype: torch.dtype) -> Iterator[tuple[slice, Tensor]]:
-        """Yield some samples at a time, and their patches as `unfold` gives them."""
+        """Yield some samples at a time, and their patches as `unfold` gives them; all if that copies nothing."""
         per_sample = math.prod(self.kernel) * self.input[:1].numel() // math.prod(self.geometry.stride)
         numbers = max(PATCH_NUMBERS, self.input.numel() // 4)
-        size = max(1, numbers // max(1, per_sample)) if self.kernel else max(1, len(self.input))
+        copies = bool(self.kernel) or self.input.dtype != dtype
+        size = max(1, numbers // max(1, per_sample) if copies else len(self.input))
         for start in range(0, len(self.input), size):
             part = slice(start, start + size)
             yield part, self._replace(input=self.input[part].to(dtype)).unfold()

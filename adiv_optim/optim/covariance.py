@@ -3,7 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, distributed, nn
@@ -17,6 +17,18 @@ from .followers import Following, Readers
 from .rows import Layout, features_of
 
 
+class Limits(NamedTuple):
+    """Of a covariance.
+
+    Args:
+        columns: how many a block has at most; None is no limit.
+        rows: how many of a forward pass count at most; None is all.
+    """
+
+    columns: int | None
+    rows: int | None
+
+
 class InputCovariance(Following):
     r"""What is kept of A = mean of :math:`\tilde x \tilde x^\top` over the rows that a layer reads.
 
@@ -26,14 +38,13 @@ class InputCovariance(Following):
         name: as for `InputSums`, and the next two.
         modules: layers.
         with_bias: whether the bias is treated with the weight.
-        max_dim: how many columns a block has at most.
+        limits: of what is kept.
         readers: shared by layers that may follow each other.
     """
 
-    def __init__(
-        self, name: str, modules: list[nn.Module], with_bias: bool, max_dim: int | None, readers: Readers
-    ) -> None:
-        self.layout, self.blocks = Layout.of(modules[0]), blocks_of(modules[0], with_bias, max_dim)
+    def __init__(self, name: str, modules: list[nn.Module], with_bias: bool, limits: Limits, readers: Readers) -> None:
+        self.layout, self.blocks = Layout.of(modules[0]), blocks_of(modules[0], with_bias, limits.columns)
+        self.limit = limits.rows
         super().__init__(name, modules, with_bias, readers)
 
     @property
@@ -79,7 +90,8 @@ class InputCovariance(Following):
 
     def sums(self, module: nn.Module, input: Tensor) -> Iterator[tuple[list[Tensor], int]]:
         """Yield sums over rows."""
-        for _, rows in patches_of(module, input).parts(self.dtype):
+        patches = patches_of(module, input)
+        for _, rows in (patches if self.limit is None else patches.spread(self.limit)).parts(self.dtype):
             kept = self.sums_here(rows)
             yield kept + [_added(self.traces(kept))] * bool(self.cut), rows.shape[1]
 
@@ -150,12 +162,12 @@ class WholeCovariance(InputCovariance):
         return [self.of_groups(block).div_(self.rows) for block in blocks]
 
 
-def blocks_of(module: nn.Module, with_bias: bool, max_dim: int | None) -> list[slice]:
-    """Nearly equal slices of a layer's features, so that each, with the bias, stays within `max_dim`."""
+def blocks_of(module: nn.Module, with_bias: bool, columns: int | None) -> list[slice]:
+    """Nearly equal slices of a layer's features, so that each, with the bias, has at most so many columns."""
     features = features_of(module)
-    columns = features + with_bias
-    count = 1 if max_dim is None else -(-columns // max_dim)
-    ends = [*(columns * k // count for k in range(count)), features]
+    size = features + with_bias
+    count = 1 if columns is None else -(-size // columns)
+    ends = [*(size * k // count for k in range(count)), features]
     return [slice(a, b) for a, b in pairwise(ends)]
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, distributed
 from .._linalg import host
 from .._linalg.roots import NoRootError
 from .._linalg.shards import Group, add_up
-from .covariance import InputCovariance, WholeCovariance
+from .covariance import InputCovariance, Limits, WholeCovariance
 from .followers import Readers, agree
 from .input_chart import InputChart, Measured
 from .leading import LeadingCovariance
@@ -25,13 +25,27 @@ class CovarianceChart(InputChart[Covariance, Measured]):
 
     Processes that add up their rows have the same covariances. Each of them factorises those that are dealt to it, and
     sends what comes of them to the others. Layers that read one tensor have one covariance, and what is made of it.
+
+    Args:
+        damping: λ in units of the mean eigenvalue.
+        max_dim: how many columns of a layer are one block at most.
+        max_rows: how many rows of a forward pass count at most.
     """
+
+    damping: float
+    max_dim: int | None
+    max_rows: int | None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.readers = Readers()
         #: By layer the one whose covariance it has too.
         self.shared: dict[str, str] = {}
+
+    @property
+    def limits(self) -> Limits:
+        """Of the layers' covariances."""
+        return Limits(self.max_dim, self.max_rows)
 
     @abstractmethod
     def matrices(self, measured: Measured) -> list[Tensor]:

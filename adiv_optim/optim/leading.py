@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from .._linalg.roots import Spectrum, followed
 from ..functional.linears import gram_of
 from .checkpoint import numbers
-from .covariance import InputCovariance
+from .covariance import InputCovariance, Limits
 from .followers import Following, Readers
 
 
@@ -26,16 +26,16 @@ class LeadingCovariance(InputCovariance):
         name: as for `InputSums`, and the next two.
         modules: layers.
         with_bias: whether the bias is treated with the weight.
-        max_dim: how many columns a block has at most.
+        limits: of what is kept.
         rank: how many eigenvectors of each block, fewer than it has columns.
         readers: shared by layers that may follow each other.
     """
 
     def __init__(
-        self, name: str, modules: list[nn.Module], with_bias: bool, max_dim: int | None, rank: int, readers: Readers
+        self, name: str, modules: list[nn.Module], with_bias: bool, limits: Limits, rank: int, readers: Readers
     ) -> None:
         self.rank = rank
-        super().__init__(name, modules, with_bias, max_dim, readers)
+        super().__init__(name, modules, with_bias, limits, readers)
 
     def reset(self) -> None:
         """Forget everything."""

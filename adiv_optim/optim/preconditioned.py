@@ -50,12 +50,9 @@ class Preconditioning(Map):
 class InverseChart(CovarianceChart[WholeCovariance, list[Whole]]):
     """The inverse covariances of the inputs of the layers of a model; see `Preconditioned` for the arguments."""
 
-    damping: float
-    max_dim: int | None
-
     def sums(self, name: str, modules: list[nn.Module], with_bias: bool) -> WholeCovariance:
         """Return the covariance to keep."""
-        return WholeCovariance(name, modules, with_bias, self.max_dim, self.readers)
+        return WholeCovariance(name, modules, with_bias, self.limits, self.readers)
 
     def how(self, layer: WholeCovariance, measured: list[Whole] | None) -> str:
         """Say how many columns are told apart."""
@@ -126,6 +123,7 @@ class Preconditioned(ByInputs):
         decay: how much the average of earlier measurements counts at each new one; 0 is the present batch alone.
         every: steps between two measurements.
         max_dim: wider layers keep diagonal blocks of at most this size of A; None is no limit.
+        max_rows: at most so many rows of a forward pass count, spread over it; None is all.
         synchronize: add A up over the processes of torch.distributed.
         process_group: which processes those are, as for `Whitened`.
         skip: paths of modules and module types to leave alone, as for `attach`.
@@ -159,14 +157,15 @@ class Preconditioned(ByInputs):
         decay: float = 0.9,
         every: int = 10,
         max_dim: int | None = 1024,
+        max_rows: int | None = None,
         synchronize: bool = True,
         process_group: Any = None,
         skip: Skip = (),
     ) -> None:
         check_positive("Preconditioned", damping=damping)
-        check_count("Preconditioned", **given(max_dim=max_dim))
+        check_count("Preconditioned", **given(max_dim=max_dim, max_rows=max_rows))
         chart = InverseChart(
-            damping=damping, decay=decay, every=every, max_dim=max_dim, synchronize=synchronize,
+            damping=damping, decay=decay, every=every, max_dim=max_dim, max_rows=max_rows, synchronize=synchronize,
             process_group=Processes("Preconditioned", process_group), skip=skip,
         )  # fmt: skip
         super().__init__(optimizer, model, chart)

@@ -70,6 +70,8 @@ class Whitened(ByInputs):
             eigenvalues; None is the whole of A. They are followed from measurement to measurement by subspace
             iteration, without A. Where a block has no more columns, A is whole.
         max_dim: wider layers keep diagonal blocks of at most this size of A; None is no limit.
+        max_rows: at most so many rows of a forward pass count, spread over it; None is all. Of a convolution whole
+            samples are left out.
         synchronize: add A up over the processes of torch.distributed.
         process_group: which processes those are: those that train the same layers on other rows, one stage's of a
             pipeline. A ProcessGroup, or a DeviceMesh of one dimension (mesh["data"]); None is the default group.
@@ -106,6 +108,7 @@ class Whitened(ByInputs):
         root: str = "eigh",
         rank: int | None = None,
         max_dim: int | None = 1024,
+        max_rows: int | None = None,
         synchronize: bool = True,
         process_group: Any = None,
         skip: Skip = (),
@@ -113,9 +116,9 @@ class Whitened(ByInputs):
         check_positive("Whitened", damping=damping)
         if root not in METHODS:
             raise ValueError(f"Whitened: unknown root {root!r}; known are {', '.join(METHODS)}.")
-        check_count("Whitened", **given(rank=rank, max_dim=max_dim))
+        check_count("Whitened", **given(rank=rank, max_dim=max_dim, max_rows=max_rows))
         chart = WhiteChart(
             damping=damping, decay=decay, every=every, graft_norm=graft_norm, root=root, rank=rank, max_dim=max_dim,
-            synchronize=synchronize, process_group=Processes("Whitened", process_group), skip=skip,
+            max_rows=max_rows, synchronize=synchronize, process_group=Processes("Whitened", process_group), skip=skip,
         )  # fmt: skip
         super().__init__(optimizer, model, chart)

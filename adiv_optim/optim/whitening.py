@@ -124,11 +124,9 @@ def right_multiply(
 class WhiteChart(CovarianceChart[InputCovariance, list[Factor]]):
     """Coordinates in which the inputs of the layers of a model are white; see `Whitened` for the arguments."""
 
-    damping: float
     graft_norm: bool
     root: str
     rank: int | None
-    max_dim: int | None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -153,8 +151,8 @@ class WhiteChart(CovarianceChart[InputCovariance, list[Factor]]):
         """Return the covariance to keep."""
         least = min(sizes_of(blocks_of(modules[0], with_bias, self.max_dim), with_bias))
         if self.rank is not None and self.rank < least:
-            return LeadingCovariance(name, modules, with_bias, self.max_dim, self.rank, self.readers)
-        return WholeCovariance(name, modules, with_bias, self.max_dim, self.readers)
+            return LeadingCovariance(name, modules, with_bias, self.limits, self.rank, self.readers)
+        return WholeCovariance(name, modules, with_bias, self.limits, self.readers)
 
     def how(self, layer: InputCovariance, measured: list[Factor] | None) -> str:
         """Say how many columns are told apart."""

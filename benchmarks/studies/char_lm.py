@@ -70,6 +70,14 @@ _PROTOCOL = protocol("norm", "steps", "method", "lr", "damping", "seed")
 _EQUAL_TIME = [("muon", "layernorm", 1e-2, 432), ("muon", "layernorm", 3e-3, 2160)]
 
 
+#: Of the rows of a batch, 1,024, as many as `max_rows` lets count, or all.
+_ROWS = [
+    (f"whitened-{optimizer}{rows}", "layernorm", lr, 400)
+    for optimizer, lr in (("adamw", 3e-3), ("muon", 1e-2))
+    for rows in ("", "-256-rows", "-64-rows")
+]
+
+
 def choose(trials: Iterable[TextRun], scores: Iterable[float | None]) -> list[TextRun]:
     """For every method, norm and number of steps the trial of the lowest final validation loss, None being the worst.
 
@@ -280,5 +288,6 @@ STUDIES = {
     "char-lm": _study("optimizers and normalisers on a small language model", _SMALL, _SMALL_TOO),
     "char-lm-2000": _study("Muon, plain and whitened, for 2,000 steps", _LONG, steps=2000),
     "char-lm-equal-time": _study("Muon for as long as whitening takes", [], _EQUAL_TIME, figures=False),
+    "char-lm-rows": _study("whitening by some of the rows", [], _ROWS, figures=False),
     "char-lm-wrappers": _study("wrappers against norms", _WRAPPERS, _WRAPPERS_TOO, preset="million"),
 }

@@ -252,7 +252,7 @@ def test_what_it_was_built_with_is_shown(wrapper):
     assert all(setting in repr(optimizer) for setting in ("damping=0.25", "decay=0.9", "every=7"))
 
 
-@pytest.mark.parametrize("option", ["every", "rank", "max_dim"])
+@pytest.mark.parametrize("option", ["every", "rank", "max_dim", "max_rows"])
 def test_fractions_of_a_step_are_refused(option):
     model = nn.Linear(4, 3)
     with pytest.raises(ValueError, match=f"{option} is 2.5; it must be an integer of at least 1"):

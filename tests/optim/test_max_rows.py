@@ -1,0 +1,96 @@
+"""Covariances of some of the rows that layers read."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from adiv_optim import Preconditioned, Whitened
+from adiv_optim.attach.rows import patches_of
+from tests.helpers.cases import relative_error
+from tests.helpers.seeds import manual_seed
+from tests.helpers.whitened import LAYERS, batches, small, train
+
+pytestmark = pytest.mark.usefixtures("in_float64")
+
+EXACT = 1e-12
+
+
+def chosen(total: int, count: int) -> list[int]:
+    """One sample of each of so many nearly equal spans, where the multiples of the golden ratio point."""
+    found = []
+    for number in range(count):
+        start, end = total * number // count, total * (number + 1) // count
+        found.append(start + number * 2654435769 % 2**32 * (end - start) // 2**32)
+    return found
+
+
+def covariance(layer: nn.Module, x: Tensor) -> list[Tensor]:
+    """The mean of x~ x~ᵀ over all rows, for each group."""
+    rows = torch.cat([part for _, part in patches_of(layer, x).parts(torch.float64)], 1)
+    if layer.bias is not None:
+        rows = torch.cat([rows, rows.new_ones(*rows.shape[:2], 1)], -1)
+    return [sum(torch.outer(row, row) for row in group) / len(group) for group in rows]
+
+
+@pytest.mark.parametrize(("build", "shape"), LAYERS.values(), ids=LAYERS)
+@pytest.mark.parametrize("wrapper", [Whitened, Preconditioned])
+def test_the_covariance_is_that_of_the_chosen_samples(wrapper, build, shape):
+    manual_seed(0)
+    layer, x = build(), torch.randn(shape)
+    whole, *_ = covariance(layer, x)
+    samples = x if x.dim() > 3 or isinstance(layer, nn.Conv1d) else x.flatten(0, -2)
+    positions = layer(samples[:1])[0].numel() // len(layer.weight)
+    count = max(1, len(samples) // 2)
+    wanted = covariance(layer, samples[chosen(len(samples), count)])
+    optimizer = wrapper(torch.optim.SGD(layer.parameters(), lr=0.1), layer, max_rows=count * positions)
+    layer(x).sum().backward()
+    optimizer.step()
+    (found,) = optimizer.chart.layers[0].mean()
+    for one, other in zip(found.view(len(wanted), *wanted[0].shape), wanted, strict=True):
+        assert relative_error(one, other) <= EXACT
+    assert relative_error(found.view(len(wanted), *whole.shape)[0], whole) > 1e-3
+
+
+def test_as_many_rows_as_there_are_leave_the_step_as_it_is():
+    def path(**options: int) -> list[Tensor]:
+        model, optimizer = small(**options)
+        return train(model, optimizer, batches(3))
+
+    assert all(torch.equal(one, other) for one, other in zip(path(), path(max_rows=40), strict=True))
+    assert not torch.equal(path()[0], path(max_rows=8)[0])
+
+
+def test_rank_sees_the_same_rows():
+    (whole, w), (leading, r) = small(max_rows=5, every=1), small(max_rows=5, every=1, rank=3)
+    for model, optimizer in ((whole, w), (leading, r)):
+        train(model, optimizer, batches(1))
+    (matrix,), ((trace, _),) = w.chart.layers[0].mean(), r.chart.layers[0].spectra()
+    assert relative_error(matrix.trace(), trace) <= EXACT
+
+
+def test_rows_of_a_convolution_are_at_least_those_of_one_sample():
+    layer = nn.Conv2d(2, 3, 3)
+    optimizer = Whitened(torch.optim.SGD(layer.parameters(), lr=0.1), layer, max_rows=1)
+    layer(torch.randn(4, 2, 5, 5)).sum().backward()
+    assert optimizer.chart.layers[0].pending_rows == 9
+
+
+def test_all_positions_of_sequences_are_among_the_rows():
+    length, count = 64, 1024
+    tokens = torch.arange(8 * count)[:, None].double()
+    rows = patches_of(nn.Linear(1, 1), tokens).spread(count).input.flatten().long()
+    assert len(rows.unique()) == count
+    assert torch.equal(rows, torch.tensor(chosen(8 * count, count)))
+    assert rows.remainder(length).bincount(minlength=length).min() >= count // length // 2
+    assert torch.arange(0, 8 * count, 8).remainder(length).bincount(minlength=length).min() == 0  # at even steps
+
+
+def test_rows_of_another_precision_are_copied_a_quarter_at_a_time(monkeypatch):
+    monkeypatch.setattr("adiv_optim.functional.patches.PATCH_NUMBERS", 8)
+    layer, x = nn.Linear(5, 3), torch.randn(16, 5)
+    (whole,), quarters = (
+        [rows for _, rows in patches_of(layer, x).parts(dtype)] for dtype in (torch.float64, torch.float32)
+    )
+    assert whole.data_ptr() == x.data_ptr()
+    assert [rows.shape for rows in quarters] == [(1, 4, 5)] * 4
+    assert torch.equal(torch.cat(quarters, 1), whole.float())
