@@ -54,14 +54,14 @@ def trained(norm, rate, *, scaled=False):
 
 
 # %%
-# Muon at two rates, the second twice the first.
+# Muon at two rates, the second three times the first.
 
 WAYS = {
     "LayerNorm, Muon": ("tab:green", {"norm": "layernorm"}),
     "no normaliser, Muon": ("tab:blue", {"norm": "none"}),
     "no normaliser, InputScaled(Muon)": ("tab:red", {"norm": "none", "scaled": True}),
 }
-RATES = (0.02, 0.04)
+RATES = (0.02, 0.06)
 figure, axes = plt.subplots(1, 2, figsize=(9.6, 3.8), sharey=True, layout="constrained")
 end = {}
 for axis, rate in zip(axes, RATES, strict=True):
