@@ -59,13 +59,18 @@ class AtRates:
     def restore(self) -> None:
         """Give the groups back, and the weight in hand its old value."""
         self.leave()
+        self._put_back()
+
+    def _put_back(self) -> None:
         if self.now is not None:
             parameter, weight, gradient = self.now
+            self.now = None
             parameter.copy_(weight)
             parameter.grad = gradient
 
     def parts(self) -> Iterator[dict[str, Any]]:
         """Yield each group without the weights that have factors, then one for each of these."""
+        self._put_back()  # of a look at the groups that went no further: Adam looks where there is a GPU
         for group in self.groups:
             if rest := [p for p in group["params"] if id(p) not in self.factors]:
                 yield {**group, "params": rest}

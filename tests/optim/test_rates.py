@@ -108,6 +108,28 @@ def test_what_an_error_leaves_is_as_it_was_and_groups_are_the_users_own():
     assert groups[0] == held
 
 
+def test_groups_may_be_looked_at_without_a_step():
+    """Adam does so where there is an accelerator, and looks no further than the first that is not capturable."""
+
+    class Looks(torch.optim.Adam):
+        def step(self, closure=None):
+            assert not all(group["capturable"] for group in self.param_groups)
+            return super().step(closure)
+
+    def path(kind: type, patch: pytest.MonkeyPatch) -> list[Tensor]:
+        patch.setattr(unread, "_KNOWN", {kind})
+        torch.manual_seed(0)
+        model = mlp()
+        weights, others = ([p for p in model.parameters() if (p.dim() > 1) == own] for own in (True, False))
+        groups = [{"params": weights}, {"params": others}]
+        train(model, InputScaled(kind(groups, lr=0.01), model, floor=0.01), BATCHES)
+        return [tensor for p in model.parameters() for tensor in (p.detach(), p.grad)]
+
+    with pytest.MonkeyPatch.context() as patch:
+        ones, others = path(Looks, patch), path(torch.optim.Adam, patch)
+    assert all(torch.equal(one, other) for one, other in zip(ones, others, strict=True))
+
+
 @pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW])
 def test_input_scaled_by_the_rate_takes_the_step_of_mapped_weights(kind, monkeypatch):
     def path(known: bool) -> list[Tensor]:
