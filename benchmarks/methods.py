@@ -5,6 +5,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +84,19 @@ def _batch_norm(shape: tuple[int, ...]) -> nn.Module:
 
 _PATCHES: dict[str, Any] = {"linear": NormLikeLinear, "convolution": partial(PatchNormConv2d, form="norm-like")}
 _LAYER_NORM, _RMS_NORM = (partial(norm, elementwise_affine=False) for norm in (nn.LayerNorm, nn.RMSNorm))
+
+
+def _kfac(optimizer: Optimizer, model: nn.Module) -> Any:
+    """K-FAC in the place of SGD, at its rate and momentum; all else is as its package has it."""
+    if find_spec("singd") is None:
+        raise ValueError("method 'singd' needs the package singd; pip install '.[peers]' brings it.")
+    options = optimizer.defaults
+    return import_module("singd.optim.optimizer").SINGD(
+        model, lr=options["lr"], momentum=options["momentum"], weight_decay=options["weight_decay"],
+        kfac_like=True, alpha1=0.0, normalize_lr_cov=True,
+    )  # fmt: skip
+
+
 # The damping is from exploratory runs on CIFAR-10 that looked at test accuracy: a report should say so.
 _BATCH_IDEAL = BatchIdeal(damping=0.3, per_sample=False)
 _WHITE, _WHITE_16 = partial(Whitened, damping=1.0), partial(Whitened, damping=1.0, rank=16)
@@ -107,6 +122,7 @@ METHODS: dict[str, Method] = {
     "whitened": Method("whitened", "indigo", by_inputs=_WHITE),
     "whitened-16": Method("whitened, rank 16", "magenta", by_inputs=_WHITE_16),
     "input-scaled": Method("input-scaled", "#c5b0d5", by_inputs=_SCALED),
+    "singd": Method("K-FAC (singd)", "goldenrod", by_inputs=partial(_kfac)),
     "dyt": Method("DyT", "#7f7f7f", normalizer=lambda shape: DyT(shape)),
     "dyt-sqrt-d": Method("DyT, explicit √d", "#9467bd", normalizer=lambda shape: DyT(shape, sqrt_d=True)),
     "dyisru": Method("DyISRU", "#17becf", normalizer=lambda shape: DyISRU(shape)),
@@ -127,11 +143,15 @@ METHODS: dict[str, Method] = {
     "whitened-adamw-16": Method("whitened AdamW, rank 16", "magenta", by_inputs=_WHITE_16, optimizer="adamw"),
     "whitened-muon-16": Method("whitened Muon, rank 16", "tab:pink", by_inputs=_WHITE_16, optimizer="muon"),
     **{
-        f"whitened-{optimizer}-{rows}-rows": Method(
-            f"whitened {name}, {rows} rows", color, by_inputs=partial(_WHITE, max_rows=rows), optimizer=optimizer
+        f"whitened-{name.lower()}-{rows}-rows": Method(
+            f"whitened {name}, {rows} rows", color, by_inputs=partial(_WHITE, max_rows=rows), optimizer=name.lower()
         )
-        for optimizer, name in (("adamw", "AdamW"), ("muon", "Muon"))
-        for rows, color in ((64, "slateblue"), (256, "mediumpurple"))
+        for name, rows, color in (
+            ("AdamW", 64, "slateblue"),
+            ("AdamW", 256, "navy"),
+            ("Muon", 64, "plum"),
+            ("Muon", 256, "orchid"),
+        )
     },
     "sgd": Method("SGD, momentum 0.9", "tab:gray", optimizer="sgd"),
     "whitened-sgd": Method("whitened SGD, momentum 0.9", "tab:olive", by_inputs=_WHITE, optimizer="sgd"),

@@ -28,6 +28,7 @@ _PAPERS = {
     "uc-long": ("uc-long", 5, 1.2), "isometry-fig7": ("isometry-training", 14, 0.4),
 }  # fmt: skip
 #: What is committed under the name of a study is not always of its paper's length.
+_RIVALS = ("--methods none --optimizers soap", "--methods singd --optimizers momentum")
 _SHORT = "--preset reduced --epochs 10 --batch-size 128"
 RECIPES: dict[str, Recipe] = {
     "cifar10": Recipe(0.7),
@@ -44,8 +45,8 @@ RECIPES: dict[str, Recipe] = {
     "cnn-pool": Recipe(1.0, commands=[f"cnn-pool {_SHORT}"]),
     "cnn-tuned": Recipe(2.0),
     "cnn-pool-tuned": Recipe(1.4),
-    "mlp-tuned": Recipe(5.0),
-    "mlp-wide-tuned": Recipe(14.0),
+    "mlp-tuned": Recipe(5.4, commands=["mlp-tuned", *(f"mlp-tuned {rival}" for rival in _RIVALS)]),
+    "mlp-wide-tuned": Recipe(15.0, commands=["mlp-wide-tuned", *(f"mlp-wide-tuned {rival}" for rival in _RIVALS)]),
     "char-lm": Recipe(4.0, "text", ["char-lm", "char-lm --time"]),
     "char-lm-2000": Recipe(1.0, "text", ["char-lm-2000", "char-lm-2000 --time"]),
     "char-lm-equal-time": Recipe(0.3, "text", [
