@@ -125,6 +125,13 @@ def speed(suite, *parts, of="time_ratio"):
     return min(values), max(values)
 
 
+def whitened_steps(batch, *variants):
+    """What training steps take, whitened in each of these ways: AdamW's, Muon's."""
+    (found,) = (r for r in results("speed") if r["key"] == "whitened")
+    medians = {row["what"]: row["time_ratio"]["median"] for row in found["rows"]}
+    return [medians[f"{o}, batch {batch}, every 10{each}"] for each in variants for o in ("AdamW", "Muon")]
+
+
 @cache
 def rows(file):
     return best_rows(results(file))

@@ -65,6 +65,7 @@ from .measured import (
     tuned,
     tuned_cnn,
     unnormalised,
+    whitened_steps,
     whitening_takes,
     widths,
 )
@@ -207,13 +208,11 @@ QUOTES = {
          "jacobian.backward")]),
         ("{:.1f} GB per row", lambda: [1024 * (1024 * 1024 + 1024) * 4 / 1e9]),
         ("rank 16 costs {:.2f}× (AdamW) and {:.2f}× (Muon)**; without a rank {:.2f}× and {:.2f}×",
-         lambda: [speed("whitened", f"{o}, batch 16, every 10{r}")[0] if r else
-                  next(x["time_ratio"]["median"] for s in results("speed") if s["key"] == "whitened"
-                       for x in s["rows"] if x["what"] == f"{o}, batch 16, every 10")
-                  for r in (", rank 16", "") for o in ("AdamW", "Muon")]),
+         lambda: whitened_steps(16, ", rank 16", "")),
+        ("and {:.2f}× and {:.2f}× if 256 of the rows count", lambda: whitened_steps(16, ", 256 rows")),
         ("it costs {:.2f}× and {:.2f}×**, and rank 16 costs {:.2f}× and {:.2f}×",
-         lambda: [speed("whitened", f"{o}, batch 128, every 10{r}")[r == ""]  # the whole's is the greater of both
-                  for r in ("", ", rank 16") for o in ("AdamW", "Muon")]),
+         lambda: whitened_steps(128, "", ", rank 16")),
+        ("with 256 rows all of it costs {:.2f}× and {:.2f}×", lambda: whitened_steps(128, ", 256 rows")),
         ("step costs {:.2f} to {:.2f}× at 1,024 rows**", lambda: speed("input-scaled", "batch 16")),
         ("{:.3f}× with AdamW, {:.3f}× with `hold` too, and {:.3f}× with Muon", lambda: [
             *speed("input-scaled", "AdamW, batch 16"), speed("input-scaled", "Muon, batch 16")[0]]),
