@@ -30,11 +30,13 @@ class Call:
         layer: the layer.
         rows: for every group of its outputs, what each of them read: (rows, features).
         gradients: for every group the loss's gradients at its outputs, (rows, outputs).
+        samples: how many there are, of each of which come as many rows.
     """
 
     layer: Any
     rows: list[Tensor]
     gradients: list[Tensor]
+    samples: int
 
 
 def patches(layer: Any, x: Tensor) -> list[Tensor]:
@@ -110,7 +112,10 @@ class Method:
             for layer, read, output in seen:
                 g = next(found) if output.requires_grad else None
                 g = torch.zeros_like(output) if g is None else g
-                self.calls.append(Call(layer, patches(layer, read.detach()), by_rows(layer, g.detach())))
+                rows = patches(layer, read.detach())
+                dims = len(layer.kernel_size) if isinstance(layer, _ConvNd) else None
+                samples = len(rows[0]) if dims is None else len(read) if read.dim() == dims + 2 else 1
+                self.calls.append(Call(layer, rows, by_rows(layer, g.detach()), samples))
             if loss.requires_grad:
                 loss.backward()
         self._check_calls()

@@ -54,6 +54,7 @@ SLIPS: dict[str, Callable[[Any], Any]] = {
     "floor": lambda floor: 1.001 * floor,
     "hold": lambda hold: not hold,
     "max_dim": lambda max_dim: 2 if max_dim is None else max_dim + 1,
+    "max_rows": lambda max_rows: 2 if max_rows is None else max_rows + 1,
     "graft_norm": lambda graft_norm: not graft_norm,
     "rank": lambda rank: (rank or 0) + 1,
     "gauge": {"network": "layer", "layer": "network"}.get,
