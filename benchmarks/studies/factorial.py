@@ -107,9 +107,9 @@ _CONVOLUTIONS = {
     "optimizer": ["adam", "muon"], "activation": ["leaky-relu"], "batch_size": 128, "epochs": 10, "backend": "loop",
 }  # fmt: skip
 _MLP = {
-    "method": [
+    "method": [  # a whole root for 3,072 inputs takes half a second, 2,300 times in a run
         "none", "batchnorm", "layernorm", "rmsnorm", "l2norm", "affine-like", "l2-patch", "proportional", "batch-ideal",
-        "whitened", "input-scaled",
+        "whitened-16", "input-scaled",
     ],
     "optimizer": ["sgd", "momentum", "adam", "muon"], "activation": PAPERS["activation"], "epochs": 15,
 }  # fmt: skip
