@@ -149,6 +149,15 @@ def less(one, other, norm="layernorm", file="char-lm", norms=None, by=fmean):
     ]
 
 
+def by_some_rows(optimizer, count):
+    """How much higher the test loss is if so many rows count, and p."""
+    some, every = (
+        losses("layernorm", f"whitened-{optimizer}{rows}", "test_loss", "char-lm-rows")
+        for rows in (f"-{count}-rows", "")
+    )
+    return fmean(some) - fmean(every), p(some, every)
+
+
 def free(method, twin, norm="none", drawn=1.0, file="norm-free", embedding_lr=None, twins=None):
     """Without a normaliser against LayerNorm: validation, test."""
     found = []

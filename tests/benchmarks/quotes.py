@@ -30,6 +30,7 @@ from .measured import (
     best_at_length,
     best_epoch,
     beta,
+    by_some_rows,
     cnn,
     cosine,
     costs_adamw,
@@ -313,6 +314,10 @@ QUOTES = {
         ("plain step has {:.2f} to {:.2f}", lambda: aligned("none")),
     ],
     "docs/results/language-model.md": [
+        ("{:.3f} above on test with AdamW (p = {:.2f}), {:.3f} with Muon (p = {:.2f})",
+         lambda: [*by_some_rows("adamw", 256), *by_some_rows("muon", 256)]),
+        ("64 rows it is {:.3f} above with AdamW (p = {:.2f}), {:.3f} with Muon (p = {:.2f})",
+         lambda: [*by_some_rows("adamw", 64), *by_some_rows("muon", 64)]),
         ("takes {:.2f} nats off AdamW and {:.3f} off Muon", lambda: [
             -free(f"whitened-{m}", m, "layernorm", None)[1][0] for m in ("adamw", "muon")]),
         ("it is {:.3f} below Muon on validation and {:.3f} on test (rank 16: {:.3f} and "
