@@ -9,3 +9,18 @@ def read(*tensors: Tensor) -> list[float]:
     if not tensors:
         return []
     return torch.cat([t.detach().flatten().to(tensors[0].device) for t in tensors]).tolist()
+
+
+def widest(device: torch.device) -> torch.dtype:
+    """The most precise numbers that a device has."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
+def with_float64(device: torch.device) -> torch.device:
+    """The device, or the CPU in the place of one that has no float64."""
+    return device if widest(device) == torch.float64 else torch.device("cpu")
+
+
+def double(tensor: Tensor) -> Tensor:
+    """A tensor in float64, on the CPU if its device has none."""
+    return tensor.to(with_float64(tensor.device), torch.float64)

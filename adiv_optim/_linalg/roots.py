@@ -12,6 +12,9 @@ from .strips import joined, strips_of
 #: Up to this condition number float32 gives a root that is good to three digits, at half the price.
 _MODERATE = 1e4
 
+#: What products of float32 numbers may be off by where torch.set_float32_matmul_precision lets a GPU round them.
+_TF32 = 2**-11
+
 METHODS = ("eigh", "newton-schulz")
 
 
@@ -25,13 +28,17 @@ def eigh(matrix: Tensor) -> tuple[Tensor, Tensor]:
     LAPACK's float32 eigh fails to converge on some matrices with many eigenvalues in one place, such as the covariance
     of inputs that are mostly zero. A multiple of the identity on top, far above rounding, prevents most of it.
     """
-    for work in dict.fromkeys((matrix.dtype, torch.float64)):
+    for work in (matrix,) if matrix.dtype == torch.float64 else (matrix, None):
         try:
-            values, vectors = torch.linalg.eigh(matrix.to(work))
+            values, vectors = torch.linalg.eigh(host.double(matrix) if work is None else work)
         except torch.linalg.LinAlgError:
             continue
+        except RuntimeError as error:
+            if not str(error).startswith("cusolver error"):  # most of what cuSOLVER fails by is no LinAlgError
+                raise
+            continue
         if all(host.read(_finite(values), _finite(vectors))):
-            return values.to(matrix.dtype), vectors.to(matrix.dtype)
+            return values.to(matrix), vectors.to(matrix)
     raise NoRootError(f"no eigenvalues found of a matrix of shape {tuple(matrix.shape)}")
 
 
@@ -45,13 +52,13 @@ def inverse_root(matrix: Tensor, ridge: Tensor, method: str = "eigh", condition:
 
     By eigenvalues, or by as many products as `condition`, an upper bound of the condition number of A + λI, asks for.
     """
-    work = torch.float64 if condition > _MODERATE else matrix.dtype
     # Entries near 1: squares of large inputs would leave float32's range on the way.
     level = matrix.diagonal(dim1=-2, dim2=-1).mean(-1) + ridge
-    shifted = matrix.to(work) / level[..., None, None]
-    shifted.diagonal(dim1=-2, dim2=-1).add_((ridge / level)[..., None])
+    shifted = host.double(matrix) if condition > _MODERATE else matrix
+    shifted = shifted / level[..., None, None].to(shifted.device)
+    shifted.diagonal(dim1=-2, dim2=-1).add_((ridge / level)[..., None].to(shifted.device))
     found = _by_eigenvalues(shifted, ridge / level) if method == "eigh" else _by_products(shifted, condition)
-    inverse = found.div_(level[..., None, None].to(work).sqrt()).to(matrix.dtype)
+    inverse = found.div_(level[..., None, None].to(found).sqrt()).to(matrix)
     if not all(host.read(_finite(inverse))):
         raise NoRootError(f"no finite root found of a matrix of shape {tuple(matrix.shape)}")
     return inverse
@@ -95,10 +102,12 @@ def followed(sketch: Tensor, basis: Tensor, level: Tensor) -> Spectrum:
     sketch = sketch / level
     inner = basis.mT @ sketch
     # Directions that rounding may have made are left out, softly.
-    small = 10 * torch.finfo(inner.dtype).eps * (1 + inner.diagonal(dim1=-2, dim2=-1).sum(-1))
     identity = torch.eye(inner.shape[-1], dtype=inner.dtype, device=inner.device)
-    factor, failed = torch.linalg.cholesky_ex((inner + inner.mT) / 2 + small[..., None, None] * identity)
-    factor = torch.where((failed == 0)[..., None, None], factor, torch.nan)
+    factor = torch.full_like(inner, torch.nan)
+    for rounding in (_TF32, torch.finfo(inner.dtype).eps):
+        small = 10 * rounding * (1 + inner.diagonal(dim1=-2, dim2=-1).sum(-1))
+        found, failed = torch.linalg.cholesky_ex((inner + inner.mT) / 2 + small[..., None, None] * identity)
+        factor = torch.where((failed == 0)[..., None, None], found, factor)
     orthonormal, rest = torch.linalg.qr(sketch)
     half = torch.linalg.solve_triangular(factor, rest.mT, upper=False)
     # Shifted by the mean eigenvalue, see `eigh`: small eigenvalues lose digits by it, which the large ones do not need.
@@ -145,7 +154,7 @@ class Whole:
 
     def inverted(self) -> "Whole":
         """Return M⁻¹, of an M that is a root and so not ill-conditioned in float64."""
-        return Whole(torch.linalg.inv_ex(self.matrix.double()).inverse.to(self.matrix.dtype))
+        return Whole(torch.linalg.inv_ex(host.double(self.matrix)).inverse.to(self.matrix))
 
 
 class LowRank:

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.func import vjp, vmap
 from torch.nn.modules.conv import _ConvNd
 
+from .._linalg import host
 from .._linalg.least_squares import Parts
 from ..jacobian.modules import as_rows, batched, jvp, pure
 from ..jacobian.recorder import Call
@@ -35,7 +36,7 @@ def evenly(total: int, wanted: int, device: torch.device) -> Tensor:
 
 def to_float64(tensor: Tensor) -> Tensor:
     """In float64, so that |g|² of a small gradient does not underflow; Apple's devices have only float32."""
-    return tensor.to(torch.float32 if tensor.device.type == "mps" else torch.float64)
+    return tensor.to(host.widest(tensor.device))
 
 
 def general_rows(layer: nn.Module, call: Call, step: Mapping[str, Tensor], max_rows: int) -> tuple[MeasuredRows, int]:

@@ -92,10 +92,10 @@ class Patches(NamedTuple):
         """|x_p|² of every patch, (N, groups, *positions)."""
         return patch_squared_norm(self.input, self.kernel, *self.geometry)
 
-    def spread(self, rows: int) -> "Patches":
+    def spread(self, rows: int, turn: int) -> "Patches":
         """Those of some samples alone, that have at most so many rows, or of one: spread over all, at uneven steps.
 
-        Even steps could take the same positions of every sequence.
+        Even steps could take the same positions of every sequence. Every turn takes others.
         """
         positions = self._replace(input=self.input[:1]).unfold().shape[1]
         count, total = max(1, rows // max(1, positions)), len(self.input)
@@ -103,7 +103,8 @@ class Patches(NamedTuple):
             return self
         number = torch.arange(count + 1, device=self.input.device)
         ends = number * total // count
-        offset = (number[:-1] * 2654435769 % 2**32 * ends.diff()) >> 32  # multiples of the golden ratio, modulo 1
+        # Multiples of the golden ratio, modulo 1.
+        offset = ((number[:-1] + turn) * 2654435769 % 2**32 * ends.diff()) >> 32
         return self._replace(input=self.input[ends[:-1] + offset])
 
     def parts(self, dtype: torch.dtype) -> Iterator[tuple[slice, Tensor]]:

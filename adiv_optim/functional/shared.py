@@ -191,8 +191,11 @@ def parameters_of(
 
 
 def refuse_capture(name: str, does: str, tensor: Tensor) -> None:
-    """Raise while a CUDA graph is being captured: a replay would not do what Python does."""
-    if tensor.is_cuda and not torch.compiler.is_compiling() and torch.cuda.is_current_stream_capturing():
+    """Raise while a CUDA graph, or an XPU's, is being captured: a replay would not do what Python does."""
+    if tensor.is_cpu or torch.compiler.is_compiling():
+        return
+    capturing = getattr(getattr(torch, tensor.device.type, None), "is_current_stream_capturing", None)
+    if capturing is not None and capturing():
         raise RuntimeError(
             f"{name} {does}, which the replay of a CUDA graph would not; run this part eagerly, or use a correction "
             "without memory."

@@ -1,7 +1,7 @@
 """Modules as pure functions, products with their Jacobians, and which of a model's layers have rows of their own."""
 
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -45,9 +45,28 @@ def jvp(function: Callable[[Parts], Tensor], at: Parts, tangent: Parts) -> Tenso
     return vjp(lambda cotangent: pull(cotangent)[0], torch.zeros_like(output))[1](tangent)[0]
 
 
-def same_randomness(module: nn.Module) -> AbstractContextManager[None]:
+def generator_states(module: nn.Module) -> list[tuple[Any, tuple[torch.device, ...], Tensor]]:
+    """The states of the random generators that a module may draw from, behind whose they are: module of torch, device.
+
+    torch.random.fork_rng does not know MPS, where there is one device, which its functions do not take.
+    """
+    found: list[tuple[Any, tuple[torch.device, ...], Tensor]] = [(torch, (), torch.get_rng_state())]
+    for device in {p.device for p in module.parameters() if p.device.type not in ("cpu", "meta")}:
+        kind: Any = torch.get_device_module(device)
+        own = () if device.type == "mps" else (device,)
+        found += [(kind, own, kind.get_rng_state(*own))] if hasattr(kind, "get_rng_state") else []
+    return found
+
+
+@contextmanager
+def same_randomness(module: nn.Module) -> Iterator[None]:
     """Give the random generators back as they were found, so that every run draws what the first one drew."""
-    return torch.random.fork_rng(sorted({p.get_device() for p in module.parameters() if p.is_cuda}))
+    states = generator_states(module)
+    try:
+        yield
+    finally:
+        for kind, device, state in states:
+            kind.set_rng_state(state, *device)
 
 
 def choose_layers(model: nn.Module, layers: Iterable[str] | None) -> tuple[dict[str, nn.Module], dict[str, str]]:

@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from .modules import generator_states
+
 
 class Call(NamedTuple):
     """The inputs of a layer's call, as they were then, and dL/dz of its output."""
@@ -25,8 +27,7 @@ class Pass(NamedTuple):
 
 
 def _random_states(layer: nn.Module) -> list[Tensor]:
-    devices = {parameter.device for parameter in layer.parameters() if parameter.device.type == "cuda"}
-    return [torch.get_rng_state(), *map(torch.cuda.get_rng_state, devices)]
+    return [state for *_, state in generator_states(layer)]
 
 
 def _copied(value: Any) -> Any:

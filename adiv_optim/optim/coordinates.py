@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from .._linalg import host
-from .._linalg.shards import local
+from .._linalg.shards import local, whole
 from ..attach.coverage import Coverage, register, warn
 from ..functional.shared import refuse_capture, without_autocast
 from .chart import Chart, Detached, Known, Map
@@ -171,6 +171,9 @@ class Coordinates(OptimizerWrapper):
         parameter = next(self.model.parameters())
         if not isinstance(self.chart, Detached):
             refuse_capture(type(self).__name__, "counts its steps", parameter)
+        if self._makes_state():
+            self._plain_step()
+            return
         with without_autocast(parameter.device.type):  # it would round the products of maps
             copied = self._step_in_coordinates()
         self.chart.after_step()
@@ -185,6 +188,28 @@ class Coordinates(OptimizerWrapper):
                 "An average of such means nothing, and written back, as by Lookahead, it mixes coordinates: put what "
                 f"averages or looks ahead around {own}, not inside."
             )
+
+    def _plain_step(self) -> None:
+        self._stepping = True
+        try:
+            super()._inner_step()
+        finally:
+            self._stepping = False
+
+    def _makes_state(self) -> bool:
+        """Whether rates, gradients and state are all nothing, as where torch.distributed.checkpoint takes a step.
+
+        It does so, with gradients of 0, to know the state of an optimizer that has none yet. No row came before it.
+        """
+        if self.state:
+            return False
+        for group in self.param_groups:
+            rate = group.get("lr")
+            if rate is None or (isinstance(rate, Tensor) and not rate.is_cpu) or float(rate):
+                return False
+        gradients = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
+        dense = all(gradient.layout == torch.strided for gradient in gradients)
+        return dense and not any(host.read(*(whole(gradient.any()) for gradient in gradients)))
 
     def _step_in_coordinates(self) -> set[str]:
         """Step, and return what `_copied` does."""
@@ -214,9 +239,9 @@ class Coordinates(OptimizerWrapper):
                 waiting[0].leave()
                 del waiting[0]
         except BaseException:
-            at_rates.restore()
             for held in waiting:
                 held.restore()
+            at_rates.restore()
             raise
         finally:
             self._stepping = False

@@ -91,7 +91,7 @@ class InputCovariance(Following):
     def sums(self, module: nn.Module, input: Tensor) -> Iterator[tuple[list[Tensor], int]]:
         """Yield sums over rows."""
         patches = patches_of(module, input)
-        for _, rows in (patches if self.limit is None else patches.spread(self.limit)).parts(self.dtype):
+        for _, rows in (patches if self.limit is None else patches.spread(self.limit, self.turn)).parts(self.dtype):
             kept = self.sums_here(rows)
             yield kept + [_added(self.traces(kept))] * bool(self.cut), rows.shape[1]
 

@@ -78,8 +78,9 @@ class CovarianceChart(InputChart[Covariance, Measured]):
             layer.take(first)
             if first.name in self.measured:
                 self.measured[layer.name] = self.measured[first.name]
-            if first.name in self.failures:
-                self.failures[layer.name] = self.failures[first.name]
+            for counts in (self.failures, self.spoiled):
+                if first.name in counts:
+                    counts[layer.name] = counts[first.name]
         self.shared = {layer.name: first.name for layer, first in followed.items()}
 
     def remark(self, layer: Covariance) -> str:

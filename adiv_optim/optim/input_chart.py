@@ -19,6 +19,9 @@ from .processes import Processes
 from .rows import FROZEN
 from .sums import InputSums
 
+#: Why a layer that is called takes plain steps.
+MISSED = "called, but before no step that measures"
+
 #: What is kept of a layer's inputs, and what a measurement makes of it.
 Sums = TypeVar("Sums", bound=InputSums)
 Measured = TypeVar("Measured")
@@ -96,6 +99,9 @@ class InputChart(Chart, Generic[Sums, Measured]):
     def maps(self) -> Iterable[Map]:
         """Return one map for each weight whose inputs were seen and that has a gradient."""
         if self._due():
+            for layer in self.layers:
+                if layer.dropped and not layer.has_gradient():  # it was not in the pass that came after
+                    layer.drop()
             self.gather()
             self.measure_all()
         maps = []
@@ -190,11 +196,17 @@ class InputChart(Chart, Generic[Sums, Measured]):
         self.loaded = False
         for layer in self.layers:
             layer.steps += 1
+        if self.steps == 2 * self.every + 2 and (missed := [each.name for each in self.layers if self._missed(each)]):
+            warn(
+                f"{', '.join(missed[:4])}{' and others' * (len(missed) > 4)}: {MISSED}, and take plain steps. One step "
+                f"in {self.every} measures; choose an `every` that shares no divisor with the round of steps in which "
+                "layers take turns."
+            )
         self._arm()
 
     def _arm(self) -> None:
         for layer in self.layers:
-            layer.armed = self._due()
+            layer.armed, layer.turn = self._due(), self.steps
 
     def _due(self) -> bool:
         # While the average settles it is measured at every power of two.
@@ -210,7 +222,8 @@ class InputChart(Chart, Generic[Sums, Measured]):
             why = "" if layer.weight.requires_grad else FROZEN  # for a while: it was to be treated
             why = why or (UNCALLED if self._uncalled(layer) else "")
             found = skipped if why else never_seen if measured is None else treated
-            how = why or f"{self.how(layer, measured)}{self.remark(layer)}"
+            missed = f", {MISSED}" * self._missed(layer)
+            how = why or f"{self.how(layer, measured)}{missed}{self.remark(layer)}"
             found[layer.name] = how
             if layer.with_bias:
                 first = "" if measured is None else f"{how.partition(',')[0]}, "
@@ -219,9 +232,13 @@ class InputChart(Chart, Generic[Sums, Measured]):
         return Coverage(treated, skipped, never_seen)
 
     def _uncalled(self, layer: Sums) -> bool:
-        """Whether its weight has had gradients, though it has not been called since it was found."""
+        """Whether its weight has a gradient, though it has not been called since it was found."""
+        return layer.steps >= 2 and not layer.called and layer.name not in self.measured and layer.has_gradient()
+
+    def _missed(self, layer: Sums) -> bool:
+        """Whether it has been called for some time, but never before a step that measures."""
         known = any(layer.name in each for each in (self.measured, self.failures, self.spoiled))
-        return layer.steps >= 2 and layer.weight.grad is not None and not layer.seen and not known
+        return layer.called and layer.steps > 2 * self.every and not known
 
     def remark(self, layer: Sums) -> str:
         """Say what else there is to say of a layer."""
@@ -232,7 +249,7 @@ class InputChart(Chart, Generic[Sums, Measured]):
     def why_inactive(self) -> str:
         """Say why no layer has been measured, or why some have not whose weights have gradients."""
         if self.measured:
-            uncalled = [layer.name for layer in self.layers if self._uncalled(layer) and layer.has_gradient()]
+            uncalled = [layer.name for layer in self.layers if self._uncalled(layer)]
             return f"those with {uncalled_words(uncalled)}" if uncalled else ""
         if self.failures:
             return "no covariance could be factorised; choose a greater damping."

@@ -65,14 +65,14 @@ class InverseChart(CovarianceChart[WholeCovariance, list[Whole]]):
         inverses, good = [], []
         for block in mean:
             # In units of the mean eigenvalue, in float64: λ may be far below what float32 resolves beside A.
-            work = block.double() / level[..., None].double()
+            work = host.double(block) / host.double(level[..., None])
             work.diagonal(dim1=-2, dim2=-1).add_(self.damping)
             factor, failed = torch.linalg.cholesky_ex(work)
             # Of a factor with a zero on its diagonal torch finds no inverse, and raises.
             factor = torch.where(
                 (failed == 0)[..., None, None], factor, torch.eye(work.shape[-1], dtype=work.dtype, device=work.device)
             )
-            inverse = (torch.cholesky_inverse(factor) / level[..., None]).to(block.dtype)
+            inverse = (torch.cholesky_inverse(factor) / host.double(level[..., None])).to(block)
             good += [(failed == 0).all(), inverse.isfinite().all()]
             inverses.append(Whole(inverse))
         if not all(host.read(*good)):

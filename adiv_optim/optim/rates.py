@@ -54,7 +54,8 @@ class AtRates:
 
     def leave(self) -> None:
         """Give the groups back."""
-        self.optimizer.param_groups = self.groups
+        if self.factors:  # those of an optimizer around others may be a property that cannot be set
+            self.optimizer.param_groups = self.groups
 
     def restore(self) -> None:
         """Give the groups back, and the weight in hand its old value."""

@@ -32,10 +32,10 @@ class InputSums(ABC):
         #: What the optimizer holds: between a forward and its backward the modules of fully_shard hold others.
         self.weight: nn.Parameter = modules[0].get_parameter("weight")
         self.bias: nn.Parameter | None = modules[0].get_parameter("bias") if with_bias else None
-        #: Whether forward passes are counted now.
-        self.armed = True
-        #: Steps that have been taken since.
-        self.steps = 0
+        #: Whether forward passes are counted now, and whether there has been one at all.
+        self.armed, self.called = True, False
+        #: Steps that have been taken since, and by the optimizer; a checkpoint has the latter.
+        self.steps = self.turn = 0
         self.reset()
         self._register()
 
@@ -131,6 +131,7 @@ class InputSums(ABC):
             return
         with without_autocast(held.device.type):
             for sums, rows in self.sums(module, held):
+                sums = [part.to(self.weight.device) for part in sums]  # which fully_shard may offload
                 self.pending_rows += rows
                 if self.pending is not None:
                     sums = [total.add_(part) for total, part in zip(self.pending, sums, strict=True)]
@@ -238,9 +239,15 @@ class _Hook:
         # A backward does not come through inference mode, though gradients may be enabled in it.
         if sums is None or not torch.is_grad_enabled() or torch.is_inference_mode_enabled() or exporting():
             return
+        if getattr(module, "_is_replica", False):
+            raise RuntimeError(
+                f"{sums.name!r} is called by nn.DataParallel on a copy of the layer, in a thread of its own, whose "
+                "rows the optimizer cannot add up. Use DistributedDataParallel, by torchrun; or one device."
+            )
         # By whatever name: nn.Linear calls it input, transformers' Conv1D x.
         input = args[0] if args else next(iter(kwargs.values()))
         refuse_capture(sums.name, "remembers its inputs", input)
+        sums.called = True
         if sums.armed:
             sums.add(module, input)
 

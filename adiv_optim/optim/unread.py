@@ -91,7 +91,7 @@ def copies_in_state(optimizer: Optimizer, parameter: Tensor, *weights: Tensor) -
 def _like(value: Tensor, weight: Tensor) -> bool:
     """Whether two tensors can be compared: of states in eight bits, or kept elsewhere, nothing is known."""
     same = all(getattr(value, name) == getattr(weight, name) for name in ("shape", "layout", "device"))
-    return type(value) is Tensor and same
+    return type(value) is Tensor and same and value.dtype.itemsize > 1
 
 
 def _steps_as_its_type(optimizer: Optimizer) -> bool:

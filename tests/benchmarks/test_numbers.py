@@ -16,7 +16,8 @@ SETTINGS = {
     "docs/results/unit-consistency.md": "3072 32 10 0.1 0.01 4·10⁻⁵ 4·10⁻³ 1 2 0 10⁻¹⁰",
     "docs/results/isometry.md": "1 0 30 1000 8,192",
     "docs/results/attention.md": "10⁻³",
-    "docs/results/language-model.md": "400 128 3 0.3 1 0.1 10 16 2,000 15 0.02 0 5 0.03 0.01 2 0.003 0.005 0.5 0.25 8 1,024 256 64",
+    "docs/results/language-model.md": "400 128 3 0.3 1 0.1 10 16 2,000 15 0.02 0 5 0.03 0.01 2 0.003 0.005 0.5 0.25 8 "
+    "1,024 256 64",
     "docs/results/index.md": "400",
     "docs/verdicts.md": "0.01 0.05 95",
 }

@@ -110,7 +110,7 @@ class ByInputs(Method):
         found: list[int] = []
         for number in range(count):
             start, end = call.samples * number // count, call.samples * (number + 1) // count
-            sample = start + (number * 2654435769 % 2**32) * (end - start) // 2**32
+            sample = start + ((number + self.steps) * 2654435769 % 2**32) * (end - start) // 2**32
             found += range(sample * positions, (sample + 1) * positions)
         return found
 

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from adiv_optim._linalg import roots
 from adiv_optim._linalg.roots import (
     LowRank,
     NoRootError,
@@ -87,6 +88,25 @@ def test_sketch_of_no_covariance_is_refused():
     basis = torch.linalg.qr(torch.randn(24, 5)).Q
     with pytest.raises(NoRootError, match="no eigenvalues found"):
         followed(-covariance() @ basis, basis, torch.tensor(1.0))
+
+
+def test_products_may_be_rounded_as_tf32_rounds_them(monkeypatch):
+    """Of ten bits, with eigenvalues far below the greatest one's rounding."""
+
+    def tf32(matrix: torch.Tensor) -> torch.Tensor:
+        return ((matrix.float().contiguous().view(torch.int32) + 0x1000) & ~0x1FFF).view(torch.float32)
+
+    q, _ = torch.linalg.qr(torch.randn(64, 64))
+    values = 0.25 ** torch.arange(64.0)
+    matrix, basis = (q * values) @ q.mT, torch.linalg.qr(torch.randn(64, 8)).Q.float()
+    level = values.mean().float()
+    for _ in range(3):
+        found = followed(tf32(matrix) @ tf32(basis), basis, level)
+        basis = found.vectors
+    assert (found.values[-2:] - values[:2].flip(0)).abs().max() <= 1e-2
+    monkeypatch.setattr(roots, "_TF32", torch.finfo(torch.float32).eps)
+    with pytest.raises(NoRootError):
+        followed(tf32(matrix) @ tf32(basis), basis, level)
 
 
 def test_leading_eigenvectors_are_followed():

@@ -47,18 +47,19 @@ def test_inputs_that_are_mostly_zero_are_factorised_in_float32(inputs, rank):
         assert optimizer.metrics()["Whitened/failed_factorisations"] == 0
 
 
-def lapack_fails_in_float32(monkeypatch, also_in_float64: bool = False) -> None:
+def lapack_fails_in_float32(monkeypatch, also_in_float64: bool = False, error: Exception | None = None) -> None:
     real = torch.linalg.eigh
 
     def failing(matrix: Tensor):
         if matrix.dtype == torch.float32 or also_in_float64:
-            raise torch.linalg.LinAlgError("planted")
+            raise error or torch.linalg.LinAlgError("planted")
         return real(matrix)
 
     monkeypatch.setattr(roots_module.torch.linalg, "eigh", failing)
 
 
-def test_failure_in_float32_is_mended_in_float64(monkeypatch):
+@pytest.mark.parametrize("error", [None, RuntimeError("cusolver error: CUSOLVER_STATUS_EXECUTION_FAILED, when …")])
+def test_failure_in_float32_is_mended_in_float64(error, monkeypatch):
     x = torch.randn(40, 6)
     matrix = x.T @ x / 40
     basis = torch.eye(6)[:, :2]
@@ -68,11 +69,17 @@ def test_failure_in_float32_is_mended_in_float64(monkeypatch):
         return [inverse_root(matrix, torch.tensor(0.1), condition=10.0), values]
 
     wanted = factorised()
-    lapack_fails_in_float32(monkeypatch)
+    lapack_fails_in_float32(monkeypatch, error=error)
     found = factorised()
     for one, other in zip(found, wanted, strict=True):
         assert one.dtype == torch.float32
         assert relative_error(one, other) <= 1e-5
+
+
+def test_other_errors_than_a_factorisations_are_raised(monkeypatch):
+    lapack_fails_in_float32(monkeypatch, error=RuntimeError("an illegal memory access was encountered"))
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        eigh(torch.eye(3))
 
 
 def test_matrix_without_eigenvalues_is_named_and_nothing_else_is_raised():

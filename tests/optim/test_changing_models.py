@@ -169,12 +169,26 @@ def test_another_default_device_is_no_matter(wrap):
     assert same(*found)
 
 
+@pytest.mark.parametrize("wrap", [Whitened, Preconditioned, InputScaled])
+def test_a_replica_of_data_parallel_is_refused(wrap):
+    model = nn.Linear(4, 3)
+    optimizer = wrap(SGD(model.parameters(), lr=0.1), model)
+    replica = model._replicate_for_data_parallel()
+    for name, parameter in model.named_parameters():
+        setattr(replica, name, parameter * 1)
+    with torch.no_grad():
+        replica(torch.ones(2, 4))  # an evaluation, of which nothing is remembered
+    with pytest.raises(RuntimeError, match=r"'weight' is called by nn.DataParallel .* Use DistributedDataParallel"):
+        replica(torch.ones(2, 4))
+    assert not any(layer.pending_rows for layer in optimizer.chart.layers)
+
+
 def test_unit_consistent_steps_under_another_default_device():
     found = []
     for device in ("cpu", "meta"):
         model, x = network(), inputs(0)
-        optimizer = UnitConsistent(SGD(model.parameters(), lr=0.01), model, example_input=x)
         with torch.device(device):
+            optimizer = UnitConsistent(SGD(model.parameters(), lr=0.01), model, example_input=x)
             found.append(trained(model, optimizer, x, 2))
     assert same(*found)
 

@@ -15,12 +15,12 @@ pytestmark = pytest.mark.usefixtures("in_float64")
 EXACT = 1e-12
 
 
-def chosen(total: int, count: int) -> list[int]:
+def chosen(total: int, count: int, turn: int = 0) -> list[int]:
     """One sample of each of so many nearly equal spans, where the multiples of the golden ratio point."""
     found = []
     for number in range(count):
         start, end = total * number // count, total * (number + 1) // count
-        found.append(start + number * 2654435769 % 2**32 * (end - start) // 2**32)
+        found.append(start + (number + turn) * 2654435769 % 2**32 * (end - start) // 2**32)
     return found
 
 
@@ -60,6 +60,27 @@ def test_as_many_rows_as_there_are_leave_the_step_as_it_is():
     assert not torch.equal(path()[0], path(max_rows=8)[0])
 
 
+def test_every_step_that_measures_takes_other_rows_and_goes_on_after_a_checkpoint():
+    layer, x = nn.Linear(5, 3), torch.randn(40, 5)
+
+    def optimizer() -> Whitened:
+        return Whitened(torch.optim.SGD(layer.parameters(), lr=0.1), layer, max_rows=4, every=1, decay=0.0)
+
+    before, found = optimizer(), []
+    for _ in range(3):
+        before.zero_grad()
+        layer(x).sum().backward()
+        before.step()
+        found.append(before.chart.layers[0].mean()[0])
+        after = optimizer()
+        after.load_state_dict(before.state_dict())
+        before.detach()
+        before = after
+    wanted = [covariance(layer, x[chosen(40, 4, turn)])[0] for turn in range(3)]
+    assert all(relative_error(one, other) <= EXACT for one, other in zip(found, wanted, strict=True))
+    assert relative_error(found[0], found[1]) > 1e-3
+
+
 def test_rank_sees_the_same_rows():
     (whole, w), (leading, r) = small(max_rows=5, every=1), small(max_rows=5, every=1, rank=3)
     for model, optimizer in ((whole, w), (leading, r)):
@@ -78,7 +99,7 @@ def test_rows_of_a_convolution_are_at_least_those_of_one_sample():
 def test_all_positions_of_sequences_are_among_the_rows():
     length, count = 64, 1024
     tokens = torch.arange(8 * count)[:, None].double()
-    rows = patches_of(nn.Linear(1, 1), tokens).spread(count).input.flatten().long()
+    rows = patches_of(nn.Linear(1, 1), tokens).spread(count, 0).input.flatten().long()
     assert len(rows.unique()) == count
     assert torch.equal(rows, torch.tensor(chosen(8 * count, count)))
     assert rows.remainder(length).bincount(minlength=length).min() >= count // length // 2

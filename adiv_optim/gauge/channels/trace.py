@@ -63,9 +63,10 @@ def trace(model: nn.Module, example_input: Any) -> ChannelGraph:
         4 free log-scales
     """
     program, reasons = export(model, example_input)
-    interpreter = _Interpreter(program, reasons, _first_names(model))
-    interpreter.run()
-    graph = interpreter.graph([name for name, _ in model.named_parameters()])
+    with torch.device("cpu"):  # where channels are, whatever the default is
+        interpreter = _Interpreter(program, reasons, _first_names(model))
+        interpreter.run()
+        graph = interpreter.graph([name for name, _ in model.named_parameters()])
     if graph.unknown:
         warn(
             f"no scaling rule for {', '.join(graph.unknown)}: the scales of what goes in and out are pinned to 1, "

@@ -69,7 +69,7 @@ class Laplacian:
         for entry, zero, sets in zip(entries, zeros, self.entry_sets, strict=True):
             plus, minus = entry.plus, entry.minus
             count = zero.long().sum_to_size(torch.broadcast_shapes(plus.shape, minus.shape))
-            lost += [count.sum_to_size(index.shape).flatten() for index in (plus, minus)]
+            lost += [count.sum_to_size(index.shape).flatten().to(strength.device) for index in (plus, minus)]
             total = int(count.sum())
             if not total or sets.start == sets.stop:
                 continue
@@ -80,8 +80,10 @@ class Laplacian:
                 amount, strength[sets] = zero.numel() // count.numel() - count, 0.0
             if full or total < zero.numel():
                 at = amount.nonzero(as_tuple=True)
-                ends.append(torch.stack([index.expand(amount.shape)[at] for index in (plus, minus)]))
-                amounts.append(amount[at])
+                ends.append(
+                    torch.stack([index.expand(amount.shape)[at] for index in (plus, minus)]).to(strength.device)
+                )
+                amounts.append(amount[at].to(strength.device))
         degree = self.degree.index_add(0, self.gather, -torch.cat(lost).to(self.degree.dtype))
         edges = (torch.cat(ends, 1), torch.cat(amounts).to(degree.dtype)) if ends else None
         return replace(self, degree=degree, strength=strength, edges=edges)

@@ -49,7 +49,7 @@ def _by_sums(graph: ChannelGraph, weights: Mapping[str, Tensor]) -> dict[str, Fa
     parts = {name: entry.held(name, weights[name]) for name, entry in numbered.items()}
     nothing = torch.zeros(channels, dtype=torch.float64, device=next(iter(weights.values())).device)
     sums = {name: (part, sums_of(weight, part, nothing, 0.0, False)) for name, (part, weight) in parts.items()}
-    totals, found = sums_by_channel(sums, weights, channels), {}
+    totals, found = sums_by_channel(sums, weights, channels, nothing.device), {}
     for name, entry in numbered.items():
         size = math.prod(entry.shape)
         rows, columns = (totals[ids] * (ids.numel() / size) for ids in (entry.plus, entry.minus))

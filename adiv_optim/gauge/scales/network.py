@@ -52,7 +52,7 @@ def network_scales(
         start: log-scales near the solution, such as an earlier step's; (graph.free,).
 
     Returns:
-        (graph.free,), float64, on the parameters' device.
+        (graph.free,), float64, on the device of the first of the graph's weights, or on the CPU if that has no float64.
 
     Raises:
         ValueError: a weight of the graph is missing, has another shape, or holds NaN or inf; or `start` has
@@ -73,12 +73,16 @@ def network_scales(
     entries = {name: entry for name, entry in graph.parameters.items() if entry.counted and entry.moves}
     if lacking := [name for name in entries if name not in parameters]:
         raise ValueError(f"parameters lack {lacking[0]!r}, which the graph has; pass dict(model.named_parameters()).")
-    device = next((parameters[name].device for name in entries), torch.device("cpu"))
+    devices = {name: parameters[name].device for name in entries}
+    device = host.with_float64(next(iter(devices.values()), torch.device("cpu")))
     if not entries:
         return torch.zeros(graph.free, dtype=torch.float64, device=device)
-    key = ("laplacian", device)
+    key = ("laplacian", *devices.values())
     if key not in graph._cache:
-        there = {n: replace(e, plus=e.plus.to(device), minus=e.minus.to(device)) for n, e in entries.items()}
+        there = {
+            name: replace(entry, plus=entry.plus.to(devices[name]), minus=entry.minus.to(devices[name]))
+            for name, entry in entries.items()
+        }
         graph._cache[key] = Laplacian.of(graph.free, tuple(entries.values()), device), there
     laplacian, entries = graph._cache[key]
     parts = {name: entry.held(name, parameters[name]) for name, entry in entries.items()}
@@ -88,10 +92,11 @@ def network_scales(
         scales[1:] = start
     zeros = False
     for _ in range(_PASSES):
+        copies = {each: scales.to(each, host.widest(each)) for each in {*devices.values()}}
         right = sums_by_channel(
-            {name: (part, sums_of(weight, part, scales, part.usual if fan_in else 0.0, zeros))
+            {name: (part, sums_of(weight, part, copies[devices[name]], part.usual if fan_in else 0.0, zeros))
              for name, (part, weight) in parts.items()},
-            parameters, len(scales),
+            parameters, len(scales), device,
         )  # fmt: skip
         # log 0 = -inf: a sum that is not finite is the sign of a zero (or worse).
         all_finite = right.isfinite().all()
@@ -116,12 +121,15 @@ def network_scales(
 
 
 def sums_by_channel(
-    found: Mapping[str, tuple[Entry, tuple[Tensor, Tensor]]], parameters: Mapping[str, Tensor], channels: int
+    found: Mapping[str, tuple[Entry, tuple[Tensor, Tensor]]],
+    parameters: Mapping[str, Tensor],
+    channels: int,
+    device: torch.device,
 ) -> Tensor:
     """Add the row and column sums of all weights up by channel, and over the processes that hold their parts.
 
     `found` is, by name, the entry of what is held of the weight here, and its `sums_of`. The result is (channels,), in
-    float64, the same on all processes.
+    float64 on that device, the same on all processes.
     """
     by_group: dict[Group, list[tuple[Tensor, Tensor]]] = {}
     for name, (entry, sums) in found.items():
@@ -129,9 +137,9 @@ def sums_by_channel(
         by_group.setdefault(cut and cut.group, []).extend(zip((entry.plus, entry.minus), sums, strict=True))
     totals = []
     for group, pairs in by_group.items():
-        indices = torch.cat([index.flatten() for index, _ in pairs])
-        total = torch.zeros(channels, dtype=torch.float64, device=indices.device)
-        total.index_add_(0, indices, torch.cat([sums for _, sums in pairs]).double())
+        indices = torch.cat([index.flatten().to(device) for index, _ in pairs])
+        total = torch.zeros(channels, dtype=torch.float64, device=device)
+        total.index_add_(0, indices, torch.cat([sums.to(device) for _, sums in pairs]).double())
         if group is not None:
             add_up([total], group)
         totals.append(total)

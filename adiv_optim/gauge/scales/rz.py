@@ -78,7 +78,7 @@ def rz_scaling(weight: Tensor, *, groups: int = 1, kernel_dims: int = 0) -> RZSc
     at = weight.dim() - kernel_dims
     batch, (out, inputs), positions = weight.shape[: at - 2], weight.shape[at - 2 : at], weight.shape[at:].numel()
     # A dimension each for the group and for all positions, so that a matrix is a kernel with one of both.
-    work = weight.to(torch.promote_types(weight.dtype, torch.float32))
+    work = weight.to(host.with_float64(weight.device), torch.promote_types(weight.dtype, torch.float32))
     blocks = work.reshape(*batch, groups, out // groups, inputs, positions)
 
     logs = blocks.abs().log_()
@@ -109,9 +109,9 @@ def rz_scaling(weight: Tensor, *, groups: int = 1, kernel_dims: int = 0) -> RZSc
     # By the rounded scales, so that D W' E gives back the weight.
     canonical = (blocks / rows[..., :, None, None]).div_(columns[..., None, :, None])
     return RZScaling(
-        rows.reshape(*batch, out),
-        canonical.reshape(weight.shape).to(weight.dtype),
-        columns.reshape(*batch, groups * inputs),
+        rows.reshape(*batch, out).to(weight.device),
+        canonical.reshape(weight.shape).to(weight),
+        columns.reshape(*batch, groups * inputs).to(weight.device),
     )
 
 
