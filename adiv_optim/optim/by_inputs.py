@@ -147,3 +147,5 @@ class ByInputs(Coordinates):
         fresh = {layer.name for layer in layers} - {layer.name for layer in chart.layers if layer in layers}
         chart.measured = {name: value for name, value in chart.measured.items() if name not in fresh}
         chart.layers, chart.plain = layers, {named[key][0]: why for key, why in plain.items()}
+        for layer in layers:
+            chart.recall(layer)

@@ -35,6 +35,7 @@ COUNT = Fits("an integer of at least 0", lambda value: is_number(value) and isin
 NUMBER = Fits("a finite number of at least 0", lambda value: is_number(value) and 0 <= value < math.inf)
 POSITIVE = Fits("a finite number above 0", lambda value: is_number(value) and 0 < value < math.inf)
 DICT = Fits("a dict", lambda value: isinstance(value, Mapping))
+SEQUENCE = Fits("a list", lambda value: isinstance(value, list))
 
 
 def numbers(*shapes: tuple[int | None, ...], finite: bool = True) -> Fits:

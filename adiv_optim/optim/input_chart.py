@@ -14,7 +14,7 @@ from .._linalg.shards import add_up, cut_of
 from ..attach.checks import Skip
 from ..attach.coverage import UNCALLED, Coverage, uncalled_words, warn
 from .chart import Chart, Known, Map
-from .checkpoint import ANYTHING, COUNT, check
+from .checkpoint import ANYTHING, COUNT, DICT, SEQUENCE, check
 from .processes import Processes
 from .rows import FROZEN
 from .sums import InputSums
@@ -62,6 +62,8 @@ class InputChart(Chart, Generic[Sums, Measured]):
         #: Whether what is remembered has been loaded since the last step, by itself.
         self.loaded = False
         self.measured: dict[str, Measured] = {}
+        #: What a checkpoint remembers of layers that are frozen now, for when they train again.
+        self.aside: dict[str, Any] = {}
         #: By layer, how often its covariance could not be factorised; what was measured before then stays in use.
         self.failures: dict[str, int] = {}
         #: By layer, how often rows were dropped because their sums held NaN or inf.
@@ -266,30 +268,52 @@ class InputChart(Chart, Generic[Sums, Measured]):
 
     def state_dict(self) -> dict[str, Any]:
         """Return covariances and the counter; what is made of them follows from them."""
-        return {"steps": self.steps, "layers": {layer.name: layer.state_dict() for layer in self.layers}}
+        layers = {layer.name: layer.state_dict() for layer in self.layers}
+        frozen = [name for name in self._frozen() if name not in self.aside]
+        return {"steps": self.steps, "layers": {**self.aside, **layers}, **({"frozen": frozen} if frozen else {})}
+
+    def _frozen(self) -> list[str]:
+        return [name for name, why in self.plain.items() if why == FROZEN]
 
     def check_state_dict(self, state: dict[str, Any]) -> None:
-        """Refuse the state of other layers."""
-        wanted = {"steps": COUNT, "layers": {layer.name: ANYTHING for layer in self.layers}}
-        check(state, wanted, path := "state_dict['chart']", self.remedy)
+        """Refuse the state of other layers, but for those that are frozen, or were when it was saved."""
+        path, names = "state_dict['chart']", {layer.name for layer in self.layers}
+        then = {"frozen": SEQUENCE} if isinstance(state, Mapping) and "frozen" in state else {}
+        check(state, {"steps": COUNT, "layers": DICT, **then}, path, self.remedy)
+        found = state["layers"].keys()
+        lacking = names.intersection(state.get("frozen", ())) - found
+        wanted = dict.fromkeys((names - lacking) | (found & set(self._frozen())), ANYTHING)
+        check(state["layers"], wanted, f"{path}['layers']", self.remedy)
         for layer in self.layers:
-            layer.check_state_dict(state["layers"][layer.name], f"{path}['layers'][{layer.name!r}]", self.remedy)
+            if layer.name in found:
+                layer.check_state_dict(state["layers"][layer.name], f"{path}['layers'][{layer.name!r}]", self.remedy)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take them from a checkpoint; an empty one makes the chart forget."""
         if self.loaded and not state:
             return  # torch.distributed.checkpoint loads averages and the optimizer's own state one by one
         self.steps, self.measured, self.failures, self.spoiled = state.get("steps", 0), {}, {}, {}
+        self.aside = dict(state.get("layers", {}))
         for layer in self.layers:
             layer.reset()
-            if state:
-                layer.load_state_dict(state["layers"][layer.name])
-                if layer.total is not None:
-                    try:
-                        self.measured[layer.name] = self.measure(layer)
-                    except NoRootError:
-                        self.failures[layer.name] = 1
+            self.recall(layer)
         self._arm()
+
+    def recall(self, layer: Sums) -> None:
+        """Let a layer remember what is kept aside of it, unless its bias trained then and not now, or conversely."""
+        part = self.aside.pop(layer.name, None)
+        if part is None:
+            return
+        try:
+            layer.check_state_dict(part, layer.name, self.remedy)
+        except ValueError:
+            return
+        layer.load_state_dict(part)
+        if layer.total is not None:
+            try:
+                self.measured[layer.name] = self.measure(layer)
+            except NoRootError:
+                self.failures[layer.name] = 1
 
 
 def _sum_over_processes(layers: Sequence[InputSums], counts: Sequence[int], processes: Processes) -> None:
