@@ -96,17 +96,21 @@ def test_products_may_be_rounded_as_tf32_rounds_them(monkeypatch):
     def tf32(matrix: torch.Tensor) -> torch.Tensor:
         return ((matrix.float().contiguous().view(torch.int32) + 0x1000) & ~0x1FFF).view(torch.float32)
 
-    q, _ = torch.linalg.qr(torch.randn(64, 64))
-    values = 0.25 ** torch.arange(64.0)
-    matrix, basis = (q * values) @ q.mT, torch.linalg.qr(torch.randn(64, 8)).Q.float()
+    values, failed = 0.25 ** torch.arange(64.0), 0
     level = values.mean().float()
-    for _ in range(3):
-        found = followed(tf32(matrix) @ tf32(basis), basis, level)
-        basis = found.vectors
-    assert (found.values[-2:] - values[:2].flip(0)).abs().max() <= 1e-2
-    monkeypatch.setattr(roots, "_TF32", torch.finfo(torch.float32).eps)
-    with pytest.raises(NoRootError):
-        followed(tf32(matrix) @ tf32(basis), basis, level)
+    for _ in range(20):
+        q, _ = torch.linalg.qr(torch.randn(64, 64))
+        basis = torch.linalg.qr(torch.randn(64, 8)).Q.float()
+        sketch = tf32((q * values) @ q.mT) @ tf32(basis)
+        found = followed(sketch, basis, level)
+        assert (found.values[-1] - values[0]).abs() <= 0.1
+        with monkeypatch.context() as patch:
+            patch.setattr(roots, "_TF32", 0.0)
+            try:
+                followed(sketch, basis, level)
+            except NoRootError:
+                failed += 1
+    assert failed > 10
 
 
 def test_leading_eigenvectors_are_followed():
