@@ -37,31 +37,33 @@ class Laplacian:
     def of(cls, free: int, entries: tuple[Entry, ...], device: torch.device) -> "Laplacian":
         """Build the equations of weights without zeros."""
         gather, shares, members, owners, strengths, slices, count = [], [], [], [], [], [], 0
-        with torch.device("cpu"):  # where the indices are, whatever the default is
-            for entry in entries:
-                elements, before = torch.Size(entry.shape).numel(), count
-                for index in (entry.plus, entry.minus):
-                    gather.append(index.flatten())
-                    shares.append(torch.full((index.numel(),), elements / index.numel(), dtype=torch.float64))
-                if bool(entry.plus.any()) and bool(entry.minus.any()):
-                    plus, minus = (_by_block(index, entry) for index in (entry.plus, entry.minus))
-                    count += 2 * len(plus)
-                    for place, sets in enumerate((plus, minus)):
-                        members.append(sets.flatten())
-                        owners.append(torch.arange(before + place, count, 2).repeat_interleave(sets.shape[1]))
-                    kernel = elements / (len(plus) * plus.shape[1] * minus.shape[1])
-                    strengths.append(torch.full((count - before,), kernel, dtype=torch.float64))
-                slices.append(slice(before, count))
-            nothing = torch.zeros(0, dtype=torch.long)
-            channels = torch.cat(gather)
-            return cls(
-                degree=torch.zeros(free + 1, dtype=torch.float64).index_add_(0, channels, torch.cat(shares)).to(device),
-                gather=channels.to(device),
-                member=torch.cat([nothing, *members]).to(device),
-                owner=torch.cat([nothing, *owners]).to(device),
-                strength=torch.cat([nothing.double(), *strengths]).to(device),
-                entry_sets=tuple(slices),
-            )
+        # On the CPU, as indices are, whatever the default is; by no context, which Ctrl-C may leave half entered.
+        for entry in entries:
+            elements, before = torch.Size(entry.shape).numel(), count
+            for index in (entry.plus, entry.minus):
+                gather.append(index.flatten())
+                shares.append(torch.full((index.numel(),), elements / index.numel(), dtype=torch.float64, device="cpu"))
+            if bool(entry.plus.any()) and bool(entry.minus.any()):
+                plus, minus = (_by_block(index, entry) for index in (entry.plus, entry.minus))
+                count += 2 * len(plus)
+                for place, sets in enumerate((plus, minus)):
+                    members.append(sets.flatten())
+                    owners.append(torch.arange(before + place, count, 2, device="cpu").repeat_interleave(sets.shape[1]))
+                kernel = elements / (len(plus) * plus.shape[1] * minus.shape[1])
+                strengths.append(torch.full((count - before,), kernel, dtype=torch.float64, device="cpu"))
+            slices.append(slice(before, count))
+        nothing = torch.zeros(0, dtype=torch.long, device="cpu")
+        channels = torch.cat(gather)
+        return cls(
+            degree=torch.zeros(free + 1, dtype=torch.float64, device="cpu")
+            .index_add_(0, channels, torch.cat(shares))
+            .to(device),
+            gather=channels.to(device),
+            member=torch.cat([nothing, *members]).to(device),
+            owner=torch.cat([nothing, *owners]).to(device),
+            strength=torch.cat([nothing.double(), *strengths]).to(device),
+            entry_sets=tuple(slices),
+        )
 
     def without(self, entries: tuple[Entry, ...], zeros: Iterable[Tensor]) -> "Laplacian":
         """Return the equations with the weights that are zero left out."""
