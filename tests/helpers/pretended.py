@@ -6,7 +6,7 @@ For a process of its own: torch has one such backend, which it then takes for th
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, library
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.backend_registration import _DummyBackendModule, _setup_privateuseone_for_python_backend
@@ -106,10 +106,10 @@ def _copy_from(one: Tensor, other: Tensor, non_blocking: bool = False) -> Tensor
 
 _setup_privateuseone_for_python_backend(NAME, backend_module=_DummyBackendModule())
 #: Of what torch calls past tensors' own dispatch; it is forgotten with this object.
-LIBRARY = torch.library.Library("aten", "IMPL")
+KERNELS = library.Library("aten", "IMPL")
 for _name, _function in (
     ("empty_strided", _empty_strided),
     ("empty.memory_format", _empty),
     ("_copy_from", _copy_from),
 ):
-    LIBRARY.impl(_name, _function, "PrivateUse1")
+    KERNELS.impl(_name, _function, "PrivateUse1")
