@@ -35,7 +35,7 @@ COUNT = Fits("an integer of at least 0", lambda value: is_number(value) and isin
 NUMBER = Fits("a finite number of at least 0", lambda value: is_number(value) and 0 <= value < math.inf)
 POSITIVE = Fits("a finite number above 0", lambda value: is_number(value) and 0 < value < math.inf)
 DICT = Fits("a dict", lambda value: isinstance(value, Mapping))
-SEQUENCE = Fits("a list", lambda value: isinstance(value, list))
+NAMES = Fits("a list of names", lambda value: isinstance(value, list) and all(isinstance(n, str) for n in value))
 
 
 def numbers(*shapes: tuple[int | None, ...], finite: bool = True) -> Fits:

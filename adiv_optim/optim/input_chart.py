@@ -14,7 +14,7 @@ from .._linalg.shards import add_up, cut_of
 from ..attach.checks import Skip
 from ..attach.coverage import UNCALLED, Coverage, uncalled_words, warn
 from .chart import Chart, Known, Map
-from .checkpoint import ANYTHING, COUNT, DICT, SEQUENCE, check
+from .checkpoint import ANYTHING, COUNT, DICT, NAMES, check
 from .processes import Processes
 from .rows import FROZEN
 from .sums import InputSums
@@ -278,7 +278,7 @@ class InputChart(Chart, Generic[Sums, Measured]):
     def check_state_dict(self, state: dict[str, Any]) -> None:
         """Refuse the state of other layers, but for those that are frozen, or were when it was saved."""
         path, names = "state_dict['chart']", {layer.name for layer in self.layers}
-        then = {"frozen": SEQUENCE} if isinstance(state, Mapping) and "frozen" in state else {}
+        then = {"frozen": NAMES} if isinstance(state, Mapping) and "frozen" in state else {}
         check(state, {"steps": COUNT, "layers": DICT, **then}, path, self.remedy)
         found = state["layers"].keys()
         lacking = names.intersection(state.get("frozen", ())) - found

@@ -71,6 +71,9 @@ def test_layers_that_were_not_frozen_are_not_to_be_missing(wrapper):
     state["chart"]["layers"] |= {"0.weight": lost, "5.weight": lost}
     with pytest.raises(ValueError, match=r"has an unknown '5\.weight'"):
         optimizer.load_state_dict(state)
+    state["chart"]["frozen"] = [["0.weight"]]
+    with pytest.raises(ValueError, match=r"\['frozen'\] is .* wanted a list of names"):
+        optimizer.load_state_dict(state)
 
 
 @each_wrapper
