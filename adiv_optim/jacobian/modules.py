@@ -7,14 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vjp
-from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.modules.conv import _ConvNd
 
 from .._linalg.least_squares import Parts
 from ..attach.checks import layers_of, no_such_module, trainable
 
 #: Layers of torch.nn that keep the plain gradient unless they are named: `attach` leaves them alone too.
-#: Batch normalisers could not be corrected at all: their samples have no Jacobian of their own.
+#: In training batch normalisers could not be corrected at all: their samples have no Jacobian of their own.
 PLAIN_BY_DEFAULT: tuple[type[nn.Module], ...] = (
     _NormBase,
     nn.LayerNorm,
@@ -95,7 +95,8 @@ def _why_left_out(module: nn.Module) -> str | None:
 
 def mixes_samples(module: nn.Module) -> str:
     """Say that the samples of a module's input have no Jacobian of their own, or ""."""
-    return f"{type(module).__name__} mixes the samples of a batch" if isinstance(module, _NormBase) else ""
+    by_batch = isinstance(module, _BatchNorm) and (module.training or module.running_mean is None)
+    return f"{type(module).__name__} mixes the samples of a batch" if by_batch else ""
 
 
 def batched(layer: nn.Module, inputs: tuple[Tensor, ...], grad_output: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:

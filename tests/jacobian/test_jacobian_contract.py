@@ -233,6 +233,18 @@ def test_batch_norm_has_no_jacobians_of_its_own():
         jacobian.layer_jacobians(nn.BatchNorm1d(3), torch.randn(4, 3))
 
 
+NORMS = {"instance": nn.InstanceNorm1d(4, affine=True), "batch-in-evaluation": nn.BatchNorm1d(4).eval()}
+
+
+@pytest.mark.parametrize("norm", NORMS.values(), ids=NORMS)
+def test_normaliser_that_does_not_mix_samples_has_jacobians(norm):
+    x, t = torch.randn(5, 4, 3), torch.randn(5, 4, 3)
+    found = jacobian.corrected_gradients(norm, squares, x, t, None, layers=[""])
+    squares(norm(x), t).backward()
+    for name, parameter in norm.named_parameters():
+        torch.testing.assert_close(found[name], parameter.grad)
+
+
 def test_layer_that_returns_no_tensor_is_an_error():
     class Pair(nn.Linear):
         def forward(self, x):
