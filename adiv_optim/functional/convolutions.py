@@ -103,8 +103,8 @@ def patches_of(name: str, input: Tensor, kernel: Sequence[int], steps: Steps) ->
 
 
 def _per_axis(value: int | Sequence[int], kernel: Sequence[int]) -> list[int]:
-    """One number for each axis, where one may stand for all."""
-    values = [value] if isinstance(value, int) else list(value)
+    """One number for each axis, where one may stand for all; torch's function refuses any other count of them."""
+    values: list[Any] = list(value) if isinstance(value, (list, tuple)) else [value]
     return values * len(kernel) if len(values) == 1 else values
 
 
@@ -118,7 +118,7 @@ def _resolve_padding(
         raise ValueError(f"{name}: padding is {padding!r}; the names are 'valid' and 'same'.")
     if any(step != 1 for step in stride):
         raise ValueError(f"{name}: padding='same' needs stride 1, found {stride}; give the padding as numbers.")
-    totals = [gap * (size - 1) for gap, size in zip(dilation, kernel, strict=True)]
+    totals = [gap * (size - 1) for gap, size in zip(dilation, kernel, strict=False)]
     if any(total % 2 for total in totals):
         input = F.pad(input, [side for total in reversed(totals) for side in (0, total % 2)])
     return input, [total // 2 for total in totals]
@@ -144,9 +144,9 @@ def _check_shapes(name: str, dims: int, input: Tensor, weight: Tensor, groups: i
 
 
 def _check_kernel(name: str, batch: Tensor, weight: Tensor, geometry: Geometry) -> None:
-    sizes = [size + 2 * pad for size, pad in zip(batch.shape[2:], geometry.padding, strict=True)]
-    reaches = [gap * (size - 1) + 1 for size, gap in zip(weight.shape[2:], geometry.dilation, strict=True)]
-    if any(reach > size for reach, size in zip(reaches, sizes, strict=True)):
+    sizes = [size + 2 * pad for size, pad in zip(batch.shape[2:], geometry.padding, strict=False)]
+    reaches = [gap * (size - 1) + 1 for size, gap in zip(weight.shape[2:], geometry.dilation, strict=False)]
+    if any(reach > size for reach, size in zip(reaches, sizes, strict=False)):
         raise ValueError(
             f"{name}: the kernel reaches over {tuple(reaches)} positions, but the padded input has {tuple(sizes)}: "
             f"input has shape {tuple(batch.shape)}, weight {tuple(weight.shape)}. Are these "

@@ -1,5 +1,6 @@
 """functional.conv1d/2d/3d: patch norms, memory format, additivity, degenerate input, and errors."""
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -166,7 +167,7 @@ def test_broadcast_and_strided_grad_output_are_handled(correction):
             assert relative_error(found[name], wanted[name]) <= EXACT
 
 
-@pytest.mark.parametrize("padding", [1, (1,), (1, 1), [1, 1]], ids=repr)
+@pytest.mark.parametrize("padding", [1, (1,), (1, 1), [1, 1], np.int64(1)], ids=repr)
 def test_one_number_stands_for_every_axis(padding):
     x, weight = torch.randn(1, 2, 4, 4), torch.randn(3, 2, 3, 3)
     found = functional.conv2d(x, weight, None, padding, padding, padding, correction=Proportional())
@@ -191,6 +192,12 @@ ERRORS = {
 def test_error_says_what_was_found_and_wanted(input, weight, options, error, message):
     with pytest.raises(error, match=rf"^conv2d: .*{message}"):
         functional.conv2d(input, weight, **options, correction=Proportional())
+
+
+@pytest.mark.parametrize("name", ["stride", "padding", "dilation"])
+def test_too_many_numbers_are_refused_in_torchs_words(name):
+    with pytest.raises(RuntimeError, match=f"expected {name} to be a single integer value or a list of 2 values"):
+        functional.conv2d(X, W, **{name: (1, 1, 1)}, correction=Proportional())
 
 
 @pytest.mark.parametrize("dims", [1, 2, 3])
