@@ -203,6 +203,12 @@ def compare(call: Call) -> Any:
     return call.constants() if _is_zero(call["other"]) else call.pin_all()
 
 
+def heaviside(call: Call) -> Any:
+    """The sign of a number, with values of its own at 0, which are pinned."""
+    call.pin(call["values"])
+    return call.constants()
+
+
 def glu(call: Call) -> Any:
     """Gated unit a · sigmoid(b): the gate is pinned, the other half passes."""
     x = call.uses.activation(call.first)
@@ -267,8 +273,9 @@ _GROUPS: dict[Callable[[Call], Any], str] = {
     like: "expand_as view_as reshape_as",
     index: "index index_select",
     compare: "gt ge lt le eq ne",
+    heaviside: "heaviside",
     Call.constants: (
-        "sign sgn heaviside zeros_like ones_like full_like empty_like rand_like randn_like new_zeros new_ones "
+        "sign sgn zeros_like ones_like full_like empty_like rand_like randn_like new_zeros new_ones "
         "new_full new_empty sym_size sym_numel size _assert_tensor_metadata _assert_scalar _assert_async"
     ),
     glu: "glu",

@@ -119,6 +119,7 @@ SHARE = {
     "tanh-in-autocast": (in_a_mode(torch.tanh, lambda: torch.autocast("cpu", torch.bfloat16)), 4, 1),
     "pooling-across-channels": (lambda x: F.avg_pool2d(x.movedim(1, 3), (1, 2)).movedim(3, 1), 2, 1),
     "quotient-of-halves": (lambda x: x[:, :2] / x[:, 2:], 2, 2),
+    "step-with-values-at-zero": (lambda x: x[:, 2:] * torch.heaviside(x[:, :2].relu(), x[:, :2]), 2, 2),
     "one-summand-for-all": (lambda x, m: x + m.scale, 4, 1),
     "half-pinned": (lambda x: torch.cat([x[:, :2].tanh(), x[:, 2:]], 1), 4, 2),
 }
