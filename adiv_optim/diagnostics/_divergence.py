@@ -127,6 +127,8 @@ def divergence(
             calls = [call for call in found.calls.get(path, []) if call.grad_output.numel()]
             if not reason and not calls:
                 reason = "it was not called with any rows, or the loss does not depend on it"
+            if not reason and _is_complex(layer, calls):
+                reason = "it computes with complex numbers, whose rows are not measured"
             if not reason and not rates.keys() & set(names.values()):
                 reason = "the optimizer holds none of its parameters"
             if reason and layers is not None:
@@ -209,5 +211,14 @@ def _cannot(module: nn.Module) -> str | None:
     return None
 
 
+def _is_complex(layer: nn.Module, calls: list[Call]) -> bool:
+    tensors = [*layer.parameters(), *(tensor for inputs, output in calls for tensor in (*inputs, output))]
+    return any(tensor.is_complex() for tensor in tensors)
+
+
 def _inner(left: Tensor, right: Tensor | None) -> float:
-    return 0.0 if right is None else (to_float64(left) * to_float64(right)).sum().item()
+    if right is None:
+        return 0.0
+    if left.is_complex():
+        left, right = torch.view_as_real(left), torch.view_as_real(right)
+    return (to_float64(left) * to_float64(right)).sum().item()

@@ -72,3 +72,14 @@ def test_inputs_of_one_number_a_sample_are_measured():
     model, x, y = First(Scale()).double(), torch.randn(8).double(), torch.randint(3, (8,))
     found = divergence(model, F.cross_entropy, x, y).layers["layer"]
     assert torch.allclose(found.squared_norm, x.square())
+
+
+@pytest.mark.parametrize("by", [None, torch.optim.SGD], ids=["gradient", "optimizer"])
+def test_complex_layers_are_left_out_and_descend_all_the_same(by):
+    model = nn.Sequential(nn.Linear(4, 3, dtype=torch.complex64), nn.Linear(3, 2, dtype=torch.complex64))
+    x = torch.randn(5, 4, dtype=torch.complex64)
+    optimizer = by and by(model.parameters(), lr=0.1)
+    found = divergence(model, lambda z, _: z.abs().square().sum(), x, None, optimizer=optimizer)
+    assert found.left_out == dict.fromkeys("01", "it computes with complex numbers, whose rows are not measured")
+    model(x).abs().square().sum().backward()
+    assert found.descent == pytest.approx(sum(p.grad.abs().square().sum().item() for p in model.parameters()), rel=1e-4)
