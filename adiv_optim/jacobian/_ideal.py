@@ -117,6 +117,8 @@ def ideal_update(
         return pull_back(cotangent)[0]
 
     with torch.no_grad():
+        if not output.numel():
+            return IdealUpdate(adjoint(output), 0.0, 0.0, ridge or 0.0, 0)
         if ridge is None:
             ridge = damping * _mean_diagonal(adjoint, output, chunk_size) if damping else 0.0
         found = least_squares(

@@ -144,6 +144,15 @@ def test_ridge_is_the_damping_times_the_mean_diagonal():
     assert relative_error(ridged.step["weight"], damped.step["weight"]) <= 1e-12
 
 
+@pytest.mark.parametrize("options", [{}, {"damping": 0.1}, {"ridge": 0.5}], ids=["bare", "damping", "ridge"])
+def test_empty_batch_asks_for_no_step(options):
+    layer = nn.Linear(3, 2)
+    found = jacobian.ideal_update(layer, torch.zeros(0, 3), torch.zeros(0, 2), **options)
+    assert {name: tuple(part.shape) for name, part in found.step.items()} == {"weight": (2, 3), "bias": (2,)}
+    assert not any(part.any() for part in found.step.values())
+    assert found[1:] == (0.0, 0.0, options.get("ridge", 0.0), 0)
+
+
 @pytest.mark.parametrize("dims", [0, 1])
 @pytest.mark.parametrize(("rows", "columns"), [(4, 7), (7, 4)])
 @pytest.mark.parametrize("ridge", [0.0, 0.5])
