@@ -119,7 +119,7 @@ def uc_backpropagation(model: nn.Module) -> "UCBackpropagation":
     if not layers:
         types = ", ".join(sorted({type(module).__name__ for module in model.modules()}))
         raise ValueError(f"uc_backpropagation: found modules of type {types}; it goes on Linear and Conv1d/2d/3d.")
-    return UCBackpropagation([handle for layer in layers.values() for handle in _Ends(layer).handles])
+    return UCBackpropagation([handle for layer in layers.values() for handle in _Ends().hooks_on(layer)])
 
 
 _LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -147,15 +147,13 @@ class UCBackpropagation:
 class _Ends:
     """Both ends of one layer; a class, so that a model that has them can be copied and pickled."""
 
-    def __init__(self, layer: nn.Module) -> None:
-        self.inverse_rows: Tensor | None = None
-        self.handles = [
+    inverse_rows: Tensor | None = None
+
+    def hooks_on(self, layer: nn.Module) -> list[RemovableHandle]:
+        return [
             layer.register_forward_pre_hook(Hook(self.input, _REMOVE), with_kwargs=True),
             layer.register_forward_hook(Hook(self.output, _REMOVE)),
         ]
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"inverse_rows": None, "handles": []}
 
     def input(self, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not torch.is_grad_enabled() or exporting():
