@@ -18,7 +18,7 @@ def linear(call: Call) -> Any:
 
 def matmul(call: Call) -> Any:
     """Product xW with a parameter on the right, or a product of activations one of which no scale touches."""
-    left, right = call.arguments["self"], next(v for k, v in call.arguments.items() if k in ("other", "mat2", "vec"))
+    left, right = call["self"], call["other"] if call["mat2"] is None else call["mat2"]
     if _is_matrix(right) and not isinstance(left, Parameter):
         return _matrix(call, left, right, None, out=1)
     left, right = call.uses.activation(left), call.uses.activation(right)
