@@ -18,10 +18,10 @@ from torch.optim import Optimizer
 
 from ._linalg.limits import check_not_negative, check_positive
 
-#: The least ridge of `BatchIdeal`, in units of machine precision × tr(K). Rows that repeat make K singular, and where
-#: zeros should stand there is rounding: Cholesky's is at most (n + 1)/2 units (Higham 2002, Theorem 10.3; √n/2 where
-#: roundings are independent), that of summing K some twenty, however many rows there are. In directions that nothing
-#: but the ridge holds, the solution is off by the ratio of the two.
+#: The least ridge of `BatchIdeal`, in units of machine precision × tr(K). Rows that repeat make K singular: rounding
+#: stands in place of its zero eigenvalues. Cholesky adds at most (n + 1)/2 units (Higham 2002, Theorem 10.3; √n/2 if
+#: roundings are independent), and the sum of K some twenty, for any number of rows. In those directions the solution is
+#: off by rounding / ridge.
 _LEAST_RIDGE = 100
 
 #: Solves (gram + λI) X = right, given how many rows the Gram matrix was made of.
@@ -244,7 +244,7 @@ class BatchIdeal(Correction):
         """Return the ideal gradient of every trained parameter from one call of a layer."""
         if not self.per_sample:
             return rows.ideal(self.solve)
-        # In the solution, not in the gradient, which half precision may have rounded to less than B can bring back.
+        # The solution is multiplied, not the gradient: in half precision that may have vanished already.
         return rows.ideal(lambda gram, right, count: self.solve(gram, right, count) * rows.count)
 
     def solve(self, gram: Tensor, right: Tensor, count: float) -> Tensor:
@@ -260,7 +260,7 @@ class BatchIdeal(Correction):
         precision = torch.finfo(gram.dtype)
         # The clamp keeps a batch of zero rows, whose gradient is zero, from dividing zero by zero.
         share = max(self.damping / max(count, 1), _LEAST_RIDGE * precision.eps)
-        # Without a graph: a second derivative has to meet the layer's own refusal, not a matrix written in place.
+        # Without a graph: a second derivative is to raise the layer's own error, not one about a write in place.
         with torch.no_grad():
             diagonal = gram.diagonal(dim1=-2, dim2=-1)
             ridge = (diagonal.sum(-1, keepdim=True) * share).clamp(min=math.sqrt(precision.tiny))

@@ -15,7 +15,7 @@ from ..jacobian.recorder import Call
 from ..optim.rows import Layout
 from ._rows import MeasuredRows, evenly, to_float64
 
-#: Numbers of output gradients, one row's own each, for which a rule is asked at once.
+#: A rule is asked for the contributions of a few rows at a time: output gradients of at most so many numbers.
 UNIT_NUMBERS = 2**22
 
 

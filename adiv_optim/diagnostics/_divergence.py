@@ -70,8 +70,8 @@ def divergence(
         targets: handed to `loss_fn`.
         correction: measure as if it were attached (see `attach`). None measures what is: the corrections that are
             attached, or plain gradients.
-        optimizer: whose step to measure, in the state it is in; None is the gradient step. Of what Lightning and
-            Accelerate put over an optimizer it is the optimizer's own step.
+        optimizer: whose step to measure, in the state it is in; None is the gradient step. Where Lightning or
+            Accelerate has wrapped an optimizer, the step of the wrapped one is measured.
         layers: paths of the modules to measure. By default every module without submodules that owns a trainable
             parameter, but for norms, embeddings and the like (`jacobian.PLAIN_BY_DEFAULT`). One without a closed form
             must treat the samples of its inputs, their first dimension, separately, and is measured by

@@ -13,7 +13,7 @@ from .._linalg.least_squares import Parts
 from ..jacobian.modules import as_rows, batched, jvp, pure
 from ..jacobian.recorder import Call
 
-#: Numbers of the rows' own contributions to a layer's gradient that are there at once.
+#: The rows' own contributions to a layer's gradient are there a few at a time: at most so many numbers.
 CONTRIBUTION_NUMBERS = 2**22
 
 

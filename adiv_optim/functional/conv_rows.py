@@ -47,8 +47,8 @@ class ConvRows(Trained):
         if self.needs_weight:
             if scales["weight"] is not scales.get("bias"):
                 scaled = _rescale_groups(g, scales["weight"][part])
-            # float16 ends at 65504, which s g may pass where Σ s g xᵀ does not, and the patches x cannot be scaled in
-            # place of g. It is contracted in float32, a part at a time.
+            # s g may pass 65504, where float16 ends, though Σ s g xᵀ does not; and the patches x cannot be scaled in
+            # place of g. So float16 is contracted in float32, a part at a time.
             dtype = torch.float32 if input.dtype == torch.float16 else input.dtype
             x, weight = input[part].to(dtype), self.weight.to(dtype)
             grad_weight = plain_backward(scaled.to(dtype), x, weight, self.patches.geometry, False, True)[1]
@@ -58,7 +58,7 @@ class ConvRows(Trained):
     def ideal(self, solve: Solve) -> dict[str, Tensor]:
         """The ideal of a linear layer in each group, with the Gram matrix of the patches summed part by part."""
         dtype = self.patches.input.dtype
-        # Few patches make a matrix no larger than the Gram matrix, and only their own side is exact then.
+        # The matrix of few patches is no larger than the Gram matrix, and only the side of the patches is exact then.
         if self.count <= math.prod(self.weight.shape[1:]) * self.needs_weight + self.needs_bias:
             solved = self._linear(self.patches.unfold(), self._grad_rows()).ideal(solve)
         else:
@@ -82,7 +82,7 @@ class ConvRows(Trained):
         return grouped.movedim(1, 0).movedim(2, -1).flatten(1, -2)
 
     def answered_by(self, grad_rows: Tensor) -> "ConvRows":
-        """The same patches with other output gradients, (groups, rows, channels), of as many channels as there are."""
+        """The same patches with other output gradients, (groups, rows, channels), of any number of channels."""
         samples, _, *positions = self.grad_output.shape
         grad_output = grad_rows.unflatten(1, (samples, *positions)).movedim(0, 1).movedim(-1, 2).flatten(1, 2)
         weight = self.weight.new_empty(grad_output.shape[1], *self.weight.shape[1:])

@@ -88,7 +88,7 @@ def _rows(tensor: Tensor, weight: Tensor) -> Tensor:
 
 
 def _input_gradient(rows: Tensor, grad_rows: Tensor, weight: Tensor) -> Tensor:
-    """G W, as torch multiplies it: column by column where X lies so, which rounds otherwise."""
+    """G W, as torch multiplies it: by the transposes where X lies column by column, which rounds differently."""
     # Compiled code rounds in its own way, and the compiler of torch 2.6 refuses to look at strides here.
     column_major = not torch.compiler.is_compiling() and rows.stride() == (1, len(rows))
     return (weight.mT @ grad_rows.mT).mT if column_major else grad_rows @ weight
@@ -225,8 +225,8 @@ def _rescale(tensor: Tensor, scale: Tensor) -> Tensor:
 
 def _contract_float16(rows: Tensor, grad_rows: Tensor, scale: Tensor) -> Tensor:
     """Gᵀ(s ⊙ X), as far as float16 can hold it; in float32 it would cost the tensor cores."""
-    # It ends at 65504, which s g may pass where s g xᵀ does not; s x = x / (|x|² + 1) stays below 1. Where an entry of
-    # x is in the thousands the others times s are next to nothing, and are multiplied by a power of 2 meanwhile.
+    # s g may pass 65504, where float16 ends, though s g xᵀ does not; s x = x / (|x|² + 1) stays below 1. Where an entry
+    # of x is in the thousands, the others times s nearly vanish: a power of 2 keeps them until the product is taken.
     if not rows.numel():
         return grad_rows.mT @ rows
     largest = torch.linalg.vector_norm(rows, math.inf, dim=-1, keepdim=True, dtype=scale.dtype)

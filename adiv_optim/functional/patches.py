@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .shared import squared_norm
 
-#: Numbers of unfolded patches that are there at once, unless a quarter of the input is more.
+#: At most so many numbers of unfolded patches are there at once, or as many as a quarter of the input if that is more.
 PATCH_NUMBERS = 2**19
 
 
@@ -93,9 +93,10 @@ class Patches(NamedTuple):
         return patch_squared_norm(self.input, self.kernel, *self.geometry)
 
     def spread(self, rows: int, turn: int) -> "Patches":
-        """Those of some samples alone, that have at most so many rows, or of one: spread over all, at uneven steps.
+        """The patches of a few samples: at most so many rows, or those of one sample.
 
-        Even steps could take the same positions of every sequence. Every turn takes others.
+        The samples are spread over the batch by uneven steps, for even ones could take the same positions of every
+        sequence. Every turn takes others.
         """
         positions = self._replace(input=self.input[:1]).unfold().shape[1]
         count, total = max(1, rows // max(1, positions)), len(self.input)
@@ -108,7 +109,7 @@ class Patches(NamedTuple):
         return self._replace(input=self.input[ends[:-1] + offset])
 
     def parts(self, dtype: torch.dtype) -> Iterator[tuple[slice, Tensor]]:
-        """Yield some samples at a time, and their patches as `unfold` gives them; all if that copies nothing."""
+        """Yield slices of the samples and the patches that `unfold` gives of each; one slice if that copies nothing."""
         per_sample = math.prod(self.kernel) * self.input[:1].numel() // math.prod(self.geometry.stride)
         numbers = max(PATCH_NUMBERS, self.input.numel() // 4)
         copies = bool(self.kernel) or self.input.dtype != dtype

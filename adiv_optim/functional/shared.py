@@ -63,7 +63,7 @@ def apply(function: type[Function], *arguments: Any) -> Tensor:
     without a word. Run eagerly they are right, and fullgraph=True says that it cannot have the whole graph.
     Before 2.8 torch's compiler cannot be asked whether it is under vmap; the documentation warns of it there.
     """
-    # No backward comes through inference mode, and what a Function would save cannot be.
+    # Inference mode has no backward pass, and its tensors cannot be saved for one.
     if not torch.compiler.is_compiling() and torch.is_inference_mode_enabled():
         with torch.no_grad():
             return function.apply(*arguments)
@@ -79,7 +79,7 @@ _apply_eagerly = torch.compiler.disable(apply)
 
 def trains(*parameters: Tensor | None) -> bool:
     """Whether a parameter may get a gradient: without one torch's own function does, and keeps no input for it."""
-    # A transform's tensors do not tell, and a compiler finds out by itself what a backward needs.
+    # The tensors of a torch.func transform do not say, and a compiler finds out by itself what a backward needs.
     if torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is not None:
         return True
     return any(parameter is not None and parameter.requires_grad for parameter in parameters)
@@ -101,7 +101,7 @@ def squared_norm(input: Tensor, dim: int) -> Tensor:
 
 
 def parts(tensor: Tensor) -> list[slice]:
-    """Slices of the first dimension in which to build a temporary of the tensor's size, for memory's sake; `SLICES`."""
+    """Slices of the first dimension: to save memory, a temporary of the tensor's size is built slice by slice."""
     count = max(1, min(SLICES, tensor.numel() // SLICE_NUMBERS))
     size = max(1, math.ceil(len(tensor) / count))
     return [slice(start, start + size) for start in range(0, max(1, len(tensor)), size)]
@@ -147,7 +147,7 @@ def refuse_correction_as(name: str, argument: str, value: object) -> None:
 
 
 def explain_jvp(explain: Callable[[], str], function: Callable[..., Any], *arguments: Any) -> Any:
-    """Call a function; where forward-mode differentiation cannot pass it, the error has the words of `explain`."""
+    """Call a function; if forward-mode differentiation fails in it, raise an error with the words of `explain`."""
     if torch.compiler.is_compiling():  # which cannot leave the graph within a try block
         return function(*arguments)
     try:
@@ -159,7 +159,7 @@ def explain_jvp(explain: Callable[[], str], function: Callable[..., Any], *argum
 
 
 class Hook:
-    """A hook on a layer that has a remedy where torch.jit.script or forward-mode differentiation cannot pass it."""
+    """A hook on a layer; where torch.jit.script or forward-mode differentiation fails in it, the error has a remedy."""
 
     def __init__(self, function: Callable[..., Any], remedy: str) -> None:
         self.function, self.remedy = function, remedy
@@ -180,7 +180,7 @@ class Hook:
 def parameters_of(
     function: Callable[Concatenate[Any, Parameters], Any],
 ) -> Callable[[Callable[..., Result]], Callable[Parameters, Result]]:
-    """Give a function that hands on its arguments the parameters of the one it calls, all but the first."""
+    """Give a function of (*args, **kwargs) the signature of the function that it calls, without the first parameter."""
 
     def rename(caller: Callable[..., Result]) -> Callable[Parameters, Result]:
         own, taken = inspect.signature(caller), inspect.signature(partial(function, None))

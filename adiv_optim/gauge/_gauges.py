@@ -77,8 +77,8 @@ class LayerGauge(Gauge):
     def factors(self, graph: ChannelGraph, parameters: Mapping[str, Tensor], log_scales: Tensor) -> dict[str, Factors]:
         """Return the scales of `rz_scaling` for weights, exp(s_out) for biases; see `Gauge.factors`."""
         network = graph.factors(log_scales)
-        # `rz_scaling` gives zeros and parts of a weight that zeros set apart scales by convention. Taken of the weight
-        # in the network gauge, which is one and the same in every gauge, these are the same too.
+        # Rows of zeros, and parts of a weight that zeros set apart, get scales by convention from `rz_scaling`. It is
+        # given the weight in the network gauge, which is the same in every gauge: these scales are the same then too.
         balanced = {
             name: network[name].divide(parameters[name]) if name in network else parameters[name]
             for name in self._weights(graph)

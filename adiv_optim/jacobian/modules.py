@@ -46,9 +46,9 @@ def jvp(function: Callable[[Parts], Tensor], at: Parts, tangent: Parts) -> Tenso
 
 
 def generator_states(module: nn.Module) -> list[tuple[Any, tuple[torch.device, ...], Tensor]]:
-    """The states of the random generators that a module may draw from, behind whose they are: module of torch, device.
+    """The random generators that a module may draw from: torch's module, the device its functions take, the state.
 
-    torch.random.fork_rng does not know MPS, where there is one device, which its functions do not take.
+    torch.random.fork_rng does not know MPS, which has one device, and functions that take none.
     """
     found: list[tuple[Any, tuple[torch.device, ...], Tensor]] = [(torch, (), torch.get_rng_state())]
     for device in {p.device for p in module.parameters() if p.device.type not in ("cpu", "meta")}:
@@ -70,7 +70,7 @@ def same_randomness(module: nn.Module) -> Iterator[None]:
 
 
 def choose_layers(model: nn.Module, layers: Iterable[str] | None) -> tuple[dict[str, nn.Module], dict[str, str]]:
-    """The layers that are named, by path; by default all with rows, and why other owners of parameters are left out."""
+    """The layers that are named, or else all with rows, by path; and path → why another owner of parameters is not."""
     if isinstance(layers, str):
         raise TypeError(f"layers is the string {layers!r}; pass a list of paths: layers=[{layers!r}].")
     modules = layers_of(model)

@@ -57,8 +57,9 @@ def differentiate(
 ) -> Pass:
     """Run a model forward and backward once, and keep the inputs of layers and the gradients of their outputs.
 
-    With `constant` the layers' own parameters are constants while the layers run, and a call without rows is an error:
-    autograd then finds for a parameter the part of the modules that are not recorded, should it be shared with one.
+    With `constant` the layers' own parameters are constants while the layers run. If a module that is not recorded
+    shares such a parameter, autograd then finds that module's part of the gradient alone. And a call without rows is an
+    error.
     """
     read: dict[str, list[tuple[Tensor, ...] | None]] = {path: [] for path in layers}
     trained = {path: [p for p in layer.parameters() if p.requires_grad and constant] for path, layer in layers.items()}

@@ -18,10 +18,10 @@ class ChannelScale(Channelwise):
     Args:
         normalized_shape: the number of channels, or several numbers as for nn.LayerNorm.
         per_channel: one γ and β per channel; if not, one of each for all channels.
-        channels: `dim`, the dimension of the channels, the last one of several: -1 as for nn.LayerNorm, the default, 1
-            as for nn.BatchNorm2d; `elementwise_affine`, whether there is a γ, `weight`, at first 1, without which the
-            layer is the identity; `bias`, whether there is a β, `bias`, at first 0, which there is not without γ;
-            `device` and `dtype` of the parameters.
+        channels: `dim`, the dimension of the channels, or the last of several: -1 as for nn.LayerNorm, the default, or
+            1 as for nn.BatchNorm2d; `elementwise_affine`, whether there are γ and β, without which the layer is the
+            identity; `bias`, whether there is β beside γ; `device` and `dtype` of the parameters. γ is `weight`, at
+            first 1, and β is `bias`, at first 0.
 
     Shape:
         Input and output alike, `normalized_shape` at `dim`.

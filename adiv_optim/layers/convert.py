@@ -82,8 +82,8 @@ def convert(model: nn.Module, mapping: Mapping[type[nn.Module], Factory]) -> nn.
 
     The new layers hold the very Parameter objects of the old ones, where both have one of that name and shape: an
     optimizer built before goes on working, and between linear layers or convolutions the state dict keeps its keys.
-    What is not handed on is dropped, a batch norm's running statistics among it, and what is new, as α of `DyT`, has to
-    be given to that optimizer by add_param_group; `plan` lists both. Layers are matched by exact type; one that stands
+    What is not handed on is dropped, such as a batch norm's running statistics. What is new, such as α of `DyT`, has to
+    be given to that optimizer by add_param_group. `plan` lists both. Layers are matched by exact type; one that stands
     in several places is replaced by one. Layers that a module of torch uses without calling them stay, with a warning.
 
     Args:

@@ -84,7 +84,7 @@ class Uses:
         self.channels = channels
         self.parameters: dict[str, Use] = {}
         self.buffers: dict[str, Use] = {}
-        self.inexact: list[str] = []  # normalisers whose eps a rescaled input makes itself felt through
+        self.inexact: list[str] = []  # normalisers whose eps changes their output once their input is rescaled
 
     def parameter(
         self, parameter: Parameter, kind: str, plus: Tensor, minus: Tensor | None = None, *, counted: bool = False

@@ -37,7 +37,7 @@ class Laplacian:
     def of(cls, free: int, entries: tuple[Entry, ...], device: torch.device) -> "Laplacian":
         """Build the equations of weights without zeros."""
         gather, shares, members, owners, strengths, slices, count = [], [], [], [], [], [], 0
-        # On the CPU, as indices are, whatever the default is; by no context, which Ctrl-C may leave half entered.
+        # On the CPU, as indices are, whatever the default device is. By no context: Ctrl-C may leave one half entered.
         for entry in entries:
             elements, before = torch.Size(entry.shape).numel(), count
             for index in (entry.plus, entry.minus):

@@ -12,7 +12,7 @@ from ..._linalg.shards import Group, add_up, cut_of, whole
 from ..channels.graph import ChannelGraph, Entry
 from .laplacian import Laplacian
 
-#: A solution that moves no log-scale by more than this from where the pass over the weights started is final.
+#: A pass over the weights is the last one if its solution moves no log-scale by more than this.
 _NEAR = 0.1
 _PASSES = 5  # one of which may find zeros and nothing else
 #: Weights whose logarithms are taken at once: on a CPU, temporaries that stay in its cache take less time.
