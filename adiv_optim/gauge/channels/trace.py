@@ -149,17 +149,13 @@ class _Interpreter:
         rule = RULES.get(name) if known else None
         if rule is None:
             # A function of constants is a constant, whatever it does.
-            if any(self._touched(value) for value in call.tensors()):
+            if not all(map(call.is_constant, call.tensors())):
                 self.unknown.append(call.label)
             return call.pin_all(f"no rule for {call.label}")
         result = rule(call)
         if known and node.target._schema.is_mutable and isinstance(node.args[0], torch.fx.Node):
             self._written(node.args[0], result, call, moved=rule is rearrange)
         return result
-
-    def _touched(self, value: Any) -> bool:
-        free = isinstance(value, Activation) and not self.channels.is_pinned(value.channels)
-        return free or isinstance(value, Parameter)
 
     def _arguments(self, node: Any, known: bool) -> dict[str, Any]:
         if not known:
