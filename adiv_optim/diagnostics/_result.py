@@ -60,10 +60,10 @@ class LayerDivergence(_Descent):
             "correction": self.correction,
             "total_rows": self.total_rows,
             "measured_rows": len(self.index),
-            "cosine_median": _median(self.cosine),
-            "projection_median": _median(self.projection),
+            "cosine_median": self.cosine.nanmedian().item(),
+            "projection_median": self.projection.nanmedian().item(),
             **_moments("gain", self.gain),
-            "interference_median": _median(self.interference),
+            "interference_median": self.interference.nanmedian().item(),
             **_moments("squared_norm", self.squared_norm),
             "responsibility": {name: share.nanmean().item() for name, share in self.responsibility.items()},
             "descent": self.descent,
@@ -158,7 +158,3 @@ def summarise(rows: MeasuredRows, parameters: list[str], by_optimizer: bool) -> 
 def _moments(name: str, values: Tensor) -> dict[str, float]:
     mean = values.nanmean()
     return {f"{name}_mean": mean.item(), f"{name}_variance": (values - mean).square().nanmean().item()}
-
-
-def _median(values: Tensor) -> float:
-    return values.nanmedian().item() if len(values) else math.nan
