@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import LBFGS, Optimizer
 
+from .._linalg import host
 from ..optim import OptimizerWrapper
 from ..optim.wrapper import check_same_parameters
 
@@ -78,9 +79,9 @@ def step_of(
     if optimizer is None:
         step = {n: torch.zeros_like(p) if p.grad is None else -p.grad for n, p in parameters.items()}
         return step, dict.fromkeys(parameters, 1.0)
-    wide = torch.float32 if any(p.device.type == "mps" for p in parameters.values()) else torch.float64
-    old = {name: p.detach().to(torch.promote_types(p.dtype, wide), copy=True) for name, p in parameters.items()}
+    wide = {name: torch.promote_types(p.dtype, host.widest(p.device)) for name, p in parameters.items()}
+    old = {name: p.detach().to(wide[name], copy=True) for name, p in parameters.items()}
     rates = {id(p): float(group["lr"]) for group in optimizer.param_groups for p in group["params"]}
     optimizer.step()
-    step = {name: p.detach().to(old[name].dtype) - old[name] for name, p in parameters.items()}
+    step = {name: p.detach().to(wide[name]) - old[name] for name, p in parameters.items()}
     return step, {name: rates[id(p)] for name, p in parameters.items() if id(p) in rates}
