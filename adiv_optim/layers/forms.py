@@ -34,6 +34,13 @@ def _check_alpha(name: str, alpha: float) -> None:
         raise ValueError(f"{name}: alpha is 0, which cuts the input off; give it another value.")
 
 
+def squared_length(input: Tensor, dim: int | tuple[int, ...]) -> Tensor:
+    """|x|² along dimensions, which stay with size 1."""
+    # Not by a norm, whose second derivative at 0 is NaN. And x·x has a cheaper backward than x.square().
+    squares = (input * input.conj()).real if input.is_complex() else input * input
+    return squares.sum(dim, keepdim=True)
+
+
 def affine_like_scale(squared_norm: Tensor, alpha: float, beta: float) -> Tensor:
     """α / √(α²|x|² + β²), which multiplies Wx + (β/α) b: α is taken out of Eq. 37's bracket."""
     return alpha * torch.rsqrt(alpha**2 * squared_norm + beta**2)

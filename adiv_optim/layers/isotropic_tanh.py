@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor, nn
 
+from .forms import squared_length
+
 
 class IsotropicTanh(nn.Module):
     r"""Bound the length of each row and keep its direction: :math:`\tanh(|x|)\, x / |x|`.
@@ -32,7 +34,7 @@ class IsotropicTanh(nn.Module):
         wide = input.to(torch.promote_types(input.dtype, torch.float32))
         # Below the clamp tanh(r) / r is 1 to the last bit, as is its limit at 0, and has no derivative to pass on.
         # Clamped before the root, whose second derivative at 0 would be NaN.
-        norm = (wide * wide).sum(self.dim, keepdim=True).clamp(min=1e-24).sqrt()
+        norm = squared_length(wide, self.dim).clamp(min=1e-24).sqrt()
         return (wide * (torch.tanh(norm) / norm)).to(input.dtype if input.is_floating_point() else wide.dtype)
 
     def extra_repr(self) -> str:

@@ -4,15 +4,15 @@ import torch
 from torch import Tensor, nn
 
 from .._linalg.limits import check_not_negative
-from .forms import inverse_norm
+from .forms import inverse_norm, squared_length
 
 
 def unit(input: Tensor, dim: int | tuple[int, ...], eps: float) -> Tensor:
     """X / max(|x|, eps), with the norm in float32 at least; a zero row stays zero and passes no gradient."""
     # Not torch's normalize, which multiplies the gradient of a zero row by 1 / eps, and whose eps is 0 in float16.
     wide = input.to(torch.promote_types(input.dtype, torch.float32))
-    # x·x and a factor have a cheaper backward than x.square() and a quotient.
-    output = wide * inverse_norm((wide * wide).sum(dim, keepdim=True), eps)
+    # A factor has a cheaper backward than a quotient.
+    output = wide * inverse_norm(squared_length(wide, dim), eps)
     return output.to(input.dtype if input.is_floating_point() else wide.dtype)
 
 

@@ -40,9 +40,11 @@ class PatchNorm(_ConvNd):
         self.eps = eps
 
     def channel_norm(self, input: Tensor) -> Tensor:
-        """Σ_c x² over the channels of each group, in float32 at least: (…, C, *spatial) → (…, groups, *spatial)."""
+        """Σ_c |x_c|² over the channels of each group, in float32 at least: (…, C, *spatial) → (…, groups, *spatial)."""
         channels = -len(self.kernel_size) - 1
         input = input.unflatten(channels, (self.groups, -1))
+        if input.is_complex():  # real and imaginary parts as channels of their own
+            input = torch.view_as_real(input).movedim(-1, channels).flatten(channels - 1, channels)
         if torch.compiler.is_compiling():  # which fuses all of it, for any batch size
             return input.to(torch.promote_types(input.dtype, torch.float32)).square().sum(channels)
         return _SquaredNorm.apply(input, channels)
