@@ -48,7 +48,8 @@ def uc_linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tens
 
     **None of these is a gradient of the loss**: the chain leaves out the rescaling D E between one layer's canonical
     output and the next one's canonical input. The steps need not go downhill, and second derivatives mean nothing.
-    It costs one pass over the weight in the forward. Under torch.func.vmap it needs torch 2.7.
+    It costs one pass over the weight in the forward. torch.func.vmap may go over the input, from torch 2.7 on, but not
+    over the weight, whose zeros have to be seen.
 
     Args:
         input: shape (…, in_features).
