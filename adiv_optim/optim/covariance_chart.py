@@ -1,27 +1,26 @@
 """What is made of covariances, each factorised by one process."""
 
-from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 import torch
-from torch import Tensor, distributed
+from torch import distributed
 
 from .._linalg import host
-from .._linalg.roots import NoRootError
+from .._linalg.roots import Factor, NoRootError, Whole
 from .._linalg.shards import Group, add_up
 from .covariance import InputCovariance, Limits, WholeCovariance
 from .followers import Readers, agree
-from .input_chart import InputChart, Measured
+from .input_chart import InputChart
 from .leading import LeadingCovariance
 
 Covariance = TypeVar("Covariance", bound=InputCovariance)
 
 
 @dataclass(eq=False, kw_only=True)
-class CovarianceChart(InputChart[Covariance, Measured]):
-    """What takes a factorisation of each layer's covariance.
+class CovarianceChart(InputChart[Covariance, Sequence[Factor]]):
+    """What takes a factorisation of each layer's covariance, block by block.
 
     Processes that add up their rows have the same covariances. Each of them factorises those that are dealt to it, and
     sends what comes of them to the others. Layers that read one tensor have one covariance, and what is made of it.
@@ -31,6 +30,9 @@ class CovarianceChart(InputChart[Covariance, Measured]):
         max_dim: how many columns of a layer are one block at most.
         max_rows: how many rows of a forward pass count at most.
     """
+
+    #: What is done to a layer, in a word.
+    verb: ClassVar[str]
 
     damping: float
     max_dim: int | None
@@ -47,13 +49,9 @@ class CovarianceChart(InputChart[Covariance, Measured]):
         """Of the layers' covariances."""
         return Limits(self.max_dim, self.max_rows)
 
-    @abstractmethod
-    def matrices(self, measured: Measured) -> list[Tensor]:
-        """Return all that was measured of a layer whose blocks are factorised as wholes."""
-
-    @abstractmethod
-    def of_matrices(self, matrices: list[Tensor]) -> Measured:
-        """Return what was measured, of its `matrices`."""
+    def how(self, layer: Covariance, measured: Sequence[Factor] | None) -> str:
+        """Say how many columns are told apart."""
+        return f"{self.verb}, {layer.columns()}" if measured else layer.columns()
 
     def gather(self) -> None:
         """Add up what layers have seen since the last time over processes, of those that do not follow another one."""
@@ -88,7 +86,7 @@ class CovarianceChart(InputChart[Covariance, Measured]):
         shared = f", one covariance with {first}" if (first := self.shared.get(layer.name)) else ""
         return f"{shared}{super().remark(layer)}"
 
-    def measure_each(self, layers: Sequence[Covariance]) -> Iterator[Measured | NoRootError]:
+    def measure_each(self, layers: Sequence[Covariance]) -> Iterator[Sequence[Factor] | NoRootError]:
         """Measure the layers that are dealt to this process, and yield what all processes have found."""
         group = self.process_group.group
         count = distributed.get_world_size(group) if self.together else 1
@@ -109,7 +107,7 @@ class CovarianceChart(InputChart[Covariance, Measured]):
             if isinstance(found, NoRootError):
                 numbers.fill_(torch.nan)
             elif found is not None:
-                torch.cat([matrix.flatten() for matrix in self.matrices(found)], out=numbers)
+                torch.cat([factor.matrix.flatten() for factor in found if isinstance(factor, Whole)], out=numbers)
             else:
                 layer.absorb(self.decay)
             distributed.broadcast(numbers, group=group, group_src=owner[layer])
@@ -117,7 +115,7 @@ class CovarianceChart(InputChart[Covariance, Measured]):
                 yield NoRootError(f"no root of {layer.columns()} found by the process that they were dealt to")
                 continue
             parts = zip(numbers.split([shape.numel() for shape in shapes]), shapes, strict=True)
-            yield self.of_matrices([part.view(shape) for part, shape in parts])
+            yield [Whole(part.view(shape)) for part, shape in parts]
         _agree([layer for layer in layers if isinstance(layer, LeadingCovariance)], group)
 
     def _shapes(self, layer: InputCovariance) -> list[torch.Size]:

@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 
 from .._linalg import host
 from .._linalg.limits import check_count, check_positive, given
-from .._linalg.roots import NoRootError, Whole
+from .._linalg.roots import Factor, NoRootError, Whole
 from ..attach.checks import Skip
 from .by_inputs import ByInputs
 from .chart import Known, Map
@@ -30,7 +30,7 @@ class Preconditioning(Map):
 
     moves_weights: ClassVar[bool] = False
 
-    def __init__(self, covariance: WholeCovariance, inverses: list[Whole]) -> None:
+    def __init__(self, covariance: WholeCovariance, inverses: Sequence[Factor]) -> None:
         self.layout, self.blocks, self.dtype = covariance.layout, covariance.blocks, covariance.dtype
         self.parameters, self.inverses = covariance.parameters, inverses
 
@@ -47,16 +47,14 @@ class Preconditioning(Map):
 
 
 @dataclass(eq=False, kw_only=True)
-class InverseChart(CovarianceChart[WholeCovariance, list[Whole]]):
+class InverseChart(CovarianceChart[WholeCovariance]):
     """The inverse covariances of the inputs of the layers of a model; see `Preconditioned` for the arguments."""
+
+    verb: ClassVar[str] = "preconditioned"
 
     def sums(self, name: str, modules: list[nn.Module], with_bias: bool) -> WholeCovariance:
         """Return the covariance to keep."""
         return WholeCovariance(name, modules, with_bias, self.limits, self.readers)
-
-    def how(self, layer: WholeCovariance, measured: list[Whole] | None) -> str:
-        """Say how many columns are told apart."""
-        return f"preconditioned, {layer.columns()}" if measured else layer.columns()
 
     def measure(self, layer: WholeCovariance) -> list[Whole]:
         """Return (A + λI)⁻¹ of every block."""
@@ -79,15 +77,7 @@ class InverseChart(CovarianceChart[WholeCovariance, list[Whole]]):
             raise NoRootError(f"no Cholesky factor found of matrices of {layer.columns()}")
         return inverses
 
-    def matrices(self, measured: list[Whole]) -> list[Tensor]:
-        """Return the inverses."""
-        return [factor.matrix for factor in measured]
-
-    def of_matrices(self, matrices: list[Tensor]) -> list[Whole]:
-        """Return the inverses that these matrices are."""
-        return [Whole(matrix) for matrix in matrices]
-
-    def map(self, layer: WholeCovariance, measured: list[Whole]) -> Map:
+    def map(self, layer: WholeCovariance, measured: Sequence[Factor]) -> Map:
         """Return the layer's `Preconditioning`."""
         return Preconditioning(layer, measured)
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +28,7 @@ class Whitening(Map):
     def __init__(
         self,
         covariance: InputCovariance,
-        inverse_roots: list[Factor],
+        inverse_roots: Sequence[Factor],
         roots: Callable[[], list[Factor]],
         graft_norm: bool,
     ) -> None:
@@ -121,8 +122,10 @@ def right_multiply(
 
 
 @dataclass(eq=False, kw_only=True)
-class WhiteChart(CovarianceChart[InputCovariance, list[Factor]]):
+class WhiteChart(CovarianceChart[InputCovariance]):
     """Coordinates in which the inputs of the layers of a model are white; see `Whitened` for the arguments."""
+
+    verb: ClassVar[str] = "whitened"
 
     graft_norm: bool
     root: str
@@ -131,7 +134,7 @@ class WhiteChart(CovarianceChart[InputCovariance, list[Factor]]):
     def __post_init__(self) -> None:
         super().__post_init__()
         #: By layer, inverse roots and the roots that were made of them, where the optimizer reads weights.
-        self.roots: dict[str, tuple[list[Factor], list[Factor]]] = {}
+        self.roots: dict[str, tuple[Sequence[Factor], list[Factor]]] = {}
 
     @property
     def partials(self) -> int:
@@ -154,10 +157,6 @@ class WhiteChart(CovarianceChart[InputCovariance, list[Factor]]):
             return LeadingCovariance(name, modules, with_bias, self.limits, self.rank, self.readers)
         return WholeCovariance(name, modules, with_bias, self.limits, self.readers)
 
-    def how(self, layer: InputCovariance, measured: list[Factor] | None) -> str:
-        """Say how many columns are told apart."""
-        return f"whitened, {layer.columns()}" if measured else layer.columns()
-
     def measure(self, layer: InputCovariance) -> list[Factor]:
         """Return the inverse root of every block of (A + λI) / its mean eigenvalue, or A + λI without `graft_norm`."""
         average = layer.average()
@@ -173,15 +172,7 @@ class WhiteChart(CovarianceChart[InputCovariance, list[Factor]]):
         scaled = (block.div_(scale[..., None, None]) for block in layer.mean())
         return [Whole(inverse_root(block, ridge, self.root, condition)) for block in scaled]
 
-    def matrices(self, measured: list[Factor]) -> list[Tensor]:
-        """Return the inverse roots."""
-        return [factor.matrix for factor in measured if isinstance(factor, Whole)]
-
-    def of_matrices(self, matrices: list[Tensor]) -> list[Factor]:
-        """Return the inverse roots that these matrices are."""
-        return [Whole(matrix) for matrix in matrices]
-
-    def map(self, layer: InputCovariance, measured: list[Factor]) -> Map:
+    def map(self, layer: InputCovariance, measured: Sequence[Factor]) -> Map:
         """Return the layer's `Whitening`."""
 
         def roots() -> list[Factor]:

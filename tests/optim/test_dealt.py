@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from adiv_optim import Preconditioned, Whitened
-from adiv_optim._linalg.roots import NoRootError
+from adiv_optim._linalg.roots import NoRootError, Whole
 from adiv_optim.optim import leading
 from adiv_optim.optim.covariance_chart import deal
 from tests.helpers.cases import relative_error
@@ -45,7 +45,8 @@ def step(optimizer: Any, part: slice) -> None:
 
 def factors(optimizer: Any) -> list[Tensor]:
     chart = optimizer.chart
-    return [matrix for layer in chart.layers for matrix in chart.matrices(chart.measured[layer.name])]
+    every = (factor for layer in chart.layers for factor in chart.measured[layer.name])
+    return [factor.matrix for factor in every if isinstance(factor, Whole)]
 
 
 def on_each(rank: int, count: int) -> dict[str, Any]:
