@@ -136,6 +136,9 @@ class ByInputs(Coordinates):
             with_bias = trains and users.get(id(bias)) == modules
             if with_bias and (why := chart.bias_is_plain or bias_of_columns(parameter)):
                 plain_biases[id(bias)], with_bias = why, False
+            if not parameter.numel() and not with_bias:
+                plain[key] = "without entries"
+                continue
             if layer is None or layer.with_bias != with_bias:
                 layer = chart.sums(name, modules, with_bias)
             layers.append(layer)

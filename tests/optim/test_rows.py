@@ -1,9 +1,10 @@
 """Which layers the wrappers of inputs treat, and what they say of the others."""
 
+import pytest
 import torch
 from torch import Tensor, nn
 
-from adiv_optim import Whitened
+from adiv_optim import InputScaled, Preconditioned, Whitened
 from adiv_optim.layers import NormLikeLinear
 from tests.helpers.cases import relative_error
 from tests.helpers.whitened import backward
@@ -72,3 +73,16 @@ def test_an_instance_with_a_forward_of_its_own_is_left_alone():
     model[1].forward = lambda input: input[..., :3]
     optimizer = Whitened(torch.optim.SGD(model.parameters(), lr=0.1), model)
     assert optimizer.coverage().skipped["1.weight"] == "this Linear has a forward of its own set on it"
+
+
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
+@pytest.mark.parametrize("wrapper", [InputScaled, Preconditioned, Whitened])
+def test_a_layer_without_features_and_bias_is_left_alone(wrapper):
+    model = nn.ModuleList([nn.Linear(0, 3, bias=False), nn.Linear(4, 3)])
+    optimizer = wrapper(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    (model[0](torch.ones(5, 0)) + model[1](torch.ones(5, 4))).square().sum().backward()
+    optimizer.step()
+    found = optimizer.coverage()
+    assert found.skipped["0.weight"] == "without entries"
+    assert "1.weight" in found.treated
+    assert all(parameter.isfinite().all() for parameter in model.parameters())
