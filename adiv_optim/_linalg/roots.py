@@ -1,6 +1,7 @@
 """Square roots of covariance matrices: whole matrices, or what differs from a multiple of the identity."""
 
 import math
+from functools import cached_property
 from typing import NamedTuple, Protocol
 
 import torch
@@ -127,8 +128,9 @@ class Factor(Protocol):
         With `negate` those of -[W, b] M, which overwrite W and b; where both are -0, +0.
         """
 
-    def inverted(self) -> "Factor":
-        """Return M⁻¹."""
+    @property
+    def inverse(self) -> "Factor":
+        """M⁻¹, which is kept once it has been asked for."""
 
 
 class Whole:
@@ -152,8 +154,9 @@ class Whole:
         (inside, column), (row, corner) = self.parts
         return (weight @ inside).addcmul_(bias, row), (weight @ column).addcmul_(bias, corner)
 
-    def inverted(self) -> "Whole":
-        """Return M⁻¹, of an M that is a root and so not ill-conditioned in float64."""
+    @cached_property
+    def inverse(self) -> "Whole":
+        """M⁻¹, of an M that is a root and so not ill-conditioned in float64."""
         return Whole(torch.linalg.inv_ex(host.double(self.matrix)).inverse.to(self.matrix))
 
 
@@ -184,8 +187,9 @@ class LowRank:
             return torch.addmm(part, inside, vectors, beta=sign * self.level, alpha=sign, out=out)
         return torch.mul(part, sign * self.level[..., None, None], out=out).baddbmm_(inside, vectors, alpha=sign)
 
-    def inverted(self) -> "LowRank":
-        """Return M⁻¹."""
+    @cached_property
+    def inverse(self) -> "LowRank":
+        """M⁻¹."""
         level = self.level[..., None] if isinstance(self.level, Tensor) else self.level
         return LowRank(1 / self.level, self.vectors, 1 / (level + self.weights) - 1 / level)
 

@@ -21,20 +21,13 @@ class Whitening(Map):
     Args:
         covariance: whose layer it is.
         inverse_roots: R of every block.
-        roots: finds R⁻¹, which is wanted where the weights are.
         graft_norm: give the mapped step the Frobenius norm that it had in the new coordinates.
     """
 
-    def __init__(
-        self,
-        covariance: InputCovariance,
-        inverse_roots: Sequence[Factor],
-        roots: Callable[[], list[Factor]],
-        graft_norm: bool,
-    ) -> None:
+    def __init__(self, covariance: InputCovariance, inverse_roots: Sequence[Factor], graft_norm: bool) -> None:
         self.graft_norm, self.blocks, self.layout = graft_norm, covariance.blocks, covariance.layout
         self.dtype, self.parameters = covariance.dtype, covariance.parameters
-        self.inverse_roots, self.roots = inverse_roots, roots
+        self.inverse_roots = inverse_roots
         #: What the mapped step is multiplied by; where the weight is sharded, what has been added up of `partial`.
         self.ratio: Tensor | None = None
         self.squares: Tensor | None = None
@@ -47,7 +40,8 @@ class Whitening(Map):
             parameter.grad = self.layout.gradient(new, gradient, like)
         if known.from_zero:
             return
-        there = right_multiply(self.roots(), self.blocks, self._matrices(weights))
+        roots = [factor.inverse for factor in self.inverse_roots]
+        there = right_multiply(roots, self.blocks, self._matrices(weights))
         for parameter, value in zip(self.parameters, there, strict=True):
             local(parameter).copy_(self.layout.part(value, parameter))
         # What the parameter holds is rounded to its own precision.
@@ -131,11 +125,6 @@ class WhiteChart(CovarianceChart[InputCovariance]):
     root: str
     rank: int | None
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        #: By layer, inverse roots and the roots that were made of them, where the optimizer reads weights.
-        self.roots: dict[str, tuple[Sequence[Factor], list[Factor]]] = {}
-
     @property
     def partials(self) -> int:
         """Two norms of every layer."""
@@ -174,10 +163,4 @@ class WhiteChart(CovarianceChart[InputCovariance]):
 
     def map(self, layer: InputCovariance, measured: Sequence[Factor]) -> Map:
         """Return the layer's `Whitening`."""
-
-        def roots() -> list[Factor]:
-            if layer.name not in self.roots or self.roots[layer.name][0] is not measured:
-                self.roots[layer.name] = measured, [factor.inverted() for factor in measured]
-            return self.roots[layer.name][1]
-
-        return Whitening(layer, measured, roots, self.graft_norm)
+        return Whitening(layer, measured, self.graft_norm)

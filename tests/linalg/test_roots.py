@@ -29,7 +29,7 @@ def test_roots(method, dtype, limits, stack):
         matrix = ((matrix + matrix.mT) / 2).to(dtype)
         ridges = ridge.expand(stack).to(dtype)
         inverse = inverse_root(matrix, ridges, method, condition=2 * 10.0**exponent)
-        root = Whole(inverse).inverted().matrix
+        root = Whole(inverse).inverse.matrix
         full, eye = matrix.double() + ridges.double()[..., None, None] * torch.eye(64), torch.eye(64)
         inverse, root = inverse.double(), root.double()
         assert (inverse @ inverse @ full - eye).abs().max() <= limit
@@ -53,7 +53,7 @@ def test_low_rank_root_is_that_of_the_matrix_whose_other_eigenvalues_are_their_m
     wanted = [(vectors * (flat + ridge[..., None])[..., None, :] ** power) @ vectors.mT for power in (-0.5, 0.5)]
     weight, bias = torch.randn(*stack, 7, 24 - with_bias), torch.randn(*stack, 7, 1) if with_bias else None
     inverse = low_rank_inverse_root(values.sum(-1), spectrum, ridge)
-    for factor, matrix_wanted in zip((inverse, inverse.inverted()), wanted, strict=True):
+    for factor, matrix_wanted in zip((inverse, inverse.inverse), wanted, strict=True):
         assert isinstance(factor, LowRank)
         for found, part in zip(
             factor.right_multiply(weight, bias), Whole(matrix_wanted).right_multiply(weight, bias), strict=True

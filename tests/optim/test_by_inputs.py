@@ -149,7 +149,7 @@ def test_roots_do_not_depend_on_the_unit_of_the_inputs(method, scale):
     ours = (matrix * scale**2).float()
     found = inverse_root(ours, torch.tensor(0.1 * scale**2), method, 100.0)
     assert relative_error(found.double() * scale, inverse) <= 1e-5
-    assert relative_error(Whole(found).inverted().matrix.double() / scale, Whole(inverse).inverted().matrix) <= 1e-5
+    assert relative_error(Whole(found).inverse.matrix.double() / scale, Whole(inverse).inverse.matrix) <= 1e-5
 
 
 @each_wrapper

@@ -72,7 +72,7 @@ def test_muon_behind_it_orthogonalises_in_white_coordinates():
     backward(model, x.float())
     optimizer.step()
     (inverse_root,) = optimizer.chart.measured["weight"]
-    step = (model.weight.detach() - before) @ inverse_root.inverted().matrix
+    step = (model.weight.detach() - before) @ inverse_root.inverse.matrix
     values = torch.linalg.svdvals(step)
     assert values.max() / values.min() < 2.5  # Muon's five iterations leave a factor of about 1.7
     values = torch.linalg.svdvals(model.weight.detach() - before)
