@@ -38,20 +38,14 @@ DICT = Fits("a dict", lambda value: isinstance(value, Mapping))
 NAMES = Fits("a list of names", lambda value: isinstance(value, list) and all(isinstance(n, str) for n in value))
 
 
-def numbers(*shapes: tuple[int | None, ...], finite: bool = True) -> Fits:
-    """A floating-point tensor of one of these shapes, None being any size; without NaN and inf if `finite`."""
+def numbers(shape: tuple[int, ...]) -> Fits:
+    """A floating-point tensor of this shape, without NaN and inf."""
 
     def test(value: Any) -> bool:
-        if not isinstance(value, Tensor) or not value.is_floating_point() or not any(_fits(value, s) for s in shapes):
-            return False
-        return not finite or bool(value.isfinite().all())
+        fits = isinstance(value, Tensor) and value.is_floating_point() and value.shape == shape
+        return fits and bool(value.isfinite().all())
 
-    words = f"a floating-point tensor of shape {' or '.join(map(str, shapes))}"
-    return Fits(words.replace("None", "any") + " without NaN or inf" * finite, test)
-
-
-def _fits(tensor: Tensor, shape: tuple[int | None, ...]) -> bool:
-    return tensor.dim() == len(shape) and all(b in (None, a) for a, b in zip(tensor.shape, shape, strict=True))
+    return Fits(f"a floating-point tensor of shape {shape} without NaN or inf", test)
 
 
 def broadcasts(tensor: Tensor, shape: tuple[int, ...]) -> bool:
