@@ -70,11 +70,10 @@ def attach(model: nn.Module, correction: Correction, *, skip: Skip = (), strict:
         )
     _put(correction, layers)
     try:
-        notes, elements, _ = _corrections(model, skipped)
-        found = resolved(notes, elements)
+        found = correction_coverage(model, skipped)
         if strict:
             _refuse_plain(found)
-        _warn_of_reach(model, found, elements)
+        _warn_of_reach(model, found)
     except Exception:
         detach(model)
         raise
@@ -93,14 +92,13 @@ def extend(
         if not isinstance(layer, Corrected) and any(id(parameter) in held for parameter in layer.parameters())
     }
     _put(correction, layers)
-    if strict:
-        try:
-            notes, elements, _ = _corrections(model, skipped)
-            _refuse_plain(resolved(notes, elements))
-        except Exception:
-            for layer in layers.values():
-                detach(layer)
-            raise
+    try:
+        if strict:
+            _refuse_plain(correction_coverage(model, skipped))
+    except Exception:
+        for layer in layers.values():
+            detach(layer)
+        raise
 
 
 def _correctable(model: nn.Module, skipped: Container[nn.Module]) -> dict[str, nn.Module]:
@@ -182,9 +180,9 @@ def coverage(model: nn.Module, loss: Tensor | None = None) -> Coverage:
     return resolved({path: [*said, *by_wrappers.get(path, [])] for path, said in notes.items()}, elements)
 
 
-def correction_coverage(model: nn.Module) -> Coverage:
-    """`coverage` of the model's corrections, whatever wrappers there are."""
-    notes, elements, _ = _corrections(model)
+def correction_coverage(model: nn.Module, skipped: Container[nn.Module] = ()) -> Coverage:
+    """`coverage` of the model's corrections, whatever wrappers there are; nothing is said of skipped modules."""
+    notes, elements, _ = _corrections(model, skipped)
     return resolved(notes, elements)
 
 
@@ -248,15 +246,15 @@ def _refuse_plain(found: Coverage) -> None:
         )
 
 
-def _warn_of_reach(model: nn.Module, found: Coverage, elements: dict[str, int]) -> None:
+def _warn_of_reach(model: nn.Module, found: Coverage) -> None:
     """Warn if corrections that were just put on reach less than half of a model."""
     if any(isinstance(layer, Corrected) and not list(layer.parameters()) for layer in model.modules()):
         return  # FullyShardedDataParallel keeps them elsewhere, in one flat parameter
     reached = {**found.treated, **found.never_seen}  # of the layers none has run yet
-    share = Coverage(reached, elements=elements).element_share
-    if elements and share < 0.5:
+    share = Coverage(reached, elements=found.elements).element_share
+    if found.elements and share < 0.5:
         warn(
-            f"the correction reaches {share:.1%} of {sum(elements.values()):,} trainable elements; the "
+            f"the correction reaches {share:.1%} of {sum(found.elements.values()):,} trainable elements; the "
             f"rest keeps the plain gradient: {found.reasons()}. Make them layers of type "
             f"{', '.join(plain.__name__ for plain in corrected_types())}, correct them by jacobian.backward, or name "
             "them in skip if that is meant."
