@@ -172,7 +172,7 @@ class Coordinates(OptimizerWrapper):
         if not isinstance(self.chart, Detached):
             refuse_capture(type(self).__name__, "counts its steps", parameter)
         if self._makes_state():
-            self._plain_step()
+            self._step_within()
             return
         with without_autocast(parameter.device.type):  # it would round the products of maps
             copied = self._step_in_coordinates()
@@ -189,7 +189,8 @@ class Coordinates(OptimizerWrapper):
                 f"averages or looks ahead around {own}, not inside."
             )
 
-    def _plain_step(self) -> None:
+    def _step_within(self) -> None:
+        """Let the optimizer within step on what is there; `_Watch` knows this step from one past the wrapper."""
         self._stepping = True
         try:
             super()._inner_step()
@@ -222,13 +223,12 @@ class Coordinates(OptimizerWrapper):
         by_rate = [map_ for map_ in maps if map_.factor is not None and _stays(map_, rated)]
         waiting = [_Held(map_, kept, watched, self._room) for map_ in maps if map_ not in by_rate]
         at_rates = AtRates(self.inner, {id(p): map_.factor or 1.0 for map_ in by_rate for p in map_.parameters})
-        self._stepping = True
         copied: set[str] = set()
         try:
             for held in waiting:
                 held.enter()
             at_rates.enter()
-            super()._inner_step()
+            self._step_within()
             if self._own_steps < _SETTLED:
                 copied = self._copied(waiting)
             at_rates.leave()
@@ -243,8 +243,6 @@ class Coordinates(OptimizerWrapper):
                 held.restore()
             at_rates.restore()
             raise
-        finally:
-            self._stepping = False
         return copied
 
     def _copied(self, waiting: Iterable[_Held]) -> set[str]:
@@ -255,7 +253,7 @@ class Coordinates(OptimizerWrapper):
             for parameter, weight in zip(held.moving, held.weights, strict=True)
             for flag in copies_in_state(self.inner, parameter, parameter, weight).items()
         ]
-        found = host.read(*(flag for _, flag in flags)) if flags else []
+        found = host.read(*(flag for _, flag in flags))
         return {key for (key, _), is_copy in zip(flags, found, strict=True) if is_copy}
 
     def _watched(self) -> bool:
