@@ -7,7 +7,7 @@ from torch import Tensor, dtype, nn
 from torch.nn.utils import parametrize
 
 from .._linalg.shards import local
-from ..attach.layers import CORRECTED, PLAIN, corrected_types, is_transposed, plain_type
+from ..attach.layers import CORRECTED, corrected_types, is_transposed, plain_type
 
 #: Why the weight of a layer whose rows are known takes plain steps until it trains.
 FROZEN = "frozen"
@@ -23,7 +23,7 @@ def why_not_rows(name: str, parameter: nn.Parameter, modules: list[nn.Module]) -
     """Say why a parameter is not a weight whose rows are known, or ""."""
     for module in modules:
         kind = plain_type(module)
-        if kind not in corrected_types() and kind not in PLAIN and not callable(getattr(module, "input_rows", None)):
+        if kind not in corrected_types() and not callable(getattr(module, "input_rows", None)):
             base = next((base for base in CORRECTED if issubclass(kind, base)), None)
             if base is None:
                 return f"{kind.__name__} is not a layer whose rows are known"

@@ -91,17 +91,16 @@ class CanonicalChart(Chart):
 
     def coverage(self) -> Coverage:
         """Say how each parameter of the model is treated, or why it takes the plain step."""
-        treated, skipped, elements = {}, {}, {}
+        treated, skipped = {}, {}
         how = self.gauge.treats(self.graph)
         for name, parameter in self.model.named_parameters():
             if self.parameters.get(name) is not parameter:
                 continue  # it took the place of one that was traced
-            elements[name] = parameter.numel()
             if name in how and name not in self.skipped and parameter.requires_grad:
                 treated[name] = how[name]
             else:
                 skipped[name] = self._why_plain(name, parameter)
-        return Coverage(treated, skipped, elements=elements)
+        return Coverage(treated, skipped)
 
     def _why_plain(self, name: str, parameter: nn.Parameter) -> str:
         if not parameter.requires_grad:
