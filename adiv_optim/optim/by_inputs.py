@@ -61,17 +61,15 @@ class ByInputs(Coordinates):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a parameter group to the inner optimizer, and treat the layers that it brings; neither after an error."""
         super().add_param_group(param_group)
-        if isinstance(self.chart, InputChart):
-            try:
-                self._find_layers()
-            except Exception:
-                super()._drop_group()  # nothing has been found
-                raise
+        try:
+            self._find_layers()
+        except Exception:
+            super()._drop_group()  # nothing has been found
+            raise
 
     def _drop_group(self) -> None:
         super()._drop_group()
-        if isinstance(self.chart, InputChart):
-            self._find_layers()
+        self._find_layers()
 
     @torch.compiler.disable
     def _inner_step(self) -> None:
@@ -100,7 +98,10 @@ class ByInputs(Coordinates):
         return self.chart.layers if isinstance(self.chart, InputChart) else []  # once detached there are none
 
     def _find_layers(self) -> None:
+        """Let the chart know which weights it is to measure the inputs of, and why it leaves others alone."""
         chart = self.chart
+        if not isinstance(chart, InputChart):
+            return  # detached
         skipped = named_in_skip(self.model, chart.skip, gone=True)
         refuse_lazy(type(self).__name__, self.model, skipped)
         held = {id(p) for group in self.param_groups for p in group["params"]}
