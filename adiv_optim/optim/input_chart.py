@@ -1,6 +1,7 @@
 """What is measured of the inputs of a model's layers: when, over which processes, and what is kept of it."""
 
 from abc import abstractmethod
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Generic, TypeVar
@@ -65,9 +66,9 @@ class InputChart(Chart, Generic[Sums, Measured]):
         #: What a checkpoint remembers of layers that are frozen now, for when they train again.
         self.aside: dict[str, Any] = {}
         #: By layer, how often its covariance could not be factorised; what was measured before then stays in use.
-        self.failures: dict[str, int] = {}
+        self.failures: Counter[str] = Counter()
         #: By layer, how often rows were dropped because their sums held NaN or inf.
-        self.spoiled: dict[str, int] = {}
+        self.spoiled: Counter[str] = Counter()
 
     def settings(self) -> dict[str, Any]:
         """Return what it was built with, as the repr shows it."""
@@ -173,10 +174,9 @@ class InputChart(Chart, Generic[Sums, Measured]):
         finite = {layer for layer, good in zip(seen, host.read(*(each.finite() for each in seen)), strict=True) if good}
         for layer in self.layers:
             if layer not in finite:
+                if layer.pending_rows:
+                    self.spoiled[layer.name] += 1
                 layer.forget_pending()
-        for layer in seen:
-            if layer not in finite:
-                self.spoiled[layer.name] = self.spoiled.get(layer.name, 0) + 1
         whole = [layer for layer in seen if layer in finite]
         for layer, found in zip(whole, self.measure_each(whole), strict=True):
             if isinstance(found, NoRootError):
@@ -190,7 +190,7 @@ class InputChart(Chart, Generic[Sums, Measured]):
                 f"{layer.name}: {error}; the layer keeps what was measured before, or takes plain steps. Further "
                 "failures are counted in coverage() and metrics() without a word; a greater damping may help."
             )
-        self.failures[layer.name] = self.failures.get(layer.name, 0) + 1
+        self.failures[layer.name] += 1
 
     def after_step(self) -> None:
         """Count the step, and let the forward passes before the next one gather if it measures."""
@@ -244,7 +244,7 @@ class InputChart(Chart, Generic[Sums, Measured]):
 
     def remark(self, layer: Sums) -> str:
         """Say what else there is to say of a layer."""
-        failed, spoiled = self.failures.get(layer.name), self.spoiled.get(layer.name)
+        failed, spoiled = self.failures[layer.name], self.spoiled[layer.name]
         words = f", {failed} factorisations failed" if failed else ""
         return words + (f", rows dropped {spoiled} times: their squares held NaN or inf" if spoiled else "")
 
@@ -292,7 +292,7 @@ class InputChart(Chart, Generic[Sums, Measured]):
         """Take them from a checkpoint; an empty one makes the chart forget."""
         if self.loaded and not state:
             return  # torch.distributed.checkpoint loads averages and the optimizer's own state one by one
-        self.steps, self.measured, self.failures, self.spoiled = state.get("steps", 0), {}, {}, {}
+        self.steps, self.measured, self.failures, self.spoiled = state.get("steps", 0), {}, Counter(), Counter()
         self.aside = dict(state.get("layers", {}))
         for layer in self.layers:
             layer.reset()
