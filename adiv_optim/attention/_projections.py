@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .._linalg.limits import broadcasts
 from ..functional.shared import check_real
 
 #: The parameters that logits have, in the order in which functions take them.
@@ -86,12 +87,6 @@ class Projections:
         """Queries and keys, each of shape (…, heads, tokens, head_dim)."""
         queries = split_heads(F.linear(self.input, self.q_weight, self.q_bias), self.num_heads)
         return queries, split_heads(F.linear(self.input, self.k_weight, self.k_bias), self.num_heads)
-
-
-def broadcasts(shape: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
-    """Whether a tensor of this shape can be expanded to the wanted one."""
-    pairs = zip(reversed(shape), reversed(wanted), strict=False)
-    return len(shape) <= len(wanted) and all(size in (1, there) for size, there in pairs)
 
 
 def split_heads(projected: Tensor, num_heads: int) -> Tensor:

@@ -48,18 +48,6 @@ def numbers(shape: tuple[int, ...]) -> Fits:
     return Fits(f"a floating-point tensor of shape {shape} without NaN or inf", test)
 
 
-def broadcasts(tensor: Tensor, shape: tuple[int, ...]) -> bool:
-    """Whether a tensor times one of this shape has this shape.
-
-    Example:
-        >>> import torch
-        >>> broadcasts(torch.ones(3, 1), (2, 3, 4)), broadcasts(torch.ones(2, 1), (2, 3, 4))
-        (True, False)
-    """
-    sizes = zip(reversed(tensor.shape), reversed(shape), strict=False)
-    return tensor.dim() <= len(shape) and all(size in (1, full) for size, full in sizes)
-
-
 def check(found: Any, wanted: Any, path: str, remedy: str) -> None:
     """Raise a ValueError at the first place where `found` is not as wanted.
 

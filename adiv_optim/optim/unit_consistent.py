@@ -8,11 +8,12 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from .. import gauge as gauges
+from .._linalg.limits import broadcasts
 from ..attach.checks import NAMED, Skip, named_in_skip, refuse_flat
 from ..attach.coverage import Coverage, warn
 from ..gauge.scales.network import NoMagnitudeError
 from .chart import Chart, Detached, Map
-from .checkpoint import COUNT, DICT, Fits, Maybe, broadcasts, check, numbers
+from .checkpoint import COUNT, DICT, Fits, Maybe, check, numbers
 from .coordinates import UNFLATTENED, Coordinates, all_or_nothing
 from .diagonal import Diagonal
 from .shards import refuse_cuts
@@ -152,7 +153,7 @@ class CanonicalChart(Chart):
 
 def _factor(shape: tuple[int, ...]) -> Fits:
     def test(value: Any) -> bool:
-        if not isinstance(value, Tensor) or not value.is_floating_point() or not broadcasts(value, shape):
+        if not isinstance(value, Tensor) or not value.is_floating_point() or not broadcasts(value.shape, shape):
             return False
         return bool((value.isfinite() & (value > 0)).all())
 
