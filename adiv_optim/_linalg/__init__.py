@@ -1,1 +1,1 @@
-"""What every room stands on: linear algebra that torch has not, tensors cut among processes, limits of settings."""
+"""Tools of every room: linear algebra that torch lacks, tensors cut among processes, limits of settings."""

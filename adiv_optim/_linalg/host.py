@@ -1,4 +1,4 @@
-"""How a step waits for its device, once for all the numbers that it needs on the host."""
+"""Numbers on the host, read with one wait for the device; and the precision that a device has."""
 
 import torch
 from torch import Tensor

@@ -13,7 +13,7 @@ Parts = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Solution:
-    """What `least_squares` found, per problem."""
+    """The result of `least_squares`, per problem."""
 
     parts: Parts  # θ
     residual: Tensor  # |Jᵀ(g − Jθ) − λθ| / |Jᵀg|: how far θ is from optimal; 0 is exact

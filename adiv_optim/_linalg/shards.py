@@ -1,4 +1,4 @@
-"""What this process holds of a sharded tensor, and sums over the processes that hold the rest."""
+"""The part of a sharded tensor that this process holds, and sums over the processes that hold the rest."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
@@ -49,7 +49,7 @@ def why_not_one_cut(tensor: Any) -> str:
 
 
 def held(shape: tuple[int, ...], ends: Sequence[Tensor], tensor: Any) -> tuple[tuple[int, ...], list[Tensor]]:
-    """The shape to view the part of a tensor as that this process holds, and what of `ends` broadcasts to it.
+    """A shape to view this process's part of a tensor in, and the parts of `ends` that broadcast to it.
 
     `shape` is what the whole tensor is viewed as, and only splits its first dimension.
     """
@@ -68,7 +68,7 @@ def held(shape: tuple[int, ...], ends: Sequence[Tensor], tensor: Any) -> tuple[t
 
 
 def stacked(part: Tensor, like: Any) -> Tensor:
-    """What every process has of its own, in one tensor that is dealt to them as `like` is, with one more dimension."""
+    """One sharded tensor of the parts of all processes: stacked along a new first dimension, dealt as `like` is."""
     from torch.distributed.tensor import DTensor, Replicate, Shard
 
     placements = [Shard(0) if placement.is_shard() else Replicate() for placement in like.placements]

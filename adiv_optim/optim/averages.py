@@ -1,4 +1,4 @@
-"""What an optimizer remembers of the inputs of layers, as torch.distributed.checkpoint saves and loads it."""
+"""The averages of layers' inputs, as torch.distributed.checkpoint saves and loads them."""
 
 from typing import Any
 

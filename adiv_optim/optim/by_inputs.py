@@ -1,4 +1,4 @@
-"""What optimizers share that measure the inputs of a model's layers: which layers those are, and their checkpoints."""
+"""The base of optimizers that measure the inputs of a model's layers: which layers those are, and checkpoints."""
 
 from typing import Any
 
@@ -79,7 +79,7 @@ class ByInputs(Coordinates):
 
     @property
     def averages(self) -> Averages:
-        """What is remembered, for torch.distributed.checkpoint, whose get_state_dict knows torch's own states alone.
+        """The averages, for torch.distributed.checkpoint, whose get_state_dict knows torch's own states alone.
 
         Save and load it beside what get_state_dict returns: `{"model": …, "optimizer": …, "averages": opt.averages}`.
         Another number of processes may load what some have saved.

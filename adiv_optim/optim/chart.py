@@ -32,7 +32,7 @@ class Map(ABC):
     a map may fail anywhere.
     """
 
-    #: What the optimizer is to see in other coordinates.
+    #: The parameters that the optimizer is to see in other coordinates.
     parameters: Sequence[nn.Parameter]
     #: Whether the weights are written in the new coordinates, or the gradients alone.
     moves_weights: ClassVar[bool] = True
@@ -67,7 +67,7 @@ class Map(ABC):
         """
 
     def written(self, weights: Sequence[Tensor], known: Known) -> list[Tensor]:
-        """What `leave` writes, wherever the parameters are: their own memory, of sharded ones what is held here."""
+        """The memory that `leave` writes, wherever the parameters are: their own; of sharded ones the part here."""
         return [local(tensor).detach() for tensor in (weights if known.aside else self.parameters)]
 
 

@@ -1,4 +1,4 @@
-"""Looking at a checkpoint before anything of it is taken, and naming the first place where it is not what is wanted."""
+"""Checks of a checkpoint before anything of it is taken; errors name the first place that is not as wanted."""
 
 import math
 from collections.abc import Callable, Mapping

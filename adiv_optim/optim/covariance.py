@@ -30,7 +30,7 @@ class Limits(NamedTuple):
 
 
 class InputCovariance(Following):
-    r"""What is kept of A = mean of :math:`\tilde x \tilde x^\top` over the rows that a layer reads.
+    r"""The sums that make A, the mean of :math:`\tilde x \tilde x^\top` over the rows that a layer reads.
 
     x~ = (x, 1) where a bias trains. Of wide layers diagonal blocks of A alone.
 
@@ -49,7 +49,7 @@ class InputCovariance(Following):
 
     @property
     def kind(self) -> tuple[Any, ...]:
-        """What another layer has in common with this one if it makes the same of its input."""
+        """A key, equal for layers that make the same sums of one input."""
         return type(self), *self.sizes, self.with_bias, self.dtype, self.weight.device
 
     @property
@@ -72,21 +72,21 @@ class InputCovariance(Following):
 
     @property
     def shapes(self) -> list[tuple[int, ...]]:
-        """What is kept of all blocks for each group, and the trace of all blocks where processes hold others."""
+        """The shapes for the blocks held here, then that of the trace of all blocks where processes hold others."""
         return [*self.shapes_here, *[(self.groups,)] * bool(self.cut)]
 
     @property
     @abstractmethod
     def shapes_here(self) -> list[tuple[int, ...]]:
-        """What is kept of the blocks."""
+        """The shapes of the sums for the blocks held here."""
 
     @abstractmethod
     def sums_here(self, rows: Tensor) -> list[Tensor]:
-        """What is kept of the blocks, of rows (groups, n, features)."""
+        """The sums for the blocks held here, over rows (groups, n, features)."""
 
     @abstractmethod
     def traces(self, kept: list[Tensor]) -> list[Tensor]:
-        """The traces of the blocks, for each group, of what is kept of them."""
+        """The trace of each block, for each group, by its sums."""
 
     def sums(self, module: nn.Module, input: Tensor) -> Iterator[tuple[list[Tensor], int]]:
         """Yield sums over rows."""
@@ -101,7 +101,7 @@ class InputCovariance(Following):
         return self.of_groups((total[-1] if self.cut else _added(self.traces(total))) / (self.rows * self.size))
 
     def of_groups(self, stack: Tensor) -> Tensor:
-        """What there is for each group, or of one group itself: some libraries batch on one thread."""
+        """The stack of several groups, or the one matrix of a single group: some libraries batch on one thread."""
         return stack if self.groups > 1 else stack[0]
 
     def filled(self) -> dict[str, Any]:

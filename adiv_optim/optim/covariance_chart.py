@@ -1,4 +1,4 @@
-"""What is made of covariances, each factorised by one process."""
+"""Charts that factorise covariances, each on one process."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ Covariance = TypeVar("Covariance", bound=InputCovariance)
 
 @dataclass(eq=False, kw_only=True)
 class CovarianceChart(InputChart[Covariance, Sequence[Factor]]):
-    """What takes a factorisation of each layer's covariance, block by block.
+    """A chart that factorises each layer's covariance, block by block.
 
     Processes that add up their rows have the same covariances. Each of them factorises those that are dealt to it, and
     sends what comes of them to the others. Layers that read one tensor have one covariance, and what is made of it.

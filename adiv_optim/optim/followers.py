@@ -39,7 +39,7 @@ class Following(InputSums):
         #: Whose sums since then are this layer's too, and how many calls have been counted.
         self.source: Following | None = None
         self.calls = 0
-        #: What `Readers` know of the last call that has been counted.
+        #: The last call that has been counted, as `Readers` know it.
         self.mark: object = None
         #: Who has followed this layer, and for them its sums as they were before its last call, with their rows.
         self.followers: list[Following] = []
@@ -54,7 +54,7 @@ class Following(InputSums):
     @property
     @abstractmethod
     def kind(self) -> tuple[Any, ...]:
-        """What another layer has in common with this one if it makes the same of its input."""
+        """A key, equal for layers that make the same sums of one input."""
 
     @property
     def seen(self) -> bool:

@@ -85,7 +85,7 @@ class GradientOnly(OptimizerWrapper):
         check_same_parameters("GradientOnly", optimizer, model)
         skip = skip if isinstance(skip, str) else tuple(skip)  # which is refused
         self.model = attach(model, correction, skip=skip, strict=strict)
-        #: What layers that come later are given; None once this is detached.
+        #: The arguments for layers that come later; None once this is detached.
         self._later: dict[str, Any] | None = {"correction": correction, "skip": skip, "strict": strict}
         if type(optimizer) is SGD and isinstance(correction, BatchIdeal):
             _warn_of_rate(optimizer, correction)

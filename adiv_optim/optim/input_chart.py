@@ -1,4 +1,4 @@
-"""What is measured of the inputs of a model's layers: when, over which processes, and what is kept of it."""
+"""Charts that measure the inputs of a model's layers: when, over which processes, and what they remember."""
 
 from abc import abstractmethod
 from collections import Counter
@@ -30,7 +30,7 @@ Measured = TypeVar("Measured")
 
 @dataclass(eq=False, kw_only=True)
 class InputChart(Chart, Generic[Sums, Measured]):
-    """What is measured of the inputs of a model's layers, and what a step makes of it.
+    """A chart that measures the inputs of a model's layers.
 
     Args:
         every: steps between two measurements.
@@ -52,7 +52,7 @@ class InputChart(Chart, Generic[Sums, Measured]):
     def __post_init__(self) -> None:
         if not isinstance(self.skip, str):
             self.skip = tuple(self.skip)
-        #: What is measured, and why everything else is not.
+        #: The layers that are measured, and by name why other parameters are plain.
         self.layers: list[Sums] = []
         self.plain: dict[str, str] = {}
         #: Parameters that are plain for no other reason than that they do not train now.
@@ -63,7 +63,7 @@ class InputChart(Chart, Generic[Sums, Measured]):
         #: Whether what is remembered has been loaded since the last step, by itself.
         self.loaded = False
         self.measured: dict[str, Measured] = {}
-        #: What a checkpoint remembers of layers that are frozen now, for when they train again.
+        #: The part of a checkpoint for layers that are frozen now, for when they train again.
         self.aside: dict[str, Any] = {}
         #: By layer, how often its covariance could not be factorised; what was measured before then stays in use.
         self.failures: Counter[str] = Counter()

@@ -88,7 +88,7 @@ class Scaling(Map):
             self.end = _as_factor(layer.weight, end, layer.dtype)
         elif isinstance(self.start, float):
             self.factor = self.start
-        #: What has been added up of `partial`.
+        #: `partial`, added up over processes.
         self.stepped: Tensor | None = None
 
     def enter(self, weights: Sequence[Tensor], known: Known, like: Callable[[Tensor], Tensor]) -> None:
@@ -132,7 +132,7 @@ class Scaling(Map):
 
 
 def _as_factor(weight: Tensor, scales: Scales, dtype: torch.dtype) -> Any:
-    """What to multiply a weight by: one number, or each group's scale at its rows."""
+    """The factor of a weight: one number, or each group's scale at its rows."""
     if len(scales) == 1:
         return scales[0]
     factor = torch.tensor(scales, dtype=dtype, device="cpu").to(weight.device, non_blocking=True)

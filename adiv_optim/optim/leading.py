@@ -68,11 +68,11 @@ class LeadingCovariance(InputCovariance):
         return found
 
     def traces(self, kept: list[Tensor]) -> list[Tensor]:
-        """What is kept of them."""
+        """The traces, which are among the sums."""
         return kept[1 : 2 * len(self.blocks) : 2]
 
     def absorb(self, decay: float) -> None:
-        """Let what was seen since the last time into S, and find the next eigenvectors.
+        """Add the sums since the last measurement to S, and find the next eigenvectors.
 
         Raises:
             NoRootError: they could not be found; S and the trace have been updated.

@@ -42,11 +42,11 @@ class InputSums(ABC):
     @property
     @abstractmethod
     def shapes(self) -> list[tuple[int, ...]]:
-        """Of the sums; the last ones are over all columns of a weight that is cut by columns."""
+        """The shapes of the sums. Of a weight that is cut by columns the last sum is over all columns."""
 
     @abstractmethod
     def sums(self, module: nn.Module, input: Tensor) -> Iterator[tuple[list[Tensor], int]]:
-        """Yield the sums over parts of one input, of these shapes, and how many terms they have."""
+        """Yield sums of these shapes over parts of one input, each with the number of rows in it."""
 
     def reset(self) -> None:
         """Forget everything."""
@@ -92,22 +92,22 @@ class InputSums(ABC):
 
     @property
     def cut(self) -> Cut | None:
-        """How the weight is cut by columns, which leaves this process a part of every row that the layer reads."""
+        """The cut of a weight that is sharded by columns: this process then reads a part of every row."""
         cut = cut_of(self.weight)
         return cut if cut is not None and cut.dim else None
 
     @property
     def groups(self) -> int:
-        """How many layers the weight is beside each other."""
+        """The groups of a convolution; 1 for other layers."""
         return int(getattr(self.modules[0], "groups", 1))
 
     @property
     def dtype(self) -> torch.dtype:
-        """What sums, and all that is made of them, are kept in."""
+        """The precision of the sums and of all that is made of them."""
         return torch.promote_types(self.weight.dtype, torch.float32)
 
     def no_rows(self) -> list[Tensor]:
-        """What a process adds whose batch did not reach the layer."""
+        """Zeros, which a process adds whose batch did not reach the layer."""
         return [torch.zeros(shape, dtype=self.dtype, device=self.weight.device) for shape in self.shapes]
 
     @torch.compiler.disable
@@ -147,7 +147,7 @@ class InputSums(ABC):
         return False
 
     def _held(self, input: Tensor) -> Tensor:
-        """What this process holds of the rows: all of them, and all of their columns unless the weight is cut there."""
+        """The rows as this process holds them: whole, or some of their columns where the weight is cut by columns."""
         placements = getattr(input, "placements", ())
         for placement in placements:
             by_columns = placement.is_shard() and placement.dim % input.dim() == input.dim() - 1
@@ -168,11 +168,11 @@ class InputSums(ABC):
         return not rows.numel() or any(host.read(rows.any()))  # of no rows nothing can be told
 
     def finite(self) -> Tensor:
-        """Whether what was seen since the last time holds neither NaN nor inf."""
+        """Whether the sums since the last measurement hold neither NaN nor inf."""
         return torch.stack([block.sum() for block in self.pending or ()]).isfinite().all()
 
     def absorb(self, decay: float) -> None:
-        """Let what was seen since the last time into the average."""
+        """Add the sums since the last measurement to the average."""
         pending, rows = self.pending or [], self.pending_rows
         self.forget_pending()
         if self.total is not None and decay:

@@ -74,7 +74,7 @@ def kept_by_step(optimizer: Optimizer) -> dict[int, float]:
 
 
 def copies_in_state(optimizer: Optimizer, parameter: Tensor, *weights: Tensor) -> dict[str, Tensor]:
-    """For all that an optimizer keeps of a parameter, by name, whether it equals one of these weights, not all 0.
+    """By name, whether a tensor that an optimizer keeps of a parameter equals one of these weights, not all 0.
 
     Nothing for optimizers that are known to keep none.
     """

@@ -28,7 +28,7 @@ class Whitening(Map):
         self.graft_norm, self.blocks, self.layout = graft_norm, covariance.blocks, covariance.layout
         self.dtype, self.parameters = covariance.dtype, covariance.parameters
         self.inverse_roots = inverse_roots
-        #: What the mapped step is multiplied by; where the weight is sharded, what has been added up of `partial`.
+        #: The factor of the mapped step; where the weight is sharded, `partial` added up over processes.
         self.ratio: Tensor | None = None
         self.squares: Tensor | None = None
 
