@@ -185,12 +185,12 @@ class InputChart(Chart, Generic[Sums, Measured]):
                 self.measured[layer.name] = found
 
     def _failed(self, layer: Sums, error: NoRootError) -> None:
-        if not self.failures:
+        self.failures[layer.name] += 1
+        if self.failures.total() == 1:
             warn(
                 f"{layer.name}: {error}; the layer keeps what was measured before, or takes plain steps. Further "
                 "failures are counted in coverage() and metrics() without a word; a greater damping may help."
             )
-        self.failures[layer.name] += 1
 
     def after_step(self) -> None:
         """Count the step, and let the forward passes before the next one gather if it measures."""
@@ -198,13 +198,13 @@ class InputChart(Chart, Generic[Sums, Measured]):
         self.loaded = False
         for layer in self.layers:
             layer.steps += 1
+        self._arm()
         if self.steps == 2 * self.every + 2 and (missed := [each.name for each in self.layers if self._missed(each)]):
             warn(
                 f"{', '.join(missed[:4])}{' and others' * (len(missed) > 4)}: {MISSED}, and take plain steps. One step "
                 f"in {self.every} measures; choose an `every` that shares no divisor with the round of steps in which "
                 "layers take turns."
             )
-        self._arm()
 
     def _arm(self) -> None:
         for layer in self.layers:

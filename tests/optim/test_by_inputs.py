@@ -106,6 +106,20 @@ def test_layer_that_cannot_be_factorised_keeps_its_last_root(monkeypatch, rank):
     assert optimizer.metrics()["Whitened/failed_factorisations"] == 2
 
 
+def test_a_failure_is_told_once_where_warnings_are_errors(monkeypatch):
+    torch.manual_seed(0)
+    model, x = nn.Linear(6, 3), torch.randn(20, 6)
+    optimizer = Whitened(torch.optim.SGD(model.parameters(), lr=0.1), model, every=1)
+    trained(optimizer, model, x, 1)
+    lapack_fails_in_float32(monkeypatch, also_in_float64=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(UserWarning, match="no eigenvalues found"):
+            trained(optimizer, model, x, 1)
+        trained(optimizer, model, x, 2)
+    assert optimizer.metrics()["Whitened/failed_factorisations"] == 3
+
+
 def test_layer_without_a_cholesky_factor_keeps_its_last_inverse(monkeypatch):
     model, x = nn.Linear(6, 3), torch.randn(20, 6)
     optimizer = Preconditioned(torch.optim.SGD(model.parameters(), lr=0.1), model, every=1)

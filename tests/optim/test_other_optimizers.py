@@ -190,6 +190,23 @@ def test_a_layer_whose_turns_miss_every_measurement_is_named_once(wrapper):
     assert "heads.0.weight" in optimizer.coverage().treated
 
 
+def test_a_step_that_names_such_a_layer_is_whole_where_warnings_are_errors():
+    found = []
+    for action in ("ignore", "error"):
+        model, told = Turns(), 0
+        optimizer = Whitened(SGD(model.parameters(), lr=0.01), model, every=2)
+        with warnings.catch_warnings():
+            warnings.simplefilter(action)
+            for step in range(12):
+                try:
+                    taken(model, optimizer, (1 + step / 8) * torch.eye(4), 1 if step % 2 and step > 1 else 0)
+                except UserWarning:
+                    told += 1
+        assert told == (action == "error")
+        found.append([p.detach() for p in model.parameters()])
+    assert same(*found)
+
+
 def test_a_layer_that_is_first_called_after_a_resume_is_not_said_to_be_used_without_a_call():
     model = Turns()
     optimizer = Whitened(SGD(model.parameters(), lr=0.01), model, every=10)
