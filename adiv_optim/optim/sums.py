@@ -229,6 +229,11 @@ class _Hook:
     @property
     def __name__(self) -> str:
         # torch.jit.script asks every hook for its name before it compiles it.
+        if self.sums() is None:
+            raise AttributeError(
+                "a hook that came with this copy of a model cannot be scripted: load its state_dict() into a new "
+                "model, or detach() the optimizer before the model is copied"
+            )
         raise AttributeError(
             "an optimizer gathers what this layer reads by a hook, which cannot be scripted: detach() it"
         )

@@ -262,8 +262,11 @@ def test_scripting_a_model_whose_inputs_are_gathered_names_the_remedy():
     optimizer = Whitened(torch.optim.SGD(model.parameters(), lr=0.1), model)
     with pytest.raises(AttributeError, match=r"cannot be scripted: detach\(\) it"):
         torch.jit.script(model)
+    with pytest.raises(AttributeError, match=r"came with this copy .*: load its state_dict\(\) into a new model"):
+        torch.jit.script(copy.deepcopy(model))
     optimizer.detach()
     torch.jit.script(model)
+    torch.jit.script(copy.deepcopy(model))
 
 
 @each_wrapper
