@@ -15,6 +15,7 @@ from .._linalg.shards import local, whole
 from ..attach.coverage import Coverage, register, warn
 from ..functional.shared import refuse_capture, without_autocast
 from .chart import Chart, Detached, Known, Map
+from .checkpoint import DICT, check
 from .rates import AtRates, rated_by_step
 from .room import Room
 from .unread import copies_in_state, kept_by_step, those_who_step
@@ -320,8 +321,10 @@ class Coordinates(OptimizerWrapper):
         remembered = state_dict.get("chart", {})
         if "chart" in state_dict:
             self.chart.check_state_dict(remembered)
+        within = state_dict.get("within", {})
+        check(within, DICT, f"{type(self).__name__}: state_dict['within']", self.chart.remedy)
         rest = {name: value for name, value in state_dict.items() if name not in _CHARTS}
-        super()._load_state_dict({**rest, **state_dict.get("within", {})})
+        super()._load_state_dict({**rest, **within})
         self.chart.load_state_dict(remembered)
 
 
