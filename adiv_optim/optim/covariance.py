@@ -44,8 +44,8 @@ class InputCovariance(Following):
 
     def __init__(self, name: str, modules: list[nn.Module], with_bias: bool, limits: Limits, readers: Readers) -> None:
         self.layout, self.blocks = Layout.of(modules[0]), blocks_of(modules[0], with_bias, limits.columns)
-        self.limit = limits.rows
-        super().__init__(name, modules, with_bias, readers)
+        self.limit, self.readers = limits.rows, readers
+        super().__init__(name, modules, with_bias)
 
     @property
     def kind(self) -> tuple[Any, ...]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from .._linalg.shards import Group, add_up
 from ..attach.rows import reads_patches
@@ -14,18 +14,10 @@ from .sums import InputSums
 
 
 class Following(InputSums):
-    """Sums over what a layer reads, or another layer's, as long as that one reads the same.
+    """Sums over what a layer reads, or another layer's, as long as that one reads the same."""
 
-    Args:
-        name: as for `InputSums`, and the next two.
-        modules: layers.
-        with_bias: whether the bias is treated with the weight.
-        readers: shared by layers that may follow each other.
-    """
-
-    def __init__(self, name: str, modules: list[nn.Module], with_bias: bool, readers: "Readers") -> None:
-        self.readers = readers
-        super().__init__(name, modules, with_bias)
+    #: Shared by layers that may follow each other.
+    readers: "Readers"
 
     def reset(self) -> None:
         """Forget everything."""
