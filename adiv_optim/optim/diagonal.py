@@ -73,7 +73,7 @@ class Diagonal(Map):
 
     def _run(self, kernel: Callable[..., None], read: Tensor, written: Tensor, *more: Any) -> None:
         """Run a kernel over two tensors of the parameter's shape, both factors and what else it takes."""
-        tensors = [self._split(local(tensor.detach())) for tensor in (read, written)]
+        tensors = [local(tensor.detach()).view(self.shape) for tensor in (read, written)]
         if self.compiled and self._fusible(tensors):
             _fused(kernel)(*(self._as_matrices(tensor) for tensor in (*tensors, *self.factors)), *more)
             return
@@ -92,10 +92,6 @@ class Diagonal(Map):
         if any(size > 1 for size in tensor.shape[rows + 1 :]):
             tensor = tensor.expand(*tensor.shape[: rows + 1], *self.shape[rows + 1 :])
         return tensor.reshape(-1 if rows else 1, tensor.shape[rows], math.prod(tensor.shape[rows + 1 :]))
-
-    def _split(self, tensor: Tensor) -> Tensor:
-        groups = len(self.shape) - tensor.dim()
-        return tensor.unflatten(0, self.shape[: groups + 1]) if groups else tensor
 
     def _parts(self) -> list[slice]:
         length = self.shape[0] if self.shape else 1
