@@ -101,7 +101,8 @@ class CovarianceChart(InputChart[Covariance, Sequence[Factor]]):
             if layer not in owner:
                 yield self.measure_now(layer)
                 continue
-            shapes = self._shapes(layer)
+            stack = (layer.groups,) if layer.groups > 1 else ()
+            shapes = [torch.Size((*stack, size, size)) for size in layer.sizes]
             numbers = torch.empty(sum(shape.numel() for shape in shapes), dtype=layer.dtype, device=layer.weight.device)
             found = own.pop(layer, None)
             if isinstance(found, NoRootError):
@@ -117,10 +118,6 @@ class CovarianceChart(InputChart[Covariance, Sequence[Factor]]):
             parts = zip(numbers.split([shape.numel() for shape in shapes]), shapes, strict=True)
             yield [Whole(part.view(shape)) for part, shape in parts]
         _agree([layer for layer in layers if isinstance(layer, LeadingCovariance)], group)
-
-    def _shapes(self, layer: InputCovariance) -> list[torch.Size]:
-        stack = (layer.groups,) if layer.groups > 1 else ()
-        return [torch.Size((*stack, size, size)) for size in layer.sizes]
 
 
 def _agree(layers: Sequence[LeadingCovariance], group: Group) -> None:
