@@ -73,7 +73,7 @@ class ByInputs(Coordinates):
 
     @torch.compiler.disable
     def _inner_step(self) -> None:
-        if isinstance(self.chart, InputChart) and any(p.requires_grad for p in self.chart.frozen):
+        if isinstance(self.chart, InputChart) and any(p.requires_grad for p in self.chart.frozen.values()):
             self._find_layers()  # layers are unfrozen one after the other, as in fine-tuning
         super()._inner_step()
 
@@ -117,7 +117,7 @@ class ByInputs(Coordinates):
         # A layer that has been replaced leaves its record behind under the same name: the weight tells them apart.
         known = {(layer.name, id(layer.weight)): layer for layer in chart.layers}
         layers, plain, plain_biases = [], {}, {}
-        chart.frozen = []
+        chart.frozen = {}
         for key, modules in users.items():
             name, parameter = named[key]
             layer = known.pop((name, key), None)
@@ -128,7 +128,7 @@ class ByInputs(Coordinates):
             if why == FROZEN and layer is not None:
                 why = ""  # for a while: it has been treated
             if why == FROZEN:
-                chart.frozen.append(parameter)
+                chart.frozen[name] = parameter
             if why:
                 plain[key] = why
                 continue

@@ -55,8 +55,8 @@ class InputChart(Chart, Generic[Sums, Measured]):
         #: The layers that are measured, and by name why other parameters are plain.
         self.layers: list[Sums] = []
         self.plain: dict[str, str] = {}
-        #: Parameters that are plain for no other reason than that they do not train now.
-        self.frozen: list[nn.Parameter] = []
+        #: By name, parameters that are plain for no other reason than that they do not train now.
+        self.frozen: dict[str, nn.Parameter] = {}
         self.steps = 0
         #: Whether all processes see the same rows, so that there is nothing to add up.
         self.alone = False
@@ -269,11 +269,8 @@ class InputChart(Chart, Generic[Sums, Measured]):
     def state_dict(self) -> dict[str, Any]:
         """Return covariances and the counter; what is made of them follows from them."""
         layers = {layer.name: layer.state_dict() for layer in self.layers}
-        frozen = [name for name in self._frozen() if name not in self.aside]
+        frozen = [name for name in self.frozen if name not in self.aside]
         return {"steps": self.steps, "layers": {**self.aside, **layers}, **({"frozen": frozen} if frozen else {})}
-
-    def _frozen(self) -> list[str]:
-        return [name for name, why in self.plain.items() if why == FROZEN]
 
     def check_state_dict(self, state: dict[str, Any]) -> None:
         """Refuse the state of other layers, but for those that are frozen, or were when it was saved."""
@@ -282,7 +279,7 @@ class InputChart(Chart, Generic[Sums, Measured]):
         check(state, {"steps": COUNT, "layers": DICT, **then}, path, self.remedy)
         found = state["layers"].keys()
         lacking = names.intersection(state.get("frozen", ())) - found
-        wanted = dict.fromkeys((names - lacking) | (found & set(self._frozen())), ANYTHING)
+        wanted = dict.fromkeys((names - lacking) | (found & self.frozen.keys()), ANYTHING)
         check(state["layers"], wanted, f"{path}['layers']", self.remedy)
         for layer in self.layers:
             if layer.name in found:
