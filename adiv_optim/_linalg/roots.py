@@ -102,7 +102,7 @@ def followed(sketch: Tensor, basis: Tensor, level: Tensor) -> Spectrum:
     level = torch.where(level > 0, level, 1.0)[..., None, None]
     sketch = sketch / level
     inner = basis.mT @ sketch
-    # Directions that rounding may have made are left out, softly.
+    # The shift damps directions that rounding may have made.
     identity = torch.eye(inner.shape[-1], dtype=inner.dtype, device=inner.device)
     factor = torch.full_like(inner, torch.nan)
     for rounding in (_TF32, torch.finfo(inner.dtype).eps):
@@ -111,7 +111,7 @@ def followed(sketch: Tensor, basis: Tensor, level: Tensor) -> Spectrum:
         factor = torch.where((failed == 0)[..., None, None], found, factor)
     orthonormal, rest = torch.linalg.qr(sketch)
     half = torch.linalg.solve_triangular(factor, rest.mT, upper=False)
-    # Shifted by the mean eigenvalue, see `eigh`: small eigenvalues lose digits by it, which the large ones do not need.
+    # Shifted by the mean eigenvalue, for `eigh`: small eigenvalues lose digits by it, which large ones do not need.
     values, turn = eigh(half.mT @ half + identity)
     return Spectrum((values - 1).clamp_min(0) * level[..., 0], orthonormal @ turn)
 
@@ -137,7 +137,7 @@ class Whole:
     """M itself, shape (…, d, d)."""
 
     def __init__(self, matrix: Tensor) -> None:
-        # In one layout wherever it comes from: of another one products round otherwise, and runs resume inexactly.
+        # In one layout wherever it comes from: in another one products round otherwise, and runs resume inexactly.
         self.matrix = matrix.contiguous()
         #: Its rows that go with W and the one of b, in columns likewise.
         ends = slice(-1), slice(-1, None)

@@ -250,7 +250,7 @@ def _warn_of_reach(model: nn.Module, found: Coverage) -> None:
     """Warn if corrections that were just put on reach less than half of a model."""
     if any(isinstance(layer, Corrected) and not list(layer.parameters()) for layer in model.modules()):
         return  # FullyShardedDataParallel keeps them elsewhere, in one flat parameter
-    reached = {**found.treated, **found.never_seen}  # of the layers none has run yet
+    reached = {**found.treated, **found.never_seen}  # no layer has run yet
     share = Coverage(reached, elements=found.elements).element_share
     if found.elements and share < 0.5:
         warn(

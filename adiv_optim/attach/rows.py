@@ -57,4 +57,4 @@ def _as_rows(tensor: Tensor) -> Tensor:
     if tensor.is_nested:
         return torch.cat([_as_rows(part) for part in tensor.unbind()])
     tensor = tensor if tensor.layout == torch.strided else tensor.to_dense()
-    return tensor.reshape(math.prod(tensor.shape[:-1]), tensor.shape[-1])  # -1 is not told where a row has no entries
+    return tensor.reshape(math.prod(tensor.shape[:-1]), tensor.shape[-1])  # rows without entries leave -1 open

@@ -64,7 +64,7 @@ class ByInputs(Coordinates):
         try:
             self._find_layers()
         except Exception:
-            super()._drop_group()  # nothing has been found
+            super()._drop_group()  # the layers are those of before
             raise
 
     def _drop_group(self) -> None:

@@ -47,7 +47,7 @@ class _Held:
         else:
             self.known = Known([1.0] * len(map_.parameters))
         self.gradients = [p.grad for p in map_.parameters]
-        # An optimizer that is not known may hold on to the gradients that it is given.
+        # An unknown optimizer may keep the gradients that it is given.
         self.like = room.like if self.known.from_zero else torch.empty_like
         self.weights = [p.detach() for p in self.moving]
         self.others = [room.like(weight) for weight in self.weights]
@@ -166,7 +166,7 @@ class Coordinates(OptimizerWrapper):
         handle = self.inner.register_step_pre_hook(_Watch(self))
         weakref.finalize(self, handle.remove)
 
-    @torch.compiler.disable  # it measures, and does what it finds: traced, a step would be dozens of graphs
+    @torch.compiler.disable  # traced, a step would be dozens of graphs
     @torch.no_grad()
     def _inner_step(self) -> None:
         parameter = next(self.model.parameters())
@@ -218,7 +218,7 @@ class Coordinates(OptimizerWrapper):
         kept, watched = kept_by_step(self.inner), self._watched()
         rated: set[int] = set() if watched else rated_by_step(self.inner)
         self._room.begin()
-        # Of a model that several optimizers train a chart may know weights that are another one's.
+        # Where several optimizers train a model, a chart may know weights of another one.
         own = {id(parameter) for group in self.param_groups for parameter in group["params"]}
         maps = [map_ for map_ in self.chart.maps() if id(map_.parameters[0]) in own]
         by_rate = [map_ for map_ in maps if map_.factor is not None and _stays(map_, rated)]

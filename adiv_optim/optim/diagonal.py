@@ -81,13 +81,13 @@ class Diagonal(Map):
             kernel(*(_sliced(tensor, part) for tensor in (*tensors, *self.factors)), *more)
 
     def _fusible(self, tensors: list[Tensor]) -> bool:
-        # Kernels are made for memory in one order, and round the short types elsewhere than eager code does.
+        # Compiled kernels take contiguous memory, and round half precision in other places than eager code.
         exact = tensors[0].dtype in (torch.float32, torch.float64)
         return exact and tensors[0].numel() >= _FUSED and all(tensor.is_contiguous() for tensor in tensors)
 
     def _as_matrices(self, tensor: Tensor) -> Tensor:
         """View what broadcasts to `shape` as what broadcasts to (groups, rows, columns): few kernels then fit all."""
-        rows = len(self.shape) - self.parameters[0].dim()  # where the rows are: after the groups, if there are any
+        rows = len(self.shape) - self.parameters[0].dim()  # the dimension of rows, after groups if there are any
         tensor = tensor.view((1,) * (len(self.shape) - tensor.dim()) + tensor.shape)
         if any(size > 1 for size in tensor.shape[rows + 1 :]):
             tensor = tensor.expand(*tensor.shape[: rows + 1], *self.shape[rows + 1 :])
@@ -118,7 +118,7 @@ def _decayed(weight: Tensor, step: Tensor, d: Tensor, e: Tensor, onto: bool, kep
 
 def _stepped(weight: Tensor, mapped: Tensor, d: Tensor, e: Tensor) -> None:
     scale = d * e
-    # What the step began from is found again rather than kept, rounded to the weight's precision as it was then.
+    # The start of the step is computed again instead of kept, rounded to the weight's precision as it was then.
     moved = mapped - (weight / scale).to(weight.dtype)
     # What was set to zero, as pruning and proximal steps do, is zero here as well.
     new = torch.where(mapped == 0, mapped, weight + moved * scale)

@@ -140,7 +140,7 @@ class Readers:
         if input.is_inference():
             return None
         key, mark = (id(input), layer.kind), object()
-        # It goes with the tensor, before another one can have its place.
+        # The entry goes with the tensor, before another tensor can have its id.
         reference = weakref.ref(input, lambda _: self._found.pop(key, None))
         self._found[key] = layer, reference, input._version, mark
         return mark
@@ -165,7 +165,7 @@ def agree(layers: Sequence[Following], group: Group) -> list[int]:
     every = sums.tolist()
     counts = [count for count, *_ in every]
     for layer, (count, several, first, second) in zip(layers, every, strict=True):
-        # Squares add up to their mean's where all are equal, and nowhere else.
+        # n Σc² is (Σc)² only where all c are equal.
         source = layers[first // several - 1] if first and several * second == first**2 else None
         if source is not None and every[numbers[source] - 1][:3:2] == [count, 0]:
             layer.source, counts[numbers[layer] - 1] = source, 0

@@ -83,7 +83,7 @@ class GradientOnly(OptimizerWrapper):
     ) -> None:
         super().__init__(optimizer)
         check_same_parameters("GradientOnly", optimizer, model)
-        skip = skip if isinstance(skip, str) else tuple(skip)  # which is refused
+        skip = skip if isinstance(skip, str) else tuple(skip)  # attach refuses a string
         self.model = attach(model, correction, skip=skip, strict=strict)
         #: The arguments for layers that come later; None once this is detached.
         self._later: dict[str, Any] | None = {"correction": correction, "skip": skip, "strict": strict}

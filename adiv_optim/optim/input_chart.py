@@ -103,7 +103,7 @@ class InputChart(Chart, Generic[Sums, Measured]):
         """Return one map for each weight whose inputs were seen and that has a gradient."""
         if self._due():
             for layer in self.layers:
-                if layer.dropped and not layer.has_gradient():  # it was not in the pass that came after
+                if layer.dropped and not layer.has_gradient():  # not in the pass after zero_grad
                     layer.drop()
             self.gather()
             self.measure_all()

@@ -110,7 +110,7 @@ class Scaling(Map):
         """Let the weight be W + ΔW' / s."""
         weight, kept = local(weights[0]), known.kept[0] if known.from_zero else 1.0
         step = self._step(weight, known)
-        if self.holds:  # but not a weight that has not been stepped on
+        if self.holds:  # a weight that was not stepped on stays as it is
             stepped = step.any() if self.stepped is None else self.stepped > 0
             weight = torch.where(stepped | (kept != 1), weight * (self.start / self.end), weight)
         (written,) = self.written(weights, known)

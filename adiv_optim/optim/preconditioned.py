@@ -66,7 +66,7 @@ class InverseChart(CovarianceChart[WholeCovariance]):
             work = host.double(block) / host.double(level[..., None])
             work.diagonal(dim1=-2, dim2=-1).add_(self.damping)
             factor, failed = torch.linalg.cholesky_ex(work)
-            # Of a factor with a zero on its diagonal torch finds no inverse, and raises.
+            # torch raises on a factor with a zero on its diagonal, as a failed factorisation may have.
             factor = torch.where(
                 (failed == 0)[..., None, None], factor, torch.eye(work.shape[-1], dtype=work.dtype, device=work.device)
             )

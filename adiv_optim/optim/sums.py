@@ -165,7 +165,7 @@ class InputSums(ABC):
         if gradient is None:
             return False
         rows = local(gradient)
-        return not rows.numel() or any(host.read(rows.any()))  # of no rows nothing can be told
+        return not rows.numel() or any(host.read(rows.any()))  # a process without rows cannot tell
 
     def finite(self) -> Tensor:
         """Whether the sums since the last measurement hold neither NaN nor inf."""

@@ -52,8 +52,8 @@ class Whitening(Map):
         """Let `negative` be minus the step mapped back, without decoupled decay."""
         moved = self._matrices(self.parameters)
         if not known.from_zero:
-            # In memory that is no parameter's: what is written there may have another order. Where nothing has changed
-            # it is -0, as where the weights were -0.
+            # In memory that is no parameter's, since matrices may be laid out in another order. Where nothing has
+            # changed the step is -0, as where the weights were -0.
             every = zip(moved, self.start, known.kept, strict=True)
             moved = [(start if factor == 1 else start.mul_(factor)).sub_(now).neg_() for now, start, factor in every]
             del self.start
