@@ -14,7 +14,7 @@ from ..corrections import Correction, check_correction
 from ..functional.uses import plain_uses
 from .checks import Skip, bypassed, label, layers_of, named_in_skip, refuse_attached, refuse_lazy, trainable
 from .coverage import UNCALLED, Coverage, resolved, warn, wrappers_of
-from .layers import PLAIN, Corrected, corrected_types, plain_type, swapped
+from .layers import PLAIN, Corrected, corrected_types, name_of, plain_type, swapped
 
 
 def attach(model: nn.Module, correction: Correction, *, skip: Skip = (), strict: bool = False) -> nn.Module:
@@ -63,10 +63,11 @@ def attach(model: nn.Module, correction: Correction, *, skip: Skip = (), strict:
     refuse_lazy("attach", model, skipped)
     layers = _correctable(model, skipped)
     if not layers:
-        types = ", ".join(sorted({type(module).__name__ for module in model.modules()}))
+        types = ", ".join(sorted({name_of(type(module)) for module in model.modules()}))
         raise ValueError(
             f"nothing to correct: found modules of type {types}; a correction goes on "
-            f"{', '.join(plain.__name__ for plain in corrected_types())} layers that are neither complex nor skipped."
+            f"{', '.join(plain.__name__ for plain in corrected_types())} layers that are neither complex nor "
+            "skipped; a subclass keeps the plain gradient."
         )
     _put(correction, layers)
     try:
@@ -180,14 +181,20 @@ def coverage(model: nn.Module, loss: Tensor | None = None) -> Coverage:
     return resolved({path: [*said, *by_wrappers.get(path, [])] for path, said in notes.items()}, elements)
 
 
-def correction_coverage(model: nn.Module, skipped: Container[nn.Module] = ()) -> Coverage:
-    """`coverage` of the model's corrections, whatever wrappers there are; nothing is said of skipped modules."""
-    notes, elements, _ = _corrections(model, skipped)
+def correction_coverage(model: nn.Module, skipped: Container[nn.Module] = (), trained: bool = False) -> Coverage:
+    """`coverage` of the model's corrections, whatever wrappers there are; nothing is said of skipped modules.
+
+    `trained` says that a backward has come since, which is known of itself where a layer has run.
+    """
+    notes, elements, _ = _corrections(model, skipped, trained=trained)
     return resolved(notes, elements)
 
 
 def _corrections(
-    model: nn.Module, skipped: Container[nn.Module] = (), used_plainly: Container[int] = ()
+    model: nn.Module,
+    skipped: Container[nn.Module] = (),
+    used_plainly: Container[int] = (),
+    trained: bool = False,
 ) -> tuple[dict[str, list[tuple[str, str]]], dict[str, int], dict[int, str]]:
     """Path → how its modules' corrections treat a parameter, and its size; the path by the parameter's id."""
     owned: dict[int, list[tuple[str, nn.Parameter, nn.Module]]] = {}
@@ -197,6 +204,7 @@ def _corrections(
     notes: dict[str, list[tuple[str, str]]] = {}
     elements: dict[str, int] = {}
     without_call = bypassed(model)
+    trained = trained or any(isinstance(module, Corrected) and module._ran for module in model.modules())
     for key, uses in owned.items():
         path, parameter, _ = uses[0]
         elements[path] = 0 if is_lazy(parameter) else parameter.numel()
@@ -212,14 +220,15 @@ def _corrections(
         for _, _, owner in uses:
             if isinstance(owner, Corrected):
                 rule = f"corrected by {type(owner._correction).__name__}{part}"
-                notes[path].append(("treated", rule) if owner._ran else _not_run(parameter))
+                notes[path].append(("treated", rule) if owner._ran else _not_run(parameter, trained))
             elif isinstance(owner, LogitProjection):
                 notes[path].append(("treated", f"corrected by AttentionIdeal{part}"))
     return notes, elements, {key: uses[0][0] for key, uses in owned.items()}
 
 
-def _not_run(parameter: nn.Parameter) -> tuple[str, str]:
-    return ("never_seen", "its layer has not run") if parameter.grad is None else ("skipped", UNCALLED)
+def _not_run(parameter: nn.Parameter, trained: bool) -> tuple[str, str]:
+    # A gradient may be older than the correction.
+    return ("skipped", UNCALLED) if trained and parameter.grad is not None else ("never_seen", "its layer has not run")
 
 
 def _why_plain(owner: nn.Module, without_call: dict[nn.Module, str]) -> str:
@@ -233,15 +242,17 @@ def _why_plain(owner: nn.Module, without_call: dict[nn.Module, str]) -> str:
         return "complex" if any(parameter.is_complex() for parameter in owner.parameters()) else ""
     base = next((base for base in corrected_types() if issubclass(plain, base)), None)
     if base is not None:
-        return f"{plain.__name__} is a subclass of {base.__name__}, whose forward may differ"
+        return f"{name_of(plain)} is a subclass of {base.__name__}, whose forward may differ"
     return f"{plain.__name__} has no correction"
 
 
 def _refuse_plain(found: Coverage) -> None:
-    if found.skipped:
-        missed = "; ".join(f"{path} ({why})" for path, why in found.skipped.items())
+    # A layer that is new may hold a gradient of before, and has not run.
+    plain = {path: why for path, why in found.skipped.items() if why != UNCALLED}
+    if plain:
+        missed = "; ".join(f"{path} ({why})" for path, why in plain.items())
         raise ValueError(
-            f"strict: {len(found.skipped)} trainable parameters would keep the plain gradient: {missed}. "
+            f"strict: {len(plain)} trainable parameters would keep the plain gradient: {missed}. "
             "Name their modules in skip, or pass strict=False."
         )
 

@@ -142,6 +142,12 @@ def plain_type(module: nn.Module) -> type:
     return PLAIN.get(kind, kind)
 
 
+def name_of(kind: type) -> str:
+    """A class's name, with its module's if one of torch's layers is called the same."""
+    same = any(kind.__name__ == plain.__name__ and kind is not plain for plain in corrected_types())
+    return f"{kind.__module__}.{kind.__qualname__}" if same else kind.__name__
+
+
 def swapped(cls: type, replacement: dict[type[nn.Module], type[nn.Module]]) -> type:
     """The class that stands for `cls` after the swap.
 

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
@@ -25,6 +26,9 @@ from .wrapper import OptimizerWrapper, check_same_parameters
 _SETTLED = 12
 #: What to do where FSDP1 has flattened parameters.
 UNFLATTENED = "use fully_shard, or GradientOnly, which goes with FSDP1"
+
+#: Why a layer's parameters take the plain step for a while.
+_APART = "of weight and bias one has a rate of 0 or no gradient"
 
 #: Where in a state dict coordinates keep what they remember, and what coordinates within them do.
 _CHARTS = ("chart", "within")
@@ -93,6 +97,20 @@ class _Held:
             parameter.grad = gradient
 
 
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The model itself, whose parameters have other names in DistributedDataParallel and what torch.compile returns."""
+    while isinstance(model, DistributedDataParallel) or hasattr(model, "_orig_mod"):
+        inside: Any = model.module if isinstance(model, DistributedDataParallel) else model._orig_mod
+        model = inside
+    return model
+
+
+def _at_rest(group: Mapping[str, Any]) -> bool:
+    """Whether the rate of a parameter group is 0; on a GPU nobody looks."""
+    rate = group.get("lr")
+    return rate is not None and not (isinstance(rate, Tensor) and not rate.is_cpu) and float(rate) == 0
+
+
 def _stays(map_: Map, rated: Container[int]) -> bool:
     """Whether an optimizer with rates for these weights can step on a map's where they are."""
     return all(id(p) in rated and not is_traceable_wrapper_subclass(p) for p in map_.parameters)
@@ -131,8 +149,6 @@ class Coordinates(OptimizerWrapper):
 
     model: nn.Module
     chart: Chart
-    #: Whether the optimizer within may change coordinates as well: only where this one leaves the weights alone.
-    nests: ClassVar[bool] = False
     #: Whether a CPU keeps the memory of a step's copies: only where mapping costs no more than fresh memory does.
     keeps_memory: ClassVar[bool] = False
 
@@ -140,17 +156,20 @@ class Coordinates(OptimizerWrapper):
         super().__init__(optimizer)
         check_same_parameters(type(self).__name__, optimizer, model)
         within: Optimizer | None = optimizer
-        while isinstance(within, OptimizerWrapper) and not self.nests:
-            if isinstance(within, Coordinates):
-                way_out = (
-                    f"write {type(within).__name__}({type(self).__name__}(…), …)" if within.nests else "choose one"
-                )
+        while isinstance(within, OptimizerWrapper):
+            if isinstance(within, Coordinates) and not self.goes_around(within):
+                turned = f"write {type(within).__name__}({type(self).__name__}(…), …)"
+                way_out = turned if within.goes_around(self) else "choose one"
                 raise ValueError(
                     f"{type(self).__name__} around {type(within).__name__}: the inner one would measure the model in "
                     f"coordinates that the outer one has mapped; {way_out}."
                 )
             within = within.inner
-        self.__setstate__({**vars(self), "model": model, "chart": chart})
+        self.__setstate__({**vars(self), "model": unwrapped(model), "chart": chart})
+
+    def goes_around(self, within: "Coordinates") -> bool:
+        """Whether an optimizer within may change coordinates as well: only where this one leaves the weights alone."""
+        return False
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what a copy or a pickle keeps: as in torch, no hooks."""
@@ -161,6 +180,8 @@ class Coordinates(OptimizerWrapper):
         super().__setstate__(state)
         self._own_steps = 0
         self._told: set[str] = set()
+        #: Ids of parameters that took the plain step last because those of their layer do not move together.
+        self._apart: set[int] = set()
         self._stepping, self._room = False, Room(self.keeps_memory)
         register(self.model, self)
         handle = self.inner.register_step_pre_hook(_Watch(self))
@@ -205,10 +226,8 @@ class Coordinates(OptimizerWrapper):
         """
         if self.state:
             return False
-        for group in self.param_groups:
-            rate = group.get("lr")
-            if rate is None or (isinstance(rate, Tensor) and not rate.is_cpu) or float(rate):
-                return False
+        if not all(map(_at_rest, self.param_groups)):
+            return False
         gradients = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
         dense = all(gradient.layout == torch.strided for gradient in gradients)
         return dense and not any(host.read(*(whole(gradient.any()) for gradient in gradients)))
@@ -218,9 +237,7 @@ class Coordinates(OptimizerWrapper):
         kept, watched = kept_by_step(self.inner), self._watched()
         rated: set[int] = set() if watched else rated_by_step(self.inner)
         self._room.begin()
-        # Where several optimizers train a model, a chart may know weights of another one.
-        own = {id(parameter) for group in self.param_groups for parameter in group["params"]}
-        maps = [map_ for map_ in self.chart.maps() if id(map_.parameters[0]) in own]
+        maps = self._maps()
         by_rate = [map_ for map_ in maps if map_.factor is not None and _stays(map_, rated)]
         waiting = [_Held(map_, kept, watched, self._room) for map_ in maps if map_ not in by_rate]
         at_rates = AtRates(self.inner, {id(p): map_.factor or 1.0 for map_ in by_rate for p in map_.parameters})
@@ -245,6 +262,27 @@ class Coordinates(OptimizerWrapper):
             at_rates.restore()
             raise
         return copied
+
+    def _maps(self) -> list[Map]:
+        """Return the maps of this step, of parameters that the optimizer moves together.
+
+        A map mixes the steps of a layer's weight and bias: it would move one that is to stay where it is.
+        """
+        at_rest = {id(p): _at_rest(group) for group in self.param_groups for p in group["params"]}
+        maps: list[Map] = []
+        self._apart = set()
+        for map_ in self.chart.maps():
+            if id(map_.parameters[0]) not in at_rest:
+                continue  # where several optimizers train a model, a chart may know weights of another one
+            if len({None if p.grad is None else at_rest.get(id(p)) for p in map_.parameters}) == 1:
+                maps.append(map_)
+            else:
+                self._apart.update(map(id, map_.parameters))
+        if self._apart and _APART not in self._told:
+            self._told.add(_APART)
+            names = [name for name, parameter in self.model.named_parameters() if id(parameter) in self._apart]
+            warn(f"{type(self).__name__} takes plain steps with {', '.join(names)}: {_APART}, and would be moved too.")
+        return maps
 
     def _copied(self, waiting: Iterable[_Held]) -> set[str]:
         """Return where the optimizer keeps weights in its state: those are in the coordinates of then."""
@@ -284,10 +322,13 @@ class Coordinates(OptimizerWrapper):
             {name: how for name, how in every.items() if name in elements}
             for every in (found.treated, found.never_seen)
         )
+        apart = {name for name, p in self.model.named_parameters() if id(p) in self._apart}
+        treated = {name: how for name, how in treated.items() if name not in apart}
         rest = elements.keys() - treated.keys() - never_seen.keys()
         detached = isinstance(self.chart, Detached)
         unknown = "detached" if detached else "it, or its name, is newer than the wrapper; wrap the optimizer again"
-        skipped = {name: found.skipped.get(name, unknown) for name in elements if name in rest}
+        why = {**found.skipped, **dict.fromkeys(apart, _APART)}
+        skipped = {name: why.get(name, unknown) for name in elements if name in rest}
         return Coverage(treated, skipped, never_seen, elements)
 
     def detach(self) -> nn.Module:

@@ -51,7 +51,7 @@ class CovarianceChart(InputChart[Covariance, Sequence[Factor]]):
 
     def how(self, layer: Covariance, measured: Sequence[Factor] | None) -> str:
         """Say how many columns are told apart."""
-        return f"{self.verb}, {layer.columns()}" if measured else layer.columns()
+        return f"{self.verb if measured else 'nothing measured yet'}, {layer.columns()}"
 
     def gather(self) -> None:
         """Add up what layers have seen since the last time over processes, of those that do not follow another one."""

@@ -138,7 +138,7 @@ class GradientOnly(OptimizerWrapper):
 
     def coverage(self) -> Coverage:
         """Return which parameters of the model get corrected gradients, and why others do not."""
-        return correction_coverage(self.model)
+        return correction_coverage(self.model, trained=self._own_steps == 2)
 
     def metrics(self) -> dict[str, float]:
         """Return plain numbers for a logger: shares of what is corrected, and how many corrected layers have run."""

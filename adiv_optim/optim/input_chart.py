@@ -109,14 +109,8 @@ class InputChart(Chart, Generic[Sums, Measured]):
             self.measure_all()
         maps = []
         for layer in self.layers:
-            missing = [p.grad is None for p in layer.parameters]
-            if layer.name not in self.measured or all(missing):
+            if layer.name not in self.measured or layer.moved_away or all(p.grad is None for p in layer.parameters):
                 continue
-            if any(missing):
-                raise ValueError(
-                    f"{layer.name!r} or its bias has no gradient, and the other one has; what of a layer trains must "
-                    "be settled when the optimizer is wrapped. Freeze first, and wrap it again."
-                )
             found = self.map(layer, self.measured[layer.name])
             maps += [found] if found is not None else []
         return maps

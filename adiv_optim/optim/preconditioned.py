@@ -14,6 +14,7 @@ from .._linalg.roots import Factor, NoRootError, Whole
 from ..attach.checks import Skip
 from .by_inputs import ByInputs
 from .chart import Known, Map
+from .coordinates import Coordinates
 from .covariance import WholeCovariance
 from .covariance_chart import CovarianceChart
 from .processes import Processes
@@ -120,8 +121,8 @@ class Preconditioned(ByInputs):
 
     Raises:
         TypeError: not an optimizer, or LBFGS.
-        ValueError: nothing to precondition, a setting out of its range, parameters without a shape yet, or sharded
-            otherwise than by rows; or in `step` a bias that was frozen since.
+        ValueError: nothing to precondition, another wrapper that measures inputs inside, a setting out of its range,
+            parameters without a shape yet, or sharded otherwise than by rows.
 
     Example:
         >>> import torch
@@ -136,7 +137,6 @@ class Preconditioned(ByInputs):
     """
 
     chart: InverseChart
-    nests: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -159,3 +159,7 @@ class Preconditioned(ByInputs):
             process_group=Processes("Preconditioned", process_group), skip=skip,
         )  # fmt: skip
         super().__init__(optimizer, model, chart)
+
+    def goes_around(self, within: Coordinates) -> bool:
+        """Whether an optimizer within may change coordinates as well: not by the inputs, which would count twice."""
+        return not isinstance(within, ByInputs)

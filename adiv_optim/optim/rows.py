@@ -7,7 +7,7 @@ from torch import Tensor, dtype, nn
 from torch.nn.utils import parametrize
 
 from .._linalg.shards import local
-from ..attach.layers import CORRECTED, corrected_types, is_transposed, plain_type
+from ..attach.layers import CORRECTED, corrected_types, is_transposed, name_of, plain_type
 
 #: Why the weight of a layer whose rows are known takes plain steps until it trains.
 FROZEN = "frozen"
@@ -25,9 +25,11 @@ def why_not_rows(name: str, parameter: nn.Parameter, modules: list[nn.Module]) -
         kind = plain_type(module)
         if kind not in corrected_types() and not callable(getattr(module, "input_rows", None)):
             base = next((base for base in CORRECTED if issubclass(kind, base)), None)
+            if kind is parametrize.ParametrizationList:
+                return "parametrized"
             if base is None:
                 return f"{kind.__name__} is not a layer whose rows are known"
-            return f"{kind.__name__} is a subclass of {base.__name__}, whose weight may multiply something else"
+            return f"{name_of(kind)} is a subclass of {base.__name__}, whose weight may multiply something else"
         if "forward" in module.__dict__:
             return f"this {kind.__name__} has a forward of its own set on it"
         if parametrize.is_parametrized(module):

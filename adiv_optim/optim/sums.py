@@ -91,6 +91,11 @@ class InputSums(ABC):
         return [self.weight] if self.bias is None else [self.weight, self.bias]
 
     @property
+    def moved_away(self) -> bool:
+        """Whether a parametrization or pruning has put another tensor in the weight's place since."""
+        return any("weight" not in module._parameters for module in self.modules)
+
+    @property
     def cut(self) -> Cut | None:
         """The cut of a weight that is sharded by columns: this process then reads a part of every row."""
         cut = cut_of(self.weight)

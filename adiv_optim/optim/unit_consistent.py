@@ -4,7 +4,6 @@ from collections.abc import Iterable
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from .. import gauge as gauges
@@ -14,9 +13,10 @@ from ..attach.coverage import Coverage, warn
 from ..gauge.scales.network import NoMagnitudeError
 from .chart import Chart, Detached, Map
 from .checkpoint import COUNT, DICT, Fits, Maybe, check, numbers
-from .coordinates import UNFLATTENED, Coordinates, all_or_nothing
+from .coordinates import UNFLATTENED, Coordinates, all_or_nothing, unwrapped
 from .diagonal import Diagonal
 from .shards import refuse_cuts
+from .wrapper import check_model
 
 
 class CanonicalChart(Chart):
@@ -241,10 +241,10 @@ class UnitConsistent(Coordinates):
         gauge = gauges.NetworkGauge() if gauge is None else gauge
         if not isinstance(gauge, gauges.Gauge):
             raise TypeError(f"UnitConsistent: gauge is {gauge!r}; pass gauge.NetworkGauge() or gauge.LayerGauge().")
-        model = _unwrapped(model)
-        if isinstance(model, nn.Module):
-            refuse_flat("UnitConsistent", model, UNFLATTENED)
-            refuse_cuts("UnitConsistent", model)
+        check_model("UnitConsistent", model)
+        model = unwrapped(model)  # torch.export cannot look into what is around it
+        refuse_flat("UnitConsistent", model, UNFLATTENED)
+        refuse_cuts("UnitConsistent", model)
         if graph is None:
             if example_input is None:
                 raise ValueError("UnitConsistent: pass example_input, what the model is called with, to trace it.")
@@ -288,10 +288,3 @@ class UnitConsistent(Coordinates):
         modules = dict(self.model.named_modules())
         parts = why.split("; ")[0].split(" in ")
         return " in ".join(type(modules[part]).__name__ if part in modules else part for part in parts)
-
-
-def _unwrapped(model: Any) -> Any:
-    """The model itself: torch.export cannot look into what DistributedDataParallel and torch.compile make of it."""
-    while isinstance(model, DistributedDataParallel) or hasattr(model, "_orig_mod"):
-        model = model.module if isinstance(model, DistributedDataParallel) else model._orig_mod
-    return model

@@ -80,7 +80,7 @@ class Whitened(ByInputs):
     Raises:
         TypeError: not an optimizer, or LBFGS.
         ValueError: nothing to whiten, another wrapper of coordinates inside, a setting out of its range, parameters
-            without a shape yet, or sharded otherwise than by rows; or in `step` a bias that was frozen since.
+            without a shape yet, or sharded otherwise than by rows.
 
     Example:
         >>> import torch

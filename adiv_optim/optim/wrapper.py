@@ -218,11 +218,16 @@ def _without_global_hooks() -> Iterator[None]:
             table.update(hooks | added)
 
 
-def check_same_parameters(name: str, optimizer: Optimizer, model: nn.Module) -> None:
-    """Raise if `optimizer` holds no parameter of `model`; `name` opens the message."""
+def check_model(name: str, model: nn.Module) -> None:
+    """Raise if `model` is none; `name` opens the message."""
     if not isinstance(model, nn.Module):
         order = _ORDER * isinstance(model, (Optimizer, Correction))
         raise TypeError(f"{name}: model must be a torch.nn.Module, found {type(model).__name__}.{order}")
+
+
+def check_same_parameters(name: str, optimizer: Optimizer, model: nn.Module) -> None:
+    """Raise if `optimizer` holds no parameter of `model`; `name` opens the message."""
+    check_model(name, model)
     held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     named = dict(model.named_parameters())
     if not any(id(parameter) in held for parameter in named.values()):

@@ -82,3 +82,23 @@ def test_layers_that_are_called_are_not_named():
         opt.step()
     replica = model["unused"]._replicate_for_data_parallel()  # which runs in its place
     assert (model["unused"]._ran, replica._ran) == (True, True)
+
+
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_gradients_of_before_the_correction_say_nothing(set_to_none):
+    model, x = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)), torch.randn(5, 3)
+    model(x).sum().backward()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        opt = GradientOnly(torch.optim.SGD(model.parameters(), lr=0.1), model, Proportional(), strict=True)
+        assert opt.coverage().never_seen.keys() == dict(model.named_parameters()).keys()
+        for _ in range(3):
+            opt.zero_grad(set_to_none)
+            model(x).sum().backward()
+            opt.step()
+        head = nn.Linear(2, 2)
+        head(x[:, :2]).sum().backward()
+        model.append(head)
+        opt.add_param_group({"params": list(head.parameters())})
+    model(x).sum().backward()
+    assert opt.coverage().parameter_share == 1

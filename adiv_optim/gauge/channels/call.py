@@ -42,7 +42,11 @@ class Call:
     @property
     def label(self) -> str:
         """The name of this operation in messages."""
-        return f"{self.name} in {self.where}" if self.where else self.name
+        return self.located(self.name)
+
+    def located(self, what: str) -> str:
+        """Say in which module something is, for messages."""
+        return f"{what} in {self.where}" if self.where else what
 
     def tensors(self) -> Iterator[Activation | Parameter | Buffer]:
         """Every argument that is a tensor, in lists too."""

@@ -66,6 +66,8 @@ def _held(value: Any, seen: set[int]) -> Iterator[Tensor]:
 
 def export(model: nn.Module, example_input: Any) -> tuple[Any, list[str]]:
     """Return the program, and why each of its outputs is pinned, where that is not `OUTPUT`; raise as `trace` says."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"trace: model must be a torch.nn.Module, found {type(model).__name__}.")
     refuse_lazy("trace", model)
     for path, module in model.named_modules():
         if isinstance(module, torch.jit.ScriptModule):

@@ -23,7 +23,7 @@ def passes(call: Call) -> Any:
 def identity(call: Call) -> Any:
     """The same values, maybe elsewhere or in another precision."""
     if isinstance(call.output, Tensor) and not call.output.is_floating_point():
-        return call.pin_all(f"cast to {call.output.dtype} in {call.where}")
+        return call.pin_all(call.located(f"cast to {call.output.dtype}"))
     return call.first if isinstance(call.first, Parameter) else call.result(call.ids(call.first))
 
 
@@ -121,7 +121,7 @@ def pad(call: Call) -> Any:
     """Padding with zeros or with values that are there passes; zeros in place of channels are channels of their own."""
     mode, value = call["mode"] or "constant", call["value"]
     if mode == "constant" and value:
-        return call.pin_all(f"padded with {value} in {call.where}")
+        return call.pin_all(call.located(f"padded with {value}"))
     ids, amounts = call.ids(call.first), list(call["pad"])
     for place, (before, after) in enumerate(zip(amounts[::2], amounts[1::2], strict=True)):
         dim = ids.dim() - 1 - place
@@ -142,7 +142,7 @@ def rearrange(call: Call) -> Any:
     """Shape operations: the same operation on a tensor of channel ids tells where each of them goes."""
     found = list(call.tensors())
     if any(isinstance(value, torch.dtype) for value in call.arguments.values()):
-        return call.pin_all(f"bits read as another type in {call.where}")
+        return call.pin_all(call.located("bits read as another type"))
     if len(found) == 1 and isinstance(found[0], Parameter):
         view = call.run(call.operator, lambda value: found[0].view if value is found[0] else value)
         if isinstance(view, Tensor) and view.untyped_storage()._cdata == found[0].base.untyped_storage()._cdata:

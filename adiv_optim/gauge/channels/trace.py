@@ -48,6 +48,7 @@ def trace(model: nn.Module, example_input: Any) -> ChannelGraph:
         The graph, without any tensor of the model.
 
     Raises:
+        TypeError: the model is no module.
         ValueError: the model does not run on `example_input`, cannot be traced, is lazy, compiled by torch.jit, or
             sharded.
 
