@@ -80,38 +80,53 @@ def accuracy(result: Result) -> str:
 _PROTOCOL = protocol("method", "activation", "backend", "seeds", "epochs")
 
 
+def _length(result: Result) -> tuple[int, int]:
+    """Epochs, and how many seeds."""
+    return result["settings"]["epochs"], len(result["settings"]["seeds"])
+
+
+def _place(result: Result) -> tuple[int, ...]:
+    """Orders results so that what cells show comes last."""
+    backend, activation = setting("backend", "activation")(result)
+    return -BACKENDS.index(backend), *_length(result), -list(ACTIVATIONS).index(activation)
+
+
 def report(results: list[Result], name: str, folder: Path) -> Sections:
-    """A table and a figure of every protocol: data, network, batch size, rate and device."""
+    """A table and a figure of every protocol: data, network, batch size, rate and device.
+
+    Accuracies are those of the longest runs, by the first of the backends; what is shorter has its price alone.
+    """
     sections: Sections = {}
     for own, group in named(name, results, _PROTOCOL).items():
-        settings = group[0]["settings"]
-        title = f"{network(group[0])}, {settings['optimizer']} {settings['lr']:g}, {settings['device']}"
-        _figure(group, title, folder / f"{own}.png")
-        found = {(*setting("backend", "epochs")(r), len(r["settings"]["seeds"])) for r in group}
-        runs = "; ".join("{}: epochs {}, seeds {}".format(*each) for each in sorted(found))
+        group = sorted(group, key=_place)
+        longest = max(map(_length, group))
+        shown = {setting("method", "activation")(r): r for r in group if _length(r) == longest}
+        settings = group[-1]["settings"]
+        title = f"{network(group[-1])}, {settings['optimizer']} {settings['lr']:g}, {settings['device']}"
+        _figure(shown, title, folder / f"{own}.png")
+        found = dict.fromkeys((r["settings"]["backend"], *_length(r)) for r in reversed(group))
+        runs = "; ".join("{}: epochs {}, seeds {}".format(*each) for each in found)
         sections[own] = (
-            f"**{title}**\n\n{_table(group)}\n\nTest accuracy after the last epoch, mean ± standard error over seeds "
-            f"({runs}; accuracies are the first one's). Time is per step and seed, training only, "
-            f"{machine(group[0]['environment'], settings['device'])}"
+            f"**{title}**\n\n{_table(group, shown)}\n\nTest accuracy after the last epoch, mean ± standard error over "
+            f"seeds ({runs}; accuracies are the first one's). Time is per step and seed, training only, "
+            f"{machine(group[-1]['environment'], settings['device'])}"
         )
     return sections
 
 
-def _table(group: list[Result]) -> str:
+#: (method, activation) → the run whose accuracies are shown.
+Shown = Mapping[tuple[str, str], Result]
+
+
+def _table(group: list[Result], shown: Shown) -> str:
     """Test accuracy after the last epoch (mean ± standard error), and the cost of each path."""
-    activations = in_order(ACTIVATIONS, map(setting("activation"), group))
-    backends = in_order(BACKENDS, map(setting("backend"), group))
-
-    def last(r: Result) -> tuple[int, ...]:
-        s = r["settings"]
-        return -activations.index(s["activation"]), -backends.index(s["backend"]), s["epochs"], len(s["seeds"])
-
-    rows, runs = [], grouped(sorted(group, key=last), setting("method"))
+    activations = in_order(ACTIVATIONS, (activation for _, activation in shown))
+    backends, rows = in_order(BACKENDS, map(setting("backend"), group)), []
+    runs = grouped(group, setting("method"))
     for method in in_order(METHODS, runs):
-        accuracies = {run["settings"]["activation"]: accuracy(run) for run in runs[method]}
+        accuracies = (accuracy(shown[method, each]) if (method, each) in shown else "" for each in activations)
         times = {run["settings"]["backend"]: _milliseconds(run) for run in runs[method]}
-        cells = [*(accuracies.get(each, "") for each in activations), *(times.get(each, "") for each in backends)]
-        rows.append([METHODS[method].label, *cells])
+        rows.append([METHODS[method].label, *accuracies, *(times.get(each, "") for each in backends)])
     header = ["method", *(f"{activation}, %" for activation in activations)]
     return markdown([*header, *(f"{backend}, ms/step" for backend in backends)], rows)
 
@@ -122,20 +137,17 @@ def _milliseconds(result: Result) -> str:
     return f"{1e3 * statistics.median_high(result['seconds']) / steps:.2f}"
 
 
-def _figure(group: list[Result], title: str, path: Path) -> None:
+def _figure(shown: Shown, title: str, path: Path) -> None:
     """Draw test accuracy against epoch, one panel per activation, a band of one standard error."""
-    backends = {r["settings"]["backend"] for r in group}
-    runs = [r for r in group if "ensemble" not in backends or r["settings"]["backend"] == "ensemble"]
-    activations = in_order(ACTIVATIONS, map(setting("activation"), runs))
+    activations = in_order(ACTIVATIONS, (activation for _, activation in shown))
     with panels(activations, title, path, xlabel="epoch", ylabel="test accuracy, %") as axes:
         for axis, activation in zip(axes, activations, strict=True):
-            own = [run for run in runs if run["settings"]["activation"] == activation]
-            for run in sorted(own, key=lambda run: list(METHODS).index(run["settings"]["method"])):
-                method = METHODS[run["settings"]["method"]]
+            for name in in_order(METHODS, (name for name, other in shown if other == activation)):
+                method, accuracies = METHODS[name], shown[name, activation]["test_accuracy"]
                 # Gradient-only is dashed, coordinates dotted as well: colour alone does not carry to everyone.
                 style = "--" if method.correction else "-." if method.by_inputs is not None or method.gauge else "-"
-                epochs = range(1, len(run["test_accuracy"]) + 1)
-                band(axis, epochs, run["test_accuracy"], style, color=method.color, label=method.label, linewidth=1.6)
+                epochs = range(1, len(accuracies) + 1)
+                band(axis, epochs, accuracies, style, color=method.color, label=method.label, linewidth=1.6)
             axis.xaxis.get_major_locator().set_params(integer=True)
 
 

@@ -117,6 +117,22 @@ def test_table_shows_last_epoch_and_cost(tmp_path, drawn):
     assert is_drawn(tmp_path / "name.png")
 
 
+def test_accuracies_are_of_the_longest_runs_whatever_came_last(tmp_path):
+    runs = [
+        result("none"),
+        result("whitened", backend="loop", accuracies=((0.0, 0.0), (60.0, 60.0))),
+        result("layernorm", epochs=1, accuracies=((70.0, 70.0),)),
+        result("none", epochs=1, accuracies=((20.0, 20.0),)),
+    ]
+    section = reported(tmp_path, "compare", runs)["name"]
+    assert "| none | 42.00 ± 2.00 | 2.00 |  |" in section
+    assert "| LayerNorm |  | 2.00 |  |" in section  # one epoch is not to stand beside two
+    assert "| whitened | 60.00 ± 0.00 |  | 2.00 |" in section
+    assert (
+        "(ensemble: epochs 2, seeds 2; ensemble: epochs 1, seeds 2; loop: epochs 2, seeds 2; accuracies are" in section
+    )
+
+
 def test_other_protocols_are_other_tables(tmp_path):
     assert set(reported(tmp_path, "compare", [result(), result(lr=0.01)])) == {"name-1", "name-2"}
 
