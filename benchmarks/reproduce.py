@@ -95,7 +95,8 @@ def run(options: argparse.Namespace, main: Callable[[list[str]], int], committed
         print(markdown(["name", "python -m benchmarks …", "data", "hours of one core", "runs committed"], rows))
         print("\ntorchrun --nproc-per-node N -m benchmarks reproduce NAME divides the hours by about N cores.")
         return 0
-    names = [name for given in options.names for name in (sorted(there) if given == "committed" else [given])]
+    known = [name for name in RECIPES if name in there]  # in this order: some read what others have made
+    names = [name for given in options.names for name in (known if given == "committed" else [given])]
     if unknown := [name for name in names if name not in RECIPES]:
         raise ValueError(f"no results are called {unknown[0]!r}; `reproduce --list` has all names.")
     return max(main(command) for name in names for command in commands(name, options))

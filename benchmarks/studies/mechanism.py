@@ -82,6 +82,8 @@ def _run(options: argparse.Namespace, store: Store) -> None:
     for result in Store(options.tuned).read():
         settings = {name: tuple(v) if isinstance(v, list) else v for name, v in result["settings"].items()}
         runs.append(ImageRun(**{**settings, **own}))
+    if not runs:
+        raise ValueError(f"--tuned {options.tuned} has no runs to follow; make it by digits-tuned or cifar10-tuned.")
     run_all(runs, FOLLOWED, store, download=options.download)
 
 

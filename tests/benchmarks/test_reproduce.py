@@ -5,7 +5,7 @@ import argparse
 import pytest
 
 from benchmarks.__main__ import main
-from benchmarks.reproduce import RECIPES, commands
+from benchmarks.reproduce import RECIPES, commands, run
 from benchmarks.studies import STUDIES
 
 from .test_report import RESULTS
@@ -48,3 +48,17 @@ def test_command_makes_files_by_name_and_lists_them(tmp_path, capsys, monkeypatc
     assert f"| cifar10 | cifar10 | images | {RECIPES['cifar10'].hours:g} | 20 |" in printed
     assert main(["reproduce", "fig99"]) == 2
     assert "no results are called 'fig99'" in capsys.readouterr().err
+
+
+def test_all_committed_files_are_made_after_those_that_they_read(tmp_path):
+    made = []
+
+    def note(command):
+        read = [path for path in map(str, command) if path.endswith(".jsonl")]
+        assert {tmp_path / f"{name}.jsonl" for name in made} >= set(map(type(tmp_path), read)), command
+        made.append(command[command.index("--name") + 1])
+        return 0
+
+    where = argparse.Namespace(data="cifar10", text="text", out=tmp_path, threads=None, list=False, names=["committed"])
+    assert run(where, note, RESULTS) == 0
+    assert sorted(set(made)) == COMMITTED
