@@ -109,7 +109,8 @@ def _best(
 ) -> list[ImageRun]:
     """The runs at the best of the settings that are tried for them."""
     run_all(tried, IMAGES, store, part=part, download=options.download)
-    return choose(final, store.read(part))
+    keys = {run.key(part) for run in tried}  # not those of another length, of an earlier call
+    return choose(final, [result for result in store.read(part) if result["key"] in keys])
 
 
 def _run_rates(options: argparse.Namespace, store: Store) -> None:

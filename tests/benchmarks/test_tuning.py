@@ -1,15 +1,18 @@
 """Rates are chosen by validation accuracy alone, from one grid."""
 
+import argparse
 from dataclasses import replace
 
 import pytest
 import torch
 
 from benchmarks.core.progress import pace
+from benchmarks.core.store import Store
 from benchmarks.data import load
 from benchmarks.images.ensemble import Ensemble
 from benchmarks.images.run import ImageRun
 from benchmarks.images.train import IMAGES, held_out, train, train_trials
+from benchmarks.studies import tuned
 from benchmarks.studies.tuned import DAMPING, GRIDS, RATE_FACTOR, choose, search, trials
 
 FINAL = ImageRun("digits", "none", "tanh", optimizer="sgd", schedule="cosine", epochs=2, seeds=(0, 1))
@@ -66,6 +69,19 @@ def test_trials_side_by_side_are_the_runs_alone(optimizer, method):
         alone = torch.tensor(train(run, digits).step_losses)
         assert ((losses - alone).abs() / alone).max() <= 1e-10
     assert (together[0] - together[1]).abs().max() > 1e-4
+
+
+def test_search_of_another_length_in_the_file_chooses_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(tuned, "run_all", lambda *_, **__: None)
+    store = Store(tmp_path / "name.jsonl", "digits-tuned")
+    for epochs, best, top in ((9, 0, 90.0), (2, 2, 50.0)):
+        for number, run in enumerate(search([FINAL], epochs)):
+            about = {"environment": {}, "part": "search"}
+            store.add(run.key("search"), {**about, **found(run, top if number == best else 10.0)})
+    options = argparse.Namespace(download=False)
+    for epochs, best in ((2, 2), (9, 0)):
+        chosen = tuned._best([FINAL], search([FINAL], epochs), "search", options, store)
+        assert chosen == [replace(FINAL, lr=GRIDS["sgd"][best])]
 
 
 def test_trials_of_different_kinds_do_not_mix():
