@@ -119,8 +119,8 @@ def every(stores: Stores, judges: Sequence[Judge]) -> Finding:
     found = [one(stores) for one in judges]
     verdicts = [one.holds for one in found]
     holds = False if False in verdicts else None if None in verdicts else True
-    figure, n, p = ("; ".join(dict.fromkeys(each)) for each in list(zip(*found, strict=True))[1:4])
-    return Finding(holds, figure, n, p)
+    figure, n = ("; ".join(dict.fromkeys(each)) for each in list(zip(*found, strict=True))[1:3])
+    return Finding(holds, figure, n, "; ".join(one.p for one in found if one.p))
 
 
 def _pair(ours: list[float], theirs: list[float], lower: bool, against: str = "") -> str:

@@ -90,6 +90,8 @@ def test_best_is_held_against_the_best_of_the_others():
 def test_one_that_does_not_hold_is_enough_against_all():
     yes, no, open_ = (ahead(sample(a), sample(b)) for a, b in ((HIGH, LOW), (LOW, HIGH), (HIGH, WIDE)))
     assert [every(judges)({}).holds for judges in ([yes, yes], [yes, open_], [open_, no])] == [True, None, False]
+    twice, p = every([yes, ahead(sample(HIGH[::-1]), sample(LOW))])({}), yes({}).p
+    assert (twice.n, twice.p) == ("3, 3", f"{p}; {p}")  # a p for every difference, if two are alike
 
 
 def test_missing_runs_are_undecided_and_shorter_ones_only_hint(tmp_path):
