@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from ..core.store import Result, setting
-from ..core.study import Sections, named
+from ..core.store import Result
+from ..core.study import Sections, named, protocol
 from ..core.table import in_order, machine, markdown, plus_minus, welch
 from ..images.departures import DEPARTURES
 from ..images.run import Grid
@@ -16,6 +16,7 @@ _GRID: Grid = {
 }  # fmt: skip
 _SMOKE = {"data": "fake", "method": ["affine-like"], "epochs": 1, "seeds": 2}
 _REDUCED = {"method": ["none", "affine-like"], "seeds": 3}
+_PROTOCOL = protocol("departure", "method", "backend")
 PRESETS: Presets = {
     "paper": [{**_GRID, "epochs": 100}],
     "reduced": [{**_GRID, **_REDUCED}],
@@ -24,9 +25,8 @@ PRESETS: Presets = {
 
 
 def report(results: list[Result], name: str, folder: Path) -> Sections:
-    """A row for every departure that is there, for runs of one length."""
-    length = setting("data", "epochs")
-    return {own: _section(group) for own, group in named(name, results, length).items()}
+    """A table of every protocol, a row for every departure that is there."""
+    return {own: _section(group) for own, group in named(name, results, _PROTOCOL).items()}
 
 
 def _section(results: list[Result]) -> str:

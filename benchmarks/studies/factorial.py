@@ -13,7 +13,7 @@ from pathlib import Path
 from ..core.ladder import Ladder, climb
 from ..core.progress import run_all
 from ..core.store import Result, Store, setting
-from ..core.study import Sections, Study
+from ..core.study import Sections, Study, named, protocol
 from ..core.table import grouped, in_order, machine, markdown, plus_minus, welch
 from ..images.networks import ACTIVATIONS
 from ..images.optimizers import OPTIMIZERS
@@ -29,6 +29,7 @@ FIRST = {
     "sgd": (0.03, 0.1, 0.3), "momentum": (0.01, 0.03, 0.1), "adam": _SIZED, "muon": _SIZED, "soap": _SIZED,
 }  # fmt: skip
 DAMPINGS = (0.1, 0.3, 1.0)
+_PROTOCOL = protocol("activation", "method", "optimizer", "lr", "damping", "seeds", "validation")
 #: What every row is held against, with the same optimizer.
 RIVAL = "batchnorm"
 
@@ -45,10 +46,16 @@ def trials(run: ImageRun) -> list[ImageRun]:
 
 
 def report(store: Store, name: str, folder: Path) -> Sections:
+    """A section of every protocol."""
+    searched = grouped(store.read("search"), _PROTOCOL)
+    groups = named(name, store.read(), _PROTOCOL)
+    return {own: _section(results, searched.get(_PROTOCOL(results[0]), [])) for own, results in groups.items()}
+
+
+def _section(results: list[Result], searched: list[Result]) -> str:
     """A table for every activation, a row for each method behind each optimizer."""
     own = setting("activation", "method", "optimizer")
-    found = {own(result): result for result in store.read()}
-    tried = grouped(store.read("search"), own)
+    found, tried = {own(result): result for result in results}, grouped(searched, own)
     tables = []
     for activation in in_order(ACTIVATIONS, (key[0] for key in found)):
         keys = [key for key in product([activation], METHODS, OPTIMIZERS) if key in found]
@@ -56,7 +63,7 @@ def report(store: Store, name: str, folder: Path) -> Sections:
         header = ["method", "optimizer", "rate", "damping", "trials", "test accuracy, %"]
         table = markdown([*header, f"against {METHODS[RIVAL].label} (p)"], rows)
         tables.append(f"**{network(found[keys[0]])}, {activation}**\n\n{table}")
-    return {name: "\n\n".join([*tables, _caption(store.read())])}
+    return "\n\n".join([*tables, _caption(results)])
 
 
 def _row(result: Result, tried: list[Result], rival: Result | None) -> list[str]:

@@ -19,7 +19,7 @@ from ..core.figure import panels, plt
 from ..core.progress import measure
 from ..core.run import public_name, step
 from ..core.store import Result, Store, setting
-from ..core.study import Sections, Study
+from ..core.study import Sections, Study, named, protocol
 from ..core.table import grouped, markdown, plus_minus
 from ..data import DATA, load
 from .comparison import DATA_LABELS
@@ -122,14 +122,15 @@ def by_depth(results: Sequence[Result]) -> dict[int, Seeds]:
 
 
 def report(store: Store, name: str, folder: Path) -> Sections:
-    """For every depth the figures of isometry by layer and of convergence, table and caption."""
+    """For every protocol and depth the figures of isometry by layer and of convergence, table and caption."""
     sections = Sections()
-    for number, (layers, found) in enumerate(by_depth(store.read()).items()):
-        first, end = next(iter(found.values()))[0], f"-{layers}" if number else ""
-        data = DATA_LABELS.get(first["settings"]["data"], first["settings"]["data"])
-        _layers_figure(found.get("tanh", [first])[0], data, folder / f"isometry-layers{end}.png")
-        _convergence_figure(found, data, folder / f"isometry-convergence{end}.png")
-        sections[f"{name}{end}"] = f"{_table(found)}\n\n{_caption(found, data)}"
+    for own, group in named(name, store.read(), protocol("activation", "layers", "seed")).items():
+        for number, (layers, found) in enumerate(by_depth(group).items()):
+            first, end = next(iter(found.values()))[0], own.removeprefix(name) + f"-{layers}" * (number > 0)
+            data = DATA_LABELS.get(first["settings"]["data"], first["settings"]["data"])
+            _layers_figure(found.get("tanh", [first])[0], data, folder / f"isometry-layers{end}.png")
+            _convergence_figure(found, data, folder / f"isometry-convergence{end}.png")
+            sections[f"{name}{end}"] = f"{_table(found)}\n\n{_caption(found, data)}"
     return sections
 
 
@@ -276,19 +277,23 @@ def _widths(options: argparse.Namespace, store: Store) -> None:
 
 
 def _report_widths(store: Store, name: str, folder: Path) -> Sections:
+    """A table of every data set."""
+    return {own: _widths_table(results) for own, results in named(name, store.read(), setting("data")).items()}
+
+
+def _widths_table(results: list[Result]) -> str:
     """Gap behind every norm, a row for each choice of widths."""
-    results = store.read()
     rows = []
     for result in results:
         norms = [layer["isometry"] for layer in result["isometry"]["start"] if layer["path"].startswith("norm")]
         rows.append([", ".join(map(str, result["widths"])), *(f"{-math.log(isometry):.3f}" for isometry in norms)])
     header = ["widths", *(f"norm {number}" for number in range(len(rows[0]) - 1))]
     data = results[0]["settings"]["data"]
-    return {
-        name: f"{markdown(header, rows)}\n\n{DATA_LABELS.get(data, data)}, tanh, at initialisation: isometry gap of "
+    return (
+        f"{markdown(header, rows)}\n\n{DATA_LABELS.get(data, data)}, tanh, at initialisation: isometry gap of "
         f"{results[0]['samples']} samples behind every norm, one seed (Fig. B.4). "
         f"torch {results[0]['environment']['torch']}."
-    }
+    )
 
 
 def _widths_arguments(parser: argparse.ArgumentParser) -> None:

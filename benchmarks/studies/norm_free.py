@@ -19,7 +19,7 @@ from .. import language
 from ..core.ladder import Ladder, climb
 from ..core.progress import run_all
 from ..core.store import Result, Store
-from ..core.study import Sections, Study
+from ..core.study import Sections, Study, named, protocol
 from ..core.table import grouped, machine, markdown, mean_and_error, plus_minus, welch
 from ..language import LANGUAGE, TextRun, dampings, final_validation_loss, lacks, worth
 from ..methods import METHODS
@@ -30,6 +30,7 @@ DRAWN: tuple[float | None, ...] = (None, 1.0)
 
 COARSE = Ladder((3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 3e-1), (3e-3, 1e-2, 3e-2))
 FINE = Ladder((5e-4, 1e-3, 2e-3, 3e-3, 5e-3, 7e-3, 1e-2, 2e-2, 3e-2), (2e-3, 3e-3, 5e-3, 7e-3, 1e-2, 2e-2))
+_PROTOCOL = protocol("norm", "embedding_deviation", "embedding_lr", "method", "lr", "damping", "seed")
 #: The normalised network that every row is held against, behind the same kind of optimizer.
 TWIN = "layernorm"
 
@@ -76,14 +77,21 @@ def _of(row: Row, run: TextRun) -> TextRun:
 
 
 def report(store: Store, name: str, folder: Path) -> Sections:
+    """A section of every protocol."""
+    searched = grouped(store.read("search"), _PROTOCOL)
+    groups = named(name, store.read(), _PROTOCOL)
+    return {own: _section(results, searched.get(_PROTOCOL(results[0]), [])) for own, results in groups.items()}
+
+
+def _section(results: list[Result], trials: list[Result]) -> str:
     """One table, a row for each of normaliser, embeddings and optimizer."""
-    rows, searched = grouped(store.read(), _row), grouped(store.read("search"), _row)
+    rows, searched = grouped(results, _row), grouped(trials, _row)
     tried = {row: [r["settings"]["lr"] for r in found] for row, found in searched.items()}
     cells = [_cells(row, rows, tried.get(row, [])) for row in sorted(rows, key=_order)]
     header = ["normaliser", "embeddings", "optimizer", "rate", "seeds", "validation loss", "test loss"]
     header += ["validation against LayerNorm (p)", "test against LayerNorm (p)"]
     header += ["RMS of the residual stream", "of the logits"]
-    return {name: f"{markdown(header, cells)}\n\n{_caption(store.read(), tried.values())}"}
+    return f"{markdown(header, cells)}\n\n{_caption(results, tried.values())}"
 
 
 def _row(result: Result) -> Row:

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..core.figure import bars, panels
 from ..core.store import Result
-from ..core.study import Sections, named
+from ..core.study import Sections, named, protocol
 from ..core.table import machine, markdown, mean_and_error, plus_minus
 from ..methods import METHODS
 from .comparison import Report, subject
@@ -29,17 +29,14 @@ _PANEL: list[Callable[[dict[str, Any], str], str]] = [
     lambda s, along: "" if along == "depth" else f"{len(s['hidden'])} hidden",
     lambda s, along: "" if along == "width" else f"width {s['hidden'][0]}",
 ]
+_PROTOCOL = protocol("method", "activation", "optimizer", "hidden", "batch_size", "lr", "gain", "backend")
 
 
 def sweep(along: str) -> Report:
     """A report of runs along a setting; where runs differ in nothing but their rate, the best of them counts."""
 
-    def length(result: Result) -> tuple[Any, ...]:
-        s = result["settings"]
-        return s["data"], s["epochs"], len(s["seeds"]), s.get("validation", False)
-
     def report(results: list[Result], name: str, folder: Path) -> Sections:
-        return {own: _section(group, along, own, folder) for own, group in named(name, results, length).items()}
+        return {own: _section(group, along, own, folder) for own, group in named(name, results, _PROTOCOL).items()}
 
     return report
 

@@ -10,7 +10,7 @@ from scipy.stats import linregress, spearmanr
 
 from ..core.figure import bars, panels
 from ..core.store import Result, setting
-from ..core.study import Sections, named
+from ..core.study import Sections, named, protocol
 from ..core.table import grouped, in_order, markdown, plus_minus
 from ..images.networks import ACTIVATIONS
 from ..images.run import Grid, expand
@@ -145,6 +145,7 @@ def draw(results: list[Result], title: str, path: Path) -> None:
         axes[-1].plot([], [], color="0.5", linewidth=4, alpha=0.25, label="fitted line; bars: ± one standard error")
 
 
+_PROTOCOL = protocol("method", "activation", "batch_size", "backend")
 #: From the largest batch on, which is the soonest done.
 _PAPER: Grid = {**PAPERS, "method": DEFAULT, "batch_size": SIZES[::-1]}
 _SMOKE = {"method": ["none", "affine-like"], "data": "digits", "epochs": 1, "seeds": 2}
@@ -154,9 +155,7 @@ PRESETS = {**presets(_PAPER, reduced={"epochs": 20, "seeds": 3}), "smoke": [{**_
 def report(results: list[Result], name: str, folder: Path) -> Sections:
     """A table and a figure for every length; cells of a preset have a place whether they are there or not."""
     sections: Sections = {}
-    # What tells presets apart, whatever images they are run on.
-    groups = named(name, results, lambda r: (r["settings"]["epochs"], len(r["settings"]["seeds"])))
-    for own, there in groups.items():
+    for own, there in named(name, results, _PROTOCOL).items():
         epochs, seeds = setting("epochs", "seeds")(there[0])
         heading = f"{subject(there[:1])}, {epochs} epochs: the paper's Table 1"
         draw(there, heading, folder / f"{own}.png")

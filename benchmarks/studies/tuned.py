@@ -13,7 +13,7 @@ import torch
 
 from ..core.progress import run_all
 from ..core.store import Result, Store, setting
-from ..core.study import Sections, Study
+from ..core.study import Sections, Study, named, protocol
 from ..core.table import in_order, markdown, mean_and_error
 from ..images.networks import ACTIVATIONS
 from ..images.run import Grid, ImageRun, add_arguments, expand
@@ -139,8 +139,13 @@ def _run_long(options: argparse.Namespace, store: Store) -> None:
 
 
 def _report_rates(store: Store, name: str, folder: Path) -> Sections:
+    """A table of every protocol."""
+    protocols = protocol("method", "activation", "optimizer", "lr")
+    return {own: _rates_table(results) for own, results in named(name, store.read(), protocols).items()}
+
+
+def _rates_table(results: list[Result]) -> str:
     """Test accuracy of every method at its chosen rate, by activation and optimizer."""
-    results = store.read()
     found = {setting("method", "activation", "optimizer")(r): r for r in results}
     columns = sorted({key[1:] for key in found}, key=lambda c: (list(ACTIVATIONS).index(c[0]), c[1]))
     rows = []
@@ -155,7 +160,7 @@ def _report_rates(store: Store, name: str, folder: Path) -> Sections:
         f"in brackets the learning rate, falling to 0 by a cosine. Rates were chosen on a tenth of the training set "
         f"held out, one seed, from one grid for all methods. torch {environment['torch']}."
     )
-    return {name: f"**{network(results[0])}, rates tuned**\n\n{table}\n\n{caption}"}
+    return f"**{network(results[0])}, rates tuned**\n\n{table}\n\n{caption}"
 
 
 def _report_trials(store: Store, name: str, folder: Path) -> Sections:

@@ -114,6 +114,16 @@ def test_tables_and_figures_come_from_the_files_alone(random_networks, trained, 
     assert all(is_drawn(tmp_path / f"isometry-{name}.png") for name in names)
 
 
+def test_longer_runs_in_the_same_file_have_a_table_of_their_own(trained, tmp_path):
+    longer = {**trained[0], "settings": {**trained[0]["settings"], "steps": 40}, "train_loss": [1.0] * 40}
+    sections = reported(tmp_path, "isometry-training", [trained[0], longer], "mine")
+    assert ["4 steps of 64" in each for each in sections.values()] == [True, False]
+    assert "1.000" in sections["mine-2"]
+    data = {**trained[0], "widths": [40]}
+    other = {**data, "settings": {**data["settings"], "data": "other"}}
+    assert set(reported(tmp_path, "isometry-widths", [data, other], "widths")) == {"widths-1", "widths-2"}
+
+
 def test_command_skips_what_is_there(tmp_path, monkeypatch):
     monkeypatch.setitem(DATA, "few", few)
     monkeypatch.setattr(training, "BATCH_SIZE", 64)

@@ -53,17 +53,24 @@ def test_diverged_runs_are_never_chosen(tmp_path, monkeypatch):
     assert chosen.lr == 3e-3
 
 
-def test_table_has_means_and_welchs_p_by_hand(tmp_path):
-    store = Store(tmp_path / "results.jsonl", "norm-free")
-    losses = {("layernorm", None): [2.0, 2.1, 2.05], ("none", 1.0): [1.9, 2.02, 1.99]}
+LOSSES = {("layernorm", None): [2.0, 2.1, 2.05], ("none", 1.0): [1.9, 2.02, 1.99]}
+
+
+def add(store, losses, steps=4):
+    """Runs of some losses, by seed."""
     place = {"processor": "p", "gpu": None, "threads": 1, "torch": "2"}
     for (norm, drawn), found in losses.items():
         for seed, loss in enumerate(found, start=1):
-            run = TextRun("t", "adamw", norm, 1e-2, seed=seed, steps=4, preset="tiny", embedding_deviation=drawn)
+            run = TextRun("t", "adamw", norm, 1e-2, seed=seed, steps=steps, preset="tiny", embedding_deviation=drawn)
             size = {"layers": 1, "width": 16, "heads": 2, "context": 8, "batch_size": 4}
             result = {"size": size, "validation_loss": [4.0, loss], "test_loss": loss + 0.1, "diverged": False}
             settings = {"settings": run.settings(), "environment": place, "rms": [1.0, 3.0, 2.0]}
             store.add(run.key(), {**result, **settings})
+
+
+def test_table_has_means_and_welchs_p_by_hand(tmp_path):
+    store, losses = Store(tmp_path / "results.jsonl", "norm-free"), LOSSES
+    add(store, losses)
     section = report(store, "norm-free", tmp_path)["norm-free"]
     p = stats.ttest_ind(*losses.values(), equal_var=False).pvalue
     against = f"-0.080 ({p:.2g})"
@@ -71,6 +78,10 @@ def test_table_has_means_and_welchs_p_by_hand(tmp_path):
     assert f"{row} {against} | {against} |" in section
     assert "| 1 to 3 | 2 |" in section
     assert "seeds 1 to 3" in section
+    add(store, {("none", 1.0): [1.5, 1.6]}, steps=8)  # whose losses are no seeds of the others
+    longer = report(store, "norm-free", tmp_path)
+    assert longer["norm-free-1"] == section
+    assert "| 2 | 1.550 ± 0.050 |" in longer["norm-free-2"]
 
 
 @pytest.mark.parametrize(

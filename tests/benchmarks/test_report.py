@@ -133,8 +133,21 @@ def test_accuracies_are_of_the_longest_runs_whatever_came_last(tmp_path):
     )
 
 
-def test_other_protocols_are_other_tables(tmp_path):
-    assert set(reported(tmp_path, "compare", [result(), result(lr=0.01)])) == {"name-1", "name-2"}
+@pytest.mark.parametrize(
+    ("study", "other"),
+    [
+        ("compare", {"lr": 0.01}),
+        ("table1", {"lr": 0.01}),
+        ("departures", {"lr": 0.01}),
+        ("rates", {"schedule": "cosine"}),
+        ("cifar10-tuned", {"epochs": 3}),
+        ("cnn-pool-tuned", {"epochs": 3}),
+    ],
+)
+def test_other_protocols_are_other_tables(study, other, tmp_path):
+    sections = reported(tmp_path, study, [result(), result(**other, accuracies=((30.0, 30.0),))])
+    assert ["42.00" in section for section in sections.values()] == [True, False]
+    assert set(sections) == {"name-1", "name-2"}
 
 
 def test_tuned_table_names_the_chosen_rates(tmp_path):
