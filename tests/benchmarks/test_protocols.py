@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from itertools import pairwise
+from statistics import fmean
 
 import pytest
 import torch
@@ -9,6 +10,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from benchmarks.__main__ import main
+from benchmarks.core.store import Store, setting
+from benchmarks.core.table import grouped
 from benchmarks.data import Dataset, load
 from benchmarks.images.departures import DEPARTURES, depart
 from benchmarks.images.ensemble import build_model, epoch_orders
@@ -16,6 +19,8 @@ from benchmarks.images.run import ImageRun
 from benchmarks.images.train import train
 from benchmarks.methods import METHODS, PAPERS_OWN
 from benchmarks.studies import isometry_training
+
+from .test_report import RESULTS
 
 PATCHES = ["l2-patch", "l2-patch-half"]
 STEPS, SEED = 4, 3
@@ -191,6 +196,17 @@ def test_presets_have_the_papers_sizes(study, tmp_path):
     shorter = planned(study, "--preset", "reduced", tmp_path=tmp_path)
     assert len(shorter) == len(runs)
     assert all(run.epochs < 100 and len(run.seeds) == 3 for run in shorter)
+
+
+def test_rates_of_unit_consistency_are_around_the_best_of_the_sweep(tmp_path):
+    swept = grouped(Store(RESULTS / "uc-sweep.jsonl").read(), setting("optimizer", "method"))
+    best = {key: max(runs, key=lambda r: fmean(r["test_accuracy"][-1])) for key, runs in swept.items()}
+    found = grouped(planned("uc-batch", tmp_path=tmp_path), lambda run: (run.optimizer, run.method))
+    assert {key: sorted({run.lr for run in runs})[1] for key, runs in found.items() if key in best} == {
+        key: run["settings"]["lr"] for key, run in best.items() if key in found
+    }
+    for run in planned("uc-rescaled", tmp_path=tmp_path):
+        assert run.lr == best[run.optimizer, run.method]["settings"]["lr"]
 
 
 def test_isometry_trains_norm_linear_activation(tmp_path):
