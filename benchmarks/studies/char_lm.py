@@ -14,6 +14,7 @@ from examples.gpt import NORM_LABELS, NORMS, WARM_UP
 
 from .. import language
 from ..core.figure import band, panels
+from ..core.ladder import best_of
 from ..core.progress import measure, run_all
 from ..core.store import Result, Store, setting
 from ..core.study import Sections, Study, named, protocol
@@ -78,13 +79,9 @@ _ROWS = [
 ]
 
 
-def choose(trials: Iterable[TextRun], scores: Iterable[float | None]) -> list[TextRun]:
-    """For every method, norm and number of steps the trial of the lowest final validation loss, None being the worst.
-
-    Trials have one seed each; their scores come in the same order.
-    """
-    pairs = grouped(zip(trials, scores, strict=True), lambda pair: (pair[0].method, pair[0].norm, pair[0].steps))
-    return [min(several, key=lambda pair: worth(pair[1]))[0] for several in pairs.values()]
+def rows_of(planned: Iterable[TextRun]) -> list[list[TextRun]]:
+    """Runs that differ in rate and damping alone: of every method, norm and number of steps."""
+    return list(grouped(planned, lambda run: (run.method, run.norm, run.steps)).values())
 
 
 def _run(options: argparse.Namespace, store: Store, searches: Sequence[Search], fixed: Sequence[Fixed]) -> None:
@@ -111,11 +108,10 @@ def _run(options: argparse.Namespace, store: Store, searches: Sequence[Search], 
         if options.methods or lacks(method) is None
         for lr, damping in [*product(rates, dampings(method, list(own))), *more]
     ]
-    chosen = choose(planned, [None] * len(planned))  # the first of each, if there is no choice
-    if len(chosen) < len(planned):
-        run_all(planned, LANGUAGE, store, part="search", download=options.download)
-        scores = {result["key"]: result["score"] for result in store.read("search")}
-        chosen = choose(planned, [scores.get(run.key("search")) for run in planned])
+    rows = rows_of(planned)
+    chosen = [run for run, *others in rows if not others]
+    if len(chosen) < len(rows):
+        chosen = best_of(rows, LANGUAGE, store, worth, download=options.download)
     for method, norm, lr, steps in fixed:
         (damping,) = dampings(method, [1.0])
         chosen.append(replace(like, method=method, norm=norm, lr=lr, damping=damping, steps=steps))

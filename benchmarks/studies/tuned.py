@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from ..core.ladder import best_of
 from ..core.progress import run_all
 from ..core.store import Result, Store, setting
 from ..core.study import Sections, Study, named, protocol
@@ -42,40 +43,28 @@ def _trial(run: ImageRun, **settings: Any) -> ImageRun:
     return replace(run, seeds=run.seeds[:1], validation=True, **settings)
 
 
-def search(final: Iterable[ImageRun], epochs: int) -> list[ImageRun]:
-    """The runs that choose the rates of `final`: every rate of the grid, one seed, fewer epochs, validated."""
-    return [_trial(run, lr=lr, epochs=epochs) for run in final for lr in GRIDS[run.optimizer]]
+def search(final: Iterable[ImageRun], epochs: int) -> list[list[ImageRun]]:
+    """The runs that choose the rate of each of `final`: every one of the grid, one seed, fewer epochs, validated."""
+    return [[_trial(run, lr=lr, epochs=epochs) for lr in GRIDS[run.optimizer]] for run in final]
 
 
-def trials(chosen: Iterable[ImageRun], count: int) -> list[ImageRun]:
+def trials(chosen: Iterable[ImageRun], count: int) -> list[list[ImageRun]]:
     """`count` trials around every chosen run, of its own length, one seed, validated.
 
     The trials of all methods are the same points of one Sobol sequence: rate and weight decay, each spread
     evenly over the logarithm of its range, and damping, which a method without one leaves unused.
     """
     points = torch.quasirandom.SobolEngine(3, scramble=True, seed=0).draw(count, dtype=torch.float64).tolist()
-    found = []
-    for run, (u, v, w) in product(chosen, points):
-        (low, high), lowest = SHRINK, run.lr / RATE_FACTOR
-        rate = lowest * (run.lr * RATE_FACTOR / lowest) ** u
-        decay = low * (high / low) ** v * (0.1 if run.optimizer == "momentum" else 1.0) / rate
-        damping = DAMPING[int(w * len(DAMPING))] if METHODS[run.method].damped else None
-        found.append(_trial(run, lr=float(f"{rate:.2g}"), weight_decay=float(f"{decay:.2g}"), damping=damping))
-    return found
+    return [[_at(run, *point) for point in points] for run in chosen]
 
 
-def choose(final: Iterable[ImageRun], found: Iterable[Result]) -> list[ImageRun]:
-    """`final` at the settings that reached the highest validation accuracy after the last epoch of their search."""
-    results = list(found)
-    chosen = []
-    for run in final:
-        alike = setting("data", "method", "activation", "optimizer", "schedule", "hidden", "batch_size")
-        same = [result for result in results if alike(result) == alike({"settings": run.settings()})]
-        if not same:
-            raise ValueError(f"no search results for {run.method}, {run.activation}, {run.optimizer}.")
-        best = max(same, key=lambda result: result["score"])["settings"]
-        chosen.append(replace(run, **{name: best.get(name) for name in ("lr", "weight_decay", "damping")}))
-    return chosen
+def _at(run: ImageRun, u: float, v: float, w: float) -> ImageRun:
+    """The trial at a point of the unit cube."""
+    (low, high), lowest = SHRINK, run.lr / RATE_FACTOR
+    rate = lowest * (run.lr * RATE_FACTOR / lowest) ** u
+    decay = low * (high / low) ** v * (0.1 if run.optimizer == "momentum" else 1.0) / rate
+    damping = DAMPING[int(w * len(DAMPING))] if METHODS[run.method].damped else None
+    return _trial(run, lr=float(f"{rate:.2g}"), weight_decay=float(f"{decay:.2g}"), damping=damping)
 
 
 Run = Callable[[argparse.Namespace, Store], None]
@@ -105,12 +94,12 @@ _LONG: dict[tuple[str, str], tuple[list[float], list[float], float | None]] = {
 
 
 def _best(
-    final: Sequence[ImageRun], tried: Sequence[ImageRun], part: str, options: argparse.Namespace, store: Store
+    final: Sequence[ImageRun], tried: list[list[ImageRun]], part: str, options: argparse.Namespace, store: Store
 ) -> list[ImageRun]:
-    """The runs at the best of the settings that are tried for them."""
-    run_all(tried, IMAGES, store, part=part, download=options.download)
-    keys = {run.key(part) for run in tried}  # not those of another length, of an earlier call
-    return choose(final, [result for result in store.read(part) if result["key"] in keys])
+    """Every run at the settings of its trials that reached the highest validation accuracy."""
+    best = best_of(tried, IMAGES, store, lambda accuracy: -accuracy, part=part, download=options.download)
+    settings = [{name: getattr(trial, name) for name in ("lr", "weight_decay", "damping")} for trial in best]
+    return [replace(run, **own) for run, own in zip(final, settings, strict=True)]
 
 
 def _run_rates(options: argparse.Namespace, store: Store) -> None:
@@ -133,8 +122,10 @@ def _run_trials(options: argparse.Namespace, store: Store) -> None:
 def _run_long(options: argparse.Namespace, store: Store) -> None:
     for (method, optimizer), (rates, decays, damping) in _LONG.items():
         final = expand([{**_TANH, "method": method, "optimizer": optimizer, "epochs": 40}], vars(options))
-        settings = product(final, rates, decays)
-        tried = [_trial(run, lr=lr, weight_decay=decay, damping=damping) for run, lr, decay in settings]
+        tried = [
+            [_trial(run, lr=lr, weight_decay=decay, damping=damping) for lr, decay in product(rates, decays)]
+            for run in final
+        ]
         run_all(_best(final, tried, "trials", options, store), IMAGES, store, download=options.download)
 
 

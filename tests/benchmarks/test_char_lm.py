@@ -5,10 +5,12 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.__main__ import main
+from benchmarks.core import ladder
+from benchmarks.core.ladder import best_of
 from benchmarks.core.store import Store
-from benchmarks.language import TextRun
+from benchmarks.language import LANGUAGE, TextRun, worth
 from benchmarks.methods import METHODS
-from benchmarks.studies.char_lm import choose, curve
+from benchmarks.studies.char_lm import curve, rows_of
 from examples import gpt as text
 
 from .test_report import is_drawn, reported
@@ -29,12 +31,18 @@ def char_lm(out, file, *arguments):
     return main(["char-lm", "--data", str(file), "--out", str(out), *small, *arguments])
 
 
-def test_lowest_validation_loss_is_chosen_for_every_method_norm_and_length():
+def test_lowest_validation_loss_is_chosen_for_every_method_norm_and_length(tmp_path, monkeypatch):
+    monkeypatch.setattr(ladder, "run_all", lambda *_, **__: None)
     rates = [replace(ADAMW, lr=lr) for lr in (0.1, 0.2, 0.3, 0.4)]
-    longer = [replace(run, steps=9) for run in rates]
-    scores = [3.0, 1.0, 2.0, None]
-    assert choose(rates + longer, scores + scores[::-1]) == [rates[1], longer[2]]
-    assert choose(rates[:1], [None]) == rates[:1]
+    others = ({}, {"steps": 9}, {"norm": "none"}, {"method": "sgd"})
+    rows = [[replace(run, **other) for run in rates] for other in others]
+    assert rows_of(run for row in rows for run in row) == rows
+    store, scores = Store(tmp_path / "name.jsonl", "char-lm"), [3.0, 1.0, 2.0, None]
+    for row in rows:
+        for run, score in zip(row, scores, strict=True):
+            store.add(run.key("search"), {"environment": {}, "settings": {}, "part": "search", "score": score})
+        scores.reverse()
+    assert best_of(rows, LANGUAGE, store, worth) == [rows[0][1], rows[1][2], rows[2][1], rows[3][2]]
 
 
 def test_results_name_the_text_and_not_where_it_lies(tmp_path, file, monkeypatch):
