@@ -21,7 +21,7 @@ class Recipe(NamedTuple):
 SHORTER = "-reduced"
 #: Protocols of the papers: study, hours at its paper's length and at a reduced one.
 _PAPERS = {
-    "table1": ("table1", 17, 3), "fig2": ("fig2", 30, 6), "fig3": ("fig3", 30, 6), "fig4": ("fig4", 70, 14),
+    "table1": ("table1", 20, 8), "fig2": ("fig2", 30, 6), "fig3": ("fig3", 30, 6), "fig4": ("fig4", 70, 14),
     "fig5": ("fig5", 30, 6), "fig8": ("cnn-pool", 13, 1.2), "fig9": ("cnn", 33, 3), "depth": ("depth", 22, 4),
     "residual": ("residual", 24, 5), "proportions": ("proportions", 9, 2), "elementwise": ("elementwise", 7, 1.4),
     "uc-batch": ("uc-batch", 9, 4), "uc-init": ("uc-init", 2.4, 1), "uc-depth": ("uc-depth", 2.6, 1),
@@ -54,8 +54,8 @@ RECIPES: dict[str, Recipe] = {
     ]),
     "char-lm-rows": Recipe(0.5, "text", ["char-lm-rows --seeds 5"]),
     "char-lm-wrappers": Recipe(1.6, "text"),
-    "norm-free": Recipe(2.0, "text"),
-    "norm-free-2000": Recipe(3.0, "text"),
+    "norm-free": Recipe(11.0, "text"),
+    "norm-free-2000": Recipe(9.0, "text"),
     "norm-free-deep": Recipe(4.0, "text"),
     "digits": Recipe(0.02, ""),
     "digits-tuned": Recipe(0.1, ""),

@@ -5,6 +5,7 @@ import argparse
 import pytest
 
 from benchmarks.__main__ import main
+from benchmarks.core.store import Store
 from benchmarks.reproduce import RECIPES, commands, run
 from benchmarks.studies import STUDIES
 
@@ -19,6 +20,24 @@ def test_every_committed_file_has_a_recipe_and_every_recipe_a_study():
     assert set(COMMITTED) <= RECIPES.keys()
     assert {(recipe.commands or [name])[0].split()[0] for name, recipe in RECIPES.items()} <= STUDIES.keys()
     assert all(recipe.hours > 0 for recipe in RECIPES.values())
+
+
+@pytest.mark.parametrize("name", COMMITTED)
+def test_hours_are_about_those_that_the_runs_took(name):
+    """Runs that choose settings record no time: theirs is that of as much training."""
+    store, taken, trained = Store(RESULTS / f"{name}.jsonl"), 0.0, 0
+
+    def length(result):
+        settings = result["settings"]
+        return settings["steps"] if "steps" in settings else settings["epochs"] * len(settings["seeds"])
+
+    for result in store.read():
+        if "seconds" in result:  # a language model's clock runs on from measurement to measurement
+            taken += result["seconds"][-1] if "validation_loss" in result else sum(result["seconds"])
+            trained += length(result)
+    if trained:
+        chose = sum(length(result) for part in ("search", "trials") for result in store.read(part))
+        assert 0.4 < taken / 3600 * (1 + chose / trained) / RECIPES[name].hours < 1.6
 
 
 @pytest.mark.parametrize("name", [name for name in COMMITTED if name not in OPEN])
