@@ -141,13 +141,14 @@ def _caption(results: list[Result], tried: Iterable[Sequence[float]]) -> str:
     clip = settings.get("clip")
     gradients = "gradients as they are" if clip is None else f"gradients cut to a norm of {clip:g}"
     trials = [len(rates) for rates in tried if rates] or [0]
+    counts = " to ".join(map(str, sorted({min(trials), max(trials)})))
     seeds = sorted({result["settings"]["seed"] for result in results})
     length = f"{settings['steps']} steps, weight decay {settings['weight_decay']:g}"
     return (
         f"{language.title(results[0])}, {length}, {gradients}. "
         f"Cross entropy in nats per character, mean ± standard error over seeds {seeds[0]} to {seeds[-1]}. "
-        f"Rates are the best of {min(trials)} to {max(trials)} by the validation loss of seed 0, which is not among "
-        "them; * is an edge of what was tried. Differences are to LayerNorm with the same optimizer without "
+        f"Rates are the best of {counts} by the validation loss of seed 0, which is not among them; "
+        "* is an edge of what was tried. Differences are to LayerNorm with the same optimizer without "
         "coordinates, at the best way to treat the embeddings; p is Welch's. The residual stream's RMS is that at the "
         f"first block and its largest. {machine(environment, settings['device'])}"
     )
