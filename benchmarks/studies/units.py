@@ -1,16 +1,17 @@
 """Does blindness to units pay: accuracy by learning rate, and of one network in several gauges."""
 
 import statistics
+from collections.abc import Callable
 from itertools import product
 from pathlib import Path
 
 from ..core.figure import band, panels, shade
 from ..core.store import Result, setting
-from ..core.study import Sections
+from ..core.study import Sections, named, protocol
 from ..core.table import grouped, in_order, markdown, mean_and_error, plus_minus
 from ..images.optimizers import OPTIMIZERS
 from ..methods import METHODS
-from .comparison import grid_study, network
+from .comparison import Report, grid_study, network
 
 _SWEPT = {"data": "cifar10", "activation": ["leaky-relu"], "epochs": 5, "seeds": 3, "validation": True}
 #: The layer gauge wants rates of its own, since typical canonical weights are about 1.
@@ -40,7 +41,19 @@ _RESCALED = [
 NEAR = 2.0
 
 
-def _sweep(results: list[Result], name: str, folder: Path) -> Sections:
+_PROTOCOL = protocol("optimizer", "method", "lr", "rescaled", "backend")
+
+
+def _apart(section: Callable[[list[Result], str, Path], str]) -> Report:
+    """A report that has a section for every protocol."""
+
+    def report(results: list[Result], name: str, folder: Path) -> Sections:
+        return {own: section(group, own, folder) for own, group in named(name, results, _PROTOCOL).items()}
+
+    return report
+
+
+def _sweep(results: list[Result], name: str, folder: Path) -> str:
     """Heading, table, figure and caption."""
     settings = results[0]["settings"]
     found = grouped(sorted(results, key=setting("lr")), setting("optimizer", "method"))
@@ -67,10 +80,10 @@ def _sweep(results: list[Result], name: str, folder: Path) -> Sections:
         f"{len(settings['seeds'])} seeds. Every method has {' or '.join(map(str, counts))} rates, a factor of about "
         f"three apart. torch {results[0]['environment']['torch']}."
     )
-    return {name: f"**{heading}**\n\n{markdown(header, rows)}\n\n{caption}"}
+    return f"**{heading}**\n\n{markdown(header, rows)}\n\n{caption}"
 
 
-def _rescaled(results: list[Result], name: str, folder: Path) -> Sections:
+def _rescaled(results: list[Result], name: str, folder: Path) -> str:
     """Heading, table, figure and caption."""
     settings, rows = results[0]["settings"], []
     found = grouped(sorted(results, key=setting("rescaled")), setting("optimizer", "method"))
@@ -96,10 +109,10 @@ def _rescaled(results: list[Result], name: str, folder: Path) -> Sections:
         f"torch {results[0]['environment']['torch']}."
     )
     header = ["method, optimizer", "rate", *(f"σ = {sigma:g}" for sigma in sigmas)]
-    return {name: f"**{heading}**\n\n{markdown(header, rows)}\n\n{caption}"}
+    return f"**{heading}**\n\n{markdown(header, rows)}\n\n{caption}"
 
 
 STUDIES = {
-    "uc-sweep": grid_study("unit-consistent optimizers over learning rates", _SWEEP, _sweep),
-    "uc-rescaled": grid_study("one network in several gauges", _RESCALED, _rescaled),
+    "uc-sweep": grid_study("unit-consistent optimizers over learning rates", _SWEEP, _apart(_sweep)),
+    "uc-rescaled": grid_study("one network in several gauges", _RESCALED, _apart(_rescaled)),
 }

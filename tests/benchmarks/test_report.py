@@ -66,7 +66,8 @@ def test_sweep_names_the_best_rate_and_its_neighbours(tmp_path, drawn):
     assert "| sgd | none | 0.3 | 50.00 ± 0.00 | 0.3, 1 |" in section
     assert "a tenth of the training set, held out" in section
     assert is_drawn(tmp_path / "name.png")
-    section = reported(tmp_path, "uc-sweep", [result(lr=0.03, optimizer="sgd", accuracies=((60.0, 60.0),))])["name"]
+    lower = result(lr=0.03, optimizer="sgd", accuracies=((60.0, 60.0),), validation=True)
+    section = reported(tmp_path, "uc-sweep", [lower])["name"]
     assert "| sgd | none | 0.03, at the sweep's edge | 60.00 ± 0.00 | 0.03 |" in section
 
 
@@ -142,10 +143,13 @@ def test_accuracies_are_of_the_longest_runs_whatever_came_last(tmp_path):
         ("rates", {"schedule": "cosine"}),
         ("cifar10-tuned", {"epochs": 3}),
         ("cnn-pool-tuned", {"epochs": 3}),
+        ("uc-sweep", {"epochs": 3}),
+        ("uc-rescaled", {"epochs": 3}),
     ],
 )
 def test_other_protocols_are_other_tables(study, other, tmp_path):
-    sections = reported(tmp_path, study, [result(), result(**other, accuracies=((30.0, 30.0),))])
+    same = {"rescaled": 1.0} if study == "uc-rescaled" else {}
+    sections = reported(tmp_path, study, [result(**same), result(**same, **other, accuracies=((30.0, 30.0),))])
     assert ["42.00" in section for section in sections.values()] == [True, False]
     assert set(sections) == {"name-1", "name-2"}
 
