@@ -54,6 +54,16 @@ def named(name: str, results: Iterable[Result], key: Callable[[Result], Hashable
     return dict(zip(names, groups, strict=True))
 
 
+def apart(section: Callable[[list[Result], str, Path], str], *within: str) -> Callable[..., Sections]:
+    """A report with a section for every protocol; `within` are the settings that may differ in one."""
+    key = protocol(*within)
+
+    def report(results: list[Result], name: str, folder: Path) -> Sections:
+        return {own: section(group, own, folder) for own, group in named(name, results, key).items()}
+
+    return report
+
+
 def report(
     paths: Iterable[Path],
     studies: Mapping[str, Study],

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from ..core.store import Result
-from ..core.study import Sections, named, protocol
+from ..core.study import apart
 from ..core.table import in_order, machine, markdown, plus_minus, welch
 from ..images.departures import DEPARTURES
 from ..images.run import Grid
@@ -16,7 +16,6 @@ _GRID: Grid = {
 }  # fmt: skip
 _SMOKE = {"data": "fake", "method": ["affine-like"], "epochs": 1, "seeds": 2}
 _REDUCED = {"method": ["none", "affine-like"], "seeds": 3}
-_PROTOCOL = protocol("departure", "method", "backend")
 PRESETS: Presets = {
     "paper": [{**_GRID, "epochs": 100}],
     "reduced": [{**_GRID, **_REDUCED}],
@@ -24,12 +23,8 @@ PRESETS: Presets = {
 }
 
 
-def report(results: list[Result], name: str, folder: Path) -> Sections:
-    """A table of every protocol, a row for every departure that is there."""
-    return {own: _section(group) for own, group in named(name, results, _PROTOCOL).items()}
-
-
-def _section(results: list[Result]) -> str:
+def section(results: list[Result], name: str, folder: Path) -> str:
+    """A row for every departure that is there."""
     settings = results[0]["settings"]
     methods = in_order(METHODS, (r["settings"]["method"] for r in results))
     found = {(r["settings"].get("departure"), r["settings"]["method"]): r["test_accuracy"][-1] for r in results}
@@ -55,4 +50,5 @@ def _cell(found: dict[tuple[str | None, str], list[float]], departure: str | Non
     return "{} ({:+.2f}, p {:.2g})".format(plus_minus(seeds), *welch(seeds, base))
 
 
-STUDIES = {"departures": grid_study("what the paper's Table 1 leaves open, read otherwise", PRESETS, report)}
+_REPORT = apart(section, "departure", "method", "backend")
+STUDIES = {"departures": grid_study("what the paper's Table 1 leaves open, read otherwise", PRESETS, _REPORT)}

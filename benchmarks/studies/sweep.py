@@ -2,12 +2,13 @@
 
 from collections import defaultdict
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ..core.figure import bars, panels
 from ..core.store import Result
-from ..core.study import Sections, named, protocol
+from ..core.study import apart
 from ..core.table import machine, markdown, mean_and_error, plus_minus
 from ..methods import METHODS
 from .comparison import Report, subject
@@ -29,16 +30,12 @@ _PANEL: list[Callable[[dict[str, Any], str], str]] = [
     lambda s, along: "" if along == "depth" else f"{len(s['hidden'])} hidden",
     lambda s, along: "" if along == "width" else f"width {s['hidden'][0]}",
 ]
-_PROTOCOL = protocol("method", "activation", "optimizer", "hidden", "batch_size", "lr", "gain", "backend")
+_WITHIN = "method", "activation", "optimizer", "hidden", "batch_size", "lr", "gain", "backend"
 
 
 def sweep(along: str) -> Report:
     """A report of runs along a setting; where runs differ in nothing but their rate, the best of them counts."""
-
-    def report(results: list[Result], name: str, folder: Path) -> Sections:
-        return {own: _section(group, along, own, folder) for own, group in named(name, results, _PROTOCOL).items()}
-
-    return report
+    return apart(partial(_section, along), *_WITHIN)
 
 
 #: Panel → method → place along the setting → results.
@@ -62,7 +59,7 @@ def best(results: list[Result]) -> list[float]:
     return max((r["test_accuracy"][-1] for r in results), key=lambda seeds: mean_and_error(seeds)[0])
 
 
-def _section(results: list[Result], along: str, name: str, folder: Path) -> str:
+def _section(along: str, results: list[Result], name: str, folder: Path) -> str:
     found, (label, _), settings = cells(results, along), ALONG[along], results[0]["settings"]
     places = sorted({place for methods in found.values() for by_place in methods.values() for place in by_place})
     several = len(found) > 1

@@ -1,17 +1,16 @@
 """Does blindness to units pay: accuracy by learning rate, and of one network in several gauges."""
 
 import statistics
-from collections.abc import Callable
 from itertools import product
 from pathlib import Path
 
 from ..core.figure import band, panels, shade
 from ..core.store import Result, setting
-from ..core.study import Sections, named, protocol
+from ..core.study import apart
 from ..core.table import grouped, in_order, markdown, mean_and_error, plus_minus
 from ..images.optimizers import OPTIMIZERS
 from ..methods import METHODS
-from .comparison import Report, grid_study, network
+from .comparison import grid_study, network
 
 _SWEPT = {"data": "cifar10", "activation": ["leaky-relu"], "epochs": 5, "seeds": 3, "validation": True}
 #: The layer gauge wants rates of its own, since typical canonical weights are about 1.
@@ -39,18 +38,6 @@ _RESCALED = [
 
 #: Rates count as good if they come this near to the best one, in points.
 NEAR = 2.0
-
-
-_PROTOCOL = protocol("optimizer", "method", "lr", "rescaled", "backend")
-
-
-def _apart(section: Callable[[list[Result], str, Path], str]) -> Report:
-    """A report that has a section for every protocol."""
-
-    def report(results: list[Result], name: str, folder: Path) -> Sections:
-        return {own: section(group, own, folder) for own, group in named(name, results, _PROTOCOL).items()}
-
-    return report
 
 
 def _sweep(results: list[Result], name: str, folder: Path) -> str:
@@ -112,7 +99,9 @@ def _rescaled(results: list[Result], name: str, folder: Path) -> str:
     return f"**{heading}**\n\n{markdown(header, rows)}\n\n{caption}"
 
 
+#: What runs of one section may differ in.
+_WITHIN = "optimizer", "method", "lr", "rescaled", "backend"
 STUDIES = {
-    "uc-sweep": grid_study("unit-consistent optimizers over learning rates", _SWEEP, _apart(_sweep)),
-    "uc-rescaled": grid_study("one network in several gauges", _RESCALED, _apart(_rescaled)),
+    "uc-sweep": grid_study("unit-consistent optimizers over learning rates", _SWEEP, apart(_sweep, *_WITHIN)),
+    "uc-rescaled": grid_study("one network in several gauges", _RESCALED, apart(_rescaled, *_WITHIN)),
 }
