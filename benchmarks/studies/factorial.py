@@ -29,7 +29,7 @@ FIRST = {
     "sgd": (0.03, 0.1, 0.3), "momentum": (0.01, 0.03, 0.1), "adam": _SIZED, "muon": _SIZED, "soap": _SIZED,
 }  # fmt: skip
 DAMPINGS = (0.1, 0.3, 1.0)
-_PROTOCOL = protocol("activation", "method", "optimizer", "lr", "damping", "seeds", "validation")
+_PROTOCOL = protocol("activation", "method", "optimizer", "lr", "damping", "seeds", "validation", "backend")
 #: What every row is held against, with the same optimizer.
 RIVAL = "batchnorm"
 
