@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
-from torch.optim import Optimizer
+from torch.optim import SGD, Adam, Optimizer
 
 from adiv_optim import Correction, GradientOnly, UnitConsistent, functional, jacobian
 from adiv_optim.gauge import NetworkGauge
@@ -101,11 +101,17 @@ def opacus(rows: int, inputs: int, outputs: int) -> Run:
     return run
 
 
-def training_step(sizes: tuple[int, ...], correction: Correction | None = None, by_jacobians: bool = False) -> Run:
-    """A whole training step of the benchmark's network: forward, backward, Adam."""
+def training_step(
+    sizes: tuple[int, ...],
+    correction: Correction | None = None,
+    by_jacobians: bool = False,
+    sgd: bool = False,
+) -> Run:
+    """A whole training step of the benchmark's network: forward, backward and an optimizer's step."""
     x, labels = torch.rand(32, sizes[0], device=device()), torch.randint(sizes[-1], (32,), device=device())
     model = mlp(METHODS["none"], sizes, "tanh").to(device())
-    optimizer: torch.optim.Optimizer = torch.optim.Adam(model.parameters(), fused=True)
+    parameters = model.parameters()
+    optimizer: Optimizer = SGD(parameters, lr=0.3, fused=True) if sgd else Adam(parameters, fused=True)
     if correction and not by_jacobians:
         optimizer = GradientOnly(optimizer, model, correction)
 

@@ -71,6 +71,9 @@ def layers(data: str) -> dict[str, Any]:
             step = partial(jobs.training_step, sizes, Proportional(), by_jacobians)
             what = f"training step {list(sizes)}, batch 32, Adam, {name}"
             rows.append(row(what, step, partial(jobs.training_step, sizes), rounds))
+        what = f"training step {list(sizes)}, batch 32, SGD, GradientOnly with BatchIdeal"
+        ideal = partial(jobs.training_step, sizes, BatchIdeal(), sgd=True)
+        rows.append(row(what, ideal, partial(jobs.training_step, sizes, sgd=True), rounds=200))
     return {
         "of": "forward and backward; ratio to plain torch",
         "note": f"Linear is (rows, in, out), float32; ratios {IN_TURN}. Peak memory counts inputs, parameters and "
