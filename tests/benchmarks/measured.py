@@ -1,6 +1,7 @@
 """Numbers that pages quote, read from the committed results."""
 
 import math
+import statistics
 from functools import cache
 from itertools import product
 from statistics import fmean, median_high
@@ -366,6 +367,15 @@ def at_equal_seconds(of):
     """Muon's 2,160 steps against 2,000 of whitened Muon: the difference and p."""
     found = equal(2160, of), losses("layernorm", "whitened-muon-16", of, "char-lm-2000")
     return fmean(found[0]) - fmean(found[1]), p(*found)
+
+
+def cnn_price(method):
+    """The highest of the times of a method's step in the two networks of convolutions, in those of no method."""
+    return max(
+        statistics.median(one["seconds"]) / statistics.median(other["seconds"])
+        for study in ("cnn", "cnn-pool")
+        for one, other in [[r for m in (method, NONE) for r in results(study) if r["settings"]["method"] == m]]
+    )
 
 
 def whitening_takes():

@@ -66,7 +66,8 @@ LANGUAGE_MODEL = [
      lambda: [free(m, m, drawn=None)[0][0] for m in ("muon", "adamw")]),
     ("`hold` it is {:.3f} below LayerNorm on validation and {:.3f} below on test",
      lambda: plus([d for d, _ in free("input-held-muon", "muon", "gains")], "--")),
-    ("(SkipInit) it is {:.3f} to {:.3f} behind, whatever", lambda: (lambda found: [min(found), max(found)])([
+    ("(SkipInit) it is {:.3f} to {:.3f} behind with embeddings of deviation 1",
+     lambda: (lambda found: [min(found), max(found)])([
         d for m, twin in (("muon", "muon"), ("input-held-muon", "muon"), ("adamw", "adamw"))
         for d, _ in free(m, twin, "skip-init")])),
     ("embeddings, is {:.3f} and {:.3f} above", lambda: plus([d for d, _ in free("muon", "muon")], "++")),
