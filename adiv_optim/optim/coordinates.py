@@ -1,7 +1,7 @@
 """Letting an optimizer step in other coordinates than those the model's weights are written in."""
 
 import weakref
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
@@ -12,11 +12,12 @@ from torch.optim import Optimizer
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from .._linalg import host
-from .._linalg.shards import local, whole
+from .._linalg.shards import whole
 from ..attach.coverage import Coverage, register, warn
 from ..functional.shared import refuse_capture, without_autocast
-from .chart import Chart, Detached, Known, Map
+from .chart import Chart, Detached, Map
 from .checkpoint import DICT, check
+from .held import Held
 from .rates import AtRates, rated_by_step
 from .room import Room
 from .unread import copies_in_state, kept_by_step, those_who_step
@@ -32,69 +33,6 @@ _APART = "of weight and bias one has a rate of 0 or no gradient"
 
 #: Where in a state dict coordinates keep what they remember, and what coordinates within them do.
 _CHARTS = ("chart", "within")
-
-
-class _Held:
-    """A map's parameters as they were before the step; putting them back allocates nothing.
-
-    Parameters that no one reads are 0 while the optimizer steps, in other memory, which saves copies of them. What
-    reads them may have views of their memory, so that they stay there; so do sharded ones and others that wrap tensors,
-    whose memory cannot be exchanged from outside.
-    """
-
-    def __init__(self, map_: Map, kept: Mapping[int, float], watched: bool, room: Room) -> None:
-        self.map, self.moving = map_, map_.parameters if map_.moves_weights else ()
-        factors = [kept[id(p)] for p in map_.parameters if id(p) in kept]
-        if len(factors) == len(map_.parameters):
-            plain = not any(is_traceable_wrapper_subclass(p) for p in self.moving)
-            self.known = Known(factors, from_zero=not watched, aside=plain and not watched)
-        else:
-            self.known = Known([1.0] * len(map_.parameters))
-        self.gradients = [p.grad for p in map_.parameters]
-        # An unknown optimizer may keep the gradients that it is given.
-        self.like = room.like if self.known.from_zero else torch.empty_like
-        self.weights = [p.detach() for p in self.moving]
-        self.others = [room.like(weight) for weight in self.weights]
-        if not self.known.aside:
-            self.weights = [other.copy_(weight) for other, weight in zip(self.others, self.weights, strict=True)]
-
-    def enter(self) -> None:
-        if self.known.aside:
-            self._put(self.others)
-        if self.known.from_zero:
-            for parameter in self.moving:
-                local(parameter).fill_(-0.0)  # w + (-0) is w for every w; w + 0 would make +0 of -0
-        for parameter in self.map.parameters:
-            # Tensor parallelism may leave a gradient as parts that are yet to be added up.
-            gradient: Any = parameter.grad
-            wanted = getattr(parameter, "placements", None)
-            if gradient is not None and getattr(gradient, "placements", None) != wanted:
-                parameter.grad = gradient.redistribute(placements=wanted)
-        self.map.enter(self.weights, self.known, self.like)
-
-    def stepped(self) -> None:
-        """Free what the optimizer alone has read."""
-        for parameter, gradient in zip(self.map.parameters, self.gradients, strict=True):
-            if parameter.grad is not None:  # else the optimizer has freed it
-                parameter.grad = gradient
-
-    def leave(self) -> None:
-        self.map.leave(self.weights, self.known)
-        if self.known.aside:
-            self._put(self.weights)
-
-    def _put(self, values: Sequence[Tensor]) -> None:
-        """Let the parameters be these, by changing their memory or what is in it."""
-        for parameter, value in zip(self.moving, values, strict=True):
-            if self.known.aside:
-                parameter.data = value
-            else:
-                parameter.copy_(value)
-
-    def restore(self) -> None:
-        self._put(self.weights)
-        for parameter, gradient in zip(self.map.parameters, self.gradients, strict=True):
-            parameter.grad = gradient
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
@@ -239,7 +177,7 @@ class Coordinates(OptimizerWrapper):
         self._room.begin()
         maps = self._maps()
         by_rate = [map_ for map_ in maps if map_.factor is not None and _stays(map_, rated)]
-        waiting = [_Held(map_, kept, watched, self._room) for map_ in maps if map_ not in by_rate]
+        waiting = [Held(map_, kept, watched, self._room) for map_ in maps if map_ not in by_rate]
         at_rates = AtRates(self.inner, {id(p): map_.factor or 1.0 for map_ in by_rate for p in map_.parameters})
         copied: set[str] = set()
         try:
@@ -284,7 +222,7 @@ class Coordinates(OptimizerWrapper):
             warn(f"{type(self).__name__} takes plain steps with {', '.join(names)}: {_APART}, and would be moved too.")
         return maps
 
-    def _copied(self, waiting: Iterable[_Held]) -> set[str]:
+    def _copied(self, waiting: Iterable[Held]) -> set[str]:
         """Return where the optimizer keeps weights in its state: those are in the coordinates of then."""
         flags = [
             flag

@@ -109,7 +109,7 @@ class InputChart(Chart, Generic[Sums, Measured]):
             self.measure_all()
         maps = []
         for layer in self.layers:
-            if layer.name not in self.measured or layer.moved_away or all(p.grad is None for p in layer.parameters):
+            if layer.name not in self.measured or layer.parametrized or all(p.grad is None for p in layer.parameters):
                 continue
             found = self.map(layer, self.measured[layer.name])
             maps += [found] if found is not None else []
@@ -220,7 +220,7 @@ class InputChart(Chart, Generic[Sums, Measured]):
             found = skipped if why else never_seen if measured is None else treated
             missed = f", {MISSED}" * self._missed(layer)
             how = why or f"{self.how(layer, measured)}{missed}{self.remark(layer)}"
-            found[layer.name] = how
+            found[layer.present_name] = how
             if layer.with_bias:
                 first = "" if measured is None else f"{how.partition(',')[0]}, "
                 own = how if found is skipped else f"{first}with its weight"

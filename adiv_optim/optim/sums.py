@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch._C import _functorch
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn.utils import parametrize
 
 from .._linalg import host
 from .._linalg.shards import Cut, cut_of, local
@@ -91,9 +92,15 @@ class InputSums(ABC):
         return [self.weight] if self.bias is None else [self.weight, self.bias]
 
     @property
-    def moved_away(self) -> bool:
-        """Whether a parametrization or pruning has put another tensor in the weight's place since."""
-        return any("weight" not in module._parameters for module in self.modules)
+    def parametrized(self) -> bool:
+        """Whether the layer multiplies by a function of the weight since."""
+        return any(parametrize.is_parametrized(module, "weight") for module in self.modules)
+
+    @property
+    def present_name(self) -> str:
+        """The weight's name in the model now: pruning calls it weight_orig."""
+        own = (name for name, parameter in self.modules[0]._parameters.items() if parameter is self.weight)
+        return self.name.removesuffix("weight") + next(own, "weight")
 
     @property
     def cut(self) -> Cut | None:
