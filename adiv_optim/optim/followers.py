@@ -10,6 +10,7 @@ from torch import Tensor
 
 from .._linalg.shards import Group, add_up
 from ..attach.rows import reads_patches
+from .counting import Traced
 from .sums import InputSums
 
 
@@ -53,9 +54,10 @@ class Following(InputSums):
         """Whether anything has been counted since the last measurement."""
         return self.source is not None or super().seen
 
-    def follows(self, input: Tensor) -> bool:
+    def follows(self, input: Tensor, readers: Traced | None = None) -> bool:
         """Whether another layer has counted this very tensor, and all that this one has read before."""
-        first = None if self.alone else self.readers.last(self, input)
+        known = readers or self.readers
+        first = None if self.alone else known.last(self, input)
         if first is not None and self._may_follow(first):
             if self not in first.followers:
                 first.followers.append(self)
@@ -67,7 +69,7 @@ class Following(InputSums):
         if self.followers:  # they may not read this
             self.before = _copied(self.pending), self.pending_rows
         self.calls += 1
-        self.mark = None if self.alone else self.readers.note(self, input)
+        self.mark = None if self.alone else known.note(self, input)
         return False
 
     def _in_step(self) -> list["Following"]:

@@ -15,6 +15,7 @@ from .._linalg import host
 from .._linalg.shards import Cut, cut_of, local
 from ..functional.shared import exporting, refuse_capture, without_autocast
 from .checkpoint import NUMBER, POSITIVE, Maybe, check, numbers
+from .counting import Traced, count, countable, token_of
 
 
 class InputSums(ABC):
@@ -75,14 +76,16 @@ class InputSums(ABC):
         self._register()
 
     def _register(self) -> None:
-        hook = _Hook(self)
         for module in self.modules:
             for key, old in list(module._forward_hooks.items()):
                 if isinstance(old, _Hook) and old.sums() is None:  # came with a copy of the model
                     module._forward_hooks.pop(key)
                     module._forward_hooks_with_kwargs.pop(key, None)
         # After the call, which may fail, and whose input other hooks may change.
-        handles = [module.register_forward_hook(hook, with_kwargs=True) for module in self.modules]
+        handles = [
+            module.register_forward_hook(_Hook(self, place), with_kwargs=True)
+            for place, module in enumerate(self.modules)
+        ]
         #: Takes the hooks off the model; so does the end of this object.
         self.remove_hooks = weakref.finalize(self, _remove_all, handles)
 
@@ -124,8 +127,8 @@ class InputSums(ABC):
 
     @torch.compiler.disable
     @torch.no_grad()
-    def add(self, module: nn.Module, input: Tensor) -> None:
-        """Count the rows of one forward pass."""
+    def add(self, module: nn.Module, input: Tensor, readers: Traced | None = None) -> None:
+        """Count the rows of one forward pass; for `readers` see `follows`."""
         if isinstance(input, FakeTensor):
             return
         # Under a transform over parameters the first layer still reads a plain input.
@@ -139,7 +142,7 @@ class InputSums(ABC):
         held = self._held(input)
         if self.dropped and not self.has_gradient():
             self.drop()
-        if self.follows(input):
+        if self.follows(input, readers):
             return
         with without_autocast(held.device.type):
             for sums, rows in self.sums(module, held):
@@ -154,8 +157,11 @@ class InputSums(ABC):
         """Whether anything has been counted since the last measurement."""
         return self.pending is not None
 
-    def follows(self, input: Tensor) -> bool:
-        """Whether another layer has counted these very rows, so that they need no sums of their own."""
+    def follows(self, input: Tensor, readers: Traced | None = None) -> bool:
+        """Whether another layer has counted these very rows, so that they need no sums of their own.
+
+        By `readers`, or the layer's own if there are none.
+        """
         return False
 
     def _held(self, input: Tensor) -> Tensor:
@@ -232,11 +238,11 @@ class _Hook:
     A copy or a pickle of the model alone (an average of weights, a target network) does not copy them.
     """
 
-    def __init__(self, sums: InputSums) -> None:
-        self.sums = weakref.ref(sums)
+    def __init__(self, sums: InputSums, place: int) -> None:
+        self.sums, self.place, self.token = weakref.ref(sums), place, token_of(self)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"sums": type(None)}  # called, it returns None, as a weak reference to something gone does
+        return {"sums": _gone}
 
     @property
     def __name__(self) -> str:
@@ -253,8 +259,7 @@ class _Hook:
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         sums = self.sums()
         # Not module.training: fine-tuning under eval() is usual.
-        # A backward does not come through inference mode, though gradients may be enabled in it.
-        if sums is None or not torch.is_grad_enabled() or torch.is_inference_mode_enabled() or exporting():
+        if sums is None or not torch.is_grad_enabled() or exporting() or torch.jit.is_tracing():
             return
         if getattr(module, "_is_replica", False):
             raise RuntimeError(
@@ -263,10 +268,27 @@ class _Hook:
             )
         # By whatever name: nn.Linear calls it input, transformers' Conv1D x.
         input = args[0] if args else next(iter(kwargs.values()))
+        if countable(input):
+            # Both are guarded on: between measurements there is another graph, without any of this.
+            if sums.armed or not sums.called:
+                count(self.token, input)
+        else:
+            self.count(input)
+
+    def count(self, input: Tensor, readers: Traced | None = None) -> None:
+        """Count the rows of one call, with what is known of the graph that it is part of, if it is."""
+        sums = self.sums()
+        # A backward does not come through inference mode, though gradients may be enabled in it.
+        if sums is None or torch.is_inference_mode_enabled():
+            return
         refuse_capture(sums.name, "remembers its inputs", input)
         sums.called = True
         if sums.armed:
-            sums.add(module, input)
+            sums.add(sums.modules[self.place], input, readers)
+
+
+def _gone() -> None:
+    """Called, it returns None, as a weak reference to something gone does; and torch.compile traces it."""
 
 
 def _remove_all(handles: list[Any]) -> None:

@@ -35,9 +35,9 @@ class Whitened(ByInputs):
     measure: every `every` steps, and at powers of two at first. Micro-batches add up, and so do the processes of
     torch.distributed, each of which finds the roots of some layers and sends them to the others. Rows whose gradients
     the optimizer's zero_grad() has dropped do not count; those of a pass without a backward, or before a model's own
-    zero_grad(), do, and activation checkpointing without re-entrance counts its rows twice. Build the optimizer before
-    a compiled model's first call, which would not see the hooks: a wrapper that has seen no row by its second step
-    warns.
+    zero_grad(), do, and activation checkpointing without re-entrance counts its rows twice, unless torch.compile has
+    it in its graph. Build the optimizer before a compiled model's first call, which would not see the hooks: a wrapper
+    that has seen no row by its second step warns.
 
     With fully_shard every process maps the rows that it holds, uneven shards included, and one sum in a step gives the
     norms of all layers. Build the optimizer from the sharded model.

@@ -1,0 +1,119 @@
+"""Counting what layers read within a graph of torch.compile, by one operation that the compiler does not look into."""
+
+import itertools
+import weakref
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch._C import _functorch
+from torch.fx.node import has_side_effect
+from torch.utils.weak import WeakIdKeyDictionary
+
+
+class Hook(Protocol):
+    """What counts the rows of one module; `sums` returns those that they are added to, `place` is its number there."""
+
+    place: int
+
+    def sums(self) -> Any: ...
+
+    def count(self, input: Tensor, readers: "Traced | None" = None) -> None: ...
+
+
+class Traced:
+    """Which layer has counted a tensor within a graph, as `followers.Readers` tell it outside of graphs.
+
+    Args:
+        hook: of the layer that is called.
+        earlier: of those that have read this very tensor before, and nothing since.
+    """
+
+    def __init__(self, hook: Hook, earlier: Sequence[Hook]) -> None:
+        self.hook, self.earlier = hook, earlier
+
+    def last(self, layer: Any, input: Tensor) -> Any:
+        """The layer whose last call counted this very tensor as this one would."""
+        for hook in self.earlier:
+            first = hook.sums()
+            if getattr(first, "readers", None) is not layer.readers or first.kind != layer.kind:
+                continue
+            if first.mark == hook.place:  # another module with its weight may have been called since
+                return first
+        return None
+
+    def note(self, layer: Any, input: Tensor) -> object:
+        """Return what the layer's mark is until its next call."""
+        return self.hook.place
+
+
+_keys = itertools.count()
+_hooks: weakref.WeakValueDictionary[int, Hook] = weakref.WeakValueDictionary()
+
+#: While a graph is traced: by token the tensor that its layer has read last, and its version then.
+_last_read: Any = WeakIdKeyDictionary()
+
+#: Keeps the operation out of CUDA graphs, whose replay would not count. Torch 2.6 has no such tag.
+_UNSAFE: Any = getattr(torch.Tag, "cudagraph_unsafe", None)
+
+#: Whether that tracing is torch.export's, where torch.compiler.is_compiling() is true of it: then nothing is counted.
+#: From torch 2.7 on the hook asks torch.compiler.is_exporting.
+_EXPORTS_ONLY = not hasattr(torch.compiler, "is_exporting")
+
+
+def token_of(hook: Hook) -> Tensor:
+    """Return what names a hook in graphs, for as long as it lives.
+
+    A tensor, not a number: the graph stays the same for another one, and the operation says that it writes to it, so
+    that no compiler drops or reorders it.
+    """
+    key = next(_keys)
+    _hooks[key] = hook
+    return torch.tensor([key], device="cpu")
+
+
+def countable(input: Any) -> bool:
+    """Whether a graph is traced that may have `count` of this input: not a DTensor, nor on a GPU without the tag.
+
+    Asked within a transform of torch.func, it breaks the graph.
+    """
+    traced = torch.compiler.is_dynamo_compiling() and _functorch.maybe_current_level() is None
+    return traced and type(input) in (Tensor, nn.Parameter) and (input.is_cpu or _UNSAFE is not None)
+
+
+@has_side_effect
+@torch.compiler.allow_in_graph
+def count(token: Tensor, input: Tensor) -> None:
+    """Count what a layer reads, in a graph.
+
+    Runs as the graph is traced, and finds which layers have read the same tensor before. The compiled graph could not
+    tell: it puts other numbers into a tensor's memory when it has no more use for it.
+    """
+    if type(token) is Tensor:  # of a backend that runs what it is given as it is; checkpoints keep the token
+        _count_rows(token.clone(), [], input.detach())
+        return
+    if _EXPORTS_ONLY and torch.compiler.is_compiling():
+        return
+    now = None if input.is_inference() else input._version
+    earlier = [other for other, (read, then) in _last_read.items() if read() is input and then == now]
+    _last_read[token] = weakref.ref(input), now
+    _count_rows(token, [other for other in earlier if other is not token], input.detach())
+
+
+@torch.library.custom_op(
+    "adiv_optim::count_rows",
+    mutates_args=("token",),
+    schema="(Tensor(a0!) token, Tensor[] earlier, Tensor input) -> ()",
+    **({} if _UNSAFE is None else {"tags": (_UNSAFE,)}),
+)
+def _count_rows(token: Tensor, earlier: Sequence[Tensor], input: Tensor) -> None:
+    hook = _hooks.get(int(token))
+    if hook is not None:
+        found = [_hooks.get(int(other)) for other in earlier]
+        hook.count(input, Traced(hook, [other for other in found if other is not None]))
+
+
+@_count_rows.register_fake
+def _(token: Tensor, earlier: Sequence[Tensor], input: Tensor) -> None:
+    return None

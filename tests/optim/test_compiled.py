@@ -1,0 +1,267 @@
+"""Behind wrappers that measure inputs torch.compile makes one graph of a model, and steps stay those of eager mode."""
+
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call, grad
+from torch.utils.checkpoint import checkpoint
+
+from adiv_optim import Whitened
+from tests.helpers.loops import EXACT, deviation, weights
+from tests.wrappers import WRAPPERS
+
+pytestmark = [
+    pytest.mark.usefixtures("in_float64"),
+    pytest.mark.filterwarnings("ignore::UserWarning:torch._inductor", "ignore::UserWarning:torch._dynamo"),
+]
+
+NAMES = ("input-scaled", "preconditioned", "whitened", "whitened-rank")
+#: torch 2.6 runs what counts rows again in the backward pass of a checkpoint, as eager mode does.
+ONCE = tuple(map(int, torch.__version__.split(".")[:2])) > (2, 6)
+
+
+@pytest.fixture(autouse=True)
+def _fresh_compiler() -> Iterator[None]:
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    yield
+    torch._dynamo.reset()
+
+
+class Block(nn.Module):
+    """Attention: q, k and v read one tensor, `out` one of the same width, and memory is free to be used again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(6)
+        self.q, self.k, self.v, self.out = (nn.Linear(6, 6, bias=bias) for bias in (True, True, False, True))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x_ = self.norm(x)
+        mixed = F.scaled_dot_product_attention(self.q(x_), self.k(x_), self.v(x_))
+        return x + self.out(mixed)
+
+
+class Network(nn.Module):
+    """Blocks in a loop, in which a break of the graph would keep the whole frame out of the compiler."""
+
+    def __init__(self, again: bool = False) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.blocks, self.head = nn.ModuleList([Block(), Block()]), nn.Linear(6, 3)
+        self.again = again
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=False) if self.again else block(x)
+        return self.head(x).mean(1)
+
+
+def batches(sizes: tuple[int, ...] = (8,) * 7) -> list[tuple[Tensor, Tensor]]:
+    generator = torch.Generator().manual_seed(1)
+    return [
+        (torch.randn(size, 4, 6, generator=generator), torch.randint(3, (size,), generator=generator)) for size in sizes
+    ]
+
+
+def trained(
+    name: str,
+    compiled: Callable[[nn.Module], Any] = lambda model: model,
+    sizes: tuple[int, ...] = (8,) * 7,
+    again: bool = False,
+    autocast: bool = False,
+) -> tuple[Any, Any]:
+    """A model after steps of two micro-batches each, with a pass without gradients and dropped rows between them."""
+    model = Network(again)
+    optimizer = WRAPPERS[name](torch.optim.SGD(model.parameters(), lr=0.1), model, None)
+    function = compiled(model)
+    for x, y in batches(sizes):
+        function(x)  # whose rows zero_grad drops
+        optimizer.zero_grad()
+        for part, target in zip(x.chunk(2), y.chunk(2), strict=True):
+            with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+                loss = F.cross_entropy(function(part), target)
+            loss.backward()
+        with torch.no_grad():
+            function(x)
+        optimizer.step()
+    return model, optimizer
+
+
+def whole(backend: str = "aot_eager", **settings: Any) -> Callable[[nn.Module], Any]:
+    return lambda model: torch.compile(model, backend=backend, fullgraph=True, **settings)
+
+
+def followed(optimizer: Any) -> Any:
+    return getattr(optimizer.chart, "shared", None)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_model_is_one_graph_and_steps_are_those_of_eager_mode(name):
+    """One graph for steps that measure, one for others, each with and without gradients and for two batch sizes."""
+    (model, optimizer), (plain, reference) = trained(name, whole(dynamic=False)), trained(name)
+    assert deviation(weights(model), weights(plain)) <= EXACT
+    assert followed(optimizer) == followed(reference)
+    assert [each.rows for each in optimizer.chart.layers] == [each.rows for each in reference.chart.layers]
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 5
+    assert not torch._dynamo.utils.counters["graph_break"]
+
+
+def test_inductor():
+    """Three steps, which all measure: generated code takes its time to build."""
+    (model, optimizer), (plain, reference) = (
+        trained("whitened", compiled, sizes=(8,) * 3)
+        for compiled in (whole("inductor", dynamic=False), lambda model: model)
+    )
+    assert deviation(weights(model), weights(plain)) <= EXACT
+    assert followed(optimizer) == followed(reference)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"sizes": (8, 6, 4, 10, 2, 8)},
+        {"autocast": True},
+        pytest.param(
+            {"again": True}, marks=pytest.mark.skipif(not ONCE, reason="torch 2.6 counts again, as documented")
+        ),
+    ],
+    ids=["sizes", "autocast", "checkpoints"],
+)
+def test_uses(settings):
+    """Compiled checkpoints count their rows once: the reference has none."""
+    model, _ = trained("whitened", whole(), **settings)
+    plain, _ = trained("whitened", **{**settings, "again": False})
+    assert deviation(weights(model), weights(plain)) <= (1e-2 if "autocast" in settings else EXACT)
+
+
+def test_a_backend_that_runs_the_graph_as_it_is_counts():
+    (model, _), (plain, _) = trained("whitened", whole("eager")), trained("whitened")
+    assert deviation(weights(model), weights(plain)) <= EXACT
+
+
+def test_a_tensor_that_is_written_to_between_two_layers_is_another_one():
+    class Writes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.q, self.k, self.v = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4)
+            self.q.requires_grad_(False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = x.sin()
+            found = self.q(x)
+            x.mul_(2)
+            return found + self.k(x) + self.v(x)
+
+    def rows(compiled: Callable[[nn.Module], Any]) -> Any:
+        model = Writes().requires_grad_(True)
+        optimizer = Whitened(torch.optim.SGD(model.parameters(), lr=0.1), model)
+        model.q.requires_grad_(False)  # nothing needs x as it was
+        compiled(model)(torch.arange(12.0).view(3, 4)).sum().backward()
+        model.q.requires_grad_(True)
+        return [each.source and each.source.name for each in optimizer.chart.layers], optimizer.chart.layers
+
+    (sources, layers), (wanted, reference) = rows(whole()), rows(lambda model: model)
+    assert sources == wanted == [None, None, "k.weight"]
+    for one, other in zip(layers[:2], reference[:2], strict=True):
+        assert torch.equal(one.pending[0], other.pending[0])
+
+
+def test_a_layer_that_has_read_something_else_since_is_not_followed():
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.q, self.k = nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.q(x) + self.k(x) + self.q(2 * x) + self.k(x)
+
+    found = []
+    for compiled in (whole(), lambda model: model):
+        torch.manual_seed(0)
+        model = Twice()
+        optimizer = Whitened(torch.optim.SGD(model.parameters(), lr=0.1), model)
+        compiled(model)(torch.arange(12.0).view(3, 4)).sum().backward()
+        optimizer.step()
+        found.append([optimizer.coverage().treated, *(each.total for each in optimizer.chart.layers)])
+    assert found[0][0] == found[1][0]
+    for one, other in zip(found[0][1:], found[1][1:], strict=True):
+        assert torch.equal(one[0], other[0])
+
+
+def small() -> tuple[nn.Module, Any, Tensor]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
+    return model, Whitened(torch.optim.SGD(model.parameters(), lr=0.1), model), torch.randn(3, 4)
+
+
+def test_copies_count_for_themselves():
+    model, optimizer, x = small()
+    whole()(model)(x)
+    twin, copied = copy.deepcopy((model, optimizer))
+    whole()(twin)(x)
+    whole()(copy.deepcopy(model))(x)  # a copy without the optimizer counts nothing
+    assert [each.pending_rows for each in optimizer.chart.layers] == [3, 3]
+    assert [each.pending_rows for each in copied.chart.layers] == [6, 6]
+
+
+def test_inference_mode_counts_nothing_though_gradients_are_enabled():
+    model, optimizer, x = small()
+    compiled = whole()(model)
+    with torch.inference_mode(), torch.enable_grad():
+        compiled(x)
+    assert not any(each.called for each in optimizer.chart.layers)
+    compiled(x)
+    assert [each.pending_rows for each in optimizer.chart.layers] == [3, 3]
+
+
+def test_a_layer_that_is_called_between_measurements_alone_is_known_to_be_called():
+    model, optimizer, x = small()
+    for each in optimizer.chart.layers:
+        each.armed = False
+    whole()(model)(x)
+    assert [(each.called, each.pending_rows) for each in optimizer.chart.layers] == [(True, 0)] * 2
+
+
+@pytest.mark.filterwarnings("ignore")  # of the break
+@pytest.mark.parametrize("training", [True, False])
+def test_a_transform_breaks_the_graph(training):
+    model, optimizer, x = small()
+    model.train(training)
+
+    @torch.compile(backend="aot_eager")
+    def gradients(parameters: Any) -> Any:
+        return grad(lambda given: functional_call(model, given, (x,)).sum())(parameters)
+
+    if training:
+        with pytest.raises(RuntimeError, match="which a transform of torch"):
+            gradients(dict(model.named_parameters()))
+    else:
+        gradients(dict(model.named_parameters()))
+    assert not any(each.pending_rows for each in optimizer.chart.layers)
+
+
+@pytest.mark.filterwarnings("ignore")  # of torch.export's own affairs
+@pytest.mark.parametrize("strict", [True, False])
+def test_an_exported_model_does_not_count(strict):
+    model, optimizer, x = small()
+    exported = torch.export.export(model, (x,), strict=strict)
+    exported.module()(x)
+    assert "count" not in str(exported.graph)
+    assert not any(each.pending_rows for each in optimizer.chart.layers)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
+@pytest.mark.parametrize("name", NAMES)
+def test_a_jit_trace_counts_nothing(name):
+    """TensorBoard's add_graph traces, too; the number of rows became a tensor, and the checkpoint was refused."""
+    model = nn.Sequential(nn.Linear(4, 3))
+    optimizer = WRAPPERS[name](torch.optim.SGD(model.parameters(), lr=0.1), model, None)
+    torch.jit.trace(model, torch.randn(3, 4))
+    assert not optimizer.chart.layers[0].pending_rows
