@@ -13,13 +13,16 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 
 class Hook(Protocol):
-    """What counts the rows of one module; `sums` returns those that they are added to, `place` is its number there."""
+    """What counts the rows of one module."""
 
+    #: The module's number among those of one weight.
     place: int
 
-    def sums(self) -> Any: ...
+    def sums(self) -> Any:
+        """Return what rows are added to, or None."""
 
-    def count(self, input: Tensor, readers: "Traced | None" = None) -> None: ...
+    def count(self, input: Tensor, readers: "Traced | None" = None) -> None:
+        """Count the rows of one call."""
 
 
 class Traced:
