@@ -29,6 +29,12 @@ FIRST = {
     "sgd": (0.03, 0.1, 0.3), "momentum": (0.01, 0.03, 0.1), "adam": _SIZED, "muon": _SIZED, "soap": _SIZED,
 }  # fmt: skip
 DAMPINGS = (0.1, 0.3, 1.0)
+#: The optimizers that every method on the MLP is behind; rivals have others.
+ALL_HAVE = ("sgd", "momentum", "adam", "muon")
+MLP_METHODS = (  # a whole root for 3,072 inputs takes half a second, 2,300 times in a run
+    "none", "batchnorm", "layernorm", "rmsnorm", "l2norm", "affine-like", "l2-patch", "proportional", "batch-ideal",
+    "whitened-16", "input-scaled",
+)  # fmt: skip
 _PROTOCOL = protocol("activation", "method", "optimizer", "lr", "damping", "seeds", "validation", "backend")
 #: What every row is held against, with the same optimizer.
 RIVAL = "batchnorm"
@@ -89,6 +95,16 @@ def _caption(results: list[Result]) -> str:
     )
 
 
+def best_optimizer(store: Store, method: str | None, activation: str) -> str:
+    """The optimizer with which a method was best on held-out data; of none tried a LookupError."""
+    key = setting("method", "activation")
+    tried = [trial for trial in store.read("search") if key(trial) == (method, activation)]
+    tried = [trial for trial in tried if trial["settings"]["optimizer"] in ALL_HAVE]
+    if not tried:
+        raise LookupError(f"no trials of {method} with {activation}.")
+    return str(max(tried, key=lambda trial: trial["score"])["settings"]["optimizer"])
+
+
 def _study(help: str, grid: Grid) -> Study:
     grid = {"schedule": "cosine", "data": "cifar10", **grid}
 
@@ -113,14 +129,8 @@ _CONVOLUTIONS = {
     "method": ["none", "batchnorm", "layernorm", "whitened-16", "whitened", "input-scaled"],
     "optimizer": ["adam", "muon"], "activation": ["leaky-relu"], "batch_size": 128, "epochs": 10, "backend": "loop",
 }  # fmt: skip
-#: The optimizers that every method is behind; rivals have others.
-ALL_HAVE = ("sgd", "momentum", "adam", "muon")
 _MLP = {
-    "method": [  # a whole root for 3,072 inputs takes half a second, 2,300 times in a run
-        "none", "batchnorm", "layernorm", "rmsnorm", "l2norm", "affine-like", "l2-patch", "proportional", "batch-ideal",
-        "whitened-16", "input-scaled",
-    ],
-    "optimizer": [*ALL_HAVE], "activation": PAPERS["activation"], "epochs": 15,
+    "method": [*MLP_METHODS], "optimizer": [*ALL_HAVE], "activation": PAPERS["activation"], "epochs": 15,
 }  # fmt: skip
 STUDIES = {
     "cnn-pool-tuned": _study(

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from ..core.claims import SIGNIFICANT, Sample, image
 from ..core.figure import WIDTH, panels, plt, saved
-from ..core.store import Store, setting
+from ..core.store import Store
 from ..core.study import Digest
 from ..core.table import machine, markdown, mean_and_error, plus_minus, welch
 from ..methods import METHODS
@@ -16,7 +16,7 @@ from ..reproduce import RECIPES, SHORTER
 from . import judges
 from .char_lm import best_rows, draw, zoom
 from .comparison import DATA_LABELS
-from .factorial import ALL_HAVE
+from .factorial import best_optimizer
 
 
 class Row(NamedTuple):
@@ -69,7 +69,7 @@ def _columns(stores: Mapping[str, Store]) -> list[Column]:
         return lambda row: judges.at_best_embeddings("norm-free", row.language[0], row.language[1].format(optimizer))
 
     def at_best_optimizer(row: Row) -> Sample:
-        optimizer = by_optimizer(stores["mlp-tuned"], row.image, "tanh")[0]
+        optimizer = best_optimizer(stores["mlp-tuned"], row.image, "tanh")
         return image("mlp-tuned", row.image, activation="tanh", optimizer=optimizer)
 
     return [
@@ -80,18 +80,6 @@ def _columns(stores: Mapping[str, Store]) -> list[Column]:
         column("language model", "AdamW", "nats", text("adamw")),
         column("language model", "Muon", "nats", text("muon")),
     ]
-
-
-def by_optimizer(store: Store, method: str | None, activation: str) -> list[str]:
-    """The optimizers that a method was tried with, the one with the best accuracy on held-out data first."""
-    best: dict[str, float] = {}
-    for trial in store.read("search"):
-        if setting("method", "activation")(trial) == (method, activation):
-            optimizer = trial["settings"]["optimizer"]
-            if optimizer not in ALL_HAVE:
-                continue  # a rival of its own
-            best[optimizer] = max(best.get(optimizer, 0.0), trial["score"])
-    return sorted(best, key=lambda optimizer: -best[optimizer])
 
 
 def _verdict(stores: Mapping[str, Store], name: str, folder: Path) -> str:
@@ -115,11 +103,11 @@ def _verdict(stores: Mapping[str, Store], name: str, folder: Path) -> str:
     environment = stores["cifar10"].read()[0]["environment"]
     length = stores["norm-free"].read()[0]["settings"]["steps"]
     first, tuned, convolutions = (min(r["settings"]["epochs"] for r in stores[name].read()) for name in VERDICT[:-1])
-    tanh = {row.label: by_optimizer(stores["mlp-tuned"], row.image, "tanh") for row in ROWS}
-    chosen = "; ".join(
-        f"{optimizer} for {', '.join(label for label, own in tanh.items() if own[:1] == [optimizer])}"
-        for optimizer in dict.fromkeys(own[0] for own in tanh.values() if own)
-    )
+    with_optimizer: dict[str, list[str]] = {}
+    for row in ROWS:
+        with suppress(LookupError):
+            with_optimizer.setdefault(best_optimizer(stores["mlp-tuned"], row.image, "tanh"), []).append(row.label)
+    chosen = "; ".join(f"{_NAMES[optimizer]} for {', '.join(own)}" for optimizer, own in with_optimizer.items())
     (count,) = {len(column.found[ROWS[0].label]) for column in columns}
     return (
         f"{table}\n\nTest accuracy on CIFAR-10 (JPEG copy), and test loss on characters of tinyshakespeare after "
@@ -220,6 +208,7 @@ def _not_run(stores: Mapping[str, Store], name: str, folder: Path) -> str:
     return markdown(["name", "hours of one core", f"has a shorter form, `NAME{SHORTER}`"], rows)
 
 
+_NAMES = {"sgd": "SGD", "momentum": "momentum", "adam": "Adam", "muon": "Muon"}
 VERDICT = ("cifar10", "mlp-tuned", "cnn-pool-tuned", "norm-free")
 DIGESTS = {
     "verdict": Digest(VERDICT, _verdict),

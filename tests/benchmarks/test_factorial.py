@@ -13,7 +13,7 @@ from benchmarks.images import optimizers
 from benchmarks.images.ensemble import build_model, build_optimizer
 from benchmarks.images.run import ImageRun
 from benchmarks.images.train import train
-from benchmarks.studies.factorial import DAMPINGS, FIRST, RATES, report
+from benchmarks.studies.factorial import DAMPINGS, FIRST, RATES, best_optimizer, report
 
 RUN = ImageRun("digits", "none", "tanh", optimizer="sgd", epochs=1, seeds=(1, 2, 3))
 
@@ -55,6 +55,19 @@ def test_table_has_welchs_p_by_hand(tmp_path):
     p = stats.ttest_ind(accuracies["none"], accuracies["batchnorm"], equal_var=False).pvalue
     assert f"| none | sgd | 0.1 |  | 2 | 58.53 ± 0.48 | -1.97 ({p:.2g}) |" in section
     assert "| BatchNorm | sgd | 0.1 |  | 2 | 60.50 ± 0.29 | twin |" in section
+
+
+def test_best_optimizer_is_that_of_the_best_trial_and_no_rivals(tmp_path):
+    store = Store(tmp_path / "results.jsonl", "mlp-tuned")
+    for optimizer, activation, score in (
+        ("sgd", "tanh", 50.0), ("muon", "tanh", 52.0), ("sgd", "tanh", 51.0), ("adam", "leaky-relu", 60.0),
+        ("soap", "tanh", 70.0),
+    ):  # fmt: skip
+        run = replace(RUN, optimizer=optimizer, activation=activation, lr=score)
+        store.add(run.key("search"), {"part": "search", "score": score, "settings": run.settings()})
+    assert best_optimizer(store, "none", "tanh") == "muon"
+    with pytest.raises(LookupError, match="no trials of batchnorm with tanh"):
+        best_optimizer(store, "batchnorm", "tanh")
 
 
 @pytest.mark.integration
