@@ -64,7 +64,7 @@ def test_best_optimizer_is_that_of_the_best_trial_and_no_rivals(tmp_path):
         ("soap", "tanh", 70.0),
     ):  # fmt: skip
         run = replace(RUN, optimizer=optimizer, activation=activation, lr=score)
-        store.add(run.key("search"), {"part": "search", "score": score, "settings": run.settings()})
+        store.add(run.key("search"), {"part": "search", "score": score, "environment": {}, "settings": run.settings()})
     assert best_optimizer(store, "none", "tanh") == "muon"
     with pytest.raises(LookupError, match="no trials of batchnorm with tanh"):
         best_optimizer(store, "batchnorm", "tanh")
