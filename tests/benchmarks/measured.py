@@ -10,7 +10,7 @@ from scipy.stats import spearmanr, ttest_ind, ttest_rel
 
 from benchmarks.core.claims import image
 from benchmarks.core.store import Store
-from benchmarks.studies import isometry_training, judges, mechanism, table1
+from benchmarks.studies import factorial, isometry_training, judges, mechanism, table1
 from benchmarks.studies.char_lm import best_rows
 
 from .test_report import RESULTS
@@ -206,6 +206,23 @@ def tuned_cnn(method, optimizer="adam"):
     return seeds("cnn-pool-tuned", method=method, optimizer=optimizer)
 
 
+def mlp(method, optimizer):
+    """With tanh, rates and dampings tuned."""
+    return seeds("mlp-tuned", method=method, optimizer=optimizer, activation="tanh")
+
+
+def gains(method, *optimizers):
+    """What a method gains over no normaliser with these optimizers, or all four, the least first; the highest p."""
+    pairs = [(mlp(method, o), mlp(NONE, o)) for o in optimizers or factorial.ALL_HAVE]
+    return sorted(fmean(own) - fmean(plain) for own, plain in pairs), max(p(*pair) for pair in pairs)
+
+
+def losses_of(method):
+    """The range of what a method loses against no normaliser, with all four optimizers."""
+    (least, *_, most), _ = gains(method)
+    return [-most, -least]
+
+
 def trials_of(method, optimizer):
     """How many of these chose rate and damping."""
     wanted = {"method": method, "optimizer": optimizer}
@@ -376,6 +393,12 @@ def cnn_price(method):
         for study in ("cnn", "cnn-pool")
         for one, other in [[r for m in (method, NONE) for r in results(study) if r["settings"]["method"] == m]]
     )
+
+
+def ideal_steps():
+    """Whole steps of SGD with BatchIdeal in a plain loop, in those of SGD: the paper's network, and that of digits."""
+    what = "training step {}, batch 32, SGD, GradientOnly with BatchIdeal"
+    return [speed("layers", what.format(sizes))[0] for sizes in ([3072, 32, 32, 10], [64, 32, 32, 10])]
 
 
 def whitening_takes():

@@ -10,7 +10,7 @@ from .test_report import ROOT
 #: Page → numbers that are no results: settings, sizes, versions and equations.
 SETTINGS = {
     "README.md": "32 15 40 1 3.10 3.11 2.6 2.6.0 400 2.8 2.15 2.15.0 2025 2512.22247 5 16 10 0.01 10⁻⁶ 0.3",
-    "docs/results/mlp.md": "3072 32 10 0 1 −1 2 100 15 40 24 0.3 8 16 128 10⁻³ 0.1 1,797 3 50 75",
+    "docs/results/mlp.md": "3072 44 32 10 0 1 −1 2 100 15 40 24 0.3 8 16 128 10⁻³ 0.1 1,797 3 50 75",
     "docs/results/costs.md": "128 1,024 16 8,192 10 3 0.3 2",
     "docs/results/convolutions.md": "3 2 10⁻³ 1",
     "docs/results/unit-consistency.md": "3072 32 10 0.1 0.01 4·10⁻⁵ 4·10⁻³ 1 2 0 10⁻¹⁰",
