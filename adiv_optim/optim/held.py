@@ -37,6 +37,7 @@ class Held:
             self.weights = [other.copy_(weight) for other, weight in zip(self.others, self.weights, strict=True)]
 
     def enter(self) -> None:
+        """Write the parameters and their gradients in the coordinates of the step."""
         if self.known.aside:
             self._put(self.others)
         if self.known.from_zero:
@@ -57,6 +58,7 @@ class Held:
                 parameter.grad = gradient
 
     def leave(self) -> None:
+        """Write the step, mapped back."""
         self.map.leave(self.weights, self.known)
         if self.known.aside:
             self._put(self.weights)
@@ -70,6 +72,7 @@ class Held:
                 parameter.copy_(value)
 
     def restore(self) -> None:
+        """Give parameters and gradients their values of before the step."""
         self._put(self.weights)
         for parameter, gradient in zip(self.map.parameters, self.gradients, strict=True):
             parameter.grad = gradient

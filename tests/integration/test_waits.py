@@ -71,6 +71,8 @@ def waits(monkeypatch):
 
     def read(*tensors):
         assert all(tensor.is_meta for tensor in tensors)
+        if not tensors:
+            return []  # nothing is waited for
         found.append(sum(tensor.numel() for tensor in tensors))
         return [2.0] * found[-1]
 
