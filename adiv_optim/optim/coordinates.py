@@ -140,6 +140,10 @@ class Coordinates(OptimizerWrapper):
         self._own_steps += 1
         if self._own_steps == 2 and (reason := self.chart.why_inactive()):
             self._tell(reason)
+        if self._apart and _APART not in self._told:  # now that the step is taken, if warnings are errors
+            self._told.add(_APART)
+            names = [name for name, parameter in self.model.named_parameters() if id(parameter) in self._apart]
+            warn(f"{type(self).__name__} takes plain steps with {', '.join(names)}: {_APART}, and would be moved too.")
         for key in copied - self._told:
             self._told.add(key)
             inner, own = type(self.inner).__name__, type(self).__name__
@@ -162,9 +166,7 @@ class Coordinates(OptimizerWrapper):
 
         It does so, with gradients of 0, to know the state of an optimizer that has none yet. No row came before it.
         """
-        if self.state:
-            return False
-        if not all(map(_at_rest, self.param_groups)):
+        if self.state or not all(map(_at_rest, self.param_groups)):
             return False
         gradients = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
         dense = all(gradient.layout == torch.strided for gradient in gradients)
@@ -216,10 +218,6 @@ class Coordinates(OptimizerWrapper):
                 maps.append(map_)
             else:
                 self._apart.update(map(id, map_.parameters))
-        if self._apart and _APART not in self._told:
-            self._told.add(_APART)
-            names = [name for name, parameter in self.model.named_parameters() if id(parameter) in self._apart]
-            warn(f"{type(self).__name__} takes plain steps with {', '.join(names)}: {_APART}, and would be moved too.")
         return maps
 
     def _copied(self, waiting: Iterable[Held]) -> set[str]:

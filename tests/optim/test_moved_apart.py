@@ -62,6 +62,17 @@ def test_once_both_move_they_move_in_coordinates_again(wrapper):
     assert optimizer.coverage().treated.keys() == {"weight", "bias"}
 
 
+@pytest.mark.filterwarnings("error")
+def test_where_warnings_are_errors_the_step_is_taken():
+    model, x = nn.Linear(4, 3), torch.randn(9, 4)
+    optimizer = Whitened(torch.optim.SGD(groups(model, bias=0.0)), model)
+    model(x).square().mean().backward()
+    wanted = model.weight.detach() - 0.1 * model.weight.grad
+    with pytest.raises(UserWarning, match=WORDS):
+        optimizer.step()
+    assert torch.equal(model.weight, wanted)
+
+
 def test_different_rates_above_0_are_no_reason():
     model, x = nn.Linear(4, 3), torch.randn(9, 4)
     optimizer = Whitened(torch.optim.SGD(groups(model, bias=0.2)), model)
