@@ -1,6 +1,7 @@
 """What every test shares: the suite is imported as the package `tests`, from the repository root."""
 
 import gc
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -29,6 +30,15 @@ def in_float64():
     torch.set_default_dtype(torch.float64)
     yield
     torch.set_default_dtype(torch.float32)
+
+
+@pytest.fixture
+def fresh_compiler() -> Iterator[None]:
+    """Let torch.compile know of no graph, and count graphs and breaks from nothing."""
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    yield
+    torch._dynamo.reset()
 
 
 @pytest.fixture

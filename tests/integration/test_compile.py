@@ -1,7 +1,5 @@
 """torch.compile of the model, and of the whole training step, without changing a step."""
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -24,18 +22,10 @@ from tests.helpers.loops import (
 BACKEND = "aot_eager"
 
 pytestmark = [
-    pytest.mark.usefixtures("in_float64"),
+    pytest.mark.usefixtures("in_float64", "fresh_compiler"),
     # The compiler's own, where a graph ends with a tensor that is no leaf.
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"),
 ]
-
-
-@pytest.fixture(autouse=True)
-def _fresh_compiler() -> Iterator[None]:
-    torch._dynamo.reset()
-    torch._dynamo.utils.counters.clear()
-    yield
-    torch._dynamo.reset()
 
 
 def mlp() -> nn.Module:

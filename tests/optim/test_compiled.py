@@ -1,7 +1,7 @@
 """Behind wrappers that measure inputs torch.compile makes one graph of a model, and steps stay those of eager mode."""
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,21 +16,13 @@ from tests.helpers.loops import EXACT, deviation, weights
 from tests.wrappers import WRAPPERS
 
 pytestmark = [
-    pytest.mark.usefixtures("in_float64"),
+    pytest.mark.usefixtures("in_float64", "fresh_compiler"),
     pytest.mark.filterwarnings("ignore::UserWarning:torch._inductor", "ignore::UserWarning:torch._dynamo"),
 ]
 
 NAMES = ("input-scaled", "preconditioned", "whitened", "whitened-rank")
 #: torch 2.6 runs what counts rows again in the backward pass of a checkpoint, as eager mode does.
 ONCE = tuple(map(int, torch.__version__.split(".")[:2])) > (2, 6)
-
-
-@pytest.fixture(autouse=True)
-def _fresh_compiler() -> Iterator[None]:
-    torch._dynamo.reset()
-    torch._dynamo.utils.counters.clear()
-    yield
-    torch._dynamo.reset()
 
 
 class Block(nn.Module):
