@@ -29,21 +29,16 @@ from .measured import (
     cnn,
     cnn_price,
     cosine,
-    costs_adamw,
     departed,
-    faster,
     followed,
-    free,
     gains,
     gap,
     ideal_steps,
     in_paper_order,
     lead,
     long,
-    longer,
     losses_of,
     mlp,
-    one_norm,
     over_all_sizes,
     over_gauges,
     p,
@@ -58,10 +53,10 @@ from .measured import (
     trials_of,
     tuned,
     tuned_cnn,
-    unnormalised,
     whitened_steps,
     widths,
 )
+from .measured_language import costs_adamw, faster, free, longer, one_norm, unnormalised
 from .quotes_language import LANGUAGE_MODEL, LEAD
 
 #: Page → what it says, with places for numbers, and what these are.

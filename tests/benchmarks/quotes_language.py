@@ -2,9 +2,8 @@
 
 from statistics import fmean, median
 
-from .measured import (
-    AFFINE,
-    NONE,
+from .measured import AFFINE, NONE, p, plus
+from .measured_language import (
     at_equal_seconds,
     beside,
     beside_all,
@@ -19,8 +18,6 @@ from .measured import (
     longer,
     losses,
     one_norm,
-    p,
-    plus,
     residual,
     whitening_takes,
 )
