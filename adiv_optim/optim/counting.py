@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, library, nn
 from torch._C import _functorch
 from torch.fx.node import has_side_effect
 from torch.utils.weak import WeakIdKeyDictionary
@@ -104,7 +104,7 @@ def count(token: Tensor, input: Tensor) -> None:
     _count_rows(token, [other for other in earlier if other is not token], input.detach())
 
 
-@torch.library.custom_op(
+@library.custom_op(
     "adiv_optim::count_rows",
     mutates_args=("token",),
     schema="(Tensor(a0!) token, Tensor[] earlier, Tensor input) -> ()",
