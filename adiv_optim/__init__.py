@@ -6,12 +6,13 @@ from typing import Any
 from . import attention, diagnostics, functional, gauge, jacobian
 from .attach import Coverage, attach, coverage, detach
 from .corrections import BatchIdeal, Correction, Disproportional, Proportional
-from .optim import GradientOnly, InputScaled, Preconditioned, UnitConsistent, Whitened
+from .optim import ChainedOptimizer, GradientOnly, InputScaled, Preconditioned, UnitConsistent, Whitened
 
 __version__ = "0.1.0"
 
 __all__ = [
     "BatchIdeal",
+    "ChainedOptimizer",
     "Correction",
     "Coverage",
     "Disproportional",

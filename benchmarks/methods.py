@@ -122,6 +122,7 @@ METHODS: dict[str, Method] = {
     "whitened": Method("whitened", "indigo", by_inputs=_WHITE),
     "whitened-16": Method("whitened, rank 16", "magenta", by_inputs=_WHITE_16),
     "input-scaled": Method("input-scaled", "#c5b0d5", by_inputs=_SCALED),
+    "preconditioned": Method("preconditioned", "#9edae5", by_inputs=_SOLVED),
     "singd": Method("K-FAC (singd)", "goldenrod", by_inputs=partial(_kfac)),
     "dyt": Method("DyT", "#7f7f7f", normalizer=lambda shape: DyT(shape)),
     "dyt-sqrt-d": Method("DyT, explicit √d", "#9467bd", normalizer=lambda shape: DyT(shape, sqrt_d=True)),

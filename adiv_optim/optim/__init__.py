@@ -1,5 +1,6 @@
 """Optimizers that stand in front of another optimizer."""
 
+from .chained import ChainedOptimizer
 from .chart import Chart, Map
 from .coordinates import Coordinates
 from .gradient_only import GradientOnly
@@ -10,6 +11,7 @@ from .whitened import Whitened
 from .wrapper import OptimizerWrapper
 
 __all__ = [
+    "ChainedOptimizer",
     "Chart",
     "Coordinates",
     "GradientOnly",

@@ -8,6 +8,7 @@ from torch import Tensor, optim
 from torch.optim import Optimizer
 
 from .._linalg.shards import local
+from .chained import ChainedOptimizer
 from .wrapper import OptimizerWrapper
 
 #: These read their state and the gradient, and a weight where it decays and nowhere else.
@@ -57,9 +58,13 @@ def kept_by_step(optimizer: Optimizer) -> dict[int, float]:
         {}
     """
     optimizer = those_who_step(optimizer)[-1]
+    kept: dict[int, float] = {}
+    if isinstance(optimizer, ChainedOptimizer) and _steps_as_its_type(optimizer):
+        for each in optimizer.optimizers:
+            kept |= kept_by_step(each)
+        return kept
     if not is_known(optimizer):
         return {}
-    kept: dict[int, float] = {}
     for group in optimizer.param_groups:
         factor, rate, decay = 1.0, group["lr"], group.get("weight_decay", 0.0)
         if isinstance(decay, Tensor):

@@ -115,7 +115,7 @@ class OptimizerWrapper(Optimizer):
         return loss
 
     def _inner_step(self) -> None:
-        with _without_global_hooks():
+        with without_global_hooks():
             self.inner.step()
 
     def _stepped(self) -> None:
@@ -202,7 +202,7 @@ def _ordinary_tensors() -> Iterator[None]:
 
 
 @contextmanager
-def _without_global_hooks() -> Iterator[None]:
+def without_global_hooks() -> Iterator[None]:
     """Torch's global hooks run around the outermost step alone, which sees the user's weights before and after."""
     every: tuple[dict[int, Any], ...] = (_global_optimizer_pre_hooks, _global_optimizer_post_hooks)
     tables = [table for table in every if table]

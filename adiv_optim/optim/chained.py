@@ -1,0 +1,142 @@
+"""Several optimizers on disjoint parameters, as one."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import LBFGS, Optimizer
+
+from .wrapper import OptimizerWrapper, without_global_hooks
+
+
+class ChainedOptimizer(Optimizer):
+    """Several optimizers on disjoint parameters as one, such as Muon for matrices and AdamW for the rest.
+
+    Groups, state and state dict are those of one optimizer over all the parameters, in the order of `optimizers`: a
+    scheduler reaches every group, GradScaler skips all the steps or none, and every wrapper of this library goes
+    around it. `step(closure)` calls the closure once, then each optimizer's `step()` in turn. The optimizers stay
+    usable: `chained.optimizers[0].state_dict()` is what Muon alone would save, and what one saved alone loads there.
+
+    A scheduler of the whole sets each group's learning rate from its own `initial_lr`. `defaults` is empty, so that
+    OneCycleLR wants `cycle_momentum=False`.
+
+    Args:
+        optimizers: built already, each on parameters of its own.
+
+    Raises:
+        TypeError: not optimizers, LBFGS, or a wrapper of this library, which belongs around the chain.
+        ValueError: no optimizer, or a parameter that two of them hold.
+
+    Example:
+        >>> import torch
+        >>> from adiv_optim import ChainedOptimizer
+        >>> model = torch.nn.Linear(3, 2)
+        >>> muon, adamw = torch.optim.Muon([model.weight], lr=0.02), torch.optim.AdamW([model.bias], lr=1e-3)
+        >>> opt = ChainedOptimizer([muon, adamw])
+        >>> schedule = torch.optim.lr_scheduler.LambdaLR(opt, lambda step: 0.5)
+        >>> [group["lr"] for group in opt.param_groups]
+        [0.01, 0.0005]
+    """
+
+    optimizers: tuple[Optimizer, ...]
+
+    def __init__(self, optimizers: Iterable[Optimizer]) -> None:
+        every, holder = tuple(optimizers), dict[int, int]()
+        if not every:
+            raise ValueError("ChainedOptimizer: optimizers is empty; pass [Muon(…), AdamW(…)].")
+        for place, optimizer in enumerate(every):
+            if not isinstance(optimizer, Optimizer) or isinstance(optimizer, (LBFGS, OptimizerWrapper)):
+                name = type(optimizer).__name__
+                around = f"; write {name}(ChainedOptimizer([…]), model)" * isinstance(optimizer, OptimizerWrapper)
+                raise TypeError(
+                    f"ChainedOptimizer: optimizers[{place}] is of type {name}; wanted a plain torch.optim.Optimizer, "
+                    f"and not LBFGS, which calls its closure many times within a step{around}."
+                )
+            for parameter in _parameters(optimizer):
+                if (other := holder.setdefault(id(parameter), place)) != place:
+                    raise ValueError(
+                        f"ChainedOptimizer: optimizers[{other}] and optimizers[{place}] both hold a parameter of shape "
+                        f"{tuple(parameter.shape)}; give each parameter to one of them."
+                    )
+        # Optimizer.__init__ would build param_groups anew; this only fills in the tables of hooks.
+        super().__setstate__({"optimizers": every})
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The groups of all optimizers, in their order: the dicts themselves, in a new list."""
+        return [group for optimizer in self.optimizers for group in optimizer.param_groups]
+
+    @param_groups.setter
+    def param_groups(self, value: Sequence[dict[str, Any]]) -> None:
+        for optimizer, own in zip(self.optimizers, self._shares(value), strict=True):
+            optimizer.param_groups = own
+
+    @property
+    def state(self) -> dict[Tensor, Any]:
+        """The state of each parameter, as its own optimizer keeps it, in a new dict."""
+        return {parameter: state for optimizer in self.optimizers for parameter, state in optimizer.state.items()}
+
+    @property
+    def defaults(self) -> dict[str, Any]:
+        """Empty: the optimizers have different ones."""
+        return {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a copy or a pickle keeps: as in torch, no hooks."""
+        return {"optimizers": self.optimizers}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take what a copy or a pickle kept; or groups and state, as torch's load_state_dict hands them over."""
+        if "param_groups" not in state:
+            super().__setstate__(state)
+            return
+        values = state["state"]
+        for optimizer, groups in zip(self.optimizers, self._shares(state["param_groups"]), strict=True):
+            own = {parameter for group in groups for parameter in group["params"]}
+            optimizer.__setstate__({"param_groups": groups, "state": type(optimizer.state)(
+                *([dict] if hasattr(optimizer.state, "default_factory") else []),
+                {parameter: value for parameter, value in values.items() if parameter in own},
+            )})  # fmt: skip
+
+    def _shares(self, groups: Sequence[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+        """Groups of all, for each optimizer its own."""
+        counts = [len(optimizer.param_groups) for optimizer in self.optimizers]
+        if len(groups) != sum(counts):
+            raise ValueError(f"ChainedOptimizer: found {len(groups)} groups, wanted {sum(counts)}, {counts} of each.")
+        rest = iter(groups)
+        return [[next(rest) for _ in range(count)] for count in counts]
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Evaluate the closure if there is one, then let each optimizer step; return what the closure returned."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        with without_global_hooks():  # which run around the whole step
+            for optimizer in self.optimizers:
+                optimizer.step()
+        return loss
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clear the gradients; see torch.optim.Optimizer.zero_grad."""
+        for optimizer in self.optimizers:
+            optimizer.zero_grad(set_to_none)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Refuse: which optimizer the group is for is not known.
+
+        Raises:
+            ValueError: always.
+        """
+        raise ValueError(
+            "ChainedOptimizer: add_param_group does not say which optimizer is to step on the group; call "
+            "add_param_group of one of .optimizers, before schedulers and wrappers are built."
+        )
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({list(self.optimizers)!r})"
+
+
+def _parameters(optimizer: Optimizer) -> list[Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]

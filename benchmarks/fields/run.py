@@ -1,0 +1,179 @@
+"""One training run of a coordinate network, a physics-informed network or a regression: settings, loop and record."""
+
+import math
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import cache, partial
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import LBFGS, SGD, Adam, Optimizer
+
+from adiv_optim import ChainedOptimizer
+
+from ..core.progress import NOBODY, Watch
+from ..core.run import Run, fingerprint, set_rates
+from ..methods import METHODS, Method
+from .muon import Muon
+
+NORMS = {"none": "", "batchnorm": "BatchNorm, ", "layernorm": "LayerNorm, "}
+#: Steps over which the learning rate rises.
+WARM_UP = 20
+#: How often a run is measured.
+MEASUREMENTS = 25
+
+
+@dataclass(frozen=True)
+class FieldRun(Run):
+    """The settings that these runs have in common."""
+
+    norm: str = "none"
+    optimizer: str = "adam"
+    lr: float = 1e-2
+    seed: int = 0
+    steps: int | None = 500
+    seconds: float | None = None  # of processor time, in place of steps
+    every: int | None = None  # steps between measurements of inputs, in place of the wrapper's own
+
+    kind = "images"
+
+    def __post_init__(self) -> None:
+        self.check(("lr", "steps", "seconds", "every"), norm=NORMS, optimizer=OPTIMIZERS)
+        if (self.steps is None) == (self.seconds is None):
+            raise ValueError(f"steps is {self.steps} and seconds is {self.seconds}; a run has one of them.")
+
+    def make_method(self) -> Method:
+        """The method, with this run's damping and distance of measurements."""
+        method = super().make_method()
+        if self.every is None or method.by_inputs is None:
+            return method
+        return replace(method, by_inputs=partial(method.by_inputs, every=self.every))
+
+    def computes(self) -> str:
+        """A hash of what its method computes."""
+        return _computes(METHODS[self.method])
+
+
+@cache
+def _computes(method: Method) -> str:
+    # More rows and columns than a whitening of rank 16 tells apart.
+    inputs = torch.arange(24 * 20, dtype=torch.float64).square().sin().view(24, 20)
+    model = nn.Sequential(nn.Linear(20, 20), nn.ReLU(), nn.Linear(20, 3))
+    return fingerprint(method, model, inputs, torch.arange(24) % 3)
+
+
+class Problem(ABC):
+    """What is learned: a network, a loss, an error."""
+
+    @abstractmethod
+    def model(self, run: Any) -> nn.Module:
+        """Draw the network by the run's seed."""
+
+    @abstractmethod
+    def loss(self, model: nn.Module) -> Tensor:
+        """Return the loss of the next step."""
+
+    @abstractmethod
+    def error(self, model: nn.Module) -> float:
+        """Return what a run is judged by; lower is better."""
+
+
+def normalised(width: int, norm: str) -> list[nn.Module]:
+    """The normaliser between a linear layer and its activation, with a learned scale and shift."""
+    return {"none": [], "batchnorm": [nn.BatchNorm1d(width)], "layernorm": [nn.LayerNorm(width)]}[norm]
+
+
+def _muon(model: nn.Module, lr: float) -> Optimizer:
+    """Muon for the matrices inside the network, Adam at the same learning rate for the rest."""
+    matrices = [p for p in model.parameters() if p.dim() == 2][1:-1]
+    inside = {id(p) for p in matrices}
+    rest = [p for p in model.parameters() if id(p) not in inside]
+    return ChainedOptimizer([Muon(matrices, lr), Adam(rest, lr=lr)])
+
+
+def _soap(model: nn.Module, lr: float) -> Optimizer:
+    return import_module("pytorch_optimizer").SOAP(model.parameters(), lr=lr, weight_decay=0.0)
+
+
+OPTIMIZERS: dict[str, Callable[[nn.Module, float], Optimizer]] = {
+    "adam": lambda model, lr: Adam(model.parameters(), lr=lr),
+    "muon": _muon,
+    "soap": _soap,
+    "sgd": lambda model, lr: SGD(model.parameters(), lr=lr),
+    "momentum": lambda model, lr: SGD(model.parameters(), lr=lr, momentum=0.9),
+    "lbfgs": lambda model, lr: LBFGS(model.parameters(), lr=lr, history_size=50, line_search_fn="strong_wolfe"),
+}
+OPTIMIZER_LABELS = {
+    "adam": "Adam", "muon": "Muon", "soap": "SOAP", "sgd": "SGD", "momentum": "SGD with momentum", "lbfgs": "LBFGS",
+}  # fmt: skip
+
+
+def build_optimizer(run: FieldRun, model: nn.Module, example: Tensor) -> Optimizer:
+    """The run's optimizer in its method's wrapper."""
+    return run.make_method().wrap(OPTIMIZERS[run.optimizer](model, run.lr), model, example)
+
+
+@dataclass
+class History:
+    """What a run leaves behind, by measurement."""
+
+    steps: list[int] = field(default_factory=list)  # taken before
+    seconds: list[float] = field(default_factory=list)  # of processor time, measurements left out
+    error: list[float | None] = field(default_factory=list)  # None where it is not finite, which ends the run
+
+
+def train(run: FieldRun, problem: Problem, watch: Watch = NOBODY) -> History:
+    """Train one run: the learning rate rises over 20 steps and falls to 0 by a cosine; LBFGS searches for its own."""
+    model = problem.model(run)
+    optimizer = build_optimizer(run, model, torch.empty(0))
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = problem.loss(model)
+        loss.backward()
+        return loss
+
+    history, spent, number, next_at = History(), 0.0, 0, 0.0
+    while True:
+        progress = number / run.steps if run.steps else spent / (run.seconds or 1.0)
+        if progress >= next_at or progress >= 1:
+            next_at += 1 / MEASUREMENTS
+            error = problem.error(model)
+            history.steps.append(number)
+            history.seconds.append(round(spent, 3))
+            history.error.append(float(f"{error:.6g}") if math.isfinite(error) else None)
+            watch.note(number, {"error": [history.error[-1]]})
+        if progress >= 1 or history.error[-1] is None:
+            return history
+        if run.optimizer != "lbfgs":
+            set_rates([optimizer], min(1.0, (number + 1) / WARM_UP) * (1 + math.cos(math.pi * progress)) / 2)
+        start = time.process_time()
+        optimizer.step(closure)
+        spent += time.process_time() - start
+        number += 1
+        watch.tick()
+
+
+def results(problem_of: Callable[[Any], Problem]) -> Callable[[list[Any], Any, Watch], Sequence[dict[str, Any]]]:
+    """How runs are trained whose problem is made from the settings."""
+    return lambda runs, data, watch: [asdict(train(run, problem_of(run), watch)) for run in runs]
+
+
+def final_error(result: dict[str, Any]) -> float | None:
+    """The error after the last step; None if the run diverged."""
+    return result["error"][-1]
+
+
+def label(settings: dict[str, Any] | FieldRun) -> str:
+    """What tables and figures call an arm, such as "BatchNorm, whitened Muon"."""
+    s = settings if isinstance(settings, dict) else settings.settings()
+    method, optimizer = METHODS[s["method"]].label, OPTIMIZER_LABELS[s["optimizer"]]
+    if s["method"] == "none":
+        return f"{NORMS[s['norm']]}{optimizer}"
+    name, _, rank = method.removeprefix("gradient-only ").partition(", ")
+    return f"{NORMS[s['norm']]}{name} {optimizer}{', ' * bool(rank)}{rank}"
+

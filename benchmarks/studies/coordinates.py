@@ -1,0 +1,236 @@
+"""Coordinate networks: a picture learned from (x, y), with and without normalisers, by bare and by wrapped optimizers.
+
+Each arm is a normaliser, an optimizer and a wrapper. Its learning rate (and damping) come from ten trials on a crop
+and a seed of their own. Then it learns ten other crops, each by a seed of its own, so that arms are compared in pairs.
+"""
+
+import argparse
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import product
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from sklearn.datasets import load_sample_image
+from torch import Tensor, nn
+
+from ..core.progress import Kind, add_progress_arguments, run_all
+from ..core.store import Store
+from ..core.study import Study
+from ..core.tune import tune
+from ..fields.report import Look, report
+from ..fields.run import NORMS, OPTIMIZERS, FieldRun, Problem, final_error, normalised, results
+from ..methods import METHODS
+
+
+class Network(NamedTuple):
+    """A coordinate network."""
+
+    layers: int  # linear ones
+    width: int
+    frequencies: int = 0  # of random Fourier features in front, drawn with deviation 3; 0 is none
+    omega: float = 0.0  # of SIREN's sines; 0 is ReLU
+
+
+NETWORKS = {
+    "relu": Network(10, 28),
+    "fourier": Network(10, 28, frequencies=32),
+    "siren": Network(5, 128, omega=30.0),
+    "wide": Network(5, 256, frequencies=32),
+}
+#: Squares of the two pictures of scikit-learn, by side: 192 pixels averaged to 64, or 256 to 128. The first is tuned on.
+CROPS = {
+    64: [("china", 192, 192), *(
+        (name, top, left) for name in ("china", "flower") for top, left in product((0, 192), (0, 192, 384))
+        if (name, top, left) not in {("china", 192, 192), ("flower", 192, 192)}
+    )],
+    128: [("china", 171, 192), *(
+        (name, top, left) for name in ("china", "flower") for top, left in ((0, 0), (171, 384), (0, 384))
+    )],
+}  # fmt: skip
+_CUT = {64: 192, 128: 256}
+FREQUENCY_DEVIATION = 3.0
+
+
+@dataclass(frozen=True)
+class CoordinateRun(FieldRun):
+    """One crop, learned by one seed."""
+
+    network: str = "relu"
+    size: int = 64  # pixels a side
+    crop: int = 0  # of `CROPS`
+    batch_size: int | None = None  # pixels in a step; None is all
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.check(("batch_size",), network=NETWORKS, size=CROPS, crop=range(len(CROPS[self.size])))
+
+
+@cache
+def picture(name: str) -> Tensor:
+    """A picture of scikit-learn, (3, height, width), between -1 and 1."""
+    return torch.tensor(load_sample_image(f"{name}.jpg")).permute(2, 0, 1).float() / 127.5 - 1
+
+
+@cache
+def pixels(size: int, crop: int) -> tuple[Tensor, Tensor]:
+    """Coordinates between -1 and 1, and colours, each with a row for a pixel."""
+    name, top, left = CROPS[size][crop]
+    cut = _CUT[size]
+    colours = F.avg_pool2d(picture(name)[:, top : top + cut, left : left + cut], cut // size)
+    axis = (torch.arange(size) + 0.5) / size * 2 - 1
+    return torch.cartesian_prod(axis, axis), colours.permute(1, 2, 0).reshape(-1, 3)
+
+
+class Sine(nn.Module):
+    """SIREN's activation, sin ωx (Sitzmann et al. 2020)."""
+
+    def __init__(self, omega: float) -> None:
+        super().__init__()
+        self.omega = omega
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.sin(self.omega * x)
+
+
+class FourierFeatures(nn.Module):
+    """The sines and cosines of random projections of the coordinates (Tancik et al. 2020), which do not train."""
+
+    projections: Tensor
+
+    def __init__(self, frequencies: int) -> None:
+        super().__init__()
+        self.register_buffer("projections", math.pi * FREQUENCY_DEVIATION * torch.randn(2, frequencies))
+
+    def forward(self, x: Tensor) -> Tensor:
+        angles = x @ self.projections
+        return torch.cat([angles.sin(), angles.cos()], -1)
+
+
+def build(network: Network, norm: str) -> nn.Sequential:
+    """Draw a network: PyTorch's initialisation, or SIREN's own."""
+    parts: list[nn.Module] = [FourierFeatures(network.frequencies)] if network.frequencies else []
+    widths = [2 * network.frequencies or 2, *[network.width] * (network.layers - 1), 3]
+    for place, (inputs, outputs) in enumerate(zip(widths, widths[1:], strict=False)):
+        layer = nn.Linear(inputs, outputs)
+        if network.omega:
+            bound = math.sqrt(6 / inputs) / network.omega if place else 1 / inputs
+            nn.init.uniform_(layer.weight, -bound, bound)
+        parts.append(layer)
+        if place < network.layers - 1:
+            parts += [*normalised(outputs, norm), Sine(network.omega) if network.omega else nn.ReLU()]
+    return nn.Sequential(*parts)
+
+
+class Fit(Problem):
+    """A network that learns one crop."""
+
+    def __init__(self, run: CoordinateRun) -> None:
+        self.run, (self.inputs, self.colours) = run, pixels(run.size, run.crop)
+        self.generator = torch.Generator().manual_seed(run.seed)
+
+    def model(self, run: CoordinateRun) -> nn.Module:
+        """Draw the network."""
+        torch.manual_seed(run.seed)
+        return build(NETWORKS[run.network], run.norm)
+
+    def loss(self, model: nn.Module) -> Tensor:
+        """The mean squared error, over all pixels or over some that are drawn."""
+        if self.run.batch_size is None:
+            return F.mse_loss(model(self.inputs), self.colours)
+        rows = torch.randint(len(self.inputs), (self.run.batch_size,), generator=self.generator)
+        return F.mse_loss(model(self.inputs[rows]), self.colours[rows])
+
+    @torch.no_grad()
+    def error(self, model: nn.Module) -> float:
+        """The mean squared error over all pixels; of batches by BatchNorm's running statistics."""
+        model.train(self.run.batch_size is None)
+        found = F.mse_loss(model(self.inputs), self.colours).item()
+        model.train()
+        return found
+
+
+def psnr(error: float) -> float:
+    """The peak signal-to-noise ratio in dB: colours have a range of 2."""
+    return -10 * math.log10(max(error, 1e-20) / 4)
+
+
+COORDINATES = Kind(
+    load=lambda run, download: None,
+    steps=lambda run, data: run.steps,
+    family=lambda run: run,
+    train=results(Fit),
+    score=final_error,
+    alike=lambda run: (run.network, run.size, run.batch_size, run.norm, run.optimizer, run.method),
+)
+
+#: Normaliser, optimizer, wrapper. Where a search begins: learning rate, and damping.
+Arm = tuple[str, str, str]
+STARTS = {"adam": 1e-2, "muon": 3.2e-2, "soap": 3.2e-2, "sgd": 0.32, "momentum": 1e-2}
+WRAPPED = ("none", "whitened", "whitened-16")
+OPTIMIZERS_HERE = ("adam", "muon", "soap")
+MAIN: list[Arm] = [
+    ("none", "adam", "none"), ("none", "adam", "whitened"), ("none", "muon", "none"), ("none", "muon", "whitened"),
+    ("none", "soap", "none"), ("none", "soap", "whitened"), ("batchnorm", "adam", "none"), ("batchnorm", "muon", "none"),
+    ("batchnorm", "soap", "none"), ("batchnorm", "muon", "whitened"), ("batchnorm", "soap", "whitened"),
+]  # fmt: skip
+OTHERS: list[Arm] = [
+    ("none", "adam", "input-scaled"), ("none", "adam", "preconditioned"), ("none", "muon", "preconditioned"),
+    ("none", "sgd", "batch-ideal"),
+]  # fmt: skip
+_RANK_16: list[Arm] = [("none", optimizer, "whitened-16") for optimizer in OPTIMIZERS_HERE]
+ALL: list[Arm] = list(dict.fromkeys([
+    *MAIN, *OTHERS, *_RANK_16, ("batchnorm", "adam", "whitened"), ("layernorm", "adam", "none"),
+    *product(NORMS, OPTIMIZERS_HERE, WRAPPED),
+]))  # fmt: skip
+#: The arms of each protocol, (network, side, batch size, steps), most valuable first; and how many crops there are.
+PROTOCOLS: dict[tuple[str, int, int | None, int], tuple[Sequence[Arm], int]] = {
+    ("relu", 64, None, 500): (ALL, 10),
+    ("relu", 64, 512, 500): (MAIN, 10),
+    ("fourier", 64, None, 500): (MAIN, 10),
+    ("siren", 64, None, 500): (MAIN[:6], 5),
+    ("relu", 128, None, 2000): (MAIN[:8], 5),
+    ("wide", 64, None, 500): (MAIN[:6], 5),
+}
+
+
+def first_trial(like: CoordinateRun, arm: Arm) -> CoordinateRun:
+    """The trial that an arm's search begins with: on the crop and by the seed that no table shows."""
+    norm, optimizer, method = arm
+    damping = 0.1 if METHODS[method].damped else None
+    return replace(like, norm=norm, optimizer=optimizer, method=method, lr=STARTS[optimizer], damping=damping)
+
+
+def _run(options: argparse.Namespace, store: Store) -> None:
+    for (network, size, batch_size, steps), (arms, crops) in PROTOCOLS.items():
+        if options.network not in (None, network) or options.size not in (None, size):
+            continue
+        if options.batch_size not in (None, batch_size or 0):
+            continue
+        like = CoordinateRun(
+            "china, flower", "none", network=network, size=size, batch_size=batch_size, steps=options.steps or steps
+        )
+        for group in [arms] if options.steps else [arms[k : k + 4] for k in range(0, len(arms), 4)]:
+            starts = [first_trial(like, arm) for arm in group]
+            chosen = tune(starts, COORDINATES, store, float, trials=options.trials)
+            count = min(options.crops or crops, crops)
+            final = [replace(run, crop=crop, seed=crop) for run in chosen for crop in range(1, count + 1)]
+            run_all(final, COORDINATES, store)
+
+
+def _arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--network", choices=NETWORKS, help="this one alone")
+    parser.add_argument("--size", type=int, choices=CROPS, help="crops of this side alone")
+    parser.add_argument("--batch-size", type=int, metavar="PIXELS", help="steps of this size alone; 0 is all pixels")
+    parser.add_argument("--trials", type=int, default=10, help="that choose an arm's learning rate and damping")
+    parser.add_argument("--crops", type=int, help="this many at most")
+    parser.add_argument("--steps", type=int, help="in place of each protocol's own")
+    add_progress_arguments(parser)
+
+
+STUDIES = {
+    "coordinates": Study("coordinate networks: a picture learned from (x, y)", _run, report, _arguments),
+}
