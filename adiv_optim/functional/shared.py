@@ -45,8 +45,9 @@ class _OnceOnly(Function):
     def backward(ctx, *grad_outputs):
         raise RuntimeError(
             "a corrected layer was differentiated twice: its parameter gradients are not derivatives of the "
-            "loss, so their own derivative means nothing. Use correction=None, or detach(model) first, "
-            "where second derivatives are wanted."
+            "loss, so their own derivative means nothing. Where second derivatives are wanted, use correction=None, "
+            "detach(model) first, or wrap the optimizer in Whitened, Preconditioned, InputScaled or UnitConsistent, "
+            "which leave the model's gradients alone."
         )
 
 

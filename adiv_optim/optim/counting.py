@@ -1,4 +1,8 @@
-"""Counting what layers read within a graph of torch.compile, by one operation that the compiler does not look into."""
+"""Counting what layers read within graphs of torch.compile and within transforms of torch.func.
+
+In a graph one operation counts, which the compiler does not look into. Within transforms the rows are those of the
+primal tensor, once: tangents add none, and what vmap maps over is one more dimension of rows.
+"""
 
 import itertools
 import weakref
@@ -8,8 +12,12 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, library, nn
 from torch._C import _functorch
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack as outside_transforms
 from torch.fx.node import has_side_effect
+from torch.nn.modules.conv import _ConvNd
 from torch.utils.weak import WeakIdKeyDictionary
+
+__all__ = ["Traced", "count", "countable", "outside_transforms", "rows_within", "token_of"]
 
 
 class Hook(Protocol):
@@ -120,3 +128,34 @@ def _count_rows(token: Tensor, earlier: Sequence[Tensor], input: Tensor) -> None
 @_count_rows.register_fake
 def _(token: Tensor, earlier: Sequence[Tensor], input: Tensor) -> None:
     return None
+
+
+def rows_within(name: str, module: nn.Module, input: Tensor) -> Tensor:
+    """What a layer reads, without the transforms of torch.func and forward-mode AD that it is called within.
+
+    Call it within `outside_transforms`, as all that is done with the result.
+
+    Raises:
+        RuntimeError: vmap maps over the weight, or over the input of a layer with `input_rows`.
+    """
+    if not _functorch.is_functorch_wrapped_tensor(input):
+        return input.detach() if input.is_floating_point() else input  # a dual tensor leaves its tangent behind
+    places: list[int] = []  # what vmap maps over, of each tensor without the levels around it, the innermost level first
+    mapped = input
+    while _functorch.is_functorch_wrapped_tensor(mapped):
+        if _functorch.is_batchedtensor(mapped):
+            places.append(_functorch.maybe_get_bdim(mapped))
+        mapped = _functorch.get_unwrapped(mapped)
+    if not places:
+        return mapped.detach()
+    own = list(range(mapped.dim()))
+    mapped = mapped.permute(*[own.pop(place) for place in reversed(places)], *own)
+    if hasattr(module, "input_rows") or _functorch.is_batchedtensor(module.weight):
+        raise RuntimeError(
+            f"{name}: vmap maps over {'what input_rows reads' if hasattr(module, 'input_rows') else 'this weight'}, so "
+            "that the rows of its layer cannot be told; detach() the optimizer first, or call the model without vmap."
+        )
+    if isinstance(module, _ConvNd):  # all that is mapped over is one dimension of samples
+        channels = len(module.kernel_size) + 1
+        mapped = mapped.flatten(0, mapped.dim() - channels - 1)
+    return mapped.detach()

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._C import _functorch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.utils import parametrize
 
@@ -15,7 +14,7 @@ from .._linalg import host
 from .._linalg.shards import Cut, cut_of, local
 from ..functional.shared import exporting, refuse_capture, without_autocast
 from .checkpoint import NUMBER, POSITIVE, Maybe, check, numbers
-from .counting import Traced, count, countable, token_of
+from .counting import Traced, count, countable, outside_transforms, rows_within, token_of
 
 
 class InputSums(ABC):
@@ -128,17 +127,13 @@ class InputSums(ABC):
     @torch.compiler.disable
     @torch.no_grad()
     def add(self, module: nn.Module, input: Tensor, readers: Traced | None = None) -> None:
-        """Count the rows of one forward pass; for `readers` see `follows`."""
+        """Count the rows of one forward pass, whatever transforms are around it; for `readers` see `follows`."""
         if isinstance(input, FakeTensor):
             return
-        # Under a transform over parameters the first layer still reads a plain input.
-        if _functorch.is_functorch_wrapped_tensor(input) or _functorch.peek_interpreter_stack() is not None:
-            if not module.training:
-                return  # a diagnosis, whose gradients no step will see
-            raise RuntimeError(
-                f"{self.name}: the optimizer remembers the inputs of this layer, which a transform of torch.func would "
-                "have to carry outside; call the transform in eval(), or detach() the optimizer first."
-            )
+        with outside_transforms():
+            self._add(module, rows_within(self.name, module, input), readers)
+
+    def _add(self, module: nn.Module, input: Tensor, readers: Traced | None) -> None:
         held = self._held(input)
         if self.dropped and not self.has_gradient():
             self.drop()

@@ -331,27 +331,6 @@ def test_two_processes_are_one_on_the_joined_batch(tmp_path):
     assert relative_error(half["0.weight"], wanted["0.weight"]) > 1e-3
 
 
-def test_transform_that_would_carry_the_memory_away_raises():
-    layer = nn.Linear(2, 1)
-    optimizer = wrapped(layer)
-    parameters = {name: p.detach() for name, p in layer.named_parameters()}
-
-    def loss(p):
-        return torch.func.functional_call(layer, p, (torch.ones(3, 2),)).sum()
-
-    def per_sample(x):
-        return layer(x).sum()
-
-    with pytest.raises(RuntimeError, match=r"weight: the optimizer remembers .* which a transform of torch.func"):
-        torch.func.vmap(per_sample)(torch.ones(3, 2))
-    layer.eval()
-    torch.func.vmap(per_sample)(torch.ones(3, 2))
-    assert optimizer.chart.layers[0].pending is None
-    layer.train()
-    optimizer.detach()
-    torch.func.grad(loss)(parameters)
-
-
 def normed() -> nn.Module:
     return nn.utils.parametrizations.weight_norm(nn.Linear(2, 2))
 

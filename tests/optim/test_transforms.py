@@ -1,0 +1,219 @@
+"""Models called within transforms of torch.func: the primal rows count once, whatever is around them."""
+
+from collections.abc import Callable
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.autograd import forward_ad
+from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vmap
+
+from adiv_optim import BatchIdeal, GradientOnly, InputScaled, Preconditioned, UnitConsistent, Whitened
+from tests.helpers.cases import relative_error
+
+EXACT = 1e-11  # float64, twelve steps of Adam
+
+pytestmark = pytest.mark.usefixtures("in_float64")
+
+WRAPPERS = {
+    "whitened": lambda inner, model: Whitened(inner, model, every=3),
+    "rank": lambda inner, model: Whitened(inner, model, every=3, rank=4),
+    "preconditioned": lambda inner, model: Preconditioned(inner, model, every=3),
+    "input-scaled": lambda inner, model: InputScaled(inner, model, every=3, floor=0.1),
+}
+#: Points to the values at them and their Laplacian.
+Laplacian = Callable[[nn.Module, Tensor], Tensor]
+
+
+def mlp(activation: Callable[[], nn.Module] = nn.Tanh) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(2, 12), activation(), nn.Linear(12, 12), activation(), nn.Linear(12, 1))
+
+
+def by_reverse_passes(model: nn.Module, x: Tensor) -> Tensor:
+    x = x.clone().requires_grad_()
+    (first,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
+    return sum(torch.autograd.grad(first[:, k].sum(), x, create_graph=True)[0][:, k] for k in range(2))
+
+
+def one_value(model: nn.Module) -> Callable[[Tensor], Tensor]:
+    parameters = dict(model.named_parameters())
+    return lambda x: functional_call(model, parameters, (x,)).squeeze(-1)
+
+
+def by_matrix(second: Callable[[Callable], Callable]) -> Laplacian:
+    return lambda model, x: vmap(second(one_value(model)))(x).diagonal(dim1=-2, dim2=-1).sum(-1)
+
+
+def by_two_jvps(model: nn.Module, x: Tensor) -> Tensor:
+    u = one_value(model)
+
+    def along(direction: Tensor) -> Tensor:
+        tangent = direction.expand_as(x)
+        return jvp(lambda y: jvp(u, (y,), (tangent,))[1], (x,), (tangent,))[1]
+
+    return vmap(along)(torch.eye(2)).sum(0)
+
+
+def by_nested_maps(model: nn.Module, x: Tensor) -> Tensor:
+    return vmap(vmap(lambda y: hessian(one_value(model))(y).trace()), in_dims=1, out_dims=1)(x.view(4, 5, 2)).flatten()
+
+
+LAPLACIANS: dict[str, Laplacian] = {
+    "vmap of hessian": by_matrix(hessian),
+    "vmap of jacfwd of jacrev": by_matrix(lambda u: jacfwd(jacrev(u))),
+    "vmap of jacrev of jacfwd": by_matrix(lambda u: jacrev(jacfwd(u))),
+    "jvp of jvp": by_two_jvps,
+    "vmap of vmap": by_nested_maps,
+}
+
+
+def trained(laplacian: Laplacian, wrap: Callable, steps: int = 12) -> tuple[Tensor, torch.optim.Optimizer]:
+    model, generator = mlp(), torch.Generator().manual_seed(1)
+    optimizer = wrap(torch.optim.Adam(model.parameters(), lr=1e-2), model)
+    for _ in range(steps):
+        inner, sides = (torch.rand(20, 2, generator=generator) for _ in range(2))
+        loss = (laplacian(model, inner) - 1).square().mean() + model(sides).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return torch.cat([p.detach().flatten() for p in model.parameters()]), optimizer
+
+
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+@pytest.mark.parametrize("name", LAPLACIANS)
+def test_training_path_is_that_of_two_reverse_passes(name, wrapper):
+    found, _ = trained(LAPLACIANS[name], WRAPPERS[wrapper])
+    wanted, _ = trained(by_reverse_passes, WRAPPERS[wrapper])
+    assert relative_error(found, wanted) <= EXACT
+
+
+def test_rows_count_once_and_a_second_pass_counts_again():
+    (_, one), (_, again) = (
+        trained(laplacian, WRAPPERS["whitened"], steps=1)
+        for laplacian in (by_matrix(hessian), lambda model, x: by_matrix(hessian)(model, torch.cat([x, x]))[:20])
+    )
+    layers = zip(one.chart.layers, again.chart.layers, strict=True)
+    assert [(layer.rows, other.rows) for layer, other in layers] == [(40, 60)] * 3
+    # The companion: a path that counts rows otherwise is another path.
+    twice, _ = trained(lambda m, x: by_matrix(hessian)(m, torch.cat([x, x]))[:20], WRAPPERS["whitened"])
+    wanted, _ = trained(by_reverse_passes, WRAPPERS["whitened"])
+    assert relative_error(twice, wanted) > 1e3 * EXACT
+
+
+CONVOLUTIONS = {
+    "one sample": (lambda: nn.Conv2d(2, 3, 3, padding=1), (2, 6, 6)),
+    "groups": (lambda: nn.Conv2d(2, 4, 3, groups=2), (2, 6, 6)),
+    "batches": (lambda: nn.Conv1d(2, 3, 3, stride=2), (4, 2, 9)),
+}
+
+
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_covariance_of_a_mapped_convolution_is_that_of_all_samples(name):
+    build, shape = CONVOLUTIONS[name]
+    inputs, kept = torch.randn(5, *shape), []
+    for mapped in (True, False):
+        torch.manual_seed(0)
+        layer = build()
+        optimizer = Whitened(torch.optim.SGD(layer.parameters(), lr=0.1), layer)
+        if mapped:
+            vmap(jacfwd(lambda x, layer=layer: layer(x).square().sum()))(inputs).sum().backward()
+        else:
+            layer(inputs.flatten(0, 1) if name == "batches" else inputs).sum().backward()
+        optimizer.step()
+        kept.append(optimizer.chart.layers[0])
+    assert kept[0].rows == kept[1].rows
+    assert all(relative_error(*pair) <= 1e-14 for pair in zip(*(layer.total for layer in kept), strict=True))
+
+
+def test_gradients_by_torch_func_train_as_those_of_backward():
+    paths = []
+    for by_func in (True, False):
+        model, x = mlp(), torch.rand(20, 2)
+        optimizer = Whitened(torch.optim.Adam(model.parameters(), lr=1e-2), model)
+        for _ in range(3):
+            optimizer.zero_grad()
+            if by_func:
+                found = grad(lambda p, model=model, x=x: functional_call(model, p, (x,)).square().mean())(
+                    {name: p.detach() for name, p in model.named_parameters()}
+                )
+                for name, parameter in model.named_parameters():
+                    parameter.grad = found[name]
+            else:
+                model(x).square().mean().backward()
+            optimizer.step()
+            x = x.roll(1, 0) * 0.9
+        paths.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
+        torch.manual_seed(0)
+    assert relative_error(*paths) <= EXACT
+
+
+def test_tangents_of_forward_mode_leave_the_sums():
+    layer, x = nn.Linear(3, 2), torch.rand(4, 3)
+    optimizer = Whitened(torch.optim.SGD(layer.parameters(), lr=0.1), layer)
+    with forward_ad.dual_level():
+        layer(forward_ad.make_dual(x, torch.ones_like(x)))
+        kept = optimizer.chart.layers[0].pending
+        assert all(forward_ad.unpack_dual(part).tangent is None for part in kept)
+    plain = nn.Linear(3, 2)
+    other = Whitened(torch.optim.SGD(plain.parameters(), lr=0.1), plain)
+    plain(x)
+    assert all(torch.equal(*pair) for pair in zip(kept, other.chart.layers[0].pending, strict=True))
+
+
+def test_weights_that_are_mapped_over_are_refused():
+    layer, x = nn.Linear(3, 2), torch.rand(4, 3)
+    optimizer = Whitened(torch.optim.SGD(layer.parameters(), lr=0.1), layer)
+    weights = {name: torch.stack([p, p]).detach() for name, p in layer.named_parameters()}
+    with pytest.raises(RuntimeError, match=r"^weight: vmap maps over this weight.*detach\(\) the optimizer"):
+        vmap(lambda p, y: functional_call(layer, p, (y,)))(weights, torch.stack([x, x]))
+    assert optimizer.chart.layers[0].pending is None
+    optimizer.detach()
+    vmap(lambda p: functional_call(layer, p, (x,)))(weights)
+
+
+class Doubled(nn.Linear):
+    def input_rows(self, input: Tensor) -> Tensor:
+        return 2 * input
+
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(2 * input)
+
+
+def test_input_rows_that_would_see_more_dimensions_are_refused():
+    layer = Doubled(3, 2)
+    optimizer = Whitened(torch.optim.SGD(layer.parameters(), lr=0.1), layer)
+    with pytest.raises(RuntimeError, match=r"^weight: vmap maps over what input_rows reads"):
+        vmap(layer)(torch.rand(4, 3))
+    assert optimizer.chart.layers[0].pending is None
+
+
+def test_corrected_gradients_name_the_wrappers_that_allow_second_derivatives():
+    model = mlp()
+    GradientOnly(torch.optim.Adam(model.parameters()), model, BatchIdeal())
+    with pytest.raises(RuntimeError, match=r"differentiated twice.*Whitened, Preconditioned, InputScaled or Unit"):
+        by_reverse_passes(model, torch.rand(4, 2)).sum().backward()
+
+
+def test_wrappers_leave_penalties_on_gradients_by_inputs_alone():
+    def unit_consistent(inner: torch.optim.Optimizer, model: nn.Module) -> UnitConsistent:
+        return UnitConsistent(inner, model, example_input=torch.rand(5, 2))
+
+    losses: dict[str, list[float]] = {}
+    wrappers = {"none": lambda inner, model: inner, **WRAPPERS, "unit-consistent": unit_consistent}
+    for name, wrap in wrappers.items():
+        model, x = mlp(nn.LeakyReLU), torch.rand(30, 2, generator=torch.Generator().manual_seed(0))
+        optimizer = wrap(torch.optim.Adam(model.parameters(), lr=1e-2), model)
+        losses[name] = []
+        for _ in range(30):
+            y = x.clone().requires_grad_()
+            (slope,) = torch.autograd.grad(model(y).sum(), y, create_graph=True)
+            loss = (slope.norm(dim=-1) - 1).square().mean() + model(x).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses[name].append(loss.item())
+    assert len({each[0] for each in losses.values()}) == 1
+    assert all(each[-1] < 0.7 * each[0] for each in losses.values())
+    assert all(one != two for one, two in pairwise(each[-1] for each in losses.values()))
