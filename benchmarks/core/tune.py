@@ -1,6 +1,7 @@
 """The search for a learning rate and a damping that gives every arm of a comparison as many trials."""
 
 import math
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -61,17 +62,18 @@ def proposals(start: Point, tried: Mapping[Point, float], trials: int) -> list[P
 
 
 def tune(
-    runs: Sequence[R], kind: Kind, store: Store, loss: Callable[[Any], float], *, trials: int, download: bool = False
-) -> list[R]:
+    runs: Sequence[R], kind: Kind, store: Store, loss: Callable[[Any], float], *,
+    trials: int, each: Callable[[R], Sequence[R]] = lambda run: [run],
+) -> list[R]:  # fmt: skip
     """Give every run the learning rate and damping that won its search, which begins at its own.
 
     Args:
         runs: the first trial of every arm; damping None is an arm that has none.
         kind: how runs are made.
         store: where trials are kept, as the part "search".
-        loss: of a trial's score, which is None where it broke down.
+        loss: of a score, which is None where a run broke down.
         trials: how many every arm has.
-        download: whether data may be fetched.
+        each: the runs that make one trial, whose losses are averaged.
     """
 
     def at(run: Any, point: Point) -> Any:
@@ -83,12 +85,10 @@ def tune(
     while True:
         new = [proposals(start, own, trials) for start, own in zip(starts, tried, strict=True)]
         if not any(new):
-            return [
-                at(run, min(own, key=lambda point: own[point])) for run, own in zip(runs, tried, strict=True)
-            ]
+            return [at(run, min(own, key=own.__getitem__)) for run, own in zip(runs, tried, strict=True)]
         asked = [(run, own, point) for run, own, points in zip(runs, tried, new, strict=True) for point in points]
-        run_all([at(run, point) for run, _, point in asked], kind, store, part="search", download=download)
+        run_all([one for run, _, point in asked for one in each(at(run, point))], kind, store, part="search")
         scores = {result["key"]: result["score"] for result in store.read("search")}
         for run, own, point in asked:
-            score = scores[at(run, point).key("search")]
-            own[point] = math.inf if score is None else loss(score)
+            found = [scores[one.key("search")] for one in each(at(run, point))]
+            own[point] = math.inf if None in found else statistics.fmean(map(loss, found))
