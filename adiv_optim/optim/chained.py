@@ -1,5 +1,6 @@
 """Several optimizers on disjoint parameters, as one."""
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -68,17 +69,17 @@ class ChainedOptimizer(Optimizer):
         return [group for optimizer in self.optimizers for group in optimizer.param_groups]
 
     @param_groups.setter
-    def param_groups(self, value: Sequence[dict[str, Any]]) -> None:
+    def param_groups(self, value: list[dict[str, Any]]) -> None:
         for optimizer, own in zip(self.optimizers, self._shares(value), strict=True):
             optimizer.param_groups = own
 
     @property
-    def state(self) -> dict[Tensor, Any]:
+    def state(self) -> Any:  # type: ignore[override]
         """The state of each parameter, as its own optimizer keeps it, in a new dict."""
         return {parameter: state for optimizer in self.optimizers for parameter, state in optimizer.state.items()}
 
     @property
-    def defaults(self) -> dict[str, Any]:
+    def defaults(self) -> dict[str, Any]:  # type: ignore[override]
         """Empty: the optimizers have different ones."""
         return {}
 
@@ -91,13 +92,10 @@ class ChainedOptimizer(Optimizer):
         if "param_groups" not in state:
             super().__setstate__(state)
             return
-        values = state["state"]
         for optimizer, groups in zip(self.optimizers, self._shares(state["param_groups"]), strict=True):
-            own = {parameter for group in groups for parameter in group["params"]}
-            optimizer.__setstate__({"param_groups": groups, "state": type(optimizer.state)(
-                *([dict] if hasattr(optimizer.state, "default_factory") else []),
-                {parameter: value for parameter, value in values.items() if parameter in own},
-            )})  # fmt: skip
+            held = {parameter for group in groups for parameter in group["params"]}
+            own = {parameter: value for parameter, value in state["state"].items() if parameter in held}
+            optimizer.__setstate__({"param_groups": groups, "state": defaultdict(dict, own)})
 
     def _shares(self, groups: Sequence[dict[str, Any]]) -> list[list[dict[str, Any]]]:
         """Groups of all, for each optimizer its own."""

@@ -20,7 +20,7 @@ from .checkpoint import DICT, check
 from .held import Held
 from .rates import AtRates, rated_by_step
 from .room import Room
-from .unread import copies_in_state, kept_by_step, those_who_step
+from .unread import all_who_step, copies_in_state, kept_by_step
 from .wrapper import OptimizerWrapper, check_same_parameters
 
 #: Steps after which an optimizer that keeps copies of weights has made them: Lookahead's are six apart.
@@ -233,7 +233,7 @@ class Coordinates(OptimizerWrapper):
 
     def _watched(self) -> bool:
         """Whether the user has hooks on the inner optimizer, which may read all."""
-        every = those_who_step(self.inner)
+        every = all_who_step(self.inner)
         tables = [
             table for each in every for table in (each._optimizer_step_pre_hooks, each._optimizer_step_post_hooks)
         ]

@@ -140,7 +140,9 @@ def rows_within(name: str, module: nn.Module, input: Tensor) -> Tensor:
     """
     if not _functorch.is_functorch_wrapped_tensor(input):
         return input.detach() if input.is_floating_point() else input  # a dual tensor leaves its tangent behind
-    places: list[int] = []  # what vmap maps over, of each tensor without the levels around it, the innermost level first
+    places: list[
+        int
+    ] = []  # what vmap maps over, of each tensor without the levels around it, the innermost level first
     mapped = input
     while _functorch.is_functorch_wrapped_tensor(mapped):
         if _functorch.is_batchedtensor(mapped):
@@ -150,7 +152,8 @@ def rows_within(name: str, module: nn.Module, input: Tensor) -> Tensor:
         return mapped.detach()
     own = list(range(mapped.dim()))
     mapped = mapped.permute(*[own.pop(place) for place in reversed(places)], *own)
-    if hasattr(module, "input_rows") or _functorch.is_batchedtensor(module.weight):
+    weight: Any = module.weight
+    if hasattr(module, "input_rows") or _functorch.is_batchedtensor(weight):
         raise RuntimeError(
             f"{name}: vmap maps over {'what input_rows reads' if hasattr(module, 'input_rows') else 'this weight'}, so "
             "that the rows of its layer cannot be told; detach() the optimizer first, or call the model without vmap."

@@ -29,6 +29,12 @@ def those_who_step(optimizer: Optimizer) -> list[Optimizer]:
     return found
 
 
+def all_who_step(optimizer: Optimizer) -> list[Optimizer]:
+    """Those who step, and those that the last of them is made of."""
+    found = those_who_step(optimizer)
+    return [*found, *(found[-1].optimizers if isinstance(found[-1], ChainedOptimizer) else ())]
+
+
 def _passes_on(optimizer: OptimizerWrapper) -> bool:
     kind = type(optimizer)
     # torch wraps the step of every class that an optimizer is made of.
@@ -83,7 +89,8 @@ def copies_in_state(optimizer: Optimizer, parameter: Tensor, *weights: Tensor) -
 
     Nothing for optimizers that are known to keep none.
     """
-    if type(those_who_step(optimizer)[-1]) in _KNOWN:
+    optimizer = next((each for each in all_who_step(optimizer)[1:] if _holds(each, parameter)), optimizer)
+    if type(optimizer) in _KNOWN:
         return {}
     parts, kept = [local(weight) for weight in weights], optimizer.state.get(parameter)
     return {
@@ -91,6 +98,10 @@ def copies_in_state(optimizer: Optimizer, parameter: Tensor, *weights: Tensor) -
         for key, value in (kept.items() if isinstance(kept, Mapping) else ())
         if isinstance(value, Tensor) and _like(local(value), parts[0])
     }
+
+
+def _holds(optimizer: Optimizer, parameter: Tensor) -> bool:
+    return any(parameter is other for group in optimizer.param_groups for other in group["params"])
 
 
 def _like(value: Tensor, weight: Tensor) -> bool:

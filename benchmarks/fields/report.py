@@ -1,3 +1,8 @@
 """TODO."""
-def report(store, name, folder): return {}
+
+
+def report(store, name, folder):
+    return {}
+
+
 Look = None

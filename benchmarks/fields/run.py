@@ -84,7 +84,8 @@ class Problem(ABC):
 
 def normalised(width: int, norm: str) -> list[nn.Module]:
     """The normaliser between a linear layer and its activation, with a learned scale and shift."""
-    return {"none": [], "batchnorm": [nn.BatchNorm1d(width)], "layernorm": [nn.LayerNorm(width)]}[norm]
+    kinds: dict[str, list[type[nn.Module]]] = {"none": [], "batchnorm": [nn.BatchNorm1d], "layernorm": [nn.LayerNorm]}
+    return [kind(width) for kind in kinds[norm]]
 
 
 def _muon(model: nn.Module, lr: float) -> Optimizer:
@@ -131,7 +132,7 @@ def train(run: FieldRun, problem: Problem, watch: Watch = NOBODY) -> History:
     model = problem.model(run)
     optimizer = build_optimizer(run, model, torch.empty(0))
 
-    def closure() -> Tensor:
+    def closure() -> Any:
         optimizer.zero_grad()
         loss = problem.loss(model)
         loss.backward()
@@ -176,4 +177,3 @@ def label(settings: dict[str, Any] | FieldRun) -> str:
         return f"{NORMS[s['norm']]}{optimizer}"
     name, _, rank = method.removeprefix("gradient-only ").partition(", ")
     return f"{NORMS[s['norm']]}{name} {optimizer}{', ' * bool(rank)}{rank}"
-

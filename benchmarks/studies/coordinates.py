@@ -6,11 +6,11 @@ on two crops that no table shows. Then it learns other crops, each by a seed of 
 
 import argparse
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from itertools import product
-from typing import Any, NamedTuple
+from itertools import pairwise, product
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -21,8 +21,8 @@ from ..core.progress import Kind, add_progress_arguments, run_all
 from ..core.store import Store
 from ..core.study import Study
 from ..core.tune import tune
-from ..fields.report import Look, report
-from ..fields.run import NORMS, OPTIMIZERS, FieldRun, Problem, final_error, normalised, results
+from ..fields.report import report
+from ..fields.run import NORMS, FieldRun, Problem, final_error, normalised, results
 from ..methods import METHODS
 
 
@@ -95,6 +95,7 @@ class Sine(nn.Module):
         self.omega = omega
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return sin ωx."""
         return torch.sin(self.omega * x)
 
 
@@ -108,6 +109,7 @@ class FourierFeatures(nn.Module):
         self.register_buffer("projections", math.pi * FREQUENCY_DEVIATION * torch.randn(2, frequencies))
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return the features of (…, 2) coordinates."""
         angles = x @ self.projections
         return torch.cat([angles.sin(), angles.cos()], -1)
 
@@ -116,7 +118,7 @@ def build(network: Network, norm: str) -> nn.Sequential:
     """Draw a network: PyTorch's initialisation, or SIREN's own."""
     parts: list[nn.Module] = [FourierFeatures(network.frequencies)] if network.frequencies else []
     widths = [2 * network.frequencies or 2, *[network.width] * (network.layers - 1), 3]
-    for place, (inputs, outputs) in enumerate(zip(widths, widths[1:], strict=False)):
+    for place, (inputs, outputs) in enumerate(pairwise(widths)):
         layer = nn.Linear(inputs, outputs)
         if network.omega:
             bound = math.sqrt(6 / inputs) / network.omega if place else 1 / inputs
@@ -181,8 +183,8 @@ WRAPPED = ("none", "whitened", "whitened-16")
 OPTIMIZERS_HERE = ("adam", "muon", "soap")
 MAIN: list[Arm] = [
     ("none", "adam", "none"), ("none", "adam", "whitened"), ("none", "muon", "none"), ("none", "muon", "whitened"),
-    ("none", "soap", "none"), ("none", "soap", "whitened"), ("batchnorm", "adam", "none"), ("batchnorm", "muon", "none"),
-    ("batchnorm", "soap", "none"), ("batchnorm", "muon", "whitened"), ("batchnorm", "soap", "whitened"),
+    ("none", "soap", "none"), ("none", "soap", "whitened"), ("batchnorm", "adam", "none"),
+    ("batchnorm", "muon", "none"), ("batchnorm", "soap", "none"), ("batchnorm", "muon", "whitened"), ("batchnorm", "soap", "whitened"),
 ]  # fmt: skip
 OTHERS: list[Arm] = [
     ("none", "adam", "input-scaled"), ("none", "adam", "preconditioned"), ("none", "muon", "preconditioned"),
@@ -227,7 +229,9 @@ def _run(options: argparse.Namespace, store: Store) -> None:
         # The settings of larger crops are those of the smaller ones, whose trials take a sixteenth of the time.
         small = replace(like, size=64, steps=options.steps or 500)
         for arm in arms:
-            (chosen,) = tune([first_trial(small, arm)], COORDINATES, store, psnr_loss, trials=options.trials, each=_each)
+            (chosen,) = tune(
+                [first_trial(small, arm)], COORDINATES, store, psnr_loss, trials=options.trials, each=_each
+            )
             chosen = replace(chosen, size=size, steps=like.steps)
             shown = range(len(TUNED_ON), len(TUNED_ON) + min(options.crops or crops, crops))
             run_all([replace(chosen, crop=crop, seed=crop) for crop in shown], COORDINATES, store)

@@ -9,6 +9,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -68,7 +69,7 @@ class Equation(Problem):
         """Draw the tanh network."""
         torch.manual_seed(run.seed)
         layers: list[nn.Module] = []
-        for inputs, outputs in zip(WIDTHS, WIDTHS[1:], strict=False):
+        for inputs, outputs in pairwise(WIDTHS):
             layers += [nn.Linear(inputs, outputs), nn.Tanh()]
         return nn.Sequential(*layers[:-1]).double()
 
@@ -191,8 +192,10 @@ def _run(options: argparse.Namespace, store: Store) -> None:
         like = EquationRun("", "none", equation=equation, points=points, **limit(whole, 0.5))
         for optimizer, method, every in arms:
             damping = DAMPING if METHODS[method].damped else None
-            own = {"optimizer": optimizer, "method": method, "every": every, "damping": damping}
-            (chosen,) = tune([replace(like, lr=STARTS[optimizer], **own)], PINNS, store, math.log, trials=options.trials)
+            own: dict[str, Any] = {"optimizer": optimizer, "method": method, "every": every, "damping": damping}
+            (chosen,) = tune(
+                [replace(like, lr=STARTS[optimizer], **own)], PINNS, store, math.log, trials=options.trials
+            )
             seeds = range(1, options.seeds + 1)
             run_all([replace(chosen, seed=seed, **limit(whole)) for seed in seeds], PINNS, store)
 

@@ -1,0 +1,248 @@
+"""ChainedOptimizer: a pair of optimizers steps, saves and is wrapped as one optimizer over all the parameters is."""
+
+import copy
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
+from torch.optim import LBFGS, SGD, AdamW, Optimizer
+from torch.optim.lr_scheduler import CosineAnnealingLR, OneCycleLR
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from adiv_optim import ChainedOptimizer, Whitened
+from adiv_optim.optim.unread import kept_by_step
+from tests.helpers.cases import relative_error
+from tests.helpers.revive import through_a_file
+from tests.wrappers import Wrapper, each_wrapper
+
+pytestmark = pytest.mark.usefixtures("in_float64")
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3))
+
+
+def split(model: nn.Module) -> tuple[list[Tensor], list[Tensor]]:
+    """The matrix inside, and the rest."""
+    return [model[2].weight], [p for p in model.parameters() if p is not model[2].weight]
+
+
+def pair(model: nn.Module) -> list[Optimizer]:
+    inside, rest = split(model)
+    return [SGD(inside, lr=0.1, momentum=0.9), AdamW(rest, lr=0.01, weight_decay=0.1)]
+
+
+def backward(model: nn.Module, step: int = 0, scale: float = 1.0) -> Tensor:
+    x = torch.randn(12, 5, generator=torch.Generator().manual_seed(step))
+    loss = nn.functional.cross_entropy(model(x), torch.arange(12) % 3)
+    (scale * loss).backward()
+    return loss
+
+
+def train(model: nn.Module, *optimizers: Any, steps: range = range(6)) -> list[Tensor]:
+    for step in steps:
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        backward(model, step)
+        for optimizer in optimizers:
+            optimizer.step()
+    return [p.detach().clone() for p in model.parameters()]
+
+
+def same(one: list[Tensor], other: list[Tensor]) -> bool:
+    return all(map(torch.equal, one, other))
+
+
+def test_steps_are_the_pairs_own():
+    model, other = network(), network()
+    wanted = train(model, *pair(model))
+    assert same(train(other, ChainedOptimizer(pair(other))), wanted)
+    half = network()
+    assert not same(train(half, ChainedOptimizer(pair(half)[:1])), wanted)
+
+
+@each_wrapper
+def test_every_wrapper_takes_the_steps_of_one_optimizer(wrap: Wrapper):
+    paths, shares = [], []
+    for chained in (True, False):
+        model = network()
+        inside, rest = split(model)
+        inner: Optimizer = SGD([{"params": inside}, {"params": rest, "lr": 0.05}], lr=0.1, momentum=0.9)
+        if chained:
+            inner = ChainedOptimizer([SGD(inside, lr=0.1, momentum=0.9), SGD(rest, lr=0.05, momentum=0.9)])
+        optimizer = wrap(inner, model, torch.randn(2, 5))
+        paths.append(train(model, optimizer))
+        shares.append(optimizer.coverage().element_share)
+    assert max(relative_error(*pair) for pair in zip(*paths, strict=True)) <= 1e-13
+    assert shares[0] == shares[1] > 0.8
+
+
+def test_decay_is_known_of_each_part():
+    model = network()
+    kept = kept_by_step(ChainedOptimizer(pair(model)))
+    assert kept == {id(p): 1.0 if p is model[2].weight else 1 - 0.01 * 0.1 for p in model.parameters()}
+
+
+def test_weights_that_a_part_keeps_are_told_of():
+    class Keeping(SGD):
+        def step(self, closure=None):
+            super().step(closure)
+            for p in self.param_groups[0]["params"]:
+                self.state[p]["copy"] = p.detach().clone()
+
+    model = network()
+    inside, rest = split(model)
+    optimizer = Whitened(ChainedOptimizer([SGD(rest, lr=0.1), Keeping(inside, lr=0.1)]), model)
+    with pytest.warns(UserWarning, match="keeps a copy of weights in its state, 'copy'"):
+        train(model, optimizer, steps=range(1))
+
+
+def test_hooks_of_a_part_see_the_weights_in_the_coordinates_of_the_step():
+    seen = []
+    model = network()
+    parts = pair(model)
+    parts[0].register_step_pre_hook(lambda *_: seen.append(bool(model[2].weight.any())))
+    train(model, Whitened(ChainedOptimizer(parts), model), steps=range(1))
+    assert seen == [True]
+
+
+def test_state_dict_is_that_of_one_optimizer_and_of_the_pair():
+    model = network()
+    chained = ChainedOptimizer(pair(model))
+    train(model, chained)
+    state = chained.state_dict()
+    assert [group["params"] for group in state["param_groups"]] == [[0], [1, 2, 3, 4, 5]]
+    own = [optimizer.state_dict() for optimizer in chained.optimizers]
+    assert torch.equal(state["state"][0]["momentum_buffer"], own[0]["state"][0]["momentum_buffer"])
+    assert torch.equal(state["state"][3]["exp_avg"], own[1]["state"][2]["exp_avg"])
+    # The pair's own dicts load into a chain, and what a chain saved into a pair.
+    paths = []
+    for take in ("whole", "parts"):
+        fresh = copy.deepcopy(model)
+        other = ChainedOptimizer(pair(fresh))
+        if take == "whole":
+            other.load_state_dict(through_a_file(state))
+        else:
+            for optimizer, part in zip(other.optimizers, own, strict=True):
+                optimizer.load_state_dict(through_a_file(part))
+        paths.append(train(fresh, other, steps=range(6, 9)))
+    assert same(*paths)
+    assert same(paths[0], train(model, chained, steps=range(6, 9)))
+
+
+@pytest.mark.parametrize(
+    "revive", [copy.deepcopy, lambda pair: pickle.loads(pickle.dumps(pair))], ids=["copy", "pickle"]
+)
+def test_copies_go_on_by_themselves(revive: Callable):
+    model = network()
+    chained = ChainedOptimizer(pair(model))
+    train(model, chained)
+    other_model, other = revive((model, chained))
+    assert same(train(other_model, other, steps=range(6, 9)), train(model, chained, steps=range(6, 9)))
+
+
+def test_distributed_checkpoint_names_every_parameter():
+    model = network()
+    chained = ChainedOptimizer(pair(model))
+    train(model, chained)
+    saved = copy.deepcopy(get_optimizer_state_dict(model, chained))
+    assert saved["state"].keys() == dict(model.named_parameters()).keys()
+    fresh = copy.deepcopy(model)
+    other = ChainedOptimizer(pair(fresh))
+    set_optimizer_state_dict(fresh, other, saved)
+    assert same(train(fresh, other, steps=range(6, 9)), train(model, chained, steps=range(6, 9)))
+
+
+def test_closure_runs_once_with_gradients():
+    model, calls = network(), []
+
+    def closure() -> Tensor:
+        calls.append(torch.is_grad_enabled())
+        chained.zero_grad()
+        return backward(model)
+
+    chained = ChainedOptimizer(pair(model))
+    with torch.no_grad():
+        loss = chained.step(closure)
+    assert calls == [True]
+    assert loss.item() > 0
+
+
+def test_schedulers_reach_every_group():
+    model = network()
+    chained = ChainedOptimizer(pair(model))
+    schedule = CosineAnnealingLR(chained, T_max=2)
+    train(model, chained, steps=range(1))
+    schedule.step()
+    assert [group["lr"] for group in chained.param_groups] == pytest.approx([0.05, 0.005])
+    with pytest.raises(ValueError, match="cycle_momentum"):
+        OneCycleLR(chained, 0.1, total_steps=3)
+    OneCycleLR(chained, [0.1, 0.01], total_steps=3, cycle_momentum=False)
+
+
+def test_grad_scaler_skips_all_or_none():
+    model = network()
+    chained, scaler = ChainedOptimizer(pair(model)), torch.amp.GradScaler("cpu", init_scale=8.0)
+    before = [p.detach().clone() for p in model.parameters()]
+    for scale in (torch.inf, 1.0):
+        chained.zero_grad()
+        backward(model, scale=scaler.scale(torch.tensor(1.0)).item())
+        model[2].weight.grad.mul_(scale)
+        scaler.unscale_(chained)
+        scaler.step(chained)
+        scaler.update()
+        assert all(
+            torch.equal(p, old) == (scale == torch.inf) for p, old in zip(model.parameters(), before, strict=True)
+        )
+
+
+def test_hooks_run_once_around_all_steps():
+    model, seen = network(), []
+    chained = ChainedOptimizer(pair(model))
+    chained.register_step_pre_hook(lambda *_: seen.append("before"))
+    chained.register_step_post_hook(lambda *_: seen.append("after"))
+    handle = register_optimizer_step_post_hook(lambda optimizer, *_: seen.append(type(optimizer).__name__))
+    train(model, chained, steps=range(1))
+    handle.remove()
+    assert seen == ["before", "after", "ChainedOptimizer"]
+
+
+def test_gradients_are_cleared():
+    model = network()
+    chained = ChainedOptimizer(pair(model))
+    backward(model)
+    chained.zero_grad(set_to_none=False)
+    assert not any(p.grad.any() for p in model.parameters())
+    chained.zero_grad()
+    assert all(p.grad is None for p in model.parameters())
+
+
+MISTAKES = {
+    "none": (lambda model: [], ValueError, r"optimizers is empty; pass \[Muon"),
+    "no optimizer": (lambda model: [model], TypeError, r"optimizers\[0\] is of type Sequential"),
+    "LBFGS": (lambda model: [LBFGS(model.parameters())], TypeError, r"optimizers\[0\] is of type LBFGS"),
+    "twice": (lambda model: [*pair(model), SGD([model[2].weight])], ValueError, r"\[0\] and optimizers\[2\] both hold"),
+    "a wrapper": (
+        lambda model: [Whitened(SGD(model.parameters()), model)], TypeError, r"write Whitened\(ChainedOptimizer\(",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_mistakes_are_named(name):
+    build, error, message = MISTAKES[name]
+    with pytest.raises(error, match=message):
+        ChainedOptimizer(build(network()))
+
+
+def test_groups_of_nobody_are_refused():
+    chained = ChainedOptimizer(pair(network()))
+    with pytest.raises(ValueError, match="does not say which optimizer"):
+        chained.add_param_group({"params": [nn.Parameter(torch.ones(2))]})
+    with pytest.raises(ValueError, match=r"found 1 groups, wanted 2, \[1, 1\] of each"):
+        chained.param_groups = chained.param_groups[:1]
