@@ -18,7 +18,7 @@ import matplotlib.pyplot as plt
 import torch
 import torch.nn.functional as F
 from pytorch_optimizer import SOAP
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from sklearn.datasets import load_sample_image
 from torch import Tensor, nn
 from torch.optim import Adam, Optimizer
@@ -123,7 +123,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for name, fit in FITS.items():
             task = progress.add_task(name, total=options.steps)
 
-            def tick(decibels: float, task=task, name=name) -> None:
+            def tick(decibels: float, task: TaskID = task, name: str = name) -> None:
                 progress.update(task, advance=1, description=f"{name}: {decibels:.1f} dB")
 
             pictures[name] = train(fit, wanted, options.steps, tick)

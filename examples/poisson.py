@@ -7,7 +7,8 @@
 
 import argparse
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import matplotlib
@@ -17,7 +18,7 @@ import matplotlib.pyplot as plt
 import torch
 from matplotlib.colors import LogNorm
 from pytorch_optimizer import SOAP
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from torch import Tensor, nn
 from torch.func import functional_call, hessian, vmap
 from torch.optim import Adam, Optimizer
@@ -37,7 +38,7 @@ FITS: dict[str, Callable[[nn.Module], Optimizer]] = {
 def network() -> nn.Sequential:
     """A tanh network of two coordinates."""
     layers: list[nn.Module] = []
-    for inputs, outputs in zip(WIDTHS, WIDTHS[1:], strict=False):
+    for inputs, outputs in pairwise(WIDTHS):
         layers += [nn.Linear(inputs, outputs), nn.Tanh()]
     return nn.Sequential(*layers[:-1]).double()
 
@@ -49,7 +50,7 @@ def solution(points: Tensor) -> Tensor:
 
 def laplacian(model: nn.Module, points: Tensor) -> Tensor:
     """Δu at every point, for a loss that is differentiated by the parameters."""
-    parameters = dict(model.named_parameters())
+    parameters: dict[str, Tensor] = dict(model.named_parameters())
 
     def value(point: Tensor) -> Tensor:
         return functional_call(model, parameters, (point,)).squeeze(-1)
@@ -86,7 +87,7 @@ def train(build: Callable[[nn.Module], Optimizer], steps: int, tick: Callable[[f
 
 
 @torch.no_grad()
-def draw(models: dict[str, nn.Module], path: Path) -> None:
+def draw(models: Mapping[str, nn.Module], path: Path) -> None:
     """Write the solution, and the error of every network, side by side."""
     axis = torch.linspace(0, 1, 128, dtype=torch.float64)
     points = torch.cartesian_prod(axis, axis)
@@ -119,7 +120,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for name, build in FITS.items():
             task = progress.add_task(name, total=options.steps)
 
-            def tick(error: float, task=task, name=name) -> None:
+            def tick(error: float, task: TaskID = task, name: str = name) -> None:
                 progress.update(task, advance=10, description=f"{name}: relative error {error:.2g}")
 
             models[name] = train(build, options.steps, tick)

@@ -11,8 +11,8 @@ from .store import Store
 
 #: Powers of ten in eighths: of a learning rate, and of a damping where an arm has one.
 Point = tuple[int, ...]
-#: Neighbours are a factor of 3.2 apart at first, then 1.8, then 1.3.
-SPREADS = (4, 2, 1)
+#: Neighbours are a factor of 3.2 apart at first, then 1.8, then 1.3; the trials that are left lie between and beyond.
+SPREADS = (4, 2, 1, 3, 6, 5, 8)
 
 
 def value(eighths: int) -> float:

@@ -1,8 +1,174 @@
-"""TODO."""
+"""Tables, figures and paired comparisons of arms that learned the same problems."""
+
+import math
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from scipy.stats import ttest_rel
+
+from ..core.figure import panels, shade
+from ..core.store import Result, Store
+from ..core.study import Sections
+from ..core.table import grouped, machine, markdown, mean_and_error
+from .run import label
+
+#: Settings that make an arm.
+ARM = ("norm", "optimizer", "method", "every")
+#: Settings in which the runs of one protocol may differ.
+WITHIN = {*ARM, "lr", "damping", "seed", "crop", "data_set"}
+_HUES = {"adam": "tab:blue", "muon": "tab:orange", "soap": "tab:green", "sgd": "tab:red", "lbfgs": "tab:purple"}
 
 
-def report(store, name, folder):
-    return {}
+class Look(NamedTuple):
+    """How errors are shown."""
+
+    shown: Callable[[float], float]  # error → the number of tables and figures
+    cell: Callable[[Sequence[float]], str]  # the shown numbers of an arm → its cell
+    unit: str  # of tables and figures
+    difference: Callable[[float], str]  # a mean difference of shown numbers → its cell
+    logarithmic: bool = False  # the scale of figures
+    about: str = ""  # the end of the caption
 
 
-Look = None
+def arm(result: Result) -> tuple[Any, ...]:
+    """What is compared: normaliser, optimizer, wrapper, and steps between measurements where they are not its own."""
+    return tuple(result["settings"].get(name) for name in ARM)
+
+
+def problem(result: Result) -> tuple[Any, ...]:
+    """What one run of each arm has in common: crop, data set, seed."""
+    return tuple(result["settings"].get(name) for name in ("data_set", "crop", "seed"))
+
+
+def protocol(result: Result) -> tuple[tuple[str, Any], ...]:
+    """The settings that all runs of a table share."""
+    return tuple(sorted((k, v) for k, v in result["settings"].items() if k not in WITHIN))
+
+
+def errors(results: Iterable[Result]) -> dict[tuple[Any, ...], float]:
+    """Problem → final error; infinite where a run broke down."""
+    return {problem(r): math.inf if r["error"][-1] is None else r["error"][-1] for r in results}
+
+
+class Comparison(NamedTuple):
+    """Two arms on the problems that both have learned."""
+
+    difference: float  # mean of own minus the other's
+    p: float  # of the paired t test
+    n: int
+
+
+def compared(
+    own: Mapping[tuple[Any, ...], float], other: Mapping[tuple[Any, ...], float], shown: Callable[[float], float]
+) -> Comparison:
+    """Own minus other, problem by problem; a pair in which either is infinite makes the comparison NaN."""
+    both = [key for key in own if key in other]
+    ours, theirs = (
+        [shown(each[key]) if math.isfinite(each[key]) else math.nan for key in both] for each in (own, other)
+    )
+    difference = statistics.fmean(a - b for a, b in zip(ours, theirs, strict=True)) if both else math.nan
+    p = float(ttest_rel(ours, theirs).pvalue) if len(both) > 1 else math.nan
+    return Comparison(difference, p, len(both))
+
+
+def _against(found: Comparison, look: Look) -> str:
+    return f"{look.difference(found.difference)} ({found.p:.2g})" if math.isfinite(found.difference) else ""
+
+
+def _table(results: Sequence[Result], look: Look, trials: Mapping[Any, int]) -> str:
+    arms = grouped(results, arm)
+    normalised = any(key[0] == "batchnorm" for key in arms)
+    plain = min((statistics.median(_pace(r) for r in own) for own in arms.values()), default=1.0)
+    adam = next((own for key, own in arms.items() if key[:3] == ("none", "adam", "none")), None)
+    reference = statistics.median(map(_pace, adam)) if adam else plain
+    rows = []
+    for key, own in arms.items():
+        norm, optimizer, method, every = key
+        settings, found = own[0]["settings"], errors(own)
+        bare, batch = arms.get((norm, optimizer, "none", None)), arms.get(("batchnorm", optimizer, "none", None))
+        cells = [label(settings) + (f", every {every}" if every else ""), f"{settings['lr']:g}"]
+        cells += [f"{settings['damping']:g}" if "damping" in settings else "", str(trials.get(key, ""))]
+        cells.append(look.cell(list(map(look.shown, found.values()))))
+        cells.append(_against(compared(found, errors(bare), look.shown), look) if bare and method != "none" else "")
+        if normalised:
+            other = norm != "batchnorm" and batch
+            cells.append(_against(compared(found, errors(batch or []), look.shown), look) if other else "")
+        cells.append(f"{statistics.median(map(_pace, own)) / reference:.2f}")
+        rows.append((statistics.fmean(map(look.shown, found.values())), cells))
+    header = ["arm", "learning rate", "damping", "trials", look.unit, "against the bare optimizer (p)"]
+    header += ["against BatchNorm with the same (p)"] * normalised + ["time per step"]
+    return markdown(
+        header, (cells for _, cells in sorted(rows, key=lambda row: row[0] * (1 if look.logarithmic else -1)))
+    )
+
+
+def _pace(result: Result) -> float:
+    return result["seconds"][-1] / max(1, result["steps"][-1])
+
+
+def _figure(results: Sequence[Result], look: Look, title: str, path: Path, shown: Callable[[Any], bool]) -> None:
+    """Draw the arms' errors against steps and processor time."""
+    with panels(["by steps", "by processor time"], title, path, ylabel=look.unit) as (steps, seconds):
+        for key, own in grouped(filter(lambda r: shown(arm(r)), results), arm).items():
+            norm, optimizer, method, _ = key
+            look_of = {
+                "color": _HUES.get(optimizer, "black"),
+                "linestyle": "-" if method == "whitened" else "--" if method == "none" else ":",
+                "linewidth": 2.2 if norm == "batchnorm" else 1.4,
+                "alpha": 0.55 if norm == "batchnorm" else 1.0,
+                "label": label(own[0]["settings"]),
+            }
+            whole = [r for r in own if None not in r["error"]]
+            count = min((len(r["error"]) for r in whole), default=0)
+            curves = [[look.shown(r["error"][k]) for r in whole] for k in range(count)]
+            for axis, name in ((steps, "steps"), (seconds, "seconds")):
+                x = [statistics.median(r[name][k] for r in whole) for k in range(count)]
+                axis.plot(x, [statistics.median(values) for values in curves], **look_of)
+            if look.logarithmic and count:
+                quartiles = [statistics.quantiles(values, n=4) for values in curves if len(values) > 1]
+                if len(quartiles) == count:
+                    low, high = ([each[k] for each in quartiles] for k in (0, 2))
+                    shade(seconds, x, low, high, look_of["color"], "band: quartiles")
+        steps.set_xlabel("steps")
+        seconds.set_xlabel("seconds of one core")
+        if look.logarithmic:
+            steps.set_yscale("log")
+
+
+def sections(
+    store: Store, name: str, folder: Path, look: Look, named: Callable[[Mapping[str, Any]], tuple[str, str]],
+    drawn: Callable[[Any], bool],
+) -> Sections:  # fmt: skip
+    """A section for every protocol: heading, figure, table, caption.
+
+    Args:
+        store: the results.
+        name: of their file.
+        folder: for figures.
+        look: how errors are shown.
+        named: settings → what is put behind the name of the section, and its heading.
+        drawn: whether an arm is in the figure.
+    """
+    found: Sections = {}
+    searched = grouped(store.read("search"), lambda r: named(r["settings"])[0])
+    for results in grouped(store.read(), protocol).values():
+        settings, environment = results[0]["settings"], results[0]["environment"]
+        suffix, heading = named(settings)
+        points = {(arm(r), r["settings"]["lr"], r["settings"].get("damping")) for r in searched.get(suffix, [])}
+        trials = {key: len(each) for key, each in grouped(points, lambda point: point[0]).items()}
+        _figure(results, look, heading, folder / f"{name}-{suffix}.png", drawn)
+        caption = f"{look.about} Time per step is processor time, as a ratio to Adam's. {machine(environment)}"
+        found[f"{name}-{suffix}"] = f"**{heading}**\n\n{_table(results, look, trials)}\n\n{caption}"
+    return found
+
+
+def mean_cell(digits: int) -> Callable[[Sequence[float]], str]:
+    """A cell with mean ± standard error of the numbers."""
+
+    def cell(values: Sequence[float]) -> str:
+        mean, error = mean_and_error(values)
+        return f"{mean:.{digits}f} ± {error:.{digits}f}"
+
+    return cell

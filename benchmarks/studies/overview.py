@@ -186,7 +186,7 @@ def _runtimes(stores: Mapping[str, Store], name: str, folder: Path) -> str:
         chosen = sum(len(store.read(part)) for part in ("search", "trials"))
         # A language model's clock runs on from measurement to measurement, an image's starts every epoch.
         times = [(run, run["seconds"]) for run in runs if "seconds" in run]
-        spent = sum(seconds[-1] if "validation_loss" in run else sum(seconds) for run, seconds in times) / 3600
+        spent = sum(seconds[-1] if clocked(run) else sum(seconds) for run, seconds in times) / 3600
         data = runs[0]["settings"].get("data") or runs[0].get("data", "as its page says")
         counts = [str(len(runs)), str(chosen or ""), f"{spent:.2g}" if spent else ""]
         rows.append([f"`{study}`", DATA_LABELS.get(data, data), *counts])
