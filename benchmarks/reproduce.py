@@ -67,6 +67,8 @@ RECIPES: dict[str, Recipe] = {
     "digits-mechanism": Recipe(0.05, "", ["mechanism --tuned {out}/digits-tuned.jsonl"]),
     "mechanism": Recipe(0.6, commands=["mechanism --tuned {out}/cifar10-tuned.jsonl --seeds 1"]),
     "attention": Recipe(0.5, ""),
+    "coordinates": Recipe(8.0, ""),
+    "poisson": Recipe(6.0, ""),
     "isometry-depth": Recipe(0.02, ""),
     "normalisers-plane": Recipe(0.01, ""),
     "isometry-training": Recipe(0.4, commands=["isometry-training --preset reduced"]),

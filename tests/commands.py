@@ -36,6 +36,8 @@ SMOKE = {
     "cifar10-long": "--seeds 1",
     **dict.fromkeys(["char-lm", "char-lm-2000", "char-lm-equal-time", "char-lm-rows", "char-lm-wrappers"], CHARACTERS),
     "norm-free": f"--groups 1 {TEXT}",
+    "coordinates": "--network siren --trials 1 --crops 1 --steps 1",
+    "poisson": "--equation heat --trials 1 --seeds 1 --steps 1",
     "normalisers-plane": "",
     "isometry-training": "--data digits --activations tanh --steps 2 --width 8",
     **dict.fromkeys(["divergence", "attention", "isometry-depth", "speed"], "--help"),
@@ -46,7 +48,7 @@ SMOKE = {
 DATA = {
     **dict.fromkeys(SMOKE, "--data imagefolder:PATH/cifar10-jpeg --device cpu"),
     **dict.fromkeys([study for study in SMOKE if study.startswith(("char-lm", "norm-free"))], "--data text.txt"),
-    **dict.fromkeys(["digits", "digits-tuned", "normalisers-plane", "isometry-training"], ""),
+    **dict.fromkeys(["coordinates", "poisson", "digits", "digits-tuned", "normalisers-plane", "isometry-training"], ""),
 }
 #: All that trains or draws.
 STUDIES = [
@@ -56,6 +58,7 @@ PYTHON = r"""#!/usr/bin/env bash
 case "$2 $3" in
     {cases}
     "benchmarks report" | "benchmarks --help" | "adiv_optim "* | "examples.char_lm "*) more="" ;;
+    "examples.fit_image "* | "examples.poisson "*) more="--steps 2" ;;
     *) echo "no smoke options for: python $*" >&2; exit 1 ;;
 esac
 # What is committed stays, for `report` to fill the pages from.

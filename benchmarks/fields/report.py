@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from scipy.stats import ttest_rel
+from scipy.stats import ttest_1samp
 
+from ..core.claims import Finding, Stores, later, runs, tested
 from ..core.figure import panels, shade
 from ..core.store import Result, Store
 from ..core.study import Sections
@@ -52,6 +53,16 @@ def errors(results: Iterable[Result]) -> dict[tuple[Any, ...], float]:
     return {problem(r): math.inf if r["error"][-1] is None else r["error"][-1] for r in results}
 
 
+def chosen(results: Iterable[Result]) -> list[Result]:
+    """The runs with the settings that each arm's trials chose last."""
+    found = grouped(results, arm).values()
+    return [r for own in found for r in own if _settings(r) == _settings(own[-1])]
+
+
+def _settings(result: Result) -> tuple[Any, ...]:
+    return tuple(result["settings"].get(name) for name in ("lr", "damping"))
+
+
 class Comparison(NamedTuple):
     """Two arms on the problems that both have learned."""
 
@@ -61,16 +72,15 @@ class Comparison(NamedTuple):
 
 
 def compared(
-    own: Mapping[tuple[Any, ...], float], other: Mapping[tuple[Any, ...], float], shown: Callable[[float], float]
-) -> Comparison:
-    """Own minus other, problem by problem; a pair in which either is infinite makes the comparison NaN."""
+    own: Mapping[tuple[Any, ...], float], other: Mapping[tuple[Any, ...], float], shown: Callable[[float], float],
+    margin: float = 0.0,
+) -> Comparison:  # fmt: skip
+    """Own minus other, problem by problem, against a margin; a pair in which either is infinite makes it NaN."""
     both = [key for key in own if key in other]
-    ours, theirs = (
-        [shown(each[key]) if math.isfinite(each[key]) else math.nan for key in both] for each in (own, other)
-    )
-    difference = statistics.fmean(a - b for a, b in zip(ours, theirs, strict=True)) if both else math.nan
-    p = float(ttest_rel(ours, theirs).pvalue) if len(both) > 1 else math.nan
-    return Comparison(difference, p, len(both))
+    pairs = [[shown(each[key]) if math.isfinite(each[key]) else math.nan for each in (own, other)] for key in both]
+    differences = [ours - theirs for ours, theirs in pairs]
+    p = float(ttest_1samp(differences, margin).pvalue) if len(both) > 1 else math.nan
+    return Comparison(statistics.fmean(differences) if both else math.nan, p, len(both))
 
 
 def _against(found: Comparison, look: Look) -> str:
@@ -153,7 +163,8 @@ def sections(
     """
     found: Sections = {}
     searched = grouped(store.read("search"), lambda r: named(r["settings"])[0])
-    for results in grouped(store.read(), protocol).values():
+    for every in grouped(store.read(), protocol).values():
+        results = chosen(every)
         settings, environment = results[0]["settings"], results[0]["environment"]
         suffix, heading = named(settings)
         points = {(arm(r), r["settings"]["lr"], r["settings"].get("damping")) for r in searched.get(suffix, [])}
@@ -172,3 +183,23 @@ def mean_cell(digits: int) -> Callable[[Sequence[float]], str]:
         return f"{mean:.{digits}f} ± {error:.{digits}f}"
 
     return cell
+
+
+@later
+def ahead_in_pairs(
+    stores: Stores, file: str, wanted: Mapping[str, Any], own: tuple[Any, ...], other: tuple[Any, ...],
+    shown: Callable[[float], float] = float, *, margin: float = 0.0, lower: bool = False,
+) -> Finding:  # fmt: skip
+    """An arm is ahead of another, by more than a margin, by the paired t test over the problems that both learned."""
+    results = chosen(runs(stores, file, **wanted))
+    found = [errors(r for r in results if arm(r) == each) for each in (own, other)]
+    if not all(found):
+        raise LookupError(f"{file} has not both of {own} and {other}.")
+    sign = -1 if lower else 1
+
+    def signed(error: float) -> float:
+        return sign * shown(error)
+
+    difference, _, n = compared(found[0], found[1], signed)
+    p = compared(found[0], found[1], signed, margin).p
+    return tested(difference > margin, p, f"{sign * difference:+.2f}", n)

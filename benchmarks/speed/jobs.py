@@ -15,6 +15,7 @@ from adiv_optim import Correction, GradientOnly, UnitConsistent, functional, jac
 from adiv_optim.gauge import NetworkGauge
 from examples.gpt import GPT, PRESETS, next_character_loss
 
+from ..fields.run import FieldRun, Problem, build_optimizer
 from ..images.networks import mlp
 from ..language import matrices
 from ..methods import METHODS
@@ -124,6 +125,19 @@ def training_step(
         optimizer.step()
 
     return run
+
+
+def fit(problem: Problem, run: FieldRun) -> Run:
+    """Ten training steps of a coordinate network."""
+    model = problem.model(run)
+    optimizer = build_optimizer(run, model, torch.empty(0))
+
+    def step() -> None:
+        optimizer.zero_grad()
+        problem.loss(model).backward()
+        optimizer.step()
+
+    return ten_times(step)
 
 
 def ten_steps(width: int, layers: int, every: int | None = None, compiled: bool = False) -> Run:

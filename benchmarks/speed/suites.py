@@ -3,6 +3,7 @@
 import argparse
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -23,10 +24,12 @@ from ..core.progress import measure
 from ..core.store import Store
 from ..core.study import Sections, Study
 from ..core.table import machine
+from ..fields.run import label
 from ..images.ensemble import build_model, build_optimizer
 from ..images.run import ImageRun
 from ..images.train import train
 from ..methods import METHODS
+from ..studies.coordinates import CoordinateRun, Fit
 from . import jobs
 from .timing import Job, allocator, device, measured, peak_memory, ratio, table
 
@@ -236,8 +239,24 @@ def _dataloader_epoch(run: ImageRun, loader: DataLoader, data: datasets.Dataset,
     return time.perf_counter() - start
 
 
+def coordinates(data: str) -> dict[str, Any]:
+    """Training steps of the coordinate network of ten layers, by every arm, against bare Adam's."""
+    arms = [*product(("none", "batchnorm"), ("adam", "muon", "soap"), ("none", "whitened", "whitened-16"))]
+    arms += [("none", "adam", "input-scaled"), ("none", "adam", "preconditioned"), ("none", "sgd", "batch-ideal")]
+    plain = CoordinateRun("china, flower", "none")
+    runs = [replace(plain, norm=norm, optimizer=optimizer, method=method) for norm, optimizer, method in arms[1:]]
+    return {
+        "of": "ten training steps of the coordinate network; ratio to Adam alone",
+        "note": "Ten linear layers of width 28 with ReLU, 64 × 64 pixels in every step, float32; forward and backward "
+        f"included. Ratios {IN_TURN}. Peak memory counts parameters, gradients, optimizer state and activations.",
+        "rows": [
+            row(label(run), partial(jobs.fit, Fit(run), run), partial(jobs.fit, Fit(plain), plain), 11) for run in runs
+        ],
+    }
+
+
 SUITES = {suite.__name__.replace("_", "-"): suite for suite in (layers, structural, batch_ideal, unit_consistent)}
-SUITES |= {"whitened": whitened, "input-scaled": input_scaled, "trainer": trainer}
+SUITES |= {"whitened": whitened, "input-scaled": input_scaled, "coordinates": coordinates, "trainer": trainer}
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from ..core.claims import SIGNIFICANT, Sample, image
 from ..core.figure import WIDTH, panels, plt, saved
-from ..core.store import Store
+from ..core.store import Result, Store
 from ..core.study import Digest
 from ..core.table import machine, markdown, mean_and_error, plus_minus, welch
 from ..methods import METHODS
@@ -178,13 +178,17 @@ def _equal_seconds(stores: Mapping[str, Store], name: str, folder: Path) -> str:
     return markdown(["method", "steps", time, "test loss", "validation loss"], rows)
 
 
+def clocked(run: Result) -> bool:
+    """Whether a run's clock goes on from measurement to measurement; an image's starts every epoch."""
+    return "validation_loss" in run or "error" in run
+
+
 def _runtimes(stores: Mapping[str, Store], name: str, folder: Path) -> str:
     """How long the runs took that tables show, and how many more chose their settings."""
     rows = []
     for study, store in sorted(stores.items()):
         runs = store.read()
         chosen = sum(len(store.read(part)) for part in ("search", "trials"))
-        # A language model's clock runs on from measurement to measurement, an image's starts every epoch.
         times = [(run, run["seconds"]) for run in runs if "seconds" in run]
         spent = sum(seconds[-1] if clocked(run) else sum(seconds) for run, seconds in times) / 3600
         data = runs[0]["settings"].get("data") or runs[0].get("data", "as its page says")

@@ -1,14 +1,18 @@
 """Every claim of the papers and of this library, in a line each, judged by the committed results."""
 
+import math
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from ..core.claims import Claim, Finding, Sample, Stores, ahead, best, every, image, level, table
 from ..core.store import Store
 from ..core.study import Digest
+from ..fields.report import ahead_in_pairs
 from ..methods import METHODS, PAPERS_OWN
 from . import judges as by
+from .coordinates import psnr
 from .factorial import ALL_HAVE, MLP_METHODS, best_optimizer
 from .judges import TABLE1
 
@@ -270,6 +274,34 @@ _OURS = [
     Claim("The layer gauge with Adam is ahead of Adam", "uc-sweep",
         ahead(*(_swept(name, optimizer="adam") for name in ("uc-layer", "none"))), "unit-consistency"),
 ]  # fmt: skip
+_CROPS: dict[str, Any] = {"network": "relu", "size": 64, "batch_size": None}
+_fits = partial(ahead_in_pairs, "coordinates", _CROPS, shown=psnr)
+_solves = partial(ahead_in_pairs, "poisson", {"equation": "poisson", "points": "fixed"}, shown=math.log10, lower=True)
+_SOAP = ("none", "soap", "whitened", None)
+
+
+def _bare(norm: str, optimizer: str) -> tuple[str, str, str, None]:
+    return norm, optimizer, "none", None
+
+
+_FIELDS = [
+    Claim("Coordinate network: `Whitened` Adam alone is ahead of Adam behind BatchNorm, dB", "coordinates",
+        _fits(("none", "adam", "whitened", None), _bare("batchnorm", "adam")), "fields"),
+    *(Claim(f"… `Whitened` {name} without a normaliser is ahead of {name}", "coordinates",
+        _fits(("none", optimizer, "whitened", None), _bare("none", optimizer)), "fields")
+      for optimizer, name in (("adam", "Adam"), ("muon", "Muon"), ("soap", "SOAP"))),
+    *(Claim(f"… `Whitened` SOAP alone is ahead of {name} behind BatchNorm", "coordinates",
+        _fits(_SOAP, _bare("batchnorm", optimizer)), "fields")
+      for optimizer, name in (("adam", "Adam"), ("muon", "Muon"), ("soap", "SOAP"))),
+    *(Claim(f"… behind BatchNorm `Whitened` {name} is more than 1 dB ahead of {name}", "coordinates",
+        _fits(("batchnorm", optimizer, "whitened", None), _bare("batchnorm", optimizer), margin=1.0), "fields")
+      for optimizer, name in (("adam", "Adam"), ("muon", "Muon"), ("soap", "SOAP"))),
+    Claim("… `Preconditioned` Muon (Newton-Muon) is behind Muon, so that the coordinates are what gains", "coordinates",
+        _fits(_bare("none", "muon"), ("none", "muon", "preconditioned", None)), "fields"),
+    *(Claim(f"Poisson's equation after 60 seconds: `Whitened` SOAP has less than half the error of {name}, log₁₀",
+        "poisson", _solves(_SOAP, _bare("none", optimizer), margin=math.log10(2)), "fields")
+      for optimizer, name in (("soap", "SOAP"), ("muon", "Muon"), ("adam", "Adam"), ("lbfgs", "LBFGS"))),
+]  # fmt: skip
 #: Source → its claims.
 CLAIMS = {
     "Bird 2025, The Affine Divergence": _BIRD,
@@ -277,6 +309,7 @@ CLAIMS = {
     "Joudaki, Daneshmand and Bach 2023, isometry": _JOUDAKI,
     "Su 2025, DyT and DyISRU": _SU,
     "This library": _OURS,
+    "This library, where a normaliser cannot go": _FIELDS,
 }
 
 #: File → what decides the claims that are judged by it: the whole of it, or more seeds.

