@@ -29,7 +29,6 @@ from ..images.ensemble import build_model, build_optimizer
 from ..images.run import ImageRun
 from ..images.train import train
 from ..methods import METHODS
-from ..studies.coordinates import CoordinateRun, Fit
 from . import jobs
 from .timing import Job, allocator, device, measured, peak_memory, ratio, table
 
@@ -241,6 +240,8 @@ def _dataloader_epoch(run: ImageRun, loader: DataLoader, data: datasets.Dataset,
 
 def coordinates(data: str) -> dict[str, Any]:
     """Training steps of the coordinate network of ten layers, by every arm, against bare Adam's."""
+    from ..studies.coordinates import CoordinateRun, Fit  # studies import this file
+
     arms = [*product(("none", "batchnorm"), ("adam", "muon", "soap"), ("none", "whitened", "whitened-16"))]
     arms += [("none", "adam", "input-scaled"), ("none", "adam", "preconditioned"), ("none", "sgd", "batch-ideal")]
     plain = CoordinateRun("china, flower", "none")

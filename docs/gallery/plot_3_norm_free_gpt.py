@@ -12,7 +12,7 @@ import matplotlib.pyplot as plt
 import torch
 from torch import nn
 
-from adiv_optim import InputScaled
+from adiv_optim import ChainedOptimizer, InputScaled
 from examples.gpt import DEFAULT, GPT, Preset, all_windows, load, next_character_loss, rate_factor
 
 # %%
@@ -35,17 +35,17 @@ def trained(norm, rate, *, scaled=False):
     inside = {id(matrix) for matrix in matrices}
     rest = [parameter for parameter in model.parameters() if id(parameter) not in inside]
     muon = torch.optim.Muon(matrices, lr=rate, weight_decay=0.0, adjust_lr_fn="match_rms_adamw")
-    optimizers = [InputScaled(muon, model, hold=True) if scaled else muon, torch.optim.AdamW(rest, lr=3e-3)]
-    peaks, generator = [optimizer.param_groups[0]["lr"] for optimizer in optimizers], torch.Generator().manual_seed(0)
-    steps, losses = [], []
+    optimizer = ChainedOptimizer([muon, torch.optim.AdamW(rest, lr=3e-3)])
+    if scaled:
+        optimizer = InputScaled(optimizer, model, hold=True, skip=["head"])
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda done: rate_factor(min(done + 1, STEPS), STEPS))
+    steps, losses, generator = [], [], torch.Generator().manual_seed(0)
     for step in range(1, STEPS + 1):
         starts = torch.randint(len(text.train) - SIZE.context, (SIZE.batch_size, 1), generator=generator)
-        for optimizer, peak in zip(optimizers, peaks, strict=True):
-            optimizer.zero_grad()
-            optimizer.param_groups[0]["lr"] = peak * rate_factor(step, STEPS)
+        optimizer.zero_grad()
         next_character_loss(model, text.train[starts + torch.arange(SIZE.context + 1)]).backward()
-        for optimizer in optimizers:
-            optimizer.step()
+        optimizer.step()
+        schedule.step()
         if step % 10 == 0:
             with torch.no_grad():
                 steps.append(step)

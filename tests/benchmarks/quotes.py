@@ -7,6 +7,7 @@ from benchmarks.core.claims import image
 from benchmarks.studies import judges, table1
 from benchmarks.studies.table1 import PAPER, SIZES
 
+from . import quotes_fields as fields
 from .measured import (
     AFFINE,
     BATCHNORM,
@@ -63,6 +64,7 @@ from .quotes_language import LANGUAGE_MODEL, LEAD
 QUOTES = {
     "README.md": [
         LEAD,
+        *fields.FIELDS,
         ("from {:.1f} to {:.1f} % on CIFAR-10 (five seeds, p < 0.001), where BatchNorm reaches {:.1f} %. Muon reaches "
          "{:.1f} %", lambda: [*(fmean(tuned_cnn(m)) for m in (NONE, WHITE, BATCHNORM)
                                 if p(tuned_cnn(NONE), tuned_cnn(WHITE)) < 0.001), fmean(tuned_cnn(NONE, "muon"))]),
@@ -340,7 +342,8 @@ QUOTES = {
          lambda: [-free("whitened-adamw-16", "adamw")[1][0]]),
     ],
     "docs/index.md": [LEAD],
-    "docs/results/index.md": [LEAD],
+    "docs/results/index.md": [LEAD, *fields.INDEX],
+    "docs/results/fields.md": fields.PAGE,
     "docs/coordinates/input-scaled.md": [
         ("{:.2f} to {:.2f} times a training step at 1,024 rows", lambda: speed("input-scaled", "batch 16")),
         ("{:.3f} behind on validation, {:.3f} on test, after 2,000", lambda: [d for d, _ in faster()]),

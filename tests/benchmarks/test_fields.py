@@ -1,0 +1,148 @@
+"""Coordinate networks and physics-informed networks: problems, optimizers, the search, and comparisons."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from benchmarks.__main__ import main
+from benchmarks.core.store import Store
+from benchmarks.core.tune import eighths, proposals, value
+from benchmarks.fields.muon import Muon, polar
+from benchmarks.fields.report import compared
+from benchmarks.fields.run import FieldRun, label, train
+from benchmarks.studies import coordinates, poisson
+from benchmarks.studies.coordinates import CoordinateRun, Fit, psnr
+from benchmarks.studies.poisson import EQUATIONS, EquationRun
+
+
+def searched(loss, start, trials):
+    tried = {}
+    while new := proposals(start, tried, trials):
+        tried |= {point: loss(point) for point in new}
+    return tried
+
+
+def test_search_finds_the_best_rate_and_damping_and_counts_trials():
+    tried = searched(lambda point: (point[0] + 6) ** 2 + (point[1] + 11) ** 2, (-16, -8), 30)
+    assert len(tried) == 30
+    assert min(tried, key=tried.get) == (-6, -11)
+    assert len(searched(lambda point: abs(point[0] + 15), (-16,), 10)) == 10
+
+
+def test_search_goes_on_until_the_best_rate_is_inside():
+    tried = searched(lambda point: abs(point[0] - 40), (0,), 3)
+    rates = sorted(point[0] for point in tried)
+    assert rates[0] < 40 < rates[-1]
+    assert len(tried) > 3
+
+
+def test_values_are_powers_of_ten_in_eighths():
+    assert [value(k) for k in (-16, -12, -4, 0)] == [0.01, 0.032, 0.32, 1.0]
+    assert [eighths(value(k)) for k in range(-40, 9)] == list(range(-40, 9))
+
+
+def test_polar_factor_has_singular_values_near_one():
+    found = polar(torch.randn(3, 6, 10))
+    assert torch.linalg.svdvals(found).sub(1).abs().max() < 0.35
+
+
+def test_muon_steps_along_the_polar_factor_of_the_gradient():
+    weights = [nn.Parameter(torch.randn(4, 6)) for _ in range(2)]
+    before, gradients = [w.detach().clone() for w in weights], [torch.randn(4, 6) for _ in range(2)]
+    for weight, gradient in zip(weights, gradients, strict=True):
+        weight.grad = gradient.clone()
+    Muon(weights, lr=0.1).step()
+    for weight, old, gradient in zip(weights, before, gradients, strict=True):
+        step = (old - weight.detach()) / (0.1 * 0.2 * 6**0.5)
+        u, _, v = torch.linalg.svd(gradient, full_matrices=False)
+        assert nn.functional.cosine_similarity(step.flatten(), (u @ v).flatten(), dim=0) > 0.97
+
+
+def test_crops_do_not_overlap_those_that_trials_learn():
+    squares = coordinates.CROPS[64]
+    assert len(set(squares)) == len(squares) == 12
+    inputs, colours = coordinates.pixels(64, 3)
+    assert inputs.shape == (4096, 2)
+    assert colours.shape == (4096, 3)
+    assert inputs.abs().max() < 1
+    assert psnr(4.0) == 0
+    assert math.isclose(psnr(0.04), 20)
+
+
+def test_errors_of_batches_are_by_running_statistics():
+    run = CoordinateRun("", "none", norm="batchnorm", batch_size=64, steps=3)
+    problem = Fit(run)
+    model = problem.model(run)
+    problem.loss(model)
+    kept = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    problem.error(model)
+    assert all(torch.equal(buffer, kept[name]) for name, buffer in model.named_buffers())
+    assert model.training
+
+
+@pytest.mark.parametrize("equation", EQUATIONS)
+def test_true_solution_has_no_residual_and_stands_on_the_sides(equation):
+    problem = EQUATIONS[equation](EquationRun("", "none", equation=equation))
+    x = torch.rand(50, 2, dtype=torch.float64).requires_grad_()
+    assert problem.residual(x, problem.solution(x)).abs().max() < 1e-12
+    wrong = problem.solution(x) + 0.1 * x.prod(-1) ** 2
+    assert problem.residual(x, wrong).abs().max() > 1e-2
+    on_a_side = (problem.sides == 0) | (problem.sides == 1)
+    assert on_a_side.any(-1).all()
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "muon", "soap", "lbfgs"])
+def test_every_optimizer_lowers_the_error(optimizer):
+    lr = 1.0 if optimizer == "lbfgs" else 0.01
+    run = EquationRun("", "none", optimizer=optimizer, lr=lr, steps=8)
+    history = train(run, EQUATIONS["poisson"](run))
+    assert history.error[-1] < history.error[0]
+    assert history.steps[-1] == 8
+    assert history.seconds == sorted(history.seconds)
+
+
+def test_run_of_seconds_ends_after_them_and_one_that_breaks_down_says_so():
+    run = EquationRun("", "none", lr=1e-3, steps=None, seconds=0.2)
+    assert 0.2 <= train(run, EQUATIONS["poisson"](run)).seconds[-1] < 2
+    run = CoordinateRun("", "none", optimizer="sgd", lr=1e9, steps=60)
+    assert train(run, Fit(run)).error[-1] is None
+    with pytest.raises(ValueError, match="a run has one of them"):
+        FieldRun("", "none", steps=3, seconds=1.0)
+
+
+def test_comparison_is_of_pairs():
+    own, other = {(k,): 10.0 * k + 1 for k in range(5)}, {(k,): 10.0 * k + 0.1 * k for k in range(5)}
+    difference, p, n = compared(own, other, float)
+    assert math.isclose(difference, 0.8)
+    assert p < 0.01
+    assert n == 5
+    assert compared(own, other, float, 0.8).p > 0.5
+    assert math.isnan(compared(own | {(0,): math.inf}, other, float).difference)
+
+
+def test_labels_name_normaliser_wrapper_and_optimizer():
+    run = CoordinateRun("", "whitened-16", norm="batchnorm", optimizer="muon", damping=0.1)
+    assert label(run) == "BatchNorm, whitened Muon, rank 16"
+    assert label(CoordinateRun("", "none")) == "Adam"
+
+
+def test_study_is_resumed_and_reported(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(coordinates, "PROTOCOLS", {("relu", 64, 64, 500): (coordinates.MAIN[:2], 2)})
+    command = ["coordinates", "--trials", "2", "--steps", "3", "--threads", "1", "--out", str(tmp_path)]
+    assert main(command) == 0
+    path = tmp_path / "coordinates.jsonl"
+    before = path.read_bytes()
+    assert main(command) == 0
+    assert path.read_bytes() == before
+    assert len(Store(path).read()) == 4
+    assert "whitened Adam" in capsys.readouterr().out
+    assert (tmp_path / "coordinates-relu-64-batch-64.png").exists()
+
+
+def test_equations_are_reported(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(poisson, "PROTOCOLS", {("heat", "fixed", 60.0): poisson.MAIN[:2]})
+    command = ["poisson", "--trials", "1", "--steps", "2", "--seeds", "2", "--threads", "1", "--out", str(tmp_path)]
+    assert main(command) == 0
+    assert "the heat equation in one dimension, points that stay, 2 steps" in capsys.readouterr().out
