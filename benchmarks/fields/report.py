@@ -132,7 +132,8 @@ def _figure(results: Sequence[Result], look: Look, title: str, path: Path, shown
             }
             whole = [r for r in own if None not in r["error"]]
             count = min((len(r["error"]) for r in whole), default=0)
-            curves = [[look.shown(r["error"][k]) for r in whole] for k in range(count)]
+            shown_as = (lambda error: error) if look.logarithmic else look.shown
+            curves = [[shown_as(r["error"][k]) for r in whole] for k in range(count)]
             for axis, name in ((steps, "steps"), (seconds, "seconds")):
                 x = [statistics.median(r[name][k] for r in whole) for k in range(count)]
                 axis.plot(x, [statistics.median(values) for values in curves], **look_of)
