@@ -19,7 +19,7 @@ SETTINGS = {
     "docs/results/language-model.md": "400 128 3 0.3 1 0.1 10 16 2,000 15 0.02 0 5 0.03 0.01 2 0.003 0.005 0.5 0.25 8 "
     "1,024 256 64",
     "docs/results/index.md": "400",
-    "docs/results/fields.md": "2.2·10⁻⁵ 2405.15603 60 128 2,000 16",
+    "docs/results/fields.md": "2.2·10⁻⁵ 2405.15603 60 512 128 2,000 16",
     "docs/verdicts.md": "0.01 0.05 95",
 }
 NUMBER = re.compile(r"(?<![\w.\-−])[−+]?\d[\d,]*(?:\.\d+)?(?:·10)?[⁻⁰¹²³⁴⁵⁶⁷⁸⁹]*")
