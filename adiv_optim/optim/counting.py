@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, library, nn
 from torch._C import _functorch
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack as outside_transforms
+from torch.autograd import forward_ad
 from torch.fx.node import has_side_effect
 from torch.nn.modules.conv import _ConvNd
 from torch.utils.weak import WeakIdKeyDictionary
@@ -139,7 +140,8 @@ def rows_within(name: str, module: nn.Module, input: Tensor) -> Tensor:
         RuntimeError: vmap maps over the weight, or over the input of a layer with `input_rows`.
     """
     if not _functorch.is_functorch_wrapped_tensor(input):
-        return input.detach() if input.is_floating_point() else input  # a dual tensor leaves its tangent behind
+        # The tensor itself: layers that read it too are told by it. A dual tensor leaves its tangent behind.
+        return input if forward_ad.unpack_dual(input).tangent is None else input.detach()
     places: list[
         int
     ] = []  # what vmap maps over, of each tensor without the levels around it, the innermost level first

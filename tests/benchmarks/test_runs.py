@@ -13,9 +13,12 @@ from benchmarks.images.run import ImageRun, expand
 from benchmarks.language import TextRun
 from benchmarks.methods import METHODS
 from benchmarks.studies import STUDIES
+from benchmarks.studies.coordinates import CoordinateRun
+from benchmarks.studies.poisson import EquationRun
 
 from .test_report import RESULTS
 
+FIELDS = {"coordinates": CoordinateRun, "poisson": EquationRun}
 RUN = ImageRun("digits", "none", "tanh")
 TEXT = TextRun("python-reference", "adamw", "layernorm", 1e-2)
 
@@ -70,10 +73,13 @@ def test_committed_results_are_of_the_rules_of_today(path):
     for part in (None, "search", "trials"):
         for result in store.read(part):
             settings = result["settings"]
-            kind = TextRun if "norm" in settings else ImageRun if "method" in settings else None
+            kind = FIELDS.get(
+                store.study, TextRun if "norm" in settings else ImageRun if "method" in settings else None
+            )
             if kind is None:
                 continue
-            run = kind(**{name: tuple(v) if isinstance(v, list) else v for name, v in settings.items()})
+            own = {name: tuple(v) if isinstance(v, list) else v for name, v in settings.items()}
+            run = kind(**({"steps": None} if "seconds" in own else {}), **own)
             assert (result["key"], result["computes"]) == (run.key(part), run.computes()), settings
 
 
