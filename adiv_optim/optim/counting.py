@@ -142,9 +142,7 @@ def rows_within(name: str, module: nn.Module, input: Tensor) -> Tensor:
     if not _functorch.is_functorch_wrapped_tensor(input):
         # The tensor itself: layers that read it too are told by it. A dual tensor leaves its tangent behind.
         return input if forward_ad.unpack_dual(input).tangent is None else input.detach()
-    places: list[
-        int
-    ] = []  # what vmap maps over, of each tensor without the levels around it, the innermost level first
+    places: list[int] = []  # what vmap maps over, of each tensor without the levels around it
     mapped = input
     while _functorch.is_functorch_wrapped_tensor(mapped):
         if _functorch.is_batchedtensor(mapped):
