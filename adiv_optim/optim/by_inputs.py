@@ -3,7 +3,7 @@
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from .._linalg.limits import check_count, check_not_negative
@@ -76,6 +76,42 @@ class ByInputs(Coordinates):
         if isinstance(self.chart, InputChart) and any(p.requires_grad for p in self.chart.frozen.values()):
             self._find_layers()  # layers are unfrozen one after the other, as in fine-tuning
         super()._inner_step()
+
+    def count_rows(self, layer: nn.Module, rows: Tensor) -> None:
+        r"""Count further rows of a layer by hand, with 0 in the place of the bias's 1.
+
+        A loss on derivatives of a network by its inputs, as of a physics-informed one, multiplies the weight by rows of
+        derivatives as well: :math:`\partial(Wx + b) = W \partial x`. KFAC for PINNs (Dangel et al. 2024,
+        arXiv 2405.15603) counts these beside the rows x~. Call it beside the forward pass; it does nothing before
+        steps that do not measure. A layer that shares its covariance with others has its own from then on.
+
+        Args:
+            layer: a layer of the model.
+            rows: (…, in_features), or what a convolution reads; not differentiated.
+
+        Raises:
+            ValueError: the optimizer does not measure this layer.
+
+        Example:
+            >>> import torch
+            >>> from adiv_optim import Whitened
+            >>> layer, x = torch.nn.Linear(2, 1), torch.rand(5, 2)
+            >>> opt = Whitened(torch.optim.Adam(layer.parameters()), layer)
+            >>> slopes = layer.weight.expand(5, 2)  # ∂u/∂x; x itself has the derivatives (1, 0) and (0, 1)
+            >>> opt.count_rows(layer, torch.eye(2).expand(5, 2, 2))
+            >>> (layer(x).square().mean() + (slopes - 1).square().mean()).backward()
+            >>> opt.step()
+        """
+        found = next((each for each in self._layers() if any(layer is module for module in each.modules)), None)
+        if found is not None:
+            if found.armed:
+                found.add(layer, rows, one=0)
+        elif isinstance(self.chart, InputChart):
+            path = next((path for path, module in self.model.named_modules() if module is layer), type(layer).__name__)
+            raise ValueError(
+                f"{type(self).__name__}.count_rows: {path!r} is no layer that it measures; coverage() lists those, and "
+                "why it leaves others alone."
+            )
 
     @property
     def averages(self) -> Averages:

@@ -139,6 +139,9 @@ def rows_within(name: str, module: nn.Module, input: Tensor) -> Tensor:
     Raises:
         RuntimeError: vmap maps over the weight, or over the input of a layer with `input_rows`.
     """
+    weight: Any = module.weight
+    if _functorch.is_batchedtensor(weight):
+        raise _mapped(name, "this weight")
     if not _functorch.is_functorch_wrapped_tensor(input):
         # The tensor itself: layers that read it too are told by it. A dual tensor leaves its tangent behind.
         return input if forward_ad.unpack_dual(input).tangent is None else input.detach()
@@ -152,13 +155,16 @@ def rows_within(name: str, module: nn.Module, input: Tensor) -> Tensor:
         return mapped.detach()
     own = list(range(mapped.dim()))
     mapped = mapped.permute(*[own.pop(place) for place in reversed(places)], *own)
-    weight: Any = module.weight
-    if hasattr(module, "input_rows") or _functorch.is_batchedtensor(weight):
-        raise RuntimeError(
-            f"{name}: vmap maps over {'what input_rows reads' if hasattr(module, 'input_rows') else 'this weight'}, so "
-            "that the rows of its layer cannot be told; detach() the optimizer first, or call the model without vmap."
-        )
+    if hasattr(module, "input_rows"):
+        raise _mapped(name, "what input_rows reads")
     if isinstance(module, _ConvNd):  # all that is mapped over is one dimension of samples
         channels = len(module.kernel_size) + 1
         mapped = mapped.flatten(0, mapped.dim() - channels - 1)
     return mapped.detach()
+
+
+def _mapped(name: str, what: str) -> RuntimeError:
+    return RuntimeError(
+        f"{name}: vmap maps over {what}, so that the rows of its layer cannot be told; detach() the optimizer first, "
+        "or call the model without vmap."
+    )

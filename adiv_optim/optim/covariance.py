@@ -81,18 +81,18 @@ class InputCovariance(Following):
         """The shapes of the sums for the blocks held here."""
 
     @abstractmethod
-    def sums_here(self, rows: Tensor) -> list[Tensor]:
-        """The sums for the blocks held here, over rows (groups, n, features)."""
+    def sums_here(self, rows: Tensor, one: int) -> list[Tensor]:
+        """The sums for the blocks held here, over rows (groups, n, features) with `one` in the place of the bias."""
 
     @abstractmethod
     def traces(self, kept: list[Tensor]) -> list[Tensor]:
         """The trace of each block, for each group, by its sums."""
 
-    def sums(self, module: nn.Module, input: Tensor) -> Iterator[tuple[list[Tensor], int]]:
+    def sums(self, module: nn.Module, input: Tensor, one: int = 1) -> Iterator[tuple[list[Tensor], int]]:
         """Yield sums over rows."""
         patches = patches_of(module, input)
         for _, rows in (patches if self.limit is None else patches.spread(self.limit, self.turn)).parts(self.dtype):
-            kept = self.sums_here(rows)
+            kept = self.sums_here(rows, one)
             yield kept + [_added(self.traces(kept))] * bool(self.cut), rows.shape[1]
 
     def average(self) -> Tensor:
@@ -136,14 +136,14 @@ class WholeCovariance(InputCovariance):
         """The strips."""
         return [(self.groups, b - a, size - a) for size in self.sizes for a, b in strips_of(size)]
 
-    def sums_here(self, rows: Tensor) -> list[Tensor]:
+    def sums_here(self, rows: Tensor, one: int) -> list[Tensor]:
         """Sums of x~ x~ᵀ."""
         strips: list[Tensor] = []
         for block, size in zip(self.blocks, self.sizes, strict=True):
             columns = rows[..., block]
             strips += [gram_of([columns[..., a:b]], [columns[..., a:]]) for a, b in strips_of(size)]
         if self.with_bias:  # the 1 of x~ is the last column of the last block, and its last row
-            total, count = columns.sum(-2), rows.new_full((self.groups, 1, 1), rows.shape[-2])
+            total, count = one * columns.sum(-2), rows.new_full((self.groups, 1, 1), one * rows.shape[-2])
             places = strips_of(size)
             for number, (a, b) in enumerate(places, start=len(strips) - len(places)):
                 strips[number] = torch.cat([strips[number], total[..., a : min(b, size - 1), None]], -1)

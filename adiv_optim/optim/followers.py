@@ -54,8 +54,13 @@ class Following(InputSums):
         """Whether anything has been counted since the last measurement."""
         return self.source is not None or super().seen
 
-    def follows(self, input: Tensor, readers: Traced | None = None) -> bool:
+    def follows(self, input: Tensor | None, readers: Traced | None = None) -> bool:
         """Whether another layer has counted this very tensor, and all that this one has read before."""
+        if input is None:
+            for layer in [*self._in_step(), *[self] * (self.source is not None)]:
+                layer.part()
+            self.alone, self.mark = True, None
+            return False
         known = readers or self.readers
         first = None if self.alone else known.last(self, input)
         if first is not None and self._may_follow(first):

@@ -45,8 +45,8 @@ class InputPower(InputSums):
         """One number for each group."""
         return [(self.groups,)]
 
-    def sums(self, module: Any, input: Tensor) -> Iterator[tuple[list[Tensor], int]]:
-        """Yield the sums of squares."""
+    def sums(self, module: Any, input: Tensor, one: int = 1) -> Iterator[tuple[list[Tensor], int]]:
+        """Yield the sums of squares, in which the bias has no place."""
         patches = patches_of(module, input)
         norms = patches.squared_norm().to(self.dtype)  # (N, groups, *positions)
         yield [norms.sum([0, *range(2, norms.dim())])], norms[:, 0].numel()

@@ -54,16 +54,16 @@ class LeadingCovariance(InputCovariance):
         """S, then the trace, of each block."""
         return [shape for basis in self.bases for shape in (tuple(basis.shape), (self.groups,))]
 
-    def sums_here(self, rows: Tensor) -> list[Tensor]:
+    def sums_here(self, rows: Tensor, one: int) -> list[Tensor]:
         """X~ᵀ(X~U) and |X~|² of each block."""
         found: list[Tensor] = []
         for number, (block, basis) in enumerate(zip(self.blocks, self.bases, strict=True)):
             x, u = self.of_groups(rows[..., block]), self.of_groups(basis.to(rows))
             inside, square = x @ u[..., : x.shape[-1], :], torch.linalg.vector_norm(x, dim=(-2, -1)).square()
-            if one := self.with_bias and number == len(self.blocks) - 1:
-                inside += u[..., -1:, :]
-                square += x.shape[-2]
-            parts = [gram_of([inside], [x]).mT, *[inside.sum(-2, keepdim=True)] * one]
+            if biased := self.with_bias and number == len(self.blocks) - 1:
+                inside += one * u[..., -1:, :]
+                square += one * x.shape[-2]
+            parts = [gram_of([inside], [x]).mT, *[one * inside.sum(-2, keepdim=True)] * biased]
             found += [torch.cat(parts, -2).view(basis.shape), square.view(self.groups)]
         return found
 

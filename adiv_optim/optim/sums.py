@@ -46,8 +46,11 @@ class InputSums(ABC):
         """The shapes of the sums. Of a weight that is cut by columns the last sum is over all columns."""
 
     @abstractmethod
-    def sums(self, module: nn.Module, input: Tensor) -> Iterator[tuple[list[Tensor], int]]:
-        """Yield sums of these shapes over parts of one input, each with the number of rows in it."""
+    def sums(self, module: nn.Module, input: Tensor, one: int = 1) -> Iterator[tuple[list[Tensor], int]]:
+        """Yield sums of these shapes over parts of one input, each with the number of rows in it.
+
+        `one` is what rows have in the place of the bias: 1, or 0 of rows of derivatives.
+        """
 
     def reset(self) -> None:
         """Forget everything."""
@@ -126,21 +129,24 @@ class InputSums(ABC):
 
     @torch.compiler.disable
     @torch.no_grad()
-    def add(self, module: nn.Module, input: Tensor, readers: Traced | None = None) -> None:
-        """Count the rows of one forward pass, whatever transforms are around it; for `readers` see `follows`."""
+    def add(self, module: nn.Module, input: Tensor, readers: Traced | None = None, one: int = 1) -> None:
+        """Count the rows of one forward pass, whatever transforms are around it.
+
+        For `readers` see `follows`, for `one` see `sums`: where it is 0, rows are counted by hand.
+        """
         if isinstance(input, FakeTensor):
             return
         with outside_transforms():
-            self._add(module, rows_within(self.name, module, input), readers)
+            self._add(module, rows_within(self.name, module, input), readers, one)
 
-    def _add(self, module: nn.Module, input: Tensor, readers: Traced | None) -> None:
+    def _add(self, module: nn.Module, input: Tensor, readers: Traced | None, one: int) -> None:
         held = self._held(input)
         if self.dropped and not self.has_gradient():
             self.drop()
-        if self.follows(input, readers):
+        if self.follows(input if one else None, readers):
             return
         with without_autocast(held.device.type):
-            for sums, rows in self.sums(module, held):
+            for sums, rows in self.sums(module, held, one):
                 sums = [part.to(self.weight.device) for part in sums]  # which fully_shard may offload
                 self.pending_rows += rows
                 if self.pending is not None:
@@ -152,10 +158,10 @@ class InputSums(ABC):
         """Whether anything has been counted since the last measurement."""
         return self.pending is not None
 
-    def follows(self, input: Tensor, readers: Traced | None = None) -> bool:
+    def follows(self, input: Tensor | None, readers: Traced | None = None) -> bool:
         """Whether another layer has counted these very rows, so that they need no sums of their own.
 
-        By `readers`, or the layer's own if there are none.
+        By `readers`, or the layer's own if there are none. Rows that are counted by hand, None, are this layer's alone.
         """
         return False
 

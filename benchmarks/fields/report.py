@@ -16,7 +16,7 @@ from ..core.table import grouped, machine, markdown, mean_and_error
 from .run import label
 
 #: Settings that make an arm.
-ARM = ("norm", "optimizer", "method", "every")
+ARM = ("norm", "optimizer", "method", "every", "rows")
 #: Settings in which the runs of one protocol may differ.
 WITHIN = {*ARM, "lr", "damping", "seed", "crop", "data_set"}
 _HUES = {"adam": "tab:blue", "muon": "tab:orange", "soap": "tab:green", "sgd": "tab:red", "lbfgs": "tab:purple"}
@@ -34,7 +34,7 @@ class Look(NamedTuple):
 
 
 def arm(result: Result) -> tuple[Any, ...]:
-    """What is compared: normaliser, optimizer, wrapper, and steps between measurements where they are not its own."""
+    """What is compared: normaliser, optimizer, wrapper, its steps between measurements, and which rows it counts."""
     return tuple(result["settings"].get(name) for name in ARM)
 
 
@@ -95,10 +95,10 @@ def _table(results: Sequence[Result], look: Look, trials: Mapping[Any, int]) -> 
     reference = statistics.median(map(_pace, adam)) if adam else plain
     rows = []
     for key, own in arms.items():
-        norm, optimizer, method, every = key
+        norm, optimizer, method, *_ = key
         settings, found = own[0]["settings"], errors(own)
-        bare, batch = arms.get((norm, optimizer, "none", None)), arms.get(("batchnorm", optimizer, "none", None))
-        cells = [label(settings) + (f", every {every}" if every else ""), f"{settings['lr']:g}"]
+        bare, batch = (arms.get((each, optimizer, "none", None, None)) for each in (norm, "batchnorm"))
+        cells = [label(settings), f"{settings['lr']:g}"]
         cells += [f"{settings['damping']:g}" if "damping" in settings else "", str(trials.get(key, ""))]
         cells.append(look.cell(list(map(look.shown, found.values()))))
         cells.append(_against(compared(found, errors(bare), look.shown), look) if bare and method != "none" else "")
@@ -122,10 +122,11 @@ def _figure(results: Sequence[Result], look: Look, title: str, path: Path, shown
     """Draw the arms' errors against steps and processor time."""
     with panels(["by steps", "by processor time"], title, path, ylabel=look.unit) as (steps, seconds):
         for key, own in grouped(filter(lambda r: shown(arm(r)), results), arm).items():
-            norm, optimizer, method, _ = key
+            norm, optimizer, method, _, counted = key
             look_of = {
                 "color": _HUES.get(optimizer, "black"),
                 "linestyle": "-" if method == "whitened" else "--" if method == "none" else ":",
+                "marker": "." if counted else "",
                 "linewidth": 2.2 if norm == "batchnorm" else 1.4,
                 "alpha": 0.55 if norm == "batchnorm" else 1.0,
                 "label": label(own[0]["settings"]),

@@ -74,8 +74,8 @@ class Problem(ABC):
         """Draw the network by the run's seed."""
 
     @abstractmethod
-    def loss(self, model: nn.Module) -> Tensor:
-        """Return the loss of the next step."""
+    def loss(self, model: nn.Module, optimizer: Any) -> Tensor:
+        """Return the loss of the next step, which the optimizer is to take."""
 
     @abstractmethod
     def error(self, model: nn.Module) -> float:
@@ -134,7 +134,7 @@ def train(run: FieldRun, problem: Problem, watch: Watch = NOBODY) -> History:
 
     def closure() -> Any:
         optimizer.zero_grad()
-        loss = problem.loss(model)
+        loss = problem.loss(model, optimizer)
         loss.backward()
         return loss
 
@@ -175,5 +175,9 @@ def label(settings: dict[str, Any] | FieldRun) -> str:
     method, optimizer = METHODS[s["method"]].label, OPTIMIZER_LABELS[s["optimizer"]]
     if s["method"] == "none":
         return f"{NORMS[s['norm']]}{optimizer}"
-    name, _, rank = method.removeprefix("gradient-only ").partition(", ")
-    return f"{NORMS[s['norm']]}{name} {optimizer}{', ' * bool(rank)}{rank}"
+    name, *details = method.removeprefix("gradient-only ").split(", ")
+    if s.get("every"):
+        details.append(f"every {s['every']}")
+    if s.get("rows"):
+        details.append(f"rows of {s['rows']}")
+    return ", ".join([f"{NORMS[s['norm']]}{name} {optimizer}", *details])

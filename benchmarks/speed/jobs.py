@@ -134,7 +134,7 @@ def fit(problem: Problem, run: FieldRun) -> Run:
 
     def step() -> None:
         optimizer.zero_grad()
-        problem.loss(model).backward()
+        problem.loss(model, optimizer).backward()
         optimizer.step()
 
     return ten_times(step)

@@ -142,7 +142,7 @@ class Fit(Problem):
         torch.manual_seed(run.seed)
         return build(NETWORKS[run.network], run.norm)
 
-    def loss(self, model: nn.Module) -> Tensor:
+    def loss(self, model: nn.Module, optimizer: Any) -> Tensor:
         """The mean squared error, over all pixels or over some that are drawn."""
         if self.run.batch_size is None:
             return F.mse_loss(model(self.inputs), self.colours)

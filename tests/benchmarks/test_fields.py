@@ -14,7 +14,7 @@ from benchmarks.fields.report import compared
 from benchmarks.fields.run import FieldRun, label, train
 from benchmarks.studies import coordinates, poisson
 from benchmarks.studies.coordinates import CoordinateRun, Fit, psnr
-from benchmarks.studies.poisson import EQUATIONS, EquationRun
+from benchmarks.studies.poisson import DERIVATIVES, EQUATIONS, EquationRun, carried
 
 
 def searched(loss, start, trials):
@@ -75,20 +75,51 @@ def test_errors_of_batches_are_by_running_statistics():
     run = CoordinateRun("", "none", norm="batchnorm", batch_size=64, steps=3)
     problem = Fit(run)
     model = problem.model(run)
-    problem.loss(model)
+    problem.loss(model, None)
     kept = {name: buffer.clone() for name, buffer in model.named_buffers()}
     problem.error(model)
     assert all(torch.equal(buffer, kept[name]) for name, buffer in model.named_buffers())
     assert model.training
 
 
+def by_autograd(problem, u, x):
+    """What `carried` returns, by two reverse passes."""
+    x = x.clone().requires_grad_()
+    (first,) = torch.autograd.grad(u(x).sum(), x, create_graph=True)
+    seconds = [torch.autograd.grad(first[:, k].sum(), x, retain_graph=True)[0][:, k] for k in range(2)]
+    return u(x), first, sum(c * second for c, second in zip(problem.weights, seconds, strict=True))
+
+
+@pytest.mark.parametrize("equation", EQUATIONS)
+def test_derivatives_carried_forward_are_those_of_two_reverse_passes(equation):
+    problem = EQUATIONS[equation](run := EquationRun("", "none", equation=equation))
+    model, x = problem.model(run), torch.rand(50, 2, dtype=torch.float64)
+    counted = []
+    found = carried(model, x, problem.weights, lambda layer, rows: counted.append((layer, rows)))
+    wanted = by_autograd(problem, lambda x: model(x).squeeze(-1), x)
+    assert all(torch.allclose(ours, theirs, rtol=0, atol=1e-12) for ours, theirs in zip(found, wanted, strict=True))
+    assert wanted[2].abs().max() > 1e-3
+    assert [layer for layer, _ in counted] == [layer for layer in model if isinstance(layer, nn.Linear)]
+    # The rows of the second layer are the derivatives of what it reads.
+    within = by_autograd(problem, lambda x: model[:2](x)[:, 5], x)
+    assert torch.allclose(counted[1][1][:, :2, 5], within[1], atol=1e-12)
+    assert torch.allclose(counted[1][1][:, 2, 5], within[2], atol=1e-12)
+
+
+def test_rows_of_derivatives_change_the_steps():
+    runs = [EquationRun("", "whitened", damping=0.01, steps=5, rows=rows) for rows in (None, DERIVATIVES)]
+    plain, counted = (train(run, EQUATIONS["poisson"](run)).error for run in runs)
+    assert plain[0] == counted[0]
+    assert plain[-1] != counted[-1]
+
+
 @pytest.mark.parametrize("equation", EQUATIONS)
 def test_true_solution_has_no_residual_and_stands_on_the_sides(equation):
     problem = EQUATIONS[equation](EquationRun("", "none", equation=equation))
-    x = torch.rand(50, 2, dtype=torch.float64).requires_grad_()
-    assert problem.residual(x, problem.solution(x)).abs().max() < 1e-12
-    wrong = problem.solution(x) + 0.1 * x.prod(-1) ** 2
-    assert problem.residual(x, wrong).abs().max() > 1e-2
+    x = torch.rand(50, 2, dtype=torch.float64)
+    assert problem.residual(x, *by_autograd(problem, problem.solution, x)[1:]).abs().max() < 1e-12
+    wrong = by_autograd(problem, lambda x: problem.solution(x) + 0.1 * x.prod(-1) ** 2, x)
+    assert problem.residual(x, *wrong[1:]).abs().max() > 1e-2
     on_a_side = (problem.sides == 0) | (problem.sides == 1)
     assert on_a_side.any(-1).all()
 
