@@ -167,9 +167,9 @@ def test_weights_that_are_mapped_over_are_refused(inputs_too):
     layer, x = nn.Linear(3, 2), torch.rand(4, 3)
     optimizer = Whitened(torch.optim.SGD(layer.parameters(), lr=0.1), layer)
     weights = {name: torch.stack([p, p]).detach() for name, p in layer.named_parameters()}
+    inputs, places = (torch.stack([x, x]), (0, 0)) if inputs_too else (x, (0, None))
     with pytest.raises(RuntimeError, match=r"^weight: vmap maps over this weight.*detach\(\) the optimizer"):
-        inputs = torch.stack([x, x]) if inputs_too else x
-        vmap(lambda p, y: functional_call(layer, p, (y,)), (0, 0 if inputs_too else None))(weights, inputs)
+        vmap(lambda p, y: functional_call(layer, p, (y,)), places)(weights, inputs)
     assert optimizer.chart.layers[0].pending is None
     optimizer.detach()
     vmap(lambda p: functional_call(layer, p, (x,)))(weights)
