@@ -38,6 +38,7 @@ SMOKE = {
     "norm-free": f"--groups 1 {TEXT}",
     "coordinates": "--network siren --trials 1 --crops 1 --steps 1",
     "poisson": "--equation heat --trials 1 --seeds 1 --steps 1",
+    "tabular": "--trials 1 --seeds 1 --steps 1",
     "normalisers-plane": "",
     "isometry-training": "--data digits --activations tanh --steps 2 --width 8",
     **dict.fromkeys(["divergence", "attention", "isometry-depth", "speed"], "--help"),
@@ -48,7 +49,8 @@ SMOKE = {
 DATA = {
     **dict.fromkeys(SMOKE, "--data imagefolder:PATH/cifar10-jpeg --device cpu"),
     **dict.fromkeys([study for study in SMOKE if study.startswith(("char-lm", "norm-free"))], "--data text.txt"),
-    **dict.fromkeys(["coordinates", "poisson", "digits", "digits-tuned", "normalisers-plane", "isometry-training"], ""),
+    **dict.fromkeys(["coordinates", "poisson", "tabular", "digits", "digits-tuned"], ""),
+    **dict.fromkeys(["normalisers-plane", "isometry-training"], ""),
 }
 #: All that trains or draws.
 STUDIES = [

@@ -7,7 +7,8 @@ from . import overview, scale, verdicts
 
 _FILES = (
     "comparison", "table1", "departures", "papers", "tuned", "factorial", "units", "char_lm", "norm_free", "divergence",
-    "attention", "coordinates", "poisson", "mechanism", "isometry_depth", "isometry_training", "plane", "gpu",
+    "attention", "coordinates", "poisson", "tabular", "mechanism", "isometry_depth", "isometry_training", "plane",
+    "gpu",
 )  # fmt: skip
 _MODULES = [import_module(f"{__name__}.{name}") for name in _FILES]
 _MODULES += [import_module(f"benchmarks.speed.{name}") for name in ("suites", "devices")]

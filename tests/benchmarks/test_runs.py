@@ -15,10 +15,11 @@ from benchmarks.methods import METHODS
 from benchmarks.studies import STUDIES
 from benchmarks.studies.coordinates import CoordinateRun
 from benchmarks.studies.poisson import EquationRun
+from benchmarks.studies.tabular import TableRun
 
 from .test_report import RESULTS
 
-FIELDS = {"coordinates": CoordinateRun, "poisson": EquationRun}
+FIELDS = {"coordinates": CoordinateRun, "poisson": EquationRun, "tabular": TableRun}
 RUN = ImageRun("digits", "none", "tanh")
 TEXT = TextRun("python-reference", "adamw", "layernorm", 1e-2)
 
