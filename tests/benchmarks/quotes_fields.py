@@ -13,7 +13,7 @@ def fitted(norm, optimizer, method="none"):
     wanted = {"network": "relu", "size": 64}
     runs = [r for r in results("coordinates") if wanted.items() <= r["settings"].items()]
     whole = chosen(r for r in runs if "batch_size" not in r["settings"])
-    return errors(r for r in whole if arm(r) == (norm, optimizer, method, None))
+    return errors(r for r in whole if arm(r) == (norm, optimizer, method, None, None))
 
 
 def gain(own, other):
@@ -21,11 +21,11 @@ def gain(own, other):
     return compared(fitted(*own), fitted(*other), psnr)[:2]
 
 
-def solved(optimizer, method="none"):
+def solved(optimizer, method="none", rows=None):
     """Errors of Poisson's equation, by seed."""
     found = {"equation": "poisson", "points": "fixed", "seconds": 60.0}
     runs = chosen(r for r in results("poisson") if found.items() <= r["settings"].items())
-    return list(errors(r for r in runs if arm(r) == ("none", optimizer, method, None)).values())
+    return list(errors(r for r in runs if arm(r) == ("none", optimizer, method, None, rows)).values())
 
 
 WHITE_SOAP = ("none", "soap", "whitened")
