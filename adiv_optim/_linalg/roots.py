@@ -52,16 +52,26 @@ def inverse_root(matrix: Tensor, ridge: Tensor, method: str = "eigh", condition:
     r""":math:`(A + \lambda I)^{-1/2}` of A, (…, d, d), in float32 or float64, and λ > 0, (…); or a NoRootError.
 
     By eigenvalues, or by as many products as `condition`, an upper bound of the condition number of A + λI, asks for.
+    In float64 where that is large, or columns are far apart in scale. A column that is 0 off A's diagonal, as of an
+    input that is always 0, is exactly so in the root: rounding there would make a gradient of what has none.
     """
+    variances = matrix.diagonal(dim1=-2, dim2=-1)
+    least = torch.where(variances > 0, variances, torch.inf).amin(-1)
+    precise = condition > _MODERATE or any(host.read((variances.amax(-1) > _MODERATE * least).any()))
     # Entries near 1: squares of large inputs would leave float32's range on the way.
-    level = matrix.diagonal(dim1=-2, dim2=-1).mean(-1) + ridge
-    shifted = host.double(matrix) if condition > _MODERATE else matrix
+    level = variances.mean(-1) + ridge
+    shifted = host.double(matrix) if precise else matrix
     shifted = shifted / level[..., None, None].to(shifted.device)
     shifted.diagonal(dim1=-2, dim2=-1).add_((ridge / level)[..., None].to(shifted.device))
     found = _by_eigenvalues(shifted, ridge / level) if method == "eigh" else _by_products(shifted, condition)
     inverse = found.div_(level[..., None, None].to(found).sqrt()).to(matrix)
     if not all(host.read(_finite(inverse))):
         raise NoRootError(f"no finite root found of a matrix of shape {tuple(matrix.shape)}")
+    alone = (matrix != 0).sum(-1) == (variances != 0)
+    inverse.masked_fill_(alone[..., None] | alone[..., None, :], 0.0)
+    inverse.diagonal(dim1=-2, dim2=-1).copy_(
+        torch.where(alone, (variances + ridge[..., None]).rsqrt(), inverse.diagonal(dim1=-2, dim2=-1))
+    )
     return inverse
 
 
@@ -113,7 +123,11 @@ def followed(sketch: Tensor, basis: Tensor, level: Tensor) -> Spectrum:
     half = torch.linalg.solve_triangular(factor, rest.mT, upper=False)
     # Shifted by the mean eigenvalue, for `eigh`: small eigenvalues lose digits by it, which large ones do not need.
     values, turn = eigh(half.mT @ half + identity)
-    return Spectrum((values - 1).clamp_min(0) * level[..., 0], orthonormal @ turn)
+    values = values - 1
+    some = (values > 10 * torch.finfo(values.dtype).eps * values[..., -1:].clamp_min(1.0))[..., None, :]
+    # Rounding is no eigenvalue. And a column of A that is 0 is so in the eigenvectors of all others.
+    vectors = (orthonormal @ turn).masked_fill_(some & (sketch == 0).all(-1, keepdim=True), 0.0)
+    return Spectrum(torch.where(some[..., 0, :], values, 0.0) * level[..., 0], vectors)
 
 
 class Factor(Protocol):
@@ -203,6 +217,7 @@ def low_rank_inverse_root(trace: Tensor, spectrum: Spectrum, ridge: Tensor) -> L
     size, rank = spectrum.vectors.shape[-2:]
     level = (((trace - spectrum.values.sum(-1)) / (size - rank)).clamp_min(0) + ridge).rsqrt()
     weights = (spectrum.values.clamp_min(0) + ridge[..., None]).rsqrt() - level[..., None]
+    weights = torch.where(spectrum.values > 0, weights, 0.0)  # no eigenvectors: A has no more, and τ is 0
     finite, *first = host.read((level.sum() + weights.sum()).isfinite(), level)
     if not finite:
         raise NoRootError(f"no finite root found of the {rank} leading eigenvectors of {size} columns")

@@ -103,7 +103,8 @@ class LeadingCovariance(InputCovariance):
         return [
             (
                 self.of_groups(trace) / self.rows,
-                Spectrum(self.of_groups(torch.linalg.vector_norm(sketch, dim=-2)) / self.rows, self.of_groups(basis)),
+                # Not by the norm of UΛ: squares of large inputs' squares would leave float32's range.
+                Spectrum(self.of_groups((basis * sketch).sum(-2)) / self.rows, self.of_groups(basis)),
             )
             for sketch, basis, trace in zip(total[::2], self.bases, self.traces(total), strict=False)
         ]

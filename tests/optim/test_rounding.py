@@ -1,0 +1,89 @@
+"""Rounding is no gradient: what has none stays where it is, and large or uneven inputs keep their digits."""
+
+import pytest
+import torch
+from torch import nn
+
+from adiv_optim import Preconditioned, Whitened
+
+WRAPPERS = {
+    "eigh": Whitened,
+    "newton-schulz": lambda inner, model: Whitened(inner, model, root="newton-schulz"),
+    "blocks": lambda inner, model: Whitened(inner, model, max_dim=20),
+    "rank": lambda inner, model: Whitened(inner, model, rank=8),
+    "preconditioned": Preconditioned,
+}
+
+
+@pytest.mark.parametrize("wrap", WRAPPERS.values(), ids=WRAPPERS)
+def test_weights_of_inputs_that_are_always_zero_stay_where_they_are(wrap):
+    layer, x = nn.Linear(32, 8), torch.randn(64, 32)
+    x[:, ::3] = 0
+    before = layer.weight.detach().clone()
+    opt = wrap(torch.optim.Adam(layer.parameters(), lr=1e-3), layer)
+    for _ in range(40):
+        opt.zero_grad()
+        (layer(x) - x[:, 1:9]).square().mean().backward()
+        opt.step()
+    assert torch.equal(layer.weight[:, ::3], before[:, ::3])
+    assert (layer.weight - before)[:, 1::3].abs().min() > 0
+
+
+def test_an_input_that_no_other_varies_with_keeps_its_own_root():
+    # One-hot classes, of which the last is never seen: A is diagonal.
+    layer, x = nn.Linear(6, 2, bias=False), torch.eye(6)[torch.arange(50) % 5]
+    opt = Whitened(torch.optim.SGD(layer.parameters(), lr=1.0), layer, damping=0.5, graft_norm=False)
+    before = layer.weight.detach().clone()
+    layer(x).sum().backward()
+    gradient = layer.weight.grad.clone()
+    opt.step()
+    variances = x.square().mean(0)
+    wanted = -gradient / (variances + 0.5 * variances.mean())
+    assert torch.allclose(layer.weight.detach() - before, wanted, rtol=1e-6)
+
+
+def step_of_uneven_features(dtype):
+    """The step of a layer behind features of scales from 1e-4 to 1e4."""
+    generator = torch.Generator().manual_seed(0)
+    scales = torch.logspace(-4, 4, 20, dtype=torch.float64)
+    x, y = (torch.randn(256, size, generator=generator, dtype=torch.float64) for size in (20, 3))
+    layer = nn.Linear(20, 3, bias=False).to(dtype)
+    nn.init.zeros_(layer.weight)  # steps of large weights would be rounded with them
+    opt = Whitened(torch.optim.Adam(layer.parameters(), lr=1e-3), layer)
+    (layer((x * scales).to(dtype)) - y.to(dtype)).square().mean().backward()
+    opt.step()
+    return layer.weight.detach().double()
+
+
+def test_features_of_uneven_scales_keep_their_steps():
+    exact, found = step_of_uneven_features(torch.float64), step_of_uneven_features(torch.float32)
+    assert (found - exact).norm() < 1e-3 * exact.norm()
+
+
+@pytest.mark.parametrize("scale", [1e9, 1e12])
+@pytest.mark.parametrize("settings", [{}, {"rank": 4}], ids=str)
+def test_large_inputs_do_not_overflow_the_roots(scale, settings):
+    torch.manual_seed(0)
+    layer, x = nn.Linear(16, 8), torch.randn(128, 16)
+    x[:, 3] = scale + 0.01 * scale * x[:, 3]
+    opt = Whitened(torch.optim.Adam(layer.parameters(), lr=1e-3, weight_decay=1e-2), layer, **settings)
+    for _ in range(12):
+        opt.zero_grad()
+        (layer(x).tanh() - x[:, 5:13]).square().mean().backward()
+        opt.step()
+    assert layer.weight.isfinite().all()
+    assert opt.metrics()["Whitened/failed_factorisations"] == 0
+
+
+def test_eigenvectors_find_inputs_that_were_always_zero_until_now():
+    torch.manual_seed(0)
+    layer = nn.Linear(24, 2, bias=False)
+    opt = Whitened(torch.optim.SGD(layer.parameters(), lr=0.0), layer, rank=6, every=1, decay=0.5)
+    for step in range(60):
+        x = torch.randn(40, 24)
+        x[:, 12 if step < 8 else 24 :] = 0
+        layer(x).sum().backward()
+        opt.step()
+    ((_, (_, vectors)),) = opt.chart.layers[0].spectra()
+    assert vectors[12:].norm(dim=1).min() > 0.1
+    assert torch.allclose(vectors.mT @ vectors, torch.eye(6), atol=1e-5)
