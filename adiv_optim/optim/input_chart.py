@@ -20,8 +20,12 @@ from .processes import Processes
 from .rows import FROZEN
 from .sums import InputSums
 
-#: Why a layer that is called takes plain steps.
-MISSED = "called, but before no step that measures"
+#: So many measurements in a row without a row of a layer that has gradients are worth a word.
+_MISSES = 10
+#: Of such a layer.
+MISSED = f"no rows in the last {_MISSES} measurements"
+#: Squares of whole numbers times it have remainders that are spread evenly and keep to no period (Weyl).
+_GOLDEN = (5**0.5 - 1) / 2
 
 #: What is kept of a layer's inputs, and what a measurement makes of it.
 Sums = TypeVar("Sums", bound=InputSums)
@@ -63,6 +67,8 @@ class InputChart(Chart, Generic[Sums, Measured]):
         #: Whether what is remembered has been loaded since the last step, by itself.
         self.loaded = False
         self.measured: dict[str, Measured] = {}
+        #: Names of layers that have been warned of.
+        self.told: set[str] = set()
         #: The part of a checkpoint for layers that are frozen now, for when they train again.
         self.aside: dict[str, Any] = {}
         #: By layer, how often its covariance could not be factorised; what was measured before then stays in use.
@@ -164,6 +170,10 @@ class InputChart(Chart, Generic[Sums, Measured]):
 
     def measure_all(self) -> None:
         """Measure every layer that has seen anything since the last time."""
+        for layer in self.layers:
+            layer.unseen = 0 if layer.seen or layer.weight.grad is None else layer.unseen + 1
+            if layer.unseen == _MISSES and not layer.has_gradient():
+                layer.unseen = 0
         seen = [layer for layer in self.layers if layer.pending_rows]
         finite = {layer for layer, good in zip(seen, host.read(*(each.finite() for each in seen)), strict=True) if good}
         for layer in self.layers:
@@ -193,11 +203,13 @@ class InputChart(Chart, Generic[Sums, Measured]):
         for layer in self.layers:
             layer.steps += 1
         self._arm()
-        if self.steps == 2 * self.every + 2 and (missed := [each.name for each in self.layers if self._missed(each)]):
+        missed = [layer.name for layer in self.layers if self._missed(layer) and layer.name not in self.told]
+        if missed:
+            self.told.update(missed)
             warn(
-                f"{', '.join(missed[:4])}{' and others' * (len(missed) > 4)}: {MISSED}, and take plain steps. One step "
-                f"in {self.every} measures; choose an `every` that shares no divisor with the round of steps in which "
-                "layers take turns."
+                f"{', '.join(missed[:4])}{' and others' * (len(missed) > 4)}: gradients, but {MISSED}. They keep what "
+                f"was measured before, or take plain steps. One step in {self.every} measures, and rows count where "
+                "gradients are enabled: choose a smaller `every`, or name these layers in skip."
             )
 
     def _arm(self) -> None:
@@ -205,8 +217,12 @@ class InputChart(Chart, Generic[Sums, Measured]):
             layer.armed, layer.turn = self._due(), self.steps
 
     def _due(self) -> bool:
-        # While the average settles it is measured at every power of two.
-        return self.steps % self.every == 0 or (self.steps < self.every and self.steps & (self.steps - 1) == 0)
+        # While the average settles it is measured at every power of two; then once in each round of `every` steps, at
+        # a place that no period of the training keeps to, as of a critic with real and generated samples in turns.
+        number, place = divmod(self.steps, self.every)
+        if number == 0:
+            return place & (place - 1) == 0
+        return place == int(self.every * (number * number * _GOLDEN % 1))
 
     def coverage(self) -> Coverage:
         """Say of every trainable parameter how it is treated, or why it is not."""
@@ -232,9 +248,8 @@ class InputChart(Chart, Generic[Sums, Measured]):
         return layer.steps >= 2 and not layer.called and layer.name not in self.measured and layer.has_gradient()
 
     def _missed(self, layer: Sums) -> bool:
-        """Whether it has been called for some time, but never before a step that measures."""
-        known = any(layer.name in each for each in (self.measured, self.failures, self.spoiled))
-        return layer.called and layer.steps > 2 * self.every and not known
+        """Whether it has had gradients for some time, but no rows before steps that measure."""
+        return layer.called and layer.unseen >= _MISSES
 
     def remark(self, layer: Sums) -> str:
         """Say what else there is to say of a layer."""

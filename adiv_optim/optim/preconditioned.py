@@ -112,7 +112,7 @@ class Preconditioned(ByInputs):
         model: the model.
         damping: λ in units of A's mean eigenvalue.
         decay: how much the average of earlier measurements counts at each new one; 0 is the present batch alone.
-        every: steps between two measurements.
+        every: one step in so many measures.
         max_dim: wider layers keep diagonal blocks of at most this size of A; None is no limit.
         max_rows: at most so many rows of a forward pass count, spread over it; None is all.
         synchronize: add A up over the processes of torch.distributed.

@@ -58,6 +58,8 @@ class InputSums(ABC):
         #: Sums with the weights decay^age, and the sum of the weights.
         self.total: list[Tensor] | None = None
         self.rows = 0.0
+        #: Measurements in a row, while it had gradients, that found no rows.
+        self.unseen = 0
 
     def forget_pending(self) -> None:
         """Drop what forward passes have left since the last measurement."""

@@ -32,12 +32,12 @@ class Whitened(ByInputs):
     does. `coverage` says which, and one warning if that is more than half of the elements.
 
     A is gathered in forward passes with gradients enabled, without keeping activations, and only before the steps that
-    measure: every `every` steps, and at powers of two at first. Micro-batches add up, and so do the processes of
-    torch.distributed, each of which finds the roots of some layers and sends them to the others. Rows whose gradients
-    the optimizer's zero_grad() has dropped do not count; those of a pass without a backward, or before a model's own
-    zero_grad(), do, and activation checkpointing without re-entrance counts its rows twice, unless torch.compile has
-    it in its graph. Build the optimizer before a compiled model's first call, which would not see the hooks: a wrapper
-    that has seen no row by its second step warns.
+    measure: one in `every`, at places that no period keeps to, and powers of two at first. Micro-batches add up, and so
+    do the processes of torch.distributed, each of which finds the roots of some layers and sends them to the others.
+    Rows whose gradients the optimizer's zero_grad() has dropped do not count; those of a pass without a backward, or
+    before a model's own zero_grad(), do, and activation checkpointing without re-entrance counts its rows twice, unless
+    torch.compile has it in its graph. Build the optimizer before a compiled model's first call, which would not see the
+    hooks: a wrapper that has seen no row by its second step warns.
 
     With fully_shard every process maps the rows that it holds, uneven shards included, and one sum in a step gives the
     norms of all layers. Build the optimizer from the sharded model.
@@ -61,7 +61,7 @@ class Whitened(ByInputs):
         damping: λ in units of A's mean eigenvalue. With graft_norm, large values give the optimizer as it is; below
             1e-4 float32 no longer resolves A's small eigenvalues.
         decay: how much the average of earlier measurements counts at each new one; 0 is the present batch alone.
-        every: steps between two measurements.
+        every: one step in so many measures.
         graft_norm: use A + λI divided by its mean eigenvalue, and give each layer's mapped step the Frobenius norm that
             the optimizer gave it, so that learning rates carry over. The decoupled weight decay of torch's own
             optimizers is no part of that step; it acts on the weights as it does without the wrapper.

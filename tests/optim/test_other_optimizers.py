@@ -175,38 +175,6 @@ def test_rows_that_zero_grad_has_dropped_do_not_wait_for_their_layers_turn(wrapp
     assert same(*found)
 
 
-@pytest.mark.parametrize("wrapper", [Preconditioned, Whitened, InputScaled])
-def test_a_layer_whose_turns_miss_every_measurement_is_named_once(wrapper):
-    model, x = Turns(), torch.eye(4)
-    optimizer = wrapper(SGD(model.parameters(), lr=0.01), model, every=4)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        for step in range(24):
-            taken(model, optimizer, x, 1 if step % 2 and step > 1 else 0)
-    (told,) = [str(each.message) for each in caught]
-    assert "heads.1.weight: called, but before no step that measures, and take plain steps" in told
-    assert "One step in 4 measures" in told
-    assert "called, but before no step that measures" in optimizer.coverage().never_seen["heads.1.weight"]
-    assert "heads.0.weight" in optimizer.coverage().treated
-
-
-def test_a_step_that_names_such_a_layer_is_whole_where_warnings_are_errors():
-    found = []
-    for action in ("ignore", "error"):
-        model, told = Turns(), 0
-        optimizer = Whitened(SGD(model.parameters(), lr=0.01), model, every=2)
-        with warnings.catch_warnings():
-            warnings.simplefilter(action)
-            for step in range(12):
-                try:
-                    taken(model, optimizer, (1 + step / 8) * torch.eye(4), 1 if step % 2 and step > 1 else 0)
-                except UserWarning:
-                    told += 1
-        assert told == (action == "error")
-        found.append([p.detach() for p in model.parameters()])
-    assert same(*found)
-
-
 def test_a_layer_that_is_first_called_after_a_resume_is_not_said_to_be_used_without_a_call():
     model = Turns()
     optimizer = Whitened(SGD(model.parameters(), lr=0.01), model, every=10)
