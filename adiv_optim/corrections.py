@@ -110,13 +110,12 @@ def _check_scales(name: str, scales: object, factors: Mapping[str, Tensor]) -> N
         found = f"scales for {sorted(scales)}" if isinstance(scales, Mapping) else type(scales).__name__
         raise ValueError(f"{name} returned {found}; it was given, and must answer for, {sorted(factors)}.")
     for parameter, scale in scales.items():
-        wanted = tuple(factors[parameter].shape)
-        if not isinstance(scale, Tensor):
-            found = f"{scale!r} of type {type(scale).__name__}"
-        elif tuple(scale.shape) != wanted or not scale.dtype.is_floating_point:
-            found = f"{scale.dtype} of shape {tuple(scale.shape)}"
-        else:
+        shape = factors[parameter].shape
+        if isinstance(scale, Tensor) and scale.shape == shape and scale.is_floating_point():
             continue
+        kind = isinstance(scale, Tensor)
+        found = f"{scale.dtype} of shape {tuple(scale.shape)}" if kind else f"{scale!r} of type {type(scale).__name__}"
+        wanted = tuple(shape)
         raise ValueError(
             f"{name} returned {found} for {parameter!r}; it must be a floating-point tensor of shape {wanted}, that of "
             f"the factor: one scale for each row, such as torch.full_like(factors[{parameter!r}], …)."

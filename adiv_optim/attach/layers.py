@@ -30,11 +30,14 @@ class Corrected:
     _ran: bool  # for `coverage`
 
     def _run(self, function: Callable[..., Tensor], *arguments: Any) -> Tensor:
-        """Call a function of `functional`, and name the remedy where torch does not know its way into it."""
+        """Call a function of `functional`, and name the remedy where torch does not know its way into it.
+
+        The input is the first or the second argument.
+        """
         # Written and never read here: a read would make torch.compile guard on it and compile twice.
         if torch.is_grad_enabled():
             self._ran = True
-        if not torch.compiler.is_compiling() and any(isinstance(argument, Proxy) for argument in arguments):
+        if not torch.compiler.is_compiling() and (isinstance(arguments[0], Proxy) or isinstance(arguments[1], Proxy)):
             raise RuntimeError(f"{self._label} has a correction, which torch.fx cannot trace; {_DETACH}")
         return explain_jvp(self._explain, function, self._label, *arguments, self._correction)
 

@@ -45,15 +45,17 @@ class _Linear(Function):
     def backward(ctx, grad_output):
         grad_output, input, weight = once_only(grad_output, *ctx.saved_tensors)
         needs_input, needs_weight, needs_bias = ctx.needs_input_grad[:3]
-        gradients, grad_input = {}, None
+        gradients, grad_input, shape = {}, None, input.shape
+        input, grad_output = _rows(input, weight), _rows(grad_output, weight)
         # The parameters come first: the memory they need in passing is freed before grad_input is allocated, and
         # is never more, so the peak stays that of the plain backward.
         if needs_weight or needs_bias:
-            rows = LinearRows(_rows(input, weight), _rows(grad_output, weight), needs_weight, needs_bias, ctx.label)
+            rows = LinearRows(input, grad_output, needs_weight, needs_bias, ctx.label)
             with without_autocast(input.device.type):
                 gradients = ctx.correction.gradients(rows)
         if needs_input:
-            grad_input = _input_gradient(_rows(input, weight), _rows(grad_output, weight), weight).view_as(input)
+            grad_input = _input_gradient(input, grad_output, weight)
+            grad_input = grad_input if input.shape == shape else grad_input.view(shape)
         return grad_input, gradients.get("weight"), gradients.get("bias"), None, None
 
     @staticmethod
@@ -82,6 +84,8 @@ _Linear.forward.__signature__ = inspect.signature(_Linear.forward)  # type: igno
 def _rows(tensor: Tensor, weight: Tensor) -> Tensor:
     """(…, features) → (rows, features), below the leading dimension of a stack."""
     first = weight.dim() - 2
+    if tensor.dim() == first + 2:
+        return tensor
     # Not by flatten, which has no rule for the batches of gradients of autograd.functional.
     shape = (*tensor.shape[:first], math.prod(tensor.shape[first:-1]), tensor.shape[-1])
     return tensor.reshape(shape) if tensor.dim() > first + 1 else tensor.unsqueeze(first)

@@ -64,14 +64,13 @@ def apply(function: type[Function], *arguments: Any) -> Tensor:
     without a word. Run eagerly they are right, and fullgraph=True says that it cannot have the whole graph.
     Before 2.8 torch's compiler cannot be asked whether it is under vmap; the documentation warns of it there.
     """
-    # Inference mode has no backward pass, and its tensors cannot be saved for one.
-    if not torch.compiler.is_compiling() and torch.is_inference_mode_enabled():
-        with torch.no_grad():
-            return function.apply(*arguments)
-    if COMPILER_SEES_VMAP and torch.compiler.is_compiling():
-        for argument in arguments:
+    if torch.compiler.is_compiling():
+        for argument in arguments if COMPILER_SEES_VMAP else ():
             if isinstance(argument, Tensor) and torch._C._functorch.is_batchedtensor(argument):
                 return _apply_eagerly(function, *arguments)
+    elif torch.is_inference_mode_enabled():  # which has no backward pass; its tensors cannot be saved for one
+        with torch.no_grad():
+            return function.apply(*arguments)
     return function.apply(*arguments)
 
 

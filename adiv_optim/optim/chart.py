@@ -1,7 +1,7 @@
 """Coordinates of parameters, and the maps that lead there and back."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor, nn
@@ -94,6 +94,10 @@ class Chart(ABC):
     @abstractmethod
     def coverage(self) -> Coverage:
         """Say of every trainable parameter how it is treated, or why it is not."""
+
+    def measured_parameters(self) -> Collection[int] | None:
+        """The ids of the parameters that `coverage` speaks of; None is whatever has the names now."""
+        return None
 
     def why_inactive(self) -> str:
         """Say, after the second step, why nothing has been treated so far, with the remedy; "" if something has."""

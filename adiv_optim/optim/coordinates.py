@@ -19,6 +19,7 @@ from .chart import Chart, Detached, Map
 from .checkpoint import DICT, check
 from .held import Held
 from .rates import AtRates, rated_by_step
+from .reports import fed, gone, report
 from .room import Room
 from .unread import all_who_step, copies_in_state, kept_by_step
 from .wrapper import OptimizerWrapper, check_same_parameters
@@ -116,7 +117,7 @@ class Coordinates(OptimizerWrapper):
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Take what a copy or a pickle kept."""
         super().__setstate__(state)
-        self._own_steps = 0
+        self._own_steps, self._fed = 0, False
         self._told: set[str] = set()
         #: Ids of parameters that took the plain step last because those of their layer do not move together.
         self._apart: set[int] = set()
@@ -134,11 +135,14 @@ class Coordinates(OptimizerWrapper):
         if self._makes_state():
             self._step_within()
             return
+        # Before the step, which may free gradients. Looking costs a walk over the model, and seldom finds anything.
+        self._fed, number = self._fed or fed(self), self._own_steps + 1
+        reason = gone(self, self.model, number == 2 and not self._fed) if number & (number - 1) == 0 else ""
         with without_autocast(parameter.device.type):  # it would round the products of maps
             copied = self._step_in_coordinates()
         self.chart.after_step()
         self._own_steps += 1
-        if self._own_steps == 2 and (reason := self.chart.why_inactive()):
+        if reason or (self._own_steps == 2 and (reason := self.chart.why_inactive())):
             self._tell(reason)
         if self._apart and _APART not in self._told:  # now that the step is taken, if warnings are errors
             self._told.add(_APART)
@@ -251,21 +255,13 @@ class Coordinates(OptimizerWrapper):
 
     def coverage(self) -> Coverage:
         """Say of every parameter that the optimizer holds how its step is treated, or why it takes the plain one."""
-        held = {id(parameter) for group in self.param_groups for parameter in group["params"]}
-        elements = {name: p.numel() for name, p in self.model.named_parameters() if id(p) in held}
         found = self.chart.coverage()
-        treated, never_seen = (
-            {name: how for name, how in every.items() if name in elements}
-            for every in (found.treated, found.never_seen)
-        )
-        apart = {name for name, p in self.model.named_parameters() if id(p) in self._apart}
-        treated = {name: how for name, how in treated.items() if name not in apart}
-        rest = elements.keys() - treated.keys() - never_seen.keys()
+        apart = {name: _APART for name, p in self.model.named_parameters() if id(p) in self._apart}
+        treated = {name: how for name, how in found.treated.items() if name not in apart}
+        found = Coverage(treated, {**found.skipped, **apart}, found.never_seen)
         detached = isinstance(self.chart, Detached)
         unknown = "detached" if detached else "it, or its name, is newer than the wrapper; wrap the optimizer again"
-        why = {**found.skipped, **dict.fromkeys(apart, _APART)}
-        skipped = {name: why.get(name, unknown) for name in elements if name in rest}
-        return Coverage(treated, skipped, never_seen, elements)
+        return report(self, self.model, found, self.chart.measured_parameters(), unknown)
 
     def detach(self) -> nn.Module:
         """Return the model, and take plain steps from now on."""

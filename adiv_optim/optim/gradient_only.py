@@ -10,6 +10,7 @@ from ..attach.checks import Skip
 from ..attach.coverage import UNCALLED, Coverage, uncalled_words, warn
 from ..attach.layers import Corrected
 from ..corrections import BatchIdeal, Correction
+from .reports import OUTSIDE, fed, gone, report
 from .wrapper import OptimizerWrapper, check_same_parameters
 
 #: Rates of SGD, lr / (1 - momentum), outside of which `BatchIdeal` does not train, per_sample or not. Networks on
@@ -71,6 +72,8 @@ class GradientOnly(OptimizerWrapper):
 
     #: Steps with gradients; the second one looks for layers that have some and have never been called.
     _own_steps = 0
+    #: All steps, whether there has been a gradient, and what was told of weights that are no longer the model's.
+    _steps, _fed, _told = 0, False, ""
 
     def __init__(
         self,
@@ -87,6 +90,13 @@ class GradientOnly(OptimizerWrapper):
         self.model = attach(model, correction, skip=skip, strict=strict)
         #: The arguments for layers that come later; None once this is detached.
         self._later: dict[str, Any] | None = {"correction": correction, "skip": skip, "strict": strict}
+        elements = self.coverage().elements
+        outside = sum(size for name, size in elements.items() if name not in dict(self.model.named_parameters()))
+        if 2 * outside > sum(elements.values()):
+            warn(
+                f"GradientOnly: {outside / sum(elements.values()):.1%} of the elements that the optimizer holds are "
+                f"{OUTSIDE}, {type(self.model).__name__}, and keep the plain gradient. coverage() lists all of them."
+            )
         if type(optimizer) is SGD and isinstance(correction, BatchIdeal):
             _warn_of_rate(optimizer, correction)
 
@@ -119,6 +129,16 @@ class GradientOnly(OptimizerWrapper):
             self._drop_group()
             raise
 
+    def _inner_step(self) -> None:
+        self._steps += 1
+        # Before the step, which may free gradients. Looking costs a walk over the model, and seldom finds anything.
+        self._fed, number = self._fed or fed(self), self._steps
+        reason = gone(self, self.model, number == 2 and not self._fed) if number & (number - 1) == 0 else ""
+        super()._inner_step()
+        if reason and reason != self._told and self._later is not None:
+            self._told = reason
+            warn(f"GradientOnly: {reason}")
+
     def _stepped(self) -> None:
         if self._own_steps < 2 and any(p.grad is not None for p in self.model.parameters()):
             self._own_steps += 1
@@ -137,8 +157,9 @@ class GradientOnly(OptimizerWrapper):
         return detach(self.model)
 
     def coverage(self) -> Coverage:
-        """Return which parameters of the model get corrected gradients, and why others do not."""
-        return correction_coverage(self.model, trained=self._own_steps == 2)
+        """Say of every parameter that the optimizer holds whether its gradient is corrected, or why it is not."""
+        found = correction_coverage(self.model, trained=self._own_steps == 2)
+        return report(self, self.model, found, None, "no correction attached")
 
     def metrics(self) -> dict[str, float]:
         """Return plain numbers for a logger: shares of what is corrected, and how many corrected layers have run."""

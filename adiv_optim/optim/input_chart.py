@@ -243,6 +243,10 @@ class InputChart(Chart, Generic[Sums, Measured]):
                 found[layer.name.removesuffix("weight") + "bias"] = own
         return Coverage(treated, skipped, never_seen)
 
+    def measured_parameters(self) -> set[int]:
+        """The weights and biases of its layers."""
+        return {id(parameter) for layer in self.layers for parameter in layer.parameters}
+
     def _uncalled(self, layer: Sums) -> bool:
         """Whether its weight has a gradient, though it has not been called since it was found."""
         return layer.steps >= 2 and not layer.called and layer.name not in self.measured and layer.has_gradient()

@@ -180,6 +180,8 @@ def test_a_measurement_of_scales_is_one_sum_for_each_pass_over_the_weights(one_p
     graph = gauge.trace(network(), images(1)[0][0])
     model = sharded(network())
     optimizer = UnitConsistent(sgd(model), model, graph=graph, gauge=rule)
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
     for count in calls:
         with mock.patch.object(distributed, "all_reduce", wraps=distributed.all_reduce) as all_reduce:
             optimizer.step()

@@ -1,0 +1,73 @@
+"""What a wrapper says of the parameters that its optimizer trains."""
+
+from collections.abc import Collection
+
+from torch import nn
+from torch.optim import Optimizer
+
+from ..attach.coverage import Coverage
+
+#: Why a parameter of the optimizer takes the plain step, of a wrapper that was given a part of a model, say.
+OUTSIDE = "no parameter of the model that was wrapped"
+
+
+def held_by(optimizer: Optimizer, model: nn.Module) -> dict[str, nn.Parameter]:
+    """The optimizer's parameters by their names in the model, then others by their places in its groups."""
+    every = {
+        id(p): (f"param_groups[{number}]['params'][{place}]", p)
+        for number, group in enumerate(optimizer.param_groups)
+        for place, p in enumerate(group["params"])
+    }
+    own = {name: p for name, p in model.named_parameters() if every.pop(id(p), None)}
+    return {**own, **dict(every.values())}
+
+
+def report(
+    optimizer: Optimizer, model: nn.Module, found: Coverage, known: Collection[int] | None, unknown: str
+) -> Coverage:
+    """Say of each of the optimizer's parameters whether it is treated, or that it is none of the model's.
+
+    Args:
+        optimizer: whose parameters.
+        model: the model.
+        found: what is said by name.
+        known: ids of the parameters that this is said of; None is all. Under its name there may be another one by now.
+        unknown: why others of the model's are plain.
+    """
+    held = held_by(optimizer, model)
+    own = {name for name, p in model.named_parameters() if name in held}
+    treated, never_seen = (
+        {name: how for name, how in said.items() if name in own and (known is None or id(held[name]) in known)}
+        for said in (found.treated, found.never_seen)
+    )
+    skipped = {
+        name: (found.skipped.get(name) or ("frozen" if not p.requires_grad else unknown)) if name in own else OUTSIDE
+        for name, p in held.items()
+        if name not in treated and name not in never_seen
+    }
+    return Coverage(treated, skipped, never_seen, {name: p.numel() for name, p in held.items()})
+
+
+def fed(optimizer: Optimizer) -> bool:
+    """Whether any of the optimizer's parameters has a gradient."""
+    return any(p.grad is not None for group in optimizer.param_groups for p in group["params"])
+
+
+def gone(optimizer: Optimizer, model: nn.Module, starved: bool) -> str:
+    """Say that the optimizer's weights are no longer the model's, or if `starved` that none has had a gradient."""
+    held = held_by(optimizer, model)
+    names = dict(model.named_parameters())
+    replaced = [name for name, p in names.items() if name not in held and p.grad is not None and p.requires_grad]
+    outside = [name for name in held if name not in names]
+    if outside and replaced:
+        return (
+            f"{', '.join(replaced[:3])}{', …' * (len(replaced) > 3)} of {type(model).__name__} has a gradient and is "
+            f"none of the optimizer's parameters, of which {outside[0]} is none of the model's: the optimizer's "
+            "weights are no longer this model's. Build the optimizer from the model as it is now, and wrap again."
+        )
+    if starved:
+        return (
+            "no parameter that the optimizer holds has had a gradient: if another model trains, made after this one "
+            "was wrapped, the optimizer's weights are no longer that model's. Build it from that one, and wrap again."
+        )
+    return ""

@@ -1,0 +1,117 @@
+"""What wrappers say of the parameters that their optimizer trains: by the parameter, not by its name."""
+
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+from adiv_optim import BatchIdeal, GradientOnly, InputScaled, Preconditioned, Proportional, UnitConsistent, Whitened
+
+X = torch.linspace(-1, 1, 32).view(8, 4)
+OUTSIDE = "no parameter of the model that was wrapped"
+WRAPPERS = {
+    "gradient-only": lambda inner, model: GradientOnly(inner, model, Proportional()),
+    "whitened": Whitened,
+    "preconditioned": Preconditioned,
+    "input-scaled": InputScaled,
+    "unit-consistent": lambda inner, model: UnitConsistent(inner, model, example_input=X[:, : model[0].in_features]),
+}
+each_wrapper = pytest.mark.parametrize("wrap", WRAPPERS.values(), ids=WRAPPERS)
+by_inputs = pytest.mark.parametrize("wrap", [Whitened, Preconditioned, InputScaled])
+
+
+def network(width=6):
+    return nn.Sequential(nn.Linear(4, width), nn.ReLU(), nn.Linear(width, 3))
+
+
+def sgd(parameters):
+    return torch.optim.SGD(parameters, lr=0.1)
+
+
+def step(opt, model):
+    opt.zero_grad()
+    model(X).square().sum().backward()
+    opt.step()
+
+
+@by_inputs
+def test_a_weight_that_was_reassigned_is_not_said_to_be_treated(wrap):
+    model = network()
+    opt = wrap(sgd(model.parameters()), model)
+    step(opt, model)
+    assert "2.weight" in opt.coverage().treated
+    model[2].weight = nn.Parameter(torch.zeros(3, 6))
+    found = opt.coverage()
+    assert "2.weight" not in found.treated
+    assert found.skipped["param_groups[0]['params'][2]"] == OUTSIDE
+    opt.param_groups[0]["params"][2] = model[2].weight  # by hand
+    found = opt.coverage()
+    assert "wrap the optimizer again" in found.skipped["2.weight"]
+    before = model[2].weight.detach().clone()
+    step(opt, model)
+    assert torch.allclose(model[2].weight.detach(), before - 0.1 * model[2].weight.grad)  # the plain step, as it says
+
+
+@by_inputs
+def test_a_group_that_was_emptied_by_hand_leaves_nothing_to_report(wrap):
+    model = network()
+    opt = wrap(sgd(model.parameters()), model)
+    step(opt, model)
+    del opt.param_groups[0]["params"][2:]
+    assert set(opt.coverage().elements) == {"0.weight", "0.bias"}
+    name = type(opt).__name__
+    assert opt.metrics()[f"{name}/treated_elements"] == opt.coverage().element_share >= 24 / 30
+
+
+@each_wrapper
+def test_an_optimizer_that_trains_more_than_the_model_says_so(wrap):
+    head, body = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 3)), nn.Linear(40, 40)
+    with pytest.warns(UserWarning, match=OUTSIDE):
+        opt = wrap(sgd([*head.parameters(), *body.parameters()]), head)
+    found = opt.coverage()
+    assert sum(found.elements.values()) == sum(p.numel() for m in (head, body) for p in m.parameters())
+    assert [name for name, why in found.skipped.items() if why == OUTSIDE] == [
+        "param_groups[0]['params'][4]", "param_groups[0]['params'][5]",
+    ]  # fmt: skip
+    assert found.element_share < 0.1
+
+
+def test_of_an_optimizer_over_the_head_alone_all_wrappers_count_the_same():
+    counts = set()
+    for wrap in (WRAPPERS["gradient-only"], Whitened, Preconditioned):
+        model = network()
+        opt = wrap(sgd(model[2].parameters()), model)
+        step(opt, model)
+        found = opt.coverage()
+        counts.add((tuple(found.treated), tuple(found.elements.items()), found.element_share))
+    assert counts == {(("2.weight", "2.bias"), (("2.weight", 18), ("2.bias", 3)), 1.0)}
+
+
+@each_wrapper
+def test_a_head_that_was_replaced_is_told_at_the_first_step(wrap):
+    model = network()
+    opt = wrap(sgd(model.parameters()), model)
+    model[2] = nn.Linear(6, 5)
+    with pytest.warns(UserWarning, match=r"2\.weight, 2\.bias of Sequential has a gradient .*wrap again"):
+        step(opt, model)
+
+
+@each_wrapper
+def test_a_model_that_was_made_anew_is_told_at_the_second_step(wrap):
+    model = network()
+    opt = wrap(sgd(model.parameters()), model)
+    other = network()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        step(opt, other)
+    with pytest.warns(UserWarning, match="if another model trains.*wrap again"):
+        step(opt, other)
+
+
+def test_corrections_that_were_detached_say_nothing():
+    model = network()
+    opt = GradientOnly(sgd(model.parameters()), model, BatchIdeal())
+    opt.detach()
+    for _ in range(2):
+        opt.step()
