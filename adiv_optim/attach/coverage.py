@@ -116,12 +116,12 @@ def uncalled_words(paths: Sequence[str], most: int = 4) -> str:
     )
 
 
-#: This package, and torch's decorators over its functions.
-_INSIDE = ("adiv_optim.", "torch.utils._contextlib")
+#: This package, and torch, whose decorators and compiled code call it.
+_INSIDE = ("adiv_optim.", "torch.")
 
 
 def warn(message: str) -> None:
-    """Give a UserWarning for the line outside of this package that led here."""
+    """Give a UserWarning for the line outside of this package and of torch that led here."""
     level, frame = 2, sys._getframe(1)
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(_INSIDE):
         level, frame = level + 1, frame.f_back

@@ -32,21 +32,23 @@ class _Linear(Function):
     def forward(input: Tensor, weight: Tensor, bias: Tensor | None, correction: Correction, label: str) -> Tensor:
         if weight.dim() == 2:
             return F.linear(input, weight, bias)
-        rows = _rows(input, weight)
+        rows = _rows(input, True)
         output = rows @ weight.mT if bias is None else torch.baddbmm(bias.unsqueeze(1), rows, weight.mT)
         return output.view(*input.shape[:-1], weight.shape[1])
 
     @staticmethod
     def setup_context(ctx, inputs, output):
         input, weight, _, ctx.correction, ctx.label = inputs
-        ctx.save_for_backward(input, weight)
+        # As torch: without it a weight may be stepped on before the backward pass of another loss.
+        ctx.stacked = weight.dim() == 3
+        ctx.save_for_backward(input, weight if ctx.needs_input_grad[0] else None)
 
     @staticmethod
     def backward(ctx, grad_output):
         grad_output, input, weight = once_only(grad_output, *ctx.saved_tensors)
         needs_input, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         gradients, grad_input, shape = {}, None, input.shape
-        input, grad_output = _rows(input, weight), _rows(grad_output, weight)
+        input, grad_output = _rows(input, ctx.stacked), _rows(grad_output, ctx.stacked)
         # The parameters come first: the memory they need in passing is freed before grad_input is allocated, and
         # is never more, so the peak stays that of the plain backward.
         if needs_weight or needs_bias:
@@ -81,9 +83,9 @@ class _Linear(Function):
 _Linear.forward.__signature__ = inspect.signature(_Linear.forward)  # type: ignore[attr-defined]
 
 
-def _rows(tensor: Tensor, weight: Tensor) -> Tensor:
+def _rows(tensor: Tensor, stacked: bool) -> Tensor:
     """(…, features) → (rows, features), below the leading dimension of a stack."""
-    first = weight.dim() - 2
+    first = int(stacked)
     if tensor.dim() == first + 2:
         return tensor
     # Not by flatten, which has no rule for the batches of gradients of autograd.functional.

@@ -34,8 +34,8 @@ class _OnceOnly(Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(*tensors: Tensor) -> tuple[Tensor, ...]:
-        return tuple(tensor.view_as(tensor) for tensor in tensors)
+    def forward(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:
+        return tuple(tensor if tensor is None else tensor.view_as(tensor) for tensor in tensors)
 
     @staticmethod
     def setup_context(ctx, inputs, output):
@@ -51,8 +51,8 @@ class _OnceOnly(Function):
         )
 
 
-def once_only(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """Pass `tensors` through; differentiating through them again raises a RuntimeError."""
+def once_only(*tensors: Tensor | None) -> Any:
+    """Pass tensors through; differentiating through them again raises a RuntimeError."""
     # Grad mode is off in a backward that keeps no graph, where there is nothing to guard.
     return _OnceOnly.apply(*tensors) if torch.is_grad_enabled() else tensors
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -115,6 +115,15 @@ def right_multiply(
     return [whole] if bias is None else [whole, bias]
 
 
+def _saved_rank(state: Any, name: str) -> tuple[int | None, ...]:
+    """The rank with which a layer was saved, as the only entry; none, if that cannot be told."""
+    try:
+        bases = state["layers"][name].get("bases", ())
+        return (int(bases[0].shape[-1]) if len(bases) else None,)
+    except (TypeError, LookupError, AttributeError):
+        return ()
+
+
 @dataclass(eq=False, kw_only=True)
 class WhiteChart(CovarianceChart[InputCovariance]):
     """Coordinates in which the inputs of the layers of a model are white; see `Whitened` for the arguments."""
@@ -145,6 +154,17 @@ class WhiteChart(CovarianceChart[InputCovariance]):
         if self.rank is not None and self.rank < least:
             return LeadingCovariance(name, modules, with_bias, self.limits, self.rank, self.readers)
         return WholeCovariance(name, modules, with_bias, self.limits, self.readers)
+
+    def check_state_dict(self, state: dict[str, Any]) -> None:
+        """Refuse the state of other layers, or of another rank."""
+        for layer in self.layers:
+            own, saved = getattr(layer, "rank", None), _saved_rank(state, layer.name)
+            if saved and saved != (own,):
+                raise ValueError(
+                    f"state_dict['chart']['layers'][{layer.name!r}] was saved with rank={saved[0]}, this has "
+                    f"rank={own}; {self.remedy}."
+                )
+        super().check_state_dict(state)
 
     def measure(self, layer: InputCovariance) -> list[Factor]:
         """Return the inverse root of every block of (A + λI) / its mean eigenvalue, or A + λI without `graft_norm`."""

@@ -90,3 +90,13 @@ def test_memory_of_groups_can_be_loaded_in_place():
     for basis, value in zip(optimizer.chart.state_dict()["layers"]["weight"]["bases"], wanted, strict=True):
         basis.copy_(value)
     assert torch.equal(kept.bases[0], wanted[0])
+
+
+@pytest.mark.parametrize(("saved", "own"), [(3, 2), (3, None), (None, 3)])
+def test_a_checkpoint_of_another_rank_is_refused_by_both_ranks(saved, own):
+    layer = nn.Linear(6, 2)
+    first, second = (Whitened(torch.optim.SGD(layer.parameters(), lr=0.1), layer, rank=rank) for rank in (saved, own))
+    layer(torch.randn(8, 6)).sum().backward()
+    first.step()
+    with pytest.raises(ValueError, match=rf"\['weight'\] was saved with rank={saved}, this has rank={own};"):
+        second.load_state_dict(first.state_dict())

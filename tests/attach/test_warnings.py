@@ -1,0 +1,51 @@
+"""Warnings point at the user's line, past frames of this package and of torch."""
+
+import linecache
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+from adiv_optim import GradientOnly, Proportional, Whitened
+
+
+def told_at(call):
+    """The lines of this file that warnings point at."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        call()
+    own = [each for each in caught if issubclass(each.category, UserWarning) and "adiv" not in each.filename]
+    assert all(each.filename == __file__ for each in own), [each.filename for each in own]
+    return [linecache.getline(each.filename, each.lineno).strip() for each in own]
+
+
+@pytest.mark.parametrize("wrap", [Whitened, lambda inner, model: GradientOnly(inner, model, Proportional())])
+def test_of_a_step_at_the_call_of_step(wrap):
+    model, other = nn.Linear(3, 2), nn.Linear(3, 2)
+    opt = wrap(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    scheduler = torch.optim.lr_scheduler.StepLR(opt, 1)  # puts a function of its own around step
+
+    def train():
+        for _ in range(2):
+            other(torch.randn(4, 3)).sum().backward()
+            opt.step()
+            scheduler.step()
+
+    assert told_at(train) == ["opt.step()"]
+
+
+def test_of_an_optimizer_in_a_compiled_function_at_its_call():
+    model, other = nn.Linear(3, 2), nn.Linear(3, 2)
+    opt = Whitened(torch.optim.SGD(model.parameters(), lr=0.1), model)
+
+    @torch.compile(backend="eager")
+    def step():
+        opt.step()
+
+    def train():
+        for _ in range(3):
+            other(torch.randn(4, 3)).sum().backward()
+            step()
+
+    assert told_at(train)[:1] in (["opt.step()"], ["step()"])
