@@ -26,7 +26,7 @@ class GradientOnly(OptimizerWrapper):
     leaves the corrected gradient in `p.grad`, and the wrapper hands every call to the optimizer. The
     forward pass, the state dict and the exported model stay as they are. Per-row corrections are additive,
     so accumulation over micro-batches and data parallelism need nothing; `BatchIdeal` is ideal for the rows
-    of one backward and not for their union, as `Preconditioned` is. A layer that comes into the model later
+    of one call and not for the union of several, as `Preconditioned` is. A layer that comes into the model later
     is corrected from the moment in which `add_param_group` brings its parameters.
 
     The correction is the model's, not the wrapper's: it stays, and so does the gradient of the last backward, when the
