@@ -3,7 +3,7 @@
 from importlib import import_module
 
 from ..core.study import Digest, Study
-from . import overview, scale, verdicts
+from . import defaults, overview, scale, verdicts
 
 _FILES = (
     "comparison", "table1", "departures", "papers", "tuned", "factorial", "units", "char_lm", "norm_free", "divergence",
@@ -15,4 +15,4 @@ _MODULES += [import_module(f"benchmarks.speed.{name}") for name in ("suites", "d
 #: Command and name of the file of results → study.
 STUDIES: dict[str, Study] = {name: study for module in _MODULES for name, study in module.STUDIES.items()}
 #: Name of a section → how it is made from several files of results.
-DIGESTS: dict[str, Digest] = overview.DIGESTS | scale.DIGESTS | verdicts.DIGESTS
+DIGESTS: dict[str, Digest] = overview.DIGESTS | scale.DIGESTS | verdicts.DIGESTS | defaults.DIGESTS

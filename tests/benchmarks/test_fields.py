@@ -14,6 +14,7 @@ from benchmarks.fields.report import compared
 from benchmarks.fields.run import FieldRun, label, train
 from benchmarks.studies import coordinates, poisson
 from benchmarks.studies.coordinates import CoordinateRun, Fit, psnr
+from benchmarks.studies.defaults import regrets
 from benchmarks.studies.poisson import DERIVATIVES, EQUATIONS, EquationRun, carried
 
 
@@ -177,3 +178,20 @@ def test_equations_are_reported(tmp_path, monkeypatch, capsys):
     command = ["poisson", "--trials", "1", "--steps", "2", "--seeds", "2", "--threads", "1", "--out", str(tmp_path)]
     assert main(command) == 0
     assert "the heat equation in one dimension, points that stay, 2 steps" in capsys.readouterr().out
+
+
+def test_regret_of_a_damping_is_at_its_best_rate_against_the_best_of_its_search():
+    def trial(damping, lr, score, **more):
+        return {
+            "settings": {"method": "whitened", "optimizer": "adam", "damping": damping, "lr": lr, **more},
+            "score": score,
+        }
+
+    trials = [
+        trial(0.1, 0.01, 5.0), trial(0.1, 0.03, 4.0), trial(0.32, 0.01, 7.0), trial(0.32, 0.03, None),
+        trial(0.1, 0.01, 1.0, network="wide"), trial(1.0, 0.01, 0.5, network="wide"),
+        trial(1.0, 0.01, 0.0, method="none"),
+    ]  # fmt: skip
+    assert regrets(trials, float) == {"Adam": [{-8: 0.0, -4: 3.0}, {-8: 0.5, 0: 0.0}]}
+    halves = [trial(0.1, 0.01, 1.0, crop=crop) for crop in (0, 1)] + [trial(1.0, 0.01, 0.0, crop=0)]
+    assert regrets(halves, float) == {}  # of the second damping one of two runs is there
