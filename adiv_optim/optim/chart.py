@@ -1,12 +1,11 @@
 """Coordinates of parameters, and the maps that lead there and back."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor, nn
 
-from .._linalg.shards import local
 from ..attach.coverage import Coverage
 
 
@@ -17,12 +16,10 @@ class Known(NamedTuple):
         kept: of each parameter the factor c of a step w ← c w + Δ with a Δ that is free of w; see `kept_by_step`.
             1 where it is not known, and Δ is all that the step changes.
         from_zero: whether no one reads the weights meanwhile, so that they are 0 instead.
-        aside: whether they then stand in other memory, and their own stays as it is.
     """
 
     kept: Sequence[float]
     from_zero: bool = False
-    aside: bool = False
 
 
 class Map(ABC):
@@ -36,11 +33,9 @@ class Map(ABC):
     parameters: Sequence[nn.Parameter]
     #: Whether the weights are written in the new coordinates, or the gradients alone.
     moves_weights: ClassVar[bool] = True
-    #: s where W' = s W for all parameters and nothing else is done to them.
-    factor: float | None = None
 
     @abstractmethod
-    def enter(self, weights: Sequence[Tensor], known: Known, like: Callable[[Tensor], Tensor]) -> None:
+    def enter(self, weights: Sequence[Tensor], known: Known) -> None:
         """Write the parameters, unless they are 0, and give them new gradients, in the new coordinates.
 
         Where they are 0, what is in them after the step is the step alone.
@@ -48,7 +43,6 @@ class Map(ABC):
         Args:
             weights: the parameters' values.
             known: what is known of the optimizer's step.
-            like: makes room for a new gradient, laid out as the old one.
         """
 
     def partial(self, weights: Sequence[Tensor], known: Known) -> Tensor:
@@ -57,7 +51,7 @@ class Map(ABC):
 
     @abstractmethod
     def leave(self, weights: Sequence[Tensor], known: Known) -> None:
-        """Write `weights` and the step that was taken, mapped back, where `written` says.
+        """Let the parameters be `weights` and the step that was taken, mapped back.
 
         Where the step changed nothing the weight must be bit for bit what it was.
 
@@ -65,10 +59,6 @@ class Map(ABC):
             weights: the parameters' values as `enter` was given them.
             known: as `enter` was given it.
         """
-
-    def written(self, weights: Sequence[Tensor], known: Known) -> list[Tensor]:
-        """The memory that `leave` writes, wherever the parameters are: their own; of sharded ones the part here."""
-        return [local(tensor).detach() for tensor in (weights if known.aside else self.parameters)]
 
 
 class Chart(ABC):

@@ -1,15 +1,14 @@
 """Letting an optimizer step in other coordinates than those the model's weights are written in."""
 
 import weakref
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from .._linalg import host
 from .._linalg.shards import whole
@@ -18,9 +17,7 @@ from ..functional.shared import refuse_capture, without_autocast
 from .chart import Chart, Detached, Map
 from .checkpoint import DICT, check
 from .held import Held
-from .rates import AtRates, rated_by_step
 from .reports import fed, gone, report
-from .room import Room
 from .unread import all_who_step, copies_in_state, kept_by_step
 from .wrapper import OptimizerWrapper, check_same_parameters
 
@@ -50,11 +47,6 @@ def _at_rest(group: Mapping[str, Any]) -> bool:
     return rate is not None and not (isinstance(rate, Tensor) and not rate.is_cpu) and float(rate) == 0
 
 
-def _stays(map_: Map, rated: Container[int]) -> bool:
-    """Whether an optimizer with rates for these weights can step on a map's where they are."""
-    return all(id(p) in rated and not is_traceable_wrapper_subclass(p) for p in map_.parameters)
-
-
 @contextmanager
 def all_or_nothing(tensors: Iterable[Tensor]) -> Iterator[None]:
     """Give tensors that are changed within their old values back if anything goes wrong."""
@@ -71,10 +63,9 @@ class Coordinates(OptimizerWrapper):
     """An optimizer that steps in the coordinates of a chart; its state lives there too.
 
     The weights are mapped in place around the inner `step` and are the user's own outside of it. Whatever ends the
-    step early, an error, a lack of memory or Ctrl-C, every treated weight then has either its old or its new value.
-    The inner optimizer may read p and p.grad and nothing else of the model. One that is known to read no weights may
-    find zeros in their place, in other memory. After the step p.grad is the gradient that it was before, and p in the
-    memory that it was in.
+    step early, an error, a lack of memory or Ctrl-C, all treated weights then have their old values.
+    The inner optimizer may read p and p.grad and nothing else of the model. One that is known to read no weights finds
+    zeros in their place. After the step p.grad is the gradient that it was before.
 
     Args:
         optimizer: any torch.optim.Optimizer but LBFGS.
@@ -88,8 +79,6 @@ class Coordinates(OptimizerWrapper):
 
     model: nn.Module
     chart: Chart
-    #: Whether a CPU keeps the memory of a step's copies: only where mapping costs no more than fresh memory does.
-    keeps_memory: ClassVar[bool] = False
 
     def __init__(self, optimizer: Optimizer, model: nn.Module, chart: Chart) -> None:
         super().__init__(optimizer)
@@ -121,7 +110,7 @@ class Coordinates(OptimizerWrapper):
         self._told: set[str] = set()
         #: Ids of parameters that took the plain step last because those of their layer do not move together.
         self._apart: set[int] = set()
-        self._stepping, self._room = False, Room(self.keeps_memory)
+        self._stepping = False
         register(self.model, self)
         handle = self.inner.register_step_pre_hook(_Watch(self))
         weakref.finalize(self, handle.remove)
@@ -179,31 +168,22 @@ class Coordinates(OptimizerWrapper):
     def _step_in_coordinates(self) -> set[str]:
         """Step, and return what `_copied` does."""
         kept, watched = kept_by_step(self.inner), self._watched()
-        rated: set[int] = set() if watched else rated_by_step(self.inner)
-        self._room.begin()
-        maps = self._maps()
-        by_rate = [map_ for map_ in maps if map_.factor is not None and _stays(map_, rated)]
-        waiting = [Held(map_, kept, watched, self._room) for map_ in maps if map_ not in by_rate]
-        at_rates = AtRates(self.inner, {id(p): map_.factor or 1.0 for map_ in by_rate for p in map_.parameters})
+        waiting = [Held(map_, kept, watched) for map_ in self._maps()]
         copied: set[str] = set()
         try:
             for held in waiting:
                 held.enter()
-            at_rates.enter()
             self._step_within()
             if self._own_steps < _SETTLED:
                 copied = self._copied(waiting)
-            at_rates.leave()
             for held in waiting:
                 held.stepped()
             self.chart.settle({held.map: (held.weights, held.known) for held in waiting})
-            while waiting:
-                waiting[0].leave()
-                del waiting[0]
+            for held in waiting:
+                held.leave()
         except BaseException:
             for held in waiting:
                 held.restore()
-            at_rates.restore()
             raise
         return copied
 
@@ -265,7 +245,7 @@ class Coordinates(OptimizerWrapper):
 
     def detach(self) -> nn.Module:
         """Return the model, and take plain steps from now on."""
-        self.chart, self._room = Detached(), Room(False)
+        self.chart = Detached()
         return self.model
 
     def metrics(self) -> dict[str, float]:

@@ -129,17 +129,17 @@ class GradientOnly(OptimizerWrapper):
             self._drop_group()
             raise
 
-    def _inner_step(self) -> None:
+    def _before_step(self) -> None:
         self._steps += 1
-        # Before the step, which may free gradients. Looking costs a walk over the model, and seldom finds anything.
-        self._fed, number = self._fed or fed(self), self._steps
-        reason = gone(self, self.model, number == 2 and not self._fed) if number & (number - 1) == 0 else ""
-        super()._inner_step()
-        if reason and reason != self._told and self._later is not None:
-            self._told = reason
-            warn(f"GradientOnly: {reason}")
+        self._fed = self._fed or fed(self)
 
     def _stepped(self) -> None:
+        # Looking costs a walk over the model, and seldom finds anything.
+        if self._later is not None and self._steps & (self._steps - 1) == 0:
+            reason = gone(self, self.model, self._steps == 2 and not self._fed)
+            if reason and reason != self._told:
+                self._told = reason
+                warn(f"GradientOnly: {reason}")
         if self._own_steps < 2 and any(p.grad is not None for p in self.model.parameters()):
             self._own_steps += 1
             found = self.coverage().skipped if self._own_steps == 2 else {}

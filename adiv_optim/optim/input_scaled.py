@@ -1,6 +1,6 @@
 """Optimizers whose steps are divided by the size of the inputs of every layer."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, ClassVar
@@ -81,21 +81,18 @@ class Scaling(Map):
 
     def __init__(self, layer: InputPower, start: Scales, end: Scales) -> None:
         self.parameters = [layer.weight]
-        self.layer, self.last = layer, end
         self.start = self.end = _as_factor(layer.weight, start, layer.dtype)
         self.holds = start != end
         if self.holds:
             self.end = _as_factor(layer.weight, end, layer.dtype)
-        elif isinstance(self.start, float):
-            self.factor = self.start
         #: `partial`, added up over processes.
         self.stepped: Tensor | None = None
 
-    def enter(self, weights: Sequence[Tensor], known: Known, like: Callable[[Tensor], Tensor]) -> None:
+    def enter(self, weights: Sequence[Tensor], known: Known) -> None:
         """Multiply the weight by s, and give it a gradient divided by it."""
         (parameter,) = self.parameters
         if parameter.grad is not None:
-            mapped = like(parameter.grad)
+            mapped = torch.empty_like(parameter.grad)
             torch.div(local(parameter.grad), self.start, out=local(mapped))
             parameter.grad = mapped
         if not known.from_zero:
@@ -113,15 +110,13 @@ class Scaling(Map):
         if self.holds:  # a weight that was not stepped on stays as it is
             stepped = step.any() if self.stepped is None else self.stepped > 0
             weight = torch.where(stepped | (kept != 1), weight * (self.start / self.end), weight)
-        (written,) = self.written(weights, known)
+        written = local(self.parameters[0]).detach()
         if known.from_zero and kept == 1 and isinstance(self.end, float):  # a pass over the step less
             torch.add(weight, step, alpha=1 / self.end, out=written)
         elif known.from_zero:
             torch.add(step.div_(self.end), weight, alpha=kept, out=written)
         else:  # what was set to zero, as pruning and proximal steps do, is zero here as well
             torch.where(written == 0, written, step.div_(self.end).add_(weight), out=written)
-        if self.holds:
-            self.layer.last = self.last  # at once: an interrupt may keep the others from leaving
 
     def _step(self, weight: Tensor, known: Known) -> Tensor:
         """ΔW', -0 where there is none; where the step began at 0 the parameter itself."""
@@ -229,8 +224,7 @@ class InputScaled(ByInputs):
     and dropped gradients as it does, and is measured when it is. Groups of a convolution each have an s.
 
     **Costs** one reduction of a layer's input at a measurement, and a few passes over the weights whose s is not 1 per
-    step. Memory, while the optimizer steps: a copy of those weights and of their gradients. Where torch's optimizers
-    take weights one by one, as on a CPU, it is a copy of one layer at a time: they step at rates of η / s then.
+    step. Memory, while the optimizer steps: a copy of those weights and of their gradients.
 
     Args:
         optimizer: any torch.optim.Optimizer but LBFGS that reads only p and p.grad.

@@ -1,6 +1,6 @@
 """Optimizers that are given the gradient times the inverse covariance of every layer's inputs."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -35,13 +35,13 @@ class Preconditioning(Map):
         self.layout, self.blocks, self.dtype = covariance.layout, covariance.blocks, covariance.dtype
         self.parameters, self.inverses = covariance.parameters, inverses
 
-    def enter(self, weights: Sequence[Tensor], known: Known, like: Callable[[Tensor], Tensor]) -> None:
+    def enter(self, weights: Sequence[Tensor], known: Known) -> None:
         """Give the parameters the preconditioned gradients."""
         gradients = [p.grad for p in self.parameters if p.grad is not None]
         matrices = [self.layout.matrix(gradient, self.dtype) for gradient in gradients]
         solved = right_multiply(self.inverses, self.blocks, matrices)
         for parameter, gradient, new in zip(self.parameters, gradients, solved, strict=True):
-            parameter.grad = self.layout.gradient(new, gradient, like)
+            parameter.grad = self.layout.gradient(new, gradient)
 
     def leave(self, weights: Sequence[Tensor], known: Known) -> None:
         """Leave the weights to the step that was taken."""

@@ -1,8 +1,8 @@
 """Which weights multiply rows that are known, and from such a weight to a matrix and back."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, dtype, nn
 from torch.nn.utils import parametrize
 
@@ -80,11 +80,11 @@ class Layout:
         shape = local(parameter).shape
         return matrix if matrix.shape == shape else matrix.reshape(shape)
 
-    def gradient(self, matrix: Tensor, old: Tensor, like: Callable[[Tensor], Tensor]) -> Tensor:
+    def gradient(self, matrix: Tensor, old: Tensor) -> Tensor:
         """A matrix as the gradient of a parameter, laid out as the old one: fused optimizers take that for granted."""
         new = self.part(matrix, old)
         if new.dtype == old.dtype and local(old) is old and new.stride() == old.stride():
             return new
-        made = like(old)
+        made = torch.empty_like(old)
         local(made).copy_(new)
         return made

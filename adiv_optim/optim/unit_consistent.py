@@ -1,7 +1,7 @@
 """Optimizers whose path no rescaling of hidden units can change."""
 
 from collections.abc import Iterable
-from typing import Any, ClassVar
+from typing import Any
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -27,7 +27,6 @@ class CanonicalChart(Chart):
         graph: its channels.
         gauge: what D and E are, and how often they are measured.
         project: after every step, bring the model itself into the balanced gauge.
-        compiled: fuse the mapping by torch.compile.
         skip: modules whose parameters take the plain step.
     """
 
@@ -37,7 +36,6 @@ class CanonicalChart(Chart):
         graph: gauges.ChannelGraph,
         gauge: gauges.Gauge,
         project: bool,
-        compiled: bool,
         skip: Skip,
     ) -> None:
         self.model, self.graph, self.gauge = model, graph, gauge
@@ -46,7 +44,7 @@ class CanonicalChart(Chart):
         self.skip = skip if isinstance(skip, str) else tuple(skip)
         skipped = {id(parameter) for module in named_in_skip(model, self.skip) for parameter in module.parameters()}
         self.skipped = {name for name, parameter in self.parameters.items() if id(parameter) in skipped}
-        self.project, self.compiled = project, compiled
+        self.project = project
         self.steps = self.measurements = 0
         self._measured: Tensor | None = None
         self._log_scales: Tensor | None = None
@@ -62,12 +60,12 @@ class CanonicalChart(Chart):
             # A weight that was frozen with a gradient left is stepped on as well.
             if name in self.skipped or parameter.grad is None:
                 continue
-            found.append(Diagonal(parameter, *factors.held(parameter), self.compiled))
+            found.append(Diagonal(parameter, *factors.held(parameter)))
         return found
 
     def settings(self) -> dict[str, Any]:
         """Return gauge and options, as the repr shows them."""
-        return {"gauge": self.gauge, "project": self.project, "compile": self.compiled, "skip": self.skip}
+        return {"gauge": self.gauge, "project": self.project, "skip": self.skip}
 
     def _measure(self) -> None:
         # Scales of the last measurement are a start: one pass over the weights is enough from there.
@@ -180,9 +178,9 @@ class UnitConsistent(Coordinates):
     of GELU, SiLU or Tanh alone every step is the plain one. `coverage()` tells for each parameter.
 
     The step costs a pass over the weights for the scales (every `gauge.every` steps) and the mapping; memory beyond
-    that of the scales is a copy of weights and gradients while the step lasts; on a CPU, where fresh memory is dear, it
-    is kept until `detach`. Behind torch's own optimizers, without weight decay or with decoupled one, the step alone is
-    mapped, and not the weights. After it p.grad is what it was before.
+    that of the scales is a copy of weights and gradients while the step lasts. Behind torch's own optimizers, without
+    weight decay or with decoupled one, the step alone is mapped, and not the weights. After it p.grad is what it was
+    before.
 
     Args:
         optimizer: any torch.optim.Optimizer but LBFGS, or another wrapper.
@@ -195,8 +193,6 @@ class UnitConsistent(Coordinates):
         project: after every step, rescale the model itself to the balanced gauge (the paper's Π). Its function
             stays what it is, its weights do not, frozen and skipped ones included. It measures every step. Not inside
             `Preconditioned`, whose averages remember activations of other scales.
-        compile: fuse the mapping into two kernels by torch.compile, for a little less time; the first step then takes
-            some seconds, and needs what torch.compile needs (on a CPU a C++ compiler).
         skip: paths of modules and module types whose parameters take the plain step, as for `attach`. Their weights
             count towards the scales of the others all the same.
 
@@ -224,7 +220,6 @@ class UnitConsistent(Coordinates):
     """
 
     chart: CanonicalChart | Detached
-    keeps_memory: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -235,7 +230,6 @@ class UnitConsistent(Coordinates):
         example_input: Any = None,
         graph: gauges.ChannelGraph | None = None,
         project: bool = False,
-        compile: bool = False,
         skip: Skip = (),
     ) -> None:
         gauge = gauges.NetworkGauge() if gauge is None else gauge
@@ -249,7 +243,7 @@ class UnitConsistent(Coordinates):
             if example_input is None:
                 raise ValueError("UnitConsistent: pass example_input, what the model is called with, to trace it.")
             graph = gauges.trace(model, example_input)
-        super().__init__(optimizer, model, CanonicalChart(model, graph, gauge, project, compile, skip))
+        super().__init__(optimizer, model, CanonicalChart(model, graph, gauge, project, skip))
         if words := self._why_little():
             warn(words)
         if project and graph.outside:

@@ -1,6 +1,6 @@
 """The coordinates in which the inputs of layers are white, and the way there and back."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -32,12 +32,12 @@ class Whitening(Map):
         self.ratio: Tensor | None = None
         self.squares: Tensor | None = None
 
-    def enter(self, weights: Sequence[Tensor], known: Known, like: Callable[[Tensor], Tensor]) -> None:
+    def enter(self, weights: Sequence[Tensor], known: Known) -> None:
         """Write parameters and gradients in the new coordinates."""
         gradients = [p.grad for p in self.parameters if p.grad is not None]
         mapped = right_multiply(self.inverse_roots, self.blocks, self._matrices(gradients))
         for parameter, gradient, new in zip(self.parameters, gradients, mapped, strict=True):
-            parameter.grad = self.layout.gradient(new, gradient, like)
+            parameter.grad = self.layout.gradient(new, gradient)
         if known.from_zero:
             return
         roots = [factor.inverse for factor in self.inverse_roots]
@@ -75,11 +75,10 @@ class Whitening(Map):
     def leave(self, weights: Sequence[Tensor], known: Known) -> None:
         """Let the weights be what they were and the step that was taken, mapped back."""
         ratio = self.ratio if self.squares is None else _ratio(self.squares.sqrt()).to(self.dtype)
-        every = self.parameters, weights, known.kept, self.negative, self.written(weights, known)
-        for parameter, whole, factor, change, new in zip(*every, strict=True):
+        for parameter, whole, factor, change in zip(self.parameters, weights, known.kept, self.negative, strict=True):
             # Where there was no step it is -0 from here on: w + (-0) is w for every w.
             step = change.neg_() if ratio is None else change.mul_(-ratio)
-            torch.add(self.layout.part(step, parameter), local(whole), alpha=factor, out=new)
+            torch.add(self.layout.part(step, parameter), local(whole), alpha=factor, out=local(parameter).detach())
 
     def _matrices(self, parts: Sequence[Tensor]) -> list[Tensor]:
         return [self.layout.matrix(part, self.dtype) for part in parts]

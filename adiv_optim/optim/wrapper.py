@@ -110,9 +110,13 @@ class OptimizerWrapper(Optimizer):
             if closure is not None:
                 with torch.enable_grad():
                     loss = closure()
+            self._before_step()
             self._inner_step()
             self._stepped()
         return loss
+
+    def _before_step(self) -> None:
+        """Called before the step, which may free gradients."""
 
     def _inner_step(self) -> None:
         with without_global_hooks():

@@ -74,9 +74,9 @@ def steps(size: Sizes) -> Iterator[tuple[str, Row]]:
 
 def unit_consistent(size: Sizes) -> Iterator[tuple[str, Row]]:
     """Ten steps of UnitConsistent(AdamW) on four layers, beside foreach AdamW's own."""
-    for every, fused in product((10, 1), (False, True) if size.whole else (False,)):
-        what = f"UnitConsistent, 4 layers of {size.width}, scales every {every}{', compiled' * fused}"
-        job, plain = partial(jobs.ten_steps, size.width, 4, every, fused), partial(jobs.ten_steps, size.width, 4)
+    for every in (10, 1):
+        what = f"UnitConsistent, 4 layers of {size.width}, scales every {every}"
+        job, plain = partial(jobs.ten_steps, size.width, 4, every), partial(jobs.ten_steps, size.width, 4)
         yield what, partial(row, what, job, plain, size.rounds)
 
 

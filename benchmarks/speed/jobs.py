@@ -140,15 +140,14 @@ def fit(problem: Problem, run: FieldRun) -> Run:
     return ten_times(step)
 
 
-def ten_steps(width: int, layers: int, every: int | None = None, compiled: bool = False) -> Run:
+def ten_steps(width: int, layers: int, every: int | None = None) -> Run:
     """Ten steps of AdamW on a ReLU network, plainly or in the network gauge measured `every` so many steps."""
     stack = [module for _ in range(layers) for module in (nn.Linear(width, width), nn.ReLU())]
     model = nn.Sequential(*stack[:-1]).to(device())
     optimizer: torch.optim.Optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, foreach=True)
     if every:
         example = torch.randn(2, width, device=device())
-        rule = NetworkGauge(every)
-        optimizer = UnitConsistent(optimizer, model, example_input=example, gauge=rule, compile=compiled)
+        optimizer = UnitConsistent(optimizer, model, example_input=example, gauge=NetworkGauge(every))
     for parameter in model.parameters():
         parameter.grad = 1e-3 * torch.randn_like(parameter)
 

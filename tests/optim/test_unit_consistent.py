@@ -13,7 +13,7 @@ from tests.helpers.cases import relative_error
 from tests.helpers.covering import paired
 from tests.helpers.proximal import Proximal
 from tests.helpers.revive import revived
-from tests.helpers.unit_consistent import BATCHES, GAUGES, ConvNet, mlp, train, wrapped
+from tests.helpers.unit_consistent import BATCHES, GAUGES, mlp, train, wrapped
 
 pytestmark = pytest.mark.usefixtures("in_float64")
 
@@ -47,36 +47,6 @@ def test_step_without_a_rate_changes_no_bit(build, rule, dtype):
         optimizer.step()
         for p, saved in zip(model.parameters(), before, strict=True):
             assert torch.equal(p, saved)
-
-
-@pytest.mark.filterwarnings("ignore")  # torch.compile warns of its own affairs
-@pytest.mark.parametrize(
-    ("dtype", "build"),
-    [
-        (torch.float64, lambda p, lr: Unknown(p, lr=lr)),
-        (torch.float64, lambda p, lr: torch.optim.AdamW(p, lr=lr, weight_decay=0.1)),
-        (torch.bfloat16, torch.optim.SGD),
-    ],
-)
-def test_compiled_mapping_is_the_mapping(dtype, build, monkeypatch):
-    monkeypatch.setattr(diagonal, "_FUSED", 100)
-    torch._dynamo.reset()
-
-    def run(compiled: bool, lr: float) -> list[Tensor]:
-        torch.manual_seed(0)
-        model = ConvNet().to(dtype)
-        graph = gauge.trace(model, torch.randn(2, 3, 8, 8).to(dtype))
-        gauge.apply_gauge(model, graph, gauge.random_gauge(graph, 1.0, generator=torch.Generator().manual_seed(0)))
-        for p in model.parameters():
-            p.grad = torch.randn_like(p)
-        optimizer = build(model.parameters(), lr=lr)
-        UnitConsistent(optimizer, model, graph=graph, compile=compiled).step()
-        return [tensor.detach() for p in model.parameters() for tensor in (p, p.grad)]
-
-    still, unmapped = run(True, 0.0)[::2], run(False, 0.0)[::2]
-    assert all(torch.equal(one, other) for one, other in zip(still, unmapped, strict=True))
-    for one, other in zip(run(True, 0.1), run(False, 0.1), strict=True):
-        assert relative_error(one, other) <= 16 * torch.finfo(dtype).eps
 
 
 def test_there_and_back_alone_would_change_bits():

@@ -150,7 +150,7 @@ def test_metrics_without_free_scales():
 def test_repr_shows_gauge_and_settings():
     optimizer = wrap(mlp(), gauge=gauge.LayerGauge(every=3), project=True)
     assert repr(optimizer).startswith("UnitConsistent(SGD (")
-    assert repr(optimizer).endswith("), gauge=LayerGauge(every=3, fan_in=True), project=True, compile=False, skip=())")
+    assert repr(optimizer).endswith("), gauge=LayerGauge(every=3, fan_in=True), project=True, skip=())")
 
 
 def test_detached_wrapper_takes_the_steps_of_the_optimizer_within():
