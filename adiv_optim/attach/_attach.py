@@ -13,7 +13,7 @@ from ..attention import LogitProjection
 from ..corrections import Correction, check_correction
 from ..functional.uses import plain_uses
 from .checks import Skip, bypassed, label, layers_of, named_in_skip, refuse_attached, refuse_lazy, trainable
-from .coverage import UNCALLED, Coverage, resolved, warn, wrappers_of
+from .coverage import UNCALLED, Coverage, resolved, warn
 from .layers import PLAIN, Corrected, corrected_types, name_of, plain_type, swapped
 
 
@@ -131,11 +131,11 @@ def detach(model: nn.Module) -> nn.Module:
 
 
 def coverage(model: nn.Module, loss: Tensor | None = None) -> Coverage:
-    """List, after a backward, each trainable parameter as treated, skipped or never seen.
+    """List, after a backward, each trainable parameter as treated by a correction, skipped or never seen.
 
-    A parameter is treated by the correction of its layer, once that has run, and by every wrapper of coordinates
-    (`Whitened`, `UnitConsistent`, …) that says so. One that several modules share is listed once; if only some of them
-    are corrected layers it is "corrected … in part", and the part of the others in its gradient is plain.
+    A parameter is treated by the correction of its layer, once that has run. One that several modules share is listed
+    once; if only some of them are corrected layers it is "corrected … in part", and the part of the others in its
+    gradient is plain. What a wrapper of coordinates does is said by the wrapper's own `coverage()`.
 
     The modules do not tell whether a program also uses a weight without calling its layer, as in x @ layer.weight, a
     penalty on the weights, or `functional_call` of another function: from them alone it is reported as corrected. With
@@ -143,7 +143,7 @@ def coverage(model: nn.Module, loss: Tensor | None = None) -> Coverage:
     loss's backward.
 
     Args:
-        model: with corrections or wrappers, or without.
+        model: with corrections, or without.
         loss: one that the model computed, before or after its backward: a parameter used outside of a corrected layer
             is "corrected … in part".
 
@@ -165,20 +165,7 @@ def coverage(model: nn.Module, loss: Tensor | None = None) -> Coverage:
         1.weight: skipped (LayerNorm has no correction)
         1.bias: skipped (LayerNorm has no correction)
     """
-    notes, elements, paths = _corrections(model, used_plainly=set() if loss is None else plain_uses(loss))
-    by_wrappers: dict[str, list[tuple[str, str]]] = {}
-    for registered, wrapper in wrappers_of(model):
-        # A parameter may have another name there, in a part of the model or in one around it.
-        there = dict(registered.named_parameters(remove_duplicate=False))
-        report = wrapper.coverage()
-        for kind in ("treated", "never_seen", "skipped"):
-            for name, what in getattr(report, kind).items():
-                if name in there and (path := paths.get(id(there[name]))) is not None:
-                    by_wrappers.setdefault(path, []).append((kind, what))
-    if not any(isinstance(module, Corrected) for module in model.modules()):
-        # A wrapper's words are then all there is to say.
-        notes = {path: [] if path in by_wrappers else said for path, said in notes.items()}
-    return resolved({path: [*said, *by_wrappers.get(path, [])] for path, said in notes.items()}, elements)
+    return resolved(*_corrections(model, used_plainly=set() if loss is None else plain_uses(loss)))
 
 
 def correction_coverage(model: nn.Module, skipped: Container[nn.Module] = (), trained: bool = False) -> Coverage:
@@ -186,8 +173,7 @@ def correction_coverage(model: nn.Module, skipped: Container[nn.Module] = (), tr
 
     `trained` says that a backward has come since, which is known of itself where a layer has run.
     """
-    notes, elements, _ = _corrections(model, skipped, trained=trained)
-    return resolved(notes, elements)
+    return resolved(*_corrections(model, skipped, trained=trained))
 
 
 def _corrections(
@@ -195,8 +181,8 @@ def _corrections(
     skipped: Container[nn.Module] = (),
     used_plainly: Container[int] = (),
     trained: bool = False,
-) -> tuple[dict[str, list[tuple[str, str]]], dict[str, int], dict[int, str]]:
-    """Path → how its modules' corrections treat a parameter, and its size; the path by the parameter's id."""
+) -> tuple[dict[str, list[tuple[str, str]]], dict[str, int]]:
+    """Path → how its modules' corrections treat a parameter, and its size."""
     owned: dict[int, list[tuple[str, nn.Parameter, nn.Module]]] = {}
     for path, owner in layers_of(model).items():
         for name, parameter in trainable(owner, path) if owner not in skipped else ():
@@ -223,7 +209,7 @@ def _corrections(
                 notes[path].append(("treated", rule) if owner._ran else _not_run(parameter, trained))
             elif isinstance(owner, LogitProjection):
                 notes[path].append(("treated", f"corrected by AttentionIdeal{part}"))
-    return notes, elements, {key: uses[0][0] for key, uses in owned.items()}
+    return notes, elements
 
 
 def _not_run(parameter: nn.Parameter, trained: bool) -> tuple[str, str]:

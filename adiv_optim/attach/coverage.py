@@ -5,10 +5,6 @@ import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
-from weakref import WeakKeyDictionary, ref
-
-from torch import nn
 
 #: Why a parameter is plain whose layer would be treated, had it run.
 UNCALLED = "it has a gradient, but its layer was never called: another module uses its weight"
@@ -73,38 +69,6 @@ def resolved(notes: Mapping[str, Sequence[tuple[str, str]]], elements: Mapping[s
         kind = next(kind for kind in found if any(kind == one for one, _ in said))
         found[kind][path] = ", ".join(dict.fromkeys(what for one, what in said if one == kind))
     return Coverage(**found, elements=elements)
-
-
-class Reports(Protocol):
-    """A wrapper as `register` takes it: it can say which parameters of the model it reaches."""
-
-    def coverage(self) -> Coverage:
-        """Return the parameters of that model that it treats itself."""
-
-
-#: By the model, who treats it. Weak on both sides, and no part of the model, which a copy or a pickle would carry on.
-_WRAPPERS: WeakKeyDictionary[nn.Module, list[ref[Reports]]] = WeakKeyDictionary()
-
-
-def register(model: nn.Module, wrapper: Reports) -> None:
-    """Let `attach.coverage` ask a wrapper for the parameters it treats; a wrapper that is gone is not asked."""
-    alive = [kept for kept in _WRAPPERS.get(model, []) if kept() is not None]
-    _WRAPPERS[model] = alive if any(kept() is wrapper for kept in alive) else [*alive, ref(wrapper)]
-
-
-def wrappers_of(model: nn.Module) -> list[tuple[nn.Module, Reports]]:
-    """Every wrapper of a model with a parameter of this one, first registered first, each with that model.
-
-    It may be a part of this one (an encoder), or hold this one (a model in DistributedDataParallel).
-    """
-    own = {id(parameter) for parameter in model.parameters()}
-    return [
-        (registered, wrapper)
-        for registered, kept in list(_WRAPPERS.items())
-        if any(id(parameter) in own for parameter in registered.parameters())
-        for wrapper in (each() for each in kept)
-        if wrapper is not None
-    ]
 
 
 def uncalled_words(paths: Sequence[str], most: int = 4) -> str:

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from .._linalg import host
 from .._linalg.shards import whole
-from ..attach.coverage import Coverage, register, warn
+from ..attach.coverage import Coverage, warn
 from ..functional.shared import refuse_capture, without_autocast
 from .chart import Chart, Detached, Map
 from .checkpoint import DICT, check
@@ -111,7 +111,6 @@ class Coordinates(OptimizerWrapper):
         #: Ids of parameters that took the plain step last because those of their layer do not move together.
         self._apart: set[int] = set()
         self._stepping = False
-        register(self.model, self)
         handle = self.inner.register_step_pre_hook(_Watch(self))
         weakref.finalize(self, handle.remove)
 

@@ -1,10 +1,6 @@
 """coverage: which parameters were corrected, which were skipped and why, and which never ran."""
 
-import copy
-import gc
-import pickle
 import warnings
-import weakref
 
 import pytest
 import torch
@@ -14,7 +10,6 @@ from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
 
 from adiv_optim import Coverage, GradientOnly, Proportional, attach, coverage, detach
-from adiv_optim.attach.coverage import register
 from tests.attach.test_attach import Doubled, Net
 
 EXACT = 1e-6  # float32, the exported program may use other kernels
@@ -267,60 +262,6 @@ def test_layer_with_a_forward_of_its_own_is_left_alone_and_named():
     attach(model, Proportional())
     assert type(model[1]) is nn.Linear
     assert coverage(model).skipped["1.weight"] == "this Linear has a forward of its own set on it"
-
-
-class Halving:
-    """What a wrapper of coordinates tells of the model it was registered for."""
-
-    def __init__(self, model, treated=(), never_seen=(), skipped=()):
-        self.model, self.parts = model, (treated, skipped, never_seen)
-        register(model, self)
-
-    def coverage(self):
-        elements = {name: parameter.numel() for name, parameter in self.model.named_parameters()}
-        return Coverage(*(dict(part) for part in self.parts), elements=elements)
-
-
-def two_layers():
-    return nn.ModuleDict({"body": nn.Linear(3, 3), "head": nn.Linear(3, 2)})
-
-
-def test_wrappers_are_asked_and_who_treats_a_parameter_outweighs_who_does_not():
-    model = attach(two_layers(), Proportional(), skip=["head"])
-    one = Halving(model, {"body.weight": "halved"}, {"head.weight": "no rows"}, {"head.bias": "a bias alone"})
-    other = Halving(model, {"body.weight": "halved", "head.weight": "doubled"})
-    report = coverage(model)
-    assert report.treated == {"body.weight": "halved", "head.weight": "doubled"}
-    assert report.never_seen == {"body.bias": "its layer has not run"}
-    assert report.skipped == {"head.bias": "no correction attached, a bias alone"}
-    model["body"](torch.ones(1, 3)).sum().backward()
-    assert coverage(model).treated["body.weight"] == "corrected by Proportional, halved"
-    assert coverage(detach(model)).skipped == {"body.bias": "no correction attached", "head.bias": "a bias alone"}
-    del one, other
-    gc.collect()
-    assert coverage(model).treated == {}
-
-
-def test_a_wrapper_of_a_part_or_of_a_container_is_found_by_the_parameters():
-    model = two_layers()
-    container = nn.ModuleList([model])
-    wrappers = Halving(model["body"], {"weight": "halved"}), Halving(container, {"0.head.weight": "doubled"})
-    assert coverage(model).treated == {"body.weight": "halved", "head.weight": "doubled"}
-    assert coverage(container).treated == {"0.body.weight": "halved", "0.head.weight": "doubled"}
-    assert coverage(model["head"]).treated == {"weight": "doubled"}
-    assert coverage(two_layers()).treated == {}
-    del wrappers
-
-
-def test_copies_carry_no_wrapper_and_none_keeps_its_model():
-    model = two_layers()
-    wrapper = Halving(model, {"body.weight": "halved"})
-    for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-        assert coverage(twin).treated == {}
-    gone = weakref.ref(model)
-    del wrapper.model, model, twin
-    gc.collect()
-    assert gone() is None
 
 
 def test_little_is_corrected_is_said_once_with_reason_and_remedy():

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from adiv_optim import attach, coverage, detach, gauge
+from adiv_optim import attach, detach, gauge
 from adiv_optim.attach.layers import Corrected
 from tests.helpers import checkpoints
 from tests.helpers.loops import (
@@ -86,7 +86,7 @@ def every_loop(rank: int, folder: Path) -> dict[str, Any]:
             optimizer = wrapped(name, model)
             train(model, optimizer, halves(rank))
             found[f"{kind}-{name}"] = whole(model)
-            found[f"{kind}-{name}-covered"] = tuple(coverage(model).treated)
+            found[f"{kind}-{name}-covered"] = tuple(optimizer.coverage().treated)
         found[f"resumed-{name}"] = resumed(rank, name, folder / name)
     for name in CORRECTIONS:
         method = METHODS[name]

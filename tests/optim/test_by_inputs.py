@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from adiv_optim import BatchIdeal, GradientOnly, Preconditioned, UnitConsistent, Whitened, coverage, gauge
+from adiv_optim import BatchIdeal, GradientOnly, Preconditioned, UnitConsistent, Whitened, gauge
 from adiv_optim._linalg import roots as roots_module
 from adiv_optim._linalg.roots import NoRootError, Whole, eigh, followed, inverse_root
 from tests.helpers.cases import relative_error
@@ -238,15 +238,6 @@ def test_a_model_of_small_layers_beside_a_great_table_is_told():
         match="less than half of the elements of Sequential .*: Embedding is not a layer whose rows are known .96.7%",
     ):
         Whitened(torch.optim.SGD(model.parameters(), lr=0.1), model)
-
-
-def test_coverage_of_a_model_knows_its_wrappers():
-    model, x = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4)), torch.randn(7, 4)
-    optimizer = Whitened(torch.optim.SGD(model.parameters(), lr=0.1), model)
-    trained(optimizer, model, x, 1)
-    found = coverage(model)
-    assert found.treated == {"0.weight": "whitened, 5 columns", "0.bias": "whitened, with its weight"}
-    assert set(found.skipped) == {"1.weight", "1.bias"}
 
 
 def test_layers_called_by_keyword_are_seen():
