@@ -114,11 +114,13 @@ def right_multiply(
     return [whole] if bias is None else [whole, bias]
 
 
-def _saved_rank(state: Any, name: str) -> tuple[int | None, ...]:
+def _saved_rank(state: Any, layer: InputCovariance) -> tuple[int | None, ...]:
     """The rank with which a layer was saved, as the only entry; none, if that cannot be told."""
     try:
-        bases = state["layers"][name].get("bases", ())
-        return (int(bases[0].shape[-1]) if len(bases) else None,)
+        part = state["layers"][layer.name]
+        if "bases" in part:
+            return (int(part["bases"][0].shape[-1]),)
+        return () if len(part["total"]) == len(layer.shapes) else (None,)
     except (TypeError, LookupError, AttributeError):
         return ()
 
@@ -157,7 +159,7 @@ class WhiteChart(CovarianceChart[InputCovariance]):
     def check_state_dict(self, state: dict[str, Any]) -> None:
         """Refuse the state of other layers, or of another rank."""
         for layer in self.layers:
-            own, saved = getattr(layer, "rank", None), _saved_rank(state, layer.name)
+            own, saved = getattr(layer, "rank", None), _saved_rank(state, layer)
             if saved and saved != (own,):
                 raise ValueError(
                     f"state_dict['chart']['layers'][{layer.name!r}] was saved with rank={saved[0]}, this has "

@@ -12,6 +12,9 @@ from torch.optim import AdamW
 from tests.fuzz.by_hand import AmbiguousError, Call, Method, as_matrices, from_matrices, mean, weights
 from tests.fuzz.networks import LAYERS, Network, Training
 
+#: The golden section.
+GOLDEN = (math.sqrt(5) - 1) / 2
+
 
 @dataclass
 class Memory:
@@ -77,7 +80,9 @@ class ByInputs(Method):
     def enter(self) -> None:
         self.left = self.gradients()
         every = self.settings["every"]
-        if self.steps % every == 0 or (self.steps < every and self.steps in (1, 2, 4, 8)):
+        first = self.steps < every and self.steps in (0, 1, 2, 4, 8)
+        round_ = self.steps // every
+        if first or (round_ and self.steps == round_ * every + math.floor(every * math.fmod(round_**2 * GOLDEN, 1))):
             for memory in self.memories:
                 self._measure(memory)
         self.there = []

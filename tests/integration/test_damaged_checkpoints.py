@@ -169,7 +169,6 @@ MEMORY: dict[str, dict[str, tuple[str, Change, str]]] = {
         "bases-truncated": (f"{WHITE}['bases']", shorter, " is a list of 0, wanted a list of 1"),
         "basis-nan": (f"{WHITE}['bases'][0]", poisoned, f" {F64} (1, 13, 2) with NaN or inf, wanted"),
         "basis-truncated": (f"{WHITE}['bases'][0]", lambda u: u[:, 1:], f" {F64} (1, 12, 2), wanted"),
-        "of-another-rank": (f"{WHITE}['bases'][0]", lambda u: u[..., 1:], f" {F64} (1, 13, 1), wanted"),
     },
 }  # fmt: skip
 
@@ -182,6 +181,11 @@ MEMORY["preconditioned"] = {name: MEMORY["whitened"][name] for name in ("no-dict
 def test_damaged_memory_of_the_wrapper_is_refused(wrapper, name):
     path, change, message = MEMORY[wrapper][name]
     assert_refused(wrapper, damaged(saved(wrapper), path, change), f"state_dict{path}{message}")
+
+
+def test_memory_of_another_rank_is_refused_by_both():
+    state = damaged(saved("whitened-rank"), f"{WHITE}['bases'][0]", lambda u: u[..., 1:])
+    assert_refused("whitened-rank", state, f"{WHITE} was saved with rank=1, this has rank=2")
 
 
 @pytest.mark.parametrize("wrapper", WRAPPERS)
