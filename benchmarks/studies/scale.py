@@ -129,8 +129,8 @@ def batch_ideal(layer: Layer, at: Setting) -> Cost:
 
 def input_scaled(layer: Layer, at: Setting) -> Cost:
     """`InputScaled`, where no scale is 1: passes over weights, and over inputs where they are measured."""
-    # A sharded weight copied; the gradient divided, the weight set to zero; the step divided, and added to the weight.
-    passes = (2 * (at.gpus > 1) + 2 + 1 + 2 + 3) * FLOAT * layer.outputs * layer.inputs / at.gpus
+    # The weight copied; the gradient divided, the weight set to zero; the step divided, and added to the weight.
+    passes = (2 + 2 + 1 + 2 + 3) * FLOAT * layer.outputs * layer.inputs / at.gpus
     measured = HALF * at.tokens * layer.inputs / at.gpus
     return Cost(kept=FLOAT, sent=at.all_reduce(FLOAT + DOUBLE) / at.every, passes=passes + measured / at.every)
 
