@@ -26,7 +26,6 @@ def facts() -> Iterator[tuple[str, str]]:
     yield "threads", f"{torch.get_num_threads()}"
     for name in ("numpy", *OPTIONAL):
         yield name, installed(name)
-    yield "torch.optim.Muon", "there" if hasattr(torch.optim, "Muon") else "not in this torch (2.9 or newer has it)"
     yield "torch.compile", _compiles()
 
 

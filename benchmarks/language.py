@@ -154,8 +154,6 @@ def lacks(method: str) -> str | None:
     package = PACKAGES.get(optimizer or "")
     if package and find_spec(package) is None:
         return f"the package {package}; pip install '.[peers]' brings it"
-    if optimizer == "muon" and not hasattr(torch.optim, "Muon"):
-        return f"torch.optim.Muon, of torch 2.9 or newer; this is torch {torch.__version__}"
     return None
 
 

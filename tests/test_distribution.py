@@ -135,7 +135,6 @@ def test_command_reports_versions_and_what_works():
     assert found["adiv_optim"] == adiv_optim.__version__
     assert found["torch"] == torch.__version__
     assert found["Python"].startswith(".".join(map(str, sys.version_info[:3])))
-    assert found["torch.optim.Muon"].startswith("there") == hasattr(torch.optim, "Muon")
     assert found["torch.compile"].split(":")[0] in ("works", "fails")
     assert found["GPU"].startswith("none") != torch.cuda.is_available()
     assert {"platform", "threads", "numpy", *OPTIONAL} <= found.keys()

@@ -3,7 +3,7 @@
 import inspect
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 
 import torch
@@ -95,7 +95,7 @@ def _rows(tensor: Tensor, stacked: bool) -> Tensor:
 
 def _input_gradient(rows: Tensor, grad_rows: Tensor, weight: Tensor) -> Tensor:
     """G W, as torch multiplies it: by the transposes where X lies column by column, which rounds differently."""
-    # Compiled code rounds in its own way, and the compiler of torch 2.6 refuses to look at strides here.
+    # Compiled code rounds in its own way.
     column_major = not torch.compiler.is_compiling() and rows.stride() == (1, len(rows))
     return (weight.mT @ grad_rows.mT).mT if column_major else grad_rows @ weight
 
@@ -165,8 +165,7 @@ class LinearRows(Trained):
         """X~ᵀ(K + λI)⁻¹G if there are no more rows than columns of X~, else (X~ᵀX~ + λI)⁻¹X~ᵀG."""
         dtype = torch.promote_types(self.rows.dtype, torch.float32)
         wide = self._of(self.rows.to(dtype), self.grad_rows.to(dtype))
-        # As integers: the compiler of torch 2.6 multiplies no unknown size by a truth value.
-        few = self.count <= self.rows.shape[-1] * int(self.needs_weight) + int(self.needs_bias)
+        few = self.count <= self.rows.shape[-1] * self.needs_weight + self.needs_bias
         solved = wide.sample_side(solve) if few else self.feature_side([wide], self.count, solve)
         return {name: gradient.to(self.rows.dtype) for name, gradient in solved.items()}
 
@@ -190,8 +189,7 @@ class LinearRows(Trained):
         return self._of(self.rows, grad_rows)
 
     def _of(self, rows: Tensor, grad_rows: Tensor) -> "LinearRows":
-        # Not dataclasses.replace, which the compiler of torch 2.6 cannot follow.
-        return LinearRows(rows, grad_rows, self.needs_weight, self.needs_bias, self.label)
+        return replace(self, rows=rows, grad_rows=grad_rows)
 
 
 def gram_of(left: list[Tensor], right: list[Tensor]) -> Tensor:
@@ -252,8 +250,7 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, correction
     The cost over the plain backward is one pass over X and one over the narrower of X and G; memory that
     is live at the peak does not grow. Works under vmap, torch.compile, autocast and in half precision, in
     which norms and scales are float32. Forward-mode and second derivatives raise. Compiling *around* vmap runs
-    this function outside the graph; before torch 2.8, compiling around torch.func transforms (vmap, grad)
-    silently gives plain gradients: compile the model, or transform it, not both.
+    this function outside the graph.
 
     Args:
         input: shape (..., in_features); every leading dimension counts rows.

@@ -21,12 +21,6 @@ SLICES = 8
 #: and none of them has fewer numbers than this.
 SLICE_NUMBERS = 2**19
 
-#: Whether code that torch.compile traces may ask if a tensor is batched by vmap.
-COMPILER_SEES_VMAP = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 8)
-
-#: Whether torch.export is writing down the model, which has no backward pass then. Before torch 2.7 it does not tell.
-exporting: Callable[[], bool] = getattr(torch.compiler, "is_exporting", lambda: False)
-
 
 class _OnceOnly(Function):
     """Identity whose derivative raises, also where torch's `once_differentiable` is silent: under torch.func."""
@@ -62,10 +56,9 @@ def apply(function: type[Function], *arguments: Any) -> Tensor:
 
     Traced under vmap, a Function's forward is inlined and its backward is lost: the gradients would be plain,
     without a word. Run eagerly they are right, and fullgraph=True says that it cannot have the whole graph.
-    Before 2.8 torch's compiler cannot be asked whether it is under vmap; the documentation warns of it there.
     """
     if torch.compiler.is_compiling():
-        for argument in arguments if COMPILER_SEES_VMAP else ():
+        for argument in arguments:
             if isinstance(argument, Tensor) and torch._C._functorch.is_batchedtensor(argument):
                 return _apply_eagerly(function, *arguments)
     elif torch.is_inference_mode_enabled():  # which has no backward pass; its tensors cannot be saved for one
@@ -110,7 +103,7 @@ def parts(tensor: Tensor) -> list[slice]:
 def autocast(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:
     """Cast as torch.autocast would for a matrix product, but differentiably, and before a Function saves its input."""
     device = next(tensor.device.type for tensor in tensors if tensor is not None)
-    # Autocast knows no meta device, and asking torch.amp whether it does breaks the graph of torch 2.6's compiler.
+    # Autocast knows no meta device.
     if device == "meta" or not torch.is_autocast_enabled(device):
         return tensors
     dtype = torch.get_autocast_dtype(device)

@@ -10,7 +10,7 @@ from torch.autograd import Function
 from torch.utils.hooks import RemovableHandle
 
 from ..attach.checks import bypassed, label
-from ..functional.shared import Hook, exporting
+from ..functional.shared import Hook
 from .scales.rz import rz_scaling
 
 
@@ -48,7 +48,7 @@ def uc_linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tens
 
     **None of these is a gradient of the loss**: the chain leaves out the rescaling D E between one layer's canonical
     output and the next one's canonical input. The steps need not go downhill, and second derivatives mean nothing.
-    It costs one pass over the weight in the forward. torch.func.vmap may go over the input, from torch 2.7 on, but not
+    It costs one pass over the weight in the forward. torch.func.vmap may go over the input, but not
     over the weight, whose zeros have to be seen.
 
     Args:
@@ -91,7 +91,7 @@ def uc_backpropagation(model: nn.Module) -> "UCBackpropagation":
 
     Returns:
         A handle whose `remove()` restores torch's backward pass; also a context manager. A copy of the model keeps the
-        backward pass, and has no handle. Before torch 2.7, call `gauge.trace` and torch.export first.
+        backward pass, and has no handle.
 
     Raises:
         ValueError: the model has no such layer, or one that goes through W'ᵀ already.
@@ -157,7 +157,7 @@ class _Ends:
         ]
 
     def input(self, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if not torch.is_grad_enabled() or exporting():
+        if not torch.is_grad_enabled() or torch.compiler.is_exporting():
             return None
         positions = layer.weight.dim() - 2
         scaling = rz_scaling(layer.weight, groups=getattr(layer, "groups", 1), kernel_dims=positions)

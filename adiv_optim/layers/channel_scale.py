@@ -1,9 +1,9 @@
 """The parameterised scaling that normalisers end with, by itself."""
 
 from collections.abc import Sequence
+from typing import Unpack
 
 from torch import Tensor
-from typing_extensions import Unpack
 
 from .channelwise import ChannelOptions, Channelwise
 

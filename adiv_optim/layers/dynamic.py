@@ -2,11 +2,10 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
-from typing_extensions import Unpack
 
 from .._linalg.limits import check_positive, given
 from .channelwise import ChannelOptions, Channelwise, empty

@@ -66,13 +66,6 @@ _hooks: weakref.WeakValueDictionary[int, Hook] = weakref.WeakValueDictionary()
 #: While a graph is traced: by token the tensor that its layer has read last, and its version then.
 _last_read: Any = WeakIdKeyDictionary()
 
-#: Keeps the operation out of CUDA graphs, whose replay would not count. Torch 2.6 has no such tag.
-_UNSAFE: Any = getattr(torch.Tag, "cudagraph_unsafe", None)
-
-#: Whether that tracing is torch.export's, where torch.compiler.is_compiling() is true of it: then nothing is counted.
-#: From torch 2.7 on the hook asks torch.compiler.is_exporting.
-_EXPORTS_ONLY = not hasattr(torch.compiler, "is_exporting")
-
 
 def token_of(hook: Hook) -> Tensor:
     """Return what names a hook in graphs, for as long as it lives.
@@ -86,12 +79,12 @@ def token_of(hook: Hook) -> Tensor:
 
 
 def countable(input: Any) -> bool:
-    """Whether a graph is traced that may have `count` of this input: not a DTensor, nor on a GPU without the tag.
+    """Whether a graph is traced that may have `count` of this input, which is no DTensor then.
 
     Asked within a transform of torch.func, it breaks the graph.
     """
     traced = torch.compiler.is_dynamo_compiling() and _functorch.maybe_current_level() is None
-    return traced and type(input) in (Tensor, nn.Parameter) and (input.is_cpu or _UNSAFE is not None)
+    return traced and type(input) in (Tensor, nn.Parameter)
 
 
 @has_side_effect
@@ -105,8 +98,6 @@ def count(token: Tensor, input: Tensor) -> None:
     if type(token) is Tensor:  # of a backend that runs what it is given as it is; checkpoints keep the token
         _count_rows(token.clone(), [], input.detach())
         return
-    if _EXPORTS_ONLY and torch.compiler.is_compiling():
-        return
     now = None if input.is_inference() else input._version
     earlier = [other for other, (read, then) in _last_read.items() if read() is input and then == now]
     _last_read[token] = weakref.ref(input), now
@@ -117,7 +108,7 @@ def count(token: Tensor, input: Tensor) -> None:
     "adiv_optim::count_rows",
     mutates_args=("token",),
     schema="(Tensor(a0!) token, Tensor[] earlier, Tensor input) -> ()",
-    **({} if _UNSAFE is None else {"tags": (_UNSAFE,)}),
+    tags=(torch.Tag.cudagraph_unsafe,),  # the replay of a CUDA graph would not count
 )
 def _count_rows(token: Tensor, earlier: Sequence[Tensor], input: Tensor) -> None:
     hook = _hooks.get(int(token))

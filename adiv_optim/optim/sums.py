@@ -12,7 +12,7 @@ from torch.nn.utils import parametrize
 
 from .._linalg import host
 from .._linalg.shards import Cut, cut_of, local
-from ..functional.shared import exporting, refuse_capture, without_autocast
+from ..functional.shared import refuse_capture, without_autocast
 from .checkpoint import NUMBER, POSITIVE, Maybe, check, numbers
 from .counting import Traced, count, countable, outside_transforms, rows_within, token_of
 
@@ -262,7 +262,7 @@ class _Hook:
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         sums = self.sums()
         # Not module.training: fine-tuning under eval() is usual.
-        if sums is None or not torch.is_grad_enabled() or exporting() or torch.jit.is_tracing():
+        if sums is None or not torch.is_grad_enabled() or torch.compiler.is_exporting() or torch.jit.is_tracing():
             return
         if getattr(module, "_is_replica", False):
             raise RuntimeError(

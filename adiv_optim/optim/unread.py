@@ -13,12 +13,9 @@ from .wrapper import OptimizerWrapper
 
 #: These read their state and the gradient, and a weight where it decays and nowhere else.
 _KNOWN: set[type[Optimizer]] = {optim.SGD, optim.Adam, optim.AdamW, optim.NAdam, optim.RAdam, optim.Adamax}
-_KNOWN |= {optim.RMSprop, optim.Adagrad, optim.Adadelta}
+_KNOWN |= {optim.RMSprop, optim.Adagrad, optim.Adadelta, optim.Muon}
 #: Of these, those whose decay is always decoupled: w is multiplied by 1 − ηλ before the step is added.
-_DECOUPLED: set[type[Optimizer]] = {optim.AdamW}
-if hasattr(optim, "Muon"):  # older versions have none
-    _KNOWN.add(optim.Muon)
-    _DECOUPLED.add(optim.Muon)
+_DECOUPLED: set[type[Optimizer]] = {optim.AdamW, optim.Muon}
 
 
 def those_who_step(optimizer: Optimizer) -> list[Optimizer]:

@@ -164,7 +164,7 @@ def language_model(
     """
     preset = PRESETS[size]
     model = GPT(preset, 65, norm, embedding_deviation).to(device())
-    matrices_only = kind is getattr(torch.optim, "Muon", None)
+    matrices_only = kind is torch.optim.Muon
     optimizer = kind(matrices(model) if matrices_only else list(model.parameters()), lr=1e-3)
     if wrap is not None:
         optimizer = wrap(optimizer, model)

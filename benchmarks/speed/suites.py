@@ -171,10 +171,10 @@ def _language(network: str, rows: Iterable[dict[str, Any]]) -> dict[str, Any]:
 def _language_rows(variants: Mapping[str, Any], batch_sizes: Mapping[int, tuple[int, int]], *model: Any) -> Iterator:
     """Batch sizes come with how many rounds there are, and how many of the variants."""
     for name, (batch_size, (rounds, count)) in product(("AdamW", "Muon"), batch_sizes.items()):
-        if kind := getattr(torch.optim, name, None):  # older versions have no Muon
-            for variant, wrap in list(variants.items())[:count]:
-                job, plain = (partial(jobs.language_model, kind, batch_size, each, *model) for each in (wrap, None))
-                yield row(f"{name}, batch {batch_size}{variant}", job, plain, rounds)
+        kind = getattr(torch.optim, name)
+        for variant, wrap in list(variants.items())[:count]:
+            job, plain = (partial(jobs.language_model, kind, batch_size, each, *model) for each in (wrap, None))
+            yield row(f"{name}, batch {batch_size}{variant}", job, plain, rounds)
 
 
 def whitened(data: str) -> dict[str, Any]:

@@ -5,11 +5,9 @@ import torch
 from torch.func import vmap
 
 from adiv_optim import functional
-from adiv_optim.functional.shared import COMPILER_SEES_VMAP
 from tests.helpers.cases import each_correction, relative_error
 
 TOLERANCE = 1e-12
-pytestmark = pytest.mark.skipif(not COMPILER_SEES_VMAP, reason="documented: before torch 2.8 the correction is lost")
 
 
 def linear_loss(weight, input, correction):
