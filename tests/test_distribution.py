@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import tomllib
 import venv
 import zipfile
 from pathlib import Path
@@ -146,7 +147,6 @@ def test_command_tells_what_is_installed_from_what_is_not():
 
 
 def test_command_knows_every_optional_package_of_the_project():
-    tomllib = pytest.importorskip("tomllib", reason="Python 3.10 has no tomllib")
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     wanted = [*extras["bench"], *extras["peers"], *extras["integration"]]
     assert {re.split("[=>]", name)[0] for name in wanted if not name.startswith("adiv_optim")} == set(OPTIONAL)

@@ -84,9 +84,7 @@ def test_table_has_means_and_welchs_p_by_hand(tmp_path):
     assert "| 2 | 1.550 ± 0.050 |" in longer["norm-free-2"]
 
 
-@pytest.mark.parametrize(
-    "method", ["adamw", pytest.param("muon", marks=pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="2.9"))]
-)
+@pytest.mark.parametrize("method", ["adamw", "muon"])
 def test_embeddings_have_a_rate_of_their_own_where_it_is_asked_for(method):
     def moved(embedding_lr):
         run = TextRun("t", method, "none", 1e-2, preset="tiny", embedding_lr=embedding_lr)

@@ -33,7 +33,6 @@ def test_backward_is_the_formula(shape, with_bias):
     assert relative_error(x.grad, g @ weight) > 1e-2  # torch's own
 
 
-@pytest.mark.skipif(not hasattr(torch.compiler, "is_exporting"), reason="documented: from torch 2.7 on")
 def test_vmap_is_a_loop():
     weight, x = torch.randn(4, 5), torch.randn(3, 2, 5)
 
@@ -119,7 +118,6 @@ def test_attached_composes_copies_and_comes_off():
     assert not any(m._forward_pre_hooks or m._forward_hooks for m in model)
 
 
-@pytest.mark.skipif(not hasattr(torch.compiler, "is_exporting"), reason="documented: before torch 2.7 trace first")
 def test_attached_model_is_traced_as_the_plain_one():
     model, x = chain(), torch.randn(5, 3, 8, 8)
     with uc_backpropagation(model):

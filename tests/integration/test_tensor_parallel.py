@@ -72,7 +72,6 @@ BY_INPUTS = [name for name in COORDINATES if name != "unit-consistent"]
 INNER = {"adamw": adamw, "sgd": sgd}
 CASES = [(name, inner) for name in COORDINATES for inner in INNER]
 #: There torch's own SGD, with nothing around it, takes what one process holds of a normaliser's gradient for all of it.
-sgd_is_right = pytest.mark.skipif(torch.__version__.startswith("2.6."), reason="SGD of torch 2.6 is wrong here itself")
 #: What sums over processes are left out, or made where there should be none → wrappers that do something else then.
 WRONG = {"columns": BY_INPUTS, "norms": ["whitened"], "others' rows": ["preconditioned", "whitened"]}
 on_two = pytest.mark.parametrize("ranks", [2], indirect=True)
@@ -172,9 +171,7 @@ def ranks(request, tmp_path_factory):
     return on_processes(request.param, every_loop, folder, folder)
 
 
-@pytest.mark.parametrize(
-    ("name", "inner"), [pytest.param(*case, marks=[sgd_is_right] * (case[1] == "sgd")) for case in CASES]
-)
+@pytest.mark.parametrize(("name", "inner"), CASES)
 def test_tensor_parallel_processes_are_one_with_blocks_of_columns(ranks, name, inner):
     wanted = alone(name, inner, len(ranks))
     for rank in ranks:
@@ -191,7 +188,6 @@ def test_copies_of_tensor_parallel_layers_are_one_on_the_joined_batch(ranks, nam
         assert deviation(rank[f"copies-{name}"], alone(name, "adamw", 2)) <= EXACT
 
 
-@sgd_is_right
 def test_corrected_layers_are_linear_layers(tmp_path):
     model = attach(network(2, apart=True), Proportional())
     wanted = train(model, COORDINATES["whitened"](sgd(model), model), batches())

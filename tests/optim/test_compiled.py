@@ -21,8 +21,6 @@ pytestmark = [
 ]
 
 NAMES = ("input-scaled", "preconditioned", "whitened", "whitened-rank")
-#: torch 2.6 runs what counts rows again in the backward pass of a checkpoint, as eager mode does.
-ONCE = tuple(map(int, torch.__version__.split(".")[:2])) > (2, 6)
 
 
 class Block(nn.Module):
@@ -119,9 +117,7 @@ def test_inductor():
     [
         {"sizes": (8, 6, 4, 10, 2, 8)},
         {"autocast": True},
-        pytest.param(
-            {"again": True}, marks=pytest.mark.skipif(not ONCE, reason="torch 2.6 counts again, as documented")
-        ),
+        {"again": True},
     ],
     ids=["sizes", "autocast", "checkpoints"],
 )

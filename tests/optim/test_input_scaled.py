@@ -17,9 +17,8 @@ OPTIMIZERS = {
     "sgd": lambda p: torch.optim.SGD(p, lr=0.01, momentum=0.9),
     "adam": lambda p: torch.optim.Adam(p, lr=0.01),
     "adamw": lambda p: torch.optim.AdamW(p, lr=0.01, weight_decay=0.1),
+    "muon": lambda p: torch.optim.Muon([q for q in p if q.dim() == 2], lr=0.01, weight_decay=0.1),
 }
-if hasattr(torch.optim, "Muon"):  # since torch 2.9
-    OPTIMIZERS["muon"] = lambda p: torch.optim.Muon([q for q in p if q.dim() == 2], lr=0.01, weight_decay=0.1)
 
 
 def linear() -> tuple[nn.Module, Tensor, Tensor]:

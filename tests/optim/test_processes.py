@@ -1,7 +1,6 @@
 """Which processes' inputs count together, and how parameters must be sharded."""
 
 import copy
-import inspect
 import pickle
 from typing import Any
 from unittest import mock
@@ -18,7 +17,7 @@ from tests.helpers.processes import needs_distributed, on_two_processes
 on_cpu = pytest.mark.skipif(
     not hasattr(torch.cpu.Stream, "record_event"), reason="fully_shard needs a GPU in this torch"
 )
-#: Where there is no CUDA device torch 2.6 says that its random numbers may not be; none are drawn.
+#: Where there is no CUDA device torch says that its random numbers may not be; none are drawn.
 without_random_words = pytest.mark.filterwarnings("ignore:DTensor random operators:UserWarning")
 pytestmark = [needs_distributed, pytest.mark.usefixtures("in_float64")]
 
@@ -82,16 +81,8 @@ def ranks(tmp_path_factory):
     return on_two_processes(pipeline, tmp_path_factory.mktemp("ranks"))
 
 
-def schedules_add_up() -> bool:
-    """Whether torch's pipeline takes the sum over micro-batches where the loss is a mean: 2.6 does."""
-    pipelining = pytest.importorskip("torch.distributed.pipelining")
-    return "scale_grads" not in inspect.signature(pipelining.ScheduleGPipe).parameters
-
-
 @pytest.mark.parametrize("name", EACH)
 def test_stages_of_a_pipeline_with_other_layers_each_add_up_over_their_own_processes(ranks, name):
-    if schedules_add_up():
-        pytest.skip("this torch's pipelines take other gradients")
     model = network()
     train(model, EACH[name](adamw(model), model, every=2), images())
     whole = list(weights(model).values())

@@ -45,8 +45,7 @@ def muon(model: nn.Module) -> Optimizer:
     return torch.optim.Muon([p for p in model.parameters() if p.dim() == 2], lr=0.1)
 
 
-if hasattr(torch.optim, "Muon"):  # from 2.9 on
-    INNER["muon"] = muon
+INNER["muon"] = muon
 NEWTON_SCHULZ = "torch.optim._muon._zeropower_via_newtonschulz"
 CASES = [(name, inner) for name in [*WRAPPERS, "unit-consistent"] for inner in INNER]
 CASES += [("unit-consistent-layer", "adamw"), ("unit-consistent-layer", "sgd"), ("unit-consistent-zeros", "sgd")]

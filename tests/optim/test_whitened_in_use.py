@@ -64,7 +64,6 @@ def test_two_wrappers_on_disjoint_parameters():
     assert all(torch.equal(one, other) for one, other in zip(run(True), run(False), strict=True))
 
 
-@pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="torch has Muon from 2.9 on")
 def test_muon_behind_it_orthogonalises_in_white_coordinates():
     model, x = nn.Linear(6, 4, bias=False).float(), torch.randn(32, 6) * torch.logspace(0, -2, 6)
     optimizer = Whitened(torch.optim.Muon(model.parameters(), lr=0.1, weight_decay=0.0), model, damping=1e-3)
