@@ -90,9 +90,9 @@ def _against(found: Comparison, look: Look) -> str:
 def _table(results: Sequence[Result], look: Look, trials: Mapping[Any, int]) -> str:
     arms = grouped(results, arm)
     normalised = any(key[0] == "batchnorm" for key in arms)
-    plain = min((statistics.median(_pace(r) for r in own) for own in arms.values()), default=1.0)
-    adam = next((own for key, own in arms.items() if key[:3] == ("none", "adam", "none")), None)
-    reference = statistics.median(map(_pace, adam)) if adam else plain
+    reference = {
+        computer: statistics.median(map(_pace, own)) for computer, own in grouped(_adam(results), _computer).items()
+    }
     rows = []
     for key, own in arms.items():
         norm, optimizer, method, *_ = key
@@ -105,7 +105,8 @@ def _table(results: Sequence[Result], look: Look, trials: Mapping[Any, int]) -> 
         if normalised:
             other = norm != "batchnorm" and batch
             cells.append(_against(compared(found, errors(batch or []), look.shown), look) if other else "")
-        cells.append(f"{statistics.median(map(_pace, own)) / reference:.2f}")
+        beside = [_pace(r) / reference[_computer(r)] for r in own if _computer(r) in reference]
+        cells.append(f"{statistics.median(beside):.2f}" if beside else "")
         rows.append((statistics.fmean(map(look.shown, found.values())), cells))
     header = ["arm", "learning rate", "damping", "trials", look.unit, "against the bare optimizer (p)"]
     header += ["against BatchNorm with the same (p)"] * normalised + ["time per step"]
@@ -114,12 +115,21 @@ def _table(results: Sequence[Result], look: Look, trials: Mapping[Any, int]) -> 
     )
 
 
+def _adam(results: Iterable[Result]) -> list[Result]:
+    return [r for r in results if arm(r)[:3] == ("none", "adam", "none")]
+
+
+def _computer(result: Result) -> str:
+    return str(result["environment"]["processor"])
+
+
 def _pace(result: Result) -> float:
     return result["seconds"][-1] / max(1, result["steps"][-1])
 
 
 def _figure(results: Sequence[Result], look: Look, title: str, path: Path, shown: Callable[[Any], bool]) -> None:
-    """Draw the arms' errors against steps and processor time."""
+    """Draw the arms' errors against steps; against processor time those that ran where bare Adam did."""
+    computers = set(map(_computer, _adam(results) or results))
     with panels(["by steps", "by processor time"], title, path, ylabel=look.unit) as (steps, seconds):
         for key, own in grouped(filter(lambda r: shown(arm(r)), results), arm).items():
             norm, optimizer, method, _, counted = key
@@ -135,7 +145,8 @@ def _figure(results: Sequence[Result], look: Look, title: str, path: Path, shown
             count = min((len(r["error"]) for r in whole), default=0)
             shown_as = (lambda error: error) if look.logarithmic else look.shown
             curves = [[shown_as(r["error"][k]) for r in whole] for k in range(count)]
-            for axis, name in ((steps, "steps"), (seconds, "seconds")):
+            both = all(_computer(r) in computers for r in own)
+            for axis, name in ((steps, "steps"), (seconds, "seconds"))[: 1 + both]:
                 x = [statistics.median(r[name][k] for r in whole) for k in range(count)]
                 axis.plot(x, [statistics.median(values) for values in curves], **look_of)
             if look.logarithmic and count:
@@ -167,12 +178,13 @@ def sections(
     searched = grouped(store.read("search"), lambda r: named(r["settings"])[0])
     for every in grouped(store.read(), protocol).values():
         results = chosen(every)
-        settings, environment = results[0]["settings"], results[0]["environment"]
+        settings = results[0]["settings"]
         suffix, heading = named(settings)
         points = {(arm(r), r["settings"]["lr"], r["settings"].get("damping")) for r in searched.get(suffix, [])}
         trials = {key: len(each) for key, each in grouped(points, lambda point: point[0]).items()}
         _figure(results, look, heading, folder / f"{name}-{suffix}.png", drawn)
-        caption = f"{look.about} Time per step is processor time, as a ratio to Adam's. {machine(environment)}"
+        machines = " ".join(dict.fromkeys(machine(r["environment"]) for r in results))
+        caption = f"{look.about} Time per step is processor time, as a ratio to Adam's on the same computer. {machines}"
         found[f"{name}-{suffix}"] = f"**{heading}**\n\n{_table(results, look, trials)}\n\n{caption}"
     return found
 

@@ -277,6 +277,16 @@ _OURS = [
 ]  # fmt: skip
 _CROPS: dict[str, Any] = {"network": "relu", "size": 64, "batch_size": None}
 _fits = partial(ahead_in_pairs, "coordinates", _CROPS, shown=psnr)
+_RIVALS = [("adam", "Adam"), ("muon", "Muon"), ("soap", "SOAP")]
+#: What is learned, how arms are compared in it, and the optimizers that ran behind BatchNorm.
+_OTHER_NETWORKS = [
+    (what, partial(ahead_in_pairs, "coordinates", {**_CROPS, **wanted}, shown=psnr), rivals)
+    for what, wanted, rivals in (
+        ("Batches of 512 pixels", {"batch_size": 512}, _RIVALS),
+        ("Fourier features", {"network": "fourier"}, _RIVALS),
+        ("128 × 128 pixels", {"size": 128}, _RIVALS[:2]),
+    )
+]
 _MINUTE = {"equation": "poisson", "points": "fixed", "seconds": 60.0}
 _solves = partial(ahead_in_pairs, "poisson", _MINUTE, shown=math.log10, lower=True)
 #: Normaliser, optimizer, wrapper, its steps between measurements, the rows that it counts.
@@ -305,9 +315,11 @@ _FIELDS = [
       for optimizer, name in (("adam", "Adam"), ("muon", "Muon"), ("soap", "SOAP"))),
     Claim("… `Preconditioned` Muon (Newton-Muon) is behind Muon, so that the coordinates are what gains", "coordinates",
         _fits(_bare("none", "muon"), ("none", "muon", "preconditioned", None, None)), "fields"),
-    *(Claim("Poisson's equation after 60 seconds: `Whitened` SOAP that counts rows of derivatives has less than half "
-        f"the error of {name}, log₁₀", "poisson",
-        _solves(_white("none", "soap", DERIVATIVES), _bare("none", optimizer), margin=math.log10(2)), "fields")
+    *(Claim(f"{what}: `Whitened` {name} alone is ahead of {name} behind BatchNorm, dB", "coordinates",
+        fits(_white("none", optimizer), _bare("batchnorm", optimizer)), "fields")
+      for what, fits, rivals in _OTHER_NETWORKS for optimizer, name in rivals),
+    *(Claim(f"Poisson's equation after 60 seconds: `Whitened` SOAP has less than half the error of {name}, log₁₀",
+        "poisson", _solves(_white("none", "soap"), _bare("none", optimizer), margin=math.log10(2)), "fields")
       for optimizer, name in (("soap", "SOAP"), ("muon", "Muon"), ("adam", "Adam"), ("lbfgs", "LBFGS"))),
     *(Claim(f"… rows of derivatives lower the error of `Whitened` {name}, log₁₀", "poisson",
         _solves(_white("none", optimizer, DERIVATIVES), _white("none", optimizer)), "fields")
