@@ -36,7 +36,7 @@ class Fit(NamedTuple):
     batch_norm: bool = False
 
 
-#: The learning rates (and dampings) are those that the benchmark's trials chose; see docs/results/coordinates.md.
+#: The learning rates (and dampings) are those that the benchmark's trials chose; see docs/results/fields.md.
 FITS = {
     "Adam": Fit(lambda model: Adam(model.parameters(), lr=0.024)),
     "BatchNorm, Adam": Fit(lambda model: Adam(model.parameters(), lr=0.03), batch_norm=True),
