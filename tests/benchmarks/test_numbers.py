@@ -9,7 +9,7 @@ from .test_report import ROOT
 
 #: Page → numbers that are no results: settings, sizes, versions and equations.
 SETTINGS = {
-    "README.md": "32 15 40 1 3.10 3.11 2.6 2.6.0 400 2.8 2.15 2.15.0 2025 2512.22247 5 16 10 0.01 10⁻⁶ 0.3 1.1",
+    "README.md": "32 15 40 1 3.11 2.9 10⁴ 128 400 2.8 2.15 2.15.0 2025 2512.22247 5 16 10 0.01 10⁻⁶ 0.3 1.1",
     "docs/results/mlp.md": "3072 44 32 10 0 1 −1 2 100 15 40 24 0.3 8 16 128 10⁻³ 0.1 1,797 3 50 75",
     "docs/results/costs.md": "128 1,024 16 8,192 10 3 0.3 2",
     "docs/results/convolutions.md": "3 2 10⁻³ 1",
@@ -19,7 +19,7 @@ SETTINGS = {
     "docs/results/language-model.md": "400 128 3 0.3 1 0.1 10 16 2,000 15 0.02 0 5 0.03 0.01 2 0.003 0.005 0.5 0.25 8 "
     "1,024 256 64",
     "docs/results/index.md": "400",
-    "docs/results/fields.md": "2.2·10⁻⁵ 2405.15603 60 512 128 2,000 16",
+    "docs/results/fields.md": "2.2·10⁻⁵ 2405.15603 60 64 512 128 2,000 16 100 10⁴ 1",
     "docs/verdicts.md": "0.01 0.05 95",
 }
 NUMBER = re.compile(r"(?<![\w.\-−])[−+]?\d[\d,]*(?:\.\d+)?(?:·10)?[⁻⁰¹²³⁴⁵⁶⁷⁸⁹]*")
