@@ -32,8 +32,9 @@ def test_hours_are_about_those_that_the_runs_took(name):
         return settings["steps"] if "steps" in settings else settings["epochs"] * len(settings["seeds"])
 
     for result in store.read():
-        if "seconds" in result:  # a language model's clock runs on from measurement to measurement
-            taken += result["seconds"][-1] if "validation_loss" in result else sum(result["seconds"])
+        if "seconds" in result:  # where networks learn no images the clock runs on from measurement to measurement
+            runs_on = "validation_loss" in result or "error" in result
+            taken += result["seconds"][-1] if runs_on else sum(result["seconds"])
             trained += length(result)
     if trained:
         chose = sum(length(result) for part in ("search", "trials") for result in store.read(part))
