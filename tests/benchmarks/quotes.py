@@ -345,7 +345,6 @@ QUOTES = {
     "docs/results/index.md": [LEAD, *fields.INDEX],
     "docs/results/fields.md": fields.PAGE,
     "docs/coordinates/input-scaled.md": [
-        ("{:.2f} to {:.2f} times a training step at 1,024 rows", lambda: speed("input-scaled", "batch 16")),
         ("{:.3f} behind on validation, {:.3f} on test, after 2,000", lambda: [d for d, _ in faster()]),
         ("before the head, it is {:.3f} and {:.3f} ahead", lambda: [-d for d, _ in one_norm()]),
         ("{:.3f} and {:.3f} without it", lambda: [d for d, _ in longer()]),
