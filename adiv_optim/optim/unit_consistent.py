@@ -1,26 +1,68 @@
 """Optimizers whose path no rescaling of hidden units can change."""
 
-from collections.abc import Iterable
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from .. import gauge as gauges
-from .._linalg.limits import broadcasts
+from .._linalg.limits import broadcasts, check_dict, check_like, shown
 from ..attach.checks import NAMED, Skip, named_in_skip, refuse_flat
 from ..attach.coverage import Coverage, warn
 from ..gauge.scales.network import NoMagnitudeError
-from .chart import Chart, Detached, Map
-from .checkpoint import COUNT, DICT, Fits, Maybe, check, numbers
-from .coordinates import UNFLATTENED, Coordinates, all_or_nothing, unwrapped
-from .diagonal import Diagonal
-from .shards import refuse_cuts
+from .eligible_layers import refuse_cuts
+from .reparametrized import UNFLATTENED, Method, Reparametrized, unwrapped
+from .snapshot import Transform
 from .wrapper import check_model
 
 
-class CanonicalChart(Chart):
-    """The canonical coordinates of a model's parameters, W' = D⁻¹WE⁻¹, by a gauge.
+class Diagonal(Transform):
+    r"""w' = w / (d e) and g' = g d e, for positive d and e that broadcast to a view of the parameter.
+
+    Scales keep their own precision: those of float16 weights may lie outside of float16's range.
+
+    Args:
+        parameter: w.
+        factors: d and e; of a sharded parameter about the part that is held here.
+    """
+
+    entrywise = True
+
+    def __init__(self, parameter: nn.Parameter, factors: gauges.Factors) -> None:
+        self.parameters, self.shape = [parameter], factors.shape
+        dtype = torch.promote_types(parameter.dtype, torch.float32)
+        self.d, self.e = (factor.to(parameter.device, dtype) for factor in (factors.d, factors.e))
+
+    def gradients(self, gradients: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Return g d e."""
+        return [self._of_rows(gradient) if gradient.is_sparse else self._times(gradient) for gradient in gradients]
+
+    def weights(self, weights: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Return w / (d e)."""
+        return [(weight.view(self.shape) / self.d).div_(self.e).view(weight.shape) for weight in weights]
+
+    def back(self, steps: list[Tensor]) -> Sequence[Tensor]:
+        """Return Δw' d e."""
+        for step in steps:
+            step.view(self.shape).mul_(self.d).mul_(self.e)
+        return steps
+
+    def _times(self, gradient: Tensor) -> Tensor:
+        return (gradient.view(self.shape) * self.d).mul_(self.e).view(gradient.shape)
+
+    def _of_rows(self, gradient: Tensor) -> Tensor:
+        """Of a sparse gradient, whose rows are those that an embedding has read."""
+        gradient = gradient.coalesce()
+        rows = gradient.indices()[0]
+        d, e = (factor[rows] if factor.shape[0] > 1 else factor for factor in (self.d, self.e))
+        values = (gradient.values() * (d * e)).to(gradient.dtype)
+        return torch.sparse_coo_tensor(gradient.indices(), values, gradient.shape, is_coalesced=True)
+
+
+class CanonicalMethod(Method):
+    """Lets an optimizer step on canonical parameters, W' = D⁻¹WE⁻¹, by a gauge.
 
     Args:
         model: the model.
@@ -31,12 +73,7 @@ class CanonicalChart(Chart):
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        graph: gauges.ChannelGraph,
-        gauge: gauges.Gauge,
-        project: bool,
-        skip: Skip,
+        self, model: nn.Module, graph: gauges.ChannelGraph, gauge: gauges.Gauge, project: bool, skip: Skip
     ) -> None:
         self.model, self.graph, self.gauge = model, graph, gauge
         #: What the optimizer holds: between a forward and its backward the modules of fully_shard hold others.
@@ -50,18 +87,13 @@ class CanonicalChart(Chart):
         self._log_scales: Tensor | None = None
         self._factors: dict[str, gauges.Factors] = {}
 
-    def maps(self) -> Iterable[Map]:
-        """Return one map per parameter that has scales."""
+    def transforms(self) -> Sequence[Transform]:
+        """Return a transform for each parameter that has scales and a gradient, an old one of a frozen weight too."""
         if self.steps % self.gauge.every == 0 or not self._factors:
             self._measure()
-        found: list[Map] = []
-        for name, factors in self._factors.items():
-            parameter = self.parameters[name]
-            # A weight that was frozen with a gradient left is stepped on as well.
-            if name in self.skipped or parameter.grad is None:
-                continue
-            found.append(Diagonal(parameter, *factors.held(parameter)))
-        return found
+        treated = {name: factors for name, factors in self._factors.items() if name not in self.skipped}
+        moving = [(self.parameters[name], factors) for name, factors in treated.items()]
+        return [Diagonal(p, factors.held(p)) for p, factors in moving if p.grad is not None]
 
     def settings(self) -> dict[str, Any]:
         """Return gauge and options, as the repr shows them."""
@@ -79,11 +111,15 @@ class CanonicalChart(Chart):
         """Count the step, and project if asked to."""
         self.steps += 1
         if self.project:
+            kept = [(tensor, tensor.detach().clone()) for tensor in (*self.model.parameters(), *self.model.buffers())]
             try:
-                with all_or_nothing([*self.model.parameters(), *self.model.buffers()]):
-                    taken = gauges.canonical(self.model, self.graph, fan_in=self.gauge.fan_in)
-            except NoMagnitudeError:  # the step is taken; the next one refuses these weights
-                return
+                taken = gauges.canonical(self.model, self.graph, fan_in=self.gauge.fan_in)
+            except BaseException as error:
+                for tensor, value in kept:
+                    tensor.copy_(value)
+                if isinstance(error, NoMagnitudeError):  # the step is taken; the next one refuses these weights
+                    return
+                raise
             if self._log_scales is not None:
                 self._log_scales = self._log_scales.to(taken) - taken
             self._factors = {}
@@ -125,21 +161,28 @@ class CanonicalChart(Chart):
         return {
             "steps": self.steps,
             "log_scales": self._log_scales,
-            "factors": {name: (factors.d, factors.e) for name, factors in in_use.items()},
+            "factors": {name: [factors.d, factors.e] for name, factors in in_use.items()},
         }
 
-    def check_state_dict(self, state: dict[str, Any]) -> None:
+    def check_state_dict(self, state: Mapping[str, Any]) -> None:
         """Refuse the scales of another graph."""
-        path = "UnitConsistent: state_dict['chart']"
-        wanted = {"steps": COUNT, "log_scales": Maybe(numbers((self.graph.free,))), "factors": DICT}
-        check(state, wanted, path, self.remedy)
-        if found := state["factors"]:
-            # Every gauge scales what moves; some scale other weights as well.
-            entries = {n: entry for n, entry in self.graph.parameters.items() if entry.moves or n in found}
-            factors = {name: [_factor(entry.shape), _factor(entry.shape)] for name, entry in entries.items()}
-            check(found, factors, f"{path}['factors']", self.remedy)
+        path = "UnitConsistent: state_dict['method']"
+        check_dict(state, path, self.remedy)
+        if state.get("log_scales") is not None:
+            check_like(state["log_scales"], torch.empty(self.graph.free), f"{path}['log_scales']", self.remedy)
+        check_dict(state.get("factors", {}), f"{path}['factors']", self.remedy)
+        own = {"steps": 0, "log_scales": 0, "factors": state.get("factors")}
+        check_like({name: 0 if name == "log_scales" else state[name] for name in state}, own, path, self.remedy)
+        found = state["factors"]
+        if found and (names := found.keys() ^ {n for n, e in self.graph.parameters.items() if e.moves or n in found}):
+            raise ValueError(f"{path}['factors'] is of other parameters: {sorted(names)[:3]}; {self.remedy}.")
+        for name, parts in found.items():
+            shape = self.graph.parameters[name].shape
+            if len(parts) != 2 or not all(broadcasts(part.shape, shape) and bool((part > 0).all()) for part in parts):
+                wanted = f"two tensors of numbers above 0 that broadcast to {shape}"
+                raise ValueError(f"{path}['factors'][{name!r}] is {shown(parts)}, wanted {wanted}; {self.remedy}.")
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take the scales from a checkpoint."""
         self.steps, self._log_scales = state.get("steps", 0), state.get("log_scales")
         factors = state.get("factors", {})
@@ -149,16 +192,7 @@ class CanonicalChart(Chart):
         }
 
 
-def _factor(shape: tuple[int, ...]) -> Fits:
-    def test(value: Any) -> bool:
-        if not isinstance(value, Tensor) or not value.is_floating_point() or not broadcasts(value.shape, shape):
-            return False
-        return bool((value.isfinite() & (value > 0)).all())
-
-    return Fits(f"a tensor of finite numbers above 0 that broadcasts to {shape}", test)
-
-
-class UnitConsistent(Coordinates):
+class UnitConsistent(Reparametrized):
     r"""Let any optimizer step in coordinates that rescaling hidden units cannot touch.
 
     A network of ReLUs, convolutions, residual connections and the like is the same function after a hidden unit's
@@ -219,8 +253,6 @@ class UnitConsistent(Coordinates):
         True
     """
 
-    chart: CanonicalChart | Detached
-
     def __init__(
         self,
         optimizer: Optimizer,
@@ -243,7 +275,7 @@ class UnitConsistent(Coordinates):
             if example_input is None:
                 raise ValueError("UnitConsistent: pass example_input, what the model is called with, to trace it.")
             graph = gauges.trace(model, example_input)
-        super().__init__(optimizer, model, CanonicalChart(model, graph, gauge, project, skip))
+        super().__init__(optimizer, model, CanonicalMethod(model, graph, gauge, project, skip))
         if words := self._why_little():
             warn(words)
         if project and graph.outside:

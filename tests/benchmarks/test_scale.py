@@ -98,7 +98,7 @@ def test_products_and_memory_of_what_is_measured(formula, kind, options):
     measuring, between = (MODEL.step(TOKENS) + cost(formula, MODEL, Setting(TOKENS, every=every, **AT)).products
                           for every in (1, math.inf))  # fmt: skip
     assert found[2:] == [measuring, between, between, between, measuring]
-    kept = {part.data_ptr(): part for part in map(Tensor.untyped_storage, _tensors(optimizer.chart))}
+    kept = {part.data_ptr(): part for part in map(Tensor.untyped_storage, _tensors(optimizer.method))}
     size = sum(part.nbytes() for part in kept.values())
     assert cost(formula, MODEL, Setting(TOKENS, every=4, **AT)).kept == size
 
