@@ -1,6 +1,7 @@
 """Square roots of covariance matrices: whole matrices, or what differs from a multiple of the identity."""
 
 import math
+from collections.abc import Sequence
 from functools import cached_property
 from typing import NamedTuple, Protocol
 
@@ -171,6 +172,16 @@ class Whole:
     def inverse(self) -> "Whole":
         """M⁻¹, of an M that is a root and so not ill-conditioned in float64."""
         return Whole(torch.linalg.inv_ex(host.double(self.matrix)).inverse.to(self.matrix))
+
+
+def stacked(factors: Sequence["Whole | LowRank"]) -> "Whole | LowRank":
+    """The factors of several layers of one shape, each (d, d), as that of a stack of layers."""
+    first = factors[0]
+    if isinstance(first, Whole):
+        return Whole(torch.stack([factor.matrix for factor in factors if isinstance(factor, Whole)]))
+    same = [factor for factor in factors if isinstance(factor, LowRank)]
+    vectors, weights = (torch.stack(parts) for parts in zip(*((f.vectors, f.weights) for f in same), strict=True))
+    return LowRank(weights.new_tensor([factor.level for factor in same]), vectors, weights)
 
 
 class LowRank:

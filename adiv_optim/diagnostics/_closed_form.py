@@ -12,7 +12,7 @@ from ..corrections import Correction
 from ..functional.conv_rows import ConvRows
 from ..functional.linears import LinearRows
 from ..jacobian.recorder import Call
-from ..optim.eligible_layers import as_matrix
+from ..optim.eligible_layers import Layout
 from ._rows import MeasuredRows, evenly, to_float64
 
 #: A rule is asked for the contributions of a few rows at a time: output gradients of at most so many numbers.
@@ -35,7 +35,8 @@ def closed_rows(layer: nn.Module, call: Call, step: Mapping[str, Tensor], max_ro
     dtype = torch.promote_types(layer.get_parameter("weight").dtype, torch.float32)
     (input,), grad_output = call
     rows = rows_of(layer, input.to(dtype), grad_output.to(dtype), "weight" in step, "bias" in step)
-    groups = int(getattr(layer, "groups", 1))
+    layout = Layout.of(layer)
+    groups = layout.groups
     index = evenly(rows.count, max_rows // groups, input.device)
     measured = rows.at(index)
     x, grad = to_float64(measured.rows), to_float64(measured.grad_rows)
@@ -43,10 +44,10 @@ def closed_rows(layer: nn.Module, call: Call, step: Mapping[str, Tensor], max_ro
     gains, moved = {}, torch.zeros_like(grad)
     if "weight" in step:
         gains["weight"] = (to_float64(found["weight"]) * x).sum(-1)
-        moved += x @ as_matrix(layer, step["weight"], x.dtype).mT
+        moved += x @ layout.matrix(step["weight"]).to(x.dtype).mT
     if "bias" in step:
         gains["bias"] = to_float64(found["bias"]).view(grad.shape[:-1])
-        moved += as_matrix(layer, step["bias"], x.dtype).mT
+        moved += layout.matrix(step["bias"]).to(x.dtype).mT
     parts = torch.stack([gains[name] for name in step], -1)
     rows_and_groups = MeasuredRows(
         which=index + rows.count * torch.arange(groups, device=index.device).unsqueeze(-1),

@@ -1,5 +1,6 @@
 """Methods that multiply by a factor of every layer's input covariance, which one process finds for all."""
 
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -8,55 +9,79 @@ import torch
 from torch import Tensor, distributed, nn
 
 from .._linalg import host
-from .._linalg.roots import Factor, NoRootError, Whole
-from .._linalg.shards import Group, add_up, cut_of
-from .eligible_layers import as_matrix, from_matrix
+from .._linalg.roots import Factor, NoRootError, Whole, stacked
+from .._linalg.shards import Group, add_up, cut_of, local
 from .input_hooks import LayerInputs
 from .input_method import InputMethod
 from .second_moments import Covariance, SketchedCovariance, precision
 from .snapshot import Transform
 
+#: Entries of a weight up to which layers are multiplied together.
+_SMALL = 2**14
+
 
 class RightMultiplication(Transform):
-    r"""G~' = G~ R and W~' = W~ R⁻¹ for one weight, with its bias as a last column, and ΔW~ = ΔW~' R.
+    r"""G~' = G~ R and W~' = W~ R⁻¹ for a weight, with its bias as a last column, and ΔW~ = ΔW~' R.
 
     Args:
-        layer: whose parameters these are.
-        factors: R, block by block.
+        layers: whose parameters these are: one, or several small ones of one shape, which are multiplied together.
+        factors: R, block by block, of several layers in a stack.
         moves_weights: whether weights and steps are mapped, or the gradients alone.
-        graft_norm: note the norms of steps before and after, of weight and bias.
+        graft_norm: note the norms of steps before and after.
     """
 
     def __init__(
-        self, layer: LayerInputs, factors: Sequence[Factor], moves_weights: bool = True, graft_norm: bool = False
+        self,
+        layers: Sequence[LayerInputs],
+        factors: Sequence[Factor],
+        moves_weights: bool = True,
+        graft_norm: bool = False,
     ) -> None:
-        assert isinstance(layer.moments, Covariance)
-        self.parameters, self.module, self.blocks = layer.parameters, layer.modules[0], layer.moments.blocks
-        self.factors, self.dtype = factors, precision(layer.weight)
-        self.moves_weights, self.graft_norm = moves_weights, graft_norm  # type: ignore[misc]
-        self.norms: list[Tensor] = []
+        first: Any = layers[0]
+        self.parameters = [parameter for layer in layers for parameter in layer.parameters]
+        self.count, self.layout, self.blocks = len(layers), first.layout, first.moments.blocks
+        self.shapes = [local(parameter).shape for parameter in first.parameters]
+        self.factors, self.copies = factors, self.count > 1
+        self.moves_weights, self.graft_norm = moves_weights, graft_norm
+        #: Of every layer, the norm of the step before and after, (count, 2).
+        self.norms = torch.empty(0)
 
-    def gradients(self, gradients: Sequence[Tensor]) -> Sequence[Tensor]:
+    def join(self, parts: Sequence[Tensor]) -> list[Tensor]:
+        """The weight, and the bias if there is one, as matrices; of several layers in a stack."""
+        found, each = [self.layout.matrix(part) for part in parts], len(self.shapes)
+        return [torch.stack(found[place::each]) for place in range(each)] if self.copies else found
+
+    def split(self, joined: Sequence[Tensor]) -> Sequence[Tensor]:
+        """The inverse."""
+        single: list[Any] = [[matrix] for matrix in joined]
+        layers = zip(*([matrix.unbind() for matrix in joined] if self.copies else single), strict=True)
+        return [self.layout.part(*pair) for layer in layers for pair in zip(layer, self.shapes, strict=True)]
+
+    def gradients(self, gradients: list[Tensor]) -> list[Tensor]:
         """Return G~ R."""
-        return self._multiply(self.factors, self._matrices(gradients))
+        return self._multiply(self.factors, gradients)
 
-    def weights(self, weights: Sequence[Tensor]) -> Sequence[Tensor]:
+    def weights(self, weights: list[Tensor]) -> list[Tensor]:
         """Return W~ R⁻¹."""
-        return self._multiply([factor.inverse for factor in self.factors], self._matrices(weights))
+        return self._multiply([factor.inverse for factor in self.factors], weights)
 
-    def back(self, steps: list[Tensor]) -> Sequence[Tensor]:
+    def back(self, steps: list[Tensor]) -> list[Tensor]:
         """Return ΔW~' R."""
-        matrices = self._matrices(steps)
-        before = [torch.linalg.vector_norm(part) for part in matrices if self.graft_norm]
-        mapped = self._multiply(self.factors, matrices, overwrite=True)
-        self.norms = before + [torch.linalg.vector_norm(part) for part in mapped if self.graft_norm]
+        before = self._norms(steps)
+        mapped = self._multiply(self.factors, steps, overwrite=True)
+        if self.graft_norm:
+            # Of weight and bias, (…, 2), if there is one.
+            norms = torch.stack(before + self._norms(mapped), -1).view(self.count, 2, -1)
+            self.norms = norms[..., 0] if norms.shape[-1] == 1 else torch.linalg.vector_norm(norms, dim=-1)
         return mapped
 
-    def _matrices(self, parts: Sequence[Tensor]) -> list[Tensor]:
-        return [as_matrix(self.module, part, self.dtype) for part in parts]
+    def _norms(self, parts: Sequence[Tensor]) -> list[Tensor]:
+        dim = (-2, -1) if self.copies else None
+        return [torch.linalg.vector_norm(part, dim=dim) for part in parts if self.graft_norm]
 
     def _multiply(self, factors: Sequence[Factor], parts: list[Tensor], overwrite: bool = False) -> list[Tensor]:
         """[W, b] times a matrix, block by block."""
+        parts = [part.to(precision(part)) for part in parts]
         weight, bias = parts if len(parts) == 2 else (parts[0], None)
         columns = [weight] if len(self.blocks) == 1 else [weight[..., block] for block in self.blocks]
         *products, (last, bias) = [
@@ -64,8 +89,7 @@ class RightMultiplication(Transform):
             for number, (factor, part) in enumerate(zip(factors, columns, strict=True))
         ]
         whole = torch.cat([*(product for product, _ in products), last], -1) if products else last
-        found = [whole] if bias is None else [whole, bias]
-        return [from_matrix(self.module, part, p) for part, p in zip(found, self.parameters, strict=True)]
+        return [whole] if bias is None else [whole, bias]
 
 
 @dataclass(eq=False, kw_only=True)
@@ -88,6 +112,32 @@ class CovarianceMethod(InputMethod):
     damping: float
     max_dim: int | None
     max_rows: int | None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        #: The factors of layers that are multiplied together, by what was measured of each, which is kept with it.
+        self._stacks: dict[tuple[int, ...], tuple[Any, list[Factor]]] = {}
+
+    @abstractmethod
+    def transform(self, layers: Sequence[LayerInputs], factors: Sequence[Factor]) -> Transform:
+        """Return the transform of a layer, or of several of one shape with a stack of factors."""
+
+    def transforms(self) -> Sequence[Transform]:
+        """Return a transform for each layer whose inputs were seen and whose parameters have gradients."""
+        together: dict[Any, list[LayerInputs]] = {}
+        for layer in self.moving():
+            together.setdefault(_alike(layer), []).append(layer)
+        stacks, self._stacks = self._stacks, {}
+        found = []
+        for layers in together.values():
+            factors = self.measured[layers[0].name]
+            if len(layers) > 1:
+                each = [self.measured[layer.name] for layer in layers]
+                key = tuple(map(id, each))
+                self._stacks[key] = stacks.get(key) or (each, [stacked([factor for (factor,) in each])])
+                factors = self._stacks[key][1]
+            found.append(self.transform(layers, factors))
+        return found
 
     def moments(self, module: nn.Module, with_bias: bool) -> Covariance:
         """Return the covariance to keep."""
@@ -118,6 +168,15 @@ class CovarianceMethod(InputMethod):
                 self.absorb(layer)
             yield _sent(layer, own.get(layer), owner[layer], group)
         _agree([layer for layer in layers if layer not in owner], group)
+
+
+def _alike(layer: LayerInputs) -> Any:
+    """A key, equal for small layers of one shape: a call costs them more than what it computes."""
+    moments, weight = layer.moments, layer.weight
+    single = isinstance(moments, Covariance) and len(moments.blocks) == moments.groups == 1
+    if not single or weight.numel() > _SMALL or hasattr(weight, "placements"):
+        return id(layer)
+    return moments.key, weight.shape, weight.dtype, weight.device, layer.layout, layer.group
 
 
 def _sent(layer: LayerInputs, found: Any, owner: int, group: Group) -> list[Factor] | NoRootError:

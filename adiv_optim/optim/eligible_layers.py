@@ -8,7 +8,7 @@ from torch import Tensor, distributed, nn
 from torch.nn.utils import parametrize
 from torch.optim import Optimizer
 
-from .._linalg.shards import DataParallelGroup, cut_of, local, why_not_one_cut
+from .._linalg.shards import DataParallelGroup, cut_of, why_not_one_cut
 from ..attach.checks import NAMED, Skip, bypassed, named_in_skip, refuse_lazy
 from ..attach.layers import CORRECTED, corrected_types, is_transposed, name_of, plain_type
 
@@ -107,24 +107,35 @@ def _why_bias_apart(weight: Any, bias: Any, group_of: dict[int, int]) -> str:
     return "a bias, where columns of the weight are on other processes" if cut is not None and cut.dim else ""
 
 
-def as_matrix(module: nn.Module, part: Tensor, dtype: torch.dtype) -> Tensor:
-    """What this process holds of a weight as (outputs, features), of a bias as (outputs, 1); groups in front."""
-    groups, part = int(getattr(module, "groups", 1)), part.detach()
-    if part.dim() > 1 and is_transposed(module):
-        part = part.mT
-    elif groups > 1:
-        part = part.reshape(groups, len(part) // groups, part.shape[1:].numel())
-    elif part.dim() != 2:
-        part = part.flatten(1) if part.dim() > 1 else part[:, None]
-    return part if part.dtype == dtype else part.to(dtype)
+class Layout(NamedTuple):
+    """How the parameters of a layer lie as matrices with a row for each output."""
 
+    #: Whether the weight has a column for each output.
+    transposed: bool
+    #: How many matrices there are, one above the other.
+    groups: int
 
-def from_matrix(module: nn.Module, matrix: Tensor, parameter: Tensor) -> Tensor:
-    """The inverse of `as_matrix`, in the shape of what is held here of the parameter; the dtype stays."""
-    if parameter.dim() > 1 and is_transposed(module):
-        matrix = matrix.mT
-    shape = local(parameter).shape
-    return matrix if matrix.shape == shape else matrix.reshape(shape)
+    @classmethod
+    def of(cls, module: nn.Module) -> "Layout":
+        """Return the layout of a layer's weight and bias."""
+        return cls(is_transposed(module), int(getattr(module, "groups", 1)))
+
+    def matrix(self, part: Tensor) -> Tensor:
+        """What this process holds of a weight as (outputs, features), of a bias as (outputs, 1); groups in front."""
+        part = part.detach()
+        if part.dim() > 1 and self.transposed:
+            part = part.mT
+        elif self.groups > 1:
+            part = part.reshape(self.groups, len(part) // self.groups, part.shape[1:].numel())
+        elif part.dim() != 2:
+            part = part.flatten(1) if part.dim() > 1 else part[:, None]
+        return part
+
+    def part(self, matrix: Tensor, shape: torch.Size) -> Tensor:
+        """The inverse of `matrix`, in a shape; the dtype stays."""
+        if len(shape) > 1 and self.transposed:
+            matrix = matrix.mT
+        return matrix if matrix.shape == shape else matrix.reshape(shape)
 
 
 def managed_by_fsdp(model: nn.Module) -> set[nn.Module]:

@@ -21,6 +21,7 @@ from .._linalg import host
 from .._linalg.shards import Group, add_up, cut_of, local
 from ..attach.rows import patches_of, reads_patches, rows_within
 from ..functional.shared import refuse_capture, without_autocast
+from .eligible_layers import Layout
 from .second_moments import Moments, precision
 
 #: By what a tensor is and what is made of it: the tensor, its version, a layer's sums before, and sums and rows after.
@@ -42,10 +43,12 @@ class LayerInputs:
         self, name: str, modules: list[nn.Module], with_bias: bool, moments: Moments, readings: Readings
     ) -> None:
         self.name, self.modules, self.with_bias = name, modules, with_bias
-        self.moments, self.readings = moments, readings
+        self.moments, self.readings, self.layout = moments, readings, Layout.of(modules[0])
         #: What the optimizer holds: between a forward and its backward the modules of fully_shard hold others.
         self.weight: nn.Parameter = modules[0].get_parameter("weight")
         self.bias: nn.Parameter | None = modules[0].get_parameter("bias") if with_bias else None
+        #: Which of the optimizer's parameter groups holds them.
+        self.group = 0
         #: Whether forward passes are counted now, and whether there has been one at all.
         self.armed, self.called = True, False
         #: Steps since it was found, steps of the optimizer, and measurements without a row while it had gradients.

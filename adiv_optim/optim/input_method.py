@@ -18,7 +18,6 @@ from ..attach.coverage import UNCALLED, Coverage, uncalled_words, warn
 from .input_hooks import LayerInputs, Readings, add_up_rows
 from .reparametrized import Method
 from .second_moments import Moments
-from .snapshot import Transform
 
 #: So many measurements in a row without a row of a layer that has gradients are worth a word.
 _MISSES = 10
@@ -91,22 +90,14 @@ class InputMethod(Method):
         """
 
     @abstractmethod
-    def transform(self, layer: LayerInputs, measured: Any) -> Transform | None:
-        """Return the transform of a layer's weight and bias, or None if the step is the plain one."""
-
-    @abstractmethod
     def how(self, layer: LayerInputs, measured: Any) -> str:
         """Say in words how a layer is treated, or would be once something is measured."""
 
-    def transforms(self) -> Sequence[Transform]:
-        """Return a transform for each layer whose inputs were seen and whose parameters have gradients."""
+    def moving(self) -> list[LayerInputs]:
+        """Measure if that is due, and return the layers whose inputs were seen and whose parameters have gradients."""
         if self.due():
             self._measure()
-        made = [self.transform(each, self.measured[each.name]) for each in self.layers if self._moves(each)]
-        return [transform for transform in made if transform is not None]
-
-    def _moves(self, layer: LayerInputs) -> bool:
-        return layer.name in self.measured and layer.moves
+        return [layer for layer in self.layers if layer.name in self.measured and layer.moves]
 
     def _measure(self) -> None:
         for layer in self.layers:

@@ -38,15 +38,15 @@ class Scaling(Transform):
         self.parameters = [weight]
         self.start, self.end = _as_factor(weight, start), _as_factor(weight, end)
 
-    def gradients(self, gradients: Sequence[Tensor]) -> Sequence[Tensor]:
+    def gradients(self, gradients: list[Tensor]) -> list[Tensor]:
         """Return G / s."""
         return [gradient / self.start for gradient in gradients]
 
-    def weights(self, weights: Sequence[Tensor]) -> Sequence[Tensor]:
+    def weights(self, weights: list[Tensor]) -> list[Tensor]:
         """Return W s."""
         return [weight * self.start for weight in weights]
 
-    def back(self, steps: list[Tensor]) -> Sequence[Tensor]:
+    def back(self, steps: list[Tensor]) -> list[Tensor]:
         """Return ΔW' / t."""
         return [step.div_(self.end) for step in steps]
 
@@ -94,15 +94,15 @@ class ScalingMethod(InputMethod):
         return [[max(self.floor, rms) for rms in islice(found, layer.moments.groups)] for layer in layers]
 
     def transforms(self) -> Sequence[Transform]:
-        """Return the transforms of this step, forgetting those of one that failed."""
-        self._stepping = {}
-        return super().transforms()
-
-    def transform(self, layer: LayerInputs, measured: Scales) -> Transform | None:
-        """Return the layer's `Scaling`, or None where it would change nothing."""
-        start = self.last.get(layer.name, measured) if self.hold else measured
-        self._stepping[layer.name] = measured
-        return None if {*start, *measured} == {1.0} else Scaling(layer.weight, start, measured)
+        """Return a `Scaling` for each layer whose inputs were seen, but for those of which it would change nothing."""
+        self._stepping, found = {}, []
+        for layer in self.moving():
+            end = self.measured[layer.name]
+            start = self.last.get(layer.name, end) if self.hold else end
+            self._stepping[layer.name] = end
+            if {*start, *end} != {1.0}:
+                found.append(Scaling(layer.weight, start, end))
+        return found
 
     def rescale(self, snapshots: Sequence[Snapshot]) -> None:
         """Where s is held, let weights shrink as s grows, but for those that were not stepped on."""
@@ -112,9 +112,9 @@ class ScalingMethod(InputMethod):
         add_up_row_shards(self.layers, moved, 1)
         for snapshot in snapshots:
             transform: Any = snapshot.transform
-            stepped = (moved[id(snapshot.moving[0])] > 0) | (snapshot.keep[0] != 1)
-            ratio = torch.as_tensor(transform.start / transform.end).to(snapshot.steps[0])
-            snapshot.keep[0] = torch.where(stepped, ratio, 1.0) * snapshot.keep[0]
+            stepped = (moved[id(snapshot.moving[0])] > 0) | (snapshot.keep != 1)
+            ratio = snapshot.steps[0].new_ones(()) * (transform.start / transform.end)
+            snapshot.keep = torch.where(stepped, ratio, 1.0) * snapshot.keep
 
     def after_step(self) -> None:
         """Remember the scales that the weights now stand in."""

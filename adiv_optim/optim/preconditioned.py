@@ -47,9 +47,9 @@ class PreconditioningMethod(CovarianceMethod):
             raise NoRootError(f"no Cholesky factor found of matrices of {moments}")
         return inverses
 
-    def transform(self, layer: LayerInputs, measured: Sequence[Factor]) -> Transform:
-        """Return the layer's transform, of gradients alone."""
-        return RightMultiplication(layer, measured, moves_weights=False)
+    def transform(self, layers: Sequence[LayerInputs], factors: Sequence[Factor]) -> Transform:
+        """Return the transform of a layer, or of several of one shape, of gradients alone."""
+        return RightMultiplication(layers, factors, moves_weights=False)
 
 
 class Preconditioned(ByInputs):

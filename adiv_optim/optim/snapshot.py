@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn, optim
@@ -20,25 +20,38 @@ _DECOUPLED: set[type[Optimizer]] = {optim.AdamW, optim.Muon}
 
 
 class Transform(ABC):
-    """The change of variables of some parameters for one step: linear, on the parts that this process holds."""
+    """The change of variables of some parameters for one step: linear, on the parts that this process holds.
+
+    The parameters are of one group of the optimizer. Maps take and give tensors that `join` has made.
+    """
 
     #: The parameters that the optimizer is to see in other variables.
     parameters: Sequence[nn.Parameter]
     #: Whether the weights are mapped too, or the gradients alone.
-    moves_weights: ClassVar[bool] = True
+    moves_weights: bool = True
     #: Whether entries are mapped one by one, so that what an optimizer sets to zero is zero.
-    entrywise: ClassVar[bool] = False
+    entrywise: bool = False
+    #: Whether `join` makes new tensors.
+    copies: bool = False
+
+    def join(self, parts: Sequence[Tensor]) -> list[Tensor]:
+        """Put tensors of the parameters' shapes together for the maps."""
+        return list(parts)
+
+    def split(self, joined: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Take them apart again."""
+        return joined
 
     @abstractmethod
-    def gradients(self, gradients: Sequence[Tensor]) -> Sequence[Tensor]:
+    def gradients(self, gradients: list[Tensor]) -> list[Tensor]:
         """Map gradients to the new variables."""
 
     @abstractmethod
-    def weights(self, weights: Sequence[Tensor]) -> Sequence[Tensor]:
+    def weights(self, weights: list[Tensor]) -> list[Tensor]:
         """Map weights there."""
 
     @abstractmethod
-    def back(self, steps: list[Tensor]) -> Sequence[Tensor]:
+    def back(self, steps: list[Tensor]) -> list[Tensor]:
         """Map steps back to the model's variables; it may overwrite its argument."""
 
 
@@ -57,73 +70,91 @@ class Snapshot:
     def __init__(self, transform: Transform, decay: Mapping[int, float], read: bool) -> None:
         self.transform = transform
         self.moving = transform.parameters if transform.moves_weights else ()
-        self.weights = [p.detach().clone(memory_format=torch.preserve_format) for p in self.moving]
         self.gradients = [p.grad for p in transform.parameters]
+        joined = transform.join(self._parts()) if self.moving else []
+        copied = joined if transform.copies else [old.clone(memory_format=torch.preserve_format) for old in joined]
+        #: The weights before the step, as the optimizer finds them if they are read, and after its step; joined.
+        self.old, self.start, self.now = copied, list[Tensor](), list[Tensor]()
         known = all(id(p) in decay for p in self.moving)
         self.read = read or not known
-        #: The factor of each weight as the step is added: the decay of an optimizer that does not read it, and a
+        #: The factor of the weights as the step is added: the decay of an optimizer that does not read them, and a
         #: method's own.
-        self.keep: list[float | Tensor] = [decay[id(p)] if known else 1.0 for p in self.moving]
-        #: The factor of the step: a number on the device, or None for 1.
+        self.keep: float | Tensor = decay[id(self.moving[0])] if known and self.moving else 1.0
+        #: Minus the step, mapped back; and its factor, None for 1.
+        self.steps: list[Tensor] = []
         self.ratio: Tensor | None = None
-        #: The weights as the optimizer finds them, in the precision of the step, where they are read.
-        self.start: list[Tensor] = []
-        #: Minus the step, mapped back.
-        self.steps: Sequence[Tensor] = []
+
+    def _parts(self) -> list[Tensor]:
+        return [local(parameter).detach() for parameter in self.moving]
 
     def enter(self) -> None:
         """Write parameters and gradients in the new variables."""
-        gradients = [_placed_as(p, p.grad) for p in self.transform.parameters if p.grad is not None]
-        mapped = self.transform.gradients([local(gradient) for gradient in gradients])
-        for parameter, old, new in zip(self.transform.parameters, gradients, mapped, strict=True):
+        change = self.transform
+        gradients = [_placed_as(p, p.grad) for p in change.parameters if p.grad is not None]
+        mapped = change.split(change.gradients(change.join([local(gradient) for gradient in gradients])))
+        for parameter, old, new in zip(change.parameters, gradients, mapped, strict=True):
             parameter.grad = _laid_out_as(old, new)
+        if not self.moving:
+            return
+        parts = self._parts()
         if not self.read:
-            for parameter in self.moving:
-                local(parameter).fill_(-0.0)
-        elif self.moving:
-            there = self.transform.weights([local(weight) for weight in self.weights])
-            for parameter, value in zip(self.moving, there, strict=True):
-                part = local(parameter).detach()
-                part.copy_(value)  # which rounds it to the parameter's precision
-                self.start.append(value if value.dtype == part.dtype else part.to(value.dtype))
+            torch._foreach_zero_(parts)
+            torch._foreach_neg_(parts)
+            return
+        there = change.weights([old.to(_step_dtype(old)) for old in self.old])
+        for part, value in zip(parts, change.split(there), strict=True):
+            part.copy_(value)
+        # As it is rounded to the parameters' precision.
+        self.start = [value.to(old.dtype).to(value.dtype) for value, old in zip(there, self.old, strict=True)]
 
     def leave(self) -> None:
         """Give the user's gradients back, free the mapped ones, and map the step back."""
         for parameter, gradient in zip(self.transform.parameters, self.gradients, strict=True):
             if parameter.grad is not None:  # else the optimizer has freed it
                 parameter.grad = gradient
-        steps = []
-        for place, parameter in enumerate(self.moving):
-            now = local(parameter).detach()
-            if not self.read:
-                now = now.to(torch.promote_types(now.dtype, torch.float32))
-                steps.append(torch.sub(now.new_zeros(()), now, out=now))  # +0 where nothing moved, of either zero
-            else:
-                start, factor = self.start[place], self.keep[place]
-                steps.append((start if factor == 1 else start.mul_(factor)).sub_(now))
-        self.steps = self.transform.back(steps) if steps else steps
+        if not self.moving:
+            return
+        self.now = self.transform.join(self._parts())
+        if self.read:
+            start = self.start if self.keep == 1 else [value.mul_(self.keep) for value in self.start]
+            steps = [value.sub_(now) for value, now in zip(start, self.now, strict=True)]
+        else:
+            steps = [now.to(_step_dtype(now)) for now in self.now]
+            for step in steps:
+                torch.sub(step.new_zeros(()), step, out=step)  # +0 where nothing moved, of either zero
+        self.steps = self.transform.back(steps)
 
     def write(self) -> None:
-        """Let each weight be its factor times the old one, minus `steps`: w - (+0) is w for every w."""
-        for parameter, old, keep, step in zip(self.moving, self.weights, self.keep, self.steps, strict=True):
-            now, weight = local(parameter).detach(), local(old).to(step.dtype)
-            if isinstance(keep, Tensor) or keep != 1:
-                weight = weight * keep
+        """Let each weight be its factor times the old one, minus the step: w - (+0) is w for every w."""
+        new: list[Tensor] = []
+        for old, now, step in zip(self.old, self.now, self.steps, strict=True):
+            weight = old.to(step.dtype)
+            if isinstance(self.keep, Tensor) or self.keep != 1:
+                weight = weight * self.keep
+            out = now if now.dtype == step.dtype else None
             if self.transform.entrywise and self.read:
-                now.copy_(torch.where(now == 0, now, weight - step))
-            elif now.dtype != step.dtype:
-                now.copy_(weight - step if self.ratio is None else weight - step.mul_(self.ratio))
+                new.append(torch.where(now == 0, now, weight - step))
             elif self.ratio is None:
-                torch.sub(weight, step, out=now)
+                new.append(torch.sub(weight, step, out=out))
             else:
-                torch.addcmul(weight, step, self.ratio, value=-1, out=now)
+                new.append(torch.addcmul(weight, step, self.ratio, value=-1, out=out))
+        self._copy(new)
 
     def restore(self) -> None:
         """Give parameters and gradients their values of before the step."""
-        for parameter, value in zip(self.moving, self.weights, strict=True):
-            parameter.copy_(value)
+        self._copy(self.old)
         for parameter, gradient in zip(self.transform.parameters, self.gradients, strict=True):
             parameter.grad = gradient
+
+    def _copy(self, joined: Sequence[Tensor]) -> None:
+        pairs = zip(self._parts(), self.transform.split(joined), strict=True) if self.moving else ()
+        elsewhere = [(part, value) for part, value in pairs if part.data_ptr() != value.data_ptr()]
+        if elsewhere:
+            torch._foreach_copy_([part for part, _ in elsewhere], [value for _, value in elsewhere])
+
+
+def _step_dtype(tensor: Tensor) -> torch.dtype:
+    return torch.promote_types(tensor.dtype, torch.float32)
 
 
 def _placed_as(parameter: Any, gradient: Any) -> Tensor:

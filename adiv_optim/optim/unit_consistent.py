@@ -35,15 +35,15 @@ class Diagonal(Transform):
         dtype = torch.promote_types(parameter.dtype, torch.float32)
         self.d, self.e = (factor.to(parameter.device, dtype) for factor in (factors.d, factors.e))
 
-    def gradients(self, gradients: Sequence[Tensor]) -> Sequence[Tensor]:
+    def gradients(self, gradients: list[Tensor]) -> list[Tensor]:
         """Return g d e."""
         return [self._of_rows(gradient) if gradient.is_sparse else self._times(gradient) for gradient in gradients]
 
-    def weights(self, weights: Sequence[Tensor]) -> Sequence[Tensor]:
+    def weights(self, weights: list[Tensor]) -> list[Tensor]:
         """Return w / (d e)."""
         return [(weight.view(self.shape) / self.d).div_(self.e).view(weight.shape) for weight in weights]
 
-    def back(self, steps: list[Tensor]) -> Sequence[Tensor]:
+    def back(self, steps: list[Tensor]) -> list[Tensor]:
         """Return Δw' d e."""
         for step in steps:
             step.view(self.shape).mul_(self.d).mul_(self.e)

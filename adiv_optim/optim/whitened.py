@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 
 from .._linalg.limits import check_count, check_positive, given
@@ -54,42 +54,31 @@ class WhiteningMethod(CovarianceMethod):
         scaled = (block.div_(scale[..., None, None]) for block in moments.mean(layer.memory, layer.rows))
         return [Whole(inverse_root(block, ridge, self.root, condition)) for block in scaled]
 
-    def transform(self, layer: LayerInputs, measured: Sequence[Factor]) -> Transform:
-        """Return the layer's transform."""
-        return RightMultiplication(layer, measured, graft_norm=self.graft_norm)
+    def transform(self, layers: Sequence[LayerInputs], factors: Sequence[Factor]) -> Transform:
+        """Return the transform of a layer, or of several of one shape."""
+        return RightMultiplication(layers, factors, graft_norm=self.graft_norm)
 
     def rescale(self, snapshots: Sequence[Snapshot]) -> None:
         """Give every layer's step the norm that it had before it was mapped back, for all layers at once."""
         if not self.graft_norm:
             return
-        squares: dict[int, Tensor] = {}
-        for kind in {(s.steps[0].device, s.steps[0].dtype) for s in snapshots}:
-            same = [s for s in snapshots if (s.steps[0].device, s.steps[0].dtype) == kind]
-            norms = torch.stack([norm for snapshot in same for norm in _four(snapshot.transform)])
-            every = torch.linalg.vector_norm(norms.view(-1, 2, 2), dim=-1)
-            for snapshot, pair in zip(same, every.unbind(), strict=True):
-                weight = snapshot.moving[0]
-                if (cut := cut_of(weight)) is not None and cut.dim == 0:
-                    squares[id(weight)] = pair.double().square_()
-            for snapshot, ratio in zip(same, _ratio(every).unbind(), strict=True):
-                snapshot.ratio = ratio
-        add_up_row_shards(self.layers, squares, 2)
-        for snapshot in snapshots:
-            if (pair := squares.get(id(snapshot.moving[0]))) is not None:
-                snapshot.ratio = _ratio(pair.sqrt()).to(snapshot.steps[0].dtype)
+        pairs: list[Any] = [(snapshot, snapshot.transform) for snapshot in snapshots]
+        sharded = {id(t.parameters[0]): t.norms[0].double().square_() for _, t in pairs if _cut_by_rows(t)}
+        add_up_row_shards(self.layers, sharded, 2)
+        for _, t in pairs:
+            if (squares := sharded.get(id(t.parameters[0]))) is not None:
+                t.norms = squares.sqrt().to(t.norms)[None]
+        for kind in {(t.norms.device, t.norms.dtype) for _, t in pairs}:
+            same = [(snapshot, t) for snapshot, t in pairs if (t.norms.device, t.norms.dtype) == kind]
+            before, after = torch.cat([t.norms for _, t in same]).unbind(-1)
+            ratios = torch.where(after > 0, before / after, 1.0)  # 1 where there was no step
+            for (snapshot, t), ratio in zip(same, ratios.split([t.count for _, t in same]), strict=True):
+                snapshot.ratio = ratio[:, None, None] if t.copies else ratio
 
 
-def _four(transform: Any) -> list[Tensor]:
-    """Norms of weight and bias before, then after; 0 for a bias that there is not."""
-    norms: list[Tensor] = transform.norms
-    none = norms[0].new_zeros(())
-    return norms if len(norms) == 4 else [norms[0], none, norms[1], none]
-
-
-def _ratio(norms: Tensor) -> Tensor:
-    """The first of two norms over the second, shape (…, 2); 1 where there was no step."""
-    before, after = norms.unbind(-1)
-    return torch.where(after > 0, before / after, 1.0)
+def _cut_by_rows(transform: Transform) -> bool:
+    cut = cut_of(transform.parameters[0])
+    return cut is not None and cut.dim == 0
 
 
 class Whitened(ByInputs):
