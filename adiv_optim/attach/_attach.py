@@ -9,7 +9,6 @@ from collections.abc import Container, Iterable, Mapping
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from ..attention import LogitProjection
 from ..corrections import Correction, check_correction
 from ..functional.uses import plain_uses
 from .checks import Skip, bypassed, label, layers_of, named_in_skip, refuse_attached, refuse_lazy, trainable
@@ -197,7 +196,7 @@ def _corrections(
         plain = {
             name: _why_plain(owner, without_call) or "no correction attached"
             for name, _, owner in uses
-            if not isinstance(owner, (Corrected, LogitProjection))
+            if not isinstance(owner, Corrected)
         }
         part = "".join(f" in part: plain as {name} ({why})" for name, why in plain.items())
         if key in used_plainly and not plain:
@@ -207,8 +206,6 @@ def _corrections(
             if isinstance(owner, Corrected):
                 rule = f"corrected by {type(owner._correction).__name__}{part}"
                 notes[path].append(("treated", rule) if owner._ran else _not_run(parameter, trained))
-            elif isinstance(owner, LogitProjection):
-                notes[path].append(("treated", f"corrected by AttentionIdeal{part}"))
     return notes, elements
 
 
