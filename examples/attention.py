@@ -8,9 +8,9 @@ With J the derivative of the logits by both projections, the ideal step is the l
 
     θ = Jᵀ(JJᵀ + λI)⁻¹ g,   λ = damping · tr(JJᵀ) / logits,
 
-one for each head. The program prints, in a few minutes, how the step points, what it costs and what it trains: it points
-where it should, costs more than ten times the plain module, and trains no better. QK-norm, which divides queries and
-keys by their root mean square (after Henry et al. 2020), is the structural counterpart.
+one for each head. In a few minutes the program prints how the step points, what it costs and what it trains: it points
+where it should, costs more than ten times the plain module, and trains no better. QK-norm (after Henry et al. 2020)
+is the structural counterpart: queries and keys are divided by their root mean square.
 """
 
 import argparse
@@ -143,7 +143,8 @@ class Logits(nn.Module):
         self.heads, self.ideal, self.qk_norm = heads, ideal, qk_norm
         self.query, self.key = nn.Linear(width, width), nn.Linear(width, width)
 
-    def split(self, projected: Tensor) -> Tensor:  # (…, tokens, heads · head_dim) → (…, heads, tokens, head_dim)
+    def split(self, projected: Tensor) -> Tensor:
+        """(…, tokens, heads · head_dim) → (…, heads, tokens, head_dim)."""
         return projected.unflatten(-1, (self.heads, -1)).transpose(-3, -2)
 
     def forward(self, input: Tensor) -> Tensor:

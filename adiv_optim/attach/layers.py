@@ -10,16 +10,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.fx import Proxy
 from torch.nn.utils import parametrize
 
 from ..corrections import Correction
 from ..functional.convolutions import corrected_conv
 from ..functional.linears import corrected_linear
-from ..functional.shared import explain_jvp
 from .rows import steps_of
-
-_DETACH = "call adiv_optim.detach(model) first, and attach again afterwards."
 
 
 class Corrected:
@@ -30,28 +26,15 @@ class Corrected:
     _ran: bool  # for `coverage`
 
     def _run(self, function: Callable[..., Tensor], *arguments: Any) -> Tensor:
-        """Call a function of `functional`, and name the remedy where torch does not know its way into it.
-
-        The input is the first or the second argument.
-        """
         # Written and never read here: a read would make torch.compile guard on it and compile twice.
         if torch.is_grad_enabled():
             self._ran = True
-        if not torch.compiler.is_compiling() and (isinstance(arguments[0], Proxy) or isinstance(arguments[1], Proxy)):
-            raise RuntimeError(f"{self._label} has a correction, which torch.fx cannot trace; {_DETACH}")
-        return explain_jvp(self._explain, function, self._label, *arguments, self._correction)
+        return function(self._label, *arguments, self._correction)
 
     def _replicate_for_data_parallel(self) -> Any:
         """Called by nn.DataParallel, whose replicas run in place of the layer."""
         self._ran = True
         return super()._replicate_for_data_parallel()  # type: ignore[misc]
-
-    def _explain(self) -> str:
-        return f"{self._label} has a correction, which has no forward-mode derivative; {_DETACH}"
-
-    def __prepare_scriptable__(self) -> None:
-        """Called by torch.jit.script."""
-        raise RuntimeError(f"{self._label} has a correction, which torch.jit.script cannot compile; {_DETACH}")
 
     def extra_repr(self) -> str:
         """Return the plain layer's own line, and the correction."""
