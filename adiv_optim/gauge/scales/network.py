@@ -39,7 +39,7 @@ def network_scales(
     that zeros cut off from every pinned one have a scale only relative to each other, of weighted mean 0.
 
     A pass over the weights sums log|W| over rows and columns; the normal equations, a graph Laplacian, are then solved
-    for vectors only. Without zeros they are factorised once; zeros inside a weight matrix cost conjugate gradients.
+    for vectors only, by conjugate gradients.
 
     Of sharded weights every process sums what it holds, and all that hold a part call this together: a pass is one sum
     over them of one number for each channel, and every process solves the same equations. Zeros in such a weight are
@@ -99,23 +99,17 @@ def network_scales(
             parameters, len(scales), device,
         )  # fmt: skip
         # log 0 = -inf: a sum that is not finite is the sign of a zero (or worse).
-        all_finite = right.isfinite().all()
-        right[0] = 0  # what is pinned stays where it is
-        change, solved = laplacian.directly(right)
-        # As a rule one look at the device says all.
-        finite, good, near = host.read(all_finite, solved, ~(change.abs().max() > _NEAR))
-        if not zeros and not finite:
+        if not zeros and not all(host.read(right.isfinite().all())):
             _refuse_no_magnitude({name: weight for name, (_, weight) in parts.items()}, parameters)
             zeros = True
             empty = (entry.view(name, whole(parameters[name].detach() == 0)) for name, entry in entries.items())
             laplacian = laplacian.without(tuple(entries.values()), empty)
             continue
-        if not good:
-            change = laplacian.iterated(right)
-            (near,) = host.read(~(change.abs().max() > _NEAR))
+        right[0] = 0  # what is pinned stays where it is
+        change = laplacian.solve(right)
         scales += change
         # Sums round in proportion to their size, which is that of the change: a small one needs no second pass.
-        if near:
+        if all(host.read(~(change.abs().max() > _NEAR))):
             break
     return scales[1:]
 
