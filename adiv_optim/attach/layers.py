@@ -128,6 +128,19 @@ def plain_type(module: nn.Module) -> type:
     return PLAIN.get(kind, kind)
 
 
+def why_unknown_rows(layer: nn.Module) -> str:
+    """Say why a layer may multiply its weight with other rows than those of its input, or ""."""
+    kind = plain_type(layer)
+    if "forward" in layer.__dict__:
+        return f"this {kind.__name__} has a forward of its own set on it"
+    if kind in corrected_types():
+        return ""
+    base = next((base for base in CORRECTED if issubclass(kind, base)), None)
+    if base is None:
+        return f"{kind.__name__} is not a layer whose rows are known"
+    return f"{name_of(kind)} is a subclass of {base.__name__}, whose weight may multiply something else"
+
+
 def name_of(kind: type) -> str:
     """A class's name, with its module's if one of torch's layers is called the same."""
     same = any(kind.__name__ == plain.__name__ and kind is not plain for plain in corrected_types())

@@ -204,7 +204,7 @@ ERRORS = {
     "all-skipped": (Net, {"skip": [Net]}, ValueError, "nothing to correct"),
     "complex-only": (lambda: nn.Linear(3, 2, dtype=torch.complex64), {}, ValueError, "that are neither complex nor"),
     "subclass-only": (lambda: Doubled(3, 2), {}, ValueError, "nothing to correct: .*Doubled"),
-    "strict": (Net, {"strict": True}, ValueError, r"strict: 4 trainable.*norm\.weight \(BatchNorm2d has no corr"),
+    "strict": (Net, {"strict": True}, ValueError, r"strict: 4 trainable.*norm\.weight \(BatchNorm2d is not a layer"),
     "lazy": (lazy, {}, ValueError, r"attach: 'weight' of layer '1' \(LazyLinear\) has no shape yet; run one batch"),
 }
 
