@@ -269,7 +269,9 @@ def test_layer_with_a_forward_of_its_own_is_left_alone_and_named():
 
 def test_little_is_corrected_is_said_once_with_reason_and_remedy():
     model = nn.Sequential(nn.Embedding(100, 4), Doubled(4, 4), nn.Linear(4, 2))
-    wanted = r"reaches 2\.3% of 430 .*Embedding is not a layer .*known \(93\.0% of the elements\); Doubled.*name them in skip"
+    wanted = (
+        r"reaches 2\.3% of 430 .*Embedding is not a layer .* \(93\.0% of the elements\); Doubled.*name them in skip"
+    )
     with pytest.warns(UserWarning, match=wanted) as said:
         attach(model, Proportional())
     assert [warning.filename for warning in said] == [__file__]
