@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from ..._linalg import host
 from ..._linalg.conjugate_gradients import conjugate_gradients
 from ..channels.graph import Entry
 
@@ -108,21 +107,12 @@ class Laplacian:
         """Return s with N s = right; like `right` it is 0 in the pinned place, and for channels without weights.
 
         By conjugate gradients on :math:`D^{-1/2} N D^{-1/2}`, in as many steps as there are sets at most but for
-        rounding and zeros; restarted until the true residual stops falling.
+        rounding and zeros.
         """
         root = torch.where(self.degree > 0, self.degree.rsqrt(), 0.0)
         root[0] = 0
         goal = torch.finfo(right.dtype).eps * (root * right).norm()
-        scales, least = torch.zeros_like(right), torch.inf
-        for _ in range(4):
-            residual = root * (right - self.times(scales))
-            (length,) = host.read(residual.norm() / goal)
-            if not 1 < length < 0.5 * least:
-                break
-            least = length
-            change, _ = conjugate_gradients(lambda y: root * self.times(root * y), residual, goal, 2000)
-            scales = scales + root * change
-        return scales
+        return root * conjugate_gradients(lambda y: root * self.times(root * y), root * right, goal)
 
 
 def _by_block(index: Tensor, entry: Entry) -> Tensor:

@@ -93,8 +93,8 @@ def network_scales(
     zeros = False
     for _ in range(_PASSES):
         copies = {each: scales.to(each, host.widest(each)) for each in {*devices.values()}}
-        right = sums_by_channel(
-            {name: (part, sums_of(weight, part, copies[devices[name]], part.usual if fan_in else 0.0, zeros))
+        right = _sums_by_channel(
+            {name: (part, _sums_of(weight, part, copies[devices[name]], part.usual if fan_in else 0.0, zeros))
              for name, (part, weight) in parts.items()},
             parameters, len(scales), device,
         )  # fmt: skip
@@ -114,7 +114,7 @@ def network_scales(
     return scales[1:]
 
 
-def sums_by_channel(
+def _sums_by_channel(
     found: Mapping[str, tuple[Entry, tuple[Tensor, Tensor]]],
     parameters: Mapping[str, Tensor],
     channels: int,
@@ -122,7 +122,7 @@ def sums_by_channel(
 ) -> Tensor:
     """Add the row and column sums of all weights up by channel, and over the processes that hold their parts.
 
-    `found` is, by name, the entry of what is held of the weight here, and its `sums_of`. The result is (channels,), in
+    `found` is, by name, the entry of what is held of the weight here, and its `_sums_of`. The result is (channels,), in
     float64 on that device, the same on all processes.
     """
     by_group: dict[Group, list[tuple[Tensor, Tensor]]] = {}
@@ -159,7 +159,7 @@ def _refuse_no_magnitude(held: Mapping[str, Tensor], parameters: Mapping[str, Te
             raise NoMagnitudeError(f"{name!r} holds {kind}; a weight without a magnitude has no scale.")
 
 
-def sums_of(weight: Tensor, entry: Entry, scales: Tensor, usual: float, zeros: bool) -> tuple[Tensor, Tensor]:
+def _sums_of(weight: Tensor, entry: Entry, scales: Tensor, usual: float, zeros: bool) -> tuple[Tensor, Tensor]:
     """Sum log|w| − u − s_o + s_i over rows for s_out and over columns for s_in, signed as they enter; flat."""
     plus, minus = scales[entry.plus] + usual, scales[entry.minus]
     weight = weight.view(weight.shape or (1,))  # a learned factor of a single number has no dimension
