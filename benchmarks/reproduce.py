@@ -66,7 +66,6 @@ RECIPES: dict[str, Recipe] = {
     "divergence": Recipe(0.1, ""),
     "digits-mechanism": Recipe(0.05, "", ["mechanism --tuned {out}/digits-tuned.jsonl"]),
     "mechanism": Recipe(0.6, commands=["mechanism --tuned {out}/cifar10-tuned.jsonl --seeds 1"]),
-    "attention": Recipe(0.5, ""),
     "coordinates": Recipe(8.0, ""),
     "poisson": Recipe(4.0, ""),
     "tabular": Recipe(0.8, ""),

@@ -41,7 +41,7 @@ SMOKE = {
     "tabular": "--trials 1 --seeds 1 --steps 1",
     "normalisers-plane": "",
     "isometry-training": "--data digits --activations tanh --steps 2 --width 8",
-    **dict.fromkeys(["divergence", "attention", "isometry-depth", "speed"], "--help"),
+    **dict.fromkeys(["divergence", "isometry-depth", "speed"], "--help"),
     "gpu": "--device cpu --minutes 4 --text text.txt",
     "reproduce": "--list",
 }

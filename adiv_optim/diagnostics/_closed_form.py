@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from ..attach.layers import Corrected, corrected_types, plain_type
+from ..attach.layers import Corrected, why_unknown_rows
 from ..attach.rows import rows_of
 from ..corrections import Correction
 from ..functional.conv_rows import ConvRows
@@ -21,8 +21,7 @@ UNIT_NUMBERS = 2**22
 
 def has_closed_form(layer: nn.Module) -> bool:
     """Whether the layer is torch's own linear map or convolution, corrected or not."""
-    own_forward = "forward" in layer.__dict__
-    return plain_type(layer) in corrected_types() and not parametrize.is_parametrized(layer) and not own_forward
+    return not why_unknown_rows(layer) and not parametrize.is_parametrized(layer)
 
 
 def closed_rows(layer: nn.Module, call: Call, step: Mapping[str, Tensor], max_rows: int) -> tuple[MeasuredRows, int]:

@@ -139,37 +139,6 @@ def refuse_correction_as(name: str, argument: str, value: object) -> None:
         )
 
 
-def explain_jvp(explain: Callable[[], str], function: Callable[..., Any], *arguments: Any) -> Any:
-    """Call a function; if forward-mode differentiation fails in it, raise an error with the words of `explain`."""
-    if torch.compiler.is_compiling():  # which cannot leave the graph within a try block
-        return function(*arguments)
-    try:
-        return function(*arguments)
-    except NotImplementedError as error:
-        if "jvp" not in str(error):
-            raise
-        raise RuntimeError(explain()) from error
-
-
-class Hook:
-    """A hook on a layer; where torch.jit.script or forward-mode differentiation fails in it, the error has a remedy."""
-
-    def __init__(self, function: Callable[..., Any], remedy: str) -> None:
-        self.function, self.remedy = function, remedy
-
-    def __call__(self, *arguments: Any) -> Any:
-        """Call the function."""
-        return explain_jvp(self._explain, self.function, *arguments)
-
-    def _explain(self) -> str:
-        return f"a hook on this layer has no forward-mode derivative: {self.remedy}"
-
-    @property
-    def __name__(self) -> str:
-        # torch.jit.script asks every hook for its name before it compiles it.
-        raise AttributeError(f"a hook on this layer has no name, and cannot be scripted: {self.remedy}")
-
-
 def parameters_of(
     function: Callable[Concatenate[Any, Parameters], Any],
 ) -> Callable[[Callable[..., Result]], Callable[Parameters, Result]]:

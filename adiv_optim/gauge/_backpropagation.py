@@ -10,7 +10,6 @@ from torch.autograd import Function
 from torch.utils.hooks import RemovableHandle
 
 from ..attach.checks import bypassed, label
-from ..functional.shared import Hook
 from .scales.rz import rz_scaling
 
 
@@ -112,7 +111,7 @@ def uc_backpropagation(model: nn.Module) -> "UCBackpropagation":
     found = {path: module for path, module in model.named_modules() if isinstance(module, _LAYERS)}
     layers = {path: layer for path, layer in found.items() if layer not in without_call}
     for path, layer in layers.items():
-        if any(isinstance(hook, Hook) and hook.remedy == _REMOVE for hook in layer._forward_hooks.values()):
+        if any(isinstance(getattr(hook, "__self__", None), _Ends) for hook in layer._forward_hooks.values()):
             raise ValueError(
                 f"uc_backpropagation: {label(path)} has it already, and twice would scale its gradient twice; "
                 "call remove() on what the first call returned. A copy keeps what its original had: copy before."
@@ -124,7 +123,6 @@ def uc_backpropagation(model: nn.Module) -> "UCBackpropagation":
 
 
 _LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
-_REMOVE = "call remove() on what uc_backpropagation returned first."
 
 
 class UCBackpropagation:
@@ -152,8 +150,8 @@ class _Ends:
 
     def hooks_on(self, layer: nn.Module) -> list[RemovableHandle]:
         return [
-            layer.register_forward_pre_hook(Hook(self.input, _REMOVE), with_kwargs=True),
-            layer.register_forward_hook(Hook(self.output, _REMOVE)),
+            layer.register_forward_pre_hook(self.input, with_kwargs=True),
+            layer.register_forward_hook(self.output),
         ]
 
     def input(self, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

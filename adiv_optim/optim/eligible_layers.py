@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 
 from .._linalg.shards import DataParallelGroup, cut_of, why_not_one_cut
 from ..attach.checks import NAMED, Skip, bypassed, named_in_skip, refuse_lazy
-from ..attach.layers import CORRECTED, corrected_types, is_transposed, name_of, plain_type
+from ..attach.layers import is_transposed, plain_type, why_unknown_rows
 
 
 class EligibleLayer(NamedTuple):
@@ -79,16 +79,11 @@ def eligible_layers(
 def _why_no_rows(name: str, parameter: nn.Parameter, modules: list[nn.Module]) -> str:
     """Say why a parameter is not a weight whose rows are known, or ""."""
     for module in modules:
-        kind = plain_type(module)
-        if kind not in corrected_types() and not callable(getattr(module, "input_rows", None)):
-            base = next((base for base in CORRECTED if issubclass(kind, base)), None)
-            if kind is parametrize.ParametrizationList:
-                return "parametrized"
-            if base is None:
-                return f"{kind.__name__} is not a layer whose rows are known"
-            return f"{name_of(kind)} is a subclass of {base.__name__}, whose weight may multiply something else"
-        if "forward" in module.__dict__:
-            return f"this {kind.__name__} has a forward of its own set on it"
+        why, declares_rows = why_unknown_rows(module), callable(getattr(module, "input_rows", None))
+        if plain_type(module) is parametrize.ParametrizationList:
+            return "parametrized"
+        if why and ("forward" in module.__dict__ or not declares_rows):
+            return why
         if parametrize.is_parametrized(module):
             return "parametrized"
         if module._parameters.get("weight") is not parameter and parameter.requires_grad:

@@ -7,7 +7,7 @@ from . import defaults, overview, scale, verdicts
 
 _FILES = (
     "comparison", "table1", "departures", "papers", "tuned", "factorial", "units", "char_lm", "norm_free", "divergence",
-    "attention", "coordinates", "poisson", "tabular", "mechanism", "isometry_depth", "isometry_training", "plane",
+    "coordinates", "poisson", "tabular", "mechanism", "isometry_depth", "isometry_training", "plane",
     "gpu",
 )  # fmt: skip
 _MODULES = [import_module(f"{__name__}.{name}") for name in _FILES]

@@ -84,8 +84,6 @@ _BIRD = [
     Claim("The gradient-only form is not implementable but by full Jacobians (below Eq. 21)", "speed", by.cheap,
         "costs"),
     Claim("Less divergence trains better", "mechanism", by.thesis("mechanism"), "mlp", by.thesis("digits-mechanism")),
-    Claim("A correction of attention logits is \"perhaps intractable in general\" (B.4)", "attention", by.intractable,
-        "attention"),
     *_by_activation("tanh"),
     *_by_activation("leaky-relu"),
     Claim("All three structural forms are ahead of all normalisers, tanh (Fig. 6)", TABLE1,
