@@ -218,8 +218,11 @@ class InputMethod(Method):
         """Whether its weight has a gradient, though it has not been called since it was found."""
         return layer.age >= 2 and not layer.called and layer.name not in self.measured and layer.has_gradient()
 
+    def _first_with_memory_of(self, layer: LayerInputs) -> LayerInputs:
+        return next(each for each in self.layers if each.memory is layer.memory)
+
     def _remark(self, layer: LayerInputs) -> str:
-        first = next(each for each in self.layers if each.memory is layer.memory)
+        first = self._first_with_memory_of(layer)
         words = "" if first is layer else f", one average with {first.name}"
         failed, spoiled = self.failures[layer.name], self.spoiled[layer.name]
         words += f", {failed} factorisations failed" if failed else ""
@@ -249,8 +252,10 @@ class InputMethod(Method):
         return {"steps": self.steps, "layers": layers, "settings": {name: getattr(self, name) for name in self.shaping}}
 
     def layer_state(self, layer: LayerInputs) -> dict[str, Any]:
-        """Return what is remembered of a layer."""
-        return {"memory": list(layer.memory), "rows": layer.rows}
+        """Return what is remembered of a layer, in tensors of its own: torch.distributed.checkpoint loads into them."""
+        first = self._first_with_memory_of(layer)
+        memory = [tensor if first is layer else tensor.clone() for tensor in layer.memory]
+        return {"memory": memory, "rows": layer.rows}
 
     def load_layer(self, layer: LayerInputs, state: Mapping[str, Any]) -> None:
         """Take it from a checkpoint."""
