@@ -104,6 +104,10 @@ class LayerInputs:
         own = (name for name, parameter in self.modules[0]._parameters.items() if parameter is self.weight)
         return self.name.removesuffix("weight") + next(own, "weight")
 
+    def finite(self) -> Tensor:
+        """Whether the sums since the last measurement hold neither NaN nor inf."""
+        return torch.stack([block.sum() for block in self.pending or ()]).isfinite().all()
+
     @torch.compiler.disable
     @torch.no_grad()
     def add(self, module: nn.Module, input: Tensor, one: int = 1, shared: bool = False) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from .._linalg import host
 from .._linalg.limits import check_dict, check_like
@@ -111,7 +111,7 @@ class InputMethod(Method):
             if layer.missed == _MISSES and not layer.has_gradient():
                 layer.missed = 0
         seen = [layer for layer in self.layers if layer.pending_rows]
-        finite = host.read(*(_finite(layer.pending or ()) for layer in seen))
+        finite = host.read(*(layer.finite() for layer in seen))
         first: dict[Any, LayerInputs] = {}
         same: dict[LayerInputs, LayerInputs] = {}
         for layer, good in zip(seen, finite, strict=True):
@@ -169,7 +169,7 @@ class InputMethod(Method):
         for layer in self.layers:
             layer.age += 1
         self._arm()
-        missed = [layer.name for layer in self.layers if _missed(layer) and layer.name not in self._told]
+        missed = [layer.name for layer in self.layers if self._missed(layer) and layer.name not in self._told]
         if missed:
             self._told.update(missed)
             warn(
@@ -201,7 +201,7 @@ class InputMethod(Method):
             why = "" if layer.weight.requires_grad else "frozen"
             why = why or (UNCALLED if self._uncalled(layer) else "")
             found = skipped if why else never_seen if measured is None else treated
-            missed = f", {MISSED}" * _missed(layer)
+            missed = f", {MISSED}" * self._missed(layer)
             how = why or f"{self.how(layer, measured)}{missed}{self._remark(layer)}"
             found[layer.present_name] = how
             if layer.with_bias:
@@ -213,6 +213,9 @@ class InputMethod(Method):
     def treated_parameters(self) -> set[int]:
         """The weights and biases of its layers."""
         return {id(parameter) for layer in self.layers for parameter in layer.parameters}
+
+    def _missed(self, layer: LayerInputs) -> bool:
+        return layer.called and layer.missed >= _MISSES
 
     def _uncalled(self, layer: LayerInputs) -> bool:
         """Whether its weight has a gradient, though it has not been called since it was found."""
@@ -296,12 +299,3 @@ class InputMethod(Method):
                 except NoRootError:
                     self.failures[layer.name] = 1
         self._arm()
-
-
-def _finite(sums: Sequence[Tensor]) -> Tensor:
-    return torch.stack([block.sum() for block in sums]).isfinite().all()
-
-
-def _missed(layer: LayerInputs) -> bool:
-    """Whether it has had gradients for some time, but no rows before steps that measure."""
-    return layer.called and layer.missed >= _MISSES

@@ -17,38 +17,10 @@ from .by_inputs import ByInputs
 from .input_hooks import LayerInputs, add_up_row_shards
 from .input_method import InputMethod
 from .second_moments import MeanSquare
-from .snapshot import Snapshot, Transform
+from .snapshot import Diagonal, Snapshot, Transform
 
 #: s of every group of a layer.
 Scales = list[float]
-
-
-class Scaling(Transform):
-    """W' = W s and G' = G / s for one weight, and the step ΔW' / t, where t is s unless the weight is held.
-
-    Args:
-        weight: W.
-        start: s of every group.
-        end: t of every group.
-    """
-
-    entrywise = True
-
-    def __init__(self, weight: nn.Parameter, start: Scales, end: Scales) -> None:
-        self.parameters = [weight]
-        self.start, self.end = _as_factor(weight, start), _as_factor(weight, end)
-
-    def gradients(self, gradients: list[Tensor]) -> list[Tensor]:
-        """Return G / s."""
-        return [gradient / self.start for gradient in gradients]
-
-    def weights(self, weights: list[Tensor]) -> list[Tensor]:
-        """Return W s."""
-        return [weight * self.start for weight in weights]
-
-    def back(self, steps: list[Tensor]) -> list[Tensor]:
-        """Return ΔW' / t."""
-        return [step.div_(self.end) for step in steps]
 
 
 def _as_factor(weight: Tensor, scales: Scales) -> Any:
@@ -71,9 +43,9 @@ class ScalingMethod(InputMethod):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        #: By layer the scale that its weight was last stepped in, which is held, and those of this step.
+        #: By layer the scale that its weight was last stepped in, where W' is held; and for this step that, and s.
         self.last: dict[str, Scales] = {}
-        self._stepping: dict[str, Scales] = {}
+        self._stepping: dict[str, tuple[Scales, Scales]] = {}
 
     def moments(self, module: nn.Module, with_bias: bool) -> MeanSquare:
         """Return the mean square."""
@@ -95,31 +67,35 @@ class ScalingMethod(InputMethod):
 
     def transforms(self) -> Sequence[Transform]:
         """Return a `Scaling` for each layer whose inputs were seen, but for those of which it would change nothing."""
-        self._stepping, found = {}, []
+        self._stepping, found = {}, list[Transform]()
         for layer in self.moving():
             end = self.measured[layer.name]
             start = self.last.get(layer.name, end) if self.hold else end
-            self._stepping[layer.name] = end
+            self._stepping[layer.name] = start, end
             if {*start, *end} != {1.0}:
-                found.append(Scaling(layer.weight, start, end))
+                found.append(Diagonal(layer.weight, [_as_factor(layer.weight, [1 / scale for scale in start])]))
         return found
 
     def rescale(self, snapshots: Sequence[Snapshot]) -> None:
-        """Where s is held, let weights shrink as s grows, but for those that were not stepped on."""
+        """Where W' is held, let weights shrink as s grows, but for those that were not stepped on."""
         if not self.hold:
             return
         moved = {id(s.moving[0]): s.steps[0].any().to(host.widest(s.steps[0].device))[None] for s in snapshots}
         add_up_row_shards(self.layers, moved, 1)
+        ratios: dict[int, Any] = {}
+        for layer in self.layers:
+            pairs = zip(*self._stepping.get(layer.name, ()), strict=True)
+            ratios[id(layer.weight)] = _as_factor(layer.weight, [start / end for start, end in pairs] or [1.0])
         for snapshot in snapshots:
-            transform: Any = snapshot.transform
-            stepped = (moved[id(snapshot.moving[0])] > 0) | (snapshot.keep != 1)
-            ratio = snapshot.steps[0].new_ones(()) * (transform.start / transform.end)
-            snapshot.keep = torch.where(stepped, ratio, 1.0) * snapshot.keep
+            weight, step = snapshot.moving[0], snapshot.steps[0]
+            stepped = (moved[id(weight)] > 0) | (snapshot.keep != 1)
+            snapshot.ratio = step.new_ones(()) * ratios[id(weight)]
+            snapshot.keep = torch.where(stepped, snapshot.ratio, 1.0) * snapshot.keep
 
     def after_step(self) -> None:
         """Remember the scales that the weights now stand in."""
         if self.hold:
-            self.last |= self._stepping
+            self.last |= {name: end for name, (_, end) in self._stepping.items()}
         super().after_step()
 
     def how(self, layer: LayerInputs, measured: Scales | None) -> str:

@@ -55,6 +55,54 @@ class Transform(ABC):
         """Map steps back to the model's variables; it may overwrite its argument."""
 
 
+class Diagonal(Transform):
+    r"""g' = g d e … and w' = w / (d e …) for one parameter and positive factors that broadcast to a view of it.
+
+    Args:
+        parameter: w.
+        factors: d, e, …: numbers or tensors; of a sharded parameter about the part that is held here.
+        shape: of the view; None is the parameter's own.
+    """
+
+    entrywise = True
+
+    def __init__(
+        self, parameter: nn.Parameter, factors: Sequence[float | Tensor], shape: tuple[int, ...] | None = None
+    ) -> None:
+        self.parameters, self.factors, self.shape = [parameter], factors, shape
+
+    def gradients(self, gradients: list[Tensor]) -> list[Tensor]:
+        """Return g d e …."""
+        return [self._of_rows(part) if part.is_sparse else self._times(part, self.factors) for part in gradients]
+
+    def weights(self, weights: list[Tensor]) -> list[Tensor]:
+        """Return w / (d e …)."""
+        return [self._times(weight, [1 / factor for factor in self.factors]) for weight in weights]
+
+    def back(self, steps: list[Tensor]) -> list[Tensor]:
+        """Return Δw' d e …."""
+        for step in steps:
+            for factor in self.factors:
+                step.view(self.shape or step.shape).mul_(factor)
+        return steps
+
+    def _times(self, tensor: Tensor, factors: Sequence[float | Tensor]) -> Tensor:
+        product = tensor.view(self.shape or tensor.shape) * factors[0]
+        for factor in factors[1:]:
+            product.mul_(factor)
+        return product.view(tensor.shape)
+
+    def _of_rows(self, gradient: Tensor) -> Tensor:
+        """Of a sparse gradient, whose rows are those that an embedding has read."""
+        gradient = gradient.coalesce()
+        values, rows = gradient.values(), gradient.indices()[0]
+        for factor in self.factors:
+            many = isinstance(factor, Tensor) and factor.shape[0] > 1
+            values = values * (factor[rows] if many else factor)  # type: ignore[index]
+        values = values.to(gradient.dtype)
+        return torch.sparse_coo_tensor(gradient.indices(), values, gradient.shape, is_coalesced=True)
+
+
 class Snapshot:
     """A transform's parameters and gradients as they were before the step, and the step once it is mapped back.
 
@@ -133,6 +181,7 @@ class Snapshot:
                 weight = weight * self.keep
             out = now if now.dtype == step.dtype else None
             if self.transform.entrywise and self.read:
+                step = step if self.ratio is None else step * self.ratio
                 new.append(torch.where(now == 0, now, weight - step))
             elif self.ratio is None:
                 new.append(torch.sub(weight, step, out=out))

@@ -14,51 +14,8 @@ from ..attach.coverage import Coverage, warn
 from ..gauge.scales.network import NoMagnitudeError
 from .eligible_layers import refuse_cuts
 from .reparametrized import UNFLATTENED, Method, Reparametrized, unwrapped
-from .snapshot import Transform
+from .snapshot import Diagonal, Transform
 from .wrapper import check_model
-
-
-class Diagonal(Transform):
-    r"""w' = w / (d e) and g' = g d e, for positive d and e that broadcast to a view of the parameter.
-
-    Scales keep their own precision: those of float16 weights may lie outside of float16's range.
-
-    Args:
-        parameter: w.
-        factors: d and e; of a sharded parameter about the part that is held here.
-    """
-
-    entrywise = True
-
-    def __init__(self, parameter: nn.Parameter, factors: gauges.Factors) -> None:
-        self.parameters, self.shape = [parameter], factors.shape
-        dtype = torch.promote_types(parameter.dtype, torch.float32)
-        self.d, self.e = (factor.to(parameter.device, dtype) for factor in (factors.d, factors.e))
-
-    def gradients(self, gradients: list[Tensor]) -> list[Tensor]:
-        """Return g d e."""
-        return [self._of_rows(gradient) if gradient.is_sparse else self._times(gradient) for gradient in gradients]
-
-    def weights(self, weights: list[Tensor]) -> list[Tensor]:
-        """Return w / (d e)."""
-        return [(weight.view(self.shape) / self.d).div_(self.e).view(weight.shape) for weight in weights]
-
-    def back(self, steps: list[Tensor]) -> list[Tensor]:
-        """Return Δw' d e."""
-        for step in steps:
-            step.view(self.shape).mul_(self.d).mul_(self.e)
-        return steps
-
-    def _times(self, gradient: Tensor) -> Tensor:
-        return (gradient.view(self.shape) * self.d).mul_(self.e).view(gradient.shape)
-
-    def _of_rows(self, gradient: Tensor) -> Tensor:
-        """Of a sparse gradient, whose rows are those that an embedding has read."""
-        gradient = gradient.coalesce()
-        rows = gradient.indices()[0]
-        d, e = (factor[rows] if factor.shape[0] > 1 else factor for factor in (self.d, self.e))
-        values = (gradient.values() * (d * e)).to(gradient.dtype)
-        return torch.sparse_coo_tensor(gradient.indices(), values, gradient.shape, is_coalesced=True)
 
 
 class CanonicalMethod(Method):
@@ -93,7 +50,7 @@ class CanonicalMethod(Method):
             self._measure()
         treated = {name: factors for name, factors in self._factors.items() if name not in self.skipped}
         moving = [(self.parameters[name], factors) for name, factors in treated.items()]
-        return [Diagonal(p, factors.held(p)) for p, factors in moving if p.grad is not None]
+        return [_diagonal(p, factors.held(p)) for p, factors in moving if p.grad is not None]
 
     def settings(self) -> dict[str, Any]:
         """Return gauge and options, as the repr shows them."""
@@ -190,6 +147,12 @@ class CanonicalMethod(Method):
             name: gauges.Factors(self.graph.parameters[name].shape, d.clone(), e.clone())
             for name, (d, e) in factors.items()
         }
+
+
+def _diagonal(parameter: nn.Parameter, factors: gauges.Factors) -> Diagonal:
+    # Scales keep their own precision: those of float16 weights may lie outside of float16's range.
+    dtype = torch.promote_types(parameter.dtype, torch.float32)
+    return Diagonal(parameter, [part.to(parameter.device, dtype) for part in (factors.d, factors.e)], factors.shape)
 
 
 class UnitConsistent(Reparametrized):
