@@ -115,8 +115,8 @@ class CovarianceMethod(InputMethod):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        #: The factors of layers that are multiplied together, by what was measured of each, which is kept with it.
-        self._stacks: dict[tuple[int, ...], tuple[Any, list[Factor]]] = {}
+        #: By the names of layers that are multiplied together, what was measured of each, and a stack of that.
+        self._stacks: dict[tuple[str, ...], tuple[list[Any], list[Factor]]] = {}
 
     @abstractmethod
     def transform(self, layers: Sequence[LayerInputs], factors: Sequence[Factor]) -> Transform:
@@ -132,10 +132,11 @@ class CovarianceMethod(InputMethod):
         for layers in together.values():
             factors = self.measured[layers[0].name]
             if len(layers) > 1:
-                each = [self.measured[layer.name] for layer in layers]
-                key = tuple(map(id, each))
-                self._stacks[key] = stacks.get(key) or (each, [stacked([factor for (factor,) in each])])
-                factors = self._stacks[key][1]
+                each, names = [self.measured[layer.name] for layer in layers], tuple(layer.name for layer in layers)
+                then, factors = stacks.get(names, ([], []))
+                if list(map(id, then)) != list(map(id, each)):
+                    factors = [stacked([factor for (factor,) in each])]
+                self._stacks[names] = each, factors
             found.append(self.transform(layers, factors))
         return found
 

@@ -67,7 +67,7 @@ class LayerInputs:
         self.dropped = False
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "remove_hooks"} | {"readings": {}}
+        return {name: value for name, value in vars(self).items() if name not in ("remove_hooks", "readings")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)

@@ -73,6 +73,14 @@ class InputMethod(Method):
         #: By layer, how often rows were dropped because their sums held NaN or inf.
         self.spoiled: Counter[str] = Counter()
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "readings": {}}  # of tensors that only this process has
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        for layer in self.layers:
+            layer.readings = self.readings
+
     def settings(self) -> dict[str, Any]:
         """Return what it was built with, as the repr shows it."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
