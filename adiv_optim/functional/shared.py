@@ -11,8 +11,6 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from ..corrections import Correction
-
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
@@ -129,14 +127,6 @@ def label_for(name: str, function: str) -> str:
     """The start of messages in the backward pass: the layer's label, or the function's name under torch.compile."""
     # A label in the graph would be guarded on: blocks that share one compiled graph would each be compiled anew.
     return function if torch.compiler.is_compiling() else name
-
-
-def refuse_correction_as(name: str, argument: str, value: object) -> None:
-    """Raise a TypeError for a correction passed by position where there are arguments before it."""
-    if isinstance(value, Correction):
-        raise TypeError(
-            f"{name}: {argument} is {value!r}: arguments in the wrong order; pass the correction by name: correction=…."
-        )
 
 
 def parameters_of(

@@ -1,13 +1,13 @@
 """Backpropagation through the unit-consistent adjoint: another backward chain under the same forward."""
 
 import inspect
+from contextlib import ExitStack
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd import Function
-from torch.utils.hooks import RemovableHandle
 
 from ..attach.checks import bypassed, label
 from .scales.rz import rz_scaling
@@ -119,40 +119,29 @@ def uc_backpropagation(model: nn.Module) -> "UCBackpropagation":
     if not layers:
         types = ", ".join(sorted({type(module).__name__ for module in model.modules()}))
         raise ValueError(f"uc_backpropagation: found modules of type {types}; it goes on Linear and Conv1d/2d/3d.")
-    return UCBackpropagation([handle for layer in layers.values() for handle in _Ends().hooks_on(layer)])
+    handle = UCBackpropagation()
+    for layer in layers.values():
+        ends = _Ends()
+        handle.callback(layer.register_forward_pre_hook(ends.input, with_kwargs=True).remove)
+        handle.callback(layer.register_forward_hook(ends.output).remove)
+    return handle
 
 
 _LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
-class UCBackpropagation:
+class UCBackpropagation(ExitStack):
     """The handle of `uc_backpropagation`: `remove()` takes the hooks off; as a context manager, on leaving."""
-
-    def __init__(self, handles: list[RemovableHandle]) -> None:
-        self._handles = handles
 
     def remove(self) -> None:
         """Restore torch's backward pass; a second time does nothing."""
-        for handle in self._handles:
-            handle.remove()
-
-    def __enter__(self) -> "UCBackpropagation":
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.remove()
+        self.close()
 
 
 class _Ends:
     """Both ends of one layer; a class, so that a model that has them can be copied and pickled."""
 
     inverse_rows: Tensor | None = None
-
-    def hooks_on(self, layer: nn.Module) -> list[RemovableHandle]:
-        return [
-            layer.register_forward_pre_hook(self.input, with_kwargs=True),
-            layer.register_forward_hook(self.output),
-        ]
 
     def input(self, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not torch.is_grad_enabled() or torch.compiler.is_exporting():

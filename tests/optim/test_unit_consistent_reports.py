@@ -204,9 +204,7 @@ def test_compiled_by_torch_jit_with_a_graph_of_the_model_it_was_made_of():
     twin = copy.deepcopy(model)
     graph = gauge.trace(model, torch.ones(2, 6))
     scripted = torch.jit.trace(model, torch.ones(2, 6))
-    with pytest.raises(
-        ValueError, match=r"the model itself is a TopLevelTracedModule.*trace the model that it was made of"
-    ):
+    with pytest.raises(ValueError, match=r"trace the model that it was made of"):
         wrap(scripted)
     step(scripted, UnitConsistent(torch.optim.SGD(scripted.parameters(), lr=0.1), scripted, graph=graph))
     step(twin, UnitConsistent(torch.optim.SGD(twin.parameters(), lr=0.1), twin, graph=graph))

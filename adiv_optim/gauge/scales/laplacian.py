@@ -61,29 +61,19 @@ class Laplacian:
         )
 
     def without(self, entries: tuple[Entry, ...], zeros: Iterable[Tensor]) -> "Laplacian":
-        """Return the equations with the weights that are zero left out."""
-        lost, ends, amounts, strength = [], [], [], self.strength.clone()
+        """Return the equations with the weights that are zero left out: edges take them away from the full blocks."""
+        lost, ends, amounts, device = [], [], [], self.degree.device
         for entry, zero, sets in zip(entries, zeros, self.entry_sets, strict=True):
-            plus, minus = entry.plus, entry.minus
-            count = zero.long().sum_to_size(torch.broadcast_shapes(plus.shape, minus.shape))
-            lost += [count.sum_to_size(index.shape).flatten().to(strength.device) for index in (plus, minus)]
-            total = int(count.sum())
-            if not total or sets.start == sets.stop:
-                continue
-            # Either a full block with edges that take the zeros away, or edges alone for the weights there are.
-            if full := 2 * total < zero.numel():
-                amount = -count
-            else:
-                amount, strength[sets] = zero.numel() // count.numel() - count, 0.0
-            if full or total < zero.numel():
-                at = amount.nonzero(as_tuple=True)
-                ends.append(
-                    torch.stack([index.expand(amount.shape)[at] for index in (plus, minus)]).to(strength.device)
-                )
-                amounts.append(amount[at].to(strength.device))
+            count = zero.long().sum_to_size(torch.broadcast_shapes(entry.plus.shape, entry.minus.shape))
+            sides = (entry.plus, entry.minus)
+            lost += [count.sum_to_size(index.shape).flatten().to(device) for index in sides]
+            if sets.start < sets.stop and count.any():
+                at = count.nonzero(as_tuple=True)
+                ends.append(torch.stack([index.expand(count.shape)[at] for index in sides]).to(device))
+                amounts.append(-count[at].to(device))
         degree = self.degree.index_add(0, self.gather, -torch.cat(lost).to(self.degree.dtype))
         edges = (torch.cat(ends, 1), torch.cat(amounts).to(degree.dtype)) if ends else None
-        return replace(self, degree=degree, strength=strength, edges=edges)
+        return replace(self, degree=degree, edges=edges)
 
     def times(self, scales: Tensor) -> Tensor:
         """N s, with 0 in the pinned place."""
