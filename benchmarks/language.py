@@ -29,6 +29,8 @@ from .speed.timing import interleaved, ratio, ten_times
 MEASUREMENTS, VALIDATION_WINDOWS = 20, 256
 #: Peak rate of the AdamW that trains what Muon leaves: embeddings, head, normalisers and biases. The same for all.
 REST_LR = 3e-3
+#: Options that make one small run.
+SMOKE = "--preset tiny --steps 2 --seeds 1 --device cpu"
 
 
 @dataclass(frozen=True)

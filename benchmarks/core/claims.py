@@ -51,6 +51,7 @@ class Claim(NamedTuple):
     judge: Judge
     page: str = ""  # of the results, that shows it as well
     hint: Judge | None = None  # what shorter runs say meanwhile; it decides nothing
+    command: str = ""  # that would decide it, where no recipe makes its files
 
     def found(self, stores: Stores) -> Finding:
         """The verdict; undecided where results are missing."""

@@ -3,8 +3,9 @@
 import argparse
 import re
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from ..methods import METHODS
 from .progress import measure
@@ -15,14 +16,59 @@ from .table import grouped
 Sections = dict[str, str]
 
 
+class Recipe(NamedTuple):
+    """How a study makes one file of results."""
+
+    hours: float  # about, of one core of an AMD EPYC and no GPU
+    name: str = ""  # of the file; the study's own by default
+    options: Sequence[str] = ("",)  # of the commands that add to it, behind the study's name
+    data: str | None = None  # in place of the study's own
+    decides: str | None = None  # options that decide the claims judged by it; "" is all of it, None nothing would
+
+    def commands(self, study: str) -> list[str]:
+        """What follows `python -m benchmarks`."""
+        return [f"{study} {options}".strip() for options in self.options]
+
+
+#: What follows the name of a paper's protocol at a reduced length.
+SHORTER = "-reduced"
+
+
+def at_lengths(name: str, hours: float, reduced: float, decides: str | None = None) -> tuple[Recipe, ...]:
+    """The recipes of a paper's protocol, at its own length and at a reduced one."""
+    return (
+        Recipe(hours, name, ("--preset paper",), decides=decides),
+        Recipe(reduced, name + SHORTER, ("--preset reduced",)),
+    )
+
+
+class Piece(NamedTuple):
+    """A part of a study that waits for a GPU."""
+
+    worth: int  # the least comes first
+    name: str
+    options: str
+    small: str | None = None  # options on a CPU, to see that it runs; None: it is not for one
+
+
+#: Options of a study that has none to make it small.
+UNTRIED = "--help"
+
+
 @dataclass(frozen=True)
 class Study:
-    """One command and its file of results."""
+    """One command: what it runs, what files of results it makes, and where these are shown."""
 
     help: str  # what is compared
     run: Callable[[argparse.Namespace, Store], None]  # adds to the store what it does not have yet
     report: Callable[[Store, str, Path], Sections]  # store, name of its file, folder for figures → sections
     arguments: Callable[[argparse.ArgumentParser], None] = lambda parser: None  # gives a parser options of its own
+    _: KW_ONLY
+    makes: Sequence[Recipe] = ()  # nothing, if it is for one's own runs
+    data: str = ""  # what its --data is to name: "images", a "text", or nothing
+    smoke: str = UNTRIED  # options that make it so small that a test can run it
+    page: str = ""  # that shows its tables, from the root of a clone
+    pieces: Sequence[Piece] = ()  # that the command `gpu` runs
 
 
 @dataclass(frozen=True)
@@ -31,15 +77,21 @@ class Digest:
 
     of: Sequence[str]  # the names of their files; without one of them there is no section
     section: Callable[[Mapping[str, Store], str, Path], str]  # stores by name, own name, folder for figures → section
+    pages: Sequence[str] = ()  # that show it
 
 
-def measurement(help: str, key: str, make: Callable[[], Result], section: Callable[[Result, str, Path], str]) -> Study:
-    """A study that is one measurement, and whose section is made from (result, name, folder for figures)."""
+def measurement(
+    help: str, key: str, make: Callable[[], Result], section: Callable[[Result, str, Path], str], **entry: Any
+) -> Study:
+    """A study that is one measurement, and whose section is made from (result, name, folder for figures).
+
+    The entry is the rest of the study's.
+    """
 
     def report(store: Store, name: str, folder: Path) -> Sections:
         return {name: section(store.read()[-1], name, folder)}
 
-    return Study(help, lambda options, store: measure(store, {key: make}), report)
+    return Study(help, lambda options, store: measure(store, {key: make}), report, **entry)
 
 
 def protocol(*within: str) -> Callable[[Result], str]:
@@ -91,6 +143,12 @@ def report(
         if stores.keys() >= set(digest.of):
             sections[name] = digest.section(stores, name, folder)
     return sections
+
+
+def shown(studies: Mapping[str, Study], digests: Mapping[str, Digest]) -> list[Path]:
+    """The pages that show results, from the root of a clone."""
+    pages = {study.page for study in studies.values()} | {page for each in digests.values() for page in each.pages}
+    return sorted(Path(page) for page in pages - {""})
 
 
 def show(sections: Sections, figures: Path) -> None:

@@ -18,6 +18,8 @@ from .networks import ACTIVATIONS, NETWORKS
 from .optimizers import OPTIMIZERS
 
 BACKENDS = ("ensemble", "loop", "jacobian")
+#: Options that make one small run.
+SMOKE = "--methods none --activations tanh --epochs 1 --seeds 1 --device cpu"
 SCHEDULES = ("constant", "cosine")
 
 

@@ -22,7 +22,7 @@ from adiv_optim.layers import AffineLikeLinear, NormLikeLinear, PatchNormConv2d
 from .. import data as datasets
 from ..core.progress import measure
 from ..core.store import Store
-from ..core.study import Sections, Study
+from ..core.study import Recipe, Sections, Study
 from ..core.table import machine
 from ..fields.run import label
 from ..images.ensemble import build_model, build_optimizer
@@ -278,4 +278,9 @@ def report(store: Store, name: str, folder: Path) -> Sections:
     }
 
 
-STUDIES = {"speed": Study("time and memory of corrected layers and of the ensemble trainer", _run, report, _arguments)}
+STUDIES = {
+    "speed": Study(
+        "time and memory of corrected layers and of the ensemble trainer", _run, report, _arguments,
+        makes=[Recipe(0.7)], data="images", page="docs/results/costs.md",
+    )
+}  # fmt: skip

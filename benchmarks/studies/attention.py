@@ -17,7 +17,7 @@ from adiv_optim import Proportional, functional
 from adiv_optim.attention import AttentionIdeal, SelfAttention, alignment, effective_logit_update, ideal_logit_step
 
 from ..core.run import step
-from ..core.study import measurement
+from ..core.study import Recipe, measurement
 from ..core.table import grouped, markdown, mean_and_error, plus_minus
 from ..data import Dataset, load
 from ..speed.timing import device, interleaved, ratio
@@ -253,4 +253,9 @@ def table(result: Mapping[str, Any]) -> str:
 
 
 _HELP = "the ideal logit step: alignment, price, a small training"
-STUDIES = {"attention": measurement(_HELP, "attention", compare, lambda result, *_: table(result))}
+STUDIES = {
+    "attention": measurement(
+        _HELP, "attention", compare, lambda result, *_: table(result),
+        makes=[Recipe(0.5)], page="docs/results/attention.md",
+    )
+}  # fmt: skip

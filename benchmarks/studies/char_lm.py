@@ -17,7 +17,7 @@ from ..core.figure import band, panels
 from ..core.ladder import best_of
 from ..core.progress import measure, run_all
 from ..core.store import Result, Store, setting
-from ..core.study import Sections, Study, named, protocol
+from ..core.study import Piece, Recipe, Sections, Study, named, protocol
 from ..core.table import grouped, machine, markdown, plus_minus
 from ..language import LANGUAGE, TextRun, dampings, final_validation_loss, lacks, worth
 from ..methods import METHODS
@@ -263,8 +263,8 @@ def zoom(axis: Any, curves: Sequence[Curve]) -> None:
 
 
 def _study(
-    help: str, searches: Sequence[Search], fixed: Sequence[Fixed] = (), steps: int = 400, preset: str = "small",
-    figures: bool = True,
+    help: str, recipe: Recipe, searches: Sequence[Search], fixed: Sequence[Fixed] = (), *,
+    steps: int = 400, preset: str = "small", figures: bool = True, pieces: Sequence[Piece] = (),
 ) -> Study:  # fmt: skip
     def arguments(parser: argparse.ArgumentParser) -> None:
         parser.add_argument("--methods", nargs="+", metavar="NAME", help="these, with --norms, --lr and --damping")
@@ -277,13 +277,32 @@ def _study(
         language.add_arguments(parser, preset)
 
     draws = partial(report, figures=figures)
-    return Study(help, lambda options, store: _run(options, store, searches, fixed), draws, arguments)
+    entry: dict[str, Any] = {"makes": [recipe], "data": "text", "page": "docs/results/language-model.md"}
+    entry |= {"smoke": f"--methods adamw --norms none {language.SMOKE}", "pieces": pieces}
+    return Study(help, lambda options, store: _run(options, store, searches, fixed), draws, arguments, **entry)
 
 
+_TIMES = ("", "--time")
+_PIECE = Piece(
+    1, "char-lm",
+    "--methods muon whitened-muon-16 adamw whitened-adamw-16 --norms layernorm --seeds 1 --preset gpu --steps 1000",
+    "--methods adamw whitened-adamw-16 --norms layernorm --seeds 1 --preset tiny --steps 4",
+)  # fmt: skip
+_EQUAL_TIMES = ("", "--time --methods adamw muon whitened-muon-16 whitened-adamw-16")
 STUDIES = {
-    "char-lm": _study("optimizers and normalisers on a small language model", _SMALL, _SMALL_TOO),
-    "char-lm-2000": _study("Muon, plain and whitened, for 2,000 steps", _LONG, steps=2000),
-    "char-lm-equal-time": _study("Muon for as long as whitening takes", [], _EQUAL_TIME, figures=False),
-    "char-lm-rows": _study("whitening by some of the rows", [], _ROWS, figures=False),
-    "char-lm-wrappers": _study("wrappers against norms", _WRAPPERS, _WRAPPERS_TOO, preset="million"),
-}
+    "char-lm": _study(
+        "optimizers and normalisers on a small language model", Recipe(4.0, options=_TIMES, decides="--seeds 10"),
+        _SMALL, _SMALL_TOO, pieces=[_PIECE],
+    ),
+    "char-lm-2000": _study(
+        "Muon, plain and whitened, for 2,000 steps", Recipe(1.0, options=_TIMES, decides="--seeds 10"),
+        _LONG, steps=2000,
+    ),
+    "char-lm-equal-time": _study(
+        "Muon for as long as whitening takes", Recipe(0.3, options=_EQUAL_TIMES), [], _EQUAL_TIME, figures=False
+    ),
+    "char-lm-rows": _study(
+        "whitening by some of the rows", Recipe(0.5, options=("--seeds 5",)), [], _ROWS, figures=False
+    ),
+    "char-lm-wrappers": _study("wrappers against norms", Recipe(1.6), _WRAPPERS, _WRAPPERS_TOO, preset="million"),
+}  # fmt: skip

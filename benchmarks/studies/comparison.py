@@ -4,14 +4,15 @@ import argparse
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from ..core.figure import band, panels
 from ..core.progress import run_all
 from ..core.store import Result, Store, setting
-from ..core.study import Sections, Study, named, protocol
+from ..core.study import Recipe, Sections, Study, at_lengths, named, protocol
 from ..core.table import grouped, in_order, machine, markdown, plus_minus
 from ..images.networks import ACTIVATIONS
-from ..images.run import BACKENDS, Grid, add_arguments, expand
+from ..images.run import BACKENDS, SMOKE, Grid, add_arguments, expand
 from ..images.train import IMAGES
 from ..methods import DEFAULT, METHODS
 
@@ -41,8 +42,11 @@ def presets(*grids: Grid, reduced: Grid | None = None) -> Presets:
     }
 
 
-def grid_study(help: str, grids: Sequence[Grid] | Presets, report: Report) -> Study:
-    """A study of every combination of the settings of some grids, any of which a command may replace."""
+def grid_study(help: str, grids: Sequence[Grid] | Presets, report: Report, **entry: Any) -> Study:
+    """A study of every combination of the settings of some grids, any of which a command may replace.
+
+    The entry is the rest of the study's.
+    """
     lengths = grids if isinstance(grids, Mapping) else {"": grids}
 
     def run(options: argparse.Namespace, store: Store) -> None:
@@ -55,7 +59,8 @@ def grid_study(help: str, grids: Sequence[Grid] | Presets, report: Report) -> St
         if len(lengths) > 1:
             parser.add_argument("--preset", choices=lengths, default="paper", help="how long; paper: as in the paper")
 
-    return Study(help, run, lambda store, name, folder: report(store.read(), name, folder), arguments)
+    whole = {"data": "images", "smoke": f"{SMOKE} --lr 0.1 --batch-size 8", **entry}
+    return Study(help, run, lambda store, name, folder: report(store.read(), name, folder), arguments, **whole)
 
 
 def subject(results: Sequence[Result]) -> str:
@@ -166,10 +171,24 @@ _CONVOLUTIONS: Grid = {
 _SHORT = {"epochs": 15, "seeds": 3}
 _CNN, _CNN_POOL = (presets({**_CONVOLUTIONS, **each}, reduced=_SHORT) for each in (CNN, CNN_POOL))
 
+_MLP_PAGE, _CNN_PAGE = "docs/results/mlp.md", "docs/results/convolutions.md"
+#: What is committed under the name of a study is not of its paper's length.
+_TEN_EPOCHS = ("--preset reduced --epochs 10 --batch-size 128",)
 STUDIES = {
-    "digits": grid_study("all methods on the embedded digits; minutes", [_DIGITS, _PRICED], report),
-    "cifar10": grid_study("the same on CIFAR-10", [PAPERS], report),
-    "cnn-pool": grid_study("convolutions and global average pooling, Fig. 8", _CNN_POOL, report),
-    "cnn": grid_study("convolutions without pooling, Fig. 9", _CNN, report),
+    "digits": grid_study(
+        "all methods on the embedded digits; minutes", [_DIGITS, _PRICED], report,
+        makes=[Recipe(0.02)], data="", page=_MLP_PAGE,
+    ),
+    "cifar10": grid_study(
+        "the same on CIFAR-10", [PAPERS], report, makes=[Recipe(0.7, decides="--seeds 10")], page=_MLP_PAGE
+    ),
+    "cnn-pool": grid_study(
+        "convolutions and global average pooling, Fig. 8", _CNN_POOL, report,
+        makes=[Recipe(1.0, options=_TEN_EPOCHS), *at_lengths("fig8", 13, 1.2, decides="")], page=_CNN_PAGE,
+    ),
+    "cnn": grid_study(
+        "convolutions without pooling, Fig. 9", _CNN, report, page=_CNN_PAGE,
+        makes=[Recipe(1.2, options=_TEN_EPOCHS, decides="--seeds 10"), *at_lengths("fig9", 33, 3, decides="")],
+    ),
     "compare": grid_study("any methods, data and settings; give it a --name", [_DIGITS], report),
-}
+}  # fmt: skip

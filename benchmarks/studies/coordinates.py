@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from ..core.progress import Kind, add_progress_arguments, run_all
 from ..core.store import Store
-from ..core.study import Sections, Study
+from ..core.study import Recipe, Sections, Study
 from ..core.tune import tune
 from ..fields.report import Look, mean_cell, sections
 from ..fields.run import NORMS, FieldRun, Problem, final_error, normalised, results
@@ -275,5 +275,8 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
 
 
 STUDIES = {
-    "coordinates": Study("coordinate networks: a picture learned from (x, y)", _run, report, _arguments),
-}
+    "coordinates": Study(
+        "coordinate networks: a picture learned from (x, y)", _run, report, _arguments, makes=[Recipe(8.0)],
+        smoke="--network siren --trials 1 --crops 1 --steps 1", page="docs/results/fields.md",
+    ),
+}  # fmt: skip

@@ -17,7 +17,7 @@ from adiv_optim.layers import NormLikeLinear
 from .. import data as datasets
 from ..core.figure import WIDTH, plt, saved
 from ..core.run import public_name, step
-from ..core.study import measurement
+from ..core.study import Recipe, measurement
 from ..core.table import machine, markdown
 from ..images.networks import mlp
 from ..methods import METHODS, Method
@@ -221,4 +221,6 @@ def figure(result: dict[str, Any], path: Path) -> None:
 
 
 _HELP = "what one step of every method does to the activations"
-STUDIES = {"divergence": measurement(_HELP, "divergence", compare, section)}
+STUDIES = {
+    "divergence": measurement(_HELP, "divergence", compare, section, makes=[Recipe(0.1)], page="docs/results/mlp.md")
+}

@@ -15,7 +15,7 @@ from adiv_optim.layers import MeanFieldNorm
 
 from ..core.figure import panels, shade
 from ..core.store import Result
-from ..core.study import measurement
+from ..core.study import Recipe, measurement
 from ..core.table import markdown
 
 WIDTH, DEPTH, SAMPLES = 1000, 30, 10
@@ -223,4 +223,9 @@ def _line(axis: Any, quartiles: list[list[float] | None], variant: str, label: s
         axis.plot(depths[-1], middle[-1], "x", color=color, markersize=8)
 
 
-STUDIES = {"isometry-depth": measurement("isometry of random networks by depth", "depth", compare, section)}
+STUDIES = {
+    "isometry-depth": measurement(
+        "isometry of random networks by depth", "depth", compare, section,
+        makes=[Recipe(0.02)], page="docs/results/isometry.md",
+    )
+}  # fmt: skip

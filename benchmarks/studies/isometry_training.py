@@ -19,7 +19,7 @@ from ..core.figure import panels, plt
 from ..core.progress import measure
 from ..core.run import public_name, step
 from ..core.store import Result, Store, setting
-from ..core.study import Sections, Study, named, protocol
+from ..core.study import Recipe, Sections, Study, at_lengths, named, protocol
 from ..core.table import grouped, markdown, plus_minus
 from ..data import DATA, load
 from .comparison import DATA_LABELS
@@ -303,7 +303,14 @@ def _widths_arguments(parser: argparse.ArgumentParser) -> None:
 
 _HELP = "isometry of trained networks, layer by layer, and convergence: Figs. 2, 7, B.6"
 _WIDTHS_HELP = "isometry by layer for several widths, Fig. B.4"
+_PAGE = "docs/results/isometry.md"
 STUDIES = {
-    "isometry-training": Study(_HELP, _run, report, _arguments),
-    "isometry-widths": Study(_WIDTHS_HELP, _widths, _report_widths, _widths_arguments),
-}
+    "isometry-training": Study(
+        _HELP, _run, report, _arguments, data="images", page=_PAGE,
+        makes=[Recipe(0.4, options=("--preset reduced",)), *at_lengths("isometry-fig7", 14, 0.4, decides="")],
+        smoke="--data digits --activations tanh --steps 2 --width 8",
+    ),
+    "isometry-widths": Study(
+        _WIDTHS_HELP, _widths, _report_widths, _widths_arguments, makes=[Recipe(0.02)], data="images", page=_PAGE
+    ),
+}  # fmt: skip

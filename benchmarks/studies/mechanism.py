@@ -19,7 +19,7 @@ from adiv_optim.diagnostics import divergence
 from ..core.figure import panels
 from ..core.progress import NOBODY, Watch, run_all
 from ..core.store import Result, Store
-from ..core.study import Sections, Study
+from ..core.study import Recipe, Sections, Study
 from ..core.table import machine, markdown, mean_and_error, plus_minus
 from ..data import Dataset
 from ..images.ensemble import Loops, epoch_orders, take
@@ -159,4 +159,9 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
 
 
 _HELP = "divergence along tuned runs, and whether it ranks them"
-STUDIES = {"mechanism": Study(_HELP, _run, report, _arguments)}
+#: After what they follow.
+_MAKES = [
+    Recipe(0.05, "digits-mechanism", ("--tuned {out}/digits-tuned.jsonl",), data=""),
+    Recipe(0.6, options=("--tuned {out}/cifar10-tuned.jsonl --seeds 1",), decides=""),
+]
+STUDIES = {"mechanism": Study(_HELP, _run, report, _arguments, makes=_MAKES, data="images", page="docs/results/mlp.md")}

@@ -19,7 +19,7 @@ from .. import language
 from ..core.ladder import Ladder, climb
 from ..core.progress import run_all
 from ..core.store import Result, Store
-from ..core.study import Sections, Study, named, protocol
+from ..core.study import UNTRIED, Recipe, Sections, Study, named, protocol
 from ..core.table import grouped, machine, markdown, mean_and_error, plus_minus, welch
 from ..language import LANGUAGE, TextRun, dampings, final_validation_loss, lacks, worth
 from ..methods import METHODS
@@ -155,8 +155,8 @@ def _caption(results: list[Result], tried: Iterable[Sequence[float]]) -> str:
 
 
 def _study(
-    help: str, groups: Sequence[Sequence[Row]], ladder: Ladder, *,
-    steps: int = 400, preset: str = "small", weight_decay: float = 0.0, clip: float | None = None,
+    help: str, hours: float, groups: Sequence[Sequence[Row]], ladder: Ladder, *,
+    steps: int = 400, preset: str = "small", weight_decay: float = 0.0, clip: float | None = None, smoke: str = UNTRIED,
 ) -> Study:  # fmt: skip
     def run(options: argparse.Namespace, store: Store) -> None:
         like, done = language.described(options, steps=options.steps, clip=options.clip), set[Row]()
@@ -174,7 +174,9 @@ def _study(
         parser.add_argument("--clip", type=float, default=clip, help="what the norm of all gradients is cut to")
         language.add_arguments(parser, preset, weight_decay)
 
-    return Study(help, run, report, arguments)
+    makes = [Recipe(hours, decides="--seeds 10")]
+    page = "docs/results/language-model.md"
+    return Study(help, run, report, arguments, makes=makes, data="text", smoke=smoke, page=page)
 
 
 _LAYERNORM, _HELD = Row("layernorm", None, "muon"), Row("none", 1.0, "input-held-muon")
@@ -186,8 +188,11 @@ _HEAD = [[Row("head-layernorm", 1.0, method, 3e-2)] for method in ("input-held-m
 _DEEP = [[_LAYERNORM, _HELD], [Row(norm, 1.0, "muon") for norm in ("none", "layernorm")]]
 _LONG = [[_LAYERNORM, _HELD], *_FASTER, *_HEAD]
 STUDIES = {
-    "norm-free": _study("a language model without normalisers, by InputScaled", GROUPS, COARSE),
+    "norm-free": _study(
+        "a language model without normalisers, by InputScaled", 11.0, GROUPS, COARSE,
+        smoke=f"--groups 1 {language.SMOKE}",
+    ),
     # Clipping and decay cost LayerNorm nothing, and the other one gains by them.
-    "norm-free-2000": _study("the same for 2,000 steps", _LONG, FINE, steps=2000, weight_decay=0.1, clip=1.0),
-    "norm-free-deep": _study("the same with twelve layers", _DEEP, FINE, preset="deep"),
-}
+    "norm-free-2000": _study("the same for 2,000 steps", 9.0, _LONG, FINE, steps=2000, weight_decay=0.1, clip=1.0),
+    "norm-free-deep": _study("the same with twelve layers", 4.0, _DEEP, FINE, preset="deep"),
+}  # fmt: skip

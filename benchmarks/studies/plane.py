@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from ..core.figure import panels
-from ..core.study import measurement
+from ..core.study import Recipe, measurement
 from ..core.table import markdown
 from ..methods import METHODS
 
@@ -62,4 +62,8 @@ def section(result: dict[str, Any], name: str, folder: Path) -> str:
 
 
 _HELP = "what normalisers make of a thousand points of the plane"
-STUDIES = {"normalisers-plane": measurement(_HELP, "plane", place, section)}
+STUDIES = {
+    "normalisers-plane": measurement(
+        _HELP, "plane", place, section, makes=[Recipe(0.01)], smoke="", page="docs/results/isometry.md"
+    )
+}

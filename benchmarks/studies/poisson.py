@@ -1,8 +1,8 @@
 """Physics-informed networks: a differential equation solved by a network of its coordinates, in float64.
 
 The problem and the network are those of KFAC for PINNs (Dangel et al. 2024, arXiv 2405.15603). Derivatives are
-carried forward with the values. Each arm's learning rate (and damping) come from ten trials of half the length, on points
-and by a seed that no table shows; arms of the minute take its settings to 2,000 steps and drawn points as well.
+carried forward with the values. Each arm's learning rate (and damping) come from ten trials of half the length, on
+points and by a seed that no table shows; arms of the minute take its settings to 2,000 steps and drawn points as well.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from ..core.progress import Kind, add_progress_arguments, run_all
 from ..core.store import Store
-from ..core.study import Sections, Study
+from ..core.study import Recipe, Sections, Study
 from ..core.tune import tune
 from ..fields.report import Look, sections
 from ..fields.run import FieldRun, Problem, final_error, results
@@ -232,7 +232,8 @@ _LOOK = Look(
     logarithmic=True,
     about="Relative L2 error over 9,000 points, median and quartiles over seeds, each with a network and points of its "
     "own. Learning rate and damping are the best of an arm's trials of 30 seconds (of the heat equation, and of arms "
-    "that have not run for a minute, of 1,000 steps), with points that stay. Differences are ratios of geometric means, p of the paired t test of logarithms. "
+    "that have not run for a minute, of 1,000 steps), with points that stay. Differences are ratios of geometric "
+    "means, p of the paired t test of logarithms. "
     "Learning rates rise over 20 steps and fall to 0 by a cosine; LBFGS (history 50, strong Wolfe) keeps its own. Muon "
     "trains the inner matrices, Adam the rest.",
 )
@@ -286,4 +287,9 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     add_progress_arguments(parser)
 
 
-STUDIES = {"poisson": Study("physics-informed networks: Poisson's and the heat equation", _run, report, _arguments)}
+STUDIES = {
+    "poisson": Study(
+        "physics-informed networks: Poisson's and the heat equation", _run, report, _arguments,
+        makes=[Recipe(4.0)], smoke="--equation heat --trials 1 --seeds 1 --steps 1", page="docs/results/fields.md",
+    )
+}  # fmt: skip

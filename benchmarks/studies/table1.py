@@ -10,7 +10,7 @@ from scipy.stats import linregress, spearmanr
 
 from ..core.figure import bars, panels
 from ..core.store import Result, setting
-from ..core.study import Sections, named, protocol
+from ..core.study import Piece, Sections, at_lengths, named, protocol
 from ..core.table import grouped, in_order, markdown, plus_minus
 from ..images.networks import ACTIVATIONS
 from ..images.run import Grid, expand
@@ -169,5 +169,11 @@ def report(results: list[Result], name: str, folder: Path) -> Sections:
 
 
 STUDIES = {
-    "table1": grid_study("the paper's Table 1, Figs. 6 and 7: accuracy and slope over batch sizes", PRESETS, report)
-}
+    "table1": grid_study(
+        "the paper's Table 1, Figs. 6 and 7: accuracy and slope over batch sizes", PRESETS, report,
+        makes=at_lengths("table1", 20, 8, decides=""), page="docs/results/mlp.md",
+        pieces=[Piece(3, "table1", "--preset paper", "--preset smoke --data digits --methods none --activations tanh "
+                      "--batch-size 64")],
+        smoke="--methods none --activations tanh --batch-size 8 --preset smoke --device cpu",
+    )
+}  # fmt: skip

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from ..core.progress import Kind, add_progress_arguments, run_all
 from ..core.store import Result, Store
-from ..core.study import Sections, Study
+from ..core.study import Recipe, Sections, Study
 from ..core.table import grouped, machine, markdown
 from ..core.tune import tune
 from ..fields.report import arm, compared
@@ -189,4 +189,9 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     add_progress_arguments(parser)
 
 
-STUDIES = {"tabular": Study("regression behind badly conditioned features", _run, report, _arguments)}
+STUDIES = {
+    "tabular": Study(
+        "regression behind badly conditioned features", _run, report, _arguments,
+        makes=[Recipe(0.8)], smoke="--trials 1 --seeds 1 --steps 1", page="docs/results/fields.md",
+    )
+}  # fmt: skip

@@ -14,7 +14,7 @@ import torch
 from ..core.ladder import best_of
 from ..core.progress import run_all
 from ..core.store import Result, Store, setting
-from ..core.study import Sections, Study, named, protocol
+from ..core.study import UNTRIED, Recipe, Sections, Study, named, protocol
 from ..core.table import in_order, markdown, mean_and_error
 from ..images.networks import ACTIVATIONS
 from ..images.run import Grid, ImageRun, add_arguments, expand
@@ -183,6 +183,8 @@ def _report_trials(store: Store, name: str, folder: Path) -> Sections:
     return {name: f"{heading}\n\n{table}\n\n{caption}"}
 
 
+_PAGE = "docs/results/mlp.md"
+_SMOKE = "--methods none --optimizers sgd --activations tanh --epochs 1 --seeds 1 --search-epochs 1 --device cpu"
 #: Options of their own.
 _COUNTS = {
     "search_epochs": "passes over the training set of runs that choose rates",
@@ -190,14 +192,17 @@ _COUNTS = {
 }
 
 
-def _study(help: str, run: Run, report: Report, grid: Grid, *names: str, **counts: int) -> Study:
+def _study(
+    help: str, run: Run, report: Report, grid: Grid, recipe: Recipe, smoke: str, *names: str,
+    data: str = "images", **counts: int,
+) -> Study:  # fmt: skip
     def arguments(parser: argparse.ArgumentParser) -> None:
         add_arguments(parser, "data", "activation", "seeds", "device", *names, grids=[grid])
         for name, count in counts.items():
             flag = f"--{name.replace('_', '-')}"
             parser.add_argument(flag, type=int, default=count, metavar="COUNT", help=_COUNTS[name])
 
-    return Study(help, run, report, arguments)
+    return Study(help, run, report, arguments, makes=[recipe], smoke=smoke, data=data, page=_PAGE)
 
 
 #: Which rates train plain SGD, with BatchIdeal as it is by default and without it, whatever the batch size.
@@ -210,9 +215,22 @@ _RATES_HELP = "every method at the best of one grid of rates"
 _TRIALS_HELP = "the best methods, with rate, weight decay and damping by trials"
 _DIGITS_HELP = "all that on digits"
 STUDIES = {
-    "cifar10-tuned": _study(_RATES_HELP, _run_rates, _report_rates, _RATES, *_CHOICE, search_epochs=3),
-    "cifar10-trials": _study(_TRIALS_HELP, _run_trials, _report_trials, _TANH, "hidden", trials=8),
-    "cifar10-long": _study("the same for forty epochs", _run_long, _report_trials, _TANH),
-    "rates": grid_study("rates that train SGD with and without BatchIdeal; minutes", [_DEFAULTS], sweep("rate")),
-    "digits-tuned": _study(_DIGITS_HELP, _run_rates, _report_trials, _DIGITS, *_CHOICE, search_epochs=10, trials=8),
-}
+    "cifar10-tuned": _study(
+        _RATES_HELP, _run_rates, _report_rates, _RATES, Recipe(1.5), _SMOKE, *_CHOICE, search_epochs=3
+    ),
+    "cifar10-trials": _study(
+        _TRIALS_HELP, _run_trials, _report_trials, _TANH, Recipe(1.2), "--seeds 1 --trials 1 --device cpu",
+        "hidden", trials=8,
+    ),
+    "cifar10-long": _study(
+        "the same for forty epochs", _run_long, _report_trials, _TANH, Recipe(0.8), "--seeds 1 --device cpu"
+    ),
+    "rates": grid_study(
+        "rates that train SGD with and without BatchIdeal; minutes", [_DEFAULTS], sweep("rate"),
+        makes=[Recipe(0.2)], data="", smoke=UNTRIED, page=_PAGE,
+    ),
+    "digits-tuned": _study(
+        _DIGITS_HELP, _run_rates, _report_trials, _DIGITS, Recipe(0.1), f"{_SMOKE} --trials 1", *_CHOICE,
+        data="", search_epochs=10, trials=8,
+    ),
+}  # fmt: skip

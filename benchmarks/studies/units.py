@@ -6,9 +6,10 @@ from pathlib import Path
 
 from ..core.figure import band, panels, shade
 from ..core.store import Result, setting
-from ..core.study import apart
+from ..core.study import Recipe, apart
 from ..core.table import grouped, in_order, markdown, mean_and_error, plus_minus
 from ..images.optimizers import OPTIMIZERS
+from ..images.run import SMOKE
 from ..methods import METHODS
 from .comparison import grid_study, network
 
@@ -101,7 +102,14 @@ def _rescaled(results: list[Result], name: str, folder: Path) -> str:
 
 #: What runs of one section may differ in.
 _WITHIN = "optimizer", "method", "lr", "rescaled", "backend"
+_PAGE = "docs/results/unit-consistency.md"
 STUDIES = {
-    "uc-sweep": grid_study("unit-consistent optimizers over learning rates", _SWEEP, apart(_sweep, *_WITHIN)),
-    "uc-rescaled": grid_study("one network in several gauges", _RESCALED, apart(_rescaled, *_WITHIN)),
-}
+    "uc-sweep": grid_study(
+        "unit-consistent optimizers over learning rates", _SWEEP, apart(_sweep, *_WITHIN),
+        makes=[Recipe(1.1, decides="--seeds 10")], page=_PAGE,
+    ),
+    "uc-rescaled": grid_study(
+        "one network in several gauges", _RESCALED, apart(_rescaled, *_WITHIN),
+        makes=[Recipe(0.8)], page=_PAGE, smoke=f"{SMOKE} --lr 0.1 --rescaled 0.5 --batch-size 8",
+    ),
+}  # fmt: skip

@@ -9,10 +9,10 @@ from scipy.stats import ttest_ind_from_stats
 
 from benchmarks.__main__ import main
 from benchmarks.core.store import Store
-from benchmarks.core.study import insert, report
+from benchmarks.core.study import insert, report, shown
 from benchmarks.core.table import mean_and_error
-from benchmarks.reproduce import RECIPES
-from benchmarks.studies import DIGESTS, STUDIES
+from benchmarks.digests import DIGESTS
+from benchmarks.studies import RECIPES, STUDIES
 from benchmarks.studies.table1 import MISSING
 
 ROOT = Path(__file__).parents[2]
@@ -277,8 +277,7 @@ def _fresh(tmp_path_factory):
     yield report(paths, STUDIES, DIGESTS), {path.stem: Store(path) for path in paths}
 
 
-PAGES = [ROOT / name for name in ("README.md", "benchmarks/README.md", "docs/scale.md", "docs/verdicts.md")]
-PAGES += sorted((ROOT / "docs" / "results").glob("*.md"))
+PAGES = [ROOT / page for page in shown(STUDIES, DIGESTS)]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROOT)) for page in PAGES])

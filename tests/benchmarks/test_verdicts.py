@@ -7,9 +7,9 @@ from scipy import stats
 
 from benchmarks.core.claims import Claim, Finding, ahead, best, every, image, level, table
 from benchmarks.core.store import Store
-from benchmarks.reproduce import RECIPES
-from benchmarks.studies import STUDIES, judges
-from benchmarks.studies.verdicts import CLAIMS, DIGESTS, decide
+from benchmarks.digests import judges
+from benchmarks.digests.verdicts import CLAIMS, DIGESTS, decide
+from benchmarks.studies import RECIPES, STUDIES
 
 from .test_report import result
 

@@ -9,14 +9,14 @@ from typing import NamedTuple
 from ..core.claims import SIGNIFICANT, Sample, image
 from ..core.figure import WIDTH, panels, plt, saved
 from ..core.store import Result, Store
-from ..core.study import Digest
+from ..core.study import SHORTER, Digest
 from ..core.table import machine, markdown, mean_and_error, plus_minus, welch
 from ..methods import METHODS
-from ..reproduce import RECIPES, SHORTER
+from ..studies import RECIPES
+from ..studies.char_lm import best_rows, draw, zoom
+from ..studies.comparison import DATA_LABELS
+from ..studies.factorial import best_optimizer
 from . import judges
-from .char_lm import best_rows, draw, zoom
-from .comparison import DATA_LABELS
-from .factorial import best_optimizer
 
 
 class Row(NamedTuple):
@@ -204,19 +204,19 @@ def _runtimes(stores: Mapping[str, Store], name: str, folder: Path) -> str:
 
 def _not_run(stores: Mapping[str, Store], name: str, folder: Path) -> str:
     """What `reproduce` can make and no file holds, at its full length."""
-    missing = {name: recipe for name, recipe in RECIPES.items() if name not in stores}
-    full = {name: recipe for name, recipe in missing.items() if not name.endswith(SHORTER)}
-    rows = [
-        [f"`{name}`", f"{recipe.hours:g}", "yes" if name + SHORTER in missing else ""] for name, recipe in full.items()
-    ]
+    missing = {name: recipe.hours for name, (_, recipe) in RECIPES.items() if name not in stores}
+    full = {name: hours for name, hours in missing.items() if not name.endswith(SHORTER)}
+    rows = [[f"`{name}`", f"{hours:g}", "yes" if name + SHORTER in missing else ""] for name, hours in full.items()]
     return markdown(["name", "hours of one core", f"has a shorter form, `NAME{SHORTER}`"], rows)
 
 
 _NAMES = {"sgd": "SGD", "momentum": "momentum", "adam": "Adam", "muon": "Muon"}
 VERDICT = ("cifar10", "mlp-tuned", "cnn-pool-tuned", "norm-free")
 DIGESTS = {
-    "verdict": Digest(VERDICT, _verdict),
-    "equal-seconds": Digest(("char-lm", "char-lm-2000", "char-lm-equal-time"), _equal_seconds),
-    "runtimes": Digest((), _runtimes),
-    "not-run": Digest(VERDICT, _not_run),
+    "verdict": Digest(VERDICT, _verdict, ("README.md", "docs/results/index.md")),
+    "equal-seconds": Digest(
+        ("char-lm", "char-lm-2000", "char-lm-equal-time"), _equal_seconds, ("docs/results/language-model.md",)
+    ),
+    "runtimes": Digest((), _runtimes, ("benchmarks/README.md",)),
+    "not-run": Digest(VERDICT, _not_run, ("benchmarks/README.md",)),
 }

@@ -12,7 +12,7 @@ from ..core.table import grouped, markdown
 from ..core.tune import eighths
 from ..fields.run import OPTIMIZER_LABELS
 from ..methods import METHODS
-from .coordinates import psnr
+from ..studies.coordinates import psnr
 
 
 class Source(NamedTuple):
@@ -91,4 +91,4 @@ def _table(stores: Mapping[str, Store], name: str, folder: Path) -> str:
     return f"{markdown(header, rows)}\n\n{caption}"
 
 
-DIGESTS = {"dampings": Digest(("coordinates", "char-lm"), _table)}
+DIGESTS = {"dampings": Digest(("coordinates", "char-lm"), _table, ("docs/coordinates/whitened.md",))}

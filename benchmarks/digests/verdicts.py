@@ -11,11 +11,12 @@ from ..core.store import Store
 from ..core.study import Digest
 from ..fields.report import ahead_in_pairs
 from ..methods import METHODS, PAPERS_OWN
+from ..studies import RECIPES
+from ..studies.coordinates import psnr
+from ..studies.factorial import ALL_HAVE, MLP_METHODS, best_optimizer
+from ..studies.poisson import DERIVATIVES
 from . import judges as by
-from .coordinates import psnr
-from .factorial import ALL_HAVE, MLP_METHODS, best_optimizer
 from .judges import TABLE1
-from .poisson import DERIVATIVES
 
 #: Table 1 after a fifth of its epochs.
 SHORT = "table1-reduced"
@@ -200,7 +201,8 @@ _OURS = [
     Claim("… and there BatchNorm is ahead of no normaliser, each with its best optimizer", "mlp-tuned",
         ahead(_mlp("batchnorm"), _mlp("none")), "mlp"),
     Claim("… and `Whitened(rank=16)`", "mlp-tuned", ahead(_mlp("whitened-16"), _mlp("none")), "mlp"),
-    Claim("Its lead shrinks as the network grows to [128, 128, 128]", _WIDE, _shrinks),
+    Claim("Its lead shrinks as the network grows to [128, 128, 128]", _WIDE, _shrinks,
+        command=f"cifar10-trials --hidden 128 128 128 --name {_WIDE}"),
     Claim("Tuned plain SGD is behind affine-like layers with AdamW after 15 epochs", "cifar10-trials",
         ahead(_adam("affine-like"), _sgd("none")), "mlp"),
     Claim("… and ahead of affine-like layers with AdamW after 40", "cifar10-long",
@@ -335,25 +337,17 @@ CLAIMS = {
     "This library, where a normaliser cannot go": _FIELDS,
 }
 
-#: File → what decides the claims that are judged by it: the whole of it, or more seeds.
-_DECIDES = {
-    **{file: f"reproduce {file}" for file in (
-        TABLE1, "mechanism", "fig2", "fig3", "fig4", "fig5", "fig8", "fig9", "uc-long", "uc-batch", "uc-init",
-        "uc-depth", "isometry-fig7", "elementwise",
-    )},
-    _WIDE: f"cifar10-trials --hidden 128 128 128 --name {_WIDE}",
-    "cnn-pool-tuned": "cnn-pool-tuned --seeds 10",
-    "cnn": "cnn --preset reduced --epochs 10 --batch-size 128 --seeds 10",
-    **{file: f"{file} --seeds 10" for file in (
-        "cifar10", "char-lm", "char-lm-2000", "uc-sweep", "norm-free", "norm-free-2000", "norm-free-deep",
-    )},
-}  # fmt: skip
-
 
 def decide(claim: Claim) -> str:
     """The command that would decide a claim; empty where none would."""
-    command = _DECIDES.get(claim.files.split(", ")[0])
-    return f"python -m benchmarks {command}" if command else ""
+    if claim.command:
+        return f"python -m benchmarks {claim.command}"
+    file = claim.files.split(", ")[0]
+    study, recipe = RECIPES[file]
+    if recipe.decides is None:
+        return ""
+    command = f"{recipe.commands(study)[0]} {recipe.decides}" if recipe.decides else f"reproduce {file}"
+    return f"python -m benchmarks {command}"
 
 
 def _verdicts(stores: Mapping[str, Store], name: str, folder: Path) -> str:
@@ -376,4 +370,7 @@ def _page(page: str) -> Digest:
 
 
 PAGES = sorted({claim.page for claims in CLAIMS.values() for claim in claims if claim.page})
-DIGESTS = {"verdicts": Digest(_ANY, _verdicts), **{f"claims-{page}": _page(page) for page in PAGES}}
+DIGESTS = {
+    "verdicts": Digest(_ANY, _verdicts, ("docs/verdicts.md",)),
+    **{f"claims-{page}": _page(page) for page in PAGES},
+}
