@@ -1,6 +1,7 @@
 """A study is how its runs are made and how they are reported; every report comes from files of results alone."""
 
 import argparse
+import os
 import re
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
@@ -10,10 +11,10 @@ from typing import Any, NamedTuple
 from ..methods import METHODS
 from .progress import measure
 from .store import Result, Store
-from .table import grouped
+from .table import Section, Table, grouped
 
-#: Name → Markdown.
-Sections = dict[str, str]
+#: By name.
+Sections = dict[str, Section]
 
 
 class Recipe(NamedTuple):
@@ -76,12 +77,13 @@ class Digest:
     """A section that is made from the results of several studies."""
 
     of: Sequence[str]  # the names of their files; without one of them there is no section
-    section: Callable[[Mapping[str, Store], str, Path], str]  # stores by name, own name, folder for figures → section
+    #: Stores by name, own name, folder for figures → section.
+    section: Callable[[Mapping[str, Store], str, Path], Section]
     pages: Sequence[str] = ()  # that show it
 
 
 def measurement(
-    help: str, key: str, make: Callable[[], Result], section: Callable[[Result, str, Path], str], **entry: Any
+    help: str, key: str, make: Callable[[], Result], section: Callable[[Result, str, Path], Section], **entry: Any
 ) -> Study:
     """A study that is one measurement, and whose section is made from (result, name, folder for figures).
 
@@ -106,7 +108,7 @@ def named(name: str, results: Iterable[Result], key: Callable[[Result], Hashable
     return dict(zip(names, groups, strict=True))
 
 
-def apart(section: Callable[[list[Result], str, Path], str], *within: str) -> Callable[..., Sections]:
+def apart(section: Callable[[list[Result], str, Path], Section], *within: str) -> Callable[..., Sections]:
     """A report with a section for every protocol; `within` are the settings that may differ in one."""
     key = protocol(*within)
 
@@ -154,19 +156,40 @@ def shown(studies: Mapping[str, Study], digests: Mapping[str, Digest]) -> list[P
 def show(sections: Sections, figures: Path) -> None:
     """Print every section, and which figures a folder holds of them."""
     for name, section in sections.items():
-        print(f"\n## {name}\n\n{section}")
+        print(f"\n## {name}\n\n{section.text}")
     for figure in sorted(figures.glob("*.png")):
         if figure.stem.startswith(tuple(sections)):
             print(f"figure: {figure}")
 
 
-def insert(page: Path, sections: Sections) -> str:
-    """Return the text of a page with every `<!-- results:NAME -->` … `<!-- end -->` filled from `sections`."""
+def files(name: str, section: Section) -> dict[str, Table]:
+    """The tables of a section by the names of their files; without an ending."""
+    return {f"{name}-{table.name}" if table.name else name: table for table in section.tables}
+
+
+def write_tables(sections: Sections, folder: Path) -> None:
+    """Write every table, whole and unrounded, to a file of comma-separated values."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, section in sections.items():
+        for file, table in files(name, section).items():
+            (folder / f"{file}.csv").write_text(table.csv())
+
+
+def insert(page: Path, sections: Sections, tables: Path) -> str:
+    """Return the text of a page with its places for results filled from `sections`.
+
+    `<!-- results:NAME -->` … `<!-- end -->` takes a section with the rows worth showing of its tables,
+    `<!-- caption:NAME -->` one without them; both have links to the whole tables, in the folder `tables`.
+    """
 
     def filled(place: re.Match[str]) -> str:
-        name = place[1]
+        kind, name = place[1], place[2]
         if name not in sections:
             raise ValueError(f"{page} wants results {name!r}; there are {', '.join(sections)}.")
-        return f"<!-- results:{name} -->\n\n{sections[name]}\n\n<!-- end -->"
+        folder = os.path.relpath(tables, page.parent)
+        links = [f"[{file}.csv]({folder}/{file}.csv)" for file in files(name, sections[name])]
+        what = f"All rows, unrounded: {', '.join(links)}." if links else ""
+        return f"<!-- {kind}:{name} -->\n\n{sections[name].on_page(what, tables=kind == 'results')}\n\n<!-- end -->"
 
-    return re.sub(r"<!-- results:(\S+) -->.*?<!-- end -->", filled, page.read_text(), flags=re.DOTALL)
+    place = r"<!-- (results|caption):(\S+) -->.*?<!-- end -->"
+    return re.sub(place, filled, page.read_text(), flags=re.DOTALL)

@@ -16,7 +16,7 @@ from ..core.progress import measure
 from ..core.run import DEVICE
 from ..core.store import Result, Store
 from ..core.study import Piece, Sections, Study
-from ..core.table import grouped, machine
+from ..core.table import Section, grouped, machine
 from . import jobs
 from .suites import layer_row, row
 from .timing import setup, table
@@ -106,7 +106,7 @@ def report(store: Store, name: str, folder: Path) -> Sections:
         first = results[0]
         # While something is compiled, memory is that of the compiler's trials.
         found = table(group, results, memory=first["mode"] == "eager", plain=True)
-        sections[f"{name}-{group}"] = f"{found}\n\n{machine(first['environment'], first['device'])}"
+        sections[f"{name}-{group}"] = Section([found, machine(first["environment"], first["device"])])
     return sections
 
 

@@ -18,7 +18,7 @@ from adiv_optim.attention import AttentionIdeal, SelfAttention, alignment, effec
 
 from ..core.run import step
 from ..core.study import Recipe, measurement
-from ..core.table import grouped, markdown, mean_and_error, plus_minus
+from ..core.table import Cell, Row, Section, Table, estimate, exact, grouped, mean_and_error
 from ..data import Dataset, load
 from ..speed.timing import device, interleaved, ratio
 
@@ -205,30 +205,30 @@ def _training(epochs: int, seeds: int, grids: Grids) -> list[dict[str, Any]]:
     return rows
 
 
-def table(result: Mapping[str, Any]) -> str:
-    """Return three Markdown tables, each with a line that says what it is."""
+def section(result: Mapping[str, Any]) -> Section:
+    """Three tables, each with a line that says what it is; a page has a link to that of prices."""
     parts, first = result["alignment"], result["alignment"][0]
     counts = [f"{p['sequences']} sequence{'s' * (p['sequences'] > 1)}" for p in parts]
     names = [count + ", uneven norms" * part["uneven_norms"] for count, part in zip(counts, parts, strict=True)]
-    rows = [
-        [alike[0]["method"], *(f"{r['cosine']:.3f} ± {r['cosine_error']:.3f} ({r['gain']:.3g})" for r in alike)]
-        for alike in zip(*(part["rows"] for part in parts), strict=True)
+    rows: list[Row] = [
+        [alike[0]["method"], *map(_aligned, alike)] for alike in zip(*(part["rows"] for part in parts), strict=True)
     ]
-    aligned = markdown(["query and key projections", *names], rows) + (
-        f"\n\nFirst-order change of the logits under a unit step, against the ideal −g, at initialisation: mean "
+    aligned = Table(["query and key projections", *names], rows, name="alignment")
+    about_aligned = (
+        f"First-order change of the logits under a unit step, against the ideal −g, at initialisation: mean "
         f"cosine ± standard error over {first['draws']} draws (median gain). {first['tokens']} tokens, "
         f"{first['features']} features, {first['heads']} heads; normal inputs and g."
     )
     parts, rows = result["price"], []
     for alike in zip(*(part["rows"] for part in parts), strict=True):
         ratios = [row["time_ratio"] for row in alike]
-        each = ("{:.2f} ({:.2f} to {:.2f})".format(r["median"], *r["quartiles"]) for r in ratios)
-        rows.append([alike[0]["method"], *each])
-    rows.append(["plain, ms", *(f"{part['plain_ms']:.2f}" for part in parts)])
+        rows.append([alike[0]["method"], *map(_ratio, ratios)])
+    rows.append(["plain, ms", *(exact(part["plain_ms"], ".2f") for part in parts)])
     rules = "; ".join(f"{name}: {rule}" for name, rule in result["rules"].items())
     header = ["forward and backward, ratio to plain", *(str(tuple(part["shape"])) for part in parts)]
-    priced = markdown(header, rows) + (
-        "\n\nThe whole module, (sequences, tokens, features, heads), float32, softmax as written: median and quartiles "
+    priced = Table(header, rows, [], "price")
+    about_priced = (
+        "The whole module, (sequences, tokens, features, heads), float32, softmax as written: median and quartiles "
         f"of rounds within one interleaved run. {rules}. torch {result['environment']['torch']}, "
         f"{result['environment']['threads']} thread(s)."
     )
@@ -237,9 +237,9 @@ def table(result: Mapping[str, Any]) -> str:
     for row in trained["none"]:
         header += [f"{row['optimizer']}, {what}" for what in ("%", "loss", "rate × factor")]
     for method, found in trained.items():
-        cells = [method]
+        cells: list[str | Cell] = [method]
         for row in found:
-            cells += [plus_minus(row["test_accuracy"]), plus_minus(row["test_loss"], 3)]
+            cells += [estimate(row["test_accuracy"]), estimate(row["test_loss"], 3)]
             cells += [f"{row['lr']:g}{'*' * row['lr_at_edge']} × {row['factor']:g}{'*' * row['factor_at_edge']}"]
         rows.append(cells)
     first = result["training"][0]
@@ -249,13 +249,24 @@ def table(result: Mapping[str, Any]) -> str:
         f"{len(first['test_accuracy'])} seeds. Rate, and its factor on query and key, chosen by validation loss on a "
         "tenth of the training set, one seed, one grid for all methods; * is an edge of the grid."
     )
-    return "\n\n".join((aligned, priced, markdown(header, rows), note))
+    return Section([aligned, about_aligned, priced, about_priced, Table(header, rows, name="training"), note])
+
+
+def _aligned(row: Mapping[str, Any]) -> Cell:
+    text = f"{row['cosine']:.3f} ± {row['cosine_error']:.3f} ({row['gain']:.3g})"
+    return Cell(text, {"": row["cosine"], "error": row["cosine_error"], "gain": row["gain"]})
+
+
+def _ratio(row: Mapping[str, Any]) -> Cell:
+    low, high = row["quartiles"]
+    text = f"{row['median']:.2f} ({low:.2f} to {high:.2f})"
+    return Cell(text, {"": row["median"], "low": low, "high": high, "n": row["rounds"]})
 
 
 _HELP = "the ideal logit step: alignment, price, a small training"
 STUDIES = {
     "attention": measurement(
-        _HELP, "attention", compare, lambda result, *_: table(result),
+        _HELP, "attention", compare, lambda result, *_: section(result),
         makes=[Recipe(0.5)], page="docs/results/attention.md",
     )
 }  # fmt: skip

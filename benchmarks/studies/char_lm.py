@@ -18,7 +18,7 @@ from ..core.ladder import best_of
 from ..core.progress import measure, run_all
 from ..core.store import Result, Store, setting
 from ..core.study import Piece, Recipe, Sections, Study, named, protocol
-from ..core.table import grouped, machine, markdown, plus_minus
+from ..core.table import Cell, Row, Section, Table, estimate, exact, grouped, machine
 from ..language import LANGUAGE, TextRun, dampings, final_validation_loss, lacks, worth
 from ..methods import METHODS
 
@@ -121,16 +121,18 @@ def _run(options: argparse.Namespace, store: Store, searches: Sequence[Search], 
 
 def report(store: Store, name: str, folder: Path, figures: bool = True) -> Sections:
     """Heading, figures, table and caption of every protocol; without times of steps no figure against time."""
-    parts, timed = [], {(t["preset"], t["device"]): t for t in store.read("time")}
-    for own, group in named(name, store.read(), _PROTOCOL).items():
+    parts, timed = list[str | Table](), {(t["preset"], t["device"]): t for t in store.read("time")}
+    groups = named(name, store.read(), _PROTOCOL)
+    for own, group in groups.items():
         tried = [result for result in store.read("search") if _PROTOCOL(result) == _PROTOCOL(group[0])]
         title, time = language.title(group[0]), timed.get(setting("preset", "device")(group[0]))
         if figures:
             _figure(group, title, {}, folder / f"{own}-steps.png")
         if figures and time:
             _figure(group, title, time["time_ratio"], folder / f"{own}-time.png")
-        parts.append(f"**{title}**\n\n{_table(group, tried, time)}\n\n{_caption(group, tried, time)}")
-    return {name: "\n\n".join(parts)}
+        table = _table(group, tried, time, own.removeprefix(f"{name}-") if len(groups) > 1 else "")
+        parts += [f"**{title}**", table, _caption(group, tried, time)]
+    return {name: Section(parts)}
 
 
 def _rows(results: Iterable[Result]) -> list[list[Result]]:
@@ -145,33 +147,35 @@ def _rows(results: Iterable[Result]) -> list[list[Result]]:
     return [found[key] for key in sorted(found)]
 
 
-def _table(results: list[Result], tried: list[Result], time: Result | None) -> str:
+def _table(results: list[Result], tried: list[Result], time: Result | None, name: str) -> Table:
     """Losses (mean ± standard error over seeds) and time of every combination of settings."""
-    ratios, cells = time["time_ratio"] if time else {}, []
+    ratios, cells = time["time_ratio"] if time else {}, list[Row]()
     for seeds in _rows(results):
         settings = seeds[0]["settings"]
         same = [result["settings"] for result in tried if _CHOICE(result) == _CHOICE(seeds[0])]
-        row = [METHODS[settings["method"]].label, NORM_LABELS[settings["norm"]]]
+        row: list[str | Cell] = [METHODS[settings["method"]].label, NORM_LABELS[settings["norm"]]]
         row += [_chosen(settings.get(key), {other[key] for other in same if key in other}) for key in ("lr", "damping")]
-        row += [str(settings["steps"]), _loss([r["test_loss"] for r in seeds])]
+        row += [exact(settings["steps"]), _loss([r["test_loss"] for r in seeds])]
         row += [_loss([r["validation_loss"][-1] for r in seeds])]
-        cells.append([*row, f"{ratios[settings['method']]['median']:.2f}" if settings["method"] in ratios else ""])
+        cells.append([*row, exact(ratios.get(settings["method"], {}).get("median"), ".2f")])
     header = ["method", "normaliser", "rate", "damping", "steps", "test loss", "validation loss", "time per step"]
-    return markdown(header, cells)
+    # Of many rows a page shows those with the first of the normalisers, which all methods have.
+    first = cells[0][1]
+    return Table(header, cells, [row[1] == first for row in cells] if len(cells) > 20 else None, name)
 
 
-def _chosen(value: float | None, tried: set[float]) -> str:
+def _chosen(value: float | None, tried: set[float]) -> Cell:
     """A setting, marked if it is the first or the last of several that were tried."""
-    if value is None:
-        return ""
-    return f"{value:g}{'*' * (len(tried) > 1 and value in (min(tried), max(tried)))}"
+    edge = len(tried) > 1 and value in (min(tried), max(tried))
+    cell = exact(value)
+    return cell._replace(text=f"{cell.text}{'*' * edge}")
 
 
-def _loss(losses: list[float | None]) -> str:
+def _loss(losses: list[float | None]) -> str | Cell:
     finite = [loss for loss in losses if loss is not None]
     if len(finite) < len(losses):
         return f"diverged, {len(losses) - len(finite)} of {len(losses)}"
-    return plus_minus(finite, 4)
+    return estimate(finite, 4)
 
 
 def _caption(results: list[Result], tried: list[Result], time: Result | None) -> str:

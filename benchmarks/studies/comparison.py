@@ -10,7 +10,7 @@ from ..core.figure import band, panels
 from ..core.progress import run_all
 from ..core.store import Result, Store, setting
 from ..core.study import Recipe, Sections, Study, at_lengths, named, protocol
-from ..core.table import grouped, in_order, machine, markdown, plus_minus
+from ..core.table import Cell, Row, Section, Table, estimate, exact, grouped, in_order, machine
 from ..images.networks import ACTIVATIONS
 from ..images.run import BACKENDS, SMOKE, Grid, add_arguments, expand
 from ..images.train import IMAGES
@@ -77,9 +77,9 @@ def network(result: Result) -> str:
     return f"{subject([result])}, batch {result['settings']['batch_size']}"
 
 
-def accuracy(result: Result) -> str:
+def accuracy(result: Result) -> Cell:
     """After the last epoch: mean ± standard error over seeds."""
-    return plus_minus(result["test_accuracy"][-1])
+    return estimate(result["test_accuracy"][-1])
 
 
 _PROTOCOL = protocol("method", "activation", "backend", "seeds", "epochs")
@@ -111,11 +111,12 @@ def report(results: list[Result], name: str, folder: Path) -> Sections:
         _figure(shown, title, folder / f"{own}.png")
         found = dict.fromkeys((r["settings"]["backend"], *_length(r)) for r in reversed(group))
         runs = "; ".join("{}: epochs {}, seeds {}".format(*each) for each in found)
-        sections[own] = (
-            f"**{title}**\n\n{_table(group, shown)}\n\nTest accuracy after the last epoch, mean ± standard error over "
+        caption = (
+            f"Test accuracy after the last epoch, mean ± standard error over "
             f"seeds ({runs}; accuracies are the first one's). Time is per step and seed, training only, "
             f"{machine(group[-1]['environment'], settings['device'])}"
         )
+        sections[own] = Section([f"**{title}**", _table(group, shown), caption])
     return sections
 
 
@@ -123,23 +124,23 @@ def report(results: list[Result], name: str, folder: Path) -> Sections:
 Shown = Mapping[tuple[str, str], Result]
 
 
-def _table(group: list[Result], shown: Shown) -> str:
+def _table(group: list[Result], shown: Shown) -> Table:
     """Test accuracy after the last epoch (mean ± standard error), and the cost of each path."""
     activations = in_order(ACTIVATIONS, (activation for _, activation in shown))
-    backends, rows = in_order(BACKENDS, map(setting("backend"), group)), []
+    backends, rows = in_order(BACKENDS, map(setting("backend"), group)), list[Row]()
     runs = grouped(group, setting("method"))
     for method in in_order(METHODS, runs):
         accuracies = (accuracy(shown[method, each]) if (method, each) in shown else "" for each in activations)
         times = {run["settings"]["backend"]: _milliseconds(run) for run in runs[method]}
         rows.append([METHODS[method].label, *accuracies, *(times.get(each, "") for each in backends)])
     header = ["method", *(f"{activation}, %" for activation in activations)]
-    return markdown([*header, *(f"{backend}, ms/step" for backend in backends)], rows)
+    return Table([*header, *(f"{backend}, ms/step" for backend in backends)], rows)
 
 
-def _milliseconds(result: Result) -> str:
+def _milliseconds(result: Result) -> Cell:
     """Of one step of one seed, from the median epoch."""
     steps = result["steps_per_epoch"] * len(result["settings"]["seeds"])
-    return f"{1e3 * statistics.median_high(result['seconds']) / steps:.2f}"
+    return exact(1e3 * statistics.median_high(result["seconds"]) / steps, ".2f")
 
 
 def _figure(shown: Shown, title: str, path: Path) -> None:

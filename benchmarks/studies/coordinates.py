@@ -8,7 +8,7 @@ import argparse
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from itertools import pairwise, product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,8 +21,9 @@ from torch import Tensor, nn
 from ..core.progress import Kind, add_progress_arguments, run_all
 from ..core.store import Store
 from ..core.study import Recipe, Sections, Study
+from ..core.table import estimate
 from ..core.tune import tune
-from ..fields.report import Look, mean_cell, sections
+from ..fields.report import Look, sections
 from ..fields.run import NORMS, FieldRun, Problem, final_error, normalised, results
 from ..methods import METHODS
 
@@ -165,7 +166,7 @@ def psnr(error: float) -> float:
 
 _LOOK = Look(
     psnr,
-    mean_cell(1),
+    partial(estimate, digits=1),
     "PSNR, dB",
     "{:+.1f}".format,
     about="Mean ± standard error over crops, each by a seed of its own. Learning rate and damping are the best of an "

@@ -14,7 +14,19 @@ from ..core.ladder import Ladder, climb
 from ..core.progress import run_all
 from ..core.store import Result, Store, setting
 from ..core.study import Recipe, Sections, Study, named, protocol
-from ..core.table import grouped, in_order, machine, markdown, plus_minus, welch
+from ..core.table import (
+    Cell,
+    Row,
+    Section,
+    Table,
+    against,
+    estimate,
+    exact,
+    grouped,
+    in_order,
+    machine,
+    mean_and_error,
+)
 from ..images.networks import ACTIVATIONS
 from ..images.optimizers import OPTIMIZERS
 from ..images.run import Grid, ImageRun, add_arguments, expand
@@ -58,29 +70,35 @@ def report(store: Store, name: str, folder: Path) -> Sections:
     return {own: _section(results, searched.get(_PROTOCOL(results[0]), [])) for own, results in groups.items()}
 
 
-def _section(results: list[Result], searched: list[Result]) -> str:
+def _section(results: list[Result], searched: list[Result]) -> Section:
     """A table for every activation, a row for each method behind each optimizer."""
     own = setting("activation", "method", "optimizer")
     found, tried = {own(result): result for result in results}, grouped(searched, own)
-    tables = []
-    for activation in in_order(ACTIVATIONS, (key[0] for key in found)):
+    parts, activations = list[str | Table](), in_order(ACTIVATIONS, (key[0] for key in found))
+    for activation in activations:
         keys = [key for key in product([activation], METHODS, OPTIMIZERS) if key in found]
         rows = [_row(found[key], tried.get(key, []), found.get((activation, RIVAL, key[-1]))) for key in keys]
         header = ["method", "optimizer", "rate", "damping", "trials", "test accuracy, %"]
-        table = markdown([*header, f"against {METHODS[RIVAL].label} (p)"], rows)
-        tables.append(f"**{network(found[keys[0]])}, {activation}**\n\n{table}")
-    return "\n\n".join([*tables, _caption(results)])
+        best = {max((k for k in keys if k[1] == key[1]), key=lambda k: _mean(found[k])) for key in keys}
+        # A page shows every method with the optimizer that is best for it, if there are many.
+        worth = [key in best for key in keys] if len(keys) > 20 else None
+        name = activation if len(activations) > 1 else ""
+        table = Table([*header, f"against {METHODS[RIVAL].label} (p)"], rows, worth, name)
+        parts += [f"**{network(found[keys[0]])}, {activation}**", table]
+    return Section([*parts, _caption(results)])
 
 
-def _row(result: Result, tried: list[Result], rival: Result | None) -> list[str]:
+def _mean(result: Result) -> float:
+    return mean_and_error(result["test_accuracy"][-1])[0]
+
+
+def _row(result: Result, tried: list[Result], rival: Result | None) -> Row:
     settings, accuracies = result["settings"], result["test_accuracy"][-1]
-    against = ""
+    beside: str | Cell = ""
     if rival is not None and len(accuracies) > 1:
-        twin = settings["method"] == RIVAL
-        against = "twin" if twin else "{:+.2f} ({:.2g})".format(*welch(accuracies, rival["test_accuracy"][-1]))
-    damping = f"{settings['damping']:g}" if "damping" in settings else ""
-    row = [METHODS[settings["method"]].label, settings["optimizer"], f"{settings['lr']:g}", damping, str(len(tried))]
-    return [*row, plus_minus(accuracies), against]
+        beside = "twin" if settings["method"] == RIVAL else against(accuracies, rival["test_accuracy"][-1])
+    chosen = [exact(settings["lr"]), exact(settings.get("damping")), exact(len(tried))]
+    return [METHODS[settings["method"]].label, settings["optimizer"], *chosen, estimate(accuracies), beside]
 
 
 def _caption(results: list[Result]) -> str:

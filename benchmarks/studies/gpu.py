@@ -20,7 +20,7 @@ from ..core.progress import console
 from ..core.run import DEVICE, environment
 from ..core.store import Store
 from ..core.study import Piece, Sections, Study
-from ..core.table import markdown
+from ..core.table import Section, Table, exact
 
 ROOT = Path(__file__).parents[2]
 #: Tests that are skipped without a CUDA device.
@@ -133,8 +133,8 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
 
 def report(store: Store, name: str, folder: Path) -> Sections:
     """Which pieces are done, and how long each took."""
-    rows = [[r["piece"], r["device"], f"{r['seconds']:.0f}", r.get("tests", "")] for r in store.read()]
-    return {name: markdown(["piece", "device", "seconds", "tests"], rows)}
+    rows = [[r["piece"], r["device"], exact(r["seconds"], ".0f"), r.get("tests", "")] for r in store.read()]
+    return {name: Section([Table(["piece", "device", "seconds", "tests"], rows)])}
 
 
 def study(studies: Mapping[str, Study]) -> Study:

@@ -20,7 +20,7 @@ from ..core.progress import measure
 from ..core.run import public_name, step
 from ..core.store import Result, Store, setting
 from ..core.study import Recipe, Sections, Study, at_lengths, named, protocol
-from ..core.table import grouped, markdown, plus_minus
+from ..core.table import Cell, Row, Section, Table, estimate, exact, grouped
 from ..data import DATA, load
 from .comparison import DATA_LABELS
 
@@ -130,7 +130,7 @@ def report(store: Store, name: str, folder: Path) -> Sections:
             data = DATA_LABELS.get(first["settings"]["data"], first["settings"]["data"])
             _layers_figure(found.get("tanh", [first])[0], data, folder / f"isometry-layers{end}.png")
             _convergence_figure(found, data, folder / f"isometry-convergence{end}.png")
-            sections[f"{name}{end}"] = f"{_table(found)}\n\n{_caption(found, data)}"
+            sections[f"{name}{end}"] = Section([_table(found), _caption(found, data)])
     return sections
 
 
@@ -196,20 +196,21 @@ def least_gains(seeds: list[Result], stage: str) -> list[float]:
     return [min(after - before for before, after in zip(s[2::3], s[3::3], strict=True)) for s in layers]
 
 
-def _table(found: Seeds) -> str:
-    rows, ends = [], _ends(found)
+def _table(found: Seeds) -> Table:
+    rows, ends = list[Row](), _ends(found)
     for activation, seeds in found.items():
         cells = []
         for stage in STAGES:
-            means = (statistics.fmean(r["isometry"][stage][at]["isometry"] for r in seeds) for at in (0, -1))
-            cells.append(", ".join(f"{mean:.3f}" for mean in means))
-        cells.append(", ".join(f"{min(least_gains(seeds, stage)):+.1g}" for stage in STAGES))
-        cells += [plus_minus(_losses(seeds, step), 3) for step in ends.values()]
-        cells.append(plus_minus([r["test_accuracy"] for r in seeds], 1))
-        rows.append([activation, f"{seeds[0]['strength']:.4f}", *cells])
+            first, last = (statistics.fmean(r["isometry"][stage][at]["isometry"] for r in seeds) for at in (0, -1))
+            cells.append(Cell(f"{first:.3f}, {last:.3f}", {"first": first, "last": last}))
+        start, trained = (min(least_gains(seeds, stage)) for stage in STAGES)
+        cells.append(Cell(f"{start:+.1g}, {trained:+.1g}", {"at initialisation": start, "at the end": trained}))
+        cells += [estimate(_losses(seeds, step), 3) for step in ends.values()]
+        cells.append(estimate([r["test_accuracy"] for r in seeds], 1))
+        rows.append([activation, exact(seeds[0]["strength"], ".4f"), *cells])
     header = ["activation", "β", "isometry after the first and the last norm", "trained"]
     header += ["least gain by a norm, trained", *(f"loss, end of {end}" for end in ends), "test accuracy, %"]
-    return markdown(header, rows)
+    return Table(header, rows)
 
 
 def correlations(found: Seeds) -> dict[str, Any]:
@@ -281,19 +282,20 @@ def _report_widths(store: Store, name: str, folder: Path) -> Sections:
     return {own: _widths_table(results) for own, results in named(name, store.read(), setting("data")).items()}
 
 
-def _widths_table(results: list[Result]) -> str:
+def _widths_table(results: list[Result]) -> Section:
     """Gap behind every norm, a row for each choice of widths."""
-    rows = []
+    rows = list[Row]()
     for result in results:
         norms = [layer["isometry"] for layer in result["isometry"]["start"] if layer["path"].startswith("norm")]
-        rows.append([", ".join(map(str, result["widths"])), *(f"{-math.log(isometry):.3f}" for isometry in norms)])
+        rows.append([", ".join(map(str, result["widths"])), *(exact(-math.log(isometry), ".3f") for isometry in norms)])
     header = ["widths", *(f"norm {number}" for number in range(len(rows[0]) - 1))]
     data = results[0]["settings"]["data"]
-    return (
-        f"{markdown(header, rows)}\n\n{DATA_LABELS.get(data, data)}, tanh, at initialisation: isometry gap of "
+    caption = (
+        f"{DATA_LABELS.get(data, data)}, tanh, at initialisation: isometry gap of "
         f"{results[0]['samples']} samples behind every norm, one seed (Fig. B.4). "
         f"torch {results[0]['environment']['torch']}."
     )
+    return Section([Table(header, rows), caption])
 
 
 def _widths_arguments(parser: argparse.ArgumentParser) -> None:

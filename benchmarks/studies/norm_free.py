@@ -20,7 +20,8 @@ from ..core.ladder import Ladder, climb
 from ..core.progress import run_all
 from ..core.store import Result, Store
 from ..core.study import UNTRIED, Recipe, Sections, Study, named, protocol
-from ..core.table import grouped, machine, markdown, mean_and_error, plus_minus, welch
+from ..core.table import Cell, Section, Table, against, estimate, exact, grouped, machine, mean_and_error
+from ..core.table import Row as Cells
 from ..language import LANGUAGE, TextRun, dampings, final_validation_loss, lacks, worth
 from ..methods import METHODS
 
@@ -83,15 +84,18 @@ def report(store: Store, name: str, folder: Path) -> Sections:
     return {own: _section(results, searched.get(_PROTOCOL(results[0]), [])) for own, results in groups.items()}
 
 
-def _section(results: list[Result], trials: list[Result]) -> str:
+def _section(results: list[Result], trials: list[Result]) -> Section:
     """One table, a row for each of normaliser, embeddings and optimizer."""
     rows, searched = grouped(results, _row), grouped(trials, _row)
     tried = {row: [r["settings"]["lr"] for r in found] for row, found in searched.items()}
-    cells = [_cells(row, rows, tried.get(row, [])) for row in sorted(rows, key=_order)]
+    order = sorted(rows, key=_order)
+    cells = [_cells(row, rows, tried.get(row, [])) for row in order]
+    # Of many rows a page shows those with the twin's normaliser and with none.
+    worth = [row.norm in (TWIN, "none") for row in order] if len(order) > 40 else None
     header = ["normaliser", "embeddings", "optimizer", "rate", "seeds", "validation loss", "test loss"]
     header += ["validation against LayerNorm (p)", "test against LayerNorm (p)"]
     header += ["RMS of the residual stream", "of the logits"]
-    return f"{markdown(header, cells)}\n\n{_caption(results, tried.values())}"
+    return Section([Table(header, cells, worth), _caption(results, tried.values())])
 
 
 def _row(result: Result) -> Row:
@@ -104,7 +108,7 @@ def _order(row: Row) -> tuple[float, ...]:
     return *place, row.embedding_lr or 0
 
 
-def _cells(row: Row, rows: dict[Row, list[Result]], tried: Sequence[float]) -> list[str]:
+def _cells(row: Row, rows: dict[Row, list[Result]], tried: Sequence[float]) -> Cells:
     results = rows[row]
     drawn = "0.02" if row.drawn is None else f"{row.drawn:g}"
     if row.embedding_lr is not None:
@@ -116,18 +120,19 @@ def _cells(row: Row, rows: dict[Row, list[Result]], tried: Sequence[float]) -> l
     if math.inf in validation:
         diverged = f"diverged, {validation.count(math.inf)} of {len(results)}"
         return [*label, rates + edge, str(len(results)), diverged, *[""] * 5]
-    against = ["", ""]
+    beside: Cells = ["", ""]
     twins = [other for other in rows if other.norm == TWIN and other.method == METHODS[row.method].optimizer]
     known = {twin: _losses(rows[twin]) for twin in twins}
     if known and len(validation) > 1:
         twin = min(known, key=lambda twin: mean_and_error(known[twin][0])[0])
         pairs = zip((validation, test), known[twin], strict=True)
-        against = ["twin" if twin == row else "{:+.3f} ({:.2g})".format(*welch(*pair)) for pair in pairs]
+        beside = ["twin" if twin == row else against(*pair, form="{:+.3f} ({:.2g})") for pair in pairs]
     sizes = [[value or math.inf for value in result["rms"]] for result in results]
     residual = [mean_and_error(column)[0] for column in zip(*sizes, strict=True)]
     shown = f"{residual[0]:.2g} to {max(residual[:-1]):.2g}"
-    losses = [str(len(results)), plus_minus(validation, 3), plus_minus(test, 3)]
-    return [*label, rates + edge, *losses, *against, shown, f"{residual[-1]:.2g}"]
+    losses = [exact(len(results)), estimate(validation, 3), estimate(test, 3)]
+    stream = Cell(shown, {"at the first block": residual[0], "largest": max(residual[:-1])})
+    return [*label, rates + edge, *losses, *beside, stream, exact(residual[-1], ".2g")]
 
 
 def _losses(results: Iterable[Result]) -> tuple[list[float], list[float]]:

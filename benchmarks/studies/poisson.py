@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from ..core.progress import Kind, add_progress_arguments, run_all
 from ..core.store import Store
 from ..core.study import Recipe, Sections, Study
+from ..core.table import Cell
 from ..core.tune import tune
 from ..fields.report import Look, sections
 from ..fields.run import FieldRun, Problem, final_error, results
@@ -219,9 +220,11 @@ PROTOCOLS: dict[tuple[str, str, float | int], Sequence[Arm]] = {
 }
 
 
-def _cell(values: Sequence[float]) -> str:
-    low, middle, high = statistics.quantiles(values, n=4) if len(values) > 1 else list(values) * 3
-    return f"{10**middle:.2g} ({10**low:.2g} to {10**high:.2g})"
+def _cell(values: Sequence[float]) -> Cell:
+    powers = statistics.quantiles(values, n=4) if len(values) > 1 else list(values) * 3
+    low, middle, high = (10**power for power in powers)
+    numbers = {"": middle, "low": low, "high": high, "n": len(values)}
+    return Cell(f"{middle:.2g} ({low:.2g} to {high:.2g})", numbers)
 
 
 _LOOK = Look(

@@ -15,7 +15,7 @@ from ..core.ladder import best_of
 from ..core.progress import run_all
 from ..core.store import Result, Store, setting
 from ..core.study import UNTRIED, Recipe, Sections, Study, named, protocol
-from ..core.table import in_order, markdown, mean_and_error
+from ..core.table import Cell, Row, Section, Table, exact, in_order, mean_and_error
 from ..images.networks import ACTIVATIONS
 from ..images.run import Grid, ImageRun, add_arguments, expand
 from ..images.train import IMAGES
@@ -135,39 +135,43 @@ def _report_rates(store: Store, name: str, folder: Path) -> Sections:
     return {own: _rates_table(results) for own, results in named(name, store.read(), protocols).items()}
 
 
-def _rates_table(results: list[Result]) -> str:
+def _rates_table(results: list[Result]) -> Section:
     """Test accuracy of every method at its chosen rate, by activation and optimizer."""
     found = {setting("method", "activation", "optimizer")(r): r for r in results}
     columns = sorted({key[1:] for key in found}, key=lambda c: (list(ACTIVATIONS).index(c[0]), c[1]))
-    rows = []
+    rows = list[Row]()
     for method in in_order(METHODS, (key[0] for key in found)):
         runs = [found.get((method, *column)) for column in columns]
-        cells = [f"{accuracy(run)} ({run['settings']['lr']:g})" if run else "" for run in runs]
-        rows.append([METHODS[method].label, *cells])
-    table = markdown(["method", *(f"{activation}, {optimizer}, %" for activation, optimizer in columns)], rows)
+        rows.append([METHODS[method].label, *(_with_rate(run) if run else "" for run in runs)])
+    table = Table(["method", *(f"{activation}, {optimizer}, %" for activation, optimizer in columns)], rows)
     settings, environment = results[0]["settings"], results[0]["environment"]
     caption = (
         f"Test accuracy after {settings['epochs']} epochs, mean ± standard error over {len(settings['seeds'])} seeds, "
         f"in brackets the learning rate, falling to 0 by a cosine. Rates were chosen on a tenth of the training set "
         f"held out, one seed, from one grid for all methods. torch {environment['torch']}."
     )
-    return f"**{network(results[0])}, rates tuned**\n\n{table}\n\n{caption}"
+    return Section([f"**{network(results[0])}, rates tuned**", table, caption])
+
+
+def _with_rate(run: Result) -> Cell:
+    (text, numbers), rate = accuracy(run), run["settings"]["lr"]
+    return Cell(f"{text} ({rate:g})", {**numbers, "learning rate": rate})
 
 
 def _report_trials(store: Store, name: str, folder: Path) -> Sections:
     """Test accuracy of every method at the settings its trials chose, best first."""
-    results, tried, rows = store.read(), store.read("trials"), []
+    results, tried, rows = store.read(), store.read("trials"), list[Row]()
     activations = sorted({result["settings"]["activation"] for result in results})
     several = len(activations) > 1
     for result in sorted(results, key=lambda r: -mean_and_error(r["test_accuracy"][-1])[0]):
         settings = result["settings"]
         seconds = statistics.median(result["seconds"]) * settings["epochs"] / len(settings["seeds"])
         names = ("lr", "damping", "weight_decay", "epochs")
-        shown = [f"{settings[name]:g}" if name in settings else "" for name in names]
+        shown = [exact(settings.get(name)) for name in names]
         row = [METHODS[settings["method"]].label, *([settings["activation"]] * several), settings["optimizer"]]
-        rows.append([*row, *shown, accuracy(result), f"{seconds:.0f}"])
+        rows.append([*row, *shown, accuracy(result), exact(seconds, ".0f")])
     header = ["method", *["activation"] * several, "optimizer", "rate", "damping", "weight decay", "epochs"]
-    table = markdown([*header, "test accuracy, %", "seconds"], rows)
+    table = Table([*header, "test accuracy, %", "seconds"], rows)
     settings, environment = results[0]["settings"], results[0]["environment"]
     counts = Counter(map(setting("method", "activation", "optimizer"), tried))
     caption = (
@@ -180,7 +184,7 @@ def _report_trials(store: Store, name: str, folder: Path) -> Sections:
         f"busy with other runs: compare them loosely. torch {environment['torch']}."
     )
     heading = f"**{network(results[0])}, {' and '.join(activations)}, every setting tuned**"
-    return {name: f"{heading}\n\n{table}\n\n{caption}"}
+    return {name: Section([heading, table, caption])}
 
 
 _PAGE = "docs/results/mlp.md"

@@ -23,7 +23,7 @@ def result():
 
 def test_result_is_plain_json_and_makes_three_tables(result):
     assert json.loads(json.dumps(result)) == result
-    found = attention.table(result)
+    found = attention.section(result).text
     assert found.count("| --- |") >= 3
     for name in (*attention.METHODS, attention.FROZEN):
         assert name in found

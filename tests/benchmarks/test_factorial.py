@@ -51,7 +51,7 @@ def test_table_has_welchs_p_by_hand(tmp_path):
             trial = replace(run, lr=lr, seeds=(0,), validation=True)
             kept = {"part": "search", "score": score, "environment": about["environment"]}
             store.add(trial.key("search"), {**kept, "settings": trial.settings()})
-    section = report(store, "mlp-tuned", tmp_path)["mlp-tuned"]
+    section = report(store, "mlp-tuned", tmp_path)["mlp-tuned"].text
     p = stats.ttest_ind(accuracies["none"], accuracies["batchnorm"], equal_var=False).pvalue
     assert f"| none | sgd | 0.1 |  | 2 | 58.53 ± 0.48 | -1.97 ({p:.2g}) |" in section
     assert "| BatchNorm | sgd | 0.1 |  | 2 | 60.50 ± 0.29 | twin |" in section

@@ -174,7 +174,8 @@ def test_study_is_resumed_and_reported(tmp_path, monkeypatch, capsys):
 
 
 def test_equations_are_reported(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(poisson, "PROTOCOLS", {("heat", "fixed", 60.0): poisson.MAIN[:2], ("poisson", "fixed", 60.0): []})
+    protocols = {("heat", "fixed", 60.0): poisson.MAIN[:2], ("poisson", "fixed", 60.0): []}
+    monkeypatch.setattr(poisson, "PROTOCOLS", protocols)
     command = ["poisson", "--trials", "1", "--steps", "2", "--seeds", "2", "--threads", "1", "--out", str(tmp_path)]
     assert main(command) == 0
     assert "the heat equation in one dimension, points that stay, 2 steps" in capsys.readouterr().out

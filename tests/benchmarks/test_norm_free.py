@@ -71,7 +71,7 @@ def add(store, losses, steps=4):
 def test_table_has_means_and_welchs_p_by_hand(tmp_path):
     store, losses = Store(tmp_path / "results.jsonl", "norm-free"), LOSSES
     add(store, losses)
-    section = report(store, "norm-free", tmp_path)["norm-free"]
+    section = report(store, "norm-free", tmp_path)["norm-free"].text
     p = stats.ttest_ind(*losses.values(), equal_var=False).pvalue
     against = f"-0.080 ({p:.2g})"
     row = "| no normaliser | 1 | AdamW | 0.01 | 3 | 1.970 ± 0.036 | 2.070 ± 0.036 |"
@@ -80,8 +80,8 @@ def test_table_has_means_and_welchs_p_by_hand(tmp_path):
     assert "seeds 1 to 3" in section
     add(store, {("none", 1.0): [1.5, 1.6]}, steps=8)  # whose losses are no seeds of the others
     longer = report(store, "norm-free", tmp_path)
-    assert longer["norm-free-1"] == section
-    assert "| 2 | 1.550 ± 0.050 |" in longer["norm-free-2"]
+    assert longer["norm-free-1"].text == section
+    assert "| 2 | 1.550 ± 0.050 |" in longer["norm-free-2"].text
 
 
 @pytest.mark.parametrize("method", ["adamw", "muon"])
