@@ -134,7 +134,7 @@ def report(
         results = store.read()
         methods = {result["settings"].get("method", "none") for result in results}
         if unknown := methods - METHODS.keys():
-            where = "which benchmarks/methods.py does not have; name the file that does by --method-file"
+            where = "which benchmarks/methods does not have; name the file that does by --method-file"
             raise ValueError(f"{path} has runs of method {min(unknown)!r}, {where}.")
         if results:  # not only what is to choose settings
             stores[path.stem] = store

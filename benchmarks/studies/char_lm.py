@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from examples.gpt import NORM_LABELS, NORMS, WARM_UP
 
@@ -20,50 +20,15 @@ from ..core.store import Result, Store, setting
 from ..core.study import Piece, Recipe, Sections, Study, named, protocol
 from ..core.table import Cell, Row, Section, Table, estimate, exact, grouped, machine
 from ..language import LANGUAGE, TextRun, dampings, final_validation_loss, lacks, worth
-from ..methods import METHODS
-
-
-class Search(NamedTuple):
-    """Methods with every one of some norms, the rates and dampings that they choose from, and more such pairs."""
-
-    norms: Sequence[str]
-    methods: Sequence[str]
-    rates: Sequence[float]
-    dampings: Sequence[float] = (1.0,)
-    more: Sequence[tuple[float, float]] = ()
-
+from ..methods import METHODS, Search
 
 #: Steps or times, and losses.
 Curve = tuple[list[float], list[float]]
 #: Method, norm, rate, steps.
 Fixed = tuple[str, str, float, int]
 
-_RATES = (1e-3, 3e-3, 1e-2, 3e-2)
-_DAMPINGS = (0.3, 1.0, 3.0)
-_SMALL = [
-    Search(["layernorm", "rmsnorm", "dyt", "none"], ["adamw", "muon"], _RATES),
-    Search(["layernorm", "none"], ["soap", "schedulefree"], _RATES),
-    Search(["layernorm"], ["batch-ideal-adamw"], _RATES, _DAMPINGS),
-    Search(["layernorm"], ["whitened-adamw"], _RATES, _DAMPINGS, [(3e-3, 0.1), (1e-2, 0.1)]),
-    Search(["layernorm"], ["whitened-muon"], _RATES, _DAMPINGS, [(1e-2, 10.0)]),
-    Search(["layernorm"], ["whitened-adamw-16"], _RATES[1:3], _DAMPINGS),
-    Search(["layernorm"], ["whitened-muon-16"], _RATES[1:], _DAMPINGS, [(1e-2, 10.0)]),
-    Search(["layernorm"], ["sgd"], (0.03, 0.1, 0.3, 1.0)),
-    Search(["layernorm"], ["whitened-sgd"], (0.03, 0.1, 0.3, 1.0), (1.0, 3.0)),
-    Search(["none"], ["whitened-adamw"], (3e-3,), (0.3, 1.0), [(1e-2, 1.0)]),
-    Search(["none"], ["whitened-muon"], (1e-2,), _DAMPINGS),
-    Search(["none"], ["whitened-adamw-16"], _RATES[:3], (0.3, 1.0)),
-    Search(["none", "rmsnorm", "dyt"], ["whitened-muon-16"], _RATES[1:3], (1.0, 3.0)),
-]
-_LONG = [Search(["layernorm"], ["muon", "whitened-muon-16"], _RATES[1:3], (3.0,))]
 #: Rates that came second where a seed goes wrong at the first, by every seed.
 _SMALL_TOO, _WRAPPERS_TOO = [("whitened-adamw-16", "none", 3e-3, 400)], [("adamw", "affine-like", 1e-2, 400)]
-_WRAPPERS = [
-    Search(["layernorm", "none"], ["adamw", "proportional-adamw"], _RATES[:3]),
-    Search(["dyt"], ["adamw", "proportional-adamw"], (3e-4, *_RATES[:3])),
-    Search(["layernorm", "none", "dyt"], ["unit-consistent-adamw"], _RATES),
-    Search(["affine-like"], ["adamw"], _RATES),
-]
 #: What rate and damping are chosen for.
 _CHOICE = setting("method", "norm", "steps")
 _PROTOCOL = protocol("norm", "steps", "method", "lr", "damping", "seed")
@@ -79,12 +44,26 @@ _ROWS = [
 ]
 
 
+#: Methods, and what their rates and dampings are chosen from.
+Searches = Sequence[tuple[str, Search]]
+
+
+def searched(study: str) -> Searches:
+    """What the methods name for a study."""
+    return [(name, each) for name, method in METHODS.items() for each in method.searches if each.study == study]
+
+
+def pairs(method: str, search: Search) -> list[tuple[float, float | None]]:
+    """The rates and dampings of a search."""
+    return [*product(search.rates, dampings(method, list(search.dampings))), *search.more]
+
+
 def rows_of(planned: Iterable[TextRun]) -> list[list[TextRun]]:
     """Runs that differ in rate and damping alone: of every method, norm and number of steps."""
     return list(grouped(planned, lambda run: (run.method, run.norm, run.steps)).values())
 
 
-def _run(options: argparse.Namespace, store: Store, searches: Sequence[Search], fixed: Sequence[Fixed]) -> None:
+def _run(options: argparse.Namespace, store: Store, searches: Searches, fixed: Sequence[Fixed]) -> None:
     """With one seed over all rates and dampings, then with all seeds where its validation loss is lowest.
 
     Beside what is searched, fixed runs of (method, norm, rate, steps) by every seed.
@@ -99,14 +78,15 @@ def _run(options: argparse.Namespace, store: Store, searches: Sequence[Search], 
         measure(store, {key: lambda: about | language.step_times(methods, like)}, again=True)
         return
     if options.methods:
-        searches, fixed = [Search(options.norms, options.methods, options.lr, options.damping)], []
+        own = Search("", tuple(options.norms), tuple(options.lr), tuple(options.damping))
+        searches, fixed = [(method, own) for method in options.methods], []
     planned = [
         replace(like, method=method, norm=norm, lr=lr, damping=damping, steps=steps)
         for steps in options.steps
-        for norms, methods, rates, own, more in searches
-        for norm, method in product(norms, methods)
+        for method, search in searches
         if options.methods or lacks(method) is None
-        for lr, damping in [*product(rates, dampings(method, list(own))), *more]
+        for norm in search.norms
+        for lr, damping in pairs(method, search)
     ]
     rows = rows_of(planned)
     chosen = [run for run, *others in rows if not others]
@@ -267,7 +247,7 @@ def zoom(axis: Any, curves: Sequence[Curve]) -> None:
 
 
 def _study(
-    help: str, recipe: Recipe, searches: Sequence[Search], fixed: Sequence[Fixed] = (), *,
+    help: str, recipe: Recipe, searches: Searches, fixed: Sequence[Fixed] = (), *,
     steps: int = 400, preset: str = "small", figures: bool = True, pieces: Sequence[Piece] = (),
 ) -> Study:  # fmt: skip
     def arguments(parser: argparse.ArgumentParser) -> None:
@@ -296,11 +276,11 @@ _EQUAL_TIMES = ("", "--time --methods adamw muon whitened-muon-16 whitened-adamw
 STUDIES = {
     "char-lm": _study(
         "optimizers and normalisers on a small language model", Recipe(4.0, options=_TIMES, decides="--seeds 10"),
-        _SMALL, _SMALL_TOO, pieces=[_PIECE],
+        searched("char-lm"), _SMALL_TOO, pieces=[_PIECE],
     ),
     "char-lm-2000": _study(
         "Muon, plain and whitened, for 2,000 steps", Recipe(1.0, options=_TIMES, decides="--seeds 10"),
-        _LONG, steps=2000,
+        searched("char-lm-2000"), steps=2000,
     ),
     "char-lm-equal-time": _study(
         "Muon for as long as whitening takes", Recipe(0.3, options=_EQUAL_TIMES), [], _EQUAL_TIME, figures=False
@@ -308,5 +288,7 @@ STUDIES = {
     "char-lm-rows": _study(
         "whitening by some of the rows", Recipe(0.5, options=("--seeds 5",)), [], _ROWS, figures=False
     ),
-    "char-lm-wrappers": _study("wrappers against norms", Recipe(1.6), _WRAPPERS, _WRAPPERS_TOO, preset="million"),
+    "char-lm-wrappers": _study(
+        "wrappers against norms", Recipe(1.6), searched("char-lm-wrappers"), _WRAPPERS_TOO, preset="million"
+    ),
 }  # fmt: skip

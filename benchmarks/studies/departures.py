@@ -7,11 +7,11 @@ from ..core.study import Recipe, apart
 from ..core.table import Cell, Section, Table, estimate, in_order, machine, spread, welch
 from ..images.departures import DEPARTURES
 from ..images.run import Grid
-from ..methods import METHODS
+from ..methods import METHODS, having
 from .comparison import PAPERS, Presets, grid_study, subject
 
 _GRID: Grid = {
-    **PAPERS, "method": ["none", "batchnorm", "l2norm", "affine-like"], "activation": ["tanh"], "batch_size": 128,
+    **PAPERS, "method": having("departures"), "activation": ["tanh"], "batch_size": 128,
     "departure": [None, *DEPARTURES],
 }  # fmt: skip
 _SMOKE = {"data": "fake", "method": ["affine-like"], "epochs": 1, "seeds": 2}

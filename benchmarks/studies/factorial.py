@@ -31,7 +31,7 @@ from ..images.networks import ACTIVATIONS
 from ..images.optimizers import OPTIMIZERS
 from ..images.run import Grid, ImageRun, add_arguments, expand
 from ..images.train import IMAGES
-from ..methods import METHODS
+from ..methods import METHODS, having
 from .comparison import CNN, CNN_POOL, PAPERS, network
 
 RATES = tuple(float(f"{step}e{power}") for power in range(-5, 3) for step in (1, 3))
@@ -43,10 +43,6 @@ FIRST = {
 DAMPINGS = (0.1, 0.3, 1.0)
 #: The optimizers that every method on the MLP is behind; rivals have others.
 ALL_HAVE = ("sgd", "momentum", "adam", "muon")
-MLP_METHODS = (  # a whole root for 3,072 inputs takes half a second, 2,300 times in a run
-    "none", "batchnorm", "layernorm", "rmsnorm", "l2norm", "affine-like", "l2-patch", "proportional", "batch-ideal",
-    "whitened-16", "input-scaled",
-)  # fmt: skip
 _PROTOCOL = protocol("activation", "method", "optimizer", "lr", "damping", "seeds", "validation", "backend")
 #: What every row is held against, with the same optimizer.
 RIVAL = "batchnorm"
@@ -144,11 +140,11 @@ def _study(help: str, page: str, grid: Grid, *makes: Recipe) -> Study:
 
 
 _CONVOLUTIONS = {
-    "method": ["none", "batchnorm", "layernorm", "whitened-16", "whitened", "input-scaled"],
+    "method": having("cnn-tuned"),
     "optimizer": ["adam", "muon"], "activation": ["leaky-relu"], "batch_size": 128, "epochs": 10, "backend": "loop",
 }  # fmt: skip
-_MLP = {
-    "method": [*MLP_METHODS], "optimizer": [*ALL_HAVE], "activation": PAPERS["activation"], "epochs": 15,
+_MLP = {  # a whole root for 3,072 inputs takes half a second, 2,300 times in a run
+    "method": having("mlp-tuned"), "optimizer": [*ALL_HAVE], "activation": PAPERS["activation"], "epochs": 15,
 }  # fmt: skip
 _MLP_PAGE, _CNN_PAGE = "docs/results/mlp.md", "docs/results/convolutions.md"
 #: With 3,072 inputs a step of SOAP takes a quarter of a second, for the eigenvectors of its covariances.

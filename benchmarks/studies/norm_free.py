@@ -23,7 +23,7 @@ from ..core.study import UNTRIED, Recipe, Sections, Study, named, protocol
 from ..core.table import Cell, Section, Table, against, estimate, exact, grouped, machine, mean_and_error
 from ..core.table import Row as Cells
 from ..language import LANGUAGE, TextRun, dampings, final_validation_loss, lacks, worth
-from ..methods import METHODS
+from ..methods import METHODS, having
 
 #: Deviation of the embeddings: GPT-2's, or one.
 DRAWN: tuple[float | None, ...] = (None, 1.0)
@@ -45,24 +45,20 @@ class Row(NamedTuple):
     embedding_lr: float | None = None  # None is that of the other weights
 
 
-_MUON, _ADAMW = (("muon", "input-scaled-muon", "input-held-muon"), ("adamw", "input-scaled-adamw", "input-held-adamw"))
-_WHITENED = ("whitened-muon", "whitened-adamw", "whitened-muon-16", "whitened-adamw-16")
-#: What else changes a step by the inputs of its layer, or Muon's step; here with the damping it has by itself.
-_RIVALS = ("preconditioned-muon", "preconditioned-adamw", "normuon", "kron", "mars", "soap", "kfac")
 #: Normalisers that have a table of their own: the long runs have the single one before the head.
 _ELSEWHERE = ("affine-like", "head-layernorm")
 #: Rows in the order in which they run; each group is searched and then repeated by all seeds.
 GROUPS: list[list[Row]] = [
     [Row(*row) for row in product(["layernorm"], DRAWN, ["muon", "adamw"])]
-    + [Row(*row) for row in product(["none"], [1.0], [*_MUON, *_ADAMW])],
+    + [Row(*row) for row in product(["none"], [1.0], having("norm-free"))],
     [Row(*row) for row in product(["none"], [None], ["muon", "adamw"])],
     [Row(*row) for row in product(["gains", "skip-init"], [1.0], ["muon", "input-held-muon", "adamw"])],
     [Row(*row) for row in product(["rmsnorm", "dyt", "derf"], DRAWN, ["muon", "adamw"])],
-    [Row(*row) for row in product(["layernorm"], [None], [*_WHITENED, *_RIVALS])]
-    + [Row(*row) for row in product(["none"], [1.0], [*_WHITENED, *_RIVALS])],
-    [Row("none", 1.0, f"input-scaled-{method}") for method in ("soap", "normuon")],
+    [Row(*row) for row in product(["layernorm"], [None], having("norm-free-others"))]
+    + [Row(*row) for row in product(["none"], [1.0], having("norm-free-others"))],
+    [Row("none", 1.0, method) for method in having("norm-free-scaled")],
     [Row(*row) for row in product(["gains", "skip-init"], [None], ["muon", "adamw"])],
-    [Row(*row) for row in product(NORMS, DRAWN, [*_MUON, *_ADAMW]) if row[0] not in _ELSEWHERE],
+    [Row(*row) for row in product(NORMS, DRAWN, having("norm-free")) if row[0] not in _ELSEWHERE],
 ]
 
 

@@ -5,19 +5,18 @@ from functools import partial
 
 from ..core.study import Recipe, Study, at_lengths
 from ..images.run import Grid
-from ..methods import METHODS, PAPERS_OWN
+from ..methods import having
 from .comparison import PAPERS, grid_study, presets
 from .sweep import sweep
 
-_PAPER: Grid = {**PAPERS, "method": [*PAPERS_OWN, "batch-ideal"]}
+_PAPER: Grid = {**PAPERS, "method": [*having("papers"), "batch-ideal"]}
 #: Figs. 2, 3 and 5: one and three hidden layers of four widths.
 _WIDTHS: Grid = {**_PAPER, "hidden": [(width,) * layers for layers in (1, 3) for width in (16, 32, 64, 128)]}
 #: Fig. 4 does not say how many hidden layers it has: two, as Table 1.
 _ALL_WIDTHS: Grid = {**_PAPER, "hidden": [(2**power,) * 2 for power in range(9)]}
 _DEPTHS: Grid = {**_PAPER, "hidden": [(32,) * layers for layers in (2, 5, 10)]}
-_FORMS = [name for name in METHODS if name.startswith(("affine-like-", "norm-like-"))]
-_PROPORTIONS: Grid = {**PAPERS, "method": ["none", "l2norm", "affine-like", *_FORMS]}
-_ELEMENTWISE: Grid = {**PAPERS, "method": ["none", "layernorm", "rmsnorm", "dyt", "dyt-sqrt-d", "dyisru"]}
+_PROPORTIONS: Grid = {**PAPERS, "method": having("proportions")}
+_ELEMENTWISE: Grid = {**PAPERS, "method": having("elementwise")}
 
 #: Appendix D.3 names what unit-consistent steps should be robust to. Every method has the rates around the best that
 #: the sweep found for it; LayerNorm, which is not in the sweep, has those of the plain network. What is compared is

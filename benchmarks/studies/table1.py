@@ -14,7 +14,7 @@ from ..core.study import Piece, Sections, at_lengths, named, protocol
 from ..core.table import Cell, Row, Section, Table, estimate, grouped, in_order
 from ..images.networks import ACTIVATIONS
 from ..images.run import Grid, expand
-from ..methods import DEFAULT, METHODS
+from ..methods import METHODS
 from .comparison import PAPERS, grid_study, presets, subject
 
 #: Bird 2025, Table 1: (mean accuracy over batch sizes, its error, slope, its error), after 100 epochs. The BatchNorm
@@ -148,7 +148,7 @@ def draw(results: list[Result], title: str, path: Path) -> None:
 
 _PROTOCOL = protocol("method", "activation", "batch_size", "backend")
 #: From the largest batch on, which is the soonest done.
-_PAPER: Grid = {**PAPERS, "method": DEFAULT, "batch_size": SIZES[::-1]}
+_PAPER: Grid = {**PAPERS, "batch_size": SIZES[::-1]}
 _SMOKE = {"method": ["none", "affine-like"], "data": "digits", "epochs": 1, "seeds": 2}
 PRESETS = {**presets(_PAPER, reduced={"epochs": 20, "seeds": 3}), "smoke": [{**_PAPER, **_SMOKE}]}
 

@@ -19,7 +19,7 @@ from ..core.table import Cell, Row, Section, Table, exact, in_order, mean_and_er
 from ..images.networks import ACTIVATIONS
 from ..images.run import Grid, ImageRun, add_arguments, expand
 from ..images.train import IMAGES
-from ..methods import METHODS
+from ..methods import METHODS, having
 from .comparison import PAPERS, accuracy, grid_study, network
 from .sweep import sweep
 
@@ -71,11 +71,9 @@ Run = Callable[[argparse.Namespace, Store], None]
 Report = Callable[[Store, str, Path], Sections]
 
 _ALL = {"schedule": "cosine", "data": "cifar10"}
-#: Both sides of the question, and the plain network.
-_METHODS = ["none", "layernorm", "l2norm", "affine-like", "proportional", "batch-ideal"]
-_RATES = {**_ALL, "method": _METHODS, "activation": PAPERS["activation"], "optimizer": ["adam", "sgd"]}
+_RATES = {**_ALL, "method": having("cifar10-tuned"), "activation": PAPERS["activation"], "optimizer": ["adam", "sgd"]}
 _TANH = {**_ALL, "activation": "tanh"}
-_DIGITS = {**_RATES, "data": "digits", "method": ["none", "layernorm", "affine-like", "batch-ideal", "whitened"]}
+_DIGITS = {**_RATES, "data": "digits", "method": having("digits-tuned")}
 #: Around these rates, of a search of four epochs, and at these lengths.
 _TRIALS = {
     ("batch-ideal", "sgd", 10.0): [15, 30],
