@@ -14,11 +14,11 @@ from examples.gpt import NORM_LABELS, NORMS, WARM_UP
 
 from .. import language
 from ..core.figure import band, panels
-from ..core.ladder import best_of
 from ..core.progress import measure, run_all
 from ..core.store import Result, Store, setting
 from ..core.study import Piece, Recipe, Sections, Study, named, protocol
 from ..core.table import Cell, Row, Section, Table, estimate, exact, grouped, machine
+from ..core.tune import choose, grid
 from ..language import LANGUAGE, TextRun, dampings, final_validation_loss, lacks, worth
 from ..methods import METHODS, Search
 
@@ -91,7 +91,7 @@ def _run(options: argparse.Namespace, store: Store, searches: Searches, fixed: S
     rows = rows_of(planned)
     chosen = [run for run, *others in rows if not others]
     if len(chosen) < len(rows):
-        chosen = best_of(rows, LANGUAGE, store, worth, download=options.download)
+        chosen = choose(list(map(grid, rows)), LANGUAGE, store, download=options.download)
     for method, norm, lr, steps in fixed:
         (damping,) = dampings(method, [1.0])
         chosen.append(replace(like, method=method, norm=norm, lr=lr, damping=damping, steps=steps))

@@ -22,7 +22,7 @@ from ..core.progress import Kind, add_progress_arguments, run_all
 from ..core.store import Store
 from ..core.study import Recipe, Sections, Study
 from ..core.table import estimate
-from ..core.tune import tune
+from ..core.tune import around, choose
 from ..fields.report import Look, sections
 from ..fields.run import NORMS, FieldRun, Problem, final_error, normalised, results
 from ..methods import METHODS
@@ -257,9 +257,8 @@ def _run(options: argparse.Namespace, store: Store) -> None:
         # The settings of larger crops are those of the smaller ones, whose trials take a sixteenth of the time.
         small = replace(like, size=64, steps=options.steps or 500)
         for arm in arms:
-            (chosen,) = tune(
-                [first_trial(small, arm)], COORDINATES, store, psnr_loss, trials=options.trials, each=_each
-            )
+            search = around(first_trial(small, arm), options.trials)
+            (chosen,) = choose([search], COORDINATES, store, psnr_loss, each=_each)
             chosen = replace(chosen, size=size, steps=like.steps)
             shown = range(len(TUNED_ON), len(TUNED_ON) + min(options.crops or crops, crops))
             run_all([replace(chosen, crop=crop, seed=crop) for crop in shown], COORDINATES, store)

@@ -10,7 +10,6 @@ from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
-from ..core.ladder import Ladder, climb
 from ..core.progress import run_all
 from ..core.store import Result, Store, setting
 from ..core.study import Recipe, Sections, Study, named, protocol
@@ -27,6 +26,7 @@ from ..core.table import (
     machine,
     mean_and_error,
 )
+from ..core.tune import choose, ladder
 from ..images.networks import ACTIVATIONS
 from ..images.optimizers import OPTIMIZERS
 from ..images.run import Grid, ImageRun, add_arguments, expand
@@ -46,11 +46,6 @@ ALL_HAVE = ("sgd", "momentum", "adam", "muon")
 _PROTOCOL = protocol("activation", "method", "optimizer", "lr", "damping", "seeds", "validation", "backend")
 #: What every row is held against, with the same optimizer.
 RIVAL = "batchnorm"
-
-
-def ladder(run: ImageRun) -> Ladder:
-    """Where a run's rate is looked for."""
-    return Ladder(RATES, FIRST[run.optimizer])
 
 
 def trials(run: ImageRun) -> list[ImageRun]:
@@ -124,8 +119,8 @@ def _study(help: str, page: str, grid: Grid, *makes: Recipe) -> Study:
 
     def run(options: argparse.Namespace, store: Store) -> None:
         final = expand([grid], vars(options))
-        chosen = climb([trials(each) for each in final], ladder, IMAGES, store, lambda accuracy: -accuracy,
-                       download=options.download)  # fmt: skip
+        searches = [ladder(trials(each), RATES, FIRST[each.optimizer]) for each in final]
+        chosen = choose(searches, IMAGES, store, lambda accuracy: -accuracy, download=options.download)
         own = [
             replace(best, seeds=tuple(range(1, len(each.seeds) + 1)), validation=False)
             for best, each in zip(chosen, final, strict=True)

@@ -16,21 +16,22 @@ from typing import NamedTuple
 from examples.gpt import NORM_LABELS, NORMS
 
 from .. import language
-from ..core.ladder import Ladder, climb
 from ..core.progress import run_all
 from ..core.store import Result, Store
 from ..core.study import UNTRIED, Recipe, Sections, Study, named, protocol
 from ..core.table import Cell, Section, Table, against, estimate, exact, grouped, machine, mean_and_error
 from ..core.table import Row as Cells
+from ..core.tune import choose, ladder
 from ..language import LANGUAGE, TextRun, dampings, final_validation_loss, lacks, worth
 from ..methods import METHODS, having
 
 #: Deviation of the embeddings: GPT-2's, or one.
 DRAWN: tuple[float | None, ...] = (None, 1.0)
 
-
-COARSE = Ladder((3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 3e-1), (3e-3, 1e-2, 3e-2))
-FINE = Ladder((5e-4, 1e-3, 2e-3, 3e-3, 5e-3, 7e-3, 1e-2, 2e-2, 3e-2), (2e-3, 3e-3, 5e-3, 7e-3, 1e-2, 2e-2))
+#: Rates, ascending, and those that a search begins with.
+Rates = tuple[tuple[float, ...], tuple[float, ...]]
+COARSE: Rates = ((3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 3e-1), (3e-3, 1e-2, 3e-2))
+FINE: Rates = ((5e-4, 1e-3, 2e-3, 3e-3, 5e-3, 7e-3, 1e-2, 2e-2, 3e-2), (2e-3, 3e-3, 5e-3, 7e-3, 1e-2, 2e-2))
 _PROTOCOL = protocol("norm", "embedding_deviation", "embedding_lr", "method", "lr", "damping", "seed")
 #: The normalised network that every row is held against, behind the same kind of optimizer.
 TWIN = "layernorm"
@@ -62,9 +63,9 @@ GROUPS: list[list[Row]] = [
 ]
 
 
-def search(rows: Sequence[Row], run: TextRun, ladder: Ladder, store: Store, download: bool = False) -> list[TextRun]:
+def search(rows: Sequence[Row], run: TextRun, rates: Rates, store: Store, download: bool = False) -> list[TextRun]:
     """For each row, the run of the lowest validation loss, after as many rates as it takes for it to be no edge."""
-    return climb([[_of(row, run)] for row in rows], lambda _: ladder, LANGUAGE, store, worth, download=download)
+    return choose([ladder([_of(row, run)], *rates) for row in rows], LANGUAGE, store, download=download)
 
 
 def _of(row: Row, run: TextRun) -> TextRun:
@@ -156,7 +157,7 @@ def _caption(results: list[Result], tried: Iterable[Sequence[float]]) -> str:
 
 
 def _study(
-    help: str, hours: float, groups: Sequence[Sequence[Row]], ladder: Ladder, *,
+    help: str, hours: float, groups: Sequence[Sequence[Row]], rates: Rates, *,
     steps: int = 400, preset: str = "small", weight_decay: float = 0.0, clip: float | None = None, smoke: str = UNTRIED,
 ) -> Study:  # fmt: skip
     def run(options: argparse.Namespace, store: Store) -> None:
@@ -164,7 +165,7 @@ def _study(
         for group in groups[: options.groups]:
             rows = [row for row in dict.fromkeys(group) if row not in done and lacks(row.method) is None]
             done.update(rows)
-            chosen = search(rows, like, ladder, store, options.download)
+            chosen = search(rows, like, rates, store, options.download)
             seeds = range(1, options.seeds + 1)
             run_all([replace(best, seed=seed) for seed in seeds for best in chosen], LANGUAGE, store)
 

@@ -23,7 +23,7 @@ from ..core.progress import Kind, add_progress_arguments, run_all
 from ..core.store import Store
 from ..core.study import Recipe, Sections, Study
 from ..core.table import Cell
-from ..core.tune import tune
+from ..core.tune import around, choose
 from ..fields.report import Look, sections
 from ..fields.run import FieldRun, Problem, final_error, results
 from ..methods import METHODS
@@ -274,9 +274,8 @@ def _run(options: argparse.Namespace, store: Store) -> None:
             like = EquationRun("", "none", equation=equation, **limit(searched, 0.5))
             own: dict[str, Any] = {"optimizer": optimizer, "method": method, "every": every, "rows": rows}
             own["damping"] = DAMPING if METHODS[method].damped else None
-            (chosen,) = tune(
-                [replace(like, lr=STARTS[optimizer], **own)], PINNS, store, math.log, trials=options.trials
-            )
+            first = replace(like, lr=STARTS[optimizer], **own)
+            (chosen,) = choose([around(first, options.trials)], PINNS, store, math.log)
             seeds = range(1, options.seeds + 1)
             run_all([replace(chosen, points=points, seed=seed, **limit(whole)) for seed in seeds], PINNS, store)
 

@@ -23,7 +23,7 @@ from ..core.progress import Kind, add_progress_arguments, run_all
 from ..core.store import Result, Store
 from ..core.study import Recipe, Sections, Study
 from ..core.table import Cell, Row, Section, Table, grouped, machine
-from ..core.tune import tune
+from ..core.tune import around, choose
 from ..fields.report import arm, compared
 from ..fields.run import FieldRun, Problem, final_error, label, normalised, results
 from ..methods import METHODS
@@ -179,7 +179,7 @@ def _run(options: argparse.Namespace, store: Store) -> None:
         for norm, optimizer, method in ARMS:
             damping = 0.1 if METHODS[method].damped else None
             first = replace(like, norm=norm, optimizer=optimizer, method=method, lr=STARTS[optimizer], damping=damping)
-            (chosen,) = tune([first], TABULAR, store, math.log, trials=options.trials)
+            (chosen,) = choose([around(first, options.trials)], TABULAR, store, math.log)
             seeds = range(1, options.seeds + 1)
             run_all([replace(chosen, seed=seed, held_out=None) for seed in seeds], TABULAR, store)
 

@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 
-from ..core.ladder import best_of
 from ..core.progress import run_all
 from ..core.store import Result, Store, setting
 from ..core.study import UNTRIED, Recipe, Sections, Study, named, protocol
 from ..core.table import Cell, Row, Section, Table, exact, in_order, mean_and_error
+from ..core.tune import choose, grid
 from ..images.networks import ACTIVATIONS
 from ..images.run import Grid, ImageRun, add_arguments, expand
 from ..images.train import IMAGES
@@ -95,7 +95,8 @@ def _best(
     final: Sequence[ImageRun], tried: list[list[ImageRun]], part: str, options: argparse.Namespace, store: Store
 ) -> list[ImageRun]:
     """Every run at the settings of its trials that reached the highest validation accuracy."""
-    best = best_of(tried, IMAGES, store, lambda accuracy: -accuracy, part=part, download=options.download)
+    searches = list(map(grid, tried))
+    best = choose(searches, IMAGES, store, lambda accuracy: -accuracy, part=part, download=options.download)
     settings = [{name: getattr(trial, name) for name in ("lr", "weight_decay", "damping")} for trial in best]
     return [replace(run, **own) for run, own in zip(final, settings, strict=True)]
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from scipy import stats
 
-from benchmarks.core import ladder
+from benchmarks.core import tune
 from benchmarks.core.store import Store
 from benchmarks.language import TextRun, Trainer, build_model, build_optimizers, train
 from benchmarks.studies.norm_free import COARSE, Row, report, search
@@ -33,11 +33,11 @@ def test_search_goes_on_until_the_best_rate_is_no_edge(best, tmp_path, monkeypat
                 about = {"settings": run.settings(), "environment": {"host": ""}}
                 store.add(run.key(part), {"part": part, "score": loss, **about})
 
-    monkeypatch.setattr(ladder, "run_all", run_all)
+    monkeypatch.setattr(tune, "run_all", run_all)
     (chosen,) = search([Row("none", 1.0, "muon")], RUN, COARSE, Store(tmp_path / "results.jsonl", "norm-free"))
     assert (chosen.lr, chosen.norm, chosen.embedding_deviation, chosen.method) == (best, "none", 1.0, "muon")
-    place = COARSE.rates.index(best)
-    assert {3e-3, 1e-2, 3e-2, *COARSE.rates[max(0, place - 1) : place + 2]} <= set(tried)
+    place = COARSE[0].index(best)
+    assert {3e-3, 1e-2, 3e-2, *COARSE[0][max(0, place - 1) : place + 2]} <= set(tried)
     assert len(tried) == len(set(tried))
 
 
@@ -48,7 +48,7 @@ def test_diverged_runs_are_never_chosen(tmp_path, monkeypatch):
             about = {"settings": run.settings(), "environment": {"host": ""}}
             store.add(run.key(part), {"part": part, "score": score, **about})
 
-    monkeypatch.setattr(ladder, "run_all", run_all)
+    monkeypatch.setattr(tune, "run_all", run_all)
     (chosen,) = search([Row("none", 1.0, "muon")], RUN, COARSE, Store(tmp_path / "results.jsonl", "norm-free"))
     assert chosen.lr == 3e-3
 

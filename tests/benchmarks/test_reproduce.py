@@ -13,7 +13,7 @@ from benchmarks.studies import RECIPES
 from .test_report import RESULTS
 
 #: Of which runs are still being made, or which measure time, again whenever they are asked to.
-OPEN = {"coordinates", "poisson", "table1", "norm-free", "norm-free-2000", "norm-free-deep", "speed"}
+OPEN = {"coordinates", "poisson", "speed"}
 COMMITTED = sorted(path.stem for path in RESULTS.glob("*.jsonl"))
 
 
