@@ -10,7 +10,7 @@ from scipy.stats import combine_pvalues, ttest_ind
 from ..core.claims import Finding, Judge, Sample, Stores, best, every, later, runs, tested
 from ..core.store import Result, setting
 from ..core.table import grouped
-from ..language import final_validation_loss, worth
+from ..language.train import final_validation_loss, worth
 from ..methods import METHODS
 from ..studies import isometry_training, mechanism
 from ..studies.char_lm import best_rows

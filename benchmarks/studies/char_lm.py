@@ -12,14 +12,16 @@ from typing import Any
 
 from examples.gpt import NORM_LABELS, NORMS, WARM_UP
 
-from .. import language
 from ..core.figure import band, panels
 from ..core.progress import measure, run_all
 from ..core.store import Result, Store, setting
 from ..core.study import Piece, Recipe, Sections, Study, named, protocol
 from ..core.table import Cell, Row, Section, Table, estimate, exact, grouped, machine
 from ..core.tune import choose, grid
-from ..language import LANGUAGE, TextRun, dampings, final_validation_loss, lacks, worth
+from ..language.optimizers import REST_LR, dampings, lacks
+from ..language.run import SMOKE, TextRun, add_arguments, described
+from ..language.train import LANGUAGE, VALIDATION_WINDOWS, final_validation_loss, step_times, worth
+from ..language.train import title as language_title
 from ..methods import METHODS, Search
 
 #: Steps or times, and losses.
@@ -70,12 +72,12 @@ def _run(options: argparse.Namespace, store: Store, searches: Searches, fixed: S
     """
     if options.seeds < 1:
         raise ValueError(f"seeds is {options.seeds}; a run needs at least one.")
-    like = language.described(options)
+    like = described(options)
     if options.time:
         known = [name for name, method in METHODS.items() if method.applies == "language" and lacks(name) is None]
         about = {"part": "time", "preset": options.preset, "device": options.device}
         key, methods = f"time of {options.preset} on {options.device}", options.methods or known
-        measure(store, {key: lambda: about | language.step_times(methods, like)}, again=True)
+        measure(store, {key: lambda: about | step_times(methods, like)}, again=True)
         return
     if options.methods:
         own = Search("", tuple(options.norms), tuple(options.lr), tuple(options.damping))
@@ -105,7 +107,7 @@ def report(store: Store, name: str, folder: Path, figures: bool = True) -> Secti
     groups = named(name, store.read(), _PROTOCOL)
     for own, group in groups.items():
         tried = [result for result in store.read("search") if _PROTOCOL(result) == _PROTOCOL(group[0])]
-        title, time = language.title(group[0]), timed.get(setting("preset", "device")(group[0]))
+        title, time = language_title(group[0]), timed.get(setting("preset", "device")(group[0]))
         if figures:
             _figure(group, title, {}, folder / f"{own}-steps.png")
         if figures and time:
@@ -177,9 +179,9 @@ def _caption(results: list[Result], tried: list[Result], time: Result | None) ->
         )
     return (
         f"Cross entropy in nats per character, mean ± standard error over {seeds} seed(s): on "
-        f"the last tenth of the text (test) and on at most {language.VALIDATION_WINDOWS} windows of the tenth before "
+        f"the last tenth of the text (test) and on at most {VALIDATION_WINDOWS} windows of the tenth before "
         f"it (validation). {chosen}Rates rise over {WARM_UP:.0%} of the steps, then fall to 0 by a cosine "
-        f"(schedule-free: stay). Muon's embeddings, head, norms and biases are AdamW's, at {language.REST_LR:g}. "
+        f"(schedule-free: stay). Muon's embeddings, head, norms and biases are AdamW's, at {REST_LR:g}. "
         f"Weight decay {settings['weight_decay']:g}. {timed}{machine(environment, settings['device'])}"
     )
 
@@ -258,11 +260,11 @@ def _study(
         parser.add_argument("--steps", nargs="+", type=int, default=[steps], help="lengths of the runs")
         parser.add_argument("--seeds", type=int, default=3, help="how many; seed k is k")
         parser.add_argument("--time", action="store_true", help="train nothing; time the methods' steps in turn")
-        language.add_arguments(parser, preset)
+        add_arguments(parser, preset)
 
     draws = partial(report, figures=figures)
     entry: dict[str, Any] = {"makes": [recipe], "data": "text", "page": "docs/results/language-model.md"}
-    entry |= {"smoke": f"--methods adamw --norms none {language.SMOKE}", "pieces": pieces}
+    entry |= {"smoke": f"--methods adamw --norms none {SMOKE}", "pieces": pieces}
     return Study(help, lambda options, store: _run(options, store, searches, fixed), draws, arguments, **entry)
 
 

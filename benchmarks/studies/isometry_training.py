@@ -1,7 +1,6 @@
 """Isometry of every layer before and after training, and how fast networks of several activations and depths train."""
 
 import argparse
-import math
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -31,8 +30,6 @@ PRESETS: dict[str, dict[str, Any]] = {
     "reduced": {"layers": [10], "seeds": 1, "steps": 194, "width": 1000},
     "smoke": {"layers": [2], "seeds": 1, "steps": 4, "width": 32, "data": "digits"},
 }
-#: Fig. B.4: widths of the hidden layers.
-WIDTHS = [[1000] * 5, [512, 1024, 2048, 4096, 8192], [8192, 4096, 2048, 1024, 512], [1024, 2048, 1024, 2048, 1024]]
 #: Batches that isometry is averaged over, and steps of training over which a loss is.
 MEASURED, WINDOW = 2, 20
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
@@ -270,49 +267,11 @@ def _run(options: argparse.Namespace, store: Store) -> None:
     measure(store, wanted)
 
 
-def _widths(options: argparse.Namespace, store: Store) -> None:
-    def measured(widths: list[int]) -> Result:
-        return {"widths": widths, **train("tanh", options.data, 0, widths, samples=256, download=options.download)}
-
-    measure(store, {f"{widths}, {public_name(options.data)}": partial(measured, widths) for widths in WIDTHS})
-
-
-def _report_widths(store: Store, name: str, folder: Path) -> Sections:
-    """A table of every data set."""
-    return {own: _widths_table(results) for own, results in named(name, store.read(), setting("data")).items()}
-
-
-def _widths_table(results: list[Result]) -> Section:
-    """Gap behind every norm, a row for each choice of widths."""
-    rows = list[Row]()
-    for result in results:
-        norms = [layer["isometry"] for layer in result["isometry"]["start"] if layer["path"].startswith("norm")]
-        rows.append([", ".join(map(str, result["widths"])), *(exact(-math.log(isometry), ".3f") for isometry in norms)])
-    header = ["widths", *(f"norm {number}" for number in range(len(rows[0]) - 1))]
-    data = results[0]["settings"]["data"]
-    caption = (
-        f"{DATA_LABELS.get(data, data)}, tanh, at initialisation: isometry gap of "
-        f"{results[0]['samples']} samples behind every norm, one seed (Fig. B.4). "
-        f"torch {results[0]['environment']['torch']}."
-    )
-    return Section([Table(header, rows), caption])
-
-
-def _widths_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--data", default="cifar10", help=f"{', '.join(DATA)}; imagefolder as imagefolder:PATH")
-    parser.add_argument("--download", action="store_true", help="let torchvision fetch CIFAR-10 into ./data")
-
-
 _HELP = "isometry of trained networks, layer by layer, and convergence: Figs. 2, 7, B.6"
-_WIDTHS_HELP = "isometry by layer for several widths, Fig. B.4"
-_PAGE = "docs/results/isometry.md"
 STUDIES = {
     "isometry-training": Study(
-        _HELP, _run, report, _arguments, data="images", page=_PAGE,
+        _HELP, _run, report, _arguments, data="images", page="docs/results/isometry.md",
         makes=[Recipe(0.4, options=("--preset reduced",)), *at_lengths("isometry-fig7", 14, 0.4, decides="")],
         smoke="--data digits --activations tanh --steps 2 --width 8",
-    ),
-    "isometry-widths": Study(
-        _WIDTHS_HELP, _widths, _report_widths, _widths_arguments, makes=[Recipe(0.02)], data="images", page=_PAGE
     ),
 }  # fmt: skip

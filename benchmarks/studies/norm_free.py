@@ -15,14 +15,15 @@ from typing import NamedTuple
 
 from examples.gpt import NORM_LABELS, NORMS
 
-from .. import language
 from ..core.progress import run_all
 from ..core.store import Result, Store
 from ..core.study import UNTRIED, Recipe, Sections, Study, named, protocol
 from ..core.table import Cell, Section, Table, against, estimate, exact, grouped, machine, mean_and_error
 from ..core.table import Row as Cells
 from ..core.tune import choose, ladder
-from ..language import LANGUAGE, TextRun, dampings, final_validation_loss, lacks, worth
+from ..language.optimizers import dampings, lacks
+from ..language.run import SMOKE, TextRun, add_arguments, described
+from ..language.train import LANGUAGE, final_validation_loss, title, worth
 from ..methods import METHODS, having
 
 #: Deviation of the embeddings: GPT-2's, or one.
@@ -147,7 +148,7 @@ def _caption(results: list[Result], tried: Iterable[Sequence[float]]) -> str:
     seeds = sorted({result["settings"]["seed"] for result in results})
     length = f"{settings['steps']} steps, weight decay {settings['weight_decay']:g}"
     return (
-        f"{language.title(results[0])}, {length}, {gradients}. "
+        f"{title(results[0])}, {length}, {gradients}. "
         f"Cross entropy in nats per character, mean ± standard error over seeds {seeds[0]} to {seeds[-1]}. "
         f"Rates are the best of {counts} by the validation loss of seed 0, which is not among them; "
         "* is an edge of what was tried. Differences are to LayerNorm with the same optimizer without "
@@ -161,7 +162,7 @@ def _study(
     steps: int = 400, preset: str = "small", weight_decay: float = 0.0, clip: float | None = None, smoke: str = UNTRIED,
 ) -> Study:  # fmt: skip
     def run(options: argparse.Namespace, store: Store) -> None:
-        like, done = language.described(options, steps=options.steps, clip=options.clip), set[Row]()
+        like, done = described(options, steps=options.steps, clip=options.clip), set[Row]()
         for group in groups[: options.groups]:
             rows = [row for row in dict.fromkeys(group) if row not in done and lacks(row.method) is None]
             done.update(rows)
@@ -174,7 +175,7 @@ def _study(
         parser.add_argument("--steps", type=int, default=steps, help="length of the runs")
         parser.add_argument("--seeds", type=int, default=5, help="how many beside 0, which chooses the rate")
         parser.add_argument("--clip", type=float, default=clip, help="what the norm of all gradients is cut to")
-        language.add_arguments(parser, preset, weight_decay)
+        add_arguments(parser, preset, weight_decay)
 
     makes = [Recipe(hours, decides="--seeds 10")]
     page = "docs/results/language-model.md"
@@ -192,7 +193,7 @@ _LONG = [[_LAYERNORM, _HELD], *_FASTER, *_HEAD]
 STUDIES = {
     "norm-free": _study(
         "a language model without normalisers, by InputScaled", 11.0, GROUPS, COARSE,
-        smoke=f"--groups 1 {language.SMOKE}",
+        smoke=f"--groups 1 {SMOKE}",
     ),
     # Clipping and decay cost LayerNorm nothing, and the other one gains by them.
     "norm-free-2000": _study("the same for 2,000 steps", 9.0, _LONG, FINE, steps=2000, weight_decay=0.1, clip=1.0),

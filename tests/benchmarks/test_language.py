@@ -10,19 +10,10 @@ import torch
 from torch import nn
 
 from adiv_optim.layers import AffineLikeLinear
-from benchmarks import language
-from benchmarks.language import (
-    PACKAGES,
-    TextRun,
-    Trainer,
-    batches,
-    build_model,
-    build_optimizers,
-    dampings,
-    lacks,
-    matrices,
-    train,
-)
+from benchmarks.language import optimizers
+from benchmarks.language.optimizers import PACKAGES, build_optimizers, dampings, lacks, matrices
+from benchmarks.language.run import TextRun
+from benchmarks.language.train import Trainer, batches, build_model, train
 from benchmarks.methods import METHODS
 from examples import gpt as text
 from examples.gpt import GPT, NORMS, PRESETS, all_windows, rate_factor
@@ -227,7 +218,7 @@ def test_schedule_free_is_measured_at_its_average(sample):
 
 
 def test_missing_package_is_named(monkeypatch, sample):
-    monkeypatch.setattr(language, "find_spec", lambda name: None)
+    monkeypatch.setattr(optimizers, "find_spec", lambda name: None)
     with pytest.raises(
         ValueError, match=r"method 'soap' needs the package pytorch_optimizer; pip install '\.\[peers\]'"
     ):

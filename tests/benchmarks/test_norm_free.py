@@ -8,7 +8,9 @@ from scipy import stats
 
 from benchmarks.core import tune
 from benchmarks.core.store import Store
-from benchmarks.language import TextRun, Trainer, build_model, build_optimizers, train
+from benchmarks.language.optimizers import build_optimizers
+from benchmarks.language.run import TextRun
+from benchmarks.language.train import Trainer, build_model, train
 from benchmarks.studies.norm_free import COARSE, Row, report, search
 from examples import gpt as text
 
