@@ -11,9 +11,13 @@ from . import reproduce
 from .core.progress import summary_writer
 from .core.run import check_device
 from .core.store import Store
-from .core.study import insert, report, show
+from .core.study import insert, report, show, shown, write_tables
+from .digests import DIGESTS
 from .methods import added
-from .studies import DIGESTS, STUDIES
+from .studies import STUDIES
+
+#: Of the tables that pages link to, from the root of a clone.
+TABLES = Path("docs/results/tables")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -54,7 +58,10 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("--name", default=name, help="of the file of results and of the table")
     what = "tables and figures from result files"
     reporting = commands.add_parser("report", help=what, description=what, formatter_class=_Help)
-    reporting.add_argument("--pages", nargs="+", type=Path, default=[], help="also fill these pages' results sections")
+    pages = "also fill the results sections of these pages, or of all that show any, if none is named"
+    reporting.add_argument("--pages", nargs="*", type=Path, help=pages)
+    where = f"folder of the whole tables as CSV; {TABLES} with --pages, else beside the results"
+    reporting.add_argument("--tables", type=Path, help=where)
     reporting.add_argument("--figures", type=Path, help="folder of the figures; beside the results by default")
     reproduce.arguments(commands.add_parser("reproduce", help="make files of results from nothing, by their names"))
     for command in commands.choices.values():
@@ -70,7 +77,10 @@ def _run(options: argparse.Namespace) -> int:
         paths, figures = sorted(options.out.glob("*.jsonl"), key=lambda path: path.stem), options.figures or options.out
         sections = report(paths, STUDIES, DIGESTS, figures)
         show(sections, figures)
-        filled = {page: insert(page, sections) for page in options.pages}  # all of them, or none
+        tables = options.tables or (options.out if options.pages is None else TABLES)
+        pages = shown(STUDIES, DIGESTS) if options.pages == [] else options.pages or []
+        filled = {page: insert(page, sections, tables) for page in pages}  # all of them, or none
+        write_tables(sections, tables)
         for page, text in filled.items():
             page.write_text(text)
         return 0

@@ -18,44 +18,17 @@ from typing import Any
 import torch
 from torchvision.utils import save_image
 
+from benchmarks.core.study import UNTRIED
+from benchmarks.studies import STUDIES
+
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = ["README.md", "benchmarks/README.md"]
-IMAGES = "--activations tanh --epochs 1 --seeds 1 --batch-size 8"
-TEXT = "--preset tiny --steps 2 --seeds 1"
-TUNED = "--methods none --optimizers sgd --activations tanh --epochs 1 --seeds 1 --search-epochs 1"
-CHARACTERS = f"--methods adamw --norms none {TEXT}"
-#: Study → options, behind those that a page gives it. A measurement that has none for its size says what it can do.
-SMOKE = {
-    **dict.fromkeys(["digits", "compare", "cifar10"], f"--methods none {IMAGES}"),
-    **dict.fromkeys(["cnn-pool", "cnn", "uc-sweep"], f"--methods none --lr 0.1 {IMAGES}"),
-    "uc-rescaled": f"--methods none --lr 0.1 --rescaled 0.5 {IMAGES}",
-    "table1": "--methods none --activations tanh --batch-size 8 --preset smoke",
-    "cifar10-tuned": TUNED,
-    "digits-tuned": f"{TUNED} --trials 1",
-    "cifar10-trials": "--seeds 1 --trials 1",
-    "cifar10-long": "--seeds 1",
-    **dict.fromkeys(["char-lm", "char-lm-2000", "char-lm-equal-time", "char-lm-rows", "char-lm-wrappers"], CHARACTERS),
-    "norm-free": f"--groups 1 {TEXT}",
-    "coordinates": "--network siren --trials 1 --crops 1 --steps 1",
-    "poisson": "--equation heat --trials 1 --seeds 1 --steps 1",
-    "tabular": "--trials 1 --seeds 1 --steps 1",
-    "normalisers-plane": "",
-    "isometry-training": "--data digits --activations tanh --steps 2 --width 8",
-    **dict.fromkeys(["divergence", "isometry-depth", "speed"], "--help"),
-    "gpu": "--device cpu --minutes 4 --text text.txt",
-    "reproduce": "--list",
-}
-#: Study → its data, where it has none by itself that are small.
-DATA = {
-    **dict.fromkeys(SMOKE, "--data imagefolder:PATH/cifar10-jpeg --device cpu"),
-    **dict.fromkeys([study for study in SMOKE if study.startswith(("char-lm", "norm-free"))], "--data text.txt"),
-    **dict.fromkeys(["coordinates", "poisson", "tabular", "digits", "digits-tuned"], ""),
-    **dict.fromkeys(["normalisers-plane", "isometry-training"], ""),
-}
+#: Command → options, behind those that a page gives it; a measurement that has none for its size says what it can do.
+SMOKE = {**{name: study.smoke for name, study in STUDIES.items()}, "reproduce": "--list"}
+#: What a study is made of → its option, small.
+DATA = {"images": "--data imagefolder:PATH/cifar10-jpeg", "text": "--data text.txt", "": ""}
 #: All that trains or draws.
-STUDIES = [
-    study for study, options in SMOKE.items() if options not in ("--help", "--list") and study not in ("compare", "gpu")
-]
+TRIED = [name for name, study in STUDIES.items() if study.smoke != UNTRIED and study.makes]
 PYTHON = r"""#!/usr/bin/env bash
 case "$2 $3" in
     {cases}
@@ -137,15 +110,16 @@ def check(*, editable: bool, results: bool) -> None:
         *others, committed = [block for page in PAGES for block in blocks(clone / page)]
         for block in [committed] if results else others:
             run(block, clone, environment)
-        for study in STUDIES if results else ():
-            run(f"python -m benchmarks {study} {DATA[study]} --out benchmarks/results", clone, environment)
+        for name in TRIED if results else ():
+            data_option = DATA[STUDIES[name].data]
+            run(f"python -m benchmarks {name} {data_option} --out benchmarks/results", clone, environment)
         if editable:
             # Type checkers read paths in .pth files, and no import hooks.
             assert any(str(clone) in path.read_text().splitlines() for path in folder.glob("environment/**/*.pth"))
         if results:
             changed = subprocess.run(["git", "status", "--short", "*.md"], cwd=clone, capture_output=True, text=True)
             assert not changed.stdout, f"report changes {changed.stdout}; run it and commit what it writes."
-            assert set(STUDIES) == {path.stem for path in (clone / "smoke").glob("*.jsonl")}
+            assert set(TRIED) == {path.stem for path in (clone / "smoke").glob("*.jsonl")}
 
 
 def main() -> int:

@@ -1,13 +1,13 @@
 """Claims, judged by the committed results: a verdict, the figures, n and p, by scipy's tests."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Concatenate, NamedTuple, ParamSpec, TypeVar
 
 from scipy.stats import ttest_ind
 
 from .store import Result, Store
-from .table import markdown, mean_and_error, plus_minus, welch
+from .table import Row, mean_and_error, plus_minus, welch
 
 Stores = Mapping[str, Store]
 #: Stores → what every seed reached; a run that is not there is a LookupError.
@@ -49,8 +49,8 @@ class Claim(NamedTuple):
     text: str
     files: str  # of results that it is judged by
     judge: Judge
-    page: str = ""  # of the results, that shows it as well
     hint: Judge | None = None  # what shorter runs say meanwhile; it decides nothing
+    command: str = ""  # that would decide it, where no recipe makes its files
 
     def found(self, stores: Stores) -> Finding:
         """The verdict; undecided where results are missing."""
@@ -128,15 +128,11 @@ def _pair(ours: list[float], theirs: list[float], lower: bool, against: str = ""
     return f"{plus_minus(ours, digits)} against {plus_minus(theirs, digits)}{against}, {difference:+.{digits}f}"
 
 
-def table(claims: Iterable[Claim], stores: Stores, decide: Callable[[Claim], str] | None = None) -> str:
-    """A line for every claim; with the command that would decide an open one, where it is asked for, and its files."""
-    rows = []
-    for claim in claims:
-        found = claim.found(stores)
-        verdict = f"**{VERDICTS[found.holds]}**" + (f", {found.word}" if found.word else "")
-        rows.append([claim.text, verdict, found.figure, found.n, found.p])
-        if decide:
-            command = decide(claim) if found.holds is None else ""
-            rows[-1] += [claim.files, f"`{command}`" if command else ""]
-    header = ["claim", "verdict", "figures", "n", "p"]
-    return markdown([*header, "results", "what would decide it"] if decide else header, rows)
+def line(claim: Claim, found: Finding, command: str = "") -> Row:
+    """The line of a claim: verdict, figures, n, p, the files that it is judged by, and what would decide it."""
+    verdict = f"**{VERDICTS[found.holds]}**" + (f", {found.word}" if found.word else "")
+    return [claim.text, verdict, found.figure, found.n, found.p, claim.files, f"`{command}`" if command else ""]
+
+
+#: Of a table of such lines.
+HEADER = ["claim", "verdict", "figures", "n", "p", "results", "what would decide it"]

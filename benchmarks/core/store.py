@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -52,7 +53,10 @@ class Store:
         return first["study"]
 
     def read(self, part: str | None = None) -> list[Result]:
-        """The results of a part: "search" and "trials" hold what chose settings, None is what tables show."""
+        """The results of a part: "search" and "trials" hold what chose settings, None is what tables show.
+
+        They are to be read only: whoever asks again is given the same ones.
+        """
         return [result for result in self._results().values() if result.get("part") == part]
 
     def has(self, key: str, computes: str | None = None) -> bool:
@@ -89,19 +93,28 @@ class Store:
             if os.write(file.fileno(), data) < len(data):
                 raise OSError(f"{self.path}: the disk took part of a line; free some space and run again.")
 
-    def _results(self) -> dict[str, Result]:
-        found: dict[str, Result] = {}
-        environments, first = dict[str, Any](), dict[str, Any]()
-        for line in _lines(self.path):
-            if "study" in line:
-                first = line["settings"]
-            elif "id" in line:
-                environments[line.pop("id")] = line
-            else:
-                settings = {name: value for name, value in {**first, **line["settings"]}.items() if value is not None}
-                place = environments[line["environment"]]
-                found[line["key"]] = {**line, "settings": settings, "environment": place}
-        return found
+    def _results(self) -> Mapping[str, Result]:
+        if not self.path.exists():
+            return {}
+        stat = self.path.stat()
+        return _results(self.path, stat.st_mtime_ns, stat.st_size)
+
+
+@lru_cache(maxsize=64)
+def _results(path: Path, time: int, size: int) -> Mapping[str, Result]:
+    """Every result of a file by its key, read once for a time and a size: lines are only added."""
+    found: dict[str, Result] = {}
+    environments, first = dict[str, Any](), dict[str, Any]()
+    for line in _lines(path):
+        if "study" in line:
+            first = line["settings"]
+        elif "id" in line:
+            environments[line.pop("id")] = line
+        else:
+            settings = {name: value for name, value in {**first, **line["settings"]}.items() if value is not None}
+            place = environments[line["environment"]]
+            found[line["key"]] = {**line, "settings": settings, "environment": place}
+    return found
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:

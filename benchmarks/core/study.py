@@ -1,28 +1,75 @@
 """A study is how its runs are made and how they are reported; every report comes from files of results alone."""
 
 import argparse
+import os
 import re
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from ..methods import METHODS
 from .progress import measure
 from .store import Result, Store
-from .table import grouped
+from .table import Section, Table, grouped
 
-#: Name → Markdown.
-Sections = dict[str, str]
+#: By name.
+Sections = dict[str, Section]
+
+
+class Recipe(NamedTuple):
+    """How a study makes one file of results."""
+
+    hours: float  # about, of one core of an AMD EPYC and no GPU
+    name: str = ""  # of the file; the study's own by default
+    options: Sequence[str] = ("",)  # of the commands that add to it, behind the study's name
+    data: str | None = None  # in place of the study's own
+    decides: str | None = None  # options that decide the claims judged by it; "" is all of it, None nothing would
+
+    def commands(self, study: str) -> list[str]:
+        """What follows `python -m benchmarks`."""
+        return [f"{study} {options}".strip() for options in self.options]
+
+
+#: What follows the name of a paper's protocol at a reduced length.
+SHORTER = "-reduced"
+
+
+def at_lengths(name: str, hours: float, reduced: float, decides: str | None = None) -> tuple[Recipe, ...]:
+    """The recipes of a paper's protocol, at its own length and at a reduced one."""
+    return (
+        Recipe(hours, name, ("--preset paper",), decides=decides),
+        Recipe(reduced, name + SHORTER, ("--preset reduced",)),
+    )
+
+
+class Piece(NamedTuple):
+    """A part of a study that waits for a GPU."""
+
+    worth: int  # the least comes first
+    name: str
+    options: str
+    small: str | None = None  # options on a CPU, to see that it runs; None: it is not for one
+
+
+#: Options of a study that has none to make it small.
+UNTRIED = "--help"
 
 
 @dataclass(frozen=True)
 class Study:
-    """One command and its file of results."""
+    """One command: what it runs, what files of results it makes, and where these are shown."""
 
     help: str  # what is compared
     run: Callable[[argparse.Namespace, Store], None]  # adds to the store what it does not have yet
     report: Callable[[Store, str, Path], Sections]  # store, name of its file, folder for figures → sections
     arguments: Callable[[argparse.ArgumentParser], None] = lambda parser: None  # gives a parser options of its own
+    _: KW_ONLY
+    makes: Sequence[Recipe] = ()  # nothing, if it is for one's own runs
+    data: str = ""  # what its --data is to name: "images", a "text", or nothing
+    smoke: str = UNTRIED  # options that make it so small that a test can run it
+    page: str = ""  # that shows its tables, from the root of a clone
+    pieces: Sequence[Piece] = ()  # that the command `gpu` runs
 
 
 @dataclass(frozen=True)
@@ -30,16 +77,23 @@ class Digest:
     """A section that is made from the results of several studies."""
 
     of: Sequence[str]  # the names of their files; without one of them there is no section
-    section: Callable[[Mapping[str, Store], str, Path], str]  # stores by name, own name, folder for figures → section
+    #: Stores by name, own name, folder for figures → section.
+    section: Callable[[Mapping[str, Store], str, Path], Section]
+    pages: Sequence[str] = ()  # that show it
 
 
-def measurement(help: str, key: str, make: Callable[[], Result], section: Callable[[Result, str, Path], str]) -> Study:
-    """A study that is one measurement, and whose section is made from (result, name, folder for figures)."""
+def measurement(
+    help: str, key: str, make: Callable[[], Result], section: Callable[[Result, str, Path], Section], **entry: Any
+) -> Study:
+    """A study that is one measurement, and whose section is made from (result, name, folder for figures).
+
+    The entry is the rest of the study's.
+    """
 
     def report(store: Store, name: str, folder: Path) -> Sections:
         return {name: section(store.read()[-1], name, folder)}
 
-    return Study(help, lambda options, store: measure(store, {key: make}), report)
+    return Study(help, lambda options, store: measure(store, {key: make}), report, **entry)
 
 
 def protocol(*within: str) -> Callable[[Result], str]:
@@ -54,7 +108,7 @@ def named(name: str, results: Iterable[Result], key: Callable[[Result], Hashable
     return dict(zip(names, groups, strict=True))
 
 
-def apart(section: Callable[[list[Result], str, Path], str], *within: str) -> Callable[..., Sections]:
+def apart(section: Callable[[list[Result], str, Path], Section], *within: str) -> Callable[..., Sections]:
     """A report with a section for every protocol; `within` are the settings that may differ in one."""
     key = protocol(*within)
 
@@ -80,7 +134,7 @@ def report(
         results = store.read()
         methods = {result["settings"].get("method", "none") for result in results}
         if unknown := methods - METHODS.keys():
-            where = "which benchmarks/methods.py does not have; name the file that does by --method-file"
+            where = "which benchmarks/methods does not have; name the file that does by --method-file"
             raise ValueError(f"{path} has runs of method {min(unknown)!r}, {where}.")
         if results:  # not only what is to choose settings
             stores[path.stem] = store
@@ -93,22 +147,49 @@ def report(
     return sections
 
 
+def shown(studies: Mapping[str, Study], digests: Mapping[str, Digest]) -> list[Path]:
+    """The pages that show results, from the root of a clone."""
+    pages = {study.page for study in studies.values()} | {page for each in digests.values() for page in each.pages}
+    return sorted(Path(page) for page in pages - {""})
+
+
 def show(sections: Sections, figures: Path) -> None:
     """Print every section, and which figures a folder holds of them."""
     for name, section in sections.items():
-        print(f"\n## {name}\n\n{section}")
+        print(f"\n## {name}\n\n{section.text}")
     for figure in sorted(figures.glob("*.png")):
         if figure.stem.startswith(tuple(sections)):
             print(f"figure: {figure}")
 
 
-def insert(page: Path, sections: Sections) -> str:
-    """Return the text of a page with every `<!-- results:NAME -->` … `<!-- end -->` filled from `sections`."""
+def files(name: str, section: Section) -> dict[str, Table]:
+    """The tables of a section by the names of their files; without an ending."""
+    return {f"{name}-{table.name}" if table.name else name: table for table in section.tables}
+
+
+def write_tables(sections: Sections, folder: Path) -> None:
+    """Write every table, whole and unrounded, to a file of comma-separated values."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, section in sections.items():
+        for file, table in files(name, section).items():
+            (folder / f"{file}.csv").write_text(table.csv())
+
+
+def insert(page: Path, sections: Sections, tables: Path) -> str:
+    """Return the text of a page with its places for results filled from `sections`.
+
+    `<!-- results:NAME -->` … `<!-- end -->` takes a section with the rows worth showing of its tables,
+    `<!-- caption:NAME -->` one without them; both have links to the whole tables, in the folder `tables`.
+    """
 
     def filled(place: re.Match[str]) -> str:
-        name = place[1]
+        kind, name = place[1], place[2]
         if name not in sections:
             raise ValueError(f"{page} wants results {name!r}; there are {', '.join(sections)}.")
-        return f"<!-- results:{name} -->\n\n{sections[name]}\n\n<!-- end -->"
+        folder = os.path.relpath(tables, page.parent)
+        links = [f"[{file}.csv]({folder}/{file}.csv)" for file in files(name, sections[name])]
+        what = f"All rows, unrounded: {', '.join(links)}." if links else ""
+        return f"<!-- {kind}:{name} -->\n\n{sections[name].on_page(what, tables=kind == 'results')}\n\n<!-- end -->"
 
-    return re.sub(r"<!-- results:(\S+) -->.*?<!-- end -->", filled, page.read_text(), flags=re.DOTALL)
+    place = r"<!-- (results|caption):(\S+) -->.*?<!-- end -->"
+    return re.sub(place, filled, page.read_text(), flags=re.DOTALL)

@@ -1,8 +1,11 @@
-"""What every table of results is made of."""
+"""What every table of results is made of: cells, their text for a page and the unrounded numbers behind them."""
 
+import csv
+import io
 import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeVar
 
 from scipy.stats import ttest_ind
 
@@ -45,9 +48,111 @@ def in_order(known: Iterable[str], there: Iterable[str]) -> list[str]:
     return [name for name in known if name in found]
 
 
-def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+class Cell(NamedTuple):
+    """What a page shows, and the numbers that it is made of."""
+
+    text: str
+    numbers: Mapping[str, Any]  # what is put behind the column's header, as "n" and "p" are → number
+
+    def bold(self) -> "Cell":
+        """The cell in bold type."""
+        return self._replace(text=f"**{self.text}**")
+
+
+Row = Sequence[str | Cell]
+
+
+def exact(value: float | None, spec: str = "g") -> Cell:
+    """A cell with one number; None leaves it empty."""
+    return Cell("", {}) if value is None else Cell(format(value, spec), {"": value})
+
+
+def estimate(values: Sequence[float], digits: int = 2) -> Cell:
+    """A cell with mean ± standard error."""
+    return Cell(plus_minus(values, digits), spread(values))
+
+
+def spread(values: Sequence[float]) -> dict[str, float]:
+    """The numbers behind a mean: itself, its standard error, and n."""
+    mean, error = mean_and_error(values)
+    return {"": mean, "error": error, "n": len(values)} if len(values) > 1 else {"": mean, "n": 1}
+
+
+def against(own: Sequence[float], other: Sequence[float], form: str = "{:+.2f} ({:.2g})") -> Cell:
+    """A cell with the difference of the means and Welch's p."""
+    difference, p = welch(own, other)
+    return Cell(form.format(difference, p), {"": difference, "p": p})
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table, whole; pages show the rows that are worth it."""
+
+    header: Sequence[str]
+    rows: Sequence[Row]
+    worth: Sequence[bool] | None = None  # which rows a page shows; None is all, and an empty list no table
+    name: str = ""  # what tells it from the other tables of its section
+
+    def markdown(self, *, short: bool = False) -> str:
+        """The table for a page, whole or short."""
+        shown = self.worth if short and self.worth is not None else [True] * len(self.rows)
+        return markdown(self.header, [row for row, worth in zip(self.rows, shown, strict=True) if worth])
+
+    def csv(self) -> str:
+        """The whole table, unrounded: a column for every number behind a header, and one for what is text."""
+        columns: dict[tuple[int, str], None] = {}
+        rows = [[_numbers(cell) for cell in row] for row in self.rows]
+        for at in range(len(self.header)):
+            columns |= dict.fromkeys((at, name) for row in rows for name in row[at])
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        titles = [_plain(title).removesuffix(" (p)") for title in self.header]
+        writer.writerow([f"{titles[at]} {name}".strip() for at, name in columns])
+        writer.writerows([[row[at].get(name, "") for at, name in columns] for row in rows])
+        return text.getvalue()
+
+
+def _numbers(cell: str | Cell) -> Mapping[str, Any]:
+    if isinstance(cell, Cell):
+        return cell.numbers
+    return {"": _plain(cell)} if cell else {}
+
+
+def _plain(text: str) -> str:
+    return text.replace("**", "").replace("`", "").replace("\\|", "|")
+
+
+@dataclass(frozen=True)
+class Section:
+    """What is reported under one name: headings, tables and captions in their order."""
+
+    parts: Sequence[str | Table]
+
+    @property
+    def tables(self) -> list[Table]:
+        """The tables among the parts."""
+        return [part for part in self.parts if isinstance(part, Table)]
+
+    @property
+    def text(self) -> str:
+        """All of it, every table whole."""
+        return "\n\n".join(part if isinstance(part, str) else part.markdown() for part in self.parts)
+
+    def on_page(self, links: str, *, tables: bool) -> str:
+        """What a page shows, with links to the whole tables below it: the rows worth it, or no table at all."""
+        shown = [part if isinstance(part, str) else part.markdown(short=True) for part in self.parts
+                 if isinstance(part, str) or (tables and part.worth != [])]  # fmt: skip
+        if links and isinstance(self.parts[-1], str):
+            shown[-1] += f" {links}"
+        elif links:
+            shown.append(links)
+        return "\n\n".join(shown)
+
+
+def markdown(header: Sequence[str], rows: Iterable[Row]) -> str:
     """A Markdown table."""
-    lines = ["| " + " | ".join(row) + " |" for row in (header, ["---"] * len(header), *rows)]
+    cells = ([cell if isinstance(cell, str) else cell.text for cell in row] for row in rows)
+    lines = ["| " + " | ".join(row) + " |" for row in (header, ["---"] * len(header), *cells)]
     return "\n".join(lines)
 
 

@@ -1,13 +1,81 @@
-"""The search for a learning rate and a damping that gives every arm of a comparison as many trials."""
+"""How settings are chosen: one loop, and what it tries next: a grid, a ladder of rates, or what is around the best."""
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from .progress import Kind, R, run_all
 from .store import Store
+
+#: Runs that were tried → their losses, in the order of the file.
+Tried = Mapping[Any, float]
+#: What to try next; nothing, once a search is over.
+Search = Callable[[Tried], Sequence[Any]]
+
+
+def choose(
+    searches: Sequence[Search], kind: Kind, store: Store, loss: Callable[[Any], float] = float, *,
+    part: str = "search", each: Callable[[R], Sequence[R]] = lambda run: [run], download: bool = False,
+) -> list[Any]:  # fmt: skip
+    """The run of the lowest loss of every search, all of which go on side by side.
+
+    Args:
+        searches: say what is to be tried; of runs that are level the first in the file is chosen.
+        kind: how runs are made.
+        store: where trials are kept.
+        loss: of a score; of one that is None, where a run broke down, it is infinite.
+        part: of the store.
+        each: the runs that make one trial, whose losses are averaged.
+        download: whether data is to be fetched.
+    """
+    asked = [list(dict.fromkeys(search({}))) for search in searches]
+    while True:
+        run_all([one for own in asked for run in own for one in each(run)], kind, store, part=part, download=download)
+        found = {result["key"]: result["score"] for result in store.read(part)}
+        places = {key: place for place, key in enumerate(found)}
+
+        def mean(run: Any, found: Mapping[str, Any] = found) -> float:
+            scores = [found[one.key(part)] for one in each(run)]
+            return math.inf if None in scores else statistics.fmean(map(loss, scores))
+
+        def place(run: Any, places: Mapping[str, int] = places) -> int:
+            return places[each(run)[0].key(part)]
+
+        tried = [{run: mean(run) for run in sorted(own, key=place)} for own in asked]
+        new = [search(own) for search, own in zip(searches, tried, strict=True)]
+        if not any(new):
+            return [min(own, key=own.__getitem__) for own in tried]
+        asked = [[*own, *more] for own, more in zip(asked, new, strict=True)]
+
+
+def grid(runs: Iterable[Any]) -> Search:
+    """All of some runs, once."""
+    every = list(runs)
+    return lambda tried: [] if tried else every
+
+
+def ladder(runs: Sequence[Any], rates: Sequence[float], first: Sequence[float]) -> Search:
+    """Every run at the first rates, and at the next ones until the best has both of its neighbours; or there are none.
+
+    Args:
+        runs: whose own rates go unread; each climbs by itself.
+        rates: ascending.
+        first: those that it begins with.
+    """
+
+    def search(tried: Tried) -> list[Any]:
+        new = []
+        for run in runs:
+            own = {one.lr: loss for one, loss in tried.items() if replace(one, lr=run.lr) == run}
+            place = rates.index(min(own, key=own.__getitem__)) if own else 0
+            wanted = rates[max(0, place - 1) : place + 2] if own else first
+            new += [replace(run, lr=lr) for lr in wanted if lr not in own]
+        return new
+
+    return search
+
 
 #: Powers of ten in eighths: of a learning rate, and of a damping where an arm has one.
 Point = tuple[int, ...]
@@ -61,34 +129,17 @@ def proposals(start: Point, tried: Mapping[Point, float], trials: int) -> list[P
     return [] if inside else [point for point in neighbours(best, SPREADS[0])[:2] if point not in tried]
 
 
-def tune(
-    runs: Sequence[R], kind: Kind, store: Store, loss: Callable[[Any], float], *,
-    trials: int, each: Callable[[R], Sequence[R]] = lambda run: [run],
-) -> list[R]:  # fmt: skip
-    """Give every run the learning rate and damping that won its search, which begins at its own.
+def around(run: Any, trials: int) -> Search:
+    """So many trials around a run's learning rate, and its damping unless that is None; see `proposals`."""
 
-    Args:
-        runs: the first trial of every arm; damping None is an arm that has none.
-        kind: how runs are made.
-        store: where trials are kept, as the part "search".
-        loss: of a score, which is None where a run broke down.
-        trials: how many every arm has.
-        each: the runs that make one trial, whose losses are averaged.
-    """
+    def point(one: Any) -> Point:
+        return tuple(eighths(v) for v in (one.lr, one.damping) if v is not None)
 
-    def at(run: Any, point: Point) -> Any:
-        rate, *damping = map(value, point)
+    def at(place: Point) -> Any:
+        rate, *damping = map(value, place)
         return replace(run, lr=rate, damping=damping[0] if damping else None)
 
-    starts: list[Point] = [tuple(eighths(v) for v in (run.lr, run.damping) if v is not None) for run in runs]  # type: ignore[attr-defined]
-    tried: list[dict[Point, float]] = [{} for _ in runs]
-    while True:
-        new = [proposals(start, own, trials) for start, own in zip(starts, tried, strict=True)]
-        if not any(new):
-            return [at(run, min(own, key=own.__getitem__)) for run, own in zip(runs, tried, strict=True)]
-        asked = [(run, own, point) for run, own, points in zip(runs, tried, new, strict=True) for point in points]
-        run_all([one for run, _, point in asked for one in each(at(run, point))], kind, store, part="search")
-        scores = {result["key"]: result["score"] for result in store.read("search")}
-        for run, own, point in asked:
-            found = [scores[one.key("search")] for one in each(at(run, point))]
-            own[point] = math.inf if None in found else statistics.fmean(map(loss, found))
+    def search(tried: Tried) -> list[Any]:
+        return [at(place) for place in proposals(point(run), {point(one): own for one, own in tried.items()}, trials)]
+
+    return search

@@ -12,7 +12,7 @@ from ..core.claims import Finding, Stores, later, runs, tested
 from ..core.figure import panels, shade
 from ..core.store import Result, Store
 from ..core.study import Sections
-from ..core.table import grouped, machine, markdown, mean_and_error
+from ..core.table import Cell, Row, Section, Table, exact, grouped, machine
 from .run import label
 
 #: Settings that make an arm.
@@ -26,7 +26,7 @@ class Look(NamedTuple):
     """How errors are shown."""
 
     shown: Callable[[float], float]  # error → the number of tables and figures
-    cell: Callable[[Sequence[float]], str]  # the shown numbers of an arm → its cell
+    cell: Callable[[Sequence[float]], Cell]  # the shown numbers of an arm → its cell
     unit: str  # of tables and figures
     difference: Callable[[float], str]  # a mean difference of shown numbers → its cell
     logarithmic: bool = False  # the scale of figures
@@ -83,36 +83,38 @@ def compared(
     return Comparison(statistics.fmean(differences) if both else math.nan, p, len(both))
 
 
-def _against(found: Comparison, look: Look) -> str:
-    return f"{look.difference(found.difference)} ({found.p:.2g})" if math.isfinite(found.difference) else ""
+def _against(found: Comparison, look: Look) -> str | Cell:
+    if not math.isfinite(found.difference):
+        return ""
+    text = f"{look.difference(found.difference)} ({found.p:.2g})"
+    return Cell(text, {"difference": found.difference, "p": found.p, "n": found.n})
 
 
-def _table(results: Sequence[Result], look: Look, trials: Mapping[Any, int]) -> str:
+def _table(results: Sequence[Result], look: Look, trials: Mapping[Any, int], worth: Callable[[Any], bool]) -> Table:
     arms = grouped(results, arm)
     normalised = any(key[0] == "batchnorm" for key in arms)
     reference = {
         computer: statistics.median(map(_pace, own)) for computer, own in grouped(_adam(results), _computer).items()
     }
-    rows = []
+    rows = list[tuple[float, bool, Row]]()
     for key, own in arms.items():
         norm, optimizer, method, *_ = key
         settings, found = own[0]["settings"], errors(own)
         bare, batch = (arms.get((each, optimizer, "none", None, None)) for each in (norm, "batchnorm"))
-        cells = [label(settings), f"{settings['lr']:g}"]
-        cells += [f"{settings['damping']:g}" if "damping" in settings else "", str(trials.get(key, ""))]
+        cells: list[str | Cell] = [label(settings), exact(settings["lr"])]
+        cells += [exact(settings.get("damping")), exact(trials.get(key))]
         cells.append(look.cell(list(map(look.shown, found.values()))))
         cells.append(_against(compared(found, errors(bare), look.shown), look) if bare and method != "none" else "")
         if normalised:
             other = norm != "batchnorm" and batch
             cells.append(_against(compared(found, errors(batch or []), look.shown), look) if other else "")
         beside = [_pace(r) / reference[_computer(r)] for r in own if _computer(r) in reference]
-        cells.append(f"{statistics.median(beside):.2f}" if beside else "")
-        rows.append((statistics.fmean(map(look.shown, found.values())), cells))
+        cells.append(exact(statistics.median(beside) if beside else None, ".2f"))
+        rows.append((statistics.fmean(map(look.shown, found.values())), worth(key), cells))
     header = ["arm", "learning rate", "damping", "trials", look.unit, "against the bare optimizer (p)"]
     header += ["against BatchNorm with the same (p)"] * normalised + ["time per step"]
-    return markdown(
-        header, (cells for _, cells in sorted(rows, key=lambda row: row[0] * (1 if look.logarithmic else -1)))
-    )
+    rows.sort(key=lambda row: row[0] * (1 if look.logarithmic else -1))
+    return Table(header, [cells for *_, cells in rows], [shown for _, shown, _ in rows])
 
 
 def _adam(results: Iterable[Result]) -> list[Result]:
@@ -172,7 +174,7 @@ def sections(
         folder: for figures.
         look: how errors are shown.
         named: settings → what is put behind the name of the section, and its heading.
-        drawn: whether an arm is in the figure.
+        drawn: whether an arm is in the figure, and its row on a page.
     """
     found: Sections = {}
     searched = grouped(store.read("search"), lambda r: named(r["settings"])[0])
@@ -185,18 +187,8 @@ def sections(
         _figure(results, look, heading, folder / f"{name}-{suffix}.png", drawn)
         machines = " ".join(dict.fromkeys(machine(r["environment"]) for r in results))
         caption = f"{look.about} Time per step is processor time, as a ratio to Adam's on the same computer. {machines}"
-        found[f"{name}-{suffix}"] = f"**{heading}**\n\n{_table(results, look, trials)}\n\n{caption}"
+        found[f"{name}-{suffix}"] = Section([f"**{heading}**", _table(results, look, trials, drawn), caption])
     return found
-
-
-def mean_cell(digits: int) -> Callable[[Sequence[float]], str]:
-    """A cell with mean ± standard error of the numbers."""
-
-    def cell(values: Sequence[float]) -> str:
-        mean, error = mean_and_error(values)
-        return f"{mean:.{digits}f} ± {error:.{digits}f}"
-
-    return cell
 
 
 @later

@@ -18,6 +18,8 @@ from .networks import ACTIVATIONS, NETWORKS
 from .optimizers import OPTIMIZERS
 
 BACKENDS = ("ensemble", "loop", "jacobian")
+#: Options that make one small run.
+SMOKE = "--methods none --activations tanh --epochs 1 --seeds 1 --device cpu"
 SCHEDULES = ("constant", "cosine")
 
 
@@ -109,7 +111,7 @@ def add_arguments(parser: argparse.ArgumentParser, *names: str, grids: Sequence[
     several: dict[str, Any] = {"nargs": "+"}
     options: dict[str, dict[str, Any]] = {
         "data": {"help": f"{', '.join(DATA)}; imagefolder as imagefolder:PATH"},
-        "method": {**several, "metavar": "NAME", "help": "any of benchmarks/methods.py for images"},
+        "method": {**several, "metavar": "NAME", "help": "any of benchmarks/methods for images"},
         "activation": {**several, "metavar": "NAME", "help": ", ".join(ACTIVATIONS)},
         "optimizer": {**several, "metavar": "NAME", "help": ", ".join(OPTIMIZERS)},
         "epochs": {"type": int, "metavar": "COUNT", "help": "passes over the training set"},

@@ -15,8 +15,8 @@ from adiv_optim.optim import GradientOnly, InputScaled, Preconditioned, Whitened
 from ..core.progress import measure
 from ..core.run import DEVICE
 from ..core.store import Result, Store
-from ..core.study import Sections, Study
-from ..core.table import grouped, machine
+from ..core.study import Piece, Sections, Study
+from ..core.table import Section, grouped, machine
 from . import jobs
 from .suites import layer_row, row
 from .timing import setup, table
@@ -106,7 +106,7 @@ def report(store: Store, name: str, folder: Path) -> Sections:
         first = results[0]
         # While something is compiled, memory is that of the compiler's trials.
         found = table(group, results, memory=first["mode"] == "eager", plain=True)
-        sections[f"{name}-{group}"] = f"{found}\n\n{machine(first['environment'], first['device'])}"
+        sections[f"{name}-{group}"] = Section([found, machine(first["environment"], first["device"])])
     return sections
 
 
@@ -120,4 +120,19 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", choices=["cpu", "cuda"], default=DEVICE["default"], help="where to run")
 
 
-STUDIES = {"speed-devices": Study("time and memory by precision, eager and compiled", _run, report, _arguments)}
+def _piece(worth: int, suite: str, dtype: str, mode: str) -> Piece:
+    """One table; what compiles takes a compiler and, on a CPU, minutes."""
+    how = f"--only {suite} --dtypes {dtype} --modes {mode}"
+    small = f"{how} --size small" if mode == "eager" else None
+    return Piece(worth, f"speed-{suite}-{dtype}-{mode}", f"{how} --size full", small)
+
+
+_FIRST = ("bfloat16", "eager")
+_HOWS = [how for how in product(("bfloat16", "float32"), MODES) if how != _FIRST]
+_PIECES = [
+    _piece(0, "steps", *_FIRST), _piece(0, "layers", *_FIRST), _piece(0, "unit-consistent", "float32", "eager"),
+    *(_piece(2, suite, *how) for how in _HOWS for suite in ("steps", "layers")),
+]  # fmt: skip
+STUDIES = {
+    "speed-devices": Study("time and memory by precision, eager and compiled", _run, report, _arguments, pieces=_PIECES)
+}

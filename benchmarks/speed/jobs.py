@@ -17,7 +17,7 @@ from examples.gpt import GPT, PRESETS, next_character_loss
 
 from ..fields.run import FieldRun, Problem, build_optimizer
 from ..images.networks import mlp
-from ..language import matrices
+from ..language.optimizers import matrices
 from ..methods import METHODS
 from .timing import autocast, compiled, device, ten_times
 

@@ -22,8 +22,8 @@ from adiv_optim.layers import AffineLikeLinear, NormLikeLinear, PatchNormConv2d
 from .. import data as datasets
 from ..core.progress import measure
 from ..core.store import Store
-from ..core.study import Sections, Study
-from ..core.table import machine
+from ..core.study import Recipe, Sections, Study
+from ..core.table import Section, machine
 from ..fields.run import label
 from ..images.ensemble import build_model, build_optimizer
 from ..images.run import ImageRun
@@ -269,13 +269,27 @@ def _run(options: argparse.Namespace, store: Store) -> None:
     measure(store, {name: partial(SUITES[name], options.data) for name in options.only}, again=True)
 
 
+#: Rows that a page shows of a suite with many, by parts of their names.
+WORTH = {
+    "layers": ("Linear (512, 1024, 1024)", "Linear (32, 3072, 32)", "training step", "Conv2d 3×3, (32, 64"),
+    "whitened": ("every 10, rank 16", "every 10, 256 rows", "batch 16, every 50"),
+}
+
+
 def report(store: Store, name: str, folder: Path) -> Sections:
     """A table for every suite."""
     return {
-        f"{name}-{result['key']}": f"{table(result['of'], result['rows'])}\n\n{result['note']} "
-        f"{machine(result['environment'])}"
+        f"{name}-{result['key']}": Section([
+            table(result["of"], result["rows"], WORTH.get(result["key"], ())),
+            f"{result['note']} {machine(result['environment'])}",
+        ])
         for result in store.read()
-    }
+    }  # fmt: skip
 
 
-STUDIES = {"speed": Study("time and memory of corrected layers and of the ensemble trainer", _run, report, _arguments)}
+STUDIES = {
+    "speed": Study(
+        "time and memory of corrected layers and of the ensemble trainer", _run, report, _arguments,
+        makes=[Recipe(0.7)], data="images", page="docs/results/costs.md",
+    )
+}  # fmt: skip

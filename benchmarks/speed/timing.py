@@ -5,7 +5,7 @@ import gc
 import multiprocessing
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeVar
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 
 from ..core.run import DEVICE
-from ..core.table import markdown
+from ..core.table import Cell, Row, Table, exact
 
 #: Creates the tensors of a job and returns what runs it once.
 Job = Callable[[], Callable[[], Any]]
@@ -142,12 +142,25 @@ def measured(
     return {**found, "plain_ms": 1e3 * statistics.median(seconds["plain"])}
 
 
-def table(what: str, rows: list[dict[str, Any]], *, memory: bool = True, plain: bool = False) -> str:
-    """Ratios of time and memory as Markdown, with the plain counterpart's own time if it is wanted."""
-    cells = []
+def table(
+    what: str, rows: list[dict[str, Any]], worth: Sequence[str] = (), *, memory: bool = True, plain: bool = False
+) -> Table:
+    """Ratios of time and memory, with the plain counterpart's own time if it is wanted.
+
+    Args:
+        what: is measured.
+        rows: of the table.
+        worth: a page shows the rows whose names hold one of these; all, if there are none.
+        memory: whether memory is shown.
+        plain: whether the plain counterpart's time is.
+    """
+    cells = list[Row]()
     for row in rows:
         (low, high), middle = row["time_ratio"]["quartiles"], row["time_ratio"]["median"]
-        used = f"{row['memory_ratio']:.3f}" if memory and row["memory_ratio"] is not None else ""
-        own = [f"{row['plain_ms']:.2f}"] if plain else []
-        cells.append([row["what"], f"{middle:.3f}", f"{low:.3f} to {high:.3f}", used, *own])
-    return markdown([what, "time", "quartiles", "peak memory", *["plain, ms"] * plain], cells)
+        used = exact(row["memory_ratio"] if memory else None, ".3f")
+        own = [exact(row["plain_ms"], ".2f")] if plain else []
+        time = Cell(f"{middle:.3f}", {"": middle, "n": row["time_ratio"]["rounds"]})
+        quartiles = Cell(f"{low:.3f} to {high:.3f}", {"low": low, "high": high})
+        cells.append([row["what"], time, quartiles, used, *own])
+    shown = [any(part in row["what"] for part in worth) for row in rows] if worth else None
+    return Table([what, "time", "quartiles", "peak memory", *["plain, ms"] * plain], cells, shown)

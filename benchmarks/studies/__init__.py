@@ -1,18 +1,34 @@
 """The studies, a file per table: what is compared, how it is trained, what is drawn."""
 
+from collections.abc import Iterable
 from importlib import import_module
 
-from ..core.study import Digest, Study
-from . import defaults, overview, scale, verdicts
+from ..core.study import Recipe, Study
+from . import gpu
 
 _FILES = (
     "comparison", "table1", "departures", "papers", "tuned", "factorial", "units", "char_lm", "norm_free", "divergence",
-    "coordinates", "poisson", "tabular", "mechanism", "isometry_depth", "isometry_training", "plane",
-    "gpu",
+    "coordinates", "poisson", "tabular", "mechanism", "isometry_depth", "isometry_training",
+    "isometry_widths", "plane",
 )  # fmt: skip
-_MODULES = [import_module(f"{__name__}.{name}") for name in _FILES]
-_MODULES += [import_module(f"benchmarks.speed.{name}") for name in ("suites", "devices")]
-#: Command and name of the file of results → study.
-STUDIES: dict[str, Study] = {name: study for module in _MODULES for name, study in module.STUDIES.items()}
-#: Name of a section → how it is made from several files of results.
-DIGESTS: dict[str, Digest] = overview.DIGESTS | scale.DIGESTS | verdicts.DIGESTS | defaults.DIGESTS
+_SPEED = ("benchmarks.speed.suites", "benchmarks.speed.devices")
+
+
+def collect(names: Iterable[str]) -> dict[str, Study]:
+    """Command, which is the name of the file of results → study, of some modules; relative to this package or whole."""
+    modules = [import_module(name if "." in name else f"{__name__}.{name}") for name in names]
+    return {name: study for module in modules for name, study in module.STUDIES.items()}
+
+
+#: All of them; the last runs pieces of the others.
+STUDIES = collect([*_FILES, *_SPEED])
+STUDIES["gpu"] = gpu.study(STUDIES)
+
+
+def recipes(studies: dict[str, Study]) -> dict[str, tuple[str, Recipe]]:
+    """Name of a file of results → the study that makes it, and how."""
+    return {recipe.name or name: (name, recipe) for name, study in studies.items() for recipe in study.makes}
+
+
+#: Those of all studies.
+RECIPES = recipes(STUDIES)

@@ -8,62 +8,29 @@ from dataclasses import replace
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from examples.gpt import NORM_LABELS, NORMS, WARM_UP
 
-from .. import language
 from ..core.figure import band, panels
-from ..core.ladder import best_of
 from ..core.progress import measure, run_all
 from ..core.store import Result, Store, setting
-from ..core.study import Sections, Study, named, protocol
-from ..core.table import grouped, machine, markdown, plus_minus
-from ..language import LANGUAGE, TextRun, dampings, final_validation_loss, lacks, worth
-from ..methods import METHODS
-
-
-class Search(NamedTuple):
-    """Methods with every one of some norms, the rates and dampings that they choose from, and more such pairs."""
-
-    norms: Sequence[str]
-    methods: Sequence[str]
-    rates: Sequence[float]
-    dampings: Sequence[float] = (1.0,)
-    more: Sequence[tuple[float, float]] = ()
-
+from ..core.study import Piece, Recipe, Sections, Study, named, protocol
+from ..core.table import Cell, Row, Section, Table, estimate, exact, grouped, machine
+from ..core.tune import choose, grid
+from ..language.optimizers import REST_LR, dampings, lacks
+from ..language.run import SMOKE, TextRun, add_arguments, described
+from ..language.train import LANGUAGE, VALIDATION_WINDOWS, final_validation_loss, step_times, worth
+from ..language.train import title as language_title
+from ..methods import METHODS, Search
 
 #: Steps or times, and losses.
 Curve = tuple[list[float], list[float]]
 #: Method, norm, rate, steps.
 Fixed = tuple[str, str, float, int]
 
-_RATES = (1e-3, 3e-3, 1e-2, 3e-2)
-_DAMPINGS = (0.3, 1.0, 3.0)
-_SMALL = [
-    Search(["layernorm", "rmsnorm", "dyt", "none"], ["adamw", "muon"], _RATES),
-    Search(["layernorm", "none"], ["soap", "schedulefree"], _RATES),
-    Search(["layernorm"], ["batch-ideal-adamw"], _RATES, _DAMPINGS),
-    Search(["layernorm"], ["whitened-adamw"], _RATES, _DAMPINGS, [(3e-3, 0.1), (1e-2, 0.1)]),
-    Search(["layernorm"], ["whitened-muon"], _RATES, _DAMPINGS, [(1e-2, 10.0)]),
-    Search(["layernorm"], ["whitened-adamw-16"], _RATES[1:3], _DAMPINGS),
-    Search(["layernorm"], ["whitened-muon-16"], _RATES[1:], _DAMPINGS, [(1e-2, 10.0)]),
-    Search(["layernorm"], ["sgd"], (0.03, 0.1, 0.3, 1.0)),
-    Search(["layernorm"], ["whitened-sgd"], (0.03, 0.1, 0.3, 1.0), (1.0, 3.0)),
-    Search(["none"], ["whitened-adamw"], (3e-3,), (0.3, 1.0), [(1e-2, 1.0)]),
-    Search(["none"], ["whitened-muon"], (1e-2,), _DAMPINGS),
-    Search(["none"], ["whitened-adamw-16"], _RATES[:3], (0.3, 1.0)),
-    Search(["none", "rmsnorm", "dyt"], ["whitened-muon-16"], _RATES[1:3], (1.0, 3.0)),
-]
-_LONG = [Search(["layernorm"], ["muon", "whitened-muon-16"], _RATES[1:3], (3.0,))]
 #: Rates that came second where a seed goes wrong at the first, by every seed.
 _SMALL_TOO, _WRAPPERS_TOO = [("whitened-adamw-16", "none", 3e-3, 400)], [("adamw", "affine-like", 1e-2, 400)]
-_WRAPPERS = [
-    Search(["layernorm", "none"], ["adamw", "proportional-adamw"], _RATES[:3]),
-    Search(["dyt"], ["adamw", "proportional-adamw"], (3e-4, *_RATES[:3])),
-    Search(["layernorm", "none", "dyt"], ["unit-consistent-adamw"], _RATES),
-    Search(["affine-like"], ["adamw"], _RATES),
-]
 #: What rate and damping are chosen for.
 _CHOICE = setting("method", "norm", "steps")
 _PROTOCOL = protocol("norm", "steps", "method", "lr", "damping", "seed")
@@ -79,39 +46,54 @@ _ROWS = [
 ]
 
 
+#: Methods, and what their rates and dampings are chosen from.
+Searches = Sequence[tuple[str, Search]]
+
+
+def searched(study: str) -> Searches:
+    """What the methods name for a study."""
+    return [(name, each) for name, method in METHODS.items() for each in method.searches if each.study == study]
+
+
+def pairs(method: str, search: Search) -> list[tuple[float, float | None]]:
+    """The rates and dampings of a search."""
+    return [*product(search.rates, dampings(method, list(search.dampings))), *search.more]
+
+
 def rows_of(planned: Iterable[TextRun]) -> list[list[TextRun]]:
     """Runs that differ in rate and damping alone: of every method, norm and number of steps."""
     return list(grouped(planned, lambda run: (run.method, run.norm, run.steps)).values())
 
 
-def _run(options: argparse.Namespace, store: Store, searches: Sequence[Search], fixed: Sequence[Fixed]) -> None:
+def _run(options: argparse.Namespace, store: Store, searches: Searches, fixed: Sequence[Fixed]) -> None:
     """With one seed over all rates and dampings, then with all seeds where its validation loss is lowest.
 
     Beside what is searched, fixed runs of (method, norm, rate, steps) by every seed.
     """
     if options.seeds < 1:
         raise ValueError(f"seeds is {options.seeds}; a run needs at least one.")
-    like = language.described(options)
+    like = described(options)
     if options.time:
         known = [name for name, method in METHODS.items() if method.applies == "language" and lacks(name) is None]
         about = {"part": "time", "preset": options.preset, "device": options.device}
         key, methods = f"time of {options.preset} on {options.device}", options.methods or known
-        measure(store, {key: lambda: about | language.step_times(methods, like)}, again=True)
+        measure(store, {key: lambda: about | step_times(methods, like)}, again=True)
         return
     if options.methods:
-        searches, fixed = [Search(options.norms, options.methods, options.lr, options.damping)], []
+        own = Search("", tuple(options.norms), tuple(options.lr), tuple(options.damping))
+        searches, fixed = [(method, own) for method in options.methods], []
     planned = [
         replace(like, method=method, norm=norm, lr=lr, damping=damping, steps=steps)
         for steps in options.steps
-        for norms, methods, rates, own, more in searches
-        for norm, method in product(norms, methods)
+        for method, search in searches
         if options.methods or lacks(method) is None
-        for lr, damping in [*product(rates, dampings(method, list(own))), *more]
+        for norm in search.norms
+        for lr, damping in pairs(method, search)
     ]
     rows = rows_of(planned)
     chosen = [run for run, *others in rows if not others]
     if len(chosen) < len(rows):
-        chosen = best_of(rows, LANGUAGE, store, worth, download=options.download)
+        chosen = choose(list(map(grid, rows)), LANGUAGE, store, download=options.download)
     for method, norm, lr, steps in fixed:
         (damping,) = dampings(method, [1.0])
         chosen.append(replace(like, method=method, norm=norm, lr=lr, damping=damping, steps=steps))
@@ -121,16 +103,18 @@ def _run(options: argparse.Namespace, store: Store, searches: Sequence[Search], 
 
 def report(store: Store, name: str, folder: Path, figures: bool = True) -> Sections:
     """Heading, figures, table and caption of every protocol; without times of steps no figure against time."""
-    parts, timed = [], {(t["preset"], t["device"]): t for t in store.read("time")}
-    for own, group in named(name, store.read(), _PROTOCOL).items():
+    parts, timed = list[str | Table](), {(t["preset"], t["device"]): t for t in store.read("time")}
+    groups = named(name, store.read(), _PROTOCOL)
+    for own, group in groups.items():
         tried = [result for result in store.read("search") if _PROTOCOL(result) == _PROTOCOL(group[0])]
-        title, time = language.title(group[0]), timed.get(setting("preset", "device")(group[0]))
+        title, time = language_title(group[0]), timed.get(setting("preset", "device")(group[0]))
         if figures:
             _figure(group, title, {}, folder / f"{own}-steps.png")
         if figures and time:
             _figure(group, title, time["time_ratio"], folder / f"{own}-time.png")
-        parts.append(f"**{title}**\n\n{_table(group, tried, time)}\n\n{_caption(group, tried, time)}")
-    return {name: "\n\n".join(parts)}
+        table = _table(group, tried, time, own.removeprefix(f"{name}-") if len(groups) > 1 else "")
+        parts += [f"**{title}**", table, _caption(group, tried, time)]
+    return {name: Section(parts)}
 
 
 def _rows(results: Iterable[Result]) -> list[list[Result]]:
@@ -145,33 +129,35 @@ def _rows(results: Iterable[Result]) -> list[list[Result]]:
     return [found[key] for key in sorted(found)]
 
 
-def _table(results: list[Result], tried: list[Result], time: Result | None) -> str:
+def _table(results: list[Result], tried: list[Result], time: Result | None, name: str) -> Table:
     """Losses (mean ± standard error over seeds) and time of every combination of settings."""
-    ratios, cells = time["time_ratio"] if time else {}, []
+    ratios, cells = time["time_ratio"] if time else {}, list[Row]()
     for seeds in _rows(results):
         settings = seeds[0]["settings"]
         same = [result["settings"] for result in tried if _CHOICE(result) == _CHOICE(seeds[0])]
-        row = [METHODS[settings["method"]].label, NORM_LABELS[settings["norm"]]]
+        row: list[str | Cell] = [METHODS[settings["method"]].label, NORM_LABELS[settings["norm"]]]
         row += [_chosen(settings.get(key), {other[key] for other in same if key in other}) for key in ("lr", "damping")]
-        row += [str(settings["steps"]), _loss([r["test_loss"] for r in seeds])]
+        row += [exact(settings["steps"]), _loss([r["test_loss"] for r in seeds])]
         row += [_loss([r["validation_loss"][-1] for r in seeds])]
-        cells.append([*row, f"{ratios[settings['method']]['median']:.2f}" if settings["method"] in ratios else ""])
+        cells.append([*row, exact(ratios.get(settings["method"], {}).get("median"), ".2f")])
     header = ["method", "normaliser", "rate", "damping", "steps", "test loss", "validation loss", "time per step"]
-    return markdown(header, cells)
+    # Of many rows a page shows those with the first of the normalisers, which all methods have.
+    first = cells[0][1]
+    return Table(header, cells, [row[1] == first for row in cells] if len(cells) > 20 else None, name)
 
 
-def _chosen(value: float | None, tried: set[float]) -> str:
+def _chosen(value: float | None, tried: set[float]) -> Cell:
     """A setting, marked if it is the first or the last of several that were tried."""
-    if value is None:
-        return ""
-    return f"{value:g}{'*' * (len(tried) > 1 and value in (min(tried), max(tried)))}"
+    edge = len(tried) > 1 and value in (min(tried), max(tried))
+    cell = exact(value)
+    return cell._replace(text=f"{cell.text}{'*' * edge}")
 
 
-def _loss(losses: list[float | None]) -> str:
+def _loss(losses: list[float | None]) -> str | Cell:
     finite = [loss for loss in losses if loss is not None]
     if len(finite) < len(losses):
         return f"diverged, {len(losses) - len(finite)} of {len(losses)}"
-    return plus_minus(finite, 4)
+    return estimate(finite, 4)
 
 
 def _caption(results: list[Result], tried: list[Result], time: Result | None) -> str:
@@ -193,9 +179,9 @@ def _caption(results: list[Result], tried: list[Result], time: Result | None) ->
         )
     return (
         f"Cross entropy in nats per character, mean ± standard error over {seeds} seed(s): on "
-        f"the last tenth of the text (test) and on at most {language.VALIDATION_WINDOWS} windows of the tenth before "
+        f"the last tenth of the text (test) and on at most {VALIDATION_WINDOWS} windows of the tenth before "
         f"it (validation). {chosen}Rates rise over {WARM_UP:.0%} of the steps, then fall to 0 by a cosine "
-        f"(schedule-free: stay). Muon's embeddings, head, norms and biases are AdamW's, at {language.REST_LR:g}. "
+        f"(schedule-free: stay). Muon's embeddings, head, norms and biases are AdamW's, at {REST_LR:g}. "
         f"Weight decay {settings['weight_decay']:g}. {timed}{machine(environment, settings['device'])}"
     )
 
@@ -263,8 +249,8 @@ def zoom(axis: Any, curves: Sequence[Curve]) -> None:
 
 
 def _study(
-    help: str, searches: Sequence[Search], fixed: Sequence[Fixed] = (), steps: int = 400, preset: str = "small",
-    figures: bool = True,
+    help: str, recipe: Recipe, searches: Searches, fixed: Sequence[Fixed] = (), *,
+    steps: int = 400, preset: str = "small", figures: bool = True, pieces: Sequence[Piece] = (),
 ) -> Study:  # fmt: skip
     def arguments(parser: argparse.ArgumentParser) -> None:
         parser.add_argument("--methods", nargs="+", metavar="NAME", help="these, with --norms, --lr and --damping")
@@ -274,16 +260,37 @@ def _study(
         parser.add_argument("--steps", nargs="+", type=int, default=[steps], help="lengths of the runs")
         parser.add_argument("--seeds", type=int, default=3, help="how many; seed k is k")
         parser.add_argument("--time", action="store_true", help="train nothing; time the methods' steps in turn")
-        language.add_arguments(parser, preset)
+        add_arguments(parser, preset)
 
     draws = partial(report, figures=figures)
-    return Study(help, lambda options, store: _run(options, store, searches, fixed), draws, arguments)
+    entry: dict[str, Any] = {"makes": [recipe], "data": "text", "page": "docs/results/language-model.md"}
+    entry |= {"smoke": f"--methods adamw --norms none {SMOKE}", "pieces": pieces}
+    return Study(help, lambda options, store: _run(options, store, searches, fixed), draws, arguments, **entry)
 
 
+_TIMES = ("", "--time")
+_PIECE = Piece(
+    1, "char-lm",
+    "--methods muon whitened-muon-16 adamw whitened-adamw-16 --norms layernorm --seeds 1 --preset gpu --steps 1000",
+    "--methods adamw whitened-adamw-16 --norms layernorm --seeds 1 --preset tiny --steps 4",
+)  # fmt: skip
+_EQUAL_TIMES = ("", "--time --methods adamw muon whitened-muon-16 whitened-adamw-16")
 STUDIES = {
-    "char-lm": _study("optimizers and normalisers on a small language model", _SMALL, _SMALL_TOO),
-    "char-lm-2000": _study("Muon, plain and whitened, for 2,000 steps", _LONG, steps=2000),
-    "char-lm-equal-time": _study("Muon for as long as whitening takes", [], _EQUAL_TIME, figures=False),
-    "char-lm-rows": _study("whitening by some of the rows", [], _ROWS, figures=False),
-    "char-lm-wrappers": _study("wrappers against norms", _WRAPPERS, _WRAPPERS_TOO, preset="million"),
-}
+    "char-lm": _study(
+        "optimizers and normalisers on a small language model", Recipe(4.0, options=_TIMES, decides="--seeds 10"),
+        searched("char-lm"), _SMALL_TOO, pieces=[_PIECE],
+    ),
+    "char-lm-2000": _study(
+        "Muon, plain and whitened, for 2,000 steps", Recipe(1.0, options=_TIMES, decides="--seeds 10"),
+        searched("char-lm-2000"), steps=2000,
+    ),
+    "char-lm-equal-time": _study(
+        "Muon for as long as whitening takes", Recipe(0.3, options=_EQUAL_TIMES), [], _EQUAL_TIME, figures=False
+    ),
+    "char-lm-rows": _study(
+        "whitening by some of the rows", Recipe(0.5, options=("--seeds 5",)), [], _ROWS, figures=False
+    ),
+    "char-lm-wrappers": _study(
+        "wrappers against norms", Recipe(1.6), searched("char-lm-wrappers"), _WRAPPERS_TOO, preset="million"
+    ),
+}  # fmt: skip

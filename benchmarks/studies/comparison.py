@@ -4,16 +4,17 @@ import argparse
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from ..core.figure import band, panels
 from ..core.progress import run_all
 from ..core.store import Result, Store, setting
-from ..core.study import Sections, Study, named, protocol
-from ..core.table import grouped, in_order, machine, markdown, plus_minus
+from ..core.study import Recipe, Sections, Study, at_lengths, named, protocol
+from ..core.table import Cell, Row, Section, Table, estimate, exact, grouped, in_order, machine
 from ..images.networks import ACTIVATIONS
-from ..images.run import BACKENDS, Grid, add_arguments, expand
+from ..images.run import BACKENDS, SMOKE, Grid, add_arguments, expand
 from ..images.train import IMAGES
-from ..methods import DEFAULT, METHODS
+from ..methods import METHODS, having
 
 #: What tables and figures call a data set. The JPEG copy's pixels differ slightly from the original release's.
 DATA_LABELS = {"imagefolder:cifar10-jpeg": "CIFAR-10 (JPEG copy)", "cifar10": "CIFAR-10"}
@@ -41,8 +42,11 @@ def presets(*grids: Grid, reduced: Grid | None = None) -> Presets:
     }
 
 
-def grid_study(help: str, grids: Sequence[Grid] | Presets, report: Report) -> Study:
-    """A study of every combination of the settings of some grids, any of which a command may replace."""
+def grid_study(help: str, grids: Sequence[Grid] | Presets, report: Report, **entry: Any) -> Study:
+    """A study of every combination of the settings of some grids, any of which a command may replace.
+
+    The entry is the rest of the study's.
+    """
     lengths = grids if isinstance(grids, Mapping) else {"": grids}
 
     def run(options: argparse.Namespace, store: Store) -> None:
@@ -55,7 +59,8 @@ def grid_study(help: str, grids: Sequence[Grid] | Presets, report: Report) -> St
         if len(lengths) > 1:
             parser.add_argument("--preset", choices=lengths, default="paper", help="how long; paper: as in the paper")
 
-    return Study(help, run, lambda store, name, folder: report(store.read(), name, folder), arguments)
+    whole = {"data": "images", "smoke": f"{SMOKE} --lr 0.1 --batch-size 8", **entry}
+    return Study(help, run, lambda store, name, folder: report(store.read(), name, folder), arguments, **whole)
 
 
 def subject(results: Sequence[Result]) -> str:
@@ -72,9 +77,9 @@ def network(result: Result) -> str:
     return f"{subject([result])}, batch {result['settings']['batch_size']}"
 
 
-def accuracy(result: Result) -> str:
+def accuracy(result: Result) -> Cell:
     """After the last epoch: mean ± standard error over seeds."""
-    return plus_minus(result["test_accuracy"][-1])
+    return estimate(result["test_accuracy"][-1])
 
 
 _PROTOCOL = protocol("method", "activation", "backend", "seeds", "epochs")
@@ -106,11 +111,12 @@ def report(results: list[Result], name: str, folder: Path) -> Sections:
         _figure(shown, title, folder / f"{own}.png")
         found = dict.fromkeys((r["settings"]["backend"], *_length(r)) for r in reversed(group))
         runs = "; ".join("{}: epochs {}, seeds {}".format(*each) for each in found)
-        sections[own] = (
-            f"**{title}**\n\n{_table(group, shown)}\n\nTest accuracy after the last epoch, mean ± standard error over "
+        caption = (
+            f"Test accuracy after the last epoch, mean ± standard error over "
             f"seeds ({runs}; accuracies are the first one's). Time is per step and seed, training only, "
             f"{machine(group[-1]['environment'], settings['device'])}"
         )
+        sections[own] = Section([f"**{title}**", _table(group, shown), caption])
     return sections
 
 
@@ -118,23 +124,23 @@ def report(results: list[Result], name: str, folder: Path) -> Sections:
 Shown = Mapping[tuple[str, str], Result]
 
 
-def _table(group: list[Result], shown: Shown) -> str:
+def _table(group: list[Result], shown: Shown) -> Table:
     """Test accuracy after the last epoch (mean ± standard error), and the cost of each path."""
     activations = in_order(ACTIVATIONS, (activation for _, activation in shown))
-    backends, rows = in_order(BACKENDS, map(setting("backend"), group)), []
+    backends, rows = in_order(BACKENDS, map(setting("backend"), group)), list[Row]()
     runs = grouped(group, setting("method"))
     for method in in_order(METHODS, runs):
         accuracies = (accuracy(shown[method, each]) if (method, each) in shown else "" for each in activations)
         times = {run["settings"]["backend"]: _milliseconds(run) for run in runs[method]}
         rows.append([METHODS[method].label, *accuracies, *(times.get(each, "") for each in backends)])
     header = ["method", *(f"{activation}, %" for activation in activations)]
-    return markdown([*header, *(f"{backend}, ms/step" for backend in backends)], rows)
+    return Table([*header, *(f"{backend}, ms/step" for backend in backends)], rows)
 
 
-def _milliseconds(result: Result) -> str:
+def _milliseconds(result: Result) -> Cell:
     """Of one step of one seed, from the median epoch."""
     steps = result["steps_per_epoch"] * len(result["settings"]["seeds"])
-    return f"{1e3 * statistics.median_high(result['seconds']) / steps:.2f}"
+    return exact(1e3 * statistics.median_high(result["seconds"]) / steps, ".2f")
 
 
 def _figure(shown: Shown, title: str, path: Path) -> None:
@@ -152,7 +158,7 @@ def _figure(shown: Shown, title: str, path: Path) -> None:
 
 
 #: The papers' protocol: plain [0, 1] pixels, PyTorch's initialisation, Adam at 10⁻³ for everybody.
-PAPERS = {"data": "cifar10", "method": DEFAULT, "activation": ["tanh", "leaky-relu"]}
+PAPERS = {"data": "cifar10", "method": having("compared"), "activation": ["tanh", "leaky-relu"]}
 _DIGITS = {**PAPERS, "data": "digits"}
 #: The Jacobian path is there for its price: one seed and one epoch show it.
 _PRICED = {**_DIGITS, "activation": ["tanh"], "backend": "jacobian", "seeds": 1, "epochs": 1}
@@ -161,15 +167,29 @@ CNN: Grid = {"network": "cnn", "hidden": (16, 32, 32, 32, 32)}
 CNN_POOL: Grid = {"network": "cnn-pool", "hidden": (16, 32, 32)}
 _CONVOLUTIONS: Grid = {
     "data": "cifar10", "activation": ["leaky-relu"], "backend": "loop",
-    "method": [*DEFAULT, "l2-patch", "l2-patch-half", "whitened-16"],
+    "method": [*having("compared"), *having("cnn")],
 }  # fmt: skip
 _SHORT = {"epochs": 15, "seeds": 3}
 _CNN, _CNN_POOL = (presets({**_CONVOLUTIONS, **each}, reduced=_SHORT) for each in (CNN, CNN_POOL))
 
+_MLP_PAGE, _CNN_PAGE = "docs/results/mlp.md", "docs/results/convolutions.md"
+#: What is committed under the name of a study is not of its paper's length.
+_TEN_EPOCHS = ("--preset reduced --epochs 10 --batch-size 128",)
 STUDIES = {
-    "digits": grid_study("all methods on the embedded digits; minutes", [_DIGITS, _PRICED], report),
-    "cifar10": grid_study("the same on CIFAR-10", [PAPERS], report),
-    "cnn-pool": grid_study("convolutions and global average pooling, Fig. 8", _CNN_POOL, report),
-    "cnn": grid_study("convolutions without pooling, Fig. 9", _CNN, report),
+    "digits": grid_study(
+        "all methods on the embedded digits; minutes", [_DIGITS, _PRICED], report,
+        makes=[Recipe(0.02)], data="", page=_MLP_PAGE,
+    ),
+    "cifar10": grid_study(
+        "the same on CIFAR-10", [PAPERS], report, makes=[Recipe(0.7, decides="--seeds 10")], page=_MLP_PAGE
+    ),
+    "cnn-pool": grid_study(
+        "convolutions and global average pooling, Fig. 8", _CNN_POOL, report,
+        makes=[Recipe(1.0, options=_TEN_EPOCHS), *at_lengths("fig8", 13, 1.2, decides="")], page=_CNN_PAGE,
+    ),
+    "cnn": grid_study(
+        "convolutions without pooling, Fig. 9", _CNN, report, page=_CNN_PAGE,
+        makes=[Recipe(1.2, options=_TEN_EPOCHS, decides="--seeds 10"), *at_lengths("fig9", 33, 3, decides="")],
+    ),
     "compare": grid_study("any methods, data and settings; give it a --name", [_DIGITS], report),
-}
+}  # fmt: skip

@@ -8,7 +8,7 @@ import argparse
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from itertools import pairwise, product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,9 +20,10 @@ from torch import Tensor, nn
 
 from ..core.progress import Kind, add_progress_arguments, run_all
 from ..core.store import Store
-from ..core.study import Sections, Study
-from ..core.tune import tune
-from ..fields.report import Look, mean_cell, sections
+from ..core.study import Recipe, Sections, Study
+from ..core.table import estimate
+from ..core.tune import around, choose
+from ..fields.report import Look, sections
 from ..fields.run import NORMS, FieldRun, Problem, final_error, normalised, results
 from ..methods import METHODS
 
@@ -165,7 +166,7 @@ def psnr(error: float) -> float:
 
 _LOOK = Look(
     psnr,
-    mean_cell(1),
+    partial(estimate, digits=1),
     "PSNR, dB",
     "{:+.1f}".format,
     about="Mean ± standard error over crops, each by a seed of its own. Learning rate and damping are the best of an "
@@ -256,9 +257,8 @@ def _run(options: argparse.Namespace, store: Store) -> None:
         # The settings of larger crops are those of the smaller ones, whose trials take a sixteenth of the time.
         small = replace(like, size=64, steps=options.steps or 500)
         for arm in arms:
-            (chosen,) = tune(
-                [first_trial(small, arm)], COORDINATES, store, psnr_loss, trials=options.trials, each=_each
-            )
+            search = around(first_trial(small, arm), options.trials)
+            (chosen,) = choose([search], COORDINATES, store, psnr_loss, each=_each)
             chosen = replace(chosen, size=size, steps=like.steps)
             shown = range(len(TUNED_ON), len(TUNED_ON) + min(options.crops or crops, crops))
             run_all([replace(chosen, crop=crop, seed=crop) for crop in shown], COORDINATES, store)
@@ -275,5 +275,8 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
 
 
 STUDIES = {
-    "coordinates": Study("coordinate networks: a picture learned from (x, y)", _run, report, _arguments),
-}
+    "coordinates": Study(
+        "coordinate networks: a picture learned from (x, y)", _run, report, _arguments, makes=[Recipe(8.0)],
+        smoke="--network siren --trials 1 --crops 1 --steps 1", page="docs/results/fields.md",
+    ),
+}  # fmt: skip

@@ -17,8 +17,8 @@ from adiv_optim.layers import NormLikeLinear
 from .. import data as datasets
 from ..core.figure import WIDTH, plt, saved
 from ..core.run import public_name, step
-from ..core.study import measurement
-from ..core.table import machine, markdown
+from ..core.study import Recipe, measurement
+from ..core.table import Cell, Row, Section, Table, exact, machine
 from ..images.networks import mlp
 from ..methods import METHODS, Method
 from ..speed.timing import interleaved, ratio
@@ -141,28 +141,34 @@ def _cost(data: datasets.Dataset, rounds: int) -> list[dict[str, Any]]:
     return rows
 
 
-def table(result: dict[str, Any], stage: str) -> str:
-    """A Markdown table of one stage; three numbers in a cell are the three layers."""
-    rows = []
+def table(result: dict[str, Any], stage: str) -> Table:
+    """The table of one stage; three numbers in a cell are the three layers."""
+    rows = list[Row]()
     for name, subject in result["subjects"].items():
         found = subject[stage]
         layers, uneven = found["layers"], found["not_downhill_uneven"]
         gains = [(layer["gain_mean"], layer["gain_variance"] ** 0.5) for layer in layers]
-        cells = (
-            (f"{layer['cosine'][1]:.2f}" for layer in layers),
+        columns = (
+            [Cell(f"{v:.2f}", {"": v}) for v in (layer["cosine"][1] for layer in layers)],
             # What is left of a gain that is the same for every row is float32's rounding.
-            (f"{m:.3g} ± {d:.2g}" if d > 1e-4 * m else f"{m:.3g}" for m, d in gains),
-            (f"{layer['interference'][1]:.2f}" for layer in layers),
-            (f"{layer['weight_share']:.2f}" for layer in layers),
-            (f"{v:.2g}" if (v := layer["squared_norm_variance"]) > 1e-6 else "0" for layer in layers),
+            [Cell(f"{m:.3g} ± {d:.2g}" if d > 1e-4 * m else f"{m:.3g}", {"": m, "deviation": d}) for m, d in gains],
+            [exact(layer["interference"][1], ".2f") for layer in layers],
+            [exact(layer["weight_share"], ".2f") for layer in layers],
+            [Cell(f"{v:.2g}" if v > 1e-6 else "0", {"": v}) for v in (la["squared_norm_variance"] for la in layers)],
         )
-        whole = [f"{100 * found['not_downhill']:.0f}", "" if uneven is None else f"{100 * uneven:.1f}"]
-        rows.append([name, *map(", ".join, cells), *whole, f"{found['accuracy']:.1f}"])
+        whole = [exact(100 * found["not_downhill"], ".0f"), exact(None if uneven is None else 100 * uneven, ".1f")]
+        rows.append([name, *map(_by_layer, columns), *whole, exact(found["accuracy"], ".1f")])
     header = ["method", "cosine", "own gain", "interference", "weight share", "Var\\|x\\|²"]
-    return markdown([*header, "uphill, %", f"uphill, {UNEVEN_ROWS} uneven rows, %", "accuracy, %"], rows)
+    return Table([*header, "uphill, %", f"uphill, {UNEVEN_ROWS} uneven rows, %", "accuracy, %"], rows, name=stage)
 
 
-def section(result: dict[str, Any], name: str, folder: Path) -> str:
+def _by_layer(cells: list[Cell]) -> Cell:
+    numbers = {f"layer {at} {name}".strip(): value for at, cell in enumerate(cells, 1) for name, value in
+               cell.numbers.items()}  # fmt: skip
+    return Cell(", ".join(cell.text for cell in cells), numbers)
+
+
+def section(result: dict[str, Any], name: str, folder: Path) -> Section:
     """Both tables, the cost, and what their numbers are."""
     figure(result, folder / f"{name}.png")
     note = (
@@ -174,13 +180,14 @@ def section(result: dict[str, Any], name: str, folder: Path) -> str:
         f"{machine(result['environment'])}"
     )
     titles = {stage: title[0].upper() + title[1:] for stage, title in result["stages"].items()}
-    tables = [f"**{title}**\n\n{table(result, stage)}" for stage, title in titles.items()]
-    rows = []
+    tables = [part for stage, title in titles.items() for part in (f"**{title}**", table(result, stage))]
+    rows = list[Row]()
     for row in result["cost"]:
         (low, high), middle = row["time_ratio"]["quartiles"], row["time_ratio"]["median"]
-        rows.append([row["what"], f"{middle:.1f}", f"{low:.1f} to {high:.1f}", f"{row['milliseconds']:.1f}"])
-    cost = markdown(["one `divergence`, in training steps", "median", "quartiles", "ms"], rows)
-    return "\n\n".join([*tables, note, cost])
+        quartiles = Cell(f"{low:.1f} to {high:.1f}", {"low": low, "high": high})
+        rows.append([row["what"], exact(middle, ".1f"), quartiles, exact(row["milliseconds"], ".1f")])
+    cost = Table(["one `divergence`, in training steps", "median", "quartiles", "ms"], rows, name="cost")
+    return Section([*tables, note, cost])
 
 
 def figure(result: dict[str, Any], path: Path) -> None:
@@ -221,4 +228,6 @@ def figure(result: dict[str, Any], path: Path) -> None:
 
 
 _HELP = "what one step of every method does to the activations"
-STUDIES = {"divergence": measurement(_HELP, "divergence", compare, section)}
+STUDIES = {
+    "divergence": measurement(_HELP, "divergence", compare, section, makes=[Recipe(0.1)], page="docs/results/mlp.md")
+}

@@ -10,8 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from itertools import product
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,8 +19,8 @@ from examples.gpt import DEFAULT
 from ..core.progress import console
 from ..core.run import DEVICE, environment
 from ..core.store import Store
-from ..core.study import Sections, Study
-from ..core.table import markdown
+from ..core.study import Piece, Sections, Study
+from ..core.table import Section, Table, exact
 
 ROOT = Path(__file__).parents[2]
 #: Tests that are skipped without a CUDA device.
@@ -34,7 +33,7 @@ TESTS = [
 Command = Callable[[list[str]], int]
 
 
-class Piece(NamedTuple):
+class Job(NamedTuple):
     """One command: arguments of `python -m benchmarks`, or of pytest."""
 
     name: str
@@ -42,32 +41,19 @@ class Piece(NamedTuple):
     tests: bool = False
 
 
-def pieces(options: argparse.Namespace) -> list[Piece]:
-    """All pieces, the most valuable first; on a CPU small ones, to see that they run."""
-    small = options.device == "cpu"
-    device = ["--device", options.device]
+def jobs(studies: Mapping[str, Study], options: argparse.Namespace) -> list[Job]:
+    """The tests and all studies' pieces, the most valuable first; on a CPU small ones, to see that they run."""
+    data = {"text": ["--data", options.text], "images": ["--data", options.images]}
 
-    def speed(suite: str, dtype: str, mode: str) -> Piece:
-        how = ["--only", suite, "--dtypes", dtype, "--modes", mode, "--size", "small" if small else "full"]
-        return Piece(f"speed-{suite}-{dtype}-{mode}", ("speed-devices", *how, *device, "--name", "gpu-speed"))
+    def job(name: str, piece: Piece, how: str) -> Job:
+        where = [*data.get(studies[name].data, []), *how.split(), "--device", options.device]
+        return Job(piece.name, (name, *where, "--name", f"gpu-{name.removesuffix('-devices')}"))
 
-    methods = ["adamw", "whitened-adamw-16"] if small else ["muon", "whitened-muon-16", "adamw", "whitened-adamw-16"]
-    length = ["--preset", "tiny", "--steps", "4"] if small else ["--preset", "gpu", "--steps", "1000"]
-    char_lm = ["--data", options.text, "--methods", *methods, "--norms", "layernorm", "--seeds", "1", *length]
-    cells = ["--preset", "smoke", "--methods", "none", "--activations", "tanh", "--batch-size", "64"]
-    table1 = cells if small else ["--preset", "paper", "--data", options.images]
-    # What compiles takes a compiler and, on a CPU, minutes.
-    modes = ["eager"] if small else ["eager", "compiled", "graphs"]
-    first, *others = product(("bfloat16", "float32"), modes)
-    return [
-        Piece("cuda-tests", ("-q", "-n", "0", "-k", "cuda or capture or synchronize", *TESTS), tests=True),
-        speed("steps", *first),
-        speed("layers", *first),
-        speed("unit-consistent", "float32", "eager"),
-        Piece("char-lm", ("char-lm", *char_lm, *device, "--name", "gpu-char-lm")),
-        *(speed(suite, *how) for how in others for suite in ("steps", "layers")),
-        Piece("table1", ("table1", *table1, *device, "--name", "gpu-table1")),
-    ]
+    pieces = sorted(((name, piece) for name, study in studies.items() for piece in study.pieces),
+                    key=lambda each: each[1].worth)  # fmt: skip
+    hows = [(name, piece, piece.small if options.device == "cpu" else piece.options) for name, piece in pieces]
+    tests = Job("cuda-tests", ("-q", "-n", "0", "-k", "cuda or capture or synchronize", *TESTS), tests=True)
+    return [tests, *(job(name, piece, how) for name, piece, how in hows if how is not None)]
 
 
 @contextlib.contextmanager
@@ -93,43 +79,43 @@ def deadline(seconds: float) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-def _run(options: argparse.Namespace, store: Store) -> None:
+def _run(every: Sequence[Job], options: argparse.Namespace, store: Store) -> None:
     """Run what is not there yet until the minutes are over; print what is left."""
-    end, every = time.monotonic() + 60 * options.minutes, pieces(options)
-    left, failed = [piece for piece in every if not store.has(f"{piece.name}, {options.device}")], dict[str, str]()
+    end = time.monotonic() + 60 * options.minutes
+    left, failed = [job for job in every if not store.has(f"{job.name}, {options.device}")], dict[str, str]()
     with deadline(60 * options.minutes):
-        for piece in list(left):
+        for job in list(left):
             start = time.monotonic()
-            console.rule(f"{piece.name}: {(end - start) / 60:.1f} minutes left")
+            console.rule(f"{job.name}: {(end - start) / 60:.1f} minutes left")
             try:
-                found = _tests(piece) if piece.tests else _study(piece, options.out, options.command)
+                found = _tests(job) if job.tests else _study(job, options.out, options.command)
             except Exception as error:  # an unlucky piece must not cost the others their minutes
-                failed[piece.name] = f" (failed: {type(error).__name__}: {str(error).partition(chr(10))[0]})"
+                failed[job.name] = f" (failed: {type(error).__name__}: {str(error).partition(chr(10))[0]})"
                 continue
-            about = {"piece": piece.name, "device": options.device, "seconds": time.monotonic() - start}
-            store.add(f"{piece.name}, {options.device}", {**found, **about, "environment": environment()})
-            left.remove(piece)
+            about = {"piece": job.name, "device": options.device, "seconds": time.monotonic() - start}
+            store.add(f"{job.name}, {options.device}", {**found, **about, "environment": environment()})
+            left.remove(job)
     print(f"{len(every) - len(left)} of {len(every)} pieces are done, in {options.out}")
-    for piece in left:
-        print(f"left: {piece.name}{failed.get(piece.name, '')}")
+    for job in left:
+        print(f"left: {job.name}{failed.get(job.name, '')}")
     if left:
         print("the same command goes on with them.")
     if failed:
         raise ValueError(f"failed: {', '.join(failed)}; the reasons stand above.")
 
 
-def _study(piece: Piece, out: Path, command: Command) -> dict[str, Any]:
-    code = command([*piece.arguments, "--out", str(out)])
+def _study(job: Job, out: Path, command: Command) -> dict[str, Any]:
+    code = command([*job.arguments, "--out", str(out)])
     if code == 130:  # it has caught the alarm, and says that finished runs are kept
         raise KeyboardInterrupt
     if code:
-        raise RuntimeError(f"exit code {code}: python -m benchmarks {' '.join(piece.arguments)}")
+        raise RuntimeError(f"exit code {code}: python -m benchmarks {' '.join(job.arguments)}")
     return {}
 
 
-def _tests(piece: Piece) -> dict[str, Any]:
+def _tests(job: Job) -> dict[str, Any]:
     """Run tests in a process of their own, which a fault of the device may end."""
-    line = [sys.executable, "-m", "pytest", *piece.arguments]
+    line = [sys.executable, "-m", "pytest", *job.arguments]
     done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True)
     last = (done.stdout.strip().splitlines() or [done.stderr.strip()])[-1]
     if done.returncode:
@@ -147,8 +133,15 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
 
 def report(store: Store, name: str, folder: Path) -> Sections:
     """Which pieces are done, and how long each took."""
-    rows = [[r["piece"], r["device"], f"{r['seconds']:.0f}", r.get("tests", "")] for r in store.read()]
-    return {name: markdown(["piece", "device", "seconds", "tests"], rows)}
+    rows = [[r["piece"], r["device"], exact(r["seconds"], ".0f"), r.get("tests", "")] for r in store.read()]
+    return {name: Section([Table(["piece", "device", "seconds", "tests"], rows)])}
 
 
-STUDIES = {"gpu": Study("all that wants a GPU, the most valuable first, for some minutes", _run, report, _arguments)}
+def study(studies: Mapping[str, Study]) -> Study:
+    """The study that runs the pieces of others."""
+
+    def run(options: argparse.Namespace, store: Store) -> None:
+        _run(jobs(studies, options), options, store)
+
+    what = "all that wants a GPU, the most valuable first, for some minutes"
+    return Study(what, run, report, _arguments, smoke="--device cpu --minutes 4 --text text.txt")

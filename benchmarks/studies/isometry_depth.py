@@ -15,8 +15,8 @@ from adiv_optim.layers import MeanFieldNorm
 
 from ..core.figure import panels, shade
 from ..core.store import Result
-from ..core.study import measurement
-from ..core.table import markdown
+from ..core.study import Recipe, measurement
+from ..core.table import Cell, Row, Section, Table, exact
 
 WIDTH, DEPTH, SAMPLES = 1000, 30, 10
 #: Between any two of the samples at depth 0.
@@ -164,7 +164,7 @@ STYLES: dict[str, tuple[str, str, str]] = {
 }
 
 
-def section(result: Result, name: str, folder: Path) -> str:
+def section(result: Result, name: str, folder: Path) -> Section:
     """Draw the figures into `folder`; return table and caption as Markdown."""
     found = result["activations"]
     where = f"width {result['width']}, {result['samples']} samples"
@@ -185,21 +185,19 @@ def section(result: Result, name: str, folder: Path) -> str:
                     _line(axis, found[name][quantity][variant], variant, STYLES[variant][2])
             if quantity == "error":
                 axes[0].set(yscale="log", ylim=(0.02, None))  # above the rounding that depth 0 has
-    deep, rows = result["depth"], []
+    deep, rows = result["depth"], list[Row]()
     for name, each in found.items():
         strength = each["strength"]
-        cells = [f"{strength:.4f}", f"{(2 - strength) ** 2:.3f}"]
-        cells += [f"{each[limit][deep]:.2g}" for limit in ("mean_field", "bound")]
+        cells = [exact(strength, ".4f"), exact((2 - strength) ** 2, ".3f")]
+        cells += [exact(each[limit][deep], ".2g") for limit in ("mean_field", "bound")]
         quartiles = [each["measured"][variant][deep] for variant in STYLES]
         quartiles += [each["error"][variant][deep] for variant in WITH_LIMIT]
-        cells += ["{1:.2g} ({0:.2g} to {2:.2g})".format(*three) if three else "out of range" for three in quartiles]
-        rows.append([name, *cells])
+        rows.append([name, *cells, *map(_quartile_cell, quartiles)])
     header = ["activation", "β", "(2 − β)²", "infinite width", "bound", *(label for *_, label in STYLES.values())]
     labels = [f"distance from infinite width, {STYLES[variant][2]}" for variant in WITH_LIMIT]
-    table = markdown([*header, *labels], rows)
+    table = Table([*header, *labels], rows)
     start = found["ReLU"]["mean_field"][0]
-    return (
-        f"{table}\n\n"
+    caption = (
         f"Isometry gap after {result['depth']} layers of width {result['width']}, weights N(0, 1/width), linear → "
         f"activation → centre → normalise, of {result['samples']} samples any two of which have a correlation of "
         f"{result['correlation']:g} at depth 0 (gap {start:.3f}): median and quartiles over {result['seeds']} draws of "
@@ -210,6 +208,14 @@ def section(result: Result, name: str, folder: Path) -> str:
         "a cross in the figures: in one of the draws the activations have left float64 or its precision. "
         f"torch {result['environment']['torch']}."
     )
+    return Section([table, caption])
+
+
+def _quartile_cell(quartiles: list[float] | None) -> str | Cell:
+    if quartiles is None:
+        return "out of range"
+    low, middle, high = quartiles
+    return Cell(f"{middle:.2g} ({low:.2g} to {high:.2g})", {"": middle, "low": low, "high": high})
 
 
 def _line(axis: Any, quartiles: list[list[float] | None], variant: str, label: str) -> None:
@@ -223,4 +229,9 @@ def _line(axis: Any, quartiles: list[list[float] | None], variant: str, label: s
         axis.plot(depths[-1], middle[-1], "x", color=color, markersize=8)
 
 
-STUDIES = {"isometry-depth": measurement("isometry of random networks by depth", "depth", compare, section)}
+STUDIES = {
+    "isometry-depth": measurement(
+        "isometry of random networks by depth", "depth", compare, section,
+        makes=[Recipe(0.02)], page="docs/results/isometry.md",
+    )
+}  # fmt: skip

@@ -1,7 +1,6 @@
 """Isometry of every layer before and after training, and how fast networks of several activations and depths train."""
 
 import argparse
-import math
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -19,8 +18,8 @@ from ..core.figure import panels, plt
 from ..core.progress import measure
 from ..core.run import public_name, step
 from ..core.store import Result, Store, setting
-from ..core.study import Sections, Study, named, protocol
-from ..core.table import grouped, markdown, plus_minus
+from ..core.study import Recipe, Sections, Study, at_lengths, named, protocol
+from ..core.table import Cell, Row, Section, Table, estimate, exact, grouped
 from ..data import DATA, load
 from .comparison import DATA_LABELS
 
@@ -31,8 +30,6 @@ PRESETS: dict[str, dict[str, Any]] = {
     "reduced": {"layers": [10], "seeds": 1, "steps": 194, "width": 1000},
     "smoke": {"layers": [2], "seeds": 1, "steps": 4, "width": 32, "data": "digits"},
 }
-#: Fig. B.4: widths of the hidden layers.
-WIDTHS = [[1000] * 5, [512, 1024, 2048, 4096, 8192], [8192, 4096, 2048, 1024, 512], [1024, 2048, 1024, 2048, 1024]]
 #: Batches that isometry is averaged over, and steps of training over which a loss is.
 MEASURED, WINDOW = 2, 20
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
@@ -130,7 +127,7 @@ def report(store: Store, name: str, folder: Path) -> Sections:
             data = DATA_LABELS.get(first["settings"]["data"], first["settings"]["data"])
             _layers_figure(found.get("tanh", [first])[0], data, folder / f"isometry-layers{end}.png")
             _convergence_figure(found, data, folder / f"isometry-convergence{end}.png")
-            sections[f"{name}{end}"] = f"{_table(found)}\n\n{_caption(found, data)}"
+            sections[f"{name}{end}"] = Section([_table(found), _caption(found, data)])
     return sections
 
 
@@ -196,20 +193,21 @@ def least_gains(seeds: list[Result], stage: str) -> list[float]:
     return [min(after - before for before, after in zip(s[2::3], s[3::3], strict=True)) for s in layers]
 
 
-def _table(found: Seeds) -> str:
-    rows, ends = [], _ends(found)
+def _table(found: Seeds) -> Table:
+    rows, ends = list[Row](), _ends(found)
     for activation, seeds in found.items():
         cells = []
         for stage in STAGES:
-            means = (statistics.fmean(r["isometry"][stage][at]["isometry"] for r in seeds) for at in (0, -1))
-            cells.append(", ".join(f"{mean:.3f}" for mean in means))
-        cells.append(", ".join(f"{min(least_gains(seeds, stage)):+.1g}" for stage in STAGES))
-        cells += [plus_minus(_losses(seeds, step), 3) for step in ends.values()]
-        cells.append(plus_minus([r["test_accuracy"] for r in seeds], 1))
-        rows.append([activation, f"{seeds[0]['strength']:.4f}", *cells])
+            first, last = (statistics.fmean(r["isometry"][stage][at]["isometry"] for r in seeds) for at in (0, -1))
+            cells.append(Cell(f"{first:.3f}, {last:.3f}", {"first": first, "last": last}))
+        start, trained = (min(least_gains(seeds, stage)) for stage in STAGES)
+        cells.append(Cell(f"{start:+.1g}, {trained:+.1g}", {"at initialisation": start, "at the end": trained}))
+        cells += [estimate(_losses(seeds, step), 3) for step in ends.values()]
+        cells.append(estimate([r["test_accuracy"] for r in seeds], 1))
+        rows.append([activation, exact(seeds[0]["strength"], ".4f"), *cells])
     header = ["activation", "β", "isometry after the first and the last norm", "trained"]
     header += ["least gain by a norm, trained", *(f"loss, end of {end}" for end in ends), "test accuracy, %"]
-    return markdown(header, rows)
+    return Table(header, rows)
 
 
 def correlations(found: Seeds) -> dict[str, Any]:
@@ -269,41 +267,11 @@ def _run(options: argparse.Namespace, store: Store) -> None:
     measure(store, wanted)
 
 
-def _widths(options: argparse.Namespace, store: Store) -> None:
-    def measured(widths: list[int]) -> Result:
-        return {"widths": widths, **train("tanh", options.data, 0, widths, samples=256, download=options.download)}
-
-    measure(store, {f"{widths}, {public_name(options.data)}": partial(measured, widths) for widths in WIDTHS})
-
-
-def _report_widths(store: Store, name: str, folder: Path) -> Sections:
-    """A table of every data set."""
-    return {own: _widths_table(results) for own, results in named(name, store.read(), setting("data")).items()}
-
-
-def _widths_table(results: list[Result]) -> str:
-    """Gap behind every norm, a row for each choice of widths."""
-    rows = []
-    for result in results:
-        norms = [layer["isometry"] for layer in result["isometry"]["start"] if layer["path"].startswith("norm")]
-        rows.append([", ".join(map(str, result["widths"])), *(f"{-math.log(isometry):.3f}" for isometry in norms)])
-    header = ["widths", *(f"norm {number}" for number in range(len(rows[0]) - 1))]
-    data = results[0]["settings"]["data"]
-    return (
-        f"{markdown(header, rows)}\n\n{DATA_LABELS.get(data, data)}, tanh, at initialisation: isometry gap of "
-        f"{results[0]['samples']} samples behind every norm, one seed (Fig. B.4). "
-        f"torch {results[0]['environment']['torch']}."
-    )
-
-
-def _widths_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--data", default="cifar10", help=f"{', '.join(DATA)}; imagefolder as imagefolder:PATH")
-    parser.add_argument("--download", action="store_true", help="let torchvision fetch CIFAR-10 into ./data")
-
-
 _HELP = "isometry of trained networks, layer by layer, and convergence: Figs. 2, 7, B.6"
-_WIDTHS_HELP = "isometry by layer for several widths, Fig. B.4"
 STUDIES = {
-    "isometry-training": Study(_HELP, _run, report, _arguments),
-    "isometry-widths": Study(_WIDTHS_HELP, _widths, _report_widths, _widths_arguments),
-}
+    "isometry-training": Study(
+        _HELP, _run, report, _arguments, data="images", page="docs/results/isometry.md",
+        makes=[Recipe(0.4, options=("--preset reduced",)), *at_lengths("isometry-fig7", 14, 0.4, decides="")],
+        smoke="--data digits --activations tanh --steps 2 --width 8",
+    ),
+}  # fmt: skip

@@ -19,8 +19,8 @@ from adiv_optim.diagnostics import divergence
 from ..core.figure import panels
 from ..core.progress import NOBODY, Watch, run_all
 from ..core.store import Result, Store
-from ..core.study import Sections, Study
-from ..core.table import machine, markdown, mean_and_error, plus_minus
+from ..core.study import Recipe, Sections, Study
+from ..core.table import Cell, Row, Section, Table, estimate, exact, machine, mean_and_error
 from ..data import Dataset
 from ..images.ensemble import Loops, epoch_orders, take
 from ..images.run import ImageRun
@@ -113,16 +113,17 @@ def rank(members: Sequence[dict[str, float]], quantity: str) -> Any:
 def report(store: Store, name: str, folder: Path) -> Sections:
     """Rank correlations, the runs, a figure and a caption."""
     results, found = store.read(), groups(store.read())
-    correlations = []
+    correlations = list[Row]()
     for group, members in found.items():
         ranks = [rank(members, quantity) for quantity in QUANTITIES]
-        correlations.append([group, str(len(members)), *(f"{r.statistic:+.2f} ({r.pvalue:.2g})" for r in ranks)])
+        cells = [Cell(f"{r.statistic:+.2f} ({r.pvalue:.2g})", {"": r.statistic, "p": r.pvalue}) for r in ranks]
+        correlations.append([group, exact(len(members)), *cells])
     labels = list(QUANTITIES.values())
-    rows = []
+    rows = list[Row]()
     for result in sorted(results, key=lambda r: -mean_and_error(r["accuracy"])[0]):
         settings, own = result["settings"], means(result)
-        row = [METHODS[settings["method"]].label, settings["activation"], settings["optimizer"]]
-        rows.append([*row, plus_minus(result["accuracy"]), *(f"{own[quantity]:.3f}" for quantity in QUANTITIES)])
+        row: Row = [METHODS[settings["method"]].label, settings["activation"], settings["optimizer"]]
+        rows.append([*row, estimate(result["accuracy"]), *(exact(own[name], ".3f") for name in QUANTITIES)])
     _figure(results, f"{network(results[0])}: divergence and accuracy", folder / f"{name}.png")
     wanted = "The thesis wants a positive correlation with the cosine and negative ones with the others. "
     seeds = len(results[0]["accuracy"])
@@ -133,9 +134,9 @@ def report(store: Store, name: str, folder: Path) -> Sections:
         "In the figure circles are with SGD, squares have momentum, triangles are with Adam; filled is tanh. "
         f"{machine(results[0]['environment'])}"
     )
-    first = markdown(["runs", "n", *(f"accuracy and {label}" for label in labels)], correlations)
-    second = markdown(["method", "activation", "optimizer", "test accuracy, %", *labels], rows)
-    return {name: f"{first}\n\n{second}\n\n{caption}"}
+    first = Table(["runs", "n", *(f"accuracy and {label}" for label in labels)], correlations, name="ranks")
+    second = Table(["method", "activation", "optimizer", "test accuracy, %", *labels], rows, name="runs")
+    return {name: Section([first, second, caption])}
 
 
 def _figure(results: Sequence[Result], title: str, path: Path) -> None:
@@ -159,4 +160,9 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
 
 
 _HELP = "divergence along tuned runs, and whether it ranks them"
-STUDIES = {"mechanism": Study(_HELP, _run, report, _arguments)}
+#: After what they follow.
+_MAKES = [
+    Recipe(0.05, "digits-mechanism", ("--tuned {out}/digits-tuned.jsonl",), data=""),
+    Recipe(0.6, options=("--tuned {out}/cifar10-tuned.jsonl --seeds 1",), decides=""),
+]
+STUDIES = {"mechanism": Study(_HELP, _run, report, _arguments, makes=_MAKES, data="images", page="docs/results/mlp.md")}

@@ -15,21 +15,24 @@ from typing import NamedTuple
 
 from examples.gpt import NORM_LABELS, NORMS
 
-from .. import language
-from ..core.ladder import Ladder, climb
 from ..core.progress import run_all
 from ..core.store import Result, Store
-from ..core.study import Sections, Study, named, protocol
-from ..core.table import grouped, machine, markdown, mean_and_error, plus_minus, welch
-from ..language import LANGUAGE, TextRun, dampings, final_validation_loss, lacks, worth
-from ..methods import METHODS
+from ..core.study import UNTRIED, Recipe, Sections, Study, named, protocol
+from ..core.table import Cell, Section, Table, against, estimate, exact, grouped, machine, mean_and_error
+from ..core.table import Row as Cells
+from ..core.tune import choose, ladder
+from ..language.optimizers import dampings, lacks
+from ..language.run import SMOKE, TextRun, add_arguments, described
+from ..language.train import LANGUAGE, final_validation_loss, title, worth
+from ..methods import METHODS, having
 
 #: Deviation of the embeddings: GPT-2's, or one.
 DRAWN: tuple[float | None, ...] = (None, 1.0)
 
-
-COARSE = Ladder((3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 3e-1), (3e-3, 1e-2, 3e-2))
-FINE = Ladder((5e-4, 1e-3, 2e-3, 3e-3, 5e-3, 7e-3, 1e-2, 2e-2, 3e-2), (2e-3, 3e-3, 5e-3, 7e-3, 1e-2, 2e-2))
+#: Rates, ascending, and those that a search begins with.
+Rates = tuple[tuple[float, ...], tuple[float, ...]]
+COARSE: Rates = ((3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 3e-1), (3e-3, 1e-2, 3e-2))
+FINE: Rates = ((5e-4, 1e-3, 2e-3, 3e-3, 5e-3, 7e-3, 1e-2, 2e-2, 3e-2), (2e-3, 3e-3, 5e-3, 7e-3, 1e-2, 2e-2))
 _PROTOCOL = protocol("norm", "embedding_deviation", "embedding_lr", "method", "lr", "damping", "seed")
 #: The normalised network that every row is held against, behind the same kind of optimizer.
 TWIN = "layernorm"
@@ -44,30 +47,26 @@ class Row(NamedTuple):
     embedding_lr: float | None = None  # None is that of the other weights
 
 
-_MUON, _ADAMW = (("muon", "input-scaled-muon", "input-held-muon"), ("adamw", "input-scaled-adamw", "input-held-adamw"))
-_WHITENED = ("whitened-muon", "whitened-adamw", "whitened-muon-16", "whitened-adamw-16")
-#: What else changes a step by the inputs of its layer, or Muon's step; here with the damping it has by itself.
-_RIVALS = ("preconditioned-muon", "preconditioned-adamw", "normuon", "kron", "mars", "soap", "kfac")
 #: Normalisers that have a table of their own: the long runs have the single one before the head.
 _ELSEWHERE = ("affine-like", "head-layernorm")
 #: Rows in the order in which they run; each group is searched and then repeated by all seeds.
 GROUPS: list[list[Row]] = [
     [Row(*row) for row in product(["layernorm"], DRAWN, ["muon", "adamw"])]
-    + [Row(*row) for row in product(["none"], [1.0], [*_MUON, *_ADAMW])],
+    + [Row(*row) for row in product(["none"], [1.0], having("norm-free"))],
     [Row(*row) for row in product(["none"], [None], ["muon", "adamw"])],
     [Row(*row) for row in product(["gains", "skip-init"], [1.0], ["muon", "input-held-muon", "adamw"])],
     [Row(*row) for row in product(["rmsnorm", "dyt", "derf"], DRAWN, ["muon", "adamw"])],
-    [Row(*row) for row in product(["layernorm"], [None], [*_WHITENED, *_RIVALS])]
-    + [Row(*row) for row in product(["none"], [1.0], [*_WHITENED, *_RIVALS])],
-    [Row("none", 1.0, f"input-scaled-{method}") for method in ("soap", "normuon")],
+    [Row(*row) for row in product(["layernorm"], [None], having("norm-free-others"))]
+    + [Row(*row) for row in product(["none"], [1.0], having("norm-free-others"))],
+    [Row("none", 1.0, method) for method in having("norm-free-scaled")],
     [Row(*row) for row in product(["gains", "skip-init"], [None], ["muon", "adamw"])],
-    [Row(*row) for row in product(NORMS, DRAWN, [*_MUON, *_ADAMW]) if row[0] not in _ELSEWHERE],
+    [Row(*row) for row in product(NORMS, DRAWN, having("norm-free")) if row[0] not in _ELSEWHERE],
 ]
 
 
-def search(rows: Sequence[Row], run: TextRun, ladder: Ladder, store: Store, download: bool = False) -> list[TextRun]:
+def search(rows: Sequence[Row], run: TextRun, rates: Rates, store: Store, download: bool = False) -> list[TextRun]:
     """For each row, the run of the lowest validation loss, after as many rates as it takes for it to be no edge."""
-    return climb([[_of(row, run)] for row in rows], lambda _: ladder, LANGUAGE, store, worth, download=download)
+    return choose([ladder([_of(row, run)], *rates) for row in rows], LANGUAGE, store, download=download)
 
 
 def _of(row: Row, run: TextRun) -> TextRun:
@@ -83,15 +82,18 @@ def report(store: Store, name: str, folder: Path) -> Sections:
     return {own: _section(results, searched.get(_PROTOCOL(results[0]), [])) for own, results in groups.items()}
 
 
-def _section(results: list[Result], trials: list[Result]) -> str:
+def _section(results: list[Result], trials: list[Result]) -> Section:
     """One table, a row for each of normaliser, embeddings and optimizer."""
     rows, searched = grouped(results, _row), grouped(trials, _row)
     tried = {row: [r["settings"]["lr"] for r in found] for row, found in searched.items()}
-    cells = [_cells(row, rows, tried.get(row, [])) for row in sorted(rows, key=_order)]
+    order = sorted(rows, key=_order)
+    cells = [_cells(row, rows, tried.get(row, [])) for row in order]
+    # Of many rows a page shows those with the twin's normaliser and with none.
+    worth = [row.norm in (TWIN, "none") for row in order] if len(order) > 40 else None
     header = ["normaliser", "embeddings", "optimizer", "rate", "seeds", "validation loss", "test loss"]
     header += ["validation against LayerNorm (p)", "test against LayerNorm (p)"]
     header += ["RMS of the residual stream", "of the logits"]
-    return f"{markdown(header, cells)}\n\n{_caption(results, tried.values())}"
+    return Section([Table(header, cells, worth), _caption(results, tried.values())])
 
 
 def _row(result: Result) -> Row:
@@ -104,7 +106,7 @@ def _order(row: Row) -> tuple[float, ...]:
     return *place, row.embedding_lr or 0
 
 
-def _cells(row: Row, rows: dict[Row, list[Result]], tried: Sequence[float]) -> list[str]:
+def _cells(row: Row, rows: dict[Row, list[Result]], tried: Sequence[float]) -> Cells:
     results = rows[row]
     drawn = "0.02" if row.drawn is None else f"{row.drawn:g}"
     if row.embedding_lr is not None:
@@ -116,18 +118,19 @@ def _cells(row: Row, rows: dict[Row, list[Result]], tried: Sequence[float]) -> l
     if math.inf in validation:
         diverged = f"diverged, {validation.count(math.inf)} of {len(results)}"
         return [*label, rates + edge, str(len(results)), diverged, *[""] * 5]
-    against = ["", ""]
+    beside: Cells = ["", ""]
     twins = [other for other in rows if other.norm == TWIN and other.method == METHODS[row.method].optimizer]
     known = {twin: _losses(rows[twin]) for twin in twins}
     if known and len(validation) > 1:
         twin = min(known, key=lambda twin: mean_and_error(known[twin][0])[0])
         pairs = zip((validation, test), known[twin], strict=True)
-        against = ["twin" if twin == row else "{:+.3f} ({:.2g})".format(*welch(*pair)) for pair in pairs]
+        beside = ["twin" if twin == row else against(*pair, form="{:+.3f} ({:.2g})") for pair in pairs]
     sizes = [[value or math.inf for value in result["rms"]] for result in results]
     residual = [mean_and_error(column)[0] for column in zip(*sizes, strict=True)]
     shown = f"{residual[0]:.2g} to {max(residual[:-1]):.2g}"
-    losses = [str(len(results)), plus_minus(validation, 3), plus_minus(test, 3)]
-    return [*label, rates + edge, *losses, *against, shown, f"{residual[-1]:.2g}"]
+    losses = [exact(len(results)), estimate(validation, 3), estimate(test, 3)]
+    stream = Cell(shown, {"at the first block": residual[0], "largest": max(residual[:-1])})
+    return [*label, rates + edge, *losses, *beside, stream, exact(residual[-1], ".2g")]
 
 
 def _losses(results: Iterable[Result]) -> tuple[list[float], list[float]]:
@@ -145,7 +148,7 @@ def _caption(results: list[Result], tried: Iterable[Sequence[float]]) -> str:
     seeds = sorted({result["settings"]["seed"] for result in results})
     length = f"{settings['steps']} steps, weight decay {settings['weight_decay']:g}"
     return (
-        f"{language.title(results[0])}, {length}, {gradients}. "
+        f"{title(results[0])}, {length}, {gradients}. "
         f"Cross entropy in nats per character, mean ± standard error over seeds {seeds[0]} to {seeds[-1]}. "
         f"Rates are the best of {counts} by the validation loss of seed 0, which is not among them; "
         "* is an edge of what was tried. Differences are to LayerNorm with the same optimizer without "
@@ -155,15 +158,15 @@ def _caption(results: list[Result], tried: Iterable[Sequence[float]]) -> str:
 
 
 def _study(
-    help: str, groups: Sequence[Sequence[Row]], ladder: Ladder, *,
-    steps: int = 400, preset: str = "small", weight_decay: float = 0.0, clip: float | None = None,
+    help: str, hours: float, groups: Sequence[Sequence[Row]], rates: Rates, *,
+    steps: int = 400, preset: str = "small", weight_decay: float = 0.0, clip: float | None = None, smoke: str = UNTRIED,
 ) -> Study:  # fmt: skip
     def run(options: argparse.Namespace, store: Store) -> None:
-        like, done = language.described(options, steps=options.steps, clip=options.clip), set[Row]()
+        like, done = described(options, steps=options.steps, clip=options.clip), set[Row]()
         for group in groups[: options.groups]:
             rows = [row for row in dict.fromkeys(group) if row not in done and lacks(row.method) is None]
             done.update(rows)
-            chosen = search(rows, like, ladder, store, options.download)
+            chosen = search(rows, like, rates, store, options.download)
             seeds = range(1, options.seeds + 1)
             run_all([replace(best, seed=seed) for seed in seeds for best in chosen], LANGUAGE, store)
 
@@ -172,9 +175,11 @@ def _study(
         parser.add_argument("--steps", type=int, default=steps, help="length of the runs")
         parser.add_argument("--seeds", type=int, default=5, help="how many beside 0, which chooses the rate")
         parser.add_argument("--clip", type=float, default=clip, help="what the norm of all gradients is cut to")
-        language.add_arguments(parser, preset, weight_decay)
+        add_arguments(parser, preset, weight_decay)
 
-    return Study(help, run, report, arguments)
+    makes = [Recipe(hours, decides="--seeds 10")]
+    page = "docs/results/language-model.md"
+    return Study(help, run, report, arguments, makes=makes, data="text", smoke=smoke, page=page)
 
 
 _LAYERNORM, _HELD = Row("layernorm", None, "muon"), Row("none", 1.0, "input-held-muon")
@@ -186,8 +191,11 @@ _HEAD = [[Row("head-layernorm", 1.0, method, 3e-2)] for method in ("input-held-m
 _DEEP = [[_LAYERNORM, _HELD], [Row(norm, 1.0, "muon") for norm in ("none", "layernorm")]]
 _LONG = [[_LAYERNORM, _HELD], *_FASTER, *_HEAD]
 STUDIES = {
-    "norm-free": _study("a language model without normalisers, by InputScaled", GROUPS, COARSE),
+    "norm-free": _study(
+        "a language model without normalisers, by InputScaled", 11.0, GROUPS, COARSE,
+        smoke=f"--groups 1 {SMOKE}",
+    ),
     # Clipping and decay cost LayerNorm nothing, and the other one gains by them.
-    "norm-free-2000": _study("the same for 2,000 steps", _LONG, FINE, steps=2000, weight_decay=0.1, clip=1.0),
-    "norm-free-deep": _study("the same with twelve layers", _DEEP, FINE, preset="deep"),
-}
+    "norm-free-2000": _study("the same for 2,000 steps", 9.0, _LONG, FINE, steps=2000, weight_decay=0.1, clip=1.0),
+    "norm-free-deep": _study("the same with twelve layers", 4.0, _DEEP, FINE, preset="deep"),
+}  # fmt: skip

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from ..core.figure import panels
-from ..core.study import measurement
-from ..core.table import markdown
+from ..core.study import Recipe, measurement
+from ..core.table import Row, Section, Table, exact
 from ..methods import METHODS
 
 #: What figure and table call them → the methods of the other studies.
@@ -36,7 +36,7 @@ def _rounded(points: torch.Tensor) -> dict[str, list[float]]:
     return {"x": x, "y": y}
 
 
-def section(result: dict[str, Any], name: str, folder: Path) -> str:
+def section(result: dict[str, Any], name: str, folder: Path) -> Section:
     """Draw the points into `folder`; return table and caption as Markdown."""
     names, count, path = list(result["outputs"]), len(result["inputs"]["x"]), folder / f"{name}.png"
     title = f"{count} standard normal points, and where each normaliser puts them"
@@ -47,19 +47,23 @@ def section(result: dict[str, Any], name: str, folder: Path) -> str:
             for label, (where, color, size, alpha) in drawn.items():
                 axis.scatter(**where, s=size, color=color, alpha=alpha, linewidth=0)
                 axis.scatter([], [], s=40, color=color, linewidth=0, label=label)  # large enough for a legend
-    rows = []
+    rows = list[Row]()
     for name in names:
         lengths = sorted((x * x + y * y) ** 0.5 for x, y in zip(*result["outputs"][name].values(), strict=True))
         low, middle, high = (lengths[int(share * (count - 1))] for share in (0.05, 0.5, 0.95))
-        rows.append([name, f"{low:.3f}", f"{middle:.3f}", f"{high:.3f}"])
-    table = markdown(["length of the outputs", "5 %", "median", "95 %"], rows)
-    return (
-        f"{table}\n\n{count} points from a standard normal in the plane (as Bird 2025, Fig. 1). BatchNorm leaves them "
+        rows.append([name, *(exact(length, ".3f") for length in (low, middle, high))])
+    caption = (
+        f"{count} points from a standard normal in the plane (as Bird 2025, Fig. 1). BatchNorm leaves them "
         "nearly where they are, LayerNorm keeps one sign of two numbers, L2 norm and RMSNorm keep the direction alone; "
         "affine-like, with W = I and b = 0, fills the disc: its outputs keep the order of their lengths. "
         f"torch {result['environment']['torch']}."
     )
+    return Section([Table(["length of the outputs", "5 %", "median", "95 %"], rows), caption])
 
 
 _HELP = "what normalisers make of a thousand points of the plane"
-STUDIES = {"normalisers-plane": measurement(_HELP, "plane", place, section)}
+STUDIES = {
+    "normalisers-plane": measurement(
+        _HELP, "plane", place, section, makes=[Recipe(0.01)], smoke="", page="docs/results/isometry.md"
+    )
+}

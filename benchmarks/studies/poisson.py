@@ -21,8 +21,9 @@ from torch import Tensor, nn
 
 from ..core.progress import Kind, add_progress_arguments, run_all
 from ..core.store import Store
-from ..core.study import Sections, Study
-from ..core.tune import tune
+from ..core.study import Recipe, Sections, Study
+from ..core.table import Cell
+from ..core.tune import around, choose
 from ..fields.report import Look, sections
 from ..fields.run import FieldRun, Problem, final_error, results
 from ..methods import METHODS
@@ -219,9 +220,11 @@ PROTOCOLS: dict[tuple[str, str, float | int], Sequence[Arm]] = {
 }
 
 
-def _cell(values: Sequence[float]) -> str:
-    low, middle, high = statistics.quantiles(values, n=4) if len(values) > 1 else list(values) * 3
-    return f"{10**middle:.2g} ({10**low:.2g} to {10**high:.2g})"
+def _cell(values: Sequence[float]) -> Cell:
+    powers = statistics.quantiles(values, n=4) if len(values) > 1 else list(values) * 3
+    low, middle, high = (10**power for power in powers)
+    numbers = {"": middle, "low": low, "high": high, "n": len(values)}
+    return Cell(f"{middle:.2g} ({low:.2g} to {high:.2g})", numbers)
 
 
 _LOOK = Look(
@@ -271,9 +274,8 @@ def _run(options: argparse.Namespace, store: Store) -> None:
             like = EquationRun("", "none", equation=equation, **limit(searched, 0.5))
             own: dict[str, Any] = {"optimizer": optimizer, "method": method, "every": every, "rows": rows}
             own["damping"] = DAMPING if METHODS[method].damped else None
-            (chosen,) = tune(
-                [replace(like, lr=STARTS[optimizer], **own)], PINNS, store, math.log, trials=options.trials
-            )
+            first = replace(like, lr=STARTS[optimizer], **own)
+            (chosen,) = choose([around(first, options.trials)], PINNS, store, math.log)
             seeds = range(1, options.seeds + 1)
             run_all([replace(chosen, points=points, seed=seed, **limit(whole)) for seed in seeds], PINNS, store)
 
@@ -287,4 +289,9 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     add_progress_arguments(parser)
 
 
-STUDIES = {"poisson": Study("physics-informed networks: Poisson's and the heat equation", _run, report, _arguments)}
+STUDIES = {
+    "poisson": Study(
+        "physics-informed networks: Poisson's and the heat equation", _run, report, _arguments,
+        makes=[Recipe(4.0)], smoke="--equation heat --trials 1 --seeds 1 --steps 1", page="docs/results/fields.md",
+    )
+}  # fmt: skip

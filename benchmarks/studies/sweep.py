@@ -9,7 +9,7 @@ from typing import Any
 from ..core.figure import bars, panels
 from ..core.store import Result
 from ..core.study import apart
-from ..core.table import machine, markdown, mean_and_error, plus_minus
+from ..core.table import Row, Section, Table, estimate, machine, mean_and_error
 from ..methods import METHODS
 from .comparison import Report, subject
 
@@ -59,16 +59,15 @@ def best(results: list[Result]) -> list[float]:
     return max((r["test_accuracy"][-1] for r in results), key=lambda seeds: mean_and_error(seeds)[0])
 
 
-def _section(along: str, results: list[Result], name: str, folder: Path) -> str:
+def _section(along: str, results: list[Result], name: str, folder: Path) -> Section:
     found, (label, _), settings = cells(results, along), ALONG[along], results[0]["settings"]
     places = sorted({place for methods in found.values() for by_place in methods.values() for place in by_place})
     several = len(found) > 1
-    rows = [
-        [*([panel] * several), METHODS[method].label]
-        + [plus_minus(best(by_place[place])) if place in by_place else "" for place in places]
-        for panel, methods in found.items()
-        for method, by_place in methods.items()
-    ]
+    rows = list[Row]()
+    for panel, methods in found.items():
+        for method, by_place in methods.items():
+            own = [estimate(best(by_place[place])) if place in by_place else "" for place in places]
+            rows.append([*([panel] * several), METHODS[method].label, *own])
     header = [*([""] * several), "method", *(f"{place:g}" if label else "%" for place in places)]
     title = f"{subject(results)}, {settings['epochs']} epochs"
     if label:
@@ -78,11 +77,11 @@ def _section(along: str, results: list[Result], name: str, folder: Path) -> str:
     rates = max(len(at) for methods in found.values() for by_place in methods.values() for at in by_place.values())
     chosen = f", each at the best of {rates} rates" if rates > 1 else ""
     rate = "" if len({r["settings"]["lr"] for r in results}) > 1 else f", {settings['optimizer']} {settings['lr']:g}"
-    return (
-        f"**{title}**\n\n{markdown(header, rows)}\n\n"
+    caption = (
         f"Accuracy on {where} in per cent after {settings['epochs']} epochs{rate}{chosen}, mean ± standard error over "
         f"{len(settings['seeds'])} seeds. {machine(results[0]['environment'], settings['device'])}"
     )
+    return Section([f"**{title}**", Table(header, rows), caption])
 
 
 def _figure(found: Cells, label: str, title: str, path: Path) -> None:

@@ -10,11 +10,11 @@ from scipy.stats import linregress, spearmanr
 
 from ..core.figure import bars, panels
 from ..core.store import Result, setting
-from ..core.study import Sections, named, protocol
-from ..core.table import grouped, in_order, markdown, plus_minus
+from ..core.study import Piece, Sections, at_lengths, named, protocol
+from ..core.table import Cell, Row, Section, Table, estimate, grouped, in_order
 from ..images.networks import ACTIVATIONS
 from ..images.run import Grid, expand
-from ..methods import DEFAULT, METHODS
+from ..methods import METHODS
 from .comparison import PAPERS, grid_study, presets, subject
 
 #: Bird 2025, Table 1: (mean accuracy over batch sizes, its error, slope, its error), after 100 epochs. The BatchNorm
@@ -84,8 +84,8 @@ def ranking(results: list[Result]) -> str:
     return "".join(sentences)
 
 
-def table(results: list[Result], planned: Iterable[tuple[str, str, int]] = ()) -> str:
-    """A Markdown table: accuracy at every batch size, its mean, and the slope, beside the paper's.
+def table(results: list[Result], planned: Iterable[tuple[str, str, int]] = ()) -> Table:
+    """Accuracy at every batch size, its mean, and the slope, beside the paper's.
 
     Cells that are planned, (method, activation, batch size), have a place whether they are there or not; a row has mean
     and slope once all of its cells are there.
@@ -93,23 +93,24 @@ def table(results: list[Result], planned: Iterable[tuple[str, str, int]] = ()) -
     found = series(results)
     cells = [*planned, *((*key, size) for key, by_size in found.items() for size in by_size)]
     sizes = sorted({size for *_, size in cells})
-    rows = []
+    rows = list[Row]()
     for activation in ACTIVATIONS:
         for method in in_order(METHODS, (name for name, other, _ in cells if other == activation)):
             by_size, paper = found.get((method, activation), {}), PAPER.get((method, activation))
             whole = set(by_size) == set(sizes)
             fitted = line(by_size) if whole else None
-            row = [activation, METHODS[method].label]
-            row += [plus_minus(by_size[size]) if size in by_size else MISSING for size in sizes]
-            row.append(plus_minus(over_sizes(by_size)) if whole else "")
-            row.append(_slope(fitted.slope, fitted.stderr) if fitted else "")
-            rows.append(row + (["{:.2f} ± {:.2f}".format(*paper[:2]), _slope(*paper[2:])] if paper else ["", ""]))
+            row: list[str | Cell] = [activation, METHODS[method].label]
+            row += [estimate(by_size[size]) if size in by_size else MISSING for size in sizes]
+            row.append(estimate(over_sizes(by_size)) if whole else "")
+            row.append(_slope(fitted.slope, fitted.stderr, p=fitted.pvalue) if fitted else "")
+            theirs = [Cell("{:.2f} ± {:.2f}".format(*paper[:2]), {"": paper[0], "error": paper[1]})] if paper else [""]
+            rows.append([*row, *theirs, _slope(*paper[2:]) if paper else ""])
     header = ["activation", "method", *map(str, sizes), "mean", "slope, 10⁻²", "paper: mean", "paper: slope, 10⁻²"]
-    return markdown(header, rows)
+    return Table(header, rows)
 
 
-def _slope(slope: float, error: float) -> str:
-    return f"{100 * slope:+.2f} ± {100 * error:.2f}"
+def _slope(slope: float, error: float, **more: float) -> Cell:
+    return Cell(f"{100 * slope:+.2f} ± {100 * error:.2f}", {"": 100 * slope, "error": 100 * error, **more})
 
 
 def caption(results: list[Result]) -> str:
@@ -147,7 +148,7 @@ def draw(results: list[Result], title: str, path: Path) -> None:
 
 _PROTOCOL = protocol("method", "activation", "batch_size", "backend")
 #: From the largest batch on, which is the soonest done.
-_PAPER: Grid = {**PAPERS, "method": DEFAULT, "batch_size": SIZES[::-1]}
+_PAPER: Grid = {**PAPERS, "batch_size": SIZES[::-1]}
 _SMOKE = {"method": ["none", "affine-like"], "data": "digits", "epochs": 1, "seeds": 2}
 PRESETS = {**presets(_PAPER, reduced={"epochs": 20, "seeds": 3}), "smoke": [{**_PAPER, **_SMOKE}]}
 
@@ -156,18 +157,24 @@ def report(results: list[Result], name: str, folder: Path) -> Sections:
     """A table and a figure for every length; cells of a preset have a place whether they are there or not."""
     sections: Sections = {}
     for own, there in named(name, results, _PROTOCOL).items():
-        epochs, seeds = setting("epochs", "seeds")(there[0])
+        epochs, counted = setting("epochs", "seeds")(there[0])
         heading = f"{subject(there[:1])}, {epochs} epochs: the paper's Table 1"
         draw(there, heading, folder / f"{own}.png")
-        alike = [grid for (grid,) in PRESETS.values() if (grid["epochs"], grid["seeds"]) == (epochs, len(seeds))]
+        alike = [grid for (grid,) in PRESETS.values() if (grid["epochs"], grid["seeds"]) == (epochs, len(counted))]
         planned = {(run.method, run.activation, run.batch_size) for run in expand(alike, {})}
         count = len({setting("method", "activation", "batch_size")(r) for r in there} & planned)
         share = f" {count} of the preset's {len(planned)} cells are there." if count < len(planned) else ""
         below = f"{caption(there)} {ranking(there)}In the figure the paper's lines are dotted.{share}"
-        sections[own] = f"**{heading}**\n\n{table(there, planned)}\n\n{below}"
+        sections[own] = Section([f"**{heading}**", table(there, planned), below])
     return sections
 
 
 STUDIES = {
-    "table1": grid_study("the paper's Table 1, Figs. 6 and 7: accuracy and slope over batch sizes", PRESETS, report)
-}
+    "table1": grid_study(
+        "the paper's Table 1, Figs. 6 and 7: accuracy and slope over batch sizes", PRESETS, report,
+        makes=at_lengths("table1", 20, 8, decides=""), page="docs/results/mlp.md",
+        pieces=[Piece(3, "table1", "--preset paper", "--preset smoke --data digits --methods none --activations tanh "
+                      "--batch-size 64")],
+        smoke="--methods none --activations tanh --batch-size 8 --preset smoke --device cpu",
+    )
+}  # fmt: skip

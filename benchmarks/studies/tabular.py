@@ -21,9 +21,9 @@ from torch import Tensor, nn
 
 from ..core.progress import Kind, add_progress_arguments, run_all
 from ..core.store import Result, Store
-from ..core.study import Sections, Study
-from ..core.table import grouped, machine, markdown
-from ..core.tune import tune
+from ..core.study import Recipe, Sections, Study
+from ..core.table import Cell, Row, Section, Table, grouped, machine
+from ..core.tune import around, choose
 from ..fields.report import arm, compared
 from ..fields.run import FieldRun, Problem, final_error, label, normalised, results
 from ..methods import METHODS
@@ -134,13 +134,15 @@ ARMS = [
 STARTS = {"adam": 1e-2, "muon": 3.2e-2, "soap": 1e-2}
 
 
-def _cell(own: Sequence[Result], bare: Sequence[Result] | None) -> str:
+def _cell(own: Sequence[Result], bare: Sequence[Result] | None) -> Cell:
     found = _errors(own)
-    mean = f"{math.exp(statistics.fmean(map(math.log, found.values()))):.3f}"
+    mean = math.exp(statistics.fmean(map(math.log, found.values())))
+    numbers = {"": mean, "n": len(found)}
     if bare is None:
-        return mean
+        return Cell(f"{mean:.3f}", numbers)
     difference, p, _ = compared(found, _errors(bare), math.log)
-    return f"{mean} (× {math.exp(difference):.2f}, p {p:.2g})"
+    ratio = math.exp(difference)
+    return Cell(f"{mean:.3f} (× {ratio:.2f}, p {p:.2g})", {**numbers, "ratio": ratio, "p": p})
 
 
 def _errors(results: Sequence[Result]) -> dict[tuple[str, int], float]:
@@ -154,10 +156,10 @@ def report(store: Store, name: str, folder: Path) -> Sections:
         return {}
     columns = grouped(found, lambda r: r["settings"]["data_set"].partition("-")[2] or r["settings"]["data_set"])
     by_column = {column: grouped(own, arm) for column, own in columns.items()}
-    table = []
+    table = list[Row]()
     for key, own in grouped(found, arm).items():
         bare = (key[0], key[1], "none", None, None)
-        cells = [label(own[0]["settings"])]
+        cells: list[str | Cell] = [label(own[0]["settings"])]
         for arms in by_column.values():
             cells.append(_cell(arms[key], arms.get(bare) if key != bare else None) if key in arms else "")
         table.append(cells)
@@ -168,7 +170,7 @@ def report(store: Store, name: str, folder: Path) -> Sections:
         f"{LAYERS} linear layers of {WIDTH}, ReLU, batches of {BATCH}; Friedman's three problems behind a random "
         f"linear map, standardised columns, {ROWS[0]} rows to train. {machine(found[0]['environment'])}"
     )
-    return {name: f"{markdown(header, table)}\n\n{caption}"}
+    return {name: Section([Table(header, table), caption])}
 
 
 def _run(options: argparse.Namespace, store: Store) -> None:
@@ -177,7 +179,7 @@ def _run(options: argparse.Namespace, store: Store) -> None:
         for norm, optimizer, method in ARMS:
             damping = 0.1 if METHODS[method].damped else None
             first = replace(like, norm=norm, optimizer=optimizer, method=method, lr=STARTS[optimizer], damping=damping)
-            (chosen,) = tune([first], TABULAR, store, math.log, trials=options.trials)
+            (chosen,) = choose([around(first, options.trials)], TABULAR, store, math.log)
             seeds = range(1, options.seeds + 1)
             run_all([replace(chosen, seed=seed, held_out=None) for seed in seeds], TABULAR, store)
 
@@ -189,4 +191,9 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     add_progress_arguments(parser)
 
 
-STUDIES = {"tabular": Study("regression behind badly conditioned features", _run, report, _arguments)}
+STUDIES = {
+    "tabular": Study(
+        "regression behind badly conditioned features", _run, report, _arguments,
+        makes=[Recipe(0.8)], smoke="--trials 1 --seeds 1 --steps 1", page="docs/results/fields.md",
+    )
+}  # fmt: skip

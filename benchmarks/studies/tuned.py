@@ -11,15 +11,15 @@ from typing import Any
 
 import torch
 
-from ..core.ladder import best_of
 from ..core.progress import run_all
 from ..core.store import Result, Store, setting
-from ..core.study import Sections, Study, named, protocol
-from ..core.table import in_order, markdown, mean_and_error
+from ..core.study import UNTRIED, Recipe, Sections, Study, named, protocol
+from ..core.table import Cell, Row, Section, Table, exact, in_order, mean_and_error
+from ..core.tune import choose, grid
 from ..images.networks import ACTIVATIONS
 from ..images.run import Grid, ImageRun, add_arguments, expand
 from ..images.train import IMAGES
-from ..methods import METHODS
+from ..methods import METHODS, having
 from .comparison import PAPERS, accuracy, grid_study, network
 from .sweep import sweep
 
@@ -71,11 +71,9 @@ Run = Callable[[argparse.Namespace, Store], None]
 Report = Callable[[Store, str, Path], Sections]
 
 _ALL = {"schedule": "cosine", "data": "cifar10"}
-#: Both sides of the question, and the plain network.
-_METHODS = ["none", "layernorm", "l2norm", "affine-like", "proportional", "batch-ideal"]
-_RATES = {**_ALL, "method": _METHODS, "activation": PAPERS["activation"], "optimizer": ["adam", "sgd"]}
+_RATES = {**_ALL, "method": having("cifar10-tuned"), "activation": PAPERS["activation"], "optimizer": ["adam", "sgd"]}
 _TANH = {**_ALL, "activation": "tanh"}
-_DIGITS = {**_RATES, "data": "digits", "method": ["none", "layernorm", "affine-like", "batch-ideal", "whitened"]}
+_DIGITS = {**_RATES, "data": "digits", "method": having("digits-tuned")}
 #: Around these rates, of a search of four epochs, and at these lengths.
 _TRIALS = {
     ("batch-ideal", "sgd", 10.0): [15, 30],
@@ -97,7 +95,8 @@ def _best(
     final: Sequence[ImageRun], tried: list[list[ImageRun]], part: str, options: argparse.Namespace, store: Store
 ) -> list[ImageRun]:
     """Every run at the settings of its trials that reached the highest validation accuracy."""
-    best = best_of(tried, IMAGES, store, lambda accuracy: -accuracy, part=part, download=options.download)
+    searches = list(map(grid, tried))
+    best = choose(searches, IMAGES, store, lambda accuracy: -accuracy, part=part, download=options.download)
     settings = [{name: getattr(trial, name) for name in ("lr", "weight_decay", "damping")} for trial in best]
     return [replace(run, **own) for run, own in zip(final, settings, strict=True)]
 
@@ -135,39 +134,43 @@ def _report_rates(store: Store, name: str, folder: Path) -> Sections:
     return {own: _rates_table(results) for own, results in named(name, store.read(), protocols).items()}
 
 
-def _rates_table(results: list[Result]) -> str:
+def _rates_table(results: list[Result]) -> Section:
     """Test accuracy of every method at its chosen rate, by activation and optimizer."""
     found = {setting("method", "activation", "optimizer")(r): r for r in results}
     columns = sorted({key[1:] for key in found}, key=lambda c: (list(ACTIVATIONS).index(c[0]), c[1]))
-    rows = []
+    rows = list[Row]()
     for method in in_order(METHODS, (key[0] for key in found)):
         runs = [found.get((method, *column)) for column in columns]
-        cells = [f"{accuracy(run)} ({run['settings']['lr']:g})" if run else "" for run in runs]
-        rows.append([METHODS[method].label, *cells])
-    table = markdown(["method", *(f"{activation}, {optimizer}, %" for activation, optimizer in columns)], rows)
+        rows.append([METHODS[method].label, *(_with_rate(run) if run else "" for run in runs)])
+    table = Table(["method", *(f"{activation}, {optimizer}, %" for activation, optimizer in columns)], rows)
     settings, environment = results[0]["settings"], results[0]["environment"]
     caption = (
         f"Test accuracy after {settings['epochs']} epochs, mean ± standard error over {len(settings['seeds'])} seeds, "
         f"in brackets the learning rate, falling to 0 by a cosine. Rates were chosen on a tenth of the training set "
         f"held out, one seed, from one grid for all methods. torch {environment['torch']}."
     )
-    return f"**{network(results[0])}, rates tuned**\n\n{table}\n\n{caption}"
+    return Section([f"**{network(results[0])}, rates tuned**", table, caption])
+
+
+def _with_rate(run: Result) -> Cell:
+    (text, numbers), rate = accuracy(run), run["settings"]["lr"]
+    return Cell(f"{text} ({rate:g})", {**numbers, "learning rate": rate})
 
 
 def _report_trials(store: Store, name: str, folder: Path) -> Sections:
     """Test accuracy of every method at the settings its trials chose, best first."""
-    results, tried, rows = store.read(), store.read("trials"), []
+    results, tried, rows = store.read(), store.read("trials"), list[Row]()
     activations = sorted({result["settings"]["activation"] for result in results})
     several = len(activations) > 1
     for result in sorted(results, key=lambda r: -mean_and_error(r["test_accuracy"][-1])[0]):
         settings = result["settings"]
         seconds = statistics.median(result["seconds"]) * settings["epochs"] / len(settings["seeds"])
         names = ("lr", "damping", "weight_decay", "epochs")
-        shown = [f"{settings[name]:g}" if name in settings else "" for name in names]
+        shown = [exact(settings.get(name)) for name in names]
         row = [METHODS[settings["method"]].label, *([settings["activation"]] * several), settings["optimizer"]]
-        rows.append([*row, *shown, accuracy(result), f"{seconds:.0f}"])
+        rows.append([*row, *shown, accuracy(result), exact(seconds, ".0f")])
     header = ["method", *["activation"] * several, "optimizer", "rate", "damping", "weight decay", "epochs"]
-    table = markdown([*header, "test accuracy, %", "seconds"], rows)
+    table = Table([*header, "test accuracy, %", "seconds"], rows)
     settings, environment = results[0]["settings"], results[0]["environment"]
     counts = Counter(map(setting("method", "activation", "optimizer"), tried))
     caption = (
@@ -180,9 +183,11 @@ def _report_trials(store: Store, name: str, folder: Path) -> Sections:
         f"busy with other runs: compare them loosely. torch {environment['torch']}."
     )
     heading = f"**{network(results[0])}, {' and '.join(activations)}, every setting tuned**"
-    return {name: f"{heading}\n\n{table}\n\n{caption}"}
+    return {name: Section([heading, table, caption])}
 
 
+_PAGE = "docs/results/mlp.md"
+_SMOKE = "--methods none --optimizers sgd --activations tanh --epochs 1 --seeds 1 --search-epochs 1 --device cpu"
 #: Options of their own.
 _COUNTS = {
     "search_epochs": "passes over the training set of runs that choose rates",
@@ -190,14 +195,17 @@ _COUNTS = {
 }
 
 
-def _study(help: str, run: Run, report: Report, grid: Grid, *names: str, **counts: int) -> Study:
+def _study(
+    help: str, run: Run, report: Report, grid: Grid, recipe: Recipe, smoke: str, *names: str,
+    data: str = "images", **counts: int,
+) -> Study:  # fmt: skip
     def arguments(parser: argparse.ArgumentParser) -> None:
         add_arguments(parser, "data", "activation", "seeds", "device", *names, grids=[grid])
         for name, count in counts.items():
             flag = f"--{name.replace('_', '-')}"
             parser.add_argument(flag, type=int, default=count, metavar="COUNT", help=_COUNTS[name])
 
-    return Study(help, run, report, arguments)
+    return Study(help, run, report, arguments, makes=[recipe], smoke=smoke, data=data, page=_PAGE)
 
 
 #: Which rates train plain SGD, with BatchIdeal as it is by default and without it, whatever the batch size.
@@ -210,9 +218,22 @@ _RATES_HELP = "every method at the best of one grid of rates"
 _TRIALS_HELP = "the best methods, with rate, weight decay and damping by trials"
 _DIGITS_HELP = "all that on digits"
 STUDIES = {
-    "cifar10-tuned": _study(_RATES_HELP, _run_rates, _report_rates, _RATES, *_CHOICE, search_epochs=3),
-    "cifar10-trials": _study(_TRIALS_HELP, _run_trials, _report_trials, _TANH, "hidden", trials=8),
-    "cifar10-long": _study("the same for forty epochs", _run_long, _report_trials, _TANH),
-    "rates": grid_study("rates that train SGD with and without BatchIdeal; minutes", [_DEFAULTS], sweep("rate")),
-    "digits-tuned": _study(_DIGITS_HELP, _run_rates, _report_trials, _DIGITS, *_CHOICE, search_epochs=10, trials=8),
-}
+    "cifar10-tuned": _study(
+        _RATES_HELP, _run_rates, _report_rates, _RATES, Recipe(1.5), _SMOKE, *_CHOICE, search_epochs=3
+    ),
+    "cifar10-trials": _study(
+        _TRIALS_HELP, _run_trials, _report_trials, _TANH, Recipe(1.2), "--seeds 1 --trials 1 --device cpu",
+        "hidden", trials=8,
+    ),
+    "cifar10-long": _study(
+        "the same for forty epochs", _run_long, _report_trials, _TANH, Recipe(0.8), "--seeds 1 --device cpu"
+    ),
+    "rates": grid_study(
+        "rates that train SGD with and without BatchIdeal; minutes", [_DEFAULTS], sweep("rate"),
+        makes=[Recipe(0.2)], data="", smoke=UNTRIED, page=_PAGE,
+    ),
+    "digits-tuned": _study(
+        _DIGITS_HELP, _run_rates, _report_trials, _DIGITS, Recipe(0.1), f"{_SMOKE} --trials 1", *_CHOICE,
+        data="", search_epochs=10, trials=8,
+    ),
+}  # fmt: skip

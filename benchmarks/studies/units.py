@@ -6,9 +6,10 @@ from pathlib import Path
 
 from ..core.figure import band, panels, shade
 from ..core.store import Result, setting
-from ..core.study import apart
-from ..core.table import grouped, in_order, markdown, mean_and_error, plus_minus
+from ..core.study import Recipe, apart
+from ..core.table import Cell, Row, Section, Table, estimate, exact, grouped, in_order, mean_and_error
 from ..images.optimizers import OPTIMIZERS
+from ..images.run import SMOKE
 from ..methods import METHODS
 from .comparison import grid_study, network
 
@@ -40,14 +41,14 @@ _RESCALED = [
 NEAR = 2.0
 
 
-def _sweep(results: list[Result], name: str, folder: Path) -> str:
+def _sweep(results: list[Result], name: str, folder: Path) -> Section:
     """Heading, table, figure and caption."""
     settings = results[0]["settings"]
     found = grouped(sorted(results, key=setting("lr")), setting("optimizer", "method"))
     optimizers = in_order(OPTIMIZERS, map(setting("optimizer"), results))
     where = "a tenth of the training set, held out" if settings.get("validation") else "the test set"
     heading = f"{network(results[0])}, {settings['activation']}, accuracy by learning rate"
-    title, path, rows = f"{heading}, {settings['epochs']} epochs", folder / f"{name}.png", []
+    title, path, rows = f"{heading}, {settings['epochs']} epochs", folder / f"{name}.png", list[Row]()
     with panels(optimizers, title, path, xlabel="learning rate", xscale="log", ylabel="accuracy, %") as axes:
         for axis, optimizer in zip(axes, optimizers, strict=True):
             for method in in_order(METHODS, (key[1] for key in found if key[0] == optimizer)):
@@ -59,7 +60,8 @@ def _sweep(results: list[Result], name: str, folder: Path) -> str:
                 top = max(means, key=means.__getitem__)
                 near = ", ".join(f"{rate:g}" for rate, mean in means.items() if mean >= means[top] - NEAR)
                 edge = ", at the sweep's edge" if top in (min(curve), max(curve)) else ""
-                rows.append([optimizer, look.label, f"{top:g}{edge}", plus_minus(curve[top]), near])
+                rate = Cell(f"{top:g}{edge}", {"": top})
+                rows.append([optimizer, look.label, rate, estimate(curve[top]), near])
     header = ["optimizer", "method", "best rate", "accuracy there, %", f"rates within {NEAR:g} points of it"]
     counts = sorted({len({r["settings"]["lr"] for r in curve}) for curve in found.values()})
     caption = (
@@ -67,12 +69,12 @@ def _sweep(results: list[Result], name: str, folder: Path) -> str:
         f"{len(settings['seeds'])} seeds. Every method has {' or '.join(map(str, counts))} rates, a factor of about "
         f"three apart. torch {results[0]['environment']['torch']}."
     )
-    return f"**{heading}**\n\n{markdown(header, rows)}\n\n{caption}"
+    return Section([f"**{heading}**", Table(header, rows), caption])
 
 
-def _rescaled(results: list[Result], name: str, folder: Path) -> str:
+def _rescaled(results: list[Result], name: str, folder: Path) -> Section:
     """Heading, table, figure and caption."""
-    settings, rows = results[0]["settings"], []
+    settings, rows = results[0]["settings"], list[Row]()
     found = grouped(sorted(results, key=setting("rescaled")), setting("optimizer", "method"))
     sigmas = sorted({r["settings"]["rescaled"] for r in results})
     heading = f"{network(results[0])}, {settings['activation']}, hidden units rescaled at random"
@@ -86,8 +88,8 @@ def _rescaled(results: list[Result], name: str, folder: Path) -> str:
                 axis.plot(list(gauges), means, style, marker="o", markersize=4, color=color, label=label)
                 low, high = ([end(each) for each in gauges.values()] for end in (min, max))
                 shade(axis, list(gauges), low, high, color, "band: lowest to highest gauge")
-                cells = {s: f"{statistics.fmean(v):.2f} ({min(v):.2f} to {max(v):.2f})" for s, v in gauges.items()}
-                rows.append([label, f"{runs[-1]['settings']['lr']:g}", *(cells.get(sigma, "") for sigma in sigmas)])
+                cells = {s: _gauges(values) for s, values in gauges.items()}
+                rows.append([label, exact(runs[-1]["settings"]["lr"]), *(cells.get(sigma, "") for sigma in sigmas)])
         axis.set(xlabel="σ of the log-scales", ylabel="test accuracy, %", xticks=sigmas)
     caption = (
         f"Test accuracy after {settings['epochs']} epochs of one network in {len(settings['seeds'])} gauges: mean, and "
@@ -96,12 +98,25 @@ def _rescaled(results: list[Result], name: str, folder: Path) -> str:
         f"torch {results[0]['environment']['torch']}."
     )
     header = ["method, optimizer", "rate", *(f"σ = {sigma:g}" for sigma in sigmas)]
-    return f"**{heading}**\n\n{markdown(header, rows)}\n\n{caption}"
+    return Section([f"**{heading}**", Table(header, rows), caption])
+
+
+def _gauges(values: list[float]) -> Cell:
+    mean, low, high = statistics.fmean(values), min(values), max(values)
+    numbers = {"": mean, "lowest": low, "highest": high, "n": len(values)}
+    return Cell(f"{mean:.2f} ({low:.2f} to {high:.2f})", numbers)
 
 
 #: What runs of one section may differ in.
 _WITHIN = "optimizer", "method", "lr", "rescaled", "backend"
+_PAGE = "docs/results/unit-consistency.md"
 STUDIES = {
-    "uc-sweep": grid_study("unit-consistent optimizers over learning rates", _SWEEP, apart(_sweep, *_WITHIN)),
-    "uc-rescaled": grid_study("one network in several gauges", _RESCALED, apart(_rescaled, *_WITHIN)),
-}
+    "uc-sweep": grid_study(
+        "unit-consistent optimizers over learning rates", _SWEEP, apart(_sweep, *_WITHIN),
+        makes=[Recipe(1.1, decides="--seeds 10")], page=_PAGE,
+    ),
+    "uc-rescaled": grid_study(
+        "one network in several gauges", _RESCALED, apart(_rescaled, *_WITHIN),
+        makes=[Recipe(0.8)], page=_PAGE, smoke=f"{SMOKE} --lr 0.1 --rescaled 0.5 --batch-size 8",
+    ),
+}  # fmt: skip

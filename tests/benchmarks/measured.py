@@ -8,7 +8,8 @@ from scipy.stats import spearmanr, ttest_ind
 
 from benchmarks.core.claims import image
 from benchmarks.core.store import Store
-from benchmarks.studies import factorial, isometry_training, judges, mechanism, table1
+from benchmarks.digests import judges
+from benchmarks.studies import factorial, isometry_training, mechanism, table1
 
 from .test_report import RESULTS
 

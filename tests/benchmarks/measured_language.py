@@ -6,7 +6,7 @@ from statistics import fmean
 
 from scipy.stats import ttest_rel
 
-from benchmarks.studies import judges
+from benchmarks.digests import judges
 from benchmarks.studies.char_lm import best_rows
 
 from .measured import STORES, p, results

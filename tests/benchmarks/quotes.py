@@ -4,7 +4,8 @@ import math
 from statistics import fmean
 
 from benchmarks.core.claims import image
-from benchmarks.studies import judges, table1
+from benchmarks.digests import judges
+from benchmarks.studies import table1
 from benchmarks.studies.table1 import PAPER, SIZES
 
 from . import quotes_fields as fields

@@ -5,10 +5,11 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.__main__ import main
-from benchmarks.core import ladder
-from benchmarks.core.ladder import best_of
+from benchmarks.core import tune
 from benchmarks.core.store import Store
-from benchmarks.language import LANGUAGE, TextRun, worth
+from benchmarks.core.tune import choose, grid
+from benchmarks.language.run import TextRun
+from benchmarks.language.train import LANGUAGE
 from benchmarks.methods import METHODS
 from benchmarks.studies.char_lm import curve, rows_of
 from examples import gpt as text
@@ -32,7 +33,7 @@ def char_lm(out, file, *arguments):
 
 
 def test_lowest_validation_loss_is_chosen_for_every_method_norm_and_length(tmp_path, monkeypatch):
-    monkeypatch.setattr(ladder, "run_all", lambda *_, **__: None)
+    monkeypatch.setattr(tune, "run_all", lambda *_, **__: None)
     rates = [replace(ADAMW, lr=lr) for lr in (0.1, 0.2, 0.3, 0.4)]
     others = ({}, {"steps": 9}, {"norm": "none"}, {"method": "sgd"})
     rows = [[replace(run, **other) for run in rates] for other in others]
@@ -42,7 +43,7 @@ def test_lowest_validation_loss_is_chosen_for_every_method_norm_and_length(tmp_p
         for run, score in zip(row, scores, strict=True):
             store.add(run.key("search"), {"environment": {}, "settings": {}, "part": "search", "score": score})
         scores.reverse()
-    assert best_of(rows, LANGUAGE, store, worth) == [rows[0][1], rows[1][2], rows[2][1], rows[3][2]]
+    assert choose(list(map(grid, rows)), LANGUAGE, store) == [rows[0][1], rows[1][2], rows[2][1], rows[3][2]]
 
 
 def test_results_name_the_text_and_not_where_it_lies(tmp_path, file, monkeypatch):

@@ -48,11 +48,11 @@ def test_tables_and_figure_come_from_the_file_alone(result, tmp_path, drawn):
     store = Store(tmp_path / "divergence.jsonl", "divergence")
     store.add("divergence", result)
     (stored,) = store.read()
-    text = divergence.STUDIES["divergence"].report(store, "divergence", tmp_path)["divergence"]
-    assert text == divergence.section(result, "divergence", tmp_path)
+    text = divergence.STUDIES["divergence"].report(store, "divergence", tmp_path)["divergence"].text
+    assert text == divergence.section(result, "divergence", tmp_path).text
     for name in divergence.SUBJECTS:
         assert text.count(f"| {name} |") >= 2
     mean = stored["subjects"]["none"]["start"]["layers"][0]["gain_mean"]
-    assert f"{mean:.3g} ± " in divergence.table(stored, "start")
+    assert f"{mean:.3g} ± " in divergence.table(stored, "start").markdown()
     assert "| one `divergence`, in training steps |" in text
     assert is_drawn(tmp_path / "divergence.png")

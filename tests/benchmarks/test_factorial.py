@@ -1,6 +1,7 @@
 """Methods behind optimizers: each pair at the best of its own trials, and the optimizers that this brings."""
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -18,7 +19,8 @@ from benchmarks.studies.factorial import DAMPINGS, FIRST, RATES, best_optimizer,
 RUN = ImageRun("digits", "none", "tanh", optimizer="sgd", epochs=1, seeds=(1, 2, 3))
 
 
-def test_every_pair_has_its_best_trial_and_other_seeds(tmp_path):
+def test_every_pair_has_its_best_trial_and_other_seeds(tmp_path, monkeypatch):
+    monkeypatch.setattr("benchmarks.images.train.train", partial(train, max_steps=3))
     command = ["mlp-tuned", "--methods", "none", "batch-ideal", "--optimizers", "sgd", "--activations", "tanh"]
     command += ["--data", "digits", "--epochs", "1", "--seeds", "2", "--device", "cpu", "--out", str(tmp_path)]
     assert main(command) == 0
@@ -51,7 +53,7 @@ def test_table_has_welchs_p_by_hand(tmp_path):
             trial = replace(run, lr=lr, seeds=(0,), validation=True)
             kept = {"part": "search", "score": score, "environment": about["environment"]}
             store.add(trial.key("search"), {**kept, "settings": trial.settings()})
-    section = report(store, "mlp-tuned", tmp_path)["mlp-tuned"]
+    section = report(store, "mlp-tuned", tmp_path)["mlp-tuned"].text
     p = stats.ttest_ind(accuracies["none"], accuracies["batchnorm"], equal_var=False).pvalue
     assert f"| none | sgd | 0.1 |  | 2 | 58.53 ± 0.48 | -1.97 ({p:.2g}) |" in section
     assert "| BatchNorm | sgd | 0.1 |  | 2 | 60.50 ± 0.29 | twin |" in section

@@ -9,12 +9,12 @@ from torch import nn
 from benchmarks.__main__ import main
 from benchmarks.core.store import Store
 from benchmarks.core.tune import eighths, proposals, value
+from benchmarks.digests.dampings import regrets
 from benchmarks.fields.muon import Muon, polar
 from benchmarks.fields.report import compared
 from benchmarks.fields.run import FieldRun, label, train
 from benchmarks.studies import coordinates, poisson
 from benchmarks.studies.coordinates import CoordinateRun, Fit, psnr
-from benchmarks.studies.defaults import regrets
 from benchmarks.studies.poisson import DERIVATIVES, EQUATIONS, EquationRun, carried
 
 
@@ -174,7 +174,8 @@ def test_study_is_resumed_and_reported(tmp_path, monkeypatch, capsys):
 
 
 def test_equations_are_reported(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(poisson, "PROTOCOLS", {("heat", "fixed", 60.0): poisson.MAIN[:2]})
+    protocols = {("heat", "fixed", 60.0): poisson.MAIN[:2], ("poisson", "fixed", 60.0): []}
+    monkeypatch.setattr(poisson, "PROTOCOLS", protocols)
     command = ["poisson", "--trials", "1", "--steps", "2", "--seeds", "2", "--threads", "1", "--out", str(tmp_path)]
     assert main(command) == 0
     assert "the heat equation in one dimension, points that stay, 2 steps" in capsys.readouterr().out

@@ -25,9 +25,9 @@ def command(tmp_path):
 
 def test_pieces_of_all_kinds_run_and_are_not_run_again(command, capsys, monkeypatch):
     arguments, out = command
-    every = gpu.pieces
+    every = gpu.jobs
     monkeypatch.setattr(gpu, "TESTS", gpu.TESTS[:1])
-    monkeypatch.setattr(gpu, "pieces", lambda options: [piece for piece in every(options) if piece.name in KINDS])
+    monkeypatch.setattr(gpu, "jobs", lambda *about: [job for job in every(*about) if job.name in KINDS])
     assert main([*arguments, "--minutes", "1"]) == 0
     assert main([*arguments, "--minutes", "30"]) == 0  # where a minute was not enough
     printed = capsys.readouterr().out
@@ -53,14 +53,14 @@ def test_what_the_minutes_do_not_suffice_for_is_left(command, capsys):
 
 def test_a_piece_that_fails_costs_the_others_nothing(command, capsys, monkeypatch):
     arguments, _ = command
-    good, bad = gpu.Piece("good", ("speed-devices",)), gpu.Piece("bad", ("speed-devices",))
+    good, bad = gpu.Job("good", ("speed-devices",)), gpu.Job("bad", ("speed-devices",))
 
-    def study(piece, out, command):
-        if piece is bad:
+    def study(job, out, command):
+        if job is bad:
             raise RuntimeError("CUDA out of memory.\nMore of it")
         return {}
 
-    monkeypatch.setattr(gpu, "pieces", lambda options: [bad, good])
+    monkeypatch.setattr(gpu, "jobs", lambda *about: [bad, good])
     monkeypatch.setattr(gpu, "_study", study)
     assert main([*arguments, "--minutes", "1"]) == 2
     printed = capsys.readouterr().out

@@ -46,7 +46,7 @@ def test_ranks_are_of_runs_that_did_not_diverge(tmp_path, drawn):
     store = Store(tmp_path / "name.jsonl", "mechanism")
     for number, each in enumerate(runs):
         store.add(str(number), each)
-    section = mechanism.report(store, "name", tmp_path)["name"]
+    section = mechanism.report(store, "name", tmp_path)["name"].text
     assert "| all | 4 | +1.00 (0) | -1.00 (0) | +1.00 (0) |" in section
     assert is_drawn(tmp_path / "name.png")
 

@@ -6,9 +6,11 @@ import pytest
 import torch
 from scipy import stats
 
-from benchmarks.core import ladder
+from benchmarks.core import tune
 from benchmarks.core.store import Store
-from benchmarks.language import TextRun, Trainer, build_model, build_optimizers, train
+from benchmarks.language.optimizers import build_optimizers
+from benchmarks.language.run import TextRun
+from benchmarks.language.train import Trainer, build_model, train
 from benchmarks.studies.norm_free import COARSE, Row, report, search
 from examples import gpt as text
 
@@ -33,11 +35,11 @@ def test_search_goes_on_until_the_best_rate_is_no_edge(best, tmp_path, monkeypat
                 about = {"settings": run.settings(), "environment": {"host": ""}}
                 store.add(run.key(part), {"part": part, "score": loss, **about})
 
-    monkeypatch.setattr(ladder, "run_all", run_all)
+    monkeypatch.setattr(tune, "run_all", run_all)
     (chosen,) = search([Row("none", 1.0, "muon")], RUN, COARSE, Store(tmp_path / "results.jsonl", "norm-free"))
     assert (chosen.lr, chosen.norm, chosen.embedding_deviation, chosen.method) == (best, "none", 1.0, "muon")
-    place = COARSE.rates.index(best)
-    assert {3e-3, 1e-2, 3e-2, *COARSE.rates[max(0, place - 1) : place + 2]} <= set(tried)
+    place = COARSE[0].index(best)
+    assert {3e-3, 1e-2, 3e-2, *COARSE[0][max(0, place - 1) : place + 2]} <= set(tried)
     assert len(tried) == len(set(tried))
 
 
@@ -48,7 +50,7 @@ def test_diverged_runs_are_never_chosen(tmp_path, monkeypatch):
             about = {"settings": run.settings(), "environment": {"host": ""}}
             store.add(run.key(part), {"part": part, "score": score, **about})
 
-    monkeypatch.setattr(ladder, "run_all", run_all)
+    monkeypatch.setattr(tune, "run_all", run_all)
     (chosen,) = search([Row("none", 1.0, "muon")], RUN, COARSE, Store(tmp_path / "results.jsonl", "norm-free"))
     assert chosen.lr == 3e-3
 
@@ -71,7 +73,7 @@ def add(store, losses, steps=4):
 def test_table_has_means_and_welchs_p_by_hand(tmp_path):
     store, losses = Store(tmp_path / "results.jsonl", "norm-free"), LOSSES
     add(store, losses)
-    section = report(store, "norm-free", tmp_path)["norm-free"]
+    section = report(store, "norm-free", tmp_path)["norm-free"].text
     p = stats.ttest_ind(*losses.values(), equal_var=False).pvalue
     against = f"-0.080 ({p:.2g})"
     row = "| no normaliser | 1 | AdamW | 0.01 | 3 | 1.970 ± 0.036 | 2.070 ± 0.036 |"
@@ -80,8 +82,8 @@ def test_table_has_means_and_welchs_p_by_hand(tmp_path):
     assert "seeds 1 to 3" in section
     add(store, {("none", 1.0): [1.5, 1.6]}, steps=8)  # whose losses are no seeds of the others
     longer = report(store, "norm-free", tmp_path)
-    assert longer["norm-free-1"] == section
-    assert "| 2 | 1.550 ± 0.050 |" in longer["norm-free-2"]
+    assert longer["norm-free-1"].text == section
+    assert "| 2 | 1.550 ± 0.050 |" in longer["norm-free-2"].text
 
 
 @pytest.mark.parametrize("method", ["adamw", "muon"])

@@ -17,11 +17,12 @@ from benchmarks.images.departures import DEPARTURES, depart
 from benchmarks.images.ensemble import build_model, epoch_orders
 from benchmarks.images.run import ImageRun
 from benchmarks.images.train import train
-from benchmarks.methods import METHODS, PAPERS_OWN
+from benchmarks.methods import METHODS, having
 from benchmarks.studies import isometry_training
 
 from .test_report import RESULTS
 
+PAPERS_OWN = having("papers")
 PATCHES = ["l2-patch", "l2-patch-half"]
 STEPS, SEED = 4, 3
 

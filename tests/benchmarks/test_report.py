@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from scipy.stats import ttest_ind_from_stats
 
-from benchmarks.__main__ import main
+from benchmarks.__main__ import TABLES, main
 from benchmarks.core.store import Store
-from benchmarks.core.study import insert, report
-from benchmarks.core.table import mean_and_error
-from benchmarks.reproduce import RECIPES
-from benchmarks.studies import DIGESTS, STUDIES
+from benchmarks.core.study import files, insert, report, shown, write_tables
+from benchmarks.core.table import Section, Table, estimate, exact, mean_and_error
+from benchmarks.digests import DIGESTS
+from benchmarks.studies import RECIPES, STUDIES
 from benchmarks.studies.table1 import MISSING
 
 ROOT = Path(__file__).parents[2]
@@ -52,7 +52,7 @@ def reported(folder, study, results, name="name"):
     store = Store(folder / f"{name}.jsonl", study)
     for number, each in enumerate(results, start=len(store.read()) + len(store.read("trials"))):
         store.add(str(number), each)
-    return report([store.path], STUDIES)
+    return {own: section.text for own, section in report([store.path], STUDIES).items()}
 
 
 def is_drawn(path):
@@ -218,14 +218,37 @@ def test_no_results_say_what_to_run():
 
 
 def test_insert_fills_the_marked_places_and_nothing_else(tmp_path):
-    page = tmp_path / "page.md"
+    page, fresh = tmp_path / "page.md", Section(["fresh"])
     page.write_text("before\n<!-- results:x -->stale<!-- end -->\nafter\n")
-    filled = insert(page, {"x": "fresh", "y": "unused"})
+    filled = insert(page, {"x": fresh, "y": Section(["unused"])}, tmp_path)
     assert filled == "before\n<!-- results:x -->\n\nfresh\n\n<!-- end -->\nafter\n"
     page.write_text(filled)
-    assert insert(page, {"x": "fresh"}) == filled
+    assert insert(page, {"x": fresh}, tmp_path) == filled
     with pytest.raises(ValueError, match="wants results 'x'; there are z"):
-        insert(page, {"z": ""})
+        insert(page, {"z": fresh}, tmp_path)
+
+
+def test_a_page_has_the_rows_worth_it_or_none_and_a_link_to_all(tmp_path):
+    rows = [["one", estimate([1.0, 2.0])], ["`two`", exact(1 / 3, ".1f")], ["three", ""]]
+    table = Table(["name", "figure, % (p)"], rows, [True, False, False], "whole")
+    section = Section(["**Heading**", table, "Caption."])
+    page = tmp_path / "docs" / "page.md"
+    page.parent.mkdir()
+    page.write_text("<!-- results:x --><!-- end --><!-- caption:x --><!-- end -->")
+    shown, caption = insert(page, {"x": section}, tmp_path / "docs" / "tables").split("<!-- caption:x -->")
+    for text in (shown, caption):
+        assert "**Heading**" in text
+        assert "Caption. All rows, unrounded: [x-whole.csv](tables/x-whole.csv)." in text
+    assert "| one | 1.50 ± 0.50 |\n\nCaption" in shown
+    assert "|" not in caption
+    assert all(row in section.text for row in ("| one | 1.50 ± 0.50 |", "| `two` | 0.3 |", "| three |  |"))
+    write_tables({"x": section}, tmp_path / "tables")
+    assert (tmp_path / "tables" / "x-whole.csv").read_text().splitlines() == [
+        'name,"figure, %","figure, % error","figure, % n"',
+        "one,1.5,0.5,2",
+        f"two,{1 / 3},,",
+        "three,,,",
+    ]
 
 
 def test_report_fills_all_pages_or_none(tmp_path, capsys, drawn):
@@ -238,14 +261,15 @@ def test_report_fills_all_pages_or_none(tmp_path, capsys, drawn):
     assert "two.md wants results 'other'" in capsys.readouterr().err
     assert "42.00" not in pages[0].read_text()
     pages[1].write_text("<!-- results:mine -->\n<!-- end -->\n")
-    assert main([*command, "--figures", str(tmp_path / "figures")]) == 0
+    assert main([*command, "--figures", str(tmp_path / "figures"), "--tables", str(tmp_path / "tables")]) == 0
+    assert (tmp_path / "tables" / "mine.csv").read_text().count("\n") == 2
     assert all("| none | 42.00 ± 2.00 | 2.00 |" in page.read_text() for page in pages)
     assert [path.name for path in tmp_path.glob("*/*.png")] == ["mine.png"]
 
 
 def test_what_has_not_run_is_listed_at_its_full_length(tmp_path):
     there = dict.fromkeys(RECIPES.keys() - {"fig2", "fig2-reduced", "fig3", "fig4-reduced", "speed"})
-    section = DIGESTS["not-run"].section(there, "not-run", tmp_path)
+    section = DIGESTS["not-run"].section(there, "not-run", tmp_path).text
     rows = [line.split(" | ") for line in section.splitlines()[2:]]
     found = {name: shorter for name, _, shorter in rows}
     assert found == {"| `speed`": " |", "| `fig2`": "yes |", "| `fig3`": " |"}
@@ -256,9 +280,9 @@ def test_runtimes_sum_epochs_and_read_the_last_of_a_running_clock(tmp_path):
     for key, seconds in (("a", [1800.0, 1800.0]), ("b", [3600.0, 7200.0])):
         store.add(key, {**result(lr=0.1 if key == "a" else 0.2), "seconds": seconds})
     store.add("c", {**result(lr=0.3), "part": "search", "score": 1.0})
-    assert "| `name` | digits | 2 | 1 | 4 |" in report([store.path], STUDIES, DIGESTS)["runtimes"]
+    assert "| `name` | digits | 2 | 1 | 4 |" in report([store.path], STUDIES, DIGESTS)["runtimes"].text
     store.add("d", {**result(lr=0.4), "seconds": [3600.0, 7200.0], "validation_loss": [1.0, 1.0]})
-    assert "| `name` | digits | 3 | 1 | 6 |" in DIGESTS["runtimes"].section({"name": store}, "runtimes", tmp_path)
+    assert "| `name` | digits | 3 | 1 | 6 |" in DIGESTS["runtimes"].section({"name": store}, "runtimes", tmp_path).text
 
 
 @pytest.fixture(scope="module")
@@ -277,26 +301,41 @@ def _fresh(tmp_path_factory):
     yield report(paths, STUDIES, DIGESTS), {path.stem: Store(path) for path in paths}
 
 
-PAGES = [ROOT / name for name in ("README.md", "benchmarks/README.md", "docs/scale.md", "docs/verdicts.md")]
-PAGES += sorted((ROOT / "docs" / "results").glob("*.md"))
+PAGES = [ROOT / page for page in shown(STUDIES, DIGESTS)]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROOT)) for page in PAGES])
 def test_pages_quote_the_committed_results(page, fresh):
-    assert "<!-- results:" in page.read_text()
-    assert insert(page, fresh[0]) == page.read_text()
+    text = page.read_text()
+    assert insert(page, fresh[0], ROOT / TABLES) == text
+    made = "".join(re.findall(r"<!-- (?:results|caption):.*?<!-- end -->", text, re.DOTALL))
+    assert made
+    assert made.count("| --- |\n") <= 2, "more than two tables that are made"
 
 
-def test_every_table_and_figure_of_the_committed_results_is_on_a_page(fresh):
+def test_committed_tables_are_whole(fresh):
+    whole = {f"{file}.csv": table for name, section in fresh[0].items() for file, table in files(name, section).items()}
+    assert {path.name: path.read_text() for path in (ROOT / TABLES).iterdir()} == {
+        name: table.csv() for name, table in whole.items()
+    }
+
+
+def test_every_section_and_figure_of_the_committed_results_is_on_its_page(fresh):
+    sections, stores = fresh
+    own = {name: STUDIES[store.study].page for name, store in stores.items()}
+    for name in sections:
+        (longest,) = sorted((file for file in own if name.startswith(file)), key=len)[-1:] or [None]
+        for page in DIGESTS[name].pages if name in DIGESTS else [own[longest]]:
+            text = (ROOT / page).read_text()
+            assert f"<!-- results:{name} -->" in text or f"<!-- caption:{name} -->" in text, page
     text = "".join(page.read_text() for page in PAGES)
-    assert {name for name in fresh[0] if f"<!-- results:{name} -->" not in text} == set()
     shown = set(re.findall(r"\(\S*figures/(\S+\.png)\)", text))
     assert {figure.name for figure in (ROOT / "docs" / "figures").glob("*.png")} == shown
 
 
 def test_verdict_shows_each_study_and_the_best_of_each_column(fresh):
     sections, stores = fresh
-    rows = [line.split(" | ") for line in sections["verdict"].splitlines() if line.startswith("|")]
+    rows = [line.split(" | ") for line in sections["verdict"].text.splitlines() if line.startswith("|")]
     cells = {row[0].strip("| "): [cell.strip("| ") for cell in row[1:]] for row in rows[2:]}
     (run,) = (
         r for r in stores["cifar10"].read()

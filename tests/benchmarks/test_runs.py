@@ -10,7 +10,7 @@ from adiv_optim import Disproportional, Proportional
 from benchmarks.core.run import environment, public_name
 from benchmarks.core.store import Store
 from benchmarks.images.run import ImageRun, expand
-from benchmarks.language import TextRun
+from benchmarks.language.run import TextRun
 from benchmarks.methods import METHODS
 from benchmarks.studies import STUDIES
 from benchmarks.studies.coordinates import CoordinateRun

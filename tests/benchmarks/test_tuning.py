@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from benchmarks.core import ladder
+from benchmarks.core import tune
 from benchmarks.core.progress import pace
 from benchmarks.core.store import Store
 from benchmarks.data import load
@@ -22,7 +22,7 @@ FINAL = ImageRun("digits", "none", "tanh", optimizer="sgd", schedule="cosine", e
 @pytest.fixture
 def best(tmp_path, monkeypatch):
     """What is chosen of trials whose accuracies are known: (final, rows of trials, (trial, accuracy) pairs) → runs."""
-    monkeypatch.setattr(ladder, "run_all", lambda *_, **__: None)
+    monkeypatch.setattr(tune, "run_all", lambda *_, **__: None)
     store = Store(tmp_path / "name.jsonl", "digits-tuned")
 
     def choose(final, rows, scores):

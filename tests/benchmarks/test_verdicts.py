@@ -5,11 +5,11 @@ import math
 import pytest
 from scipy import stats
 
-from benchmarks.core.claims import Claim, Finding, ahead, best, every, image, level, table
+from benchmarks.core.claims import Claim, Finding, ahead, best, every, image, level, line
 from benchmarks.core.store import Store
-from benchmarks.reproduce import RECIPES
-from benchmarks.studies import STUDIES, judges
-from benchmarks.studies.verdicts import CLAIMS, DIGESTS, decide
+from benchmarks.digests import judges
+from benchmarks.digests.verdicts import CLAIMS, DIGESTS, decide
+from benchmarks.studies import RECIPES, STUDIES
 
 from .test_report import result
 
@@ -44,8 +44,9 @@ def test_a_difference_within_or_beyond_the_margin_is_named():
     assert level(sample(better), sample(worse), 2.0)({}).word == "better"
     assert level(sample(worse), sample(better), 2.0, lower=True)({}).word == "better"
     assert level(sample(HIGH), sample(WIDE), 5.0)({}).word == ""
-    claims = [Claim("claim", "file", level(sample(worse), sample(better), 2.0))]
-    assert "| claim | **undecided**, worse | 49.00" in table(claims, {})
+    claim = Claim("claim", "file", level(sample(worse), sample(better), 2.0))
+    text, verdict, figures, *_ = line(claim, claim.found({}), "command")
+    assert (text, verdict, figures[:5]) == ("claim", "**undecided**, worse", "49.00")
 
 
 def test_ahead_will_do_where_level_would():
@@ -137,4 +138,4 @@ def test_verdicts_without_any_results_are_all_undecided(tmp_path):
     store = Store(tmp_path / "digits.jsonl", "digits")
     store.add("a", result())
     assert not [claim.text for claim in ALL if claim.found({"digits": store}).holds is not None]
-    assert "**undecided**" in DIGESTS["verdicts"].section({"digits": store}, "verdicts", tmp_path)
+    assert "**undecided**" in DIGESTS["verdicts"].section({"digits": store}, "verdicts", tmp_path).text

@@ -10,8 +10,8 @@ import pytest
 
 FOLDER = Path(__file__).parent
 DOCS = FOLDER.parents[1] / "docs"
-#: The page that shows what works, between its markers, and the page that names the tests.
-PAGE, NAMES = DOCS / "compatibility.md", DOCS / "compatibility-tests.md"
+#: The page that shows what works, between its markers.
+PAGE = DOCS / "compatibility.md"
 MARKERS = "<!-- table -->", "<!-- end -->"
 
 #: How tests call a wrapper in their ids → the column's heading.
@@ -220,14 +220,6 @@ def cell(outcomes: Mapping[str, str]) -> str:
     return f"[refused](#{REASONS[min(functions)]})" if functions <= REASONS.keys() else "✓"
 
 
-def names(outcomes: Mapping[str, str]) -> str:
-    """A test that has passed and how many others, or why none ran."""
-    passed = sorted(test.partition("::")[2] for test, outcome in outcomes.items() if outcome == "passed")
-    if passed:
-        return f"`{passed[0]}`" + (f" and {len(passed) - 1} more" if len(passed) > 1 else "")
-    return "; ".join(sorted({f"*{outcome}*" for outcome in outcomes.values()}))
-
-
 def table(situations: Mapping[str, list[str]], outcomes: Mapping[str, str]) -> Iterable[str]:
     """One section's table, in Markdown."""
     yield "| situation | " + " | ".join(COLUMNS.values()) + " |"
@@ -237,36 +229,18 @@ def table(situations: Mapping[str, list[str]], outcomes: Mapping[str, str]) -> I
         yield f"| {situation} | " + " | ".join(cell(known[name]) for name in COLUMNS) + " |"
 
 
-def listing(situations: Mapping[str, list[str]], outcomes: Mapping[str, str]) -> Iterable[str]:
-    """One section's tests by name, in Markdown."""
-    for situation, functions in situations.items():
-        known = found(situation, functions, outcomes)
-        yield f"- {situation}"
-        yield from (f"  - {COLUMNS[name]}: {names(tests)}" for name, tests in known.items() if tests)
-
-
 def write(outcomes: Mapping[str, str]) -> None:
-    """Fill both pages."""
+    """Fill the page."""
     before, _, rest = PAGE.read_text().partition(MARKERS[0])
     after = rest.partition(MARKERS[1])[2]
-    tables, lists = (
-        "\n\n".join("\n".join([f"### {title}", "", *part(rows, outcomes)]) for title, rows in SECTIONS.items())
-        for part in (table, listing)
-    )
+    tables = "\n\n".join("\n".join([f"### {title}", "", *table(rows, outcomes)]) for title, rows in SECTIONS.items())
     # A class for the style sheet, which sets the headings of narrow columns upright.
     text = f'{MARKERS[0]}\n\n<div class="marks">\n\n{tables}\n\n</div>\n\n{MARKERS[1]}'
     PAGE.write_text(before + text + after)
-    NAMES.write_text(f"{HEAD}\n\n{lists}\n".replace("\n### ", "\n## "))
-
-
-HEAD = """# Tests of compatibility
-
-The tests behind [the table](compatibility.md), in `tests/integration`: of each situation and wrapper one that has
-passed and how many others of its kind have, or in italics why none has run. `make compatibility` writes this page."""
 
 
 def main() -> int:
-    """Run the tests, and write both pages if none failed."""
+    """Run the tests, and fill the page if none failed."""
     modules = sorted(
         {test.partition("::")[0] for rows in SECTIONS.values() for tests in rows.values() for test in tests}
     )

@@ -9,14 +9,15 @@ from typing import NamedTuple
 from ..core.claims import SIGNIFICANT, Sample, image
 from ..core.figure import WIDTH, panels, plt, saved
 from ..core.store import Result, Store
-from ..core.study import Digest
-from ..core.table import machine, markdown, mean_and_error, plus_minus, welch
+from ..core.study import SHORTER, Digest
+from ..core.table import Cell, Section, Table, estimate, exact, machine, mean_and_error, welch
+from ..core.table import Row as Cells
 from ..methods import METHODS
-from ..reproduce import RECIPES, SHORTER
+from ..studies import RECIPES
+from ..studies.char_lm import best_rows, draw, zoom
+from ..studies.comparison import DATA_LABELS
+from ..studies.factorial import best_optimizer
 from . import judges
-from .char_lm import best_rows, draw, zoom
-from .comparison import DATA_LABELS
-from .factorial import best_optimizer
 
 
 class Row(NamedTuple):
@@ -82,7 +83,7 @@ def _columns(stores: Mapping[str, Store]) -> list[Column]:
     ]
 
 
-def _verdict(stores: Mapping[str, Store], name: str, folder: Path) -> str:
+def _verdict(stores: Mapping[str, Store], name: str, folder: Path) -> Section:
     """Table, figure and caption; the best of a column is bold, and what is not worse by Welch's test."""
     columns = _columns(stores)
     _figure(columns, folder / f"{name}.png")
@@ -90,16 +91,22 @@ def _verdict(stores: Mapping[str, Store], name: str, folder: Path) -> str:
         (max if column.unit == "%" else min)(column.found, key=lambda label: statistics.fmean(column.found[label]))
         for column in columns
     ]
-    rows = []
+    rows = list[Cells]()
     for row in ROWS:
-        cells = []
+        cells: list[str | Cell] = [row.label]
         for column, first in zip(columns, best, strict=True):
             seeds = column.found.get(row.label)
-            cell = plus_minus(seeds, 2 if column.unit == "%" else 3) if seeds else ""
-            leads = row.label == first or (seeds and welch(seeds, column.found[first])[1] >= SIGNIFICANT)
-            cells.append(f"**{cell}**" if leads else cell)
-        rows.append([row.label, *cells])
-    table = markdown(["", *(f"{column.panel}, {column.mark}, {column.unit}" for column in columns)], rows)
+            if seeds is None:
+                cells.append("")
+                continue
+            cell, leads = estimate(seeds, 2 if column.unit == "%" else 3), row.label == first
+            if not leads:
+                _, p = welch(seeds, column.found[first])
+                leads = p >= SIGNIFICANT
+                cell = cell._replace(numbers={**cell.numbers, "p against the best": p})
+            cells.append(cell.bold() if leads else cell)
+        rows.append(cells)
+    table = Table(["", *(f"{column.panel}, {column.mark}, {column.unit}" for column in columns)], rows)
     environment = stores["cifar10"].read()[0]["environment"]
     length = stores["norm-free"].read()[0]["settings"]["steps"]
     first, tuned, convolutions = (min(r["settings"]["epochs"] for r in stores[name].read()) for name in VERDICT[:-1])
@@ -109,8 +116,8 @@ def _verdict(stores: Mapping[str, Store], name: str, folder: Path) -> str:
             with_optimizer.setdefault(best_optimizer(stores["mlp-tuned"], row.image, "tanh"), []).append(row.label)
     chosen = "; ".join(f"{_NAMES[optimizer]} for {', '.join(own)}" for optimizer, own in with_optimizer.items())
     (count,) = {len(column.found[ROWS[0].label]) for column in columns}
-    return (
-        f"{table}\n\nTest accuracy on CIFAR-10 (JPEG copy), and test loss on characters of tinyshakespeare after "
+    caption = (
+        f"Test accuracy on CIFAR-10 (JPEG copy), and test loss on characters of tinyshakespeare after "
         f"{length} steps, lower being better: mean ± standard error over {count} seeds. Bold is the best of a column, "
         f"and what Welch's test cannot tell from it (p of {SIGNIFICANT:g} or more); empty is not run. Normalisers of "
         f"images have no parameters. MLP: batch 32, {first} epochs, one rate for all, and for `BatchIdeal` a damping "
@@ -121,6 +128,7 @@ def _verdict(stores: Mapping[str, Store], name: str, folder: Path) -> str:
         "of deviation 0.02 and 1 those with the lower validation loss, where both were run. "
         f"{machine(environment)}"
     )
+    return Section([table, caption])
 
 
 def _figure(columns: list[Column], path: Path) -> None:
@@ -153,7 +161,7 @@ def _figure(columns: list[Column], path: Path) -> None:
         axes[0].set_ylim(len(ROWS) - 0.5, -0.5)
 
 
-def _equal_seconds(stores: Mapping[str, Store], name: str, folder: Path) -> str:
+def _equal_seconds(stores: Mapping[str, Store], name: str, folder: Path) -> Section:
     """Figure and table of Muon for as long as whitening takes."""
     times = stores["char-lm-equal-time"].read("time")[0]["time_ratio"]
     shorter, longer = stores["char-lm-equal-time"].read(), stores["char-lm-2000"].read()
@@ -164,7 +172,7 @@ def _equal_seconds(stores: Mapping[str, Store], name: str, folder: Path) -> str:
         more = min(r["settings"]["steps"] for r in shorter if r["settings"]["steps"] > steps)
         pairs.append((best_rows([r for r in shorter if r["settings"]["steps"] == more])["layernorm", "muon"], seeds))
     names = [" and ".join(f"{seeds[0]['settings']['steps']} steps" for seeds in pair) for pair in pairs]
-    title, path, rows = "Muon for as long as its whitened form takes", folder / f"{name}.png", []
+    title, path, rows = "Muon for as long as its whitened form takes", folder / f"{name}.png", list[Cells]()
     time = "time, in steps of AdamW"
     with panels(names, title, path, sharey=False, xlabel=time, ylabel="validation loss, nats") as axes:
         for axis, pair in zip(axes, pairs, strict=True):
@@ -173,9 +181,9 @@ def _equal_seconds(stores: Mapping[str, Store], name: str, folder: Path) -> str:
             for seeds, (x, _) in zip(pair, drawn, strict=True):
                 settings = seeds[0]["settings"]
                 losses = ([r["test_loss"] for r in seeds], [r["validation_loss"][-1] for r in seeds])
-                cells = [METHODS[settings["method"]].label, str(settings["steps"]), f"{x[-1]:.0f}"]
-                rows.append([*cells, *(plus_minus(each, 4) for each in losses)])
-    return markdown(["method", "steps", time, "test loss", "validation loss"], rows)
+                label, length = METHODS[settings["method"]].label, exact(settings["steps"])
+                rows.append([label, length, exact(x[-1], ".0f"), *(estimate(each, 4) for each in losses)])
+    return Section([Table(["method", "steps", time, "test loss", "validation loss"], rows)])
 
 
 def clocked(run: Result) -> bool:
@@ -183,40 +191,41 @@ def clocked(run: Result) -> bool:
     return "validation_loss" in run or "error" in run
 
 
-def _runtimes(stores: Mapping[str, Store], name: str, folder: Path) -> str:
+def _runtimes(stores: Mapping[str, Store], name: str, folder: Path) -> Section:
     """How long the runs took that tables show, and how many more chose their settings."""
-    rows = []
+    rows = list[Cells]()
     for study, store in sorted(stores.items()):
         runs = store.read()
         chosen = sum(len(store.read(part)) for part in ("search", "trials"))
         times = [(run, run["seconds"]) for run in runs if "seconds" in run]
         spent = sum(seconds[-1] if clocked(run) else sum(seconds) for run, seconds in times) / 3600
         data = runs[0]["settings"].get("data") or runs[0].get("data", "as its page says")
-        counts = [str(len(runs)), str(chosen or ""), f"{spent:.2g}" if spent else ""]
+        counts = [exact(len(runs)), exact(chosen or None), exact(spent or None, ".2g")]
         rows.append([f"`{study}`", DATA_LABELS.get(data, data), *counts])
     environment = stores[min(stores)].read()[0]["environment"]
-    return (
-        f"{markdown(['study', 'data', 'runs shown', 'runs that chose settings', 'hours of training'], rows)}\n\n"
+    caption = (
         "Hours are of the runs shown, as far as a run records its time; runs that chose settings come on top. "
         f"{machine(environment)}"
     )
+    header = ["study", "data", "runs shown", "runs that chose settings", "hours of training"]
+    return Section([Table(header, rows), caption])
 
 
-def _not_run(stores: Mapping[str, Store], name: str, folder: Path) -> str:
+def _not_run(stores: Mapping[str, Store], name: str, folder: Path) -> Section:
     """What `reproduce` can make and no file holds, at its full length."""
-    missing = {name: recipe for name, recipe in RECIPES.items() if name not in stores}
-    full = {name: recipe for name, recipe in missing.items() if not name.endswith(SHORTER)}
-    rows = [
-        [f"`{name}`", f"{recipe.hours:g}", "yes" if name + SHORTER in missing else ""] for name, recipe in full.items()
-    ]
-    return markdown(["name", "hours of one core", f"has a shorter form, `NAME{SHORTER}`"], rows)
+    missing = {name: recipe.hours for name, (_, recipe) in RECIPES.items() if name not in stores}
+    full = {name: hours for name, hours in missing.items() if not name.endswith(SHORTER)}
+    rows = [[f"`{name}`", exact(hours), "yes" if name + SHORTER in missing else ""] for name, hours in full.items()]
+    return Section([Table(["name", "hours of one core", f"has a shorter form, `NAME{SHORTER}`"], rows)])
 
 
 _NAMES = {"sgd": "SGD", "momentum": "momentum", "adam": "Adam", "muon": "Muon"}
 VERDICT = ("cifar10", "mlp-tuned", "cnn-pool-tuned", "norm-free")
 DIGESTS = {
-    "verdict": Digest(VERDICT, _verdict),
-    "equal-seconds": Digest(("char-lm", "char-lm-2000", "char-lm-equal-time"), _equal_seconds),
-    "runtimes": Digest((), _runtimes),
-    "not-run": Digest(VERDICT, _not_run),
+    "verdict": Digest(VERDICT, _verdict, ("README.md", "docs/results/index.md")),
+    "equal-seconds": Digest(
+        ("char-lm", "char-lm-2000", "char-lm-equal-time"), _equal_seconds, ("docs/results/language-model.md",)
+    ),
+    "runtimes": Digest((), _runtimes, ("benchmarks/README.md",)),
+    "not-run": Digest(VERDICT, _not_run, ("benchmarks/README.md",)),
 }

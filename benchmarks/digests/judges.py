@@ -10,12 +10,12 @@ from scipy.stats import combine_pvalues, ttest_ind
 from ..core.claims import Finding, Judge, Sample, Stores, best, every, later, runs, tested
 from ..core.store import Result, setting
 from ..core.table import grouped
-from ..language import final_validation_loss, worth
+from ..language.train import final_validation_loss, worth
 from ..methods import METHODS
-from . import isometry_training, mechanism
-from .char_lm import best_rows
-from .sweep import cells
-from .table1 import SIZES, line, over_sizes, series
+from ..studies import isometry_training, mechanism
+from ..studies.char_lm import best_rows
+from ..studies.sweep import cells
+from ..studies.table1 import SIZES, line, over_sizes, series
 
 TABLE1 = "table1"
 

@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 
 from ..core.store import Result, Store
 from ..core.study import Digest
-from ..core.table import grouped, markdown
+from ..core.table import Row, Section, Table, exact, grouped
 from ..core.tune import eighths
 from ..fields.run import OPTIMIZER_LABELS
 from ..methods import METHODS
-from .coordinates import psnr
+from ..studies.coordinates import psnr
 
 
 class Source(NamedTuple):
@@ -71,8 +71,8 @@ def regrets(results: Iterable[Result], loss: Callable[[float], float]) -> dict[s
     return found
 
 
-def _table(stores: Mapping[str, Store], name: str, folder: Path) -> str:
-    rows = []
+def _table(stores: Mapping[str, Store], name: str, folder: Path) -> Section:
+    rows = list[Row]()
     for file, sources in SOURCES.items():
         for source in sources if file in stores else []:
             trials = stores[file].read("search")
@@ -81,14 +81,14 @@ def _table(stores: Mapping[str, Store], name: str, folder: Path) -> str:
                 values = [[each[column] for each in searches if column in each] for column in _COLUMNS]
                 means = [statistics.fmean(v) if v else None for v in values]
                 least = min(v for v in means if v is not None)
-                cells = ["" if v is None else f"**{v:.2f}**" if v == least else f"{v:.2f}" for v in means]
-                rows.append([f"{source.field}, {optimizer}", source.unit, str(len(searches)), *cells])
+                cells = [exact(v, ".2f").bold() if v == least else exact(v, ".2f") for v in means]
+                rows.append([f"{source.field}, {optimizer}", source.unit, exact(len(searches)), *cells])
     header = ["", "unit", "searches", *(f"{10 ** (column / 8):.1g}" for column in _COLUMNS)]
     caption = (
         "What `Whitened` loses with a damping, at the best learning rate tried with it, against the best of the same "
         "search: mean over searches (networks, normalisers, ranks). Empty was not tried; searches stay near their best."
     )
-    return f"{markdown(header, rows)}\n\n{caption}"
+    return Section([Table(header, rows), caption])
 
 
-DIGESTS = {"dampings": Digest(("coordinates", "char-lm"), _table)}
+DIGESTS = {"dampings": Digest(("coordinates", "char-lm"), _table, ("docs/coordinates/whitened.md",))}

