@@ -112,6 +112,24 @@ class Table:
         return text.getvalue()
 
 
+def pivot(
+    head: Sequence[str],
+    rows: Mapping[Any, Row],
+    columns: Mapping[Any, str],
+    cells: Mapping[tuple[Any, Any], str | Cell],
+) -> Table:
+    """A table of what was measured at every row and column; where nothing was, it is empty.
+
+    Args:
+        head: over the labels of the rows.
+        rows: row → its labels.
+        columns: column → its header.
+        cells: (row, column) → what stands there.
+    """
+    whole = [[*labels, *(cells.get((row, column), "") for column in columns)] for row, labels in rows.items()]
+    return Table([*head, *columns.values()], whole)
+
+
 def _numbers(cell: str | Cell) -> Mapping[str, Any]:
     if isinstance(cell, Cell):
         return cell.numbers
