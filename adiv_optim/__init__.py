@@ -3,7 +3,7 @@
 import importlib
 from typing import Any
 
-from . import attention, diagnostics, functional, gauge, jacobian
+from . import diagnostics, functional, gauge, jacobian
 from .attach import Coverage, attach, coverage, detach
 from .corrections import BatchIdeal, Correction, Disproportional, Proportional
 from .optim import ChainedOptimizer, GradientOnly, InputScaled, Preconditioned, UnitConsistent, Whitened
@@ -23,7 +23,6 @@ __all__ = [
     "UnitConsistent",
     "Whitened",
     "attach",
-    "attention",
     "coverage",
     "detach",
     "diagnostics",

@@ -13,8 +13,7 @@ from functools import reduce
 from typing import ClassVar, Protocol
 
 import torch
-from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch import Tensor
 
 from ._linalg.limits import check_not_negative, check_positive
 
@@ -273,15 +272,10 @@ def check_correction(correction: object) -> Correction:
     """Return `correction`, or raise a TypeError with the value found and the value wanted."""
     if isinstance(correction, Correction):
         return correction
-    if isinstance(correction, type) and issubclass(correction, Correction):
-        found = f"the class {correction.__name__} itself: write {correction.__name__}()."
-    elif isinstance(correction, Optimizer):
-        found = f"the optimizer {type(correction).__name__}: where one is taken, pass it by name, optimizer=…."
-    elif isinstance(correction, nn.Module):
-        found = f"the module {type(correction).__name__}: arguments in the wrong order; the model comes before it."
-    else:
-        found = (
-            f"{correction!r} of type {type(correction).__name__}: "
-            "pass Proportional(), Disproportional(), BatchIdeal(), or your own subclass."
-        )
-    raise TypeError(f"a correction must be an instance of adiv_optim.Correction, found {found}")
+    found = type(correction).__name__
+    if isinstance(correction, type):
+        found = f"the class {correction.__name__}: write {correction.__name__}()"
+    raise TypeError(
+        f"a correction must be an instance of adiv_optim.Correction, found {found}; pass Proportional(), "
+        "Disproportional(), BatchIdeal(), or an instance of your own subclass, and the model before it."
+    )

@@ -67,7 +67,7 @@ default_role = "py:obj"
 # References that lead nowhere fail the build; `leads_elsewhere` says which may.
 nitpicky = True
 
-PACKAGES = ("layers", "jacobian", "functional", "diagnostics", "attention", "gauge", "optim")
+PACKAGES = ("layers", "jacobian", "functional", "diagnostics", "gauge", "optim")
 #: Public name → the name it is documented by.
 DOCUMENTED = {
     name: f"{module}.{name}"

@@ -184,7 +184,7 @@ def test_no_module_of_the_library_imports_the_root_package():
 
 PUBLIC = [
     (module, name)
-    for module in (adiv_optim, adiv_optim.attention, adiv_optim.diagnostics, adiv_optim.gauge, adiv_optim.layers)
+    for module in (adiv_optim, adiv_optim.diagnostics, adiv_optim.gauge, adiv_optim.layers)
     for name in module.__all__
 ]
 

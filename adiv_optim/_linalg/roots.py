@@ -1,6 +1,7 @@
 """Square roots of covariance matrices: whole matrices, or what differs from a multiple of the identity."""
 
 import math
+from collections.abc import Sequence
 from functools import cached_property
 from typing import NamedTuple, Protocol
 
@@ -136,11 +137,10 @@ class Factor(Protocol):
     W and b come and go by themselves: joining them would copy W.
     """
 
-    def right_multiply(self, weight: Tensor, bias: Tensor | None, negate: bool = False) -> tuple[Tensor, Tensor | None]:
-        """Return the columns of [W, b] M, those of W and that of b.
-
-        With `negate` those of -[W, b] M, which overwrite W and b; where both are -0, +0.
-        """
+    def right_multiply(
+        self, weight: Tensor, bias: Tensor | None, overwrite: bool = False
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return the columns of [W, b] M, those of W and that of b, which may `overwrite` W and b; of +0 it is +0."""
 
     @property
     def inverse(self) -> "Factor":
@@ -157,12 +157,12 @@ class Whole:
         ends = slice(-1), slice(-1, None)
         self.parts = [[self.matrix[..., rows, columns] for columns in ends] for rows in ends]
 
-    def right_multiply(self, weight: Tensor, bias: Tensor | None, negate: bool = False) -> tuple[Tensor, Tensor | None]:
-        """Return [W, b] M, or -[W, b] M."""
+    def right_multiply(
+        self, weight: Tensor, bias: Tensor | None, overwrite: bool = False
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return [W, b] M."""
         if weight.dtype != self.matrix.dtype or weight.device != self.matrix.device:  # the model has been converted
-            return Whole(self.matrix.to(weight)).right_multiply(weight, bias, negate)
-        if negate:  # before the product: after it, +0 would become -0
-            weight, bias = weight.neg_(), None if bias is None else bias.neg_()
+            return Whole(self.matrix.to(weight)).right_multiply(weight, bias)
         if bias is None:
             return weight @ self.matrix, None
         (inside, column), (row, corner) = self.parts
@@ -174,6 +174,16 @@ class Whole:
         return Whole(torch.linalg.inv_ex(host.double(self.matrix)).inverse.to(self.matrix))
 
 
+def stacked(factors: Sequence["Whole | LowRank"]) -> "Whole | LowRank":
+    """The factors of several layers of one shape, each (d, d), as that of a stack of layers."""
+    first = factors[0]
+    if isinstance(first, Whole):
+        return Whole(torch.stack([factor.matrix for factor in factors if isinstance(factor, Whole)]))
+    same = [factor for factor in factors if isinstance(factor, LowRank)]
+    vectors, weights = (torch.stack(parts) for parts in zip(*((f.vectors, f.weights) for f in same), strict=True))
+    return LowRank(weights.new_tensor([factor.level for factor in same]), vectors, weights)
+
+
 class LowRank:
     """M = c I + U diag(s) Uᵀ, c being `level`, of shape (…), or a number, which costs no pass of its own."""
 
@@ -183,23 +193,25 @@ class LowRank:
         #: Uᵀ and U diag(s), all rows of U, those of W, and that of b.
         self.rows = [(vectors[..., r, :].mT, scaled[..., r, :]) for r in (slice(None), slice(-1), slice(-1, None))]
 
-    def right_multiply(self, weight: Tensor, bias: Tensor | None, negate: bool = False) -> tuple[Tensor, Tensor | None]:
-        """Return [W, b] M, or -[W, b] M."""
+    def right_multiply(
+        self, weight: Tensor, bias: Tensor | None, overwrite: bool = False
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return [W, b] M."""
         if weight.dtype != self.vectors.dtype or weight.device != self.vectors.device:  # the model has been converted
             level = self.level.to(weight) if isinstance(self.level, Tensor) else self.level
             converted = LowRank(level, self.vectors.to(weight), self.weights.to(weight))
-            return converted.right_multiply(weight, bias, negate)
+            return converted.right_multiply(weight, bias, overwrite)
         (every, every_scaled), (ours, scaled), (last, last_scaled) = self.rows
         if bias is None:
-            return self._outside(weight, weight @ every_scaled, every, negate), None
+            return self._outside(weight, weight @ every_scaled, every, overwrite), None
         inside = (weight @ scaled).addcmul_(bias, last_scaled)
-        return self._outside(weight, inside, ours, negate), self._outside(bias, inside, last, negate)
+        return self._outside(weight, inside, ours, overwrite), self._outside(bias, inside, last, overwrite)
 
-    def _outside(self, part: Tensor, inside: Tensor, vectors: Tensor, negate: bool) -> Tensor:
-        out, sign = (part, -1) if negate else (None, 1)
+    def _outside(self, part: Tensor, inside: Tensor, vectors: Tensor, overwrite: bool) -> Tensor:
+        out = part if overwrite else None
         if isinstance(self.level, float):
-            return torch.addmm(part, inside, vectors, beta=sign * self.level, alpha=sign, out=out)
-        return torch.mul(part, sign * self.level[..., None, None], out=out).baddbmm_(inside, vectors, alpha=sign)
+            return torch.addmm(part, inside, vectors, beta=self.level, out=out)
+        return torch.mul(part, self.level[..., None, None], out=out).baddbmm_(inside, vectors)
 
     @cached_property
     def inverse(self) -> "LowRank":

@@ -67,14 +67,6 @@ def held(shape: tuple[int, ...], ends: Sequence[Tensor], tensor: Any) -> tuple[t
     return tuple(local(tensor).shape), parts
 
 
-def stacked(part: Tensor, like: Any) -> Tensor:
-    """One sharded tensor of the parts of all processes: stacked along a new first dimension, dealt as `like` is."""
-    from torch.distributed.tensor import DTensor, Replicate, Shard
-
-    placements = [Shard(0) if placement.is_shard() else Replicate() for placement in like.placements]
-    return DTensor.from_local(part[None], like.device_mesh, placements)
-
-
 def add_up(tensors: Iterable[Tensor], group: Group = None) -> None:
     """Add tensors up over the processes of a group, in place, by one all-reduce for each dtype."""
     kinds: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
@@ -85,3 +77,52 @@ def add_up(tensors: Iterable[Tensor], group: Group = None) -> None:
         distributed.all_reduce(joined, group=group)
         for tensor, total in zip(same, joined.split([tensor.numel() for tensor in same]), strict=True):
             tensor.copy_(total.view_as(tensor))
+
+
+class DataParallelGroup:
+    """The processes whose rows count together.
+
+    Args:
+        what: whose errors these are.
+        group: a ProcessGroup, a DeviceMesh of one dimension, or None for the default group.
+
+    Raises:
+        ValueError: a mesh of several dimensions, or a group that this process is not in.
+    """
+
+    def __init__(self, what: str, group: Any) -> None:
+        self.given = group
+        if getattr(group, "ndim", 1) != 1:
+            raise ValueError(
+                f"{what}: process_group is a mesh of {group.ndim} dimensions; choose one, mesh['data'], or give the "
+                "group of several, mesh['replicate', 'shard']._flatten()."
+            )
+        if group is not None and distributed.get_rank(self.group) < 0:
+            raise ValueError(
+                f"{what}: rank {distributed.get_rank()} is not in process_group; give each process the group that it "
+                "is itself in, whose processes train the same layers."
+            )
+
+    @property
+    def group(self) -> Group:
+        """The group."""
+        return self.given.get_group() if hasattr(self.given, "get_group") else self.given
+
+    @property
+    def several(self) -> bool:
+        """Whether there are others to add up with."""
+        return distributed.is_available() and distributed.is_initialized()
+
+    def __repr__(self) -> str:
+        return repr(self.given)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "DataParallelGroup":
+        return self  # a group is a connection, which cannot be copied
+
+    def __getstate__(self) -> dict[str, Any]:
+        if self.given is not None and not hasattr(self.given, "get_group"):
+            raise TypeError(
+                "an optimizer with a process_group cannot be pickled; save its state_dict(), or give the group as a "
+                "DeviceMesh of one dimension."
+            )
+        return vars(self)

@@ -9,12 +9,11 @@ from collections.abc import Container, Iterable, Mapping
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from ..attention import LogitProjection
 from ..corrections import Correction, check_correction
 from ..functional.uses import plain_uses
 from .checks import Skip, bypassed, label, layers_of, named_in_skip, refuse_attached, refuse_lazy, trainable
 from .coverage import UNCALLED, Coverage, resolved, warn
-from .layers import PLAIN, Corrected, corrected_types, name_of, plain_type, swapped
+from .layers import PLAIN, Corrected, corrected_types, name_of, swapped, why_unknown_rows
 
 
 def attach(model: nn.Module, correction: Correction, *, skip: Skip = (), strict: bool = False) -> nn.Module:
@@ -162,8 +161,8 @@ def coverage(model: nn.Module, loss: Tensor | None = None) -> Coverage:
         2 of 4 parameters are treated, 60.0% of 15 elements
         0.weight: corrected by Proportional
         0.bias: corrected by Proportional
-        1.weight: skipped (LayerNorm has no correction)
-        1.bias: skipped (LayerNorm has no correction)
+        1.weight: skipped (LayerNorm is not a layer whose rows are known)
+        1.bias: skipped (LayerNorm is not a layer whose rows are known)
     """
     return resolved(*_corrections(model, used_plainly=set() if loss is None else plain_uses(loss)))
 
@@ -197,7 +196,7 @@ def _corrections(
         plain = {
             name: _why_plain(owner, without_call) or "no correction attached"
             for name, _, owner in uses
-            if not isinstance(owner, (Corrected, LogitProjection))
+            if not isinstance(owner, Corrected)
         }
         part = "".join(f" in part: plain as {name} ({why})" for name, why in plain.items())
         if key in used_plainly and not plain:
@@ -207,8 +206,6 @@ def _corrections(
             if isinstance(owner, Corrected):
                 rule = f"corrected by {type(owner._correction).__name__}{part}"
                 notes[path].append(("treated", rule) if owner._ran else _not_run(parameter, trained))
-            elif isinstance(owner, LogitProjection):
-                notes[path].append(("treated", f"corrected by AttentionIdeal{part}"))
     return notes, elements
 
 
@@ -219,17 +216,8 @@ def _not_run(parameter: nn.Parameter, trained: bool) -> tuple[str, str]:
 
 def _why_plain(owner: nn.Module, without_call: dict[nn.Module, str]) -> str:
     """Say why no correction goes on a module, or ""."""
-    if owner in without_call:
-        return without_call[owner]
-    plain = plain_type(owner)
-    if "forward" in owner.__dict__:
-        return f"this {plain.__name__} has a forward of its own set on it"
-    if plain in corrected_types():
-        return "complex" if any(parameter.is_complex() for parameter in owner.parameters()) else ""
-    base = next((base for base in corrected_types() if issubclass(plain, base)), None)
-    if base is not None:
-        return f"{name_of(plain)} is a subclass of {base.__name__}, whose forward may differ"
-    return f"{plain.__name__} has no correction"
+    complex_ = "complex" if any(parameter.is_complex() for parameter in owner.parameters()) else ""
+    return without_call.get(owner) or why_unknown_rows(owner) or complex_
 
 
 def _refuse_plain(found: Coverage) -> None:

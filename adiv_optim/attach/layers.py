@@ -10,16 +10,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.fx import Proxy
 from torch.nn.utils import parametrize
 
 from ..corrections import Correction
 from ..functional.convolutions import corrected_conv
 from ..functional.linears import corrected_linear
-from ..functional.shared import explain_jvp
 from .rows import steps_of
-
-_DETACH = "call adiv_optim.detach(model) first, and attach again afterwards."
 
 
 class Corrected:
@@ -30,28 +26,15 @@ class Corrected:
     _ran: bool  # for `coverage`
 
     def _run(self, function: Callable[..., Tensor], *arguments: Any) -> Tensor:
-        """Call a function of `functional`, and name the remedy where torch does not know its way into it.
-
-        The input is the first or the second argument.
-        """
         # Written and never read here: a read would make torch.compile guard on it and compile twice.
         if torch.is_grad_enabled():
             self._ran = True
-        if not torch.compiler.is_compiling() and (isinstance(arguments[0], Proxy) or isinstance(arguments[1], Proxy)):
-            raise RuntimeError(f"{self._label} has a correction, which torch.fx cannot trace; {_DETACH}")
-        return explain_jvp(self._explain, function, self._label, *arguments, self._correction)
+        return function(self._label, *arguments, self._correction)
 
     def _replicate_for_data_parallel(self) -> Any:
         """Called by nn.DataParallel, whose replicas run in place of the layer."""
         self._ran = True
         return super()._replicate_for_data_parallel()  # type: ignore[misc]
-
-    def _explain(self) -> str:
-        return f"{self._label} has a correction, which has no forward-mode derivative; {_DETACH}"
-
-    def __prepare_scriptable__(self) -> None:
-        """Called by torch.jit.script."""
-        raise RuntimeError(f"{self._label} has a correction, which torch.jit.script cannot compile; {_DETACH}")
 
     def extra_repr(self) -> str:
         """Return the plain layer's own line, and the correction."""
@@ -143,6 +126,19 @@ def plain_type(module: nn.Module) -> type:
     made = parametrize.is_parametrized(module) or hasattr(module, "_get_fsdp_state")
     kind = type(module).__bases__[-1] if made else type(module)
     return PLAIN.get(kind, kind)
+
+
+def why_unknown_rows(layer: nn.Module) -> str:
+    """Say why a layer may multiply its weight with other rows than those of its input, or ""."""
+    kind = plain_type(layer)
+    if "forward" in layer.__dict__:
+        return f"this {kind.__name__} has a forward of its own set on it"
+    if kind in corrected_types():
+        return ""
+    base = next((base for base in CORRECTED if issubclass(kind, base)), None)
+    if base is None:
+        return f"{kind.__name__} is not a layer whose rows are known"
+    return f"{name_of(kind)} is a subclass of {base.__name__}, whose weight may multiply something else"
 
 
 def name_of(kind: type) -> str:

@@ -6,6 +6,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._C import _functorch
+from torch.autograd import forward_ad
 from torch.nn.modules.conv import _ConvNd
 
 from ..functional import convolutions
@@ -58,3 +60,42 @@ def _as_rows(tensor: Tensor) -> Tensor:
         return torch.cat([_as_rows(part) for part in tensor.unbind()])
     tensor = tensor if tensor.layout == torch.strided else tensor.to_dense()
     return tensor.reshape(math.prod(tensor.shape[:-1]), tensor.shape[-1])  # rows without entries leave -1 open
+
+
+def rows_within(name: str, module: nn.Module, input: Tensor) -> Tensor:
+    """What a layer reads, without the transforms of torch.func and forward-mode AD that it is called within.
+
+    Call it outside of them (`temporarily_clear_interpreter_stack`), as all that is done with the result.
+
+    Raises:
+        RuntimeError: vmap maps over the weight, or over the input of a layer with `input_rows`.
+    """
+    weight: Any = module.weight
+    if _functorch.is_batchedtensor(weight):
+        raise _mapped(name, "this weight")
+    if not _functorch.is_functorch_wrapped_tensor(input):
+        # The tensor itself: layers that read it too are told by it. A dual tensor leaves its tangent behind.
+        return input if forward_ad.unpack_dual(input).tangent is None else input.detach()
+    places: list[int] = []  # what vmap maps over, of each tensor without the levels around it
+    mapped = input
+    while _functorch.is_functorch_wrapped_tensor(mapped):
+        if _functorch.is_batchedtensor(mapped):
+            places.append(_functorch.maybe_get_bdim(mapped))
+        mapped = _functorch.get_unwrapped(mapped)
+    if not places:
+        return mapped.detach()
+    own = list(range(mapped.dim()))
+    mapped = mapped.permute(*[own.pop(place) for place in reversed(places)], *own)
+    if hasattr(module, "input_rows"):
+        raise _mapped(name, "what input_rows reads")
+    if isinstance(module, _ConvNd):  # all that is mapped over is one dimension of samples
+        channels = len(module.kernel_size) + 1
+        mapped = mapped.flatten(0, mapped.dim() - channels - 1)
+    return mapped.detach()
+
+
+def _mapped(name: str, what: str) -> RuntimeError:
+    return RuntimeError(
+        f"{name}: vmap maps over {what}, so that the rows of its layer cannot be told; detach() the optimizer first, "
+        "or call the model without vmap."
+    )

@@ -6,10 +6,9 @@ gradients, the optimizer and the random generators are afterwards what they were
 
 from ..activations import GaussianMoments, gaussian_moments, hermite_coefficients
 from ._divergence import divergence
-from ._isometry import isometry, isometry_gap, isometry_strength, mean_field_bound
-from ._isometry_recorder import IsometryRecorder, record
 from ._recorder import DivergenceRecorder
 from ._result import Divergence, LayerDivergence
+from .isometry import IsometryRecorder, isometry, isometry_gap, isometry_strength, mean_field_bound, record
 
 __all__ = [
     "Divergence",

@@ -6,13 +6,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from ..attach.layers import Corrected, corrected_types, plain_type
+from ..attach.layers import Corrected, why_unknown_rows
 from ..attach.rows import rows_of
 from ..corrections import Correction
 from ..functional.conv_rows import ConvRows
 from ..functional.linears import LinearRows
 from ..jacobian.recorder import Call
-from ..optim.rows import Layout
+from ..optim.eligible_layers import Layout
 from ._rows import MeasuredRows, evenly, to_float64
 
 #: A rule is asked for the contributions of a few rows at a time: output gradients of at most so many numbers.
@@ -21,8 +21,7 @@ UNIT_NUMBERS = 2**22
 
 def has_closed_form(layer: nn.Module) -> bool:
     """Whether the layer is torch's own linear map or convolution, corrected or not."""
-    own_forward = "forward" in layer.__dict__
-    return plain_type(layer) in corrected_types() and not parametrize.is_parametrized(layer) and not own_forward
+    return not why_unknown_rows(layer) and not parametrize.is_parametrized(layer)
 
 
 def closed_rows(layer: nn.Module, call: Call, step: Mapping[str, Tensor], max_rows: int) -> tuple[MeasuredRows, int]:
@@ -44,10 +43,10 @@ def closed_rows(layer: nn.Module, call: Call, step: Mapping[str, Tensor], max_ro
     gains, moved = {}, torch.zeros_like(grad)
     if "weight" in step:
         gains["weight"] = (to_float64(found["weight"]) * x).sum(-1)
-        moved += x @ layout.matrix(step["weight"], x.dtype).mT
+        moved += x @ layout.matrix(step["weight"]).to(x.dtype).mT
     if "bias" in step:
         gains["bias"] = to_float64(found["bias"]).view(grad.shape[:-1])
-        moved += layout.matrix(step["bias"], x.dtype).mT
+        moved += layout.matrix(step["bias"]).to(x.dtype).mT
     parts = torch.stack([gains[name] for name in step], -1)
     rows_and_groups = MeasuredRows(
         which=index + rows.count * torch.arange(groups, device=index.device).unsqueeze(-1),

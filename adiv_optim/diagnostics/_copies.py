@@ -1,13 +1,19 @@
-"""Copies of a model and its optimizer, on which everything that is measured happens."""
+"""Copies of a model and its optimizer, on which everything that is measured happens, and the step on them."""
 
 import copy
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.optim import LBFGS, Optimizer
 
 from .._linalg import host
+from ..attach import detach
+from ..attach.layers import Corrected
+from ..functional.shared import without_autocast
+from ..jacobian.modules import same_randomness
+from ..jacobian.recorder import Pass, differentiate
 from ..optim import OptimizerWrapper
 from ..optim.wrapper import check_same_parameters
 
@@ -69,19 +75,42 @@ def check_optimizer(optimizer: object, model: nn.Module) -> None:
         )
 
 
-def step_of(
-    model: nn.Module, optimizer: Optimizer | None, gradients: dict[str, Tensor]
-) -> tuple[dict[str, Tensor], dict[str, float]]:
-    """Take the step, or −gradient at rate 1; return Δθ of every trained parameter, and the rates of those it holds."""
+class Step(NamedTuple):
+    """A step on the copies, and the forward and backward pass that it was taken by."""
+
+    passed: Pass
+    plain: dict[str, Tensor]  # parameter path → gradient of the loss itself, without corrections
+    change: dict[str, Tensor]  # parameter path → Δθ
+    rates: dict[str, float]  # path of a parameter that the optimizer holds → its learning rate
+
+
+def take_step(
+    model: nn.Module,
+    optimizer: Optimizer | None,
+    loss_fn: Callable[[Any, Any], Tensor],
+    inputs: Any,
+    targets: Any,
+    layers: dict[str, nn.Module],
+) -> Step:
+    """Take the optimizer's step, or −gradient at rate 1, on copies, and record the calls of layers."""
+    corrected = any(isinstance(module, Corrected) for module in model.modules())
+    bare = detach(twins(model, None)[0]) if corrected else None  # before the pass changes buffers
+    with same_randomness(model):
+        passed = differentiate(model, loss_fn, inputs, targets, layers)
+    # Both see the same random numbers, so both gradients are of one and the same loss.
+    plain = passed if bare is None else differentiate(bare, loss_fn, inputs, targets, {})
     parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
     for name, parameter in parameters.items():
-        parameter.grad = gradients.get(name)
+        parameter.grad = passed.gradients.get(name)
     if optimizer is None:
-        step = {n: torch.zeros_like(p) if p.grad is None else -p.grad for n, p in parameters.items()}
-        return step, dict.fromkeys(parameters, 1.0)
+        change = {n: torch.zeros_like(p) if p.grad is None else -p.grad for n, p in parameters.items()}
+        return Step(passed, plain.gradients, change, dict.fromkeys(parameters, 1.0))
     wide = {name: torch.promote_types(p.dtype, host.widest(p.device)) for name, p in parameters.items()}
     old = {name: p.detach().to(wide[name], copy=True) for name, p in parameters.items()}
     rates = {id(p): float(group["lr"]) for group in optimizer.param_groups for p in group["params"]}
-    optimizer.step()
-    step = {name: p.detach().to(wide[name]) - old[name] for name, p in parameters.items()}
-    return step, {name: rates[id(p)] for name, p in parameters.items() if id(p) in rates}
+    with without_autocast(next(model.parameters()).device.type):
+        optimizer.step()
+    change = {name: p.detach().to(wide[name]) - old[name] for name, p in parameters.items()}
+    return Step(
+        passed, plain.gradients, change, {name: rates[id(p)] for name, p in parameters.items() if id(p) in rates}
+    )

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -10,16 +11,16 @@ from torch.nn.utils import parametrize
 from torch.optim import Optimizer
 
 from .._linalg.limits import check_count
-from ..attach import attach, detach
+from ..attach import attach
 from ..attach.checks import refuse_attached
 from ..attach.layers import Corrected, plain_type
 from ..corrections import Correction, check_correction
 from ..functional.shared import without_autocast
 from ..jacobian.modules import choose_layers, mixes_samples, same_randomness
-from ..jacobian.recorder import Call, differentiate
+from ..jacobian.recorder import Call
 from ..optim import OptimizerWrapper
 from ._closed_form import closed_rows, has_closed_form
-from ._copies import check_optimizer, own_optimizer, step_of, twins
+from ._copies import Step, check_optimizer, own_optimizer, take_step, twins
 from ._result import Divergence, LayerDivergence, summarise
 from ._rows import MeasuredRows, general_rows, to_float64
 
@@ -102,59 +103,34 @@ def divergence(
     check_count("divergence", max_rows=max_rows)
     optimizer = own_optimizer(optimizer)
     check_arguments(model, optimizer, correction)
-    device = next(model.parameters()).device.type
+
     with torch.enable_grad(), same_randomness(model):
         twin, stepper = twins(model, optimizer)
         if correction is not None:
             attach(twin, correction)
         chosen, left_out = choose_layers(twin, layers)
-        cannot = {path: reason for path, layer in chosen.items() if (reason := _cannot(layer))}
-        with same_randomness(model):
-            watched = {path: layer for path, layer in chosen.items() if path not in cannot}
-            found = differentiate(twin, loss_fn, inputs, targets, watched)
-        plain = found.gradients
-        if any(isinstance(module, Corrected) for module in twin.modules()):
-            # The copies see the same random numbers, so both gradients are of one and the same loss.
-            plain = differentiate(detach(twins(model, None)[0]), loss_fn, inputs, targets, {}).gradients
-        paths = {id(p): name for name, p in twin.named_parameters()}
-        with without_autocast(device):
-            step, rates = step_of(twin, stepper, found.gradients)
-    with torch.no_grad(), same_randomness(model), without_autocast(device):
-        measured = {}
+        watched = {path: layer for path, layer in chosen.items() if not _cannot(layer)}
+        step = take_step(twin, stepper, loss_fn, inputs, targets, watched)
+
+    measured = {}
+    names = {id(p): name for name, p in twin.named_parameters()}
+    with torch.no_grad(), same_randomness(model), without_autocast(next(model.parameters()).device.type):
         for path, layer in chosen.items():
-            names = {local: paths[id(p)] for local, p in layer.named_parameters() if p.requires_grad}
-            reason = cannot.get(path) or found.refused.get(path)
-            calls = [call for call in found.calls.get(path, []) if call.grad_output.numel()]
-            if not reason and not calls:
-                reason = "it was not called with any rows, or the loss does not depend on it"
-            if not reason and _is_complex(layer, calls):
-                reason = "it computes with complex numbers, whose rows are not measured"
-            if not reason and not rates.keys() & set(names.values()):
-                reason = "the optimizer holds none of its parameters"
-            if reason and layers is not None:
-                raise ValueError(f"layer {path!r} ({type(layer).__name__}) cannot be measured: {reason}.")
-            rate = max((rates[name] for name in names.values() if name in rates), default=0.0)
-            if reason or not rate:  # no error: the first step of a warm-up, and the next one has a rate
-                left_out[path] = reason or "its learning rate is 0"
-                continue
-            own = {local: to_float64(step[name]) / rate for local, name in names.items()}
-            descent = -sum(_inner(own[local], plain.get(name)) for local, name in names.items())
+            own = {local: names[id(p)] for local, p in layer.named_parameters() if p.requires_grad}
             try:
-                measured[path] = _measure(layer, calls, own, descent, max_rows, optimizer is not None)
-            except (RuntimeError, IndexError, ValueError) as error:
-                if has_closed_form(layer) or isinstance(error, torch.OutOfMemoryError):
-                    raise
-                first = (str(error).strip() or type(error).__name__).splitlines()[0]
-                why = f"its rows cannot be differentiated one by one: {first}"
-                if layers is not None:
-                    raise ValueError(f"layer {path!r} ({type(layer).__name__}) cannot be measured: {why}") from error
-                left_out[path] = why
-        parts = [_inner(step[name], plain.get(name)) / rate for name, rate in rates.items() if rate]
-    order = {path: at for at, (path, _) in enumerate(twin.named_modules())}
+                measured[path] = _measure(path, layer, own, step, max_rows, optimizer is not None)
+            except _LeftOutError as why:
+                if layers is not None and why.args[0] != _AT_REST:
+                    where = f"layer {path!r} ({type(layer).__name__})"
+                    raise ValueError(f"{where} cannot be measured: {why}.") from why.__cause__
+                left_out[path] = str(why)
+        order = {path: at for at, (path, _) in enumerate(twin.named_modules())}
+        parts = [_inner(step.change[name], step.plain.get(name)) / rate for name, rate in step.rates.items() if rate]
+
     return Divergence(
         layers=measured,
         left_out=dict(sorted(left_out.items(), key=lambda entry: order[entry[0]])),
-        loss=found.loss.item(),
+        loss=step.passed.loss.item(),
         descent=-sum(parts) if parts else math.nan,
         optimizer=None if optimizer is None else _name(optimizer),
     )
@@ -177,23 +153,48 @@ def _name(optimizer: Optimizer) -> str:
     return f"{name}({_name(optimizer.inner)})" if isinstance(optimizer, OptimizerWrapper) else name
 
 
+class _LeftOutError(Exception):
+    """Why a layer is not measured: an error where it was asked for, unless it is at rest."""
+
+
+#: As in the first step of a warm-up; the next one has a rate.
+_AT_REST = "its learning rate is 0"
+
+
 def _measure(
-    layer: nn.Module, calls: list[Call], step: dict[str, Tensor], descent: float, max_rows: int, by_optimizer: bool
+    path: str, layer: nn.Module, names: dict[str, str], step: Step, max_rows: int, by_optimizer: bool
 ) -> LayerDivergence:
-    rows_of = closed_rows if has_closed_form(layer) else general_rows
-    parts, total = [], 0
-    for call in calls:
-        rows, count = rows_of(layer, call, step, max_rows)
-        parts.append(rows._replace(which=rows.which + total))
-        total += count
+    """Measure the rows of a layer's calls; `names` has the paths of its trained parameters."""
+    if reason := _cannot(layer) or step.passed.refused.get(path):
+        raise _LeftOutError(reason)
+    calls = [call for call in step.passed.calls.get(path, []) if call.grad_output.numel()]
+    if not calls:
+        raise _LeftOutError("it was not called with any rows, or the loss does not depend on it")
+    if _is_complex(layer, calls):
+        raise _LeftOutError("it computes with complex numbers, whose rows are not measured")
+    rates = [step.rates[name] for name in names.values() if name in step.rates]
+    if not rates:
+        raise _LeftOutError("the optimizer holds none of its parameters")
+    if not (rate := max(rates)):
+        raise _LeftOutError(_AT_REST)
+    own = {local: to_float64(step.change[name]) / rate for local, name in names.items()}
+    try:
+        rows_of = closed_rows if has_closed_form(layer) else general_rows
+        found = [rows_of(layer, call, own, max_rows) for call in calls]
+    except (RuntimeError, IndexError, ValueError) as error:
+        if has_closed_form(layer) or isinstance(error, torch.OutOfMemoryError):
+            raise
+        first = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise _LeftOutError(f"its rows cannot be differentiated one by one: {first}") from error
+    starts = accumulate((count for _, count in found), initial=0)
+    parts = [rows._replace(which=rows.which + start) for (rows, _), start in zip(found, starts, strict=False)]
     joined = MeasuredRows(*map(torch.cat, zip(*parts, strict=True)))
-    rule = repr(layer._correction) if isinstance(layer, Corrected) else None
     return LayerDivergence(
         kind=plain_type(layer).__name__,
-        correction=rule,
-        total_rows=total,
-        descent=descent,
-        **summarise(joined, list(step), by_optimizer),
+        correction=repr(layer._correction) if isinstance(layer, Corrected) else None,
+        total_rows=sum(count for _, count in found),
+        descent=-sum(_inner(own[local], step.plain.get(name)) for local, name in names.items()),
+        **summarise(joined, list(own), by_optimizer),
     )
 
 

@@ -1,6 +1,5 @@
 """Measuring every so many steps of a training loop."""
 
-import json
 import math
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
@@ -14,6 +13,7 @@ from .._linalg.limits import check_count
 from ..corrections import Correction
 from ._copies import own_optimizer
 from ._divergence import check_arguments, divergence
+from ._logged import scalars, write_json
 from ._result import Divergence
 
 
@@ -116,28 +116,3 @@ class DivergenceRecorder:
 def _share_not_downhill(steps: Iterable[Mapping[str, Any]]) -> float:
     flags = [step["descends"] for step in steps if not math.isnan(step["descent"])]
     return 1 - sum(flags) / len(flags) if flags else math.nan
-
-
-def write_json(path: str | Path, result: dict[str, Any]) -> None:
-    """Write strict JSON, which has no name for some numbers: they become null."""
-    Path(path).write_text(json.dumps(_finite(result), indent=1) + "\n")
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _finite(entry) for key, entry in value.items()}
-    if isinstance(value, list):
-        return [_finite(entry) for entry in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def scalars(name: str, layers: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
-    """The numbers of each layer under "name/path/key", those within them under "name/path/key/…"."""
-    found: dict[str, float] = {}
-    for path, entry in layers.items():
-        for key, value in entry.items():
-            if isinstance(value, Mapping):
-                found |= scalars(f"{name}/{path}", {key: value})
-            elif isinstance(value, (int, float)):
-                found[f"{name}/{path}/{key}"] = float(value)
-    return found

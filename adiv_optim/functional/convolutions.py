@@ -17,7 +17,6 @@ from .shared import (
     label_for,
     once_only,
     parameters_of,
-    refuse_correction_as,
     trains,
     without_autocast,
 )
@@ -70,7 +69,6 @@ def _conv(
 ) -> Tensor:
     name = f"conv{dims}d"
     if correction is None:
-        refuse_correction_as(name, "bias", bias)
         return PLAIN[dims](input, weight, bias, stride, padding, dilation, groups)
     check_correction(correction)
     return corrected_conv(name, dims, input, weight, bias, (stride, padding, dilation, groups), correction)
@@ -83,7 +81,6 @@ def corrected_conv(
     check_real(name, input)
     _check_shapes(name, dims, input, weight, steps[-1])
     batch, _, geometry = patches_of(name, input, weight.shape[2:], steps)
-    _check_kernel(name, batch, weight, geometry)
     if trains(weight, bias):
         batch, weight, bias = autocast(batch, weight, bias)  # type: ignore[assignment]
         output = apply(_Conv, batch, weight, bias, *geometry, correction, label_for(name, f"conv{dims}d"))
@@ -140,17 +137,6 @@ def _check_shapes(name: str, dims: int, input: Tensor, weight: Tensor, groups: i
         raise ValueError(
             f"{name}: input of shape {tuple(input.shape)} has {channels} channels, but weight of shape "
             f"{tuple(weight.shape)} with groups={groups} takes {wanted}."
-        )
-
-
-def _check_kernel(name: str, batch: Tensor, weight: Tensor, geometry: Geometry) -> None:
-    sizes = [size + 2 * pad for size, pad in zip(batch.shape[2:], geometry.padding, strict=False)]
-    reaches = [gap * (size - 1) + 1 for size, gap in zip(weight.shape[2:], geometry.dilation, strict=False)]
-    if any(reach > size for reach, size in zip(reaches, sizes, strict=False)):
-        raise ValueError(
-            f"{name}: the kernel reaches over {tuple(reaches)} positions, but the padded input has {tuple(sizes)}: "
-            f"input has shape {tuple(batch.shape)}, weight {tuple(weight.shape)}. Are these "
-            "arguments in the wrong order? The input comes first."
         )
 
 

@@ -18,7 +18,6 @@ from .shared import (
     check_real,
     label_for,
     once_only,
-    refuse_correction_as,
     squared_norm,
     trains,
     without_autocast,
@@ -274,7 +273,6 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, correction
         tensor([[0.5000, 0.5000]])
     """
     if correction is None:
-        refuse_correction_as("linear", "bias", bias)
         return F.linear(input, weight, bias)
     return corrected_linear("linear", input, weight, bias, check_correction(correction))
 
@@ -285,7 +283,7 @@ def corrected_linear(name: str, input: Tensor, weight: Tensor, bias: Tensor | No
     if weight.dim() != 2:
         raise ValueError(
             f"{name}: weight of shape {tuple(weight.shape)} has {weight.dim()} dimensions; it must have 2: "
-            f"(out_features, in_features).{_order(input.dim() == 2)}"
+            "(out_features, in_features)."
         )
     if input.dim() == 0 or input.shape[-1] != weight.shape[-1]:
         raise ValueError(
@@ -294,15 +292,10 @@ def corrected_linear(name: str, input: Tensor, weight: Tensor, bias: Tensor | No
             f"input {weight.shape[-1]}."
         )
     if bias is not None and bias.shape != weight.shape[:1]:
-        swapped = input.dim() == 2 and bias.shape == input.shape[:1]
         raise ValueError(
             f"{name}: bias has shape {tuple(bias.shape)}, but weight of shape {tuple(weight.shape)} makes "
-            f"{len(weight)} features; it must have shape ({len(weight)},).{_order(swapped)}"
+            f"{len(weight)} features; it must have shape ({len(weight)},)."
         )
     if not trains(weight, bias):
         return F.linear(input, weight, bias)
     return apply(_Linear, *autocast(input, weight, bias), correction, label_for(name, "linear"))
-
-
-def _order(swapped: bool) -> str:
-    return " Input and weight are arguments in the wrong order: the input comes first." if swapped else ""

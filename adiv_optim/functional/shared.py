@@ -11,8 +11,6 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from ..corrections import Correction
-
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
@@ -129,45 +127,6 @@ def label_for(name: str, function: str) -> str:
     """The start of messages in the backward pass: the layer's label, or the function's name under torch.compile."""
     # A label in the graph would be guarded on: blocks that share one compiled graph would each be compiled anew.
     return function if torch.compiler.is_compiling() else name
-
-
-def refuse_correction_as(name: str, argument: str, value: object) -> None:
-    """Raise a TypeError for a correction passed by position where there are arguments before it."""
-    if isinstance(value, Correction):
-        raise TypeError(
-            f"{name}: {argument} is {value!r}: arguments in the wrong order; pass the correction by name: correction=…."
-        )
-
-
-def explain_jvp(explain: Callable[[], str], function: Callable[..., Any], *arguments: Any) -> Any:
-    """Call a function; if forward-mode differentiation fails in it, raise an error with the words of `explain`."""
-    if torch.compiler.is_compiling():  # which cannot leave the graph within a try block
-        return function(*arguments)
-    try:
-        return function(*arguments)
-    except NotImplementedError as error:
-        if "jvp" not in str(error):
-            raise
-        raise RuntimeError(explain()) from error
-
-
-class Hook:
-    """A hook on a layer; where torch.jit.script or forward-mode differentiation fails in it, the error has a remedy."""
-
-    def __init__(self, function: Callable[..., Any], remedy: str) -> None:
-        self.function, self.remedy = function, remedy
-
-    def __call__(self, *arguments: Any) -> Any:
-        """Call the function."""
-        return explain_jvp(self._explain, self.function, *arguments)
-
-    def _explain(self) -> str:
-        return f"a hook on this layer has no forward-mode derivative: {self.remedy}"
-
-    @property
-    def __name__(self) -> str:
-        # torch.jit.script asks every hook for its name before it compiles it.
-        raise AttributeError(f"a hook on this layer has no name, and cannot be scripted: {self.remedy}")
 
 
 def parameters_of(

@@ -1,16 +1,15 @@
 """Backpropagation through the unit-consistent adjoint: another backward chain under the same forward."""
 
 import inspect
+from contextlib import ExitStack
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd import Function
-from torch.utils.hooks import RemovableHandle
 
 from ..attach.checks import bypassed, label
-from ..functional.shared import Hook
 from .scales.rz import rz_scaling
 
 
@@ -112,7 +111,7 @@ def uc_backpropagation(model: nn.Module) -> "UCBackpropagation":
     found = {path: module for path, module in model.named_modules() if isinstance(module, _LAYERS)}
     layers = {path: layer for path, layer in found.items() if layer not in without_call}
     for path, layer in layers.items():
-        if any(isinstance(hook, Hook) and hook.remedy == _REMOVE for hook in layer._forward_hooks.values()):
+        if any(isinstance(getattr(hook, "__self__", None), _Ends) for hook in layer._forward_hooks.values()):
             raise ValueError(
                 f"uc_backpropagation: {label(path)} has it already, and twice would scale its gradient twice; "
                 "call remove() on what the first call returned. A copy keeps what its original had: copy before."
@@ -120,41 +119,29 @@ def uc_backpropagation(model: nn.Module) -> "UCBackpropagation":
     if not layers:
         types = ", ".join(sorted({type(module).__name__ for module in model.modules()}))
         raise ValueError(f"uc_backpropagation: found modules of type {types}; it goes on Linear and Conv1d/2d/3d.")
-    return UCBackpropagation([handle for layer in layers.values() for handle in _Ends().hooks_on(layer)])
+    handle = UCBackpropagation()
+    for layer in layers.values():
+        ends = _Ends()
+        handle.callback(layer.register_forward_pre_hook(ends.input, with_kwargs=True).remove)
+        handle.callback(layer.register_forward_hook(ends.output).remove)
+    return handle
 
 
 _LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
-_REMOVE = "call remove() on what uc_backpropagation returned first."
 
 
-class UCBackpropagation:
+class UCBackpropagation(ExitStack):
     """The handle of `uc_backpropagation`: `remove()` takes the hooks off; as a context manager, on leaving."""
-
-    def __init__(self, handles: list[RemovableHandle]) -> None:
-        self._handles = handles
 
     def remove(self) -> None:
         """Restore torch's backward pass; a second time does nothing."""
-        for handle in self._handles:
-            handle.remove()
-
-    def __enter__(self) -> "UCBackpropagation":
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.remove()
+        self.close()
 
 
 class _Ends:
     """Both ends of one layer; a class, so that a model that has them can be copied and pickled."""
 
     inverse_rows: Tensor | None = None
-
-    def hooks_on(self, layer: nn.Module) -> list[RemovableHandle]:
-        return [
-            layer.register_forward_pre_hook(Hook(self.input, _REMOVE), with_kwargs=True),
-            layer.register_forward_hook(Hook(self.output, _REMOVE)),
-        ]
 
     def input(self, layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not torch.is_grad_enabled() or torch.compiler.is_exporting():

@@ -130,7 +130,7 @@ def ideal_update(
             max_iterations=max_iterations,
         )
     step = {name: -part for name, part in found.parts.items()}
-    return IdealUpdate(step, found.residual.item(), found.misfit.item(), ridge, found.iterations)
+    return IdealUpdate(step, found.residual, found.misfit, ridge, found.iterations)
 
 
 def _mean_diagonal(adjoint: Callable[[Tensor], Parts], output: Tensor, chunk_size: int) -> float:

@@ -1,4 +1,4 @@
-"""The base of optimizers that measure the inputs of a model's layers: which layers those are, and checkpoints."""
+"""The base of optimizers whose method measures the inputs of a model's layers."""
 
 from typing import Any
 
@@ -7,46 +7,43 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from .._linalg.limits import check_count, check_not_negative
-from ..attach.checks import NAMED, bypassed, named_in_skip, refuse_flat, refuse_lazy
+from .._linalg.shards import cut_of
+from ..attach.checks import named_in_skip, refuse_flat
 from ..attach.coverage import warn
-from .averages import Averages
-from .coordinates import UNFLATTENED, Coordinates
-from .input_chart import InputChart
-from .rows import FROZEN, why_not_rows
-from .shards import bias_of_columns, managed_by_fsdp, refuse_shards, why_replicated
-from .sums import InputSums
+from .eligible_layers import EligibleLayer, eligible_layers, refuse_shards
+from .input_hooks import LayerInputs
+from .input_method import InputMethod
+from .reparametrized import UNFLATTENED, Reparametrized
 
 
-class ByInputs(Coordinates):
+class ByInputs(Reparametrized):
     """An optimizer whose steps are measured by the inputs of the layers they are taken in; see `Whitened`.
 
     Args:
         optimizer: any torch.optim.Optimizer but LBFGS.
         model: the model.
-        chart: what is measured.
+        method: what is measured.
     """
 
-    chart: InputChart[Any, Any]
-
-    def __init__(self, optimizer: Optimizer, model: nn.Module, chart: InputChart[Any, Any]) -> None:
+    def __init__(self, optimizer: Optimizer, model: nn.Module, method: InputMethod) -> None:
         name = type(self).__name__
-        check_not_negative(name, decay=chart.decay)
-        if chart.decay >= 1:
-            raise ValueError(f"{name}: decay is {chart.decay}; it must be at least 0 and below 1.")
-        check_count(name, every=chart.every)
-        super().__init__(optimizer, model, chart)
+        check_not_negative(name, decay=method.decay)
+        if method.decay >= 1:
+            raise ValueError(f"{name}: decay is {method.decay}; it must be at least 0 and below 1.")
+        check_count(name, every=method.every)
+        super().__init__(optimizer, model, method)
         refuse_flat(name, model, UNFLATTENED)
-        left = named_in_skip(model, chart.skip)
+        left = named_in_skip(model, method.skip)
         self._find_layers()
-        reasons = "; ".join(f"{path} ({why})" for path, why in list(chart.plain.items())[:5])
-        if not chart.layers:
+        reasons = "; ".join(f"{path} ({why})" for path, why in list(method.plain.items())[:5])
+        if not method.layers:
             raise ValueError(
                 f"{name}: no tensor the optimizer holds is the weight of a layer whose rows are known: {reasons}."
             )
         skipped = {id(p) for module in left for p in module.parameters(recurse=False)}
         held = [p for group in self.param_groups for p in group["params"] if id(p) not in skipped]
         trained = sum(p.numel() for p in held if p.requires_grad)
-        if 2 * sum(p.numel() for layer in chart.layers for p in layer.parameters) < trained:
+        if 2 * sum(p.numel() for layer in method.layers for p in layer.parameters) < trained:
             warn(
                 f"{name} treats less than half of the elements of {type(model).__name__} that the optimizer holds; the "
                 f"others take plain steps: {self.coverage().reasons()}. coverage() lists every parameter."
@@ -56,7 +53,7 @@ class ByInputs(Coordinates):
         """Clear the gradients; rows seen before the next forward pass do not count any more."""
         super().zero_grad(set_to_none)
         for layer in self._layers():
-            layer.dropped = layer.seen
+            layer.dropped = layer.pending is not None
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a parameter group to the inner optimizer, and treat the layers that it brings; neither after an error."""
@@ -72,10 +69,11 @@ class ByInputs(Coordinates):
         self._find_layers()
 
     @torch.compiler.disable
-    def _inner_step(self) -> None:
-        if isinstance(self.chart, InputChart) and any(p.requires_grad for p in self.chart.frozen.values()):
-            self._find_layers()  # layers are unfrozen one after the other, as in fine-tuning
-        super()._inner_step()
+    def _inner_step(self, *args: Any, **kwargs: Any) -> None:
+        # Layers may be unfrozen one after the other, as in fine-tuning; a step that measures looks for them.
+        if isinstance(self.method, InputMethod) and self.method.due() and self.method.trained != self._trained():
+            self._find_layers()
+        super()._inner_step(*args, **kwargs)
 
     def count_rows(self, layer: nn.Module, rows: Tensor) -> None:
         r"""Count further rows of a layer by hand, with 0 in the place of the bias's 1.
@@ -106,7 +104,7 @@ class ByInputs(Coordinates):
         if found is not None:
             if found.armed:
                 found.add(layer, rows, one=0)
-        elif isinstance(self.chart, InputChart):
+        elif not self.detached:
             path = next((path for path, module in self.model.named_modules() if module is layer), type(layer).__name__)
             raise ValueError(
                 f"{type(self).__name__}.count_rows: {path!r} is no layer that it measures; coverage() lists those, and "
@@ -114,15 +112,26 @@ class ByInputs(Coordinates):
             )
 
     @property
-    def averages(self) -> Averages:
-        """The averages, for torch.distributed.checkpoint, whose get_state_dict knows torch's own states alone.
+    def averages(self) -> InputMethod:
+        """What it remembers, for torch.distributed.checkpoint, whose get_state_dict knows torch's own states alone.
 
         Save and load it beside what get_state_dict returns: `{"model": …, "optimizer": …, "averages": opt.averages}`.
-        Another number of processes may load what some have saved.
+        Every process holds all of it, with the same keys and shapes before and after training: another number of
+        processes may load what some have saved.
+
+        Raises:
+            RuntimeError: it is detached, or processes of tensor parallelism hold columns of a layer.
         """
-        if not isinstance(self.chart, InputChart):
-            raise RuntimeError(f"{type(self).__name__} is detached, and remembers nothing; save what is inside of it.")
-        return Averages(self.chart)
+        name = type(self).__name__
+        if not isinstance(self.method, InputMethod):
+            raise RuntimeError(f"{name} is detached, and remembers nothing; save what is inside of it.")
+        for layer in self._layers():
+            if (cut := cut_of(layer.weight)) is not None and cut.dim:
+                raise RuntimeError(
+                    f"{name}: every process has an average of its own of {layer.name!r}, whose columns are on several; "
+                    "save each process's own state_dict() by torch.save."
+                )
+        return self.method
 
     def detach(self) -> nn.Module:
         """Take the hooks off the model; the optimizer goes on with plain steps."""
@@ -130,62 +139,35 @@ class ByInputs(Coordinates):
             layer.remove_hooks()
         return super().detach()
 
-    def _layers(self) -> list[InputSums]:
-        return self.chart.layers if isinstance(self.chart, InputChart) else []  # once detached there are none
+    def _layers(self) -> list[LayerInputs]:
+        return self.method.layers if isinstance(self.method, InputMethod) else []  # once detached there are none
+
+    def _trained(self) -> list[tuple[int, bool]]:
+        """The optimizer's parameters by their ids, each with whether it trains."""
+        return [(id(p), p.requires_grad) for group in self.param_groups for p in group["params"]]
 
     def _find_layers(self) -> None:
-        """Let the chart know which weights it is to measure the inputs of, and why it leaves others alone."""
-        chart = self.chart
-        if not isinstance(chart, InputChart):
+        """Let the method know which weights it is to measure the inputs of, and why it leaves others alone."""
+        method, name = self.method, type(self).__name__
+        if not isinstance(method, InputMethod):
             return  # detached
-        skipped = named_in_skip(self.model, chart.skip, gone=True)
-        refuse_lazy(type(self).__name__, self.model, skipped)
-        held = {id(p) for group in self.param_groups for p in group["params"]}
-        managed = managed_by_fsdp(self.model)
-        users: dict[int, list[nn.Module]] = {}
-        named: dict[int, tuple[str, nn.Parameter]] = {}
-        without_call = bypassed(self.model)
-        for path, module in self.model.named_modules():
-            for name, parameter in module.named_parameters(prefix=path, recurse=False):
-                if id(parameter) in held:
-                    users.setdefault(id(parameter), []).append(module)
-                    named.setdefault(id(parameter), (name, parameter))
+        found, plain = eligible_layers(name, self.model, self, method.skip, method.bias_is_plain)
+        alone = refuse_shards(name, self.model, found, method.process_group if method.synchronize else None)
         # A layer that has been replaced leaves its record behind under the same name: the weight tells them apart.
-        known = {(layer.name, id(layer.weight)): layer for layer in chart.layers}
-        layers, plain, plain_biases = [], {}, {}
-        chart.frozen = {}
-        for key, modules in users.items():
-            name, parameter = named[key]
-            layer = known.pop((name, key), None)
-            layer = layer if layer is not None and layer.modules == modules else None
-            ignored = [without_call[module] for module in modules if module in without_call]
-            why = NAMED if not skipped.isdisjoint(modules) else next(iter(ignored), "")
-            why = why or why_not_rows(name, parameter, modules) or why_replicated(parameter, modules, managed)
-            if why == FROZEN and layer is not None:
-                why = ""  # for a while: it has been treated
-            if why == FROZEN:
-                chart.frozen[name] = parameter
-            if why:
-                plain[key] = why
-                continue
-            bias = getattr(modules[0], "bias", None)  # a layer with `input_rows` may have none
-            trains = isinstance(bias, nn.Parameter) and (bias.requires_grad or (layer is not None and layer.with_bias))
-            with_bias = trains and users.get(id(bias)) == modules
-            if with_bias and (why := chart.bias_is_plain or bias_of_columns(parameter)):
-                plain_biases[id(bias)], with_bias = why, False
-            if not parameter.numel() and not with_bias:
-                plain[key] = "without entries"
-                continue
-            if layer is None or layer.with_bias != with_bias:
-                layer = chart.sums(name, modules, with_bias)
-            layers.append(layer)
+        known = {(layer.name, id(layer.weight)): layer for layer in method.layers}
+
+        def layer_of(each: EligibleLayer) -> LayerInputs:
+            old = known.get((each.name, id(each.parameters[0])))
+            if old is not None and old.modules == each.modules and old.with_bias == each.with_bias:
+                return old
+            new = LayerInputs(*each, method.moments(each.modules[0], each.with_bias), method.readings)
+            new.turn = method.steps
+            return new
+
+        layers = [layer_of(each) for each in found]
+        group_of = {id(p): place for place, group in enumerate(self.param_groups) for p in group["params"]}
         for layer in layers:
-            plain.pop(id(layer.bias), None)
-        plain.update(plain_biases)
-        groups = chart.process_group if chart.synchronize else None
-        chart.alone = refuse_shards(type(self).__name__, managed, layers, groups)
-        fresh = {layer.name for layer in layers} - {layer.name for layer in chart.layers if layer in layers}
-        chart.measured = {name: value for name, value in chart.measured.items() if name not in fresh}
-        chart.layers, chart.plain = layers, {named[key][0]: why for key, why in plain.items()}
-        for layer in layers:
-            chart.recall(layer)
+            layer.group = group_of[id(layer.weight)]
+        kept = {layer.name for layer in layers if layer in method.layers}
+        method.measured = {path: value for path, value in method.measured.items() if path in kept}
+        method.layers, method.plain, method.alone, method.trained = layers, plain, alone, self._trained()

@@ -9,8 +9,8 @@ from ..attach import attach, correction_coverage, detach, extend
 from ..attach.checks import Skip
 from ..attach.coverage import UNCALLED, Coverage, uncalled_words, warn
 from ..attach.layers import Corrected
+from ..attach.reports import OUTSIDE, fed, gone, report
 from ..corrections import BatchIdeal, Correction
-from .reports import OUTSIDE, fed, gone, report
 from .wrapper import OptimizerWrapper, check_same_parameters
 
 #: Rates of SGD, lr / (1 - momentum), outside of which `BatchIdeal` does not train, per_sample or not. Networks on

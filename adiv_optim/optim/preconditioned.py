@@ -5,82 +5,51 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 
 from .._linalg import host
 from .._linalg.limits import check_count, check_positive, given
 from .._linalg.roots import Factor, NoRootError, Whole
+from .._linalg.shards import DataParallelGroup
 from ..attach.checks import Skip
 from .by_inputs import ByInputs
-from .chart import Known, Map
-from .coordinates import Coordinates
-from .covariance import WholeCovariance
-from .covariance_chart import CovarianceChart
-from .processes import Processes
-from .whitening import right_multiply
-
-
-class Preconditioning(Map):
-    """G~' = G~ (A + λI)⁻¹ for one weight, with its bias as a last column; the weights stay as they are.
-
-    Args:
-        covariance: whose layer it is.
-        inverses: (A + λI)⁻¹, block by block.
-    """
-
-    moves_weights: ClassVar[bool] = False
-
-    def __init__(self, covariance: WholeCovariance, inverses: Sequence[Factor]) -> None:
-        self.layout, self.blocks, self.dtype = covariance.layout, covariance.blocks, covariance.dtype
-        self.parameters, self.inverses = covariance.parameters, inverses
-
-    def enter(self, weights: Sequence[Tensor], known: Known) -> None:
-        """Give the parameters the preconditioned gradients."""
-        gradients = [p.grad for p in self.parameters if p.grad is not None]
-        matrices = [self.layout.matrix(gradient, self.dtype) for gradient in gradients]
-        solved = right_multiply(self.inverses, self.blocks, matrices)
-        for parameter, gradient, new in zip(self.parameters, gradients, solved, strict=True):
-            parameter.grad = self.layout.gradient(new, gradient)
-
-    def leave(self, weights: Sequence[Tensor], known: Known) -> None:
-        """Leave the weights to the step that was taken."""
+from .covariance_method import CovarianceMethod, RightMultiplication
+from .input_hooks import LayerInputs
+from .reparametrized import Reparametrized
+from .snapshot import Transform
 
 
 @dataclass(eq=False, kw_only=True)
-class InverseChart(CovarianceChart[WholeCovariance]):
-    """The inverse covariances of the inputs of the layers of a model; see `Preconditioned` for the arguments."""
+class PreconditioningMethod(CovarianceMethod):
+    """Multiplies gradients by the inverse covariances of the layers' inputs; see `Preconditioned` for the arguments."""
 
     verb: ClassVar[str] = "preconditioned"
 
-    def sums(self, name: str, modules: list[nn.Module], with_bias: bool) -> WholeCovariance:
-        """Return the covariance to keep."""
-        return WholeCovariance(name, modules, with_bias, self.limits, self.readers)
-
-    def measure(self, layer: WholeCovariance) -> list[Whole]:
+    def measure(self, layer: LayerInputs) -> list[Whole]:
         """Return (A + λI)⁻¹ of every block."""
-        mean, average = layer.mean(), layer.average()
-        level = torch.where(average > 0, average, 1.0)[..., None]
+        moments: Any = layer.moments
+        average = moments.average(layer.memory, layer.rows)
+        level = host.double(torch.where(average > 0, average, 1.0)[..., None, None])
         inverses, good = [], []
-        for block in mean:
+        for block in moments.mean(layer.memory, layer.rows):
             # In units of the mean eigenvalue, in float64: λ may be far below what float32 resolves beside A.
-            work = host.double(block) / host.double(level[..., None])
+            work = host.double(block) / level
             work.diagonal(dim1=-2, dim2=-1).add_(self.damping)
             factor, failed = torch.linalg.cholesky_ex(work)
             # torch raises on a factor with a zero on its diagonal, as a failed factorisation may have.
-            factor = torch.where(
-                (failed == 0)[..., None, None], factor, torch.eye(work.shape[-1], dtype=work.dtype, device=work.device)
-            )
-            inverse = (torch.cholesky_inverse(factor) / host.double(level[..., None])).to(block)
+            identity = torch.eye(work.shape[-1], dtype=work.dtype, device=work.device)
+            factor = torch.where((failed == 0)[..., None, None], factor, identity)
+            inverse = (torch.cholesky_inverse(factor) / level).to(block)
             good += [(failed == 0).all(), inverse.isfinite().all()]
             inverses.append(Whole(inverse))
         if not all(host.read(*good)):
-            raise NoRootError(f"no Cholesky factor found of matrices of {layer.columns()}")
+            raise NoRootError(f"no Cholesky factor found of matrices of {moments}")
         return inverses
 
-    def map(self, layer: WholeCovariance, measured: Sequence[Factor]) -> Map:
-        """Return the layer's `Preconditioning`."""
-        return Preconditioning(layer, measured)
+    def transform(self, layers: Sequence[LayerInputs], factors: Sequence[Factor]) -> Transform:
+        """Return the transform of a layer, or of several of one shape, of gradients alone."""
+        return RightMultiplication(layers, factors, moves_weights=False)
 
 
 class Preconditioned(ByInputs):
@@ -98,7 +67,7 @@ class Preconditioned(ByInputs):
 
     Which layers are treated, when A is measured, and what micro-batches, processes, compilation and checkpoints mean,
     is as for `Whitened`. Gradient clipping before the step sees the plain gradient. It goes around a wrapper that
-    changes coordinates (`Preconditioned(UnitConsistent(…), …)`), not into it.
+    maps weights (`Preconditioned(UnitConsistent(…), …)`), not into it.
 
     **Costs** one product of a gradient with a matrix of its input's size per step; at a measurement X~ᵀX~ and a
     Cholesky factorisation. Memory: half of A and the inverse, float32, for each layer, or for all that read one tensor,
@@ -136,8 +105,6 @@ class Preconditioned(ByInputs):
         tensor([-1., -1.])
     """
 
-    chart: InverseChart
-
     def __init__(
         self,
         optimizer: Optimizer,
@@ -154,12 +121,12 @@ class Preconditioned(ByInputs):
     ) -> None:
         check_positive("Preconditioned", damping=damping)
         check_count("Preconditioned", **given(max_dim=max_dim, max_rows=max_rows))
-        chart = InverseChart(
+        method = PreconditioningMethod(
             damping=damping, decay=decay, every=every, max_dim=max_dim, max_rows=max_rows, synchronize=synchronize,
-            process_group=Processes("Preconditioned", process_group), skip=skip,
+            process_group=DataParallelGroup("Preconditioned", process_group), skip=skip,
         )  # fmt: skip
-        super().__init__(optimizer, model, chart)
+        super().__init__(optimizer, model, method)
 
-    def goes_around(self, within: Coordinates) -> bool:
-        """Whether an optimizer within may change coordinates as well: not by the inputs, which would count twice."""
+    def goes_around(self, within: Reparametrized) -> bool:
+        """Whether an optimizer within may map weights as well: not by the inputs, which would count twice."""
         return not isinstance(within, ByInputs)

@@ -1,26 +1,25 @@
 """Optimizers whose path no rescaling of hidden units can change."""
 
-from collections.abc import Iterable
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from .. import gauge as gauges
-from .._linalg.limits import broadcasts
+from .._linalg.limits import broadcasts, check_dict, check_like, shown
 from ..attach.checks import NAMED, Skip, named_in_skip, refuse_flat
 from ..attach.coverage import Coverage, warn
 from ..gauge.scales.network import NoMagnitudeError
-from .chart import Chart, Detached, Map
-from .checkpoint import COUNT, DICT, Fits, Maybe, check, numbers
-from .coordinates import UNFLATTENED, Coordinates, all_or_nothing, unwrapped
-from .diagonal import Diagonal
-from .shards import refuse_cuts
+from .eligible_layers import refuse_cuts
+from .reparametrized import UNFLATTENED, Method, Reparametrized, unwrapped
+from .snapshot import Diagonal, Transform
 from .wrapper import check_model
 
 
-class CanonicalChart(Chart):
-    """The canonical coordinates of a model's parameters, W' = D⁻¹WE⁻¹, by a gauge.
+class CanonicalMethod(Method):
+    """Lets an optimizer step on canonical parameters, W' = D⁻¹WE⁻¹, by a gauge.
 
     Args:
         model: the model.
@@ -31,12 +30,7 @@ class CanonicalChart(Chart):
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        graph: gauges.ChannelGraph,
-        gauge: gauges.Gauge,
-        project: bool,
-        skip: Skip,
+        self, model: nn.Module, graph: gauges.ChannelGraph, gauge: gauges.Gauge, project: bool, skip: Skip
     ) -> None:
         self.model, self.graph, self.gauge = model, graph, gauge
         #: What the optimizer holds: between a forward and its backward the modules of fully_shard hold others.
@@ -50,18 +44,13 @@ class CanonicalChart(Chart):
         self._log_scales: Tensor | None = None
         self._factors: dict[str, gauges.Factors] = {}
 
-    def maps(self) -> Iterable[Map]:
-        """Return one map per parameter that has scales."""
+    def transforms(self) -> Sequence[Transform]:
+        """Return a transform for each parameter that has scales and a gradient, an old one of a frozen weight too."""
         if self.steps % self.gauge.every == 0 or not self._factors:
             self._measure()
-        found: list[Map] = []
-        for name, factors in self._factors.items():
-            parameter = self.parameters[name]
-            # A weight that was frozen with a gradient left is stepped on as well.
-            if name in self.skipped or parameter.grad is None:
-                continue
-            found.append(Diagonal(parameter, *factors.held(parameter)))
-        return found
+        treated = {name: factors for name, factors in self._factors.items() if name not in self.skipped}
+        moving = [(self.parameters[name], factors) for name, factors in treated.items()]
+        return [_diagonal(p, factors.held(p)) for p, factors in moving if p.grad is not None]
 
     def settings(self) -> dict[str, Any]:
         """Return gauge and options, as the repr shows them."""
@@ -79,11 +68,15 @@ class CanonicalChart(Chart):
         """Count the step, and project if asked to."""
         self.steps += 1
         if self.project:
+            kept = [(tensor, tensor.detach().clone()) for tensor in (*self.model.parameters(), *self.model.buffers())]
             try:
-                with all_or_nothing([*self.model.parameters(), *self.model.buffers()]):
-                    taken = gauges.canonical(self.model, self.graph, fan_in=self.gauge.fan_in)
-            except NoMagnitudeError:  # the step is taken; the next one refuses these weights
-                return
+                taken = gauges.canonical(self.model, self.graph, fan_in=self.gauge.fan_in)
+            except BaseException as error:
+                for tensor, value in kept:
+                    tensor.copy_(value)
+                if isinstance(error, NoMagnitudeError):  # the step is taken; the next one refuses these weights
+                    return
+                raise
             if self._log_scales is not None:
                 self._log_scales = self._log_scales.to(taken) - taken
             self._factors = {}
@@ -125,21 +118,28 @@ class CanonicalChart(Chart):
         return {
             "steps": self.steps,
             "log_scales": self._log_scales,
-            "factors": {name: (factors.d, factors.e) for name, factors in in_use.items()},
+            "factors": {name: [factors.d, factors.e] for name, factors in in_use.items()},
         }
 
-    def check_state_dict(self, state: dict[str, Any]) -> None:
+    def check_state_dict(self, state: Mapping[str, Any]) -> None:
         """Refuse the scales of another graph."""
-        path = "UnitConsistent: state_dict['chart']"
-        wanted = {"steps": COUNT, "log_scales": Maybe(numbers((self.graph.free,))), "factors": DICT}
-        check(state, wanted, path, self.remedy)
-        if found := state["factors"]:
-            # Every gauge scales what moves; some scale other weights as well.
-            entries = {n: entry for n, entry in self.graph.parameters.items() if entry.moves or n in found}
-            factors = {name: [_factor(entry.shape), _factor(entry.shape)] for name, entry in entries.items()}
-            check(found, factors, f"{path}['factors']", self.remedy)
+        path = "UnitConsistent: state_dict['method']"
+        check_dict(state, path, self.remedy)
+        if state.get("log_scales") is not None:
+            check_like(state["log_scales"], torch.empty(self.graph.free), f"{path}['log_scales']", self.remedy)
+        check_dict(state.get("factors", {}), f"{path}['factors']", self.remedy)
+        own = {"steps": 0, "log_scales": 0, "factors": state.get("factors")}
+        check_like({name: 0 if name == "log_scales" else state[name] for name in state}, own, path, self.remedy)
+        found = state["factors"]
+        if found and (names := found.keys() ^ {n for n, e in self.graph.parameters.items() if e.moves or n in found}):
+            raise ValueError(f"{path}['factors'] is of other parameters: {sorted(names)[:3]}; {self.remedy}.")
+        for name, parts in found.items():
+            shape = self.graph.parameters[name].shape
+            if len(parts) != 2 or not all(broadcasts(part.shape, shape) and bool((part > 0).all()) for part in parts):
+                wanted = f"two tensors of numbers above 0 that broadcast to {shape}"
+                raise ValueError(f"{path}['factors'][{name!r}] is {shown(parts)}, wanted {wanted}; {self.remedy}.")
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take the scales from a checkpoint."""
         self.steps, self._log_scales = state.get("steps", 0), state.get("log_scales")
         factors = state.get("factors", {})
@@ -149,16 +149,13 @@ class CanonicalChart(Chart):
         }
 
 
-def _factor(shape: tuple[int, ...]) -> Fits:
-    def test(value: Any) -> bool:
-        if not isinstance(value, Tensor) or not value.is_floating_point() or not broadcasts(value.shape, shape):
-            return False
-        return bool((value.isfinite() & (value > 0)).all())
-
-    return Fits(f"a tensor of finite numbers above 0 that broadcasts to {shape}", test)
+def _diagonal(parameter: nn.Parameter, factors: gauges.Factors) -> Diagonal:
+    # Scales keep their own precision: those of float16 weights may lie outside of float16's range.
+    dtype = torch.promote_types(parameter.dtype, torch.float32)
+    return Diagonal(parameter, [part.to(parameter.device, dtype) for part in (factors.d, factors.e)], factors.shape)
 
 
-class UnitConsistent(Coordinates):
+class UnitConsistent(Reparametrized):
     r"""Let any optimizer step in coordinates that rescaling hidden units cannot touch.
 
     A network of ReLUs, convolutions, residual connections and the like is the same function after a hidden unit's
@@ -219,8 +216,6 @@ class UnitConsistent(Coordinates):
         True
     """
 
-    chart: CanonicalChart | Detached
-
     def __init__(
         self,
         optimizer: Optimizer,
@@ -243,7 +238,7 @@ class UnitConsistent(Coordinates):
             if example_input is None:
                 raise ValueError("UnitConsistent: pass example_input, what the model is called with, to trace it.")
             graph = gauges.trace(model, example_input)
-        super().__init__(optimizer, model, CanonicalChart(model, graph, gauge, project, skip))
+        super().__init__(optimizer, model, CanonicalMethod(model, graph, gauge, project, skip))
         if words := self._why_little():
             warn(words)
         if project and graph.outside:

@@ -1,20 +1,88 @@
 """Optimizers that step where the inputs of every layer are white: their idea of a step, measured by activations."""
 
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
+import torch
 from torch import nn
 from torch.optim import Optimizer
 
 from .._linalg.limits import check_count, check_positive, given
-from .._linalg.roots import METHODS
+from .._linalg.roots import METHODS, Factor, Whole, inverse_root, low_rank_inverse_root
+from .._linalg.shards import DataParallelGroup, cut_of
 from ..attach.checks import Skip
 from .by_inputs import ByInputs
-from .processes import Processes
-from .whitening import WhiteChart
+from .covariance_method import CovarianceMethod, RightMultiplication
+from .input_hooks import LayerInputs, add_up_row_shards
+from .second_moments import Covariance, SketchedCovariance
+from .snapshot import Snapshot, Transform
+
+
+@dataclass(eq=False, kw_only=True)
+class WhiteningMethod(CovarianceMethod):
+    """Lets an optimizer step where the inputs of a model's layers are white; see `Whitened` for the arguments."""
+
+    verb: ClassVar[str] = "whitened"
+    shaping: ClassVar[Sequence[str]] = ("rank", "max_dim")
+
+    graft_norm: bool
+    root: str
+    rank: int | None
+
+    def moments(self, module: nn.Module, with_bias: bool) -> Covariance:
+        """Return the covariance to keep."""
+        whole = super().moments(module, with_bias)
+        if self.rank is None or self.rank >= min(whole.sizes):
+            return whole
+        return SketchedCovariance(module, with_bias, self.max_dim, self.max_rows, self.rank)
+
+    def measure(self, layer: LayerInputs) -> list[Factor]:
+        """Return the inverse root of every block of (A + λI) / its mean eigenvalue, or A + λI without `graft_norm`."""
+        moments: Any = layer.moments
+        average = moments.average(layer.memory, layer.rows)
+        level = torch.where(average > 0, average, 1.0)  # a layer that has seen zeros alone keeps its own variables
+        scale = average + self.damping * level if self.graft_norm else torch.ones_like(level)
+        ridge, condition = self.damping * level / scale, moments.size / self.damping + 1
+        if isinstance(moments, SketchedCovariance):
+            return [
+                low_rank_inverse_root(
+                    trace / scale, spectrum._replace(values=spectrum.values / scale[..., None]), ridge
+                )
+                for trace, spectrum in moments.spectra(layer.memory, layer.rows)
+            ]
+        scaled = (block.div_(scale[..., None, None]) for block in moments.mean(layer.memory, layer.rows))
+        return [Whole(inverse_root(block, ridge, self.root, condition)) for block in scaled]
+
+    def transform(self, layers: Sequence[LayerInputs], factors: Sequence[Factor]) -> Transform:
+        """Return the transform of a layer, or of several of one shape."""
+        return RightMultiplication(layers, factors, graft_norm=self.graft_norm)
+
+    def rescale(self, snapshots: Sequence[Snapshot]) -> None:
+        """Give every layer's step the norm that it had before it was mapped back, for all layers at once."""
+        if not self.graft_norm:
+            return
+        pairs: list[Any] = [(snapshot, snapshot.transform) for snapshot in snapshots]
+        sharded = {id(t.parameters[0]): t.norms[0].double().square_() for _, t in pairs if _cut_by_rows(t)}
+        add_up_row_shards(self.layers, sharded, 2)
+        for _, t in pairs:
+            if (squares := sharded.get(id(t.parameters[0]))) is not None:
+                t.norms = squares.sqrt().to(t.norms)[None]
+        for kind in {(t.norms.device, t.norms.dtype) for _, t in pairs}:
+            same = [(snapshot, t) for snapshot, t in pairs if (t.norms.device, t.norms.dtype) == kind]
+            before, after = torch.cat([t.norms for _, t in same]).unbind(-1)
+            ratios = torch.where(after > 0, before / after, 1.0)  # 1 where there was no step
+            for (snapshot, t), ratio in zip(same, ratios.split([t.count for _, t in same]), strict=True):
+                snapshot.ratio = ratio[:, None, None] if t.copies else ratio
+
+
+def _cut_by_rows(transform: Transform) -> bool:
+    cut = cut_of(transform.parameters[0])
+    return cut is not None and cut.dim == 0
 
 
 class Whitened(ByInputs):
-    r"""Let any optimizer step in coordinates in which the inputs of every layer are white.
+    r"""Let any optimizer step in variables in which the inputs of every layer are white.
 
     With A the running mean of :math:`\tilde x \tilde x^\top` over the rows x~ = (x, 1) that a layer reads,
     W~ = [W, b] and λ = damping × A's mean eigenvalue, the optimizer sees
@@ -80,7 +148,7 @@ class Whitened(ByInputs):
 
     Raises:
         TypeError: not an optimizer, or LBFGS.
-        ValueError: nothing to whiten, another wrapper of coordinates inside, a setting out of its range, parameters
+        ValueError: nothing to whiten, another wrapper that maps weights inside, a setting out of its range, parameters
             without a shape yet, or sharded otherwise than by rows.
 
     Example:
@@ -94,8 +162,6 @@ class Whitened(ByInputs):
         >>> (model(x) - before).flatten().detach().round(decimals=2)  # … and both move by -lr × 1 × 2 rows
         tensor([-1., -1.])
     """
-
-    chart: WhiteChart
 
     def __init__(
         self,
@@ -118,8 +184,9 @@ class Whitened(ByInputs):
         if root not in METHODS:
             raise ValueError(f"Whitened: unknown root {root!r}; known are {', '.join(METHODS)}.")
         check_count("Whitened", **given(rank=rank, max_dim=max_dim, max_rows=max_rows))
-        chart = WhiteChart(
+        method = WhiteningMethod(
             damping=damping, decay=decay, every=every, graft_norm=graft_norm, root=root, rank=rank, max_dim=max_dim,
-            max_rows=max_rows, synchronize=synchronize, process_group=Processes("Whitened", process_group), skip=skip,
+            max_rows=max_rows, synchronize=synchronize, skip=skip,
+            process_group=DataParallelGroup("Whitened", process_group),
         )  # fmt: skip
-        super().__init__(optimizer, model, chart)
+        super().__init__(optimizer, model, method)

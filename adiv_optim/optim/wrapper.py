@@ -9,11 +9,11 @@ from torch import nn
 from torch.optim import LBFGS, Optimizer
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
+from .._linalg.limits import check_dict, shown
 from ..corrections import Correction
-from .checkpoint import DICT, check, shown
 
 #: Where in a state dict wrappers keep what they remember, beside torch's own "state" and "param_groups".
-_OURS = "chart"
+_OURS = "method"
 _ORDER = " These are the arguments in the wrong order: the optimizer comes first, then the model."
 
 
@@ -98,29 +98,36 @@ class OptimizerWrapper(Optimizer):
         """Return what was measured last as a flat dict of numbers, for any logger."""
         return self.inner.metrics() if isinstance(self.inner, OptimizerWrapper) else {}
 
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+    def step(self, closure: Any = None, *args: Any, **kwargs: Any) -> Any:
         """Evaluate the closure if there is one, then take the inner optimizer's step.
+
+        Args:
+            closure: called once; anything else is the first argument of the inner optimizer's `step`.
+            args: further ones of it.
+            kwargs: likewise.
 
         Returns:
             What the closure returned, or None.
         """
         loss = None
+        if closure is not None and not callable(closure):
+            closure, args = None, (closure, *args)
         # What a wrapper keeps from step to step has to be ordinary tensors.
         with _ordinary_tensors() if torch.is_inference_mode_enabled() else nullcontext():
             if closure is not None:
                 with torch.enable_grad():
                     loss = closure()
             self._before_step()
-            self._inner_step()
+            self._inner_step(*args, **kwargs)
             self._stepped()
         return loss
 
     def _before_step(self) -> None:
         """Called before the step, which may free gradients."""
 
-    def _inner_step(self) -> None:
+    def _inner_step(self, *args: Any, **kwargs: Any) -> None:
         with without_global_hooks():
-            self.inner.step()
+            self.inner.step(*args, **kwargs)
 
     def _stepped(self) -> None:
         """Called after the step, which this leaves alone."""
@@ -178,7 +185,7 @@ class OptimizerWrapper(Optimizer):
         Raises:
             ValueError: what another wrapper remembers, or the inner optimizer's own error; nothing has changed then.
         """
-        check(state_dict, DICT, f"{type(self).__name__}: state_dict", "load what state_dict() returned")
+        check_dict(state_dict, f"{type(self).__name__}: state_dict", "load what state_dict() returned")
         for hook in self._optimizer_load_state_dict_pre_hooks.values():
             replaced = hook(self, state_dict)
             state_dict = state_dict if replaced is None else replaced

@@ -118,17 +118,6 @@ def cheap(stores: Stores) -> Finding:
     return Finding(False, figure)
 
 
-def intractable(stores: Stores) -> Finding:
-    """The least squares solution points where it should, for one sequence; of several it is a compromise."""
-    cases = stores["attention"].read()[-1]["alignment"]
-    words = []
-    for count in sorted({case["sequences"] for case in cases}):
-        own = [row for case in cases if case["sequences"] == count for row in case["rows"]]
-        own = [row for row in own if row["method"] == "ideal, joint (damping 0.001)"]
-        words.append(", ".join(f"{cosine:.2f}" for cosine in sorted(row["cosine"] for row in own)) + f" of {count}")
-    return Finding(False, f"solved as least squares: cosine {'; '.join(words)} sequences", "20 draws")
-
-
 @later
 def drop(stores: Stores, own: Sequence[str], methods: Sequence[str], activation: str) -> Finding:
     """From their best epoch to the last each of own loses more than any other method, at every batch size there is."""

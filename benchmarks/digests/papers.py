@@ -42,8 +42,6 @@ BIRD = [
         by.own_gain),
     Claim("The gradient-only form is not implementable but by full Jacobians (below Eq. 21)", "speed", by.cheap),
     Claim("Less divergence trains better", "mechanism", by.thesis("mechanism"), by.thesis("digits-mechanism")),
-    Claim("A correction of attention logits is \"perhaps intractable in general\" (B.4)", "attention",
-        by.intractable),
     *_by_activation("tanh"),
     *_by_activation("leaky-relu"),
     Claim("All three structural forms are ahead of all normalisers, tanh (Fig. 6)", TABLE1,

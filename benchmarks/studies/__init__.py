@@ -8,7 +8,7 @@ from . import gpu
 
 _FILES = (
     "comparison", "table1", "departures", "papers", "tuned", "factorial", "units", "char_lm", "norm_free", "divergence",
-    "attention", "coordinates", "poisson", "tabular", "mechanism", "isometry_depth", "isometry_training",
+    "coordinates", "poisson", "tabular", "mechanism", "isometry_depth", "isometry_training",
     "isometry_widths", "plane",
 )  # fmt: skip
 _SPEED = ("benchmarks.speed.suites", "benchmarks.speed.devices")

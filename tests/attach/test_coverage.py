@@ -32,10 +32,10 @@ def test_after_a_step_every_parameter_is_listed_exactly_once():
             "corrected by Proportional",
         ),
         skipped={
-            "norm.weight": "BatchNorm2d has no correction",
-            "norm.bias": "BatchNorm2d has no correction",
-            "body.1.weight": "LayerNorm has no correction",
-            "body.1.bias": "LayerNorm has no correction",
+            "norm.weight": "BatchNorm2d is not a layer whose rows are known",
+            "norm.bias": "BatchNorm2d is not a layer whose rows are known",
+            "body.1.weight": "LayerNorm is not a layer whose rows are known",
+            "body.1.bias": "LayerNorm is not a layer whose rows are known",
             "head.weight": "no correction attached",
             "head.bias": "no correction attached",
         },
@@ -75,13 +75,14 @@ def test_forward_without_gradients_does_not_count():
 def test_a_plain_model_is_skipped_throughout():
     report = coverage(nn.Sequential(nn.Linear(3, 2), nn.PReLU()))
     assert report.skipped == {
-        "0.weight": "no correction attached", "0.bias": "no correction attached", "1.weight": "PReLU has no correction",
+        "0.weight": "no correction attached", "0.bias": "no correction attached",
+        "1.weight": "PReLU is not a layer whose rows are known",
     }  # fmt: skip
 
 
 def test_subclass_is_reported_by_name():
     report = coverage(attach(nn.Sequential(nn.Linear(3, 3), Doubled(3, 2)), Proportional()))
-    assert report.skipped["1.weight"] == "Doubled is a subclass of Linear, whose forward may differ"
+    assert report.skipped["1.weight"] == "Doubled is a subclass of Linear, whose weight may multiply something else"
 
 
 def test_tied_weights_are_listed_once_as_corrected():
@@ -97,7 +98,9 @@ def test_tied_weights_are_listed_once_as_corrected():
     model = attach(Tied(), Proportional())
     model(torch.tensor([1, 2])).sum().backward()
     report = coverage(model)
-    part = "corrected by Proportional in part: plain as embedding.weight (Embedding has no correction)"
+    part = (
+        "corrected by Proportional in part: plain as embedding.weight (Embedding is not a layer whose rows are known)"
+    )
     assert report.treated == {"embedding.weight": part}
     assert report.skipped == {}
     assert report.never_seen == {}
@@ -130,7 +133,7 @@ def test_attentions_projections_are_reported_not_missed(options):
     assert {name for name, _ in model["attention"].named_parameters(prefix="attention")} == set(report.skipped)
     reasons = "; ".join(f"{name}: {reason}" for name, reason in report.skipped.items())
     assert "attention.out_proj.weight: MultiheadAttention uses it without calling the layer" in reasons
-    assert "MultiheadAttention has no correction" in reasons
+    assert "MultiheadAttention is not a layer whose rows are known" in reasons
 
 
 @pytest.mark.skipif(not hasattr(nn, "LinearCrossEntropyLoss"), reason="this torch has no LinearCrossEntropyLoss")
@@ -267,7 +270,7 @@ def test_layer_with_a_forward_of_its_own_is_left_alone_and_named():
 def test_little_is_corrected_is_said_once_with_reason_and_remedy():
     model = nn.Sequential(nn.Embedding(100, 4), Doubled(4, 4), nn.Linear(4, 2))
     wanted = (
-        r"reaches 2\.3% of 430 .*Embedding has no correction \(93\.0% of the elements\); Doubled.*name them in skip"
+        r"reaches 2\.3% of 430 .*Embedding is not a layer .* \(93\.0% of the elements\); Doubled.*name them in skip"
     )
     with pytest.warns(UserWarning, match=wanted) as said:
         attach(model, Proportional())

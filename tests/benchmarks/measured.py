@@ -239,13 +239,6 @@ def swept(method, optimizer, **more):
     return acc("uc-sweep", method=method, optimizer=optimizer, **more)
 
 
-def aligned(method):
-    (found,) = results("attention")
-    one = [case for case in found["alignment"] if case["sequences"] == 1]
-    cosines = [row["cosine"] for case in one for row in case["rows"] if row["method"] == method]
-    return min(cosines), max(cosines)
-
-
 def cnn(method, file="cnn"):
     return acc(file, method=method)
 

@@ -19,7 +19,6 @@ from .measured import (
     above_plain,
     acc,
     ahead,
-    aligned,
     at_32,
     at_all_sizes,
     at_length,
@@ -318,10 +317,6 @@ QUOTES = {
          lambda: [-beta("the loss at the end of training").statistic, beta("the loss at the end of training").pvalue]),
         ("It is {:+.2f} at the end", lambda: [beta("the loss at the end of epoch 1").statistic]),
         ("test accuracy it is −{:.2f}", lambda: [-beta("test accuracy").statistic]),
-    ],
-    "docs/results/attention.md": [
-        ("cosine is {:.2f} to {:.2f} for one sequence", lambda: aligned("ideal, joint (damping 0.001)")),
-        ("plain step has {:.2f} to {:.2f}", lambda: aligned("none")),
     ],
     "docs/results/language-model.md": LANGUAGE_MODEL,
     "docs/corrections/batch-ideal.md": [

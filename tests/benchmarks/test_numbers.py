@@ -15,7 +15,6 @@ SETTINGS = {
     "docs/results/convolutions.md": "3 2 10⁻³ 1",
     "docs/results/unit-consistency.md": "3072 32 10 0.1 0.01 4·10⁻⁵ 4·10⁻³ 1 2 0 10⁻¹⁰",
     "docs/results/isometry.md": "512 1 0 30 1000 8,192",
-    "docs/results/attention.md": "10⁻³",
     "docs/results/language-model.md": "400 128 3 0.3 1 0.1 10 16 2,000 15 0.02 0 5 0.03 0.01 2 0.003 0.005 0.5 0.25 8 "
     "1,024 256 64",
     "docs/results/index.md": "400",
@@ -60,9 +59,9 @@ def left_over(page):
 
 
 def test_planted_number_is_noticed(monkeypatch):
-    page = "docs/results/attention.md"
+    page = "docs/results/isometry.md"
     monkeypatch.setattr(f"{__name__}.prose", lambda _: prose_of_planted)
-    prose_of_planted = "The ideal step reaches 97.3 % here."
+    prose_of_planted = "The gap falls by 97.3 % here."
     with pytest.raises(AssertionError, match=r"97\.3"):
         test_no_other_number_stands_in_a_sentence(page)
     with pytest.raises(AssertionError) as caught:

@@ -181,7 +181,7 @@ WRONG = {
     ),
     "no-correction": (lambda: (model(), Proportional, {}), TypeError, r"write Proportional\(\)"),
     "optimizer-in-its-place": (
-        lambda: (model(), torch.optim.SGD(model().parameters()), {}), TypeError, "the optimizer SGD: .* optimizer=",
+        lambda: (model(), torch.optim.SGD(model().parameters()), {}), TypeError, "found SGD; pass Proportional",
     ),
     "max-rows": (lambda: (model(), None, {"max_rows": 0}), ValueError, "max_rows is 0; .* at least 1"),
     "other-model": (

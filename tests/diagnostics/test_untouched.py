@@ -168,10 +168,10 @@ def test_micro_batches_under_way_are_no_part_of_the_step():
     optimizer = Preconditioned(torch.optim.SGD(model.parameters(), lr=0.1), model, every=1)
     before = divergence(model, F.cross_entropy, x, y, optimizer=optimizer).layers["0"]
     model(100 * torch.randn(4, 6)).sum().backward()
-    pending = [block.clone() for block in optimizer.chart.layers[0].pending]
+    pending = [block.clone() for block in optimizer.method.layers[0].pending]
     after = divergence(model, F.cross_entropy, x, y, optimizer=optimizer).layers["0"]
     torch.testing.assert_close(after.projection, before.projection, rtol=0, atol=0)
-    assert same(optimizer.chart.layers[0].pending, pending)
+    assert same(optimizer.method.layers[0].pending, pending)
 
 
 def test_graph_of_the_caller_survives():

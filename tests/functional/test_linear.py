@@ -160,8 +160,8 @@ ERRORS = {
     "integer-input": (X.long(), W, Proportional(), TypeError, "torch.int64.*real floating-point"),
     "sparse-input": (X.to_sparse(), W, Proportional(), TypeError, "torch.sparse_coo tensor; a correction needs dense"),
     "complex-input": (X.to(torch.complex64), W, Proportional(), TypeError, "torch.complex64.*real floating-point"),
-    "correction-class": (X, W, Proportional, TypeError, r"the class Proportional itself: write Proportional\(\)"),
-    "correction-string": (X, W, "proportional", TypeError, "'proportional' of type str"),
+    "correction-class": (X, W, Proportional, TypeError, r"the class Proportional: write Proportional\(\)"),
+    "correction-string": (X, W, "proportional", TypeError, "found str; pass"),
 }
 
 

@@ -11,6 +11,7 @@ from adiv_optim.functional import patches, shared
 from adiv_optim.functional.linears import gram_of
 from adiv_optim.layers import AffineLikeLinear
 from tests.helpers.cases import gradients, relative_error
+from tests.helpers.inputs import mean_of
 
 EXACT = 1e-10  # float64
 
@@ -83,7 +84,7 @@ def test_covariance_of_patches_adds_up(monkeypatch):
     def pending():
         optimizer = Whitened(torch.optim.SGD(one.parameters(), lr=0.1), one, every=1)
         one(x).sum().backward()
-        (measured,) = optimizer.chart.layers
+        (measured,) = optimizer.method.layers
         assert measured.pending_rows == SAMPLES * 5
         return {"pending": measured.pending[0]}
 
@@ -100,12 +101,12 @@ def test_strips_of_a_covariance_make_the_whole(monkeypatch, groups):
     optimizer = Whitened(torch.optim.SGD(one.parameters(), lr=0.1), one, every=1)
     one(x).sum().backward()
     optimizer.step()
-    (layer,) = optimizer.chart.layers
-    assert [strip.shape[1:] for strip in layer.total] == [(4, 12), (4, 8), (4, 4)]
+    (layer,) = optimizer.method.layers
+    assert [strip.shape[1:] for strip in layer.memory] == [(4, 12), (4, 8), (4, 4)]
     rows = x.unflatten(1, (groups, 11)).movedim(1, 0).movedim(2, 3).reshape(groups, 15, 11)
     rows = torch.cat([rows, torch.ones(groups, 15, 1)], -1)
     wanted = rows.mT @ rows / 15
-    agree({"A": layer.mean()[0].expand_as(wanted)}, {"A": wanted})
+    agree({"A": mean_of(layer)[0].expand_as(wanted)}, {"A": wanted})
     torch.testing.assert_close(layer.average().expand(groups), wanted.diagonal(dim1=1, dim2=2).mean(1))
 
 

@@ -59,7 +59,7 @@ def step(model: nn.Module, optimizer: Any, *batches: Tensor) -> None:
 
 
 def layer(optimizer: Any, name: str) -> Any:
-    return next(each for each in optimizer.chart.layers if each.name == f"{name}.weight")
+    return next(each for each in optimizer.method.layers if each.name == f"{name}.weight")
 
 
 def same(model: nn.Module, other: nn.Module) -> bool:
@@ -71,10 +71,10 @@ def sharing(optimizer: Any) -> str:
     """Which of k and v have the memory of q, and what was made of it."""
     first, found = layer(optimizer, "q"), ""
     for name in "kv":
-        follower = next((each for each in optimizer.chart.layers if each.name == f"{name}.weight"), None)
+        follower = next((each for each in optimizer.method.layers if each.name == f"{name}.weight"), None)
         if follower is not None and follower.total is not None:
             kept = [a is b for a, b in zip(follower.memory(), first.memory(), strict=True)]
-            made = optimizer.chart.measured[follower.name] is optimizer.chart.measured[first.name]
+            made = optimizer.method.measured[follower.name] is optimizer.method.measured[first.name]
             assert {made, *kept} in ({True}, {False})
             found += name if made else ""
     return found

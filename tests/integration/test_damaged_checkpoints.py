@@ -133,8 +133,8 @@ def test_state_that_torch_refuses_changes_nothing(wrapper, damage):
     assert not same(path_of(optimizer), wanted)
 
 
-CHART, WHITE = "['chart']", "['chart']['layers']['3.weight']"
-FACTOR = "['chart']['factors']['3.weight']"
+CHART, WHITE = "['method']", "['method']['layers']['3.weight']"
+FACTOR = "['method']['factors']['3.weight']"
 #: name → where the damage is, what it is, and what the message says of that place, in what each wrapper remembers.
 MEMORY: dict[str, dict[str, tuple[str, Change, str]]] = {
     "unit-consistent": {
@@ -196,7 +196,7 @@ def test_what_is_no_state_dict_is_refused(wrapper, state):
 
 #: Where a sixth hidden unit shows first; what InputScaled remembers has a number for each layer, whatever its shape.
 OTHER_SHAPES = {
-    "unit-consistent": f"['chart']['log_scales'] {F64} (10,), wanted a floating-point tensor of shape (9,)",
+    "unit-consistent": f"['method']['log_scales'] {F64} (10,), wanted a floating-point tensor of shape (9,)",
     "whitened": f"['layers']['5.weight']['total'][0] {F64} (1, 7, 7), wanted a floating-point tensor of shape (1, 6",
 }
 OTHER_SHAPES["preconditioned"] = OTHER_SHAPES["whitened"]
@@ -217,7 +217,7 @@ def kind(wrapper: str) -> str:
     ("wrapper", "other"), [(one, other) for one in WRAPPERS for other in REMEMBERING if kind(one) != kind(other)]
 )
 def test_state_of_another_wrapper_is_refused(wrapper, other):
-    assert_refused(wrapper, saved(other), "['chart']")
+    assert_refused(wrapper, saved(other), "['method']")
 
 
 @pytest.mark.parametrize("wrapper", WRAPPERS)

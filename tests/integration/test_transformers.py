@@ -188,7 +188,7 @@ def test_projections_of_a_llama_share_their_covariance(rank):
     def trained(alone):
         model = awake(lambda: transformers.LlamaForCausalLM(config))
         optimizer = Whitened(adamw(model), model, rank=rank)
-        for layer in optimizer.chart.layers:
+        for layer in optimizer.method.layers:
             layer.alone = alone
         for _ in range(4):
             optimizer.zero_grad()

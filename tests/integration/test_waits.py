@@ -36,13 +36,14 @@ LAYERS = 4
 WAITS = {
     "input-scaled": 2,
     "preconditioned": 1 + LAYERS,
-    "unit-consistent": 1,
+    # Whether the sums are finite, a round of conjugate gradients between two residuals, and how far the scales moved.
+    "unit-consistent": 5,
     # How uneven the covariance is, its eigenvalues, and whether the root is finite.
     "whitened": 1 + 3 * LAYERS,
     "whitened-newton-schulz": 1 + 2 * LAYERS,
     # Its leading eigenvectors, and whether the root made of them is finite.
     "whitened-rank": 1 + 2 * LAYERS,
-    "layer-gauge": 1 + LAYERS,
+    "layer-gauge": 5 + LAYERS,
 }
 OPTIMIZERS = {
     "adamw": torch.optim.AdamW,

@@ -87,7 +87,7 @@ def test_detached_it_adds_parameters_alone():
 
 def test_strict_refuses_what_would_stay_plain_and_leaves_all_as_it_was():
     model, optimizer = grown(strict=True)
-    with pytest.raises(ValueError, match=r"strict: 2 trainable .* plain gradient: 3\.0\.weight \(LayerNorm has no"):
+    with pytest.raises(ValueError, match=r"strict: 2 trainable .* plain gradient: 3\.0\.weight \(LayerNorm is not"):
         optimizer.add_param_group({"params": model[3].parameters()})
     assert corrected(model) == ["0", "2"]
     assert len(optimizer.param_groups) == 1

@@ -11,6 +11,7 @@ from adiv_optim import BatchIdeal, GradientOnly, Preconditioned, UnitConsistent,
 from adiv_optim._linalg import roots as roots_module
 from adiv_optim._linalg.roots import NoRootError, Whole, eigh, followed, inverse_root
 from tests.helpers.cases import relative_error
+from tests.helpers.inputs import mean_of
 
 WRAPPERS = {"whitened": Whitened, "preconditioned": Preconditioned}
 each_wrapper = pytest.mark.parametrize("wrapper", WRAPPERS.values(), ids=WRAPPERS)
@@ -94,14 +95,14 @@ def test_layer_that_cannot_be_factorised_keeps_its_last_root(monkeypatch, rank):
     model, x = nn.Linear(6, 3), torch.randn(20, 6)
     optimizer = Whitened(torch.optim.SGD(model.parameters(), lr=0.1), model, every=1, rank=rank)
     trained(optimizer, model, x, 1)
-    kept = optimizer.chart.measured["weight"]
+    kept = optimizer.method.measured["weight"]
     lapack_fails_in_float32(monkeypatch, also_in_float64=True)
     with pytest.warns(UserWarning, match="weight: no eigenvalues found .*; the layer keeps what was measured before"):
         trained(optimizer, model, 2 * x, 1)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         trained(optimizer, model, x, 1)  # told once
-    assert optimizer.chart.measured["weight"] is kept
+    assert optimizer.method.measured["weight"] is kept
     assert optimizer.coverage().treated["weight"].endswith("2 factorisations failed")
     assert optimizer.metrics()["Whitened/failed_factorisations"] == 2
 
@@ -124,13 +125,13 @@ def test_layer_without_a_cholesky_factor_keeps_its_last_inverse(monkeypatch):
     model, x = nn.Linear(6, 3), torch.randn(20, 6)
     optimizer = Preconditioned(torch.optim.SGD(model.parameters(), lr=0.1), model, every=1)
     trained(optimizer, model, x, 1)
-    kept, real = optimizer.chart.measured["weight"], torch.linalg.cholesky_ex
+    kept, real = optimizer.method.measured["weight"], torch.linalg.cholesky_ex
     monkeypatch.setattr(torch.linalg, "cholesky_ex", lambda matrix: (real(matrix)[0], torch.ones(())))
     with pytest.warns(
         UserWarning, match="weight: no Cholesky factor found .*; the layer keeps what was measured before"
     ):
         trained(optimizer, model, 2 * x, 1)
-    assert optimizer.chart.measured["weight"] is kept
+    assert optimizer.method.measured["weight"] is kept
     assert optimizer.metrics()["Preconditioned/failed_factorisations"] == 1
 
 
@@ -178,11 +179,11 @@ def test_a_layer_that_was_replaced_is_treated_with_its_own_inputs(wrapper):
     assert "2.weight" in optimizer.coverage().never_seen
     trained(optimizer, model, x, 1)
     assert "2.weight" in optimizer.coverage().treated
-    (layer,) = (layer for layer in optimizer.chart.layers if layer.name == "2.weight")
+    (layer,) = (layer for layer in optimizer.method.layers if layer.name == "2.weight")
     rows = torch.cat([torch.tanh(model[0](x)), torch.ones(20, 1)], 1)
     assert layer.weight is model[2].weight
     assert layer.rows == 20
-    assert rows.shape[1] == layer.mean()[0].shape[0]
+    assert rows.shape[1] == mean_of(layer)[0].shape[0]
 
 
 @each_wrapper
@@ -375,7 +376,7 @@ def test_coordinates_within_keep_their_memory_in_a_checkpoint():
     again, resumed = built()
     again.load_state_dict(weights)
     resumed.load_state_dict(state)
-    assert resumed.inner.chart.steps == 2
+    assert resumed.inner.method.steps == 2
     trained(resumed, again, x, 1)
     assert all(torch.equal(p, q) for p, q in zip(model.parameters(), again.parameters(), strict=True))
 
@@ -383,6 +384,6 @@ def test_coordinates_within_keep_their_memory_in_a_checkpoint():
 def test_damaged_memory_of_coordinates_within_is_refused_by_name():
     model = nn.Linear(4, 3)
     optimizer = Whitened(torch.optim.SGD(model.parameters(), lr=0.1), model)
-    for bad in (None, 3, ["chart"]):
+    for bad in (None, 3, ["method"]):
         with pytest.raises(ValueError, match=r"Whitened: state_dict\['within'\] is .*, wanted a dict; load what was"):
             optimizer.load_state_dict({**optimizer.state_dict(), "within": bad})

@@ -53,11 +53,11 @@ def test_a_transform_over_parameters_counts_as_any_pass_with_gradients(wrapper):
     model = network()
     optimizer = wrapper(SGD(model.parameters(), lr=0.1), model)
     over_parameters(model, inputs(0))
-    assert [layer.pending_rows for layer in optimizer.chart.layers] == [8, 8]
+    assert [layer.pending_rows for layer in optimizer.method.layers] == [8, 8]
     copy.deepcopy(optimizer)
     optimizer.zero_grad()
     model(inputs(1)).sum().backward()  # what zero_grad has dropped does not count
-    assert [layer.pending_rows for layer in optimizer.chart.layers] == [8, 8]
+    assert [layer.pending_rows for layer in optimizer.method.layers] == [8, 8]
 
 
 @each_wrapper
@@ -68,7 +68,7 @@ def test_a_pass_in_inference_mode_is_not_counted_even_with_gradients_enabled(wra
         model(inputs(0))
     model(inputs(1)).square().sum().backward()
     optimizer.step()
-    assert [layer.rows for layer in optimizer.chart.layers] == [8, 8]
+    assert [layer.rows for layer in optimizer.method.layers] == [8, 8]
 
 
 @each_wrapper
@@ -102,7 +102,7 @@ def test_a_layer_that_is_unfrozen_is_treated_from_then_on(wrapper):
     for seed in (1, 2):
         step(model, optimizer, seed)
     assert "0.weight" in optimizer.coverage().treated
-    assert "0.weight" in optimizer.chart.measured
+    assert "0.weight" in optimizer.method.measured
 
 
 @each_wrapper
@@ -127,7 +127,7 @@ def test_a_group_that_is_refused_leaves_nothing_in_a_wrapper_within(wrapper):
     with pytest.raises(ValueError, match="strict: 2 trainable parameters"):
         optimizer.add_param_group({"params": list(model[3:].parameters())})
     assert len(optimizer.param_groups) == 1
-    assert [layer.name for layer in within.chart.layers] == ["0.weight", "2.weight"]
+    assert [layer.name for layer in within.method.layers] == ["0.weight", "2.weight"]
 
 
 @pytest.mark.parametrize("damping", [1e-17, 1e-300])
@@ -178,7 +178,7 @@ def test_a_replica_of_data_parallel_is_refused(wrap):
         replica(torch.ones(2, 4))  # an evaluation, of which nothing is remembered
     with pytest.raises(RuntimeError, match=r"'weight' is called by nn.DataParallel .* Use DistributedDataParallel"):
         replica(torch.ones(2, 4))
-    assert not any(layer.pending_rows for layer in optimizer.chart.layers)
+    assert not any(layer.pending_rows for layer in optimizer.method.layers)
 
 
 def test_unit_consistent_steps_under_another_default_device():

@@ -88,7 +88,7 @@ def whole(backend: str = "aot_eager", **settings: Any) -> Callable[[nn.Module], 
 
 
 def followed(optimizer: Any) -> Any:
-    return getattr(optimizer.chart, "shared", None)
+    return getattr(optimizer.method, "shared", None)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -97,7 +97,7 @@ def test_the_model_is_one_graph_and_steps_are_those_of_eager_mode(name):
     (model, optimizer), (plain, reference) = trained(name, whole(dynamic=False)), trained(name)
     assert deviation(weights(model), weights(plain)) <= EXACT
     assert followed(optimizer) == followed(reference)
-    assert [each.rows for each in optimizer.chart.layers] == [each.rows for each in reference.chart.layers]
+    assert [each.rows for each in optimizer.method.layers] == [each.rows for each in reference.method.layers]
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 5
     assert not torch._dynamo.utils.counters["graph_break"]
 
@@ -153,7 +153,7 @@ def test_a_tensor_that_is_written_to_between_two_layers_is_another_one():
         model.q.requires_grad_(False)  # nothing needs x as it was
         compiled(model)(torch.arange(12.0).view(3, 4)).sum().backward()
         model.q.requires_grad_(True)
-        return [each.source and each.source.name for each in optimizer.chart.layers], optimizer.chart.layers
+        return [each.source and each.source.name for each in optimizer.method.layers], optimizer.method.layers
 
     (sources, layers), (wanted, reference) = rows(whole()), rows(lambda model: model)
     assert sources == wanted == [None, None, "k.weight"]
@@ -177,7 +177,7 @@ def test_a_layer_that_has_read_something_else_since_is_not_followed():
         optimizer = Whitened(torch.optim.SGD(model.parameters(), lr=0.1), model)
         compiled(model)(torch.arange(12.0).view(3, 4)).sum().backward()
         optimizer.step()
-        found.append([optimizer.coverage().treated, *(each.total for each in optimizer.chart.layers)])
+        found.append([optimizer.coverage().treated, *(each.memory for each in optimizer.method.layers)])
     assert found[0][0] == found[1][0]
     for one, other in zip(found[0][1:], found[1][1:], strict=True):
         assert torch.equal(one[0], other[0])
@@ -195,8 +195,8 @@ def test_copies_count_for_themselves():
     twin, copied = copy.deepcopy((model, optimizer))
     whole()(twin)(x)
     whole()(copy.deepcopy(model))(x)  # a copy without the optimizer counts nothing
-    assert [each.pending_rows for each in optimizer.chart.layers] == [3, 3]
-    assert [each.pending_rows for each in copied.chart.layers] == [6, 6]
+    assert [each.pending_rows for each in optimizer.method.layers] == [3, 3]
+    assert [each.pending_rows for each in copied.method.layers] == [6, 6]
 
 
 def test_inference_mode_counts_nothing_though_gradients_are_enabled():
@@ -204,17 +204,17 @@ def test_inference_mode_counts_nothing_though_gradients_are_enabled():
     compiled = whole()(model)
     with torch.inference_mode(), torch.enable_grad():
         compiled(x)
-    assert not any(each.called for each in optimizer.chart.layers)
+    assert not any(each.called for each in optimizer.method.layers)
     compiled(x)
-    assert [each.pending_rows for each in optimizer.chart.layers] == [3, 3]
+    assert [each.pending_rows for each in optimizer.method.layers] == [3, 3]
 
 
 def test_a_layer_that_is_called_between_measurements_alone_is_known_to_be_called():
     model, optimizer, x = small()
-    for each in optimizer.chart.layers:
+    for each in optimizer.method.layers:
         each.armed = False
     whole()(model)(x)
-    assert [(each.called, each.pending_rows) for each in optimizer.chart.layers] == [(True, 0)] * 2
+    assert [(each.called, each.pending_rows) for each in optimizer.method.layers] == [(True, 0)] * 2
 
 
 @pytest.mark.filterwarnings("ignore")  # of the break
@@ -228,7 +228,7 @@ def test_a_transform_breaks_the_graph_and_its_rows_count(training):
         return grad(lambda given: functional_call(model, given, (x,)).sum())(parameters)
 
     gradients(dict(model.named_parameters()))
-    assert {each.pending_rows for each in optimizer.chart.layers} == {len(x)}
+    assert {each.pending_rows for each in optimizer.method.layers} == {len(x)}
 
 
 @pytest.mark.filterwarnings("ignore")  # of torch.export's own affairs
@@ -238,7 +238,7 @@ def test_an_exported_model_does_not_count(strict):
     exported = torch.export.export(model, (x,), strict=strict)
     exported.module()(x)
     assert "count" not in str(exported.graph)
-    assert not any(each.pending_rows for each in optimizer.chart.layers)
+    assert not any(each.pending_rows for each in optimizer.method.layers)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
@@ -248,4 +248,4 @@ def test_a_jit_trace_counts_nothing(name):
     model = nn.Sequential(nn.Linear(4, 3))
     optimizer = WRAPPERS[name](torch.optim.SGD(model.parameters(), lr=0.1), model, None)
     torch.jit.trace(model, torch.randn(3, 4))
-    assert not optimizer.chart.layers[0].pending_rows
+    assert not optimizer.method.layers[0].pending_rows

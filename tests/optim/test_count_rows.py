@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from adiv_optim import InputScaled, Preconditioned, Whitened
+from tests.helpers.inputs import mean_of, spectra_of
 
 EXACT = 1e-11
 
@@ -59,7 +60,7 @@ def test_leading_eigenvectors_are_those_of_all_rows():
         opt.count_rows(layer, d)
         layer(x).sum().backward()
         opt.step()
-    ((_, (values, _)),) = opt.chart.layers[0].spectra()
+    ((_, (values, _)),) = spectra_of(opt.method.layers[0])
     wanted = torch.linalg.eigvalsh(second_moment(x, d))[-3:]
     assert torch.allclose(values.sort().values, wanted, rtol=1e-8)
     assert not torch.allclose(values.sort().values, torch.linalg.eigvalsh(second_moment(x, d, 1.0))[-3:], rtol=1e-3)
@@ -86,7 +87,7 @@ def test_input_scaled_measures_them():
     opt.count_rows(layer, d)
     layer(x).sum().backward()
     opt.step()
-    assert torch.allclose(opt.chart.layers[0].rms(), torch.cat([x, d]).square().mean().sqrt(), rtol=EXACT)
+    assert torch.allclose(opt.method.layers[0].rms(), torch.cat([x, d]).square().mean().sqrt(), rtol=EXACT)
 
 
 def test_one_of_two_layers_that_share_a_covariance_leaves_it():
@@ -108,9 +109,9 @@ def test_one_of_two_layers_that_share_a_covariance_leaves_it():
             loss.backward()
             opt.step()
             opt.zero_grad()
-        for layer in opt.chart.layers:
+        for layer in opt.method.layers:
             wanted = second_moment(x, d if layer.name == f"{counted}.weight" else d[:0])
-            assert torch.allclose(layer.mean()[0], wanted, rtol=0, atol=EXACT)
+            assert torch.allclose(mean_of(layer)[0], wanted, rtol=0, atol=EXACT)
 
 
 def test_only_steps_that_measure_count():
@@ -120,13 +121,13 @@ def test_only_steps_that_measure_count():
         opt.count_rows(layer, d)
         layer(x).sum().backward()
         opt.step()
-    assert opt.chart.steps == 4
+    assert opt.method.steps == 4
     opt.count_rows(layer, d)  # the next one measures
-    assert opt.chart.layers[0].pending_rows == 5
+    assert opt.method.layers[0].pending_rows == 5
     layer(x).sum().backward()
     opt.step()
     opt.count_rows(layer, d)
-    assert opt.chart.layers[0].pending_rows == 0
+    assert opt.method.layers[0].pending_rows == 0
 
 
 def test_a_layer_that_is_not_measured_is_refused_by_name():

@@ -44,7 +44,7 @@ def step(optimizer: Any, part: slice) -> None:
 
 
 def factors(optimizer: Any) -> list[Tensor]:
-    chart = optimizer.chart
+    chart = optimizer.method
     every = (factor for layer in chart.layers for factor in chart.measured[layer.name])
     return [factor.matrix for factor in every if isinstance(factor, Whole)]
 
@@ -54,8 +54,8 @@ def on_each(rank: int, count: int) -> dict[str, Any]:
     found = {}
     for name in WRAPPERS:
         optimizer, measured = optimizer_of(name), []
-        measure = optimizer.chart.measure
-        optimizer.chart.measure = lambda layer, measure=measure, to=measured: to.append(layer.name) or measure(layer)
+        measure = optimizer.method.measure
+        optimizer.method.measure = lambda layer, measure=measure, to=measured: to.append(layer.name) or measure(layer)
         step(optimizer, slice(rank, None, count))
         for p in optimizer.model.parameters():
             torch.distributed.all_reduce(p.grad)
@@ -69,18 +69,18 @@ def on_each(rank: int, count: int) -> dict[str, Any]:
         assert len(pairs) >= 5 or name == "whitened-rank"  # which follows its eigenvectors on every process
     found["signs"] = of_other_signs(rank, count)
     optimizer = optimizer_of("whitened")
-    measure = optimizer.chart.measure
+    measure = optimizer.method.measure
 
     def fails(layer):
         if layer.name == "0.weight":
             raise NoRootError("planted")
         return measure(layer)
 
-    optimizer.chart.measure = fails
+    optimizer.method.measure = fails
     step(optimizer, slice(rank, None, count))
     with pytest.warns(UserWarning, match=r"0.weight: (planted|no root of 10 columns found by the process)"):
         optimizer.step()
-    found["failed"] = optimizer.chart.failures, sorted(optimizer.chart.measured)
+    found["failed"] = optimizer.method.failures, sorted(optimizer.method.measured)
     return found
 
 
@@ -128,7 +128,7 @@ def test_every_covariance_is_factorised_by_one_process(count, tmp_path):
 
 
 def test_the_dearest_go_first_each_to_the_process_with_the_least_to_do():
-    layers = optimizer_of("whitened").chart.layers
+    layers = optimizer_of("whitened").method.layers
     owner = deal(layers, 2)
     assert [owner[layer] for layer in layers] == [0, 1, 1, 1, 1]
     assert set(deal(layers, 9).values()) == set(range(5))

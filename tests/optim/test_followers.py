@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from adiv_optim import Preconditioned, Whitened
 from adiv_optim._linalg.roots import NoRootError
 from tests.helpers.cases import relative_error
+from tests.helpers.inputs import mean_of
 from tests.helpers.projections import WRAPPERS, backward, built, copies, inputs, layer, one, same, sharing, step
 from tests.helpers.revive import through_a_file
 
@@ -57,7 +58,7 @@ def test_a_tensor_that_has_been_written_to_is_another_one():
     assert sharing(step_of(lambda x: None)) == "k"
     written = step_of(lambda x: x.mul_(2))
     assert sharing(written) == ""
-    (a,), (b,) = (layer(written, name).mean() for name in "qk")
+    (a,), (b,) = (mean_of(layer(written, name)) for name in "qk")
     assert relative_error(b[:6, :6], 4 * a[:6, :6]) <= 1e-12
 
 
@@ -68,7 +69,7 @@ def test_a_layer_without_a_bias_does_not_follow_one_with_a_bias():
     x = inputs(0)
     (model["q"](x) + model["k"](x)).sum().backward()
     optimizer.step()
-    assert [each.sizes for each in optimizer.chart.layers] == [[7], [6]]
+    assert [each.sizes for each in optimizer.method.layers] == [[7], [6]]
 
 
 class Switching:
@@ -213,7 +214,7 @@ def called(seed: int, follow: bool) -> list[Any]:
         for p in model.parameters():
             p.grad = torch.zeros_like(p) if p.grad is None else p.grad
         optimizer.step()
-    return [(each.rows, each.total) for each in optimizer.chart.layers]
+    return [(each.rows, each.memory) for each in optimizer.method.layers]
 
 
 @pytest.mark.filterwarnings("ignore:Whitened takes plain steps")
@@ -256,26 +257,26 @@ def test_calls_whose_gradients_were_cleared_do_not_count():
 def test_a_failure_is_that_of_all_who_follow():
     model, optimizer = built(every=1)
     step(model, optimizer, inputs(0))
-    old, calls = optimizer.chart.measured["v.weight"], []
+    old, calls = optimizer.method.measured["v.weight"], []
 
     def fails(layer: Any) -> Any:
         calls.append(layer.name)
         raise NoRootError("planted")
 
-    optimizer.chart.measure = fails
+    optimizer.method.measure = fails
     with pytest.warns(UserWarning, match="planted"):
         step(model, optimizer, inputs(1))
     assert calls == ["q.weight", "out.weight"]
-    assert optimizer.chart.failures == dict.fromkeys((f"{name}.weight" for name in ("q", "k", "v", "out")), 1)
-    assert optimizer.chart.measured["v.weight"] is old
+    assert optimizer.method.failures == dict.fromkeys((f"{name}.weight" for name in ("q", "k", "v", "out")), 1)
+    assert optimizer.method.measured["v.weight"] is old
 
 
 def by_names(optimizer: Any, other: Any) -> None:
     """As torch.distributed.checkpoint does: every tensor by itself."""
     other.load_state_dict(through_a_file(optimizer.inner.state_dict()))
     other.averages.load_state_dict(copy.deepcopy(through_a_file([optimizer.averages.state_dict()])[0]))
-    for each in other.chart.layers:
-        each.total = [block.clone() for block in each.total]
+    for each in other.method.layers:
+        each.memory = [block.clone() for block in each.memory]
 
 
 @each_wrapper
@@ -309,4 +310,4 @@ def test_a_copy_within_a_step_goes_on():
         step(each, own, inputs(2))
     assert same(model, twin)
     assert sharing(copied) == "kv"
-    assert layer(copied, "v").total[0] is not layer(optimizer, "v").total[0]
+    assert layer(copied, "v").memory[0] is not layer(optimizer, "v").memory[0]

@@ -9,6 +9,7 @@ from torch import nn
 
 from adiv_optim import Whitened
 from tests.helpers.cases import relative_error
+from tests.helpers.inputs import mean_of
 from tests.helpers.processes import needs_distributed, on_processes
 from tests.helpers.projections import WRAPPERS, Projections, backward, built, copies, inputs, layer, one, sharing, step
 
@@ -79,7 +80,7 @@ def uncalled(rank: int, count: int) -> Any:
     for p in model["k"].parameters():
         p.grad = torch.ones_like(p)
     optimizer.step()
-    (covariance,) = layer(optimizer, "k").mean()
+    (covariance,) = mean_of(layer(optimizer, "k"))
     return layer(optimizer, "k").rows, covariance[:6, :6]
 
 

@@ -16,8 +16,8 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from adiv_optim import InputScaled, UnitConsistent, gauge
-from adiv_optim.optim.chart import Known
 from adiv_optim.optim.coordinates import all_or_nothing
+from adiv_optim.optim.method import Known
 from tests.helpers.seeds import manual_seed
 from tests.wrappers import WRAPPERS
 
@@ -104,15 +104,15 @@ def outcomes(wrap: Any, inner: Any) -> tuple[list[list[Tensor]], list[Tensor]]:
     optimizer = ready(wrap, inner)
     before, grads = values(optimizer), gradients(optimizer)
     allowed = [before]
-    if getattr(optimizer.chart, "project", False):  # the step may be taken, and the projection after it not
-        optimizer.chart.project = False
+    if getattr(optimizer.method, "project", False):  # the step may be taken, and the projection after it not
+        optimizer.method.project = False
         optimizer.step()
         allowed.append(values(optimizer))
         optimizer = ready(wrap, inner)
     optimizer.step()
     allowed.append(values(optimizer))
     # AdamW itself writes a weight twice: what no map treats it may leave between the two.
-    mapped = {id(p) for map_ in optimizer.chart.maps() if map_.moves_weights for p in map_.parameters}
+    mapped = {id(p) for map_ in optimizer.method.maps() if map_.moves_weights for p in map_.parameters}
     treated = [id(p) in mapped for p in optimizer.model.parameters()]
     assert any(treated) or wrap is ROUTES["preconditioned"]
     each = [list(values) for values in zip(*allowed, strict=True)]
@@ -151,7 +151,7 @@ def test_weights_left_in_mapped_coordinates_are_found():
     allowed, grads = outcomes(ROUTES["whitened"], INNER["sgd-0"])
     optimizer = ready(ROUTES["whitened"], INNER["sgd-0"])
     assert_old_or_new(optimizer, allowed, grads)
-    (first, *_) = optimizer.chart.maps()
+    (first, *_) = optimizer.method.maps()
     with torch.no_grad():
         first.enter([p.detach().clone() for p in first.parameters], Known([1.0, 1.0]))
     with pytest.raises(AssertionError):

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from adiv_optim import Whitened
 from adiv_optim.optim.leading import LeadingCovariance
 from tests.helpers.cases import relative_error
+from tests.helpers.inputs import spectra_of
 
 pytestmark = pytest.mark.usefixtures("in_float64")
 
@@ -36,7 +37,7 @@ def test_they_are_nystroems_of_all_rows_that_are_remembered(layer, shape):
     torch.manual_seed(0)
     layer = layer()
     optimizer = Whitened(torch.optim.SGD(layer.parameters(), lr=0.0), layer, every=1, decay=DECAY, rank=RANK)
-    (kept,) = optimizer.chart.layers
+    (kept,) = optimizer.method.layers
     assert isinstance(kept, LeadingCovariance)
     size = kept.sizes[0]
     drawn = torch.randn(size, RANK, generator=torch.Generator().manual_seed(0))
@@ -75,7 +76,7 @@ def test_eigenvectors_of_rows_that_stay_are_found():
         optimizer.zero_grad()
         layer(x).square().sum().backward()
         optimizer.step()
-        ((_, (values, _)),) = optimizer.chart.layers[0].spectra()
+        ((_, (values, _)),) = spectra_of(optimizer.method.layers[0])
         errors.append(relative_error(values, wanted))
     assert errors[0] > 1e-2
     assert errors[-1] <= 1e-6
@@ -85,9 +86,9 @@ def test_memory_of_groups_can_be_loaded_in_place():
     """As torch.distributed.checkpoint does into an optimizer that has not stepped."""
     layer = nn.Conv2d(4, 6, 3, groups=2)
     optimizer = Whitened(torch.optim.SGD(layer.parameters(), lr=0.1), layer, rank=RANK)
-    (kept,) = optimizer.chart.layers
+    (kept,) = optimizer.method.layers
     wanted = [torch.randn(basis.shape) for basis in kept.bases]
-    for basis, value in zip(optimizer.chart.state_dict()["layers"]["weight"]["bases"], wanted, strict=True):
+    for basis, value in zip(optimizer.method.state_dict()["layers"]["weight"]["bases"], wanted, strict=True):
         basis.copy_(value)
     assert torch.equal(kept.bases[0], wanted[0])
 

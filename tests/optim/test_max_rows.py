@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from adiv_optim import Preconditioned, Whitened
 from adiv_optim.attach.rows import patches_of
 from tests.helpers.cases import relative_error
+from tests.helpers.inputs import mean_of, spectra_of
 from tests.helpers.seeds import manual_seed
 from tests.helpers.whitened import LAYERS, batches, small, train
 
@@ -45,7 +46,7 @@ def test_the_covariance_is_that_of_the_chosen_samples(wrapper, build, shape):
     optimizer = wrapper(torch.optim.SGD(layer.parameters(), lr=0.1), layer, max_rows=count * positions)
     layer(x).sum().backward()
     optimizer.step()
-    (found,) = optimizer.chart.layers[0].mean()
+    (found,) = mean_of(optimizer.method.layers[0])
     for one, other in zip(found.view(len(wanted), *wanted[0].shape), wanted, strict=True):
         assert relative_error(one, other) <= EXACT
     assert relative_error(found.view(len(wanted), *whole.shape)[0], whole) > 1e-3
@@ -71,7 +72,7 @@ def test_every_step_that_measures_takes_other_rows_and_goes_on_after_a_checkpoin
         before.zero_grad()
         layer(x).sum().backward()
         before.step()
-        found.append(before.chart.layers[0].mean()[0])
+        found.append(mean_of(before.method.layers[0])[0])
         after = optimizer()
         after.load_state_dict(before.state_dict())
         before.detach()
@@ -85,7 +86,7 @@ def test_rank_sees_the_same_rows():
     (whole, w), (leading, r) = small(max_rows=5, every=1), small(max_rows=5, every=1, rank=3)
     for model, optimizer in ((whole, w), (leading, r)):
         train(model, optimizer, batches(1))
-    (matrix,), ((trace, _),) = w.chart.layers[0].mean(), r.chart.layers[0].spectra()
+    (matrix,), ((trace, _),) = mean_of(w.method.layers[0]), spectra_of(r.method.layers[0])
     assert relative_error(matrix.trace(), trace) <= EXACT
 
 
@@ -93,7 +94,7 @@ def test_rows_of_a_convolution_are_at_least_those_of_one_sample():
     layer = nn.Conv2d(2, 3, 3)
     optimizer = Whitened(torch.optim.SGD(layer.parameters(), lr=0.1), layer, max_rows=1)
     layer(torch.randn(4, 2, 5, 5)).sum().backward()
-    assert optimizer.chart.layers[0].pending_rows == 9
+    assert optimizer.method.layers[0].pending_rows == 9
 
 
 def test_all_positions_of_sequences_are_among_the_rows():

@@ -127,7 +127,7 @@ def test_a_step_at_rate_0_with_gradients_is_a_step():
     model = network()
     optimizer = Whitened(SGD(model.parameters(), lr=0.0), model)
     trained(model, optimizer, range(2))
-    assert optimizer.chart.steps == 2
+    assert optimizer.method.steps == 2
 
 
 @pytest.mark.skipif(not hasattr(torch, "float8_e4m3fn"), reason="this torch has no float8")

@@ -191,7 +191,7 @@ def test_what_no_step_is_to_see_is_not_in_the_average():
     assert same(found, wanted)
     optimizer.model(batches[0]).sum().backward()
     optimizer.step()  # without zero_grad it counts
-    assert optimizer.chart.layers[0].rows > 8 / (1 - 0.8) * (1 - 0.8**3)
+    assert optimizer.method.layers[0].rows > 8 / (1 - 0.8) * (1 - 0.8**3)
 
 
 def test_rows_of_one_step_are_counted_once_however_its_calls_are_ordered():
@@ -213,9 +213,9 @@ def test_inverse_is_kept_between_measurements():
     kept, fresh = network(every=3), network()
     batches = torch.randn(5, 8, 6)
     assert same(trained(kept, batches[:3]), trained(fresh, batches[:3]))  # at 0, 1, 2, and then 4
-    inverses = kept.chart.measured["0.weight"]
+    inverses = kept.method.measured["0.weight"]
     assert relative_error(trained(kept, batches[3:4])["0.weight"], trained(fresh, batches[3:4])["0.weight"]) > 1e-6
-    assert kept.chart.measured["0.weight"] is inverses
+    assert kept.method.measured["0.weight"] is inverses
 
 
 @pytest.mark.parametrize("every", [1, 4])
@@ -243,7 +243,7 @@ def test_loading_a_checkpoint_without_averages_forgets_them():
     plain, start = copy.deepcopy((fresh.inner.state_dict(), fresh.model.state_dict()))
     batches = torch.randn(3, 8, 6)
     trained(optimizer, batches)
-    kept = optimizer.state_dict()["chart"]["layers"]["0.weight"]["total"]
+    kept = optimizer.state_dict()["method"]["layers"]["0.weight"]["total"]
     saved = copy.deepcopy(kept)
     trained(optimizer, batches)
     assert torch.equal(kept[0], saved[0])  # a snapshot, not a view
@@ -255,7 +255,7 @@ def test_loading_a_checkpoint_without_averages_forgets_them():
 def test_checkpoint_of_other_layers_is_refused():
     state, model = network().state_dict(), network().model
     other = Preconditioned(torch.optim.SGD(model[0].parameters(), lr=0.1, momentum=0.9), model)
-    with pytest.raises(ValueError, match=r"state_dict\['chart'\]\['layers'\] has an unknown '2.weight'"):
+    with pytest.raises(ValueError, match=r"state_dict\['method'\]\['layers'\] has an unknown '2.weight'"):
         other.load_state_dict(state)
 
 
@@ -263,7 +263,7 @@ def test_float16_is_summed_in_float32():
     layer = nn.Linear(6, 3).half()
     optimizer = wrapped(layer)
     layer(100 * torch.randn(9, 6).half()).sum().backward()  # squares add up beyond the largest float16
-    assert optimizer.chart.layers[0].pending[0].dtype == torch.float32
+    assert optimizer.method.layers[0].pending[0].dtype == torch.float32
     optimizer.step()
     assert all(gradient.dtype == torch.float16 for gradient in optimizer.inner.gradients)
     assert all(bool(gradient.isfinite().all()) for gradient in optimizer.inner.gradients)
@@ -276,7 +276,7 @@ def test_autocast_leaves_the_sums_as_they_are():
         layer(x)
         assert relative_error((x.mT @ x).float(), x.mT.double() @ x.double()) > 1e-4
     rows = with_one(x.double())
-    assert relative_error(optimizer.chart.layers[0].pending[0][0], rows.mT @ rows) < 1e-6
+    assert relative_error(optimizer.method.layers[0].pending[0][0], rows.mT @ rows) < 1e-6
 
 
 def test_nan_travels_and_does_not_stay():
@@ -286,11 +286,11 @@ def test_nan_travels_and_does_not_stay():
     for input in (x, torch.full((4, 3), torch.nan)):
         optimizer.zero_grad()
         layer(input).sum().backward()
-        before, total = copy.deepcopy(layer.state_dict()), optimizer.chart.layers[0].total
+        before, total = copy.deepcopy(layer.state_dict()), optimizer.method.layers[0].memory
         optimizer.step()
     assert optimizer.inner.gradients[0].isnan().all()
     assert layer.weight.grad.isnan().all()
-    assert optimizer.chart.layers[0].total is total
+    assert optimizer.method.layers[0].memory is total
     layer.load_state_dict(before)
     optimizer.inner.state.clear()
     optimizer.zero_grad()
@@ -313,7 +313,7 @@ def one_process(rank: int, joined: Tensor) -> dict[str, Tensor]:
         expert.weight.grad, expert.bias.grad = torch.ones(2, 6), torch.ones(2)
     experts[rank](joined[0][: 3 + rank])
     routed.step()
-    totals = [layer.total[0][0] for layer in routed.chart.layers]
+    totals = [layer.memory[0][0] for layer in routed.method.layers]
     for number, total in enumerate(totals):
         x = with_one(joined[0][: 3 + number])
         assert relative_error(total, x.T @ x) <= EXACT

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from adiv_optim import Preconditioned, Whitened
+from tests.helpers.inputs import spectra_of
 
 WRAPPERS = {
     "eigh": Whitened,
@@ -87,6 +88,6 @@ def test_eigenvectors_find_inputs_that_were_always_zero_until_now():
         x[:, 12 if step < 8 else 24 :] = 0
         layer(x).sum().backward()
         opt.step()
-    ((_, (_, vectors)),) = opt.chart.layers[0].spectra()
+    ((_, (_, vectors)),) = spectra_of(opt.method.layers[0])
     assert vectors[12:].norm(dim=1).min() > 0.1
     assert torch.allclose(vectors.mT @ vectors, torch.eye(6), atol=1e-5)

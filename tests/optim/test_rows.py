@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from adiv_optim import InputScaled, Preconditioned, Whitened
 from adiv_optim.layers import NormLikeLinear
 from tests.helpers.cases import relative_error
+from tests.helpers.inputs import mean_of
 from tests.helpers.whitened import backward
 
 
@@ -35,7 +36,7 @@ def test_subclasses_are_left_alone_unless_they_declare_their_rows():
     backward(declared, x)
     optimizer.step()
     rows = torch.cat([x / 2, torch.ones(7, 1)], 1)
-    assert relative_error(optimizer.chart.layers[0].mean()[0], rows.T @ rows / 7) <= 1e-6
+    assert relative_error(mean_of(optimizer.method.layers[0])[0], rows.T @ rows / 7) <= 1e-6
 
 
 class Columns(nn.Module):
@@ -58,7 +59,7 @@ def test_a_layer_with_rows_needs_no_bias():
     optimizer = Whitened(torch.optim.SGD(layer.parameters(), lr=0.1), layer)
     backward(layer, x)
     optimizer.step()
-    assert relative_error(optimizer.chart.layers[0].mean()[0], x.T @ x / 7) <= 1e-6
+    assert relative_error(mean_of(optimizer.method.layers[0])[0], x.T @ x / 7) <= 1e-6
 
 
 def test_a_frozen_bias_is_said_to_be_frozen():

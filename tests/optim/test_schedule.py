@@ -7,14 +7,15 @@ import torch
 from torch import nn
 
 from adiv_optim import InputScaled, Preconditioned, Whitened
+from tests.helpers.inputs import mean_of
 
 
 def due(opt, steps):
     """The steps before which rows count."""
     found = []
     for number in range(steps):
-        opt.chart.steps = number
-        found += [number] * opt.chart._due()
+        opt.method.steps = number
+        found += [number] * opt.method._due()
     return found
 
 
@@ -46,7 +47,7 @@ def test_a_critic_with_two_kinds_of_samples_in_turns_counts_both():
         opt.zero_grad()
         critic(kinds[step % 2]).sum().backward()
         opt.step()
-    variances = opt.chart.layers[0].mean()[0].diagonal()
+    variances = mean_of(opt.method.layers[0])[0].diagonal()
     assert (variances[:2] > 0.3).all()
     assert torch.isclose(variances[2], torch.ones(()))
 
@@ -68,8 +69,8 @@ def test_heads_in_turns_are_both_measured_again_and_again():
         opt.zero_grad()
         model(torch.full((4, 3), 1.0 + step), step % 2).sum().backward()
         opt.step()
-        for seen, layer in zip(measured, opt.chart.layers, strict=True):
-            seen.update(layer.rms().tolist() if layer.total else [])
+        for seen, layer in zip(measured, opt.method.layers, strict=True):
+            seen.update(layer.rms().tolist() if layer.memory else [])
     assert min(map(len, measured)) > 6
 
 
@@ -111,7 +112,7 @@ def test_a_step_that_names_such_a_layer_is_whole_where_warnings_are_errors():
                 unseen(model, opt)
             except UserWarning:
                 told += 1
-        found.append([told, opt.chart.steps, *(p.detach() for p in model.parameters())])
+        found.append([told, opt.method.steps, *(p.detach() for p in model.parameters())])
     steps = found[1][1]
     torch.manual_seed(0)
     model = Heads()

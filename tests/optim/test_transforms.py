@@ -94,7 +94,7 @@ def test_rows_count_once_and_a_second_pass_counts_again():
         trained(laplacian, WRAPPERS["whitened"], steps=1)
         for laplacian in (by_matrix(hessian), lambda model, x: by_matrix(hessian)(model, torch.cat([x, x]))[:20])
     )
-    layers = zip(one.chart.layers, again.chart.layers, strict=True)
+    layers = zip(one.method.layers, again.method.layers, strict=True)
     assert [(layer.rows, other.rows) for layer, other in layers] == [(40, 60)] * 3
     # The companion: a path that counts rows otherwise is another path.
     twice, _ = trained(lambda m, x: by_matrix(hessian)(m, torch.cat([x, x]))[:20], WRAPPERS["whitened"])
@@ -122,9 +122,9 @@ def test_covariance_of_a_mapped_convolution_is_that_of_all_samples(name):
         else:
             layer(inputs.flatten(0, 1) if name == "batches" else inputs).sum().backward()
         optimizer.step()
-        kept.append(optimizer.chart.layers[0])
+        kept.append(optimizer.method.layers[0])
     assert kept[0].rows == kept[1].rows
-    assert all(relative_error(*pair) <= 1e-14 for pair in zip(*(layer.total for layer in kept), strict=True))
+    assert all(relative_error(*pair) <= 1e-14 for pair in zip(*(layer.memory for layer in kept), strict=True))
 
 
 def test_gradients_by_torch_func_train_as_those_of_backward():
@@ -154,12 +154,12 @@ def test_tangents_of_forward_mode_leave_the_sums():
     optimizer = Whitened(torch.optim.SGD(layer.parameters(), lr=0.1), layer)
     with forward_ad.dual_level():
         layer(forward_ad.make_dual(x, torch.ones_like(x)))
-        kept = optimizer.chart.layers[0].pending
+        kept = optimizer.method.layers[0].pending
         assert all(forward_ad.unpack_dual(part).tangent is None for part in kept)
     plain = nn.Linear(3, 2)
     other = Whitened(torch.optim.SGD(plain.parameters(), lr=0.1), plain)
     plain(x)
-    assert all(torch.equal(*pair) for pair in zip(kept, other.chart.layers[0].pending, strict=True))
+    assert all(torch.equal(*pair) for pair in zip(kept, other.method.layers[0].pending, strict=True))
 
 
 @pytest.mark.parametrize("inputs_too", [True, False])
@@ -170,7 +170,7 @@ def test_weights_that_are_mapped_over_are_refused(inputs_too):
     inputs, places = (torch.stack([x, x]), (0, 0)) if inputs_too else (x, (0, None))
     with pytest.raises(RuntimeError, match=r"^weight: vmap maps over this weight.*detach\(\) the optimizer"):
         vmap(lambda p, y: functional_call(layer, p, (y,)), places)(weights, inputs)
-    assert optimizer.chart.layers[0].pending is None
+    assert optimizer.method.layers[0].pending is None
     optimizer.detach()
     vmap(lambda p: functional_call(layer, p, (x,)))(weights)
 
@@ -188,7 +188,7 @@ def test_input_rows_that_would_see_more_dimensions_are_refused():
     optimizer = Whitened(torch.optim.SGD(layer.parameters(), lr=0.1), layer)
     with pytest.raises(RuntimeError, match=r"^weight: vmap maps over what input_rows reads"):
         vmap(layer)(torch.rand(4, 3))
-    assert optimizer.chart.layers[0].pending is None
+    assert optimizer.method.layers[0].pending is None
 
 
 def test_corrected_gradients_name_the_wrappers_that_allow_second_derivatives():

@@ -65,13 +65,13 @@ def test_layers_that_were_not_frozen_are_not_to_be_missing(wrapper):
     model, optimizer = built(wrapper)
     trained(model, optimizer, range(END))
     state = optimizer.state_dict()
-    lost = state["chart"]["layers"].pop("0.weight")
+    lost = state["method"]["layers"].pop("0.weight")
     with pytest.raises(ValueError, match=r"lacks '0\.weight'"):
         optimizer.load_state_dict(state)
-    state["chart"]["layers"] |= {"0.weight": lost, "5.weight": lost}
+    state["method"]["layers"] |= {"0.weight": lost, "5.weight": lost}
     with pytest.raises(ValueError, match=r"has an unknown '5\.weight'"):
         optimizer.load_state_dict(state)
-    state["chart"]["frozen"] = [["0.weight"]]
+    state["method"]["frozen"] = [["0.weight"]]
     with pytest.raises(ValueError, match=r"\['frozen'\] is .* wanted a list of names"):
         optimizer.load_state_dict(state)
 

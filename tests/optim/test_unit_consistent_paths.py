@@ -170,8 +170,8 @@ def test_projection_keeps_the_function_and_balances_the_weights():
         train(net, opt, BATCHES)
     x = BATCHES[0][0]
     assert relative_error(model(x).detach(), plain_model(x).detach()) <= 1e-9
-    assert gauge.network_scales(optimizer.chart.graph, dict(model.named_parameters())).abs().max() <= 1e-9
-    assert gauge.network_scales(plain.chart.graph, dict(plain_model.named_parameters())).abs().max() > 1e-3
+    assert gauge.network_scales(optimizer.method.graph, dict(model.named_parameters())).abs().max() <= 1e-9
+    assert gauge.network_scales(plain.method.graph, dict(plain_model.named_parameters())).abs().max() > 1e-3
 
 
 def test_zero_initialised_layer_takes_the_scale_of_its_neighbours():

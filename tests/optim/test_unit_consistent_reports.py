@@ -76,7 +76,7 @@ def test_coverage_is_what_a_step_does():
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             optimizer = wrap(model)
-        gauge.apply_gauge(model, optimizer.chart.graph, gauge.random_gauge(optimizer.chart.graph))
+        gauge.apply_gauge(model, optimizer.method.graph, gauge.random_gauge(optimizer.method.graph))
         plain.load_state_dict(model.state_dict())
         step(model, optimizer)
         step(plain, torch.optim.SGD(plain.parameters(), lr=0.1, momentum=0.9))
@@ -123,11 +123,11 @@ def test_metrics_are_the_range_of_the_scales_measured_last():
     model = mlp()
     optimizer = wrap(model, project=True, gauge=gauge.NetworkGauge(every=2))
     assert measured(optimizer) == {}
-    gauge.apply_gauge(model, optimizer.chart.graph, torch.full((15,), 3.0))
-    scales = gauge.network_scales(optimizer.chart.graph, dict(model.named_parameters()))
+    gauge.apply_gauge(model, optimizer.method.graph, torch.full((15,), 3.0))
+    scales = gauge.network_scales(optimizer.method.graph, dict(model.named_parameters()))
     for _ in range(3):
         step(model, optimizer)
-        if optimizer.chart.steps == 1:
+        if optimizer.method.steps == 1:
             found = measured(optimizer)
     assert found == pytest.approx(
         {
@@ -184,7 +184,7 @@ def test_complex_layers_step_as_the_formula_says():
     model = nn.Sequential(*[nn.Linear(*sizes, dtype=torch.complex128) for sizes in ((6, 8), (8, 7), (7, 4))])
     x = torch.randn(5, 6, dtype=torch.complex128)
     optimizer = UnitConsistent(torch.optim.SGD(model.parameters(), lr=0.1), model, example_input=x)
-    graph = optimizer.chart.graph
+    graph = optimizer.method.graph
     scales = gauge.random_gauge(graph, 1.5, generator=torch.Generator().manual_seed(0))
     gauge.apply_gauge(model, graph, scales)
     parameters = dict(model.named_parameters())
@@ -204,9 +204,7 @@ def test_compiled_by_torch_jit_with_a_graph_of_the_model_it_was_made_of():
     twin = copy.deepcopy(model)
     graph = gauge.trace(model, torch.ones(2, 6))
     scripted = torch.jit.trace(model, torch.ones(2, 6))
-    with pytest.raises(
-        ValueError, match=r"the model itself is a TopLevelTracedModule.*trace the model that it was made of"
-    ):
+    with pytest.raises(ValueError, match=r"trace the model that it was made of"):
         wrap(scripted)
     step(scripted, UnitConsistent(torch.optim.SGD(scripted.parameters(), lr=0.1), scripted, graph=graph))
     step(twin, UnitConsistent(torch.optim.SGD(twin.parameters(), lr=0.1), twin, graph=graph))

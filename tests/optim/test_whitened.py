@@ -115,7 +115,7 @@ def test_resume_and_copies_are_bit_exact(options):
         assert all(torch.equal(one, other) for one, other in zip(found, whole, strict=True))
     fresh_model, fresh = small(seed=1, **options)
     fresh_model.load_state_dict(saved["model"])
-    fresh.load_state_dict({k: v for k, v in saved["optimizer"].items() if k != "chart"})  # without what it remembers
+    fresh.load_state_dict({k: v for k, v in saved["optimizer"].items() if k != "method"})  # without what it remembers
     found = train(fresh_model, fresh, data[3:])
     assert not all(torch.equal(one, other) for one, other in zip(found, whole, strict=True))
 
@@ -178,11 +178,11 @@ def test_evaluation_and_no_grad_do_not_touch_the_average():
     model(100 * data[0][0])  # nor does a training pass whose gradients zero_grad drops
     wanted = train(*small(), data + data)
     assert all(torch.equal(one, other) for one, other in zip(train(model, optimizer, data), wanted, strict=True))
-    optimizer.chart.layers[0].armed = True
+    optimizer.method.layers[0].armed = True
     model(100 * data[0][0])  # it does if the optimizer is not told that it was for nothing
     model.zero_grad()
     model(data[0][0])
-    assert optimizer.chart.layers[0].pending_rows == 32
+    assert optimizer.method.layers[0].pending_rows == 32
 
 
 def test_rows_are_kept_by_a_zero_grad_between_forward_and_backward():

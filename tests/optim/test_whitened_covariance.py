@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from adiv_optim import Whitened
 from tests.helpers.cases import relative_error
+from tests.helpers.inputs import mean_of
 from tests.helpers.whitened import EXACT, LAYERS, backward, batches, small, train
 
 pytestmark = pytest.mark.usefixtures("in_float64")
@@ -35,13 +36,13 @@ def test_added_parameters_are_whitened():
     model, _ = small()
     optimizer = Whitened(torch.optim.SGD(model[0].parameters(), lr=0.1), model)
     train(model, optimizer, batches(1))
-    total = optimizer.chart.layers[0].total
+    total = optimizer.method.layers[0].memory
     model.append(nn.LazyLinear(2))
     with pytest.raises(ValueError, match=r"'4' .* has no shape yet; run one batch"):
         optimizer.add_param_group({"params": list(model[3].parameters())})
     del model[4]
     optimizer.add_param_group({"params": list(model[3].parameters())})
-    assert optimizer.chart.layers[0].total is total
+    assert optimizer.method.layers[0].memory is total
     assert optimizer.coverage().never_seen["3.weight"] == "nothing measured yet, 9 columns"
     train(model, optimizer, batches(1))
     assert optimizer.coverage().treated["3.weight"] == "whitened, 9 columns"
@@ -62,7 +63,7 @@ def test_attention_is_left_alone_and_said_so():
 def test_export_is_not_seen():
     model, optimizer = small()
     torch.export.export(model, (torch.randn(2, 6),), strict=False)
-    assert optimizer.chart.layers[0].pending is None
+    assert optimizer.method.layers[0].pending is None
 
 
 def test_average_is_decayed_by_measurement():
@@ -72,7 +73,7 @@ def test_average_is_decayed_by_measurement():
     rows = [torch.cat([x, torch.ones(16, 1)], 1) for x, _ in data]
     weights = [0.25, 0.5, 1.0]
     wanted = sum(w * r.T @ r for w, r in zip(weights, rows, strict=True)) / (16 * sum(weights))
-    (found,) = optimizer.chart.layers[0].mean()
+    (found,) = mean_of(optimizer.method.layers[0])
     assert relative_error(found, wanted) <= 1e-12
 
 
@@ -80,9 +81,9 @@ def test_measurements_come_at_powers_of_two_and_then_once_in_each_round():
     model, optimizer = small(every=6)
     seen = []
     for step, batch in enumerate(batches(20)):
-        before = optimizer.chart.layers[0].total
+        before = optimizer.method.layers[0].memory
         train(model, optimizer, [batch])
-        if optimizer.chart.layers[0].total is not before:
+        if optimizer.method.layers[0].memory is not before:
             seen.append(step)
     assert seen == [0, 1, 2, 4, 9, 14]
 
@@ -92,15 +93,15 @@ def test_wide_layers_keep_blocks():
     data = batches(3)
     assert optimizer.coverage().never_seen["0.weight"] == "nothing measured yet, 2 blocks of 3 to 4 columns"
     train(model, optimizer, data)
-    shapes = [block.shape for block in optimizer.chart.layers[0].total]
+    shapes = [block.shape for block in optimizer.method.layers[0].memory]
     assert shapes == [(1, 3, 3), (1, 4, 4)]
-    one, two = optimizer.chart.layers[0].mean()
+    one, two = mean_of(optimizer.method.layers[0])
     full_model, full = small()
     train(full_model, full, data[:1])
     model, optimizer = small(max_dim=4)
     train(model, optimizer, data[:1])
-    (whole,) = full.chart.layers[0].mean()
-    one, two = optimizer.chart.layers[0].mean()
+    (whole,) = mean_of(full.method.layers[0])
+    one, two = mean_of(optimizer.method.layers[0])
     assert relative_error(whole[:3, :3], one) <= 1e-12
     assert relative_error(whole[3:, 3:], two) <= 1e-12
 
@@ -163,7 +164,7 @@ def test_shared_frozen_and_other_weights():
         "normed.parametrizations.weight.original1": "parametrized",
     }
     rows = torch.cat([inputs[name].detach().reshape(-1, 4) for name in ("first", "second")])
-    (mean,) = optimizer.chart.layers[0].mean()
+    (mean,) = mean_of(optimizer.method.layers[0])
     assert relative_error(mean, rows.T @ rows / len(rows)) <= 1e-12
 
 
@@ -171,7 +172,7 @@ def test_between_measurements_nothing_is_gathered():
     model, optimizer = small(every=4)
     train(model, optimizer, batches(5))  # the last of them measured
     train(model, optimizer, batches(1))
-    assert optimizer.chart.layers[0].pending is None
+    assert optimizer.method.layers[0].pending is None
 
 
 def test_calls_that_fail_count_no_row_and_others_what_the_layer_was_given():
@@ -182,7 +183,7 @@ def test_calls_that_fail_count_no_row_and_others_what_the_layer_was_given():
     model.register_forward_pre_hook(lambda layer, args: (2 * args[0],))
     backward(model, x)
     optimizer.step()
-    assert relative_error(optimizer.chart.layers[0].mean()[0], 4 * x.T @ x / 7) <= 1e-12
+    assert relative_error(mean_of(optimizer.method.layers[0])[0], 4 * x.T @ x / 7) <= 1e-12
 
 
 def test_a_layer_without_features_trains_its_bias():
@@ -218,4 +219,4 @@ def test_rows_of_sparse_and_nested_inputs_are_counted(kind):
     output = model(made[kind]())
     (output.values() if output.is_nested else output).sum().backward()
     optimizer.step()
-    assert relative_error(optimizer.chart.layers[0].mean()[0], x.T @ x / 9) <= 1e-12
+    assert relative_error(mean_of(optimizer.method.layers[0])[0], x.T @ x / 9) <= 1e-12

@@ -70,7 +70,7 @@ def test_muon_behind_it_orthogonalises_in_white_coordinates():
     before = model.weight.detach().clone()
     backward(model, x.float())
     optimizer.step()
-    (inverse_root,) = optimizer.chart.measured["weight"]
+    (inverse_root,) = optimizer.method.measured["weight"]
     step = (model.weight.detach() - before) @ inverse_root.inverse.matrix
     values = torch.linalg.svdvals(step)
     assert values.max() / values.min() < 2.5  # Muon's five iterations leave a factor of about 1.7
@@ -120,11 +120,11 @@ def test_step_within_autocast_rounds_no_map(build, monkeypatch):
 def test_batch_with_nan_is_left_out_of_the_average():
     model, optimizer = small(every=1)
     train(model, optimizer, batches(1))
-    before = optimizer.chart.layers[0].total
+    before = optimizer.method.layers[0].memory
     model(torch.full((2, 6), torch.nan)).sum().backward()
     optimizer.zero_grad()
     optimizer.step()
-    assert optimizer.chart.layers[0].total is before
+    assert optimizer.method.layers[0].memory is before
 
 
 def test_dead_input_keeps_its_own_coordinates():
@@ -174,15 +174,15 @@ def stepped_state(model: nn.Module) -> dict:
         ),
         (
             lambda m: Whitened(torch.optim.SGD(m.parameters()), m).load_state_dict(
-                {**torch.optim.SGD(m.parameters()).state_dict(), "chart": {"layers": {"9.weight": {}}}}
+                {**torch.optim.SGD(m.parameters()).state_dict(), "method": {"layers": {"9.weight": {}}}}
             ),
             ValueError,
-            r"state_dict\['chart'\] lacks 'steps'",
+            r"state_dict\['method'\] lacks 'steps'",
         ),
         (
             lambda m: Whitened(torch.optim.SGD(m.parameters()), m, max_dim=4).load_state_dict(stepped_state(m)),
             ValueError,
-            r"\['chart'\]\['layers'\]\['0.weight'\]\['total'\] is a list of 1, wanted a list of 2",
+            r"\['method'\]\['layers'\]\['0.weight'\]\['total'\] is a list of 1, wanted a list of 2",
         ),
         (
             lambda m: Whitened(torch.optim.SGD((z := nn.Sequential(nn.LazyLinear(3))).parameters()), z),

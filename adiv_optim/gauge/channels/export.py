@@ -1,6 +1,5 @@
 """Having torch.export write a model's operations down, and saying why where it cannot."""
 
-import copy
 import functools
 import warnings
 from collections.abc import Iterator, Mapping
@@ -11,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from ...attach.checks import label, refuse_lazy, refuse_sharded
+from ...attach.checks import refuse_lazy, refuse_sharded
 from ...attach.layers import PLAIN, Corrected, swapped
 
 #: Why the channels that a model returns are pinned.
@@ -69,13 +68,11 @@ def export(model: nn.Module, example_input: Any) -> tuple[Any, list[str]]:
     if not isinstance(model, nn.Module):
         raise TypeError(f"trace: model must be a torch.nn.Module, found {type(model).__name__}.")
     refuse_lazy("trace", model)
-    for path, module in model.named_modules():
-        if isinstance(module, torch.jit.ScriptModule):
-            raise ValueError(
-                f"{label(path)} is a {type(module).__name__}, which torch.jit has compiled and torch.export cannot "
-                "look into; trace the model that it was made of. Parameters keep their names, so that the graph fits "
-                "this one too: UnitConsistent(…, graph=graph)."
-            )
+    if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
+        raise ValueError(
+            "trace: torch.jit has compiled a part of the model, which torch.export cannot look into; trace the model "
+            "that it was made of, whose graph fits this one too: UnitConsistent(…, graph=graph)."
+        )
     refuse_sharded(
         "trace", model, "trace the model before it is sharded, and pass on the graph: UnitConsistent(…, graph=graph)"
     )
@@ -87,20 +84,10 @@ def export(model: nn.Module, example_input: Any) -> tuple[Any, list[str]]:
             warnings.simplefilter("ignore")  # torch's, about itself
             return torch.export.export(model, arguments, keywords, strict=False), reasons
     except Exception as error:
-        name, leaves = type(model).__name__, pytree.tree_leaves((arguments, keywords))
+        leaves = pytree.tree_leaves((arguments, keywords))
         shapes = ", ".join(str(tuple(leaf.shape)) if isinstance(leaf, Tensor) else repr(leaf) for leaf in leaves)
-        # A copy, simply called, tells a wrong input from a model beyond tracing.
-        try:
-            with torch.random.fork_rng(devices=[]), torch.no_grad():
-                copy.deepcopy(model)(*arguments, **keywords)
-        except Exception as failed:
-            said = f"{type(failed).__name__}: {_first_line(failed)}"
-            raise ValueError(f"{name} does not run on an example_input of shape {shapes}: {said}") from error
+        said = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
         raise ValueError(
-            f"{name} runs on an example_input of shape {shapes}, but torch.export cannot trace it, so its channels "
-            f"cannot be found: {_first_line(error)}"
+            f"torch.export cannot trace {type(model).__name__} with an example_input of shape {shapes}, and so its "
+            f"channels cannot be found; does the model run on it? {type(error).__name__}: {said}"
         ) from error
-
-
-def _first_line(error: Exception) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

@@ -49,8 +49,7 @@ def trace(model: nn.Module, example_input: Any) -> ChannelGraph:
 
     Raises:
         TypeError: the model is no module.
-        ValueError: the model does not run on `example_input`, cannot be traced, is lazy, compiled by torch.jit, or
-            sharded.
+        ValueError: torch.export cannot trace the model with `example_input`, or it is lazy, sharded or torch.jit's.
 
     Example:
         >>> import torch

@@ -5,11 +5,6 @@ from torch import Tensor
 
 from ..._linalg.conjugate_gradients import conjugate_gradients
 
-#: Smaller sides up to this are factorised at once; beyond, conjugate gradients get the first try.
-DIRECT = 256
-#: Conjugate gradients that need more steps than this cost more than the factorisation.
-MAX_ITERATIONS = 100
-
 
 def balance(counts: Tensor, sums: Tensor) -> tuple[Tensor, Tensor]:
     r"""Fit :math:`r_i + c_j` to logarithms that some pairs (i, j) have and others lack.
@@ -33,29 +28,17 @@ def balance(counts: Tensor, sums: Tensor) -> tuple[Tensor, Tensor]:
     def rows_for(columns: Tensor) -> Tensor:
         return (row_sum - _apply(counts, columns)) * _reciprocal(row_count)
 
-    def defect(columns: Tensor) -> Tensor:
-        return (column_sum - _apply(counts.mT, rows_for(columns)) - column_count * columns) * column_root
+    def system(vector: Tensor) -> Tensor:
+        return vector - column_root * _apply(counts.mT, _apply(counts, column_root * vector) * _reciprocal(row_count))
 
     # The unknown is the change from here, in coordinates where the system is I - BᵀB with
-    # B = diag(C1)^(-1/2) C diag(Cᵀ1)^(-1/2). Both ways to solve it stay orthogonal to its null vectors,
-    # so each component keeps the half that it is given here.
+    # B = diag(C1)^(-1/2) C diag(Cᵀ1)^(-1/2). It stays orthogonal to the null vectors, so that each component keeps the
+    # half that it is given here.
     columns = column_sum * _reciprocal(column_count) / 2
-    if counts.shape[-1] > DIRECT:
-
-        def system(vector: Tensor) -> Tensor:
-            there = _apply(counts, column_root * vector) * _reciprocal(row_count)
-            return vector - column_root * _apply(counts.mT, there)
-
-        scale = (column_root * column_sum).norm(dim=-1) + (row_root * row_sum).norm(dim=-1)
-        goal = 32 * torch.finfo(counts.dtype).eps * scale
-        change, solved = conjugate_gradients(system, defect(columns), goal, MAX_ITERATIONS)
-        if solved:
-            columns = columns + change * column_root
-            return rows_for(columns), columns
-    factor = _factor(counts * row_root[..., :, None] * column_root[..., None, :], column_count)
-    # The first round solves; the others remove the rounding in I - BᵀB, magnified by 1 / gap.
-    for _ in range(3):
-        columns = columns + torch.cholesky_solve(defect(columns)[..., None], factor)[..., 0] * column_root
+    defect = (column_sum - _apply(counts.mT, rows_for(columns)) - column_count * columns) * column_root
+    scale = (column_root * column_sum).norm(dim=-1) + (row_root * row_sum).norm(dim=-1)
+    goal = torch.finfo(counts.dtype).eps * scale
+    columns = columns + conjugate_gradients(system, defect, goal) * column_root
     return rows_for(columns), columns
 
 
@@ -66,32 +49,3 @@ def _reciprocal(counts: Tensor) -> Tensor:
 
 def _apply(matrix: Tensor, vector: Tensor) -> Tensor:
     return (matrix @ vector[..., None])[..., 0]
-
-
-def _factor(link: Tensor, column_count: Tensor) -> Tensor:
-    """The Cholesky factor of I - BᵀB, with its null vectors, one per component, raised to eigenvalue 1."""
-    size = link.shape[-1]
-    system = link.mT @ link
-    label = _components(system > 0)
-    volume = torch.zeros_like(column_count).scatter_add_(-1, label, column_count).gather(-1, label)
-    null = (column_count * _reciprocal(volume)).sqrt()
-    same = label[..., :, None] == label[..., None, :]
-    system.neg_().add_(same * null[..., :, None] * null[..., None, :])
-    # The ridge, of the size of the rounding in BᵀB, keeps a factor within reach where a gap is smaller still.
-    system.diagonal(dim1=-2, dim2=-1).add_(1 + size * torch.finfo(link.dtype).eps)
-    return torch.linalg.cholesky(system)
-
-
-def _components(adjacent: Tensor) -> Tensor:
-    """For each node the least index of a node in its component; `adjacent` has shape (batch, n, n)."""
-    size = adjacent.shape[-1]
-    label = torch.arange(size, device=adjacent.device).expand(adjacent.shape[:-1])
-    while True:
-        near = torch.where(adjacent, label[..., None, :], size).amin(-1).minimum(label)
-        # Every node also tells the node it is labelled by, and takes that one's label: the number of rounds grows
-        # with the logarithm of a chain's length, not with the length.
-        new = label.scatter_reduce(-1, label, near, "amin").minimum(near)
-        new = new.gather(-1, new)
-        if torch.equal(new, label):
-            return label
-        label = new

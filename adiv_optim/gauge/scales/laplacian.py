@@ -2,17 +2,12 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from ..._linalg import host
 from ..._linalg.conjugate_gradients import conjugate_gradients
 from ..channels.graph import Entry
-
-#: Up to this many sets the equations are solved directly, by a dense matrix between sets; beyond, by iterations.
-DIRECT = 512
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,29 +61,19 @@ class Laplacian:
         )
 
     def without(self, entries: tuple[Entry, ...], zeros: Iterable[Tensor]) -> "Laplacian":
-        """Return the equations with the weights that are zero left out."""
-        lost, ends, amounts, strength = [], [], [], self.strength.clone()
+        """Return the equations with the weights that are zero left out: edges take them away from the full blocks."""
+        lost, ends, amounts, device = [], [], [], self.degree.device
         for entry, zero, sets in zip(entries, zeros, self.entry_sets, strict=True):
-            plus, minus = entry.plus, entry.minus
-            count = zero.long().sum_to_size(torch.broadcast_shapes(plus.shape, minus.shape))
-            lost += [count.sum_to_size(index.shape).flatten().to(strength.device) for index in (plus, minus)]
-            total = int(count.sum())
-            if not total or sets.start == sets.stop:
-                continue
-            # Either a full block with edges that take the zeros away, or edges alone for the weights there are.
-            if full := 2 * total < zero.numel():
-                amount = -count
-            else:
-                amount, strength[sets] = zero.numel() // count.numel() - count, 0.0
-            if full or total < zero.numel():
-                at = amount.nonzero(as_tuple=True)
-                ends.append(
-                    torch.stack([index.expand(amount.shape)[at] for index in (plus, minus)]).to(strength.device)
-                )
-                amounts.append(amount[at].to(strength.device))
+            count = zero.long().sum_to_size(torch.broadcast_shapes(entry.plus.shape, entry.minus.shape))
+            sides = (entry.plus, entry.minus)
+            lost += [count.sum_to_size(index.shape).flatten().to(device) for index in sides]
+            if sets.start < sets.stop and count.any():
+                at = count.nonzero(as_tuple=True)
+                ends.append(torch.stack([index.expand(count.shape)[at] for index in sides]).to(device))
+                amounts.append(-count[at].to(device))
         degree = self.degree.index_add(0, self.gather, -torch.cat(lost).to(self.degree.dtype))
         edges = (torch.cat(ends, 1), torch.cat(amounts).to(degree.dtype)) if ends else None
-        return replace(self, degree=degree, strength=strength, edges=edges)
+        return replace(self, degree=degree, edges=edges)
 
     def times(self, scales: Tensor) -> Tensor:
         """N s, with 0 in the pinned place."""
@@ -108,56 +93,16 @@ class Laplacian:
         """M z, for each member of each set."""
         return (self.strength * sums.view(-1, 2).flip(1).flatten())[self.owner]
 
-    def directly(self, right: Tensor) -> tuple[Tensor, Tensor]:
-        """Return s with N s = right, and whether it is right to rounding, which only the device knows yet.
+    def solve(self, right: Tensor) -> Tensor:
+        """Return s with N s = right; like `right` it is 0 in the pinned place, and for channels without weights.
 
-        Like `right` it is 0 in the pinned place; and for channels without weights.
+        By conjugate gradients on :math:`D^{-1/2} N D^{-1/2}`, in as many steps as there are sets at most but for
+        rounding and zeros.
         """
-        if self.edges is not None or len(self.strength) > DIRECT:
-            return torch.zeros_like(right), torch.zeros_like(right[0], dtype=torch.bool)
-        scales = self._direct(right)
-        # Twice is enough to bring a backward stable solution to rounding, and asks the device nothing.
-        for _ in range(2):
-            scales = scales + self._direct(right - self.times(scales))
-        misfit, size = (right - self.times(scales)).abs().max(), (self.degree * scales.abs()).max()
-        return scales, misfit <= 1e-12 * (size + right.abs().max())
-
-    @cached_property
-    def _inverse_degree(self) -> Tensor:
-        inverse = torch.where(self.degree > 0, 1 / self.degree, 0.0)
-        inverse[0] = 0
-        return inverse
-
-    @cached_property
-    def _factors(self) -> tuple[Tensor, Tensor]:
-        """LU of I − B D⁻¹ Bᵀ M."""
-        incidence = self.degree.new_zeros(len(self.strength), len(self.degree))
-        incidence.index_put_((self.owner, self.member), self.degree.new_ones(()), accumulate=True)
-        shared = (incidence * self._inverse_degree) @ incidence.T
-        pulled = shared.unflatten(1, (-1, 2)).flip(2).flatten(1) * self.strength
-        return torch.linalg.lu_factor_ex(torch.eye(len(pulled), dtype=pulled.dtype, device=pulled.device) - pulled)[:2]
-
-    def _direct(self, right: Tensor) -> Tensor:
-        """With z = Bs: (I − B D⁻¹ Bᵀ M) z = B D⁻¹ right, and s = D⁻¹(right + BᵀMz)."""
-        if not len(self.strength):
-            return self._inverse_degree * right
-        sums = torch.linalg.lu_solve(*self._factors, self._sums(self._inverse_degree * right)[:, None])[:, 0]
-        return self._inverse_degree * right.index_add(0, self.member, self._across(sums))
-
-    def iterated(self, right: Tensor) -> Tensor:
-        """The same by conjugate gradients on D^{-1/2} N D^{-1/2}, restarted until the true residual stops falling."""
-        root = self._inverse_degree.sqrt()
-        scales, least = torch.zeros_like(right), torch.full_like(right[0], torch.inf)
-        for _ in range(4):
-            residual = root * (right - self.times(scales))
-            length = residual.norm()
-            if not all(host.read(length < 0.5 * least)):
-                break
-            least = length
-            # Each round need only gain what it can before rounding parts its residual from the true one.
-            change, _ = conjugate_gradients(lambda y: root * self.times(root * y), residual, 1e-14 * length, 2000)
-            scales = scales + root * change
-        return scales
+        root = torch.where(self.degree > 0, self.degree.rsqrt(), 0.0)
+        root[0] = 0
+        goal = torch.finfo(right.dtype).eps * (root * right).norm()
+        return root * conjugate_gradients(lambda y: root * self.times(root * y), root * right, goal)
 
 
 def _by_block(index: Tensor, entry: Entry) -> Tensor:

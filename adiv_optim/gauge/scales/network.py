@@ -39,7 +39,7 @@ def network_scales(
     that zeros cut off from every pinned one have a scale only relative to each other, of weighted mean 0.
 
     A pass over the weights sums log|W| over rows and columns; the normal equations, a graph Laplacian, are then solved
-    for vectors only. Without zeros they are factorised once; zeros inside a weight matrix cost conjugate gradients.
+    for vectors only, by conjugate gradients.
 
     Of sharded weights every process sums what it holds, and all that hold a part call this together: a pass is one sum
     over them of one number for each channel, and every process solves the same equations. Zeros in such a weight are
@@ -93,34 +93,28 @@ def network_scales(
     zeros = False
     for _ in range(_PASSES):
         copies = {each: scales.to(each, host.widest(each)) for each in {*devices.values()}}
-        right = sums_by_channel(
-            {name: (part, sums_of(weight, part, copies[devices[name]], part.usual if fan_in else 0.0, zeros))
+        right = _sums_by_channel(
+            {name: (part, _sums_of(weight, part, copies[devices[name]], part.usual if fan_in else 0.0, zeros))
              for name, (part, weight) in parts.items()},
             parameters, len(scales), device,
         )  # fmt: skip
         # log 0 = -inf: a sum that is not finite is the sign of a zero (or worse).
-        all_finite = right.isfinite().all()
-        right[0] = 0  # what is pinned stays where it is
-        change, solved = laplacian.directly(right)
-        # As a rule one look at the device says all.
-        finite, good, near = host.read(all_finite, solved, ~(change.abs().max() > _NEAR))
-        if not zeros and not finite:
+        if not zeros and not all(host.read(right.isfinite().all())):
             _refuse_no_magnitude({name: weight for name, (_, weight) in parts.items()}, parameters)
             zeros = True
             empty = (entry.view(name, whole(parameters[name].detach() == 0)) for name, entry in entries.items())
             laplacian = laplacian.without(tuple(entries.values()), empty)
             continue
-        if not good:
-            change = laplacian.iterated(right)
-            (near,) = host.read(~(change.abs().max() > _NEAR))
+        right[0] = 0  # what is pinned stays where it is
+        change = laplacian.solve(right)
         scales += change
         # Sums round in proportion to their size, which is that of the change: a small one needs no second pass.
-        if near:
+        if all(host.read(~(change.abs().max() > _NEAR))):
             break
     return scales[1:]
 
 
-def sums_by_channel(
+def _sums_by_channel(
     found: Mapping[str, tuple[Entry, tuple[Tensor, Tensor]]],
     parameters: Mapping[str, Tensor],
     channels: int,
@@ -128,7 +122,7 @@ def sums_by_channel(
 ) -> Tensor:
     """Add the row and column sums of all weights up by channel, and over the processes that hold their parts.
 
-    `found` is, by name, the entry of what is held of the weight here, and its `sums_of`. The result is (channels,), in
+    `found` is, by name, the entry of what is held of the weight here, and its `_sums_of`. The result is (channels,), in
     float64 on that device, the same on all processes.
     """
     by_group: dict[Group, list[tuple[Tensor, Tensor]]] = {}
@@ -165,7 +159,7 @@ def _refuse_no_magnitude(held: Mapping[str, Tensor], parameters: Mapping[str, Te
             raise NoMagnitudeError(f"{name!r} holds {kind}; a weight without a magnitude has no scale.")
 
 
-def sums_of(weight: Tensor, entry: Entry, scales: Tensor, usual: float, zeros: bool) -> tuple[Tensor, Tensor]:
+def _sums_of(weight: Tensor, entry: Entry, scales: Tensor, usual: float, zeros: bool) -> tuple[Tensor, Tensor]:
     """Sum log|w| − u − s_o + s_i over rows for s_out and over columns for s_in, signed as they enter; flat."""
     plus, minus = scales[entry.plus] + usual, scales[entry.minus]
     weight = weight.view(weight.shape or (1,))  # a learned factor of a single number has no dimension

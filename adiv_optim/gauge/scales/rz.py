@@ -46,7 +46,7 @@ def rz_scaling(weight: Tensor, *, groups: int = 1, kernel_dims: int = 0) -> RZSc
     positions of a channel pair in one place, one matrix per group (Eqs. 21 and 22).
 
     A matrix without zeros takes one pass: subtract row and column means from log|W|. One with zeros takes the log least
-    squares problem that alternating passes would converge to, solved in float64 by conjugate gradients or Cholesky.
+    squares problem that alternating passes would converge to, solved in float64 by conjugate gradients.
     float16 and bfloat16 are computed in float32. The result carries no autograd graph.
 
     Args:
@@ -84,7 +84,7 @@ def rz_scaling(weight: Tensor, *, groups: int = 1, kernel_dims: int = 0) -> RZSc
     logs = blocks.abs().log_()
     row_logs, column_logs = _one_pass(logs)
     limit = -math.log(torch.finfo(weight.dtype).tiny)
-    if not within(limit, row_logs, column_logs):
+    if not _within(limit, row_logs, column_logs):
         # A zero, NaN or inf anywhere in a matrix is in every one of its means.
         if not all(host.read(logs.amax() < math.inf)):
             bad = ~weight.isfinite()
@@ -96,7 +96,7 @@ def rz_scaling(weight: Tensor, *, groups: int = 1, kernel_dims: int = 0) -> RZSc
                 "gradients are not finite."
             )
         row_logs, column_logs = _balance_members(logs, row_logs, column_logs)
-        if not within(limit, row_logs, column_logs):
+        if not _within(limit, row_logs, column_logs):
             largest = max(row_logs.abs().max().item(), column_logs.abs().max().item())
             raise ValueError(
                 f"rz_scaling: a scale of this weight of shape {tuple(weight.shape)} is exp(±{largest:.1f}), out of "
@@ -206,7 +206,7 @@ def _one_pass(logs: Tensor) -> tuple[Tensor, Tensor]:
     return rows - half, columns - half
 
 
-def within(limit: float, *logs: Tensor) -> bool:
+def _within(limit: float, *logs: Tensor) -> bool:
     """Whether all log-scales are at most as large as a limit."""
     # NaN compares as not within.
     return all(host.read(*((part.abs() <= limit).all() for part in logs)))

@@ -72,18 +72,15 @@ def test_traced_by_others_is_the_model(made):
 
 
 @pytest.mark.parametrize(
-    ("made", "named"),
+    "made",
     [
-        (lambda model: torch.jit.trace(model, torch.randn(2, 3)), "the model itself is a TopLevelTracedModule"),
-        (
-            lambda model: nn.Sequential(torch.jit.trace(model[0], torch.randn(2, 3)), *model[1:]),
-            "layer '0' is a TopLevelTracedModule",
-        ),
+        lambda model: torch.jit.trace(model, torch.randn(2, 3)),
+        lambda model: nn.Sequential(torch.jit.trace(model[0], torch.randn(2, 3)), *model[1:]),
     ],
     ids=["model", "layer"],
 )
-def test_torch_jit_is_refused_with_the_way_out(made, named):
-    with pytest.raises(ValueError, match=rf"{named}.* trace the model that it was made of.* graph=graph"):
+def test_torch_jit_is_refused(made):
+    with pytest.raises(ValueError, match=r"made of, whose graph fits .* graph=graph"):
         gauge.trace(made(relus()), torch.randn(2, 3))
 
 

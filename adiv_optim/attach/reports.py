@@ -5,7 +5,7 @@ from collections.abc import Collection
 from torch import nn
 from torch.optim import Optimizer
 
-from ..attach.coverage import Coverage
+from .coverage import Coverage
 
 #: Why a parameter of the optimizer takes the plain step, of a wrapper that was given a part of a model, say.
 OUTSIDE = "no parameter of the model that was wrapped"

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 from torch._C import _functorch
 
-from .._linalg.limits import check_count
-from ..attach.checks import no_such_module
-from ._isometry import isometry_gap
-from ._recorder import scalars, write_json
-from ._rows import evenly, to_float64
+from ..._linalg.limits import check_count
+from ...attach.checks import no_such_module
+from .._logged import scalars, write_json
+from .._rows import evenly, to_float64
+from .gram import isometry_gap
 
 
 def samples(output: Tensor) -> Tensor:

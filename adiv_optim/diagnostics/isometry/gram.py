@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ..activations import Activation, gaussian_moments
+from ...activations import Activation, gaussian_moments
 
 #: Of two equal samples rounding leaves a share of the second one, once the first is projected out. In Gram matrices by
 #: matrix product it was seen to be this many ε at most.

@@ -1,0 +1,222 @@
+"""Methods that multiply by a factor of every layer's input covariance, which one process finds for all."""
+
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, distributed, nn
+
+from .._linalg import host
+from .._linalg.roots import Factor, NoRootError, Whole, stacked
+from .._linalg.shards import Group, add_up, cut_of, local
+from .input_hooks import LayerInputs
+from .input_method import InputMethod
+from .second_moments import Covariance, SketchedCovariance, precision
+from .snapshot import Transform
+
+#: Entries of a weight up to which layers are multiplied together.
+_SMALL = 2**14
+
+
+class RightMultiplication(Transform):
+    r"""G~' = G~ R and W~' = W~ R⁻¹ for a weight, with its bias as a last column, and ΔW~ = ΔW~' R.
+
+    Args:
+        layers: whose parameters these are: one, or several small ones of one shape, which are multiplied together.
+        factors: R, block by block, of several layers in a stack.
+        moves_weights: whether weights and steps are mapped, or the gradients alone.
+        graft_norm: note the norms of steps before and after.
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[LayerInputs],
+        factors: Sequence[Factor],
+        moves_weights: bool = True,
+        graft_norm: bool = False,
+    ) -> None:
+        first: Any = layers[0]
+        self.parameters = [parameter for layer in layers for parameter in layer.parameters]
+        self.count, self.layout, self.blocks = len(layers), first.layout, first.moments.blocks
+        self.shapes = [local(parameter).shape for parameter in first.parameters]
+        self.factors, self.copies = factors, self.count > 1
+        self.moves_weights, self.graft_norm = moves_weights, graft_norm
+        #: Of every layer, the norm of the step before and after, (count, 2).
+        self.norms = torch.empty(0)
+
+    def join(self, parts: Sequence[Tensor]) -> list[Tensor]:
+        """The weight, and the bias if there is one, as matrices; of several layers in a stack."""
+        found, each = [self.layout.matrix(part) for part in parts], len(self.shapes)
+        return [torch.stack(found[place::each]) for place in range(each)] if self.copies else found
+
+    def split(self, joined: Sequence[Tensor]) -> Sequence[Tensor]:
+        """The inverse."""
+        single: list[Any] = [[matrix] for matrix in joined]
+        layers = zip(*([matrix.unbind() for matrix in joined] if self.copies else single), strict=True)
+        return [self.layout.part(*pair) for layer in layers for pair in zip(layer, self.shapes, strict=True)]
+
+    def gradients(self, gradients: list[Tensor]) -> list[Tensor]:
+        """Return G~ R."""
+        return self._multiply(self.factors, gradients)
+
+    def weights(self, weights: list[Tensor]) -> list[Tensor]:
+        """Return W~ R⁻¹."""
+        return self._multiply([factor.inverse for factor in self.factors], weights)
+
+    def back(self, steps: list[Tensor]) -> list[Tensor]:
+        """Return ΔW~' R."""
+        before = self._norms(steps)
+        mapped = self._multiply(self.factors, steps, overwrite=True)
+        if self.graft_norm:
+            # Of weight and bias, (…, 2), if there is one.
+            norms = torch.stack(before + self._norms(mapped), -1).view(self.count, 2, -1)
+            self.norms = norms[..., 0] if norms.shape[-1] == 1 else torch.linalg.vector_norm(norms, dim=-1)
+        return mapped
+
+    def _norms(self, parts: Sequence[Tensor]) -> list[Tensor]:
+        dim = (-2, -1) if self.copies else None
+        return [torch.linalg.vector_norm(part, dim=dim) for part in parts if self.graft_norm]
+
+    def _multiply(self, factors: Sequence[Factor], parts: list[Tensor], overwrite: bool = False) -> list[Tensor]:
+        """[W, b] times a matrix, block by block."""
+        parts = [part.to(precision(part)) for part in parts]
+        weight, bias = parts if len(parts) == 2 else (parts[0], None)
+        columns = [weight] if len(self.blocks) == 1 else [weight[..., block] for block in self.blocks]
+        *products, (last, bias) = [
+            factor.right_multiply(part, bias if number == len(factors) - 1 else None, overwrite)
+            for number, (factor, part) in enumerate(zip(factors, columns, strict=True))
+        ]
+        whole = torch.cat([*(product for product, _ in products), last], -1) if products else last
+        return [whole] if bias is None else [whole, bias]
+
+
+@dataclass(eq=False, kw_only=True)
+class CovarianceMethod(InputMethod):
+    """A method that factorises each layer's covariance, block by block.
+
+    Processes that add up their rows have the same covariances. Each of them factorises those that are dealt to it, and
+    sends what comes of them to the others.
+
+    Args:
+        damping: λ in units of the mean eigenvalue.
+        max_dim: how many columns of a layer are one block at most.
+        max_rows: how many rows of a forward pass count at most.
+    """
+
+    #: What is done to a layer, in a word.
+    verb: ClassVar[str]
+    shaping: ClassVar[Sequence[str]] = ("max_dim",)
+
+    damping: float
+    max_dim: int | None
+    max_rows: int | None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        #: By the names of layers that are multiplied together, what was measured of each, and a stack of that.
+        self._stacks: dict[tuple[str, ...], tuple[list[Any], list[Factor]]] = {}
+
+    @abstractmethod
+    def transform(self, layers: Sequence[LayerInputs], factors: Sequence[Factor]) -> Transform:
+        """Return the transform of a layer, or of several of one shape with a stack of factors."""
+
+    def transforms(self) -> Sequence[Transform]:
+        """Return a transform for each layer whose inputs were seen and whose parameters have gradients."""
+        together: dict[Any, list[LayerInputs]] = {}
+        for layer in self.moving():
+            together.setdefault(_alike(layer), []).append(layer)
+        stacks, self._stacks = self._stacks, {}
+        found = []
+        for layers in together.values():
+            factors = self.measured[layers[0].name]
+            if len(layers) > 1:
+                each, names = [self.measured[layer.name] for layer in layers], tuple(layer.name for layer in layers)
+                then, factors = stacks.get(names, ([], []))
+                if list(map(id, then)) != list(map(id, each)):
+                    factors = [stacked([factor for (factor,) in each])]
+                self._stacks[names] = each, factors
+            found.append(self.transform(layers, factors))
+        return found
+
+    def moments(self, module: nn.Module, with_bias: bool) -> Covariance:
+        """Return the covariance to keep."""
+        return Covariance(module, with_bias, self.max_dim, self.max_rows)
+
+    def how(self, layer: LayerInputs, measured: Sequence[Factor] | None) -> str:
+        """Say how many columns are told apart."""
+        cut = cut_of(layer.weight)
+        here = " of this process" * bool(cut is not None and cut.dim)
+        return f"{self.verb if measured else 'nothing measured yet'}, {layer.moments}{here}"
+
+    def measure_each(self, layers: Sequence[LayerInputs]) -> Iterator[Any]:
+        """Measure the layers that are dealt to this process, and yield what all processes have found."""
+        group = self.process_group.group
+        count = distributed.get_world_size(group) if self.together else 1
+        if count == 1:
+            yield from super().measure_each(layers)
+            return
+        # The leading eigenvectors cost less to find than to wait for.
+        heavy = [layer for layer in layers if not isinstance(layer.moments, SketchedCovariance)]
+        mine, owner = distributed.get_rank(group), deal(heavy, count)
+        own = {layer: self.measure_now(layer) for layer in heavy if owner[layer] == mine}
+        for layer in layers:
+            if layer not in owner:
+                yield self.measure_now(layer)
+                continue
+            if owner[layer] != mine:
+                self.absorb(layer)
+            yield _sent(layer, own.get(layer), owner[layer], group)
+        _agree([layer for layer in layers if layer not in owner], group)
+
+
+def _alike(layer: LayerInputs) -> Any:
+    """A key, equal for small layers of one shape: a call costs them more than what it computes."""
+    moments, weight = layer.moments, layer.weight
+    single = isinstance(moments, Covariance) and len(moments.blocks) == moments.groups == 1
+    if not single or weight.numel() > _SMALL or hasattr(weight, "placements"):
+        return id(layer)
+    return moments.key, weight.shape, weight.dtype, weight.device, layer.layout, layer.group
+
+
+def _sent(layer: LayerInputs, found: Any, owner: int, group: Group) -> list[Factor] | NoRootError:
+    """Send what one process has found to all others."""
+    moments: Any = layer.moments
+    stack = (layer.moments.groups,) if layer.moments.groups > 1 else ()
+    shapes = [torch.Size((*stack, size, size)) for size in moments.sizes]
+    total = sum(shape.numel() for shape in shapes)
+    numbers = torch.empty(total, dtype=precision(layer.weight), device=layer.weight.device)
+    if isinstance(found, NoRootError):
+        numbers.fill_(torch.nan)
+    elif found is not None:
+        torch.cat([factor.matrix.flatten() for factor in found], out=numbers)
+    distributed.broadcast(numbers, group=group, group_src=owner)
+    if not all(host.read(numbers[0].isfinite())):
+        return NoRootError(f"no root of {moments} found by the process that they were dealt to")
+    parts = zip(numbers.split([shape.numel() for shape in shapes]), shapes, strict=True)
+    return [Whole(part.view(shape)) for part, shape in parts]
+
+
+def _agree(layers: Sequence[LayerInputs], group: Group) -> None:
+    """Let all processes have the eigenvectors of the first.
+
+    Others may differ by a sign, or by rounding that nearly equal eigenvalues make large, and the products with them of
+    different processes could not be added up.
+    """
+    first = distributed.get_rank(group) == 0
+    for layer in layers:  # made anew, not in place: transforms hold the old ones
+        layer.memory = [tensor.clone() if first else torch.zeros_like(tensor) for tensor in layer.memory]
+    add_up([tensor for layer in layers for tensor in layer.memory], group)
+
+
+def deal(layers: Sequence[LayerInputs], count: int) -> dict[LayerInputs, int]:
+    """Which of so many processes factorises which layer: the dearest first, each to the one with the least to do."""
+    loads, owner = [0] * count, {}
+    every: list[Any] = [layer.moments for layer in layers]
+    work = [moments.groups * sum(n**3 for n in moments.sizes) for moments in every]
+    for place in sorted(range(len(layers)), key=lambda place: (-work[place], place)):
+        least = loads.index(min(loads))
+        loads[least] += work[place]
+        owner[layers[place]] = least
+    return owner

@@ -1,0 +1,309 @@
+"""Methods that measure the inputs of a model's layers: when, over which processes, and what they remember."""
+
+from abc import abstractmethod
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+
+from .._linalg import host
+from .._linalg.limits import check_dict, check_like
+from .._linalg.roots import NoRootError
+from .._linalg.shards import DataParallelGroup
+from ..attach.checks import Skip
+from ..attach.coverage import UNCALLED, Coverage, uncalled_words, warn
+from .input_hooks import LayerInputs, Readings, add_up_rows
+from .reparametrized import Method
+from .second_moments import Moments
+
+#: So many measurements in a row without a row of a layer that has gradients are worth a word.
+_MISSES = 10
+#: Of such a layer.
+MISSED = f"no rows in the last {_MISSES} measurements"
+#: Squares of whole numbers times it have remainders that are spread evenly and keep to no period (Weyl).
+_GOLDEN = (5**0.5 - 1) / 2
+
+
+@dataclass(eq=False, kw_only=True)
+class InputMethod(Method):
+    """A method that measures the inputs of a model's layers.
+
+    Args:
+        every: steps between two measurements.
+        decay: how much the average of earlier measurements counts at each new one.
+        synchronize: add up over processes.
+        process_group: which processes those are.
+        skip: modules to leave alone.
+    """
+
+    #: Why a bias is not treated with its weight, or "" if it is.
+    bias_is_plain: ClassVar[str] = ""
+    #: Settings that the shapes of what is remembered follow from.
+    shaping: ClassVar[Sequence[str]] = ()
+
+    every: int
+    decay: float
+    synchronize: bool
+    process_group: DataParallelGroup
+    skip: Skip
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.skip, str):
+            self.skip = tuple(self.skip)
+        #: The layers that are measured, and by name why other parameters are plain.
+        self.layers: list[LayerInputs] = []
+        self.plain: dict[str, str] = {}
+        #: The optimizer's parameters as layers were last looked for, each with whether it trained.
+        self.trained: list[tuple[int, bool]] = []
+        self.steps = 0
+        #: Whether all processes see the same rows, so that there is nothing to add up.
+        self.alone = False
+        #: Whether what is remembered has been loaded since the last step, by itself.
+        self._loaded = False
+        self.readings: Readings = {}
+        #: By layer, what was made of its average.
+        self.measured: dict[str, Any] = {}
+        #: Names of layers that have been warned of.
+        self._told: set[str] = set()
+        #: By layer, how often its covariance could not be factorised; what was measured before then stays in use.
+        self.failures: Counter[str] = Counter()
+        #: By layer, how often rows were dropped because their sums held NaN or inf.
+        self.spoiled: Counter[str] = Counter()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "readings": {}}  # of tensors that only this process has
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        for layer in self.layers:
+            layer.readings = self.readings
+
+    def settings(self) -> dict[str, Any]:
+        """Return what it was built with, as the repr shows it."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+    @abstractmethod
+    def moments(self, module: nn.Module, with_bias: bool) -> Moments:
+        """Return what is to be kept of a layer's inputs."""
+
+    @abstractmethod
+    def measure(self, layer: LayerInputs) -> Any:
+        """Make of a layer's average what its transforms need.
+
+        Raises:
+            NoRootError: it cannot be factorised.
+        """
+
+    @abstractmethod
+    def how(self, layer: LayerInputs, measured: Any) -> str:
+        """Say in words how a layer is treated, or would be once something is measured."""
+
+    def moving(self) -> list[LayerInputs]:
+        """Measure if that is due, and return the layers whose inputs were seen and whose parameters have gradients."""
+        if self.due():
+            self._measure()
+        return [layer for layer in self.layers if layer.name in self.measured and layer.moves]
+
+    def _measure(self) -> None:
+        for layer in self.layers:
+            if layer.dropped and not layer.has_gradient():  # not in the pass after zero_grad
+                layer.forget_pending()
+        if self.together and self.layers:
+            add_up_rows(self.layers, self.process_group.group)
+        self.readings.clear()
+        for layer in self.layers:
+            layer.missed = 0 if layer.pending_rows or layer.weight.grad is None else layer.missed + 1
+            if layer.missed == _MISSES and not layer.has_gradient():
+                layer.missed = 0
+        seen = [layer for layer in self.layers if layer.pending_rows]
+        finite = host.read(*(layer.finite() for layer in seen))
+        first: dict[Any, LayerInputs] = {}
+        same: dict[LayerInputs, LayerInputs] = {}
+        for layer, good in zip(seen, finite, strict=True):
+            if good:  # layers that have read the same tensors, always, have one sum and one past
+                past = id(layer.memory) if layer.rows else layer.moments.key
+                same[layer] = first.setdefault((id(layer.pending), past), layer)
+            else:
+                self.spoiled[layer.name] += 1
+                layer.forget_pending()
+        alone = [layer for layer in same if same[layer] is layer]
+        for layer, found in zip(alone, self.measure_each(alone), strict=True):
+            for follower in (each for each in same if same[each] is layer):
+                follower.memory, follower.rows = layer.memory, layer.rows
+                follower.forget_pending()
+                if isinstance(found, NoRootError):
+                    self._failed(follower, found)
+                else:
+                    self.measured[follower.name] = found
+
+    def measure_each(self, layers: Sequence[LayerInputs]) -> Iterator[Any]:
+        """Let what layers have seen into their averages and measure these, or yield the NoRootError of each."""
+        for layer in layers:
+            yield self.measure_now(layer)
+
+    def measure_now(self, layer: LayerInputs) -> Any:
+        """Let what a layer has seen into its average and measure it, or return why that fails."""
+        try:
+            self.absorb(layer)
+            return self.measure(layer)
+        except NoRootError as error:
+            return error
+
+    def absorb(self, layer: LayerInputs) -> None:
+        """Let what a layer has seen into its average."""
+        layer.memory = layer.moments.updated(layer.memory, layer.pending or [], self.decay)
+        layer.rows = self.decay * layer.rows + layer.pending_rows
+
+    def _failed(self, layer: LayerInputs, error: NoRootError) -> None:
+        self.failures[layer.name] += 1
+        if self.failures.total() == 1:
+            warn(
+                f"{layer.name}: {error}; the layer keeps what was measured before, or takes plain steps. Further "
+                "failures are counted in coverage() and metrics() without a word; a greater damping may help."
+            )
+
+    @property
+    def together(self) -> bool:
+        """Whether other processes have rows to add."""
+        return self.synchronize and self.process_group.several and not self.alone
+
+    def after_step(self) -> None:
+        """Count the step, and let the forward passes before the next one gather if it measures."""
+        self.steps += 1
+        self._loaded = False
+        for layer in self.layers:
+            layer.age += 1
+        self._arm()
+        missed = [layer.name for layer in self.layers if self._missed(layer) and layer.name not in self._told]
+        if missed:
+            self._told.update(missed)
+            warn(
+                f"{', '.join(missed[:4])}{' and others' * (len(missed) > 4)}: gradients, but {MISSED}. They keep what "
+                f"was measured before, or take plain steps. One step in {self.every} measures, and rows count where "
+                "gradients are enabled: choose a smaller `every`, or name these layers in skip."
+            )
+
+    def _arm(self) -> None:
+        for layer in self.layers:
+            layer.armed, layer.turn = self.due(), self.steps
+
+    def due(self) -> bool:
+        """Whether the next step measures."""
+        # While the average settles it is measured at every power of two; then once in each round of `every` steps, at
+        # a place that no period of the training keeps to, as of a critic with real and generated samples in turns.
+        number, place = divmod(self.steps, self.every)
+        if number == 0:
+            return place & (place - 1) == 0
+        return place == int(self.every * (number * number * _GOLDEN % 1))
+
+    def coverage(self) -> Coverage:
+        """Say of every trainable parameter how it is treated, or why it is not."""
+        treated: dict[str, str] = {}
+        never_seen: dict[str, str] = {}
+        skipped = dict(self.plain)
+        for layer in self.layers:
+            measured = self.measured.get(layer.name)
+            why = "" if layer.weight.requires_grad else "frozen"
+            why = why or (UNCALLED if self._uncalled(layer) else "")
+            found = skipped if why else never_seen if measured is None else treated
+            missed = f", {MISSED}" * self._missed(layer)
+            how = why or f"{self.how(layer, measured)}{missed}{self._remark(layer)}"
+            found[layer.present_name] = how
+            if layer.with_bias:
+                first = "" if measured is None else f"{how.partition(',')[0]}, "
+                own = how if found is skipped else f"{first}with its weight"
+                found[layer.name.removesuffix("weight") + "bias"] = own
+        return Coverage(treated, skipped, never_seen)
+
+    def treated_parameters(self) -> set[int]:
+        """The weights and biases of its layers."""
+        return {id(parameter) for layer in self.layers for parameter in layer.parameters}
+
+    def _missed(self, layer: LayerInputs) -> bool:
+        return layer.called and layer.missed >= _MISSES
+
+    def _uncalled(self, layer: LayerInputs) -> bool:
+        """Whether its weight has a gradient, though it has not been called since it was found."""
+        return layer.age >= 2 and not layer.called and layer.name not in self.measured and layer.has_gradient()
+
+    def _first_with_memory_of(self, layer: LayerInputs) -> LayerInputs:
+        return next(each for each in self.layers if each.memory is layer.memory)
+
+    def _remark(self, layer: LayerInputs) -> str:
+        first = self._first_with_memory_of(layer)
+        words = "" if first is layer else f", one average with {first.name}"
+        failed, spoiled = self.failures[layer.name], self.spoiled[layer.name]
+        words += f", {failed} factorisations failed" if failed else ""
+        return words + (f", rows dropped {spoiled} times: their squares held NaN or inf" if spoiled else "")
+
+    def why_inactive(self) -> str:
+        """Say why no layer has been measured, or why some have not whose weights have gradients."""
+        if self.measured:
+            uncalled = [layer.name for layer in self.layers if self._uncalled(layer)]
+            return f"those with {uncalled_words(uncalled)}" if uncalled else ""
+        if self.failures:
+            return "no covariance could be factorised; choose a greater damping."
+        if self.spoiled:
+            return "the squares of what its layers read held NaN or inf; look for the first layer that returns them."
+        return (
+            "no layer has seen a row. Train with gradients enabled, and wrap the optimizer before the first call of a "
+            "model that torch.compile has compiled, which would not see the hooks."
+        )
+
+    def metrics(self) -> dict[str, float]:
+        """Return what was measured last."""
+        return {"layers_measured": len(self.measured), "failed_factorisations": sum(self.failures.values())}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return averages and the counter; what is made of them follows from them."""
+        layers = {layer.name: self.layer_state(layer) for layer in self.layers}
+        return {"steps": self.steps, "layers": layers, "settings": {name: getattr(self, name) for name in self.shaping}}
+
+    def layer_state(self, layer: LayerInputs) -> dict[str, Any]:
+        """Return what is remembered of a layer, in tensors of its own: torch.distributed.checkpoint loads into them."""
+        first = self._first_with_memory_of(layer)
+        memory = [tensor if first is layer else tensor.clone() for tensor in layer.memory]
+        return {"memory": memory, "rows": layer.rows}
+
+    def load_layer(self, layer: LayerInputs, state: Mapping[str, Any]) -> None:
+        """Take it from a checkpoint."""
+        dtype = torch.promote_types(layer.weight.dtype, torch.float32)
+        layer.memory = [tensor.to(layer.weight.device, dtype, copy=True) for tensor in state["memory"]]
+        layer.rows = state["rows"]
+
+    def check_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Refuse the state of other layers or other settings."""
+        path, own = "state_dict['method']", self.state_dict()
+        check_dict(state, path, self.remedy)
+        saved = state.get("settings", {})
+        check_dict(saved, f"{path}['settings']", self.remedy)
+        for name, value in own.pop("settings").items():
+            if saved.get(name, value) != value:
+                raise ValueError(f"{path} was saved with {name}={saved[name]}, this has {name}={value}; {self.remedy}.")
+        check_like({name: part for name, part in state.items() if name != "settings"}, own, path, self.remedy)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take them from a checkpoint; an empty one makes the method forget.
+
+        Also by torch.distributed.checkpoint, as `averages` of the optimizer: a state of the optimizer that is loaded
+        before the next step, and has none of them, leaves them as they are.
+        """
+        if not state and self._loaded:
+            return
+        if state:
+            self.check_state_dict(state)
+        self.steps, self.measured, self.failures, self.spoiled = state.get("steps", 0), {}, Counter(), Counter()
+        self._loaded = bool(state)
+        for layer in self.layers:
+            layer.forget_pending()
+            none = {"memory": layer.moments.zeros(layer.weight), "rows": 0.0}
+            self.load_layer(layer, state["layers"][layer.name] if state else none)
+            if layer.rows:
+                try:
+                    self.measured[layer.name] = self.measure(layer)
+                except NoRootError:
+                    self.failures[layer.name] = 1
+        self._arm()

@@ -1,0 +1,277 @@
+"""A layer's parameters before an optimizer's step and after it, and which optimizers read no weights."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn, optim
+from torch.optim import Optimizer
+
+from .._linalg.shards import local
+from .chained import ChainedOptimizer
+from .gradient_only import GradientOnly
+
+#: These read their state and the gradient, and a weight where it decays and nowhere else.
+_KNOWN: set[type[Optimizer]] = {optim.SGD, optim.Adam, optim.AdamW, optim.NAdam, optim.RAdam, optim.Adamax}
+_KNOWN |= {optim.RMSprop, optim.Adagrad, optim.Adadelta, optim.Muon}
+#: Of these, those whose decay is always decoupled: w is multiplied by 1 − ηλ before the step is added.
+_DECOUPLED: set[type[Optimizer]] = {optim.AdamW, optim.Muon}
+
+
+class Transform(ABC):
+    """The change of variables of some parameters for one step: linear, on the parts that this process holds.
+
+    The parameters are of one group of the optimizer. Maps take and give tensors that `join` has made.
+    """
+
+    #: The parameters that the optimizer is to see in other variables.
+    parameters: Sequence[nn.Parameter]
+    #: Whether the weights are mapped too, or the gradients alone.
+    moves_weights: bool = True
+    #: Whether entries are mapped one by one, so that what an optimizer sets to zero is zero.
+    entrywise: bool = False
+    #: Whether `join` makes new tensors.
+    copies: bool = False
+
+    def join(self, parts: Sequence[Tensor]) -> list[Tensor]:
+        """Put tensors of the parameters' shapes together for the maps."""
+        return list(parts)
+
+    def split(self, joined: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Take them apart again."""
+        return joined
+
+    @abstractmethod
+    def gradients(self, gradients: list[Tensor]) -> list[Tensor]:
+        """Map gradients to the new variables."""
+
+    @abstractmethod
+    def weights(self, weights: list[Tensor]) -> list[Tensor]:
+        """Map weights there."""
+
+    @abstractmethod
+    def back(self, steps: list[Tensor]) -> list[Tensor]:
+        """Map steps back to the model's variables; it may overwrite its argument."""
+
+
+class Diagonal(Transform):
+    r"""g' = g d e … and w' = w / (d e …) for one parameter and positive factors that broadcast to a view of it.
+
+    Args:
+        parameter: w.
+        factors: d, e, …: numbers or tensors; of a sharded parameter about the part that is held here.
+        shape: of the view; None is the parameter's own.
+    """
+
+    entrywise = True
+
+    def __init__(
+        self, parameter: nn.Parameter, factors: Sequence[float | Tensor], shape: tuple[int, ...] | None = None
+    ) -> None:
+        self.parameters, self.factors, self.shape = [parameter], factors, shape
+
+    def gradients(self, gradients: list[Tensor]) -> list[Tensor]:
+        """Return g d e …."""
+        return [self._of_rows(part) if part.is_sparse else self._times(part, self.factors) for part in gradients]
+
+    def weights(self, weights: list[Tensor]) -> list[Tensor]:
+        """Return w / (d e …)."""
+        return [self._times(weight, [1 / factor for factor in self.factors]) for weight in weights]
+
+    def back(self, steps: list[Tensor]) -> list[Tensor]:
+        """Return Δw' d e …."""
+        for step in steps:
+            for factor in self.factors:
+                step.view(self.shape or step.shape).mul_(factor)
+        return steps
+
+    def _times(self, tensor: Tensor, factors: Sequence[float | Tensor]) -> Tensor:
+        product = tensor.view(self.shape or tensor.shape) * factors[0]
+        for factor in factors[1:]:
+            product.mul_(factor)
+        return product.view(tensor.shape)
+
+    def _of_rows(self, gradient: Tensor) -> Tensor:
+        """Of a sparse gradient, whose rows are those that an embedding has read."""
+        gradient = gradient.coalesce()
+        values, rows = gradient.values(), gradient.indices()[0]
+        for factor in self.factors:
+            many = isinstance(factor, Tensor) and factor.shape[0] > 1
+            values = values * (factor[rows] if many else factor)  # type: ignore[index]
+        values = values.to(gradient.dtype)
+        return torch.sparse_coo_tensor(gradient.indices(), values, gradient.shape, is_coalesced=True)
+
+
+class Snapshot:
+    """A transform's parameters and gradients as they were before the step, and the step once it is mapped back.
+
+    Parameters that the optimizer does not read are -0 meanwhile: w + (-0) is w for every w, and what they hold after
+    the step is the step alone.
+
+    Args:
+        transform: the change of variables.
+        decay: by the id of a parameter its factor in `decay_factors`.
+        read: whether somebody may read the weights, whatever the optimizer does.
+    """
+
+    def __init__(self, transform: Transform, decay: Mapping[int, float], read: bool) -> None:
+        self.transform = transform
+        self.moving = transform.parameters if transform.moves_weights else ()
+        self.gradients = [p.grad for p in transform.parameters]
+        joined = transform.join(self._parts()) if self.moving else []
+        copied = joined if transform.copies else [old.clone(memory_format=torch.preserve_format) for old in joined]
+        #: The weights before the step, as the optimizer finds them if they are read, and after its step; joined.
+        self.old, self.start, self.now = copied, list[Tensor](), list[Tensor]()
+        known = all(id(p) in decay for p in self.moving)
+        self.read = read or not known
+        #: The factor of the weights as the step is added: the decay of an optimizer that does not read them, and a
+        #: method's own.
+        self.keep: float | Tensor = decay[id(self.moving[0])] if known and self.moving else 1.0
+        #: Minus the step, mapped back; and its factor, None for 1.
+        self.steps: list[Tensor] = []
+        self.ratio: Tensor | None = None
+
+    def _parts(self) -> list[Tensor]:
+        return [local(parameter).detach() for parameter in self.moving]
+
+    def enter(self) -> None:
+        """Write parameters and gradients in the new variables."""
+        change = self.transform
+        gradients = [_placed_as(p, p.grad) for p in change.parameters if p.grad is not None]
+        mapped = change.split(change.gradients(change.join([local(gradient) for gradient in gradients])))
+        for parameter, old, new in zip(change.parameters, gradients, mapped, strict=True):
+            parameter.grad = _laid_out_as(old, new)
+        if not self.moving:
+            return
+        parts = self._parts()
+        if not self.read:
+            torch._foreach_zero_(parts)
+            torch._foreach_neg_(parts)
+            return
+        there = change.weights([old.to(_step_dtype(old)) for old in self.old])
+        for part, value in zip(parts, change.split(there), strict=True):
+            part.copy_(value)
+        # As it is rounded to the parameters' precision.
+        self.start = [value.to(old.dtype).to(value.dtype) for value, old in zip(there, self.old, strict=True)]
+
+    def leave(self) -> None:
+        """Give the user's gradients back, free the mapped ones, and map the step back."""
+        for parameter, gradient in zip(self.transform.parameters, self.gradients, strict=True):
+            if parameter.grad is not None:  # else the optimizer has freed it
+                parameter.grad = gradient
+        if not self.moving:
+            return
+        self.now = self.transform.join(self._parts())
+        if self.read:
+            start = self.start if self.keep == 1 else [value.mul_(self.keep) for value in self.start]
+            steps = [value.sub_(now) for value, now in zip(start, self.now, strict=True)]
+        else:
+            steps = [now.to(_step_dtype(now)) for now in self.now]
+            for step in steps:
+                torch.sub(step.new_zeros(()), step, out=step)  # +0 where nothing moved, of either zero
+        self.steps = self.transform.back(steps)
+
+    def write(self) -> None:
+        """Let each weight be its factor times the old one, minus the step: w - (+0) is w for every w."""
+        new: list[Tensor] = []
+        for old, now, step in zip(self.old, self.now, self.steps, strict=True):
+            weight = old.to(step.dtype)
+            if isinstance(self.keep, Tensor) or self.keep != 1:
+                weight = weight * self.keep
+            out = now if now.dtype == step.dtype else None
+            if self.transform.entrywise and self.read:
+                step = step if self.ratio is None else step * self.ratio
+                new.append(torch.where(now == 0, now, weight - step))
+            elif self.ratio is None:
+                new.append(torch.sub(weight, step, out=out))
+            else:
+                new.append(torch.addcmul(weight, step, self.ratio, value=-1, out=out))
+        self._copy(new)
+
+    def restore(self) -> None:
+        """Give parameters and gradients their values of before the step."""
+        self._copy(self.old)
+        for parameter, gradient in zip(self.transform.parameters, self.gradients, strict=True):
+            parameter.grad = gradient
+
+    def _copy(self, joined: Sequence[Tensor]) -> None:
+        pairs = zip(self._parts(), self.transform.split(joined), strict=True) if self.moving else ()
+        elsewhere = [(part, value) for part, value in pairs if part.data_ptr() != value.data_ptr()]
+        if elsewhere:
+            torch._foreach_copy_([part for part, _ in elsewhere], [value for _, value in elsewhere])
+
+
+def _step_dtype(tensor: Tensor) -> torch.dtype:
+    return torch.promote_types(tensor.dtype, torch.float32)
+
+
+def _placed_as(parameter: Any, gradient: Any) -> Tensor:
+    """A gradient dealt to processes as its parameter is: tensor parallelism may leave parts to be added up."""
+    wanted = getattr(parameter, "placements", None)
+    return gradient if getattr(gradient, "placements", None) == wanted else gradient.redistribute(placements=wanted)
+
+
+def _laid_out_as(old: Tensor, new: Tensor) -> Tensor:
+    """A new gradient in the dtype, the memory layout and the shards of the old: fused optimizers want that."""
+    if new.is_sparse or (new.dtype == old.dtype and local(old) is old and new.stride() == old.stride()):
+        return new
+    made = torch.empty_like(old)
+    local(made).copy_(new)
+    return made
+
+
+def steppers(optimizer: Optimizer) -> list[Optimizer]:
+    """An optimizer and those within it that take its step: of `GradientOnly` the inner one, of a chain its parts."""
+    if type(optimizer) is GradientOnly:
+        return [optimizer, *steppers(optimizer.inner)]
+    if type(optimizer) is ChainedOptimizer:
+        return [optimizer, *(stepper for part in optimizer.optimizers for stepper in steppers(part))]
+    return [optimizer]
+
+
+def hooked(optimizer: Optimizer) -> bool:
+    """Whether there are hooks on a step, which may read the weights in it."""
+    return any(each._optimizer_step_pre_hooks or each._optimizer_step_post_hooks for each in steppers(optimizer))
+
+
+def decay_factors(optimizer: Optimizer) -> dict[int, float]:
+    r"""For each weight, by its id, the factor c of a step :math:`w \leftarrow c w + \Delta` with a Δ that is free of w.
+
+    It is 1 without weight decay, and 1 − ηλ where that is decoupled. Weights of which it is not known are left out:
+    the decay is part of the gradient, the learning rate is on a device to be waited for, the optimizer is not torch's
+    own, or its step has been replaced.
+
+    Example:
+        >>> import torch
+        >>> weight = torch.nn.Parameter(torch.ones(2))
+        >>> list(decay_factors(torch.optim.AdamW([weight], lr=0.1, weight_decay=0.5)).values())
+        [0.95]
+        >>> decay_factors(torch.optim.SGD([weight], lr=0.1, weight_decay=0.5))
+        {}
+    """
+    every = steppers(optimizer)
+    if not all(map(_steps_as_its_type, every)):
+        return {}
+    factors: dict[int, float] = {}
+    for each in every:
+        if type(each) not in _KNOWN:
+            continue
+        for group in each.param_groups:
+            factor, rate, decay = 1.0, group["lr"], group.get("weight_decay", 0.0)
+            if isinstance(decay, Tensor):
+                continue
+            if decay:
+                decoupled = type(each) in _DECOUPLED or group.get("decoupled_weight_decay", False)
+                if not decoupled or (isinstance(rate, Tensor) and rate.device.type != "cpu"):
+                    continue
+                factor = float(1 - rate * decay)
+            factors |= {id(parameter): factor for parameter in group["params"]}
+    return factors
+
+
+def _steps_as_its_type(optimizer: Optimizer) -> bool:
+    """Whether its step is its type's; torch's schedulers set one on the instance that counts the calls and no more."""
+    step = vars(optimizer).get("step")
+    counted = hasattr(step, "_wrapped_by_lr_sched") and getattr(step, "__wrapped__", None) is type(optimizer).step
+    return step is None or counted
