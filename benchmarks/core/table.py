@@ -92,11 +92,13 @@ class Table:
     rows: Sequence[Row]
     worth: Sequence[bool] | None = None  # which rows a page shows; None is all, and an empty list no table
     name: str = ""  # what tells it from the other tables of its section
+    heading: str = ""  # of itself alone
 
     def markdown(self, *, short: bool = False) -> str:
         """The table for a page, whole or short."""
         shown = self.worth if short and self.worth is not None else [True] * len(self.rows)
-        return markdown(self.header, [row for row, worth in zip(self.rows, shown, strict=True) if worth])
+        text = markdown(self.header, [row for row, worth in zip(self.rows, shown, strict=True) if worth])
+        return f"**{self.heading}**\n\n{text}" if self.heading else text
 
     def csv(self) -> str:
         """The whole table, unrounded: a column for every number behind a header, and one for what is text."""
@@ -110,6 +112,24 @@ class Table:
         writer.writerow([f"{titles[at]} {name}".strip() for at, name in columns])
         writer.writerows([[row[at].get(name, "") for at, name in columns] for row in rows])
         return text.getvalue()
+
+
+def pivot(
+    head: Sequence[str],
+    rows: Mapping[Any, Row],
+    columns: Mapping[Any, str],
+    cells: Mapping[tuple[Any, Any], str | Cell],
+) -> Table:
+    """A table of what was measured at every row and column; where nothing was, it is empty.
+
+    Args:
+        head: over the labels of the rows.
+        rows: row → its labels.
+        columns: column → its header.
+        cells: (row, column) → what stands there.
+    """
+    whole = [[*labels, *(cells.get((row, column), "") for column in columns)] for row, labels in rows.items()]
+    return Table([*head, *columns.values()], whole)
 
 
 def _numbers(cell: str | Cell) -> Mapping[str, Any]:

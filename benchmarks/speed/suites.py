@@ -269,10 +269,10 @@ def _run(options: argparse.Namespace, store: Store) -> None:
     measure(store, {name: partial(SUITES[name], options.data) for name in options.only}, again=True)
 
 
-#: Rows that a page shows of a suite with many, by parts of their names.
+#: What the names of the rows have that a page shows of a suite with many.
 WORTH = {
-    "layers": ("Linear (512, 1024, 1024)", "Linear (32, 3072, 32)", "training step", "Conv2d 3×3, (32, 64"),
-    "whitened": ("every 10, rank 16", "every 10, 256 rows", "batch 16, every 50"),
+    "layers": r"\(512, 1024, 1024\)|\(32, 3072, 32\)|training step|3×3, \(32, 64",
+    "whitened": r"every 10(, rank 16|, 256 rows)?$",
 }
 
 
@@ -280,7 +280,7 @@ def report(store: Store, name: str, folder: Path) -> Sections:
     """A table for every suite."""
     return {
         f"{name}-{result['key']}": Section([
-            table(result["of"], result["rows"], WORTH.get(result["key"], ())),
+            table(result["of"], result["rows"], WORTH.get(result["key"], "")),
             f"{result['note']} {machine(result['environment'])}",
         ])
         for result in store.read()

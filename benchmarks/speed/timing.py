@@ -3,9 +3,10 @@
 import ctypes
 import gc
 import multiprocessing
+import re
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeVar
@@ -142,15 +143,13 @@ def measured(
     return {**found, "plain_ms": 1e3 * statistics.median(seconds["plain"])}
 
 
-def table(
-    what: str, rows: list[dict[str, Any]], worth: Sequence[str] = (), *, memory: bool = True, plain: bool = False
-) -> Table:
+def table(what: str, rows: list[dict[str, Any]], worth: str = "", *, memory: bool = True, plain: bool = False) -> Table:
     """Ratios of time and memory, with the plain counterpart's own time if it is wanted.
 
     Args:
         what: is measured.
         rows: of the table.
-        worth: a page shows the rows whose names hold one of these; all, if there are none.
+        worth: a page shows the rows in whose names this pattern is found.
         memory: whether memory is shown.
         plain: whether the plain counterpart's time is.
     """
@@ -162,5 +161,5 @@ def table(
         time = Cell(f"{middle:.3f}", {"": middle, "n": row["time_ratio"]["rounds"]})
         quartiles = Cell(f"{low:.3f} to {high:.3f}", {"low": low, "high": high})
         cells.append([row["what"], time, quartiles, used, *own])
-    shown = [any(part in row["what"] for part in worth) for row in rows] if worth else None
+    shown = [re.search(worth, row["what"]) is not None for row in rows]
     return Table([what, "time", "quartiles", "peak memory", *["plain, ms"] * plain], cells, shown)

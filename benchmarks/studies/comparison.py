@@ -10,7 +10,7 @@ from ..core.figure import band, panels
 from ..core.progress import run_all
 from ..core.store import Result, Store, setting
 from ..core.study import Recipe, Sections, Study, at_lengths, named, protocol
-from ..core.table import Cell, Row, Section, Table, estimate, exact, grouped, in_order, machine
+from ..core.table import Cell, Section, Table, estimate, exact, in_order, machine, pivot
 from ..images.networks import ACTIVATIONS
 from ..images.run import BACKENDS, SMOKE, Grid, add_arguments, expand
 from ..images.train import IMAGES
@@ -127,14 +127,12 @@ Shown = Mapping[tuple[str, str], Result]
 def _table(group: list[Result], shown: Shown) -> Table:
     """Test accuracy after the last epoch (mean ± standard error), and the cost of each path."""
     activations = in_order(ACTIVATIONS, (activation for _, activation in shown))
-    backends, rows = in_order(BACKENDS, map(setting("backend"), group)), list[Row]()
-    runs = grouped(group, setting("method"))
-    for method in in_order(METHODS, runs):
-        accuracies = (accuracy(shown[method, each]) if (method, each) in shown else "" for each in activations)
-        times = {run["settings"]["backend"]: _milliseconds(run) for run in runs[method]}
-        rows.append([METHODS[method].label, *accuracies, *(times.get(each, "") for each in backends)])
-    header = ["method", *(f"{activation}, %" for activation in activations)]
-    return Table([*header, *(f"{backend}, ms/step" for backend in backends)], rows)
+    backends = in_order(BACKENDS, map(setting("backend"), group))
+    columns = {each: f"{each}, %" for each in activations} | {each: f"{each}, ms/step" for each in backends}
+    cells = {key: accuracy(result) for key, result in shown.items()}
+    cells |= {setting("method", "backend")(result): _milliseconds(result) for result in group}
+    rows = {method: [METHODS[method].label] for method in in_order(METHODS, map(setting("method"), group))}
+    return pivot(["method"], rows, columns, cells)
 
 
 def _milliseconds(result: Result) -> Cell:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from ..core.store import Result
 from ..core.study import Recipe, apart
-from ..core.table import Cell, Section, Table, estimate, in_order, machine, spread, welch
+from ..core.table import Cell, Section, estimate, in_order, machine, pivot, spread, welch
 from ..images.departures import DEPARTURES
 from ..images.run import Grid
 from ..methods import METHODS, having
@@ -28,25 +28,22 @@ def section(results: list[Result], name: str, folder: Path) -> Section:
     settings = results[0]["settings"]
     methods = in_order(METHODS, (r["settings"]["method"] for r in results))
     found = {(r["settings"].get("departure"), r["settings"]["method"]): r["test_accuracy"][-1] for r in results}
-    rows, there = [], {departure for departure, _ in found}
-    for departure in (name for name in [None, *DEPARTURES] if name in there):
-        cells = [_cell(found, departure, method) for method in methods]
-        rows.append([DEPARTURES[departure].label if departure else "as in the tables above", *cells])
+    there = {departure for departure, _ in found}
+    labels = {None: "as in the tables above"} | {name: departure.label for name, departure in DEPARTURES.items()}
+    rows = {name: [label] for name, label in labels.items() if name in there}
+    cells = {key: _cell(own, found.get((None, key[1])) if key[0] else None) for key, own in found.items()}
     heading = f"{subject(results)}, batch {settings['batch_size']}, {settings['activation']}"
     caption = (
         f"Test accuracy in per cent, {settings['optimizer']} {settings['lr']:g}, mean ± standard error over "
         f"{len(settings['seeds'])} seeds; in brackets the difference to the first row and Welch's p. "
         f"{machine(results[0]['environment'], settings['device'])}"
     )
-    table = Table(["", *(METHODS[method].label for method in methods)], rows)
+    table = pivot([""], rows, {method: METHODS[method].label for method in methods}, cells)
     return Section([f"**{heading}, {settings['epochs']} epochs**", table, caption])
 
 
-def _cell(found: dict[tuple[str | None, str], list[float]], departure: str | None, method: str) -> str | Cell:
-    own, base = found.get((departure, method)), found.get((None, method))
-    if own is None:
-        return ""
-    if departure is None or base is None:
+def _cell(own: list[float], base: list[float] | None) -> Cell:
+    if base is None:
         return estimate(own)
     difference, p = welch(own, base)
     text = f"{estimate(own).text} ({difference:+.2f}, p {p:.2g})"

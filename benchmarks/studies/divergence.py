@@ -143,7 +143,7 @@ def _cost(data: datasets.Dataset, rounds: int) -> list[dict[str, Any]]:
 
 def table(result: dict[str, Any], stage: str) -> Table:
     """The table of one stage; three numbers in a cell are the three layers."""
-    rows = list[Row]()
+    rows, title = list[Row](), result["stages"][stage]
     for name, subject in result["subjects"].items():
         found = subject[stage]
         layers, uneven = found["layers"], found["not_downhill_uneven"]
@@ -159,7 +159,13 @@ def table(result: dict[str, Any], stage: str) -> Table:
         whole = [exact(100 * found["not_downhill"], ".0f"), exact(None if uneven is None else 100 * uneven, ".1f")]
         rows.append([name, *map(_by_layer, columns), *whole, exact(found["accuracy"], ".1f")])
     header = ["method", "cosine", "own gain", "interference", "weight share", "Var\\|x\\|²"]
-    return Table([*header, "uphill, %", f"uphill, {UNEVEN_ROWS} uneven rows, %", "accuracy, %"], rows, name=stage)
+    return Table(
+        [*header, "uphill, %", f"uphill, {UNEVEN_ROWS} uneven rows, %", "accuracy, %"],
+        rows,
+        None,
+        stage,
+        title[0].upper() + title[1:],
+    )
 
 
 def _by_layer(cells: list[Cell]) -> Cell:
@@ -179,8 +185,7 @@ def section(result: dict[str, Any], name: str, folder: Path) -> Section:
         f"are scaled by e^(2n), n normal, {result['uneven_batches']} batches. "
         f"{machine(result['environment'])}"
     )
-    titles = {stage: title[0].upper() + title[1:] for stage, title in result["stages"].items()}
-    tables = [part for stage, title in titles.items() for part in (f"**{title}**", table(result, stage))]
+    tables = [table(result, stage) for stage in result["stages"]]
     rows = list[Row]()
     for row in result["cost"]:
         (low, high), middle = row["time_ratio"]["quartiles"], row["time_ratio"]["median"]

@@ -9,7 +9,7 @@ from typing import Any
 from ..core.figure import bars, panels
 from ..core.store import Result
 from ..core.study import apart
-from ..core.table import Row, Section, Table, estimate, machine, mean_and_error
+from ..core.table import Section, estimate, machine, mean_and_error, pivot
 from ..methods import METHODS
 from .comparison import Report, subject
 
@@ -61,27 +61,25 @@ def best(results: list[Result]) -> list[float]:
 
 def _section(along: str, results: list[Result], name: str, folder: Path) -> Section:
     found, (label, _), settings = cells(results, along), ALONG[along], results[0]["settings"]
-    places = sorted({place for methods in found.values() for by_place in methods.values() for place in by_place})
-    several = len(found) > 1
-    rows = list[Row]()
-    for panel, methods in found.items():
-        for method, by_place in methods.items():
-            own = [estimate(best(by_place[place])) if place in by_place else "" for place in places]
-            rows.append([*([panel] * several), METHODS[method].label, *own])
-    header = [*([""] * several), "method", *(f"{place:g}" if label else "%" for place in places)]
+    rows = {(panel, method): [*([panel] * (len(found) > 1)), METHODS[method].label]
+            for panel, methods in found.items() for method in methods}  # fmt: skip
+    at = {((panel, method), place): runs for panel, method in rows for place, runs in found[panel][method].items()}
+    columns = {place: f"{place:g}" if label else "%" for place in sorted({place for _, place in at})}
+    head = [*([""] * (len(found) > 1)), "method"]
+    table = pivot(head, rows, columns, {key: estimate(best(runs)) for key, runs in at.items()})
     title = f"{subject(results)}, {settings['epochs']} epochs"
     if label:
         title += f": accuracy by {label}"
         _figure(found, label, title, folder / f"{name}.png")
     where = "a tenth of the training set, held out" if settings.get("validation") else "the test set"
-    rates = max(len(at) for methods in found.values() for by_place in methods.values() for at in by_place.values())
+    rates = max(map(len, at.values()))
     chosen = f", each at the best of {rates} rates" if rates > 1 else ""
     rate = "" if len({r["settings"]["lr"] for r in results}) > 1 else f", {settings['optimizer']} {settings['lr']:g}"
     caption = (
         f"Accuracy on {where} in per cent after {settings['epochs']} epochs{rate}{chosen}, mean ± standard error over "
         f"{len(settings['seeds'])} seeds. {machine(results[0]['environment'], settings['device'])}"
     )
-    return Section([f"**{title}**", Table(header, rows), caption])
+    return Section([f"**{title}**", table, caption])
 
 
 def _figure(found: Cells, label: str, title: str, path: Path) -> None:

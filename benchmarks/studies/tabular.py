@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from ..core.progress import Kind, add_progress_arguments, run_all
 from ..core.store import Result, Store
 from ..core.study import Recipe, Sections, Study
-from ..core.table import Cell, Row, Section, Table, grouped, machine
+from ..core.table import Cell, Section, grouped, machine, pivot
 from ..core.tune import around, choose
 from ..fields.report import arm, compared
 from ..fields.run import FieldRun, Problem, final_error, label, normalised, results
@@ -154,23 +154,20 @@ def report(store: Store, name: str, folder: Path) -> Sections:
     found = [result for result in store.read() if result["error"][-1] is not None]
     if not found:
         return {}
-    columns = grouped(found, lambda r: r["settings"]["data_set"].partition("-")[2] or r["settings"]["data_set"])
-    by_column = {column: grouped(own, arm) for column, own in columns.items()}
-    table = list[Row]()
-    for key, own in grouped(found, arm).items():
+    groups = grouped(found, lambda r: (arm(r), r["settings"]["data_set"].rpartition("-")[2]))
+    columns = {name: name if name == "diabetes" else f"condition {name}" for _, name in groups}
+    rows = {key: [label(own[0]["settings"])] for key, own in grouped(found, arm).items()}
+    cells = {}
+    for (key, column), own in groups.items():
         bare = (key[0], key[1], "none", None, None)
-        cells: list[str | Cell] = [label(own[0]["settings"])]
-        for arms in by_column.values():
-            cells.append(_cell(arms[key], arms.get(bare) if key != bare else None) if key in arms else "")
-        table.append(cells)
-    header = ["arm", *(column if column == "diabetes" else f"condition {column}" for column in columns)]
+        cells[key, column] = _cell(own, groups.get((bare, column)) if key != bare else None)
     caption = (
         "Mean squared error on test rows, relative to the variance of the values; geometric mean over data sets and "
         "seeds, and in brackets the ratio to the bare optimizer's with p of the paired t test of logarithms. "
         f"{LAYERS} linear layers of {WIDTH}, ReLU, batches of {BATCH}; Friedman's three problems behind a random "
         f"linear map, standardised columns, {ROWS[0]} rows to train. {machine(found[0]['environment'])}"
     )
-    return {name: Section([Table(header, table), caption])}
+    return {name: Section([pivot(["arm"], rows, columns, cells), caption])}
 
 
 def _run(options: argparse.Namespace, store: Store) -> None:

@@ -14,7 +14,7 @@ import torch
 from ..core.progress import run_all
 from ..core.store import Result, Store, setting
 from ..core.study import UNTRIED, Recipe, Sections, Study, named, protocol
-from ..core.table import Cell, Row, Section, Table, exact, in_order, mean_and_error
+from ..core.table import Cell, Row, Section, Table, exact, in_order, mean_and_error, pivot
 from ..core.tune import choose, grid
 from ..images.networks import ACTIVATIONS
 from ..images.run import Grid, ImageRun, add_arguments, expand
@@ -138,11 +138,9 @@ def _rates_table(results: list[Result]) -> Section:
     """Test accuracy of every method at its chosen rate, by activation and optimizer."""
     found = {setting("method", "activation", "optimizer")(r): r for r in results}
     columns = sorted({key[1:] for key in found}, key=lambda c: (list(ACTIVATIONS).index(c[0]), c[1]))
-    rows = list[Row]()
-    for method in in_order(METHODS, (key[0] for key in found)):
-        runs = [found.get((method, *column)) for column in columns]
-        rows.append([METHODS[method].label, *(_with_rate(run) if run else "" for run in runs)])
-    table = Table(["method", *(f"{activation}, {optimizer}, %" for activation, optimizer in columns)], rows)
+    rows = {method: [METHODS[method].label] for method in in_order(METHODS, (key[0] for key in found))}
+    cells = {(method, tuple(column)): _with_rate(run) for (method, *column), run in found.items()}
+    table = pivot(["method"], rows, {column: "{}, {}, %".format(*column) for column in columns}, cells)
     settings, environment = results[0]["settings"], results[0]["environment"]
     caption = (
         f"Test accuracy after {settings['epochs']} epochs, mean ± standard error over {len(settings['seeds'])} seeds, "

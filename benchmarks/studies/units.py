@@ -3,11 +3,12 @@
 import statistics
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 from ..core.figure import band, panels, shade
 from ..core.store import Result, setting
 from ..core.study import Recipe, apart
-from ..core.table import Cell, Row, Section, Table, estimate, exact, grouped, in_order, mean_and_error
+from ..core.table import Cell, Row, Section, Table, estimate, exact, grouped, in_order, mean_and_error, pivot
 from ..images.optimizers import OPTIMIZERS
 from ..images.run import SMOKE
 from ..methods import METHODS
@@ -74,7 +75,7 @@ def _sweep(results: list[Result], name: str, folder: Path) -> Section:
 
 def _rescaled(results: list[Result], name: str, folder: Path) -> Section:
     """Heading, table, figure and caption."""
-    settings, rows = results[0]["settings"], list[Row]()
+    settings, rows, cells = results[0]["settings"], dict[Any, Row](), dict[Any, Cell]()
     found = grouped(sorted(results, key=setting("rescaled")), setting("optimizer", "method"))
     sigmas = sorted({r["settings"]["rescaled"] for r in results})
     heading = f"{network(results[0])}, {settings['activation']}, hidden units rescaled at random"
@@ -88,8 +89,8 @@ def _rescaled(results: list[Result], name: str, folder: Path) -> Section:
                 axis.plot(list(gauges), means, style, marker="o", markersize=4, color=color, label=label)
                 low, high = ([end(each) for each in gauges.values()] for end in (min, max))
                 shade(axis, list(gauges), low, high, color, "band: lowest to highest gauge")
-                cells = {s: _gauges(values) for s, values in gauges.items()}
-                rows.append([label, exact(runs[-1]["settings"]["lr"]), *(cells.get(sigma, "") for sigma in sigmas)])
+                rows[label] = [label, exact(runs[-1]["settings"]["lr"])]
+                cells |= {(label, sigma): _gauges(values) for sigma, values in gauges.items()}
         axis.set(xlabel="σ of the log-scales", ylabel="test accuracy, %", xticks=sigmas)
     caption = (
         f"Test accuracy after {settings['epochs']} epochs of one network in {len(settings['seeds'])} gauges: mean, and "
@@ -97,8 +98,8 @@ def _rescaled(results: list[Result], name: str, folder: Path) -> Section:
         "chosen by the sweep, for the network as PyTorch initialises it. "
         f"torch {results[0]['environment']['torch']}."
     )
-    header = ["method, optimizer", "rate", *(f"σ = {sigma:g}" for sigma in sigmas)]
-    return Section([f"**{heading}**", Table(header, rows), caption])
+    columns = {sigma: f"σ = {sigma:g}" for sigma in sigmas}
+    return Section([f"**{heading}**", pivot(["method, optimizer", "rate"], rows, columns, cells), caption])
 
 
 def _gauges(values: list[float]) -> Cell:
