@@ -113,7 +113,8 @@ class ScalingMethod(InputMethod):
         for snapshot in snapshots:
             transform: Any = snapshot.transform
             stepped = (moved[id(snapshot.moving[0])] > 0) | (snapshot.keep[0] != 1)
-            ratio = torch.as_tensor(transform.start / transform.end).to(snapshot.steps[0])
+            step = snapshot.steps[0]
+            ratio = torch.as_tensor(transform.start / transform.end, dtype=step.dtype, device=step.device)
             snapshot.keep[0] = torch.where(stepped, ratio, 1.0) * snapshot.keep[0]
 
     def after_step(self) -> None:
