@@ -20,7 +20,6 @@ from adiv_optim import (
     functional,
 )
 from adiv_optim.gauge import NetworkGauge
-from adiv_optim.optim import diagonal
 from benchmarks.studies import scale
 from benchmarks.studies.scale import Cost, Layer, Model, Setting, cost
 
@@ -104,7 +103,7 @@ def test_products_and_memory_of_what_is_measured(formula, kind, options):
 
 
 def _tensors(found) -> list[Tensor]:
-    """All that charts, layers and maps hold, but for the model's own."""
+    """All that methods, layers and transforms hold, but for the model's own."""
     if isinstance(found, Tensor):
         return [] if isinstance(found, nn.Parameter) else [found]
     if isinstance(found, nn.Module) or not (isinstance(found, (dict, list, tuple)) or hasattr(found, "__dict__")):
@@ -168,7 +167,6 @@ def test_passes_over_rows():
     ids=["input-scaled", "unit-consistent"],
 )
 def test_passes_over_weights(formula, kind, options, monkeypatch):
-    monkeypatch.setattr(diagonal, "CHUNK", 2**15)  # in parts, as the weights of large models are
 
     def steps(kind, layers):
         model = nn.Sequential(
