@@ -166,10 +166,10 @@ def test_a_step_has_one_sum_for_all_layers(one_process, wrapper, steps, calls):
 
 @on_cpu
 @pytest.mark.parametrize(
-    ("rule", "calls"), [(gauge.NetworkGauge(every=3), [2, 0, 0, 1]), (gauge.LayerGauge(every=2), [3, 0, 2])]
+    ("rule", "calls"), [(gauge.NetworkGauge(every=3), [2, 0, 0, 1]), (gauge.LayerGauge(every=2), [2, 0, 1])]
 )
 def test_a_measurement_of_scales_is_one_sum_for_each_pass_over_the_weights(one_process, rule, calls):
-    """The first one takes two passes, from nowhere."""
+    """The first one takes two passes, from nowhere; the layer gauge gathers weights besides."""
     graph = gauge.trace(network(), images(1)[0][0])
     model = sharded(network())
     optimizer = UnitConsistent(sgd(model), model, graph=graph, gauge=rule)
