@@ -166,6 +166,12 @@ def mlp(method, optimizer):
     return seeds("mlp-tuned", method=method, optimizer=optimizer, activation="tanh")
 
 
+def other_pairs():
+    """How many pairs of a method and an optimizer the MLP has beside batch-ideal's: equal ones count once."""
+    pairs = {(r["settings"]["method"], r["settings"]["optimizer"]) for r in results("mlp-tuned")}
+    return len({tuple(mlp(*pair)) for pair in pairs if pair[0] != IDEAL})
+
+
 def gains(method, *optimizers):
     """What a method gains over no normaliser with these optimizers, or all four, the least first; the highest p."""
     pairs = [(mlp(method, o), mlp(NONE, o)) for o in optimizers or factorial.ALL_HAVE]

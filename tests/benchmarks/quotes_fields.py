@@ -1,7 +1,7 @@
 """What pages say of coordinate networks and physics-informed networks, and where the numbers are to be read."""
 
 import math
-from statistics import median
+from statistics import fmean, median
 
 from benchmarks.fields.report import arm, chosen, compared, errors
 from benchmarks.studies.coordinates import psnr
@@ -47,7 +47,10 @@ def share(optimizer):
 FIELDS = [
     ("`Whitened` gives Adam {:.1f} dB, Muon {:.1f} and SOAP {:.1f} (each p < 0.001)", lambda: [
         d for d, p in (gain(("none", o, "whitened"), ("none", o)) for o in ("adam", "muon", "soap")) if p < 0.001]),
-    ("level with BatchNorm (Adam, p = {:.2f})", lambda: [white_against_norm("adam")[1]]),
+    ("from {:.1f} to {:.1f} dB after 500 steps, each at its own best learning rate; BatchNorm with Adam reaches {:.1f} "
+     "dB, level with it (p = {:.2f})",
+     lambda: [*(fmean(map(psnr, fitted(*own).values())) for own in (
+         ("none", "adam"), ("none", "adam", "whitened"), ("batchnorm", "adam"))), white_against_norm("adam")[1]]),
     ("whitened SOAP is {:.1f} dB ahead of SOAP with BatchNorm (p < 0.001)", lambda: [
         d for d, p in [white_against_norm("soap", network="fourier")] if p < 0.001]),
     ("with 128 × 128 pixels whitened Adam is {:.1f} dB ahead of BatchNorm (p = {:.2f})", lambda: [

@@ -26,8 +26,8 @@ from .measured_language import (
 NORMALISED = ("layernorm", "rmsnorm", "dyt", "derf", "skip-init")
 #: What the first paragraphs of several pages say of networks without normalisers.
 LEAD = (
-    "the test loss of its LayerNorm twin (p = {:.2f}), and {:.3f} nats more after 2,000. A rate of its own for the "
-    "embeddings makes that {:.3f}, and one LayerNorm, before the head, {:.3f} less than the twin",
+    "the test loss of its LayerNorm counterpart (p = {:.2f}), and {:.3f} nats more after 2,000. A learning rate of its "
+    "own for the embeddings makes that {:.3f}, and one LayerNorm, before the head, {:.3f} less than the counterpart",
     lambda: [free("input-held-muon", "muon")[1][1], longer(best_twin=True)[1][0], faster()[1][0], -one_norm()[1][0]],
 )
 LANGUAGE_MODEL = [
