@@ -67,8 +67,7 @@ class LogitMap(NamedTuple):
     @classmethod
     def of(cls, input: Tensor, queries: Tensor, keys: Tensor, joint: bool) -> "LogitMap":
         """From X, (sequences, tokens, features), and Q and K, (sequences, heads, tokens, head_dim)."""
-        rows = torch.cat([input, torch.ones_like(input[..., :1])], -1)
-        rows = rows.unsqueeze(0 if joint else 1)
+        rows = torch.cat([input, torch.ones_like(input[..., :1])], -1).unsqueeze(0 if joint else 1)
         return cls(rows, problems(queries, joint), problems(keys, joint), queries.shape[-1] ** -0.5)
 
     def forward(self, theta: Tensor) -> Tensor:
@@ -249,8 +248,8 @@ class RowClassifier(nn.Module):
 
     def forward(self, pixels: Tensor) -> Tensor:
         """(samples, 64) → (samples, 10)."""
-        tokens = self.embed(pixels.unflatten(1, (8, 8))) + self.position
-        return self.head((tokens + self.attention(tokens)).mean(1))
+        x = self.embed(pixels.unflatten(1, (8, 8))) + self.position
+        return self.head((x + self.attention(x)).mean(1))
 
 
 def train(method: str, optimizer: str, seed: int, epochs: int) -> float:

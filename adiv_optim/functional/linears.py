@@ -287,9 +287,8 @@ def corrected_linear(name: str, input: Tensor, weight: Tensor, bias: Tensor | No
         )
     if input.dim() == 0 or input.shape[-1] != weight.shape[-1]:
         raise ValueError(
-            f"{name}: input of shape {tuple(input.shape)} has {input.shape[-1] if input.dim() else 'no'} features, "
-            f"but weight of shape {tuple(weight.shape)} takes {weight.shape[-1]}; make the last dimension of the "
-            f"input {weight.shape[-1]}."
+            f"{name}: input of shape {tuple(input.shape)} has {input.shape[-1] if input.dim() else 'no'} features, but "
+            f"weight of shape {tuple(weight.shape)} takes {weight.shape[-1]}; make that the input's last dimension."
         )
     if bias is not None and bias.shape != weight.shape[:1]:
         raise ValueError(
