@@ -164,24 +164,16 @@ def coverage(model: nn.Module, loss: Tensor | None = None) -> Coverage:
         1.weight: skipped (LayerNorm is not a layer whose rows are known)
         1.bias: skipped (LayerNorm is not a layer whose rows are known)
     """
-    return resolved(*_corrections(model, used_plainly=set() if loss is None else plain_uses(loss)))
+    return correction_coverage(model, used_plainly=set() if loss is None else plain_uses(loss))
 
 
-def correction_coverage(model: nn.Module, skipped: Container[nn.Module] = (), trained: bool = False) -> Coverage:
+def correction_coverage(
+    model: nn.Module, skipped: Container[nn.Module] = (), trained: bool = False, used_plainly: Container[int] = ()
+) -> Coverage:
     """`coverage` of the model's corrections, whatever wrappers there are; nothing is said of skipped modules.
 
     `trained` says that a backward has come since, which is known of itself where a layer has run.
     """
-    return resolved(*_corrections(model, skipped, trained=trained))
-
-
-def _corrections(
-    model: nn.Module,
-    skipped: Container[nn.Module] = (),
-    used_plainly: Container[int] = (),
-    trained: bool = False,
-) -> tuple[dict[str, list[tuple[str, str]]], dict[str, int]]:
-    """Path → how its modules' corrections treat a parameter, and its size."""
     owned: dict[int, list[tuple[str, nn.Parameter, nn.Module]]] = {}
     for path, owner in layers_of(model).items():
         for name, parameter in trainable(owner, path) if owner not in skipped else ():
@@ -206,7 +198,7 @@ def _corrections(
             if isinstance(owner, Corrected):
                 rule = f"corrected by {type(owner._correction).__name__}{part}"
                 notes[path].append(("treated", rule) if owner._ran else _not_run(parameter, trained))
-    return notes, elements
+    return resolved(notes, elements)
 
 
 def _not_run(parameter: nn.Parameter, trained: bool) -> tuple[str, str]:

@@ -90,28 +90,26 @@ CORRECTED: dict[type[nn.Module], type[nn.Module]] = {
 }
 PLAIN = {corrected: plain for plain, corrected in CORRECTED.items()}
 
-#: Rows that `corrected_types` adds once another package is imported: name of the class here → its module, its name
-#: there, and the base to put over it.
-_ELSEWHERE = {"CorrectedTransformersConv1D": ("transformers.pytorch_utils", "Conv1D", CorrectedTransposed)}
+#: What `corrected_types` adds once another package is imported: its module, and the names of the class there and here.
+_CONV1D = ("transformers.pytorch_utils", "Conv1D", "CorrectedTransformersConv1D")
 
 
 def corrected_types() -> dict[type[nn.Module], type[nn.Module]]:
-    """CORRECTED, with the layers of packages that have been imported by now."""
-    for name, (module, plain_name, base) in _ELSEWHERE.items():
-        plain = getattr(sys.modules.get(module), plain_name, None)
-        if plain is not None and plain not in CORRECTED:
-            namespace = {"__module__": __name__, "__doc__": f"{module}.{plain_name} through `functional.linear`."}
-            corrected = type(name, (base, plain), namespace)
-            globals()[name], CORRECTED[plain], PLAIN[corrected] = corrected, corrected, plain
+    """CORRECTED, with the layer of transformers if that has been imported by now."""
+    module, there, here = _CONV1D
+    plain = getattr(sys.modules.get(module), there, None)
+    if plain is not None and plain not in CORRECTED:
+        namespace = {"__module__": __name__, "__doc__": f"{module}.{there} through `functional.linear`."}
+        corrected = type(here, (CorrectedTransposed, plain), namespace)
+        globals()[here], CORRECTED[plain], PLAIN[corrected] = corrected, corrected, plain
     return CORRECTED
 
 
 def __getattr__(name: str) -> Any:
     # Pickles find classes by name, in a process that may not have imported the package yet.
-    if name in _ELSEWHERE:
-        importlib.import_module(_ELSEWHERE[name][0])
-        corrected_types()
-        if name in globals():
+    if name == _CONV1D[2]:
+        importlib.import_module(_CONV1D[0])
+        if corrected_types() and name in globals():
             return globals()[name]
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 

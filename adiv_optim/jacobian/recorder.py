@@ -1,6 +1,7 @@
 """The recorder of a forward pass: the inputs of a model's layers, and the gradients of their outputs."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -46,6 +47,70 @@ def _checked(loss: Any) -> Tensor:
     return loss
 
 
+class _Recording:
+    """Hooks that keep the inputs of layers as they were, and their outputs, call by call; see `differentiate`."""
+
+    def __init__(self, layers: dict[str, nn.Module], constant: bool) -> None:
+        self.layers, self.constant = layers, constant
+        self.calls: list[tuple[str, tuple[Tensor, ...], Tensor]] = []
+        self.refused: dict[str, str] = {}
+        # Of calls that have not returned: the inputs, or None where they have no rows, and the random generators.
+        self._within: dict[str, list[tuple[tuple[Tensor, ...] | None, list[Tensor]]]] = {path: [] for path in layers}
+        self._trained = {path: [p for p in each.parameters() if p.requires_grad] for path, each in layers.items()}
+
+    @contextmanager
+    def hooked(self) -> Iterator[None]:
+        handles: list[Any] = []
+        for path, layer in self.layers.items():
+            handles.append(layer.register_forward_pre_hook(partial(self._enter, path), with_kwargs=True))
+            handles.append(layer.register_forward_hook(partial(self._leave, path)))
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+            for path in self.layers:
+                self._train(path, True)
+
+    def _train(self, path: str, mode: bool) -> None:
+        for parameter in self._trained[path] if self.constant else ():
+            parameter.requires_grad_(mode)
+
+    def _refuse(self, path: str, found: str, remedy: str) -> None:
+        if self.constant:
+            kind = type(self.layers[path]).__name__
+            raise ValueError(f"layer {path!r} ({kind}) {found}{remedy} leave it out of `layers`.")
+        self.refused[path] = f"it {found}"
+
+    def _enter(self, path: str, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        tensors = bool(args) and not kwargs and all(isinstance(arg, Tensor) for arg in args)
+        if not tensors:
+            with_what = "with keyword or non-tensor arguments" if args or kwargs else "without arguments"
+            remedy = ", which have no per-sample Jacobian; pass tensors by position or"
+            self._refuse(path, f"was called {with_what}", remedy)
+        # A copy: code behind the layer may work in place.
+        inputs = tuple(arg.detach().clone() for arg in args) if tensors else None
+        self._train(path, False)
+        self._within[path].append((inputs, _random_states(layer)))
+
+    def _leave(self, path: str, layer: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+        if isinstance(output, Tensor) and not output.requires_grad:
+            output = output.detach()  # a view of a parameter would require gradients with it again, and lead nowhere
+        self._train(path, True)
+        inputs, states = self._within[path].pop()
+        if not all(map(torch.equal, states, _random_states(layer))):
+            drew = "drew random numbers, which it would draw anew for every row"
+            self._refuse(path, drew, ": call model.eval() before, or")
+        if not isinstance(output, Tensor):
+            found = f"returned {type(output).__name__}; only a layer that returns one tensor has rows"
+            self._refuse(path, found, " to correct:")
+        elif inputs is not None and (self.constant or output.requires_grad):
+            output = output if output.requires_grad else output.detach().requires_grad_()
+            self.calls.append((path, inputs, output))
+            return output.clone()  # so that an in-place activation behind the layer leaves the recorded output alone
+        return output
+
+
 def differentiate(
     model: nn.Module,
     loss_fn: Callable[[Any, Any], Tensor],
@@ -61,76 +126,21 @@ def differentiate(
     shares such a parameter, autograd then finds that module's part of the gradient alone. And a call without rows is an
     error.
     """
-    read: dict[str, list[tuple[Tensor, ...] | None]] = {path: [] for path in layers}
-    trained = {path: [p for p in layer.parameters() if p.requires_grad and constant] for path, layer in layers.items()}
-    recorded: list[tuple[str, tuple[Tensor, ...], Tensor]] = []
-    drawn: dict[str, list[list[Tensor]]] = {path: [] for path in layers}
-    refused: dict[str, str] = {}
-
-    def refuse(path: str, found: str, remedy: str) -> None:
-        if constant:
-            kind = type(layers[path]).__name__
-            raise ValueError(f"layer {path!r} ({kind}) {found}{remedy} leave it out of `layers`.")
-        refused[path] = f"it {found}"
-
-    def enter(path: str, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        tensors = bool(args) and not kwargs and all(isinstance(arg, Tensor) for arg in args)
-        if not tensors:
-            remedy = ", which have no per-sample Jacobian; pass tensors by position or"
-            found = (
-                "was called with keyword or non-tensor arguments" if args or kwargs else "was called without arguments"
-            )
-            refuse(path, found, remedy)
-        # A copy: code behind the layer may work in place.
-        read[path].append(tuple(arg.detach().clone() for arg in args) if tensors else None)
-        for parameter in trained[path]:
-            parameter.requires_grad_(False)
-        drawn[path].append(_random_states(layer))
-
-    def leave(path: str, layer: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
-        if isinstance(output, Tensor) and not output.requires_grad:
-            output = output.detach()  # a view of a parameter would require gradients with it again, and lead nowhere
-        for parameter in trained[path]:
-            parameter.requires_grad_(True)
-        inputs = read[path].pop()
-        if not all(map(torch.equal, drawn[path].pop(), _random_states(layer))):
-            refuse(
-                path, "drew random numbers, which it would draw anew for every row", ": call model.eval() before, or"
-            )
-        if not isinstance(output, Tensor):
-            found = f"returned {type(output).__name__}; only a layer that returns one tensor has rows"
-            refuse(path, found, " to correct:")
-        elif inputs is not None and (constant or output.requires_grad):
-            output = output if output.requires_grad else output.detach().requires_grad_()
-            recorded.append((path, inputs, output))
-            return output.clone()  # so that an in-place activation behind the layer leaves the recorded output alone
-        return output
-
+    recording = _Recording(layers, constant)
     parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
     named = inputs if isinstance(inputs, Mapping) else {}
     arguments = () if named else inputs if isinstance(inputs, tuple) else (inputs,)
-    handles: list[Any] = []
-    for path, layer in layers.items():
-        handles.append(layer.register_forward_pre_hook(partial(enter, path), with_kwargs=True))
-        handles.append(layer.register_forward_hook(partial(leave, path)))
-    with torch.enable_grad():
-        try:
-            output = model(*map(_copied, arguments), **{name: _copied(each) for name, each in named.items()})
-            loss = _checked(loss_fn(output, targets))
-            calls_made = list(recorded)
-            wanted = [*(output for *_, output in calls_made), *parameters.values()]
-            # With the hooks still there: what a checkpoint recomputes must be what it has seen.
-            found = torch.autograd.grad(loss, wanted, allow_unused=True)
-        finally:
-            for handle in handles:
-                handle.remove()
-            for parameter in (parameter for kept in trained.values() for parameter in kept):
-                parameter.requires_grad_(True)
+    with torch.enable_grad(), recording.hooked():
+        output = model(*map(_copied, arguments), **{name: _copied(each) for name, each in named.items()})
+        loss = _checked(loss_fn(output, targets))
+        made = list(recording.calls)
+        # With the hooks still there: what a checkpoint recomputes must be what it has seen.
+        found = torch.autograd.grad(loss, [*(out for *_, out in made), *parameters.values()], allow_unused=True)
     calls: dict[str, list[Call]] = {}
-    for (path, read_then, _), gradient in zip(calls_made, found, strict=False):
-        if gradient is not None and path not in refused:
-            calls.setdefault(path, []).append(Call(read_then, gradient))
-    gradients = dict(zip(parameters, found[len(calls_made) :], strict=True))
+    for (path, read, _), gradient in zip(made, found, strict=False):
+        if gradient is not None and path not in recording.refused:
+            calls.setdefault(path, []).append(Call(read, gradient))
+    gradients = dict(zip(parameters, found[len(made) :], strict=True))
     # Copies: autograd gives both summands of p + q one gradient, and those of a sum a view of a single number.
     own = {name: gradient.clone() for name, gradient in gradients.items() if gradient is not None}
-    return Pass(loss.detach(), own, calls, refused)
+    return Pass(loss.detach(), own, calls, recording.refused)

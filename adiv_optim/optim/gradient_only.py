@@ -74,6 +74,8 @@ class GradientOnly(OptimizerWrapper):
     _own_steps = 0
     #: All steps, whether there has been a gradient, and what was told of weights that are no longer the model's.
     _steps, _fed, _told = 0, False, ""
+    #: The arguments for layers that come later; None once this is detached.
+    _later: dict[str, Any] | None = None
 
     def __init__(
         self,
@@ -88,8 +90,7 @@ class GradientOnly(OptimizerWrapper):
         check_same_parameters("GradientOnly", optimizer, model)
         skip = skip if isinstance(skip, str) else tuple(skip)  # attach refuses a string
         self.model = attach(model, correction, skip=skip, strict=strict)
-        #: The arguments for layers that come later; None once this is detached.
-        self._later: dict[str, Any] | None = {"correction": correction, "skip": skip, "strict": strict}
+        self._later = {"correction": correction, "skip": skip, "strict": strict}
         elements = self.coverage().elements
         outside = sum(size for name, size in elements.items() if name not in dict(self.model.named_parameters()))
         if 2 * outside > sum(elements.values()):

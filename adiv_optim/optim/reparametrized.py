@@ -4,11 +4,13 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from .._linalg import host
 from .._linalg.limits import check_dict
+from .._linalg.shards import whole
 from ..attach.coverage import Coverage, warn
 from ..attach.reports import fed, gone, report
 from ..functional.shared import refuse_capture, without_autocast
@@ -135,9 +137,24 @@ class Reparametrized(OptimizerWrapper):
         """Whether `detach` was called."""
         return type(self.method) is Method
 
+    def _makes_state(self) -> bool:
+        """Whether rates, gradients and state are all nothing, as where torch.distributed.checkpoint takes a step.
+
+        It does so to know the state of an optimizer that has none. What is remembered belongs to the steps that train.
+        """
+        rates = [group.get("lr") for group in self.param_groups]
+        if self.state or any(rate != 0 if not isinstance(rate, Tensor) or rate.is_cpu else True for rate in rates):
+            return False
+        gradients = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
+        dense = all(gradient.layout == torch.strided for gradient in gradients)
+        return dense and not any(host.read(*(whole(gradient.any()) for gradient in gradients)))
+
     @torch.compiler.disable  # traced, a step would be dozens of graphs
     @torch.no_grad()
     def _inner_step(self, *args: Any, **kwargs: Any) -> None:
+        if self._makes_state():
+            super()._inner_step(*args, **kwargs)
+            return
         device = next(self.model.parameters()).device
         if not self.detached:
             refuse_capture(type(self).__name__, "counts its steps", next(self.model.parameters()))

@@ -135,7 +135,10 @@ class CanonicalMethod(Method):
             raise ValueError(f"{path}['factors'] is of other parameters: {sorted(names)[:3]}; {self.remedy}.")
         for name, parts in found.items():
             shape = self.graph.parameters[name].shape
-            if len(parts) != 2 or not all(broadcasts(part.shape, shape) and bool((part > 0).all()) for part in parts):
+            fits = [
+                isinstance(p, Tensor) and broadcasts(p.shape, shape) and bool((p > 0).all()) for p in _listed(parts)
+            ]
+            if fits != [True, True]:
                 wanted = f"two tensors of numbers above 0 that broadcast to {shape}"
                 raise ValueError(f"{path}['factors'][{name!r}] is {shown(parts)}, wanted {wanted}; {self.remedy}.")
 
@@ -147,6 +150,10 @@ class CanonicalMethod(Method):
             name: gauges.Factors(self.graph.parameters[name].shape, d.clone(), e.clone())
             for name, (d, e) in factors.items()
         }
+
+
+def _listed(value: Any) -> Sequence[Any]:
+    return value if isinstance(value, (list, tuple)) else []
 
 
 def _diagonal(parameter: nn.Parameter, factors: gauges.Factors) -> Diagonal:

@@ -68,13 +68,15 @@ class ByInputs(Method):
         super().__init__(model, training, **settings)
         self.memories = []
         owners: dict[nn.Parameter, list[nn.Module]] = {}
+        group_of = {id(p): n for n, group in enumerate(self.optimizer.param_groups) for p in group["params"]}
         for module in model.modules():
             for parameter in module.parameters(recurse=False):
                 owners.setdefault(parameter, []).append(module)
         for weight, layers in weights(model).items():
             if id(weight) in self.held and all(type(layer) in LAYERS for layer in layers):
                 bias: Any = layers[0].bias
-                both = self.with_bias and bias is not None and id(bias) in self.held and owners[bias] == layers
+                both = self.with_bias and bias is not None and group_of.get(id(bias)) == group_of[id(weight)]
+                both = both and owners[bias] == layers
                 self.memories.append(Memory(weight, bias if both else None, layers[0], layers))
 
     def enter(self) -> None:

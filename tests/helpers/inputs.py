@@ -10,6 +10,12 @@ def mean_of(layer: Any) -> list[Tensor]:
     return layer.moments.mean(layer.memory, layer.rows)
 
 
+def rms_of(layer: Any) -> Tensor:
+    """The root mean square of an entry, for each group."""
+    found: Tensor = layer.moments.rms(layer.memory, layer.rows)
+    return found
+
+
 def spectra_of(layer: Any) -> Any:
     """Of each block the trace, and the leading eigenvalues and eigenvectors."""
     return layer.moments.spectra(layer.memory, layer.rows)

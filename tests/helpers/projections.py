@@ -70,11 +70,9 @@ def same(model: nn.Module, other: nn.Module) -> bool:
 def sharing(optimizer: Any) -> str:
     """Which of k and v have the memory of q, and what was made of it."""
     first, found = layer(optimizer, "q"), ""
-    for name in "kv":
-        follower = next((each for each in optimizer.method.layers if each.name == f"{name}.weight"), None)
-        if follower is not None and follower.total is not None:
-            kept = [a is b for a, b in zip(follower.memory(), first.memory(), strict=True)]
-            made = optimizer.method.measured[follower.name] is optimizer.method.measured[first.name]
-            assert {made, *kept} in ({True}, {False})
-            found += name if made else ""
+    measured = optimizer.method.measured
+    for follower in (layer(optimizer, name) for name in "kv"):
+        shared = follower.memory is first.memory
+        assert shared == (measured[follower.name] is measured[first.name])
+        found += follower.name[0] if shared else ""
     return found

@@ -133,42 +133,44 @@ def test_state_that_torch_refuses_changes_nothing(wrapper, damage):
     assert not same(path_of(optimizer), wanted)
 
 
-CHART, WHITE = "['method']", "['method']['layers']['3.weight']"
+METHOD, WHITE = "['method']", "['method']['layers']['3.weight']"
 FACTOR = "['method']['factors']['3.weight']"
 #: name → where the damage is, what it is, and what the message says of that place, in what each wrapper remembers.
 MEMORY: dict[str, dict[str, tuple[str, Change, str]]] = {
     "unit-consistent": {
-        "no-dict": (CHART, to(None), " is None (NoneType), wanted a dict of 'steps', 'log_scales', 'factors'"),
-        "steps-missing": (CHART, without("steps"), " lacks 'steps': it is a dict of 'log_scales', 'factors', wanted"),
-        "steps-negative": (f"{CHART}['steps']", to(-1), " is -1 (int), wanted an integer of at least 0"),
-        "scales-nan": (f"{CHART}['log_scales']", poisoned, f" {F64} (9,) with NaN or inf, wanted"),
-        "scales-truncated": (f"{CHART}['log_scales']", shorter, f" {F64} (8,), wanted a floating-point tensor"),
-        "scales-no-tensor": (f"{CHART}['log_scales']", Tensor.tolist, " is a list of 9, wanted a floating-point"),
-        "factors-no-dict": (f"{CHART}['factors']", to([]), " is a list of 0, wanted a dict"),
-        "factors-missing": (f"{CHART}['factors']", without("3.bias"), " lacks '3.bias': it is a dict of"),
-        "factors-unknown": (f"{CHART}['factors']", plus("9.bias"), " has an unknown '9.bias': it is a dict of"),
-        "factors-truncated": (FACTOR, shorter, " is a tuple of 1, wanted a list of 2"),
-        "factor-truncated": (f"{FACTOR}[0]", shorter, f" {F64} (4, 1), wanted a tensor of finite numbers above 0 that"),
-        "factor-negative": (f"{FACTOR}[1]", Tensor.neg, f" {F64} (1, 12), wanted a tensor of finite numbers above 0"),
+        "no-dict": (METHOD, to(None), " is None (NoneType), wanted a dict"),
+        "steps-missing": (METHOD, without("steps"), " lacks 'steps': it is a dict of 'log_scales', 'factors', wanted"),
+        "steps-negative": (f"{METHOD}['steps']", to(-1), " is -1 (int), wanted an integer of at least 0"),
+        "scales-nan": (f"{METHOD}['log_scales']", poisoned, f" {F64} (9,) with NaN or inf, wanted"),
+        "scales-truncated": (f"{METHOD}['log_scales']", shorter, f" {F64} (8,), wanted a floating-point tensor"),
+        "scales-no-tensor": (f"{METHOD}['log_scales']", Tensor.tolist, " is a list of 9, wanted a floating-point"),
+        "factors-no-dict": (f"{METHOD}['factors']", to([]), " is a list of 0, wanted a dict"),
+        "factors-missing": (f"{METHOD}['factors']", without("3.bias"), " is of other parameters: ['3.bias']"),
+        "factors-unknown": (f"{METHOD}['factors']", plus("9.bias"), " is of other parameters: ['9.bias']"),
+        "factors-truncated": (FACTOR, shorter, " is a list of 1, wanted two tensors of numbers above 0 that"),
+        "factor-truncated": (FACTOR, lambda ends: [ends[0][1:], ends[1]], " is a list of 2, wanted two tensors of"),
+        "factor-negative": (FACTOR, lambda ends: [ends[0], -ends[1]], " is a list of 2, wanted two tensors of numbers"),
+        "factor-inf": (f"{FACTOR}[1]", lambda end: end / 0, f" {F64} (1, 12) with NaN or inf, wanted"),
+        "factor-no-tensor": (FACTOR, to([1, 2]), " is a list of 2, wanted two tensors of numbers"),
+        "factors-no-list": (FACTOR, to(1), " is 1 (int), wanted two tensors of numbers"),
     },
     "whitened": {
-        "no-dict": (CHART, to(None), " is None (NoneType), wanted a dict of 'steps', 'layers'"),
-        "steps-no-count": (f"{CHART}['steps']", to(True), " is True (bool), wanted an integer of at least 0"),
-        "layer-missing": (f"{CHART}['layers']", without("3.weight"), " lacks '3.weight': it is a dict of '0.weight'"),
-        "layer-unknown": (f"{CHART}['layers']", plus("9.weight"), " has an unknown '9.weight': it is a dict of"),
-        "layer-no-dict": (WHITE, to([]), " is a list of 0, wanted a dict of 'total', 'rows'"),
-        "covariance-missing": (WHITE, without("total"), " lacks 'total': it is a dict of 'rows', wanted"),
-        "covariance-nan": (f"{WHITE}['total'][0]", poisoned, f" {F64} (1, 13, 13) with NaN or inf, wanted"),
-        "covariance-truncated": (f"{WHITE}['total']", shorter, " is a list of 0, wanted a list of 1"),
-        "block-truncated": (f"{WHITE}['total'][0]", lambda block: block[:, 1:], f" {F64} (1, 12, 13), wanted"),
+        "no-dict": (METHOD, to(None), " is None (NoneType), wanted a dict"),
+        "steps-no-count": (f"{METHOD}['steps']", to(True), " is True (bool), wanted an integer of at least 0"),
+        "layer-missing": (f"{METHOD}['layers']", without("3.weight"), " lacks '3.weight': it is a dict of '0.weight'"),
+        "layer-unknown": (f"{METHOD}['layers']", plus("9.weight"), " has an unknown '9.weight': it is a dict of"),
+        "layer-no-dict": (WHITE, to([]), " is a list of 0, wanted a dict of 'memory', 'rows'"),
+        "covariance-missing": (WHITE, without("memory"), " lacks 'memory': it is a dict of 'rows', wanted"),
+        "covariance-nan": (f"{WHITE}['memory'][0]", poisoned, f" {F64} (1, 13, 13) with NaN or inf, wanted"),
+        "covariance-truncated": (f"{WHITE}['memory']", shorter, " is a list of 0, wanted a list of 1"),
+        "block-truncated": (f"{WHITE}['memory'][0]", lambda block: block[:, 1:], f" {F64} (1, 12, 13), wanted"),
         "rows-nan": (f"{WHITE}['rows']", to(torch.nan), " is nan (float), wanted a finite number"),
-        "rows-zero": (f"{WHITE}['rows']", to(0.0), " is 0.0 (float), wanted a finite number above 0"),
+        "rows-negative": (f"{WHITE}['rows']", to(-1.0), " is -1.0 (float), wanted a finite number of at least 0"),
     },
     "whitened-rank": {
-        "bases-missing": (WHITE, without("bases"), " lacks 'bases': it is a dict of 'total', 'rows', wanted"),
-        "bases-truncated": (f"{WHITE}['bases']", shorter, " is a list of 0, wanted a list of 1"),
-        "basis-nan": (f"{WHITE}['bases'][0]", poisoned, f" {F64} (1, 13, 2) with NaN or inf, wanted"),
-        "basis-truncated": (f"{WHITE}['bases'][0]", lambda u: u[:, 1:], f" {F64} (1, 12, 2), wanted"),
+        "memory-truncated": (f"{WHITE}['memory']", shorter, " is a list of 2, wanted a list of 3"),
+        "basis-nan": (f"{WHITE}['memory'][0]", poisoned, f" {F64} (1, 13, 2) with NaN or inf, wanted"),
+        "basis-truncated": (f"{WHITE}['memory'][0]", lambda u: u[:, 1:], f" {F64} (1, 12, 2), wanted"),
     },
 }  # fmt: skip
 
@@ -183,9 +185,13 @@ def test_damaged_memory_of_the_wrapper_is_refused(wrapper, name):
     assert_refused(wrapper, damaged(saved(wrapper), path, change), f"state_dict{path}{message}")
 
 
-def test_memory_of_another_rank_is_refused_by_both():
-    state = damaged(saved("whitened-rank"), f"{WHITE}['bases'][0]", lambda u: u[..., 1:])
-    assert_refused("whitened-rank", state, f"{WHITE} was saved with rank=1, this has rank=2")
+def test_memory_of_another_setting_is_refused_by_both():
+    state = damaged(saved("whitened-rank"), f"{METHOD}['settings']['rank']", to(1))
+    assert_refused("whitened-rank", state, "state_dict['method'] was saved with rank=1, this has rank=2")
+    state = damaged(saved("whitened"), f"{METHOD}['settings']['max_dim']", to(4))
+    assert_refused("whitened", state, "state_dict['method'] was saved with max_dim=4, this has max_dim=1024")
+    state = damaged(saved("whitened"), f"{METHOD}['settings']", to(4))
+    assert_refused("whitened", state, "state_dict['method']['settings'] is 4 (int), wanted a dict")
 
 
 @pytest.mark.parametrize("wrapper", WRAPPERS)
@@ -197,7 +203,7 @@ def test_what_is_no_state_dict_is_refused(wrapper, state):
 #: Where a sixth hidden unit shows first; what InputScaled remembers has a number for each layer, whatever its shape.
 OTHER_SHAPES = {
     "unit-consistent": f"['method']['log_scales'] {F64} (10,), wanted a floating-point tensor of shape (9,)",
-    "whitened": f"['layers']['5.weight']['total'][0] {F64} (1, 7, 7), wanted a floating-point tensor of shape (1, 6",
+    "whitened": f"['layers']['5.weight']['memory'][0] {F64} (1, 7, 7), wanted a floating-point tensor of shape (1, 6",
 }
 OTHER_SHAPES["preconditioned"] = OTHER_SHAPES["whitened"]
 OTHER_SHAPES["whitened-rank"] = OTHER_SHAPES["whitened"].replace("7, 7", "7, 2").replace("1, 6", "1, 6, 2")

@@ -1,4 +1,4 @@
-"""Layers that parallelize_module has cut, against one process with A in blocks of the columns of each of them."""
+"""Layers that parallelize_module has cut, against one process with a layer for the columns of each of them."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,8 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, distributed, nn
 
 from adiv_optim import InputScaled, Preconditioned, Proportional, UnitConsistent, Whitened, attach, gauge
-from adiv_optim.optim import by_inputs, input_chart
-from tests.helpers import checkpoints
+from adiv_optim.optim import by_inputs, whitened
 from tests.helpers.loops import DIFFERENT, Weights, adamw, deviation, sgd
 from tests.helpers.processes import needs_distributed, on_processes
 
@@ -26,25 +25,39 @@ BLOCK = 6
 
 
 class Network(nn.Module):
-    """An embedding and a norm, a pair of layers that two or three processes share, and a head that each has whole."""
+    """An embedding and a norm, a pair of layers that two or three processes share, and a head that each has whole.
 
-    def __init__(self, ranks: int, apart: bool) -> None:
+    Args:
+        ranks: processes.
+        apart: whether the bias of the second layer is one that no layer has: it takes the plain step.
+        split: whether the columns of each process are a layer of their own.
+    """
+
+    def __init__(self, ranks: int, apart: bool = False, split: bool = False) -> None:
         super().__init__()
         self.embed, self.norm = nn.Embedding(11, 4), nn.LayerNorm(4)
         self.up, self.down = nn.Linear(4, BLOCK * ranks), nn.Linear(BLOCK * ranks, 5)
         self.head = nn.Linear(5, 3)
         self.apart = apart
-        if apart:  # a bias that no layer has: it takes the plain step
+        if apart:
             self.shift, self.down.bias = self.down.bias, None
+        self.parts = nn.ModuleList()
+        if split:
+            for columns in self.down.weight.detach().split(BLOCK, 1):
+                self.parts.append(nn.Linear(BLOCK, 5, bias=False))
+                self.parts[-1].weight.data.copy_(columns)
+            self.down.weight = None
 
     def forward(self, tokens: Tensor) -> Tensor:
-        x = self.down(F.relu(self.up(self.norm(self.embed(tokens)))))
+        x = F.relu(self.up(self.norm(self.embed(tokens))))
+        pieces = zip(self.parts, x.split(BLOCK, -1), strict=True) if self.parts else ()
+        x = sum(part(piece) for part, piece in pieces) if self.parts else self.down(x)
         return self.head(F.relu(x + self.shift if self.apart else x))
 
 
-def network(ranks: int, apart: bool = False) -> nn.Module:
+def network(ranks: int, **how: bool) -> nn.Module:
     torch.manual_seed(0)
-    return Network(ranks, apart)
+    return Network(ranks, **how)
 
 
 def batches() -> list[tuple[Tensor, Tensor]]:
@@ -73,7 +86,7 @@ INNER = {"adamw": adamw, "sgd": sgd}
 CASES = [(name, inner) for name in COORDINATES for inner in INNER]
 #: There torch's own SGD, with nothing around it, takes what one process holds of a normaliser's gradient for all of it.
 #: What sums over processes are left out, or made where there should be none → wrappers that do something else then.
-WRONG = {"columns": BY_INPUTS, "norms": ["whitened"], "others' rows": ["preconditioned", "whitened"]}
+WRONG = {"norms": ["whitened"], "others' rows": ["input-scaled", "preconditioned", "whitened"]}
 on_two = pytest.mark.parametrize("ranks", [2], indirect=True)
 
 
@@ -102,8 +115,7 @@ def train(model: nn.Module, optimizer: Any, data: list[tuple[Tensor, Tensor]], c
 @contextmanager
 def wrong(what: str) -> Iterator[None]:
     place = {
-        "columns": mock.patch.object(input_chart, "_sum_over_columns"),
-        "norms": mock.patch.object(input_chart.InputChart, "settle"),
+        "norms": mock.patch.object(whitened, "add_up_row_shards"),
         "others' rows": mock.patch.object(by_inputs, "refuse_shards", return_value=False),
     }
     with place[what]:
@@ -128,7 +140,7 @@ def every_loop(rank: int, folder: Path) -> dict[str, Any]:
             with wrong(what):
                 found |= {f"{what}-{name}": trained(name, "sgd") for name in names}
         for name in COORDINATES:
-            found[f"resumed-{name}"] = resumed(name, flat, folder / name)
+            found[f"resumed-{name}"] = resumed(name, flat, folder / f"{name}-{rank}")
         found |= {f"copies-{name}": of_copies(rank, name) for name in BY_INPUTS}
     return found
 
@@ -137,10 +149,11 @@ def resumed(name: str, mesh: Any, folder: Path) -> Weights:
     model = shared(network(2), mesh)
     optimizer = COORDINATES[name](adamw(model), model)
     train(model, optimizer, batches()[:4])
-    checkpoints.save(model, optimizer, folder)
+    torch.save([model.state_dict(), optimizer.state_dict()], folder)
     model = shared(network(2), mesh)
     optimizer = COORDINATES[name](adamw(model), model)
-    checkpoints.load(model, optimizer, folder)
+    for each, state in zip((model, optimizer), torch.load(folder, weights_only=False), strict=True):
+        each.load_state_dict(state)
     return train(model, optimizer, batches()[4:])
 
 
@@ -156,12 +169,15 @@ def of_copies(rank: int, name: str) -> Weights:
 def corrected(rank: int) -> Weights:
     mesh = distributed.device_mesh.init_device_mesh("cpu", (2,))
     model = attach(shared(network(2, apart=True), mesh), Proportional())
-    return train(model, COORDINATES["whitened"](sgd(model), model), batches())
+    return train(model, COORDINATES["whitened"](sgd(model), model, skip=["down"]), batches())
 
 
-def alone(name: str, inner: str, ranks: int) -> Weights:
-    model = network(ranks, apart=name in BY_INPUTS)
+def alone(name: str, inner: str, ranks: int, split: bool = True) -> Weights:
+    by_inputs = name in BY_INPUTS
+    model = network(ranks, apart=by_inputs, split=by_inputs and split)
     found = train(model, COORDINATES[name](INNER[inner](model), model), batches())
+    if model.parts:
+        found["down.weight"] = torch.cat([found.pop(f"parts.{place}.weight") for place in range(ranks)], 1)
     return {"down.bias" if key == "shift" else key: value for key, value in found.items()}
 
 
@@ -172,7 +188,7 @@ def ranks(request, tmp_path_factory):
 
 
 @pytest.mark.parametrize(("name", "inner"), CASES)
-def test_tensor_parallel_processes_are_one_with_blocks_of_columns(ranks, name, inner):
+def test_tensor_parallel_processes_are_one_with_a_layer_for_the_columns_of_each(ranks, name, inner):
     wanted = alone(name, inner, len(ranks))
     for rank in ranks:
         assert deviation(rank[f"{name}-{inner}"], wanted) <= EXACT
@@ -183,18 +199,21 @@ def test_tensor_parallel_processes_are_one_with_blocks_of_columns(ranks, name, i
 @on_two
 @pytest.mark.parametrize("name", BY_INPUTS)
 def test_copies_of_tensor_parallel_layers_are_one_on_the_joined_batch(ranks, name):
-    """Of which each process has the columns whole: a single block of them, the blocks of max_dim."""
+    """Of which each process has the columns whole, in the blocks of max_dim."""
     for rank in ranks:
-        assert deviation(rank[f"copies-{name}"], alone(name, "adamw", 2)) <= EXACT
+        assert deviation(rank[f"copies-{name}"], alone(name, "adamw", 2, split=False)) <= EXACT
 
 
 def test_corrected_layers_are_linear_layers(tmp_path):
     model = attach(network(2, apart=True), Proportional())
-    wanted = train(model, COORDINATES["whitened"](sgd(model), model), batches())
+    wanted = train(model, COORDINATES["whitened"](sgd(model), model, skip=["down"]), batches())
     for found in on_processes(2, corrected, tmp_path):
         assert deviation(found, wanted) <= EXACT
     plain = network(2, apart=True)
-    assert deviation(wanted, train(plain, COORDINATES["whitened"](sgd(plain), plain), batches())) > DIFFERENT
+    assert (
+        deviation(wanted, train(plain, COORDINATES["whitened"](sgd(plain), plain, skip=["down"]), batches()))
+        > DIFFERENT
+    )
 
 
 @on_two
@@ -205,19 +224,17 @@ def test_every_sum_is_over_the_right_processes(ranks, what, name):
 
 @on_two
 @pytest.mark.parametrize("name", COORDINATES)
-def test_tensor_parallel_resumes_from_a_sharded_checkpoint(ranks, name):
+def test_tensor_parallel_resumes_from_what_each_process_has_saved(ranks, name):
     for rank in ranks:
         assert deviation(rank[f"resumed-{name}"], alone(name, "adamw", 2)) <= EXACT
 
 
 def test_coverage_says_what_is_in_blocks_and_what_is_plain(ranks):
-    size = BLOCK * len(ranks)
     for rank in ranks:
         found = rank["covered"]
         assert found["up.weight"] == "whitened, 5 columns"
         assert found["up.bias"] == "whitened, with its weight"
-        others = f"whitened, 6 columns, apart from the others of {size}, which other processes hold"
-        assert found["down.weight"] == others
+        assert found["down.weight"] == "whitened, 6 columns of this process"
         assert found["down.bias"] == "a bias, where columns of the weight are on other processes"
         assert found["norm.weight"] == "LayerNorm is not a layer whose rows are known"
         assert found["embed.weight"] == "Embedding is not a layer whose rows are known"

@@ -178,7 +178,7 @@ def test_gpt2_as_it_is_is_treated_in_conv1d(name):
 
 
 @pytest.mark.parametrize("rank", [None, 2])
-def test_projections_of_a_llama_share_their_covariance(rank):
+def test_projections_of_a_llama_share_what_is_made_of_it(rank):
     config = transformers.LlamaConfig(
         vocab_size=11, hidden_size=8, intermediate_size=12, num_hidden_layers=2, num_attention_heads=2,
         num_key_value_heads=1,
@@ -188,14 +188,14 @@ def test_projections_of_a_llama_share_their_covariance(rank):
     def trained(alone):
         model = awake(lambda: transformers.LlamaForCausalLM(config))
         optimizer = Whitened(adamw(model), model, rank=rank)
-        for layer in optimizer.method.layers:
-            layer.alone = alone
+        for layer in optimizer.method.layers if alone else ():
+            layer.readings = {}
         for _ in range(4):
             optimizer.zero_grad()
             model(input_ids=ids, labels=ids).loss.backward()
             optimizer.step()
         treated = optimizer.coverage().treated
-        return model.state_dict(), {name.split(".")[-2] for name, how in treated.items() if "one covariance" in how}
+        return model.state_dict(), {name.split(".")[-2] for name, how in treated.items() if "one average" in how}
 
     (weights, shared), (others, none) = trained(False), trained(True)
     assert shared == {"k_proj", "v_proj", "up_proj"}

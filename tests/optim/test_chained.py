@@ -14,7 +14,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, OneCycleLR
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from adiv_optim import ChainedOptimizer, Whitened
-from adiv_optim.optim.unread import kept_by_step
+from adiv_optim.optim.snapshot import decay_factors
 from tests.helpers.cases import relative_error
 from tests.helpers.revive import through_a_file
 from tests.wrappers import Wrapper, each_wrapper
@@ -84,25 +84,11 @@ def test_every_wrapper_takes_the_steps_of_one_optimizer(wrap: Wrapper):
 
 def test_decay_is_known_of_each_part():
     model = network()
-    kept = kept_by_step(ChainedOptimizer(pair(model)))
+    kept = decay_factors(ChainedOptimizer(pair(model)))
     assert kept == {id(p): 1.0 if p is model[2].weight else 1 - 0.01 * 0.1 for p in model.parameters()}
 
 
-def test_weights_that_a_part_keeps_are_told_of():
-    class Keeping(SGD):
-        def step(self, closure=None):
-            super().step(closure)
-            for p in self.param_groups[0]["params"]:
-                self.state[p]["copy"] = p.detach().clone()
-
-    model = network()
-    inside, rest = split(model)
-    optimizer = Whitened(ChainedOptimizer([SGD(rest, lr=0.1), Keeping(inside, lr=0.1)]), model)
-    with pytest.warns(UserWarning, match="keeps a copy of weights in its state, 'copy'"):
-        train(model, optimizer, steps=range(1))
-
-
-def test_hooks_of_a_part_see_the_weights_in_the_coordinates_of_the_step():
+def test_hooks_of_a_part_see_the_weights_of_the_step():
     seen = []
     model = network()
     parts = pair(model)

@@ -10,7 +10,7 @@ from torch.func import functional_call, grad
 from torch.optim import SGD
 
 from adiv_optim import GradientOnly, InputScaled, Preconditioned, Proportional, UnitConsistent, Whitened
-from adiv_optim.optim import input_scaled
+from adiv_optim.optim.snapshot import Snapshot
 from tests.helpers.cases import relative_error
 
 pytestmark = pytest.mark.usefixtures("in_float64")
@@ -202,25 +202,25 @@ def test_projecting_leaves_weights_without_a_magnitude_to_the_next_step():
         optimizer.step()
 
 
-def test_a_step_that_ends_between_two_layers_has_moved_the_first_once(monkeypatch):
+def test_a_step_that_ends_between_two_layers_is_taken_whole_the_next_time(monkeypatch):
     def moved(interrupt):
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 2, bias=False))
         optimizer = InputScaled(SGD(model.parameters(), lr=1e-9), model, hold=True, every=1, decay=0.0)
-        before, leave, count = model[0].weight.detach().clone(), input_scaled.Scaling.leave, []
+        before, write, count = model[0].weight.detach().clone(), Snapshot.write, []
 
         def interrupted(*arguments):
             count.append(1)
             if len(count) == 2:
                 raise KeyboardInterrupt
-            return leave(*arguments)
+            return write(*arguments)
 
         for number, scale in enumerate((2.0, 4.0, 4.0)):
             optimizer.zero_grad()
             model(scale * torch.ones(3, 4)).sum().backward()
             with monkeypatch.context() as patch:
                 if interrupt and number == 1:
-                    patch.setattr(input_scaled.Scaling, "leave", interrupted)
+                    patch.setattr(Snapshot, "write", interrupted)
                     with pytest.raises(KeyboardInterrupt):
                         optimizer.step()
                 else:

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from adiv_optim import InputScaled, Preconditioned, Whitened
-from tests.helpers.inputs import mean_of, spectra_of
+from tests.helpers.inputs import mean_of, rms_of, spectra_of
 
 EXACT = 1e-11
 
@@ -87,7 +87,7 @@ def test_input_scaled_measures_them():
     opt.count_rows(layer, d)
     layer(x).sum().backward()
     opt.step()
-    assert torch.allclose(opt.method.layers[0].rms(), torch.cat([x, d]).square().mean().sqrt(), rtol=EXACT)
+    assert torch.allclose(rms_of(opt.method.layers[0]), torch.cat([x, d]).square().mean().sqrt(), rtol=EXACT)
 
 
 def test_one_of_two_layers_that_share_a_covariance_leaves_it():

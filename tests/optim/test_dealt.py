@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from adiv_optim import Preconditioned, Whitened
 from adiv_optim._linalg.roots import NoRootError, Whole
-from adiv_optim.optim import leading
-from adiv_optim.optim.covariance_chart import deal
+from adiv_optim.optim import second_moments
+from adiv_optim.optim.covariance_method import deal
 from tests.helpers.cases import relative_error
 from tests.helpers.processes import needs_distributed, on_processes
 
@@ -44,8 +44,8 @@ def step(optimizer: Any, part: slice) -> None:
 
 
 def factors(optimizer: Any) -> list[Tensor]:
-    chart = optimizer.method
-    every = (factor for layer in chart.layers for factor in chart.measured[layer.name])
+    method = optimizer.method
+    every = (factor for layer in method.layers for factor in method.measured[layer.name])
     return [factor.matrix for factor in every if isinstance(factor, Whole)]
 
 
@@ -86,13 +86,13 @@ def on_each(rank: int, count: int) -> dict[str, Any]:
 
 def of_other_signs(rank: int | None, count: int = 1) -> dict[str, Tensor]:
     """The weights after some steps, where each process but the first finds eigenvectors of signs of its own."""
-    optimizer, real = optimizer_of("whitened-rank"), leading.followed
+    optimizer, real = optimizer_of("whitened-rank"), second_moments.followed
 
     def turned(*arguments):
         values, vectors = real(*arguments)
         return values, vectors * torch.tensor([1.0, -1.0]) if rank else vectors
 
-    leading.followed = turned
+    second_moments.followed = turned
     try:
         for _ in range(3):
             step(optimizer, slice(rank, None, count))
@@ -101,7 +101,7 @@ def of_other_signs(rank: int | None, count: int = 1) -> dict[str, Tensor]:
                     torch.distributed.all_reduce(p.grad)
             optimizer.step()
     finally:
-        leading.followed = real
+        second_moments.followed = real
     return optimizer.model.state_dict()
 
 

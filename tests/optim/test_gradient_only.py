@@ -201,7 +201,7 @@ def own_optimizer(model):
 ERRORS = {
     "other-parameters": (optimizer_of_another_model, Proportional(), ValueError, "none of the 4 .*0.weight.*deepcopy"),
     "correction-class": (own_optimizer, Proportional, TypeError, r"write Proportional\(\)"),
-    "correction-none": (own_optimizer, None, TypeError, "None of type NoneType"),
+    "correction-none": (own_optimizer, None, TypeError, "found NoneType"),
 }  # fmt: skip
 
 

@@ -176,7 +176,7 @@ def test_held_scale_is_part_of_a_checkpoint():
         resumed = InputScaled(torch.optim.SGD(other.parameters(), lr=0.1), other, every=1, decay=0.0, hold=True)
         resumed.load_state_dict(saved)
         if name == "again":  # planted: without the scale it starts in another
-            resumed.method.layers[0].last = None
+            resumed.method.last.clear()
         other(torch.full((5, 4), 9.0)).sum().backward()
         resumed.step()
         found = other.weight.detach().clone()

@@ -16,8 +16,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from adiv_optim import InputScaled, UnitConsistent, gauge
-from adiv_optim.optim.coordinates import all_or_nothing
-from adiv_optim.optim.method import Known
+from adiv_optim.optim.snapshot import Snapshot
 from tests.helpers.seeds import manual_seed
 from tests.wrappers import WRAPPERS
 
@@ -112,7 +111,7 @@ def outcomes(wrap: Any, inner: Any) -> tuple[list[list[Tensor]], list[Tensor]]:
     optimizer.step()
     allowed.append(values(optimizer))
     # AdamW itself writes a weight twice: what no map treats it may leave between the two.
-    mapped = {id(p) for map_ in optimizer.method.maps() if map_.moves_weights for p in map_.parameters}
+    mapped = {id(p) for each in optimizer.method.transforms() if each.moves_weights for p in each.parameters}
     treated = [id(p) in mapped for p in optimizer.model.parameters()]
     assert any(treated) or wrap is ROUTES["preconditioned"]
     each = [list(values) for values in zip(*allowed, strict=True)]
@@ -147,31 +146,15 @@ def test_every_allocation_may_fail(wrap, inner, request):
     assert number > 20
 
 
-def test_weights_left_in_mapped_coordinates_are_found():
+def test_weights_left_mapped_are_found():
     allowed, grads = outcomes(ROUTES["whitened"], INNER["sgd-0"])
     optimizer = ready(ROUTES["whitened"], INNER["sgd-0"])
     assert_old_or_new(optimizer, allowed, grads)
-    (first, *_) = optimizer.method.maps()
+    (first, *_) = optimizer.method.transforms()
     with torch.no_grad():
-        first.enter([p.detach().clone() for p in first.parameters], Known([1.0, 1.0]))
+        Snapshot(first, {}, read=True).enter()
     with pytest.raises(AssertionError):
         assert_old_or_new(optimizer, allowed, grads)
-
-
-def test_tensors_changed_halfway_get_their_old_values_back():
-    one, other = torch.ones(2), torch.zeros(2)
-
-    def interrupted() -> None:
-        with all_or_nothing([one, other]):
-            one.add_(1)
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        interrupted()
-    assert torch.equal(one, torch.ones(2))
-    with all_or_nothing([one, other]):
-        other.add_(1)
-    assert torch.equal(other, torch.ones(2))
 
 
 class Alarm:

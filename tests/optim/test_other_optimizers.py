@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.optim import SGD, AdamW, Optimizer
 
-from adiv_optim import InputScaled, Preconditioned, UnitConsistent, Whitened
+from adiv_optim import InputScaled, Preconditioned, Whitened
 from tests.helpers.processes import needs_distributed
 from tests.wrappers import WRAPPERS, each_wrapper
 
@@ -128,19 +128,6 @@ def test_a_step_at_rate_0_with_gradients_is_a_step():
     optimizer = Whitened(SGD(model.parameters(), lr=0.0), model)
     trained(model, optimizer, range(2))
     assert optimizer.method.steps == 2
-
-
-@pytest.mark.skipif(not hasattr(torch, "float8_e4m3fn"), reason="this torch has no float8")
-def test_state_in_eight_bits_is_no_copy_of_a_weight():
-    class Short(SGD):
-        @torch.no_grad()
-        def step(self, closure=None):
-            for p in self.param_groups[0]["params"]:
-                p.add_(p.grad, alpha=-0.1)
-                self.state[p]["momentum"] = p.grad.to(torch.float8_e4m3fn)
-
-    model = network()
-    trained(model, UnitConsistent(Short(model.parameters(), lr=0.1), model, example_input=torch.ones(1, 4)), range(2))
 
 
 class Turns(nn.Module):

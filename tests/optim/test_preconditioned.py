@@ -243,7 +243,7 @@ def test_loading_a_checkpoint_without_averages_forgets_them():
     plain, start = copy.deepcopy((fresh.inner.state_dict(), fresh.model.state_dict()))
     batches = torch.randn(3, 8, 6)
     trained(optimizer, batches)
-    kept = optimizer.state_dict()["method"]["layers"]["0.weight"]["total"]
+    kept = optimizer.state_dict()["method"]["layers"]["0.weight"]["memory"]
     saved = copy.deepcopy(kept)
     trained(optimizer, batches)
     assert torch.equal(kept[0], saved[0])  # a snapshot, not a view

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from adiv_optim import InputScaled, Preconditioned, Whitened
-from tests.helpers.inputs import mean_of
+from tests.helpers.inputs import mean_of, rms_of
 
 
 def due(opt, steps):
@@ -15,7 +15,7 @@ def due(opt, steps):
     found = []
     for number in range(steps):
         opt.method.steps = number
-        found += [number] * opt.method._due()
+        found += [number] * opt.method.due()
     return found
 
 
@@ -70,7 +70,7 @@ def test_heads_in_turns_are_both_measured_again_and_again():
         model(torch.full((4, 3), 1.0 + step), step % 2).sum().backward()
         opt.step()
         for seen, layer in zip(measured, opt.method.layers, strict=True):
-            seen.update(layer.rms().tolist() if layer.memory else [])
+            seen.update(rms_of(layer).tolist() if layer.rows else [])
     assert min(map(len, measured)) > 6
 
 

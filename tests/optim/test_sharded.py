@@ -1,7 +1,7 @@
 """Parameters sharded by fully_shard: two and three processes are one with the joined batch, uneven shards included."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import cache
 from typing import Any
 from unittest import mock
@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from adiv_optim import InputScaled, Preconditioned, UnitConsistent, Whitened, gauge
 from adiv_optim.gauge.scales import network as network_gauge
-from adiv_optim.optim import input_chart
+from adiv_optim.optim import input_method, input_scaled, whitened
 from tests.helpers.loops import DIFFERENT, Weights, adamw, deviation, sgd, split, weights
 from tests.helpers.processes import needs_distributed, on_processes
 
@@ -127,12 +127,14 @@ def newton_schulz(gradient: Tensor, coefficients: tuple[float, float, float], st
 
 @contextmanager
 def without(what: str) -> Iterator[None]:
-    place = {
-        "inputs": mock.patch.object(input_chart, "_sum_over_processes"),
-        "rows": mock.patch.object(input_chart.InputChart, "settle"),
-        "scales": mock.patch.object(network_gauge, "add_up"),
+    places: dict[str, list[tuple[Any, str]]] = {
+        "inputs": [(input_method, "add_up_rows")],
+        "rows": [(whitened, "add_up_row_shards"), (input_scaled, "add_up_row_shards")],
+        "scales": [(network_gauge, "add_up")],
     }
-    with place[what]:
+    with ExitStack() as stack:
+        for place in places[what]:
+            stack.enter_context(mock.patch.object(*place))
         yield
 
 

@@ -5,10 +5,9 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
 from adiv_optim import UnitConsistent, gauge
-from adiv_optim.optim import diagonal
 from tests.helpers.cases import relative_error
 from tests.helpers.covering import paired
 from tests.helpers.proximal import Proximal
@@ -75,7 +74,7 @@ def test_exception_inside_the_step_leaves_the_weights():
     model, optimizer = wrapped()
 
     def fail(*_):
-        assert not torch.equal(model[0].weight, before[0])  # inside, the weights are in canonical coordinates
+        assert not torch.equal(model[0].weight, before[0])  # inside, the weights are canonical
         raise RuntimeError("planted")
 
     optimizer.inner.register_step_pre_hook(fail)
@@ -236,14 +235,3 @@ def test_step_may_land_on_zero_or_infinity(value, dtype, sigma):
 def test_mistakes_are_named(action, error, message):
     with pytest.raises(error, match=message):
         action()
-
-
-def test_weights_are_mapped_slice_by_slice_to_the_last_row(monkeypatch):
-    def after() -> list[Tensor]:
-        model, optimizer = wrapped()
-        train(model, optimizer, BATCHES[:3])
-        return [p.detach().clone() for p in model.parameters()]
-
-    wanted = after()
-    monkeypatch.setattr(diagonal, "CHUNK", 18)  # three rows of six, of which there are eight
-    assert all(torch.equal(one, other) for one, other in zip(after(), wanted, strict=True))

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from adiv_optim import UnitConsistent, gauge
-from adiv_optim.optim.reports import OUTSIDE
+from adiv_optim.attach.reports import OUTSIDE
 
 pytestmark = pytest.mark.usefixtures("in_float64")
 

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from adiv_optim import Whitened
-from adiv_optim.optim.leading import LeadingCovariance
+from adiv_optim.optim.second_moments import SketchedCovariance
 from tests.helpers.cases import relative_error
 from tests.helpers.inputs import spectra_of
 
@@ -38,11 +38,11 @@ def test_they_are_nystroems_of_all_rows_that_are_remembered(layer, shape):
     layer = layer()
     optimizer = Whitened(torch.optim.SGD(layer.parameters(), lr=0.0), layer, every=1, decay=DECAY, rank=RANK)
     (kept,) = optimizer.method.layers
-    assert isinstance(kept, LeadingCovariance)
-    size = kept.sizes[0]
+    assert isinstance(kept.moments, SketchedCovariance)
+    size, groups = kept.moments.sizes[0], kept.moments.groups
     drawn = torch.randn(size, RANK, generator=torch.Generator().manual_seed(0))
-    bases = [torch.linalg.svd(drawn, full_matrices=False).U for _ in range(kept.groups)]
-    remembered, traces, count = [torch.zeros(size, size)] * kept.groups, [0.0] * kept.groups, 0.0
+    bases = [torch.linalg.svd(drawn, full_matrices=False).U for _ in range(groups)]
+    remembered, traces, count = [torch.zeros(size, size)] * groups, [0.0] * groups, 0.0
     for _ in range(4):
         batches = [torch.randn(shape) * torch.linspace(1, 2, shape[-1]) for _ in range(2)]
         optimizer.zero_grad()
@@ -57,7 +57,7 @@ def test_they_are_nystroems_of_all_rows_that_are_remembered(layer, shape):
             sketch = a @ bases[group]
             u, s, _ = torch.linalg.svd(sketch @ torch.linalg.pinv(bases[group].T @ sketch) @ sketch.T)
             bases[group], remembered[group] = u[:, :RANK], (u[:, :RANK] * s[:RANK]) @ u[:, :RANK].T
-        ((trace, (values, vectors)),) = kept.spectra()
+        ((trace, (values, vectors)),) = spectra_of(kept)
         found = (vectors * values[..., None, :]) @ vectors.mT
         wanted = torch.stack(remembered) / count
         assert relative_error(found.view(wanted.shape), wanted) <= 1e-10
@@ -87,10 +87,10 @@ def test_memory_of_groups_can_be_loaded_in_place():
     layer = nn.Conv2d(4, 6, 3, groups=2)
     optimizer = Whitened(torch.optim.SGD(layer.parameters(), lr=0.1), layer, rank=RANK)
     (kept,) = optimizer.method.layers
-    wanted = [torch.randn(basis.shape) for basis in kept.bases]
-    for basis, value in zip(optimizer.method.state_dict()["layers"]["weight"]["bases"], wanted, strict=True):
-        basis.copy_(value)
-    assert torch.equal(kept.bases[0], wanted[0])
+    wanted = [torch.randn(tensor.shape) for tensor in kept.memory]
+    for tensor, value in zip(optimizer.method.state_dict()["layers"]["weight"]["memory"], wanted, strict=True):
+        tensor.copy_(value)
+    assert all(map(torch.equal, kept.memory, wanted))
 
 
 @pytest.mark.parametrize(("saved", "own"), [(3, 2), (3, None), (None, 3)])
@@ -99,5 +99,5 @@ def test_a_checkpoint_of_another_rank_is_refused_by_both_ranks(saved, own):
     first, second = (Whitened(torch.optim.SGD(layer.parameters(), lr=0.1), layer, rank=rank) for rank in (saved, own))
     layer(torch.randn(8, 6)).sum().backward()
     first.step()
-    with pytest.raises(ValueError, match=rf"\['weight'\] was saved with rank={saved}, this has rank={own};"):
+    with pytest.raises(ValueError, match=rf"state_dict\['method'\] was saved with rank={saved}, this has rank={own};"):
         second.load_state_dict(first.state_dict())

@@ -1,4 +1,4 @@
-"""Optimizers whose step does not depend on the weights start from zero, and take the step of those that do not."""
+"""Optimizers whose step does not depend on the weights start from -0, and take the step of those that do not."""
 
 import functools
 
@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 from torch.testing._internal.two_tensor import TwoTensor
 
-from adiv_optim import GradientOnly, InputScaled, Proportional, UnitConsistent, Whitened
-from adiv_optim.optim import unread
-from adiv_optim.optim.unread import kept_by_step
+from adiv_optim import ChainedOptimizer, GradientOnly, InputScaled, Proportional, UnitConsistent, Whitened
+from adiv_optim.optim import snapshot
+from adiv_optim.optim.snapshot import decay_factors, hooked
 from adiv_optim.optim.wrapper import OptimizerWrapper
 from tests.helpers.cases import relative_error
 from tests.helpers.optimizers import OPTIMIZERS, Configuration, configurations
@@ -29,7 +29,7 @@ def steps(configuration: Configuration, weights: list[Tensor], gradients: list[T
     for scale in gradients:
         for p, value in zip(model.parameters(), weights, strict=True):
             p.grad = scale * torch.ones_like(value) + torch.arange(value.numel()).view_as(value) * 1e-2
-        known = kept_by_step(optimizer)
+        known = decay_factors(optimizer)
         factors.append([known.get(id(p)) for p in model.parameters()])
         optimizer.step()
     return [p.detach() for p in model.parameters()], factors
@@ -52,7 +52,7 @@ def test_steps_are_free_of_the_weights_where_that_is_claimed(name):
 
 def claimed(optimizer: type, **options: float | Tensor) -> bool:
     weight = nn.Parameter(torch.ones(2, 2))
-    return id(weight) in kept_by_step(optimizer([weight], **{"lr": 0.1, **options}))
+    return id(weight) in decay_factors(optimizer([weight], **{"lr": 0.1, **options}))
 
 
 class Reading(torch.optim.SGD):
@@ -75,15 +75,15 @@ def test_what_reads_the_weights_is_not_claimed():
     weight = nn.Parameter(torch.ones(2))
     elsewhere = torch.optim.AdamW([weight], lr=0.1)
     elsewhere.param_groups[0]["lr"] = torch.tensor(0.1, device="meta")  # which nothing can be read from
-    assert not kept_by_step(elsewhere)
+    assert not decay_factors(elsewhere)
     patched = torch.optim.SGD([weight], lr=0.1)
     patched.step = lambda: Reading.step(patched)
-    assert not kept_by_step(patched)
+    assert not decay_factors(patched)
     scheduled = torch.optim.SGD([weight], lr=0.1)
     torch.optim.lr_scheduler.StepLR(scheduled, 1)  # sets a step that counts the calls
-    assert kept_by_step(scheduled) == {id(weight): 1.0}
+    assert decay_factors(scheduled) == {id(weight): 1.0}
     scheduled.step = functools.wraps(scheduled.step)(lambda: Reading.step(scheduled))
-    assert not kept_by_step(scheduled)
+    assert not decay_factors(scheduled)
 
 
 class Overriding(GradientOnly):
@@ -104,15 +104,14 @@ def test_wrapper_of_gradients_alone_is_seen_through():
     model = nn.Linear(6, 4)
     inner = torch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=0.5)
     with GradientOnly(inner, model, Proportional()) as wrapper:
-        assert set(kept_by_step(wrapper).values()) == {0.95}
-        assert kept_by_step(OptimizerWrapper(inner)) == kept_by_step(inner)  # whose class torch then gives another step
-        assert set(kept_by_step(wrapper).values()) == {0.95}
+        assert set(decay_factors(wrapper).values()) == {0.95}
+        assert not decay_factors(OptimizerWrapper(inner))
         wrapper.step = lambda: None
-        assert not kept_by_step(wrapper)
+        assert not decay_factors(wrapper)
     for kind in (Overriding, Stepping):
         with kind(inner, model, Proportional()) as wrapper:
-            assert not kept_by_step(wrapper)
-    assert not kept_by_step(Whitened(inner, model))
+            assert not decay_factors(wrapper)
+    assert not decay_factors(Whitened(inner, model))
 
 
 def test_decay_within_a_wrapper_of_gradients_acts_on_the_weights_themselves():
@@ -191,20 +190,57 @@ def test_steps_from_zero_are_those_of_mapped_weights(kind, inner):
 
 @pytest.mark.parametrize("graft_norm", [True, False])
 def test_decoupled_decay_acts_on_the_weights_themselves(graft_norm):
-    def after(decays, kind=torch.optim.AdamW):
+    def after(decay, kind=torch.optim.AdamW):
         torch.manual_seed(0)
         model = nn.Linear(6, 4)
-        groups = [{"params": [p], "weight_decay": decay} for p, decay in zip(model.parameters(), decays, strict=True)]
-        optimizer = Whitened(kind(groups, lr=0.1), model, graft_norm=graft_norm)
+        optimizer = Whitened(kind(model.parameters(), lr=0.1, weight_decay=decay), model, graft_norm=graft_norm)
         start = [p.detach().clone() for p in model.parameters()]
         train(model, optimizer, [(torch.randn(9, 6), torch.randint(4, (9,)))])
         return start, [p.detach() for p in model.parameters()]
 
-    (start, decayed), (_, plain) = after((0.5, 0.2)), after((0.0, 0.0))
-    for p, one, other, decay in zip(start, decayed, plain, (0.5, 0.2), strict=True):
-        assert relative_error(one - other, -0.1 * decay * p) <= EXACT
-    _, in_coordinates = after((0.5, 0.2), type("Own", (torch.optim.AdamW,), {}))
-    assert relative_error(in_coordinates[0], decayed[0]) > 1e-3
+    (start, decayed), (_, plain) = after(0.5), after(0.0)
+    for p, one, other in zip(start, decayed, plain, strict=True):
+        assert relative_error(one - other, -0.1 * 0.5 * p) <= EXACT
+    # Of an optimizer that is not known the decay is part of the step, whose norm is kept.
+    _, unknown = after(0.5, type("Own", (torch.optim.AdamW,), {}))
+    assert (relative_error(unknown[0], decayed[0]) > 1e-3) == graft_norm
+
+
+def bits(p: Tensor) -> Tensor:
+    return p.detach().view(torch.int64).clone()
+
+
+@pytest.mark.parametrize("zero", [0.0, -0.0])
+@pytest.mark.parametrize("inner", KINDS.keys() - {"adam"})
+@pytest.mark.parametrize("kind", WRAPPED)
+def test_a_gradient_of_0_changes_no_bit(kind, inner, zero):
+    optimizer, options = KINDS[inner]
+    model, wrapper = wrapped(kind, optimizer, **options | {"weight_decay": 0.0})
+    model(3 * torch.randn(9, 6)).sum().backward()
+    with torch.no_grad():
+        for p in model.parameters():
+            p[0] = -0.0
+            p[1] = 5e-324
+            p.grad.fill_(zero)
+    before = {name: bits(p) for name, p in model.named_parameters()}
+    wrapper.step()
+    treated = wrapper.coverage().treated  # torch's own step makes +0 of a -0 and a gradient of -0
+    assert len(treated) >= 2
+    assert all(torch.equal(bits(model.get_parameter(name)), before[name]) for name in treated)
+
+
+def test_hooks_that_may_read_the_weights_are_seen_wherever_they_are():
+    model = nn.Linear(6, 4)
+    parts = [torch.optim.SGD([p], lr=0.1) for p in model.parameters()]
+    chain = ChainedOptimizer(parts)
+    outer = GradientOnly(chain, model, Proportional())
+    for optimizer in (*parts, chain, outer):
+        for register in (optimizer.register_step_pre_hook, optimizer.register_step_post_hook):
+            assert not hooked(outer)
+            handle = register(lambda *_: None)
+            assert hooked(outer)
+            handle.remove()
+    outer.detach()
 
 
 def first_seen(kind: str, inner: str, own: bool = False) -> Tensor:
@@ -219,13 +255,13 @@ def first_seen(kind: str, inner: str, own: bool = False) -> Tensor:
 
     model, wrapper = wrapped(kind, Spying, **options)
     if not own:
-        unread._KNOWN.add(Spying)
-        unread._DECOUPLED.add(Spying)
+        snapshot._KNOWN.add(Spying)
+        snapshot._DECOUPLED.add(Spying)
     try:
         train(model, wrapper, BATCHES[:1])
     finally:
-        unread._KNOWN.discard(Spying)
-        unread._DECOUPLED.discard(Spying)
+        snapshot._KNOWN.discard(Spying)
+        snapshot._DECOUPLED.discard(Spying)
     return seen[0]
 
 
@@ -238,7 +274,7 @@ def test_weights_are_mapped_where_they_are_read_alone(kind):
 
 def test_a_step_that_reads_the_weights_would_be_lost(monkeypatch):
     wanted = path("unit-consistent", Reading, {"lr": 0.1})
-    monkeypatch.setattr(unread, "_KNOWN", unread._KNOWN | {Reading})
+    monkeypatch.setattr(snapshot, "_KNOWN", snapshot._KNOWN | {Reading})
     found = path("unit-consistent", Reading, {"lr": 0.1})
     assert max(relative_error(one, other) for one, other in zip(found, wanted, strict=True)) > 1e-2
 

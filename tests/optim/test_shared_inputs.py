@@ -1,0 +1,231 @@
+"""Layers that read one tensor share what is made of it, and step bit for bit as if each had its own."""
+
+import copy
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from adiv_optim import Whitened
+from adiv_optim._linalg.roots import NoRootError
+from tests.helpers.cases import relative_error
+from tests.helpers.inputs import mean_of
+from tests.helpers.processes import needs_distributed, on_processes
+from tests.helpers.projections import WRAPPERS, backward, built, copies, inputs, layer, one, same, sharing, step
+from tests.helpers.revive import through_a_file
+
+pytestmark = pytest.mark.usefixtures("in_float64")
+
+each_wrapper = pytest.mark.parametrize("kind", WRAPPERS.values(), ids=WRAPPERS)
+Pairs = list[tuple[Any, Any]]
+
+
+def pairs(given: Callable[..., Any] = one, apart: Callable[..., Any] = copies, **options: Any) -> Pairs:
+    """Two models and their optimizers: layers of the first may read one tensor, those of the second read copies."""
+    return [built(given, **options), built(apart, **options)]
+
+
+def step_all(pairs: Pairs, *batches: Tensor) -> None:
+    for model, optimizer in pairs:
+        step(model, optimizer, *batches)
+
+
+@each_wrapper
+def test_they_step_as_if_each_had_its_own(kind):
+    (model, optimizer), (apart, reference) = every = pairs(kind=kind)
+    for number in range(5):
+        step_all(every, inputs(number), inputs(10 + number, 3))
+        assert same(model, apart)
+    assert (sharing(optimizer), sharing(reference)) == ("kv", "")
+    assert optimizer.coverage().treated["v.weight"].endswith(", one average with q.weight")
+    assert all("one average" not in how for how in reference.coverage().treated.values())
+
+
+@pytest.mark.parametrize("given", [lambda x: (x, 2 * x, x[:]), lambda x: (x.clone(), x, x)], ids=["views", "others"])
+def test_what_is_not_the_same_tensor_is_measured_by_itself(given):
+    model, optimizer = built(given)
+    step(model, optimizer, inputs(0))
+    assert sharing(optimizer) == ""
+
+
+def test_a_tensor_that_has_been_written_to_is_another_one():
+    def covariances(between: Callable[[Tensor], Any]) -> list[Any]:
+        torch.manual_seed(0)
+        model = nn.ModuleDict({"q": nn.Linear(6, 4), "k": nn.Linear(6, 4)})
+        optimizer = Whitened(torch.optim.SGD(model.parameters(), lr=0.1), model)
+        x = inputs(0)
+        model["q"](x).sum().backward()  # which has what it needs of x, so that x may change
+        between(x)
+        model["k"](x).sum().backward()
+        optimizer.step()
+        return [mean_of(each)[0] for each in optimizer.method.layers]
+
+    a, b = covariances(lambda x: None)
+    assert torch.equal(a, b)
+    a, b = covariances(lambda x: x.mul_(2))
+    assert relative_error(b[:6, :6], 4 * a[:6, :6]) <= 1e-12
+
+
+def test_a_layer_without_a_bias_has_fewer_columns_and_its_own_sum():
+    torch.manual_seed(0)
+    model = nn.ModuleDict({"q": nn.Linear(6, 4), "k": nn.Linear(6, 4, bias=False)})
+    optimizer = Whitened(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    x = inputs(0)
+    (model["q"](x) + model["k"](x)).sum().backward()
+    optimizer.step()
+    assert [mean_of(each)[0].shape for each in optimizer.method.layers] == [(7, 7), (6, 6)]
+
+
+def test_layers_of_different_pasts_have_their_own():
+    every = pairs(lambda x: (x, 3 * x, x), lambda x: (x, 3 * x, x.clone()), every=1)
+    (model, optimizer), (apart, _) = every
+    for number in range(4):
+        if number == 2:
+            model.given, apart.given = one, copies
+        step_all(every, inputs(number))
+    assert same(model, apart)
+    assert sharing(optimizer) == "v"
+
+
+@pytest.mark.parametrize("rows", [3, 0])
+def test_a_layer_that_has_read_other_rows_in_this_step_has_its_own(rows):
+    (model, optimizer), (apart, _) = every = pairs(every=1)
+    for each, own in every:
+        own.zero_grad()
+        each.q(inputs(1)).sum().backward()
+        each.k(inputs(2)[:rows]).sum().backward()
+        backward(each, inputs(4))
+        own.step()
+    assert same(model, apart)
+    assert sharing(optimizer) == ""
+
+
+def called(seed: int, shared: bool) -> list[Any]:
+    """What three layers keep after three steps of calls in any order, on tensors that some of them share."""
+    draw = random.Random(seed)
+    torch.manual_seed(0)
+    model = nn.ModuleDict({name: nn.Linear(6, 4) for name in "qkv"})
+    optimizer = Whitened(torch.optim.SGD(model.parameters(), lr=0.1), model, every=1)
+    for number in range(3):
+        optimizer.zero_grad()
+        tensors = [inputs(10 * number + k, draw.choice([0, 2, 3])) for k in range(3)]
+        for _ in range(draw.randint(1, 4)):
+            x = draw.choice(tensors)
+            for name in draw.sample("qkv", draw.randint(1, 3)):
+                output = model[name](x if shared else x.clone())
+                if draw.random() < 0.8:
+                    output.sum().backward()
+                if draw.random() < 0.1:
+                    optimizer.zero_grad()
+        for p in model.parameters():
+            p.grad = torch.zeros_like(p) if p.grad is None else p.grad
+        optimizer.step()
+    assert not optimizer.method.readings
+    return [(each.rows, each.memory) for each in optimizer.method.layers]
+
+
+@pytest.mark.filterwarnings("ignore:Whitened takes plain steps")
+def test_calls_in_any_order_leave_what_they_leave_of_copies():
+    shared = 0
+    for seed in range(150):
+        found, reference = called(seed, True), called(seed, False)
+        for (rows, memory), (wanted_rows, wanted) in zip(found, reference, strict=True):
+            assert rows == wanted_rows, seed
+            assert all(torch.equal(a, b) for a, b in zip(memory, wanted, strict=True)), seed
+        shared += len({id(memory) for _, memory in found}) < 3
+    assert shared > 10
+
+
+def test_readings_end_with_the_tensor():
+    """Another tensor may have its id then."""
+    model, optimizer = built()
+    x = inputs(0)
+    backward(model, x)
+    assert optimizer.method.readings
+    del x
+    assert not optimizer.method.readings
+
+
+def test_a_failure_is_that_of_all_who_share():
+    model, optimizer = built(every=1)
+    step(model, optimizer, inputs(0))
+    old, calls = optimizer.method.measured["v.weight"], []
+
+    def fails(layer: Any) -> Any:
+        calls.append(layer.name)
+        raise NoRootError("planted")
+
+    optimizer.method.measure = fails
+    with pytest.warns(UserWarning, match="planted"):
+        step(model, optimizer, inputs(1))
+    assert calls == ["q.weight", "out.weight"]
+    assert optimizer.method.failures == dict.fromkeys((f"{name}.weight" for name in ("q", "k", "v", "out")), 1)
+    assert optimizer.method.measured["v.weight"] is old
+
+
+@each_wrapper
+def test_a_resumed_run_takes_the_same_steps_with_a_memory_for_each(kind):
+    (model, optimizer), (other, resumed) = every = [built(kind=kind, every=1), built(kind=kind, every=1)]
+    for number in range(3):
+        step(model, optimizer, inputs(number))
+    other.load_state_dict(model.state_dict())
+    resumed.load_state_dict(through_a_file(optimizer.state_dict()))
+    for number in range(3, 5):
+        step_all(every, inputs(number))
+    assert same(model, other)
+    assert (sharing(optimizer), sharing(resumed)) == ("kv", "")
+
+
+def test_a_copy_within_a_step_goes_on():
+    model, optimizer = built()
+    backward(model, inputs(0))
+    twin, copied = copy.deepcopy((model, optimizer))
+    for p, other in zip(model.parameters(), twin.parameters(), strict=True):
+        other.grad = p.grad.clone()
+    for each, own in ((model, optimizer), (twin, copied)):
+        backward(each, inputs(1))
+        own.step()
+        step(each, own, inputs(2))
+    assert same(model, twin)
+    assert layer(copied, "v").memory[0] is not layer(optimizer, "v").memory[0]
+
+
+#: By rank, what k and v read of the rows of this process.
+ACROSS: dict[str, list[Callable[..., Any]]] = {"all": [one, one], "one apart": [one, copies]}
+
+
+def on_each(rank: int, count: int) -> dict[str, Any]:
+    found = {}
+    for name, kind in WRAPPERS.items():
+        for case, given in ACROSS.items():
+            for last in ("sees its rows", "is not called", "sees no rows"):
+                model, optimizer = built(given[rank], kind, every=1)
+                for number in range(3):
+                    optimizer.zero_grad()
+                    x = inputs(number, 12)
+                    alone = last != "sees its rows"
+                    part = x[rank::count] if not alone else x if rank == 0 else x[:0]
+                    if last != "is not called" or rank == 0:
+                        backward(model, part)
+                    for p in model.parameters():
+                        p.grad = torch.zeros_like(p) if p.grad is None else p.grad
+                        torch.distributed.all_reduce(p.grad)
+                    optimizer.step()
+                found[name, case, last] = model.state_dict()
+    return found
+
+
+@needs_distributed
+def test_processes_are_one_on_the_joined_batch_whatever_each_of_them_shares(tmp_path):
+    found = on_processes(2, on_each, tmp_path, 2)
+    for name, kind in WRAPPERS.items():
+        model, reference = built(copies, kind, every=1)
+        for number in range(3):
+            step(model, reference, inputs(number, 12))
+        for weights in found:
+            for case in (key for key in weights if key[0] == name):
+                for key, value in model.state_dict().items():
+                    assert relative_error(weights[case][key], value) <= 1e-12, (case, key)

@@ -1,0 +1,78 @@
+"""Layers that are frozen or unfrozen as training goes on: found at the next measurement, and named in checkpoints."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD
+
+from adiv_optim import InputScaled, Preconditioned, Whitened
+
+pytestmark = pytest.mark.usefixtures("in_float64")
+
+each_wrapper = pytest.mark.parametrize("wrapper", [Preconditioned, Whitened, InputScaled])
+#: The step from which on the first layer trains.
+THAWED, END = 4, 12
+
+
+def built(wrapper: Any) -> tuple[nn.Module, Any]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+    model[0].requires_grad_(False)
+    return model, wrapper(SGD(model.parameters(), lr=0.1, momentum=0.9), model, every=2)
+
+
+def trained(model: nn.Module, optimizer: Any, steps: range) -> list[Tensor]:
+    for step in steps:
+        model[0].requires_grad_(step >= THAWED)
+        optimizer.zero_grad()
+        model(3 * torch.randn(6, 4, generator=torch.Generator().manual_seed(step))).square().mean().backward()
+        optimizer.step()
+    return [p.detach() for p in model.parameters()]
+
+
+@each_wrapper
+def test_a_layer_is_treated_from_the_measurement_after_it_was_unfrozen(wrapper):
+    model, optimizer = built(wrapper)
+    trained(model, optimizer, range(THAWED))
+    assert optimizer.coverage().skipped["0.weight"] == "frozen"
+    assert [layer.name for layer in optimizer.method.layers] == ["2.weight"]
+    kept = optimizer.method.layers[0]
+    trained(model, optimizer, range(THAWED, END))
+    assert "0.weight" in optimizer.coverage().treated
+    assert optimizer.method.layers[1] is kept  # with its memory
+    assert optimizer.method.layers[0].rows < kept.rows
+
+
+@each_wrapper
+@pytest.mark.parametrize("at", [THAWED - 1, THAWED + 4])
+def test_a_run_goes_on_as_if_it_had_not_been_saved(wrapper, at):
+    """Where the script lets the same parameters train before it builds the optimizer that loads."""
+    plain = trained(*built(wrapper), range(END))
+    model, optimizer = built(wrapper)
+    trained(model, optimizer, range(at))
+    resumed, _ = built(wrapper)
+    resumed[0].requires_grad_(at >= THAWED)
+    twin = wrapper(SGD(resumed.parameters(), lr=0.1, momentum=0.9), resumed, every=2)
+    resumed.load_state_dict(model.state_dict())
+    twin.load_state_dict(optimizer.state_dict())
+    found = trained(resumed, twin, range(at, END))
+    assert all(torch.equal(one, other) for one, other in zip(found, plain, strict=True))
+
+
+@each_wrapper
+def test_a_checkpoint_of_other_trained_layers_is_refused_and_changes_nothing(wrapper):
+    model, optimizer = built(wrapper)
+    trained(model, optimizer, range(END))
+    later = optimizer.state_dict()
+    fresh, other = built(wrapper)
+    trained(fresh, other, range(THAWED))
+    earlier, twin = other.state_dict(), built(wrapper)
+    with pytest.raises(ValueError, match=r"\['layers'\] has an unknown '0\.weight': .*leave 'method' out to measure"):
+        other.load_state_dict(later)
+    with pytest.raises(ValueError, match=r"\['layers'\] lacks '0\.weight': .*leave 'method' out to measure anew"):
+        optimizer.load_state_dict(earlier)
+    trained(*twin, range(END))
+    found = trained(fresh, other, range(THAWED, END))
+    assert all(torch.equal(one, two) for one, two in zip(found, twin[0].parameters(), strict=True))
