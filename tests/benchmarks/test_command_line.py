@@ -108,7 +108,7 @@ def test_killed_benchmark_leaves_whole_lines_and_resumes(tmp_path):
         (["--data", "mnist"], "unknown data set 'mnist'; known are digits"),
         (["--data", "imagefolder:/nowhere"], "there is no folder /nowhere/train"),
         (["--device", "nowhere"], "--device nowhere: "),
-        (["--out", __file__], "File exists"),
+        (["--out", __file__, "--methods", "none"], "File exists"),
         pytest.param(["--device", "cuda"], ". --device cpu works everywhere.", marks=without_cuda),
     ],
 )
