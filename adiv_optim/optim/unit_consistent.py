@@ -178,7 +178,9 @@ class CanonicalMethod(Method):
             raise ValueError(f"{path}['factors'] is of other parameters: {sorted(names)[:3]}; {self.remedy}.")
         for name, parts in found.items():
             shape = self.graph.parameters[name].shape
-            fits = [isinstance(p, Tensor) and broadcasts(p.shape, shape) and bool((p > 0).all()) for p in _listed(parts)]
+            fits = [
+                isinstance(p, Tensor) and broadcasts(p.shape, shape) and bool((p > 0).all()) for p in _listed(parts)
+            ]
             if fits != [True, True]:
                 wanted = f"two tensors of numbers above 0 that broadcast to {shape}"
                 raise ValueError(f"{path}['factors'][{name!r}] is {shown(parts)}, wanted {wanted}; {self.remedy}.")

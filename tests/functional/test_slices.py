@@ -107,7 +107,9 @@ def test_strips_of_a_covariance_make_the_whole(monkeypatch, groups):
     rows = torch.cat([rows, torch.ones(groups, 15, 1)], -1)
     wanted = rows.mT @ rows / 15
     agree({"A": mean_of(layer)[0].expand_as(wanted)}, {"A": wanted})
-    torch.testing.assert_close(layer.moments.average(layer.memory, layer.rows).expand(groups), wanted.diagonal(dim1=1, dim2=2).mean(1))
+    torch.testing.assert_close(
+        layer.moments.average(layer.memory, layer.rows).expand(groups), wanted.diagonal(dim1=1, dim2=2).mean(1)
+    )
 
 
 def measured(one, x, g, **options):

@@ -210,7 +210,10 @@ def test_corrected_layers_are_linear_layers(tmp_path):
     for found in on_processes(2, corrected, tmp_path):
         assert deviation(found, wanted) <= EXACT
     plain = network(2, apart=True)
-    assert deviation(wanted, train(plain, COORDINATES["whitened"](sgd(plain), plain, skip=["down"]), batches())) > DIFFERENT
+    assert (
+        deviation(wanted, train(plain, COORDINATES["whitened"](sgd(plain), plain, skip=["down"]), batches()))
+        > DIFFERENT
+    )
 
 
 @on_two

@@ -98,7 +98,9 @@ def test_groups_that_cannot_do_are_refused(ranks):
             assert f"Whitened: ranks [{1 - rank}] hold a part of 'weight' and are not in process" in found["too-few"]
         assert f"cut over ranks [{rank}], which see the same rows; whether [{1 - rank}] see others" in found["untold"]
         assert f"ranks [{1 - rank}] of process_group hold other parts of 'weight' and see the same" in found["mixed"]
-        assert "an average of its own of 'weight', whose columns are on several; save each process's own" in found["cut"]
+        assert (
+            "an average of its own of 'weight', whose columns are on several; save each process's own" in found["cut"]
+        )
 
 
 @pytest.fixture

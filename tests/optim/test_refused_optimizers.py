@@ -61,8 +61,9 @@ def test_they_are_refused_within_with_the_order_that_works(name, between):
 def test_that_order_is_the_average_of_the_weights(name):
     model, plain = network(), network()
     slow = [p.detach().clone() for p in plain.parameters()]
-    optimizer, inside = Lookahead(WRAP[name](SGD(model.parameters(), lr=0.1), model)), WRAP[name](
-        SGD(plain.parameters(), lr=0.1), plain
+    optimizer, inside = (
+        Lookahead(WRAP[name](SGD(model.parameters(), lr=0.1), model)),
+        WRAP[name](SGD(plain.parameters(), lr=0.1), plain),
     )
     for step in range(4):
         x = torch.randn(8, 4, generator=torch.Generator().manual_seed(step))

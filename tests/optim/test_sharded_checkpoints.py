@@ -87,7 +87,7 @@ def test_averages_of_other_layers_are_named(saved):
     _, optimizer = built("whitened")
     state = optimizer.averages.state_dict()
     del state["layers"]["3.weight"]["rows"]
-    with pytest.raises(ValueError, match=r"averages\['layers'\]\['3.weight'\] lacks 'rows'"):
+    with pytest.raises(ValueError, match=r"\['layers'\]\['3.weight'\] lacks 'rows'"):
         optimizer.averages.load_state_dict(state)
 
 
