@@ -132,7 +132,8 @@ def input_scaled(layer: Layer, at: Setting) -> Cost:
     # The weight copied; the gradient divided, the weight set to zero; the step divided, and added to the weight.
     passes = (2 + 2 + 1 + 2 + 3) * FLOAT * layer.outputs * layer.inputs / at.gpus
     measured = HALF * at.tokens * layer.inputs / at.gpus
-    return Cost(kept=FLOAT, sent=at.all_reduce(FLOAT + DOUBLE) / at.every, passes=passes + measured / at.every)
+    kept = 0 if layer.follows and at.gpus == 1 else FLOAT
+    return Cost(kept=kept, sent=at.all_reduce(FLOAT + DOUBLE) / at.every, passes=passes + measured / at.every)
 
 
 def unit_consistent(layer: Layer, at: Setting) -> Cost:

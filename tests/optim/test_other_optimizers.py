@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.optim import SGD, AdamW, Optimizer
 
-from adiv_optim import InputScaled, Preconditioned, UnitConsistent, Whitened
+from adiv_optim import InputScaled, Preconditioned, Whitened
 from tests.helpers.processes import needs_distributed
 from tests.wrappers import WRAPPERS, each_wrapper
 
