@@ -75,8 +75,8 @@ class ByInputs(Method):
         for weight, layers in weights(model).items():
             if id(weight) in self.held and all(type(layer) in LAYERS for layer in layers):
                 bias: Any = layers[0].bias
-                both = self.with_bias and bias is not None and group_of.get(id(bias)) == group_of[id(weight)]
-                both = both and owners[bias] == layers
+                both = self.with_bias and bias is not None and id(bias) in self.held and owners[bias] == layers
+                both = both and group_of[id(bias)] == group_of[id(weight)]
                 self.memories.append(Memory(weight, bias if both else None, layers[0], layers))
 
     def enter(self) -> None:

@@ -159,7 +159,7 @@ MEMORY: dict[str, dict[str, tuple[str, Change, str]]] = {
         "steps-no-count": (f"{METHOD}['steps']", to(True), " is True (bool), wanted an integer of at least 0"),
         "layer-missing": (f"{METHOD}['layers']", without("3.weight"), " lacks '3.weight': it is a dict of '0.weight'"),
         "layer-unknown": (f"{METHOD}['layers']", plus("9.weight"), " has an unknown '9.weight': it is a dict of"),
-        "layer-no-dict": (WHITE, to([]), " is a list of 0, wanted a dict of 'memory', 'rows'"),
+        "layer-no-dict": (WHITE, to([]), " is a list of 0, wanted a dict"),
         "covariance-missing": (WHITE, without("memory"), " lacks 'memory': it is a dict of 'rows', wanted"),
         "covariance-nan": (f"{WHITE}['memory'][0]", poisoned, f" {F64} (1, 13, 13) with NaN or inf, wanted"),
         "covariance-truncated": (f"{WHITE}['memory']", shorter, " is a list of 0, wanted a list of 1"),
