@@ -9,7 +9,8 @@ from .test_report import ROOT
 
 #: Page → numbers that are no results: settings, sizes, versions and equations.
 SETTINGS = {
-    "README.md": "32 15 40 1 3.11 2.9 10⁴ 128 400 2.15 2.15.0 5 10 0.3 1.1 64 500 0.1 0.001 20 21 2015 2021 2022 2024 2025",
+    "README.md": "32 15 40 1 3.11 2.9 10⁴ 128 400 2.15 2.15.0 5 10 0.3 1.1 64 500 0.1 0.001 20 21 2015 2021 2022 2024 "
+    "2025",
     "docs/results/mlp.md": "3072 44 32 10 0 1 −1 2 100 15 40 24 0.3 8 16 128 10⁻³ 0.1 1,797 3 50 75",
     "docs/results/costs.md": "128 1,024 16 8,192 10 3 0.3 2",
     "docs/results/convolutions.md": "3 2 10⁻³ 1",
