@@ -197,7 +197,7 @@ class Snapshot:
 
     def _copy(self, joined: Sequence[Tensor]) -> None:
         pairs = zip(self._parts(), self.transform.split(joined), strict=True) if self.moving else ()
-        elsewhere = [(part, value) for part, value in pairs if part.data_ptr() != value.data_ptr()]
+        elsewhere = [(part, value) for part, value in pairs if not part.data_ptr() == value.data_ptr() != 0]
         if elsewhere:
             torch._foreach_copy_([part for part, _ in elsewhere], [value for _, value in elsewhere])
 

@@ -211,7 +211,7 @@ def bits(p: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("zero", [0.0, -0.0])
-@pytest.mark.parametrize("inner", KINDS.keys() - {"adam"})
+@pytest.mark.parametrize("inner", ["momentum", "adamw", "all-at-once"])
 @pytest.mark.parametrize("kind", WRAPPED)
 def test_a_gradient_of_0_changes_no_bit(kind, inner, zero):
     optimizer, options = KINDS[inner]
