@@ -166,7 +166,7 @@ class CovarianceMethod(InputMethod):
                 yield self.measure_now(layer)
                 continue
             if owner[layer] != mine:
-                self.absorb(layer)
+                layer.absorb(self.decay)
             yield _sent(layer, own.get(layer), owner[layer], group)
         _agree([layer for layer in layers if layer not in owner], group)
 

@@ -104,6 +104,11 @@ class LayerInputs:
         own = (name for name, parameter in self.modules[0]._parameters.items() if parameter is self.weight)
         return self.name.removesuffix("weight") + next(own, "weight")
 
+    def absorb(self, decay: float) -> None:
+        """Let what it has seen since the last measurement into the average; a NoRootError of its moments' ends that."""
+        self.memory = self.moments.updated(self.memory, self.pending or [], decay)
+        self.rows = decay * self.rows + self.pending_rows
+
     def finite(self) -> Tensor:
         """Whether the sums since the last measurement hold neither NaN nor inf."""
         return torch.stack([block.sum() for block in self.pending or ()]).isfinite().all()

@@ -19,10 +19,9 @@ from .input_hooks import LayerInputs, Readings, add_up_rows
 from .reparametrized import Method
 from .second_moments import Moments
 
-#: So many measurements in a row without a row of a layer that has gradients are worth a word.
+#: So many measurements in a row without a row of a layer that has gradients are worth a word, these.
 _MISSES = 10
-#: Of such a layer.
-MISSED = f"no rows in the last {_MISSES} measurements"
+_MISSED = f"no rows in the last {_MISSES} measurements"
 #: Squares of whole numbers times it have remainders that are spread evenly and keep to no period (Weyl).
 _GOLDEN = (5**0.5 - 1) / 2
 
@@ -147,15 +146,10 @@ class InputMethod(Method):
     def measure_now(self, layer: LayerInputs) -> Any:
         """Let what a layer has seen into its average and measure it, or return why that fails."""
         try:
-            self.absorb(layer)
+            layer.absorb(self.decay)
             return self.measure(layer)
         except NoRootError as error:
             return error
-
-    def absorb(self, layer: LayerInputs) -> None:
-        """Let what a layer has seen into its average."""
-        layer.memory = layer.moments.updated(layer.memory, layer.pending or [], self.decay)
-        layer.rows = self.decay * layer.rows + layer.pending_rows
 
     def _failed(self, layer: LayerInputs, error: NoRootError) -> None:
         self.failures[layer.name] += 1
@@ -177,11 +171,10 @@ class InputMethod(Method):
         for layer in self.layers:
             layer.age += 1
         self._arm()
-        missed = [layer.name for layer in self.layers if self._missed(layer) and layer.name not in self._told]
-        if missed:
+        if missed := [layer.name for layer in self.layers if self._missed(layer) and layer.name not in self._told]:
             self._told.update(missed)
             warn(
-                f"{', '.join(missed[:4])}{' and others' * (len(missed) > 4)}: gradients, but {MISSED}. They keep what "
+                f"{', '.join(missed[:4])}{' and others' * (len(missed) > 4)}: gradients, but {_MISSED}. They keep what "
                 f"was measured before, or take plain steps. One step in {self.every} measures, and rows count where "
                 "gradients are enabled: choose a smaller `every`, or name these layers in skip."
             )
@@ -206,11 +199,9 @@ class InputMethod(Method):
         skipped = dict(self.plain)
         for layer in self.layers:
             measured = self.measured.get(layer.name)
-            why = "" if layer.weight.requires_grad else "frozen"
-            why = why or (UNCALLED if self._uncalled(layer) else "")
+            why = UNCALLED * self._uncalled(layer) if layer.weight.requires_grad else "frozen"
             found = skipped if why else never_seen if measured is None else treated
-            missed = f", {MISSED}" * self._missed(layer)
-            how = why or f"{self.how(layer, measured)}{missed}{self._remark(layer)}"
+            how = why or f"{self.how(layer, measured)}{f', {_MISSED}' * self._missed(layer)}{self._remark(layer)}"
             found[layer.present_name] = how
             if layer.with_bias:
                 first = "" if measured is None else f"{how.partition(',')[0]}, "

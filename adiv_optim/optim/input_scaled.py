@@ -58,7 +58,7 @@ class ScalingMethod(InputMethod):
     def measure_each(self, layers: Sequence[LayerInputs]) -> Iterator[Scales]:
         """Yield s of every layer, with one wait for the device for all of them."""
         for layer in layers:
-            self.absorb(layer)
+            layer.absorb(self.decay)
         yield from self._scales(layers)
 
     def _scales(self, layers: Sequence[LayerInputs]) -> list[Scales]:
