@@ -5,9 +5,11 @@ import io
 import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import permutations
 from typing import Any, NamedTuple, TypeVar
 
-from scipy.stats import ttest_ind
+import numpy as np
+from scipy.stats import rankdata, spearmanr, ttest_ind
 
 T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)
@@ -32,6 +34,24 @@ def welch(own: Sequence[float], other: Sequence[float]) -> tuple[float, float]:
     """Difference of the means, and p of Welch's test."""
     difference = mean_and_error(own)[0] - mean_and_error(other)[0]
     return difference, float(ttest_ind(own, other, equal_var=False).pvalue)
+
+
+class Correlation(NamedTuple):
+    """A rank correlation, and p of the permutations that are at least as strong."""
+
+    statistic: float
+    pvalue: float
+
+
+def spearman(own: Sequence[float], other: Sequence[float]) -> Correlation:
+    """Spearman's ρ of pairs; p counts all permutations of up to eight of them, where its approximation is far off."""
+    if len(own) > 8:
+        return Correlation(*map(float, spearmanr(own, other)))
+    left, right = (rankdata(values) - (len(own) + 1) / 2 for values in (own, other))
+    sums = np.array(list(permutations(left))) @ right
+    found = float(left @ right)
+    share = float(np.mean(np.abs(sums) >= abs(found) - 1e-9))
+    return Correlation(found / math.sqrt(float(left @ left) * float(right @ right)), share)
 
 
 def grouped(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:

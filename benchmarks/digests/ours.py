@@ -128,9 +128,6 @@ OURS = [
     Claim("The network gauge is behind the plain optimizer from PyTorch's own initialisation", "uc-sweep",
         every([ahead(swept("none", optimizer=o), swept("uc-network", optimizer=o))
             for o in ("sgd", "momentum", "adam")])),
-    Claim("… with the three optimizers' tests combined", "uc-sweep",
-        by.together([(swept("none", optimizer=o), swept("uc-network", optimizer=o))
-            for o in ("sgd", "momentum", "adam")])),
     Claim("The layer gauge with Adam is ahead of Adam", "uc-sweep",
         ahead(*(swept(name, optimizer="adam") for name in ("uc-layer", "none")))),
 ]  # fmt: skip

@@ -1,9 +1,9 @@
 """Every claim of the papers and of this library, in a line each, judged by the committed results."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ..core.claims import HEADER, Claim, line
+from ..core.claims import HEADER, SIGNIFICANT, Claim, Finding, line
 from ..core.store import Store
 from ..core.study import Digest
 from ..core.table import Row, Section, Table, exact
@@ -34,17 +34,49 @@ def decide(claim: Claim) -> str:
     return f"python -m benchmarks {command}"
 
 
+def holm(values: Sequence[float]) -> list[float]:
+    """Holm's p of several tests: each p times how many are not smaller, and no less than those of smaller ones.
+
+    Example:
+        >>> [round(p, 3) for p in holm([0.01, 0.04, 0.03, 0.005])]
+        [0.03, 0.06, 0.06, 0.02]
+    """
+    found, least = [0.0] * len(values), 0.0
+    for smaller, place in enumerate(sorted(range(len(values)), key=values.__getitem__)):
+        least = max(least, min(1.0, (len(values) - smaller) * values[place]))
+        found[place] = least
+    return found
+
+
+def whole_p(finding: Finding) -> float | None:
+    """The p of a claim: the greatest of the differences that it needs, the least where one of them refutes it."""
+    each = [float(p) for p in finding.p.split("; ") if p]
+    return (min if finding.holds is False else max)(each, default=None)
+
+
+def judged(stores: Mapping[str, Store]) -> list[tuple[str, Claim, Finding, float | None]]:
+    """Source, claim, what results say of it, and Holm's p over all claims that have one."""
+    every = [(source, claim, claim.found(stores)) for source, claims in CLAIMS.items() for claim in claims]
+    values = [whole_p(found) for *_, found in every]
+    corrected = iter(holm([p for p in values if p is not None]))
+    return [(*one, None if p is None else next(corrected)) for one, p in zip(every, values, strict=True)]
+
+
 def _verdicts(stores: Mapping[str, Store], name: str, folder: Path) -> Section:
     """How many claims of every source hold, and a line for each of them."""
-    counts, rows = list[Row](), list[Row]()
-    for source, claims in CLAIMS.items():
-        found = [claim.found(stores) for claim in claims]
-        verdicts = [one.holds for one in found]
-        counts.append([source, *(exact(verdicts.count(each)) for each in (True, False, None))])
-        for claim, one in zip(claims, found, strict=True):
-            rows.append([source, *line(claim, one, decide(claim) if one.holds is None else "")])
-    first = Table(["source", "hold", "do not", "undecided"], counts, name="counts")
-    return Section([first, Table(["source", *HEADER], rows)])
+    counts, rows, every = list[Row](), list[Row](), judged(stores)
+    for source in CLAIMS:
+        own = [(found.holds, p) for other, _, found, p in every if other == source]
+        cells = [[p for holds, p in own if holds is verdict] for verdict in (True, False, None)]
+        after = sum(p is not None and p < SIGNIFICANT for p in cells[0])
+        counts.append([source, *(exact(len(each)) for each in cells), exact(after)])
+    for source, claim, found, p in every:
+        text, verdict, *rest = line(claim, found, decide(claim) if found.holds is None else "")
+        alone = found.holds is not None and p is not None and p >= SIGNIFICANT
+        rows.append([source, text, f"{verdict}{', alone' * alone}", *rest[:3], exact(p, ".2g"), *rest[3:]])
+    first = Table(["source", "hold", "do not", "undecided", "hold after Holm, by a p"], counts, name="counts")
+    place = HEADER.index("p") + 1
+    return Section([first, Table(["source", *HEADER[:place], "Holm's p", *HEADER[place:]], rows)])
 
 
 #: Without these there is little to judge: one's own runs want no verdicts.

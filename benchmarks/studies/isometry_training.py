@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from scipy.stats import spearmanr
 from torch import Tensor, nn
 
 from adiv_optim.diagnostics import isometry_strength, record
@@ -19,7 +18,7 @@ from ..core.progress import measure
 from ..core.run import public_name, step
 from ..core.store import Result, Store, setting
 from ..core.study import Recipe, Sections, Study, at_lengths, named, protocol
-from ..core.table import Cell, Row, Section, Table, estimate, exact, grouped
+from ..core.table import Cell, Row, Section, Table, estimate, exact, grouped, spearman
 from ..data import DATA, load
 from .comparison import DATA_LABELS
 
@@ -218,7 +217,7 @@ def correlations(found: Seeds) -> dict[str, Any]:
         for end, step in _ends(found).items()
     }
     columns["test accuracy"] = [statistics.fmean(r["test_accuracy"] for r in seeds) for seeds in found.values()]
-    return {name: spearmanr(strengths, column) for name, column in columns.items()}
+    return {name: spearman(strengths, column) for name, column in columns.items()}
 
 
 def _caption(found: Seeds, data: str) -> str:

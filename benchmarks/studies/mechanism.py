@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from scipy.stats import spearmanr
 from torch import Tensor
 
 from adiv_optim.diagnostics import divergence
@@ -20,7 +19,7 @@ from ..core.figure import panels
 from ..core.progress import NOBODY, Watch, run_all
 from ..core.store import Result, Store
 from ..core.study import Recipe, Sections, Study
-from ..core.table import Cell, Row, Section, Table, estimate, exact, machine, mean_and_error
+from ..core.table import Cell, Row, Section, Table, estimate, exact, machine, mean_and_error, spearman
 from ..data import Dataset
 from ..images.ensemble import Loops, epoch_orders, take
 from ..images.run import ImageRun
@@ -107,7 +106,7 @@ def groups(results: Sequence[Result]) -> dict[str, list[dict[str, float]]]:
 
 def rank(members: Sequence[dict[str, float]], quantity: str) -> Any:
     """Spearman's rank correlation of a quantity with the accuracy."""
-    return spearmanr([own[quantity] for own in members], [own["accuracy"] for own in members])
+    return spearman([own[quantity] for own in members], [own["accuracy"] for own in members])
 
 
 def report(store: Store, name: str, folder: Path) -> Sections:

@@ -3,15 +3,15 @@
 import math
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.stats import linregress, spearmanr
+from scipy.stats import linregress, ttest_1samp
 
 from ..core.figure import bars, panels
 from ..core.store import Result, setting
 from ..core.study import Piece, Sections, at_lengths, named, protocol
-from ..core.table import Cell, Row, Section, Table, estimate, grouped, in_order
+from ..core.table import Cell, Row, Section, Table, estimate, grouped, in_order, mean_and_error, spearman
 from ..images.networks import ACTIVATIONS
 from ..images.run import Grid, expand
 from ..methods import METHODS
@@ -52,10 +52,24 @@ def series(results: list[Result]) -> Series:
     return {key: {size(r): r["test_accuracy"][-1] for r in found} for key, found in groups.items()}
 
 
-def line(by_size: dict[int, list[float]]) -> Any:
-    """The least squares line through every seed's accuracy at every batch size, if there are three of them."""
-    points = [(float(size), accuracy) for size, accuracies in by_size.items() for accuracy in accuracies]
-    return linregress(*zip(*points, strict=True)) if len(by_size) > 2 else None
+class Line(NamedTuple):
+    """A least squares line of accuracy over batch size; error and p are of the seeds' own slopes."""
+
+    slope: float
+    intercept: float
+    stderr: float
+    pvalue: float
+
+
+def line(by_size: dict[int, list[float]]) -> Line | None:
+    """The mean of the lines through each seed's accuracies, if there are three batch sizes."""
+    if len(by_size) < 3:
+        return None
+    lines = [linregress(list(by_size), seed) for seed in zip(*by_size.values(), strict=True)]
+    found = [float(each.slope) for each in lines]
+    slope, error = mean_and_error(found)
+    p = float(ttest_1samp(found, 0.0).pvalue) if len(found) > 1 else math.nan
+    return Line(slope, mean_and_error([float(each.intercept) for each in lines])[0], error, p)
 
 
 def over_sizes(by_size: dict[int, list[float]]) -> list[float]:
@@ -70,7 +84,7 @@ def ranked(results: list[Result], activation: str) -> tuple[Any, int]:
     methods = [name for name in methods if len(found.get((name, activation), {})) == len(SIZES)]
     ours = [math.fsum(over_sizes(found[name, activation])) for name in methods]
     paper = [PAPER[name, activation][0] for name in methods]
-    return spearmanr(ours, paper) if len(methods) > 2 else None, len(methods)
+    return spearman(ours, paper) if len(methods) > 2 else None, len(methods)
 
 
 def ranking(results: list[Result]) -> str:
@@ -118,9 +132,9 @@ def caption(results: list[Result]) -> str:
     settings, environment = results[0]["settings"], results[0]["environment"]
     return (
         f"Test accuracy in per cent after {settings['epochs']} epochs by batch size, {settings['optimizer']} "
-        f"{settings['lr']:g}, mean ± standard error over {len(settings['seeds'])} seeds; slope of a least squares line "
-        f"through all seeds, in points per hundred samples of batch, ± its standard error. The paper's columns are its "
-        f"Table 1, after 100 epochs, five repeats. torch {environment['torch']}."
+        f"{settings['lr']:g}, mean ± standard error over {len(settings['seeds'])} seeds; slope of a least squares "
+        f"line, in points per hundred samples of batch, mean ± standard error over the seeds' own. The paper's columns "
+        f"are its Table 1, after 100 epochs, five repeats. torch {environment['torch']}."
     )
 
 

@@ -4,10 +4,11 @@ import math
 from functools import cache
 from statistics import fmean, median, median_high
 
-from scipy.stats import spearmanr, ttest_ind
+from scipy.stats import ttest_ind
 
 from benchmarks.core.claims import image
 from benchmarks.core.store import Store
+from benchmarks.core.table import spearman
 from benchmarks.digests import judges
 from benchmarks.studies import factorial, isometry_training, mechanism, table1
 
@@ -151,7 +152,7 @@ def below_none(method, activation):
 def ranked_at_length(activation, without=""):
     """Spearman's ρ of these means with the paper's, and p."""
     methods = [m for m, a in table1.PAPER if a == activation and m != without]
-    return spearmanr(
+    return spearman(
         [fmean(at_all_sizes(m, activation)) for m in methods], [table1.PAPER[m, activation][0] for m in methods]
     )
 
