@@ -49,7 +49,8 @@ def test_every_test_that_the_table_stands_on_is_there(collected):
 
 
 def test_a_test_that_is_gone_is_noticed(collected):
-    function = next(each for each in sorted(FUNCTIONS) if not gone([each], collected))
+    there = {test.partition("::")[0] for test in collected}
+    function = next(each for each in sorted(FUNCTIONS) if each.partition("::")[0] in there)
     assert gone([f"{function}_gone"], collected) == {f"{function}_gone"}
 
 
