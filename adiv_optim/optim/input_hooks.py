@@ -6,7 +6,6 @@ the rows are those of the primal tensor, once: tangents add none, and what vmap 
 
 import itertools
 import weakref
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,7 +17,7 @@ from torch.fx.node import has_side_effect
 from torch.nn.utils import parametrize
 
 from .._linalg import host
-from .._linalg.shards import Group, add_up, cut_of, local
+from .._linalg.shards import cut_of, local
 from ..attach.rows import patches_of, reads_patches, rows_within
 from ..functional.shared import refuse_capture, without_autocast
 from .eligible_layers import Layout
@@ -86,6 +85,17 @@ class LayerInputs:
         ]
         #: Takes the hooks off the model; so does the end of this object.
         self.remove_hooks = weakref.finalize(self, _remove_all, handles)
+
+    @property
+    def shared(self) -> tuple[int, Any]:
+        """What is equal for layers that have always read the same: one list of sums, and one past."""
+        return id(self.pending), id(self.memory) if self.rows else self.moments.key
+
+    def remembers_as(self, other: "LayerInputs") -> bool:
+        """Whether another layer's memory is equal, as of those that have shared it before a checkpoint was saved."""
+        alike = self.moments.key == other.moments.key and self.rows == other.rows
+        places = [(m.device, m.dtype) for m in (*self.memory, *other.memory)]
+        return alike and len(set(places)) == 1 and all(map(torch.equal, self.memory, other.memory))
 
     @property
     def parameters(self) -> list[nn.Parameter]:
@@ -267,31 +277,3 @@ def _count_rows(token: Tensor, input: Tensor) -> None:
 @_count_rows.register_fake
 def _(token: Tensor, input: Tensor) -> None:
     return None
-
-
-def add_up_rows(layers: Sequence[LayerInputs], group: Group) -> None:
-    """Add up what is pending over processes, for all layers that any of them has seen, so that all take part."""
-    counts = torch.tensor([layer.pending_rows for layer in layers], device=layers[0].weight.device)
-    add_up([counts], group)
-    blocks: list[Tensor] = []
-    for layer, count in zip(layers, counts.tolist(), strict=True):
-        if count:
-            pending = layer.moments.no_rows(layer.weight) if layer.pending is None else layer.pending
-            # Layers that share it on this process may not on others.
-            layer.pending, layer.pending_rows = [tensor.clone() for tensor in pending], count
-            blocks += layer.pending
-    add_up(blocks, group)
-
-
-def add_up_row_shards(layers: Sequence[LayerInputs], numbers: Mapping[int, Tensor], size: int) -> None:
-    """Add up numbers, (size,), of weights of which each process holds some rows, in place, by the weights' ids.
-
-    Every such layer has its place in the sum, so that all processes take part whatever they have measured.
-    """
-    parts: dict[Any, list[Tensor]] = {}
-    for layer in layers:
-        if (cut := cut_of(layer.weight)) is not None and cut.dim == 0:
-            none = torch.zeros(size, dtype=torch.float64, device=layer.weight.device)
-            parts.setdefault(cut.group, []).append(numbers.get(id(layer.weight), none))
-    for group, tensors in parts.items():
-        add_up(tensors, group)

@@ -15,9 +15,9 @@ from .._linalg.roots import NoRootError
 from .._linalg.shards import DataParallelGroup
 from ..attach.checks import Skip
 from ..attach.coverage import UNCALLED, Coverage, uncalled_words, warn
-from .input_hooks import LayerInputs, Readings, add_up_rows
+from .input_hooks import LayerInputs, Readings
 from .reparametrized import Method
-from .second_moments import Moments
+from .second_moments import Moments, add_up_rows
 
 #: So many measurements in a row without a row of a layer that has gradients are worth a word, these.
 _MISSES = 10
@@ -60,17 +60,15 @@ class InputMethod(Method):
         self.steps = 0
         #: Whether all processes see the same rows, so that there is nothing to add up.
         self.alone = False
-        #: Whether what is remembered has been loaded since the last step, by itself.
+        #: Whether what is remembered has been loaded since the last step.
         self._loaded = False
         self.readings: Readings = {}
         #: By layer, what was made of its average.
         self.measured: dict[str, Any] = {}
         #: Names of layers that have been warned of.
         self._told: set[str] = set()
-        #: By layer, how often its covariance could not be factorised; what was measured before then stays in use.
-        self.failures: Counter[str] = Counter()
-        #: By layer, how often rows were dropped because their sums held NaN or inf.
-        self.spoiled: Counter[str] = Counter()
+        #: By layer, how often its covariance could not be factorised, and rows were dropped for sums with NaN or inf.
+        self.failures, self.spoiled = Counter[str](), Counter[str]()
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "readings": {}}  # of tensors that only this process has
@@ -122,21 +120,20 @@ class InputMethod(Method):
         first: dict[Any, LayerInputs] = {}
         same: dict[LayerInputs, LayerInputs] = {}
         for layer, good in zip(seen, finite, strict=True):
-            if good:  # layers that have read the same tensors, always, have one sum and one past
-                past = id(layer.memory) if layer.rows else layer.moments.key
-                same[layer] = first.setdefault((id(layer.pending), past), layer)
+            if good:
+                same[layer] = first.setdefault(layer.shared, layer)
             else:
                 self.spoiled[layer.name] += 1
                 layer.forget_pending()
         alone = [layer for layer in same if same[layer] is layer]
-        for layer, found in zip(alone, self.measure_each(alone), strict=True):
-            for follower in (each for each in same if same[each] is layer):
-                follower.memory, follower.rows = layer.memory, layer.rows
-                follower.forget_pending()
-                if isinstance(found, NoRootError):
-                    self._failed(follower, found)
-                else:
-                    self.measured[follower.name] = found
+        found = dict(zip(alone, self.measure_each(alone), strict=True))
+        for layer, other in same.items():
+            layer.memory, layer.rows = other.memory, other.rows
+            layer.forget_pending()
+            if isinstance(found[other], NoRootError):
+                self._failed(layer, found[other])
+            else:
+                self.measured[layer.name] = found[other]
 
     def measure_each(self, layers: Sequence[LayerInputs]) -> Iterator[Any]:
         """Let what layers have seen into their averages and measure these, or yield the NoRootError of each."""
@@ -277,24 +274,26 @@ class InputMethod(Method):
         check_like({name: part for name, part in state.items() if name != "settings"}, own, path, self.remedy)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take them from a checkpoint; an empty one makes the method forget.
+        """Take them from a checkpoint; an empty one makes the method forget, unless they have come since the last step.
 
-        Also by torch.distributed.checkpoint, as `averages` of the optimizer: a state of the optimizer that is loaded
-        before the next step, and has none of them, leaves them as they are.
+        torch.distributed.checkpoint loads them as `averages`, and then the optimizer's state without them.
         """
-        if not state and self._loaded:
-            return
         if state:
             self.check_state_dict(state)
+        elif self._loaded:
+            return
         self.steps, self.measured, self.failures, self.spoiled = state.get("steps", 0), {}, Counter(), Counter()
         self._loaded = bool(state)
-        for layer in self.layers:
+        for place, layer in enumerate(self.layers):
             layer.forget_pending()
-            none = {"memory": layer.moments.zeros(layer.weight), "rows": 0.0}
-            self.load_layer(layer, state["layers"][layer.name] if state else none)
-            if layer.rows:
-                try:
-                    self.measured[layer.name] = self.measure(layer)
-                except NoRootError:
-                    self.failures[layer.name] = 1
+            nothing = {"memory": layer.moments.zeros(layer.weight), "rows": 0.0}
+            self.load_layer(layer, state["layers"][layer.name] if state else nothing)
+            if not layer.rows:
+                continue
+            first = next((each for each in self.layers[:place] if layer.remembers_as(each)), layer)
+            layer.memory = first.memory
+            try:
+                self.measured[layer.name] = self.measure(layer) if first is layer else self.measured[first.name]
+            except (NoRootError, KeyError):
+                self.failures[layer.name] = 1
         self._arm()

@@ -14,9 +14,9 @@ from .._linalg.limits import check_positive
 from .._linalg.shards import DataParallelGroup
 from ..attach.checks import Skip
 from .by_inputs import ByInputs
-from .input_hooks import LayerInputs, add_up_row_shards
+from .input_hooks import LayerInputs
 from .input_method import InputMethod
-from .second_moments import MeanSquare
+from .second_moments import MeanSquare, add_up_row_shards
 from .snapshot import Diagonal, Snapshot, Transform
 
 #: s of every group of a layer.

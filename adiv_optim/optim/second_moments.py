@@ -1,9 +1,9 @@
-"""Second moments of the rows that a layer reads: which sums are kept, and what they tell.
+"""Second moments of the rows that a layer reads: which sums are kept, what they tell, and sums over processes.
 
 None of these holds a number: sums are lists of tensors that others hold, `memory` those with the factor decay^age.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from .._linalg.roots import Spectrum, followed
-from .._linalg.shards import local
+from .._linalg.shards import Group, add_up, cut_of, local
 from .._linalg.strips import joined, strips_of
 from ..attach.layers import is_transposed
 from ..functional.linears import gram_of
@@ -234,3 +234,47 @@ Moments = MeanSquare | Covariance
 
 def _decayed(memory: Iterable[Tensor], sums: Iterable[Tensor], decay: float) -> list[Tensor]:
     return [new.add(old.to(new), alpha=decay) if decay else new for new, old in zip(sums, memory, strict=True)]
+
+
+def add_up_rows(layers: Sequence[Any], group: Group) -> None:
+    """Add up what is pending over processes, for all layers that any of them has seen, so that all take part.
+
+    A layer goes on sharing another one's sums if it does on every process that it has seen rows on, and that one has
+    seen no other rows.
+    """
+    first: dict[Any, int] = {}
+    told = []
+    for number, layer in enumerate(layers, start=1):
+        code = first.setdefault(layer.shared, number) if layer.pending_rows else 0
+        told.append([layer.pending_rows, bool(layer.pending_rows), code, code**2])
+    sums = torch.tensor(told, device=layers[0].weight.device)
+    add_up([sums], group)
+    every = sums.tolist()
+    blocks: list[Tensor] = []
+    for number, (layer, (count, several, codes, squares)) in enumerate(zip(layers, every, strict=True), start=1):
+        if not count:
+            continue
+        # n Σc² is (Σc)² only where all c are equal.
+        other = codes // several if several * squares == codes**2 else number
+        layer.pending_rows = count
+        if other < number and every[other - 1][:2] == [count, several]:
+            layer.pending = layers[other - 1].pending
+            continue
+        pending = layer.moments.no_rows(layer.weight) if layer.pending is None else layer.pending
+        layer.pending = [tensor.clone() for tensor in pending]  # others may share it here, and not elsewhere
+        blocks += layer.pending
+    add_up(blocks, group)
+
+
+def add_up_row_shards(layers: Sequence[Any], numbers: Mapping[int, Tensor], size: int) -> None:
+    """Add up numbers, (size,), of weights of which each process holds some rows, in place, by the weights' ids.
+
+    Every such layer has its place in the sum, so that all processes take part whatever they have measured.
+    """
+    parts: dict[Any, list[Tensor]] = {}
+    for layer in layers:
+        if (cut := cut_of(layer.weight)) is not None and cut.dim == 0:
+            none = torch.zeros(size, dtype=torch.float64, device=layer.weight.device)
+            parts.setdefault(cut.group, []).append(numbers.get(id(layer.weight), none))
+    for group, tensors in parts.items():
+        add_up(tensors, group)

@@ -14,8 +14,8 @@ from .._linalg.shards import DataParallelGroup, cut_of
 from ..attach.checks import Skip
 from .by_inputs import ByInputs
 from .covariance_method import CovarianceMethod, RightMultiplication
-from .input_hooks import LayerInputs, add_up_row_shards
-from .second_moments import Covariance, SketchedCovariance
+from .input_hooks import LayerInputs
+from .second_moments import Covariance, SketchedCovariance, add_up_row_shards
 from .snapshot import Snapshot, Transform
 
 
