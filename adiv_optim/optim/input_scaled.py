@@ -77,19 +77,22 @@ class ScalingMethod(InputMethod):
         return found
 
     def rescale(self, snapshots: Sequence[Snapshot]) -> None:
-        """Where W' is held, let weights shrink as s grows, but for those that were not stepped on."""
-        if not self.hold:
-            return
-        moved = {id(s.moving[0]): s.steps[0].any().to(host.widest(s.steps[0].device))[None] for s in snapshots}
-        add_up_row_shards(self.layers, moved, 1)
-        ratios: dict[int, Any] = {}
+        """Where W' is held and s has changed, let the weight shrink as s grows, unless it was not stepped on."""
+        changed: dict[int, Any] = {}
         for layer in self.layers:
-            pairs = zip(*self._stepping.get(layer.name, ()), strict=True)
-            ratios[id(layer.weight)] = _as_factor(layer.weight, [start / end for start, end in pairs] or [1.0])
-        for snapshot in snapshots:
+            start, end = self._stepping.get(layer.name, ((), ()))
+            if start != end:
+                ratios = [before / after for before, after in zip(start, end, strict=True)]
+                changed[id(layer.weight)] = _as_factor(layer.weight, ratios)
+        if not self.hold or not (changed or self.due()):  # all processes measure together, and take part in the sum
+            return
+        moving = [snapshot for snapshot in snapshots if id(snapshot.moving[0]) in changed]
+        moved = {id(s.moving[0]): s.steps[0].any().to(host.widest(s.steps[0].device))[None] for s in moving}
+        add_up_row_shards(self.layers, moved, 1)
+        for snapshot in moving:
             weight, step = snapshot.moving[0], snapshot.steps[0]
             stepped = (moved[id(weight)] > 0) | (snapshot.keep != 1)
-            snapshot.ratio = step.new_ones(()) * ratios[id(weight)]
+            snapshot.ratio = step.new_ones(()) * changed[id(weight)]
             snapshot.keep = torch.where(stepped, snapshot.ratio, 1.0) * snapshot.keep
 
     def after_step(self) -> None:

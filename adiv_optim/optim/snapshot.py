@@ -146,8 +146,8 @@ class Snapshot:
             return
         parts = self._parts()
         if not self.read:
-            torch._foreach_zero_(parts)
-            torch._foreach_neg_(parts)
+            for part in parts:
+                part.fill_(-0.0)
             return
         there = change.weights([old.to(_step_dtype(old)) for old in self.old])
         for part, value in zip(parts, change.split(there), strict=True):
