@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.stats import linregress, ttest_1samp
+from scipy.stats import linregress, t
 
 from ..core.figure import bars, panels
 from ..core.store import Result, setting
@@ -68,7 +68,7 @@ def line(by_size: dict[int, list[float]]) -> Line | None:
     lines = [linregress(list(by_size), seed) for seed in zip(*by_size.values(), strict=True)]
     found = [float(each.slope) for each in lines]
     slope, error = mean_and_error(found)
-    p = float(ttest_1samp(found, 0.0).pvalue) if len(found) > 1 else math.nan
+    p = 2 * float(t.sf(abs(slope) / error, len(found) - 1)) if error > 0 else math.nan  # Student's test of the slopes
     return Line(slope, mean_and_error([float(each.intercept) for each in lines])[0], error, p)
 
 
