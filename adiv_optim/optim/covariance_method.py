@@ -17,7 +17,7 @@ from .second_moments import Covariance, SketchedCovariance, precision
 from .snapshot import Transform
 
 #: Entries of a weight up to which layers are multiplied together.
-_SMALL = 2**14
+_SMALL = 2**12
 
 
 class RightMultiplication(Transform):
