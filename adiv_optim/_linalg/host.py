@@ -11,6 +11,11 @@ def read(*tensors: Tensor) -> list[float]:
     return torch.cat([t.detach().flatten().to(tensors[0].device) for t in tensors]).tolist()
 
 
+def wide(tensor: Tensor) -> torch.dtype:
+    """A tensor's precision, and float32 at least: that of what is made of it."""
+    return torch.promote_types(tensor.dtype, torch.float32)
+
+
 def widest(device: torch.device) -> torch.dtype:
     """The most precise numbers that a device has."""
     return torch.float32 if device.type == "mps" else torch.float64

@@ -13,7 +13,7 @@ from .._linalg.roots import Factor, NoRootError, Whole, stacked
 from .._linalg.shards import Group, add_up, cut_of, local
 from .input_hooks import LayerInputs
 from .input_method import InputMethod
-from .second_moments import Covariance, SketchedCovariance, precision
+from .second_moments import Covariance, SketchedCovariance
 from .snapshot import Transform
 
 #: Entries of a weight up to which layers are multiplied together.
@@ -81,7 +81,7 @@ class RightMultiplication(Transform):
 
     def _multiply(self, factors: Sequence[Factor], parts: list[Tensor], overwrite: bool = False) -> list[Tensor]:
         """[W, b] times a matrix, block by block."""
-        parts = [part.to(precision(part)) for part in parts]
+        parts = [part.to(host.wide(part)) for part in parts]
         weight, bias = parts if len(parts) == 2 else (parts[0], None)
         columns = [weight] if len(self.blocks) == 1 else [weight[..., block] for block in self.blocks]
         *products, (last, bias) = [
@@ -186,7 +186,7 @@ def _sent(layer: LayerInputs, found: Any, owner: int, group: Group) -> list[Fact
     stack = (layer.moments.groups,) if layer.moments.groups > 1 else ()
     shapes = [torch.Size((*stack, size, size)) for size in moments.sizes]
     total = sum(shape.numel() for shape in shapes)
-    numbers = torch.empty(total, dtype=precision(layer.weight), device=layer.weight.device)
+    numbers = torch.empty(total, dtype=host.wide(layer.weight), device=layer.weight.device)
     if isinstance(found, NoRootError):
         numbers.fill_(torch.nan)
     elif found is not None:

@@ -21,7 +21,7 @@ from .._linalg.shards import cut_of, local
 from ..attach.rows import patches_of, reads_patches, rows_within
 from ..functional.shared import refuse_capture, without_autocast
 from .eligible_layers import Layout
-from .second_moments import Moments, precision
+from .second_moments import Moments
 
 #: By what a tensor is and what is made of it: the tensor, its version, a layer's sums before, and sums and rows after.
 Readings = dict[Any, tuple[weakref.ref[Tensor], int, Any, list[Tensor], int]]
@@ -160,7 +160,7 @@ class LayerInputs:
 
     def _sum(self, module: nn.Module, rows: Tensor, one: int) -> None:
         sums: list[Tensor] | None = None
-        memory = [tensor.to(precision(self.weight)) for tensor in self.memory]  # the model may have been converted
+        memory = [tensor.to(host.wide(self.weight)) for tensor in self.memory]  # the model may have been converted
         for part, count in self.moments.sums(patches_of(module, rows), memory, one, self.turn):
             part = [tensor.to(self.weight.device) for tensor in part]  # which fully_shard may offload
             self.pending_rows += count

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
-import torch
 from torch import nn
 
 from .._linalg import host
@@ -258,8 +257,9 @@ class InputMethod(Method):
 
     def load_layer(self, layer: LayerInputs, state: Mapping[str, Any]) -> None:
         """Take it from a checkpoint."""
-        dtype = torch.promote_types(layer.weight.dtype, torch.float32)
-        layer.memory = [tensor.to(layer.weight.device, dtype, copy=True) for tensor in state["memory"]]
+        layer.memory = [
+            tensor.to(layer.weight.device, host.wide(layer.weight), copy=True) for tensor in state["memory"]
+        ]
         layer.rows = state["rows"]
 
     def check_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -27,8 +27,7 @@ def _as_factor(weight: Tensor, scales: Scales) -> Any:
     """The factor of a weight: one number, or each group's scale at its rows."""
     if len(scales) == 1:
         return scales[0]
-    dtype = torch.promote_types(weight.dtype, torch.float32)
-    factor = torch.tensor(scales, dtype=dtype, device="cpu").to(weight.device, non_blocking=True)
+    factor = torch.tensor(scales, dtype=host.wide(weight), device="cpu").to(weight.device, non_blocking=True)
     return factor.repeat_interleave(len(weight) // len(scales)).view(-1, *[1] * (weight.dim() - 1))
 
 

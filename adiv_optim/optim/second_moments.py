@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .._linalg import host
 from .._linalg.roots import Spectrum, followed
 from .._linalg.shards import Group, add_up, cut_of, local
 from .._linalg.strips import joined, strips_of
@@ -24,11 +25,6 @@ def features_of(module: nn.Module) -> int:
     return len(weight) if is_transposed(module) else weight.shape[1:].numel()
 
 
-def precision(weight: Tensor) -> torch.dtype:
-    """The precision of sums and of all that is made of them."""
-    return torch.promote_types(weight.dtype, torch.float32)
-
-
 class MeanSquare:
     """The sum of the squares of what a layer reads, for each group of a convolution; the bias has no place in it."""
 
@@ -38,7 +34,7 @@ class MeanSquare:
 
     def zeros(self, weight: Tensor) -> list[Tensor]:
         """The memory before the first row."""
-        return [torch.zeros(self.groups, dtype=precision(weight), device=weight.device)]
+        return [torch.zeros(self.groups, dtype=host.wide(weight), device=weight.device)]
 
     no_rows = zeros
 
@@ -92,7 +88,7 @@ class Covariance:
 
     def zeros(self, weight: Tensor) -> list[Tensor]:
         """The memory before the first row."""
-        return [torch.zeros(shape, dtype=precision(weight), device=weight.device) for shape in self._shapes()]
+        return [torch.zeros(shape, dtype=host.wide(weight), device=weight.device) for shape in self._shapes()]
 
     def no_rows(self, weight: Tensor) -> list[Tensor]:
         """The sums of a process whose batch did not reach the layer."""
@@ -177,7 +173,7 @@ class SketchedCovariance(Covariance):
             drawn = torch.randn(
                 size, self.rank, generator=torch.Generator().manual_seed(0), dtype=torch.float64, device="cpu"
             )
-            basis = torch.linalg.qr(drawn).Q.to(weight.device, precision(weight)).repeat(self.groups, 1, 1)
+            basis = torch.linalg.qr(drawn).Q.to(weight.device, host.wide(weight)).repeat(self.groups, 1, 1)
             found += [basis, torch.zeros_like(basis), basis.new_zeros(self.groups)]
         return found
 

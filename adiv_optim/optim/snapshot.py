@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn, optim
 from torch.optim import Optimizer
 
+from .._linalg import host
 from .._linalg.shards import local
 from .chained import ChainedOptimizer
 from .gradient_only import GradientOnly
@@ -149,7 +150,7 @@ class Snapshot:
             for part in parts:
                 part.fill_(-0.0)
             return
-        there = change.weights([old.to(_step_dtype(old)) for old in self.old])
+        there = change.weights([old.to(host.wide(old)) for old in self.old])
         for part, value in zip(parts, change.split(there), strict=True):
             part.copy_(value)
         # As it is rounded to the parameters' precision.
@@ -167,7 +168,7 @@ class Snapshot:
             start = self.start if self.keep == 1 else [value.mul_(self.keep) for value in self.start]
             steps = [value.sub_(now) for value, now in zip(start, self.now, strict=True)]
         else:
-            steps = [now.to(_step_dtype(now)) for now in self.now]
+            steps = [now.to(host.wide(now)) for now in self.now]
             for step in steps:
                 torch.sub(step.new_zeros(()), step, out=step)  # +0 where nothing moved, of either zero
         self.steps = self.transform.back(steps)
@@ -200,10 +201,6 @@ class Snapshot:
         elsewhere = [(part, value) for part, value in pairs if not part.data_ptr() == value.data_ptr() != 0]
         if elsewhere:
             torch._foreach_copy_([part for part, _ in elsewhere], [value for _, value in elsewhere])
-
-
-def _step_dtype(tensor: Tensor) -> torch.dtype:
-    return torch.promote_types(tensor.dtype, torch.float32)
 
 
 def _placed_as(parameter: Any, gradient: Any) -> Tensor:
