@@ -179,17 +179,24 @@ def insert(page: Path, sections: Sections, tables: Path) -> str:
     """Return the text of a page with its places for results filled from `sections`.
 
     `<!-- results:NAME -->` … `<!-- end -->` takes a section with the rows worth showing of its tables,
-    `<!-- caption:NAME -->` one without them; both have links to the whole tables, in the folder `tables`.
+    `<!-- results:NAME without COLUMN; COLUMN -->` leaves columns out, and `<!-- caption:NAME -->` the tables. All have
+    links to the whole tables, in the folder `tables`; `<!-- link:NAME -->` is these alone.
     """
 
     def filled(place: re.Match[str]) -> str:
-        kind, name = place[1], place[2]
+        opening, kind, name, columns = place.groups()
         if name not in sections:
             raise ValueError(f"{page} wants results {name!r}; there are {', '.join(sections)}.")
+        without = columns.split("; ") if columns else []
+        known = dict.fromkeys(title for table in sections[name].tables for title in table.header)
+        if unknown := set(without) - known.keys():
+            raise ValueError(f"{page} leaves out a column {min(unknown)!r} of {name}, which has {', '.join(known)}.")
         folder = os.path.relpath(tables, page.parent)
         links = [f"[{file}.csv]({folder}/{file}.csv)" for file in files(name, sections[name])]
         what = f"All rows, unrounded: {', '.join(links)}." if links else ""
-        return f"<!-- {kind}:{name} -->\n\n{sections[name].on_page(what, tables=kind == 'results')}\n\n<!-- end -->"
+        if kind != "link":
+            what = sections[name].on_page(what, tables=kind == "results", without=without)
+        return f"{opening}\n\n{what}\n\n<!-- end -->"
 
-    place = r"<!-- (results|caption):(\S+) -->.*?<!-- end -->"
+    place = r"(<!-- (results|caption|link):(\S+)(?: without (.*?))? -->).*?<!-- end -->"
     return re.sub(place, filled, page.read_text(), flags=re.DOTALL)

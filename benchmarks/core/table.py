@@ -3,7 +3,7 @@
 import csv
 import io
 import math
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import permutations
 from typing import Any, NamedTuple, TypeVar
@@ -114,10 +114,12 @@ class Table:
     name: str = ""  # what tells it from the other tables of its section
     heading: str = ""  # of itself alone
 
-    def markdown(self, *, short: bool = False) -> str:
-        """The table for a page, whole or short."""
+    def markdown(self, *, short: bool = False, without: Collection[str] = ()) -> str:
+        """The table for a page, whole or short, without some columns."""
         shown = self.worth if short and self.worth is not None else [True] * len(self.rows)
-        text = markdown(self.header, [row for row, worth in zip(self.rows, shown, strict=True) if worth])
+        kept = [at for at, title in enumerate(self.header) if title not in without]
+        rows = [[row[at] for at in kept] for row, worth in zip(self.rows, shown, strict=True) if worth]
+        text = markdown([self.header[at] for at in kept], rows)
         return f"**{self.heading}**\n\n{text}" if self.heading else text
 
     def csv(self) -> str:
@@ -178,9 +180,9 @@ class Section:
         """All of it, every table whole."""
         return "\n\n".join(part if isinstance(part, str) else part.markdown() for part in self.parts)
 
-    def on_page(self, links: str, *, tables: bool) -> str:
+    def on_page(self, links: str, *, tables: bool, without: Collection[str] = ()) -> str:
         """What a page shows, with links to the whole tables below it: the rows worth it, or no table at all."""
-        shown = [part if isinstance(part, str) else part.markdown(short=True) for part in self.parts
+        shown = [part if isinstance(part, str) else part.markdown(short=True, without=without) for part in self.parts
                  if isinstance(part, str) or (tables and part.worth != [])]  # fmt: skip
         if links and isinstance(self.parts[-1], str):
             shown[-1] += f" {links}"

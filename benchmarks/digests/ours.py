@@ -82,7 +82,7 @@ OURS = [
     Claim("`Proportional` is ahead of no normaliser, tanh and leaky ReLU", TABLE1,
         every([ahead(of("proportional"), of("none")) for of in (tanh, leaky)]),
         every([ahead(of("proportional"), of("none")) for of in (short, short_leaky)])),
-    Claim("On digits one rate serves `BatchIdeal()` at batches of 8, 32 and 128", "rates", by.one_rate),
+    Claim("On digits one learning rate serves `BatchIdeal()` at batches of 8, 32 and 128", "rates", by.one_rate),
     Claim("`Whitened(rank=16)` is ahead of no normaliser in CNNs", "cnn, cnn-pool",
         every([ahead(of("whitened-16"), of("none")) for of in (cnn, pool)])),
     Claim("… and gives what BatchNorm gives without pooling, within a point", "cnn",
@@ -113,7 +113,7 @@ OURS = [
         level(by.norm_free("norm-free", *_HELD), by.norm_free("norm-free", *_LAYERNORM), 0.03, lower=True)),
     Claim("… and after 2,000", "norm-free-2000",
         level(by.norm_free("norm-free-2000", *_HELD), by.norm_free("norm-free-2000", *_LAYERNORM), 0.03, lower=True)),
-    Claim("… and after 2,000 with a rate of 0.03 for the embeddings, against LayerNorm with the same", "norm-free-2000",
+    Claim("… and after 2,000 with a learning rate of 0.03 for the embeddings of both", "norm-free-2000",
         level(by.norm_free("norm-free-2000", *_HELD, embedding_lr=3e-2),
             by.norm_free("norm-free-2000", *_LAYERNORM, embedding_lr=3e-2), 0.03, lower=True)),
     Claim("… and with a single LayerNorm, before the head, ahead after 2,000", "norm-free-2000",
@@ -134,7 +134,7 @@ OURS = [
 _CROPS: dict[str, Any] = {"network": "relu", "size": 64, "batch_size": None}
 _fits = partial(ahead_in_pairs, "coordinates", _CROPS, shown=psnr)
 _RIVALS = [("adam", "Adam"), ("muon", "Muon"), ("soap", "SOAP")]
-#: What is learned, how arms are compared in it, and the optimizers that ran behind BatchNorm.
+#: What is learned, how arms are compared in it, and the optimizers that ran with BatchNorm.
 _OTHER_NETWORKS = [
     (what, partial(ahead_in_pairs, "coordinates", {**_CROPS, **wanted}, shown=psnr), rivals)
     for what, wanted, rivals in (
@@ -158,20 +158,20 @@ def _white(norm: str, optimizer: str, rows: str | None = None) -> _Arm:
 
 
 FIELDS = [
-    Claim("Coordinate network: `Whitened` Adam alone is ahead of Adam behind BatchNorm, dB", "coordinates",
+    Claim("Coordinate network: `Whitened` Adam alone is ahead of Adam with BatchNorm, dB", "coordinates",
         _fits(_white("none", "adam"), _bare("batchnorm", "adam"))),
     *(Claim(f"… `Whitened` {name} without a normaliser is ahead of {name}", "coordinates",
         _fits(_white("none", optimizer), _bare("none", optimizer)))
       for optimizer, name in (("adam", "Adam"), ("muon", "Muon"), ("soap", "SOAP"))),
-    *(Claim(f"… `Whitened` SOAP alone is ahead of {name} behind BatchNorm", "coordinates",
+    *(Claim(f"… `Whitened` SOAP alone is ahead of {name} with BatchNorm", "coordinates",
         _fits(_white("none", "soap"), _bare("batchnorm", optimizer)))
       for optimizer, name in (("adam", "Adam"), ("muon", "Muon"), ("soap", "SOAP"))),
-    *(Claim(f"… behind BatchNorm `Whitened` {name} is more than 1 dB ahead of {name}", "coordinates",
+    *(Claim(f"… with BatchNorm `Whitened` {name} is more than 1 dB ahead of {name}", "coordinates",
         _fits(_white("batchnorm", optimizer), _bare("batchnorm", optimizer), margin=1.0))
       for optimizer, name in (("adam", "Adam"), ("muon", "Muon"), ("soap", "SOAP"))),
     Claim("… `Preconditioned` Muon (Newton-Muon) is behind Muon, so that the coordinates are what gains", "coordinates",
         _fits(_bare("none", "muon"), ("none", "muon", "preconditioned", None, None))),
-    *(Claim(f"{what}: `Whitened` {name} alone is ahead of {name} behind BatchNorm, dB", "coordinates",
+    *(Claim(f"{what}: `Whitened` {name} alone is ahead of {name} with BatchNorm, dB", "coordinates",
         fits(_white("none", optimizer), _bare("batchnorm", optimizer)))
       for what, fits, rivals in _OTHER_NETWORKS for optimizer, name in rivals),
     *(Claim(f"Poisson's equation after 60 seconds: `Whitened` SOAP has less than half the error of {name}, log₁₀",

@@ -1,12 +1,13 @@
 """Every claim of the papers and of this library, in a line each, judged by the committed results."""
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ..core.claims import HEADER, SIGNIFICANT, Claim, Finding, line
 from ..core.store import Store
 from ..core.study import Digest
-from ..core.table import Row, Section, Table, exact
+from ..core.table import Cell, Row, Section, Table, exact
 from ..studies import RECIPES
 from .ours import FIELDS, OURS
 from .papers import BIRD, JOUDAKI, SU, UHLMANN
@@ -62,22 +63,39 @@ def judged(stores: Mapping[str, Store]) -> list[tuple[str, Claim, Finding, float
     return [(*one, None if p is None else next(corrected)) for one, p in zip(every, values, strict=True)]
 
 
+#: A difference with its sign, at the end of what a finding compares.
+_DIFFERENCE = re.compile(r"(?:^|, )([+-]\d[\d.]*)(?=$|;|, 95 %)")
+
+
+def _short(figure: str) -> Cell:
+    """The differences of some figures alone, for a page; the file of the whole table has all of it."""
+    return Cell("; ".join(_DIFFERENCE.findall(figure)), {"": figure} if figure else {})
+
+
 def _verdicts(stores: Mapping[str, Store], name: str, folder: Path) -> Section:
-    """How many claims of every source hold, and a line for each of them."""
-    counts, rows, every = list[Row](), list[Row](), judged(stores)
-    for source in CLAIMS:
-        own = [(found.holds, p) for other, _, found, p in every if other == source]
-        cells = [[p for holds, p in own if holds is verdict] for verdict in (True, False, None)]
+    """How many claims of every source hold, and for each source a line for each of them."""
+    counts, tables, every = list[Row](), list[Table](), judged(stores)
+    place = HEADER.index("p")
+    for number, source in enumerate(CLAIMS):
+        own = [(claim, found, p) for other, claim, found, p in every if other == source]
+        cells = [[p for _, found, p in own if found.holds is verdict] for verdict in (True, False, None)]
         after = sum(p is not None and p < SIGNIFICANT for p in cells[0])
         counts.append([source, *(exact(len(each)) for each in cells), exact(after)])
-    for source, claim, found, p in every:
-        text, verdict, *rest = line(claim, found, decide(claim) if found.holds is None else "")
-        alone = found.holds is not None and p is not None and p >= SIGNIFICANT
-        rows.append([source, text, f"{verdict}{', alone' * alone}", *rest[:3], exact(p, ".2g"), *rest[3:]])
+        rows, worth = list[Row](), list[bool]()
+        for claim, found, p in own:
+            text, verdict, figure, *rest = line(claim, found, decide(claim) if found.holds is None else "")
+            alone = found.holds is not None and p is not None and p >= SIGNIFICANT
+            shown = [text, f"{verdict}{', alone' * alone}", _short(str(figure)), *rest[: place - 2]]
+            rows.append([*shown, exact(p, ".1g"), *rest[place - 2 :]])
+            # A page shows what runs have decided, and of this library what they have not.
+            worth.append(found.holds is not None or source.startswith("This library"))
+        header = [*HEADER[: place + 1], "Holm's p", *HEADER[place + 1 :]]
+        tables.append(Table(header, rows, worth, _FILES[number], source))
     first = Table(["source", "hold", "do not", "undecided", "hold after Holm, by a p"], counts, name="counts")
-    place = HEADER.index("p") + 1
-    return Section([first, Table(["source", *HEADER[:place], "Holm's p", *HEADER[place:]], rows)])
+    return Section([first, *tables])
 
 
+#: What the tables of the sources are called.
+_FILES = "bird", "uhlmann", "joudaki", "su", "library", "fields"
 #: Without these there is little to judge: one's own runs want no verdicts.
 DIGESTS = {"verdicts": Digest(("cifar10", "char-lm"), _verdicts, ("docs/verdicts.md",))}

@@ -140,7 +140,8 @@ def _table(results: list[Result], tried: list[Result], time: Result | None, name
         row += [exact(settings["steps"]), _loss([r["test_loss"] for r in seeds])]
         row += [_loss([r["validation_loss"][-1] for r in seeds])]
         cells.append([*row, exact(ratios.get(settings["method"], {}).get("median"), ".2f")])
-    header = ["method", "normaliser", "rate", "damping", "steps", "test loss", "validation loss", "time per step"]
+    header = ["method", "normaliser", "learning rate", "damping", "steps"]
+    header += ["test loss", "validation loss", "time per step"]
     # Of many rows a page shows those with the first of the normalisers, which all methods have.
     first = cells[0][1]
     return Table(header, cells, [row[1] == first for row in cells] if len(cells) > 20 else None, name)
@@ -168,8 +169,8 @@ def _caption(results: list[Result], tried: list[Result], time: Result | None) ->
     if tried:
         counts = sorted(set(Counter(_CHOICE(result) for result in tried).values()))
         chosen = (
-            f"Rate and damping are the best of {' or '.join(map(str, counts))} combinations by the final validation "
-            "loss of seed 0, which the test text had no part in; * is an edge of what was tried. "
+            f"Learning rate and damping are the best of {' or '.join(map(str, counts))} combinations by the validation "
+            "loss of seed 0; * is an edge of what was tried. "
         )
     if time:
         timed = (
@@ -180,7 +181,7 @@ def _caption(results: list[Result], tried: list[Result], time: Result | None) ->
     return (
         f"Cross entropy in nats per character, mean ± standard error over {seeds} seed(s): on "
         f"the last tenth of the text (test) and on at most {VALIDATION_WINDOWS} windows of the tenth before "
-        f"it (validation). {chosen}Rates rise over {WARM_UP:.0%} of the steps, then fall to 0 by a cosine "
+        f"it (validation). {chosen}Learning rates rise over {WARM_UP:.0%} of the steps, then fall to 0 by a cosine "
         f"(schedule-free: stay). Muon's embeddings, head, norms and biases are AdamW's, at {REST_LR:g}. "
         f"Weight decay {settings['weight_decay']:g}. {timed}{machine(environment, settings['device'])}"
     )

@@ -69,7 +69,7 @@ def _section(results: list[Result], searched: list[Result]) -> Section:
     for activation in activations:
         keys = [key for key in product([activation], METHODS, OPTIMIZERS) if key in found]
         rows = [_row(found[key], tried.get(key, []), found.get((activation, RIVAL, key[-1]))) for key in keys]
-        header = ["method", "optimizer", "rate", "damping", "trials", "test accuracy, %"]
+        header = ["method", "optimizer", "learning rate", "damping", "trials", "test accuracy, %"]
         best = {max((k for k in keys if k[1] == key[1]), key=lambda k: _mean(found[k])) for key in keys}
         # A page shows every method with the optimizer that is best for it, if there are many.
         worth = [key in best for key in keys] if len(keys) > 20 else None
@@ -87,7 +87,7 @@ def _row(result: Result, tried: list[Result], rival: Result | None) -> Row:
     settings, accuracies = result["settings"], result["test_accuracy"][-1]
     beside: str | Cell = ""
     if rival is not None and len(accuracies) > 1:
-        beside = "twin" if settings["method"] == RIVAL else against(accuracies, rival["test_accuracy"][-1])
+        beside = "counterpart" if settings["method"] == RIVAL else against(accuracies, rival["test_accuracy"][-1])
     chosen = [exact(settings["lr"]), exact(settings.get("damping")), exact(len(tried))]
     return [METHODS[settings["method"]].label, settings["optimizer"], *chosen, estimate(accuracies), beside]
 
@@ -97,10 +97,10 @@ def _caption(results: list[Result]) -> str:
     seeds = settings["seeds"]
     return (
         f"Test accuracy after {settings['epochs']} epochs, mean ± standard error over seeds {seeds[0]} to {seeds[-1]}, "
-        f"rates falling to 0 by a cosine. Rate and damping are the best of the trials, runs of full length of seed 0, "
-        f"by the accuracy on a tenth of the training set held out. Differences are to {METHODS[RIVAL].label} behind "
-        f"the same optimizer; p is Welch's. Muon steps matrices inside the network, and Adam what it leaves, at one "
-        f"rate. {machine(environment, settings['device'])}"
+        f"learning rates falling to 0 by a cosine. Learning rate and damping are the best of the trials, full runs of "
+        f"seed 0, on a tenth of the training set held out. Differences are to {METHODS[RIVAL].label} with the same "
+        f"optimizer; p is Welch's. Muon steps the inner matrices, Adam the rest, at one learning rate. "
+        f"{machine(environment, settings['device'])}"
     )
 
 

@@ -64,6 +64,13 @@ GROUPS: list[list[Row]] = [
 ]
 
 
+#: Rows that a page shows.
+_SHOWN = [Row(TWIN, None, name) for name in ("adamw", "muon", "whitened-adamw-16", "whitened-muon-16", "soap")]
+_SHOWN += [Row("none", None, name) for name in ("adamw", "muon")]
+_SHOWN += [Row("none", 1.0, how + name) for name in ("adamw", "muon") for how in ("", "input-scaled-", "input-held-")]
+_SHOWN += [Row("none", 1.0, name) for name in ("whitened-adamw-16", "whitened-muon-16", "soap", "normuon", "kron")]
+
+
 def search(rows: Sequence[Row], run: TextRun, rates: Rates, store: Store, download: bool = False) -> list[TextRun]:
     """For each row, the run of the lowest validation loss, after as many rates as it takes for it to be no edge."""
     return choose([ladder([_of(row, run)], *rates) for row in rows], LANGUAGE, store, download=download)
@@ -88,9 +95,9 @@ def _section(results: list[Result], trials: list[Result]) -> Section:
     tried = {row: [r["settings"]["lr"] for r in found] for row, found in searched.items()}
     order = sorted(rows, key=_order)
     cells = [_cells(row, rows, tried.get(row, [])) for row in order]
-    # Of many rows a page shows those with the twin's normaliser and with none.
-    worth = [row.norm in (TWIN, "none") for row in order] if len(order) > 40 else None
-    header = ["normaliser", "embeddings", "optimizer", "rate", "seeds", "validation loss", "test loss"]
+    # Of many rows a page shows what a sentence compares: with the counterpart's normaliser, and with none.
+    worth = [row in _SHOWN for row in order] if len(order) > 40 else None
+    header = ["normaliser", "embeddings", "optimizer", "learning rate", "seeds", "validation loss", "test loss"]
     header += ["validation against LayerNorm (p)", "test against LayerNorm (p)"]
     header += ["RMS of the residual stream", "of the logits"]
     return Section([Table(header, cells, worth), _caption(results, tried.values())])
@@ -124,7 +131,7 @@ def _cells(row: Row, rows: dict[Row, list[Result]], tried: Sequence[float]) -> C
     if known and len(validation) > 1:
         twin = min(known, key=lambda twin: mean_and_error(known[twin][0])[0])
         pairs = zip((validation, test), known[twin], strict=True)
-        beside = ["twin" if twin == row else against(*pair, form="{:+.3f} ({:.2g})") for pair in pairs]
+        beside = ["counterpart" if twin == row else against(*pair, form="{:+.3f} ({:.2g})") for pair in pairs]
     sizes = [[value or math.inf for value in result["rms"]] for result in results]
     residual = [mean_and_error(column)[0] for column in zip(*sizes, strict=True)]
     shown = f"{residual[0]:.2g} to {max(residual[:-1]):.2g}"
@@ -149,11 +156,10 @@ def _caption(results: list[Result], tried: Iterable[Sequence[float]]) -> str:
     length = f"{settings['steps']} steps, weight decay {settings['weight_decay']:g}"
     return (
         f"{title(results[0])}, {length}, {gradients}. "
-        f"Cross entropy in nats per character, mean ± standard error over seeds {seeds[0]} to {seeds[-1]}. "
-        f"Rates are the best of {counts} by the validation loss of seed 0, which is not among them; "
-        "* is an edge of what was tried. Differences are to LayerNorm with the same optimizer without "
-        "coordinates, at the best way to treat the embeddings; p is Welch's. The residual stream's RMS is that at the "
-        f"first block and its largest. {machine(environment, settings['device'])}"
+        f"Cross entropy in nats per character, mean ± standard error over seeds {seeds[0]} to {seeds[-1]}. Learning "
+        f"rates are the best of {counts} by the validation loss of seed 0, which is not among them; * is an edge of "
+        "what was tried. Differences are to LayerNorm with the same bare optimizer and the better embeddings; p is "
+        f"Welch's. {machine(environment, settings['device'])}"
     )
 
 

@@ -63,12 +63,12 @@ def _sweep(results: list[Result], name: str, folder: Path) -> Section:
                 edge = ", at the sweep's edge" if top in (min(curve), max(curve)) else ""
                 rate = Cell(f"{top:g}{edge}", {"": top})
                 rows.append([optimizer, look.label, rate, estimate(curve[top]), near])
-    header = ["optimizer", "method", "best rate", "accuracy there, %", f"rates within {NEAR:g} points of it"]
+    header = ["optimizer", "method", "best learning rate", "accuracy there, %", f"others within {NEAR:g} points"]
     counts = sorted({len({r["settings"]["lr"] for r in curve}) for curve in found.values()})
     caption = (
         f"Accuracy on {where}, after {settings['epochs']} epochs at a constant rate, mean ± standard error over "
-        f"{len(settings['seeds'])} seeds. Every method has {' or '.join(map(str, counts))} rates, a factor of about "
-        f"three apart. torch {results[0]['environment']['torch']}."
+        f"{len(settings['seeds'])} seeds. Every method has {' or '.join(map(str, counts))} learning rates, a factor "
+        f"of about three apart. torch {results[0]['environment']['torch']}."
     )
     return Section([f"**{heading}**", Table(header, rows), caption])
 
@@ -94,12 +94,12 @@ def _rescaled(results: list[Result], name: str, folder: Path) -> Section:
         axis.set(xlabel="σ of the log-scales", ylabel="test accuracy, %", xticks=sigmas)
     caption = (
         f"Test accuracy after {settings['epochs']} epochs of one network in {len(settings['seeds'])} gauges: mean, and "
-        "in brackets the lowest and the highest. All start as the same function and see the same batches. Rates were "
-        "chosen by the sweep, for the network as PyTorch initialises it. "
+        "in brackets the lowest and the highest. All start as the same function and see the same batches. Learning "
+        "rates were chosen by the sweep, for the network as PyTorch initialises it. "
         f"torch {results[0]['environment']['torch']}."
     )
     columns = {sigma: f"σ = {sigma:g}" for sigma in sigmas}
-    return Section([f"**{heading}**", pivot(["method, optimizer", "rate"], rows, columns, cells), caption])
+    return Section([f"**{heading}**", pivot(["method, optimizer", "learning rate"], rows, columns, cells), caption])
 
 
 def _gauges(values: list[float]) -> Cell:

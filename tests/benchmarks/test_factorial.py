@@ -56,7 +56,7 @@ def test_table_has_welchs_p_by_hand(tmp_path):
     section = report(store, "mlp-tuned", tmp_path)["mlp-tuned"].text
     p = stats.ttest_ind(accuracies["none"], accuracies["batchnorm"], equal_var=False).pvalue
     assert f"| none | sgd | 0.1 |  | 2 | 58.53 ± 0.48 | -1.97 ({p:.2g}) |" in section
-    assert "| BatchNorm | sgd | 0.1 |  | 2 | 60.50 ± 0.29 | twin |" in section
+    assert "| BatchNorm | sgd | 0.1 |  | 2 | 60.50 ± 0.29 | counterpart |" in section
 
 
 def test_best_optimizer_is_that_of_the_best_trial_and_no_rivals(tmp_path):

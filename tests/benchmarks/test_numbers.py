@@ -29,7 +29,7 @@ def prose(page):
     """The sentences of a page: no generated sections, blocks, tables' rules, formulas or comments."""
     text = (ROOT / page).read_text()
     text = re.sub(
-        r"<!-- (?:results|caption):.*?<!-- end -->|^ *```.*?^ *```$|\$\$.*?\$\$|<!--.*?-->",
+        r"<!-- (?:results|caption|link):.*?<!-- end -->|^ *```.*?^ *```$|\$\$.*?\$\$|<!--.*?-->",
         "",
         text,
         flags=re.DOTALL | re.MULTILINE,

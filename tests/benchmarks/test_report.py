@@ -234,8 +234,10 @@ def test_a_page_has_the_rows_worth_it_or_none_and_a_link_to_all(tmp_path):
     section = Section(["**Heading**", table, "Caption."])
     page = tmp_path / "docs" / "page.md"
     page.parent.mkdir()
-    page.write_text("<!-- results:x --><!-- end --><!-- caption:x --><!-- end -->")
+    page.write_text("<!-- results:x --><!-- end --><!-- caption:x --><!-- end --><!-- link:x --><!-- end -->")
     shown, caption = insert(page, {"x": section}, tmp_path / "docs" / "tables").split("<!-- caption:x -->")
+    caption, _, link = caption.partition("<!-- link:x -->")
+    assert link == "\n\nAll rows, unrounded: [x-whole.csv](tables/x-whole.csv).\n\n<!-- end -->"
     for text in (shown, caption):
         assert "**Heading**" in text
         assert "Caption. All rows, unrounded: [x-whole.csv](tables/x-whole.csv)." in text
@@ -249,6 +251,18 @@ def test_a_page_has_the_rows_worth_it_or_none_and_a_link_to_all(tmp_path):
         f"two,{1 / 3},,",
         "three,,,",
     ]
+
+
+def test_a_page_leaves_out_columns_that_there_are(tmp_path):
+    section, page = Section([Table(["name", "n", "p"], [["one", "2", "3"]])]), tmp_path / "page.md"
+    page.write_text("<!-- results:x without n; p --><!-- end -->")
+    filled = insert(page, {"x": section}, tmp_path)
+    assert "| name |\n| --- |\n| one |\n" in filled
+    page.write_text(filled)
+    assert insert(page, {"x": section}, tmp_path) == filled
+    page.write_text("<!-- results:x without q --><!-- end -->")
+    with pytest.raises(ValueError, match="leaves out a column 'q' of x, which has name, n, p"):
+        insert(page, {"x": section}, tmp_path)
 
 
 def test_report_fills_all_pages_or_none(tmp_path, capsys, drawn):
@@ -308,9 +322,7 @@ PAGES = [ROOT / page for page in shown(STUDIES, DIGESTS)]
 def test_pages_quote_the_committed_results(page, fresh):
     text = page.read_text()
     assert insert(page, fresh[0], ROOT / TABLES) == text
-    made = "".join(re.findall(r"<!-- (?:results|caption):.*?<!-- end -->", text, re.DOTALL))
-    assert made
-    assert made.count("| --- |\n") <= 2, "more than two tables that are made"
+    assert len(re.findall("<!-- results:", text)) in (0, 1, 2), "more than two sections with tables that are made"
 
 
 def test_committed_tables_are_whole(fresh):
@@ -327,7 +339,7 @@ def test_every_section_and_figure_of_the_committed_results_is_on_its_page(fresh)
         (longest,) = sorted((file for file in own if name.startswith(file)), key=len)[-1:] or [None]
         for page in DIGESTS[name].pages if name in DIGESTS else [own[longest]]:
             text = (ROOT / page).read_text()
-            assert f"<!-- results:{name} -->" in text or f"<!-- caption:{name} -->" in text, page
+            assert re.search(rf"<!-- (?:results|caption|link):{re.escape(name)}(?: without .*)? -->", text), page
     text = "".join(page.read_text() for page in PAGES)
     shown = set(re.findall(r"\(\S*figures/(\S+\.png)\)", text))
     assert {figure.name for figure in (ROOT / "docs" / "figures").glob("*.png")} == shown

@@ -220,23 +220,40 @@ def cell(outcomes: Mapping[str, str]) -> str:
     return f"[refused](#{REASONS[min(functions)]})" if functions <= REASONS.keys() else "✓"
 
 
-def table(situations: Mapping[str, list[str]], outcomes: Mapping[str, str]) -> Iterable[str]:
-    """One section's table, in Markdown."""
-    yield "| situation | " + " | ".join(COLUMNS.values()) + " |"
-    yield "| --- |" + " --- |" * len(COLUMNS)
-    for situation, functions in situations.items():
-        known = found(situation, functions, outcomes)
-        yield f"| {situation} | " + " | ".join(cell(known[name]) for name in COLUMNS) + " |"
+#: Situation → what the table says of every wrapper, in the order of the columns.
+Cells = dict[str, list[str]]
+
+
+def told(situations: Mapping[str, list[str]], outcomes: Mapping[str, str]) -> Cells:
+    """One section's situations, and what is known of every wrapper in them."""
+    known = {situation: found(situation, functions, outcomes) for situation, functions in situations.items()}
+    return {situation: [cell(each[name]) for name in COLUMNS] for situation, each in known.items()}
+
+
+def section(title: str, cells: Cells) -> str:
+    """One section in Markdown: a line for the situations of which the same is known of every wrapper."""
+    alike: dict[str, list[str]] = {}
+    for situation, marks in cells.items():
+        alike.setdefault(with_whom(marks), []).append(situation)
+    lines = [f"- {whom}: {'; '.join(situations)}." for whom, situations in alike.items()]
+    return "\n".join([f"### {title}", "", *lines])
+
+
+def with_whom(marks: list[str]) -> str:
+    """Each mark of a row, and the wrappers that have it; those without a test are not named."""
+    wrappers = {
+        mark: [name for name, own in zip(COLUMNS.values(), marks, strict=True) if own == mark] for mark in marks
+    }
+    named = {mark: "all seven" if len(names) == len(COLUMNS) else ", ".join(names) for mark, names in wrappers.items()}
+    return ", ".join(f"{mark} with {names}" for mark, names in named.items() if mark != "–")
 
 
 def write(outcomes: Mapping[str, str]) -> None:
     """Fill the page."""
     before, _, rest = PAGE.read_text().partition(MARKERS[0])
     after = rest.partition(MARKERS[1])[2]
-    tables = "\n\n".join("\n".join([f"### {title}", "", *table(rows, outcomes)]) for title, rows in SECTIONS.items())
-    # A class for the style sheet, which sets the headings of narrow columns upright.
-    text = f'{MARKERS[0]}\n\n<div class="marks">\n\n{tables}\n\n</div>\n\n{MARKERS[1]}'
-    PAGE.write_text(before + text + after)
+    tables = "\n\n".join(section(title, told(rows, outcomes)) for title, rows in SECTIONS.items())
+    PAGE.write_text(f"{before}{MARKERS[0]}\n\n{tables}\n\n{MARKERS[1]}{after}")
 
 
 def main() -> int:

@@ -16,7 +16,8 @@ from tests.integration.compatibility import (
     SECTIONS,
     cell,
     column,
-    table,
+    section,
+    told,
 )
 
 FUNCTIONS = {f.partition("[")[0] for rows in SECTIONS.values() for functions in rows.values() for f in functions}
@@ -57,7 +58,9 @@ def test_a_test_that_is_gone_is_noticed(collected):
 def test_table_has_every_situation_and_refusals_lead_to_their_reasons():
     page = PAGE.read_text()
     shown = page.partition(MARKERS[0])[2].partition(MARKERS[1])[0]
-    assert all(f"\n| {situation} | " in shown for rows in SECTIONS.values() for situation in rows)
+    for title, rows in SECTIONS.items():
+        own = shown.partition(f"### {title}\n")[2].partition("\n### ")[0]
+        assert [each for each in rows if not re.search(rf"(?:: |; ){re.escape(each)}[;.]", own)] == []
     headings = {line[4:].lower().replace(" ", "-") for line in page.splitlines() if line.startswith("### ")}
     assert set(re.findall(r"\[refused\]\(#(.*?)\)", shown)) <= set(REASONS.values()) <= headings
     assert REASONS.keys() <= FUNCTIONS
@@ -87,11 +90,15 @@ def test_cells_show_what_passed_is_refused_or_has_not_run():
     assert cell({}) == "–"
 
 
-def test_table_has_a_column_for_every_wrapper():
-    outcomes = {f"tests/a.py::test_b[one-{name}]": "passed" for name in COLUMNS}
-    outcomes["tests/a.py::test_b[two-proportional]"] = "passed"
-    head, rule, row = table({"here": ["a.py::test_b[one"]}, outcomes)
-    assert head.count("|") == rule.count("|") == row.count("|") == len(COLUMNS) + 2
-    assert row.startswith("| here | ✓ | ✓ |")
+def test_section_has_a_line_for_what_is_known_of_the_same_wrappers():
+    outcomes = {f"tests/a.py::test_{case}[one-{name}]": "passed" for name in COLUMNS for case in "bc"}
+    outcomes |= {"tests/a.py::test_b[two-proportional]": "passed", "tests/a.py::test_b[two-whitened]": "needs a GPU"}
+    situations = {"here": ["a.py::test_b[one"], "there": ["a.py::test_b[two"], "too": ["a.py::test_c"]}
+    assert section("Loops", told(situations, outcomes)).splitlines() == [
+        "### Loops",
+        "",
+        "- ✓ with all seven: here; too.",
+        "- ✓ with `Proportional`, not run with `Whitened`: there.",
+    ]
     with pytest.raises(LookupError, match="no test of"):
-        list(table({"there": ["a.py::test_c"]}, outcomes))
+        told({"there": ["a.py::test_d"]}, outcomes)
