@@ -50,7 +50,6 @@ from .measured import (
     results,
     seeds,
     speed,
-    step_ms,
     swept,
     trials_of,
     tuned,
@@ -104,16 +103,13 @@ QUOTES = {
     "docs/results/mlp.md": [
         ("(Spearman's ρ {:+.2f}, p = {:.4f})", lambda: in_paper_order("tanh")),
         ("is not** (−{:.2f}, p = {:.2f})", lambda: (lambda rank, q: (-rank, q))(*in_paper_order("leaky-relu"))),
-        ("BatchNorm leads**, by {:.1f} to {:.1f} points over batch-ideal", lambda: (
+        ("BatchNorm leads**, by {:.1f} to {:.1f} points over `BatchIdeal`", lambda: (
             lambda found: [min(found), max(found)])([
                 lead("table1-reduced", {"method": BATCHNORM}, {"method": IDEAL}, activation="leaky-relu", batch_size=n)
                 for n in SIZES])),
         ("gives affine-like layers {:.1f} % with tanh; here they reach {:.1f}", lambda: [
             PAPER[AFFINE, "tanh"][0] + PAPER[AFFINE, "tanh"][2] * (128 - fmean(SIZES)),
             fmean(at_length(AFFINE)[-1])]),
-        ("{:.2f} % on average with tanh and {:.2f} % with leaky ReLU, {:.1f} and {:.1f} points below the paper's",
-         lambda: [x for pair in zip(*(over_all_sizes(AFFINE, a) for a in ("tanh", "leaky-relu")), strict=True)
-                  for x in pair]),
         ("with the paper's means is {:+.2f} (p = {:.4f}) and {:+.2f} (p = {:.2f})", lambda: [
             *ranked_at_length("tanh"), *ranked_at_length("leaky-relu")]),
         ("ends {:.1f} and {:.1f} points above the paper's figures", lambda: [
@@ -128,15 +124,10 @@ QUOTES = {
             fmean(at_all_sizes("disproportional", "leaky-relu"))]),
         ("end {:.1f} points above BatchNorm (p = {:.2f})", lambda: (lambda own, other: [
             fmean(own) - fmean(other), p(own, other)])(*(at_length(m)[-1] for m in (AFFINE, BATCHNORM)))),
-        ("level, at {:.2f}, {:.2f} and {:.2f} %", lambda: [fmean(at_length(m, "leaky-relu")[-1]) for m in (
-            BATCHNORM, AFFINE, NONE)]),
         ("highest after {} epochs, {:.2f} %, and that of the plain network after {}, {:.2f} %. After 100 its training "
          "loss is {:.2f}, against {:.2f}, and its accuracy {:.1f} points below",
          lambda: [*best_at_length(IDEAL), *best_at_length(NONE), *(fmean(at_length(m, of="train_loss")[-1]) for m in (
              IDEAL, NONE)), fmean(at_length(NONE)[-1]) - fmean(at_length(IDEAL)[-1])]),
-        ("its best is {:.2f} % after {} epochs, and after 100 it is {:.1f} points below", lambda: [
-            *best_at_length(IDEAL, "leaky-relu")[::-1], fmean(at_length(NONE, "leaky-relu")[-1]) - fmean(
-                at_length(IDEAL, "leaky-relu")[-1])]),
         ("{:.1f} points more after 20 epochs (p = {:.3f}). After 100 it is {:.1f} (p = {:.2f})",
          lambda: [*departed("centred"), *departed("centred", file="departures-long")]),
         ("lose {:.1f} points after 20 epochs (p = {:.2f}) and {:.1f} after 100 (p = {:.2f})",
@@ -150,7 +141,7 @@ QUOTES = {
         ("Along the {} runs of CIFAR-10 with tuned rates, one seed each, the rank correlation of the cosine with the "
          "accuracy is {:.2f} (p = {:.2f})", lambda: [len(results("mechanism")), *ranked("cosine")]),
         ("without its four runs it is {:+.2f} (p = {:.2f})", lambda: ranked("cosine", without=IDEAL)),
-        ("goes with a higher accuracy ({:+.2f}, p = {:.2f}), and without batch-ideal hardly ({:+.2f}, p = {:.2f})",
+        ("goes with a higher accuracy ({:+.2f}, p = {:.2f}), and without `BatchIdeal` hardly ({:+.2f}, p = {:.2f})",
          lambda: [*ranked("gain_spread"), *ranked("gain_spread", without=IDEAL)]),
         ("after 100 epochs it ends {:.1f} points below affine-like layers", lambda: at_32("tanh")[:1]),
         ("one point above affine-like layers, within errors (p = {:.2f})", lambda: [p(
@@ -159,7 +150,7 @@ QUOTES = {
          "0.001). Its accuracy falls as the batch grows, by {:.1f} points per hundred",
          lambda: [below for a in ("tanh", "leaky-relu") for below, q in [at_32(a)] if q < 0.001] + [
              -100 * table1.line(table1.series(results("table1"))[IDEAL, "tanh"]).slope]),
-        ("layers are {:.1f} points better with Muon than with Adam (p < 0.001), {:.1f} below batch-ideal",
+        ("layers are {:.1f} points better with Muon than with Adam (p < 0.001), {:.1f} below `BatchIdeal`",
          lambda: (lambda muon, adam, ideal: [x for x in (fmean(muon) - fmean(adam), fmean(ideal) - fmean(muon))
                                              if p(muon, adam) < 0.001])(
              mlp(AFFINE, "muon"), mlp(AFFINE, "adam"), mlp(IDEAL, "sgd"))),
@@ -182,21 +173,18 @@ QUOTES = {
         ("with any optimizer, and is {:.1f} points below Muon alone with Muon", lambda: [-gains(WHITE, "muon")[0][0]]),
         ("`Proportional` loses {:.1f} to {:.1f} points", lambda: losses_of("proportional")),
         ("With Muon it loses {:.1f}", lambda: [-gains("input-scaled", "muon")[0][0]]),
-        ("In a plain loop with SGD it is [{:.1f} times]", lambda: ideal_steps()[:1]),
         ("a cosine of {:.2f} at most", lambda: [max(followed(IDEAL, "cosine"))]),
         ("wins by {:.1f} to {:.1f} points at equal length.** Within 15 epochs it passes the "
          "paper's best mean over batch sizes, {:.2f} %",
          lambda: [long(IDEAL) - long(NONE), tuned(IDEAL) - tuned("l2norm", "adam"), PAPER[AFFINE, "tanh"][0]]),
         ("it passes {:.0f} %", lambda: [math.floor(long(IDEAL))]),
-        ("{:.1f} against {:.1f} %. After 15 it and L2 norm are {:.1f} points ahead",
+        ("{:.1f} against {:.1f} %. After 15 epochs they and L2 norm are {:.1f} points ahead",
          lambda: [long(AFFINE, "adam"), long(NONE), tuned(AFFINE, "adam") - tuned(NONE)]),
         ("gains little: {:.1f} %, against {:.1f} % with SGD and {:.1f} %", lambda: [tuned(IDEAL, "adam"),
          tuned(IDEAL), tuned(AFFINE, "adam")]),
-        ("about {:.1f} times that of the plain network: {:.2f} against {:.2f} ms",
-         lambda: [step_ms(IDEAL) / step_ms(NONE), step_ms(IDEAL), step_ms(NONE)]),
         ("had been seen to end at {:.1f} %", lambda: [tuned(IDEAL, epochs=30)]),
-        ("eight of the {} chosen rates", lambda: [len(results("cifar10-tuned"))]),
-        ("within {:.1f} points of its best at every rate from 0.3 to 3 and at every batch "
+        ("Eight of the {} chosen learning rates", lambda: [len(results("cifar10-tuned"))]),
+        ("within {:.1f} points of its best at every learning rate from 0.3 to 3 and at every batch "
          "size, and within {:.1f} points at 0.1",
          lambda: [below(0.3, 1.0, 3.0), below(0.1)]),
         ("{:.1f} against {:.1f} at batch 8, {:.1f} against {:.1f} at 32 and {:.1f} against {:.1f} at 128",
@@ -206,7 +194,6 @@ QUOTES = {
         ("With 0.3 the cosine starts at {:.2f} to {:.2f} and falls to {:.2f} to {:.2f}, where the plain network has "
          "{:.2f} to {:.2f}", lambda: [*cosine("batch-ideal, 0.3", "start"), *cosine("batch-ideal, 0.3", "trained"),
                                *cosine("none", "trained")]),
-        ("With Adam it is {:.2f} to {:.2f} then", lambda: cosine("batch-ideal 0.3, Adam", "trained")),
         ("LayerNorm's {:.1f} %", lambda: [max(fmean(r["test_accuracy"][-1]) for r in results("digits-tuned"))]),
     ],
     "docs/results/costs.md": [
@@ -226,14 +213,11 @@ QUOTES = {
         ("and {:.2f}× and {:.2f}× if 256 of the rows count", lambda: whitened_steps(16, ", 256 rows")),
         ("it costs {:.2f}× and {:.2f}×**, and rank 16 costs {:.2f}× and {:.2f}×",
          lambda: whitened_steps(128, "", ", rank 16")),
-        ("with 256 rows all of it costs {:.2f}× and {:.2f}×", lambda: whitened_steps(128, ", 256 rows")),
+        ("With 256 rows all of it costs {:.2f}× and {:.2f}×", lambda: whitened_steps(128, ", 256 rows")),
         ("step costs {:.2f} to {:.2f}× at 1,024 rows**", lambda: speed("input-scaled", "batch 16")),
         ("{:.3f}× with AdamW, {:.3f}× with `hold` too, and {:.3f}× with Muon", lambda: [
             *speed("input-scaled", "AdamW, batch 16"), speed("input-scaled", "Muon, batch 16")[0]]),
         ("quartiles can tell: {:.2f} to {:.2f}×", lambda: speed("input-scaled", "batch 128")),
-        ("Memory is {:.2f} times the step's with rank 16 at 1,024 rows, and {:.2f} times without",
-         lambda: [speed("whitened", "batch 16, every 10, rank 16", of="memory_ratio")[0], speed("whitened",
-             "batch 16, every 50", of="memory_ratio")[0]]),
         ("A step costs {:.1f} to {:.1f} times that of foreach AdamW", lambda: speed("unit-consistent", "memory fresh")),
         ("step, and {:.1f} to {:.1f} times where the allocator keeps it",
          lambda: speed("unit-consistent", "memory kept")),
@@ -268,8 +252,6 @@ QUOTES = {
          lambda: (lambda w, n, b: [fmean(w), fmean(n), p(w, n), fmean(n) - fmean(tuned_cnn(NONE)), fmean(b),
                                    fmean(b) - fmean(n), p(b, n)])(*(tuned_cnn(m, "muon") for m in (WHITE, NONE,
                                                                                                  BATCHNORM)))),
-        ("{:.2f} % with Adam and {:.2f} % with Muon. In the first epoch no",
-         lambda: [fmean(tuned_cnn("input-scaled", o)) for o in ("adam", "muon")]),
         ("gains {:.1f} points over no normaliser without pooling**: {:.1f} behind BatchNorm, "
          "about its error (p = {:.2f}, n = {}), and {:.1f} ahead of LayerNorm",
          lambda: [ahead(WHITE, NONE)[0], ahead(BATCHNORM, WHITE)[0], p(seeds("cnn", method=WHITE), seeds("cnn",
@@ -294,11 +276,6 @@ QUOTES = {
         ("within {:.1f} points of itself with SGD, and within {:.1f} with Adam",
          lambda: [over_gauges("uc-network", o) for o in ("sgd", "adam")]),
         ("Adam by {:.1f} to {:.1f} points at every", lambda: above_plain("uc-network")),
-        ("ends {:.1f} to {:.1f} points below", lambda: [
-            f(swept(NONE, o) - swept("uc-network", o) for o in ("sgd", "momentum", "adam")) for f in (min, max)]),
-        ("(p = {:.3f}; {:.3f} and {:.3f})", lambda: [
-            p(*(seeds("uc-sweep", method=m, optimizer=o) for m in (NONE, "uc-network"))) for o in ("adam", "sgd",
-                "momentum")]),
         ("where SGD is {:.1f} points below its best", lambda: [swept(NONE, "sgd") - swept(NONE, "sgd", lr=0.1)]),
         ("{:.1f} % against {:.1f} % (p = {:.3f}, n = {})", lambda: [swept("uc-layer", "adam"), swept(NONE, "adam"), p(
             *(seeds("uc-sweep", method=m, optimizer="adam") for m in ("uc-layer", NONE))), len(seeds("uc-sweep",
@@ -343,7 +320,7 @@ QUOTES = {
          lambda: [-free("whitened-adamw-16", "adamw")[1][0]]),
     ],
     "docs/index.md": [LEAD],
-    "docs/results/index.md": [LEAD, *fields.INDEX],
+    "docs/results/index.md": fields.INDEX,
     "docs/results/fields.md": fields.PAGE,
     "docs/coordinates/input-scaled.md": [
         ("{:.3f} behind on validation, {:.3f} on test, after 2,000", lambda: [d for d, _ in faster()]),

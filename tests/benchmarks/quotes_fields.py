@@ -65,7 +65,7 @@ PAGE = [
         gain(("none", "adam", "whitened"), ("none", "adam"), network="siren")[1]]),
     ("`Whitened` is worth {:.0f} to {:.0f} dB", lambda: (lambda gains: [min(gains), max(gains)])([
         gain(("none", o, "whitened"), ("none", o))[0] for o in ("adam", "muon", "soap")])),
-    ("Whitened Adam and Muon are {} dB ahead of their twins behind BatchNorm", lambda: {
+    ("Whitened Adam and Muon are {} dB ahead of their counterparts with BatchNorm", lambda: {
         f"{white_against_norm(o, size=128)[0]:.0f}" for o in ("adam", "muon")}),
     ("Whitening divides the error of Muon by {:.0f}, of Adam by {:.0f} and of SOAP by {:.0f}", lambda: [
         median(solved(o)) / median(solved(o, "whitened")) for o in ("muon", "adam", "soap")]),
