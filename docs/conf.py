@@ -45,10 +45,15 @@ sphinx_gallery_conf = {
     "write_computation_times": False,
     "reset_modules": (),
 }
-exclude_patterns = ["gallery"]
+exclude_patterns = ["gallery", "chooser.md"]  # the chooser is included by pages
 copybutton_exclude = ".linenos, .gp, .go"  # prompts and outputs of examples
 html_theme = "furo"
 html_title = f"adiv_optim {version}"
+#: Where the repository is; pages lead there from their headers once it is known.
+REPOSITORY = ""
+html_theme_options = {}
+if REPOSITORY:
+    html_theme_options = {"source_repository": REPOSITORY, "source_branch": "main", "source_directory": "docs/"}
 html_show_copyright = False
 html_static_path = ["_static"]
 html_css_files, html_js_files = ["fit.css"], ["tables.js"]

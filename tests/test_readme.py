@@ -77,6 +77,17 @@ def test_readme_is_short_and_shows_coverage():
     assert any("skipped (" in (block.output or "") for block in python_blocks(readme))
 
 
+def test_readme_has_the_chooser_of_the_documentation():
+    chooser = (ROOT / "docs" / "chooser.md").read_text()
+    assert chooser in (ROOT / "README.md").read_text().replace("](docs/", "](")
+    for page in ("index.md", "which-step.md"):
+        assert "```{include} chooser.md\n```" in (ROOT / "docs" / page).read_text()
+
+
+def test_readme_is_short_before_its_table():
+    assert len((ROOT / "README.md").read_text().partition("<!-- results:")[0]) <= 9000
+
+
 def test_pages_of_the_documentation_are_found():
     found = {str(page.relative_to(ROOT)) for page in WITH_CODE}
     assert {"README.md", "docs/quickstart.md", "docs/recipes.md", "docs/layers/affine-like.md"} <= found

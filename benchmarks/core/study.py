@@ -193,7 +193,7 @@ def insert(page: Path, sections: Sections, tables: Path) -> str:
             raise ValueError(f"{page} leaves out a column {min(unknown)!r} of {name}, which has {', '.join(known)}.")
         folder = os.path.relpath(tables, page.parent)
         links = [f"[{file}.csv]({folder}/{file}.csv)" for file in files(name, sections[name])]
-        what = f"All rows, unrounded: {', '.join(links)}." if links else ""
+        what = f"All rows: {', '.join(links)}." if links else ""
         if kind != "link":
             what = sections[name].on_page(what, tables=kind == "results", without=without)
         return f"{opening}\n\n{what}\n\n<!-- end -->"

@@ -55,7 +55,7 @@ OURS = [
         best(_sgd("batch-ideal"), {"affine-like, AdamW": _adam("affine-like"),
         "L2 norm, AdamW": _adam("l2norm"), "none, SGD": _sgd("none")})),
     Claim("… and plain SGD after 40", "cifar10-long", ahead(_long("batch-ideal"), _long("none"))),
-    Claim("With rates and dampings tuned `BatchIdeal` with SGD leads ten methods with each of four optimizers, tanh",
+    Claim("With settings tuned `BatchIdeal` with SGD leads ten methods with each of four optimizers, tanh",
         "mlp-tuned", best(_mlp("batch-ideal", "sgd"), {f"{METHODS[name].label}, {optimizer}": _mlp(name, optimizer)
         for name in having("mlp-tuned") if name != "batch-ideal" for optimizer in ALL_HAVE})),
     Claim("… and there BatchNorm is ahead of no normaliser, each with its best optimizer", "mlp-tuned",
@@ -88,7 +88,7 @@ OURS = [
     Claim("… and gives what BatchNorm gives without pooling, within a point", "cnn",
         level(cnn("whitened-16"), cnn("batchnorm"), 1.0)),
     Claim("… and with pooling", "cnn-pool", level(pool("whitened-16"), pool("batchnorm"), 1.0)),
-    Claim("… and with pooling, rates and damping tuned, with Adam", "cnn-pool-tuned",
+    Claim("… and with pooling, learning rates and damping tuned, with Adam", "cnn-pool-tuned",
         level(_tuned("whitened-16"), _tuned("batchnorm"), 1.0)),
     Claim("… and with Muon", "cnn-pool-tuned",
         level(_tuned_muon("whitened-16"), _tuned_muon("batchnorm"), 1.0)),

@@ -110,22 +110,16 @@ def _verdict(stores: Mapping[str, Store], name: str, folder: Path) -> Section:
     environment = stores["cifar10"].read()[0]["environment"]
     length = stores["norm-free"].read()[0]["settings"]["steps"]
     first, tuned, convolutions = (min(r["settings"]["epochs"] for r in stores[name].read()) for name in VERDICT[:-1])
-    with_optimizer: dict[str, list[str]] = {}
-    for row in ROWS:
-        with suppress(LookupError):
-            with_optimizer.setdefault(best_optimizer(stores["mlp-tuned"], row.image, "tanh"), []).append(row.label)
-    chosen = "; ".join(f"{_NAMES[optimizer]} for {', '.join(own)}" for optimizer, own in with_optimizer.items())
     (count,) = {len(column.found[ROWS[0].label]) for column in columns}
     caption = (
         f"Test accuracy on CIFAR-10 (JPEG copy), and test loss on characters of tinyshakespeare after "
         f"{length} steps, lower being better: mean ± standard error over {count} seeds. Bold is the best of a column, "
         f"and what Welch's test cannot tell from it (p of {SIGNIFICANT:g} or more); empty is not run. Normalisers of "
-        f"images have no parameters. MLP: batch 32, {first} epochs, one rate for all, and for `BatchIdeal` a damping "
-        f"of 0.3 from earlier runs that looked at test accuracy; in the second column {tuned} epochs, the best of SGD, "
-        f"momentum, Adam and Muon, and rate (and damping), by a seed of its own on held-out data: {chosen}. CNN: with "
-        f"pooling, leaky ReLU, batch 128, {convolutions} epochs, rate (and damping) by a seed of its own on held-out "
-        "data. Language model: rate by the validation loss of a seed of its own, and of embeddings "
-        "of deviation 0.02 and 1 those with the lower validation loss, where both were run. "
+        f"images have no parameters. MLP: batch 32, {first} epochs, one learning rate for all, and for `BatchIdeal` a "
+        f"damping of 0.3 from earlier runs that looked at test accuracy; in the second column {tuned} epochs, and the "
+        f"best of SGD, momentum, Adam and Muon, of learning rates and of dampings. CNN: with pooling, leaky ReLU, "
+        f"batch 128, {convolutions} epochs. Language model: the better of embeddings of deviation 0.02 and 1, where "
+        "both have run. Settings of the last five columns are chosen by another seed on held-out data. "
         f"{machine(environment)}"
     )
     return Section([table, caption])

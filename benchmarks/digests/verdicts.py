@@ -67,9 +67,10 @@ def judged(stores: Mapping[str, Store]) -> list[tuple[str, Claim, Finding, float
 _DIFFERENCE = re.compile(r"(?:^|, )([+-]\d[\d.]*)(?=$|;|, 95 %)")
 
 
-def _short(figure: str) -> Cell:
-    """The differences of some figures alone, for a page; the file of the whole table has all of it."""
-    return Cell("; ".join(_DIFFERENCE.findall(figure)), {"": figure} if figure else {})
+def _short(figure: str, p: float | None) -> Cell:
+    """The differences of some figures alone, and Holm's p, for a page; the file of the whole table has all of it."""
+    short = [*_DIFFERENCE.findall(figure), *([] if p is None else [f"({p:.1g})"])]
+    return Cell("; ".join(short).replace("; (", " ("), {"": figure} if figure else {})
 
 
 def _verdicts(stores: Mapping[str, Store], name: str, folder: Path) -> Section:
@@ -85,11 +86,11 @@ def _verdicts(stores: Mapping[str, Store], name: str, folder: Path) -> Section:
         for claim, found, p in own:
             text, verdict, figure, *rest = line(claim, found, decide(claim) if found.holds is None else "")
             alone = found.holds is not None and p is not None and p >= SIGNIFICANT
-            shown = [text, f"{verdict}{', alone' * alone}", _short(str(figure)), *rest[: place - 2]]
+            shown = [text, f"{verdict}{', alone' * alone}", _short(str(figure), p), *rest[: place - 2]]
             rows.append([*shown, exact(p, ".1g"), *rest[place - 2 :]])
             # A page shows what runs have decided, and of this library what they have not.
             worth.append(found.holds is not None or source.startswith("This library"))
-        header = [*HEADER[: place + 1], "Holm's p", *HEADER[place + 1 :]]
+        header = [*HEADER[:2], "difference (p)", *HEADER[3 : place + 1], "Holm's p", *HEADER[place + 1 :]]
         tables.append(Table(header, rows, worth, _FILES[number], source))
     first = Table(["source", "hold", "do not", "undecided", "hold after Holm, by a p"], counts, name="counts")
     return Section([first, *tables])

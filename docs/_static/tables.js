@@ -1,7 +1,7 @@
 // A table that is too wide for the page gets smaller letters; where that does not help on a narrow page, it becomes a
 // list: a block for every row, a line for every cell.
 function fit() {
-    for (const table of document.querySelectorAll("article .table-wrapper > table:not(.marks *)")) {
+    for (const table of document.querySelectorAll("article .table-wrapper > table")) {
         const heads = [...table.querySelectorAll("thead th")].map((head) => head.textContent.trim());
         for (const row of table.querySelectorAll("tbody tr")) {
             [...row.cells].forEach((cell, place) => (cell.dataset.head = heads[place] || ""));

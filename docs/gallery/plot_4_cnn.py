@@ -25,7 +25,7 @@ train, test = torch.randperm(len(labels), generator=torch.Generator().manual_see
 
 
 def network(normaliser):
-    """Convolutions, each behind a normaliser if there is one, and a linear layer."""
+    """Convolutions, each after a normaliser if there is one, and a linear layer."""
     layers, channels = [], 1
     for width, stride in ((16, 1), (32, 2), (32, 2)):
         layers += [*normaliser(channels), nn.Conv2d(channels, width, 3, stride, padding=1), nn.LeakyReLU()]

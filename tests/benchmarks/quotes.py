@@ -79,25 +79,26 @@ QUOTES = {
              fmean(mlp(IDEAL, "sgd")), other_pairs(), fmean(mlp(AFFINE, "muon")),
              p(mlp(IDEAL, "sgd"), mlp(AFFINE, "muon")),
              fmean(mlp(NONE, "sgd")), ideal_steps()[0]]),
-        ("{:.2f}× in a [language model](docs/results/costs.md#whitened); small CNNs, on a busy machine, up to "
-         "[{:.1f}×]",
-         lambda: [speed("whitened", "AdamW, batch 16, every 10, rank 16")[0], cnn_price(WHITE)]),
-        ("after 400 steps a test loss {:.2f} nats below AdamW's (p = {:.3f}), {:.2f} above Muon's; with Muon {:.3f} "
-         "below (p = {:.2f}) | {:.2f}×, with Muon {:.2f}×; {:.2f}× with a batch",
-         lambda: (lambda a, m, above: [-a[0], a[1], above[0], -m[0], m[1]])(*(
-             free(f"whitened-{own}-16", twin, "layernorm", None)[1]
-             for own, twin in (("adamw", "adamw"), ("muon", "muon"), ("adamw", "muon")))) + [
-             speed("whitened", f"{o}, batch {b}, every 10, rank 16")[0]
-             for o, b in (("AdamW", 16), ("Muon", 16), ("AdamW", 128))]),
+        ("| [{:.0f} to {:.0f} dB](docs/results/fields.md#coordinate-networks)", fields.PAGE[1][1]),
+        ("| {:.1f} times that with Adam, BatchNorm {:.1f} |", lambda: [
+            speed("coordinates", own)[0] for own in ("whitened Adam", "BatchNorm, Adam")]),
+        ("| [{:.1f} times](docs/results/convolutions.md) at most |", lambda: [cnn_price(WHITE)]),
+        ("| [{:.2f} times](docs/results/costs.md#whitened)",
+         lambda: speed("whitened", "AdamW, batch 16, every 10, rank 16")[:1]),
+        ("after 400 steps a test loss {:.2f} nats below AdamW's (p = {:.3f}), {:.2f} above Muon's | {:.2f} times |",
+         lambda: (lambda a, above: [-a[0], a[1], above[0], speed("whitened", "AdamW, batch 16, every 10, rank 16")[0]])(
+             *(free("whitened-adamw-16", twin, "layernorm", None)[1] for twin in ("adamw", "muon")))),
+        ("gains {:.3f} nats with a transformer (p = {:.2f})",
+         lambda: (lambda d, q: [-d, q])(*free("whitened-muon-16", "muon", "layernorm", None)[1])),
         ("after 400 steps {:.2f} nats below AdamW with LayerNorm (p < 0.001), {:.2f} below AdamW with these embeddings",
          lambda: [-d for d, q in [free("whitened-adamw-16", "adamw")[1]] if q < 0.001] + [
              unnormalised(1.0, "adamw") - unnormalised(1.0, "whitened-adamw-16")]),
         ("(p = {:.2f}): {:.2f} nats less than Muon with these embeddings, {:.2f} less than with GPT-2's; {:.2f} more "
-         "than LayerNorm after 2,000 | {:.2f}× |",
+         "than LayerNorm after 2,000 | {:.2f} times |",
          lambda: [free("input-held-muon", "muon")[1][1], *(unnormalised(drawn) - unnormalised(1.0, "input-held-muon")
                   for drawn in (1.0, None)), longer(best_twin=True)[1][0],
                   speed("input-scaled", "Muon, batch 16, held")[0]]),
-        ("[{:.1f} to {:.1f} times](docs/results/costs.md#unitconsistent) the optimizer's step at 10 M",
+        ("[{:.1f} to {:.1f} times](docs/results/costs.md#unitconsistent) the optimizer's",
          lambda: speed("unit-consistent", "10.2 M")),
     ],
     "docs/results/mlp.md": [
@@ -138,8 +139,8 @@ QUOTES = {
          lambda: [max(abs(departed(d)[0]) for d in ("xavier", "he", "zero-bias")), -departed("no-bias")[0],
                           departed("no-bias")[1], *sorted(-departed(d, NONE)[0] for d in ("xavier", "he"))]),
         ("in place of the last gives {:.1f} points", lambda: [best_epoch()]),
-        ("Along the {} runs of CIFAR-10 with tuned rates, one seed each, the rank correlation of the cosine with the "
-         "accuracy is {:.2f} (p = {:.2f})", lambda: [len(results("mechanism")), *ranked("cosine")]),
+        ("Along the {} runs of CIFAR-10 with tuned settings, one seed each, the rank correlation of the cosine with "
+         "the accuracy is {:.2f} (p = {:.2f})", lambda: [len(results("mechanism")), *ranked("cosine")]),
         ("without its four runs it is {:+.2f} (p = {:.2f})", lambda: ranked("cosine", without=IDEAL)),
         ("goes with a higher accuracy ({:+.2f}, p = {:.2f}), and without `BatchIdeal` hardly ({:+.2f}, p = {:.2f})",
          lambda: [*ranked("gain_spread"), *ranked("gain_spread", without=IDEAL)]),
@@ -316,10 +317,13 @@ QUOTES = {
         ("LayerNorm ends {:.3f} ahead of it, and in a CNN BatchNorm {:.1f} points", lambda: [
             free("whitened-muon-16", "muon")[1][0],
             fmean(tuned_cnn(BATCHNORM, "muon")) - fmean(tuned_cnn(WHITE, "muon"))]),
-        ("the language model ends {:.3f} ahead of its LayerNorm twin",
+        ("the language model ends {:.3f} ahead of its LayerNorm counterpart",
          lambda: [-free("whitened-adamw-16", "adamw")[1][0]]),
     ],
-    "docs/index.md": [LEAD],
+    "docs/index.md": [
+        ("gives {:.0f} to {:.0f} dB to a network", fields.PAGE[1][1]),
+        ("ends {:.2f} nats below AdamW with it", lambda: [-free("whitened-adamw-16", "adamw")[1][0]]),
+    ],
     "docs/results/index.md": fields.INDEX,
     "docs/results/fields.md": fields.PAGE,
     "docs/coordinates/input-scaled.md": [
@@ -328,7 +332,7 @@ QUOTES = {
         ("{:.3f} and {:.3f} without it", lambda: [d for d, _ in longer()]),
         ("it costs {:.3f} nats on test (p = {:.3f}), and with `hold` {:.3f} (p < 0.001)",
          lambda: [*costs_adamw("scaled"), *(d for d, q in [costs_adamw("held")] if q < 0.001)]),
-        ("then ends {:.3f} ahead of its LayerNorm twin", lambda: [-free("adamw", "adamw")[1][0]])],
+        ("then ends {:.3f} ahead of its LayerNorm counterpart", lambda: [-free("adamw", "adamw")[1][0]])],
     "docs/coordinates/unit-consistent.md": [
         ("costs {:.1f} to {:.1f} times", lambda: speed("unit-consistent", "10.2 M")),
         ("ends {:.1f} to {:.1f} points above it", lambda: above_plain("uc-network")),

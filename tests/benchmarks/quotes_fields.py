@@ -53,11 +53,12 @@ FIELDS = [
          ("none", "adam"), ("none", "adam", "whitened"), ("batchnorm", "adam"))), white_against_norm("adam")[1]]),
     ("whitened SOAP is {:.1f} dB ahead of SOAP with BatchNorm (p < 0.001)", lambda: [
         d for d, p in [white_against_norm("soap", network="fourier")] if p < 0.001]),
-    ("with 128 × 128 pixels whitened Adam is {:.1f} dB ahead of BatchNorm (p = {:.2f})", lambda: [
+    ("of 128 × 128 pixels {:.1f} dB more than by BatchNorm (p = {:.2f})", lambda: [
         *white_against_norm("adam", size=128)]),
     ("median error {:.1g}; SOAP {:.1g}, LBFGS {:.1g}, Muon {:.1g}, Adam {:.1g}", lambda: [
         median(solved("soap", "whitened")), *(median(solved(o)) for o in ("soap", "lbfgs", "muon", "adam"))]),
-    ("behind a map of condition 10⁴ {:.2f} times SOAP's test error, {:.2f} times Adam's", lambda: [
+    ("condition 10⁴ [{:.2f} times](docs/results/fields.md#badly-conditioned-features) SOAP's test error, {:.2f} times "
+     "Adam's", lambda: [
         share("soap"), share("adam")]),
 ]  # fmt: skip
 PAGE = [

@@ -237,10 +237,10 @@ def test_a_page_has_the_rows_worth_it_or_none_and_a_link_to_all(tmp_path):
     page.write_text("<!-- results:x --><!-- end --><!-- caption:x --><!-- end --><!-- link:x --><!-- end -->")
     shown, caption = insert(page, {"x": section}, tmp_path / "docs" / "tables").split("<!-- caption:x -->")
     caption, _, link = caption.partition("<!-- link:x -->")
-    assert link == "\n\nAll rows, unrounded: [x-whole.csv](tables/x-whole.csv).\n\n<!-- end -->"
+    assert link == "\n\nAll rows: [x-whole.csv](tables/x-whole.csv).\n\n<!-- end -->"
     for text in (shown, caption):
         assert "**Heading**" in text
-        assert "Caption. All rows, unrounded: [x-whole.csv](tables/x-whole.csv)." in text
+        assert "Caption. All rows: [x-whole.csv](tables/x-whole.csv)." in text
     assert "| one | 1.50 ± 0.50 |\n\nCaption" in shown
     assert "|" not in caption
     assert all(row in section.text for row in ("| one | 1.50 ± 0.50 |", "| `two` | 0.3 |", "| three |  |"))
