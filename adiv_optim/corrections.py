@@ -75,7 +75,7 @@ class Correction(ABC):
         tensor([0.5000, 0.3333])
     """
 
-    #: Whether the gradients of parts of a batch add up to that of the whole: micro-batches then cost nothing.
+    #: Whether the gradients of parts of a batch add up to that of the whole, so that micro-batches cost nothing.
     additive: ClassVar[bool] = True
 
     @abstractmethod

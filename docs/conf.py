@@ -102,6 +102,13 @@ def keep_bars(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: 
             lines[at] = MARKUP.sub(lambda found: f"\\{found[0]}" if len(found[0]) == 1 else found[0], line)
 
 
+def plain_defaults(
+    app: Sphinx, what: str, name: str, obj: Any, options: Any, signature: str | None, returned: str | None
+) -> tuple[str | None, str | None]:
+    """Write the default of a dataclass's dict as {}: what Python prints for it tears the signature."""
+    return signature and signature.replace("<factory>", "{}"), returned
+
+
 def public_name(app: Sphinx, env: BuildEnvironment, node: pending_xref, text: nodes.Element) -> nodes.Element | None:
     """Lead `Proportional`, `gauge.trace` and adiv_optim.corrections.Proportional to where they are documented."""
     module, _, name = node["reftarget"].rpartition(".")
@@ -128,5 +135,6 @@ def setup(app: Sphinx) -> None:
     """Called by Sphinx."""
     app.connect("env-check-consistency", undocumented)
     app.connect("autodoc-process-docstring", keep_bars)
+    app.connect("autodoc-process-signature", plain_defaults)
     app.connect("missing-reference", public_name)
     app.connect("warn-missing-reference", leads_elsewhere)
