@@ -35,7 +35,7 @@ def steps(configuration: Configuration, weights: list[Tensor], gradients: list[T
     return [p.detach() for p in model.parameters()], factors
 
 
-@pytest.mark.parametrize("name", [name for name in OPTIMIZERS if name != "SparseAdam"])
+@pytest.mark.parametrize("name", OPTIMIZERS)
 def test_steps_are_free_of_the_weights_where_that_is_claimed(name):
     for configuration in configurations(name):
         torch.manual_seed(0)
