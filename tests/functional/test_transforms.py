@@ -111,9 +111,7 @@ def linear_and_convolution(x, conv_weight, conv_bias, weight, bias):
 
 # pytest runs with warnings as errors; what inductor itself deprecates is none of ours.
 @pytest.mark.filterwarnings("ignore::UserWarning:torch._inductor", "ignore::UserWarning:torch._dynamo")
-@pytest.mark.parametrize(
-    ("backend", "half"), [("inductor", False), ("aot_eager", False), ("aot_eager", True)], ids=str
-)
+@pytest.mark.parametrize(("backend", "half"), [("inductor", False), ("aot_eager", False), ("aot_eager", True)], ids=str)
 def test_compiled_without_graph_breaks_gives_the_same_gradients(backend, half):
     """Under autocast too, in which torch.compile traces the backward pass of what was called within."""
     shapes = [(4, 3, 6, 6), (4, 3, 3, 3), (4,), (5, 144), (5,)]
