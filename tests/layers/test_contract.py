@@ -222,7 +222,7 @@ GENERATED = ["norm-like", "l2-norm-layerwise", "dyt-of-images", "patch-norm-grou
 
 # What the compiler itself deprecates is none of ours.
 @pytest.mark.filterwarnings("ignore::UserWarning:torch._inductor", "ignore::UserWarning:torch._dynamo")
-@pytest.mark.parametrize(("backend", "names"), [("aot_eager", [*IMAGES]), ("inductor", GENERATED)], ids=str)
+@pytest.mark.parametrize(("backend", "names"), [("aot_eager", [*IMAGES]), ("inductor", GENERATED)], ids=["all", "code"])
 def test_compiled_without_graph_breaks_equals_eager(backend, names):
     model, x = Side(names), images()
     torch._dynamo.reset()
