@@ -70,8 +70,8 @@ def test_many_rows_move_by_the_projection_of_their_gradients():
 @pytest.mark.parametrize("stack", [(), (2,)], ids=["one", "stack"])
 def test_the_two_sides_agree(count, trained, stack):
     rows = LinearRows(torch.randn(*stack, count, 7), torch.randn(*stack, count, 3), *trained)
-    sample, feature = rows.sample_side(ideal(0.1).solve), rows.feature_side([rows], count, ideal(0.1).solve)
-    other = rows.feature_side([rows], count, ideal(0.2).solve)
+    sample, feature = rows.sample_side(ideal(0.1).solve), rows.feature_side(ideal(0.1).solve)
+    other = rows.feature_side(ideal(0.2).solve)
     assert sample.keys() == feature.keys()
     for name, gradient in sample.items():
         assert relative_error(gradient, feature[name]) <= EXACT
