@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ..corrections import Solve
 from .linears import LinearRows, Trained, summed
+from .lines import sums_over_patches
 from .patches import Geometry, Patches
 from .shared import parts
 
@@ -39,8 +40,7 @@ class ConvRows(Trained):
         return {name: gradient.to(self.patches.input.dtype) for name, gradient in gradients.items()}
 
     def _contracted(self, part: slice, scales: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        input, g = self.patches.input, self.grad_output[part]
-        gradients = {}
+        g, gradients = self.grad_output[part], {}
         if self.needs_bias:
             scaled = _rescale_groups(g, scales["bias"][part])
             gradients["bias"] = scaled.sum([0, *range(2, scaled.dim())])
@@ -49,24 +49,42 @@ class ConvRows(Trained):
                 scaled = _rescale_groups(g, scales["weight"][part])
             # s g may pass 65504, where float16 ends, though Σ s g xᵀ does not; and the patches x cannot be scaled in
             # place of g. So float16 is contracted in float32, a part at a time.
-            dtype = torch.float32 if input.dtype == torch.float16 else input.dtype
-            x, weight = input[part].to(dtype), self.weight.to(dtype)
-            grad_weight = plain_backward(scaled.to(dtype), x, weight, self.patches.geometry, False, True)[1]
-            gradients["weight"] = grad_weight.to(scaled.dtype)
+            dtype = self.patches.input.dtype
+            dtype = torch.float32 if dtype == torch.float16 else dtype
+            gradients["weight"] = self._plain(scaled, part, dtype).to(scaled.dtype)
         return gradients
 
+    def _plain(self, grad_output: Tensor, part: slice, dtype: torch.dtype) -> Tensor:
+        """Σ_p g_p x_pᵀ over some samples."""
+        x, weight = self.patches.input[part].to(dtype), self.weight.to(dtype)
+        return plain_backward(grad_output.to(dtype), x, weight, self.patches.geometry, False, True)[1]
+
     def ideal(self, solve: Solve) -> dict[str, Tensor]:
-        """The ideal of a linear layer in each group, with the Gram matrix of the patches summed part by part."""
-        dtype = self.patches.input.dtype
+        """The ideal of a linear layer in each group, with the Gram matrix of the patches summed by lines."""
         # The matrix of few patches is no larger than the Gram matrix, and only the side of the patches is exact then.
         if self.count <= math.prod(self.weight.shape[1:]) * self.needs_weight + self.needs_bias:
             solved = self._linear(self.patches.unfold(), self._grad_rows()).ideal(solve)
         else:
-            wide = torch.promote_types(dtype, torch.float32)
-            parts = (self._linear(rows, self._grad_rows(part).to(wide)) for part, rows in self.patches.parts(wide))
-            solved = self.feature_side(parts, self.count, solve)
+            solved = self.split(solve(*self._products(), self.count))
         shapes = {"weight": self.weight.shape, "bias": (len(self.weight),)}
+        dtype = self.patches.input.dtype
         return {name: gradient.reshape(shapes[name]).to(dtype) for name, gradient in solved.items()}
+
+    def _products(self) -> tuple[Tensor, Tensor]:
+        """X~ᵀX~ and X~ᵀG, in float32 at least."""
+        dtype, groups = torch.promote_types(self.patches.input.dtype, torch.float32), self.patches.geometry.groups
+        total = self.grad_output.sum([0, *range(2, self.grad_output.dim())], dtype=dtype).view(groups, 1, -1)
+        count = total.new_full((groups, 1, 1), self.count)
+        if not self.needs_weight:
+            return count, total
+        slices = parts(self.grad_output)
+        plain = summed({"": self._plain(self.grad_output[part], part, dtype)} for part in slices)[""]
+        plain = plain.flatten(1).unflatten(0, (groups, -1)).mT
+        gram, ones = sums_over_patches(self.patches, dtype)
+        if not self.needs_bias:
+            return gram, plain
+        gram = torch.cat([torch.cat([gram, ones], -1), torch.cat([ones.mT, count], -1)], -2)
+        return gram, torch.cat([plain, total], -2)
 
     def _linear(self, rows: Tensor, grad_rows: Tensor) -> LinearRows:
         """A stack with one linear layer for each group."""
@@ -76,9 +94,9 @@ class ConvRows(Trained):
         """The patches of every group whose numbers, ascending, are in `index`."""
         return self._linear(self.patches.at(index), self._grad_rows()[:, index])
 
-    def _grad_rows(self, part: slice = slice(None)) -> Tensor:
+    def _grad_rows(self) -> Tensor:
         """(N, out_channels, *positions) → (groups, rows, channels)."""
-        grouped = self.grad_output[part].unflatten(1, (self.patches.geometry.groups, -1))
+        grouped = self.grad_output.unflatten(1, (self.patches.geometry.groups, -1))
         return grouped.movedim(1, 0).movedim(2, -1).flatten(1, -2)
 
     def answered_by(self, grad_rows: Tensor) -> "ConvRows":

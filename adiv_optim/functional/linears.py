@@ -110,14 +110,6 @@ class Trained:
         found = {"weight": weight} if self.needs_weight else {}
         return {**found, "bias": torch.ones_like(weight)} if self.needs_bias else found
 
-    def feature_side(self, parts: "Iterable[LinearRows]", count: int, solve: Solve) -> dict[str, Tensor]:
-        """(X~ᵀX~ + λI)⁻¹X~ᵀG of `count` rows that come in parts, in float32 at least."""
-        sums = summed(
-            {"gram": gram_of(columns := rows.columns(), columns), "plain": gram_of(columns, [rows.grad_rows])}
-            for rows in parts
-        )
-        return self.split(solve(sums["gram"], sums["plain"], count))
-
     def split(self, solution: Tensor) -> dict[str, Tensor]:
         """Gradients of weight and bias from (…, in_features + 1, out_features)."""
         gradients = {"weight": (solution[..., :-1, :] if self.needs_bias else solution).mT} if self.needs_weight else {}
@@ -165,7 +157,7 @@ class LinearRows(Trained):
         dtype = torch.promote_types(self.rows.dtype, torch.float32)
         wide = self._of(self.rows.to(dtype), self.grad_rows.to(dtype))
         few = self.count <= self.rows.shape[-1] * self.needs_weight + self.needs_bias
-        solved = wide.sample_side(solve) if few else self.feature_side([wide], self.count, solve)
+        solved = wide.sample_side(solve) if few else wide.feature_side(solve)
         return {name: gradient.to(self.rows.dtype) for name, gradient in solved.items()}
 
     def sample_side(self, solve: Solve) -> dict[str, Tensor]:
@@ -173,6 +165,11 @@ class LinearRows(Trained):
         columns = self.columns()
         kernel = reduce(torch.add, (block @ block.mT for block in columns))
         return self.split(gram_of(columns, [solve(kernel, self.grad_rows, self.count)]))
+
+    def feature_side(self, solve: Solve) -> dict[str, Tensor]:
+        """(X~ᵀX~ + λI)⁻¹X~ᵀG."""
+        columns = self.columns()
+        return self.split(solve(gram_of(columns, columns), gram_of(columns, [self.grad_rows]), self.count))
 
     def columns(self) -> list[Tensor]:
         """X~ = [X, 1] in blocks, those of frozen parameters left out."""

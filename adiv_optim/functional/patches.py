@@ -46,7 +46,7 @@ def patch_squared_norm(
         >>> patch_squared_norm(torch.ones(1, 2, 4), [3], [1], [1], [1])
         tensor([[[4., 6., 6., 4.]]])
     """
-    norm = _padded(squared_norm(input.unflatten(1, (groups, -1)), 2), padding)
+    norm = padded(squared_norm(input.unflatten(1, (groups, -1)), 2), padding)
     return box_sum(norm, kernel_size, stride, dilation)
 
 
@@ -67,7 +67,8 @@ def box_sum(tensor: Tensor, kernel_size: Sequence[int], stride: Sequence[int], d
     return tensor
 
 
-def _padded(tensor: Tensor, padding: Sequence[int]) -> Tensor:
+def padded(tensor: Tensor, padding: Sequence[int]) -> Tensor:
+    """Zeros at both ends of the trailing dimensions; the tensor itself where there are to be none."""
     sides = [side for size in reversed(padding) for side in (size, size)]
     return F.pad(tensor, sides) if any(sides) else tensor
 
@@ -88,6 +89,14 @@ class Patches(NamedTuple):
     kernel: Sequence[int]
     geometry: Geometry
 
+    @property
+    def positions(self) -> int:
+        """How many patches a sample has."""
+        axes = zip(self.input.shape[2:], self.kernel, *self.geometry[:3], strict=True)
+        return math.prod(
+            (length + 2 * side - gap * (size - 1) - 1) // step + 1 for length, size, step, side, gap in axes
+        )
+
     def squared_norm(self) -> Tensor:
         """|x_p|² of every patch, (N, groups, *positions)."""
         return patch_squared_norm(self.input, self.kernel, *self.geometry)
@@ -98,8 +107,7 @@ class Patches(NamedTuple):
         The samples are spread over the batch by uneven steps, for even ones could take the same positions of every
         sequence. Every turn takes others.
         """
-        positions = self._replace(input=self.input[:1]).unfold().shape[1]
-        count, total = max(1, rows // max(1, positions)), len(self.input)
+        count, total = max(1, rows // max(1, self.positions)), len(self.input)
         if count >= total:
             return self
         number = torch.arange(count + 1, device=self.input.device)
@@ -108,20 +116,29 @@ class Patches(NamedTuple):
         offset = ((number[:-1] + turn) * 2654435769 % 2**32 * ends.diff()) >> 32
         return self._replace(input=self.input[ends[:-1] + offset])
 
-    def parts(self, dtype: torch.dtype) -> Iterator[tuple[slice, Tensor]]:
-        """Yield slices of the samples and the patches that `unfold` gives of each; one slice if that copies nothing."""
-        per_sample = math.prod(self.kernel) * self.input[:1].numel() // math.prod(self.geometry.stride)
+    def slices(self, dtype: torch.dtype, axis: int = 0) -> "Iterator[tuple[slice, Patches]]":
+        """Yield slices of the samples and the patches of each; one slice if unfolding them copies nothing.
+
+        `axis` is the first one along which they will be unfolded.
+        """
+        copied = math.prod(self.kernel[axis:]) * self.input[:1].numel()
+        per_sample = copied // math.prod(self.geometry.stride[axis:])
         numbers = max(PATCH_NUMBERS, self.input.numel() // 4)
         copies = bool(self.kernel) or self.input.dtype != dtype
         size = max(1, numbers // max(1, per_sample) if copies else len(self.input))
         for start in range(0, len(self.input), size):
             part = slice(start, start + size)
-            yield part, self._replace(input=self.input[part].to(dtype)).unfold()
+            yield part, self._replace(input=self.input[part].to(dtype))
+
+    def parts(self, dtype: torch.dtype) -> Iterator[tuple[slice, Tensor]]:
+        """Yield the same slices and what `unfold` gives of each."""
+        for part, patches in self.slices(dtype):
+            yield part, patches.unfold()
 
     def unfold(self) -> Tensor:
         """Every patch as a row, laid out as weights are: (groups, N × positions, C / groups × kernel)."""
         stride, padding, dilation, groups = self.geometry
-        patches = _padded(self.input, padding).unflatten(1, (groups, -1))
+        patches = padded(self.input, padding).unflatten(1, (groups, -1))
         for dim, (size, step, gap) in enumerate(zip(self.kernel, stride, dilation, strict=True), start=3):
             patches = patches.unfold(dim, gap * (size - 1) + 1, step)[..., ::gap]
         # (N, groups, channels, *positions, *kernel) → (groups, N, *positions, channels, *kernel)

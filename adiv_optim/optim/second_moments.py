@@ -16,6 +16,7 @@ from .._linalg.shards import Group, add_up, cut_of, local
 from .._linalg.strips import joined, strips_of
 from ..attach.layers import is_transposed
 from ..functional.linears import gram_of
+from ..functional.lines import sums_over_patches
 from ..functional.patches import Patches
 
 
@@ -65,6 +66,9 @@ class Covariance:
         max_rows: how many rows of a forward pass count at most; None is all.
     """
 
+    #: Whether patches are summed by lines, which give the whole of XᵀX.
+    by_lines = True
+
     def __init__(self, module: nn.Module, with_bias: bool, max_dim: int | None, max_rows: int | None) -> None:
         self.groups, self.with_bias, self.max_rows = int(getattr(module, "groups", 1)), with_bias, max_rows
         features = features_of(module)
@@ -101,8 +105,19 @@ class Covariance:
         count where not all do.
         """
         patches = patches if self.max_rows is None else patches.spread(self.max_rows, turn)
+        if self.by_lines and len(self.sizes) == 1 and max(patches.kernel[:1], default=1) > 1 and len(patches.input):
+            number = len(patches.input) * patches.positions
+            yield self._products_of_lines(patches, memory[0].dtype, one, number), number
+            return
         for _, rows in patches.parts(memory[0].dtype):
             yield self._products(rows, memory, one), rows.shape[1]
+
+    def _products_of_lines(self, patches: Patches, dtype: torch.dtype, one: int, number: int) -> list[Tensor]:
+        gram, total = sums_over_patches(patches, dtype)
+        if self.with_bias:
+            count = gram.new_full((self.groups, 1, 1), number)
+            gram = torch.cat([torch.cat([gram, one * total], -1), one * torch.cat([total.mT, count], -1)], -2)
+        return [gram[..., a:b, a:].clone() for a, b in strips_of(*self.sizes)]
 
     def _products(self, rows: Tensor, memory: list[Tensor], one: int) -> list[Tensor]:
         strips: list[Tensor] = []
@@ -158,6 +173,8 @@ class SketchedCovariance(Covariance):
         max_rows: of a forward pass.
         rank: how many eigenvectors of each block, fewer than it has columns.
     """
+
+    by_lines = False
 
     def __init__(
         self, module: nn.Module, with_bias: bool, max_dim: int | None, max_rows: int | None, rank: int

@@ -71,9 +71,17 @@ def runs(stores: Stores, file: str, **wanted: object) -> list[Result]:
 
 @later
 def image(stores: Stores, file: str, method: str | None, **wanted: object) -> list[float]:
-    """Accuracies after the last epoch, of a method's best run with some settings."""
-    found = (r["test_accuracy"][-1] for r in runs(stores, file, method=method, **wanted))
-    return max(found, key=lambda s: sum(s) / len(s))
+    """Accuracies after the last epoch, of the one run with some settings; of searches alone the best on held-out data.
+
+    Raises:
+        ValueError: several runs that were tested have them, and to take the best would be to choose by test accuracy.
+    """
+    found = runs(stores, file, method=method, **wanted)
+    tested_ones = [run for run in found if not run["settings"].get("validation")]
+    if len(tested_ones) > 1:
+        raise ValueError(f"{len(tested_ones)} runs of {method!r} in {file!r} have {wanted}; say what tells them apart.")
+    accuracies = [run["test_accuracy"][-1] for run in tested_ones or found]
+    return max(accuracies, key=lambda s: sum(s) / len(s))
 
 
 @later

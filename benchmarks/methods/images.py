@@ -13,6 +13,7 @@ from adiv_optim.gauge import LayerGauge, NetworkGauge
 from adiv_optim.layers import AffineLikeLinear, DyISRU, DyT, L2Norm, NormLikeLinear, PatchNormConv2d
 from adiv_optim.optim import InputScaled, Preconditioned, Whitened
 
+from .mac import MAC
 from .method import Method
 
 
@@ -44,6 +45,7 @@ BATCH_IDEAL = BatchIdeal(damping=0.3, per_sample=False)
 WHITE, WHITE_16 = partial(Whitened, damping=1.0), partial(Whitened, damping=1.0, rank=16)
 SCALED, HELD = partial(InputScaled), partial(InputScaled, hold=True)
 SOLVED = partial(Preconditioned, damping=1.0)
+AVERAGED = partial(MAC, damping=1.0)
 
 IMAGES: dict[str, Method] = {
     "none": Method("none", "tab:blue",
@@ -73,6 +75,7 @@ IMAGES: dict[str, Method] = {
     "whitened-16": Method("whitened, rank 16", "magenta", by_inputs=WHITE_16, studies="cnn cnn-tuned mlp-tuned"),
     "input-scaled": Method("input-scaled", "#c5b0d5", by_inputs=SCALED, studies="cnn-tuned mlp-tuned"),
     "preconditioned": Method("preconditioned", "#9edae5", by_inputs=SOLVED),
+    "mac": Method("MAC", "#8c564b", by_inputs=AVERAGED),
     "singd": Method("K-FAC (singd)", "goldenrod", by_inputs=partial(_kfac)),
     "dyt": Method("DyT", "#7f7f7f", normalizer=lambda shape: DyT(shape), studies="elementwise"),
     "dyt-sqrt-d": Method("DyT, explicit √d", "#9467bd", normalizer=lambda shape: DyT(shape, sqrt_d=True),

@@ -216,7 +216,7 @@ MAIN: list[Arm] = [
 ]
 OTHERS: list[Arm] = [
     ("none", "adam", "input-scaled"), ("none", "adam", "preconditioned"), ("none", "muon", "preconditioned"),
-    ("none", "sgd", "batch-ideal"),
+    ("none", "sgd", "batch-ideal"), ("none", "momentum", "mac"), ("none", "adam", "mac"), ("none", "muon", "mac"),
 ]  # fmt: skip
 _RANK_16: list[Arm] = [("none", optimizer, "whitened-16") for optimizer in OPTIMIZERS_HERE]
 ALL: list[Arm] = list(dict.fromkeys([

@@ -15,17 +15,14 @@ from tests.attach.test_attach import Doubled, Net
 EXACT = 1e-6  # float32, the exported program may use other kernels
 
 
-def test_before_any_forward_nothing_is_corrected():
-    report = coverage(attach(Net(), Proportional()))
-    assert report.treated == {}
-    assert report.parameter_share == report.element_share == 0
-    assert "head.weight" in report.never_seen
-
-
 def test_after_a_step_every_parameter_is_listed_exactly_once():
     model = attach(Net(), Proportional(), skip=["head"])
+    before = coverage(model)
+    assert before.treated == {}
+    assert before.parameter_share == before.element_share == 0
     model(torch.randn(5, 3, 2, 2)).sum().backward()
     report = coverage(model)
+    assert before.never_seen.keys() == report.treated.keys()
     assert report == Coverage(
         treated=dict.fromkeys(
             ("conv.weight", "conv.bias", "body.0.weight", "body.0.bias", "body.3.weight", "body.3.bias"),
@@ -72,68 +69,86 @@ def test_forward_without_gradients_does_not_count():
     assert coverage(model).treated.keys() == {"weight", "bias"}
 
 
-def test_a_plain_model_is_skipped_throughout():
-    report = coverage(nn.Sequential(nn.Linear(3, 2), nn.PReLU()))
-    assert report.skipped == {
-        "0.weight": "no correction attached", "0.bias": "no correction attached",
-        "1.weight": "PReLU is not a layer whose rows are known",
-    }  # fmt: skip
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(7, 4), nn.Linear(4, 7, bias=False)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, tokens):
+        return self.head(self.embedding(tokens))
 
 
-def test_subclass_is_reported_by_name():
-    report = coverage(attach(nn.Sequential(nn.Linear(3, 3), Doubled(3, 2)), Proportional()))
-    assert report.skipped["1.weight"] == "Doubled is a subclass of Linear, whose weight may multiply something else"
+class Attention(nn.Module):
+    def __init__(self, **options):
+        super().__init__()
+        self.attention, self.head = nn.MultiheadAttention(8, 2, batch_first=True, **options), nn.Linear(8, 2)
+        self.sizes = options.get("kdim", 8), options.get("vdim", 8)
+
+    def forward(self, x):
+        return self.head(self.attention(x, *(x.sum(-1, keepdim=True).expand(-1, -1, size) for size in self.sizes))[0])
 
 
-def test_tied_weights_are_listed_once_as_corrected():
-    class Tied(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.embedding, self.head = nn.Embedding(7, 4), nn.Linear(4, 7, bias=False)
-            self.head.weight = self.embedding.weight
+def one_of_two_with_a_weight():
+    model = nn.Sequential(nn.Linear(3, 3, bias=False), nn.Identity(), nn.Linear(3, 3, bias=False))
+    model[2].weight = model[0].weight
+    del model[0]
+    return model
 
-        def forward(self, tokens):
-            return self.head(self.embedding(tokens))
 
-    model = attach(Tied(), Proportional())
-    model(torch.tensor([1, 2])).sum().backward()
+def with_a_forward_of_its_own():
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    model[1].forward = lambda x: 2 * x
+    return model
+
+
+UNKNOWN = "is not a layer whose rows are known"
+WITHOUT_CALL = "MultiheadAttention uses it without calling the layer"
+#: Model, input, what of its parameters is treated, and why others are not.
+REPORTS = {
+    "subclass": (
+        lambda: nn.Sequential(nn.Linear(3, 3, bias=False), Doubled(3, 2, bias=False)), torch.ones(1, 3), {"0.weight"},
+        {"1.weight": "Doubled is a subclass of Linear, whose weight may multiply something else"},
+    ),
+    "tied": (Tied, torch.tensor([1, 2]), {"embedding.weight"}, {}),
+    "shared": (one_of_two_with_a_weight, torch.ones(1, 3), {"1.weight"}, {}),
+    "forward": (
+        with_a_forward_of_its_own, torch.ones(1, 3), {"0.weight", "0.bias"},
+        dict.fromkeys(("1.weight", "1.bias"), "this Linear has a forward of its own set on it"),
+    ),
+    "parametrized": (
+        lambda: parametrizations.weight_norm(nn.Linear(3, 2)), torch.ones(1, 3),
+        {"bias", "parametrizations.weight.original0", "parametrizations.weight.original1"}, {},
+    ),
+    "attention": (Attention, torch.ones(2, 3, 8), {"head.weight", "head.bias"}, {
+        **dict.fromkeys(("attention.in_proj_weight", "attention.in_proj_bias"), f"MultiheadAttention {UNKNOWN}"),
+        **dict.fromkeys(("attention.out_proj.weight", "attention.out_proj.bias"), WITHOUT_CALL),
+    }),
+    "attention-no-bias": (lambda: Attention(bias=False), torch.ones(2, 3, 8), {"head.weight", "head.bias"}, {
+        "attention.in_proj_weight": f"MultiheadAttention {UNKNOWN}", "attention.out_proj.weight": WITHOUT_CALL,
+    }),
+    "attention-separate": (lambda: Attention(kdim=6, vdim=5), torch.ones(2, 3, 8), {"head.weight", "head.bias"}, {
+        **{f"attention.{x}_proj_weight": f"MultiheadAttention {UNKNOWN}" for x in "qkv"},
+        "attention.in_proj_bias": f"MultiheadAttention {UNKNOWN}",
+        **dict.fromkeys(("attention.out_proj.weight", "attention.out_proj.bias"), WITHOUT_CALL),
+    }),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("build", "x", "treated", "skipped"), REPORTS.values(), ids=REPORTS)
+def test_report_says_what_was_treated_and_why_the_rest_was_not(build, x, treated, skipped):
+    model = build()
+    attach(model, Proportional())(x).sum().backward()
     report = coverage(model)
-    part = (
-        "corrected by Proportional in part: plain as embedding.weight (Embedding is not a layer whose rows are known)"
-    )
-    assert report.treated == {"embedding.weight": part}
-    assert report.skipped == {}
     assert report.never_seen == {}
-
-
-def test_two_layers_sharing_a_weight_are_corrected_if_one_of_them_ran():
-    model = nn.ModuleList([nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False)])
-    model[1].weight = model[0].weight
-    attach(model, Proportional())
-    model[1](torch.ones(1, 3)).sum().backward()
-    assert len(coverage(model).treated) == 1
-    assert coverage(model).never_seen == {}
-
-
-ATTENTION = {"packed": {}, "separate": {"kdim": 6, "vdim": 5}, "no-bias": {"bias": False}}
-
-
-@pytest.mark.parametrize("options", ATTENTION.values(), ids=ATTENTION)
-def test_attentions_projections_are_reported_not_missed(options):
-    model = nn.ModuleDict(
-        {"attention": nn.MultiheadAttention(8, 2, batch_first=True, **options), "head": nn.Linear(8, 2)}
-    )
-    attach(model, Proportional())
-    q = torch.randn(2, 3, 8)
-    k, v = torch.randn(2, 3, options.get("kdim", 8)), torch.randn(2, 3, options.get("vdim", 8))
-    model["head"](model["attention"](q, k, v)[0]).sum().backward()
-    report = coverage(model)
-    assert set(report.treated) == {"head.weight", "head.bias"}
-    assert report.never_seen == {}
-    assert {name for name, _ in model["attention"].named_parameters(prefix="attention")} == set(report.skipped)
-    reasons = "; ".join(f"{name}: {reason}" for name, reason in report.skipped.items())
-    assert "attention.out_proj.weight: MultiheadAttention uses it without calling the layer" in reasons
-    assert "MultiheadAttention is not a layer whose rows are known" in reasons
+    assert report.skipped == skipped
+    how = "corrected by Proportional"
+    if build is Tied:
+        how += f" in part: plain as embedding.weight (Embedding {UNKNOWN})"
+    assert report.treated == dict.fromkeys(treated, how)
+    if skipped:
+        with pytest.raises(ValueError, match=rf"strict: {len(skipped)} trainable.*{next(iter(skipped))} "):
+            attach(detach(model), Proportional(), strict=True)
 
 
 @pytest.mark.skipif(not hasattr(nn, "LinearCrossEntropyLoss"), reason="this torch has no LinearCrossEntropyLoss")
@@ -149,63 +164,25 @@ def test_a_layer_that_its_loss_uses_without_calling_it_is_reported_not_missed():
     assert report.never_seen == {}
 
 
-def test_attention_gradients_are_the_plain_ones():
-    attention, x = nn.MultiheadAttention(8, 2), torch.randn(3, 2, 8)
-    attention(x, x, x)[0].square().sum().backward()
-    plain = [p.grad.clone() for p in attention.parameters()]
-    attention.zero_grad()
-    model = attach(nn.ModuleList([attention, nn.Linear(8, 8)]), Proportional())
-    model[0](x, x, x)[0].square().sum().backward()
-    for wanted, parameter in zip(plain, attention.parameters(), strict=True):
-        assert torch.equal(parameter.grad, wanted)
-
-
 @pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
 def test_transformer_layer_computes_the_same_and_corrects_its_feed_forward(training):
     layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True).train(training)
     x = torch.randn(2, 3, 8)
     wanted = layer(x)
+    wanted.square().sum().backward()
+    attention = [p.grad.clone() for p in layer.self_attn.parameters()]
+    layer.zero_grad()
     attach(layer, Proportional())
     output = layer(x)
     assert torch.equal(output, wanted)
     output.square().sum().backward()
+    assert all(torch.equal(p.grad, plain) for p, plain in zip(layer.self_attn.parameters(), attention, strict=True))
     report = coverage(layer)
     assert report.treated.keys() == {"linear1.weight", "linear1.bias", "linear2.weight", "linear2.bias"}
     assert all(name.startswith(("self_attn.", "norm")) for name in report.skipped)
     assert report.never_seen == {}
-
-
-def test_transformer_layers_fast_path_for_inference_still_gives_torchs_output():
-    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval()
-    x = torch.randn(2, 3, 8)
-    with torch.no_grad():
-        wanted = layer(x)
-        attach(layer, Proportional())
+    with torch.no_grad():  # in evaluation by torch's fast path
         torch.testing.assert_close(layer(x), wanted, rtol=EXACT, atol=EXACT)
-
-
-def test_strict_names_attention():
-    with pytest.raises(ValueError, match=r"self_attn\.in_proj_weight.*self_attn\.out_proj\.weight"):
-        attach(nn.TransformerEncoderLayer(8, 2, 16), Proportional(), strict=True)
-
-
-def test_parametrized_layer_is_listed_under_the_parametrizations_names():
-    model = nn.Sequential(parametrizations.weight_norm(nn.Linear(3, 2)))
-    attach(model, Proportional())(torch.ones(1, 3)).sum().backward()
-    report = coverage(model)
-    assert set(report.treated) == {name for name, _ in model.named_parameters()}
-    assert report.skipped == {}
-
-
-def test_attached_model_under_functional_call():
-    model, x = Net(), torch.randn(5, 3, 2, 2)
-    attach(model, Proportional())
-    model(x).square().sum().backward()
-    wanted = {name: p.grad.clone() for name, p in model.named_parameters()}
-    other = {name: p.detach().clone().requires_grad_() for name, p in model.named_parameters()}
-    functional_call(model, other, (x,)).square().sum().backward()
-    for name, parameter in other.items():
-        assert torch.equal(parameter.grad, wanted[name])
 
 
 def test_attached_models_under_vmap():
@@ -238,33 +215,20 @@ def test_compiled_attached_model_has_the_same_gradients_and_coverage():
         torch.testing.assert_close(parameter.grad, gradient, rtol=1e-4, atol=1e-5)
 
 
-def test_exported_attached_model_computes_what_the_plain_one_does():
+def operators(program):
+    graphs = [module.graph for module in program.graph_module.modules() if isinstance(module, torch.fx.GraphModule)]
+    names = {str(node.target) for graph in graphs for node in graph.nodes if node.op == "call_function"}
+    assert not any("adiv_optim" in name for name in names)
+    return {name for name in names if "aten." in name}
+
+
+def test_exported_attached_model_is_the_plain_one():
+    """torch wraps the inside of an autograd.Function in an operator of its own; what counts is what computes."""
     model, x = small().eval(), torch.randn(5, 3, 4, 4)
-    wanted = model(x)
+    plain, wanted = torch.export.export(model, (x,)), model(x)
     program = torch.export.export(attach(model, Proportional()), (x,))
     torch.testing.assert_close(program.module()(x), wanted, rtol=EXACT, atol=EXACT)
-
-
-def operators(model, x):
-    program = torch.export.export(model, (x,))
-    graphs = [module.graph for module in program.graph_module.modules() if isinstance(module, torch.fx.GraphModule)]
-    return {str(node.target) for graph in graphs for node in graph.nodes if node.op == "call_function"}
-
-
-def test_exported_attached_model_calls_the_operators_of_the_plain_one():
-    # torch 2.6 wraps the inside of an autograd.Function in an operator of its own; what counts is what computes.
-    model, x = small().eval(), torch.randn(5, 3, 4, 4)
-    plain, attached = operators(model, x), operators(attach(model, Proportional()), x)
-    assert {name for name in attached if name.startswith("aten.")} == {name for name in plain if "aten." in name}
-    assert not any("adiv_optim" in name for name in attached)
-
-
-def test_layer_with_a_forward_of_its_own_is_left_alone_and_named():
-    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
-    model[1].forward = lambda x: 2 * x
-    attach(model, Proportional())
-    assert type(model[1]) is nn.Linear
-    assert coverage(model).skipped["1.weight"] == "this Linear has a forward of its own set on it"
+    assert operators(program) == operators(plain)
 
 
 def test_little_is_corrected_is_said_once_with_reason_and_remedy():

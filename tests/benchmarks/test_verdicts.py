@@ -60,6 +60,19 @@ def test_ahead_will_do_where_level_would():
     assert level(sample(HIGH), sample(WIDE), 5.0, or_ahead=True)({}).holds is None
 
 
+def test_no_run_is_chosen_by_test_accuracy(tmp_path):
+    store, judge = Store(tmp_path / "table1.jsonl", "table1"), image("table1", "none")
+    searched = {"accuracies": [[90.0]], "validation": True}
+    store.add("searched", result("none", **searched))
+    store.add("searched too", result("none", **{**searched, "accuracies": [[80.0]]}))
+    assert judge({"table1": store}) == [90.0]
+    store.add("tested", result("none", accuracies=[[40.0, 41.0]]))
+    assert judge({"table1": store}) == [40.0, 41.0]
+    store.add("tested too", result("none", accuracies=[[50.0, 51.0]]))
+    with pytest.raises(ValueError, match="tells them apart"):
+        judge({"table1": store})
+
+
 def test_a_drop_is_from_the_best_epoch_to_the_last(tmp_path):
     store = Store(tmp_path / "table1.jsonl", "table1")
     curves = {"batchnorm": (50, 52, 49), "layernorm": (50, 51, 49), "none": (40, 44, 43), "rmsnorm": (30, 31, 32)}

@@ -1,13 +1,11 @@
 """BatchIdeal in float32 where rows repeat or outnumber features, held against solves in float64 with the same λ."""
 
-import math
-
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from adiv_optim import BatchIdeal, GradientOnly, functional
+from adiv_optim import BatchIdeal, functional
 from adiv_optim.functional import linears
 from tests.helpers.cases import apply, gradients, relative_error
 from tests.helpers.seeds import manual_seed
@@ -85,36 +83,6 @@ def test_grey_images_as_rgb_through_a_convolution():
     patches = F.unfold(input, 3, padding=1).mT.flatten(0, 1)
     _, wanted = plain_and_ideal(patches, g.flatten(2).mT.flatten(0, 1), 1e-3)
     assert relative_error(torch.cat([found["weight"].flatten(1), found["bias"][:, None]], 1).double(), wanted) <= NEAR
-
-
-class Forecaster(nn.Module):
-    """A transformer on a series of numbers: 25,600 tokens of one feature enter its first layer."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed = nn.Linear(1, 64)
-        self.encode = nn.TransformerEncoderLayer(64, 4, 64, dropout=0.0, batch_first=True)
-        self.read = nn.Linear(64, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.read(self.encode(self.embed(x)))[:, -1]
-
-
-def test_time_series_transformer_trains_at_the_defaults():
-    model = Forecaster()
-    phase = 6 * torch.rand(128, 1)
-    x = torch.sin(torch.linspace(0, 20, 200) + phase)[..., None]
-    y = torch.sin(20.1 + phase)
-    optimizer = GradientOnly(torch.optim.SGD(model.parameters(), lr=0.01), model, BatchIdeal())
-    losses = []
-    for _ in range(8):
-        optimizer.zero_grad()
-        loss = F.mse_loss(model(x), y)
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    assert all(map(math.isfinite, losses))
-    assert losses[-1] < 0.8 * losses[0]
 
 
 def test_half_precision_keeps_what_the_number_of_rows_brings_back():

@@ -10,7 +10,6 @@ from tests.helpers.references import loop_gradients
 
 # Unit round-off times a small factor for the few dozen products each sum holds.
 TOLERANCE = {torch.float16: 4e-3, torch.bfloat16: 3e-2, torch.float32: 2e-6, torch.float64: 1e-12}
-FLOAT16_MAX = 65504.0
 
 DEVICES = ["cpu", pytest.param("cuda", marks=needs_cuda)]
 SOME = ["linear-rows", "linear-narrow-to-wide", "conv2d-groups", "conv2d-no-bias"]
@@ -80,72 +79,56 @@ def test_bfloat16_bias_gradient_of_a_convolution_is_rounded_once(correction):
     assert ((found["bias"] - wanted).abs() <= 2**-8 * wanted.abs()).all()
 
 
-@each_device
-@pytest.mark.parametrize("shape", [(64, 3), (3, 64)], ids=["scale-output-gradient", "scale-input"])
-@each_correction
-def test_float16_row_whose_squared_norm_overflows_float16(device, shape, correction):
-    layer = nn.Linear(*shape).to(device, torch.float16)
-    x = torch.full((2, shape[0]), 400.0, dtype=torch.float16, device=device)
+def tiny_beside_another(build, *spatial):
+    """Rows that meet different weights, so that the second's gradient owes nothing to how small the first is."""
+    x = torch.tensor([[1e-3, 0.0], [0.0, 1.0]]).view(2, 2, *spatial)
+    return build, x, torch.full((2, 3, *spatial), 1e-2)
+
+
+def overflowing(wide, narrow):
+    """A row whose squared norm passes 65504, where float16 ends, and an ordinary one."""
+    x = torch.full((2, wide), 400.0)
     x[1] = 0.5
-    assert x[0].double().square().sum() > FLOAT16_MAX
-    g = torch.randn(2, shape[1], device=device).half()
+    return lambda: nn.Linear(wide, narrow), x, torch.linspace(-1, 2, 2 * narrow).view(2, narrow)
+
+
+#: Of tiny rows 1/|x|² is far beyond 65504, x/|x|² is not.
+EXTREME = {
+    "overflow-scale-gradient": overflowing(64, 3),
+    "overflow-scale-input": overflowing(3, 64),
+    "overflow-patch": (
+        lambda: nn.Conv2d(3, 4, 3), torch.linspace(-1, 2, 75).view(1, 3, 5, 5).index_fill(3, torch.tensor([0, 1]), 200),
+        torch.linspace(-1, 2, 36).view(1, 4, 3, 3),
+    ),
+    "tiny-row": (lambda: nn.Linear(4, 3, bias=False), torch.full((1, 4), 1e-3), torch.ones(1, 3)),
+    "tiny-patch": (lambda: nn.Conv2d(1, 3, 2, bias=False), torch.full((1, 1, 2, 2), 1e-3), torch.ones(1, 3, 1, 1)),
+    "tiny-row-beside-another": tiny_beside_another(lambda: nn.Linear(2, 3)),
+    "tiny-row-beside-another-no-bias": tiny_beside_another(lambda: nn.Linear(2, 3, bias=False)),
+    "tiny-patch-beside-another": tiny_beside_another(lambda: nn.Conv2d(2, 3, 1), 1, 1),
+    "tiny-patch-beside-another-no-bias": tiny_beside_another(lambda: nn.Conv2d(2, 3, 1, bias=False), 1, 1),
+}  # fmt: skip
+
+
+@each_device
+@pytest.mark.parametrize(("build", "x", "g"), EXTREME.values(), ids=EXTREME)
+@each_correction
+def test_float16_holds_rows_whose_norms_or_scales_it_cannot_hold(device, build, x, g, correction):
+    layer, x, g = build().to(device, torch.float16), x.half().to(device), g.half().to(device)
     found = gradients(apply(layer, x, correction), layer, g)
     wanted = float64_reference(layer, x, g, correction)
     for name in wanted:
         assert found[name].isfinite().all()
+        if len(x) == 2 and name == "weight":  # every column by itself: the largest must not hide the others
+            for column in range(found[name].shape[1]):
+                one, other = found[name][:, column].cpu(), wanted[name][:, column]
+                assert relative_error(one, other) <= TOLERANCE[torch.float16]
         assert relative_error(found[name].cpu(), wanted[name]) <= TOLERANCE[torch.float16], name
-
-
-@each_correction
-def test_float16_patch_whose_squared_norm_overflows_float16(correction):
-    layer = nn.Conv2d(3, 4, 3).half()
-    x = torch.randn(1, 3, 5, 5).half()
-    x[..., :2] = 200.0
-    g = torch.randn(1, 4, 3, 3).half()
-    found = gradients(apply(layer, x, correction), layer, g)
-    wanted = float64_reference(layer, x, g, correction)
-    for name in wanted:
-        assert relative_error(found[name], wanted[name]) <= TOLERANCE[torch.float16], name
-
-
-@each_correction
-def test_float16_row_so_small_that_the_scale_overflows_float16(correction):
-    # 1/|x|² is far beyond 65504, x/|x|² is not.
-    layer = nn.Linear(4, 3, bias=False).half()
-    x = torch.full((1, 4), 1e-3).half()
-    g = torch.ones(1, 3).half()
-    found = gradients(apply(layer, x, correction), layer, g)["weight"]
-    assert relative_error(found, float64_reference(layer, x, g, correction)["weight"]) <= TOLERANCE[torch.float16]
-
-
-@each_correction
-def test_float16_patch_so_small_that_the_scale_overflows_float16(correction):
-    layer = nn.Conv2d(1, 3, 2, bias=False).half()
-    x = torch.full((1, 1, 2, 2), 1e-3).half()
-    g = torch.ones(1, 3, 1, 1).half()
-    found = gradients(apply(layer, x, correction), layer, g)["weight"]
-    assert relative_error(found, float64_reference(layer, x, g, correction)["weight"]) <= TOLERANCE[torch.float16]
-
-
-@pytest.mark.parametrize("kind", ["linear", "conv2d"])
-@pytest.mark.parametrize("bias", [True, False], ids=["bias", "no-bias"])
-@each_correction
-def test_float16_tiny_row_does_not_wipe_out_the_gradient_of_another(kind, bias, correction):
-    # The rows meet different weights, so the second one's gradient owes nothing to how small the first one is.
-    layer = (nn.Linear(2, 3, bias=bias) if kind == "linear" else nn.Conv2d(2, 3, 1, bias=bias)).half()
-    shape = (2, 2) if kind == "linear" else (2, 2, 1, 1)
-    x = torch.tensor([[1e-3, 0.0], [0.0, 1.0]]).half().view(shape)
-    g = torch.full((2, 3), 1e-2).half().view(2, 3, *shape[2:])
-    found = gradients(apply(layer, x, correction), layer, g)["weight"]
-    wanted = float64_reference(layer, x, g, correction)["weight"]
-    assert relative_error(found[:, 1], wanted[:, 1]) <= TOLERANCE[torch.float16]
 
 
 @each_correction
 def test_float32_row_whose_squared_norm_underflows_counts_as_zero_and_stays_finite(correction):
     layer = nn.Linear(4, 3, bias=False)
-    x = torch.full((1, 4), 1e-30)
-    found = gradients(apply(layer, x, correction), layer, torch.ones(1, 3))["weight"]
+    found = gradients(apply(layer, torch.full((1, 4), 1e-30), correction), layer, torch.ones(1, 3))["weight"]
     assert found.isfinite().all()
 
 
@@ -179,13 +162,13 @@ def test_autocast_forward_is_torchs_and_gradients_keep_the_parameters_dtype(devi
         assert relative_error(found[name].cpu(), wanted[name]) <= TOLERANCE[dtype], name
 
 
-def test_autocast_leaves_float64_alone():
-    correction = Proportional()
-    layer, x = nn.Linear(5, 3).double(), torch.randn(4, 5, dtype=torch.float64)
-    with torch.autocast("cpu", torch.bfloat16):
-        plain, output = layer(x), apply(layer, x, correction)
-    assert output.dtype == plain.dtype == torch.float64
-    assert torch.equal(output, plain)
+def test_autocast_leaves_float64_alone_and_can_be_nested_and_disabled():
+    for dtype, inside in ((torch.float64, True), (torch.float32, False)):
+        layer, x = nn.Linear(5, 3, dtype=dtype), torch.randn(4, 5, dtype=dtype)
+        with torch.autocast("cpu", torch.bfloat16), torch.autocast("cpu", torch.bfloat16, enabled=inside):
+            output = apply(layer, x, Proportional())
+        assert output.dtype == dtype
+        assert torch.equal(output, layer(x))
 
 
 @pytest.mark.parametrize("name", ["linear-rows", "conv2d-groups"])
@@ -203,15 +186,6 @@ def test_backward_inside_autocast_gives_the_gradients_of_backward_outside(name, 
         if not inside:
             found.append(gradients(output, layer, g))
     assert all(torch.equal(found[0][name], found[1][name]) for name in ("weight", "bias"))
-
-
-def test_autocast_regions_can_be_nested_and_disabled():
-    correction = Proportional()
-    layer, x = nn.Linear(5, 3), torch.randn(4, 5)
-    with torch.autocast("cpu", torch.bfloat16), torch.autocast("cpu", enabled=False):
-        output = apply(layer, x, correction)
-    assert output.dtype == torch.float32
-    assert torch.equal(output, layer(x))
 
 
 @needs_cuda

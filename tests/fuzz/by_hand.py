@@ -95,8 +95,16 @@ class Method:
     def __init__(self, model: Network, training: Training, **settings: Any) -> None:
         self.model, self.training, self.settings = model, training, settings
         self.optimizer = training.optimizer(model)
-        self.held = {id(p) for group in self.optimizer.param_groups for p in group["params"] if p.requires_grad}
         self.steps = 0
+
+    @property
+    def held(self) -> set[int]:
+        """The ids of the parameters that the optimizer trains."""
+        return {id(p) for group in self.optimizer.param_groups for p in group["params"] if p.requires_grad}
+
+    def grow(self) -> None:
+        """Let the optimizer have the parameters that come late."""
+        self.training.grow(self.optimizer, self.model)
 
     def step(self) -> None:
         """All micro-batches of a step, and the step."""

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import AdamW
 
 from tests.fuzz.by_hand import AmbiguousError, Call, Method, as_matrices, from_matrices, mean, weights
 from tests.fuzz.networks import LAYERS, Network, Training
@@ -66,16 +65,25 @@ class ByInputs(Method):
 
     def __init__(self, model: Network, training: Training, **settings: Any) -> None:
         super().__init__(model, training, **settings)
-        self.memories = []
+        self.memories: list[Memory] = []
+        self._find()
+
+    def grow(self) -> None:
+        super().grow()
+        self._find()
+
+    def _find(self) -> None:
+        """Remember all layers that the optimizer trains, and those that it has trained so far as before."""
         owners: dict[nn.Parameter, list[nn.Module]] = {}
         group_of = {id(p): n for n, group in enumerate(self.optimizer.param_groups) for p in group["params"]}
-        for module in model.modules():
+        known, held = {id(memory.weight) for memory in self.memories}, self.held
+        for module in self.model.modules():
             for parameter in module.parameters(recurse=False):
                 owners.setdefault(parameter, []).append(module)
-        for weight, layers in weights(model).items():
-            if id(weight) in self.held and all(type(layer) in LAYERS for layer in layers):
+        for weight, layers in weights(self.model).items():
+            if id(weight) in held - known and all(type(layer) in LAYERS for layer in layers):
                 bias: Any = layers[0].bias
-                both = self.with_bias and bias is not None and id(bias) in self.held and owners[bias] == layers
+                both = self.with_bias and bias is not None and id(bias) in held and owners[bias] == layers
                 both = both and group_of[id(bias)] == group_of[id(weight)]
                 self.memories.append(Memory(weight, bias if both else None, layers[0], layers))
 
@@ -225,10 +233,11 @@ class Whitened(ByInputs):
         self.there.append((memory, start, there))
 
     def _kept(self, memory: Memory) -> list[Tensor]:
-        """What of every entry of [W, b] is left by AdamW's decay, in whatever coordinates."""
+        """What of every entry of [W, b] is left by a decoupled decay, in whatever coordinates."""
         kept = {}
         for group in self.optimizer.param_groups:
-            decay = group["lr"] * group["weight_decay"] if type(self.optimizer) is AdamW else 0.0
+            decoupled = type(self.optimizer).__name__ in ("AdamW", "Muon") or group.get("decoupled_weight_decay")
+            decay = float(group["lr"]) * group["weight_decay"] if decoupled else 0.0
             kept |= {parameter: torch.full_like(parameter, 1 - decay) for parameter in group["params"]}
         return memory.matrices(kept[memory.weight], None if memory.bias is None else kept[memory.bias])
 

@@ -97,22 +97,32 @@ def wrapped(name: str, inner: Optimizer, model: nn.Module, example: Tensor, sett
     return getattr(adiv_optim, kind)(inner, model, **settings)
 
 
+def drawn(name: str, seed: int) -> Settings:
+    """The wrapper's settings of a seed."""
+    return SETTINGS[name](random.Random(f"settings {seed}"))
+
+
 def deviation(name: str, seed: int, **planted: Callable[[Any], Any]) -> float:
-    """Greatest difference of any parameter or gradient, after any step, over how far it has come.
+    """`path_deviation` of a random network.
 
     Args:
         name: of the wrapper.
         seed: of network, training and settings.
         planted: setting → what the reference makes of it, by mistake.
+    """
+    settings = drawn(name, seed)
+    mistaken = {key: planted[key](value) if key in planted else value for key, value in settings.items()}
+    return path_deviation(name, *network(seed), settings, mistaken)
+
+
+def path_deviation(name: str, model: Network, training: Training, settings: Settings, mistaken: Settings) -> float:
+    """Greatest difference of any parameter or gradient, after any step, over how far it has come.
 
     Raises:
         AmbiguousError: the wrapper's own definition leaves it open what is right.
     """
-    settings = SETTINGS[name](random.Random(f"settings {seed}"))
-    mistaken = {key: planted[key](value) if key in planted else value for key, value in settings.items()}
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # most of these networks are hard to treat
-        model, training = network(seed)
+        warnings.simplefilter("ignore")  # most random networks are hard to treat
         twin = copy.deepcopy(model)
         method = METHODS[name](twin, training, **mistaken)
         optimizer = wrapped(name, training.optimizer(model), model, training.inputs[0], settings)
@@ -120,8 +130,11 @@ def deviation(name: str, seed: int, **planted: Callable[[Any], Any]) -> float:
         least = ROUNDING * max(float(p.abs().max()) for p in start.values())
         worst = 0.0
         for step in range(len(training.inputs)):
+            if step == 1 and training.late:
+                training.grow(optimizer, model)
+                method.grow()
             method.step()
-            _step(optimizer, model, training, step)
+            take_step(optimizer, model, training, step)
             found = {path: p.grad for path, p in model.named_parameters() if p.grad is not None}
             if found.keys() != method.left.keys():
                 return math.inf
@@ -130,7 +143,8 @@ def deviation(name: str, seed: int, **planted: Callable[[Any], Any]) -> float:
     return worst
 
 
-def _step(optimizer: Any, model: Network, training: Training, step: int) -> None:
+def take_step(optimizer: Any, model: Network, training: Training, step: int) -> None:
+    """Both passes of a training step, and the step."""
     optimizer.zero_grad()
     batches = training.batches(step)
     if training.wasted:

@@ -93,6 +93,7 @@ class Training:
         groups: the names of the parameters of each of the optimizer's groups.
         rates: the learning rate and weight decay of each.
         build: (groups) → the optimizer.
+        late: whether the last group is added after the first step.
     """
 
     inputs: list[Tensor]
@@ -102,16 +103,23 @@ class Training:
     groups: list[list[str]]
     rates: list[tuple[float, float]]
     build: Callable[[Any], Optimizer]
+    late: bool = False
 
     def optimizer(self, model: nn.Module) -> Optimizer:
-        """The bare optimizer of what it is to hold of a model."""
+        """The bare optimizer of what it is to hold of a model at first."""
+        groups = self._groups(model)
+        return self.build(groups[:-1] if self.late else groups)
+
+    def grow(self, optimizer: Optimizer, model: nn.Module) -> None:
+        """Add the last group."""
+        optimizer.add_param_group(self._groups(model)[-1])
+
+    def _groups(self, model: nn.Module) -> list[dict[str, Any]]:
         named = dict(model.named_parameters())
-        return self.build(
-            [
-                {"params": [named[name] for name in names], "lr": rate, "weight_decay": decay}
-                for names, (rate, decay) in zip(self.groups, self.rates, strict=True)
-            ]
-        )
+        return [
+            {"params": [named[name] for name in names], "lr": rate, "weight_decay": decay}
+            for names, (rate, decay) in zip(self.groups, self.rates, strict=True)
+        ]
 
     def batches(self, step: int) -> list[tuple[Tensor, Tensor]]:
         """The micro-batches of one step; targets of the whole batch's scale."""
@@ -348,7 +356,7 @@ def _network(draw: random.Random) -> tuple[Network, Tensor]:
     if draw.random() < 0.2:
         layer: Any = draw.choice([layer for layer in model.layers if isinstance(layer, LAYERS)])
         with torch.no_grad():
-            layer.weight *= torch.rand_like(layer.weight) < draw.choice([0.0, 0.5, 0.9])
+            layer.weight.masked_fill_(torch.rand_like(layer.weight) >= draw.choice([0.0, 0.5, 0.9]), 0.0)
     for parameter in kept.parameters():
         parameter.requires_grad_()
     return model, x
@@ -373,7 +381,7 @@ def _training(draw: random.Random, model: Network, x: Tensor) -> Training:
     count = draw.choice([1, 1, 2, 3])
     places = [draw.randrange(count) for _ in names]
     shares = [[name for name, place in zip(names, places, strict=True) if place == k] for k in range(count)]
-    groups = [share for share in shares if share]
+    groups = sorted(filter(None, shares), key=lambda share: not model.kept & {*share})
     rates = [(10 ** draw.uniform(-3, -2), draw.choice([0.0, 0.0, 0.1])) for _ in groups]
     momentum, nesterov = draw.choice([(0.0, False), (0.9, False), (0.9, True)])
     build: Callable[[Any], Optimizer] = draw.choice(
@@ -386,4 +394,6 @@ def _training(draw: random.Random, model: Network, x: Tensor) -> Training:
         ]
     )
     parts = draw.choice([1, 1, 2]) if len(x) > 1 else 1
-    return Training(inputs, targets, parts, draw.random() < 0.3, groups, rates, build)
+    wasted = draw.random() < 0.3
+    late = len(groups) > 1 and not model.kept & {*groups[-1]} and draw.random() < 0.8
+    return Training(inputs, targets, parts, wasted, groups, rates, build, late)

@@ -1,64 +1,29 @@
-"""Every wrapper, around every configuration of PyTorch's database of optimizers."""
+"""PyTorch's database of optimizers: every configuration as the training of a small network, shared out by wrappers."""
 
 import copy
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from adiv_optim import gauge as gauges
-from tests import wrappers
-from tests.helpers import by_hand, torch_database
-from tests.helpers.by_hand import Method
+from tests.fuzz import compare, networks
+from tests.fuzz.networks import Network, Step, Training
+from tests.helpers import torch_database
 from tests.helpers.seeds import manual_seed
+from tests.wrappers import WRAPPERS
 
-Batch = tuple[Tensor, Tensor]
-
-
-@dataclass(frozen=True)
-class Around:
-    """A wrapper of an optimizer of `network`.
-
-    Args:
-        wrap: (optimizer, model) → the wrapper.
-        by_hand: returns what to do around the bare optimizer's step.
-    """
-
-    wrap: Callable[[Any, nn.Module], Any]
-    by_hand: Callable[[], Method]
-
-
-def around(name: str) -> Around:
-    def wrap(optimizer: Optimizer, model: nn.Module) -> Any:
-        graph = {"graph": _graph(bias=model[0].bias is not None)} if name == "unit-consistent" else {}
-        return wrappers.WRAPPERS[name](optimizer, model, None, **by_hand.SETTINGS.get(name, {}), **graph)
-
-    return Around(wrap, by_hand.METHODS[name])
-
-
-@cache
-def _graph(bias: bool) -> gauges.ChannelGraph:
-    return gauges.trace(network(bias), torch.ones(1, 4))
-
-
-AROUND = {name: around(name) for name in by_hand.METHODS}
-BARE = Around(lambda optimizer, model: optimizer, lambda: by_hand.plain)
-GRADIENT_ONLY = {name: each for name, each in AROUND.items() if wrappers.WRAPPERS[name].rule}
-
-each_wrapper = pytest.mark.parametrize("wrapper", AROUND.values(), ids=AROUND)
-each_gradient_only = pytest.mark.parametrize("wrapper", GRADIENT_ONLY.values(), ids=GRADIENT_ONLY)
 #: What these are tested for does not depend on how well they train: SGD's own default is 0.001.
 at_any_rate = pytest.mark.filterwarnings("ignore:GradientOnly. SGD's rate:UserWarning")
 #: Its averages of weights are no part of the step.
 of_any_state = pytest.mark.filterwarnings("ignore:ASGD keeps a copy of weights:UserWarning")
-#: LBFGS is refused, which has a test of its own.
-OPTIMIZERS = [name for name in torch_database.OPTIMIZERS if name != "LBFGS"]
+#: LBFGS is refused, and SparseAdam takes no dense gradients: both have tests of their own.
+OPTIMIZERS = [name for name in torch_database.OPTIMIZERS if name not in ("LBFGS", "SparseAdam")]
+#: Random networks that each wrapper has.
+NETWORKS = 4
 
 
 @dataclass(frozen=True)
@@ -69,12 +34,12 @@ class Configuration:
     description: str
     options: dict[str, Any] = field(compare=False)
 
-    def build(self, parameters: Any, **options: Any) -> Optimizer:
+    def build(self, parameters: Any) -> Optimizer:
         """The bare optimizer."""
         # A copy: schedulers write into learning rates that are tensors.
-        return getattr(torch.optim, self.optimizer)(parameters, **copy.deepcopy({**self.options, **options}))
+        return getattr(torch.optim, self.optimizer)(parameters, **copy.deepcopy(self.options))
 
-    def network(self) -> nn.Module:
+    def network(self) -> Network:
         """What it can optimize: torch.optim.Muon takes matrices alone."""
         return network(bias=self.optimizer != "Muon")
 
@@ -89,73 +54,105 @@ def configurations(name: str) -> list[Configuration]:
     ]
 
 
-def network(bias: bool = True) -> nn.Module:
+def network(bias: bool = True) -> Network:
+    """A perceptron."""
     manual_seed(0)
-    return nn.Sequential(nn.Linear(4, 6, bias), nn.ReLU(), nn.Linear(6, 3, bias))
+    layers = [nn.Linear(4, 6, bias), nn.ReLU(), nn.Linear(6, 3, bias)]
+    return Network(layers, [Step("call", (place,), place) for place in range(3)], kept=layers[2])
 
 
-def batches(count: int) -> list[Batch]:
+@dataclass(frozen=True)
+class Whole(Training):
+    """The training of a model all of whose parameters one configuration optimizes."""
+
+    configuration: Configuration | None = None
+
+    def optimizer(self, model: nn.Module) -> Optimizer:
+        """The bare optimizer."""
+        assert self.configuration is not None
+        return self.configuration.build(model.parameters())
+
+
+def training(configuration: Configuration, steps: int = 3) -> Training:
     generator = torch.Generator().manual_seed(1)
-    return [(torch.randn(8, 4, generator=generator), torch.randint(3, (8,), generator=generator)) for _ in range(count)]
+    inputs, targets = ([torch.randn(8, size, generator=generator) for _ in range(steps)] for size in (4, 3))
+    return Whole(inputs, targets, 1, False, [], [], configuration.build, configuration=configuration)
 
 
-def built(wrapper: Around, configuration: Configuration, **options: Any) -> tuple[nn.Module, Any]:
-    """A network, and its optimizer in the wrapper."""
-    model = configuration.network()
-    return model, wrapper.wrap(configuration.build(model.parameters(), **options), model)
+@dataclass(frozen=True)
+class Case:
+    """A network to be trained in a wrapper.
+
+    Args:
+        label: what a failure says.
+        make: returns the network and its training.
+        settings: the wrapper's.
+        configuration: of the optimizer, if it is one of the database.
+    """
+
+    label: str
+    make: Callable[[], tuple[Network, Training]]
+    settings: compare.Settings
+    configuration: Configuration | None = None
+
+    def start(self, name: str, moved: float = 0.0) -> tuple[Any, Training]:
+        """The optimizer in the wrapper of that name, which holds the network as `model`, and the training.
+
+        With `moved`, weights begin where only a checkpoint brings them back from.
+        """
+        model, training = self.make()
+        with torch.no_grad():
+            for p in model.parameters() if moved else ():
+                p += moved
+        optimizer = compare.wrapped(name, training.optimizer(model), model, training.inputs[0], self.settings)
+        if training.late:
+            training.grow(optimizer, model)
+        return optimizer, training
 
 
-def train(model: nn.Module, optimizer: Any, steps: list[Batch]) -> None:
-    for x, y in steps:
-        optimizer.zero_grad()
-        F.cross_entropy(model(x), y).backward()
-        optimizer.step()
-
-
-Situation = Callable[[Around, Configuration], object]
-
-
-def share(wrapper: Around, everything: bool, defaults: bool = False) -> list[Configuration]:
+def of_database(name: str, everything: bool, defaults: bool = False) -> list[Case]:
     """So many configurations that all wrappers together meet each; with `defaults` every optimizer's first as well."""
-    place = list(AROUND.values()).index(wrapper)
-    every = [(nth == 0, each) for name in OPTIMIZERS for nth, each in enumerate(configurations(name))]
+    every = [(nth == 0, each) for kind in OPTIMIZERS for nth, each in enumerate(configurations(kind))]
     return [
-        configuration
-        for number, (first, configuration) in enumerate(every)
-        if everything or (first and defaults) or number % len(AROUND) == place
+        Case(
+            f"{each.optimizer}, {each.description}",
+            lambda each=each: (each.network(), training(each)),
+            settings(name, number, max_rows=None),  # as many columns as rows: leading eigenvectors are one of each
+            each,
+        )
+        for number, (first, each) in enumerate(every)
+        if everything or (first and defaults) or number % len(WRAPPERS) == place(name)
     ]
 
 
-def assert_as_bare(situation: Situation, wrapper: Around, chosen: Iterable[Configuration]) -> None:
-    """In these configurations the situation passes, or raises what it raises without the wrapper."""
-    for configuration in chosen:
-        wanted, found = outcome(situation, BARE, configuration), outcome(situation, wrapper, configuration)
-        assert (wanted == PASSES) == (configuration.optimizer != "SparseAdam"), wanted
-        assert found == wanted, configuration
+def of_random_networks(name: str) -> list[Case]:
+    """Some that no other wrapper has."""
+    seeds = range(NETWORKS * place(name), NETWORKS * (place(name) + 1))
+    return [Case(f"network {seed}", lambda seed=seed: networks.network(seed), settings(name, seed)) for seed in seeds]
 
 
-PASSES = "passes"
+def settings(name: str, number: int, **given: Any) -> compare.Settings:
+    """The wrapper's, drawn; without what moves weights after the step."""
+    drawn = compare.drawn(name, number)
+    return drawn | {key: value for key, value in {"project": False, **given}.items() if key in drawn}
 
 
-@cache
-def outcome(situation: Situation, wrapper: Around, configuration: Configuration) -> str:
-    """Whether it passes, or the error; what it asserts must hold wherever it gets so far."""
-    try:
-        situation(wrapper, configuration)
-    except (RuntimeError, TypeError, ValueError, AttributeError, KeyError) as error:
-        return f"{type(error).__name__}: {error}"
-    return PASSES
+def place(name: str) -> int:
+    return list(WRAPPERS).index(name)
 
 
-def assert_equal(one: nn.Module, other: nn.Module) -> None:
-    """Bit for bit."""
-    for (path, p), q in zip(one.named_parameters(), other.parameters(), strict=True):
-        assert torch.equal(p, q), path
+def train(optimizer: Any, training: Training, steps: range) -> list[Tensor]:
+    """The weights after these steps; batches come again and again."""
+    for step in steps:
+        compare.take_step(optimizer, optimizer.model, training, step % len(training.inputs))
+    return weights(optimizer.model)
 
 
-def deviation(found: nn.Module, wanted: nn.Module, start: nn.Module) -> float:
-    """Greatest difference of a parameter's path, over its greatest part."""
-    return max(
-        ((p - q).abs().max() / (q - s).abs().max()).item()
-        for p, q, s in zip(found.parameters(), wanted.parameters(), start.parameters(), strict=True)
-    )
+def weights(model: nn.Module) -> list[Tensor]:
+    return [p.detach().clone() for p in model.parameters()]
+
+
+def identical(one: list[Tensor], other: list[Tensor]) -> bool:
+    """Whether two lists agree in every bit: +0 is not -0, and NaN is NaN."""
+    pairs = zip(one, other, strict=True)
+    return all(torch.equal(a.detach().view(torch.int64), b.detach().view(torch.int64)) for a, b in pairs)

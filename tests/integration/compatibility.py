@@ -29,26 +29,21 @@ COLUMNS = {
 #: or those of its cases whose ids begin so.
 SECTIONS: dict[str, dict[str, list[str]]] = {
     "Every optimizer of PyTorch's own database, in configurations that the wrappers share out": {
-        "steps": ["test_optimizer_steps.py::test_steps_are_the_bare_optimizers_by_hand"],
-        "learning rate 0 changes no bit": ["test_optimizer_steps.py::test_zero_learning_rate_changes_no_bit"],
-        "every scheduler that it lists": [
-            "test_optimizer_steps.py::test_schedulers_change_the_steps_as_they_change_the_bare_optimizers"
-        ],
-        "step hooks": ["test_optimizer_steps.py::test_step_hooks_fire_once"],
-        "`add_param_group`": ["test_optimizer_steps.py::test_add_param_group_is_the_bare_optimizers_by_hand"],
+        "steps": ["test_contract.py::test_steps_are_those_by_hand"],
+        "learning rate 0 changes no bit": ["test_contract.py::test_zero_learning_rate_changes_no_bit"],
+        "every scheduler that it lists": ["test_contract.py::test_schedulers_are_those_of_the_optimizer_within"],
+        "step hooks": ["test_contract.py::test_step_hooks_fire_once"],
+        "`add_param_group`": ["test_contract.py::test_added_groups_train_as_those_that_were_there"],
         "`GradScaler` skips infinite gradients": [
-            "test_optimizer_steps.py::test_grad_scaler_skips_infinite_gradients_and_is_no_scale_otherwise"
+            "test_contract.py::test_grad_scaler_skips_infinite_gradients_and_is_no_scale_otherwise"
         ],
         "save and resume (`weights_only=True`), deepcopy, pickle": [
-            "test_optimizer_checkpoints.py::test_checkpoint_copy_and_pickle_go_on_bit_for_bit"
-        ],
-        "learning rate after loading": [
-            "test_optimizer_checkpoints.py::test_learning_rate_set_before_saving_is_stepped_with_after_loading"
+            "test_contract.py::test_checkpoint_copy_and_pickle_go_on_bit_for_bit"
         ],
         "`torch.distributed.checkpoint` state dicts, get and set": [
-            "test_optimizer_checkpoints.py::test_distributed_checkpoint_state_goes_on_bit_for_bit"
+            "test_contract.py::test_distributed_checkpoint_state_goes_on_bit_for_bit"
         ],
-        "LBFGS": ["test_optimizer_steps.py::test_lbfgs_is_refused_in_every_configuration"],
+        "LBFGS": ["test_contract.py::test_lbfgs_is_refused"],
         "sparse gradients": ["test_sparse_gradients.py::test_sparse_gradients_step_as_dense_ones"],
     },
     "PyTorch's module database, and Opacus": {
@@ -141,28 +136,25 @@ SECTIONS: dict[str, dict[str, list[str]]] = {
             "test_damaged_checkpoints.py::test_state_of_another_wrapper_is_refused"
         ],
     },
-    "Generated models": {
+    "Random networks": {
         "outside `step()` the weights are the user's": [
-            "test_generated_models.py::test_weights_outside_the_step_are_the_users"
+            "test_contract.py::test_outside_the_step_weights_and_outputs_are_the_models"
         ],
         "an exception in `step()` restores them": [
-            "test_generated_models.py::test_exception_within_the_step_restores_the_weights"
+            "test_contract.py::test_exception_within_the_step_restores_the_weights"
         ],
+        "checkpoint, copy and pickle": ["test_contract.py::test_checkpoint_copy_and_pickle_go_on_bit_for_bit"],
+        "NaN and inf travel": ["test_contract.py::test_rows_that_are_not_finite_show_in_the_gradients"],
         "a scaled loss gives scaled gradients, bit for bit": [
-            "test_generated_models.py::test_scaled_loss_gives_scaled_gradients_bit_for_bit"
+            "test_contract.py::test_scaled_loss_gives_scaled_gradients_bit_for_bit"
         ],
-        "forward and input gradients untouched": [
-            "test_generated_models.py::test_forward_and_input_gradients_are_those_of_the_plain_model"
-        ],
-        "checkpoint, copy and pickle": ["test_generated_models.py::test_checkpoint_copy_and_pickle_go_on_bit_for_bit"],
-        "NaN and inf travel": ["test_generated_models.py::test_rows_that_are_not_finite_show_in_the_gradients"],
     },
 }  # fmt: skip
 
 
 #: Test that a wrapper is refused → the heading on the page that says why.
 REASONS = {
-    "test_optimizer_steps.py::test_lbfgs_is_refused_in_every_configuration": "lbfgs",
+    "test_contract.py::test_lbfgs_is_refused": "lbfgs",
     "test_cuda_graphs.py::test_capture_of_what_remembers_is_refused": "cuda-graphs",
     "test_fsdp.py::test_fsdp1_is_refused_where_rows_are_needed": "sharded-and-flattened-weights",
 }

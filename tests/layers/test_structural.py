@@ -1,14 +1,11 @@
-"""AffineLikeLinear, NormLikeLinear and L2Norm: formulas, exact effective updates, and errors."""
+"""AffineLikeLinear and NormLikeLinear: formulas and exact effective updates."""
 
-import copy
 import math
-import pickle
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.autograd import gradcheck, gradgradcheck
 
 from adiv_optim.layers import AffineLikeLinear, L2Norm, NormLikeLinear
 from tests.helpers.covering import paired
@@ -79,20 +76,6 @@ def _default(kind):
     return 1.0 if kind is AffineLikeLinear else None
 
 
-@both_kinds
-@each_bias
-def test_gradcheck_passes(kind, formula, options, bias):
-    layer = kind(4, 3, bias, **options).double()
-    x = torch.randn(3, 4, dtype=torch.float64, requires_grad=True)
-    names = [name for name, _ in layer.named_parameters()]
-
-    def call(x, *parameters):
-        return torch.func.functional_call(layer, dict(zip(names, parameters, strict=True)), (x,))
-
-    assert gradcheck(call, (x, *layer.parameters()), check_forward_ad=True)
-    assert gradgradcheck(call, (x, *layer.parameters()))
-
-
 def output_change(layer, x, g):
     optimizer = torch.optim.SGD(layer.parameters(), lr=LEARNING_RATE)
     before = layer(x)
@@ -116,21 +99,10 @@ def gain_of_one_row(kind, options, bias, norm):
 @both_kinds
 @each_bias
 def test_effective_update_of_one_row(kind, formula, options, bias):
-    layer, x = kind(5, 3, bias, **options).double(), torch.randn(1, 5, dtype=torch.float64)
-    g = torch.randn(1, 3, dtype=torch.float64)
-    gain = gain_of_one_row(kind, options, bias, x.square().sum().item())
-    torch.testing.assert_close(output_change(layer, x, g), -LEARNING_RATE * gain * g, rtol=0, atol=EXACT)
-
-
-@pytest.mark.parametrize(
-    ("kind", "options", "gain"),
-    [(AffineLikeLinear, {}, 1.0), (NormLikeLinear, {"beta": 0.5}, 1.0), (NormLikeLinear, {}, 2.0)],
-    ids=["affine-like", "norm-like-eq-35", "norm-like-eq-17"],
-)
-def test_effective_update_does_not_depend_on_the_length_of_the_input(kind, options, gain):
-    layer, g = kind(5, 3, **options).double(), torch.randn(1, 3, dtype=torch.float64)
+    layer, g = kind(5, 3, bias, **options).double(), torch.randn(1, 3, dtype=torch.float64)
     for length in (1e-3, 1.0, 1e3):
         x = length * F.normalize(torch.randn(1, 5, dtype=torch.float64), dim=-1)
+        gain = gain_of_one_row(kind, options, bias, length**2)
         torch.testing.assert_close(output_change(layer, x, g), -LEARNING_RATE * gain * g, rtol=0, atol=EXACT)
 
 
@@ -177,22 +149,6 @@ def test_float16_zero_rows_are_right_where_1_over_beta_would_overflow(bias, auto
     torch.testing.assert_close(output.float(), wanted, rtol=0, atol=2**-7)
 
 
-@pytest.mark.parametrize("kind", [AffineLikeLinear, NormLikeLinear])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64], ids=str)
-def test_output_keeps_the_dtype(kind, dtype):
-    layer, x = kind(5, 3).to(dtype), torch.randn(4, 5).to(dtype)
-    assert layer(x).dtype == dtype
-
-
-@both_kinds
-def test_autocast_gives_the_lower_precision_and_is_close(kind, formula, options):
-    layer, x = kind(5, 3, **options), torch.randn(4, 5)
-    with torch.autocast("cpu", torch.bfloat16):
-        output = layer(x)
-    assert output.dtype == torch.bfloat16
-    torch.testing.assert_close(output.float(), layer(x), rtol=3e-2, atol=3e-2)
-
-
 @pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
 @pytest.mark.parametrize("kind", [AffineLikeLinear, NormLikeLinear])
 @pytest.mark.parametrize("shape", [(0, 3), (3, 0), (0, 0)], ids=str)
@@ -204,115 +160,8 @@ def test_layers_without_features_are_as_torchs(kind, shape):
         assert torch.allclose(layer(x), layer.bias.expand(4, 5, -1))
 
 
-ERRORS = {
-    "affine-beta-0": (AffineLikeLinear, {"beta": 0}, "beta is 0.*NormLikeLinear"),
-    "affine-beta-none": (
-        AffineLikeLinear,
-        {"beta": None},
-        "LikeLinear: beta is None; it must be a finite number",
-    ),
-    "affine-alpha-inf": (AffineLikeLinear, {"alpha": math.inf}, "alpha is inf; it must be a finite number"),
-    "norm-alpha-text": (NormLikeLinear, {"alpha": "1"}, "alpha is '1'; it must be a finite number"),
-    "norm-beta-1": (NormLikeLinear, {"beta": 1.0}, "beta is 1.0; it must lie strictly between -1 and 1"),
-    "norm-beta-minus-1": (NormLikeLinear, {"beta": -1.0}, "beta is -1.0"),
-    "norm-beta-beyond": (NormLikeLinear, {"beta": 1.5}, "beta is 1.5"),
-    "norm-beta-nan": (NormLikeLinear, {"beta": float("nan")}, "beta is nan"),
-    "norm-alpha-0": (NormLikeLinear, {"alpha": 0, "beta": 0.5}, "alpha is 0"),
-    "norm-eps-negative": (NormLikeLinear, {"eps": -1.0}, r"eps is -1\.0; it must be finite and at least 0"),
-    "norm-eps-nan": (NormLikeLinear, {"eps": float("nan")}, "eps is nan"),
-}
-
-
-@pytest.mark.parametrize(("kind", "options", "message"), ERRORS.values(), ids=ERRORS)
-def test_parameter_out_of_bounds_is_an_error(kind, options, message):
-    with pytest.raises(ValueError, match=message):
-        kind(5, 3, **options)
-
-
-@pytest.mark.parametrize("dim", [-1, 0, (1, 2)], ids=str)
-def test_l2_norm_gives_rows_of_unit_length_and_the_same_direction(dim):
-    x = torch.randn(3, 4, 5, dtype=torch.float64)
-    output = L2Norm(dim)(x)
-    lengths = torch.linalg.vector_norm(output, dim=dim)
-    torch.testing.assert_close(lengths, torch.ones_like(lengths), rtol=EXACT, atol=0)
-    lengths = torch.linalg.vector_norm(x, dim=dim, keepdim=True)
-    torch.testing.assert_close(output * lengths, x, rtol=EXACT, atol=0)
-
-
-def test_l2_norm_passes_gradcheck_and_leaves_zero_rows_zero():
-    x = torch.randn(3, 4, dtype=torch.float64, requires_grad=True)
-    assert gradcheck(L2Norm(), (x,))
-    zero = torch.zeros(2, 4, requires_grad=True)
-    output = L2Norm()(zero)
-    output.sum().backward()
-    assert torch.equal(output, torch.zeros(2, 4))
-    assert zero.grad.isfinite().all()
-
-
 def test_eps_bounds_the_norm_from_below():
     x = torch.tensor([[1.0, 0.0], [0.0, 4.0]])
     assert torch.equal(L2Norm(eps=2.0)(x), torch.tensor([[0.5, 0.0], [0.0, 1.0]]))
     layer = NormLikeLinear(2, 2, bias=False, eps=2.0)
     torch.testing.assert_close(layer(x), torch.stack([layer.weight[:, 0] / 2, layer.weight[:, 1]]))
-
-
-def test_input_of_another_width_is_torchs_own_error():
-    for layer in (nn.Linear(4, 2), AffineLikeLinear(4, 2), NormLikeLinear(4, 2)):
-        with pytest.raises(RuntimeError, match=r"shapes cannot be multiplied \(3x8 and 4x2\)"):
-            layer(torch.ones(3, 8))
-
-
-def test_l2_norm_has_no_parameters():
-    assert list(L2Norm().parameters()) == []
-    assert L2Norm().state_dict() == {}
-
-
-@each_bias
-def test_norm_like_is_l2_norm_then_linear(bias):
-    layer, x = NormLikeLinear(5, 3, bias), torch.randn(4, 5)
-    linear = nn.Linear(5, 3, bias)
-    linear.load_state_dict(layer.state_dict())
-    assert torch.equal(layer(x), nn.Sequential(L2Norm(), linear)(x))
-
-
-@both_kinds
-def test_state_dict_is_that_of_linear(kind, formula, options):
-    assert kind(5, 3, **options).state_dict().keys() == nn.Linear(5, 3).state_dict().keys()
-
-
-@both_kinds
-def test_copies_and_pickles_compute_the_same(kind, formula, options):
-    layer, x = kind(5, 3, **options), torch.randn(4, 5)
-    for twin in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
-        assert torch.equal(twin(x), layer(x))
-        assert repr(twin) == repr(layer)
-    for name, value in options.items():
-        assert f"{name}={value}" in repr(layer)
-
-
-@pytest.mark.parametrize(
-    "layer", [L2Norm(), NormLikeLinear(4, 3), AffineLikeLinear(4, 3)], ids=lambda layer: type(layer).__name__
-)
-def test_float16_zero_rows_are_finite_and_pass_finite_gradients(layer):
-    layer = copy.deepcopy(layer).half()
-    x = torch.zeros(2, 4, dtype=torch.float16, requires_grad=True)
-    output = layer(x)
-    output.sum().backward()
-    assert output.isfinite().all()
-    assert x.grad.isfinite().all()
-    if isinstance(layer, NormLikeLinear):
-        assert torch.equal(output, layer.bias.expand(2, 3))
-
-
-def test_float16_rows_whose_norm_overflows_keep_their_direction():
-    x = torch.full((1, 512), 3000.0)
-    assert (L2Norm()(x.half()).float() - 512**-0.5).abs().max() <= 1e-3 * 512**-0.5
-
-
-def test_zero_rows_pass_no_gradient_through_a_norm():
-    x = torch.zeros(1, 4, requires_grad=True)
-    L2Norm()(x).sum().backward()
-    assert x.grad.abs().max() == 0
-    # torch's own multiplies it by 1 / eps.
-    F.normalize(x, dim=-1).sum().backward()
-    assert x.grad.abs().max() > 1e10

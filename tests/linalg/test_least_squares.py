@@ -24,12 +24,12 @@ def test_what_is_not_finite_travels(bad):
     assert solve(torch.ones(3, 2), torch.ones(3)).parts["w"].isfinite().all()
 
 
-@pytest.mark.parametrize("seed", range(8))
-def test_iterations_after_convergence_spoil_nothing(seed):
+def test_iterations_after_convergence_spoil_nothing():
     """Rounding leaves a gradient that goes up and down, or grows."""
-    manual_seed(seed)
-    matrix, right = torch.randn(12, 6), torch.randn(12)
-    counts = (12, 14, 16, 18, 20, 50, 200)
-    residuals = [solve(matrix, right, tolerance=0.0, max_iterations=count).residual for count in counts]
-    assert max(residuals) <= 1e-9
-    assert residuals == sorted(residuals, reverse=True)
+    for seed in range(8):
+        manual_seed(seed)
+        matrix, right = torch.randn(12, 6), torch.randn(12)
+        counts = (12, 14, 16, 18, 20, 50, 200)
+        residuals = [solve(matrix, right, tolerance=0.0, max_iterations=count).residual for count in counts]
+        assert max(residuals) <= 1e-9
+        assert residuals == sorted(residuals, reverse=True)

@@ -2,6 +2,7 @@
 
 import copy
 import warnings
+from functools import partial
 
 import pytest
 import torch
@@ -257,13 +258,6 @@ def test_what_it_was_built_with_is_shown(wrapper):
     assert all(setting in repr(optimizer) for setting in ("damping=0.25", "decay=0.9", "every=7"))
 
 
-@pytest.mark.parametrize("option", ["every", "rank", "max_dim", "max_rows"])
-def test_fractions_of_a_step_are_refused(option):
-    model = nn.Linear(4, 3)
-    with pytest.raises(ValueError, match=f"{option} is 2.5; it must be an integer of at least 1"):
-        Whitened(torch.optim.SGD(model.parameters(), lr=0.1), model, **{option: 2.5})
-
-
 def test_checkpoints_with_numpy_rates_are_taken():
     numpy = pytest.importorskip("numpy")
     model, x = nn.Linear(4, 3), torch.randn(7, 4)
@@ -279,8 +273,8 @@ def test_checkpoints_with_numpy_rates_are_taken():
 @pytest.mark.parametrize(
     "build", [lambda: nn.Linear(5, 3), lambda: nn.Conv2d(4, 6, 3, groups=2)], ids=["linear", "conv"]
 )
-@pytest.mark.parametrize("damping", [0.1, 3.0])
-def test_preconditioned_sgd_is_batch_ideal_times_the_rows(build, damping):
+@pytest.mark.parametrize(("wrapper", "damping"), [(partial(Whitened, graft_norm=False), 3.0), (Preconditioned, 0.1)])
+def test_behind_sgd_they_are_batch_ideal_times_the_rows(build, wrapper, damping):
     model = build()
     x = torch.randn(7, 5) if isinstance(model, nn.Linear) else torch.randn(2, 4, 6, 6)
     other, start = copy.deepcopy(model), copy.deepcopy(model.state_dict())
@@ -288,9 +282,7 @@ def test_preconditioned_sgd_is_batch_ideal_times_the_rows(build, damping):
     ideal = GradientOnly(
         torch.optim.SGD(other.parameters(), lr=1.0), other, BatchIdeal(damping * rows / columns, per_sample=False)
     )
-    preconditioned = Preconditioned(
-        torch.optim.SGD(model.parameters(), lr=1.0), model, damping=damping, decay=0.0, every=1
-    )
+    preconditioned = wrapper(torch.optim.SGD(model.parameters(), lr=1.0), model, damping=damping, decay=0.0, every=1)
     for net, optimizer in ((model, preconditioned), (other, ideal)):
         net(x).square().sum().backward()
         kept = net.weight.grad

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from adiv_optim import InputScaled, Preconditioned, Whitened
+from adiv_optim._linalg import strips
 from tests.helpers.inputs import mean_of, rms_of, spectra_of
 
 EXACT = 1e-11
@@ -50,6 +51,22 @@ def test_blocks_of_columns_have_them_too():
     apart = a.clone()
     apart[:3, 3:], apart[3:, :3] = 0, 0
     assert torch.allclose(step, -solved(gradient, apart, 0.3), rtol=0, atol=EXACT)
+
+
+def test_patches_of_derivatives_have_no_one(monkeypatch):
+    monkeypatch.setattr(strips, "STRIP", 4)
+    layer, x, d = nn.Conv1d(3, 2, 3, padding=1), torch.randn(4, 3, 5), torch.randn(2, 3, 5)
+    opt = Whitened(torch.optim.SGD(layer.parameters(), lr=0.0), layer, every=1)
+    opt.count_rows(layer, d)
+    layer(x).sum().backward()
+    opt.step()
+    rows, derivatives = (
+        nn.functional.unfold(each[:, :, None], (1, 3), padding=(0, 1)).mT.flatten(0, 1) for each in (x, d)
+    )
+    (found,) = mean_of(opt.method.layers[0])
+    assert len(opt.method.layers[0].memory) == 2  # strips
+    assert torch.allclose(found, second_moment(rows, derivatives), rtol=0, atol=EXACT)
+    assert not torch.allclose(found, second_moment(rows, derivatives, 1.0), rtol=0, atol=1e-3)
 
 
 def test_leading_eigenvectors_are_those_of_all_rows():

@@ -4,12 +4,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from adiv_optim import Preconditioned, Whitened
+from adiv_optim import Whitened
 from adiv_optim.attach.rows import patches_of
 from tests.helpers.cases import relative_error
-from tests.helpers.inputs import mean_of, spectra_of
-from tests.helpers.seeds import manual_seed
-from tests.helpers.whitened import LAYERS, batches, small, train
+from tests.helpers.inputs import mean_of
+from tests.helpers.whitened import batches, small, train
 
 pytestmark = pytest.mark.usefixtures("in_float64")
 
@@ -31,25 +30,6 @@ def covariance(layer: nn.Module, x: Tensor) -> list[Tensor]:
     if layer.bias is not None:
         rows = torch.cat([rows, rows.new_ones(*rows.shape[:2], 1)], -1)
     return [sum(torch.outer(row, row) for row in group) / len(group) for group in rows]
-
-
-@pytest.mark.parametrize(("build", "shape"), LAYERS.values(), ids=LAYERS)
-@pytest.mark.parametrize("wrapper", [Whitened, Preconditioned])
-def test_the_covariance_is_that_of_the_chosen_samples(wrapper, build, shape):
-    manual_seed(0)
-    layer, x = build(), torch.randn(shape)
-    whole, *_ = covariance(layer, x)
-    samples = x if x.dim() > 3 or isinstance(layer, nn.Conv1d) else x.flatten(0, -2)
-    positions = layer(samples[:1])[0].numel() // len(layer.weight)
-    count = max(1, len(samples) // 2)
-    wanted = covariance(layer, samples[chosen(len(samples), count)])
-    optimizer = wrapper(torch.optim.SGD(layer.parameters(), lr=0.1), layer, max_rows=count * positions)
-    layer(x).sum().backward()
-    optimizer.step()
-    (found,) = mean_of(optimizer.method.layers[0])
-    for one, other in zip(found.view(len(wanted), *wanted[0].shape), wanted, strict=True):
-        assert relative_error(one, other) <= EXACT
-    assert relative_error(found.view(len(wanted), *whole.shape)[0], whole) > 1e-3
 
 
 def test_as_many_rows_as_there_are_leave_the_step_as_it_is():
@@ -80,14 +60,6 @@ def test_every_step_that_measures_takes_other_rows_and_goes_on_after_a_checkpoin
     wanted = [covariance(layer, x[chosen(40, 4, turn)])[0] for turn in range(3)]
     assert all(relative_error(one, other) <= EXACT for one, other in zip(found, wanted, strict=True))
     assert relative_error(found[0], found[1]) > 1e-3
-
-
-def test_rank_sees_the_same_rows():
-    (whole, w), (leading, r) = small(max_rows=5, every=1), small(max_rows=5, every=1, rank=3)
-    for model, optimizer in ((whole, w), (leading, r)):
-        train(model, optimizer, batches(1))
-    (matrix,), ((trace, _),) = mean_of(w.method.layers[0]), spectra_of(r.method.layers[0])
-    assert relative_error(matrix.trace(), trace) <= EXACT
 
 
 def test_rows_of_a_convolution_are_at_least_those_of_one_sample():

@@ -5,7 +5,6 @@ import torch
 from torch import Tensor, nn
 
 from adiv_optim import Whitened
-from adiv_optim.optim.second_moments import SketchedCovariance
 from tests.helpers.cases import relative_error
 from tests.helpers.inputs import spectra_of
 
@@ -22,48 +21,6 @@ def rows_of(layer: nn.Module, x: Tensor) -> Tensor:
         patches = torch.nn.functional.unfold(x, layer.kernel_size)  # (N, features, positions)
         rows = patches.unflatten(1, (layer.groups, -1)).permute(1, 0, 3, 2).flatten(1, 2)
     return rows if layer.bias is None else torch.cat([rows, torch.ones(*rows.shape[:-1], 1)], -1)
-
-
-@pytest.mark.parametrize(
-    ("layer", "shape"),
-    [
-        (lambda: nn.Linear(9, 2), (5, 4, 9)),
-        (lambda: nn.Linear(9, 2, bias=False), (20, 9)),
-        (lambda: nn.Conv2d(4, 4, 2, groups=2), (3, 4, 4, 4)),
-    ],
-    ids=["tokens", "no-bias", "groups"],
-)
-def test_they_are_nystroems_of_all_rows_that_are_remembered(layer, shape):
-    torch.manual_seed(0)
-    layer = layer()
-    optimizer = Whitened(torch.optim.SGD(layer.parameters(), lr=0.0), layer, every=1, decay=DECAY, rank=RANK)
-    (kept,) = optimizer.method.layers
-    assert isinstance(kept.moments, SketchedCovariance)
-    size, groups = kept.moments.sizes[0], kept.moments.groups
-    drawn = torch.randn(size, RANK, generator=torch.Generator().manual_seed(0))
-    bases = [torch.linalg.svd(drawn, full_matrices=False).U for _ in range(groups)]
-    remembered, traces, count = [torch.zeros(size, size)] * groups, [0.0] * groups, 0.0
-    for _ in range(4):
-        batches = [torch.randn(shape) * torch.linspace(1, 2, shape[-1]) for _ in range(2)]
-        optimizer.zero_grad()
-        for x in batches:  # accumulated
-            layer(x).square().sum().backward()
-        optimizer.step()
-        every = torch.cat([rows_of(layer, x) for x in batches], 1)
-        count = DECAY * count + every.shape[1]
-        for group, rows in enumerate(every):
-            a = DECAY * remembered[group] + rows.T @ rows
-            traces[group] = DECAY * traces[group] + float(rows.square().sum())
-            sketch = a @ bases[group]
-            u, s, _ = torch.linalg.svd(sketch @ torch.linalg.pinv(bases[group].T @ sketch) @ sketch.T)
-            bases[group], remembered[group] = u[:, :RANK], (u[:, :RANK] * s[:RANK]) @ u[:, :RANK].T
-        ((trace, (values, vectors)),) = spectra_of(kept)
-        found = (vectors * values[..., None, :]) @ vectors.mT
-        wanted = torch.stack(remembered) / count
-        assert relative_error(found.view(wanted.shape), wanted) <= 1e-10
-        assert relative_error(trace.flatten(), torch.tensor(traces) / count) <= 1e-12
-    whole = torch.stack([rows.T @ rows for rows in every]) / every.shape[1]
-    assert relative_error(found.view(whole.shape), whole) > 1e-2  # not the last batches alone, and not all of A
 
 
 def test_eigenvectors_of_rows_that_stay_are_found():

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
-from torch.optim import SGD, AdamW
+from torch.optim import SGD
 
 from adiv_optim import Preconditioned, Whitened
 from tests.helpers.cases import relative_error
@@ -44,22 +44,6 @@ def test_a_bias_in_another_group_takes_the_plain_step(wrapper):
     assert optimizer.coverage().skipped == {"bias": "a bias in another parameter group than its weight"}
     (a,) = mean_of(optimizer.method.layers[0])
     assert relative_error(a, INPUTS.T @ INPUTS / 9) <= 1e-14  # of the inputs, with no 1 beside them
-
-
-@each_wrapper
-@pytest.mark.parametrize("together", [True, False])
-def test_a_rate_of_0_changes_no_bit(wrapper, together):
-    model, plain = twins()
-    before = model.bias.detach().clone()
-    if together:
-        optimizer = wrapper(AdamW(model.parameters(), lr=0.0), model)
-        weight, bias = trained(optimizer, model)
-        assert torch.equal(weight, plain.weight)
-    else:
-        groups = [{"params": [model.weight]}, {"params": [model.bias], "lr": 0.0}]
-        weight, bias = trained(wrapper(AdamW(groups, lr=0.1), model), model)
-        assert not torch.equal(weight, plain.weight)
-    assert torch.equal(bias, before)
 
 
 @each_wrapper

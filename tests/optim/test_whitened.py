@@ -1,97 +1,26 @@
-"""Whitened: against explicit covariances and BatchIdeal, and what an optimizer must keep."""
+"""Whitened beside its formula, which the fuzzer has: limits, layouts, precision, and which passes count."""
 
 import copy
+from contextlib import nullcontext
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from adiv_optim import BatchIdeal, GradientOnly, Whitened
+from adiv_optim import Preconditioned, Whitened
+from adiv_optim.optim import reparametrized
 from tests.helpers.cases import relative_error
-from tests.helpers.covering import paired
-from tests.helpers.revive import revived
-from tests.helpers.whitened import EXACT, LAYERS, backward, batches, small, train
+from tests.helpers.whitened import EXACT, backward, batches, small, train
 
 pytestmark = pytest.mark.usefixtures("in_float64")
 
 
-def twins(build, shape, damping: float) -> tuple[nn.Module, nn.Module, Tensor, float]:
-    """A layer stepped by Whitened(SGD), the same stepped by BatchIdeal, the input, and how many rows it has."""
-    torch.manual_seed(0)
-    one, x = build(), torch.randn(shape)
-    other = copy.deepcopy(one)
-    output = one(x)
-    conv = isinstance(one, nn.modules.conv._ConvNd)
-    rows = output[:, 0].numel() if conv else output[..., 0].numel()
-    columns = one.weight[0].numel() + (one.bias is not None)
-    white = Whitened(
-        torch.optim.SGD(one.parameters(), lr=1.0), one, damping=damping, decay=0.0, every=1, graft_norm=False
-    )
-    ideal = GradientOnly(
-        torch.optim.SGD(other.parameters(), lr=1.0), other, BatchIdeal(damping * rows / columns, per_sample=False)
-    )
-    before = copy.deepcopy(one.state_dict())
-    for model, optimizer in ((one, white), (other, ideal)):
-        backward(model, x)
-        optimizer.step()
-    return before, one, other, rows
-
-
-@paired("layer damping", LAYERS, {"0.1": 0.1, "3": 3.0})
-def test_whitened_sgd_is_batch_ideal_times_the_rows(layer, damping):
-    build, shape = layer
-    before, one, other, rows = twins(build, shape, damping)
-    for name, start in before.items():
-        found, wanted = one.state_dict()[name] - start, rows * (other.state_dict()[name] - start)
-        assert relative_error(found, wanted) <= EXACT
-        assert relative_error(found, wanted / rows) > 0.1
-
-
-def explicit_step(model: nn.Linear, x: Tensor, gradient: Tensor, damping: float, step) -> Tensor:
-    """What W~ becomes, with A, its roots by an SVD, and a step taken by hand."""
-    rows = torch.cat([x.reshape(-1, x.shape[-1]), torch.ones(x[..., 0].numel(), 1)], 1)
-    covariance = rows.T @ rows / len(rows)
-    level = covariance.trace() / len(covariance)
-    matrix = (covariance + damping * level * torch.eye(len(covariance))) / (level * (1 + damping))
-    u, s, _ = torch.linalg.svd(matrix)
-    root, inverse = u @ s.sqrt().diag() @ u.T, u @ s.rsqrt().diag() @ u.T
-    joint = torch.cat([model.weight, model.bias[:, None]], 1).detach()
-    moved = step(joint @ root, gradient @ inverse) - joint @ root
-    back = moved @ inverse
-    return joint + back * moved.norm() / back.norm()
-
-
-@pytest.mark.parametrize("shape", [(7, 5), (2, 3, 5)])
-def test_step_behind_adamw_is_the_formula(shape):
-    model, x = nn.Linear(5, 3), torch.randn(shape)
-    start = copy.deepcopy(model)
-    optimizer = Whitened(torch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=0.3), model, damping=0.5, every=1)
-    backward(model, x)
-    gradient = torch.cat([model.weight.grad, model.bias.grad[:, None]], 1)
-    kept = model.weight.grad
-
-    def adamw(weight, g):
-        parameter = nn.Parameter(weight.clone())
-        parameter.grad = g
-        torch.optim.AdamW([parameter], lr=0.1, weight_decay=0.0).step()
-        return parameter.detach()
-
-    before = torch.cat([start.weight, start.bias[:, None]], 1).detach()
-    wanted = explicit_step(start, x, gradient, 0.5, adamw) - 0.1 * 0.3 * before
-    optimizer.step()
-    found = torch.cat([model.weight, model.bias[:, None]], 1).detach()
-    assert relative_error(found - before, wanted - before) <= EXACT
-    assert model.weight.grad is kept
-    assert relative_error(adamw(before, gradient) - before, wanted - before) > 1e-2
-
-
-@pytest.mark.parametrize("build", [torch.optim.SGD, torch.optim.AdamW, torch.optim.RMSprop])
-def test_infinite_damping_is_the_optimizer_unchanged(build):
+def test_infinite_damping_is_the_optimizer_unchanged():
     def run(damping):
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 2))
-        optimizer = build(model.parameters(), lr=0.01)
+        optimizer = torch.optim.RMSprop(model.parameters(), lr=0.01)
         optimizer = optimizer if damping is None else Whitened(optimizer, model, damping=damping, every=1)
         for seed in range(5):
             optimizer.zero_grad()
@@ -103,85 +32,12 @@ def test_infinite_damping_is_the_optimizer_unchanged(build):
     assert relative_error(run(1.0), run(None)) > 1e-3
 
 
-@pytest.mark.parametrize("options", [{}, {"graft_norm": False, "every": 1}, {"max_dim": 4}, {"rank": 3}], ids=str)
-def test_resume_and_copies_are_bit_exact(options):
-    data = batches(7)
-    whole = train(*small(**options), data)
-    model, optimizer = small(**options)
-    train(model, optimizer, data[:3])
-    saved = copy.deepcopy({"model": model.state_dict(), "optimizer": optimizer.state_dict()})
-    for again in (*revived(optimizer, small(seed=1, **options)[1]), optimizer):
-        found = train(again.model, again, data[3:])
-        assert all(torch.equal(one, other) for one, other in zip(found, whole, strict=True))
-    fresh_model, fresh = small(seed=1, **options)
-    fresh_model.load_state_dict(saved["model"])
-    fresh.load_state_dict({k: v for k, v in saved["optimizer"].items() if k != "method"})  # without what it remembers
-    found = train(fresh_model, fresh, data[3:])
-    assert not all(torch.equal(one, other) for one, other in zip(found, whole, strict=True))
-
-
-@pytest.mark.parametrize("rank", [None, 2])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-def test_step_without_a_rate_changes_no_bit(dtype, rank):
-    model = nn.Sequential(nn.Conv2d(2, 4, 3), nn.Flatten(), nn.Linear(4 * 4, 3)).to(dtype)
-    with torch.no_grad():
-        model[2].weight[0, :2] = torch.tensor([0.0, -0.0])
-    unknown = type("Unknown", (torch.optim.AdamW,), {})  # which may read the weights: they are mapped for it
-    optimizer = Whitened(unknown(model.parameters(), lr=0.0), model, rank=rank)
-    before = [p.detach().clone() for p in model.parameters()]
-    backward(model, torch.randn(5, 2, 4, 4, dtype=dtype))
-    optimizer.step()
-    assert "whitened" in optimizer.coverage().treated["2.weight"]
-    integer = {torch.float64: torch.int64, torch.float32: torch.int32, torch.bfloat16: torch.int16}[dtype]
-    for p, saved in zip(model.parameters(), before, strict=True):
-        assert torch.equal(p.detach().view(integer), saved.view(integer))
-
-
-def test_exception_inside_the_step_leaves_the_weights():
+def test_a_training_pass_counts_unless_the_optimizer_is_told_that_it_was_for_nothing():
     model, optimizer = small()
-
-    def fail(*_):
-        assert not torch.equal(model[0].weight, before[0])
-        raise RuntimeError("planted")
-
-    optimizer.inner.register_step_pre_hook(fail)
-    before = [p.detach().clone() for p in model.parameters()]
-    with pytest.raises(RuntimeError, match="planted"):
-        train(model, optimizer, batches(1))
-    assert all(torch.equal(p, saved) for p, saved in zip(model.parameters(), before, strict=True))
-
-
-def test_micro_batches_add_up():
-    (x, y), parts = batches(1)[0], 4
-    model, optimizer = small(graft_norm=False)
-    whole = train(model, optimizer, [(x, y)])
-    model, optimizer = small(graft_norm=False)
-    for rows, labels in zip(x.chunk(parts), y.chunk(parts), strict=True):
-        (F.cross_entropy(model(rows), labels) / parts).backward()
-    optimizer.step()
-    for found, wanted in zip(model.parameters(), whole, strict=True):
-        assert relative_error(found.detach(), wanted) <= EXACT
-
-
-def test_evaluation_and_no_grad_do_not_touch_the_average():
-    data = batches(4)
-    wanted = train(*small(), data)
-    model, optimizer = small()
-    for batch in data:
-        with torch.no_grad():
-            model(100 * batch[0])
-        model.eval()
-        model(100 * batch[0])
-        model.train()
-        found = train(model, optimizer, [batch])
-    assert all(torch.equal(one, other) for one, other in zip(found, wanted, strict=True))
-    model(100 * data[0][0])  # nor does a training pass whose gradients zero_grad drops
-    wanted = train(*small(), data + data)
-    assert all(torch.equal(one, other) for one, other in zip(train(model, optimizer, data), wanted, strict=True))
-    optimizer.method.layers[0].armed = True
-    model(100 * data[0][0])  # it does if the optimizer is not told that it was for nothing
+    (x, _), *_ = batches(1)
+    model(100 * x)
     model.zero_grad()
-    model(data[0][0])
+    model(x)
     assert optimizer.method.layers[0].pending_rows == 32
 
 
@@ -218,3 +74,97 @@ def test_layers_of_two_precisions_step_as_by_themselves():
     for p, wanted in zip(model.parameters(), alone.parameters(), strict=True):
         assert p.dtype == wanted.dtype
         assert torch.equal(p, wanted)
+
+
+@pytest.mark.parametrize("build", [torch.optim.SGD, torch.optim.AdamW])
+def test_fused_optimizers_read_gradients_in_the_layout_of_the_weights(build):
+    def run(fused):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(), nn.Linear(8 * 4, 4))
+        model.to(memory_format=torch.channels_last)
+        model[2].weight = nn.Parameter(torch.randn(8 * 4, 4).t())
+        optimizer = Whitened(build(model.parameters(), lr=0.1, fused=fused, foreach=False), model)
+        backward(model, torch.randn(4, 3, 4, 4))
+        optimizer.step()
+        return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+    assert relative_error(run(True), run(False)) <= 1e-12
+
+
+@pytest.mark.parametrize("root", ["eigh", "newton-schulz"])
+def test_small_damping_is_near_the_exact_step(root):
+    torch.manual_seed(0)
+    model = nn.Linear(200, 10).float()
+    wide, x = copy.deepcopy(model).double(), torch.randn(50, 200).float()
+    before = wide.weight.detach().clone()
+    for net in (model, wide):
+        optimizer = Whitened(torch.optim.SGD(net.parameters(), lr=1e-3), net, damping=1e-4, root=root)
+        backward(net, x.to(net.weight.dtype))
+        optimizer.step()
+    assert relative_error(model.weight.detach().double() - before, wide.weight.detach() - before) <= 2e-2
+
+
+def test_two_wrappers_on_disjoint_parameters():
+    def run(split: bool):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 4))
+        if split:
+            optimizers = [
+                Whitened(torch.optim.SGD(layer.parameters(), lr=0.1), model, every=1) for layer in (model[0], model[2])
+            ]
+        else:
+            optimizers = [Whitened(torch.optim.SGD(model.parameters(), lr=0.1), model, every=1)]
+        for x, y in batches(3):
+            model.zero_grad()
+            F.cross_entropy(model(x), y).backward()
+            for optimizer in optimizers:
+                optimizer.step()
+        return [p.detach() for p in model.parameters()]
+
+    assert all(torch.equal(one, other) for one, other in zip(run(True), run(False), strict=True))
+
+
+def step_within_autocast(build, enabled: bool):
+    torch.manual_seed(0)
+    model, x = nn.Linear(20, 10).float(), torch.randn(64, 20).float()
+    optimizer = build(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    backward(model, x)
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=enabled):
+        optimizer.step()
+    return model.weight.detach()
+
+
+@pytest.mark.parametrize("build", [Whitened, Preconditioned])
+def test_step_within_autocast_rounds_no_map(build, monkeypatch):
+    plain = step_within_autocast(build, False)
+    assert torch.equal(step_within_autocast(build, True), plain)
+    monkeypatch.setattr(reparametrized, "without_autocast", lambda device: nullcontext())
+    assert relative_error(step_within_autocast(build, True), plain) > 1e-5
+
+
+def test_detached_it_is_the_optimizer():
+    model, optimizer = small()
+    train(model, optimizer, batches(1))
+    assert optimizer.detach() is model
+    assert not any(m._forward_hooks for m in model)
+    plain_model, plain = copy.deepcopy((model, optimizer.inner))
+    for one, other in zip(train(model, optimizer, batches(2)), train(plain_model, plain, batches(2)), strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("groups", [1, 8])
+def test_weights_in_another_order_in_memory_step_alike_where_they_are_read(groups):
+    """Those of 1×1 and depthwise convolutions have strides that no reshape keeps."""
+
+    def run(memory_format):
+        torch.manual_seed(0)
+        size = 1 if groups == 1 else 3
+        model = nn.Conv2d(8, 8, size, groups=groups, bias=False).to(memory_format=memory_format)
+        optimizer = Whitened(torch.optim.SGD(model.parameters(), lr=0.1, weight_decay=0.1), model, rank=2)
+        for _ in range(2):
+            optimizer.zero_grad()
+            backward(model, torch.randn(4, 8, 5, 5).to(memory_format=memory_format))
+            optimizer.step()
+        return model.weight.detach()
+
+    assert relative_error(run(torch.channels_last), run(torch.contiguous_format)) <= 1e-12

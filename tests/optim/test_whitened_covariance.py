@@ -60,52 +60,6 @@ def test_attention_is_left_alone_and_said_so():
     assert found.never_seen["linear1.weight"] == "nothing measured yet, 9 columns"
 
 
-def test_export_is_not_seen():
-    model, optimizer = small()
-    torch.export.export(model, (torch.randn(2, 6),), strict=False)
-    assert optimizer.method.layers[0].pending is None
-
-
-def test_average_is_decayed_by_measurement():
-    model, optimizer = small(every=1, decay=0.5)
-    data = batches(3)
-    train(model, optimizer, data)
-    rows = [torch.cat([x, torch.ones(16, 1)], 1) for x, _ in data]
-    weights = [0.25, 0.5, 1.0]
-    wanted = sum(w * r.T @ r for w, r in zip(weights, rows, strict=True)) / (16 * sum(weights))
-    (found,) = mean_of(optimizer.method.layers[0])
-    assert relative_error(found, wanted) <= 1e-12
-
-
-def test_measurements_come_at_powers_of_two_and_then_once_in_each_round():
-    model, optimizer = small(every=6)
-    seen = []
-    for step, batch in enumerate(batches(20)):
-        before = optimizer.method.layers[0].memory
-        train(model, optimizer, [batch])
-        if optimizer.method.layers[0].memory is not before:
-            seen.append(step)
-    assert seen == [0, 1, 2, 4, 9, 14]
-
-
-def test_wide_layers_keep_blocks():
-    model, optimizer = small(max_dim=4)
-    data = batches(3)
-    assert optimizer.coverage().never_seen["0.weight"] == "nothing measured yet, 2 blocks of 3 to 4 columns"
-    train(model, optimizer, data)
-    shapes = [block.shape for block in optimizer.method.layers[0].memory]
-    assert shapes == [(1, 3, 3), (1, 4, 4)]
-    one, two = mean_of(optimizer.method.layers[0])
-    full_model, full = small()
-    train(full_model, full, data[:1])
-    model, optimizer = small(max_dim=4)
-    train(model, optimizer, data[:1])
-    (whole,) = mean_of(full.method.layers[0])
-    one, two = mean_of(optimizer.method.layers[0])
-    assert relative_error(whole[:3, :3], one) <= 1e-12
-    assert relative_error(whole[3:, 3:], two) <= 1e-12
-
-
 @each_layer
 def test_an_a_of_no_more_eigenvalues_than_the_rank_gives_the_whole_step(build, shape):
     def step(few=True, **options):

@@ -8,17 +8,70 @@ from torch import nn
 
 from adiv_optim import BatchIdeal, GradientOnly, InputScaled, Preconditioned, UnitConsistent, Whitened, gauge
 
-WRAPPERS = {"whitened": Whitened, "preconditioned": Preconditioned}
-each_wrapper = pytest.mark.parametrize("wrapper", WRAPPERS.values(), ids=WRAPPERS)
+PASSED, X = nn.Linear(4, 3), torch.ones(1, 4)
 
 
-@pytest.mark.parametrize("within", [*WRAPPERS.values(), InputScaled])
-@each_wrapper
-def test_inputs_are_divided_by_once(wrapper, within):
-    model = nn.Linear(4, 3)
-    inner = within(torch.optim.SGD(model.parameters(), lr=0.1), model)
-    with pytest.raises(ValueError, match=rf"^{wrapper.__name__} around {within.__name__}: .*; choose one\.$"):
-        wrapper(inner, model)
+def sgd(model=PASSED):
+    return torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def lazy():
+    model = nn.Sequential(nn.LazyLinear(3))
+    return Whitened(sgd(model), model)
+
+
+def plain_parts():
+    model = nn.Sequential(nn.LayerNorm(3), nn.Embedding(4, 3))
+    return InputScaled(sgd(model), model)
+
+
+#: An option, its value, and a word of the error.
+OPTIONS = [
+    *((Whitened, "damping", value, "positive and finite") for value in (0.0, torch.inf)),
+    (Whitened, "decay", 1.0, "at least 0 and below 1"),
+    (Whitened, "every", 0, "an integer of at least 1"),
+    *((Whitened, name, 2.5, "an integer of at least 1") for name in ("every", "rank", "max_dim", "max_rows")),
+    (Whitened, "root", "svd", "unknown root"),
+    *((InputScaled, "floor", value, "positive and finite") for value in (0.0, -1.0, torch.inf, torch.nan)),
+]
+
+
+@pytest.mark.parametrize(("kind", "option", "value", "word"), OPTIONS)
+def test_options_out_of_range_are_named(kind, option, value, word):
+    with pytest.raises(ValueError, match=word):
+        kind(sgd(), PASSED, **{option: value})
+
+
+#: A call, and a word of its error.
+MISTAKES = {
+    "no layer": (plain_parts, r"0\.weight \(LayerNorm is not a layer"),
+    "no shape": (lazy, "has no shape yet"),
+    "neither graph nor input": (lambda: UnitConsistent(sgd(), PASSED), "pass example_input"),
+    "another input": (lambda: UnitConsistent(sgd(), PASSED, example_input=torch.ones(1, 5)), r"shape \(1, 5\)"),
+    "no gauge": (lambda: UnitConsistent(sgd(), PASSED, example_input=X, gauge="network"), "pass gauge.NetworkGauge"),
+    "every of a gauge": (lambda: gauge.NetworkGauge(every=0), "every is 0"),
+    "model first": (lambda: UnitConsistent(PASSED, sgd(), example_input=X), "wrong order"),
+    "no model": (lambda: gauge.trace(sgd(), X), "trace: model must be"),
+    "coordinates in coordinates": (
+        lambda: UnitConsistent(Whitened(sgd(), PASSED), PASSED, example_input=X), "would measure .*; choose one",
+    ),
+    "the other way round": (
+        lambda: UnitConsistent(Preconditioned(sgd(), PASSED), PASSED, example_input=X), r"write Preconditioned\(Unit",
+    ),
+    **{
+        f"{kind.__name__} around {within.__name__}": (
+            lambda kind=kind, within=within: kind(within(sgd(), PASSED), PASSED),
+            rf"^{kind.__name__} around {within.__name__}: .*; choose one\.$",
+        )
+        for kind in (Whitened, Preconditioned) for within in (Whitened, Preconditioned, InputScaled)
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("call", "word"), MISTAKES.values(), ids=MISTAKES)
+def test_mistakes_are_named(call, word):
+    with pytest.raises((TypeError, ValueError), match=word):
+        call()
 
 
 def test_names_are_those_of_the_model_itself():
@@ -41,12 +94,3 @@ def test_subclass_with_the_name_of_its_base_is_named_by_its_module():
     assert optimizer.coverage().skipped["0.weight"] == wanted
     with pytest.raises(ValueError, match=r"found modules of type .*timm\.layers\.linear\.Linear"):
         GradientOnly(torch.optim.SGD(model[:1].parameters(), lr=0.1), model[:1], BatchIdeal())
-
-
-def test_arguments_in_the_wrong_order_are_told():
-    model = nn.Linear(4, 3)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with pytest.raises(TypeError, match=r"found SGD\. These are the arguments in the wrong order"):
-        UnitConsistent(model, optimizer, example_input=torch.ones(1, 4))
-    with pytest.raises(TypeError, match=r"trace: model must be a torch\.nn\.Module, found SGD"):
-        gauge.trace(optimizer, torch.ones(1, 4))

@@ -34,13 +34,6 @@ def test_isometry_is_the_ratio_of_geometric_and_arithmetic_mean_of_the_eigenvalu
         torch.testing.assert_close(isometry(matrix[at]), isometry(matrix)[at], rtol=EXACT, atol=0)
 
 
-def test_two_samples_span_a_parallelogram():
-    a, b, angle = 3.0, 0.5, 0.7
-    x = torch.tensor([[a, 0.0], [b * math.cos(angle), b * math.sin(angle)]])
-    wanted = 2 * a * b * math.sin(angle) / (a**2 + b**2)
-    assert isometry(x @ x.mT).item() == pytest.approx(wanted, rel=EXACT)
-
-
 def test_one_for_multiples_of_the_identity_and_free_of_scale():
     eye = torch.eye(7)
     torch.testing.assert_close(isometry(3 * eye), torch.tensor(1.0), rtol=0, atol=EXACT)
@@ -100,20 +93,20 @@ SINGULAR = {
 }
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("build", SINGULAR.values(), ids=SINGULAR)
-def test_singular_matrices_have_isometry_zero_and_pass_no_gradient(build, dtype):
-    x = torch.stack([build().to(dtype), torch.randn(5, build().shape[1], dtype=dtype)]).requires_grad_()
-    regular = x.shape[-1] >= 5
-    found, gap = isometry(x @ x.mT), isometry_gap(x @ x.mT)
-    assert found[0] == 0
-    assert gap[0] == torch.inf
-    assert (found[1] > 0) == regular
-    gap[1].backward(retain_graph=True)
-    (found.sum() + gap.sum()).backward()
-    assert x.grad.isfinite().all()
-    assert torch.equal(x.grad[0], torch.zeros_like(x[0]))
-    assert (x.grad[1].abs().max() > 0) == regular
+def test_singular_matrices_have_isometry_zero_and_pass_no_gradient(build):
+    for dtype in (torch.float32, torch.float64):
+        x = torch.stack([build().to(dtype), torch.randn(5, build().shape[1], dtype=dtype)]).requires_grad_()
+        regular = x.shape[-1] >= 5
+        found, gap = isometry(x @ x.mT), isometry_gap(x @ x.mT)
+        assert found[0] == 0
+        assert gap[0] == torch.inf
+        assert (found[1] > 0) == regular
+        gap[1].backward(retain_graph=True)
+        (found.sum() + gap.sum()).backward()
+        assert x.grad.isfinite().all()
+        assert torch.equal(x.grad[0], torch.zeros_like(x[0]))
+        assert (x.grad[1].abs().max() > 0) == regular
 
 
 def test_a_plain_determinant_is_no_way_to_see_a_copy():
@@ -139,13 +132,6 @@ def test_nan_and_inf_are_not_hidden():
     assert found[2].isfinite()
 
 
-def test_gradient_is_that_of_the_logarithms():
-    matrix = gram(2, 5, 9).requires_grad_()
-    (found,) = torch.autograd.grad(isometry_gap(matrix).sum(), matrix)
-    trace = matrix.diagonal(dim1=-2, dim2=-1).sum(-1)[:, None, None]
-    torch.testing.assert_close(found, torch.eye(5) / trace - matrix.inverse() / 5, rtol=1e-9, atol=1e-12)
-
-
 @pytest.mark.parametrize("function", [isometry, isometry_gap])
 def test_gradcheck_passes(function):
     x = torch.randn(2, 3, 5, requires_grad=True)
@@ -153,15 +139,11 @@ def test_gradcheck_passes(function):
     assert gradgradcheck(lambda x: function(x @ x.mT), (x,))
 
 
-@pytest.mark.parametrize(
-    ("dtype", "wanted"),
-    [(torch.float16, torch.float32), (torch.bfloat16, torch.float32), (torch.float32, torch.float32)],
-    ids=str,
-)
-def test_narrow_dtypes_are_computed_in_float32(dtype, wanted):
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_narrow_dtypes_are_computed_in_float32(dtype):
     matrix = (torch.eye(4) + 0.25).to(dtype)
     found = isometry_gap(matrix)
-    assert found.dtype == wanted
+    assert found.dtype == torch.float32
     torch.testing.assert_close(found.double(), isometry_gap(matrix.double()), rtol=1e-6, atol=1e-6)
 
 
@@ -171,11 +153,14 @@ def test_vmap_is_batching():
     torch.testing.assert_close(torch.vmap(isometry_gap)(matrix), isometry_gap(matrix), rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("shape", [(3,), (3, 4), (2, 3, 4)], ids=str)
-def test_shape_that_is_not_square_is_refused(shape):
-    for function in (isometry, isometry_gap, lambda g: mean_field_bound(g, 1.5, 3)):
-        with pytest.raises(ValueError, match=r"gram has shape .* must be \(\.\.\., n, n\)"):
-            function(torch.randn(shape))
+def test_shapes_that_are_not_square_and_strengths_out_of_bounds_are_refused():
+    for shape in ((3,), (3, 4), (2, 3, 4)):
+        for function in (isometry, isometry_gap, lambda g: mean_field_bound(g, 1.5, 3)):
+            with pytest.raises(ValueError, match=r"gram has shape .* must be \(\.\.\., n, n\)"):
+                function(torch.randn(shape))
+    for strength in (0.9, 2.1, math.nan):
+        with pytest.raises(ValueError, match=rf"strength is {strength}; it must lie in \[1, 2\]"):
+            mean_field_bound(torch.eye(3), strength, 3)
 
 
 def dual(activation, correlation):
@@ -273,9 +258,3 @@ def test_bound_of_a_linear_network_and_of_a_copied_sample_never_falls():
     for _ in range(50):
         x = copied()
         assert mean_field_bound(x @ x.mT, 1.5, 1000) == torch.inf
-
-
-@pytest.mark.parametrize("strength", [0.9, 2.1, float("nan")], ids=str)
-def test_strength_out_of_bounds_is_refused(strength):
-    with pytest.raises(ValueError, match=rf"strength is {strength}; it must lie in \[1, 2\]"):
-        mean_field_bound(torch.eye(3), strength, 3)

@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from adiv_optim import UnitConsistent, gauge
 from adiv_optim.gauge.channels import trace as tracing
+from tests.gauge.channels.test_trace import check
 from tests.helpers.cases import relative_error
 
 pytestmark = pytest.mark.usefixtures("in_float64")
@@ -59,14 +60,8 @@ def test_work_grows_as_the_weights_do(monkeypatch):
 
 @pytest.mark.parametrize("kernel", [1, 3])
 def test_rows_of_standardised_weights_are_free(kernel):
-    torch.manual_seed(0)
     model = nn.Sequential(Standardised(3, 6, kernel), nn.ReLU(), Standardised(6, 4, kernel))
-    x = torch.randn(2, 3, 8, 8)
-    graph, before = gauge.trace(model, x), model(x)
-    assert graph.free == 6 + 4
-    scales = gauge.random_gauge(graph, 1.5, generator=torch.Generator().manual_seed(0))
-    gauge.apply_gauge(model, graph, scales)
-    assert relative_error(model(x), before) <= 1e-10
+    check(model, torch.randn(2, 3, 8, 8), 6 + 4)
 
 
 class Scaled(nn.Module):
@@ -83,12 +78,7 @@ class Scaled(nn.Module):
 
 
 def test_gain_of_the_shape_of_what_it_multiplies():
-    torch.manual_seed(0)
-    model, x = Scaled(), torch.randn(5, 3)
-    graph, before = gauge.trace(model, x), model(x)
-    assert graph.free == 4 + 4
-    gauge.apply_gauge(model, graph, gauge.random_gauge(graph, 1.5, generator=torch.Generator().manual_seed(0)))
-    assert relative_error(model(x), before) <= 1e-10
+    check(Scaled(), torch.randn(5, 3), 4 + 4)
 
 
 def path_deviation(model: nn.Module, x: Tensor, rule: gauge.Gauge) -> float:
@@ -138,14 +128,10 @@ def test_equivalent_networks_follow_one_path(build, shape, rule):
 
 
 def test_pruned_weights_keep_the_scales_of_their_channels():
-    torch.manual_seed(0)
     model, x = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 5)), torch.randn(4, 6)
     for layer in (model[0], model[2], model[4]):
         prune.l1_unstructured(layer, "weight", amount=0.3)
-    graph, before = gauge.trace(model, x), model(x)
-    assert graph.free == 16
-    gauge.apply_gauge(model, graph, gauge.random_gauge(graph, 1.5))
-    assert relative_error(model(x), before) <= 1e-12
+    graph = check(model, x, 16)
     opt = UnitConsistent(torch.optim.SGD(model.parameters(), lr=0.1), model, graph=graph)
     assert "2.weight_orig" in opt.coverage().treated
 
@@ -158,11 +144,7 @@ class Equalised(nn.Linear):
 
 
 def test_weights_times_a_number_keep_them_too():
-    model, x = nn.Sequential(Equalised(6, 8), nn.ReLU(), Equalised(8, 5)), torch.randn(4, 6)
-    graph, before = gauge.trace(model, x), model(x)
-    assert graph.free == 8
-    gauge.apply_gauge(model, graph, gauge.random_gauge(graph, 1.5))
-    assert relative_error(model(x), before) <= 1e-12
+    check(nn.Sequential(Equalised(6, 8), nn.ReLU(), Equalised(8, 5)), torch.randn(4, 6), 8)
 
 
 def test_concatenation_is_followed_without_its_positions(monkeypatch):

@@ -1,7 +1,5 @@
 """gauge.apply_gauge and network_scales: the function stays, the scales follow the gauge."""
 
-import copy
-
 import pytest
 import torch
 from torch import nn
@@ -220,14 +218,17 @@ def test_start_does_not_change_the_solution():
         assert (scales_of(graph, model, start=start) - found).abs().max() <= SCALES
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @torch.no_grad()
-def test_lower_precision_comes_near(dtype):
+def test_lower_precision_comes_near_and_its_logarithms_are_taken_in_float32(dtype):
     model = mlp()
     graph, wide = gauge.trace(model, torch.randn(3, 6)), scales_of(gauge.trace(model, torch.randn(3, 6)), model)
-    narrow = gauge.network_scales(graph, {n: p.to(dtype) for n, p in model.named_parameters()})
+    rounded = {n: p.to(dtype) for n, p in model.named_parameters()}
+    narrow = gauge.network_scales(graph, rounded)
     assert narrow.dtype == torch.float64
     assert 0 < (narrow - wide).abs().max() <= 30 * torch.finfo(dtype).eps
+    exact = gauge.network_scales(graph, {name: p.double() for name, p in rounded.items()})
+    assert (narrow - exact).abs().max() <= 1e-4
 
 
 @torch.no_grad()
@@ -297,33 +298,22 @@ def test_scales_beyond_half_precision_leave_what_is_within():
     assert torch.equal(model[2].weight, before)
 
 
-def test_logarithms_of_half_precision_are_taken_in_float32():
-    model = mlp().bfloat16()
-    graph = gauge.trace(model.double(), torch.randn(2, 6))
-    rounded = {name: p.detach().bfloat16() for name, p in model.named_parameters()}
-    wanted = gauge.network_scales(graph, {name: p.double() for name, p in rounded.items()})
-    assert (gauge.network_scales(graph, rounded) - wanted).abs().max() <= 1e-4
-
-
 @pytest.mark.parametrize(
     ("traced", "other"),
     [
-        (lambda: nn.Linear(3, 4), lambda: nn.Linear(4, 3)),  # as many elements
-        (lambda: nn.Conv1d(3, 4, 1), lambda: nn.Conv1d(3, 6, 1)),
-        (lambda: nn.Conv1d(3, 6, 1, groups=3), lambda: nn.Conv1d(3, 2, 1)),  # as many elements
+        (lambda: nn.Linear(3, 4), lambda: nn.Linear(4, 3)),
+        (lambda: nn.Conv1d(3, 6, 1, groups=3), lambda: nn.Conv1d(3, 2, 1)),
     ],
-    ids=["linear", "conv", "grouped"],
+    ids=["linear", "grouped"],
 )
-def test_model_of_other_shapes_is_refused_and_left_alone(traced, other):
+def test_model_of_other_shapes_but_as_many_elements_is_refused(traced, other):
     def model(layer):
         return nn.Sequential(layer, nn.ReLU(), type(layer)(layer.weight.shape[0], 2, *(1,) * (layer.weight.dim() - 2)))
 
     graph, other = gauge.trace(model(traced()), torch.ones(1, 3, 3)), model(other())
-    before = copy.deepcopy(other.state_dict())
     for use in (
         lambda: gauge.apply_gauge(other, graph, torch.ones(graph.free)),
         lambda: gauge.network_scales(graph, parameters(other)),
     ):
         with pytest.raises(ValueError, match=r"'0.weight' has shape .*, but was traced with \(.*; trace again"):
             use()
-    assert all(torch.equal(value, before[key]) for key, value in other.state_dict().items())

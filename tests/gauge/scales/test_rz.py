@@ -12,12 +12,10 @@ from tests.helpers.matrices import (
     MEANS,
     RECONSTRUCTION,
     SOME,
-    bidiagonal,
     deviation_of_means,
     largest_ratio,
     scaled,
     sparse,
-    swept,
     units,
     zero_lines,
 )
@@ -27,7 +25,7 @@ pytestmark = pytest.mark.usefixtures("in_float64")
 each_matrix = pytest.mark.parametrize("build", MATRICES.values(), ids=MATRICES)
 
 
-@pytest.mark.parametrize("name", ["square", "bidiagonal-60", "disconnected", "zero-lines", "batch-some-sparse"])
+@pytest.mark.parametrize("name", ["square", "bidiagonal-60", "batch-some-sparse"])
 def test_one_entry_off_by_a_billionth_is_noticed(name):
     canonical = rz_scaling(MATRICES[name]()).canonical
     first = tuple(canonical.nonzero()[0])
@@ -36,7 +34,8 @@ def test_one_entry_off_by_a_billionth_is_noticed(name):
 
 
 @each_matrix
-def test_product_is_the_weight_and_geometric_means_of_rows_and_columns_are_one(build):
+def test_product_is_the_weight_and_geometric_means_are_one_which_no_scaling_changes(build):
+    """The positive scales by which they are have one canonical form alone."""
     weight = build()
     found = rz_scaling(weight)
     assert deviation_of_means(found.canonical) <= MEANS
@@ -47,54 +46,8 @@ def test_product_is_the_weight_and_geometric_means_of_rows_and_columns_are_one(b
     assert largest_ratio(scaled(found.canonical, found.row_scale, found.column_scale), weight) <= RECONSTRUCTION
     wrong = scaled(found.canonical, found.row_scale, found.column_scale * (1 + 1e-13))
     assert not weight.any() or largest_ratio(wrong, weight) > RECONSTRUCTION
-
-
-@each_matrix
-def test_canonical_form_is_invariant_under_diagonal_scalings(build):
-    weight = build()
-    found = rz_scaling(scaled(weight, *units(weight))).canonical
-    assert largest_ratio(found, rz_scaling(weight).canonical) <= INVARIANCE
-
-
-def test_dividing_by_row_means_alone_is_not_invariant():
-    weight = sparse(6, 8)
-    rows, columns = units(weight)
-    support = weight != 0
-
-    def by_rows(weight: Tensor) -> Tensor:
-        mean = torch.where(support, weight.abs(), 1.0).log().sum(-1) / support.sum(-1).clamp(min=1)
-        return weight / mean.exp()[:, None]
-
-    assert largest_ratio(by_rows(rows[:, None] * weight), by_rows(weight)) <= INVARIANCE
-    assert largest_ratio(by_rows(scaled(weight, rows, columns)), by_rows(weight)) > 1e-1
-
-
-@pytest.mark.parametrize("name", SOME)
-def test_alternating_sweeps_agree(name):
-    weight = MATRICES[name]()
-    wanted = swept(weight, 3000)
-    assert deviation_of_means(wanted) <= MEANS  # the reference has converged
-    assert largest_ratio(rz_scaling(weight).canonical, wanted) <= INVARIANCE
-
-
-def test_sweeps_of_a_chain_converge_where_the_solve_is():
-    weight = bidiagonal(12)
-    found = rz_scaling(weight).canonical
-    assert largest_ratio(swept(weight, 3000), found) <= INVARIANCE
-    # Few sweeps solve what has no zeros, and are far from it here.
-    assert largest_ratio(swept(weight, 10), found) > 1e-3
-    assert largest_ratio(swept(torch.ones(4, 5).exp(), 1), torch.ones(4, 5)) <= INVARIANCE
-
-
-@pytest.mark.parametrize("shape", [(4, 7), (7, 4), (5, 5), (1, 3)])
-@pytest.mark.parametrize("positions", [6])
-def test_one_pass_is_the_solution_of_the_least_squares(shape, positions):
-    logs = torch.randn(2, *shape, positions)
-    rows, columns = rz._one_pass(logs)
-    found = balance.balance(torch.full((2, *shape), float(positions)), logs.sum(-1))
-    for one_pass, solved in zip((rows, columns), found, strict=True):
-        assert (one_pass - solved).abs().max() <= 1e-14
-    assert (rows - logs.mean((-1, -2))).abs().max() > 1e-2  # the gauge is part of the claim
+    moved = rz_scaling(scaled(weight, *units(weight))).canonical
+    assert largest_ratio(moved, found.canonical) <= INVARIANCE
 
 
 @pytest.mark.parametrize("name", [*SOME, "all-zero"])
@@ -115,17 +68,6 @@ def test_rows_and_columns_carry_half_of_every_component(name):
     if weight.any():
         moved = (reach @ (support.sum(-1) * (rows + 1e-3))[..., None])[..., 0]
         assert (moved - from_columns).abs().max() > MEANS
-
-
-@pytest.mark.parametrize("name", ["square", "bidiagonal-60", "disconnected", "batch-some-sparse"])
-def test_a_factor_is_shared_evenly_and_a_transpose_exchanges_the_scales(name):
-    weight = MATRICES[name]()
-    found, larger = rz_scaling(weight), rz_scaling(4 * weight)
-    occupied = (weight != 0).any(-1)
-    assert largest_ratio(larger.row_scale, torch.where(occupied, 2.0, 1.0) * found.row_scale) <= INVARIANCE
-    transposed = rz_scaling(weight.mT)
-    assert largest_ratio(transposed.row_scale, found.column_scale) <= INVARIANCE
-    assert largest_ratio(transposed.column_scale, found.row_scale) <= INVARIANCE
 
 
 def test_rows_and_columns_of_zeros_keep_scale_one():
@@ -215,11 +157,3 @@ def test_a_stack_of_kernels_is_a_batch():
     for index in range(3):
         for part, wanted in zip(found, rz_scaling(weight[index], groups=2, kernel_dims=2), strict=True):
             assert largest_ratio(part[index], wanted) <= RECONSTRUCTION
-
-
-def test_one_by_one_kernel_is_its_matrix():
-    weight = sparse(4, 6)
-    kernel = rz_scaling(weight[:, :, None, None], kernel_dims=2)
-    matrix = rz_scaling(weight)
-    assert torch.equal(kernel.canonical[:, :, 0, 0], matrix.canonical)
-    assert torch.equal(kernel.row_scale, matrix.row_scale)

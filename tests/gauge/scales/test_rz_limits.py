@@ -9,16 +9,9 @@ import torch
 from adiv_optim.gauge import rz_scaling, uc_adjoint, uc_inverse
 from adiv_optim.gauge.scales import rz
 from tests.helpers.cases import needs_cuda
-from tests.helpers.matrices import (
-    INVARIANCE,
-    MATRICES,
-    largest_ratio,
-    sparse,
-)
+from tests.helpers.matrices import INVARIANCE, MATRICES, largest_ratio, sparse
 
 pytestmark = pytest.mark.usefixtures("in_float64")
-
-# Dtypes, shapes, autograd, errors
 
 
 @pytest.mark.parametrize(
@@ -37,17 +30,14 @@ def test_lower_precision_rounds_the_float64_result(dtype, tolerance, holes):
     assert uc_adjoint(weight).dtype == dtype
 
 
-@pytest.mark.parametrize("shape", [(0, 3), (3, 0), (0, 0), (0, 2, 3), (2, 3, 0)])
-def test_empty_dimensions(shape):
-    weight = torch.empty(shape)
-    found = rz_scaling(weight)
-    assert found.canonical.shape == shape
-    assert torch.equal(found.row_scale, torch.ones(shape[:-1]))
-    assert torch.equal(found.column_scale, torch.ones(*shape[:-2], shape[-1]))
-    assert uc_inverse(weight).shape == weight.mT.shape
-
-
-def test_no_group_of_rows_at_all():
+def test_empty_dimensions():
+    for shape in ((0, 3), (3, 0), (0, 0), (0, 2, 3), (2, 3, 0)):
+        weight = torch.empty(shape)
+        found = rz_scaling(weight)
+        assert found.canonical.shape == shape
+        assert torch.equal(found.row_scale, torch.ones(shape[:-1]))
+        assert torch.equal(found.column_scale, torch.ones(*shape[:-2], shape[-1]))
+        assert uc_inverse(weight).shape == weight.mT.shape
     assert rz_scaling(torch.empty(0, 3, 2, 2), groups=4, kernel_dims=2).column_scale.shape == (12,)
 
 
@@ -87,26 +77,22 @@ def test_scales_out_of_range_are_named():
         rz_scaling(chain.float())
 
 
-@pytest.mark.parametrize("dtype", [torch.int64, torch.bool])
-def test_integers_are_refused(dtype):
-    for function in (rz_scaling, uc_adjoint, uc_inverse):
-        with pytest.raises(TypeError, match=r"floating point, such as weight\.float"):
-            function(torch.ones(2, 2, dtype=dtype))
+#: Weight, options, and what the error says.
+WRONG = {
+    "integers": (torch.ones(2, 2).long(), {}, r"floating point, such as weight\.float"),
+    "dimensions": (torch.ones(3), {}, r"shape \(3,\).*at least 2 dimensions"),
+    "kernel-dims": (torch.ones(3, 4, 5), {"kernel_dims": 2}, "kernel_dims=2.*at least 4 dimensions"),
+    "negative-kernel-dims": (torch.ones(3, 4), {"kernel_dims": -1}, "kernel_dims=-1"),
+    "groups": (torch.ones(3, 4), {"groups": 2}, "groups is 2.*3 rows"),
+    "no-groups": (torch.ones(3, 4), {"groups": 0}, "groups is 0"),
+}
 
 
-@pytest.mark.parametrize(
-    ("shape", "options", "match"),
-    [
-        ((3,), {}, r"shape \(3,\).*at least 2 dimensions"),
-        ((3, 4, 5), {"kernel_dims": 2}, "kernel_dims=2.*at least 4 dimensions"),
-        ((3, 4), {"kernel_dims": -1}, "kernel_dims=-1"),
-        ((3, 4), {"groups": 2}, "groups is 2.*3 rows"),
-        ((3, 4), {"groups": 0}, "groups is 0"),
-    ],
-)
-def test_wrong_shapes_are_named(shape, options, match):
-    with pytest.raises(ValueError, match=match):
-        rz_scaling(torch.ones(shape), **options)
+@pytest.mark.parametrize(("weight", "options", "message"), WRONG.values(), ids=WRONG)
+def test_wrong_weights_are_named(weight, options, message):
+    for function in (rz_scaling, uc_adjoint, uc_inverse) if not options else (rz_scaling,):
+        with pytest.raises(ValueError if weight.is_floating_point() else TypeError, match=message):
+            function(weight, **options)
 
 
 @needs_cuda

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from adiv_optim import gauge
-from adiv_optim.gauge.scales import network, rz
+from adiv_optim.gauge.scales import network
 
 pytestmark = pytest.mark.usefixtures("in_float64")
 
@@ -27,20 +27,6 @@ def test_weights_whose_logarithms_are_taken_at_once(zeros, monkeypatch):
     assert slices[:7] == [2, 2, 2, 1, 1, 1, 1]
     model[0].weight[6] *= 2  # the last row counts
     assert (gauge.network_scales(graph, parameters) - whole).abs().max() > 1e-2
-
-
-def test_entries_that_are_solved_for_at_once(monkeypatch):
-    # Matrices of two entries, one of them zero: two are a slice, and the fifth one is left.
-    weight = torch.stack([torch.tensor([[value], [0.0]]) for value in (1.0, 2.0, 3.0, 4.0, 5.0)])
-    whole = rz.rz_scaling(weight)
-    monkeypatch.setattr(rz, "ENTRIES_AT_ONCE", 4)
-    slices = []
-    original = rz.balance
-    monkeypatch.setattr(rz, "balance", lambda *args: slices.append(len(args[0])) or original(*args))
-    for part, wanted in zip(rz.rz_scaling(weight), whole, strict=True):
-        assert torch.equal(part, wanted)
-    assert slices == [2, 2, 1]
-    assert (whole.row_scale[:, 0] - torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0]).sqrt()).abs().max() <= 1e-12
 
 
 @torch.no_grad()

@@ -1,6 +1,5 @@
-"""The recorder's cadence, the result as text and as JSON, and what is refused."""
+"""The result as text, verdicts over many steps, what is left out, and what is refused."""
 
-import json
 import math
 import threading
 from collections import OrderedDict
@@ -11,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from adiv_optim import BatchIdeal, GradientOnly, Proportional, Whitened, attach
+from adiv_optim import BatchIdeal, Proportional, Whitened, attach
 from adiv_optim.diagnostics import DivergenceRecorder, divergence
 
 IDEAL = BatchIdeal(1e-3)
@@ -23,36 +22,6 @@ def model():
 
 def batch():
     return torch.randn(6, 4), torch.randint(3, (6,))
-
-
-def test_every_nth_call_is_measured_and_no_other(monkeypatch):
-    from adiv_optim.diagnostics import _recorder
-
-    calls = []
-    monkeypatch.setattr(_recorder, "divergence", lambda *a, **k: calls.append(1) or divergence(*a, **k))
-    recorder = DivergenceRecorder(model(), F.cross_entropy, every=3)
-    found = [recorder.step(*batch()) for _ in range(8)]
-    assert [number for number, result in enumerate(found) if result is not None] == [0, 3, 6]
-    assert len(calls) == 3
-    assert [entry["step"] for entry in recorder.history] == [0, 3, 6]
-    assert recorder.history[1]["layers"]["0"] == found[3].layers["0"].summary()
-
-
-def test_recorder_follows_training_and_leaves_nothing_behind():
-    network = model()
-    optimizer = GradientOnly(torch.optim.Adam(network.parameters()), network, BatchIdeal(0.1))
-    keys = [set(vars(module)) for module in network.modules()]
-    recorder = DivergenceRecorder(network, F.cross_entropy, optimizer, every=2)
-    for _ in range(5):
-        x, y = batch()
-        recorder.step(x, y)
-        optimizer.zero_grad()
-        F.cross_entropy(network(x), y).backward()
-        optimizer.step()
-    assert len(recorder.history) == 3
-    assert all(entry["optimizer"] == "GradientOnly(Adam)" for entry in recorder.history)
-    assert [set(vars(module)) for module in network.modules()] == keys
-    assert not any(module._forward_hooks or module._forward_pre_hooks for module in network.modules())
 
 
 def test_share_of_steps_that_climb():
@@ -111,23 +80,6 @@ def test_optimizer_is_named_with_its_wrappers():
         assert divergence(network, F.cross_entropy, *batch(), optimizer=optimizer).optimizer == name
 
 
-def test_history_is_saved_as_strict_json(tmp_path):
-    recorder = DivergenceRecorder(model(), F.cross_entropy, every=1)
-    recorder.step(*batch())
-    dead = DivergenceRecorder(nn.Linear(4, 3), lambda z, _: 0 * z.sum(), every=1)  # zero gradients have no direction
-    dead.step(*batch())
-    assert math.isnan(dead.history[0]["layers"][""]["cosine_median"])
-    for each in (recorder, dead):
-        each.save(tmp_path / "history.json")
-        text = (tmp_path / "history.json").read_text()
-        assert "NaN" not in text
-        found = json.loads(text)
-        assert found["history"][0]["step"] == 0
-        assert found["not_downhill"].keys() == each.not_downhill().keys()
-    assert found["history"][0]["layers"][""]["cosine_median"] is None
-    assert found["history"][0]["layers"][""]["gain_mean"] > 1
-
-
 def test_printed_table_has_one_aligned_line_per_layer():
     lines = str(divergence(model(), F.cross_entropy, *batch(), Proportional(), max_rows=2)).splitlines()
     assert [line.split()[0] for line in lines] == ["layer", "0", "3", "2:"]
@@ -160,18 +112,18 @@ def test_left_out_layers_say_why():
         divergence(Odd(), F.cross_entropy, *batch(), layers=["named"])
 
 
-def test_named_layers_are_measured_and_no_other():
-    found = divergence(model(), F.cross_entropy, *batch(), layers=["3", "2"])
+def test_named_layers_are_measured_and_no_other_norms_too():
+    found = divergence(model().double(), F.cross_entropy, batch()[0].double(), batch()[1], layers=["3", "2"])
     assert set(found.layers) == {"3", "2"}
     assert found.left_out == {}
+    assert found.layers["2"].kind == "LayerNorm"
+    assert found.layers["2"].gain.min() > 0
 
 
-def test_norm_that_is_named_is_measured_in_general_form():
-    layer = divergence(model().double(), F.cross_entropy, torch.randn(6, 4).double(), batch()[1], layers=["2"]).layers[
-        "2"
-    ]
-    assert layer.kind == "LayerNorm"
-    assert layer.gain.min() > 0
+def holding(what):
+    layer = nn.Linear(4, 3)
+    layer.held = what(layer)
+    return layer
 
 
 WRONG = {
@@ -196,6 +148,14 @@ WRONG = {
         lambda: (nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 3)), None, {"layers": ["0"]}),
         ValueError, r"layer '0' \(BatchNorm1d\) cannot be measured: BatchNorm1d mixes the samples",
     ),
+    "lock": (
+        lambda: (holding(lambda layer: threading.Lock()), None, {}),
+        ValueError, r"Linear cannot be copied .*must not hold locks",
+    ),
+    "computed-tensor": (
+        lambda: (holding(lambda layer: layer.weight * 2), None, {}),
+        ValueError, r"Linear cannot be copied .*must not hold .*tensors computed",
+    ),
     "corrected-inside": (
         lambda: (nn.Sequential(attach(model(), Proportional())), None, {"layers": ["0"]}),
         ValueError, "layers inside it have a correction: name those",
@@ -214,13 +174,6 @@ def test_lbfgs_is_refused():
     network = model()
     with pytest.raises(TypeError, match="LBFGS evaluates the loss many times"):
         divergence(network, F.cross_entropy, *batch(), optimizer=torch.optim.LBFGS(network.parameters()))
-
-
-def test_recorder_refuses_early():
-    with pytest.raises(ValueError, match="every is 0"):
-        DivergenceRecorder(model(), F.cross_entropy, every=0)
-    with pytest.raises(ValueError, match="already has a correction"):
-        DivergenceRecorder(attach(model(), Proportional()), F.cross_entropy, correction=Proportional())
 
 
 class ByName(nn.Module):
@@ -243,13 +196,6 @@ def test_keyword_arguments_come_as_a_dict():
         assert torch.equal(getattr(found, name), getattr(wanted, name))
 
 
-def test_a_model_with_a_lock_says_what_to_do():
-    layer = nn.Linear(4, 3)
-    layer.lock = threading.Lock()
-    with pytest.raises(ValueError, match=r"Linear cannot be copied .*must not hold locks"):
-        divergence(layer, F.cross_entropy, *batch())
-
-
 def test_a_step_without_a_rate_has_no_verdict_in_the_table():
     network = model()
     found = divergence(network, F.cross_entropy, *batch(), optimizer=torch.optim.SGD(network.parameters(), lr=0.1))
@@ -258,13 +204,6 @@ def test_a_step_without_a_rate_has_no_verdict_in_the_table():
     assert "not downhill" not in str(undecided)
     assert str(uphill).count("not downhill") == len(found.layers)
     assert repr(found) == str(found)  # what a notebook shows
-
-
-def test_uncopyable_model_says_what_to_do():
-    layer = nn.Linear(4, 3)
-    layer.held = layer.weight * 2
-    with pytest.raises(ValueError, match=r"Linear cannot be copied .*must not hold .*tensors computed"):
-        divergence(layer, F.cross_entropy, *batch())
 
 
 # torch's own notice: vmap has no batching rule for the backward of weight_norm and loops instead.

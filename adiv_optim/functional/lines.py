@@ -1,0 +1,82 @@
+"""Sums over the patches of a convolution, which are unfolded along every axis of the kernel but the first.
+
+Along the first axis a patch is a few lines of the image, and the product of lines d apart serves all pairs of lines
+that are d apart in the kernel: a 3×3 kernel of stride 1 takes three products of lines, not nine, and a third of the
+memory.
+"""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from .linears import gram_of, summed
+from .patches import Geometry, Patches, padded
+
+
+def sums_over_patches(patches: Patches, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """XᵀX and Xᵀ1 of all patches, laid out as weights are: (groups, features, features), (groups, features, 1)."""
+    size, channels = patches.kernel[0], patches.input.shape[1] // patches.geometry.groups
+    found = summed(Lines(each).sums() for _, each in patches.slices(dtype, axis=1))
+    pairs, first = found["pairs"], [sum(range(size, size - d, -1)) for d in range(size)]
+    blocks = torch.stack([
+        torch.stack([pairs[first[j - i] + i] if i <= j else pairs[first[i - j] + j].mT for j in range(size)])
+        for i in range(size)
+    ])  # fmt: skip
+    # (i, j, groups, channels × other axes, the same) → (groups, channels, i, other axes, channels, j, other axes)
+    split = blocks.unflatten(4, (channels, -1)).unflatten(3, (channels, -1)).permute(2, 3, 0, 4, 5, 1, 6)
+    totals = found["totals"].unflatten(2, (channels, -1)).movedim(0, 2)
+    return split.flatten(4).flatten(1, 3), totals.flatten(1)[..., None]
+
+
+class Lines:
+    """The patches X of a few samples. The places are those of the kernel's first axis, each of which reads a line."""
+
+    def __init__(self, patches: Patches) -> None:
+        (self.step, *steps), (side, *sides), (self.gap, *gaps), groups = patches.geometry
+        self.size, *across = patches.kernel
+        # A line is to `unfold` what a sample is, and the samples are an axis along which the kernel has one place.
+        input = padded(patches.input, [side, *(0 for _ in sides)]).transpose(0, 2)
+        each = Patches(input, [1, *across], Geometry([1, *steps], [0, *sides], [1, *gaps], groups))
+        #: (groups, lines, samples × other positions, channels × other axes of the kernel).
+        self.lines = each.unfold().unflatten(1, (len(input), -1))
+        self.count = (len(input) - self.gap * (self.size - 1) - 1) // self.step + 1
+
+    def sums(self) -> dict[str, Tensor]:
+        """The products of each two places, (pairs, groups, …), those the least apart first; and Xᵀ1 of each place."""
+        totals = self.lines.sum(2, keepdim=True)
+        return {
+            "pairs": torch.stack([each for distance in range(self.size) for each in self._apart(distance)]),
+            "totals": torch.stack([self._read(totals, place).sum(1) for place in range(self.size)]),
+        }
+
+    def _read(self, lines: Tensor, place: int) -> Tensor:
+        """What a place reads in all patches: (groups, rows, features of a line)."""
+        start = place * self.gap
+        return lines[:, start : start + self.step * (self.count - 1) + 1 : self.step].flatten(1, 2)
+
+    def _apart(self, distance: int) -> Iterator[Tensor]:
+        """The products of every place with the one so many places further."""
+        further = self.size - 1 - distance
+        edge = self.gap * further
+        if self.step > 1 or self.count < edge:
+            for place in range(further + 1):
+                yield gram_of([self._read(self.lines, place)], [self._read(self.lines, place + distance)])
+            return
+        # All places read the lines between the edges; a place further on, fewer before them and more behind.
+        inside = self._product(distance, edge, self.count, 1)[:, 0]
+        if not further:
+            yield inside
+            return
+        before = self._product(distance, 0, edge, further)
+        behind = self._product(distance, self.count, self.count + edge, further)
+        for place in range(further + 1):
+            yield inside + before[:, place:].sum(1) + behind[:, :place].sum(1)
+
+    def _product(self, distance: int, start: int, stop: int, pieces: int) -> Tensor:
+        """Of these lines, in so many pieces, with those so many places further: (groups, pieces, …)."""
+        left, right = (
+            self.lines[:, first : first + stop - start].unflatten(1, (pieces, -1)).flatten(2, 3)
+            for first in (start, start + self.gap * distance)
+        )
+        return gram_of([left], [right])

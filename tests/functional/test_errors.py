@@ -1,0 +1,57 @@
+"""What `functional` refuses, and the word by which one knows why."""
+
+import pytest
+import torch
+
+from adiv_optim import Proportional, functional
+from tests.helpers.cases import FUNCTIONAL_CONV
+
+X, W = torch.ones(2, 5), torch.ones(3, 5)
+IMAGE, KERNEL = torch.ones(2, 3, 5, 5), torch.ones(4, 3, 3, 3)
+
+
+def linear(*given):
+    return lambda: functional.linear(*given)
+
+
+def conv(dims, *given, **options):
+    return lambda: FUNCTIONAL_CONV[dims](*given, **{"correction": Proportional(), **options})
+
+
+#: The call, the error, and how its message begins and goes on.
+ERRORS = {
+    "features": (linear(torch.ones(2, 4), W, None, Proportional()), ValueError, "linear: .*has 4 features.*takes 5"),
+    "no-dimensions": (linear(torch.tensor(1.0), W, None, Proportional()), ValueError, "linear: .*no features"),
+    "integers": (linear(X.long(), W, None, Proportional()), TypeError, "linear: .*torch.int64"),
+    "sparse": (linear(X.to_sparse(), W, None, Proportional()), TypeError, "linear: .*needs dense"),
+    "complex": (linear(X.cfloat(), W, None, Proportional()), TypeError, "linear: .*complex64"),
+    "weight-vector": (linear(X, W[0], None, Proportional()), ValueError, "linear: .*it must have 2"),
+    "weight-stack": (linear(X, W[None], None, Proportional()), ValueError, "linear: .*it must have 2"),
+    "bias": (linear(X, W, torch.ones(5), Proportional()), ValueError, r"linear: bias .*\(3,\)"),
+    "class": (linear(X, W, None, Proportional), TypeError, r"write Proportional\(\)"),
+    "string": (linear(X, W, None, "proportional"), TypeError, "found str"),
+    "class-conv": (conv(2, IMAGE, KERNEL, correction=Proportional), TypeError, r"write Proportional\(\)"),
+    "channels": (conv(2, torch.ones(2, 4, 5, 5), KERNEL), ValueError, "conv2d: .*has 4 channels.*takes 3"),
+    "channels-1d": (conv(1, torch.ones(1, 2, 3), torch.ones(1, 1, 1)), ValueError, "conv1d: .*has 2 channels"),
+    "channels-3d": (conv(3, torch.ones(1, 2, 3, 3, 3), torch.ones(1, 1, 1, 1, 1)), ValueError, "conv3d: .*2 channels"),
+    "groups": (conv(2, IMAGE, KERNEL, groups=2), ValueError, "conv2d: .*groups=2 takes 6"),
+    "few-dimensions": (conv(2, torch.ones(3, 5), KERNEL), ValueError, "conv2d: .*has 2 dimensions"),
+    "many-dimensions": (conv(2, IMAGE[None], KERNEL), ValueError, "conv2d: .*has 5 dimensions"),
+    "weight-of-1d": (conv(2, IMAGE, KERNEL[..., 0]), ValueError, "conv2d: weight"),
+    "padding-name": (conv(2, IMAGE, KERNEL, padding="full"), ValueError, "conv2d: padding is 'full'"),
+    "same-stride": (conv(2, IMAGE, KERNEL, padding="same", stride=2), ValueError, "conv2d: .*'same' needs stride 1"),
+    "integers-conv": (conv(2, IMAGE.long(), KERNEL), TypeError, "conv2d: .*torch.int64"),
+    # In torch's words:
+    "kernel-too-long": (conv(2, torch.ones(1, 3, 2, 9), KERNEL), RuntimeError, "Kernel size"),
+    "kernel-too-long-trained": (
+        conv(2, torch.ones(1, 3, 2, 9), KERNEL.clone().requires_grad_()), RuntimeError, "Kernel size",
+    ),
+    "three-strides": (conv(2, IMAGE, KERNEL, stride=(1, 1, 1)), RuntimeError, "expected stride"),
+    "three-paddings": (conv(2, IMAGE, KERNEL, padding=(1, 1, 1)), RuntimeError, "expected padding"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("call", "error", "message"), ERRORS.values(), ids=ERRORS)
+def test_error_says_where_and_why(call, error, message):
+    with pytest.raises(error, match=message):
+        call()

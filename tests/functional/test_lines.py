@@ -1,0 +1,68 @@
+"""Products over patches, made of products of lines, are those of the patches themselves."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from adiv_optim.functional import lines, patches
+from adiv_optim.functional.lines import Lines, sums_over_patches
+from adiv_optim.functional.patches import Geometry, Patches
+from tests.helpers.cases import relative_error
+
+EXACT = 1e-12  # float64
+
+pytestmark = pytest.mark.usefixtures("in_float64")
+
+#: Image, kernel, stride, padding, dilation, groups. Of the few lines none is read by all places of the kernel.
+CASES = {
+    "same": ((6, 5), (3, 3), (1, 1), (1, 1), (1, 1), 1),
+    "valid": ((6, 5), (3, 2), (1, 1), (0, 0), (1, 1), 1),
+    "groups": ((5, 6), (3, 3), (1, 1), (1, 0), (1, 1), 2),
+    "wide-padding": ((4, 4), (2, 3), (1, 1), (3, 2), (1, 1), 1),
+    "dilation": ((9, 7), (3, 2), (1, 1), (2, 1), (2, 3), 2),
+    "stride": ((7, 6), (3, 3), (2, 2), (1, 1), (1, 1), 1),
+    "stride-across": ((7, 6), (3, 3), (1, 2), (1, 1), (1, 1), 1),
+    "stride-and-dilation": ((9, 6), (3, 2), (2, 1), (1, 1), (2, 1), 2),
+    "few-lines": ((7, 4), (5, 3), (1, 1), (0, 1), (1, 1), 1),
+    "one-line": ((5, 4), (1, 3), (1, 1), (0, 1), (1, 1), 1),
+    "1d": ((8,), (4,), (1,), (2,), (1,), 2),
+    "3d": ((5, 4, 3), (3, 2, 2), (1, 1, 2), (1, 0, 1), (1, 2, 1), 1),
+}
+
+
+def rows_of(x, kernel, stride, padding, dilation, groups):
+    """(groups, rows, features): every patch read by a convolution with unit kernels."""
+    size, channels = torch.Size(kernel).numel(), x.shape[1] // groups
+    units = torch.eye(size * channels).view(size * channels, channels, *kernel).repeat(groups, *[1] * (x.dim() - 1))
+    conv = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}[len(kernel)]
+    read = conv(x, units, None, stride, padding, dilation, groups)
+    return read.unflatten(1, (groups, -1)).movedim(1, 0).movedim(2, -1).flatten(1, -2)
+
+
+@pytest.mark.parametrize(("image", "kernel", "stride", "padding", "dilation", "groups"), CASES.values(), ids=CASES)
+@pytest.mark.parametrize("numbers", [2**19, 8], ids=["whole", "slices"])
+def test_sums_are_those_of_the_patches(monkeypatch, numbers, image, kernel, stride, padding, dilation, groups):
+    monkeypatch.setattr(patches, "PATCH_NUMBERS", numbers)
+    x = torch.randn(3, 2 * groups, *image)
+    read = Patches(x, kernel, Geometry(stride, padding, dilation, groups))
+    gram, total = sums_over_patches(read, x.dtype)
+    rows = rows_of(x, kernel, stride, padding, dilation, groups)
+    assert relative_error(gram, rows.mT @ rows) <= EXACT
+    assert relative_error(total[..., 0], rows.sum(1)) <= EXACT
+    assert len(x) * read.positions == rows.shape[1]
+    # The test can fail: one line of the image counts.
+    x[:, :, 1] *= 2
+    other = rows_of(x, kernel, stride, padding, dilation, groups)
+    assert relative_error(gram, other.mT @ other) > 1e-3
+
+
+def test_lines_that_several_places_read_are_multiplied_once(monkeypatch):
+    seen: list[int] = []
+    real, counts = lines.gram_of, {}
+    for step in (1, 2):
+        seen.clear()
+        monkeypatch.setattr(lines, "gram_of", lambda a, b: (seen.append(a[0].shape[:-1].numel()), real(a, b))[1])
+        Lines(Patches(torch.randn(2, 3, 16, 16), (3, 3), Geometry((step, step), (1, 1), (1, 1), 1))).sums()
+        counts[step] = sum(seen) // (2 * 16 // step)
+    # Three distances over 18, 17 and 16 lines; six pairs of places over the 8 lines of a stride of 2.
+    assert counts == {1: 18 + 17 + 16, 2: 6 * 8}

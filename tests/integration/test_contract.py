@@ -1,0 +1,359 @@
+"""What every wrapper keeps of the optimizer that it wraps.
+
+Around PyTorch's database of optimizers, whose configurations the wrappers share out, and on random networks.
+"""
+
+import copy
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_optimizer_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.optim import LBFGS, SGD, Optimizer, SparseAdam
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.utils import _pytree as pytree
+
+from tests.fuzz.compare import drawn, path_deviation, wrapped
+from tests.helpers import torch_database
+from tests.helpers.optimizers import (
+    OPTIMIZERS,
+    Case,
+    at_any_rate,
+    configurations,
+    identical,
+    network,
+    of_any_state,
+    of_database,
+    of_random_networks,
+    train,
+    training,
+    weights,
+)
+from tests.helpers.processes import needs_distributed
+from tests.helpers.revive import revived, through_a_file
+from tests.wrappers import WRAPPERS
+
+pytestmark = [
+    pytest.mark.usefixtures("in_float64"),
+    at_any_rate,
+    of_any_state,
+    pytest.mark.filterwarnings("ignore:.* (treats|takes plain steps):UserWarning"),  # rightly, of some networks
+]
+EXACT = 1e-9  # float64; inverses and roots square the condition of the rows
+CORRECTED = [name for name, wrapper in WRAPPERS.items() if wrapper.rule]
+each_wrapper = pytest.mark.parametrize("name", WRAPPERS)
+
+
+def cases(name: str, everything: bool) -> list[Case]:
+    return [*of_database(name, everything), *of_random_networks(name)]
+
+
+def test_database_is_whole_and_leaves_no_trace():
+    state = torch.get_rng_state()
+    assert sorted(torch_database.optimizers()) == torch_database.OPTIMIZERS
+    assert torch.equal(torch.get_rng_state(), state)
+    assert not torch.backends.flags_frozen()
+
+
+@each_wrapper
+def test_steps_are_those_by_hand(name, everything):
+    for case in of_database(name, everything, defaults=True):
+        assert path_deviation(name, *case.make(), case.settings, case.settings) <= EXACT, case.label
+
+
+@each_wrapper
+def test_it_is_the_optimizer_within(name, everything):
+    for case in cases(name, everything):
+        optimizer, steps = case.start(name)
+        assert isinstance(optimizer, Optimizer)
+        for part in ("param_groups", "state", "defaults"):
+            assert getattr(optimizer, part) is getattr(optimizer.inner, part)
+        # Nothing of ours is in it.
+        model, _ = case.make()
+        bare = steps.optimizer(model)
+        if steps.late:
+            steps.grow(bare, model)
+        bare.model = model
+        keys = []
+        for each in (optimizer, bare):
+            train(each, steps, range(2))
+            groups = [group.keys() for group in each.param_groups]
+            keys.append([groups, [each.state.get(p, {}).keys() for p in each.model.parameters()]])
+        assert keys[0] == keys[1], case.label
+        assert optimizer.inner.__dict__.keys() <= bare.__dict__.keys(), case.label
+
+
+@each_wrapper
+def test_outside_the_step_weights_and_outputs_are_the_models(name):
+    for case in of_random_networks(name):
+        optimizer, steps = case.start(name)
+        (plain, _), parameters = case.make(), list(optimizer.model.parameters())
+        assert identical(weights(optimizer.model), weights(plain))
+        for step in range(2):
+            train(optimizer, steps, range(step, step + 1))
+            plain.load_state_dict(optimizer.model.state_dict())
+            assert identical([optimizer.model(steps.inputs[0])], [plain(steps.inputs[0])])
+            assert all(p is q for p, q in zip(optimizer.model.parameters(), parameters, strict=True))
+
+
+@each_wrapper
+def test_added_groups_train_as_those_that_were_there(name, everything):
+    for case in of_database(name, everything):
+        assert case.configuration is not None
+        paths = []
+        for late in (True, False):
+            model, steps = case.make()
+            first, rest = (list(model.layers[place].parameters()) for place in (0, 2))
+            inner = case.configuration.build([{"params": each} for each in ([first] if late else [first, rest])])
+            optimizer = wrapped(name, inner, model, steps.inputs[0], case.settings)
+            if late:
+                optimizer.add_param_group({"params": rest})
+                for group in optimizer.param_groups:  # torch's own Adagrad makes its state when it is built
+                    for p in group["params"] if case.configuration.optimizer == "Adagrad" else ():
+                        inner.state[p] = copy.deepcopy(type(inner)([p], **case.configuration.options).state[p])
+            paths.append(train(optimizer, steps, range(3)))
+        assert identical(*paths), case.label
+
+
+@each_wrapper
+def test_schedulers_are_those_of_the_optimizer_within(name, everything):
+    tried = [
+        (builders, rate)
+        for kind in OPTIMIZERS
+        # unset, a number, a tensor
+        for rate in {type(entry.options.get("lr")): entry for entry in configurations(kind)}.values()
+        for builders in torch_database.optimizers()[kind].scheduler_inputs
+    ]
+    place = list(WRAPPERS).index(name)
+    for builders, rate in tried if everything else tried[place :: len(WRAPPERS)]:
+        steps, rates, paths = training(rate), [], []
+        for around in (True, False):
+            model = rate.network()
+            optimizer = wrapped(name, rate.build(model.parameters()), model, steps.inputs[0], drawn(name, place))
+            schedulers = [build(optimizer if around else optimizer.inner) for build in builders]
+            rates.append([])
+            for step in range(13):  # StepLR waits for ten steps, ReduceLROnPlateau for eleven
+                path = train(optimizer, steps, range(step, step + 1))
+                for scheduler in schedulers:
+                    scheduler.step(*([1.0] if isinstance(scheduler, ReduceLROnPlateau) else []))
+                rates[-1].append(float(optimizer.param_groups[0]["lr"]))
+            paths.append(path)
+        assert rates[0] == rates[1]
+        assert len({*rates[0]}) > 1
+        assert identical(*paths), rate
+
+
+@each_wrapper
+def test_zero_learning_rate_changes_no_bit(name, everything):
+    for case in cases(name, everything):
+        optimizer, steps = case.start(name)
+        before = weights(optimizer.model)
+        for group in optimizer.param_groups:
+            group["lr"] = 0 * group["lr"]
+        # Rprop has a smallest step whatever the rate.
+        still = case.configuration is None or case.configuration.optimizer != "Rprop"
+        assert identical(train(optimizer, steps, range(2)), before) == still, case.label
+
+
+def noting(calls: list[Any], what: str = "") -> Any:
+    """A hook that notes that it was called, or by which optimizer."""
+    return lambda owner, *_: calls.append(what or owner)
+
+
+@each_wrapper
+def test_step_hooks_fire_once(name, everything):
+    for case in of_database(name, everything):
+        optimizer, steps = case.start(name)
+        calls: list[Any] = []
+        for level, owner in (("outer", optimizer), ("inner", optimizer.inner)):
+            owner.register_step_pre_hook(noting(calls, f"{level} pre"))
+            owner.register_step_post_hook(noting(calls, f"{level} post"))
+        handle = register_optimizer_step_post_hook(noting(calls))
+        train(optimizer, steps, range(1))
+        handle.remove()
+        assert calls == ["outer pre", "inner pre", "inner post", "outer post", optimizer], case.label
+
+
+@each_wrapper
+def test_closure_is_called_once_with_gradients_and_its_loss_returned(name):
+    case, calls = of_random_networks(name)[0], []
+    (optimizer, steps), (twin, _) = case.start(name), case.start(name)
+    (x, y), *_ = steps.batches(0)
+
+    def closure() -> Any:
+        calls.append(torch.is_grad_enabled())
+        optimizer.zero_grad()
+        loss = steps.loss(optimizer.model(x), y, 0)
+        loss.backward()
+        return loss
+
+    with torch.no_grad():
+        found = optimizer.step(closure)
+    assert calls == [True]
+    wanted = steps.loss(twin.model(x), y, 0)
+    wanted.backward()
+    assert twin.step() is None
+    assert torch.equal(found, wanted)
+    assert identical(weights(optimizer.model), weights(twin.model))
+
+
+@each_wrapper
+def test_a_step_in_inference_mode_is_the_step_and_so_are_those_after_it(name):
+    model, steps = network(), training(configurations("AdamW")[0], steps=4)
+    optimizer = WRAPPERS[name](steps.optimizer(model), model, steps.inputs[0])
+    twin = copy.deepcopy(optimizer)
+    for step, x in enumerate(steps.inputs):
+        optimizer.zero_grad()
+        steps.loss(model(x), steps.targets[step], step).backward()
+        with torch.inference_mode(step % 2 == 0):
+            optimizer.step()
+    assert not any(value.is_inference() for state in optimizer.state.values() for value in state.values())
+    assert identical(train(twin, steps, range(4)), weights(model))
+
+
+@each_wrapper
+def test_grad_scaler_skips_infinite_gradients_and_is_no_scale_otherwise(name, everything):
+    for case in of_database(name, everything):
+        (optimizer, steps), (unscaled, _) = case.start(name), case.start(name)
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+        for x in (torch.full_like(steps.inputs[0], torch.inf), steps.inputs[0]):
+            optimizer.zero_grad()
+            scaler.scale(steps.loss(optimizer.model(x), steps.targets[0], 0)).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        assert scaler.get_scale() == 2.0**9
+        assert identical(train(unscaled, steps, range(1)), weights(optimizer.model)), case.label
+
+
+@each_wrapper
+def test_checkpoint_copy_and_pickle_go_on_bit_for_bit(name, everything):
+    for case in cases(name, everything):
+        optimizer, steps = case.start(name)
+        half, end = len(steps.inputs) // 2, len(steps.inputs)
+        train(optimizer, steps, range(half))
+        for group in optimizer.param_groups:  # a rate that is set before saving is that after loading
+            group["lr"] = group["lr"] / 2
+        again = revived(optimizer, case.start(name, moved=1.0)[0])
+        wanted = train(optimizer, steps, range(half, end))
+        for other in again:
+            assert type(other) is type(optimizer)
+            assert other.param_groups is other.inner.param_groups
+            assert identical(train(other, steps, range(half, end)), wanted), case.label
+
+
+def remembered(optimizer: Any) -> dict[str, Any]:
+    """What a wrapper saves beside the inner optimizer's state."""
+    return {key: value for key, value in optimizer.state_dict().items() if key not in ("state", "param_groups")}
+
+
+@each_wrapper
+def test_checkpoints_go_to_the_bare_optimizer_and_back(name):
+    case = of_random_networks(name)[0]
+    (optimizer, steps), (fresh, _) = case.start(name), case.start(name)
+    train(optimizer, steps, range(1))
+    model, _ = case.make()
+    bare = steps.optimizer(model)
+    if steps.late:
+        steps.grow(bare, model)
+    bare.load_state_dict(through_a_file(optimizer.state_dict()))
+    forgetful = copy.deepcopy(optimizer)
+    forgetful.load_state_dict(bare.state_dict())
+    saved, found = (pytree.tree_leaves(each.inner.state_dict()) for each in (optimizer, forgetful))
+    for a, b in zip(saved, found, strict=True):
+        assert torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
+    assert repr(remembered(forgetful)) == repr(remembered(fresh))
+
+
+@needs_distributed
+@each_wrapper
+def test_distributed_checkpoint_state_goes_on_bit_for_bit(name, everything):
+    for case in of_database(name, everything):
+        optimizer, steps = case.start(name)
+        train(optimizer, steps, range(2))
+        flat = case.configuration is not None and case.configuration.description == "default"
+        options = StateDictOptions(flatten_optimizer_state_dict=flat)
+        loaded, _ = case.start(name, moved=1.0)
+        saved = through_a_file(get_optimizer_state_dict(optimizer.model, optimizer, options=options))
+        set_optimizer_state_dict(loaded.model, loaded, saved, options=options)
+        if kept := remembered(optimizer):
+            loaded.load_state_dict({**loaded.inner.state_dict(), **through_a_file(kept)})
+        loaded.model.load_state_dict(through_a_file(optimizer.model.state_dict()))
+        assert identical(*(train(each, steps, range(2, 3)) for each in (optimizer, loaded))), case.label
+
+
+@each_wrapper
+def test_exception_within_the_step_restores_the_weights(name):
+    for case in of_random_networks(name):
+        optimizer, steps = case.start(name)
+        before, within = train(optimizer, steps, range(1)), []
+
+        def fail(*_: Any, optimizer: Any = optimizer, within: list[Any] = within) -> None:
+            within.extend(weights(optimizer.model))
+            raise RuntimeError("planted")
+
+        optimizer.inner.register_step_pre_hook(fail)
+        with pytest.raises(RuntimeError, match="planted"):
+            train(optimizer, steps, range(1, 2))
+        assert len(within) == len(before)
+        assert identical(weights(optimizer.model), before), case.label
+
+
+@each_wrapper
+def test_rows_that_are_not_finite_show_in_the_gradients(name):
+    for case, value in itertools.product(of_random_networks(name), (torch.nan, torch.inf)):
+        (optimizer, steps), (plain, _) = case.start(name), case.make()
+        x = steps.inputs[0]
+        if not x.is_floating_point():
+            continue
+        x[0] = value
+        for model in (optimizer.model, plain):
+            steps.loss(model(x), steps.targets[0], 0).backward()
+        for found, wanted in zip(optimizer.model.parameters(), plain.parameters(), strict=True):
+            assert wanted.grad is None or wanted.grad.isfinite().all() or not found.grad.isfinite().all(), case.label
+
+
+def error_of(name: str, build: Any, model: nn.Module) -> str:
+    with pytest.raises(TypeError) as told:
+        WRAPPERS[name](build(model), model, torch.ones(1, 4))
+    assert type(model.layers[0]) is nn.Linear
+    return str(told.value).replace("\n", " ")
+
+
+@pytest.mark.parametrize("name", CORRECTED)
+def test_scaled_loss_gives_scaled_gradients_bit_for_bit(name):
+    for case in of_random_networks(name):
+        found = []
+        for scale in (1, 1024):
+            optimizer, steps = case.start(name)
+            (x, y), *_ = steps.batches(0)
+            (scale * steps.loss(optimizer.model(x), y, 0)).backward()
+            found.append([p.grad / scale for p in optimizer.model.parameters() if p.grad is not None])
+        assert identical(*found), case.label
+
+
+@each_wrapper
+def test_lbfgs_is_refused(name):
+    assert "cannot wrap LBFGS: it evaluates its closure" in error_of(name, lambda m: LBFGS(m.parameters()), network())
+
+
+@each_wrapper
+def test_what_is_no_optimizer_is_refused(name):
+    for found in (SGD, nn.Linear(1, 1), [torch.zeros(1)], None):
+        message = error_of(name, lambda _, found=found: found, network())
+        assert "wraps a torch.optim.Optimizer, found" in message
+        assert ("wrong order" in message) == isinstance(found, nn.Module)
+
+
+@each_wrapper
+def test_an_error_of_the_optimizer_is_raised_as_it_is(name):
+    model, steps = network(), training(configurations("SGD")[0])
+    optimizer = WRAPPERS[name](SparseAdam(model.parameters()), model, steps.inputs[0])
+    with pytest.raises(RuntimeError, match="SparseAdam does not support dense gradients"):
+        train(optimizer, steps, range(1))
