@@ -2,7 +2,7 @@
 
 import math
 from functools import cache
-from statistics import fmean, median, median_high
+from statistics import fmean, median
 
 from scipy.stats import ttest_ind
 
@@ -108,13 +108,6 @@ def cosine(name, stage):
     (found,) = results("divergence")
     layers = [layer["cosine"][1] for layer in found["subjects"][name][stage]["layers"]]
     return min(layers), max(layers)
-
-
-def step_ms(method):
-    (run,) = (
-        r for r in results("cifar10") if (r["settings"]["method"], r["settings"]["activation"]) == (method, "tanh")
-    )
-    return 1e3 * median_high(run["seconds"]) / run["steps_per_epoch"] / len(run["settings"]["seeds"])
 
 
 def speed(suite, *parts, of="time_ratio"):

@@ -136,12 +136,6 @@ def at_equal_seconds(of):
     return fmean(found[0]) - fmean(found[1]), p(*found)
 
 
-def whitening_takes():
-    """The time of whitened Muon's step, in Muon's."""
-    (found,) = STORES["char-lm-equal-time"].read("time")
-    return found["time_ratio"]["whitened-muon-16"]["median"] / found["time_ratio"]["muon"]["median"]
-
-
 def equal(steps, of):
     found = [r for r in results("char-lm-equal-time") if r["settings"]["steps"] == steps]
     return [r[of][-1] if of == "validation_loss" else r[of] for r in found]
