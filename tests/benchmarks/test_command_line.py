@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -124,12 +125,12 @@ def test_table1_says_how_long_the_rest_takes(tmp_path, capsys):
     smoke += ["--data", "digits", "--out", str(tmp_path), "--threads", "1"]
     assert main([*smoke, "--batch-size", "64"]) == 0
     assert "0 of 1 runs are in" in capsys.readouterr().out
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
     assert main([*smoke, "--estimate"]) == 0
     printed = " ".join(capsys.readouterr().out.split())
     assert "1 of 5 runs are in" in printed
-    assert "the other 4 will take about" in printed
-    assert "1 of the preset's 20 cells are there." in printed
-    assert len(Store(tmp_path / "table1.jsonl").read()) == 1
+    assert re.search(r"the other 4 will take about \d+ (seconds|minutes)", printed)
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()} == before
 
 
 def test_download_without_a_network_is_one_line(tmp_path, monkeypatch, capsys):
