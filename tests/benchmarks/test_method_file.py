@@ -24,21 +24,8 @@ class Halved(Correction):
 
 METHODS = {"mine": Method("my method", "crimson", correction=Halved())}
 """
-RUN = [
-    "compare",
-    "--device",
-    "cpu",
-    "--methods",
-    "none",
-    "mine",
-    "--activations",
-    "tanh",
-    "--epochs",
-    "1",
-    "--seeds",
-    "1",
-]
-RUN += ["--optimizers", "sgd", "--lr", "1"]
+COMMAND = "compare --device cpu --methods none mine --activations tanh --epochs 1 --seeds 1 --optimizers sgd --lr 1"
+RUN = COMMAND.split()
 
 
 @pytest.fixture
@@ -74,25 +61,6 @@ def test_entry_of_a_file_is_trained_reported_and_drawn(file, drawn, tmp_path, ca
     assert "runs of method 'mine', which benchmarks/methods does not have" in capsys.readouterr().err
     assert main(["report", "--out", str(tmp_path), "--method-file", str(file)]) == 0
     assert "| my method |" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("", "holds no METHODS; write `from benchmarks.methods import Method`"),
-        ("METHODS = {'mine': 1}", "holds no METHODS"),
-        ("from benchmarks.methods import Method\nMETHODS = {'none': Method('x')}", "a method 'none' already"),
-        (None, "No such file"),
-    ],
-)
-def test_file_that_adds_nothing_is_refused_in_one_line(text, message, tmp_path, capsys):
-    path = tmp_path / "mine.py"
-    if text is not None:
-        path.write_text(text)
-    assert main([*RUN, "--out", str(tmp_path), "--method-file", str(path)]) == 2
-    error = capsys.readouterr().err
-    assert message in error
-    assert error.count("\n") == 1
 
 
 OWN = """
