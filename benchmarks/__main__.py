@@ -93,6 +93,8 @@ def _run(options: argparse.Namespace) -> int:
     if log:
         summary_writer()  # or say what it lacks, before a long run
     STUDIES[options.study].run(options, Store(path, options.study, log))
+    if getattr(options, "estimate", False):
+        return 0
     if int(os.environ.get("RANK", 0)) == 0 and Store(path).read():
         show(report([path], STUDIES), options.out)
         print(f"results: {path}; python -m benchmarks report --out {options.out} shows all that are there.")

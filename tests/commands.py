@@ -82,6 +82,9 @@ def data(clone: Path) -> None:
         folder.mkdir(parents=True)
         for number in range(20):
             save_image(torch.rand(3, 32, 32, generator=generator), folder / f"{number}.png")
+    for page in PAGES:  # Python files of the reader's own, named in their first line
+        for name, text in re.findall(r"^```python\n# (\w+\.py)\n(.*?)^```$", (clone / page).read_text(), re.M | re.S):
+            (clone / name).write_text(text)
     (clone / "text.txt").write_text("the quick brown fox jumps over the lazy dog; " * 40)
 
 

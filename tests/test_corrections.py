@@ -14,7 +14,6 @@ from adiv_optim import Correction, Disproportional, GradientOnly, Proportional, 
 from adiv_optim.corrections import check_correction
 from tests.helpers.cases import each_correction
 from tests.helpers.covering import paired
-from tests.helpers.references import row_scales
 
 EXACT = 1e-15  # float64, relative: one or two roundings
 
@@ -22,6 +21,16 @@ NORMS = torch.tensor([0.0, 1e-8, 0.5, 1.0, 3.0, 1e8, 1e300], dtype=torch.float64
 TRAINED = {"weight-and-bias": (True, True), "weight-only": (True, False), "bias-only": (False, True)}
 each_trained = pytest.mark.parametrize(("weight", "bias"), TRAINED.values(), ids=TRAINED)
 each_rule = pytest.mark.parametrize("rule", [Proportional, Disproportional])
+
+
+def row_scales(correction: Correction, norm: float, weight: bool = True, bias: bool = True) -> tuple[float, float]:
+    """(s_W, s_b) of a row with |x|² = norm, by Bird 2025, Eqs. 20 and 21; only trained parameters count."""
+    if isinstance(correction, Proportional):
+        total = norm * weight + bias
+        scale = 1 / total if total else 0.0
+        return scale, scale
+    share = 1 / (weight + bias)
+    return (share / norm if norm else 0.0), share
 
 
 def factors_of(norms, weight=True, bias=True):

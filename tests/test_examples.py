@@ -55,7 +55,7 @@ def test_checkpoint_of_another_run_is_refused(data, tmp_path):
         char_lm.train(options(data, tmp_path, "--optimizer", "proportional"), text, ignore)
 
 
-@pytest.mark.parametrize("norm", char_lm.NORMS)
+@pytest.mark.parametrize("norm", ["layernorm", "none"])
 def test_command_prints_losses_and_a_sample(norm, data, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     char_lm.main(["--data", data, "--preset", "tiny", "--steps", "60", "--lr", "0.03", "--norm", norm])

@@ -6,6 +6,7 @@ import importlib
 import inspect
 import pkgutil
 from functools import cached_property
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -59,23 +60,12 @@ def import_graph(files):
 
 
 def find_cycle(graph):
-    """A list of modules that import each other in a circle, or None."""
-    done, path = set(), []
-
-    def visit(name):
-        if name in path:
-            return path[path.index(name) :]
-        if name in done:
-            return None
-        path.append(name)
-        for target in sorted(graph[name]):
-            if cycle := visit(target):
-                return cycle
-        path.pop()
-        done.add(name)
-        return None
-
-    return next((cycle for name in graph if (cycle := visit(name))), None)
+    """A list of modules that import each other in a circle, the first once more at its end, or None."""
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return error.args[1]
+    return None
 
 
 def test_every_module_is_found():
@@ -93,7 +83,7 @@ def test_a_planted_import_cycle_is_found(tmp_path):
     files = {f"p.{name}": tmp_path / f"{name}.py" for name in sources}
     for name, source in sources.items():
         (tmp_path / f"{name}.py").write_text(source)
-    assert find_cycle(import_graph(files)) == ["p.a", "p.b", "p.c"]
+    assert set(find_cycle(import_graph(files))) == {"p.a", "p.b", "p.c"}
     files["p.c"].write_text("import torch")
     assert find_cycle(import_graph(files)) is None
 
@@ -138,7 +128,7 @@ def test_rooms_that_import_each_other_are_found(tmp_path):
     for name, source in sources.items():
         (tmp_path / f"{name}.py").write_text(source)
     assert find_cycle(import_graph(files)) is None
-    assert find_cycle(rooms(files)) == ["up", "down"]
+    assert set(find_cycle(rooms(files))) == {"up", "down"}
 
 
 def private_imports(files):
@@ -189,18 +179,12 @@ PUBLIC = [
 ]
 
 
-@pytest.mark.parametrize("package", dict.fromkeys(module for module, _ in PUBLIC), ids=lambda module: module.__name__)
-def test_public_names_exist_and_are_documented(package):
+def test_public_names_exist_and_are_documented():
     for module, name in PUBLIC:
-        if module is package:
-            check_documented(module, name)
-
-
-def check_documented(module, name):
-    value = getattr(module, name)
-    assert inspect.getdoc(value)
-    if inspect.isclass(value):
-        assert value.__doc__, "an inherited docstring does not document the class"
+        value = getattr(module, name)
+        assert inspect.getdoc(value), name
+        if inspect.isclass(value):
+            assert value.__doc__, f"an inherited docstring does not document {name}"
 
 
 def undocumented_methods(cls):
@@ -241,14 +225,14 @@ def test_a_planted_method_without_a_docstring_is_found():
 
 # torch's own notice: vmap has no batching rule for the operator inside nn.Bilinear and loops instead.
 @pytest.mark.filterwarnings("ignore:There is a performance drop because we have not yet implemented:UserWarning")
-@pytest.mark.parametrize("name", LIBRARY)
-def test_module_is_documented_and_its_doctests_run(name):
-    module = importlib.import_module(name)
-    assert module.__doc__
-    classes = [value for value in vars(module).values() if inspect.isclass(value) and value.__module__ == name]
-    assert [method for cls in classes if cls.__name__[0] != "_" for method in undocumented_methods(cls)] == []
-    failures, _ = doctest.testmod(module)
-    assert failures == 0
+@pytest.mark.parametrize("room", sorted({".".join(name.split(".")[:2]) for name in LIBRARY}))
+def test_modules_are_documented_and_their_doctests_run(room):
+    for name in [name for name in LIBRARY if f"{name}.".startswith(f"{room}.") and (name == room or "." in room)]:
+        module = importlib.import_module(name)
+        assert module.__doc__, name
+        classes = [value for value in vars(module).values() if inspect.isclass(value) and value.__module__ == name]
+        assert [method for cls in classes if cls.__name__[0] != "_" for method in undocumented_methods(cls)] == []
+        assert doctest.testmod(module).failed == 0, name
 
 
 #: Results of functions whose own examples show them, and what is not made by hand.

@@ -1,6 +1,7 @@
 """The one loop that runs what has no result yet, and shows how far it is."""
 
 import argparse
+import math
 import os
 import statistics
 import time
@@ -138,6 +139,8 @@ def _hours(runs: Sequence[R], kind: Kind, data: Any) -> str:
     """How long runs will take, by the pace of some steps of every kind of them."""
     groups = grouped(runs, kind.alike).values()
     total = sum(pace(alike[0], kind, data) * sum(kind.steps(run, data) for run in alike) for alike in groups)
+    if total < 60:
+        return f"{math.ceil(total)} seconds"
     return f"{total / 3600:.2g} hours" if total > 3600 else f"{total / 60:.2g} minutes"
 
 

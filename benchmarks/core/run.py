@@ -51,7 +51,7 @@ class Run:
 
     def check(self, positive: Collection[str], **known: Collection[Any]) -> None:
         """Refuse settings that are not positive, or not among the known; and a damping that goes nowhere."""
-        known = {"method": [name for name, method in METHODS.items() if method.applies == self.kind], **known}
+        known = {"method": [name for name, method in METHODS.items() if self.kind in method.applies], **known}
         for name, values in known.items():
             if getattr(self, name) not in values:
                 raise ValueError(f"unknown {name} {getattr(self, name)!r}; known are {', '.join(map(str, values))}.")
@@ -104,7 +104,8 @@ def fingerprint(method: Method, model: nn.Module, inputs: Tensor, labels: Tensor
         for place, parameter in enumerate(model.parameters()):
             wave = torch.arange(parameter.numel(), dtype=torch.float64).add(place).sin()
             parameter.copy_(0.3 * wave.view_as(parameter))
-    optimizer = method.wrap(torch.optim.SGD(model.parameters(), lr=0.3 * method.lr_factor), model, inputs[:2])
+    kind = method.optimizer if callable(method.optimizer) else torch.optim.SGD
+    optimizer = method.wrap(kind(model.parameters(), lr=0.3 * method.lr_factor), model, inputs[:2])
     return digest([f"{step(model, optimizer, inputs, labels).item():.6f}" for _ in range(3)])
 
 

@@ -42,7 +42,7 @@ _COLUMNS = [-28, -24, -20, -16, -12, -8, -4, 0, 4]
 
 
 def _optimizer(settings: Mapping[str, Any]) -> str:
-    name = METHODS[settings["method"]].optimizer or settings["optimizer"]
+    name = str(METHODS[settings["method"]].optimizer or settings["optimizer"])
     return {"adamw": "AdamW"}.get(name) or OPTIMIZER_LABELS[name]
 
 

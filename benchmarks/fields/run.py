@@ -43,6 +43,8 @@ class FieldRun(Run):
 
     def __post_init__(self) -> None:
         self.check(("lr", "steps", "seconds", "every"), norm=NORMS, optimizer=OPTIMIZERS)
+        if callable(METHODS[self.method].optimizer):
+            raise ValueError(f"method {self.method!r} has an optimizer of its own; give this study a wrapper alone.")
         if (self.steps is None) == (self.seconds is None):
             raise ValueError(f"steps is {self.steps} and seconds is {self.seconds}; a run has one of them.")
 

@@ -59,9 +59,11 @@ def build_models(run: ImageRun, data: Dataset) -> list[nn.Module]:
 
 
 def build_optimizer(run: ImageRun, method: Method, parameters: Any) -> torch.optim.Optimizer:
-    """Return the run's optimizer, fused."""
+    """Return the method's own optimizer, or the run's, fused."""
     # A captured graph needs an optimizer whose step counter lives on the device; SGD has none.
     extra: dict[str, Any] = {} if run.weight_decay is None else {"weight_decay": run.weight_decay}
+    if callable(method.optimizer):
+        return method.optimizer(parameters, lr=run.lr * method.lr_factor, **extra)
     if run.device.startswith("cuda") and run.optimizer == "adam":
         extra["capturable"] = True
     return OPTIMIZERS[run.optimizer](parameters, lr=run.lr * method.lr_factor, fused=True, **extra)
@@ -129,7 +131,8 @@ class Ensemble(_Trainer):
             attach(self.skeleton, self.method.correction)
         stacked, self.buffers = stack_module_state(self.models)
         self.parameters = {name: parameter.detach() for name, parameter in stacked.items()}
-        self._by_member = bool(trials) or self.method.gauge is not None or run.optimizer not in ELEMENTWISE
+        elementwise = run.optimizer in ELEMENTWISE and not callable(self.method.optimizer)
+        self._by_member = bool(trials) or self.method.gauge is not None or not elementwise
         if self._by_member:
             for number, model in enumerate(self.models):
                 for name, parameter in model.named_parameters():

@@ -95,7 +95,8 @@ def build_optimizers(model: GPT, run: TextRun) -> list[Optimizer]:
     if missing := lacks(run.method):
         raise ValueError(f"method {run.method!r} needs {missing}.")
     method = run.make_method()
-    first, *others = OPTIMIZERS[method.optimizer or ""](model, run)
+    kind = method.optimizer
+    first, *others = _of_all(model, run, kind) if callable(kind) else OPTIMIZERS[kind or ""](model, run)
     tokens = torch.zeros(1, run.size.context, dtype=torch.long, device=model.head.weight.device)
     return [method.wrap(first, model, tokens), *others]
 
@@ -103,7 +104,11 @@ def build_optimizers(model: GPT, run: TextRun) -> list[Optimizer]:
 def lacks(method: str) -> str | None:
     """What has to be installed for a method to run, or None."""
     optimizer = METHODS[method].optimizer
-    package = PACKAGES.get(optimizer or "")
+    if callable(optimizer):
+        return None
+    if optimizer not in OPTIMIZERS:
+        return f"an optimizer that there is, found {optimizer!r}; {', '.join(OPTIMIZERS)}, or a function such as SGD"
+    package = PACKAGES.get(optimizer)
     if package and find_spec(package) is None:
         return f"the package {package}; pip install '.[peers]' brings it"
     return None

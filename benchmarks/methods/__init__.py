@@ -1,15 +1,16 @@
 """The methods compared, by their names."""
 
 import runpy
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from .images import IMAGES
 from .language import LANGUAGE
 from .method import Method, Search
 
-__all__ = ["METHODS", "Method", "Search", "added", "having"]
+__all__ = ["METHODS", "Method", "Search", "added", "having", "optimizer_name"]
 
 METHODS: dict[str, Method] = {**IMAGES, **LANGUAGE}
 
@@ -17,6 +18,12 @@ METHODS: dict[str, Method] = {**IMAGES, **LANGUAGE}
 def having(study: str) -> list[str]:
     """The methods of a comparison, by their names."""
     return [name for name, method in METHODS.items() if study in method.studies.split()]
+
+
+def optimizer_name(settings: Mapping[str, Any]) -> str:
+    """What trains a run for images: its optimizer, or the method's own."""
+    method = METHODS[settings["method"]]
+    return method.label if callable(method.optimizer) else str(settings["optimizer"])
 
 
 @contextmanager

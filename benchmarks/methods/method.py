@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from inspect import signature
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
@@ -37,21 +38,23 @@ class Method:
     lr_factor: float = 1.0  # of the protocol's learning rate
     gauge: Gauge | None = None  # whose coordinates the optimizer steps in
     #: An optimizer that is measured by what layers read; trained by plain loops, whose forward passes it sees.
-    by_inputs: partial[Any] | None = None
-    #: Of a language model, a key of `language.OPTIMIZERS`; networks for images have that of their protocol.
-    optimizer: str | None = None
+    by_inputs: Callable[..., Any] | None = None
+    #: Of a language model, a key of `language.OPTIMIZERS`; networks for images have that of their protocol. Or what
+    #: takes the place of either, a function of parameters, lr and weight_decay: torch.optim.RMSprop, say.
+    optimizer: str | Callable[..., Any] | None = None
     studies: str = ""  # names of the comparisons that it is in; see `having`
     searches: tuple["Search", ...] = ()  # what its rate and damping are chosen from, by comparisons that search grids
 
     @property
     def applies(self) -> str:
-        """What it trains: networks for "images", or a "language" model."""
-        return "language" if self.optimizer else "images"
+        """What it trains: networks for "images", a "language" model, or both."""
+        return "images language" if callable(self.optimizer) else "language" if self.optimizer else "images"
 
     @property
     def damped(self) -> bool:
         """Whether the method has a damping."""
-        return isinstance(self.correction, BatchIdeal) or bool(self.by_inputs and "damping" in self.by_inputs.keywords)
+        by_inputs = self.by_inputs and signature(self.by_inputs).parameters
+        return isinstance(self.correction, BatchIdeal) or "damping" in (by_inputs or ())
 
     def with_damping(self, damping: float | None) -> "Method":
         """The method with another damping, or as it is."""

@@ -14,7 +14,7 @@ from ..core.table import Cell, Section, Table, estimate, exact, in_order, machin
 from ..images.networks import ACTIVATIONS
 from ..images.run import BACKENDS, SMOKE, Grid, add_arguments, expand
 from ..images.train import IMAGES
-from ..methods import METHODS, having
+from ..methods import METHODS, having, optimizer_name
 
 #: What tables and figures call a data set. The JPEG copy's pixels differ slightly from the original release's.
 DATA_LABELS = {"imagefolder:cifar10-jpeg": "CIFAR-10 (JPEG copy)", "cifar10": "CIFAR-10"}
@@ -107,7 +107,9 @@ def report(results: list[Result], name: str, folder: Path) -> Sections:
         longest = max(map(_length, group))
         shown = {setting("method", "activation")(r): r for r in group if _length(r) == longest}
         settings = group[-1]["settings"]
-        title = f"{network(group[-1])}, {settings['optimizer']} {settings['lr']:g}, {settings['device']}"
+        methods = in_order(METHODS, map(setting("method"), group))
+        optimizers = dict.fromkeys(optimizer_name({**settings, "method": method}) for method in methods)
+        title = f"{network(group[-1])}, {' and '.join(optimizers)} {settings['lr']:g}, {settings['device']}"
         _figure(shown, title, folder / f"{own}.png")
         found = dict.fromkeys((r["settings"]["backend"], *_length(r)) for r in reversed(group))
         runs = "; ".join("{}: epochs {}, seeds {}".format(*each) for each in found)

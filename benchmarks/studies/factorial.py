@@ -31,7 +31,7 @@ from ..images.networks import ACTIVATIONS
 from ..images.optimizers import OPTIMIZERS
 from ..images.run import Grid, ImageRun, add_arguments, expand
 from ..images.train import IMAGES
-from ..methods import METHODS, having
+from ..methods import METHODS, having, optimizer_name
 from .comparison import CNN, CNN_POOL, PAPERS, network
 
 RATES = tuple(float(f"{step}e{power}") for power in range(-5, 3) for step in (1, 3))
@@ -89,7 +89,7 @@ def _row(result: Result, tried: list[Result], rival: Result | None) -> Row:
     if rival is not None and len(accuracies) > 1:
         beside = "counterpart" if settings["method"] == RIVAL else against(accuracies, rival["test_accuracy"][-1])
     chosen = [exact(settings["lr"]), exact(settings.get("damping")), exact(len(tried))]
-    return [METHODS[settings["method"]].label, settings["optimizer"], *chosen, estimate(accuracies), beside]
+    return [METHODS[settings["method"]].label, optimizer_name(settings), *chosen, estimate(accuracies), beside]
 
 
 def _caption(results: list[Result]) -> str:

@@ -8,10 +8,12 @@ from torch import nn
 from torch.nn.utils import parametrizations, parametrize
 
 from adiv_optim import Disproportional, Proportional, attach, coverage, detach
+from tests.functional.test_reference import by_hand
 from tests.helpers.cases import relative_error
-from tests.helpers.references import loop_gradients
 
 EXACT = 1e-12  # float64, relative
+
+pytestmark = pytest.mark.usefixtures("in_float64")
 
 
 class Scaled(nn.Module):
@@ -19,7 +21,7 @@ class Scaled(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.gain = nn.Parameter(torch.tensor(1.5, dtype=torch.float64))
+        self.gain = nn.Parameter(torch.tensor(1.5))
 
     def forward(self, weight):
         return weight * self.gain
@@ -69,7 +71,7 @@ def wanted_gradients(layer, x, g, correction):
         parametrize.remove_parametrizations(plain, name)
     with torch.no_grad():
         plain.weight.copy_(weight)
-    effective = loop_gradients(plain, x, g, correction)
+    effective = by_hand(plain, x, g, correction)
     own = {name: p for name, p in layer.named_parameters() if name.startswith("parametrizations.")}
     pulled = torch.autograd.grad(weight, list(own.values()), effective["weight"])
     return {**dict(zip(own, pulled, strict=True)), "bias": effective["bias"]}
@@ -80,7 +82,7 @@ def wanted_gradients(layer, x, g, correction):
 @pytest.mark.parametrize("order", ["parametrize-then-attach", "attach-then-parametrize"])
 def test_own_parameters_get_the_corrected_gradient_of_the_effective_weight(way, build, shape, order):
     correction = Proportional()
-    layer, x = build().double(), torch.randn(shape, dtype=torch.float64)
+    layer, x = build(), torch.randn(shape)
     # In eval mode spectral_norm's power iteration stands still, so that both computations see one weight.
     if order == "attach-then-parametrize":
         layer = way(attach(layer, correction)).eval()
@@ -99,10 +101,10 @@ def test_own_parameters_get_the_corrected_gradient_of_the_effective_weight(way, 
 
 
 def test_attached_layer_whose_bias_is_parametrized():
-    layer = nn.Linear(5, 3).double()
+    layer = nn.Linear(5, 3)
     parametrize.register_parametrization(layer, "bias", Scaled())
     attach(layer, Proportional())
-    x, g = torch.randn(1, 5, dtype=torch.float64), torch.randn(1, 3, dtype=torch.float64)
+    x, g = torch.randn(1, 5), torch.randn(1, 3)
     layer(x).backward(g)
     scaled = g / (x.square().sum() + 1)
     assert relative_error(layer.weight.grad, scaled.mT @ x) <= EXACT
@@ -111,7 +113,7 @@ def test_attached_layer_whose_bias_is_parametrized():
 
 @pytest.mark.parametrize("order", ["before", "after"])
 def test_old_style_weight_norm_is_corrected_through_too(order):
-    layer, x, correction = nn.Linear(5, 3).double(), torch.randn(4, 5, dtype=torch.float64), Disproportional()
+    layer, x, correction = nn.Linear(5, 3), torch.randn(4, 5), Disproportional()
     if order == "before":
         layer = attach(torch.nn.utils.weight_norm(layer), correction)
     else:
@@ -119,9 +121,9 @@ def test_old_style_weight_norm_is_corrected_through_too(order):
     output = layer(x)
     g = torch.randn_like(output)
     output.backward(g)
-    plain = nn.Linear(5, 3).double()
+    plain = nn.Linear(5, 3)
     plain.load_state_dict({"weight": layer.weight.detach(), "bias": layer.bias.detach()})
-    effective = loop_gradients(plain, x, g, correction)
+    effective = by_hand(plain, x, g, correction)
     direction, gain = layer.weight_v.detach().requires_grad_(), layer.weight_g.detach().requires_grad_()
     weight = direction / torch.linalg.vector_norm(direction, dim=1, keepdim=True) * gain
     wanted = torch.autograd.grad(weight, [direction, gain], effective["weight"])
@@ -160,9 +162,9 @@ LIVES = [
 @each_way
 def test_parametrizations_that_come_and_go_between_attach_and_detach(way):
     """A twin lives without the correction: all but the gradients is the same, and they are, unless attached."""
-    x = torch.randn(4, 5, dtype=torch.float64)
+    x = torch.randn(4, 5)
     for life in LIVES:
-        layer, twin = nn.Linear(5, 3).double(), nn.Linear(5, 3).double()
+        layer, twin = nn.Linear(5, 3), nn.Linear(5, 3)
         twin.load_state_dict(layer.state_dict())
         for step in life.split():
             numbers = torch.get_rng_state()

@@ -145,18 +145,3 @@ def test_methods_of_one_figure_have_colours_of_their_own():
     for kind in ("images", "language"):
         colors = [method.color for method in METHODS.values() if method.applies == kind]
         assert len(set(colors)) == len(colors)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--data", "/nowhere/text"], "--data /nowhere/text: there is no such file"),
-        (["--methods", "lion"], "unknown method 'lion'"),
-        (["--seeds", "0"], "seeds is 0"),
-    ],
-)
-def test_mistakes_are_one_line(arguments, message, tmp_path, capsys):
-    assert main(["char-lm", "--out", str(tmp_path), "--preset", "tiny", "--device", "cpu", *arguments]) == 2
-    error = capsys.readouterr().err
-    assert message in error
-    assert error.count("\n") == 1

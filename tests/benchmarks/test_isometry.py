@@ -155,19 +155,6 @@ def test_widths_are_compared_on_the_same_samples(tmp_path, monkeypatch, capsys):
     assert f"| {gap:.3f} |" in found
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--activations", "swish"], "unknown activation 'swish'; known are sigmoid, SELU"),
-        (["--steps", "0"], "steps is 0; it must be positive"),
-        (["--width", "-1"], "width is -1; it must be positive"),
-    ],
-)
-def test_mistakes_are_one_line(options, message, tmp_path, capsys):
-    assert main(["isometry-training", "--out", str(tmp_path), *options]) == 2
-    assert message in capsys.readouterr().err
-
-
 def test_normalisers_put_the_points_where_their_formulas_say(tmp_path, capsys, drawn):
     assert main(["normalisers-plane", "--out", str(tmp_path)]) == 0
     (result,) = Store(tmp_path / "normalisers-plane.jsonl").read()

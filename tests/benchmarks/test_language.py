@@ -103,12 +103,6 @@ def test_training_sets_the_rate(sample):
     assert trainer.optimizers[0].param_groups[0]["lr"] == pytest.approx(0.2 * ADAMW.lr)
 
 
-@pytest.mark.parametrize("norm", NORMS)
-def test_every_norm_trains(norm, sample):
-    history = train(replace(ADAMW, norm=norm), sample)
-    assert history.validation_loss[-1] < history.validation_loss[0]
-
-
 class WrittenOut(nn.Module):
     """γ tanh(αx) + β, Zhu et al. 2025."""
 
@@ -134,7 +128,9 @@ def test_dyt_trains_as_its_formula_does_to_the_last_bit(sample, monkeypatch):
 
 
 @pytest.mark.parametrize("norm", NORMS)
-def test_no_position_sees_what_comes_after_it(norm):
+def test_every_norm_trains_and_no_position_sees_what_comes_after_it(norm, sample):
+    history = train(replace(ADAMW, norm=norm), sample)
+    assert history.validation_loss[-1] < history.validation_loss[0]
     model = GPT(PRESETS["tiny"], 11, norm)
     for name, parameter in model.named_parameters():
         if name.endswith("_gain"):  # SkipInit begins with its branches closed
@@ -184,21 +180,16 @@ def test_matrices_are_the_weights_inside_the_blocks():
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_optimizers_hold_every_parameter_once(name):
+def test_optimizers_hold_every_parameter_once_and_train(name, sample):
     if lacks(name):
         pytest.skip(f"needs {lacks(name)}")
-    model = GPT(PRESETS["tiny"], 11, "layernorm")
-    optimizers = build_optimizers(model, replace(ADAMW, method=name, damping=dampings(name, [1.0])[0]))
+    run, model = replace(ADAMW, method=name, damping=dampings(name, [1.0])[0]), GPT(PRESETS["tiny"], 11, "layernorm")
+    optimizers = build_optimizers(model, run)
     held = [id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]
     assert sorted(held) == sorted(id(parameter) for parameter in model.parameters())
-
-
-@pytest.mark.parametrize("name", [name for name in NAMES if name.id not in ("adamw", "sgd", "whitened-sgd")])
-def test_other_methods_train(name, sample):
-    if lacks(name):
-        pytest.skip(f"needs {lacks(name)}")
-    history = train(replace(ADAMW, method=name, damping=dampings(name, [1.0])[0]), sample)
-    assert history.validation_loss[-1] < history.validation_loss[0]
+    history = train(run, sample)
+    # In so few steps SGD only just begins.
+    assert history.validation_loss[-1] < history.validation_loss[0] or name in ("sgd", "whitened-sgd")
 
 
 def test_schedule_free_is_measured_at_its_average(sample):

@@ -62,5 +62,3 @@ def test_command_follows_the_runs_of_a_file(tmp_path, capsys):
     }  # fmt: skip
     assert main(command) == 0  # it is there
     assert "affine-like" in capsys.readouterr().out
-    assert main([*command[:2], str(tmp_path / "absent.jsonl"), "--out", str(tmp_path)]) == 2
-    assert "absent.jsonl has no runs to follow" in capsys.readouterr().err

@@ -24,21 +24,8 @@ class Halved(Correction):
 
 METHODS = {"mine": Method("my method", "crimson", correction=Halved())}
 """
-RUN = [
-    "compare",
-    "--device",
-    "cpu",
-    "--methods",
-    "none",
-    "mine",
-    "--activations",
-    "tanh",
-    "--epochs",
-    "1",
-    "--seeds",
-    "1",
-]
-RUN += ["--optimizers", "sgd", "--lr", "1"]
+COMMAND = "compare --device cpu --methods none mine --activations tanh --epochs 1 --seeds 1 --optimizers sgd --lr 1"
+RUN = COMMAND.split()
 
 
 @pytest.fixture
@@ -76,20 +63,41 @@ def test_entry_of_a_file_is_trained_reported_and_drawn(file, drawn, tmp_path, ca
     assert "| my method |" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("", "holds no METHODS; write `from benchmarks.methods import Method`"),
-        ("METHODS = {'mine': 1}", "holds no METHODS"),
-        ("from benchmarks.methods import Method\nMETHODS = {'none': Method('x')}", "a method 'none' already"),
-        (None, "No such file"),
-    ],
-)
-def test_file_that_adds_nothing_is_refused_in_one_line(text, message, tmp_path, capsys):
-    path = tmp_path / "mine.py"
-    if text is not None:
-        path.write_text(text)
-    assert main([*RUN, "--out", str(tmp_path), "--method-file", str(path)]) == 2
-    error = capsys.readouterr().err
-    assert message in error
-    assert error.count("\n") == 1
+OWN = """
+import torch
+from adiv_optim import InputScaled
+from benchmarks.methods import Method
+
+
+def scaled(optimizer, model, damping=1.0):
+    return InputScaled(optimizer, model, floor=damping)
+
+
+METHODS = {
+    "prop": Method("RMSprop", "crimson", optimizer=torch.optim.RMSprop),
+    "scaled-prop": Method("scaled RMSprop", "teal", optimizer=torch.optim.RMSprop, by_inputs=scaled),
+    "lost": Method("lost", optimizer="lion"),
+    "plain": Method("plain", by_inputs=lambda optimizer, model: optimizer),
+}
+"""
+
+
+def test_optimizer_of_a_file_trains_images_and_the_language_model(tmp_path, drawn, capsys):
+    (path := tmp_path / "own.py").write_text(OWN)
+    end = ["--out", str(tmp_path), "--method-file", str(path), "--seeds", "1", "--device", "cpu"]
+    images = ["compare", "--activations", "tanh", "--epochs", "1", "--lr", "0.01", *end]
+    assert main([*images, "--methods", "none", "prop", "--optimizers", "sgd"]) == 0
+    printed = capsys.readouterr().out
+    assert "sgd and RMSprop 0.01" in printed
+    rows = {cells[1].strip(): cells[2] for line in printed.splitlines() if len(cells := line.split("|")) > 3}
+    assert rows["RMSprop"] != rows["none"]
+    # A plain function with a damping, which a partial had to give before.
+    assert main([*images, "--methods", "scaled-prop", "--damping", "2", "--name", "two"]) == 0
+    assert "adam" not in capsys.readouterr().out
+    assert main([*images, "--methods", "plain", "--damping", "2"]) == 2
+    assert "method 'plain' has none" in capsys.readouterr().err
+    text = ["char-lm", "--preset", "tiny", "--steps", "2", "--norms", "none", "--lr", "0.01", *end]
+    assert main([*text, "--methods", "prop"]) == 0
+    capsys.readouterr()
+    assert main([*text, "--methods", "lost"]) == 2
+    assert "'lost' needs an optimizer that there is, found 'lion'; adamw, sgd" in capsys.readouterr().err

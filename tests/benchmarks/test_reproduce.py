@@ -22,23 +22,27 @@ def test_every_committed_file_has_a_recipe():
     assert all(recipe.hours > 0 for _, recipe in RECIPES.values())
 
 
-@pytest.mark.parametrize("name", [name for name in COMMITTED if name not in ("coordinates", "poisson")])
-def test_hours_are_about_those_that_the_runs_took(name):
+def test_hours_are_about_those_that_the_runs_took():
     """Runs that choose settings record no time: theirs is that of as much training."""
-    store, taken, trained = Store(RESULTS / f"{name}.jsonl"), 0.0, 0
 
     def length(result):
         settings = result["settings"]
         return settings["steps"] if "steps" in settings else settings["epochs"] * len(settings["seeds"])
 
-    for result in store.read():
-        if "seconds" in result:  # where networks learn no images the clock runs on from measurement to measurement
-            runs_on = "validation_loss" in result or "error" in result
-            taken += result["seconds"][-1] if runs_on else sum(result["seconds"])
-            trained += length(result)
-    if trained:
-        chose = sum(length(result) for part in ("search", "trials") for result in store.read(part))
-        assert 0.4 < taken / 3600 * (1 + chose / trained) / RECIPES[name][1].hours < 1.6
+    wrong = {}
+    for name in [name for name in COMMITTED if name not in ("coordinates", "poisson")]:
+        store, taken, trained = Store(RESULTS / f"{name}.jsonl"), 0.0, 0
+        for result in store.read():
+            if "seconds" in result:  # where networks learn no images the clock runs on from measurement to measurement
+                runs_on = "validation_loss" in result or "error" in result
+                taken += result["seconds"][-1] if runs_on else sum(result["seconds"])
+                trained += length(result)
+        if trained:
+            chose = sum(length(result) for part in ("search", "trials") for result in store.read(part))
+            hours = taken / 3600 * (1 + chose / trained)
+            if not 0.4 < hours / RECIPES[name][1].hours < 1.6:
+                wrong[name] = hours
+    assert wrong == {}
 
 
 @pytest.mark.parametrize("name", [name for name in COMMITTED if name not in OPEN])
@@ -65,8 +69,6 @@ def test_command_makes_files_by_name_and_lists_them(tmp_path, capsys, monkeypatc
     printed = capsys.readouterr().out
     assert "| fig4 | fig4 --preset paper | images |" in printed
     assert f"| cifar10 | cifar10 | images | {RECIPES['cifar10'][1].hours:g} | 20 |" in printed
-    assert main(["reproduce", "fig99"]) == 2
-    assert "no results are called 'fig99'" in capsys.readouterr().err
 
 
 def test_all_committed_files_are_made_after_those_that_they_read(tmp_path):

@@ -5,11 +5,13 @@ import torch
 from torch import nn
 
 from adiv_optim import BatchIdeal, Disproportional, Proportional, functional
+from tests.functional.test_reference import by_hand
 from tests.helpers.cases import LAYERS, apply, each_correction, gradients, needs_cuda, relative_error
-from tests.helpers.references import loop_gradients
 
 # Unit round-off times a small factor for the few dozen products each sum holds.
 TOLERANCE = {torch.float16: 4e-3, torch.bfloat16: 3e-2, torch.float32: 2e-6, torch.float64: 1e-12}
+
+pytestmark = pytest.mark.usefixtures("in_float64")
 
 DEVICES = ["cpu", pytest.param("cuda", marks=needs_cuda)]
 SOME = ["linear-rows", "linear-narrow-to-wide", "conv2d-groups", "conv2d-no-bias"]
@@ -25,7 +27,7 @@ def float64_reference(layer, x, g, correction):
     exact._parameters = {
         name: None if p is None else nn.Parameter(p.detach().double().cpu()) for name, p in layer._parameters.items()
     }
-    return loop_gradients(exact, x.detach().double().cpu(), g.double().cpu(), correction)
+    return by_hand(exact, x.detach().double().cpu(), g.double().cpu(), correction)
 
 
 @each_device
@@ -127,8 +129,8 @@ def test_float16_holds_rows_whose_norms_or_scales_it_cannot_hold(device, build, 
 
 @each_correction
 def test_float32_row_whose_squared_norm_underflows_counts_as_zero_and_stays_finite(correction):
-    layer = nn.Linear(4, 3, bias=False)
-    found = gradients(apply(layer, torch.full((1, 4), 1e-30), correction), layer, torch.ones(1, 3))["weight"]
+    layer, x = nn.Linear(4, 3, bias=False).float(), torch.full((1, 4), 1e-30).float()
+    found = gradients(apply(layer, x, correction), layer, torch.ones(1, 3).float())["weight"]
     assert found.isfinite().all()
 
 

@@ -1,10 +1,8 @@
-"""Options of PatchNorm convolutions, and their outputs patch by patch."""
+"""Options of PatchNorm convolutions, and their outputs by torch's convolutions."""
 
-import itertools
 import math
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from adiv_optim.layers import (
@@ -15,7 +13,6 @@ from adiv_optim.layers import (
     PatchNormConvTranspose2d,
     PatchNormConvTranspose3d,
 )
-from tests.helpers.references import pad, rows
 
 #: Class, constructor arguments, input shape.
 CASES = {
@@ -83,6 +80,13 @@ PLAIN = {
 }
 
 
+#: What tells a torch layer how to read its input.
+OPTIONS = {
+    False: ("stride", "padding", "dilation", "groups", "padding_mode"),
+    True: ("stride", "padding", "output_padding", "groups", "dilation"),
+}
+
+
 def build(case, form):
     """(layer, input) of a case."""
     kind, sizes, options, shape = case
@@ -91,12 +95,16 @@ def build(case, form):
 
 @torch.no_grad()
 def reference(layer, input):
-    """The layer's output from its patches, one after the other."""
-    batched = input.dim() == len(layer.kernel_size) + 2
-    batch = input if batched else input.unsqueeze(0)
-    by = by_scattering if layer.transposed else by_unfolding if isinstance(layer, nn.Conv2d) else by_loop
-    output = by(layer, batch)
-    return output if batched else output.squeeze(0)
+    """The layer's output by torch's convolutions: of the input by its weights, and of the squares by ones."""
+    kind, options = PLAIN[type(layer)], {name: getattr(layer, name) for name in OPTIONS[layer.transposed]}
+    plain = kind(layer.in_channels, layer.out_channels, layer.kernel_size, bias=False, **options)
+    sums = kind(layer.in_channels, layer.groups, layer.kernel_size, bias=False, **options)
+    plain.weight.copy_(layer.weight)
+    nn.init.ones_(sums.weight)
+    channels = -len(layer.kernel_size) - 1
+    norm = sums(input.square()).repeat_interleave(layer.out_channels // layer.groups, channels)
+    bias = torch.zeros(layer.out_channels) if layer.bias is None else layer.bias
+    return formula(layer, plain(input), bias.view(-1, *[1] * len(layer.kernel_size)), norm)
 
 
 def formula(layer, linear, bias, norm):
@@ -107,51 +115,3 @@ def formula(layer, linear, bias, norm):
     if beta is None:
         return math.copysign(1, alpha) * linear / norm.clamp(min=1e-24) ** 0.5 + bias
     return alpha * linear / (alpha**2 * norm.clamp(min=1e-24) / (1 - beta**2)) ** 0.5 + beta * bias
-
-
-def bias_of(layer):
-    return torch.zeros(layer.out_channels) if layer.bias is None else layer.bias
-
-
-def by_unfolding(layer, input):
-    patches = F.unfold(pad(layer, input), layer.kernel_size, layer.dilation, 0, layer.stride)
-    patches = patches.unflatten(1, (layer.groups, -1))
-    linear = torch.einsum("ngkp,gok->ngop", patches, layer.weight.reshape(layer.groups, -1, patches.shape[2]))
-    bias = bias_of(layer).view(layer.groups, -1, 1)
-    output = formula(layer, linear, bias, patches.square().sum(2, keepdim=True)).flatten(1, 2)
-    return output.view(nn.Conv2d._conv_forward(layer, input, layer.weight, None).shape)
-
-
-def by_loop(layer, input):
-    output = layer._conv_forward(input, layer.weight, None)
-    for patch, place, channels in rows(layer, input, output):
-        linear = layer.weight[channels].flatten(1) @ patch.flatten()
-        place.copy_(formula(layer, linear, bias_of(layer)[channels], patch.square().sum()))
-    return output
-
-
-def by_scattering(layer, input):
-    """What reaches each output of a transposed convolution, gathered input by input and tap by tap."""
-    sizes = [
-        (count - 1) * step - 2 * padding + gap * (size - 1) + extra + 1
-        for count, step, padding, gap, size, extra in zip(
-            input.shape[2:], layer.stride, layer.padding, layer.dilation, layer.kernel_size, layer.output_padding,
-            strict=True,
-        )
-    ]  # fmt: skip
-    linear = torch.zeros(len(input), layer.groups, layer.out_channels // layer.groups, *sizes)
-    norm = torch.zeros(len(input), layer.groups, 1, *sizes)
-    weight = layer.weight.unflatten(0, (layer.groups, -1))
-    for position in itertools.product(*map(range, input.shape[2:])):
-        pixel = input[(..., *position)].unflatten(1, (layer.groups, -1))
-        for tap in itertools.product(*map(range, layer.kernel_size)):
-            place = [
-                at * step - padding + gap * offset
-                for at, step, padding, gap, offset in zip(
-                    position, layer.stride, layer.padding, layer.dilation, tap, strict=True
-                )
-            ]
-            if all(0 <= at < size for at, size in zip(place, sizes, strict=True)):
-                linear[(..., *place)] += torch.einsum("ngi,gio->ngo", pixel, weight[(..., *tap)])
-                norm[(..., *place)] += pixel.square().sum(2, keepdim=True)
-    return formula(layer, linear, bias_of(layer).view(layer.groups, -1, *[1] * len(sizes)), norm).flatten(1, 2)

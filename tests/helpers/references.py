@@ -1,4 +1,4 @@
-"""Slow, literal forms of the rules: one Python loop over the rows, sharing no code with the library."""
+"""The rows of a layer, one after the other, sharing no code with the library."""
 
 import itertools
 from collections.abc import Iterator
@@ -7,33 +7,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-
-from adiv_optim import Correction, Proportional
-
-
-def row_scales(correction: Correction, norm: float, weight: bool = True, bias: bool = True) -> tuple[float, float]:
-    """(s_W, s_b) of a row with |x|² = norm, by Bird 2025, Eqs. 20 and 21; only trained parameters count."""
-    if isinstance(correction, Proportional):
-        total = norm * weight + bias
-        scale = 1 / total if total else 0.0
-        return scale, scale
-    share = 1 / (weight + bias)
-    return (share / norm if norm else 0.0), share
-
-
-def loop_gradients(layer: Any, input: Tensor, grad_output: Tensor, correction: Correction) -> dict[str, Tensor]:
-    """Σ_k s_k g_k x_kᵀ and Σ_k s_k g_k, one row after the other, for the trained parameters."""
-    has_bias = layer.bias is not None and layer.bias.requires_grad
-    has_weight = layer.weight.requires_grad
-    grad_weight, grad_bias = torch.zeros_like(layer.weight), torch.zeros(len(layer.weight), dtype=input.dtype)
-    for row, grad_row, channels in rows(layer, input, grad_output):
-        norm = sum(value * value for value in row.flatten().tolist())
-        weight_scale, bias_scale = row_scales(correction, norm, has_weight, has_bias)
-        for channel, g in zip(channels, grad_row.tolist(), strict=True):
-            grad_weight[channel] += weight_scale * g * row
-            grad_bias[channel] += bias_scale * g
-    found = {"weight": grad_weight} if has_weight else {}
-    return found | ({"bias": grad_bias} if has_bias else {})
 
 
 @torch.no_grad()

@@ -1,4 +1,4 @@
-"""PatchNorm convolutions: outputs patch by patch, and exact effective updates."""
+"""PatchNorm convolutions: outputs by torch's own, and exact effective updates."""
 
 import pytest
 import torch
@@ -22,7 +22,7 @@ BOTH = {name: FORMS[name] for name in ("affine-like-alpha-beta", "norm-like-alph
 
 
 @paired("case form", CASES, BOTH)
-def test_output_is_that_of_every_patch_alone(case, form):
+def test_output_is_the_formula_of_torchs_convolutions(case, form):
     layer, x = build(case, form)
     torch.testing.assert_close(layer(x), reference(layer, x), rtol=EXACT, atol=EXACT)
 
