@@ -42,6 +42,7 @@ sphinx_gallery_conf = {
     "within_subsection_order": "FileNameSortKey",
     "download_all_examples": False,
     "show_signature": False,
+    "thumbnail_size": (720, 360),
     "write_computation_times": False,
     "reset_modules": (),
 }
