@@ -8,7 +8,7 @@ from .attach import Coverage, attach, coverage, detach
 from .corrections import BatchIdeal, Correction, Disproportional, Proportional
 from .optim import ChainedOptimizer, GradientOnly, InputScaled, Preconditioned, UnitConsistent, Whitened
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "BatchIdeal",

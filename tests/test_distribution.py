@@ -17,6 +17,7 @@ import torch
 
 import adiv_optim
 from adiv_optim.__main__ import OPTIONAL, facts, installed
+from tests.first_program import PROGRAM as PROGRAM_OF_README
 
 ROOT = Path(__file__).resolve().parents[1]
 PUBLISHED = ("pyproject.toml", "MANIFEST.in", "README.md", "CHANGELOG.md", "CITATION.cff", "LICENSE")
@@ -129,6 +130,22 @@ def test_wheel_of_the_sdist_works_in_an_empty_environment(wheel_of_sdist, tmp_pa
     assert unasked == "False"
     assert Path(first) == site / "adiv_optim" / "__init__.py"
     assert Path(second) == site / "adiv_optim" / "layers" / "__init__.py"
+    run(python, "-c", PROGRAM_OF_README, cwd=elsewhere)
+
+
+def test_every_file_names_the_same_release():
+    version = adiv_optim.__version__
+    assert tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"] == version
+    assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text()
+    headings = re.findall(r"^## \[(.*?)\](?: - \d{4}-\d\d-\d\d)?$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert headings[:2] == ["Unreleased", version]
+
+
+def test_changelog_has_each_kind_of_change_once_in_a_release():
+    for release in re.split(r"^## \[", (ROOT / "CHANGELOG.md").read_text(), flags=re.MULTILINE)[1:]:
+        kinds = re.findall(r"^### (.*)$", release, re.MULTILINE)
+        assert len(set(kinds)) == len(kinds)
+        assert set(kinds) <= {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
 
 
 def test_command_reports_versions_and_what_works():

@@ -58,7 +58,7 @@ SECTIONS: dict[str, dict[str, list[str]]] = {
         "… of sequences, token by token": ["test_opacus.py::test_tokens_are_rows_each"],
     },
     "Training loops, against the plain loop": {
-        "plain": ["test_methods.py::test_loop"],
+        "plain": ["test_loops.py::test_plain_loop"],
         "gradient accumulation": ["test_loops.py::test_gradient_accumulation"],
         "gradient clipping": ["test_loops.py::test_gradient_clipping"],
         "float16 autocast with `GradScaler`": ["test_loops.py::test_float16_autocast_with_grad_scaler"],
@@ -93,27 +93,24 @@ SECTIONS: dict[str, dict[str, list[str]]] = {
         "FSDP1": ["test_fsdp.py::test_fsdp1", "test_fsdp.py::test_fsdp1_is_refused_where_rows_are_needed"],
     },
     "Trainers and models of others, against the plain loop": {
-        "Lightning": ["test_lightning.py::test_lightning_trainer"],
-        "Lightning, resumed from its checkpoint": ["test_lightning.py::test_lightning_resumes_from_its_checkpoint"],
-        "Lightning, accumulation and clipping": ["test_lightning.py::test_lightning_accumulation_and_clipping"],
-        "Lightning, bfloat16": ["test_lightning.py::test_lightning_bfloat16"],
-        "Accelerate": ["test_accelerate.py::test_accelerate"],
-        "Accelerate, accumulation and clipping": ["test_accelerate.py::test_accelerate_accumulation_and_clipping"],
-        "Accelerate, bfloat16": ["test_accelerate.py::test_accelerate_bfloat16"],
-        "Accelerate, float16, a step skipped": ["test_accelerate.py::test_accelerate_float16_skips_a_step"],
-        "Accelerate, `save_state` and `load_state`": ["test_accelerate.py::test_accelerate_save_state_and_load_state"],
-        "transformers": ["test_trainer.py::test_trainer"],
-        "transformers, accumulation and clipping": ["test_trainer.py::test_trainer_accumulation_and_clipping"],
-        "transformers, resumed from its checkpoint": ["test_trainer.py::test_trainer_resumes_from_checkpoint"],
+        "Lightning": ["test_trainers.py::test_trained_with_a_schedule[lightning"],
+        "Lightning, resumed from its checkpoint": ["test_trainers.py::test_resumed[lightning"],
+        "Lightning, accumulation and clipping": ["test_trainers.py::test_accumulation_and_clipping[lightning"],
+        "Lightning, bfloat16": ["test_trainers.py::test_bfloat16[lightning"],
+        "Accelerate": ["test_trainers.py::test_trained_with_a_schedule[accelerate"],
+        "Accelerate, accumulation and clipping": ["test_trainers.py::test_accumulation_and_clipping[accelerate"],
+        "Accelerate, bfloat16": ["test_trainers.py::test_bfloat16[accelerate"],
+        "Accelerate, float16, a step skipped": ["test_trainers.py::test_accelerate_float16_skips_a_step"],
+        "Accelerate, `save_state` and `load_state`": ["test_trainers.py::test_resumed[accelerate"],
+        "transformers": ["test_trainers.py::test_trained_with_a_schedule[transformers"],
+        "transformers, accumulation and clipping": ["test_trainers.py::test_accumulation_and_clipping[transformers"],
+        "transformers, resumed from its checkpoint": ["test_trainers.py::test_resumed[transformers"],
         "transformers, with BERT and GPT-2": ["test_transformers.py::test_transformers_model_in_its_trainer"],
         "timm's resnet18 and vit_tiny, outputs and input gradients untouched": [
             "test_timm.py::test_timm_output_and_input_gradient_are_the_bare_models"
         ],
         "timm's resnet18 and vit_tiny, trained": [
             "test_timm.py::test_timm_trains_as_by_hand", "test_timm.py::test_timm_trains_alike_in_every_gauge"
-        ],
-        "`torch.distributed.checkpoint`, the optimizer as one object": [
-            "test_checkpointing.py::test_distributed_checkpoint"
         ],
         "`torch.distributed.checkpoint`, by names of parameters, with `averages`": [
             "test_checkpointing.py::test_distributed_checkpoint_by_parameter_names"

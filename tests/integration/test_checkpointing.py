@@ -1,14 +1,9 @@
-"""Resuming in the middle of training from what torch.distributed.checkpoint has saved; other files resume elsewhere."""
+"""Resuming in the middle of training from what torch.distributed.checkpoint has saved, by names of parameters."""
 
-import io
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
-from torch import nn
-from torch.distributed import checkpoint
 
 from tests.helpers import checkpoints
 from tests.helpers.loops import (
@@ -17,7 +12,6 @@ from tests.helpers.loops import (
     METHODS,
     built,
     deviation,
-    each_method,
     each_method_by_name,
     elsewhere,
     images,
@@ -31,20 +25,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:torch.distributed is:UserWarning"),
     pytest.mark.filterwarnings("ignore:TypedStorage is deprecated:UserWarning"),
 ]
-
-
-def save_whole(model: nn.Module, optimizer: Any, folder: Path) -> None:
-    """The optimizer's state as one object: what wrappers remember has shapes that a new one does not know yet."""
-    buffer = io.BytesIO()
-    torch.save(optimizer.state_dict(), buffer)
-    checkpoint.save({"model": model.state_dict(), "optimizer": buffer}, checkpoint_id=folder)
-
-
-def load_whole(model: nn.Module, optimizer: Any, folder: Path) -> None:
-    found = {"model": model.state_dict(), "optimizer": io.BytesIO()}
-    checkpoint.load(found, checkpoint_id=folder)
-    found["optimizer"].seek(0)
-    optimizer.load_state_dict(torch.load(found["optimizer"], weights_only=True))
 
 
 def uninterrupted(method):
@@ -63,11 +43,6 @@ def resumed(method, save, load, folder: Path):
     load(model, optimizer, folder)
     train(model, optimizer, images()[2:])
     return weights(model)
-
-
-@each_method
-def test_distributed_checkpoint(method, tmp_path):
-    assert deviation(resumed(method, save_whole, load_whole, tmp_path), uninterrupted(method)) == 0
 
 
 @each_method_by_name

@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from tests.helpers.cases import relative_error
 from tests.helpers.loops import (
     DIFFERENT,
     EXACT,
@@ -51,14 +53,29 @@ def trained(rank: int, name: str, micro_batches: int = 1, wrap_replica: bool = F
     return weights(model)
 
 
-def every_loop(rank: int) -> dict[str, Weights]:
-    found = {}
+def every_loop(rank: int) -> dict[str, Any]:
+    found: dict[str, Any] = {}
     for name in METHODS:
         for kind, options in OPTIONS.items():
             found[f"{kind}-{name}"] = trained(rank, name, **options)
         found[f"no-sync-{name}"] = trained(rank, name, micro_batches=2)
         found[f"replica-{name}"] = trained(rank, name, wrap_replica=True)
-    return found
+    return {**found, "experts": experts(rank)}
+
+
+def experts(rank: int) -> list[Tensor]:
+    """What is remembered of layers that one process each sends rows to: no sum may mix them up, nor wait for ever."""
+    model = nn.ModuleList([nn.Linear(5, 2), nn.Linear(5, 2)])
+    optimizer = METHODS["preconditioned"].wrap(adamw(model), model, None)
+    for p in model.parameters():  # as a reduction of gradients would leave them
+        p.grad = torch.ones_like(p)
+    model[rank](rows_of(rank))
+    optimizer.step()
+    return [layer.memory[0][0] for layer in optimizer.method.layers]
+
+
+def rows_of(rank: int) -> Tensor:
+    return torch.arange(5.0 * (3 + rank)).view(-1, 5).sin()
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +93,7 @@ def half(name: str) -> Weights:
     return plain_loop(METHODS[name], [split(batch, 2)[0] for batch in images()])
 
 
-def check(ranks: list[dict[str, Weights]], kind: str, name: str, parts: int = 2) -> None:
+def check(ranks: list[dict[str, Any]], kind: str, name: str, parts: int = 2) -> None:
     one, two = (rank[f"{kind}-{name}"] for rank in ranks)
     assert all(torch.equal(one[path], two[path]) for path in one)
     assert deviation(one, reference(name, parts)) <= EXACT
@@ -97,6 +114,13 @@ def test_ddp_no_sync(ranks, name):
 @each_method_by_name
 def test_ddp_replica_is_what_is_wrapped(ranks, name):
     check(ranks, "replica", name)
+
+
+def test_rows_that_processes_send_to_different_layers_stay_apart(ranks):
+    for found in ranks:
+        for rank, total in enumerate(found["experts"]):
+            x = torch.cat([rows_of(rank), torch.ones(3 + rank, 1)], 1)
+            assert relative_error(total, x.T @ x) <= EXACT
 
 
 def test_micro_batches_of_batch_ideal_are_not_its_joined_batch():

@@ -31,6 +31,18 @@ pytestmark = pytest.mark.usefixtures("in_float64")
 
 
 @each_method
+def test_plain_loop(method):
+    """The references of these tests: the wrapper in a loop, and not the path of the optimizer that is wrapped."""
+    model, optimizer = built(method)
+    train(model, optimizer, images())
+    wanted = plain_loop(method, images())
+    assert deviation(weights(model), wanted) <= EXACT
+    bare = network()
+    train(bare, adamw(bare), images())
+    assert deviation(weights(bare), wanted) > DIFFERENT
+
+
+@each_method
 def test_gradient_accumulation(method):
     model, optimizer = built(method)
     for batch in images():

@@ -27,21 +27,11 @@ RULES = {
 each_rule = pytest.mark.parametrize(("correction", "scales"), RULES.values(), ids=RULES)
 
 
-def by_hooks(model: nn.Module, x: Tensor) -> dict[str, Tensor]:
+def per_sample_gradients(model: nn.Module, x: Tensor) -> dict[str, Tensor]:
     """Per-sample gradients of the sum of |output|."""
     hooked = opacus.GradSampleModule(copy.deepcopy(model), loss_reduction="sum")
     hooked(x).abs().sum().backward()
     return {name.removeprefix("_module."): p.grad_sample for name, p in hooked.named_parameters()}
-
-
-def by_microbatches(model: nn.Module, x: Tensor) -> dict[str, Tensor]:
-    """The same, one sample after the other."""
-    from opacus.utils.per_sample_gradients_utils import compute_microbatch_grad_sample
-
-    return dict(compute_microbatch_grad_sample(x, model, loss_reduction="sum"))
-
-
-each_oracle = pytest.mark.parametrize("per_sample", [by_hooks, by_microbatches], ids=["hooks", "microbatches"])
 
 
 def ours(model: nn.Module, x: Tensor, correction: Correction) -> dict[str, Tensor]:
@@ -86,11 +76,10 @@ NETWORKS = {
 
 
 @each_rule
-@each_oracle
 @pytest.mark.parametrize(("build", "draw"), NETWORKS.values(), ids=NETWORKS)
-def test_samples_are_rows(build, draw, per_sample, correction, scales):
+def test_samples_are_rows(build, draw, correction, scales):
     model, x = build(), draw()
-    found, parts = ours(model, x, correction), per_sample(model, x)
+    found, parts = ours(model, x, correction), per_sample_gradients(model, x)
     norms = squared_norms(model, x)
     assert found.keys() == parts.keys()
     for name, gradient in found.items():
@@ -105,22 +94,20 @@ def test_samples_are_rows(build, draw, per_sample, correction, scales):
 
 
 @each_rule
-@each_oracle
-def test_tokens_are_rows_each(per_sample, correction, scales):
+def test_tokens_are_rows_each(correction, scales):
     model, x = nn.Linear(5, 3), torch.randn(4, 6, 5)
-    found, parts = ours(model, x, correction), per_sample(model, x.flatten(0, 1))
+    found, parts = ours(model, x, correction), per_sample_gradients(model, x.flatten(0, 1))
     for name, scale in zip(("weight", "bias"), scales(x.flatten(0, 1).square().sum(1)), strict=True):
         assert relative_error(found[name], weighed(parts[name], scale)) <= EXACT
 
 
 @each_rule
-@each_oracle
 @pytest.mark.parametrize("equal", [True, False], ids=["equal norms", "unequal norms"])
-def test_sequences_as_samples_do_only_if_their_tokens_are_of_one_norm(equal, per_sample, correction, scales):
+def test_sequences_as_samples_do_only_if_their_tokens_are_of_one_norm(equal, correction, scales):
     model, x = nn.Linear(5, 3), torch.randn(4, 6, 5)
     if equal:
         x = F.normalize(x, dim=-1) * torch.rand(4, 1, 1)
-    found, parts = ours(model, x, correction), per_sample(model, x)
+    found, parts = ours(model, x, correction), per_sample_gradients(model, x)
     weight, _ = scales(x.square().sum(-1).mean(1))
     assert (relative_error(found["weight"], weighed(parts["weight"], weight)) <= EXACT) == equal
 
@@ -134,20 +121,19 @@ CONVOLUTIONS = {
 
 
 @each_rule
-@each_oracle
 @pytest.mark.parametrize("options", CONVOLUTIONS.values(), ids=CONVOLUTIONS)
-def test_patches_are_rows_each(options, per_sample, correction, scales):
+def test_patches_are_rows_each(options, correction, scales):
     """Opacus sums over positions before it can be asked; patches cut out become its samples, of one position each."""
     layer, x = nn.Conv2d(4, 6, 3, **options), torch.randn(3, 4, 6, 7)
     groups = layer.groups
     on_patches = nn.Conv2d(4, 6, 3, groups=groups)
     on_patches.load_state_dict(layer.state_dict())
     cut = F.unfold(x, 3, layer.dilation, layer.padding, layer.stride).mT.reshape(-1, 4, 3, 3)
-    found, parts = ours(layer, x, correction), per_sample(on_patches, cut)
+    found, parts = ours(layer, x, correction), per_sample_gradients(on_patches, cut)
     norms = cut.reshape(len(cut), groups, -1).square().sum(2).repeat_interleave(6 // groups, 1)
     for name, scale in zip(("weight", "bias"), scales(norms), strict=True):
         assert relative_error(found[name], torch.einsum("bo,bo...->o...", scale, parts[name])) <= EXACT
-    whole = per_sample(layer, x)["weight"]
+    whole = per_sample_gradients(layer, x)["weight"]
     scale, _ = scales(norms.mean(1).view(3, -1).mean(1))
     assert relative_error(found["weight"], weighed(whole, scale)) > 1e-2
 
@@ -155,7 +141,7 @@ def test_patches_are_rows_each(options, per_sample, correction, scales):
 @each_rule
 def test_opacus_takes_per_sample_gradients_of_a_corrected_model(correction, scales):
     model, x = mlp(), torch.randn(7, 5)
-    parts, plain = by_hooks(attach(copy.deepcopy(model), correction), x), by_hooks(model, x)
+    parts, plain = per_sample_gradients(attach(copy.deepcopy(model), correction), x), per_sample_gradients(model, x)
     for path, norm in squared_norms(model, x).items():
         for name, scale in zip(("weight", "bias"), scales(norm), strict=True):
             wanted = torch.einsum("b,b...->b...", scale, plain[f"{path}.{name}"])

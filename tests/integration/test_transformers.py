@@ -21,7 +21,7 @@ from tests.helpers.loops import (
     train,
     weights,
 )
-from tests.integration.test_trainer import constant, fit
+from tests.integration.test_trainers import TRAINERS, constant
 
 transformers = pytest.importorskip("transformers", minversion="5")
 
@@ -119,7 +119,7 @@ def reference(method, build):
 def test_transformers_model_in_its_trainer(build, method, tmp_path):
     model = build()
     optimizer = method.wrap(adamw(model), model, sentences()[0][0])
-    fit(model, (optimizer, constant(optimizer)), sentences(), tmp_path, argument="input_ids")
+    TRAINERS["transformers"].train(model, (optimizer, constant(optimizer)), sentences(), tmp_path, argument="input_ids")
     wanted = reference(method, build)
     assert deviation(weights(model), wanted) <= EXACT
     bare = Logits(build())

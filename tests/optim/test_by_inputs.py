@@ -90,22 +90,56 @@ def test_matrix_without_eigenvalues_is_named_and_nothing_else_is_raised():
             eigh(torch.full((3, 3), bad))
 
 
-@pytest.mark.parametrize("rank", [None, 2])
-def test_layer_that_cannot_be_factorised_keeps_its_last_root(monkeypatch, rank):
-    torch.manual_seed(0)
+def cholesky_fails(monkeypatch) -> None:
+    real = torch.linalg.cholesky_ex
+    failed = lambda matrix: (real(matrix)[0], torch.ones(matrix.shape[:-2], dtype=torch.int32))  # noqa: E731
+    monkeypatch.setattr(torch.linalg, "cholesky_ex", failed)
+
+
+def products_fail(monkeypatch) -> None:
+    monkeypatch.setattr(roots_module, "_by_products", lambda shifted, *_: shifted / 0)
+
+
+#: A wrapper, what fails in it, and what it says.
+FAILURES = {
+    "eigenvalues": (Whitened, partial(lapack_fails_in_float32, also_in_float64=True), "no eigenvalues found"),
+    "of a rank": (partial(Whitened, rank=2), partial(lapack_fails_in_float32, also_in_float64=True), "no eigenvalues"),
+    "products": (partial(Whitened, root="newton-schulz"), products_fail, "no finite root found"),
+    "cholesky": (Preconditioned, cholesky_fails, "no Cholesky factor found"),
+}
+each_failure = pytest.mark.parametrize(("wrapper", "fail", "message"), FAILURES.values(), ids=FAILURES)
+
+
+@each_failure
+def test_layer_that_cannot_be_factorised_keeps_what_was_measured_before(wrapper, fail, message, monkeypatch):
     model, x = nn.Linear(6, 3), torch.randn(20, 6)
-    optimizer = Whitened(torch.optim.SGD(model.parameters(), lr=0.1), model, every=1, rank=rank)
+    optimizer = wrapper(torch.optim.SGD(model.parameters(), lr=0.1), model, every=1)
     trained(optimizer, model, x, 1)
     kept = optimizer.method.measured["weight"]
-    lapack_fails_in_float32(monkeypatch, also_in_float64=True)
-    with pytest.warns(UserWarning, match="weight: no eigenvalues found .*; the layer keeps what was measured before"):
+    fail(monkeypatch)
+    with pytest.warns(UserWarning, match=f"weight: {message}.*; the layer keeps what was measured before"):
         trained(optimizer, model, 2 * x, 1)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         trained(optimizer, model, x, 1)  # told once
     assert optimizer.method.measured["weight"] is kept
     assert optimizer.coverage().treated["weight"].endswith("2 factorisations failed")
-    assert optimizer.metrics()["Whitened/failed_factorisations"] == 2
+    assert optimizer.metrics()[f"{type(optimizer).__name__}/failed_factorisations"] == 2
+
+
+@each_failure
+def test_layer_that_was_never_factorised_takes_plain_steps_and_says_so(wrapper, fail, message, monkeypatch):
+    model, x = nn.Linear(6, 3), torch.randn(20, 6)
+    plain = copy.deepcopy(model)
+    fail(monkeypatch)
+    optimizer = wrapper(torch.optim.SGD(model.parameters(), lr=0.1), model, every=1)
+    with (
+        pytest.warns(UserWarning, match="takes plain steps: no covariance could be factorised"),
+        pytest.warns(UserWarning, match=message),
+    ):
+        trained(optimizer, model, x, 2)
+    trained(torch.optim.SGD(plain.parameters(), lr=0.1), plain, x, 2)
+    assert torch.equal(model.weight, plain.weight)
 
 
 def test_a_failure_is_told_once_where_warnings_are_errors(monkeypatch):
@@ -120,40 +154,6 @@ def test_a_failure_is_told_once_where_warnings_are_errors(monkeypatch):
             trained(optimizer, model, x, 1)
         trained(optimizer, model, x, 2)
     assert optimizer.metrics()["Whitened/failed_factorisations"] == 3
-
-
-def test_layer_without_a_cholesky_factor_keeps_its_last_inverse(monkeypatch):
-    model, x = nn.Linear(6, 3), torch.randn(20, 6)
-    optimizer = Preconditioned(torch.optim.SGD(model.parameters(), lr=0.1), model, every=1)
-    trained(optimizer, model, x, 1)
-    kept, real = optimizer.method.measured["weight"], torch.linalg.cholesky_ex
-    monkeypatch.setattr(torch.linalg, "cholesky_ex", lambda matrix: (real(matrix)[0], torch.ones(())))
-    with pytest.warns(
-        UserWarning, match="weight: no Cholesky factor found .*; the layer keeps what was measured before"
-    ):
-        trained(optimizer, model, 2 * x, 1)
-    assert optimizer.method.measured["weight"] is kept
-    assert optimizer.metrics()["Preconditioned/failed_factorisations"] == 1
-
-
-def test_iteration_that_ends_in_no_number_is_no_root(monkeypatch):
-    monkeypatch.setattr(roots_module, "_by_products", lambda shifted, *_: shifted / 0)
-    with pytest.raises(NoRootError, match="no finite root found"):
-        inverse_root(torch.eye(3), torch.tensor(0.1), "newton-schulz")
-
-
-def test_layer_that_was_never_factorised_takes_plain_steps_and_says_so(monkeypatch):
-    model, x = nn.Linear(6, 3), torch.randn(20, 6)
-    plain = copy.deepcopy(model)
-    lapack_fails_in_float32(monkeypatch, also_in_float64=True)
-    optimizer = Whitened(torch.optim.SGD(model.parameters(), lr=0.1), model, every=1)
-    with (
-        pytest.warns(UserWarning, match="Whitened takes plain steps: no covariance could be factorised"),
-        pytest.warns(UserWarning, match="no eigenvalues found"),
-    ):
-        trained(optimizer, model, x, 2)
-    trained(torch.optim.SGD(plain.parameters(), lr=0.1), plain, x, 2)
-    assert torch.equal(model.weight, plain.weight)
 
 
 @pytest.mark.parametrize("method", ["eigh", "newton-schulz"])

@@ -7,7 +7,6 @@ import torch
 from torch import nn
 
 from adiv_optim import InputScaled, Preconditioned, Whitened
-from tests.helpers.inputs import mean_of, rms_of
 
 
 def due(opt, steps):
@@ -39,19 +38,6 @@ def test_at_first_powers_of_two_are_measured_and_every_step_if_asked_for():
     assert due(opt, 50) == list(range(50))
 
 
-def test_a_critic_with_two_kinds_of_samples_in_turns_counts_both():
-    critic = nn.Linear(2, 1)
-    opt = Whitened(torch.optim.SGD(critic.parameters(), lr=0.0), critic)
-    kinds = torch.tensor([[[1.0, 0.0]], [[0.0, 1.0]]]).expand(2, 16, 2)
-    for step in range(400):
-        opt.zero_grad()
-        critic(kinds[step % 2]).sum().backward()
-        opt.step()
-    variances = mean_of(opt.method.layers[0])[0].diagonal()
-    assert (variances[:2] > 0.3).all()
-    assert torch.isclose(variances[2], torch.ones(()))
-
-
 class Heads(nn.Module):
     def __init__(self):
         super().__init__()
@@ -59,19 +45,6 @@ class Heads(nn.Module):
 
     def forward(self, x, head):
         return self.heads[head](x)
-
-
-def test_heads_in_turns_are_both_measured_again_and_again():
-    model = Heads()
-    opt = InputScaled(torch.optim.SGD(model.parameters(), lr=0.0), model, decay=0)
-    measured = [set(), set()]
-    for step in range(200):
-        opt.zero_grad()
-        model(torch.full((4, 3), 1.0 + step), step % 2).sum().backward()
-        opt.step()
-        for seen, layer in zip(measured, opt.method.layers, strict=True):
-            seen.update(rms_of(layer).tolist() if layer.rows else [])
-    assert min(map(len, measured)) > 6
 
 
 def unseen(model, opt, steps=60):

@@ -11,6 +11,7 @@ from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vmap
 
 from adiv_optim import BatchIdeal, GradientOnly, InputScaled, Preconditioned, UnitConsistent, Whitened
 from tests.helpers.cases import relative_error
+from tests.helpers.covering import paired
 
 EXACT = 1e-11  # float64, twelve steps of Adam
 
@@ -81,11 +82,10 @@ def trained(laplacian: Laplacian, wrap: Callable, steps: int = 12) -> tuple[Tens
     return torch.cat([p.detach().flatten() for p in model.parameters()]), optimizer
 
 
-@pytest.mark.parametrize("wrapper", WRAPPERS)
-@pytest.mark.parametrize("name", LAPLACIANS)
-def test_training_path_is_that_of_two_reverse_passes(name, wrapper):
-    found, _ = trained(LAPLACIANS[name], WRAPPERS[wrapper])
-    wanted, _ = trained(by_reverse_passes, WRAPPERS[wrapper])
+@paired("laplacian wrap", LAPLACIANS, WRAPPERS)
+def test_training_path_is_that_of_two_reverse_passes(laplacian, wrap):
+    found, _ = trained(laplacian, wrap)
+    wanted, _ = trained(by_reverse_passes, wrap)
     assert relative_error(found, wanted) <= EXACT
 
 

@@ -142,6 +142,16 @@ def test_step_within_autocast_rounds_no_map(build, monkeypatch):
     assert relative_error(step_within_autocast(build, True), plain) > 1e-5
 
 
+def test_dead_input_keeps_its_own_coordinates():
+    model = nn.Linear(3, 2, bias=False)
+    optimizer = Whitened(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    backward(model, torch.zeros(4, 3))
+    model.weight.grad = torch.ones(2, 3)
+    before = model.weight.detach().clone()
+    optimizer.step()
+    assert relative_error(before - model.weight.detach(), torch.full((2, 3), 0.1)) <= 1e-12
+
+
 def test_detached_it_is_the_optimizer():
     model, optimizer = small()
     train(model, optimizer, batches(1))
