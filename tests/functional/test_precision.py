@@ -13,7 +13,7 @@ TOLERANCE = {torch.float16: 4e-3, torch.bfloat16: 3e-2, torch.float32: 2e-6, tor
 
 pytestmark = pytest.mark.usefixtures("in_float64")
 
-DEVICES = ["cpu", pytest.param("cuda", marks=needs_cuda)]
+DEVICES = ["cpu", "cuda"][: 1 + torch.cuda.is_available()]
 SOME = ["linear-rows", "linear-narrow-to-wide", "conv2d-groups", "conv2d-no-bias"]
 
 each_device = pytest.mark.parametrize("device", DEVICES)
@@ -134,15 +134,8 @@ def test_float32_row_whose_squared_norm_underflows_counts_as_zero_and_stays_fini
     assert found.isfinite().all()
 
 
-AUTOCAST = [
-    ("cpu", torch.bfloat16),
-    ("cpu", torch.float16),
-    pytest.param("cuda", torch.bfloat16, marks=needs_cuda),
-    pytest.param("cuda", torch.float16, marks=needs_cuda),
-]
-
-
-@pytest.mark.parametrize(("device", "dtype"), AUTOCAST)
+@each_device
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @some_layers
 def test_autocast_forward_is_torchs_and_gradients_keep_the_parameters_dtype(device, dtype, case):
     correction = Disproportional()

@@ -134,17 +134,15 @@ SITUATIONS = {
 
 
 @pytest.mark.parametrize(("case", "change"), SITUATIONS.values(), ids=SITUATIONS)
-@each_rule
-def test_gradients_are_those_by_hand_however_rows_lie_and_where_there_is_nothing(case, change, rule):
-    layer = case.layer()
-    x = case.input()
+def test_gradients_are_those_by_hand_however_rows_lie_and_where_there_is_nothing(case, change):
+    layer, x = case.layer(), case.input()
     x, g = change(x, torch.randn_like(layer(x)))
     x.requires_grad_()
-    output = apply(layer, x, rule)
-    *found, grad_x = torch.autograd.grad(output, [*layer.parameters(), x], g)
     names = [name for name, _ in layer.named_parameters()]
-    assert grad_x.shape == x.shape
-    assert_near(dict(zip(names, found, strict=True)), by_hand(layer, x.detach(), g, rule), rule)
+    for rule in RULES.values():
+        *found, grad_x = torch.autograd.grad(apply(layer, x, rule), [*layer.parameters(), x], g)
+        assert grad_x.shape == x.shape
+        assert_near(dict(zip(names, found, strict=True)), by_hand(layer, x.detach(), g, rule), rule)
 
 
 @each_rule
