@@ -4,7 +4,10 @@ function fit() {
     for (const table of document.querySelectorAll("article .table-wrapper > table")) {
         const heads = [...table.querySelectorAll("thead th")].map((head) => head.textContent.trim());
         for (const row of table.querySelectorAll("tbody tr")) {
-            [...row.cells].forEach((cell, place) => (cell.dataset.head = heads[place] || ""));
+            [...row.cells].forEach((cell, place) => {
+                cell.dataset.head = heads[place] || "";
+                cell.classList.toggle("blank", !cell.textContent.trim());
+            });
         }
         const wide = () => table.parentElement.scrollWidth > table.parentElement.clientWidth;
         const broken = () => [...table.querySelectorAll("code")].some((name) => name.getClientRects().length > 1);
