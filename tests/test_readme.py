@@ -87,7 +87,8 @@ def test_readme_has_the_chooser_of_the_documentation():
 def test_chooser_agrees_with_the_results():
     lines = (ROOT / "docs" / "chooser.md").read_text().splitlines()[2:]
     rows = [[cell.strip() for cell in line.split(" | ")] for line in lines]
-    assert "coordinate network" in rows[0][0] and "physics" in rows[1][0]
+    assert "coordinate network" in rows[0][0]
+    assert "physics" in rows[1][0]
     for have, write, *_ in rows:
         assert not ("Muon" in have and "Whitened" in write), have
         assert not ("AdamW" in have and "InputScaled" in write), have
