@@ -105,18 +105,17 @@ def test_checkpoints_of_an_optimizer_without_state_neither_step_nor_forget(wrapp
 
     def saved(model: nn.Module, optimizer: Any) -> Any:
         optimizer.zero_grad()
-        return copy.deepcopy((*get_state_dict(model, optimizer), optimizer.averages.state_dict()))
+        return copy.deepcopy(get_state_dict(model, optimizer))
 
     plain = trained(*built(), range(8))
     model, optimizer = built()
     trained(model, optimizer, range(4))
-    weights, state, averages = saved(model, optimizer)
+    weights, state = saved(model, optimizer)
     kept = [p.detach().clone() for p in model.parameters()]
     resumed, twin = built()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         saved(resumed, twin)
-        twin.averages.load_state_dict(averages)
         set_state_dict(resumed, twin, model_state_dict=weights, optim_state_dict=state)
     assert same(kept, [p.detach() for p in resumed.parameters()])
     assert same(trained(resumed, twin, range(4, 8)), plain)
