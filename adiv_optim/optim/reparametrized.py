@@ -160,17 +160,16 @@ class Reparametrized(OptimizerWrapper):
         self.inner.state = value
 
     def _remembered(self) -> dict[Tensor, dict[str, Any]]:
-        """What a checkpoint is to have of each parameter, once there has been a step.
+        """What a checkpoint is to have of each parameter.
 
-        Of all parameters where the optimizer keeps no state, as torch.distributed.checkpoint wants it. Else not of one
-        that has not been stepped on: a bare optimizer, which may load this, would take it for a state of its own.
+        Not where the optimizer has no state yet: a bare one, which may load this, would take it for a state of its own.
+        One that keeps none has none after a step either: torch.distributed.checkpoint wants all parameters then.
         """
         state, remembered = self.inner.state, self.method.state()
-        if not remembered or not self.method.steps:
-            return {}
         groups = [[(p, bool(state.get(p))) for p in group["params"]] for group in self.param_groups]
-        stepped = [p for group in groups for p, has in group if has or not any(has for _, has in group)]
-        return {p: self._named(remembered.get(p, {})) for p in stepped}
+        bare = [self.method.steps > 0 and not any(has for _, has in group) for group in groups]
+        shown = [p for group, alike in zip(groups, bare, strict=True) for p, has in group if has or alike]
+        return {p: self._named(remembered.get(p, {})) for p in shown} if remembered else {}
 
     def _named(self, entries: Mapping[str, Any]) -> dict[str, Any]:
         every = {"steps": self.method.steps, **entries}
