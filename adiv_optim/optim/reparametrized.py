@@ -151,7 +151,7 @@ class Reparametrized(OptimizerWrapper):
         """
         state = self.inner.state
         for parameter, entries in self._remembered().items():
-            state.setdefault(parameter, {}).update(entries)
+            state[parameter] = {**state.get(parameter, {}), **entries}  # not in place: state dicts hold the old one
             self._shown = True
         return state
 

@@ -131,6 +131,8 @@ def test_damaged_memory_of_the_wrapper_is_refused(wrapper):
         own = {name: value for name, value in entries.items() if not name.startswith("adiv_optim.")}
         mine = {name: value for name, value in entries.items() if name not in own}
         for path, broken in with_damage(mine):
+            if not broken:
+                continue  # nothing is remembered of it
             with pytest.raises(ValueError, match=r"; .*[.]$") as told:
                 optimizer.load_state_dict({**state, "state": {**state["state"], key: {**own, **broken}}})
             place = str(told.value).partition(" ")[2]
