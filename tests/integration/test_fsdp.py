@@ -206,9 +206,9 @@ def on_each_of_two(rank: int, folder: Path) -> dict[str, Any]:
         model = sharded(built(name))
         optimizer = wrapped(name, adamw(model), model)
         train(model, optimizer, ours(rank)[:BEFORE])
-        for flat in (False, True):
-            checkpoints.save(model, optimizer, folder / f"{name}-{flat}", flat)
-            found[f"resumed-{name}-{flat}"] = loaded(rank, name, folder, flat)
+        for flattened in (False, True):
+            checkpoints.save(model, optimizer, folder / f"{name}-{flattened}", flattened)
+            found[f"resumed-{name}-{flattened}"] = loaded(rank, name, folder, flattened)
     for what, names in LEFT_OUT.items():
         with without(what):
             found |= {f"{what}-{name}": trained(rank, name, "sgd") for name in names}
