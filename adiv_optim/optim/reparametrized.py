@@ -245,7 +245,7 @@ class Reparametrized(OptimizerWrapper):
         return self.model
 
     def metrics(self) -> dict[str, float]:
-        """Return what was measured last as a flat dict of numbers, for any logger."""
+        """Return what was measured last as flat numbers, for any logger; what is treated is a share in [0, 1]."""
         found = self.coverage()
         shares = {"treated_parameters": found.parameter_share, "treated_elements": found.element_share}
         own = {f"{type(self).__name__}/{key}": float(value) for key, value in (shares | self.method.metrics()).items()}
