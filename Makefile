@@ -25,7 +25,7 @@ endif
 	touch $@
 
 bench: .venv/installed-bench
-	$(BIN)/python -m benchmarks digits
+	$(BIN)/python -m benchmarks bench
 
 test: .venv/installed-test
 	$(PYTEST)

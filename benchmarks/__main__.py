@@ -8,9 +8,7 @@ from pathlib import Path
 import torch
 
 from . import reproduce
-from .core.progress import summary_writer
-from .core.run import check_device
-from .core.store import Store
+from .core.runs import Store, check_device, summary_writer
 from .core.study import insert, report, show, shown, write_tables
 from .digests import DIGESTS
 from .methods import added
@@ -96,8 +94,10 @@ def _run(options: argparse.Namespace) -> int:
     if getattr(options, "estimate", False):
         return 0
     if int(os.environ.get("RANK", 0)) == 0 and Store(path).read():
-        show(report([path], STUDIES), options.out)
+        sections = report([path], STUDIES)
+        show(sections, options.out)
         print(f"results: {path}; python -m benchmarks report --out {options.out} shows all that are there.")
+        print("".join(f"verdict: {section.verdict}.\n" for section in sections.values() if section.verdict), end="")
     return 0
 
 

@@ -33,17 +33,6 @@ def given(**settings: Any) -> dict[str, Any]:
     return {name: value for name, value in settings.items() if value is not None}
 
 
-def broadcasts(shape: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
-    """Whether a tensor of this shape can be expanded to the wanted one.
-
-    Example:
-        >>> broadcasts((3, 1), (2, 3, 4)), broadcasts((2, 1), (2, 3, 4))
-        (True, False)
-    """
-    sizes = zip(reversed(shape), reversed(wanted), strict=False)
-    return len(shape) <= len(wanted) and all(size in (1, full) for size, full in sizes)
-
-
 def _check(where: str, settings: Mapping[str, Any], kind: type, fits: Callable[[Any], bool], wanted: str) -> None:
     for name, value in settings.items():
         if isinstance(value, bool) or not isinstance(value, kind) or not fits(value):

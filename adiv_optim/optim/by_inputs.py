@@ -7,7 +7,6 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from .._linalg.limits import check_count, check_not_negative
-from .._linalg.shards import cut_of
 from ..attach.checks import named_in_skip, refuse_flat
 from ..attach.coverage import warn
 from .eligible_layers import EligibleLayer, eligible_layers, refuse_shards
@@ -110,28 +109,6 @@ class ByInputs(Reparametrized):
                 f"{type(self).__name__}.count_rows: {path!r} is no layer that it measures; coverage() lists those, and "
                 "why it leaves others alone."
             )
-
-    @property
-    def averages(self) -> InputMethod:
-        """What it remembers, for torch.distributed.checkpoint, whose get_state_dict knows torch's own states alone.
-
-        Save and load it beside what get_state_dict returns: `{"model": …, "optimizer": …, "averages": opt.averages}`.
-        Every process holds all of it, with the same keys and shapes before and after training: another number of
-        processes may load what some have saved.
-
-        Raises:
-            RuntimeError: it is detached, or processes of tensor parallelism hold columns of a layer.
-        """
-        name = type(self).__name__
-        if not isinstance(self.method, InputMethod):
-            raise RuntimeError(f"{name} is detached, and remembers nothing; save what is inside of it.")
-        for layer in self._layers():
-            if (cut := cut_of(layer.weight)) is not None and cut.dim:
-                raise RuntimeError(
-                    f"{name}: every process has an average of its own of {layer.name!r}, whose columns are on several; "
-                    "save each process's own state_dict() by torch.save."
-                )
-        return self.method
 
     def detach(self) -> nn.Module:
         """Take the hooks off the model; the optimizer goes on with plain steps."""

@@ -76,7 +76,8 @@ class ChainedOptimizer(Optimizer):
     @property
     def state(self) -> Any:  # type: ignore[override]
         """The state of each parameter, as its own optimizer keeps it, in a new dict."""
-        return {parameter: state for optimizer in self.optimizers for parameter, state in optimizer.state.items()}
+        every = (pair for optimizer in self.optimizers for pair in optimizer.state.items())
+        return defaultdict(dict, every)
 
     @property
     def defaults(self) -> dict[str, Any]:  # type: ignore[override]

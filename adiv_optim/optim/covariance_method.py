@@ -107,7 +107,6 @@ class CovarianceMethod(InputMethod):
 
     #: What is done to a layer, in a word.
     verb: ClassVar[str]
-    shaping: ClassVar[Sequence[str]] = ("max_dim",)
 
     damping: float
     max_dim: int | None
@@ -149,6 +148,28 @@ class CovarianceMethod(InputMethod):
         cut = cut_of(layer.weight)
         here = " of this process" * bool(cut is not None and cut.dim)
         return f"{self.verb if measured else 'nothing measured yet'}, {layer.moments}{here}"
+
+    def metrics(self) -> dict[str, float]:
+        """Return what was measured last: of each layer the RMS of its inputs, and condition numbers of A and A + λI.
+
+        The bias's 1 counts, and of blocks and groups the worst. Eigenvalues are found for it, at each call.
+        """
+        found = super().metrics()
+        for layer in self.layers:
+            if layer.name not in self.measured:
+                continue
+            moments: Any = layer.moments
+            level = host.double(moments.average(layer.memory, layer.rows))
+            low, high = (host.double(ends) for ends in moments.extremes(layer.memory, layer.rows))
+            ridge = self.damping * torch.where(level > 0, level, 1.0)
+            found[f"{layer.name}/input_rms"] = level.mean().sqrt().item()
+            found[f"{layer.name}/condition"] = (high / low).max().item()
+            found[f"{layer.name}/damped_condition"] = ((high + ridge) / (low + ridge)).max().item()
+        for key in ("condition", "damped_condition"):
+            found[f"largest_{key}"] = max(
+                (value for name, value in found.items() if name.endswith(f"/{key}")), default=1.0
+            )
+        return found
 
     def measure_each(self, layers: Sequence[LayerInputs]) -> Iterator[Any]:
         """Measure the layers that are dealt to this process, and yield what all processes have found."""

@@ -6,17 +6,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
-from torch import nn
+from torch import Tensor, nn
 
 from .._linalg import host
-from .._linalg.limits import check_dict, check_like
 from .._linalg.roots import NoRootError
-from .._linalg.shards import DataParallelGroup
+from .._linalg.shards import DataParallelGroup, cut_of
 from ..attach.checks import Skip
 from ..attach.coverage import UNCALLED, Coverage, uncalled_words, warn
 from .input_hooks import LayerInputs, Readings
 from .reparametrized import Method
 from .second_moments import Moments, add_up_rows
+from .wrapper import OURS
 
 #: So many measurements in a row without a row of a layer that has gradients are worth a word, these.
 _MISSES = 10
@@ -39,8 +39,7 @@ class InputMethod(Method):
 
     #: Why a bias is not treated with its weight, or "" if it is.
     bias_is_plain: ClassVar[str] = ""
-    #: Settings that the shapes of what is remembered follow from.
-    shaping: ClassVar[Sequence[str]] = ()
+    prefix: ClassVar[str] = f"{OURS}inputs."
 
     every: int
     decay: float
@@ -56,11 +55,8 @@ class InputMethod(Method):
         self.plain: dict[str, str] = {}
         #: The optimizer's parameters as layers were last looked for, each with whether it trained.
         self.trained: list[tuple[int, bool]] = []
-        self.steps = 0
         #: Whether all processes see the same rows, so that there is nothing to add up.
         self.alone = False
-        #: Whether what is remembered has been loaded since the last step.
-        self._loaded = False
         self.readings: Readings = {}
         #: By layer, what was made of its average.
         self.measured: dict[str, Any] = {}
@@ -162,8 +158,7 @@ class InputMethod(Method):
 
     def after_step(self) -> None:
         """Count the step, and let the forward passes before the next one gather if it measures."""
-        self.steps += 1
-        self._loaded = False
+        super().after_step()
         for layer in self.layers:
             layer.age += 1
         self._arm()
@@ -244,50 +239,34 @@ class InputMethod(Method):
         """Return what was measured last."""
         return {"layers_measured": len(self.measured), "failed_factorisations": sum(self.failures.values())}
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return averages and the counter; what is made of them follows from them."""
-        layers = {layer.name: self.layer_state(layer) for layer in self.layers}
-        return {"steps": self.steps, "layers": layers, "settings": {name: getattr(self, name) for name in self.shaping}}
+    def state(self) -> dict[Tensor, dict[str, Any]]:
+        """Return averages; what is made of them follows from them."""
+        return {
+            layer.weight: {_columns(layer) + name: value for name, value in self.layer_state(layer).items()}
+            for layer in self.layers
+        }
 
     def layer_state(self, layer: LayerInputs) -> dict[str, Any]:
-        """Return what is remembered of a layer, in tensors of its own: torch.distributed.checkpoint loads into them."""
-        first = self._first_with_memory_of(layer)
-        memory = [tensor if first is layer else tensor.clone() for tensor in layer.memory]
-        return {"memory": memory, "rows": layer.rows}
+        """Return what is remembered of a layer."""
+        alone = self._first_with_memory_of(layer) is layer
+        memory = {f"{n}": tensor if alone else tensor.clone() for n, tensor in enumerate(layer.memory)}
+        return {**memory, "rows": layer.rows}
 
     def load_layer(self, layer: LayerInputs, state: Mapping[str, Any]) -> None:
-        """Take it from a checkpoint."""
+        """Take it from a checkpoint, or begin anew where that has nothing."""
         layer.memory = [
-            tensor.to(layer.weight.device, host.wide(layer.weight), copy=True) for tensor in state["memory"]
+            state.get(f"{n}", zeros).to(layer.weight.device, host.wide(layer.weight), copy=True)
+            for n, zeros in enumerate(layer.moments.zeros(layer.weight))
         ]
-        layer.rows = state["rows"]
+        layer.rows = state.get("rows", 0.0)
 
-    def check_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Refuse the state of other layers or other settings."""
-        path, own = "state_dict['method']", self.state_dict()
-        check_dict(state, path, self.remedy)
-        saved = state.get("settings", {})
-        check_dict(saved, f"{path}['settings']", self.remedy)
-        for name, value in own.pop("settings").items():
-            if saved.get(name, value) != value:
-                raise ValueError(f"{path} was saved with {name}={saved[name]}, this has {name}={value}; {self.remedy}.")
-        check_like({name: part for name, part in state.items() if name != "settings"}, own, path, self.remedy)
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take them from a checkpoint; an empty one makes the method forget, unless they have come since the last step.
-
-        torch.distributed.checkpoint loads them as `averages`, and then the optimizer's state without them.
-        """
-        if state:
-            self.check_state_dict(state)
-        elif self._loaded:
-            return
-        self.steps, self.measured, self.failures, self.spoiled = state.get("steps", 0), {}, Counter(), Counter()
-        self._loaded = bool(state)
+    def load_state(self, state: Mapping[Tensor, Mapping[str, Any]]) -> None:
+        """Take them from a checkpoint, and measure."""
+        self.measured, self.failures, self.spoiled = {}, Counter(), Counter()
         for place, layer in enumerate(self.layers):
             layer.forget_pending()
-            nothing = {"memory": layer.moments.zeros(layer.weight), "rows": 0.0}
-            self.load_layer(layer, state["layers"][layer.name] if state else nothing)
+            entries = state.get(layer.weight, {})
+            self.load_layer(layer, {name.removeprefix(_columns(layer)): value for name, value in entries.items()})
             if not layer.rows:
                 continue
             first = next((each for each in self.layers[:place] if layer.remembers_as(each)), layer)
@@ -297,3 +276,9 @@ class InputMethod(Method):
             except (NoRootError, KeyError):
                 self.failures[layer.name] = 1
         self._arm()
+
+
+def _columns(layer: LayerInputs) -> str:
+    """How names begin of what each process remembers by itself, having columns of its own; "" as a rule."""
+    cut = cut_of(layer.weight)
+    return f"columns {cut.start}." if cut is not None and cut.dim else ""

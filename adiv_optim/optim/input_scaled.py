@@ -113,15 +113,15 @@ class ScalingMethod(InputMethod):
 
     def layer_state(self, layer: LayerInputs) -> dict[str, Any]:
         """Return what is remembered of a layer; a scale of 0 is none yet."""
-        return {**super().layer_state(layer), "last": self.last.get(layer.name, [0.0] * layer.moments.groups)}
+        last, device = self.last.get(layer.name, [0.0] * layer.moments.groups), layer.weight.device
+        return {**super().layer_state(layer), "last": torch.tensor(last, dtype=host.widest(device), device=device)}
 
     def load_layer(self, layer: LayerInputs, state: Mapping[str, Any]) -> None:
         """Take it from a checkpoint."""
         super().load_layer(layer, state)
-        last = state.get("last", [0.0])
         self.last.pop(layer.name, None)
-        if all(last):
-            self.last[layer.name] = list(last)
+        if "last" in state and all(last := host.read(state["last"])):
+            self.last[layer.name] = last
 
 
 def _rms(layer: LayerInputs) -> Tensor:

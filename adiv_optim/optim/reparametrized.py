@@ -1,34 +1,37 @@
 """Letting an optimizer step on other variables than the model's weights: the one driver of a step."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from .._linalg import host
-from .._linalg.limits import check_dict
-from .._linalg.shards import whole
+from .._linalg.limits import check_like
 from ..attach.coverage import Coverage, warn
 from ..attach.reports import fed, gone, report
 from ..functional.shared import refuse_capture, without_autocast
 from .chained import ChainedOptimizer
 from .snapshot import Snapshot, Transform, decay_factors, hooked
-from .wrapper import OptimizerWrapper, check_same_parameters
+from .wrapper import OURS, OptimizerWrapper, check_same_parameters, ours
 
 #: What to do where FSDP1 has flattened parameters.
 UNFLATTENED = "use fully_shard, or GradientOnly, which goes with FSDP1"
-#: Where in a state dict a method keeps what it remembers, and where methods of wrappers within do.
-_OURS = ("method", "within")
+#: What may be done about a checkpoint that does not fit.
+_REMEDY = (
+    "load what was saved of the same model with the same settings, or leave the names out that begin with "
+    f"{OURS!r} to measure anew"
+)
 
 
 class Method:
     """What a wrapper measures, and the transforms that follow from it; this one has none."""
 
-    #: What may be done about a checkpoint that does not fit.
-    remedy = "load what was saved of the same model with the same settings, or leave 'method' out to measure anew"
+    #: How the names of what it remembers begin.
+    prefix: ClassVar[str] = OURS
+    #: Steps so far.
+    steps = 0
 
     def transforms(self) -> Sequence[Transform]:
         """Measure if that is due, and return this step's transforms; other parameters take the plain step."""
@@ -38,7 +41,8 @@ class Method:
         """Called when steps have been mapped back and not yet added: sums over processes belong here."""
 
     def after_step(self) -> None:
-        """Called when a step has been taken and the weights are the user's again."""
+        """Count the step; the weights are the user's again."""
+        self.steps += 1
 
     def coverage(self) -> Coverage:
         """Say of every trainable parameter how it is treated, or why it is not."""
@@ -60,15 +64,15 @@ class Method:
         """Return what it was built with, as the wrapper's repr shows it."""
         return {"detached": True}
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return what it remembers from step to step, with the same keys and shapes before and after training."""
+    def state(self) -> dict[Tensor, dict[str, Any]]:
+        """Return what it remembers of each parameter, with the same names and shapes before and after training.
+
+        The values are tensors of their own, into which torch.distributed.checkpoint loads, and numbers.
+        """
         return {}
 
-    def check_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Raise a ValueError if the state cannot be loaded as it is; nothing is loaded then."""
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take from a checkpoint what it remembers; an empty one makes it forget."""
+    def load_state(self, state: Mapping[Tensor, Mapping[str, Any]]) -> None:
+        """Take from a checkpoint what `state` gave, of some parameters or of none, which makes it forget."""
 
 
 class Reparametrized(OptimizerWrapper):
@@ -131,30 +135,61 @@ class Reparametrized(OptimizerWrapper):
         super().__setstate__(state)
         self._own_steps, self._fed = 0, False
         self._told: set[str] = set()
+        #: Whether the inner optimizer's state may have what is remembered in it.
+        self._shown = True
 
     @property
     def detached(self) -> bool:
         """Whether `detach` was called."""
         return type(self.method) is Method
 
-    def _makes_state(self) -> bool:
-        """Whether rates, gradients and state are all nothing, as where torch.distributed.checkpoint takes a step.
+    @property
+    def state(self) -> Any:
+        """The inner optimizer's state, and in it until the next step what is remembered of each parameter.
 
-        It does so to know the state of an optimizer that has none. What is remembered belongs to the steps that train.
+        The functions of torch.distributed.checkpoint look there for the names of what a checkpoint has.
         """
-        rates = [group.get("lr") for group in self.param_groups]
-        if self.state or any(rate != 0 if not isinstance(rate, Tensor) or rate.is_cpu else True for rate in rates):
-            return False
-        gradients = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
-        dense = all(gradient.layout == torch.strided for gradient in gradients)
-        return dense and not any(host.read(*(whole(gradient.any()) for gradient in gradients)))
+        state = self.inner.state
+        for parameter, entries in self._remembered().items():
+            state[parameter] = {**state.get(parameter, {}), **entries}  # not in place: state dicts hold the old one
+            self._shown = True
+        return state
+
+    @state.setter
+    def state(self, value: Any) -> None:
+        self.inner.state = value
+
+    def _remembered(self) -> dict[Tensor, dict[str, Any]]:
+        """What a checkpoint is to have of each parameter.
+
+        Not where the optimizer has no state yet: a bare one, which may load this, would take it for a state of its own.
+        One that keeps none has none after a step either: torch.distributed.checkpoint wants all parameters then.
+        """
+        state, remembered = self.inner.state, self.method.state()
+        groups = [[(p, bool(state.get(p))) for p in group["params"]] for group in self.param_groups]
+        bare = [self.method.steps > 0 and not any(has for _, has in group) for group in groups]
+        shown = [p for group, alike in zip(groups, bare, strict=True) for p, has in group if has or alike]
+        return {p: self._named(remembered.get(p, {})) for p in shown} if remembered else {}
+
+    def _named(self, entries: Mapping[str, Any]) -> dict[str, Any]:
+        every = {"steps": self.method.steps, **entries}
+        return {self.method.prefix + name: value for name, value in every.items()}
+
+    def _keys(self, state_dict: Mapping[str, Any]) -> Iterator[tuple[Tensor, Any]]:
+        """Each parameter, and the key of its part in a state dict: a number, or its name."""
+        for own, saved in zip(self.param_groups, state_dict.get("param_groups", ()), strict=False):
+            yield from zip(own["params"], saved.get("params", ()), strict=False)
 
     @torch.compiler.disable  # traced, a step would be dozens of graphs
     @torch.no_grad()
     def _inner_step(self, *args: Any, **kwargs: Any) -> None:
-        if self._makes_state():
-            super()._inner_step(*args, **kwargs)
-            return
+        if self._shown:
+            for parameter, entries in list(self.inner.state.items()):
+                for name in ours(entries):
+                    del entries[name]
+                if not entries:
+                    del self.inner.state[parameter]
+            self._shown = False
         device = next(self.model.parameters()).device
         if not self.detached:
             refuse_capture(type(self).__name__, "counts its steps", next(self.model.parameters()))
@@ -210,7 +245,7 @@ class Reparametrized(OptimizerWrapper):
         return self.model
 
     def metrics(self) -> dict[str, float]:
-        """Return what was measured last as a flat dict of numbers, for any logger."""
+        """Return what was measured last as flat numbers, for any logger; what is treated is a share in [0, 1]."""
         found = self.coverage()
         shares = {"treated_parameters": found.parameter_share, "treated_elements": found.element_share}
         own = {f"{type(self).__name__}/{key}": float(value) for key, value in (shares | self.method.metrics()).items()}
@@ -224,20 +259,36 @@ class Reparametrized(OptimizerWrapper):
         )
 
     def _state_dict(self) -> dict[str, Any]:
-        inner = dict(super()._state_dict())
-        # What a method within remembers goes one level down: both have one name.
-        within = {name: inner.pop(name) for name in _OURS if name in inner}
-        remembered = self.method.state_dict()
-        return {**inner, **({"method": remembered} if remembered else {}), **({"within": within} if within else {})}
+        found = dict(super()._state_dict())
+        remembered, keys = self._remembered(), dict(self._keys(found))
+        more = {keys[p]: {**found["state"].get(keys[p], {}), **entries} for p, entries in remembered.items()}
+        return {**found, "state": {**found["state"], **more}} if more else found
 
     def _load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        remembered, within = state_dict.get("method", {}), state_dict.get("within", {})
-        if "method" in state_dict:
-            self.method.check_state_dict(remembered)
-        check_dict(within, f"{type(self).__name__}: state_dict['within']", self.method.remedy)
-        rest = {name: value for name, value in state_dict.items() if name not in _OURS}
-        super()._load_state_dict({**rest, **within})
-        self.method.load_state_dict(remembered)
+        name, state, own = type(self).__name__, dict(state_dict.get("state", {})), self.method.state()
+        found: dict[Tensor, dict[str, Any]] = {}
+        parameters, prefix = {key: parameter for parameter, key in self._keys(state_dict)}, self.method.prefix
+        for key, entries in state_dict.get("state", {}).items():
+            names = [n for n in ours(entries) if n.startswith(prefix)]
+            # A flat checkpoint that lacks a name has given an empty dict for it.
+            mine = {n: entries[n] for n in names if entries[n] != {}}
+            if mine and key in parameters:  # else the optimizer refuses the groups
+                wanted = self._named(own.get(parameters[key], {}))
+                check_like(mine, wanted, f"{name}: state_dict['state'][{key!r}]", _REMEDY)
+                found[parameters[key]] = {n.removeprefix(prefix): value for n, value in mine.items()}
+            if names:
+                state[key] = {n: value for n, value in entries.items() if n not in names}
+                if not state[key]:
+                    del state[key]
+        super()._load_state_dict({**state_dict, "state": state})
+        self.method.steps = next((entries["steps"] for entries in found.values()), 0)
+        self.method.load_state(found)
+        if lacking := [p for p, key in self._keys(state_dict) if p in own and p not in found and state.get(key)]:
+            warn(
+                f"{name}: the checkpoint has nothing of what it remembers of {len(lacking)} of {len(own)} parameters, "
+                "which it measures anew. Save what state_dict() of the wrapper returns, or torch's "
+                "get_optimizer_state_dict(model, wrapper), and not that of the optimizer inside."
+            )
 
 
 def unwrapped(model: nn.Module) -> nn.Module:

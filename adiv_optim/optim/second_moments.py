@@ -149,6 +149,11 @@ class Covariance:
         """The stack of several groups, or the one matrix of a single group: some libraries batch on one thread."""
         return stack if self.groups > 1 else stack[0]
 
+    def extremes(self, memory: list[Tensor], rows: float) -> Tensor:
+        """The least and the greatest eigenvalue of each block of A, (2, blocks); for each group, if several."""
+        values = [torch.linalg.eigvalsh(host.double(block)).clamp_min(0) for block in self.mean(memory, rows)]
+        return torch.stack([torch.stack([each[..., end] for each in values]) for end in (0, -1)])
+
     def mean(self, memory: list[Tensor], rows: float) -> list[Tensor]:
         """The blocks of A, made anew, each (groups, d, d), or (d, d) of one group."""
         strips = iter(memory)
@@ -229,6 +234,14 @@ class SketchedCovariance(Covariance):
     def traces(self, memory: list[Tensor]) -> list[Tensor]:
         """The trace of each block, for each group."""
         return memory[2::3]
+
+    def extremes(self, memory: list[Tensor], rows: float) -> Tensor:
+        """Of what is used in the place of A: all eigenvalues but the leading ones are their mean."""
+        found = []
+        for (trace, (values, _)), size in zip(self.spectra(memory, rows), self.sizes, strict=True):
+            rest = ((trace - values.sum(-1)) / (size - self.rank)).clamp_min(0)
+            found.append(torch.stack([torch.minimum(rest, values.amin(-1)), torch.maximum(rest, values.amax(-1))]))
+        return torch.stack(found, 1)
 
     def spectra(self, memory: list[Tensor], rows: float) -> list[tuple[Tensor, Spectrum]]:
         """The trace of every block of A, for each group, and its leading eigenvalues and eigenvectors."""

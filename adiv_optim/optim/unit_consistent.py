@@ -1,21 +1,21 @@
 """Optimizers whose path no rescaling of hidden units can change."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from .. import gauge as gauges
-from .._linalg.limits import broadcasts, check_dict, check_like, shown
+from .._linalg import host
 from ..attach.checks import NAMED, Skip, named_in_skip, refuse_flat
 from ..attach.coverage import Coverage, warn
 from ..gauge.scales.network import NoMagnitudeError
 from .eligible_layers import refuse_cuts
 from .reparametrized import UNFLATTENED, Method, Reparametrized, unwrapped
 from .snapshot import Diagonal, Transform
-from .wrapper import check_model
+from .wrapper import OURS, check_model
 
 
 class CanonicalMethod(Method):
@@ -29,6 +29,8 @@ class CanonicalMethod(Method):
         skip: modules whose parameters take the plain step.
     """
 
+    prefix: ClassVar[str] = f"{OURS}scales."
+
     def __init__(
         self, model: nn.Module, graph: gauges.ChannelGraph, gauge: gauges.Gauge, project: bool, skip: Skip
     ) -> None:
@@ -39,7 +41,7 @@ class CanonicalMethod(Method):
         skipped = {id(parameter) for module in named_in_skip(model, self.skip) for parameter in module.parameters()}
         self.skipped = {name for name, parameter in self.parameters.items() if id(parameter) in skipped}
         self.project = project
-        self.steps = self.measurements = 0
+        self.measurements = 0
         self._measured: Tensor | None = None
         self._log_scales: Tensor | None = None
         self._factors: dict[str, gauges.Factors] = {}
@@ -66,7 +68,7 @@ class CanonicalMethod(Method):
 
     def after_step(self) -> None:
         """Count the step, and project if asked to."""
-        self.steps += 1
+        super().after_step()
         if self.project:
             kept = [(tensor, tensor.detach().clone()) for tensor in (*self.model.parameters(), *self.model.buffers())]
             try:
@@ -112,48 +114,39 @@ class CanonicalMethod(Method):
             found |= {"log_scale_min": float(self._measured.min()), "log_scale_max": float(self._measured.max())}
         return found
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return what resuming exactly needs: the scales in use, and where in their interval the steps are."""
-        in_use = self._factors if self.steps % self.gauge.every else {}
-        return {
-            "steps": self.steps,
-            "log_scales": self._log_scales,
-            "factors": {name: [factors.d, factors.e] for name, factors in in_use.items()},
-        }
+    def state(self) -> dict[Tensor, dict[str, Any]]:
+        """Return what resuming exactly needs: the scales in use, and the log-scales that the next ones are near."""
+        device = next(iter(self.parameters.values())).device
+        none = torch.zeros(self.graph.free, dtype=host.widest(device), device=host.with_float64(device))
+        scales = none if self._log_scales is None else self._log_scales
+        factors = self._factors or self.gauge.factors(self.graph, self.parameters, scales)
+        every, found = torch.cat([scales.new_zeros(1), scales]), dict[Tensor, dict[str, Any]]()
+        for name, (_, d, e) in factors.items():
+            plus, minus = (every[index] for index in self._ends(name, every))
+            found[self.parameters[name]] = {"d": d, "e": e, "plus": plus, "minus": minus}
+        return found
 
-    def check_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Refuse the scales of another graph."""
-        path = "UnitConsistent: state_dict['method']"
-        check_dict(state, path, self.remedy)
-        if state.get("log_scales") is not None:
-            check_like(state["log_scales"], torch.empty(self.graph.free), f"{path}['log_scales']", self.remedy)
-        check_dict(state.get("factors", {}), f"{path}['factors']", self.remedy)
-        own = {"steps": 0, "log_scales": 0, "factors": state.get("factors")}
-        check_like({name: 0 if name == "log_scales" else state[name] for name in state}, own, path, self.remedy)
-        found = state["factors"]
-        if found and (names := found.keys() ^ {n for n, e in self.graph.parameters.items() if e.moves or n in found}):
-            raise ValueError(f"{path}['factors'] is of other parameters: {sorted(names)[:3]}; {self.remedy}.")
-        for name, parts in found.items():
-            shape = self.graph.parameters[name].shape
-            fits = [
-                isinstance(p, Tensor) and broadcasts(p.shape, shape) and bool((p > 0).all()) for p in _listed(parts)
-            ]
-            if fits != [True, True]:
-                wanted = f"two tensors of numbers above 0 that broadcast to {shape}"
-                raise ValueError(f"{path}['factors'][{name!r}] is {shown(parts)}, wanted {wanted}; {self.remedy}.")
+    def _ends(self, name: str, scales: Tensor) -> list[Tensor]:
+        """Which channels a parameter's rows and columns are."""
+        entry = self.graph.parameters[name]
+        return [index.to(scales.device) for index in (entry.plus, entry.minus)]
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state(self, state: Mapping[Tensor, Mapping[str, Any]]) -> None:
         """Take the scales from a checkpoint."""
-        self.steps, self._log_scales = state.get("steps", 0), state.get("log_scales")
-        factors = state.get("factors", {})
-        self._factors = {
-            name: gauges.Factors(self.graph.parameters[name].shape, d.clone(), e.clone())
-            for name, (d, e) in factors.items()
-        }
-
-
-def _listed(value: Any) -> Sequence[Any]:
-    return value if isinstance(value, (list, tuple)) else []
+        names: dict[Tensor, str] = {parameter: name for name, parameter in self.parameters.items()}
+        self._factors, self._log_scales = {}, None
+        for parameter, entries in state.items():
+            if "d" not in entries:
+                continue
+            name = names[parameter]
+            if self._log_scales is None:
+                every = entries["plus"].new_zeros(self.graph.free + 1)
+                self._log_scales = every[1:]
+            for index, end in zip(self._ends(name, every), ("plus", "minus"), strict=True):
+                every[index] = entries[end]
+            if not self.project:
+                shape = self.graph.parameters[name].shape
+                self._factors[name] = gauges.Factors(shape, entries["d"].clone(), entries["e"].clone())
 
 
 def _diagonal(parameter: nn.Parameter, factors: gauges.Factors) -> Diagonal:

@@ -24,7 +24,6 @@ class WhiteningMethod(CovarianceMethod):
     """Lets an optimizer step where the inputs of a model's layers are white; see `Whitened` for the arguments."""
 
     verb: ClassVar[str] = "whitened"
-    shaping: ClassVar[Sequence[str]] = ("rank", "max_dim")
 
     graft_norm: bool
     root: str

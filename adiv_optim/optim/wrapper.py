@@ -9,11 +9,11 @@ from torch import nn
 from torch.optim import LBFGS, Optimizer
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
-from .._linalg.limits import check_dict, shown
+from .._linalg.limits import check_dict
 from ..corrections import Correction
 
-#: Where in a state dict wrappers keep what they remember, beside torch's own "state" and "param_groups".
-_OURS = "method"
+#: How names begin that a state dict has of a parameter beside the optimizer's own: what wrappers remember.
+OURS = "adiv_optim."
 _ORDER = " These are the arguments in the wrong order: the optimizer comes first, then the model."
 
 
@@ -21,9 +21,8 @@ class OptimizerWrapper(Optimizer):
     """A torch.optim.Optimizer that hands its work to another one.
 
     `param_groups`, `state` and `defaults` *are* the inner optimizer's, so schedulers, GradScaler, checkpoints
-    and code that reads or writes them see one optimizer. Nothing is added to the inner `state`. Hooks
-    registered on the wrapper, and torch's global ones, run once, around the whole step; hooks of the inner optimizer
-    run inside it.
+    and code that reads or writes them see one optimizer. Hooks registered on the wrapper, and torch's global ones, run
+    once, around the whole step; hooks of the inner optimizer run inside it.
 
     `step(closure)` calls the closure once, before the inner step. LBFGS is refused, since it calls the
     closure many times within a step and its line search needs the true gradient.
@@ -198,12 +197,20 @@ class OptimizerWrapper(Optimizer):
         return self.inner.state_dict()
 
     def _load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        if _OURS in state_dict and not isinstance(self.inner, OptimizerWrapper):
-            raise ValueError(
-                f"{type(self).__name__}: state_dict[{_OURS!r}] is {shown(state_dict[_OURS])}, wanted none: another "
-                f"wrapper saved it; wrap the optimizer as it was then, or leave {_OURS!r} out."
-            )
+        saved = {} if isinstance(self.inner, OptimizerWrapper) else state_dict.get("state", {})
+        for key, entries in saved.items():
+            if names := ours(entries):
+                raise ValueError(
+                    f"{type(self).__name__}: state_dict['state'][{key!r}] has an unknown {names[0]!r}, which another "
+                    "wrapper saved, or the same one of another model; wrap the optimizer as it was then, or leave the "
+                    f"names out that begin with {OURS!r}."
+                )
         self.inner.load_state_dict(state_dict)
+
+
+def ours(entries: Any) -> list[str]:
+    """The names of what wrappers remember of a parameter, in its part of a state or of a state dict."""
+    return [name for name in entries if isinstance(name, str) and name.startswith(OURS)]
 
 
 @contextmanager

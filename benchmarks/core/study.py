@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..methods import METHODS
-from .progress import measure
-from .store import Result, Store
+from .runs import Result, Store, measure
 from .table import Section, Table, grouped
 
 #: By name.

@@ -11,6 +11,9 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from scipy.stats import rankdata, spearmanr, ttest_ind
 
+#: What p has to be below for a difference to count.
+SIGNIFICANT = 0.05
+
 T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)
 
@@ -169,6 +172,7 @@ class Section:
     """What is reported under one name: headings, tables and captions in their order."""
 
     parts: Sequence[str | Table]
+    verdict: str = ""  # what a command that made it ends with
 
     @property
     def tables(self) -> list[Table]:

@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from .progress import Kind, R, run_all
-from .store import Store
+from .runs import Kind, R, Store, run_all
 
 #: Runs that were tried → their losses, in the order of the file.
 Tried = Mapping[Any, float]

@@ -1,19 +1,175 @@
-"""How results judge the claims of papers and of this library: what `verdicts` is made of."""
+"""Claims, judged by the committed results: a verdict, the figures, n and p, by scipy's tests."""
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
+from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
-from ..core.claims import Finding, Judge, Sample, Stores, best, every, later, runs, tested
-from ..core.store import Result, setting
-from ..core.table import grouped
+from scipy.stats import ttest_ind
+
+from ..core.runs import Result, Store, setting
+from ..core.study import protocol
+from ..core.table import SIGNIFICANT, Row, grouped, mean_and_error, plus_minus, welch
+from ..fields.report import arm, chosen, compared, errors
 from ..language.train import final_validation_loss, worth
-from ..methods import METHODS
-from ..studies import isometry_training, mechanism
-from ..studies.char_lm import best_rows
-from ..studies.sweep import cells
-from ..studies.table1 import SIZES, line, over_sizes, series
+from ..methods import METHODS, having
+from ..studies import isometry_training, mechanism, table1
+from ..studies.papers import cells
+from ..studies.table1 import SIZES, over_sizes, series
+
+Stores = Mapping[str, Store]
+#: Stores → what every seed reached; a run that is not there is a LookupError.
+Sample = Callable[[Stores], list[float]]
+VERDICTS = {True: "holds", False: "does not hold", None: "undecided"}
+
+More = ParamSpec("More")
+Found = TypeVar("Found")
+
+
+def later(read: Callable[Concatenate[Stores, More], Found]) -> Callable[More, Callable[[Stores], Found]]:
+    """Turn a function of stores and more into one of the rest alone, which returns a function of stores."""
+    return lambda *arguments, **options: lambda stores: read(stores, *arguments, **options)
+
+
+class Finding(NamedTuple):
+    """What some results say about a claim."""
+
+    holds: bool | None  # None: they do not suffice
+    figure: str = ""
+    n: str = ""
+    p: str = ""
+    word: str = ""  # beside the verdict, where a difference is there that does not settle the claim
+
+
+def tested(holds: bool, p: float, figure: str, n: object) -> Finding:
+    """What a test says: nothing, if its p is not significant."""
+    return Finding(holds if p < SIGNIFICANT else None, figure, str(n), f"{p:.2g}")
+
+
+Judge = Callable[[Stores], Finding]
+
+
+class Claim(NamedTuple):
+    """One claim, and how results judge it."""
+
+    text: str
+    files: str  # of results that it is judged by
+    judge: Judge
+    hint: Judge | None = None  # what shorter runs say meanwhile; it decides nothing
+    command: str = ""  # that would decide it, where no recipe makes its files
+
+    def found(self, stores: Stores) -> Finding:
+        """The verdict; undecided where results are missing."""
+        for judge in filter(None, (self.judge, self.hint)):
+            with suppress(LookupError):
+                found = judge(stores)
+                return found if judge is self.judge else found._replace(holds=None)
+        return Finding(None)
+
+
+def runs(stores: Stores, file: str, **wanted: object) -> list[Result]:
+    """The results of a file that have the wanted settings, None being without one; no results are a LookupError."""
+    found = [r for r in stores[file].read() if all(r["settings"].get(name) == wanted[name] for name in wanted)]
+    if not found:
+        raise LookupError(f"{file} has no run with {wanted}.")
+    return found
+
+
+@later
+def reached(stores: Stores, file: str, method: str | None, *, of: str = "test_loss", **wanted: object) -> list[float]:
+    """What every seed of a method's run with some settings reached in the end.
+
+    Of images the accuracies, of searches alone the best on held-out data. Of a language model, of the longest runs, the
+    losses at the lowest validation loss.
+
+    Raises:
+        ValueError: several runs that were tested have them, and to take the best would be to choose by test accuracy.
+    """
+    found = runs(stores, file, method=method, **wanted)
+    if "test_accuracy" in found[0]:
+        last = [r for r in found if not r["settings"].get("validation")]
+        if len(last) > 1:
+            raise ValueError(f"{len(last)} runs of {method!r} in {file!r} have {wanted}; say what tells them apart.")
+        return max((r["test_accuracy"][-1] for r in last or found), key=statistics.fmean)
+    longest = max(r["settings"]["steps"] for r in found)
+    key = protocol("seed")
+    groups = grouped((r for r in found if r["settings"]["steps"] == longest), key).values()
+    best = min(groups, key=lambda own: statistics.fmean(worth(final_validation_loss(r)) for r in own))
+    return [r["test_loss"] if of == "test_loss" else r[of][-1] for r in best]
+
+
+def compare(
+    file: str, own: Mapping[str, Any], other: Mapping[str, Any], *,
+    margin: float | None = None, or_ahead: bool = False, lower: bool = False,
+) -> "Judge":  # fmt: skip
+    """Runs of one file with some settings are ahead of those with others, or within a margin level with them."""
+    samples = reached(file, **own), reached(file, **other)
+    return ahead(*samples, lower=lower) if margin is None else level(*samples, margin, lower=lower, or_ahead=or_ahead)
+
+
+@later
+def ahead(stores: Stores, own: Sample, other: Sample, *, lower: bool = False, against: str = "") -> Finding:
+    """Own is better than the other by Welch's test; lower is better for losses."""
+    ours, theirs = own(stores), other(stores)
+    difference, p = welch(ours, theirs)
+    holds = difference < 0 if lower else difference > 0
+    return tested(holds, p, _pair(ours, theirs, lower, against), f"{len(ours)}, {len(theirs)}")
+
+
+@later
+def level(
+    stores: Stores, own: Sample, other: Sample, margin: float, *, lower: bool = False, or_ahead: bool = False
+) -> Finding:
+    """The 95 % interval of the difference lies within a margin, or wherever it is better, if that will do as well.
+
+    Outside of it the claim does not hold. Between the two a difference may still be there.
+    """
+    ours, theirs = own(stores), other(stores)
+    test = ttest_ind(ours, theirs, equal_var=False)
+    low, high = test.confidence_interval(0.95)
+    least, most = (-high, -low) if lower else (low, high)  # how far own may be ahead
+    holds = True if least > -margin and (or_ahead or most < margin) else None
+    if most < -margin or (least > margin and not or_ahead):
+        holds = False
+    word = "" if holds is not None else "worse" if most < 0 else "better" if least > 0 else ""
+    figure = f"{_pair(ours, theirs, lower)}, 95 % from {low:+.3g} to {high:+.3g}"
+    return Finding(holds, figure, f"{len(ours)}, {len(theirs)}", f"{test.pvalue:.2g}", word)
+
+
+@later
+def best(stores: Stores, own: Sample, others: Mapping[str, Sample], *, lower: bool = False) -> Finding:
+    """Own is better than the best of the others."""
+    found = {label: sample(stores) for label, sample in others.items()}
+    label = (min if lower else max)(found, key=lambda name: mean_and_error(found[name])[0])
+    return ahead(own, others[label], lower=lower, against=f" ({label})")(stores)
+
+
+@later
+def every(stores: Stores, judges: Sequence[Judge]) -> Finding:
+    """All of several findings hold; one that does not is enough against it."""
+    found = [one(stores) for one in judges]
+    verdicts = [one.holds for one in found]
+    holds = False if False in verdicts else None if None in verdicts else True
+    figure, n = ("; ".join(dict.fromkeys(each)) for each in list(zip(*found, strict=True))[1:3])
+    return Finding(holds, figure, n, "; ".join(one.p for one in found if one.p))
+
+
+def _pair(ours: list[float], theirs: list[float], lower: bool, against: str = "") -> str:
+    digits, (difference, _) = 3 if lower else 2, welch(ours, theirs)
+    return f"{plus_minus(ours, digits)} against {plus_minus(theirs, digits)}{against}, {difference:+.{digits}f}"
+
+
+def line(claim: Claim, found: Finding, command: str = "") -> Row:
+    """The line of a claim: verdict, figures, n, p, the files that it is judged by, and what would decide it."""
+    verdict = f"**{VERDICTS[found.holds]}**" + (f", {found.word}" if found.word else "")
+    return [claim.text, verdict, found.figure, found.n, found.p, claim.files, f"`{command}`" if command else ""]
+
+
+#: Of a table of such lines.
+HEADER = ["claim", "verdict", "figures", "n", "p", "results", "what would decide it"]
+
 
 TABLE1 = "table1"
 
@@ -37,7 +193,7 @@ def row(stores: Stores, method: str, activation: str, file: str = TABLE1) -> lis
 def slope(stores: Stores, method: str, activation: str, sign: int, file: str = TABLE1) -> Finding:
     """The line of accuracy over batch size falls (sign −1) or rises."""
     seeds = row(method, activation, file)(stores)
-    fitted = line(series(stores[file].read())[method, activation])
+    fitted = table1.line(series(stores[file].read())[method, activation])
     assert fitted is not None  # `row` has looked
     figure = f"{METHODS[method].label} {100 * fitted.slope:+.2f} ± {100 * fitted.stderr:.2f} points per 100"
     return tested(fitted.slope * sign > 0, fitted.pvalue, figure, len(seeds))
@@ -226,30 +382,25 @@ def widths(stores: Stores) -> Finding:
     return Finding(last[-1] < 1.1 * last[0], f"gap {last[0]:.2f} to {last[-1]:.2f} behind five layers", "4 networks")
 
 
-# Language models.
+# Coordinate networks, equations.
 @later
-def text(stores: Stores, file: str, norm: str, method: str) -> list[float]:
-    """Test losses of every seed at the best rate and damping, of the longest runs."""
-    return [r["test_loss"] for r in best_rows(stores[file].read())[norm, method]]
+def ahead_in_pairs(
+    stores: Stores, file: str, wanted: Mapping[str, Any], own: tuple[Any, ...], other: tuple[Any, ...],
+    shown: Callable[[float], float] = float, *, margin: float = 0.0, lower: bool = False,
+) -> Finding:  # fmt: skip
+    """An arm is ahead of another, by more than a margin, by the paired t test over the problems that both learned."""
+    results = chosen(runs(stores, file, **wanted))
+    found = [errors(r for r in results if arm(r) == each) for each in (own, other)]
+    if not all(found):
+        raise LookupError(f"{file} has not both of {own} and {other}.")
+    sign = -1 if lower else 1
 
+    def signed(error: float) -> float:
+        return sign * shown(error)
 
-@later
-def norm_free(
-    stores: Stores, file: str, norm: str, drawn: float | None, method: str,
-    of: str = "test_loss", embedding_lr: float | None = None,
-) -> list[float]:  # fmt: skip
-    """Losses of every seed, of the comparison without normalisers."""
-    embeddings = {"embedding_deviation": drawn, "embedding_lr": embedding_lr}
-    found = runs(stores, file, norm=norm, method=method, **embeddings)
-    return [r["test_loss"] if of == "test_loss" else r[of][-1] for r in found]
-
-
-@later
-def at_best_embeddings(stores: Stores, file: str, norm: str, method: str) -> list[float]:
-    """Test losses of every seed, of the embeddings with which the validation loss is lowest."""
-    found = grouped(runs(stores, file, norm=norm, method=method), lambda r: r["settings"].get("embedding_deviation"))
-    chosen = min(found.values(), key=lambda own: statistics.fmean(worth(final_validation_loss(r)) for r in own))
-    return [r["test_loss"] for r in chosen]
+    difference, _, n = compared(found[0], found[1], signed)
+    p = compared(found[0], found[1], signed, margin).p
+    return tested(difference > margin, p, f"{sign * difference:+.2f}", n)
 
 
 def one_rate(stores: Stores) -> Finding:
@@ -259,3 +410,11 @@ def one_rate(stores: Stores) -> Finding:
     worst = max(max(at.values()) - min(at[lr] for lr in (0.3, 1.0, 3.0)) for at in means)
     sizes = ", ".join(map(str, sorted(found)))
     return Finding(worst < 2, f"at most {worst:.1f} points below its best from 0.3 to 3, batches of {sizes}")
+
+
+#: Table 1 after a fifth of its epochs.
+SHORT = "table1-reduced"
+PAPERS_OWN = having("papers")
+swept, cnn, pool = (partial(reached, name) for name in ("uc-sweep", "cnn", "cnn-pool"))
+tanh, leaky = (partial(row, activation=name) for name in ("tanh", "leaky-relu"))
+short, short_leaky = partial(tanh, file=SHORT), partial(leaky, file=SHORT)

@@ -4,50 +4,49 @@ import math
 from functools import partial
 from typing import Any
 
-from ..core.claims import Claim, Finding, Sample, Stores, ahead, best, every, image, level
-from ..fields.report import ahead_in_pairs
 from ..methods import METHODS, having
 from ..studies.coordinates import psnr
-from ..studies.factorial import ALL_HAVE, best_optimizer
 from ..studies.poisson import DERIVATIVES
+from ..studies.tuned import ALL_HAVE, best_optimizer
 from . import judges as by
-from .judges import TABLE1
-from .samples import PAPERS_OWN, SHORT, cnn, embedded, leaky, pool, short, short_leaky, swept, tanh
+from .judges import TABLE1, Claim, ahead, best, cnn, every, pool, tanh
 
-_at_20, _long = (partial(image, name) for name in ("cifar10", "cifar10-long"))
-_tuned, _tuned_muon = (partial(image, "cnn-pool-tuned", optimizer=name) for name in ("adam", "muon"))
+_at_20, _long = (partial(by.reached, name) for name in ("cifar10", "cifar10-long"))
+_tuned, _tuned_muon = (partial(by.reached, "cnn-pool-tuned", optimizer=name) for name in ("adam", "muon"))
 _sgd, _adam = (
-    partial(image, "cifar10-trials", activation="tanh", epochs=15, optimizer=optimizer) for optimizer in ("sgd", "adam")
+    partial(by.reached, "cifar10-trials", activation="tanh", epochs=15, optimizer=optimizer)
+    for optimizer in ("sgd", "adam")
 )
 
 
-def _mlp(method: str, optimizer: str | None = None) -> Sample:
+def _mlp(method: str, optimizer: str | None = None) -> by.Sample:
     """With tanh, tuned; without an optimizer the one that is best on held-out data."""
 
-    def sample(stores: Stores) -> list[float]:
+    def sample(stores: by.Stores) -> list[float]:
         own = optimizer or best_optimizer(stores["mlp-tuned"], method, "tanh")
-        return image("mlp-tuned", method, activation="tanh", optimizer=own)(stores)
+        return by.reached("mlp-tuned", method, activation="tanh", optimizer=own)(stores)
 
     return sample
 
 
-def _texts(file: str, own: tuple[str, str], other: tuple[str, str]) -> by.Judge:
-    """One normaliser and method has a lower test loss than another."""
-    return ahead(by.text(file, *own), by.text(file, *other), lower=True)
+def _text(norm: str, method: str, **more: float | None) -> dict[str, Any]:
+    return {"norm": norm, "method": method, **more}
 
 
-_ADAMW, _MUON = ("layernorm", "adamw"), ("layernorm", "muon")
-_LAYERNORM, _HELD = ("layernorm", None, "muon"), ("none", 1.0, "input-held-muon")
+_loss = partial(by.compare, lower=True)
+_FAST: dict[str, Any] = {"embedding_lr": 3e-2}
+_LAYERNORM = _text("layernorm", "muon", embedding_deviation=None, embedding_lr=None)
+_HELD = _text("none", "input-held-muon", embedding_deviation=1.0, embedding_lr=None)
 _WIDE = "cifar10-trials-128"
 
 
-def _shrinks(stores: Stores) -> Finding:
+def _shrinks(stores: by.Stores) -> by.Finding:
     """The lead over plain SGD, tuned, at two sizes."""
     leads = []
     for file in ("cifar10-trials", _WIDE):
-        own, plain = (image(file, m, optimizer="sgd", epochs=15)(stores) for m in ("batch-ideal", "none"))
+        own, plain = (by.reached(file, m, optimizer="sgd", epochs=15)(stores) for m in ("batch-ideal", "none"))
         leads.append(sum(own) / len(own) - sum(plain) / len(plain))
-    return Finding(leads[1] < leads[0], f"{leads[0]:+.2f} and {leads[1]:+.2f} points over plain SGD")
+    return by.Finding(leads[1] < leads[0], f"{leads[0]:+.2f} and {leads[1]:+.2f} points over plain SGD")
 
 
 OURS = [
@@ -68,75 +67,73 @@ OURS = [
     Claim("… and ahead of affine-like layers with AdamW after 40", "cifar10-long",
         ahead(_long("none"), _long("affine-like"))),
     Claim("With AdamW `BatchIdeal` gains little over affine-like layers, within a point", "cifar10-trials",
-        level(_adam("batch-ideal"), _adam("affine-like"), 1.0)),
+        by.level(_adam("batch-ideal"), _adam("affine-like"), 1.0)),
     Claim("At Adam 10⁻³ `BatchIdeal` leads with tanh", "cifar10",
         best(_at_20("batch-ideal", activation="tanh"),
-            by.rivals(PAPERS_OWN, partial(_at_20, activation="tanh")))),
+            by.rivals(by.PAPERS_OWN, partial(_at_20, activation="tanh")))),
     Claim("At Adam 10⁻³ BatchNorm leads with leaky ReLU", "cifar10",
         ahead(*(_at_20(name, activation="leaky-relu") for name in ("batchnorm", "batch-ideal")))),
-    Claim("`BatchIdeal` gains by larger batches, tanh, after 20 epochs", SHORT,
-        by.slope("batch-ideal", "tanh", +1, SHORT)),
+    Claim("`BatchIdeal` gains by larger batches, tanh, after 20 epochs", by.SHORT,
+        by.slope("batch-ideal", "tanh", +1, by.SHORT)),
     Claim("… and after 100", TABLE1, by.slope("batch-ideal", "tanh", +1)),
     Claim("`Proportional`, which leaves interference in, loses accuracy as the batch grows, tanh", TABLE1,
-        by.slope("proportional", "tanh", -1), by.slope("proportional", "tanh", -1, SHORT)),
+        by.slope("proportional", "tanh", -1), by.slope("proportional", "tanh", -1, by.SHORT)),
     Claim("`Proportional` is ahead of no normaliser, tanh and leaky ReLU", TABLE1,
-        every([ahead(of("proportional"), of("none")) for of in (tanh, leaky)]),
-        every([ahead(of("proportional"), of("none")) for of in (short, short_leaky)])),
+        every([ahead(of("proportional"), of("none")) for of in (tanh, by.leaky)]),
+        every([ahead(of("proportional"), of("none")) for of in (by.short, by.short_leaky)])),
     Claim("On digits one learning rate serves `BatchIdeal()` at batches of 8, 32 and 128", "rates", by.one_rate),
     Claim("`Whitened(rank=16)` is ahead of no normaliser in CNNs", "cnn, cnn-pool",
         every([ahead(of("whitened-16"), of("none")) for of in (cnn, pool)])),
     Claim("… and gives what BatchNorm gives without pooling, within a point", "cnn",
-        level(cnn("whitened-16"), cnn("batchnorm"), 1.0)),
-    Claim("… and with pooling", "cnn-pool", level(pool("whitened-16"), pool("batchnorm"), 1.0)),
+        by.level(cnn("whitened-16"), cnn("batchnorm"), 1.0)),
+    Claim("… and with pooling", "cnn-pool", by.level(pool("whitened-16"), pool("batchnorm"), 1.0)),
     Claim("… and with pooling, learning rates and damping tuned, with Adam", "cnn-pool-tuned",
-        level(_tuned("whitened-16"), _tuned("batchnorm"), 1.0)),
+        by.level(_tuned("whitened-16"), _tuned("batchnorm"), 1.0)),
     Claim("… and with Muon", "cnn-pool-tuned",
-        level(_tuned_muon("whitened-16"), _tuned_muon("batchnorm"), 1.0)),
+        by.level(_tuned_muon("whitened-16"), _tuned_muon("batchnorm"), 1.0)),
     Claim("`InputScaled` is ahead of no normaliser in CNNs, tuned with Adam", "cnn-pool-tuned",
         ahead(_tuned("input-scaled"), _tuned("none"))),
     Claim("`BatchIdeal` is ahead of no normaliser in CNNs", "cnn, cnn-pool",
         every([ahead(of("batch-ideal"), of("none")) for of in (cnn, pool)])),
     *(Claim(f"`Whitened` {label} is ahead of {label} with LayerNorm, test loss", "norm-free",
-        ahead(embedded("layernorm", f"whitened-{name}"), embedded("layernorm", name), lower=True))
+        _loss("norm-free", _text("layernorm", f"whitened-{name}"), _text("layernorm", name)))
         for name, label in (("adamw", "AdamW"), ("muon", "Muon"))),
     *(Claim(f"… of rank 16, {label}", "norm-free",
-        ahead(embedded("layernorm", f"whitened-{name}-16"), embedded("layernorm", name), lower=True))
+        _loss("norm-free", _text("layernorm", f"whitened-{name}-16"), _text("layernorm", name)))
         for name, label in (("adamw", "AdamW"), ("muon", "Muon"))),
     Claim("`Whitened(rank=16)` AdamW without normalisers is ahead of AdamW with LayerNorm, test loss", "norm-free",
-        ahead(embedded("none", "whitened-adamw-16"), embedded("layernorm", "adamw"), lower=True)),
+        _loss("norm-free", _text("none", "whitened-adamw-16"), _text("layernorm", "adamw"))),
     Claim("`Whitened(rank=16)` Muon is ahead of Muon with LayerNorm after 2,000 steps", "char-lm-2000",
-        _texts("char-lm-2000", ("layernorm", "whitened-muon-16"), _MUON)),
+        _loss("char-lm-2000", _text("layernorm", "whitened-muon-16"), _text("layernorm", "muon"))),
     Claim("`BatchIdeal` in front of AdamW is ahead of AdamW, test loss", "char-lm",
-        _texts("char-lm", ("layernorm", "batch-ideal-adamw"), _ADAMW)),
+        _loss("char-lm", _text("layernorm", "batch-ideal-adamw"), _text("layernorm", "adamw"))),
     Claim("Norm-free by `InputScaled(hold=True)` with Muon: level with LayerNorm after 400 steps, within 0.03",
         "norm-free",
-        level(by.norm_free("norm-free", *_HELD), by.norm_free("norm-free", *_LAYERNORM), 0.03, lower=True)),
+        _loss("norm-free", _HELD, _LAYERNORM, margin=0.03)),
     Claim("… and after 2,000", "norm-free-2000",
-        level(by.norm_free("norm-free-2000", *_HELD), by.norm_free("norm-free-2000", *_LAYERNORM), 0.03, lower=True)),
+        _loss("norm-free-2000", _HELD, _LAYERNORM, margin=0.03)),
     Claim("… and after 2,000 with a learning rate of 0.03 for the embeddings of both", "norm-free-2000",
-        level(by.norm_free("norm-free-2000", *_HELD, embedding_lr=3e-2),
-            by.norm_free("norm-free-2000", *_LAYERNORM, embedding_lr=3e-2), 0.03, lower=True)),
+        _loss("norm-free-2000", _HELD | _FAST, _LAYERNORM | _FAST, margin=0.03)),
     Claim("… and with a single LayerNorm, before the head, ahead after 2,000", "norm-free-2000",
-        ahead(by.norm_free("norm-free-2000", "head-layernorm", *_HELD[1:], embedding_lr=3e-2),
-            by.norm_free("norm-free-2000", *_LAYERNORM, embedding_lr=3e-2), lower=True)),
+        _loss("norm-free-2000", _HELD | _FAST | {"norm": "head-layernorm"}, _LAYERNORM | _FAST)),
     Claim("… and with twelve layers ahead after 400, of LayerNorm with the better of two embeddings", "norm-free-deep",
-        ahead(by.norm_free("norm-free-deep", *_HELD), by.at_best_embeddings("norm-free-deep", *_MUON), lower=True)),
+        _loss("norm-free-deep", _HELD, _text("layernorm", "muon"))),
     Claim("… and of Muon alone without normalisers, with the same embeddings", "norm-free-deep",
-        ahead(by.norm_free("norm-free-deep", *_HELD), by.norm_free("norm-free-deep", "none", 1.0, "muon"), lower=True)),
+        _loss("norm-free-deep", _HELD, _HELD | {"method": "muon"})),
     Claim("… and without normalisers ahead of its nearest rival, SOAP, after 400", "norm-free",
-        ahead(by.norm_free("norm-free", *_HELD), by.norm_free("norm-free", "none", 1.0, "soap"), lower=True)),
+        _loss("norm-free", _HELD, _HELD | {"method": "soap"})),
     Claim("The network gauge is behind the plain optimizer from PyTorch's own initialisation", "uc-sweep",
-        every([ahead(swept("none", optimizer=o), swept("uc-network", optimizer=o))
+        every([ahead(by.swept("none", optimizer=o), by.swept("uc-network", optimizer=o))
             for o in ("sgd", "momentum", "adam")])),
     Claim("The layer gauge with Adam is ahead of Adam", "uc-sweep",
-        ahead(*(swept(name, optimizer="adam") for name in ("uc-layer", "none")))),
+        ahead(*(by.swept(name, optimizer="adam") for name in ("uc-layer", "none")))),
 ]  # fmt: skip
 _CROPS: dict[str, Any] = {"network": "relu", "size": 64, "batch_size": None}
-_fits = partial(ahead_in_pairs, "coordinates", _CROPS, shown=psnr)
+_fits = partial(by.ahead_in_pairs, "coordinates", _CROPS, shown=psnr)
 _RIVALS = [("adam", "Adam"), ("muon", "Muon"), ("soap", "SOAP")]
 #: What is learned, how arms are compared in it, and the optimizers that ran with BatchNorm.
 _OTHER_NETWORKS = [
-    (what, partial(ahead_in_pairs, "coordinates", {**_CROPS, **wanted}, shown=psnr), rivals)
+    (what, partial(by.ahead_in_pairs, "coordinates", {**_CROPS, **wanted}, shown=psnr), rivals)
     for what, wanted, rivals in (
         ("Batches of 512 pixels", {"batch_size": 512}, _RIVALS),
         ("Fourier features", {"network": "fourier"}, _RIVALS),
@@ -144,7 +141,7 @@ _OTHER_NETWORKS = [
     )
 ]
 _MINUTE = {"equation": "poisson", "points": "fixed", "seconds": 60.0}
-_solves = partial(ahead_in_pairs, "poisson", _MINUTE, shown=math.log10, lower=True)
+_solves = partial(by.ahead_in_pairs, "poisson", _MINUTE, shown=math.log10, lower=True)
 #: Normaliser, optimizer, wrapper, its steps between measurements, the rows that it counts.
 _Arm = tuple[str, str, str, None, str | None]
 

@@ -4,20 +4,19 @@ import statistics
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from ..core.claims import SIGNIFICANT, Sample, image
 from ..core.figure import WIDTH, panels, plt, saved
-from ..core.store import Result, Store
+from ..core.runs import Store
 from ..core.study import SHORTER, Digest
-from ..core.table import Cell, Section, Table, estimate, exact, machine, mean_and_error, welch
+from ..core.table import SIGNIFICANT, Cell, Section, Table, estimate, exact, machine, mean_and_error, welch
 from ..core.table import Row as Cells
 from ..methods import METHODS
 from ..studies import RECIPES
-from ..studies.char_lm import best_rows, draw, zoom
 from ..studies.comparison import DATA_LABELS
-from ..studies.factorial import best_optimizer
-from . import judges
+from ..studies.language import best_rows, draw, zoom
+from ..studies.tuned import best_optimizer
+from .judges import Sample, reached
 
 
 class Row(NamedTuple):
@@ -63,15 +62,15 @@ def _columns(stores: Mapping[str, Store]) -> list[Column]:
                 found[row.label] = of(row)(stores)
         return Column(panel, mark, unit, found)
 
-    def images(file: str, **wanted: object) -> Callable[[Row], Sample]:
-        return lambda row: image(file, row.image, **wanted)
+    def images(file: str, **wanted: Any) -> Callable[[Row], Sample]:
+        return lambda row: reached(file, row.image, **wanted)
 
     def text(optimizer: str) -> Callable[[Row], Sample]:
-        return lambda row: judges.at_best_embeddings("norm-free", row.language[0], row.language[1].format(optimizer))
+        return lambda row: reached("norm-free", row.language[1].format(optimizer), norm=row.language[0])
 
     def at_best_optimizer(row: Row) -> Sample:
         optimizer = best_optimizer(stores["mlp-tuned"], row.image, "tanh")
-        return image("mlp-tuned", row.image, activation="tanh", optimizer=optimizer)
+        return reached("mlp-tuned", row.image, activation="tanh", optimizer=optimizer)
 
     return [
         column("tanh MLP", "Adam 10⁻³", "%", images("cifar10", activation="tanh")),
@@ -180,11 +179,6 @@ def _equal_seconds(stores: Mapping[str, Store], name: str, folder: Path) -> Sect
     return Section([Table(["method", "steps", time, "test loss", "validation loss"], rows)])
 
 
-def clocked(run: Result) -> bool:
-    """Whether a run's clock goes on from measurement to measurement; an image's starts every epoch."""
-    return "validation_loss" in run or "error" in run
-
-
 def _runtimes(stores: Mapping[str, Store], name: str, folder: Path) -> Section:
     """How long the runs took that tables show, and how many more chose their settings."""
     rows = list[Cells]()
@@ -192,7 +186,9 @@ def _runtimes(stores: Mapping[str, Store], name: str, folder: Path) -> Section:
         runs = store.read()
         chosen = sum(len(store.read(part)) for part in ("search", "trials"))
         times = [(run, run["seconds"]) for run in runs if "seconds" in run]
-        spent = sum(seconds[-1] if clocked(run) else sum(seconds) for run, seconds in times) / 3600
+        # The clock of an image's run starts every epoch, the others' go on from measurement to measurement.
+        goes_on = ("validation_loss" in run or "error" in run for run, _ in times)
+        spent = sum(s[-1] if on else sum(s) for on, (_, s) in zip(goes_on, times, strict=True)) / 3600
         data = runs[0]["settings"].get("data") or runs[0].get("data", "as its page says")
         counts = [exact(len(runs)), exact(chosen or None), exact(spent or None, ".2g")]
         rows.append([f"`{study}`", DATA_LABELS.get(data, data), *counts])

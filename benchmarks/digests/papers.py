@@ -2,22 +2,20 @@
 
 from functools import partial
 
-from ..core.claims import Claim, ahead, best, every, image, level
 from . import judges as by
-from .judges import TABLE1
-from .samples import PAPERS_OWN, SHORT, cnn, embedded, leaky, pool, short, short_leaky, swept, tanh
+from .judges import PAPERS_OWN, TABLE1, Claim, ahead, best, every, short, tanh
 
 STRUCTURAL = ["affine-like", "l2norm", "l2norm-half"]
 CONVENTIONAL = [name for name in PAPERS_OWN if name not in STRUCTURAL]
 _NOT_AFFINE = [name for name in PAPERS_OWN if name != "affine-like"]
-_fig8, _fig9 = (partial(image, name) for name in ("fig8", "fig9"))
-_elementwise = partial(image, "elementwise", activation="tanh")
+_fig8, _fig9 = (partial(by.reached, name) for name in ("fig8", "fig9"))
+_elementwise = partial(by.reached, "elementwise", activation="tanh")
 
 
 def _by_activation(activation: str) -> list[Claim]:
     """What is claimed of Table 1 for both activations."""
     row = partial(by.row, activation=activation)
-    shorter = partial(row, file=SHORT)
+    shorter = partial(row, file=by.SHORT)
     # With leaky ReLU the paper's own slope of L2 norm at η is about 0.
     falling, named = (
         (STRUCTURAL, "Structural forms")
@@ -29,7 +27,7 @@ def _by_activation(activation: str) -> list[Claim]:
             best(row("affine-like"), by.rivals(_NOT_AFFINE, row)),
             best(shorter("affine-like"), by.rivals(_NOT_AFFINE, shorter))),
         Claim(f"{named} lose accuracy as the batch grows, {activation} (Table 1)", TABLE1,
-            by.slopes(falling, activation, -1), by.slopes(falling, activation, -1, SHORT)),
+            by.slopes(falling, activation, -1), by.slopes(falling, activation, -1, by.SHORT)),
         Claim(f"Affine-like is ahead of norm-like at η, which scale invariance does not explain, {activation}", TABLE1,
             ahead(row("affine-like"), row("l2norm")), ahead(shorter("affine-like"), shorter("l2norm"))),
     ]  # fmt: skip
@@ -49,7 +47,7 @@ BIRD = [
         every([best(short(name), by.rivals(CONVENTIONAL, short)) for name in STRUCTURAL])),
     Claim("No normaliser, BatchNorm and RMSNorm gain by larger batches, tanh (Fig. 6)", TABLE1,
         by.slopes(["none", "batchnorm", "rmsnorm"], "tanh", +1),
-        by.slopes(["none", "batchnorm", "rmsnorm"], "tanh", +1, SHORT)),
+        by.slopes(["none", "batchnorm", "rmsnorm"], "tanh", +1, by.SHORT)),
     Claim("LayerNorm learns fastest, affine-like passes it at about epoch 20, tanh (Fig. 2), on Table 1's network",
         TABLE1,
         by.overtakes(TABLE1), hint=by.overtakes("cifar10")),
@@ -62,28 +60,29 @@ BIRD = [
         by.drop(["batchnorm", "layernorm"], PAPERS_OWN, "leaky-relu")),
     Claim("Affine-like and norm-like at η are ahead of all normalisers, leaky ReLU (Fig. 3), on Table 1's network",
         TABLE1,
-        every([best(leaky(name), by.rivals(CONVENTIONAL, leaky)) for name in ("affine-like", "l2norm")]),
-        every([best(short_leaky(name), by.rivals(CONVENTIONAL, short_leaky)) for name in ("affine-like", "l2norm")])),
+        every([best(by.leaky(name), by.rivals(CONVENTIONAL, by.leaky)) for name in ("affine-like", "l2norm")]),
+        every([best(by.short_leaky(name), by.rivals(CONVENTIONAL, by.short_leaky))
+            for name in ("affine-like", "l2norm")])),
     Claim("Affine-like is ahead from a width of 1 on, tanh (Fig. 4)", "fig4",
         by.along("fig4", "affine-like", _NOT_AFFINE, lambda panel, place: "tanh" in panel)),
     Claim("Without an activation norm-like layers are ahead of BatchNorm and of none, which are linear (Fig. 5)",
         "fig5", by.along("fig5", "l2norm", ["batchnorm", "none"])),
     Claim("In convolutions with pooling no normaliser is ahead of LayerNorm, or within a point (Fig. 8)", "fig8",
-        level(_fig8("none"), _fig8("layernorm"), 1.0, or_ahead=True),
-        level(pool("none"), pool("layernorm"), 1.0, or_ahead=True)),
+        by.level(_fig8("none"), _fig8("layernorm"), 1.0, or_ahead=True),
+        by.level(by.pool("none"), by.pool("layernorm"), 1.0, or_ahead=True)),
     Claim("In convolutions without pooling BatchNorm is ahead of all others (Fig. 9)", "fig9",
         best(_fig9("batchnorm"), by.rivals(PAPERS_OWN, _fig9, "batchnorm")),
-        best(cnn("batchnorm"), by.rivals(PAPERS_OWN, cnn, "batchnorm"))),
+        best(by.cnn("batchnorm"), by.rivals(PAPERS_OWN, by.cnn, "batchnorm"))),
 ]  # fmt: skip
 
+_UC_AND_NORM = ({"method": "uc-network", "optimizer": "sgd"}, {"method": "batchnorm", "optimizer": "sgd"})
 UHLMANN = [
     Claim("Training takes the same path in every gauge", "uc-rescaled",
         every([by.spread("uc-network", "sgd"), by.spread("uc-network", "adam")])),
     Claim("A normaliser becomes optional (D.3), within a point of BatchNorm after 5 epochs", "uc-sweep",
-        level(swept("uc-network", optimizer="sgd"), swept("batchnorm", optimizer="sgd"), 1.0, or_ahead=True)),
+        by.compare("uc-sweep", *_UC_AND_NORM, margin=1.0, or_ahead=True)),
     Claim("… after convergence", "uc-long",
-        level(image("uc-long", "uc-network", optimizer="sgd"), image("uc-long", "batchnorm", optimizer="sgd"), 1.0,
-            or_ahead=True)),
+        by.compare("uc-long", *_UC_AND_NORM, margin=1.0, or_ahead=True)),
     Claim("Small batches cost it less than BatchNorm (D.3)", "uc-batch",
         by.worst("uc-batch", "batch", "batchnorm")),
     Claim("The size of the first parameters costs it less (D.3)", "uc-init", by.worst("uc-init", "gain")),
@@ -124,8 +123,8 @@ JOUDAKI = [
 
 SU = [
     Claim("DyT does not \"achieve better results\" than a normaliser: LayerNorm is ahead with AdamW and Muon",
-        "norm-free", every([ahead(embedded("layernorm", name), embedded("dyt", name), lower=True)
-            for name in ("adamw", "muon")])),
+        "norm-free", every([by.compare("norm-free", *({"norm": norm, "method": name} for norm in ("layernorm", "dyt")),
+            lower=True) for name in ("adamw", "muon")])),
     Claim("√d is better kept than absorbed, tanh MLP", "elementwise",
         ahead(_elementwise("dyt-sqrt-d"), _elementwise("dyt"))),
     Claim("DyISRU is the best elementwise form, tanh MLP", "elementwise",

@@ -4,11 +4,11 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ..core.claims import HEADER, SIGNIFICANT, Claim, Finding, line
-from ..core.store import Store
+from ..core.runs import Store
 from ..core.study import Digest
-from ..core.table import Cell, Row, Section, Table, exact
+from ..core.table import SIGNIFICANT, Cell, Row, Section, Table, exact
 from ..studies import RECIPES
+from .judges import HEADER, Claim, Finding, line
 from .ours import FIELDS, OURS
 from .papers import BIRD, JOUDAKI, SU, UHLMANN
 

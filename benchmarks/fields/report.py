@@ -8,9 +8,8 @@ from typing import Any, NamedTuple
 
 from scipy.stats import ttest_1samp
 
-from ..core.claims import Finding, Stores, later, runs, tested
 from ..core.figure import panels, shade
-from ..core.store import Result, Store
+from ..core.runs import Result, Store
 from ..core.study import Sections
 from ..core.table import Cell, Row, Section, Table, exact, grouped, machine
 from .run import label
@@ -189,23 +188,3 @@ def sections(
         caption = f"{look.about} Time per step is processor time, as a ratio to Adam's on the same computer. {machines}"
         found[f"{name}-{suffix}"] = Section([f"**{heading}**", _table(results, look, trials, drawn), caption])
     return found
-
-
-@later
-def ahead_in_pairs(
-    stores: Stores, file: str, wanted: Mapping[str, Any], own: tuple[Any, ...], other: tuple[Any, ...],
-    shown: Callable[[float], float] = float, *, margin: float = 0.0, lower: bool = False,
-) -> Finding:  # fmt: skip
-    """An arm is ahead of another, by more than a margin, by the paired t test over the problems that both learned."""
-    results = chosen(runs(stores, file, **wanted))
-    found = [errors(r for r in results if arm(r) == each) for each in (own, other)]
-    if not all(found):
-        raise LookupError(f"{file} has not both of {own} and {other}.")
-    sign = -1 if lower else 1
-
-    def signed(error: float) -> float:
-        return sign * shown(error)
-
-    difference, _, n = compared(found[0], found[1], signed)
-    p = compared(found[0], found[1], signed, margin).p
-    return tested(difference > margin, p, f"{sign * difference:+.2f}", n)

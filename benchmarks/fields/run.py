@@ -3,7 +3,7 @@
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache, partial
 from importlib import import_module
@@ -15,8 +15,7 @@ from torch.optim import LBFGS, SGD, Adam, Optimizer
 
 from adiv_optim import ChainedOptimizer
 
-from ..core.progress import NOBODY, Watch
-from ..core.run import Run, fingerprint, set_rates
+from ..core.runs import NOBODY, Kind, Run, Watch, fingerprint, set_rates
 from ..methods import METHODS, Method
 from .muon import Muon
 
@@ -161,14 +160,25 @@ def train(run: FieldRun, problem: Problem, watch: Watch = NOBODY) -> History:
         watch.tick()
 
 
-def results(problem_of: Callable[[Any], Problem]) -> Callable[[list[Any], Any, Watch], Sequence[dict[str, Any]]]:
-    """How runs are trained whose problem is made from the settings."""
-    return lambda runs, data, watch: [asdict(train(run, problem_of(run), watch)) for run in runs]
-
-
 def final_error(result: dict[str, Any]) -> float | None:
     """The error after the last step; None if the run diverged."""
     return result["error"][-1]
+
+
+#: Settings in which runs may differ whose steps take as long.
+_AS_LONG = {"lr", "damping", "seed", "crop", "steps", "seconds", "held_out"}
+
+
+def kind_of(problem_of: Callable[[Any], Problem], pace: int = 0) -> Kind:
+    """How runs are made whose problem is made from the settings; those of some seconds take about `pace` steps each."""
+    return Kind(
+        load=lambda run, download: None,
+        steps=lambda run, data: run.steps or round(pace * run.seconds),
+        family=lambda run: run,
+        train=lambda runs, data, watch: [asdict(train(run, problem_of(run), watch)) for run in runs],
+        score=final_error,
+        alike=lambda run: str({name: value for name, value in run.settings().items() if name not in _AS_LONG}),
+    )
 
 
 def label(settings: dict[str, Any] | FieldRun) -> str:

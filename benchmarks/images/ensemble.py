@@ -16,12 +16,10 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from adiv_optim import attach, gauge, jacobian
 
-from ..core.run import set_rates
+from ..core.runs import set_rates
 from ..data import Dataset
 from ..methods import METHODS, Method
-from .departures import DEPARTURES
-from .networks import NETWORKS
-from .optimizers import ELEMENTWISE, OPTIMIZERS
+from .networks import DEPARTURES, ELEMENTWISE, NETWORKS, OPTIMIZERS
 from .run import ImageRun
 
 #: Steps on a CPU after which an ensemble is compiled, which takes as long as some thousand of them, and then halves or

@@ -1,19 +1,21 @@
-"""The networks compared, as every method builds them; drawn by PyTorch's default initialisation."""
+"""The networks compared, as every method builds them, their optimizers, and what papers leave open of both."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
+from importlib import import_module
+from importlib.util import find_spec
 from itertools import pairwise
 from math import isqrt
+from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
+from torch.optim import SGD, AdamW, Optimizer
 
+from ..data import Dataset
 from ..methods import Method
 
-ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
-    "tanh": nn.Tanh,
-    "leaky-relu": nn.LeakyReLU,
-    "identity": nn.Identity,
-}
+ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {"tanh": nn.Tanh, "leaky-relu": nn.LeakyReLU, "identity": nn.Identity}
 
 
 def mlp(method: Method, sizes: tuple[int, ...], activation: str) -> nn.Sequential:
@@ -71,3 +73,88 @@ NETWORKS: dict[str | None, Callable[[Method, tuple[int, ...], str], nn.Sequentia
     "cnn-pool": partial(cnn, pool=True),
     "cnn": partial(cnn, pool=False),
 }
+
+
+def _peer(name: str) -> Callable[..., Optimizer]:
+    if find_spec("pytorch_optimizer") is None:
+        raise ValueError(f"optimizer {name!r} needs the package pytorch_optimizer; pip install '.[peers]' brings it.")
+    return getattr(import_module("pytorch_optimizer"), name)
+
+
+def _muon(parameters: Iterable[Tensor], *, weight_decay: float = 0.0, fused: bool, **options: Any) -> Any:
+    """Muon for the matrices and kernels inside a network, Adam for its last layer and its vectors."""
+    everything = list(parameters)
+    inside = [parameter for parameter in everything if parameter.dim() > 1][:-1]
+    rest = [parameter for parameter in everything if all(parameter is not other for other in inside)]
+    options["weight_decay"] = weight_decay
+    # Steps of Adam's size: so one rate means much the same for both.
+    groups = [
+        {"params": inside, "use_muon": True, "use_adjusted_lr": True, **options},
+        {"params": rest, "use_muon": False, "betas": (0.9, 0.999), "eps": 1e-8, **options},
+    ]
+    return _peer("Muon")([group for group in groups if group["params"]])
+
+
+def _soap(parameters: Iterable[Tensor], *, weight_decay: float = 0.0, fused: bool, **options: Any) -> Any:
+    return _peer("SOAP")(list(parameters), weight_decay=weight_decay, **options)
+
+
+#: AdamW without decay is Adam.
+OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {
+    "adam": partial(AdamW, weight_decay=0.0),
+    "sgd": SGD,
+    "momentum": partial(SGD, momentum=0.9),
+    "muon": _muon,
+    "soap": _soap,
+}
+#: Those that step every number by itself, so that tensors of several models may be stacked.
+ELEMENTWISE = ("adam", "sgd", "momentum")
+
+
+class Departure(NamedTuple):
+    """What is done to the pixels of both parts of the data, given the training set, and to a network's layers."""
+
+    label: str
+    inputs: Callable[[Tensor, Tensor], Tensor] = lambda pixels, train: pixels
+    layer: Callable[[Any], object] = lambda layer: None
+
+
+def _images(pixels: Tensor) -> Tensor:
+    return pixels.view(len(pixels), 3, isqrt(pixels.shape[1] // 3), -1)
+
+
+def _standardised(pixels: Tensor, train: Tensor) -> Tensor:
+    deviation, mean = torch.std_mean(_images(train), (0, 2, 3), keepdim=True)
+    return ((_images(pixels) - mean) / deviation).flatten(1)
+
+
+def _compressed(pixels: Tensor, train: Tensor) -> Tensor:
+    from torchvision.io import decode_jpeg, encode_jpeg
+
+    images = (255 * _images(pixels)).round().byte().cpu()
+    again = torch.stack([decode_jpeg(encode_jpeg(image, quality=50)) for image in images])
+    return again.to(pixels).flatten(1) / 255
+
+
+def _drawn(draw: Callable[[Tensor], Tensor]) -> Callable[[Any], object]:
+    return lambda layer: (draw(layer.weight), nn.init.zeros_(layer.bias))
+
+
+#: Name → departure; the first four are of the inputs, the rest of the layers.
+DEPARTURES = {
+    "centred": Departure("pixels from −1 to 1", lambda pixels, train: 2 * pixels - 1),
+    "standardised": Departure("channels of mean 0 and variance 1", _standardised),
+    "bytes": Departure("pixels from 0 to 255", lambda pixels, train: 255 * pixels),
+    "jpeg": Departure("images compressed once more, at JPEG's quality 50", _compressed),
+    "xavier": Departure("Xavier's uniform weights, biases 0", layer=_drawn(nn.init.xavier_uniform_)),
+    "he": Departure("He's normal weights, biases 0", layer=_drawn(nn.init.kaiming_normal_)),
+    "zero-bias": Departure("biases 0", layer=lambda layer: nn.init.zeros_(layer.bias)),
+    "no-bias": Departure("no biases", layer=lambda layer: layer.register_parameter("bias", None)),
+}
+
+
+def depart(data: Dataset, name: str) -> Dataset:
+    """The data with its pixels, from 0 to 1, read otherwise."""
+    inputs = DEPARTURES[name].inputs
+    train, test = inputs(data.train_inputs, data.train_inputs), inputs(data.test_inputs, data.train_inputs)
+    return data._replace(train_inputs=train, test_inputs=test)

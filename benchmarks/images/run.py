@@ -9,13 +9,10 @@ from typing import Any
 
 import torch
 
-from ..core.progress import add_progress_arguments
-from ..core.run import DEVICE, Run, fingerprint
+from ..core.runs import DEVICE, Run, add_progress_arguments, fingerprint
 from ..data import DATA
 from ..methods import METHODS, Method
-from .departures import DEPARTURES
-from .networks import ACTIVATIONS, NETWORKS
-from .optimizers import OPTIMIZERS
+from .networks import ACTIVATIONS, DEPARTURES, NETWORKS, OPTIMIZERS
 
 BACKENDS = ("ensemble", "loop", "jacobian")
 #: Options that make one small run.
@@ -72,6 +69,12 @@ def _computes(method: Method, network: str | None) -> str:
     hidden = {None: (20,), "residual": (20, 20)}.get(network, (3, 3))
     model = NETWORKS[network](method, (64, *hidden, 3), "leaky-relu")
     return fingerprint(method, model, inputs, torch.arange(24) % 3)
+
+
+def again(result: Mapping[str, Any], **own: Any) -> ImageRun:
+    """The run of a result, with some settings of one's own."""
+    settings = {name: tuple(v) if isinstance(v, list) else v for name, v in result["settings"].items()}
+    return ImageRun(**{**settings, **own})
 
 
 #: Settings by the names of `ImageRun`: one value, or a list of several; seeds is how many, seed k is k.

@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
-from ..core.progress import NOBODY, Kind, Watch
+from ..core.runs import NOBODY, Kind, Watch
 from ..core.table import mean_and_error
 from ..data import Dataset, load
-from .departures import depart
 from .ensemble import Ensemble, Loops, epoch_orders, family
+from .networks import depart
 from .run import ImageRun
 
 

@@ -12,13 +12,11 @@ from torch import Tensor, nn
 
 from examples.gpt import GPT, Text, all_windows, next_character_loss, rate_factor
 
-from ..core.progress import NOBODY, Kind, Watch
-from ..core.run import set_rates
+from ..core.runs import NOBODY, Kind, Watch, set_rates
 from ..data import load_text
 from ..methods import METHODS
 from ..speed.timing import interleaved, ratio, ten_times
-from .optimizers import build_optimizers, dampings
-from .run import TextRun
+from .run import TextRun, build_optimizers, dampings
 
 #: Measurements in a run, beside the one before its first step, and windows of the validation text that each reads.
 MEASUREMENTS, VALIDATION_WINDOWS = 20, 256

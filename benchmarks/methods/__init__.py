@@ -10,7 +10,7 @@ from .images import IMAGES
 from .language import LANGUAGE
 from .method import Method, Search
 
-__all__ = ["METHODS", "Method", "Search", "added", "having", "optimizer_name"]
+__all__ = ["METHODS", "Method", "Search", "added", "having", "optimizer_name", "searched"]
 
 METHODS: dict[str, Method] = {**IMAGES, **LANGUAGE}
 
@@ -18,6 +18,11 @@ METHODS: dict[str, Method] = {**IMAGES, **LANGUAGE}
 def having(study: str) -> list[str]:
     """The methods of a comparison, by their names."""
     return [name for name, method in METHODS.items() if study in method.studies.split()]
+
+
+def searched(study: str) -> list[tuple[str, Search]]:
+    """What the methods name for a comparison that chooses their rates and dampings."""
+    return [(name, each) for name, method in METHODS.items() for each in method.searches if each.study == study]
 
 
 def optimizer_name(settings: Mapping[str, Any]) -> str:

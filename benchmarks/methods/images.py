@@ -1,5 +1,6 @@
 """The methods of networks for images; a run brings the optimizer."""
 
+from collections.abc import Mapping
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
@@ -14,7 +15,7 @@ from adiv_optim.layers import AffineLikeLinear, DyISRU, DyT, L2Norm, NormLikeLin
 from adiv_optim.optim import InputScaled, Preconditioned, Whitened
 
 from .mac import MAC
-from .method import Method
+from .method import Method, Search
 
 
 def _l2_norm(shape: tuple[int, ...]) -> nn.Module:
@@ -47,33 +48,65 @@ SCALED, HELD = partial(InputScaled), partial(InputScaled, hold=True)
 SOLVED = partial(Preconditioned, damping=1.0)
 AVERAGED = partial(MAC, damping=1.0)
 
+#: What `uc-sweep` tries, by optimizer; the layer gauge wants rates of its own: typical canonical weights are about 1.
+_PLAIN, _CANONICAL = (
+    {
+        "adam": (3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1), "sgd": (0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0),
+        "momentum": (3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3),
+    },
+    {
+        "adam": (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1), "sgd": (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0),
+        "momentum": (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0),
+    },
+)  # fmt: skip
+
+
+def _swept(rates: Mapping[str, tuple[float, ...]], *optimizers: str) -> tuple[Search, ...]:
+    return tuple(Search("uc-sweep", (optimizer,), rates[optimizer]) for optimizer in optimizers or rates)
+
+
+def _best(study: str, **rates: float) -> tuple[Search, ...]:
+    """Around a rate that another search found best with an optimizer."""
+    return tuple(Search(study, (optimizer,), (rate,)) for optimizer, rate in rates.items())
+
+
 IMAGES: dict[str, Method] = {
     "none": Method("none", "tab:blue",
-        studies="papers compared mlp-tuned cnn-tuned cifar10-tuned digits-tuned departures elementwise proportions"),
+        studies="papers compared mlp-tuned cnn-tuned cifar10-tuned digits-tuned departures elementwise proportions",
+        searches=_swept(_PLAIN) + _best("uc-best", sgd=0.03, adam=3e-4) + _best("cifar10-trials", sgd=0.1)),
     "batchnorm": Method("BatchNorm", "tab:orange", normalizer=_batch_norm,
-        studies="papers compared mlp-tuned cnn-tuned departures"),
+        studies="papers compared mlp-tuned cnn-tuned departures",
+        searches=_swept(_PLAIN, "sgd") + _best("uc-best", sgd=0.01)),
     "layernorm": Method("LayerNorm", "tab:green", normalizer=_LAYER_NORM,
-        studies="papers compared mlp-tuned cnn-tuned cifar10-tuned digits-tuned elementwise"),
+        studies="papers compared mlp-tuned cnn-tuned cifar10-tuned digits-tuned elementwise",
+        searches=_best("uc-best", sgd=0.03)),  # that of the plain network: it is not in the sweep
     "rmsnorm": Method("RMSNorm", "tab:red", normalizer=_RMS_NORM, studies="papers compared mlp-tuned elementwise"),
     "l2norm": Method("L2 norm, η", "tab:purple", normalizer=_l2_norm,
-        studies="papers compared mlp-tuned cifar10-tuned departures proportions"),
+        studies="papers compared mlp-tuned cifar10-tuned departures proportions",
+        searches=_best("cifar10-trials", adam=3e-3)),
     "l2norm-half": Method("L2 norm, η/2", "tab:brown", normalizer=_l2_norm, lr_factor=0.5, studies="papers compared"),
     "l2-patch": Method("L2 norm of patches, η", "tab:pink", **_PATCHES, studies="cnn mlp-tuned"),
     "l2-patch-half": Method("L2 norm of patches, η/2", "rosybrown", **_PATCHES, lr_factor=0.5, studies="cnn"),
     "affine-like": Method("affine-like", "tab:olive", linear=AffineLikeLinear, convolution=PatchNormConv2d,
-        studies="papers compared mlp-tuned cifar10-tuned digits-tuned departures proportions"),
+        studies="papers compared mlp-tuned cifar10-tuned digits-tuned departures proportions",
+        searches=_best("cifar10-trials", adam=3e-3)),
     "proportional": Method("gradient-only proportional", "tab:cyan", correction=Proportional(),
         studies="compared mlp-tuned cifar10-tuned"),
     "disproportional": Method("gradient-only disproportional", "dimgray", correction=Disproportional(),
         studies="compared"),
     "batch-ideal": Method("gradient-only batch-ideal", "black", correction=BATCH_IDEAL,
-        studies="compared mlp-tuned cifar10-tuned digits-tuned"),
+        studies="compared mlp-tuned cifar10-tuned digits-tuned",
+        searches=_best("cifar10-trials", sgd=10.0, momentum=1.0, adam=1e-3)),
     "batch-ideal-default": Method("batch-ideal as it is by default", "darkslategray", correction=BatchIdeal()),
-    "uc-network": Method("unit-consistent, network gauge", "crimson", gauge=NetworkGauge()),
-    "uc-layer": Method("unit-consistent, layer gauge", "teal", gauge=LayerGauge()),
+    "uc-network": Method("unit-consistent, network gauge", "crimson", gauge=NetworkGauge(),
+        searches=_swept(_PLAIN) + _best("uc-best", sgd=0.01, adam=1e-4)),
+    "uc-layer": Method("unit-consistent, layer gauge", "teal", gauge=LayerGauge(),
+        searches=_swept(_CANONICAL) + _best("uc-best", adam=0.01)),
     "whitened": Method("whitened", "indigo", by_inputs=WHITE, studies="cnn-tuned digits-tuned"),
-    "whitened-16": Method("whitened, rank 16", "magenta", by_inputs=WHITE_16, studies="cnn cnn-tuned mlp-tuned"),
-    "input-scaled": Method("input-scaled", "#c5b0d5", by_inputs=SCALED, studies="cnn-tuned mlp-tuned"),
+    "whitened-16": Method("whitened, rank 16", "magenta", by_inputs=WHITE_16,
+        studies="cnn cnn-tuned mlp-tuned digits-optimizers"),
+    "input-scaled": Method("input-scaled", "#c5b0d5", by_inputs=SCALED,
+        studies="cnn-tuned mlp-tuned digits-optimizers"),
     "preconditioned": Method("preconditioned", "#9edae5", by_inputs=SOLVED),
     "mac": Method("MAC", "#8c564b", by_inputs=AVERAGED),
     "singd": Method("K-FAC (singd)", "goldenrod", by_inputs=partial(_kfac)),

@@ -15,10 +15,10 @@ from adiv_optim.optim import GradientOnly, UnitConsistent
 
 
 class Search(NamedTuple):
-    """Rates and dampings that a comparison tries with every one of some normalisers, and more such pairs."""
+    """Rates and dampings that a comparison tries within each of some normalisers or optimizers, and more such pairs."""
 
     study: str
-    norms: tuple[str, ...]
+    within: tuple[str, ...]
     rates: tuple[float, ...]
     dampings: tuple[float, ...] = (1.0,)
     more: tuple[tuple[float, float], ...] = ()

@@ -12,9 +12,7 @@ import torch
 from adiv_optim.corrections import BatchIdeal, Disproportional, Proportional
 from adiv_optim.optim import GradientOnly, InputScaled, Preconditioned, Whitened
 
-from ..core.progress import measure
-from ..core.run import DEVICE
-from ..core.store import Result, Store
+from ..core.runs import DEVICE, Result, Store, measure
 from ..core.study import Piece, Sections, Study
 from ..core.table import Section, grouped, machine
 from . import jobs

@@ -17,7 +17,7 @@ from examples.gpt import GPT, PRESETS, next_character_loss
 
 from ..fields.run import FieldRun, Problem, build_optimizer
 from ..images.networks import mlp
-from ..language.optimizers import matrices
+from ..language.run import matrices
 from ..methods import METHODS
 from .timing import autocast, compiled, device, ten_times
 
@@ -103,10 +103,7 @@ def opacus(rows: int, inputs: int, outputs: int) -> Run:
 
 
 def training_step(
-    sizes: tuple[int, ...],
-    correction: Correction | None = None,
-    by_jacobians: bool = False,
-    sgd: bool = False,
+    sizes: tuple[int, ...], correction: Correction | None = None, by_jacobians: bool = False, sgd: bool = False
 ) -> Run:
     """A whole training step of the benchmark's network: forward, backward and an optimizer's step."""
     x, labels = torch.rand(32, sizes[0], device=device()), torch.randint(sizes[-1], (32,), device=device())

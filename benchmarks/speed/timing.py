@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 
-from ..core.run import DEVICE
+from ..core.runs import DEVICE
 from ..core.table import Cell, Row, Table, exact
 
 #: Creates the tensors of a job and returns what runs it once.

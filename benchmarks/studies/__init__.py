@@ -7,9 +7,8 @@ from ..core.study import Recipe, Study
 from . import gpu
 
 _FILES = (
-    "comparison", "table1", "departures", "papers", "tuned", "factorial", "units", "char_lm", "norm_free", "divergence",
-    "coordinates", "poisson", "tabular", "mechanism", "isometry_depth", "isometry_training",
-    "isometry_widths", "plane",
+    "bench", "comparison", "table1", "papers", "tuned", "language", "divergence", "coordinates",
+    "poisson", "tabular", "mechanism", "isometry_depth", "isometry_training", "plane",
 )  # fmt: skip
 _SPEED = ("benchmarks.speed.suites", "benchmarks.speed.devices")
 

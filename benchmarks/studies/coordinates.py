@@ -6,7 +6,7 @@ on two crops that no table shows. Then it learns other crops, each by a seed of 
 
 import argparse
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import pairwise, product
@@ -18,13 +18,12 @@ import torch.nn.functional as F
 from sklearn.datasets import load_sample_image
 from torch import Tensor, nn
 
-from ..core.progress import Kind, add_progress_arguments, run_all
-from ..core.store import Store
+from ..core.runs import Store, add_progress_arguments, run_all
 from ..core.study import Recipe, Sections, Study
 from ..core.table import estimate
 from ..core.tune import around, choose
 from ..fields.report import Look, sections
-from ..fields.run import NORMS, FieldRun, Problem, final_error, normalised, results
+from ..fields.run import NORMS, FieldRun, Problem, kind_of, normalised
 from ..methods import METHODS
 
 
@@ -189,19 +188,7 @@ def report(store: Store, name: str, folder: Path) -> Sections:
     return sections(store, name, folder, _LOOK, _named, lambda arm: arm[:3] in MAIN)
 
 
-def psnr_loss(error: float) -> float:
-    """What trials are to lower."""
-    return -psnr(error)
-
-
-COORDINATES = Kind(
-    load=lambda run, download: None,
-    steps=lambda run, data: run.steps,
-    family=lambda run: run,
-    train=results(Fit),
-    score=final_error,
-    alike=lambda run: (run.network, run.size, run.batch_size, run.norm, run.optimizer, run.method),
-)
+COORDINATES = kind_of(Fit)
 
 #: Normaliser, optimizer, wrapper. Where a search begins: learning rate, and damping.
 Arm = tuple[str, str, str]
@@ -241,8 +228,8 @@ def first_trial(like: CoordinateRun, arm: Arm) -> CoordinateRun:
     return replace(like, norm=norm, optimizer=optimizer, method=method, lr=STARTS[optimizer], damping=damping)
 
 
-def _each(run: CoordinateRun) -> list[CoordinateRun]:
-    return [replace(run, crop=crop, seed=crop) for crop in TUNED_ON]
+def _on(run: CoordinateRun, crops: Iterable[int]) -> list[CoordinateRun]:
+    return [replace(run, crop=crop, seed=crop) for crop in crops]
 
 
 def _run(options: argparse.Namespace, store: Store) -> None:
@@ -258,10 +245,10 @@ def _run(options: argparse.Namespace, store: Store) -> None:
         small = replace(like, size=64, steps=options.steps or 500)
         for arm in arms:
             search = around(first_trial(small, arm), options.trials)
-            (chosen,) = choose([search], COORDINATES, store, psnr_loss, each=_each)
-            chosen = replace(chosen, size=size, steps=like.steps)
+            each = partial(_on, crops=TUNED_ON)
+            (chosen,) = choose([search], COORDINATES, store, lambda error: -psnr(error), each=each)
             shown = range(len(TUNED_ON), len(TUNED_ON) + min(options.crops or crops, crops))
-            run_all([replace(chosen, crop=crop, seed=crop) for crop in shown], COORDINATES, store)
+            run_all(_on(replace(chosen, size=size, steps=like.steps), shown), COORDINATES, store)
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:

@@ -16,7 +16,7 @@ from adiv_optim.layers import NormLikeLinear
 
 from .. import data as datasets
 from ..core.figure import WIDTH, plt, saved
-from ..core.run import public_name, step
+from ..core.runs import public_name, step
 from ..core.study import Recipe, measurement
 from ..core.table import Cell, Row, Section, Table, exact, machine
 from ..images.networks import mlp

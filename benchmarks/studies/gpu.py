@@ -16,9 +16,7 @@ from typing import Any, NamedTuple
 
 from examples.gpt import DEFAULT
 
-from ..core.progress import console
-from ..core.run import DEVICE, environment
-from ..core.store import Store
+from ..core.runs import DEVICE, Store, console, environment
 from ..core.study import Piece, Sections, Study
 from ..core.table import Section, Table, exact
 

@@ -1,6 +1,7 @@
-"""Isometry of every layer before and after training, and how fast networks of several activations and depths train."""
+"""Isometry of every layer before and after training, for several widths too, and how fast networks train by depth."""
 
 import argparse
+import math
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -14,9 +15,7 @@ from torch import Tensor, nn
 from adiv_optim.diagnostics import isometry_strength, record
 
 from ..core.figure import panels, plt
-from ..core.progress import measure
-from ..core.run import public_name, step
-from ..core.store import Result, Store, setting
+from ..core.runs import Result, Store, measure, public_name, setting, step
 from ..core.study import Recipe, Sections, Study, at_lengths, named, protocol
 from ..core.table import Cell, Row, Section, Table, estimate, exact, grouped, spearman
 from ..data import DATA, load
@@ -238,10 +237,14 @@ def _caption(found: Seeds, data: str) -> str:
     )
 
 
-def _arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--preset", choices=PRESETS, default="paper", help="what the other options are without a value")
-    parser.add_argument("--data", help=f"{', '.join(DATA)}; imagefolder as imagefolder:PATH; cifar10 as in the papers")
+def _data_arguments(parser: argparse.ArgumentParser, default: str | None = "cifar10") -> None:
+    parser.add_argument("--data", default=default, help=f"{', '.join(DATA)}; imagefolder as imagefolder:PATH")
     parser.add_argument("--download", action="store_true", help="let torchvision fetch CIFAR-10 into ./data")
+
+
+def _arguments(parser: argparse.ArgumentParser) -> None:
+    _data_arguments(parser, None)
+    parser.add_argument("--preset", choices=PRESETS, default="paper", help="what the other options are without a value")
     parser.add_argument("--activations", nargs="+", default=list(ACTIVATIONS), metavar="NAME", help="of the networks")
     parser.add_argument("--layers", nargs="+", type=int, help="hidden layers")
     parser.add_argument("--seeds", type=int, help="how many; seed k is k")
@@ -266,11 +269,46 @@ def _run(options: argparse.Namespace, store: Store) -> None:
     measure(store, wanted)
 
 
-_HELP = "isometry of trained networks, layer by layer, and convergence: Figs. 2, 7, B.6"
+WIDTHS = [[1000] * 5, [512, 1024, 2048, 4096, 8192], [8192, 4096, 2048, 1024, 512], [1024, 2048, 1024, 2048, 1024]]
+
+
+def _run_widths(options: argparse.Namespace, store: Store) -> None:
+    def measured(widths: list[int]) -> Result:
+        return {"widths": widths, **train("tanh", options.data, 0, widths, samples=256, download=options.download)}
+
+    measure(store, {f"{widths}, {public_name(options.data)}": partial(measured, widths) for widths in WIDTHS})
+
+
+def _report_widths(store: Store, name: str, folder: Path) -> Sections:
+    """A table of every data set."""
+    return {own: _widths_table(results) for own, results in named(name, store.read(), setting("data")).items()}
+
+
+def _widths_table(results: list[Result]) -> Section:
+    """Gap behind every norm, a row for each choice of widths."""
+    rows = list[Row]()
+    for result in results:
+        norms = [layer["isometry"] for layer in result["isometry"]["start"] if layer["path"].startswith("norm")]
+        rows.append([", ".join(map(str, result["widths"])), *(exact(-math.log(isometry), ".3f") for isometry in norms)])
+    header = ["widths", *(f"norm {number}" for number in range(len(rows[0]) - 1))]
+    data = results[0]["settings"]["data"]
+    caption = (
+        f"{DATA_LABELS.get(data, data)}, tanh, at initialisation: isometry gap of "
+        f"{results[0]['samples']} samples behind every norm, one seed (Fig. B.4). "
+        f"torch {results[0]['environment']['torch']}."
+    )
+    return Section([Table(header, rows), caption])
+
+
+_PAGE = "docs/results/isometry.md"
 STUDIES = {
     "isometry-training": Study(
-        _HELP, _run, report, _arguments, data="images", page="docs/results/isometry.md",
+        "isometry of trained networks, layer by layer, and convergence: Figs. 2, 7, B.6", _run, report, _arguments,
         makes=[Recipe(0.4, options=("--preset reduced",)), *at_lengths("isometry-fig7", 14, 0.4, decides="")],
-        smoke="--data digits --activations tanh --steps 2 --width 8",
+        data="images", page=_PAGE, smoke="--data digits --activations tanh --steps 2 --width 8",
+    ),
+    "isometry-widths": Study(
+        "isometry by layer for several widths, Fig. B.4", _run_widths, _report_widths, _data_arguments,
+        makes=[Recipe(0.02)], data="images", page=_PAGE,
     ),
 }  # fmt: skip

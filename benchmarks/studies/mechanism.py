@@ -16,13 +16,12 @@ from torch import Tensor
 from adiv_optim.diagnostics import divergence
 
 from ..core.figure import panels
-from ..core.progress import NOBODY, Watch, run_all
-from ..core.store import Result, Store
+from ..core.runs import NOBODY, Result, Store, Watch, run_all
 from ..core.study import Recipe, Sections, Study
 from ..core.table import Cell, Row, Section, Table, estimate, exact, machine, mean_and_error, spearman
 from ..data import Dataset
 from ..images.ensemble import Loops, epoch_orders, take
-from ..images.run import ImageRun
+from ..images.run import ImageRun, again
 from ..images.train import IMAGES
 from ..methods import METHODS
 from .comparison import network
@@ -77,10 +76,7 @@ FOLLOWED = IMAGES._replace(
 def _run(options: argparse.Namespace, store: Store) -> None:
     """Follow every run that the tuned file shows, at its settings."""
     own = {"data": options.data, "backend": "loop", "seeds": tuple(range(options.seeds))}
-    runs = []
-    for result in Store(options.tuned).read():
-        settings = {name: tuple(v) if isinstance(v, list) else v for name, v in result["settings"].items()}
-        runs.append(ImageRun(**{**settings, **own}))
+    runs = [again(result, **own) for result in Store(options.tuned).read()]
     if not runs:
         raise ValueError(f"--tuned {options.tuned} has no runs to follow; make it by digits-tuned or cifar10-tuned.")
     run_all(runs, FOLLOWED, store, download=options.download)

@@ -1,13 +1,221 @@
-"""The papers' other protocols on images: widths, depths, no activation, skips, proportions, and UC's Appendix D.3."""
+"""The papers' protocols on images: widths, depths, proportions, UC's gauges and D.3, and what Table 1 leaves open."""
 
-from collections.abc import Sequence
+import statistics
+from collections import defaultdict
+from collections.abc import Callable
 from functools import partial
+from itertools import product
+from pathlib import Path
+from typing import Any
 
-from ..core.study import Recipe, Study, at_lengths
-from ..images.run import Grid
-from ..methods import having
-from .comparison import PAPERS, grid_study, presets
-from .sweep import sweep
+from ..core.figure import band, bars, panels, shade
+from ..core.runs import Result, setting
+from ..core.study import Recipe, Study, apart, at_lengths
+from ..core.table import Cell, Row, Section, Table, estimate, exact, grouped, in_order, machine, pivot, welch
+from ..images.networks import DEPARTURES, OPTIMIZERS
+from ..images.run import SMOKE, Grid
+from ..methods import METHODS, having, searched
+from .comparison import PAPERS, Presets, Report, grid_study, network, presets, subject
+
+#: The setting that columns and horizontal axes are → its label there, and what reads it.
+ALONG: dict[str, tuple[str, Callable[[dict[str, Any]], float]]] = {
+    "width": ("width of the hidden layers", lambda s: s["hidden"][0]),
+    "depth": ("hidden layers", lambda s: len(s["hidden"])),
+    "batch": ("batch size", lambda s: s["batch_size"]),
+    "rate": ("learning rate", lambda s: s["lr"]),
+    "gain": ("factor on all parameters at first", lambda s: s["gain"]),
+    "method": ("", lambda s: 0.0),
+}
+#: What tells panels of a figure apart, and groups of rows of a table.
+_PANEL: list[Callable[[dict[str, Any], str], str]] = [
+    lambda s, along: s["activation"],
+    lambda s, along: s["optimizer"],
+    lambda s, along: "" if along == "batch" else f"batch {s['batch_size']}",
+    lambda s, along: "" if along == "depth" else f"{len(s['hidden'])} hidden",
+    lambda s, along: "" if along == "width" else f"width {s['hidden'][0]}",
+]
+_MLP_PAGE, _UC_PAGE = "docs/results/mlp.md", "docs/results/unit-consistency.md"
+
+
+def sweep(along: str) -> Report:
+    """A report of runs along a setting; where runs differ in nothing but their rate, the best of them counts."""
+    within = "method", "activation", "optimizer", "hidden", "batch_size", "lr", "gain", "backend"
+    return apart(partial(_section, along), *within)
+
+
+#: Panel → method → place along the setting → results.
+Cells = dict[str, dict[str, dict[float, list[Result]]]]
+
+
+def cells(results: list[Result], along: str) -> Cells:
+    """Sort results into panels, methods and places; parts of a panel's name that all panels share are left out."""
+    telling = [part for part in _PANEL if len({part(r["settings"], along) for r in results}) > 1]
+    found: Cells = defaultdict(lambda: defaultdict(lambda: defaultdict(list)))
+    _, place = ALONG[along]
+    for result in sorted(results, key=lambda r: list(METHODS).index(r["settings"]["method"])):
+        s = result["settings"]
+        panel = ", ".join(part(s, along) for part in telling)
+        found[panel][s["method"]][float(place(s))].append(result)
+    return found
+
+
+def best(results: list[Result]) -> list[float]:
+    """The accuracy of every seed after the last epoch, at the best of the rates that there are."""
+    return max((r["test_accuracy"][-1] for r in results), key=statistics.fmean)
+
+
+def _section(along: str, results: list[Result], name: str, folder: Path) -> Section:
+    found, (label, _), settings = cells(results, along), ALONG[along], results[0]["settings"]
+    rows = {(panel, method): [*([panel] * (len(found) > 1)), METHODS[method].label]
+            for panel, methods in found.items() for method in methods}  # fmt: skip
+    at = {((panel, method), place): runs for panel, method in rows for place, runs in found[panel][method].items()}
+    columns = {place: f"{place:g}" if label else "%" for place in sorted({place for _, place in at})}
+    head = [*([""] * (len(found) > 1)), "method"]
+    table = pivot(head, rows, columns, {key: estimate(best(runs)) for key, runs in at.items()})
+    title = f"{subject(results)}, {settings['epochs']} epochs"
+    if label:
+        title += f": accuracy by {label}"
+        _figure(found, label, title, folder / f"{name}.png")
+    where = "a tenth of the training set, held out" if settings.get("validation") else "the test set"
+    rates = max(map(len, at.values()))
+    chosen = f", each at the best of {rates} rates" if rates > 1 else ""
+    rate = "" if len({r["settings"]["lr"] for r in results}) > 1 else f", {settings['optimizer']} {settings['lr']:g}"
+    caption = (
+        f"Accuracy on {where} in per cent after {settings['epochs']} epochs{rate}{chosen}, mean ± standard error over "
+        f"{len(settings['seeds'])} seeds. {machine(results[0]['environment'], settings['device'])}"
+    )
+    return Section([f"**{title}**", table, caption])
+
+
+def _figure(found: Cells, label: str, title: str, path: Path) -> None:
+    with panels(list(found), title, path, xlabel=label, xscale="log", ylabel="accuracy, %") as axes:
+        for axis, methods in zip(axes, found.values(), strict=True):
+            for name, by_place in methods.items():
+                bars(axis, {place: best(by_place[place]) for place in sorted(by_place)}, METHODS[name])
+
+
+_SWEPT: Grid = {"data": "cifar10", "activation": ["leaky-relu"], "epochs": 5, "seeds": 3, "validation": True}
+#: The methods that the sweep has.
+_UNITS = [name for name, _ in searched("uc-sweep")]
+_SWEEP: list[Grid] = [
+    {**_SWEPT, "optimizer": search.within[0], "method": name, "lr": list(search.rates)}
+    for name, search in searched("uc-sweep")
+]
+#: Method, optimizer, and the best of its rates.
+_BEST = [(name, search.within[0], search.rates[0]) for name, search in searched("uc-best")]
+_ONE: Grid = {"data": "cifar10", "activation": ["leaky-relu"], "epochs": 5, "rescaled": [0.0, 0.5, 1.0, 2.0]}
+_RESCALED: list[Grid] = [
+    {**_ONE, "optimizer": optimizer, "method": name, "lr": lr} for name, optimizer, lr in _BEST if name in _UNITS
+]
+
+#: Rates count as good if they come this near to the best one, in points.
+NEAR = 2.0
+
+
+def _sweep(results: list[Result], name: str, folder: Path) -> Section:
+    """Heading, table, figure and caption."""
+    settings = results[0]["settings"]
+    found = grouped(sorted(results, key=setting("lr")), setting("optimizer", "method"))
+    optimizers = in_order(OPTIMIZERS, map(setting("optimizer"), results))
+    where = "a tenth of the training set, held out" if settings.get("validation") else "the test set"
+    heading = f"{network(results[0])}, {settings['activation']}, accuracy by learning rate"
+    title, path, rows = f"{heading}, {settings['epochs']} epochs", folder / f"{name}.png", list[Row]()
+    with panels(optimizers, title, path, xlabel="learning rate", xscale="log", ylabel="accuracy, %") as axes:
+        for axis, optimizer in zip(axes, optimizers, strict=True):
+            for method in in_order(METHODS, (key[1] for key in found if key[0] == optimizer)):
+                curve = {r["settings"]["lr"]: r["test_accuracy"][-1] for r in found[optimizer, method]}
+                look = METHODS[method]
+                band(axis, list(curve), list(curve.values()), "o-", markersize=4, color=look.color, label=look.label)
+                # A run that diverged to NaN counts as guessing does.
+                means = {rate: statistics.fmean(found) for rate, found in curve.items()}
+                top = max(means, key=means.__getitem__)
+                near = ", ".join(f"{rate:g}" for rate, mean in means.items() if mean >= means[top] - NEAR)
+                edge = ", at the sweep's edge" if top in (min(curve), max(curve)) else ""
+                rate = Cell(f"{top:g}{edge}", {"": top})
+                rows.append([optimizer, look.label, rate, estimate(curve[top]), near])
+    header = ["optimizer", "method", "best learning rate", "accuracy there, %", f"others within {NEAR:g} points"]
+    counts = sorted({len({r["settings"]["lr"] for r in curve}) for curve in found.values()})
+    caption = (
+        f"Accuracy on {where}, after {settings['epochs']} epochs at a constant rate, mean ± standard error over "
+        f"{len(settings['seeds'])} seeds. Every method has {' or '.join(map(str, counts))} learning rates, a factor "
+        f"of about three apart. torch {results[0]['environment']['torch']}."
+    )
+    return Section([f"**{heading}**", Table(header, rows), caption])
+
+
+def _rescaled(results: list[Result], name: str, folder: Path) -> Section:
+    """Heading, table, figure and caption."""
+    settings, rows, cells = results[0]["settings"], dict[Any, Row](), dict[Any, Cell]()
+    found = grouped(sorted(results, key=setting("rescaled")), setting("optimizer", "method"))
+    sigmas = sorted({r["settings"]["rescaled"] for r in results})
+    heading = f"{network(results[0])}, {settings['activation']}, hidden units rescaled at random"
+    with panels([f"{settings['epochs']} epochs"], heading, folder / f"{name}.png") as (axis,):
+        for optimizer, method in product(OPTIMIZERS, METHODS):
+            if runs := found.get((optimizer, method)):
+                gauges = {r["settings"]["rescaled"]: r["test_accuracy"][-1] for r in runs}
+                label, color = f"{METHODS[method].label}, {optimizer}", METHODS[method].color
+                style = {"sgd": "-", "momentum": ":", "adam": "--"}[optimizer]
+                means = [statistics.fmean(each) for each in gauges.values()]
+                axis.plot(list(gauges), means, style, marker="o", markersize=4, color=color, label=label)
+                low, high = ([end(each) for each in gauges.values()] for end in (min, max))
+                shade(axis, list(gauges), low, high, color, "band: lowest to highest gauge")
+                rows[label] = [label, exact(runs[-1]["settings"]["lr"])]
+                cells |= {(label, sigma): _gauges(values) for sigma, values in gauges.items()}
+        axis.set(xlabel="σ of the log-scales", ylabel="test accuracy, %", xticks=sigmas)
+    caption = (
+        f"Test accuracy after {settings['epochs']} epochs of one network in {len(settings['seeds'])} gauges: mean, and "
+        "in brackets the lowest and the highest. All start as the same function and see the same batches. Learning "
+        "rates were chosen by the sweep, for the network as PyTorch initialises it. "
+        f"torch {results[0]['environment']['torch']}."
+    )
+    columns = {sigma: f"σ = {sigma:g}" for sigma in sigmas}
+    return Section([f"**{heading}**", pivot(["method, optimizer", "learning rate"], rows, columns, cells), caption])
+
+
+def _gauges(values: list[float]) -> Cell:
+    mean, low, high = statistics.fmean(values), min(values), max(values)
+    numbers = {"": mean, "lowest": low, "highest": high, "n": len(values)}
+    return Cell(f"{mean:.2f} ({low:.2f} to {high:.2f})", numbers)
+
+
+_DEPARTURES: Grid = {
+    **PAPERS, "method": having("departures"), "activation": ["tanh"], "batch_size": 128,
+    "departure": [None, *DEPARTURES],
+}  # fmt: skip
+_LENGTHS: Presets = {
+    "paper": [{**_DEPARTURES, "epochs": 100}],
+    "reduced": [{**_DEPARTURES, "method": ["none", "affine-like"], "seeds": 3}],
+    "smoke": [{**_DEPARTURES, "data": "fake", "method": ["affine-like"], "epochs": 1, "seeds": 2}],
+}
+
+
+def _departures(results: list[Result], name: str, folder: Path) -> Section:
+    """A row for every departure that is there."""
+    settings = results[0]["settings"]
+    methods = in_order(METHODS, (r["settings"]["method"] for r in results))
+    found = {(r["settings"].get("departure"), r["settings"]["method"]): r["test_accuracy"][-1] for r in results}
+    there = {departure for departure, _ in found}
+    labels = {None: "as in the tables above"} | {name: departure.label for name, departure in DEPARTURES.items()}
+    rows = {name: [label] for name, label in labels.items() if name in there}
+    cells = {key: _departure(own, found.get((None, key[1])) if key[0] else None) for key, own in found.items()}
+    heading = f"{subject(results)}, batch {settings['batch_size']}, {settings['activation']}"
+    caption = (
+        f"Test accuracy in per cent, {settings['optimizer']} {settings['lr']:g}, mean ± standard error over "
+        f"{len(settings['seeds'])} seeds; in brackets the difference to the first row and Welch's p. "
+        f"{machine(results[0]['environment'], settings['device'])}"
+    )
+    table = pivot([""], rows, {method: METHODS[method].label for method in methods}, cells)
+    return Section([f"**{heading}, {settings['epochs']} epochs**", table, caption])
+
+
+def _departure(own: list[float], base: list[float] | None) -> Cell:
+    if base is None:
+        return estimate(own)
+    difference, p = welch(own, base)
+    cell = estimate(own)
+    text = f"{cell.text} ({difference:+.2f}, p {p:.2g})"
+    return Cell(text, {**cell.numbers, "difference": difference, "p": p})
+
 
 _PAPER: Grid = {**PAPERS, "method": [*having("papers"), "batch-ideal"]}
 #: Figs. 2, 3 and 5: one and three hidden layers of four widths.
@@ -18,84 +226,63 @@ _DEPTHS: Grid = {**_PAPER, "hidden": [(32,) * layers for layers in (2, 5, 10)]}
 _PROPORTIONS: Grid = {**PAPERS, "method": having("proportions")}
 _ELEMENTWISE: Grid = {**PAPERS, "method": having("elementwise")}
 
-#: Appendix D.3 names what unit-consistent steps should be robust to. Every method has the rates around the best that
-#: the sweep found for it; LayerNorm, which is not in the sweep, has those of the plain network. What is compared is
-#: held out, since the best of them counts.
-_ROBUST: Grid = {"data": "cifar10", "activation": ["leaky-relu"], "epochs": 5, "seeds": 3, "validation": True}
-_BEST = [
-    ("sgd", "none", 0.03), ("sgd", "batchnorm", 0.01), ("sgd", "layernorm", 0.03), ("sgd", "uc-network", 0.01),
-    ("adam", "none", 3e-4), ("adam", "uc-network", 1e-4), ("adam", "uc-layer", 0.01),
-]  # fmt: skip
-
 
 def _robust(**settings: object) -> list[Grid]:
-    around = {lr: [float(f"{lr * factor:.1g}") for factor in (1 / 3, 1, 3)] for *_, lr in _BEST}
+    """Of Appendix D.3, which names what unit-consistent steps should be robust to.
+
+    Every method has the rates around its best. What is compared is held out, since the best of them counts.
+    """
     return [
-        {**_ROBUST, "optimizer": optimizer, "method": method, "lr": around[lr], **settings}
-        for optimizer, method, lr in _BEST
-    ]
+        {**_SWEPT, "optimizer": optimizer, "method": name, "lr": [float(f"{lr * by:.1g}") for by in (1 / 3, 1, 3)],
+         **settings}
+        for name, optimizer, lr in _BEST
+    ]  # fmt: skip
 
 
-def _along(
-    setting: str, help: str, makes: Sequence[Recipe], *grids: Grid,
-    reduced: Grid | None = None, page: str = "docs/results/mlp.md",
-) -> Study:  # fmt: skip
-    return grid_study(help, presets(*grids, reduced=reduced), sweep(setting), makes=makes, page=page)
+#: Name → the setting along which accuracies are shown, what is compared, hours at full and at reduced length, grids.
+_PROTOCOLS: dict[str, tuple[str, str, tuple[float, float], list[Grid]]] = {
+    "fig2": ("width", "Fig. 2: tanh networks of several widths", (30, 6), [{**_WIDTHS, "activation": ["tanh"]}]),
+    "fig3": ("width", "Fig. 3: the same with leaky ReLU", (30, 6), [{**_WIDTHS, "activation": ["leaky-relu"]}]),
+    "fig4": ("width", "Fig. 4: widths from 1 to 256", (70, 14), [_ALL_WIDTHS]),
+    "fig5": ("width", "Fig. 5: networks without an activation", (30, 6), [{**_WIDTHS, "activation": ["identity"]}]),
+    "depth": ("depth", "2, 5 and 10 hidden layers", (22, 4), [_DEPTHS]),
+    "residual": ("depth", "the same with skips around the hidden layers, Appendix B.3", (24, 5),
+        [{**_DEPTHS, "network": "residual"}]),
+    "proportions": ("method", "the general forms, Eqs. 35 and 37", (9, 2), [_PROPORTIONS]),
+    "elementwise": ("method", "DyT, explicit √d and DyISRU in an MLP", (7, 1.4), [_ELEMENTWISE]),
+    "uc-batch": ("batch", "D.3: small batches", (9, 4), _robust(batch_size=[2, 4, 8, 32, 128])),
+    "uc-init": ("gain", "D.3: the size of the first parameters", (2.4, 1), _robust(gain=[0.1, 0.3, 1.0, 3.0, 10.0])),
+    "uc-depth": ("depth", "D.3: depth", (2.6, 1), _robust(hidden=[(32,) * layers for layers in (2, 5, 10, 20)])),
+    "uc-long": ("rate", "D.3: is a normaliser optional, after convergence", (5, 1.2), _robust(epochs=60)),
+}  # fmt: skip
+#: Those whose full length decides no claim.
+_UNJUDGED = ("depth", "residual", "proportions")
 
 
-_robustly = partial(_along, page="docs/results/unit-consistency.md")
-_SHORT: Grid = {"epochs": 2, "seeds": 3}
-_SIZES, _GAINS, _DEEP = [2, 4, 8, 32, 128], [0.1, 0.3, 1.0, 3.0, 10.0], [(32,) * layers for layers in (2, 5, 10, 20)]
-_LONG = "D.3: is a normaliser optional, after convergence"
-_SKIPS = "the same with skips around the hidden layers, Appendix B.3"
+def _study(name: str) -> Study:
+    setting, help, hours, grids = _PROTOCOLS[name]
+    makes = at_lengths(name, *hours, decides=None if name in _UNJUDGED else "")
+    if not name.startswith("uc-"):
+        return grid_study(help, presets(*grids), sweep(setting), makes=makes, page=_MLP_PAGE)
+    lengths = presets(*grids, reduced={"epochs": 15 if name == "uc-long" else 2, "seeds": 3})
+    return grid_study(help, lengths, sweep(setting), makes=makes, page=_UC_PAGE)
+
+
+_WITHIN = "optimizer", "method", "lr", "rescaled", "backend"
+_LONG = "--preset paper --departure none centred jpeg --methods affine-like"
 STUDIES = {
-    "fig2": _along(
-        "width",
-        "Fig. 2: tanh networks of several widths",
-        at_lengths("fig2", 30, 6, decides=""),
-        {**_WIDTHS, "activation": ["tanh"]},
+    **{name: _study(name) for name in _PROTOCOLS},
+    "departures": grid_study(
+        "what the paper's Table 1 leaves open, read otherwise", _LENGTHS,
+        apart(_departures, "departure", "method", "backend"), page=_MLP_PAGE,
+        makes=[Recipe(0.4, options=("--preset reduced",)), Recipe(0.7, "departures-long", (_LONG,))],
     ),
-    "fig3": _along(
-        "width",
-        "Fig. 3: the same with leaky ReLU",
-        at_lengths("fig3", 30, 6, decides=""),
-        {**_WIDTHS, "activation": ["leaky-relu"]},
+    "uc-sweep": grid_study(
+        "unit-consistent optimizers over learning rates", _SWEEP, apart(_sweep, *_WITHIN),
+        makes=[Recipe(1.1, decides="--seeds 10")], page=_UC_PAGE,
     ),
-    "fig4": _along("width", "Fig. 4: widths from 1 to 256", at_lengths("fig4", 70, 14, decides=""), _ALL_WIDTHS),
-    "fig5": _along(
-        "width",
-        "Fig. 5: networks without an activation",
-        at_lengths("fig5", 30, 6, decides=""),
-        {**_WIDTHS, "activation": ["identity"]},
+    "uc-rescaled": grid_study(
+        "one network in several gauges", _RESCALED, apart(_rescaled, *_WITHIN),
+        makes=[Recipe(0.8)], page=_UC_PAGE, smoke=f"{SMOKE} --lr 0.1 --rescaled 0.5 --batch-size 8",
     ),
-    "depth": _along("depth", "2, 5 and 10 hidden layers", at_lengths("depth", 22, 4), _DEPTHS),
-    "residual": _along("depth", _SKIPS, at_lengths("residual", 24, 5), {**_DEPTHS, "network": "residual"}),
-    "proportions": _along("method", "the general forms, Eqs. 35 and 37", at_lengths("proportions", 9, 2), _PROPORTIONS),
-    "elementwise": _along(
-        "method", "DyT, explicit √d and DyISRU in an MLP", at_lengths("elementwise", 7, 1.4, decides=""), _ELEMENTWISE
-    ),
-    "uc-batch": _robustly(
-        "batch",
-        "D.3: small batches",
-        at_lengths("uc-batch", 9, 4, decides=""),
-        *_robust(batch_size=_SIZES),
-        reduced=_SHORT,
-    ),
-    "uc-init": _robustly(
-        "gain",
-        "D.3: the size of the first parameters",
-        at_lengths("uc-init", 2.4, 1, decides=""),
-        *_robust(gain=_GAINS),
-        reduced=_SHORT,
-    ),
-    "uc-depth": _robustly(
-        "depth", "D.3: depth", at_lengths("uc-depth", 2.6, 1, decides=""), *_robust(hidden=_DEEP), reduced=_SHORT
-    ),
-    "uc-long": _robustly(
-        "rate",
-        _LONG,
-        at_lengths("uc-long", 5, 1.2, decides=""),
-        *_robust(epochs=60),
-        reduced={"epochs": 15, "seeds": 3},
-    ),
-}
+}  # fmt: skip

@@ -19,13 +19,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..core.progress import Kind, add_progress_arguments, run_all
-from ..core.store import Store
+from ..core.runs import Store, add_progress_arguments, run_all
 from ..core.study import Recipe, Sections, Study
 from ..core.table import Cell
 from ..core.tune import around, choose
 from ..fields.report import Look, sections
-from ..fields.run import FieldRun, Problem, final_error, results
+from ..fields.run import FieldRun, Problem, kind_of
 from ..methods import METHODS
 
 WIDTHS = (2, 64, 64, 48, 48, 1)
@@ -184,20 +183,7 @@ class Heat(Equation):
 EQUATIONS: dict[str, type[Equation]] = {"poisson": Poisson, "heat": Heat}
 
 
-def _problem(run: EquationRun) -> Problem:
-    return EQUATIONS[run.equation](run)
-
-
-#: A run of so many seconds takes about this many steps in each.
-_PACE = 60
-PINNS = Kind(
-    load=lambda run, download: None,
-    steps=lambda run, data: run.steps or round(_PACE * run.seconds),
-    family=lambda run: run,
-    train=results(_problem),
-    score=final_error,
-    alike=lambda run: (run.equation, run.points, run.optimizer, run.method, run.every, run.rows),
-)
+PINNS = kind_of(lambda run: EQUATIONS[run.equation](run), pace=60)
 
 #: Optimizer, wrapper, the steps between measurements where they are not the wrapper's own, and which rows count.
 Arm = tuple[str, str, int | None, str | None]

@@ -19,13 +19,12 @@ import torch.nn.functional as F
 from sklearn.datasets import load_diabetes, make_friedman1, make_friedman2, make_friedman3
 from torch import Tensor, nn
 
-from ..core.progress import Kind, add_progress_arguments, run_all
-from ..core.store import Result, Store
+from ..core.runs import Result, Store, add_progress_arguments, run_all
 from ..core.study import Recipe, Sections, Study
 from ..core.table import Cell, Section, grouped, machine, pivot
 from ..core.tune import around, choose
 from ..fields.report import arm, compared
-from ..fields.run import FieldRun, Problem, final_error, label, normalised, results
+from ..fields.run import FieldRun, Problem, kind_of, label, normalised
 from ..methods import METHODS
 
 DRAWN: dict[str, Callable[..., tuple[np.ndarray, np.ndarray]]] = {
@@ -117,14 +116,7 @@ class Regression(Problem):
         return self.best[0 if self.run.held_out else 1]
 
 
-TABULAR = Kind(
-    load=lambda run, download: None,
-    steps=lambda run, data: run.steps,
-    family=lambda run: run,
-    train=results(Regression),
-    score=final_error,
-    alike=lambda run: (run.data_set, run.norm, run.optimizer, run.method),
-)
+TABULAR = kind_of(Regression)
 #: Normaliser, optimizer, wrapper.
 ARMS = [
     *product(["none"], ["adam", "muon", "soap"], ["none", "whitened"]),

@@ -1,4 +1,9 @@
-"""Every method at settings of its own: chosen on a tenth of the training set, and only then trained by all seeds."""
+"""Every method at settings of its own: chosen on a tenth of the training set, and only then trained by all seeds.
+
+Grids of rates, and trials that spread over rate, weight decay and damping, choose by runs of the first seed. Behind
+every optimizer, a full factorial design, a method climbs from three rates that are the same for all and, while the best
+is the lowest or the highest tried, to the next one; accuracies are then those of other seeds.
+"""
 
 import argparse
 import statistics
@@ -11,17 +16,16 @@ from typing import Any
 
 import torch
 
-from ..core.progress import run_all
-from ..core.store import Result, Store, setting
+from ..core import tune
+from ..core.runs import Result, Store, run_all, setting
 from ..core.study import UNTRIED, Recipe, Sections, Study, named, protocol
-from ..core.table import Cell, Row, Section, Table, exact, in_order, mean_and_error, pivot
-from ..core.tune import choose, grid
-from ..images.networks import ACTIVATIONS
+from ..core.table import Cell, Row, Section, Table, against, exact, grouped, in_order, machine, pivot
+from ..images.networks import ACTIVATIONS, OPTIMIZERS
 from ..images.run import Grid, ImageRun, add_arguments, expand
 from ..images.train import IMAGES
-from ..methods import METHODS, having
-from .comparison import PAPERS, accuracy, grid_study, network
-from .sweep import sweep
+from ..methods import METHODS, having, optimizer_name, searched
+from .comparison import CNN, CNN_POOL, PAPERS, accuracy, grid_study, network
+from .papers import sweep
 
 #: Steps of about three. A rate chosen at an edge says that the best may lie beyond it.
 GRIDS: dict[str, tuple[float, ...]] = {
@@ -74,15 +78,6 @@ _ALL = {"schedule": "cosine", "data": "cifar10"}
 _RATES = {**_ALL, "method": having("cifar10-tuned"), "activation": PAPERS["activation"], "optimizer": ["adam", "sgd"]}
 _TANH = {**_ALL, "activation": "tanh"}
 _DIGITS = {**_RATES, "data": "digits", "method": having("digits-tuned")}
-#: Around these rates, of a search of four epochs, and at these lengths.
-_TRIALS = {
-    ("batch-ideal", "sgd", 10.0): [15, 30],
-    ("batch-ideal", "momentum", 1.0): [15],
-    ("batch-ideal", "adam", 1e-3): [15],
-    ("none", "sgd", 0.1): [15, 30],
-    ("affine-like", "adam", 3e-3): [15],
-    ("l2norm", "adam", 3e-3): [15],
-}
 #: Longer, with more decay, around what those trials chose: rates, decays, dampings.
 _LONG: dict[tuple[str, str], tuple[list[float], list[float], float | None]] = {
     ("batch-ideal", "sgd"): ([6.0, 12.0], [1.2e-5, 2.4e-5], 1.0),
@@ -92,28 +87,33 @@ _LONG: dict[tuple[str, str], tuple[list[float], list[float], float | None]] = {
 
 
 def _best(
-    final: Sequence[ImageRun], tried: list[list[ImageRun]], part: str, options: argparse.Namespace, store: Store
+    final: Sequence[ImageRun], searches: Sequence[tune.Search], part: str, options: argparse.Namespace, store: Store
 ) -> list[ImageRun]:
     """Every run at the settings of its trials that reached the highest validation accuracy."""
-    searches = list(map(grid, tried))
-    best = choose(searches, IMAGES, store, lambda accuracy: -accuracy, part=part, download=options.download)
+    best = tune.choose(searches, IMAGES, store, lambda accuracy: -accuracy, part=part, download=options.download)
     settings = [{name: getattr(trial, name) for name in ("lr", "weight_decay", "damping")} for trial in best]
     return [replace(run, **own) for run, own in zip(final, settings, strict=True)]
 
 
+def _grids(tried: Iterable[list[ImageRun]]) -> list[tune.Search]:
+    return list(map(tune.grid, tried))
+
+
 def _run_rates(options: argparse.Namespace, store: Store) -> None:
     final = expand([_RATES if options.study == "cifar10-tuned" else _DIGITS], vars(options))
-    final = _best(final, search(final, options.search_epochs), "search", options, store)
+    final = _best(final, _grids(search(final, options.search_epochs)), "search", options, store)
     if "trials" in options:
-        final = _best(final, trials(final, options.trials), "trials", options, store)
+        final = _best(final, _grids(trials(final, options.trials)), "trials", options, store)
     run_all(final, IMAGES, store, download=options.download)
 
 
 def _run_trials(options: argparse.Namespace, store: Store) -> None:
-    for (method, optimizer, lr), lengths in _TRIALS.items():
+    for method, search in searched("cifar10-trials"):  # around rates of a search of four epochs
+        (optimizer,), (lr,) = search.within, search.rates
+        lengths = [15, 30] if optimizer == "sgd" else [15]
         own = {**_TANH, "method": method, "optimizer": optimizer, "lr": lr, "epochs": lengths[0]}
         final = expand([own], vars(options))
-        chosen = _best(final, trials(final, options.trials), "trials", options, store)
+        chosen = _best(final, _grids(trials(final, options.trials)), "trials", options, store)
         longer = [replace(run, epochs=epochs) for epochs in lengths for run in chosen]
         run_all(longer, IMAGES, store, download=options.download)
 
@@ -125,7 +125,7 @@ def _run_long(options: argparse.Namespace, store: Store) -> None:
             [_trial(run, lr=lr, weight_decay=decay, damping=damping) for lr, decay in product(rates, decays)]
             for run in final
         ]
-        run_all(_best(final, tried, "trials", options, store), IMAGES, store, download=options.download)
+        run_all(_best(final, _grids(tried), "trials", options, store), IMAGES, store, download=options.download)
 
 
 def _report_rates(store: Store, name: str, folder: Path) -> Sections:
@@ -139,7 +139,10 @@ def _rates_table(results: list[Result]) -> Section:
     found = {setting("method", "activation", "optimizer")(r): r for r in results}
     columns = sorted({key[1:] for key in found}, key=lambda c: (list(ACTIVATIONS).index(c[0]), c[1]))
     rows = {method: [METHODS[method].label] for method in in_order(METHODS, (key[0] for key in found))}
-    cells = {(method, tuple(column)): _with_rate(run) for (method, *column), run in found.items()}
+    cells = dict[Any, Cell]()
+    for (method, *column), run in found.items():
+        (text, numbers), rate = accuracy(run), run["settings"]["lr"]
+        cells[method, tuple(column)] = Cell(f"{text} ({rate:g})", {**numbers, "learning rate": rate})
     table = pivot(["method"], rows, {column: "{}, {}, %".format(*column) for column in columns}, cells)
     settings, environment = results[0]["settings"], results[0]["environment"]
     caption = (
@@ -150,9 +153,8 @@ def _rates_table(results: list[Result]) -> Section:
     return Section([f"**{network(results[0])}, rates tuned**", table, caption])
 
 
-def _with_rate(run: Result) -> Cell:
-    (text, numbers), rate = accuracy(run), run["settings"]["lr"]
-    return Cell(f"{text} ({rate:g})", {**numbers, "learning rate": rate})
+def _mean(result: Result) -> float:
+    return statistics.fmean(result["test_accuracy"][-1])
 
 
 def _report_trials(store: Store, name: str, folder: Path) -> Sections:
@@ -160,7 +162,7 @@ def _report_trials(store: Store, name: str, folder: Path) -> Sections:
     results, tried, rows = store.read(), store.read("trials"), list[Row]()
     activations = sorted({result["settings"]["activation"] for result in results})
     several = len(activations) > 1
-    for result in sorted(results, key=lambda r: -mean_and_error(r["test_accuracy"][-1])[0]):
+    for result in sorted(results, key=lambda r: -_mean(r)):
         settings = result["settings"]
         seconds = statistics.median(result["seconds"]) * settings["epochs"] / len(settings["seeds"])
         names = ("lr", "damping", "weight_decay", "epochs")
@@ -215,6 +217,116 @@ _CHOICE = "method", "optimizer", "epochs"
 _RATES_HELP = "every method at the best of one grid of rates"
 _TRIALS_HELP = "the best methods, with rate, weight decay and damping by trials"
 _DIGITS_HELP = "all that on digits"
+
+
+RATES = tuple(float(f"{step}e{power}") for power in range(-5, 3) for step in (1, 3))
+_SIZED = (0.001, 0.003, 0.01)  # steps of a size of their own
+#: The rates that a search begins with, by optimizer.
+FIRST = {
+    "sgd": (0.03, 0.1, 0.3), "momentum": (0.01, 0.03, 0.1), "adam": _SIZED, "muon": _SIZED, "soap": _SIZED,
+}  # fmt: skip
+DAMPINGS = (0.1, 0.3, 1.0)
+#: The optimizers that every method on the MLP is behind; rivals have others.
+ALL_HAVE = ("sgd", "momentum", "adam", "muon")
+_PAIRED = protocol("activation", "method", "optimizer", "lr", "damping", "seeds", "validation", "backend")
+#: What every row is held against, with the same optimizer.
+RIVAL = "batchnorm"
+
+
+def laddered(run: ImageRun) -> tune.Search:
+    """What chooses the rate of a run of a pair: a ladder for each damping."""
+    dampings = DAMPINGS if METHODS[run.method].damped else (None,)
+    return tune.ladder([_trial(run, damping=damping) for damping in dampings], RATES, FIRST[run.optimizer])
+
+
+def report_pairs(store: Store, name: str, folder: Path) -> Sections:
+    """A section of every protocol."""
+    searched = grouped(store.read("search"), _PAIRED)
+    groups = named(name, store.read(), _PAIRED)
+    return {own: _pairs(results, searched.get(_PAIRED(results[0]), [])) for own, results in groups.items()}
+
+
+def _pairs(results: list[Result], searched: list[Result]) -> Section:
+    """A table for every activation, a row for each method behind each optimizer."""
+    own = setting("activation", "method", "optimizer")
+    found, tried = {own(result): result for result in results}, grouped(searched, own)
+    parts, activations = list[str | Table](), in_order(ACTIVATIONS, (key[0] for key in found))
+    for activation in activations:
+        keys = [key for key in product([activation], METHODS, OPTIMIZERS) if key in found]
+        rows = [_pair(found[key], tried.get(key, []), found.get((activation, RIVAL, key[-1]))) for key in keys]
+        header = ["method", "optimizer", "learning rate", "damping", "trials", "test accuracy, %"]
+        best = {max((k for k in keys if k[1] == key[1]), key=lambda k: _mean(found[k])) for key in keys}
+        # A page shows every method with the optimizer that is best for it, if there are many.
+        worth = [key in best for key in keys] if len(keys) > 20 else None
+        name = activation if len(activations) > 1 else ""
+        table = Table([*header, f"against {METHODS[RIVAL].label} (p)"], rows, worth, name)
+        parts += [f"**{network(found[keys[0]])}, {activation}**", table]
+    return Section([*parts, _pairs_caption(results)])
+
+
+def _pair(result: Result, tried: list[Result], rival: Result | None) -> Row:
+    settings, accuracies = result["settings"], result["test_accuracy"][-1]
+    beside: str | Cell = ""
+    if rival is not None and len(accuracies) > 1:
+        beside = "counterpart" if settings["method"] == RIVAL else against(accuracies, rival["test_accuracy"][-1])
+    chosen = [exact(settings["lr"]), exact(settings.get("damping")), exact(len(tried))]
+    return [METHODS[settings["method"]].label, optimizer_name(settings), *chosen, accuracy(result), beside]
+
+
+def _pairs_caption(results: list[Result]) -> str:
+    settings, environment = results[0]["settings"], results[0]["environment"]
+    seeds = settings["seeds"]
+    return (
+        f"Test accuracy after {settings['epochs']} epochs, mean ± standard error over seeds {seeds[0]} to {seeds[-1]}, "
+        f"learning rates falling to 0 by a cosine. Learning rate and damping are the best of the trials, full runs of "
+        f"seed 0, on a tenth of the training set held out. Differences are to {METHODS[RIVAL].label} with the same "
+        f"optimizer; p is Welch's. Muon steps the inner matrices, Adam the rest, at one learning rate. "
+        f"{machine(environment, settings['device'])}"
+    )
+
+
+def best_optimizer(store: Store, method: str | None, activation: str) -> str:
+    """The optimizer with which a method was best on held-out data; of none tried a LookupError."""
+    key = setting("method", "activation")
+    tried = [trial for trial in store.read("search") if key(trial) == (method, activation)]
+    tried = [trial for trial in tried if trial["settings"]["optimizer"] in ALL_HAVE]
+    if not tried:
+        raise LookupError(f"no trials of {method} with {activation}.")
+    return str(max(tried, key=lambda trial: trial["score"])["settings"]["optimizer"])
+
+
+def _pairs_study(help: str, page: str, grid: Grid, *makes: Recipe, data: str = "images") -> Study:
+    grid = {"schedule": "cosine", "data": "cifar10", **grid}
+
+    def run(options: argparse.Namespace, store: Store) -> None:
+        final = expand([grid], vars(options))
+        chosen = _best(final, list(map(laddered, final)), "search", options, store)
+        own = [replace(run, seeds=tuple(range(1, len(run.seeds) + 1))) for run in chosen]
+        run_all(own, IMAGES, store, download=options.download)
+
+    def arguments(parser: argparse.ArgumentParser) -> None:
+        names = "data", "method", "activation", "optimizer", "epochs", "seeds", "batch_size", "device"
+        add_arguments(parser, *names, grids=[grid])
+
+    return Study(help, run, report_pairs, arguments, makes=makes, data=data, page=page)
+
+
+_CONVOLUTIONS = {
+    "method": having("cnn-tuned"),
+    "optimizer": ["adam", "muon"], "activation": ["leaky-relu"], "batch_size": 128, "epochs": 10, "backend": "loop",
+}  # fmt: skip
+_MLP = {  # a whole root for 3,072 inputs takes half a second, 2,300 times in a run
+    "method": having("mlp-tuned"), "optimizer": [*ALL_HAVE], "activation": PAPERS["activation"], "epochs": 15,
+}  # fmt: skip
+#: What `bench` trains, each with the better of these optimizers. Its hours are those of a machine with many other
+#: programs; on a quiet core they are a sixth.
+_DIGIT_PAIRS = {
+    "method": [*having("compared"), *having("digits-optimizers")], "optimizer": ["sgd", "adam"], "activation": ["tanh"],
+    "data": "digits", "epochs": 20,
+}  # fmt: skip
+_CNN_PAGE = "docs/results/convolutions.md"
+#: With 3,072 inputs a step of SOAP takes a quarter of a second, for the eigenvectors of its covariances.
+_RIVALS = "--methods none --optimizers soap", "--methods singd --optimizers momentum"
 STUDIES = {
     "cifar10-tuned": _study(
         _RATES_HELP, _run_rates, _report_rates, _RATES, Recipe(1.5), _SMOKE, *_CHOICE, search_epochs=3
@@ -233,5 +345,24 @@ STUDIES = {
     "digits-tuned": _study(
         _DIGITS_HELP, _run_rates, _report_trials, _DIGITS, Recipe(0.1), f"{_SMOKE} --trials 1", *_CHOICE,
         data="", search_epochs=10, trials=8,
+    ),
+    "cnn-pool-tuned": _pairs_study(
+        "convolutions and global average pooling, rates and damping tuned", _CNN_PAGE, {**CNN_POOL, **_CONVOLUTIONS},
+        Recipe(1.4, decides="--seeds 10"),
+    ),
+    "cnn-tuned": _pairs_study(
+        "convolutions without pooling, rates and damping tuned", _CNN_PAGE, {**CNN, **_CONVOLUTIONS}, Recipe(2.0)
+    ),
+    "mlp-tuned": _pairs_study(
+        "the paper's MLP behind four optimizers, rates and damping tuned", _PAGE, _MLP,
+        Recipe(5.5, options=("--activations tanh",)),
+        Recipe(5.5, "mlp-tuned-leaky", ("--activations leaky-relu",)),
+        Recipe(25.0, "mlp-tuned-rivals", tuple(f"--activations tanh {rival}" for rival in _RIVALS)),
+    ),
+    "digits-optimizers": _pairs_study(
+        "ten methods and two wrappers on digits, rates and damping tuned", _PAGE, _DIGIT_PAIRS, Recipe(0.7), data=""
+    ),
+    "mlp-wide-tuned": _pairs_study(
+        "the same for three hidden layers of 128", _PAGE, {**_MLP, "hidden": (128, 128, 128)}, Recipe(15.0)
     ),
 }  # fmt: skip

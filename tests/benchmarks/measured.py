@@ -6,11 +6,12 @@ from statistics import fmean, median
 
 from scipy.stats import ttest_ind
 
-from benchmarks.core.claims import image
-from benchmarks.core.store import Store
+from benchmarks.core.runs import Store
 from benchmarks.core.table import spearman
 from benchmarks.digests import judges
-from benchmarks.studies import factorial, isometry_training, mechanism, table1
+from benchmarks.digests.judges import reached
+from benchmarks.studies import isometry_training, mechanism, table1
+from benchmarks.studies import tuned as tunes
 
 from .test_report import RESULTS
 
@@ -36,7 +37,7 @@ STORES = {path.stem: Read(path.stem) for path in RESULTS.glob("*.jsonl")}
 
 
 def seeds(file, **wanted):
-    return image(file, **wanted)(STORES)
+    return reached(file, **wanted)(STORES)
 
 
 def acc(file, **wanted):
@@ -168,7 +169,7 @@ def other_pairs():
 
 def gains(method, *optimizers):
     """What a method gains over no normaliser with these optimizers, or all four, the least first; the highest p."""
-    pairs = [(mlp(method, o), mlp(NONE, o)) for o in optimizers or factorial.ALL_HAVE]
+    pairs = [(mlp(method, o), mlp(NONE, o)) for o in optimizers or tunes.ALL_HAVE]
     return sorted(fmean(own) - fmean(plain) for own, plain in pairs), max(p(*pair) for pair in pairs)
 
 

@@ -7,7 +7,7 @@ from statistics import fmean
 from scipy.stats import ttest_rel
 
 from benchmarks.digests import judges
-from benchmarks.studies.char_lm import best_rows
+from benchmarks.studies.language import best_rows
 
 from .measured import STORES, p, results
 
@@ -38,12 +38,17 @@ def by_some_rows(optimizer, count):
     return fmean(some) - fmean(every), p(some, every)
 
 
+def _norm_free(file, norm, drawn, method, of="test_loss", embedding_lr=None):
+    wanted = {"norm": norm, "embedding_deviation": drawn, "embedding_lr": embedding_lr}
+    return judges.reached(file, method, of=of, **wanted)(STORES)
+
+
 def free(method, twin, norm="none", drawn=1.0, file="norm-free", embedding_lr=None, twins=None):
     """Without a normaliser against LayerNorm: validation, test."""
     found = []
     for of in ("validation_loss", "test_loss"):
         own, other = (
-            judges.norm_free(file, n, d, m, of, e)(STORES)
+            _norm_free(file, n, d, m, of, e)
             for n, d, m, e in ((norm, drawn, method, embedding_lr), ("layernorm", None, twin, twins))
         )
         found.append((fmean(own) - fmean(other), p(own, other)))
@@ -52,14 +57,13 @@ def free(method, twin, norm="none", drawn=1.0, file="norm-free", embedding_lr=No
 
 def unnormalised(drawn, method="muon"):
     """Test loss without a normaliser."""
-    return fmean(judges.norm_free("norm-free", "none", drawn, method, "test_loss", None)(STORES))
+    return fmean(_norm_free("norm-free", "none", drawn, method, "test_loss", None))
 
 
 def beside(method, norm, drawn):
     """A wrapper of steps against the optimizer alone, in the same network, on validation."""
     own, other = (
-        judges.norm_free("norm-free", norm, drawn, m, "validation_loss", None)(STORES)
-        for m in (method, method.rpartition("-")[2])
+        _norm_free("norm-free", norm, drawn, m, "validation_loss", None) for m in (method, method.rpartition("-")[2])
     )
     return fmean(own) - fmean(other), p(own, other)
 
@@ -75,7 +79,7 @@ def beside_paired(drawn, *norms):
     """Of wrappers of Muon beside a normaliser, seed by seed: the least and largest difference, the largest p."""
     rows = product(("input-scaled-muon", "input-held-muon"), norms)
     pairs = [
-        [judges.norm_free("norm-free", norm, drawn, m, "validation_loss", None)(STORES) for m in (method, "muon")]
+        [_norm_free("norm-free", norm, drawn, m, "validation_loss", None) for m in (method, "muon")]
         for method, norm in rows
     ]
     found = [fmean(own) - fmean(other) for own, other in pairs]
@@ -84,10 +88,7 @@ def beside_paired(drawn, *norms):
 
 def costs_adamw(how):
     """What a wrapper costs AdamW without a normaliser on test, embeddings of deviation 1; p."""
-    pair = [
-        judges.norm_free("norm-free", "none", 1.0, m, "test_loss", None)(STORES)
-        for m in (f"input-{how}-adamw", "adamw")
-    ]
+    pair = [_norm_free("norm-free", "none", 1.0, m, "test_loss", None) for m in (f"input-{how}-adamw", "adamw")]
     return fmean(pair[0]) - fmean(pair[1]), p(*pair)
 
 
@@ -108,10 +109,7 @@ def one_norm(method="input-held-muon"):
 
 def faster_twins(rate):
     """LayerNorm with a rate for the embeddings, against LayerNorm without."""
-    both = [
-        judges.norm_free("norm-free-2000", "layernorm", None, "muon", "validation_loss", e)(STORES)
-        for e in (rate, None)
-    ]
+    both = [_norm_free("norm-free-2000", "layernorm", None, "muon", "validation_loss", e) for e in (rate, None)]
     return fmean(both[0]) - fmean(both[1]), p(*both)
 
 
@@ -119,7 +117,7 @@ def deep(method, other=("layernorm", 1.0, "muon")):
     """With twelve layers, without a normaliser, against LayerNorm with the same embeddings or another row."""
     found = []
     for of in ("validation_loss", "test_loss"):
-        pair = [judges.norm_free("norm-free-deep", *row, of)(STORES) for row in (("none", 1.0, method), other)]
+        pair = [_norm_free("norm-free-deep", *row, of) for row in (("none", 1.0, method), other)]
         found.append((fmean(pair[0]) - fmean(pair[1]), p(*pair)))
     return found
 

@@ -3,8 +3,8 @@
 import math
 from statistics import fmean
 
-from benchmarks.core.claims import image
 from benchmarks.digests import verdicts
+from benchmarks.digests.judges import reached
 from benchmarks.studies import table1
 from benchmarks.studies.table1 import PAPER, SIZES
 
@@ -273,7 +273,7 @@ QUOTES = {
         ("ends {:.1f}, {:.1f} and {:.1f} points below the plain SGD, momentum and Adam (three seeds each, p = {:.2f}, "
          "{:.2f}, {:.2f})",
          lambda: (lambda pairs: [*(fmean(a) - fmean(b) for a, b in pairs), *(p(*pair) for pair in pairs)])([
-             [image("uc-sweep", m, optimizer=o)(STORES) for m in (NONE, "uc-network")] for o in UC_OPTIMIZERS])),
+             [reached("uc-sweep", m, optimizer=o)(STORES) for m in (NONE, "uc-network")] for o in UC_OPTIMIZERS])),
         ("within {:.1f} points of itself with SGD, and within {:.1f} with Adam",
          lambda: [over_gauges("uc-network", o) for o in ("sgd", "adam")]),
         ("Adam by {:.1f} to {:.1f} points at every", lambda: above_plain("uc-network")),

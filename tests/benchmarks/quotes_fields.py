@@ -26,9 +26,9 @@ def white_against_norm(optimizer, **protocol):
     return gain(("none", optimizer, "whitened"), ("batchnorm", optimizer), **protocol)
 
 
-def solutions(optimizer, method="none", rows=None, **length):
-    """Errors of Poisson's equation, by seed."""
-    found = {"equation": "poisson", "points": "fixed", **length}
+def solutions(optimizer, method="none", rows=None, equation="poisson", **length):
+    """Errors of an equation's solution, by seed."""
+    found = {"equation": equation, "points": "fixed", **length}
     runs = chosen(r for r in results("poisson") if found.items() <= r["settings"].items())
     return errors(r for r in runs if arm(r) == ("none", optimizer, method, None, rows))
 
@@ -36,6 +36,13 @@ def solutions(optimizer, method="none", rows=None, **length):
 def solved(optimizer, method="none", rows=None):
     """Errors of Poisson's equation after a minute."""
     return list(solutions(optimizer, method, rows, seconds=60.0).values())
+
+
+def heated(optimizer):
+    """Errors of the heat equation: by how much whitening divides their geometric mean, and p."""
+    own, bare = (solutions(optimizer, *how, equation="heat", steps=2000) for how in (("whitened", "derivatives"), ()))
+    found = compared(bare, own, math.log10)
+    return 10**found.difference, found.p
 
 
 def regressed(optimizer, method="none"):
@@ -77,5 +84,8 @@ PAGE = [
         median(solved(o)) / median(solved(o, "whitened")) for o in ("muon", "adam", "soap")]),
     ("without them five seeds show no difference (p = {:.2f})", lambda: [compared(
         solutions("muon", "whitened", steps=2000), solutions("muon", "preconditioned", steps=2000), math.log10)[1]]),
+    ("whitening divides the error of SOAP by {:.0f} (p = {:.4f}) and of Muon by {:.0f} (p = {:.4f})", lambda: [
+        number for o in ("soap", "muon") for number in heated(o)]),
+    ("Whitened Adam loses to Adam (p = {:.3f})", lambda: [p for ratio, p in [heated("adam")] if ratio < 1]),
 ]  # fmt: skip
 INDEX = [("coordinate networks gain {:.0f} to {:.0f} dB by `Whitened`", PAGE[1][1])]

@@ -6,12 +6,12 @@ import pytest
 
 from benchmarks.__main__ import main
 from benchmarks.core import tune
-from benchmarks.core.store import Store
+from benchmarks.core.runs import Store
 from benchmarks.core.tune import choose, grid
 from benchmarks.language.run import TextRun
 from benchmarks.language.train import LANGUAGE
 from benchmarks.methods import METHODS
-from benchmarks.studies.char_lm import curve, rows_of
+from benchmarks.studies.language import curve, rows_of
 from examples import gpt as text
 
 from .test_report import is_drawn, reported

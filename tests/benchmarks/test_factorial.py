@@ -8,13 +8,13 @@ import torch
 from scipy import stats
 
 from benchmarks.__main__ import main
-from benchmarks.core.store import Store, setting
+from benchmarks.core.runs import Store, setting
 from benchmarks.data import load
-from benchmarks.images import optimizers
+from benchmarks.images import networks
 from benchmarks.images.ensemble import build_model, build_optimizer
 from benchmarks.images.run import ImageRun
 from benchmarks.images.train import train
-from benchmarks.studies.factorial import DAMPINGS, FIRST, RATES, best_optimizer, report
+from benchmarks.studies.tuned import DAMPINGS, FIRST, RATES, best_optimizer, report_pairs
 
 RUN = ImageRun("digits", "none", "tanh", optimizer="sgd", epochs=1, seeds=(1, 2, 3))
 
@@ -53,7 +53,7 @@ def test_table_has_welchs_p_by_hand(tmp_path):
             trial = replace(run, lr=lr, seeds=(0,), validation=True)
             kept = {"part": "search", "score": score, "environment": about["environment"]}
             store.add(trial.key("search"), {**kept, "settings": trial.settings()})
-    section = report(store, "mlp-tuned", tmp_path)["mlp-tuned"].text
+    section = report_pairs(store, "mlp-tuned", tmp_path)["mlp-tuned"].text
     p = stats.ttest_ind(accuracies["none"], accuracies["batchnorm"], equal_var=False).pvalue
     assert f"| none | sgd | 0.1 |  | 2 | 58.53 ± 0.48 | -1.97 ({p:.2g}) |" in section
     assert "| BatchNorm | sgd | 0.1 |  | 2 | 60.50 ± 0.29 | counterpart |" in section
@@ -121,7 +121,7 @@ def test_soap_trains():
 
 
 def test_a_package_that_is_not_there_is_named(monkeypatch):
-    monkeypatch.setattr(optimizers, "find_spec", lambda name: None)
+    monkeypatch.setattr(networks, "find_spec", lambda name: None)
     with pytest.raises(
         ValueError, match=r"optimizer 'Muon' needs the package pytorch_optimizer; pip install '\.\[peer"
     ):

@@ -7,11 +7,10 @@ import pytest
 import torch
 
 from benchmarks.__main__ import main
-from benchmarks.core.store import Store
+from benchmarks.core.runs import Store
 from benchmarks.data import DATA, Dataset
 from benchmarks.studies import isometry_depth as depth
 from benchmarks.studies import isometry_training as training
-from benchmarks.studies import isometry_widths
 
 from .test_report import is_drawn, reported
 
@@ -144,7 +143,7 @@ def test_command_skips_what_is_there(tmp_path, monkeypatch):
 def test_widths_are_compared_on_the_same_samples(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(DATA, "few", few)
     monkeypatch.setattr(training, "BATCH_SIZE", 64)
-    monkeypatch.setattr(isometry_widths, "WIDTHS", [[40] * 2, [80, 40]])
+    monkeypatch.setattr(training, "WIDTHS", [[40] * 2, [80, 40]])
     assert main(["isometry-widths", "--data", "few", "--out", str(tmp_path)]) == 0
     one, other = Store(tmp_path / "isometry-widths.jsonl").read()
     assert one["samples"] == other["samples"] == 16

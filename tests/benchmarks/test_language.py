@@ -10,9 +10,8 @@ import torch
 from torch import nn
 
 from adiv_optim.layers import AffineLikeLinear
-from benchmarks.language import optimizers
-from benchmarks.language.optimizers import PACKAGES, build_optimizers, dampings, lacks, matrices
-from benchmarks.language.run import TextRun
+from benchmarks.language import run as language
+from benchmarks.language.run import PACKAGES, TextRun, build_optimizers, dampings, lacks, matrices
 from benchmarks.language.train import Trainer, batches, build_model, train
 from benchmarks.methods import METHODS
 from examples import gpt as text
@@ -209,7 +208,7 @@ def test_schedule_free_is_measured_at_its_average(sample):
 
 
 def test_missing_package_is_named(monkeypatch, sample):
-    monkeypatch.setattr(optimizers, "find_spec", lambda name: None)
+    monkeypatch.setattr(language, "find_spec", lambda name: None)
     with pytest.raises(
         ValueError, match=r"method 'soap' needs the package pytorch_optimizer; pip install '\.\[peers\]'"
     ):

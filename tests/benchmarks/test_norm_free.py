@@ -7,11 +7,10 @@ import torch
 from scipy import stats
 
 from benchmarks.core import tune
-from benchmarks.core.store import Store
-from benchmarks.language.optimizers import build_optimizers
-from benchmarks.language.run import TextRun
+from benchmarks.core.runs import Store
+from benchmarks.language.run import TextRun, build_optimizers
 from benchmarks.language.train import Trainer, build_model, train
-from benchmarks.studies.norm_free import COARSE, Row, report, search
+from benchmarks.studies.language import COARSE, Row, report, search
 from examples import gpt as text
 
 RUN = TextRun(text.DEFAULT, "adamw", "layernorm", 1e-3, steps=4, preset="tiny")

@@ -10,11 +10,11 @@ import torch.nn.functional as F
 from torch import nn
 
 from benchmarks.__main__ import main
-from benchmarks.core.store import Store, setting
+from benchmarks.core.runs import Store, setting
 from benchmarks.core.table import grouped
 from benchmarks.data import Dataset, load
-from benchmarks.images.departures import DEPARTURES, depart
 from benchmarks.images.ensemble import build_model, epoch_orders
+from benchmarks.images.networks import DEPARTURES, depart
 from benchmarks.images.run import ImageRun
 from benchmarks.images.train import train
 from benchmarks.methods import METHODS, having

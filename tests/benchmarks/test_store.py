@@ -5,8 +5,7 @@ import threading
 
 import pytest
 
-from benchmarks.core.progress import measure
-from benchmarks.core.store import Store
+from benchmarks.core.runs import Store, measure
 
 PLACE = {"torch": "2", "commit": "abc", "date": "2026-01-01"}
 

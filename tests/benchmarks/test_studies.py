@@ -6,7 +6,7 @@ import pytest
 
 import benchmarks.studies as package
 from benchmarks.__main__ import main
-from benchmarks.core.store import Store
+from benchmarks.core.runs import Store
 from benchmarks.core.study import UNTRIED, shown
 from benchmarks.digests import DIGESTS
 from benchmarks.studies import RECIPES, STUDIES, collect, recipes
@@ -40,7 +40,7 @@ def test_a_study_is_one_file_and_one_line(mine, tmp_path, capsys):
     page = tmp_path / "page.md"
     page.write_text("<!-- results:mine --><!-- end -->")
     assert main(["report", "--out", str(out), "--pages", str(page), "--tables", str(tmp_path / "tables")]) == 0
-    assert "| sum | 1 |\n\nA caption. All rows, unrounded: [mine.csv](tables/mine.csv)." in page.read_text()
+    assert "| sum | 1 |\n\nA caption. All rows: [mine.csv](tables/mine.csv)." in page.read_text()
 
 
 def test_it_goes_with_its_line(capsys):

@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from benchmarks.core import tune
-from benchmarks.core.progress import pace
-from benchmarks.core.store import Store
+from benchmarks.core.runs import Store, pace
 from benchmarks.data import load
 from benchmarks.images.ensemble import Ensemble
 from benchmarks.images.run import ImageRun
@@ -29,7 +28,7 @@ def best(tmp_path, monkeypatch):
         for run, accuracy in scores:
             about = {"environment": {}, "settings": run.settings(), "part": "search"}
             store.add(run.key("search"), {**about, "score": accuracy})
-        return tuned._best(final, rows, "search", argparse.Namespace(download=False), store)
+        return tuned._best(final, list(map(tune.grid, rows)), "search", argparse.Namespace(download=False), store)
 
     return choose
 

@@ -6,10 +6,10 @@ import random
 import pytest
 from scipy import stats
 
-from benchmarks.core.claims import Claim, Finding, ahead, best, every, image, level, line
-from benchmarks.core.store import Store
+from benchmarks.core.runs import Store
 from benchmarks.core.table import spearman
 from benchmarks.digests import judges
+from benchmarks.digests.judges import Claim, Finding, ahead, best, every, level, line, reached
 from benchmarks.digests.verdicts import CLAIMS, DIGESTS, decide, holm, whole_p
 from benchmarks.studies import RECIPES, STUDIES
 
@@ -61,7 +61,7 @@ def test_ahead_will_do_where_level_would():
 
 
 def test_no_run_is_chosen_by_test_accuracy(tmp_path):
-    store, judge = Store(tmp_path / "table1.jsonl", "table1"), image("table1", "none")
+    store, judge = Store(tmp_path / "table1.jsonl", "table1"), reached("table1", "none")
     searched = {"accuracies": [[90.0]], "validation": True}
     store.add("searched", result("none", **searched))
     store.add("searched too", result("none", **{**searched, "accuracies": [[80.0]]}))
@@ -104,7 +104,9 @@ def test_missing_runs_are_undecided_and_shorter_ones_only_hint(tmp_path):
     store = Store(tmp_path / "short.jsonl", "compare")
     store.add("a", result("none", accuracies=(LOW,)))
     store.add("b", result("affine-like", accuracies=(HIGH,)))
-    judged = {name: ahead(image(name, method="affine-like"), image(name, method="none")) for name in ("short", "long")}
+    judged = {
+        name: ahead(reached(name, method="affine-like"), reached(name, method="none")) for name in ("short", "long")
+    }
     stores = {"short": store}
     assert Claim("", "short", judged["short"]).found(stores).holds is True
     assert Claim("", "long", judged["long"]).found(stores) == Finding(None)

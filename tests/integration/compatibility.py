@@ -112,7 +112,7 @@ SECTIONS: dict[str, dict[str, list[str]]] = {
         "timm's resnet18 and vit_tiny, trained": [
             "test_timm.py::test_timm_trains_as_by_hand", "test_timm.py::test_timm_trains_alike_in_every_gauge"
         ],
-        "`torch.distributed.checkpoint`, by names of parameters, with `averages`": [
+        "`torch.distributed.checkpoint`, by names of parameters, nested and flat": [
             "test_checkpointing.py::test_distributed_checkpoint_by_parameter_names"
         ],
     },

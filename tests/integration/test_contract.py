@@ -5,6 +5,7 @@ Around PyTorch's database of optimizers, whose configurations the wrappers share
 
 import copy
 import itertools
+import warnings
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from torch.utils import _pytree as pytree
 
 from tests.fuzz.compare import drawn, path_deviation, wrapped
 from tests.helpers import torch_database
+from tests.helpers.checkpoints import forgotten
 from tests.helpers.optimizers import (
     OPTIMIZERS,
     Case,
@@ -38,7 +40,7 @@ from tests.helpers.optimizers import (
 )
 from tests.helpers.processes import needs_distributed
 from tests.helpers.revive import revived, through_a_file
-from tests.wrappers import WRAPPERS
+from tests.wrappers import REMEMBERING, WRAPPERS
 
 pytestmark = [
     pytest.mark.usefixtures("in_float64"),
@@ -85,7 +87,8 @@ def test_it_is_the_optimizer_within(name, everything):
         for each in (optimizer, bare):
             train(each, steps, range(2))
             groups = [group.keys() for group in each.param_groups]
-            keys.append([groups, [each.state.get(p, {}).keys() for p in each.model.parameters()]])
+            state = getattr(each, "inner", each).state
+            keys.append([groups, [state.get(p, {}).keys() for p in each.model.parameters()]])
         assert keys[0] == keys[1], case.label
         assert optimizer.inner.__dict__.keys() <= bare.__dict__.keys(), case.label
 
@@ -214,7 +217,8 @@ def test_a_step_in_inference_mode_is_the_step_and_so_are_those_after_it(name):
         steps.loss(model(x), steps.targets[step], step).backward()
         with torch.inference_mode(step % 2 == 0):
             optimizer.step()
-    assert not any(value.is_inference() for state in optimizer.state.values() for value in state.values())
+    values = [value for state in optimizer.state.values() for value in state.values()]
+    assert not any(value.is_inference() for value in values if isinstance(value, torch.Tensor))
     assert identical(train(twin, steps, range(4)), weights(model))
 
 
@@ -248,11 +252,6 @@ def test_checkpoint_copy_and_pickle_go_on_bit_for_bit(name, everything):
             assert identical(train(other, steps, range(half, end)), wanted), case.label
 
 
-def remembered(optimizer: Any) -> dict[str, Any]:
-    """What a wrapper saves beside the inner optimizer's state."""
-    return {key: value for key, value in optimizer.state_dict().items() if key not in ("state", "param_groups")}
-
-
 @each_wrapper
 def test_checkpoints_go_to_the_bare_optimizer_and_back(name):
     case = of_random_networks(name)[0]
@@ -263,12 +262,17 @@ def test_checkpoints_go_to_the_bare_optimizer_and_back(name):
     if steps.late:
         steps.grow(bare, model)
     bare.load_state_dict(through_a_file(optimizer.state_dict()))
-    forgetful = copy.deepcopy(optimizer)
-    forgetful.load_state_dict(bare.state_dict())
-    saved, found = (pytree.tree_leaves(each.inner.state_dict()) for each in (optimizer, forgetful))
-    for a, b in zip(saved, found, strict=True):
-        assert torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
-    assert repr(remembered(forgetful)) == repr(remembered(fresh))
+    again, forgetful = copy.deepcopy((optimizer, fresh))
+    again.load_state_dict(bare.state_dict())
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        forgetful.load_state_dict(forgotten(optimizer.state_dict()))
+    assert all("nothing of what it remembers" in str(each.message) for each in told)
+    assert bool(told) == bool(forgotten(optimizer.state_dict())["state"] and name in REMEMBERING)
+    for one, other in ((optimizer, again), (optimizer.inner, forgetful.inner)):
+        saved, found = (pytree.tree_leaves(each.state_dict()) for each in (one, other))
+        for a, b in zip(saved, found, strict=True):
+            assert torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
 
 
 @needs_distributed
@@ -282,8 +286,6 @@ def test_distributed_checkpoint_state_goes_on_bit_for_bit(name, everything):
         loaded, _ = case.start(name, moved=1.0)
         saved = through_a_file(get_optimizer_state_dict(optimizer.model, optimizer, options=options))
         set_optimizer_state_dict(loaded.model, loaded, saved, options=options)
-        if kept := remembered(optimizer):
-            loaded.load_state_dict({**loaded.inner.state_dict(), **through_a_file(kept)})
         loaded.model.load_state_dict(through_a_file(optimizer.model.state_dict()))
         assert identical(*(train(each, steps, range(2, 3)) for each in (optimizer, loaded))), case.label
 

@@ -101,7 +101,7 @@ def test_state_that_torch_refuses_changes_nothing(wrapper, damage):
 def damages(value: Any) -> list[Any]:
     """What cannot be in the place of a value."""
     if isinstance(value, dict):
-        return [None, dict(list(value.items())[1:]), {**value, "unknown": {}}]
+        return [dict(list(value.items())[1:]), {**value, f"{next(iter(value))}.unknown": 1}]
     if isinstance(value, list | tuple):
         return [None, 1, value[:-1]]
     if isinstance(value, Tensor):
@@ -115,8 +115,6 @@ def with_damage(part: Any) -> Iterator[tuple[str, Any]]:
         yield "", broken
     places = part.items() if isinstance(part, dict) else enumerate(part) if isinstance(part, list | tuple) else ()
     for key, value in places:
-        if key == "settings":
-            continue  # which have a test of their own
         for path, broken in with_damage(value):
             copied = part.copy() if isinstance(part, dict) else list(part)
             copied[key] = broken
@@ -129,27 +127,20 @@ def test_damaged_memory_of_the_wrapper_is_refused(wrapper):
     before, wanted = undisturbed(wrapper)
     optimizer, state, count = copy.deepcopy(before), saved(wrapper), 0
     kept = leaves(optimizer)
-    for path, broken in with_damage(state["method"]):
-        with pytest.raises(ValueError, match=r"; .*[.]$") as told:
-            optimizer.load_state_dict({**state, "method": broken})
-        place, *_ = re.findall(r"state_dict\['method'\]((?:\[[^]]+\])*)", str(told.value))
-        assert place in (path, path.rpartition("[")[0]), path
-        assert same(leaves(optimizer), kept), path
-        count += 1
+    for key, entries in state["state"].items():
+        own = {name: value for name, value in entries.items() if not name.startswith("adiv_optim.")}
+        mine = {name: value for name, value in entries.items() if name not in own}
+        for path, broken in with_damage(mine):
+            if not broken:
+                continue  # nothing is remembered of it
+            with pytest.raises(ValueError, match=r"; .*[.]$") as told:
+                optimizer.load_state_dict({**state, "state": {**state["state"], key: {**own, **broken}}})
+            place = str(told.value).partition(" ")[2]
+            assert place.startswith((f"state_dict['state'][{key}]{path} ", f"state_dict['state'][{key}] ")), path
+            assert same(leaves(optimizer), kept), path
+            count += 1
     assert count > 10
     assert same(path_of(optimizer), wanted)
-
-
-def test_memory_of_another_setting_is_refused_by_both():
-    for wrapper, settings, message in (
-        ("whitened-rank", {"rank": 1}, "['method'] was saved with rank=1, this has rank=2"),
-        ("whitened", {"max_dim": 4}, "['method'] was saved with max_dim=4, this has max_dim=1024"),
-        ("whitened", 4, "['method']['settings'] is 4 (int), wanted a dict"),
-    ):
-        state = saved(wrapper)
-        own = state["method"]["settings"]
-        state["method"]["settings"] = own | settings if isinstance(settings, dict) else settings
-        assert_refused(wrapper, state, f"state_dict{message}")
 
 
 @pytest.mark.parametrize("wrapper", WRAPPERS)
@@ -160,8 +151,8 @@ def test_what_is_no_state_dict_is_refused(wrapper):
 F64 = "is a torch.float64 tensor of shape"
 #: Where a sixth hidden unit shows first; what InputScaled remembers has a number for each layer, whatever its shape.
 OTHER_SHAPES = {
-    "unit-consistent": f"['method']['log_scales'] {F64} (10,), wanted a floating-point tensor of shape (9,)",
-    "whitened": f"['layers']['5.weight']['memory'][0] {F64} (1, 7, 7), wanted a floating-point tensor of shape (1, 6",
+    "unit-consistent": f"['state'][2]['adiv_optim.scales.d'] {F64} (6, 1), wanted a floating-point tensor of shape (5",
+    "whitened": f"['state'][4]['adiv_optim.inputs.0'] {F64} (1, 7, 7), wanted a floating-point tensor of shape (1, 6",
 }
 OTHER_SHAPES["preconditioned"] = OTHER_SHAPES["whitened"]
 OTHER_SHAPES["whitened-rank"] = OTHER_SHAPES["whitened"].replace("7, 7", "7, 2").replace("1, 6", "1, 6, 2")
@@ -181,7 +172,7 @@ def kind(wrapper: str) -> str:
 def test_state_of_another_wrapper_is_refused(wrapper):
     for other in REMEMBERING:
         if kind(other) != kind(wrapper):
-            assert_refused(wrapper, saved(other), "['method']")
+            assert_refused(wrapper, saved(other), "state_dict['state'][")
 
 
 @pytest.mark.parametrize("wrapper", WRAPPERS)

@@ -13,6 +13,7 @@ from torch import Tensor, distributed, nn
 
 from adiv_optim import InputScaled, Preconditioned, Proportional, UnitConsistent, Whitened, attach, gauge
 from adiv_optim.optim import by_inputs, whitened
+from tests.helpers import checkpoints
 from tests.helpers.loops import DIFFERENT, Weights, adamw, deviation, sgd
 from tests.helpers.processes import needs_distributed, on_processes
 
@@ -143,6 +144,7 @@ def every_loop(rank: int, folder: Path) -> dict[str, Any]:
                 found |= {f"{what}-{name}": trained(name, "sgd") for name in names}
         for name in COORDINATES:
             found[f"resumed-{name}"] = resumed(name, flat, folder / f"{name}-{rank}")
+            found[f"named-{name}"] = resumed_by_name(name, flat, folder / name)
         found |= {f"copies-{name}": of_copies(rank, name) for name in BY_INPUTS}
     return found
 
@@ -156,6 +158,18 @@ def resumed(name: str, mesh: Any, folder: Path) -> Weights:
     optimizer = COORDINATES[name](adamw(model), model)
     for each, state in zip((model, optimizer), torch.load(folder, weights_only=False), strict=True):
         each.load_state_dict(state)
+    return train(model, optimizer, batches()[4:])
+
+
+def resumed_by_name(name: str, mesh: Any, folder: Path) -> Weights:
+    """From one checkpoint of both processes, of which each has columns of its own."""
+    model = shared(network(2), mesh)
+    optimizer = COORDINATES[name](adamw(model), model)
+    train(model, optimizer, batches()[:4])
+    checkpoints.save(model, optimizer, folder)
+    model = shared(network(2), mesh)
+    optimizer = COORDINATES[name](adamw(model), model)
+    checkpoints.load(model, optimizer, folder)
     return train(model, optimizer, batches()[4:])
 
 
@@ -229,9 +243,10 @@ def test_every_sum_is_over_the_right_processes(ranks, what, name):
 
 
 @pytest.mark.parametrize("name", COORDINATES)
-def test_tensor_parallel_resumes_from_what_each_process_has_saved(ranks, name):
+@pytest.mark.parametrize("how", ["resumed", "named"])
+def test_tensor_parallel_resumes_from_what_processes_have_saved_each_and_together(ranks, name, how):
     for rank in ranks:
-        assert deviation(rank[f"resumed-{name}"], alone(name, "adamw", 2)) <= EXACT
+        assert deviation(rank[f"{how}-{name}"], alone(name, "adamw", 2)) <= EXACT
 
 
 def test_coverage_says_what_is_in_blocks_and_what_is_plain(ranks):

@@ -7,8 +7,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
+from adiv_optim import ChainedOptimizer
 from adiv_optim.diagnostics import DivergenceRecorder, divergence
 from tests.helpers.cases import relative_error
 from tests.helpers.loops import (
@@ -166,7 +168,8 @@ class Transformers:
             "per_device_train_batch_size": len(data[0][0]),
         }  # fmt: skip
         arguments = transformers.TrainingArguments(str(folder), **{**defaults, **options})
-        trainer = transformers.Trainer(model, arguments, train_dataset=samples, optimizers=optimizers)
+        given = {"optimizers" if isinstance(optimizers[0], Optimizer) else "optimizer_cls_and_kwargs": optimizers}
+        trainer = transformers.Trainer(model, arguments, train_dataset=samples, **given)
         trainer.train(resume_from_checkpoint=checkpoint)
 
     def fit(self, name, data, folder: Path, build=network, inner=adamw, schedule=constant, parts=1, limit=0.0):
@@ -198,6 +201,32 @@ def test_trained_with_a_schedule(trainer, name, tmp_path):
     bare = network()
     train(bare, halving(bare), images())
     assert deviation(weights(bare), wanted) > DIFFERENT
+
+
+def muon_and_adamw(model: nn.Module) -> Optimizer:
+    matrices = [p for p in model.parameters() if p.dim() == 2]
+    rest = [p for p in model.parameters() if p.dim() != 2]
+    return ChainedOptimizer([torch.optim.Muon(matrices, lr=0.02), torch.optim.AdamW(rest, lr=1e-2, eps=1e-3)])
+
+
+@pytest.mark.parametrize("name", ["whitened", "input-scaled"])
+@each_trainer
+def test_muon_for_matrices_and_adamw_for_the_rest(trainer, name, tmp_path):
+    wanted = plain_loop(METHODS[name], images(), inner=muon_and_adamw)
+    assert deviation(trainer.fit(name, images(), tmp_path, inner=muon_and_adamw), wanted) <= EXACT
+    assert deviation(plain_loop(METHODS[name], images()), wanted) > DIFFERENT
+
+
+@each_method_by_name
+def test_transformers_calls_a_factory_with_the_model(name, tmp_path):
+    def build(model: nn.Module, lr: float) -> Optimizer:
+        inner = torch.optim.AdamW(model.parameters(), lr=lr, eps=1e-3)
+        return METHODS[name].wrap(inner, model, images(1)[0][0])
+
+    model = Classifier(network())
+    options = {"lr_scheduler_type": "constant"}
+    TRAINERS["transformers"].train(model, (lambda: build, {"lr": 1e-2}), images(), tmp_path, **options)
+    assert deviation(weights(model.net), plain_loop(METHODS[name], images())) <= EXACT
 
 
 @each_method_by_name

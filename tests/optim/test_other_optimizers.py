@@ -105,18 +105,17 @@ def test_checkpoints_of_an_optimizer_without_state_neither_step_nor_forget(wrapp
 
     def saved(model: nn.Module, optimizer: Any) -> Any:
         optimizer.zero_grad()
-        return copy.deepcopy((*get_state_dict(model, optimizer), optimizer.averages.state_dict()))
+        return copy.deepcopy(get_state_dict(model, optimizer))
 
     plain = trained(*built(), range(8))
     model, optimizer = built()
     trained(model, optimizer, range(4))
-    weights, state, averages = saved(model, optimizer)
+    weights, state = saved(model, optimizer)
     kept = [p.detach().clone() for p in model.parameters()]
     resumed, twin = built()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         saved(resumed, twin)
-        twin.averages.load_state_dict(averages)
         set_state_dict(resumed, twin, model_state_dict=weights, optim_state_dict=state)
     assert same(kept, [p.detach() for p in resumed.parameters()])
     assert same(trained(resumed, twin, range(4, 8)), plain)
@@ -128,6 +127,26 @@ def test_a_step_at_rate_0_with_gradients_is_a_step():
     optimizer = Whitened(SGD(model.parameters(), lr=0.0), model)
     trained(model, optimizer, range(2))
     assert optimizer.method.steps == 2
+
+
+def test_the_optimizer_inside_steps_with_its_own_state_alone_and_takes_what_is_saved():
+    """A name of ours in the state of a weight that it has not stepped on would be a state for it, and lack moments."""
+    model = network()
+    model[2].requires_grad_(False)
+    optimizer = Whitened(AdamW(model.parameters()), model)
+    trained(model, optimizer, range(1))
+    assert "adiv_optim.inputs.rows" in optimizer.state[model[0].weight]
+    assert optimizer.state is optimizer.inner.state
+    model[2].requires_grad_(True)
+    trained(model, optimizer, range(1, 3))
+    assert optimizer.inner.state[model[0].weight].keys() == {"step", "exp_avg", "exp_avg_sq"}
+    model.append(nn.Linear(3, 2))  # that has no gradient yet
+    optimizer.inner.param_groups[0]["params"] += model[3].parameters()
+    optimizer._find_layers()
+    assert model[3].weight not in optimizer.state
+    bare = AdamW(model.parameters())
+    bare.load_state_dict(optimizer.state_dict())
+    trained(model, bare, range(3, 4))
 
 
 class Turns(nn.Module):

@@ -174,3 +174,20 @@ def test_rows_of_sparse_and_nested_inputs_are_counted(kind):
     (output.values() if output.is_nested else output).sum().backward()
     optimizer.step()
     assert relative_error(mean_of(optimizer.method.layers[0])[0], x.T @ x / 9) <= 1e-12
+
+
+@pytest.mark.parametrize("rank", [None, 4])
+def test_metrics_have_condition_numbers_and_the_size_of_inputs(rank):
+    """Of four directions of inputs, which rank 4 of five columns knows all of."""
+    torch.manual_seed(0)
+    layer = nn.Linear(5, 3, bias=False).double()
+    optimizer = Whitened(torch.optim.SGD(layer.parameters(), lr=0.1), layer, damping=0.5, rank=rank)
+    assert not [name for name in optimizer.metrics() if "weight/" in name]
+    x = torch.tensor([[3.0, 0, 0, 0, 0], [0, 2, 0, 0, 0], [0, 0, 1, 0, 0], [0, 0, 0, 1, 1]]).double()
+    layer(x).sum().backward()
+    optimizer.step()
+    found, level = optimizer.metrics(), 16 / 4 / 5
+    assert found["Whitened/weight/input_rms"] == pytest.approx(level**0.5)
+    assert found["Whitened/weight/damped_condition"] == pytest.approx((9 / 4 + level / 2) / (level / 2))
+    assert found["Whitened/largest_damped_condition"] == found["Whitened/weight/damped_condition"]
+    assert found["Whitened/largest_condition"] > 1e12

@@ -1,0 +1,150 @@
+"""What to look at first: a picture that a coordinate network learns, and digits, with and without this library.
+
+The picture is learned as `examples.fit_image` learns it. On digits every method has the optimizer, the learning rate
+and the damping that `digits-optimizers` chose for it on held-out data, and trains anew.
+"""
+
+import argparse
+import math
+import time
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from adiv_optim.corrections import BatchIdeal
+from examples.fit_image import FITS, draw, picture, psnr, train
+
+from ..core.figure import panels
+from ..core.runs import DEVICE, Result, Store, measure, run_all, setting
+from ..core.study import Sections, Study
+from ..core.table import SIGNIFICANT, Section, Table, against, estimate, exact, machine, mean_and_error, welch
+from ..images.run import again
+from ..images.train import IMAGES
+from ..methods import METHODS
+from .comparison import network
+from .tuned import best_optimizer
+
+#: Whose settings the digits are learned with.
+CHOSEN = Path(__file__).parents[1] / "results" / "digits-optimizers.jsonl"
+
+
+def _fit(store: Store, steps: int) -> None:
+    """Learn the picture in every way, and draw what was learned; all of it anew where anything is missing."""
+    path = store.path.with_name(f"{store.path.stem}-picture.png")
+    keys = {f"{name}, {steps} steps": name for name in FITS}
+    if path.exists() and all(map(store.has, keys)):
+        return
+    wanted, learned = picture(None, 64), {}
+
+    def learn(name: str) -> Result:
+        start = time.perf_counter()
+        learned[name] = train(FITS[name], wanted, steps, lambda decibels: None)
+        return {"fit": name, "psnr": psnr(learned[name], wanted), "seconds": time.perf_counter() - start}
+
+    measure(store, {key: partial(learn, name) for key, name in keys.items()}, again=True)
+    draw(learned, wanted, path)
+
+
+def _run(options: argparse.Namespace, store: Store) -> None:
+    _fit(store, options.steps)
+    chosen = Store(CHOSEN)
+    at_best = [r for r in chosen.read() if r["settings"]["optimizer"] == _optimizer(chosen, r["settings"])]
+    own = {"device": options.device, "seeds": tuple(range(1, options.seeds + 1))}
+    own |= {} if options.epochs is None else {"epochs": options.epochs}
+    run_all([again(result, **own) for result in at_best], IMAGES, store)
+
+
+def _optimizer(chosen: Store, settings: Mapping[str, Any]) -> str:
+    """The better one on held-out data; of BatchIdeal SGD, as the README has it."""
+    if isinstance(METHODS[settings["method"]].correction, BatchIdeal):
+        return "sgd"
+    return best_optimizer(chosen, settings["method"], settings["activation"])
+
+
+def _label(result: Result) -> str:
+    method, optimizer = setting("method", "optimizer")(result)
+    return f"{METHODS[method].label} with {optimizer}"
+
+
+def _wraps(result: Result) -> bool:
+    method = METHODS[result["settings"]["method"]]
+    return method.correction is not None or method.by_inputs is not None
+
+
+def _accuracies(result: Result) -> list[float]:
+    return result["test_accuracy"][-1]
+
+
+def verdict(fits: dict[str, float], digits: list[Result]) -> str:
+    """Who won: the best of the wrapped optimizers beside the best of the others, on both.
+
+    Args:
+        fits: way to learn the picture → PSNR.
+        digits: runs, the best first.
+    """
+    white = {name: name.startswith("Whitened") for name in fits}
+    ways = [max((name for name in fits if white[name] is own), key=fits.__getitem__) for own in (True, False)]
+    first, other = sorted(ways, key=lambda name: -fits[name])
+    text = f"the picture: {first} wins, {fits[first]:.1f} dB; {other} has {fits[other]:.1f} dB"
+    best = [r for r in digits if _wraps(r)][:1] + [r for r in digits if not _wraps(r)][:1]
+    if len(best) < 2 or len(_accuracies(best[0])) < 2:
+        return text
+    values = [f"{_label(each)} has {mean_and_error(_accuracies(each))[0]:.1f} %" for each in best]
+    _, p = welch(*map(_accuracies, best))
+    who = f"{_label(min(best, key=digits.index))} wins" if p < SIGNIFICANT else "nobody wins"
+    return f"{text}. Digits: {who}; {', '.join(values)} (p = {p:.2g})"
+
+
+def report(store: Store, name: str, folder: Path) -> Sections:
+    """Both tables, a figure of the digits, and the verdict."""
+    found = store.read()
+    fits = {r["fit"]: r["psnr"] for r in found if "fit" in r}
+    first = Table(["the picture", "PSNR, dB", "seconds"], [
+        [r["fit"], exact(r["psnr"], ".1f"), exact(r["seconds"], ".0f")] for r in found if "fit" in r
+    ], name="picture")  # fmt: skip
+    digits = sorted((r for r in found if "test_accuracy" in r), key=lambda r: -mean_and_error(_accuracies(r))[0])
+    if not digits or not fits:
+        return {name: Section([first])}
+    best, settings = digits[0], digits[0]["settings"]
+    rows = [[
+        METHODS[r["settings"]["method"]].label, r["settings"]["optimizer"], exact(r["settings"]["lr"]),
+        exact(r["settings"].get("damping")), estimate(_accuracies(r)),
+        "" if r is best or len(_accuracies(r)) < 2 else against(_accuracies(r), _accuracies(best)),
+    ] for r in digits]  # fmt: skip
+    head = ["digits", "optimizer", "learning rate", "damping", "test accuracy, %", "against the first (p)"]
+    _figure(digits, f"{network(best)}, {settings['epochs']} epochs", folder / f"{name}.png")
+    caption = (
+        f"The picture: 64 × 64 pixels, one seed, as `examples.fit_image` learns it. Digits: {network(best)}, tanh, "
+        f"{settings['epochs']} epochs, mean ± standard error over {len(settings['seeds'])} seeds; optimizer, learning "
+        "rate and damping were chosen by another seed on held-out data; p is Welch's. "
+        f"{machine(best['environment'], settings['device'])}"
+    )
+    return {name: Section([first, Table(head, rows, name="digits"), caption], verdict(fits, digits))}
+
+
+def _figure(digits: list[Result], title: str, path: Path) -> None:
+    """A line for every method, the best on top."""
+    with panels(["filled: wrapped optimizers"], title, path, xlabel="test accuracy, %") as (axis,):
+        for place, result in enumerate(digits):
+            mean, error = mean_and_error(_accuracies(result))
+            look = {"color": METHODS[result["settings"]["method"]].color, "markersize": 8, "capsize": 2}
+            look["markerfacecolor"] = look["color"] if _wraps(result) else "white"
+            axis.errorbar(mean, place, xerr=0.0 if math.isnan(error) else error, fmt="o", **look)
+        axis.set_yticks(range(len(digits)), map(_label, digits))
+        axis.invert_yaxis()
+
+
+def _arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--steps", type=int, default=500, help="of every optimizer with the picture")
+    parser.add_argument("--epochs", type=int, help="passes over the digits; those of digits-optimizers by default")
+    parser.add_argument("--seeds", type=int, default=5, help="with the digits; they begin at 1")
+    parser.add_argument("--device", **DEVICE)
+
+
+STUDIES = {
+    "bench": Study(
+        "what to look at first: a picture learned from (x, y), and digits; two minutes", _run, report, _arguments,
+        smoke="--steps 2 --epochs 1 --seeds 2 --device cpu",
+    )
+}  # fmt: skip

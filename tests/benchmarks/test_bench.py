@@ -1,0 +1,72 @@
+"""What `make bench` shows: its verdict is computed, and stands last."""
+
+import pytest
+
+from benchmarks.__main__ import main
+from benchmarks.core.runs import Store
+from benchmarks.methods import METHODS
+from benchmarks.studies import bench
+from examples.fit_image import FITS
+
+from .test_report import is_drawn, result
+
+SMALL = ["bench", "--steps", "2", "--epochs", "1", "--seeds", "2", "--device", "cpu"]
+
+
+def digits(method, optimizer, *accuracies):
+    return result(method, optimizer=optimizer, accuracies=(accuracies,))
+
+
+@pytest.mark.parametrize(
+    ("fits", "runs", "wanted"),
+    [
+        (
+            {"Adam": 24.0, "BatchNorm, Adam": 30.0, "Whitened Adam": 31.04},
+            [digits("batch-ideal", "sgd", 98.0, 98.1, 98.2), digits("none", "adam", 95.0, 95.1, 95.2)],
+            "the picture: Whitened Adam wins, 31.0 dB; BatchNorm, Adam has 30.0 dB. Digits: gradient-only "
+            "batch-ideal with sgd wins; gradient-only batch-ideal with sgd has 98.1 %, none with adam has 95.1 % "
+            "(p = 3.3e-06)",
+        ),
+        (
+            {"Adam": 32.0, "Whitened Adam": 31.0},
+            [digits("none", "adam", 95.0, 99.0), digits("layernorm", "sgd", 90.0, 91.0),
+             digits("whitened-16", "sgd", 80.0, 99.0)],
+            "the picture: Adam wins, 32.0 dB; Whitened Adam has 31.0 dB. Digits: nobody wins; whitened, rank 16 "
+            "with sgd has 89.5 %, none with adam has 97.0 % (p = 0.57)",
+        ),
+        ({"Adam": 32.0, "Whitened Adam": 31.0}, [], "the picture: Adam wins, 32.0 dB; Whitened Adam has 31.0 dB"),
+    ],
+)  # fmt: skip
+def test_verdict_is_that_of_the_numbers(fits, runs, wanted):
+    assert bench.verdict(fits, runs) == wanted
+
+
+def test_command_ends_with_its_pictures_and_its_verdict_and_makes_nothing_twice(tmp_path, capsys, monkeypatch, drawn):
+    chosen = Store(tmp_path / "chosen.jsonl", "digits-optimizers")
+    committed = Store(bench.CHOSEN)
+    for number, found in enumerate([*committed.read("search"), *committed.read()]):
+        if found["settings"]["method"] in ("none", "batch-ideal"):
+            chosen.add(str(number), {name: value for name, value in found.items() if name not in ("key", "computes")})
+    monkeypatch.setattr(bench, "CHOSEN", chosen.path)
+    assert main([*SMALL, "--out", str(tmp_path)]) == 0
+    *_, first, second, _, last = capsys.readouterr().out.splitlines()
+    assert (first, second) == (f"figure: {tmp_path}/bench-picture.png", f"figure: {tmp_path}/bench.png")
+    assert is_drawn(tmp_path / "bench-picture.png")
+    assert is_drawn(tmp_path / "bench.png")
+    store = Store(tmp_path / "bench.jsonl")
+    fits = {r["fit"]: r["psnr"] for r in store.read() if "fit" in r}
+    assert fits.keys() == FITS.keys()
+    assert last.startswith("verdict: the picture: ")
+    assert f"{max(fits.values()):.1f} dB" in last
+    rows = {r["settings"]["method"]: r["settings"] for r in store.read() if "fit" not in r}
+    assert {name: row["optimizer"] for name, row in rows.items()}["batch-ideal"] == "sgd"
+    assert rows["none"]["seeds"] == [1, 2]
+    before = store.path.read_text()
+    assert main([*SMALL, "--out", str(tmp_path)]) == 0
+    assert store.path.read_text() == before
+
+
+def test_every_method_of_the_table_has_settings():
+    found = {r["settings"]["method"] for r in Store(bench.CHOSEN).read()}
+    assert {"whitened-16", "input-scaled", "batch-ideal", "none"} <= found <= METHODS.keys()
+    assert len(found) == 12
