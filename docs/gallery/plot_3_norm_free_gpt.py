@@ -69,19 +69,19 @@ for axis, rate in zip(axes, RATES, strict=True):
         steps, losses = trained(rate=rate, **how)
         axis.plot(steps, losses, "--" if "scaled" in how else "-", color=colour, label=name)
         end[name, rate] = losses[-1]
-    axis.set(title=f"rate {rate:g}", xlabel="step", ylim=(2.2, 3.6))
+    axis.set(title=f"learning rate {rate:g}", xlabel="step", ylim=(2.2, 3.6))
     axis.grid(alpha=0.3)
 axes[0].set_ylabel("loss on held-out text, nats")
 _ = figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False)
 
 # %%
-# **At the smaller rate the network needs no normaliser, and no InputScaled. At the larger one Muon's steps are too long
-# for it, and with InputScaled they are not.** One seed and a hundred steps show what happens, not what is better:
-# :doc:`the measurements </results/language-model>` have a network twice as wide for four times as long, with a rate
-# chosen for each row and more seeds.
+# **At the smaller learning rate the network needs no normaliser, and no InputScaled. At the larger one Muon's steps are
+# too long for it, and with InputScaled they are not.** One seed and a hundred steps show what happens, not what is
+# better: :doc:`the measurements </results/language-model>` have a network twice as wide for four times as long, with a
+# learning rate chosen for each row and more seeds.
 
 for (name, rate), loss in end.items():
-    print(f"{name:<33} rate {rate:g}: {loss:.2f}")
+    print(f"{name:<33} learning rate {rate:g}: {loss:.2f}")
 layernorm, plain, scaled = ([end[name, rate] for rate in RATES] for name in WAYS)
 assert plain[0] < layernorm[0]
 assert scaled[1] < plain[1] - 0.2
