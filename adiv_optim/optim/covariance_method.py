@@ -107,6 +107,7 @@ class CovarianceMethod(InputMethod):
 
     #: What is done to a layer, in a word.
     verb: ClassVar[str]
+    shaping: ClassVar[Sequence[str]] = ("max_dim",)
 
     damping: float
     max_dim: int | None

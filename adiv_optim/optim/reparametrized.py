@@ -30,6 +30,8 @@ class Method:
 
     #: How the names of what it remembers begin.
     prefix: ClassVar[str] = OURS
+    #: Settings, whole numbers or None, that the shapes of what it remembers follow from.
+    shaping: ClassVar[Sequence[str]] = ()
     #: Steps so far.
     steps = 0
 
@@ -172,7 +174,8 @@ class Reparametrized(OptimizerWrapper):
         return {p: self._named(remembered.get(p, {})) for p in shown} if remembered else {}
 
     def _named(self, entries: Mapping[str, Any]) -> dict[str, Any]:
-        every = {"steps": self.method.steps, **entries}
+        settings = {name: getattr(self.method, name) or 0 for name in self.method.shaping}
+        every = {"steps": self.method.steps, **settings, **entries}
         return {self.method.prefix + name: value for name, value in every.items()}
 
     def _keys(self, state_dict: Mapping[str, Any]) -> Iterator[tuple[Tensor, Any]]:
@@ -273,8 +276,13 @@ class Reparametrized(OptimizerWrapper):
             # A flat checkpoint that lacks a name has given an empty dict for it.
             mine = {n: entries[n] for n in names if entries[n] != {}}
             if mine and key in parameters:  # else the optimizer refuses the groups
-                wanted = self._named(own.get(parameters[key], {}))
-                check_like(mine, wanted, f"{name}: state_dict['state'][{key!r}]", _REMEDY)
+                wanted, place = self._named(own.get(parameters[key], {})), f"{name}: state_dict['state'][{key!r}]"
+                for setting in self.method.shaping:
+                    saved, here = mine.get(prefix + setting), wanted[prefix + setting]
+                    if isinstance(saved, int) and saved != here:
+                        saved_with = f"{setting}={saved or None}, this has {setting}={here or None}"
+                        raise ValueError(f"{place} was saved with {saved_with}; {_REMEDY}.")
+                check_like(mine, wanted, place, _REMEDY)
                 found[parameters[key]] = {n.removeprefix(prefix): value for n, value in mine.items()}
             if names:
                 state[key] = {n: value for n, value in entries.items() if n not in names}

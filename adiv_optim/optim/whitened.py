@@ -24,6 +24,7 @@ class WhiteningMethod(CovarianceMethod):
     """Lets an optimizer step where the inputs of a model's layers are white; see `Whitened` for the arguments."""
 
     verb: ClassVar[str] = "whitened"
+    shaping: ClassVar[Sequence[str]] = ("max_dim", "rank")
 
     graft_norm: bool
     root: str

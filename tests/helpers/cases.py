@@ -91,8 +91,6 @@ CONV = {
 }  # fmt: skip
 
 LAYERS = {**{f"linear-{name}": case for name, case in LINEAR.items()}, **CONV}
-#: Those whose options `functional` takes: layers with another padding mode pad before they call it.
-FUNCTIONAL = {name: case for name, case in LAYERS.items() if getattr(case.build(), "padding_mode", "zeros") == "zeros"}
 
 # torch's own notice about its own layer, once per process; the corrected layer pads without it.
 quiet_same = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths:UserWarning")
@@ -104,7 +102,6 @@ def parametrize_cases(table: dict[str, LayerCase]) -> pytest.MarkDecorator:
 
 
 each_layer = parametrize_cases(LAYERS)
-each_functional_layer = parametrize_cases(FUNCTIONAL)
 
 
 def apply(layer: Any, input: Tensor, correction: Correction | None) -> Tensor:
