@@ -46,7 +46,6 @@ BATCH_IDEAL = BatchIdeal(damping=0.3, per_sample=False)
 WHITE, WHITE_16 = partial(Whitened, damping=1.0), partial(Whitened, damping=1.0, rank=16)
 SCALED, HELD = partial(InputScaled), partial(InputScaled, hold=True)
 SOLVED = partial(Preconditioned, damping=1.0)
-AVERAGED = partial(MAC, damping=1.0)
 
 #: What `uc-sweep` tries, by optimizer; the layer gauge wants rates of its own: typical canonical weights are about 1.
 _PLAIN, _CANONICAL = (
@@ -108,7 +107,7 @@ IMAGES: dict[str, Method] = {
     "input-scaled": Method("input-scaled", "#c5b0d5", by_inputs=SCALED,
         studies="cnn-tuned mlp-tuned digits-optimizers"),
     "preconditioned": Method("preconditioned", "#9edae5", by_inputs=SOLVED),
-    "mac": Method("MAC", "#8c564b", by_inputs=AVERAGED),
+    "mac": Method("MAC", "#8c564b", by_inputs=partial(MAC, damping=1.0)),
     "singd": Method("K-FAC (singd)", "goldenrod", by_inputs=partial(_kfac)),
     "dyt": Method("DyT", "#7f7f7f", normalizer=lambda shape: DyT(shape), studies="elementwise"),
     "dyt-sqrt-d": Method("DyT, explicit √d", "#9467bd", normalizer=lambda shape: DyT(shape, sqrt_d=True),

@@ -5,7 +5,7 @@ from functools import partial
 from adiv_optim.corrections import Disproportional, Proportional
 from adiv_optim.gauge import NetworkGauge
 
-from .images import AVERAGED, BATCH_IDEAL, HELD, SCALED, SOLVED, WHITE, WHITE_16
+from .images import BATCH_IDEAL, HELD, SCALED, SOLVED, WHITE, WHITE_16
 from .method import Method, Search
 
 #: Of the language model, as its searches begin: learning rates and dampings.
@@ -56,11 +56,6 @@ LANGUAGE: dict[str, Method] = {
         searches=(Search("char-lm", ("layernorm", "none"), _RATES),)),
     "whitened-soap": Method("whitened SOAP", "#637939", by_inputs=WHITE, optimizer="soap",
         searches=(Search("char-lm", ("layernorm", "none"), _RATES[1:3], _DAMPINGS),)),
-    **{
-        f"mac-{name.lower()}": Method(f"MAC {name}", color, by_inputs=AVERAGED, optimizer=name.lower(),
-        searches=(Search("char-lm", ("layernorm",), _RATES[1:3], _DAMPINGS),))
-        for name, color in (("AdamW", "#393b79"), ("Muon", "#843c39"))
-    },
     "proportional-adamw": Method("proportional, AdamW", "tab:cyan", correction=Proportional(), optimizer="adamw",
         searches=(Search("char-lm-wrappers", ("layernorm", "none"), _RATES[:3]),
         Search("char-lm-wrappers", ("dyt",), (3e-4, *_RATES[:3])))),
