@@ -38,6 +38,9 @@ LANGUAGE_MODEL = [
     ("it is {:.3f} below Muon on validation and {:.3f} on test (rank 16: {:.3f} and "
      "{:.3f}), and {:.3f} and {:.3f} below SOAP",
      lambda: less("whitened-muon", "muon") + less("whitened-muon-16", "muon") + less("whitened-muon", "soap")),
+    ("for SOAP**, with LayerNorm (p = {:.2f} on test) or without a normaliser (p = {:.2f})", lambda: [
+        p(*(losses(norm, method, "test_loss") for method in ("whitened-soap", "soap")))
+        for norm in ("layernorm", "none")]),
     ("After 2,000 steps rank 16 is {:.3f} and {:.3f} below Muon", lambda: less("whitened-muon-16", "muon",
      file="char-lm-2000")),
     ("{:.3f} below on validation and {:.3f} on test (rank 16: {:.3f} and {:.3f}), by medians {:.3f} and {:.3f}",
