@@ -14,7 +14,7 @@ from ..corrections import Correction
 from ._copies import own_optimizer
 from ._divergence import check_arguments, divergence
 from ._logged import scalars, write_json
-from ._result import Divergence
+from ._result import Divergence, columns
 
 
 class DivergenceRecorder:
@@ -105,8 +105,15 @@ class DivergenceRecorder:
         }
 
     def metrics(self) -> dict[str, float]:
-        """Return the last measurement as a flat dict of numbers, for any logger; empty before the first time."""
-        return scalars("divergence", self.history[-1]["layers"]) if self.history else {}
+        """Return the last measurement as a flat dict of numbers, for any logger; empty before the first time.
+
+        The names are "divergence/descent", and "divergence/path/column" with the columns of the printed table.
+        """
+        if not self.history:
+            return {}
+        last = self.history[-1]
+        layers = {path: columns(summary) for path, summary in last["layers"].items()}
+        return {"divergence/descent": last["descent"], **scalars("divergence", layers)}
 
     def save(self, path: str | Path) -> None:
         """Write history and shares as JSON; a number that is not finite becomes null."""

@@ -102,9 +102,8 @@ class Divergence(_Descent):
         }
 
     def __str__(self) -> str:
-        """Return an aligned table: rows, medians, own gain (mean ± deviation), weight share, Var|x|²."""
-        header = ("layer", "rows", "cosine", "projection", "own gain", "interference", "weight share", "Var|x|²", "")
-        table = [header, *(_line(path, layer.summary()) for path, layer in self.layers.items())]
+        """Return an aligned table of `columns`; the own gain with its deviation over the rows."""
+        table = [("layer", *_HEADER, ""), *(_line(path, layer.summary()) for path, layer in self.layers.items())]
         widths = [max(map(len, column)) for column in zip(*table, strict=True)]
         lines = [
             "  ".join(cell.ljust(width) if at == 0 else cell.rjust(width) for at, (cell, width) in enumerate(cells))
@@ -118,18 +117,35 @@ class Divergence(_Descent):
     __repr__ = __str__  # what a notebook shows
 
 
+_HEADER = ("rows", "cosine", "projection", "own gain", "interference", "weight share", "Var|x|²")
+
+
+def columns(summary: Mapping[str, Any]) -> dict[str, float]:
+    """A layer's numbers by the names that the printed table has: medians, the mean own gain, and its deviation."""
+    numbers = (
+        float(summary["measured_rows"]),
+        summary["cosine_median"],
+        summary["projection_median"],
+        summary["gain_mean"],
+        summary["interference_median"],
+        summary["responsibility"].get("weight", math.nan),
+        summary["squared_norm_variance"],
+    )
+    return {**dict(zip(_HEADER, numbers, strict=True)), "own gain deviation": math.sqrt(summary["gain_variance"])}
+
+
 def _line(path: str, summary: Mapping[str, Any]) -> tuple[str, ...]:
-    total, measured = summary["total_rows"], summary["measured_rows"]
-    shares = summary["responsibility"]
+    found, total = columns(summary), summary["total_rows"]
+    measured, cosine, projection, gain, interference, share, variance, deviation = found.values()
     return (
         f"{path or 'model'} ({summary['kind']})",
-        f"{total}" if total == measured else f"{measured} of {total}",
-        f"{summary['cosine_median']:.3f}",
-        f"{summary['projection_median']:.3g}",
-        f"{summary['gain_mean']:.3g} ± {math.sqrt(summary['gain_variance']):.2g}",
-        f"{summary['interference_median']:.3f}",
-        f"{shares['weight']:.3f}" if "weight" in shares else "–",
-        f"{summary['squared_norm_variance']:.3g}",
+        f"{total}" if total == measured else f"{measured:.0f} of {total}",
+        f"{cosine:.3f}",
+        f"{projection:.3g}",
+        f"{gain:.3g} ± {deviation:.2g}",
+        f"{interference:.3f}",
+        "–" if math.isnan(share) else f"{share:.3f}",
+        f"{variance:.3g}",
         "not downhill" if summary["descent"] <= 0 else "",  # NaN has no verdict
     )
 
