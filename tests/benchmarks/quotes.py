@@ -184,7 +184,6 @@ QUOTES = {
         ("gains little: {:.1f} %, against {:.1f} % with SGD and {:.1f} %", lambda: [tuned(IDEAL, "adam"),
          tuned(IDEAL), tuned(AFFINE, "adam")]),
         ("had been seen to end at {:.1f} %", lambda: [tuned(IDEAL, epochs=30)]),
-        ("Eight of the {} chosen learning rates", lambda: [len(results("cifar10-tuned"))]),
         ("within {:.1f} points of its best at every learning rate from 0.3 to 3 and at every batch "
          "size, and within {:.1f} points at 0.1",
          lambda: [below(0.3, 1.0, 3.0), below(0.1)]),

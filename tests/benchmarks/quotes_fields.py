@@ -26,9 +26,9 @@ def white_against_norm(optimizer, **protocol):
     return gain(("none", optimizer, "whitened"), ("batchnorm", optimizer), **protocol)
 
 
-def solutions(optimizer, method="none", rows=None, equation="poisson", **length):
+def solutions(optimizer, method="none", rows=None, equation="poisson", points="fixed", **length):
     """Errors of an equation's solution, by seed."""
-    found = {"equation": equation, "points": "fixed", **length}
+    found = {"equation": equation, "points": points, **length}
     runs = chosen(r for r in results("poisson") if found.items() <= r["settings"].items())
     return errors(r for r in runs if arm(r) == ("none", optimizer, method, None, rows))
 
@@ -86,6 +86,10 @@ PAGE = [
         solutions("muon", "whitened", steps=2000), solutions("muon", "preconditioned", steps=2000), math.log10)[1]]),
     ("whitening divides the error of SOAP by {:.0f} (p = {:.4f}) and of Muon by {:.0f} (p = {:.4f})", lambda: [
         number for o in ("soap", "muon") for number in heated(o)]),
+    ("whitened SOAP has {:.2f} times SOAP's error (p = {:.4f}), with rows of derivatives {:.2f} times (p = {:.4f})",
+     lambda: [n for rows in (None, "derivatives") for found in [compared(*(
+         solutions("soap", *how, points="drawn", steps=2000) for how in (("whitened", rows), ())), math.log10)]
+         for n in (10**found.difference, found.p)]),
     ("Whitened Adam loses to Adam (p = {:.3f})", lambda: [p for ratio, p in [heated("adam")] if ratio < 1]),
 ]  # fmt: skip
 INDEX = [("coordinate networks gain {:.0f} to {:.0f} dB by `Whitened`", PAGE[1][1])]

@@ -88,7 +88,7 @@ SECTIONS: dict[str, dict[str, list[str]]] = {
             "test_tensor_parallel.py::test_copies_of_tensor_parallel_layers_are_one_on_the_joined_batch"
         ],
         "tensor parallelism, save and load by each process": [
-            "test_tensor_parallel.py::test_tensor_parallel_resumes_from_what_each_process_has_saved"
+            "test_tensor_parallel.py::test_tensor_parallel_resumes_from_what_processes_have_saved_each_and_together"
         ],
         "FSDP1": ["test_fsdp.py::test_fsdp1", "test_fsdp.py::test_fsdp1_is_refused_where_rows_are_needed"],
     },
