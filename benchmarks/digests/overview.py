@@ -35,6 +35,7 @@ ROWS = [
     Row("RMSNorm", "rmsnorm", ("rmsnorm", "{}")),
     Row("`DyT`", None, ("dyt", "{}")),
     Row("affine-like layers", "affine-like"),
+    Row("norm-like layers", "l2norm"),  # which in an MLP are L2 norm in front of a linear layer
     Row("`Proportional`", "proportional"),
     Row("`Disproportional`", "disproportional"),
     Row("`BatchIdeal`", "batch-ideal"),
@@ -113,12 +114,13 @@ def _verdict(stores: Mapping[str, Store], name: str, folder: Path) -> Section:
     caption = (
         f"Test accuracy on CIFAR-10 (JPEG copy), and test loss on characters of tinyshakespeare after "
         f"{length} steps, lower being better: mean ± standard error over {count} seeds. Bold is the best of a column, "
-        f"and what Welch's test cannot tell from it (p of {SIGNIFICANT:g} or more); empty is not run. Normalisers of "
-        f"images have no parameters. MLP: batch 32, {first} epochs, one learning rate for all, and for `BatchIdeal` a "
-        f"damping of 0.3 from earlier runs that looked at test accuracy; in the second column {tuned} epochs, and the "
-        f"best of SGD, momentum, Adam and Muon, of learning rates and of dampings. CNN: with pooling, leaky ReLU, "
-        f"batch 128, {convolutions} epochs. Language model: the better of embeddings of deviation 0.02 and 1, where "
-        "both have run. Settings of the last five columns are chosen by another seed on held-out data. "
+        f"and what Welch's test cannot tell from it (p of {SIGNIFICANT:g} or more); what is empty has not run so. "
+        f"Normalisers of images have no parameters. MLP: batch 32, {first} epochs, one learning rate for all, and "
+        f"for `BatchIdeal` a damping of 0.3 from earlier runs that looked at test accuracy; in the second "
+        f"column {tuned} epochs, and the best of SGD, momentum, Adam and Muon, of learning rates and of dampings. "
+        f"CNN: with pooling, leaky ReLU, batch 128, {convolutions} epochs. Language model: the better of embeddings of "
+        "deviation 0.02 and 1, where both have run. Settings of the last five columns are chosen by another seed on "
+        "held-out data. "
         f"{machine(environment)}"
     )
     return Section([table, caption])
