@@ -11,12 +11,12 @@ from torch.optim import Optimizer
 
 from .._linalg import host
 from .._linalg.limits import check_positive
-from .._linalg.shards import DataParallelGroup
+from .._linalg.shards import DataParallelGroup, add_up_row_shards
 from ..attach.checks import Skip
 from .by_inputs import ByInputs
 from .input_hooks import LayerInputs
 from .input_method import InputMethod
-from .second_moments import MeanSquare, add_up_row_shards
+from .second_moments import MeanSquare
 from .snapshot import Diagonal, Snapshot, Transform
 
 #: s of every group of a layer.

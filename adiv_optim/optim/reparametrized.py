@@ -5,7 +5,6 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from .._linalg.limits import check_like
@@ -14,7 +13,7 @@ from ..attach.reports import fed, gone, report
 from ..functional.shared import refuse_capture, without_autocast
 from .chained import ChainedOptimizer
 from .snapshot import Snapshot, Transform, decay_factors, hooked
-from .wrapper import OURS, OptimizerWrapper, check_same_parameters, ours
+from .wrapper import OURS, OptimizerWrapper, check_same_parameters, ours, unwrapped
 
 #: What to do where FSDP1 has flattened parameters.
 UNFLATTENED = "use fully_shard, or GradientOnly, which goes with FSDP1"
@@ -297,11 +296,3 @@ class Reparametrized(OptimizerWrapper):
                 "which it measures anew. Save what state_dict() of the wrapper returns, or torch's "
                 "get_optimizer_state_dict(model, wrapper), and not that of the optimizer inside."
             )
-
-
-def unwrapped(model: nn.Module) -> nn.Module:
-    """The model itself, whose parameters have other names in DistributedDataParallel and what torch.compile returns."""
-    while isinstance(model, DistributedDataParallel) or hasattr(model, "_orig_mod"):
-        inside: Any = model.module if isinstance(model, DistributedDataParallel) else model._orig_mod
-        model = inside
-    return model

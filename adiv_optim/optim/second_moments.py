@@ -3,7 +3,7 @@
 None of these holds a number: sums are lists of tensors that others hold, `memory` those with the factor decay^age.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from .._linalg import host
 from .._linalg.roots import Spectrum, followed
-from .._linalg.shards import Group, add_up, cut_of, local
+from .._linalg.shards import Group, add_up, local
 from .._linalg.strips import joined, strips_of
 from ..attach.layers import is_transposed
 from ..functional.linears import gram_of
@@ -290,17 +290,3 @@ def add_up_rows(layers: Sequence[Any], group: Group) -> None:
         layer.pending = [tensor.clone() for tensor in pending]  # others may share it here, and not elsewhere
         blocks += layer.pending
     add_up(blocks, group)
-
-
-def add_up_row_shards(layers: Sequence[Any], numbers: Mapping[int, Tensor], size: int) -> None:
-    """Add up numbers, (size,), of weights of which each process holds some rows, in place, by the weights' ids.
-
-    Every such layer has its place in the sum, so that all processes take part whatever they have measured.
-    """
-    parts: dict[Any, list[Tensor]] = {}
-    for layer in layers:
-        if (cut := cut_of(layer.weight)) is not None and cut.dim == 0:
-            none = torch.zeros(size, dtype=torch.float64, device=layer.weight.device)
-            parts.setdefault(cut.group, []).append(numbers.get(id(layer.weight), none))
-    for group, tensors in parts.items():
-        add_up(tensors, group)

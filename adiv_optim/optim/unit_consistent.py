@@ -13,9 +13,9 @@ from ..attach.checks import NAMED, Skip, named_in_skip, refuse_flat
 from ..attach.coverage import Coverage, warn
 from ..gauge.scales.network import NoMagnitudeError
 from .eligible_layers import refuse_cuts
-from .reparametrized import UNFLATTENED, Method, Reparametrized, unwrapped
+from .reparametrized import UNFLATTENED, Method, Reparametrized
 from .snapshot import Diagonal, Transform
-from .wrapper import OURS, check_model
+from .wrapper import OURS, check_model, unwrapped
 
 
 class CanonicalMethod(Method):

@@ -10,12 +10,12 @@ from torch.optim import Optimizer
 
 from .._linalg.limits import check_count, check_positive, given
 from .._linalg.roots import METHODS, Factor, Whole, inverse_root, low_rank_inverse_root
-from .._linalg.shards import DataParallelGroup, cut_of
+from .._linalg.shards import DataParallelGroup, add_up_row_shards, cut_of
 from ..attach.checks import Skip
 from .by_inputs import ByInputs
 from .covariance_method import CovarianceMethod, RightMultiplication
 from .input_hooks import LayerInputs
-from .second_moments import Covariance, SketchedCovariance, add_up_row_shards
+from .second_moments import Covariance, SketchedCovariance
 from .snapshot import Snapshot, Transform
 
 

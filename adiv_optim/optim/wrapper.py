@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import LBFGS, Optimizer
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
@@ -234,6 +235,14 @@ def without_global_hooks() -> Iterator[None]:
             added = table.copy()
             table.clear()
             table.update(hooks | added)
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The model itself, whose parameters have other names in DistributedDataParallel and what torch.compile returns."""
+    while isinstance(model, DistributedDataParallel) or hasattr(model, "_orig_mod"):
+        inside: Any = model.module if isinstance(model, DistributedDataParallel) else model._orig_mod
+        model = inside
+    return model
 
 
 def check_model(name: str, model: nn.Module) -> None:
