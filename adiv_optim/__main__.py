@@ -12,7 +12,7 @@ from . import __version__
 #: What the benchmarks use or compare with, and the trainers of others; pyproject's extras bench, peers, integration.
 OPTIONAL = (
     "torchvision", "matplotlib", "rich", "scikit-learn", "scipy", "opacus", "isaac", "schedulefree",
-    "pytorch_optimizer", "singd", "accelerate", "lightning", "tensorboard", "timm", "transformers",
+    "pytorch_optimizer", "singd", "accelerate", "lightning", "tensorboard", "timm", "transformers", "wandb",
 )  # fmt: skip
 
 
