@@ -40,7 +40,7 @@ def _fit(store: Store, steps: int) -> None:
     def learn(name: str) -> Result:
         start = time.perf_counter()
         learned[name] = train(FITS[name], wanted, steps, lambda decibels: None)
-        return {"fit": name, "psnr": psnr(learned[name], wanted), "seconds": time.perf_counter() - start}
+        return {"fit": name, "psnr": psnr(learned[name], wanted), "seconds": [time.perf_counter() - start]}
 
     measure(store, {key: partial(learn, name) for key, name in keys.items()}, again=True)
     draw(learned, wanted, path)
@@ -101,7 +101,7 @@ def report(store: Store, name: str, folder: Path) -> Sections:
     found = store.read()
     fits = {r["fit"]: r["psnr"] for r in found if "fit" in r}
     first = Table(["the picture", "PSNR, dB", "seconds"], [
-        [r["fit"], exact(r["psnr"], ".1f"), exact(r["seconds"], ".0f")] for r in found if "fit" in r
+        [r["fit"], exact(r["psnr"], ".1f"), exact(sum(r["seconds"]), ".0f")] for r in found if "fit" in r
     ], name="picture")  # fmt: skip
     digits = sorted((r for r in found if "test_accuracy" in r), key=lambda r: -mean_and_error(_accuracies(r))[0])
     if not digits or not fits:

@@ -64,6 +64,7 @@ def test_command_ends_with_its_pictures_and_its_verdict_and_makes_nothing_twice(
     before = store.path.read_text()
     assert main([*SMALL, "--out", str(tmp_path)]) == 0
     assert store.path.read_text() == before
+    assert main(["report", "--out", str(tmp_path)]) == 0
 
 
 def test_every_method_of_the_table_has_settings():
