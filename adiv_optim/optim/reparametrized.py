@@ -11,7 +11,6 @@ from .._linalg.limits import check_like
 from ..attach.coverage import Coverage, warn
 from ..attach.reports import fed, gone, report
 from ..functional.shared import refuse_capture, without_autocast
-from .chained import ChainedOptimizer
 from .snapshot import Snapshot, Transform, decay_factors, hooked
 from .wrapper import OURS, OptimizerWrapper, check_same_parameters, ours, unwrapped
 
@@ -120,7 +119,7 @@ class Reparametrized(OptimizerWrapper):
                 )
             within = within.inner
         held = [value for value in vars(within).values() if isinstance(value, Optimizer)]
-        if held and not isinstance(within, ChainedOptimizer):
+        if held:  # a chain has its optimizers in a tuple
             name, inside = type(within).__name__, type(held[0]).__name__
             raise ValueError(
                 f"{own} around {name}, which holds an optimizer itself: it would mix weights of one step's variables "
