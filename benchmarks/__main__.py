@@ -8,7 +8,8 @@ from pathlib import Path
 import torch
 
 from . import reproduce
-from .core.runs import Store, check_device, summary_writer
+from .core.runs import check_device, summary_writer
+from .core.store import Store
 from .core.study import insert, report, show, shown, write_tables
 from .digests import DIGESTS
 from .methods import added

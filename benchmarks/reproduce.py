@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Callable
 from pathlib import Path
 
-from .core.runs import Store
+from .core.store import Store
 from .core.table import markdown
 from .studies import RECIPES, STUDIES
 

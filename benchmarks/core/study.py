@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..methods import METHODS
-from .runs import Result, Store, measure
+from .runs import measure
+from .store import Result, Store
 from .table import Section, Table, grouped
 
 #: By name.

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from .runs import Kind, R, Store, run_all
+from .runs import Kind, R, run_all
+from .store import Store
 
 #: Runs that were tried → their losses, in the order of the file.
 Tried = Mapping[Any, float]

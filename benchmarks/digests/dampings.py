@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..core.runs import Result, Store
+from ..core.store import Result, Store
 from ..core.study import Digest
 from ..core.table import Row, Section, Table, exact, grouped
 from ..core.tune import eighths

@@ -9,7 +9,7 @@ from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 from scipy.stats import ttest_ind
 
-from ..core.runs import Result, Store, setting
+from ..core.store import Result, Store, setting
 from ..core.study import protocol
 from ..core.table import SIGNIFICANT, Row, grouped, mean_and_error, plus_minus, welch
 from ..fields.report import arm, chosen, compared, errors

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..core.figure import WIDTH, panels, plt, saved
-from ..core.runs import Store
+from ..core.store import Store
 from ..core.study import SHORTER, Digest
 from ..core.table import SIGNIFICANT, Cell, Section, Table, estimate, exact, machine, mean_and_error, welch
 from ..core.table import Row as Cells

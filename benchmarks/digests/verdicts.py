@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ..core.runs import Store
+from ..core.store import Store
 from ..core.study import Digest
 from ..core.table import SIGNIFICANT, Cell, Row, Section, Table, exact
 from ..studies import RECIPES

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from scipy.stats import ttest_1samp
 
 from ..core.figure import panels, shade
-from ..core.runs import Result, Store
+from ..core.store import Result, Store
 from ..core.study import Sections
 from ..core.table import Cell, Row, Section, Table, exact, grouped, machine
 from .run import label

@@ -12,7 +12,8 @@ import torch
 from adiv_optim.corrections import BatchIdeal, Disproportional, Proportional
 from adiv_optim.optim import GradientOnly, InputScaled, Preconditioned, Whitened
 
-from ..core.runs import DEVICE, Result, Store, measure
+from ..core.runs import DEVICE, measure
+from ..core.store import Result, Store
 from ..core.study import Piece, Sections, Study
 from ..core.table import Section, grouped, machine
 from . import jobs

@@ -20,7 +20,8 @@ from adiv_optim import BatchIdeal, Correction, Disproportional, InputScaled, Pro
 from adiv_optim.layers import AffineLikeLinear, NormLikeLinear, PatchNormConv2d
 
 from .. import data as datasets
-from ..core.runs import Store, measure
+from ..core.runs import measure
+from ..core.store import Store
 from ..core.study import Recipe, Sections, Study
 from ..core.table import Section, machine
 from ..fields.run import label

@@ -16,7 +16,8 @@ from adiv_optim.corrections import BatchIdeal
 from examples.fit_image import FITS, draw, picture, psnr, train
 
 from ..core.figure import panels
-from ..core.runs import DEVICE, Result, Store, measure, run_all, setting
+from ..core.runs import DEVICE, measure, run_all
+from ..core.store import Result, Store, setting
 from ..core.study import Sections, Study
 from ..core.table import SIGNIFICANT, Section, Table, against, estimate, exact, machine, mean_and_error, welch
 from ..images.run import again

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from ..core.figure import band, panels
-from ..core.runs import Result, Store, run_all, setting
+from ..core.runs import run_all
+from ..core.store import Result, Store, setting
 from ..core.study import Recipe, Sections, Study, at_lengths, named, protocol
 from ..core.table import Cell, Section, Table, estimate, exact, in_order, machine, pivot
 from ..images.networks import ACTIVATIONS

@@ -18,7 +18,8 @@ import torch.nn.functional as F
 from sklearn.datasets import load_sample_image
 from torch import Tensor, nn
 
-from ..core.runs import Store, add_progress_arguments, run_all
+from ..core.runs import add_progress_arguments, run_all
+from ..core.store import Store
 from ..core.study import Recipe, Sections, Study
 from ..core.table import estimate
 from ..core.tune import around, choose

@@ -16,7 +16,8 @@ from adiv_optim.layers import NormLikeLinear
 
 from .. import data as datasets
 from ..core.figure import WIDTH, plt, saved
-from ..core.runs import public_name, step
+from ..core.runs import step
+from ..core.store import public_name
 from ..core.study import Recipe, measurement
 from ..core.table import Cell, Row, Section, Table, exact, machine
 from ..images.networks import mlp

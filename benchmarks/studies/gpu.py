@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 
 from examples.gpt import DEFAULT
 
-from ..core.runs import DEVICE, Store, console, environment
+from ..core.runs import DEVICE, console
+from ..core.store import Store, environment
 from ..core.study import Piece, Sections, Study
 from ..core.table import Section, Table, exact
 

@@ -14,7 +14,7 @@ from adiv_optim import diagnostics
 from adiv_optim.layers import MeanFieldNorm
 
 from ..core.figure import panels, shade
-from ..core.runs import Result
+from ..core.store import Result
 from ..core.study import Recipe, measurement
 from ..core.table import Cell, Row, Section, Table, exact
 

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from adiv_optim.diagnostics import isometry_strength, record
 
 from ..core.figure import panels, plt
-from ..core.runs import Result, Store, measure, public_name, setting, step
+from ..core.runs import measure, step
+from ..core.store import Result, Store, public_name, setting
 from ..core.study import Recipe, Sections, Study, at_lengths, named, protocol
 from ..core.table import Cell, Row, Section, Table, estimate, exact, grouped, spearman
 from ..data import DATA, load

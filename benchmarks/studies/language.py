@@ -20,7 +20,8 @@ from typing import Any, NamedTuple
 from examples.gpt import NORM_LABELS, NORMS, WARM_UP
 
 from ..core.figure import band, panels
-from ..core.runs import Result, Store, measure, run_all, setting
+from ..core.runs import measure, run_all
+from ..core.store import Result, Store, setting
 from ..core.study import UNTRIED, Piece, Recipe, Sections, Study, named, protocol
 from ..core.table import Cell, Section, Table, against, estimate, exact, grouped, machine, mean_and_error
 from ..core.table import Row as Cells

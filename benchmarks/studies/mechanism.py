@@ -16,7 +16,8 @@ from torch import Tensor
 from adiv_optim.diagnostics import divergence
 
 from ..core.figure import panels
-from ..core.runs import NOBODY, Result, Store, Watch, run_all
+from ..core.runs import NOBODY, Watch, run_all
+from ..core.store import Result, Store
 from ..core.study import Recipe, Sections, Study
 from ..core.table import Cell, Row, Section, Table, estimate, exact, machine, mean_and_error, spearman
 from ..data import Dataset

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..core.figure import band, bars, panels, shade
-from ..core.runs import Result, setting
+from ..core.store import Result, setting
 from ..core.study import Recipe, Study, apart, at_lengths
 from ..core.table import Cell, Row, Section, Table, estimate, exact, grouped, in_order, machine, pivot, welch
 from ..images.networks import DEPARTURES, OPTIMIZERS

@@ -19,7 +19,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..core.runs import Store, add_progress_arguments, run_all
+from ..core.runs import add_progress_arguments, run_all
+from ..core.store import Store
 from ..core.study import Recipe, Sections, Study
 from ..core.table import Cell
 from ..core.tune import around, choose

@@ -9,7 +9,7 @@ import numpy as np
 from scipy.stats import linregress, t
 
 from ..core.figure import bars, panels
-from ..core.runs import Result, setting
+from ..core.store import Result, setting
 from ..core.study import Piece, Sections, at_lengths, named, protocol
 from ..core.table import Cell, Row, Section, Table, estimate, grouped, in_order, mean_and_error, spearman
 from ..images.networks import ACTIVATIONS

@@ -19,7 +19,8 @@ import torch.nn.functional as F
 from sklearn.datasets import load_diabetes, make_friedman1, make_friedman2, make_friedman3
 from torch import Tensor, nn
 
-from ..core.runs import Result, Store, add_progress_arguments, run_all
+from ..core.runs import add_progress_arguments, run_all
+from ..core.store import Result, Store
 from ..core.study import Recipe, Sections, Study
 from ..core.table import Cell, Section, grouped, machine, pivot
 from ..core.tune import around, choose

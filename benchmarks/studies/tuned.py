@@ -17,7 +17,8 @@ from typing import Any
 import torch
 
 from ..core import tune
-from ..core.runs import Result, Store, run_all, setting
+from ..core.runs import run_all
+from ..core.store import Result, Store, setting
 from ..core.study import UNTRIED, Recipe, Sections, Study, named, protocol
 from ..core.table import Cell, Row, Section, Table, against, exact, grouped, in_order, machine, pivot
 from ..images.networks import ACTIVATIONS, OPTIMIZERS

@@ -6,7 +6,7 @@ from statistics import fmean, median
 
 from scipy.stats import ttest_ind
 
-from benchmarks.core.runs import Store
+from benchmarks.core.store import Store
 from benchmarks.core.table import spearman
 from benchmarks.digests import judges
 from benchmarks.digests.judges import reached

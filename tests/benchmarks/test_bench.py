@@ -3,7 +3,7 @@
 import pytest
 
 from benchmarks.__main__ import main
-from benchmarks.core.runs import Store
+from benchmarks.core.store import Store
 from benchmarks.methods import METHODS
 from benchmarks.studies import bench
 from examples.fit_image import FITS

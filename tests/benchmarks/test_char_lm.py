@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.__main__ import main
 from benchmarks.core import tune
-from benchmarks.core.runs import Store
+from benchmarks.core.store import Store
 from benchmarks.core.tune import choose, grid
 from benchmarks.language.run import TextRun
 from benchmarks.language.train import LANGUAGE

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from benchmarks.__main__ import _parser, main
-from benchmarks.core.runs import Store
+from benchmarks.core.store import Store
 
 ROOT = Path(__file__).parents[2]
 SMALL = ["compare", "--activations", "tanh", "--epochs", "1", "--seeds", "2", "--device", "cpu"]

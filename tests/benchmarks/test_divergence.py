@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from benchmarks.core.runs import Store
+from benchmarks.core.store import Store
 from benchmarks.data import Dataset
 from benchmarks.studies import divergence
 

@@ -8,7 +8,7 @@ import torch
 from scipy import stats
 
 from benchmarks.__main__ import main
-from benchmarks.core.runs import Store, setting
+from benchmarks.core.store import Store, setting
 from benchmarks.data import load
 from benchmarks.images import networks
 from benchmarks.images.ensemble import build_model, build_optimizer

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from benchmarks.__main__ import main
-from benchmarks.core.runs import Store
+from benchmarks.core.store import Store
 from benchmarks.core.tune import eighths, proposals, value
 from benchmarks.digests.dampings import regrets
 from benchmarks.fields.muon import Muon, polar

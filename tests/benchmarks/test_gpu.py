@@ -6,7 +6,7 @@ One piece of each kind stands for all eight, which `make commands` runs.
 import pytest
 
 from benchmarks.__main__ import main
-from benchmarks.core.runs import Store
+from benchmarks.core.store import Store
 from benchmarks.studies import gpu
 from examples import gpt as text
 

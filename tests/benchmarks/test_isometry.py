@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from benchmarks.__main__ import main
-from benchmarks.core.runs import Store
+from benchmarks.core.store import Store
 from benchmarks.data import DATA, Dataset
 from benchmarks.studies import isometry_depth as depth
 from benchmarks.studies import isometry_training as training

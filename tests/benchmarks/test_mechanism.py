@@ -6,7 +6,7 @@ import torch.nn.functional as F
 
 from adiv_optim.diagnostics import divergence
 from benchmarks.__main__ import main
-from benchmarks.core.runs import Store
+from benchmarks.core.store import Store
 from benchmarks.data import load
 from benchmarks.images.ensemble import Loops, take
 from benchmarks.images.run import ImageRun

@@ -7,7 +7,7 @@ import torch
 from scipy import stats
 
 from benchmarks.core import tune
-from benchmarks.core.runs import Store
+from benchmarks.core.store import Store
 from benchmarks.language.run import TextRun, build_optimizers
 from benchmarks.language.train import Trainer, build_model, train
 from benchmarks.studies.language import COARSE, Row, report, search

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from benchmarks.__main__ import main
-from benchmarks.core.runs import Store, setting
+from benchmarks.core.store import Store, setting
 from benchmarks.core.table import grouped
 from benchmarks.data import Dataset, load
 from benchmarks.images.ensemble import build_model, epoch_orders

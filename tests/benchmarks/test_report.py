@@ -8,7 +8,7 @@ import pytest
 from scipy.stats import ttest_ind_from_stats
 
 from benchmarks.__main__ import TABLES, main
-from benchmarks.core.runs import Store
+from benchmarks.core.store import Store
 from benchmarks.core.study import files, insert, report, shown, write_tables
 from benchmarks.core.table import Section, Table, estimate, exact, mean_and_error
 from benchmarks.digests import DIGESTS

@@ -5,7 +5,7 @@ import argparse
 import pytest
 
 from benchmarks.__main__ import main
-from benchmarks.core.runs import Store
+from benchmarks.core.store import Store
 from benchmarks.core.study import Recipe
 from benchmarks.reproduce import commands, run
 from benchmarks.studies import RECIPES

@@ -7,7 +7,7 @@ import pytest
 from torch import nn
 
 from adiv_optim import Disproportional, Proportional
-from benchmarks.core.runs import Store, environment, public_name
+from benchmarks.core.store import Store, environment, public_name
 from benchmarks.images.run import ImageRun, expand
 from benchmarks.language.run import TextRun
 from benchmarks.methods import METHODS

@@ -5,7 +5,8 @@ import threading
 
 import pytest
 
-from benchmarks.core.runs import Store, measure
+from benchmarks.core.runs import measure
+from benchmarks.core.store import Store
 
 PLACE = {"torch": "2", "commit": "abc", "date": "2026-01-01"}
 

@@ -6,7 +6,7 @@ import pytest
 
 import benchmarks.studies as package
 from benchmarks.__main__ import main
-from benchmarks.core.runs import Store
+from benchmarks.core.store import Store
 from benchmarks.core.study import UNTRIED, shown
 from benchmarks.digests import DIGESTS
 from benchmarks.studies import RECIPES, STUDIES, collect, recipes

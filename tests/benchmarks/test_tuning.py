@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from benchmarks.core import tune
-from benchmarks.core.runs import Store, pace
+from benchmarks.core.runs import pace
+from benchmarks.core.store import Store
 from benchmarks.data import load
 from benchmarks.images.ensemble import Ensemble
 from benchmarks.images.run import ImageRun

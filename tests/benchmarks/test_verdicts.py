@@ -6,7 +6,7 @@ import random
 import pytest
 from scipy import stats
 
-from benchmarks.core.runs import Store
+from benchmarks.core.store import Store
 from benchmarks.core.table import spearman
 from benchmarks.digests import judges
 from benchmarks.digests.judges import Claim, Finding, ahead, best, every, level, line, reached
