@@ -1,52 +1,84 @@
 """This library's own claims, and how committed results judge them."""
 
 import math
+import statistics
 from functools import partial
 from typing import Any
 
+from ..core.store import setting
+from ..core.table import grouped
 from ..methods import METHODS, having
 from ..studies.coordinates import psnr
 from ..studies.poisson import DERIVATIVES
 from ..studies.tuned import ALL_HAVE, best_optimizer
-from . import judges as by
-from .judges import TABLE1, Claim, ahead, best, cnn, every, pool, tanh
+from .judges import (
+    SHORT,
+    TABLE1,
+    Claim,
+    Finding,
+    Sample,
+    Stores,
+    ahead,
+    ahead_in_pairs,
+    best,
+    compare,
+    every,
+    level,
+    of_table1,
+    reached,
+    rivals,
+    row,
+    runs,
+    slope,
+)  # fmt: skip
 
-_at_20, _long = (partial(by.reached, name) for name in ("cifar10", "cifar10-long"))
-_tuned, _tuned_muon = (partial(by.reached, "cnn-pool-tuned", optimizer=name) for name in ("adam", "muon"))
+_at_20, _long, _swept, _cnn, _pool = (
+    partial(reached, name) for name in ("cifar10", "cifar10-long", "uc-sweep", "cnn", "cnn-pool")
+)
+_tuned, _tuned_muon = (partial(reached, "cnn-pool-tuned", optimizer=name) for name in ("adam", "muon"))
 _sgd, _adam = (
-    partial(by.reached, "cifar10-trials", activation="tanh", epochs=15, optimizer=optimizer)
+    partial(reached, "cifar10-trials", activation="tanh", epochs=15, optimizer=optimizer)
     for optimizer in ("sgd", "adam")
 )
 
 
-def _mlp(method: str, optimizer: str | None = None) -> by.Sample:
+def _mlp(method: str, optimizer: str | None = None) -> Sample:
     """With tanh, tuned; without an optimizer the one that is best on held-out data."""
 
-    def sample(stores: by.Stores) -> list[float]:
+    def sample(stores: Stores) -> list[float]:
         own = optimizer or best_optimizer(stores["mlp-tuned"], method, "tanh")
-        return by.reached("mlp-tuned", method, activation="tanh", optimizer=own)(stores)
+        return reached("mlp-tuned", method, activation="tanh", optimizer=own)(stores)
 
     return sample
+
+
+def one_rate(stores: Stores) -> Finding:
+    """How far BatchIdeal ends below its best, at rates from 0.3 to 3, over all batch sizes."""
+    found = grouped(runs(stores, "rates", method="batch-ideal-default"), setting("batch_size"))
+    means = [{r["settings"]["lr"]: statistics.fmean(r["test_accuracy"][-1]) for r in own} for own in found.values()]
+    worst = max(max(at.values()) - min(at[lr] for lr in (0.3, 1.0, 3.0)) for at in means)
+    sizes = ", ".join(map(str, sorted(found)))
+    return Finding(worst < 2, f"at most {worst:.1f} points below its best from 0.3 to 3, batches of {sizes}")
 
 
 def _text(norm: str, method: str, **more: float | None) -> dict[str, Any]:
     return {"norm": norm, "method": method, **more}
 
 
-_loss = partial(by.compare, lower=True)
+_loss = partial(compare, lower=True)
 _FAST: dict[str, Any] = {"embedding_lr": 3e-2}
 _LAYERNORM = _text("layernorm", "muon", embedding_deviation=None, embedding_lr=None)
 _HELD = _text("none", "input-held-muon", embedding_deviation=1.0, embedding_lr=None)
 _WIDE = "cifar10-trials-128"
 
 
-def _shrinks(stores: by.Stores) -> by.Finding:
+def _shrinks(stores: Stores) -> Finding:
     """The lead over plain SGD, tuned, at two sizes."""
     leads = []
     for file in ("cifar10-trials", _WIDE):
-        own, plain = (by.reached(file, m, optimizer="sgd", epochs=15)(stores) for m in ("batch-ideal", "none"))
+        own, plain = (reached(file, m, optimizer="sgd", epochs=15)(stores) for m in ("batch-ideal", "none"))
         leads.append(sum(own) / len(own) - sum(plain) / len(plain))
-    return by.Finding(leads[1] < leads[0], f"{leads[0]:+.2f} and {leads[1]:+.2f} points over plain SGD")
+    return Finding(leads[1] < leads[0], f"{leads[0]:+.2f} and {leads[1]:+.2f} points over plain SGD")
 
 
 OURS = [
@@ -67,34 +99,34 @@ OURS = [
     Claim("… and ahead of affine-like layers with AdamW after 40", "cifar10-long",
         ahead(_long("none"), _long("affine-like"))),
     Claim("With AdamW `BatchIdeal` gains little over affine-like layers, within a point", "cifar10-trials",
-        by.level(_adam("batch-ideal"), _adam("affine-like"), 1.0)),
+        level(_adam("batch-ideal"), _adam("affine-like"), 1.0)),
     Claim("At Adam 10⁻³ `BatchIdeal` leads with tanh", "cifar10",
         best(_at_20("batch-ideal", activation="tanh"),
-            by.rivals(by.PAPERS_OWN, partial(_at_20, activation="tanh")))),
+            rivals(having("papers"), partial(_at_20, activation="tanh")))),
     Claim("At Adam 10⁻³ BatchNorm leads with leaky ReLU", "cifar10",
         ahead(*(_at_20(name, activation="leaky-relu") for name in ("batchnorm", "batch-ideal")))),
-    Claim("`BatchIdeal` gains by larger batches, tanh, after 20 epochs", by.SHORT,
-        by.slope("batch-ideal", "tanh", +1, by.SHORT)),
-    Claim("… and after 100", TABLE1, by.slope("batch-ideal", "tanh", +1)),
-    Claim("`Proportional`, which leaves interference in, loses accuracy as the batch grows, tanh", TABLE1,
-        by.slope("proportional", "tanh", -1), by.slope("proportional", "tanh", -1, by.SHORT)),
-    Claim("`Proportional` is ahead of no normaliser, tanh and leaky ReLU", TABLE1,
-        every([ahead(of("proportional"), of("none")) for of in (tanh, by.leaky)]),
-        every([ahead(of("proportional"), of("none")) for of in (by.short, by.short_leaky)])),
-    Claim("On digits one learning rate serves `BatchIdeal()` at batches of 8, 32 and 128", "rates", by.one_rate),
+    Claim("`BatchIdeal` gains by larger batches, tanh, after 20 epochs", SHORT,
+        slope("batch-ideal", "tanh", +1, SHORT)),
+    Claim("… and after 100", TABLE1, slope("batch-ideal", "tanh", +1)),
+    of_table1("`Proportional`, which leaves interference in, loses accuracy as the batch grows, tanh",
+        lambda file: slope("proportional", "tanh", -1, file)),
+    of_table1("`Proportional` is ahead of no normaliser, tanh and leaky ReLU",
+        lambda file: every([ahead(row("proportional", each, file), row("none", each, file))
+            for each in ("tanh", "leaky-relu")])),
+    Claim("On digits one learning rate serves `BatchIdeal()` at batches of 8, 32 and 128", "rates", one_rate),
     Claim("`Whitened(rank=16)` is ahead of no normaliser in CNNs", "cnn, cnn-pool",
-        every([ahead(of("whitened-16"), of("none")) for of in (cnn, pool)])),
+        every([ahead(of("whitened-16"), of("none")) for of in (_cnn, _pool)])),
     Claim("… and gives what BatchNorm gives without pooling, within a point", "cnn",
-        by.level(cnn("whitened-16"), cnn("batchnorm"), 1.0)),
-    Claim("… and with pooling", "cnn-pool", by.level(pool("whitened-16"), pool("batchnorm"), 1.0)),
+        level(_cnn("whitened-16"), _cnn("batchnorm"), 1.0)),
+    Claim("… and with pooling", "cnn-pool", level(_pool("whitened-16"), _pool("batchnorm"), 1.0)),
     Claim("… and with pooling, learning rates and damping tuned, with Adam", "cnn-pool-tuned",
-        by.level(_tuned("whitened-16"), _tuned("batchnorm"), 1.0)),
+        level(_tuned("whitened-16"), _tuned("batchnorm"), 1.0)),
     Claim("… and with Muon", "cnn-pool-tuned",
-        by.level(_tuned_muon("whitened-16"), _tuned_muon("batchnorm"), 1.0)),
+        level(_tuned_muon("whitened-16"), _tuned_muon("batchnorm"), 1.0)),
     Claim("`InputScaled` is ahead of no normaliser in CNNs, tuned with Adam", "cnn-pool-tuned",
         ahead(_tuned("input-scaled"), _tuned("none"))),
     Claim("`BatchIdeal` is ahead of no normaliser in CNNs", "cnn, cnn-pool",
-        every([ahead(of("batch-ideal"), of("none")) for of in (cnn, pool)])),
+        every([ahead(of("batch-ideal"), of("none")) for of in (_cnn, _pool)])),
     *(Claim(f"`Whitened` {label} is ahead of {label} with LayerNorm, test loss", "norm-free",
         _loss("norm-free", _text("layernorm", f"whitened-{name}"), _text("layernorm", name)))
         for name, label in (("adamw", "AdamW"), ("muon", "Muon"))),
@@ -123,17 +155,17 @@ OURS = [
     Claim("… and without normalisers ahead of its nearest rival, SOAP, after 400", "norm-free",
         _loss("norm-free", _HELD, _HELD | {"method": "soap"})),
     Claim("The network gauge is behind the plain optimizer from PyTorch's own initialisation", "uc-sweep",
-        every([ahead(by.swept("none", optimizer=o), by.swept("uc-network", optimizer=o))
+        every([ahead(_swept("none", optimizer=o), _swept("uc-network", optimizer=o))
             for o in ("sgd", "momentum", "adam")])),
     Claim("The layer gauge with Adam is ahead of Adam", "uc-sweep",
-        ahead(*(by.swept(name, optimizer="adam") for name in ("uc-layer", "none")))),
+        ahead(*(_swept(name, optimizer="adam") for name in ("uc-layer", "none")))),
 ]  # fmt: skip
 _CROPS: dict[str, Any] = {"network": "relu", "size": 64, "batch_size": None}
-_fits = partial(by.ahead_in_pairs, "coordinates", _CROPS, shown=psnr)
+_fits = partial(ahead_in_pairs, "coordinates", _CROPS, shown=psnr)
 _RIVALS = [("adam", "Adam"), ("muon", "Muon"), ("soap", "SOAP")]
 #: What is learned, how arms are compared in it, and the optimizers that ran with BatchNorm.
 _OTHER_NETWORKS = [
-    (what, partial(by.ahead_in_pairs, "coordinates", {**_CROPS, **wanted}, shown=psnr), rivals)
+    (what, partial(ahead_in_pairs, "coordinates", {**_CROPS, **wanted}, shown=psnr), rivals)
     for what, wanted, rivals in (
         ("Batches of 512 pixels", {"batch_size": 512}, _RIVALS),
         ("Fourier features", {"network": "fourier"}, _RIVALS),
@@ -141,7 +173,7 @@ _OTHER_NETWORKS = [
     )
 ]
 _MINUTE = {"equation": "poisson", "points": "fixed", "seconds": 60.0}
-_solves = partial(by.ahead_in_pairs, "poisson", _MINUTE, shown=math.log10, lower=True)
+_solves = partial(ahead_in_pairs, "poisson", _MINUTE, shown=math.log10, lower=True)
 #: Normaliser, optimizer, wrapper, its steps between measurements, the rows that it counts.
 _Arm = tuple[str, str, str, None, str | None]
 

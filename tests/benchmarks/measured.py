@@ -8,7 +8,7 @@ from scipy.stats import ttest_ind
 
 from benchmarks.core.store import Store
 from benchmarks.core.table import spearman
-from benchmarks.digests import judges
+from benchmarks.digests import papers
 from benchmarks.digests.judges import reached
 from benchmarks.studies import isometry_training, mechanism, table1
 from benchmarks.studies import tuned as tunes
@@ -186,7 +186,7 @@ def trials_of(method, optimizer):
 
 
 def gap(activation, variant, quantity="measured"):
-    return judges.depth_quartiles(STORES, activation, variant, quantity)[1]
+    return papers.depth_quartiles(STORES, activation, variant, quantity)[1]
 
 
 def widths(at):

@@ -10,7 +10,7 @@ from benchmarks.core import tune
 from benchmarks.core.store import Store
 from benchmarks.language.run import TextRun, build_optimizers
 from benchmarks.language.train import Trainer, build_model, train
-from benchmarks.studies.language import COARSE, Row, report, search
+from benchmarks.studies.norm_free import COARSE, Row, report, search
 from examples import gpt as text
 
 RUN = TextRun(text.DEFAULT, "adamw", "layernorm", 1e-3, steps=4, preset="tiny")
