@@ -178,9 +178,11 @@ def test_module_is_torchs_multihead_attention(options):
     assert relative_error(layer(x), mha(x, x, x, need_weights=False)[0]) <= 1e-12
 
 
-def test_program_prints_what_its_methods_do(capsys):
+def test_program_prints_what_its_methods_do(capsys, monkeypatch):
+    pixels, labels = attention.load_digits(return_X_y=True)
+    monkeypatch.setattr(attention, "load_digits", lambda **_: (pixels[:160], labels[:160]))
     torch.set_default_dtype(torch.float32)
-    attention.main(["--draws", "2", "--rounds", "1", "--epochs", "1", "--seeds", "2"])
+    attention.main(["--draws", "1", "--rounds", "1", "--epochs", "1", "--seeds", "2"])
     printed = capsys.readouterr().out
     assert all(printed.count(f"\n  {name} ") == 3 for name in attention.METHODS)
     assert "nan" not in printed

@@ -5,7 +5,6 @@ import math
 import os
 import re
 import signal
-import subprocess
 import sys
 import time
 import urllib.error
@@ -13,12 +12,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.multiprocessing import get_context
 
 from benchmarks.__main__ import _parser, main
 from benchmarks.core.store import Store
+from tests.helpers.processes import START
 
-ROOT = Path(__file__).parents[2]
-SMALL = ["compare", "--activations", "tanh", "--epochs", "1", "--seeds", "2", "--device", "cpu"]
+SMALL = ["compare", "--activations", "tanh", "--epochs", "1", "--seeds", "2", "--device", "cpu", "--threads", "1"]
 
 
 def train(out: Path, *methods: str) -> int:
@@ -27,6 +27,18 @@ def train(out: Path, *methods: str) -> int:
 
 def read(out: Path) -> list:
     return Store(out / "compare.jsonl").read()
+
+
+def run(arguments: list, environment: dict) -> None:
+    os.environ.update(environment)
+    sys.exit(main(arguments))
+
+
+def started(arguments: list, **environment: str):
+    """The command in a process of its own, forked from one that has torch imported."""
+    process = get_context(START).Process(target=run, args=(arguments, environment))
+    process.start()
+    return process
 
 
 def test_study_writes_one_line_per_run_and_reports_it(tmp_path, capsys):
@@ -73,11 +85,11 @@ def test_ranks_choose_settings_from_what_all_have_tried(tmp_path, monkeypatch):
     """What chooses comes before what is chosen, though the other rank begins seconds later."""
     arguments = ["digits-tuned", "--methods", "none", "--optimizers", "sgd", "--activations", "tanh", "--epochs", "1"]
     arguments += ["--search-epochs", "1", "--trials", "2", "--seeds", "1", "--device", "cpu", "--out", str(tmp_path)]
-    environment = {**os.environ, "RANK": "1", "WORLD_SIZE": "2"}
-    other = subprocess.Popen([sys.executable, "-m", "benchmarks", *arguments], cwd=ROOT, env=environment)
+    other = started([*arguments, "--threads", "1"], RANK="1", WORLD_SIZE="2")
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert main(arguments) == 0
-    assert other.wait() == 0
+    other.join()
+    assert other.exitcode == 0
     lines = [json.loads(line) for line in (tmp_path / "digits-tuned.jsonl").read_text().splitlines()]
     assert [line.get("part") for line in lines if "key" in line] == 7 * ["search"] + 2 * ["trials"] + [None]
 
@@ -85,12 +97,12 @@ def test_ranks_choose_settings_from_what_all_have_tried(tmp_path, monkeypatch):
 def test_killed_benchmark_leaves_whole_lines_and_resumes(tmp_path):
     methods = ["none", "rmsnorm", "l2norm"]
     arguments = [*SMALL, "--out", str(tmp_path), "--methods", *methods]
-    command = [sys.executable, "-m", "benchmarks", *arguments, "--threads", "1"]
-    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    while process.poll() is None and len(read(tmp_path)) < 1:
+    process = started(arguments)
+    while process.is_alive() and len(read(tmp_path)) < 1:
         time.sleep(0.02)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+    process.kill()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
     assert 1 <= len(read(tmp_path)) < len(methods)
     assert main(arguments) == 0
     assert len(read(tmp_path)) == len(methods)
@@ -109,7 +121,7 @@ MISTAKES = {
     "data": (f"{COMPARE} --data mnist", "unknown data set 'mnist'; known are digits"),
     "no-images": (f"{COMPARE} --data imagefolder:/nowhere", "there is no folder /nowhere/train"),
     "device": ("compare --device nowhere", "--device nowhere: "),
-    "out": (f"{COMPARE} --methods none --out {__file__}", "File exists"),
+    "out": (f"{COMPARE} --epochs 1 --methods none --out {__file__}", "File exists"),
     "no-methods": (f"{COMPARE} --method-file FILE", "holds no METHODS; write `from benchmarks.methods import", ""),
     "no-method": (f"{COMPARE} --method-file FILE", "holds no METHODS", "METHODS = {'mine': 1}"),
     "method-twice": (f"{COMPARE} --method-file FILE", "a method 'none' already", METHOD),
