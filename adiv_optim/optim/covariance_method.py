@@ -28,6 +28,7 @@ class RightMultiplication(Transform):
         factors: R, block by block, of several layers in a stack.
         moves_weights: whether weights and steps are mapped, or the gradients alone.
         graft_norm: note the norms of steps before and after.
+        watched: note their products too, for `metrics`.
     """
 
     def __init__(
@@ -36,15 +37,17 @@ class RightMultiplication(Transform):
         factors: Sequence[Factor],
         moves_weights: bool = True,
         graft_norm: bool = False,
+        watched: bool = False,
     ) -> None:
         first: Any = layers[0]
-        self.parameters = [parameter for layer in layers for parameter in layer.parameters]
+        self.layers, self.parameters = layers, [parameter for layer in layers for parameter in layer.parameters]
         self.count, self.layout, self.blocks = len(layers), first.layout, first.moments.blocks
         self.shapes = [local(parameter).shape for parameter in first.parameters]
         self.factors, self.copies = factors, self.count > 1
-        self.moves_weights, self.graft_norm = moves_weights, graft_norm
-        #: Of every layer, the norm of the step before and after, (count, 2).
-        self.norms = torch.empty(0)
+        self.moves_weights, self.graft_norm, self.watched = moves_weights, graft_norm, watched
+        #: Of every layer, the norm of the step before and after, (count, 2); if watched, of each group their products,
+        #: before × before, before × after and after × after, divided by the layer's outputs, (count, 3, groups).
+        self.norms = self.products = torch.empty(0)
 
     def join(self, parts: Sequence[Tensor]) -> list[Tensor]:
         """The weight, and the bias if there is one, as matrices; of several layers in a stack."""
@@ -68,7 +71,11 @@ class RightMultiplication(Transform):
     def back(self, steps: list[Tensor]) -> list[Tensor]:
         """Return ΔW~' R."""
         before = self._norms(steps)
-        mapped = self._multiply(self.factors, steps, overwrite=True)
+        mapped = self._multiply(self.factors, steps, overwrite=not self.watched)
+        if self.watched:
+            pairs, outputs = ((steps, steps), (steps, mapped), (mapped, mapped)), steps[0][..., 0].numel() / self.count
+            sums = [torch.stack([(a * b).sum((-2, -1)) for a, b in zip(*pair, strict=True)]).sum(0) for pair in pairs]
+            self.products = host.double(torch.stack(sums)).div_(outputs).view(3, self.count, -1).movedim(0, 1)
         if self.graft_norm:
             # Of weight and bias, (…, 2), if there is one.
             norms = torch.stack(before + self._norms(mapped), -1).view(self.count, 2, -1)

@@ -107,9 +107,12 @@ class ScalingMethod(InputMethod):
         return f"divided by {_range(measured)}, input RMS {_range(host.read(_rms(layer)))}"
 
     def metrics(self) -> dict[str, float]:
-        """Return what was measured last."""
+        """Return what was measured last: the greatest s, and of each layer the RMS of its inputs."""
         scales = [scale for found in self.measured.values() for scale in found]
-        return {"layers_measured": len(self.measured), "largest_scale": max(scales, default=1.0)}
+        layers = [layer for layer in self.layers if layer.name in self.measured]
+        sizes = host.read(*(_rms(layer).square().mean().sqrt() for layer in layers))
+        rms = {f"{layer.name}/input_rms": size for layer, size in zip(layers, sizes, strict=True)}
+        return {"layers_measured": len(self.measured), "largest_scale": max(scales, default=1.0), **rms}
 
     def layer_state(self, layer: LayerInputs) -> dict[str, Any]:
         """Return what is remembered of a layer; a scale of 0 is none yet."""

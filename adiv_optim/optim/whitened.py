@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from .._linalg import host
 from .._linalg.limits import check_count, check_positive, given
 from .._linalg.roots import METHODS, Factor, Whole, inverse_root, low_rank_inverse_root
 from .._linalg.shards import DataParallelGroup, add_up_row_shards, cut_of
@@ -30,6 +31,11 @@ class WhiteningMethod(CovarianceMethod):
     root: str
     rank: int | None
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        #: Whether anybody reads `metrics`; and by layer the cosine and the output step that they show.
+        self.asked, self.seen = False, dict[str, Tensor]()
+
     def moments(self, module: nn.Module, with_bias: bool) -> Covariance:
         """Return the covariance to keep."""
         whole = super().moments(module, with_bias)
@@ -40,10 +46,8 @@ class WhiteningMethod(CovarianceMethod):
     def measure(self, layer: LayerInputs) -> list[Factor]:
         """Return the inverse root of every block of (A + λI) / its mean eigenvalue, or A + λI without `graft_norm`."""
         moments: Any = layer.moments
-        average = moments.average(layer.memory, layer.rows)
-        level = torch.where(average > 0, average, 1.0)  # a layer that has seen zeros alone keeps its own variables
-        scale = average + self.damping * level if self.graft_norm else torch.ones_like(level)
-        ridge, condition = self.damping * level / scale, moments.size / self.damping + 1
+        scale, ridge = self._units(layer)
+        ridge, condition = ridge / scale, moments.size / self.damping + 1
         if isinstance(moments, SketchedCovariance):
             return [
                 low_rank_inverse_root(
@@ -54,15 +58,39 @@ class WhiteningMethod(CovarianceMethod):
         scaled = (block.div_(scale[..., None, None]) for block in moments.mean(layer.memory, layer.rows))
         return [Whole(inverse_root(block, ridge, self.root, condition)) for block in scaled]
 
+    def _units(self, layer: LayerInputs) -> tuple[Tensor, Tensor]:
+        """What A + λI is divided by, and λ; of each group."""
+        moments: Any = layer.moments
+        average = moments.average(layer.memory, layer.rows)
+        level = torch.where(average > 0, average, 1.0)  # a layer that has seen zeros alone keeps its own variables
+        return average + self.damping * level if self.graft_norm else torch.ones_like(level), self.damping * level
+
     def transform(self, layers: Sequence[LayerInputs], factors: Sequence[Factor]) -> Transform:
         """Return the transform of a layer, or of several of one shape."""
-        return RightMultiplication(layers, factors, graft_norm=self.graft_norm)
+        return RightMultiplication(layers, factors, graft_norm=self.graft_norm, watched=self.asked and self.due())
 
     def rescale(self, snapshots: Sequence[Snapshot]) -> None:
         """Give every layer's step the norm that it had before it was mapped back, for all layers at once."""
-        if not self.graft_norm:
-            return
         pairs: list[Any] = [(snapshot, snapshot.transform) for snapshot in snapshots]
+        if self.graft_norm:
+            self._graft(pairs)
+        for snapshot, t in pairs:
+            if t.watched:
+                self._note(t, t.products.new_ones(()) if snapshot.ratio is None else host.double(snapshot.ratio))
+
+    def _note(self, t: RightMultiplication, ratio: Tensor) -> None:
+        """What `metrics` is to show of a step, but of layers that an earlier A than the present one maps."""
+        for layer, (own, both, mapped), factor in zip(
+            t.layers, t.products, ratio.flatten().expand(t.count), strict=True
+        ):
+            if not self.failures[layer.name]:
+                scale, ridge = map(host.double, self._units(layer))
+                # Δ~ (A + λI) Δ~ᵀ is Δ~' Δ~'ᵀ but for the scale.
+                moved = factor * (scale * own - ridge * mapped).clamp_min(0).sum().sqrt()
+                lengths = (own.sum() * mapped.sum()).sqrt()
+                self.seen[layer.name] = torch.stack([torch.where(lengths > 0, both.sum() / lengths, 1.0), moved])
+
+    def _graft(self, pairs: list[Any]) -> None:
         sharded = {id(t.parameters[0]): t.norms[0].double().square_() for _, t in pairs if _cut_by_rows(t)}
         add_up_row_shards(self.layers, sharded, 2)
         for _, t in pairs:
@@ -74,6 +102,22 @@ class WhiteningMethod(CovarianceMethod):
             ratios = torch.where(after > 0, before / after, 1.0)  # 1 where there was no step
             for (snapshot, t), ratio in zip(same, ratios.split([t.count for _, t in same]), strict=True):
                 snapshot.ratio = ratio[:, None, None] if t.copies else ratio
+
+    def metrics(self) -> dict[str, float]:
+        """Return what was measured last, and, once this has been called, what steps that measure do to each layer.
+
+        That is the cosine between the step as the optimizer took it and as it is mapped back, and the RMS of what it
+        adds to the outputs, over the rows that A is made of; of a sharded weight the rows held here alone count.
+        """
+        self.asked, found = True, super().metrics()
+        names = [layer.name for layer in self.layers if layer.name in self.measured.keys() & self.seen.keys()]
+        every = [self.seen[name].tolist() for name in names]
+        for name, (cosine, moved) in zip(names, every, strict=True):
+            found |= {f"{name}/step_cosine": cosine, f"{name}/output_step": moved}
+        if every:
+            cosines, steps = zip(*every, strict=True)
+            found |= {"smallest_step_cosine": min(cosines), "largest_output_step": max(steps)}
+        return found
 
 
 def _cut_by_rows(transform: Transform) -> bool:
