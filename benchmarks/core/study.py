@@ -3,7 +3,7 @@
 import argparse
 import os
 import re
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,6 +15,8 @@ from .table import Section, Table, grouped
 
 #: By name.
 Sections = dict[str, Section]
+#: (store, name of its file, folder for figures) → sections.
+Report = Callable[[Store, str, Path], Sections]
 
 
 class Recipe(NamedTuple):
@@ -62,7 +64,7 @@ class Study:
 
     help: str  # what is compared
     run: Callable[[argparse.Namespace, Store], None]  # adds to the store what it does not have yet
-    report: Callable[[Store, str, Path], Sections]  # store, name of its file, folder for figures → sections
+    report: Report
     arguments: Callable[[argparse.ArgumentParser], None] = lambda parser: None  # gives a parser options of its own
     _: KW_ONLY
     makes: Sequence[Recipe] = ()  # nothing, if it is for one's own runs
@@ -101,19 +103,22 @@ def protocol(*within: str) -> Callable[[Result], str]:
     return lambda result: str(sorted(each for each in result["settings"].items() if each[0] not in within))
 
 
-def named(name: str, results: Iterable[Result], key: Callable[[Result], Hashable]) -> dict[str, list[Result]]:
-    """Results grouped by a key; a single group has the name of its file, several have numbers behind it."""
-    groups = grouped(results, key).values()
-    names = [name] if len(groups) == 1 else [f"{name}-{number}" for number in range(1, len(groups) + 1)]
-    return dict(zip(names, groups, strict=True))
+def protocols(store: Store, name: str, *within: str) -> Iterator[tuple[str, list[Result], list[Result]]]:
+    """The results of every protocol, with a name, and what chose their settings; see `protocol`.
 
-
-def apart(section: Callable[[list[Result], str, Path], Section], *within: str) -> Callable[..., Sections]:
-    """A report with a section for every protocol; `within` are the settings that may differ in one."""
+    A single one has the name of its file, several have numbers behind it.
+    """
     key = protocol(*within)
+    groups, searched = grouped(store.read(), key), grouped(store.read("search"), key)
+    for number, (which, results) in enumerate(groups.items(), start=1):
+        yield f"{name}-{number}" if len(groups) > 1 else name, results, searched.get(which, [])
 
-    def report(results: list[Result], name: str, folder: Path) -> Sections:
-        return {own: section(group, own, folder) for own, group in named(name, results, key).items()}
+
+def apart(section: Callable[[list[Result], str, Path], Section], *within: str) -> Report:
+    """A report with a section for every protocol; `within` are the settings that may differ in one."""
+
+    def report(store: Store, name: str, folder: Path) -> Sections:
+        return {own: section(results, own, folder) for own, results, _ in protocols(store, name, *within)}
 
     return report
 

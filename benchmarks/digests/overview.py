@@ -11,9 +11,9 @@ from ..core.store import Store
 from ..core.study import SHORTER, Digest
 from ..core.table import SIGNIFICANT, Cell, Section, Table, estimate, exact, machine, mean_and_error, welch
 from ..core.table import Row as Cells
+from ..images.report import DATA_LABELS
 from ..methods import METHODS
 from ..studies import RECIPES
-from ..studies.comparison import DATA_LABELS
 from ..studies.language import best_rows, draw, zoom
 from ..studies.tuned import best_optimizer
 from .judges import Sample, reached

@@ -10,14 +10,14 @@ from scipy.stats import ttest_1samp
 
 from ..core.figure import panels, shade
 from ..core.store import Result, Store
-from ..core.study import Sections
+from ..core.study import Sections, protocols
 from ..core.table import Cell, Row, Section, Table, exact, grouped, machine
 from .run import label
 
 #: Settings that make an arm.
 ARM = ("norm", "optimizer", "method", "every", "rows")
 #: Settings in which the runs of one protocol may differ.
-WITHIN = {*ARM, "lr", "damping", "seed", "crop", "data_set"}
+WITHIN = (*ARM, "lr", "damping", "seed", "crop", "data_set")
 _HUES = {"adam": "tab:blue", "muon": "tab:orange", "soap": "tab:green", "sgd": "tab:red", "lbfgs": "tab:purple"}
 
 
@@ -40,11 +40,6 @@ def arm(result: Result) -> tuple[Any, ...]:
 def problem(result: Result) -> tuple[Any, ...]:
     """What one run of each arm has in common: crop, data set, seed."""
     return tuple(result["settings"].get(name) for name in ("data_set", "crop", "seed"))
-
-
-def protocol(result: Result) -> tuple[tuple[str, Any], ...]:
-    """The settings that all runs of a table share."""
-    return tuple(sorted((k, v) for k, v in result["settings"].items() if k not in WITHIN))
 
 
 def errors(results: Iterable[Result]) -> dict[tuple[Any, ...], float]:
@@ -177,7 +172,7 @@ def sections(
     """
     found: Sections = {}
     searched = grouped(store.read("search"), lambda r: named(r["settings"])[0])
-    for every in grouped(store.read(), protocol).values():
+    for _, every, _ in protocols(store, name, *WITHIN):
         results = chosen(every)
         settings = results[0]["settings"]
         suffix, heading = named(settings)

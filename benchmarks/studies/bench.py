@@ -20,10 +20,10 @@ from ..core.runs import DEVICE, measure, run_all
 from ..core.store import Result, Store, setting
 from ..core.study import Sections, Study
 from ..core.table import SIGNIFICANT, Section, Table, against, estimate, exact, machine, mean_and_error, welch
+from ..images.report import network
 from ..images.run import again
 from ..images.train import IMAGES
 from ..methods import METHODS
-from .comparison import network
 from .tuned import best_optimizer
 
 #: Whose settings the digits are learned with.

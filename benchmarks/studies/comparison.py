@@ -1,88 +1,18 @@
 """Methods side by side at one rate: the table of accuracies and prices, and the figure of accuracy by epoch."""
 
-import argparse
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from ..core.figure import band, panels
-from ..core.runs import run_all
-from ..core.store import Result, Store, setting
-from ..core.study import Recipe, Sections, Study, at_lengths, named, protocol
-from ..core.table import Cell, Section, Table, estimate, exact, in_order, machine, pivot
+from ..core.store import Result, setting
+from ..core.study import Recipe, apart, at_lengths
+from ..core.table import Cell, Section, Table, exact, in_order, machine, pivot
+from ..images.grids import PAPERS, Grid, grid_study, presets
 from ..images.networks import ACTIVATIONS
-from ..images.run import BACKENDS, SMOKE, Grid, add_arguments, expand
-from ..images.train import IMAGES
+from ..images.report import accuracy, network
+from ..images.run import BACKENDS
 from ..methods import METHODS, having, optimizer_name
-
-#: What tables and figures call a data set. The JPEG copy's pixels differ slightly from the original release's.
-DATA_LABELS = {"imagefolder:cifar10-jpeg": "CIFAR-10 (JPEG copy)", "cifar10": "CIFAR-10"}
-
-#: What they call a kind of network, before its sizes.
-NETWORK_LABELS = {
-    "cnn-pool": "convolutions and global average pooling ",
-    "cnn": "convolutions without pooling ",
-    "residual": "skips around the hidden layers of ",
-}
-
-#: Name → grids: the settings of a protocol at one of its lengths.
-Presets = Mapping[str, Sequence[Grid]]
-#: (results, name of their file, folder for figures) → sections.
-Report = Callable[[list[Result], str, Path], Sections]
-
-
-def presets(*grids: Grid, reduced: Grid | None = None) -> Presets:
-    """A paper's protocol at its own length, at the length that is `reduced`, and on digits to see that it runs."""
-    shorter = {"epochs": 30, "seeds": 3} if reduced is None else reduced
-    return {
-        "paper": [{"epochs": 100, "seeds": 5, **grid} for grid in grids],
-        "reduced": [{**grid, **shorter} for grid in grids],
-        "smoke": [{**grid, "data": "digits", "epochs": 1, "seeds": 2} for grid in grids],
-    }
-
-
-def grid_study(help: str, grids: Sequence[Grid] | Presets, report: Report, **entry: Any) -> Study:
-    """A study of every combination of the settings of some grids, any of which a command may replace.
-
-    The entry is the rest of the study's.
-    """
-    lengths = grids if isinstance(grids, Mapping) else {"": grids}
-
-    def run(options: argparse.Namespace, store: Store) -> None:
-        runs = expand(lengths[getattr(options, "preset", "")], vars(options))
-        run_all(runs, IMAGES, store, download=options.download, only_estimate=options.estimate)
-
-    def arguments(parser: argparse.ArgumentParser) -> None:
-        add_arguments(parser, grids=next(iter(lengths.values())))
-        parser.add_argument("--estimate", action="store_true", help="only say how long what is not there takes")
-        if len(lengths) > 1:
-            parser.add_argument("--preset", choices=lengths, default="paper", help="how long; paper: as in the paper")
-
-    whole = {"data": "images", "smoke": f"{SMOKE} --lr 0.1 --batch-size 8", **entry}
-    return Study(help, run, lambda store, name, folder: report(store.read(), name, folder), arguments, **whole)
-
-
-def subject(results: Sequence[Result]) -> str:
-    """Data and layer sizes of some runs, or how many networks they are of."""
-    settings = results[0]["settings"]
-    data = DATA_LABELS.get(settings["data"], settings["data"])
-    sizes = {str([r["features"], *r["settings"]["hidden"], r["classes"]]) for r in results}
-    kind = NETWORK_LABELS.get(settings.get("network"), "")
-    return f"{data}, {kind}{sizes.pop() if len(sizes) == 1 else f'{len(sizes)} networks'}"
-
-
-def network(result: Result) -> str:
-    """Data, layer sizes and batch size of a run."""
-    return f"{subject([result])}, batch {result['settings']['batch_size']}"
-
-
-def accuracy(result: Result) -> Cell:
-    """After the last epoch: mean ± standard error over seeds."""
-    return estimate(result["test_accuracy"][-1])
-
-
-_PROTOCOL = protocol("method", "activation", "backend", "seeds", "epochs")
 
 
 def _length(result: Result) -> tuple[int, int]:
@@ -96,30 +26,27 @@ def _place(result: Result) -> tuple[int, ...]:
     return -BACKENDS.index(backend), *_length(result), -list(ACTIVATIONS).index(activation)
 
 
-def report(results: list[Result], name: str, folder: Path) -> Sections:
-    """A table and a figure of every protocol: data, network, batch size, rate and device.
+def _section(group: list[Result], name: str, folder: Path) -> Section:
+    """Table and figure of one protocol: data, network, batch size, rate and device.
 
     Accuracies are those of the longest runs, by the first of the backends; what is shorter has its price alone.
     """
-    sections: Sections = {}
-    for own, group in named(name, results, _PROTOCOL).items():
-        group = sorted(group, key=_place)
-        longest = max(map(_length, group))
-        shown = {setting("method", "activation")(r): r for r in group if _length(r) == longest}
-        settings = group[-1]["settings"]
-        methods = in_order(METHODS, map(setting("method"), group))
-        optimizers = dict.fromkeys(optimizer_name({**settings, "method": method}) for method in methods)
-        title = f"{network(group[-1])}, {' and '.join(optimizers)} {settings['lr']:g}, {settings['device']}"
-        _figure(shown, title, folder / f"{own}.png")
-        found = dict.fromkeys((r["settings"]["backend"], *_length(r)) for r in reversed(group))
-        runs = "; ".join("{}: epochs {}, seeds {}".format(*each) for each in found)
-        caption = (
-            f"Test accuracy after the last epoch, mean ± standard error over "
-            f"seeds ({runs}; accuracies are the first one's). Time is per step and seed, training only, "
-            f"{machine(group[-1]['environment'], settings['device'])}"
-        )
-        sections[own] = Section([f"**{title}**", _table(group, shown), caption])
-    return sections
+    group = sorted(group, key=_place)
+    longest = max(map(_length, group))
+    shown = {setting("method", "activation")(r): r for r in group if _length(r) == longest}
+    settings = group[-1]["settings"]
+    methods = in_order(METHODS, map(setting("method"), group))
+    optimizers = dict.fromkeys(optimizer_name({**settings, "method": method}) for method in methods)
+    title = f"{network(group[-1])}, {' and '.join(optimizers)} {settings['lr']:g}, {settings['device']}"
+    _figure(shown, title, folder / f"{name}.png")
+    found = dict.fromkeys((r["settings"]["backend"], *_length(r)) for r in reversed(group))
+    runs = "; ".join("{}: epochs {}, seeds {}".format(*each) for each in found)
+    caption = (
+        f"Test accuracy after the last epoch, mean ± standard error over "
+        f"seeds ({runs}; accuracies are the first one's). Time is per step and seed, training only, "
+        f"{machine(group[-1]['environment'], settings['device'])}"
+    )
+    return Section([f"**{title}**", _table(group, shown), caption])
 
 
 #: (method, activation) → the run whose accuracies are shown.
@@ -157,8 +84,7 @@ def _figure(shown: Shown, title: str, path: Path) -> None:
             axis.xaxis.get_major_locator().set_params(integer=True)
 
 
-#: The papers' protocol: plain [0, 1] pixels, PyTorch's initialisation, Adam at 10⁻³ for everybody.
-PAPERS = {"data": "cifar10", "method": having("compared"), "activation": ["tanh", "leaky-relu"]}
+_REPORT = apart(_section, "method", "activation", "backend", "seeds", "epochs")
 _DIGITS = {**PAPERS, "data": "digits"}
 #: The Jacobian path is there for its price: one seed and one epoch show it.
 _PRICED = {**_DIGITS, "activation": ["tanh"], "backend": "jacobian", "seeds": 1, "epochs": 1}
@@ -177,19 +103,19 @@ _MLP_PAGE, _CNN_PAGE = "docs/results/mlp.md", "docs/results/convolutions.md"
 _TEN_EPOCHS = ("--preset reduced --epochs 10 --batch-size 128",)
 STUDIES = {
     "digits": grid_study(
-        "all methods on the embedded digits; minutes", [_DIGITS, _PRICED], report,
+        "all methods on the embedded digits; minutes", [_DIGITS, _PRICED], _REPORT,
         makes=[Recipe(0.02)], data="", page=_MLP_PAGE,
     ),
     "cifar10": grid_study(
-        "the same on CIFAR-10", [PAPERS], report, makes=[Recipe(0.7, decides="--seeds 10")], page=_MLP_PAGE
+        "the same on CIFAR-10", [PAPERS], _REPORT, makes=[Recipe(0.7, decides="--seeds 10")], page=_MLP_PAGE
     ),
     "cnn-pool": grid_study(
-        "convolutions and global average pooling, Fig. 8", _CNN_POOL, report,
+        "convolutions and global average pooling, Fig. 8", _CNN_POOL, _REPORT,
         makes=[Recipe(1.0, options=_TEN_EPOCHS), *at_lengths("fig8", 13, 1.2, decides="")], page=_CNN_PAGE,
     ),
     "cnn": grid_study(
-        "convolutions without pooling, Fig. 9", _CNN, report, page=_CNN_PAGE,
+        "convolutions without pooling, Fig. 9", _CNN, _REPORT, page=_CNN_PAGE,
         makes=[Recipe(1.2, options=_TEN_EPOCHS, decides="--seeds 10"), *at_lengths("fig9", 33, 3, decides="")],
     ),
-    "compare": grid_study("any methods, data and settings; give it a --name", [_DIGITS], report),
+    "compare": grid_study("any methods, data and settings; give it a --name", [_DIGITS], _REPORT),
 }  # fmt: skip

@@ -17,10 +17,10 @@ from adiv_optim.diagnostics import isometry_strength, record
 from ..core.figure import panels, plt
 from ..core.runs import measure, step
 from ..core.store import Result, Store, public_name, setting
-from ..core.study import Recipe, Sections, Study, at_lengths, named, protocol
+from ..core.study import Recipe, Sections, Study, apart, at_lengths, protocols
 from ..core.table import Cell, Row, Section, Table, estimate, exact, grouped, spearman
 from ..data import DATA, load
-from .comparison import DATA_LABELS
+from ..images.report import DATA_LABELS
 
 BATCH_SIZE, LR = 512, 0.01
 #: Lengths of the study. The paper has nine epochs, "shallow" networks of ten layers or less, and deeper ones.
@@ -120,7 +120,7 @@ def by_depth(results: Sequence[Result]) -> dict[int, Seeds]:
 def report(store: Store, name: str, folder: Path) -> Sections:
     """For every protocol and depth the figures of isometry by layer and of convergence, table and caption."""
     sections = Sections()
-    for own, group in named(name, store.read(), protocol("activation", "layers", "seed")).items():
+    for own, group, _ in protocols(store, name, "activation", "layers", "seed"):
         for number, (layers, found) in enumerate(by_depth(group).items()):
             first, end = next(iter(found.values()))[0], own.removeprefix(name) + f"-{layers}" * (number > 0)
             data = DATA_LABELS.get(first["settings"]["data"], first["settings"]["data"])
@@ -280,12 +280,7 @@ def _run_widths(options: argparse.Namespace, store: Store) -> None:
     measure(store, {f"{widths}, {public_name(options.data)}": partial(measured, widths) for widths in WIDTHS})
 
 
-def _report_widths(store: Store, name: str, folder: Path) -> Sections:
-    """A table of every data set."""
-    return {own: _widths_table(results) for own, results in named(name, store.read(), setting("data")).items()}
-
-
-def _widths_table(results: list[Result]) -> Section:
+def _widths(results: list[Result], name: str, folder: Path) -> Section:
     """Gap behind every norm, a row for each choice of widths."""
     rows = list[Row]()
     for result in results:
@@ -309,7 +304,7 @@ STUDIES = {
         data="images", page=_PAGE, smoke="--data digits --activations tanh --steps 2 --width 8",
     ),
     "isometry-widths": Study(
-        "isometry by layer for several widths, Fig. B.4", _run_widths, _report_widths, _data_arguments,
+        "isometry by layer for several widths, Fig. B.4", _run_widths, apart(_widths, "width"), _data_arguments,
         makes=[Recipe(0.02)], data="images", page=_PAGE,
     ),
 }  # fmt: skip

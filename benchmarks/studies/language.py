@@ -19,7 +19,7 @@ from examples.gpt import NORM_LABELS, NORMS, WARM_UP
 from ..core.figure import band, panels
 from ..core.runs import measure, run_all
 from ..core.store import Result, Store, setting
-from ..core.study import Piece, Recipe, Sections, Study, named, protocol
+from ..core.study import Piece, Recipe, Sections, Study, protocols
 from ..core.table import Cell, Section, Table, estimate, exact, grouped, machine
 from ..core.table import Row as Cells
 from ..core.tune import choose, grid
@@ -67,7 +67,6 @@ _ROWS = [
 ]
 #: What rate and damping are chosen for.
 _CHOICE = setting("method", "norm", "steps")
-_GRIDDED = protocol("norm", "steps", "method", "lr", "damping", "seed")
 
 
 def rows_of(planned: Iterable[TextRun]) -> list[list[TextRun]]:
@@ -114,9 +113,8 @@ def _run(options: argparse.Namespace, store: Store, searches: Searches, fixed: S
 def _report(store: Store, name: str, folder: Path, figures: bool = True) -> Sections:
     """Heading, figures, table and caption of every protocol; without times of steps no figure against time."""
     parts, timed = list[str | Table](), {(t["preset"], t["device"]): t for t in store.read("time")}
-    groups = named(name, store.read(), _GRIDDED)
-    for own, group in groups.items():
-        tried = [result for result in store.read("search") if _GRIDDED(result) == _GRIDDED(group[0])]
+    groups = list(protocols(store, name, "norm", "steps", "method", "lr", "damping", "seed"))
+    for own, group, tried in groups:
         heading, time = title(group[0]), timed.get(setting("preset", "device")(group[0]))
         if figures:
             _figure(group, heading, {}, folder / f"{own}-steps.png")

@@ -22,10 +22,10 @@ from ..core.study import Recipe, Sections, Study
 from ..core.table import Cell, Row, Section, Table, estimate, exact, machine, mean_and_error, spearman
 from ..data import Dataset
 from ..images.ensemble import Loops, epoch_orders, take
+from ..images.report import network
 from ..images.run import ImageRun, again
 from ..images.train import IMAGES
 from ..methods import METHODS
-from .comparison import network
 
 #: Measurements along a run, from before its first step on, and the batches of each.
 POINTS, BATCHES = 8, 4

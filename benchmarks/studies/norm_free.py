@@ -17,7 +17,7 @@ from examples.gpt import NORM_LABELS, NORMS
 
 from ..core.runs import run_all
 from ..core.store import Result, Store
-from ..core.study import UNTRIED, Recipe, Sections, Study, named, protocol
+from ..core.study import UNTRIED, Recipe, Sections, Study, protocols
 from ..core.table import Cell, Section, Table, against, exact, grouped, machine, mean_and_error
 from ..core.table import Row as Cells
 from ..core.tune import choose, ladder
@@ -42,7 +42,8 @@ DRAWN: tuple[float | None, ...] = (None, 1.0)
 Rates = tuple[tuple[float, ...], tuple[float, ...]]
 COARSE: Rates = ((3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 3e-1), (3e-3, 1e-2, 3e-2))
 FINE: Rates = ((5e-4, 1e-3, 2e-3, 3e-3, 5e-3, 7e-3, 1e-2, 2e-2, 3e-2), (2e-3, 3e-3, 5e-3, 7e-3, 1e-2, 2e-2))
-_CLIMBED = protocol("norm", "embedding_deviation", "embedding_lr", "method", "lr", "damping", "seed")
+#: Settings in which the runs of one table may differ.
+_WITHIN = "norm", "embedding_deviation", "embedding_lr", "method", "lr", "damping", "seed"
 #: The normalised network that every row is held against, behind the same kind of optimizer.
 TWIN = "layernorm"
 #: Normalisers that have a table of their own: the long runs have the single one before the head.
@@ -87,9 +88,9 @@ def _of(row: Row, run: TextRun) -> TextRun:
 
 def report(store: Store, name: str, folder: Path) -> Sections:
     """A section of every protocol: one table, a row for each of normaliser, embeddings and optimizer."""
-    searched, sections = grouped(store.read("search"), _CLIMBED), Sections()
-    for own, results in named(name, store.read(), _CLIMBED).items():
-        rows, trials = grouped(results, _row), grouped(searched.get(_CLIMBED(results[0]), []), _row)
+    sections: Sections = {}
+    for own, results, searched in protocols(store, name, *_WITHIN):
+        rows, trials = grouped(results, _row), grouped(searched, _row)
         tried = {row: [r["settings"]["lr"] for r in found] for row, found in trials.items()}
         order = sorted(rows, key=_order)
         # Of many rows a page shows what a sentence compares: with the counterpart's normaliser, and with none.

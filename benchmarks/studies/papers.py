@@ -10,12 +10,12 @@ from typing import Any
 
 from ..core.figure import band, bars, panels, shade
 from ..core.store import Result, setting
-from ..core.study import Recipe, Study, apart, at_lengths
+from ..core.study import Recipe, Report, Study, apart, at_lengths
 from ..core.table import Cell, Row, Section, Table, estimate, exact, grouped, in_order, machine, pivot, welch
+from ..images.grids import PAPERS, SMOKE, Grid, Presets, grid_study, presets
 from ..images.networks import DEPARTURES, OPTIMIZERS
-from ..images.run import SMOKE, Grid
+from ..images.report import network, subject
 from ..methods import METHODS, having, searched
-from .comparison import PAPERS, Presets, Report, grid_study, network, presets, subject
 
 #: The setting that columns and horizontal axes are → its label there, and what reads it.
 ALONG: dict[str, tuple[str, Callable[[dict[str, Any]], float]]] = {

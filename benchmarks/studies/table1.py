@@ -10,12 +10,12 @@ from scipy.stats import linregress, t
 
 from ..core.figure import bars, panels
 from ..core.store import Result, setting
-from ..core.study import Piece, Sections, at_lengths, named, protocol
+from ..core.study import Piece, apart, at_lengths
 from ..core.table import Cell, Row, Section, Table, estimate, grouped, in_order, mean_and_error, spearman
+from ..images.grids import PAPERS, Grid, expand, grid_study, presets
 from ..images.networks import ACTIVATIONS
-from ..images.run import Grid, expand
+from ..images.report import subject
 from ..methods import METHODS
-from .comparison import PAPERS, grid_study, presets, subject
 
 #: Bird 2025, Table 1: (mean accuracy over batch sizes, its error, slope, its error), after 100 epochs. The BatchNorm
 #: accuracy is that of the text where the table is misprinted.
@@ -160,32 +160,29 @@ def draw(results: list[Result], title: str, path: Path) -> None:
         axes[-1].plot([], [], color="0.5", linewidth=4, alpha=0.25, label="fitted line; bars: ± one standard error")
 
 
-_PROTOCOL = protocol("method", "activation", "batch_size", "backend")
 #: From the largest batch on, which is the soonest done.
 _PAPER: Grid = {**PAPERS, "batch_size": SIZES[::-1]}
 _SMOKE = {"method": ["none", "affine-like"], "data": "digits", "epochs": 1, "seeds": 2}
 PRESETS = {**presets(_PAPER, reduced={"epochs": 20, "seeds": 3}), "smoke": [{**_PAPER, **_SMOKE}]}
 
 
-def report(results: list[Result], name: str, folder: Path) -> Sections:
-    """A table and a figure for every length; cells of a preset have a place whether they are there or not."""
-    sections: Sections = {}
-    for own, there in named(name, results, _PROTOCOL).items():
-        epochs, counted = setting("epochs", "seeds")(there[0])
-        heading = f"{subject(there[:1])}, {epochs} epochs: the paper's Table 1"
-        draw(there, heading, folder / f"{own}.png")
-        alike = [grid for (grid,) in PRESETS.values() if (grid["epochs"], grid["seeds"]) == (epochs, len(counted))]
-        planned = {(run.method, run.activation, run.batch_size) for run in expand(alike, {})}
-        count = len({setting("method", "activation", "batch_size")(r) for r in there} & planned)
-        share = f" {count} of the preset's {len(planned)} cells are there." if count < len(planned) else ""
-        below = f"{caption(there)} {ranking(there)}In the figure the paper's lines are dotted.{share}"
-        sections[own] = Section([f"**{heading}**", table(there, planned), below])
-    return sections
+def _section(there: list[Result], name: str, folder: Path) -> Section:
+    """Table and figure of one length; cells of a preset have a place whether they are there or not."""
+    epochs, counted = setting("epochs", "seeds")(there[0])
+    heading = f"{subject(there[:1])}, {epochs} epochs: the paper's Table 1"
+    draw(there, heading, folder / f"{name}.png")
+    alike = [grid for (grid,) in PRESETS.values() if (grid["epochs"], grid["seeds"]) == (epochs, len(counted))]
+    planned = {(run.method, run.activation, run.batch_size) for run in expand(alike, {})}
+    count = len({setting("method", "activation", "batch_size")(r) for r in there} & planned)
+    share = f" {count} of the preset's {len(planned)} cells are there." if count < len(planned) else ""
+    below = f"{caption(there)} {ranking(there)}In the figure the paper's lines are dotted.{share}"
+    return Section([f"**{heading}**", table(there, planned), below])
 
 
 STUDIES = {
     "table1": grid_study(
-        "the paper's Table 1, Figs. 6 and 7: accuracy and slope over batch sizes", PRESETS, report,
+        "the paper's Table 1, Figs. 6 and 7: accuracy and slope over batch sizes", PRESETS,
+        apart(_section, "method", "activation", "batch_size", "backend"),
         makes=at_lengths("table1", 20, 8, decides=""), page="docs/results/mlp.md",
         pieces=[Piece(3, "table1", "--preset paper", "--preset smoke --data digits --methods none --activations tanh "
                       "--batch-size 64")],

@@ -19,13 +19,15 @@ import torch
 from ..core import tune
 from ..core.runs import run_all
 from ..core.store import Result, Store, setting
-from ..core.study import UNTRIED, Recipe, Sections, Study, named, protocol
+from ..core.study import UNTRIED, Recipe, Report, Sections, Study, apart, protocols
 from ..core.table import Cell, Row, Section, Table, against, exact, grouped, in_order, machine, pivot
+from ..images.grids import PAPERS, Grid, add_arguments, expand, grid_study
 from ..images.networks import ACTIVATIONS, OPTIMIZERS
-from ..images.run import Grid, ImageRun, add_arguments, expand
+from ..images.report import accuracy, network
+from ..images.run import ImageRun
 from ..images.train import IMAGES
 from ..methods import METHODS, having, optimizer_name, searched
-from .comparison import CNN, CNN_POOL, PAPERS, accuracy, grid_study, network
+from .comparison import CNN, CNN_POOL
 from .papers import sweep
 
 #: Steps of about three. A rate chosen at an edge says that the best may lie beyond it.
@@ -73,7 +75,6 @@ def _at(run: ImageRun, u: float, v: float, w: float) -> ImageRun:
 
 
 Run = Callable[[argparse.Namespace, Store], None]
-Report = Callable[[Store, str, Path], Sections]
 
 _ALL = {"schedule": "cosine", "data": "cifar10"}
 _RATES = {**_ALL, "method": having("cifar10-tuned"), "activation": PAPERS["activation"], "optimizer": ["adam", "sgd"]}
@@ -129,13 +130,7 @@ def _run_long(options: argparse.Namespace, store: Store) -> None:
         run_all(_best(final, _grids(tried), "trials", options, store), IMAGES, store, download=options.download)
 
 
-def _report_rates(store: Store, name: str, folder: Path) -> Sections:
-    """A table of every protocol."""
-    protocols = protocol("method", "activation", "optimizer", "lr")
-    return {own: _rates_table(results) for own, results in named(name, store.read(), protocols).items()}
-
-
-def _rates_table(results: list[Result]) -> Section:
+def _rates(results: list[Result], name: str, folder: Path) -> Section:
     """Test accuracy of every method at its chosen rate, by activation and optimizer."""
     found = {setting("method", "activation", "optimizer")(r): r for r in results}
     columns = sorted({key[1:] for key in found}, key=lambda c: (list(ACTIVATIONS).index(c[0]), c[1]))
@@ -229,7 +224,7 @@ FIRST = {
 DAMPINGS = (0.1, 0.3, 1.0)
 #: The optimizers that every method on the MLP is behind; rivals have others.
 ALL_HAVE = ("sgd", "momentum", "adam", "muon")
-_PAIRED = protocol("activation", "method", "optimizer", "lr", "damping", "seeds", "validation", "backend")
+_PAIRED = "activation", "method", "optimizer", "lr", "damping", "seeds", "validation", "backend"
 #: What every row is held against, with the same optimizer.
 RIVAL = "batchnorm"
 
@@ -242,9 +237,7 @@ def laddered(run: ImageRun) -> tune.Search:
 
 def report_pairs(store: Store, name: str, folder: Path) -> Sections:
     """A section of every protocol."""
-    searched = grouped(store.read("search"), _PAIRED)
-    groups = named(name, store.read(), _PAIRED)
-    return {own: _pairs(results, searched.get(_PAIRED(results[0]), [])) for own, results in groups.items()}
+    return {own: _pairs(results, tried) for own, results, tried in protocols(store, name, *_PAIRED)}
 
 
 def _pairs(results: list[Result], searched: list[Result]) -> Section:
@@ -330,7 +323,8 @@ _CNN_PAGE = "docs/results/convolutions.md"
 _RIVALS = "--methods none --optimizers soap", "--methods singd --optimizers momentum"
 STUDIES = {
     "cifar10-tuned": _study(
-        _RATES_HELP, _run_rates, _report_rates, _RATES, Recipe(1.5), _SMOKE, *_CHOICE, search_epochs=3
+        _RATES_HELP, _run_rates, apart(_rates, "method", "activation", "optimizer", "lr"), _RATES, Recipe(1.5), _SMOKE,
+        *_CHOICE, search_epochs=3,
     ),
     "cifar10-trials": _study(
         _TRIALS_HELP, _run_trials, _report_trials, _TANH, Recipe(1.2), "--seeds 1 --trials 1 --device cpu",

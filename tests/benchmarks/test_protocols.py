@@ -31,7 +31,7 @@ def planned(*command, tmp_path):
     """The runs of a command, none of which is made."""
     found = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("benchmarks.studies.comparison.run_all", lambda runs, *_, **__: found.extend(runs))
+        patch.setattr("benchmarks.images.grids.run_all", lambda runs, *_, **__: found.extend(runs))
         assert main([*command, "--out", str(tmp_path)]) == 0
     return found
 

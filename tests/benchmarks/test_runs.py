@@ -8,7 +8,8 @@ from torch import nn
 
 from adiv_optim import Disproportional, Proportional
 from benchmarks.core.store import Store, environment, public_name
-from benchmarks.images.run import ImageRun, expand
+from benchmarks.images.grids import expand
+from benchmarks.images.run import ImageRun
 from benchmarks.language.run import TextRun
 from benchmarks.methods import METHODS
 from benchmarks.studies import STUDIES
