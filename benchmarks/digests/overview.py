@@ -11,7 +11,7 @@ from ..core.store import Store
 from ..core.study import SHORTER, Digest
 from ..core.table import SIGNIFICANT, Cell, Section, Table, estimate, exact, machine, mean_and_error, welch
 from ..core.table import Row as Cells
-from ..images.report import DATA_LABELS
+from ..images.report import data_label
 from ..methods import METHODS
 from ..studies import RECIPES
 from ..studies.language import best_rows, draw, zoom
@@ -193,7 +193,7 @@ def _runtimes(stores: Mapping[str, Store], name: str, folder: Path) -> Section:
         spent = sum(s[-1] if on else sum(s) for on, (_, s) in zip(goes_on, times, strict=True)) / 3600
         data = runs[0]["settings"].get("data") or runs[0].get("data", "as its page says")
         counts = [exact(len(runs)), exact(chosen or None), exact(spent or None, ".2g")]
-        rows.append([f"`{study}`", DATA_LABELS.get(data, data), *counts])
+        rows.append([f"`{study}`", data_label(data), *counts])
     environment = stores[min(stores)].read()[0]["environment"]
     caption = (
         "Hours are of the runs shown, as far as a run records its time; runs that chose settings come on top. "

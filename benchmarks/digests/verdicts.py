@@ -8,9 +8,9 @@ from ..core.store import Store
 from ..core.study import Digest
 from ..core.table import SIGNIFICANT, Cell, Row, Section, Table, exact
 from ..studies import RECIPES
+from .claims_of_ours import FIELDS, OURS
+from .claims_of_papers import BIRD, JOUDAKI, SU, UHLMANN
 from .judges import HEADER, Claim, Finding, line
-from .ours import FIELDS, OURS
-from .papers import BIRD, JOUDAKI, SU, UHLMANN
 
 #: Source → its claims.
 CLAIMS = {

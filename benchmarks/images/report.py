@@ -16,13 +16,17 @@ NETWORK_LABELS = {
 }
 
 
+def data_label(name: str) -> str:
+    """What tables and figures call a data set: its name, if it has no other."""
+    return DATA_LABELS.get(name, name)
+
+
 def subject(results: Sequence[Result]) -> str:
     """Data and layer sizes of some runs, or how many networks they are of."""
     settings = results[0]["settings"]
-    data = DATA_LABELS.get(settings["data"], settings["data"])
     sizes = {str([r["features"], *r["settings"]["hidden"], r["classes"]]) for r in results}
     kind = NETWORK_LABELS.get(settings.get("network"), "")
-    return f"{data}, {kind}{sizes.pop() if len(sizes) == 1 else f'{len(sizes)} networks'}"
+    return f"{data_label(settings['data'])}, {kind}{sizes.pop() if len(sizes) == 1 else f'{len(sizes)} networks'}"
 
 
 def network(result: Result) -> str:

@@ -20,7 +20,7 @@ from ..core.store import Result, Store, public_name, setting
 from ..core.study import Recipe, Sections, Study, apart, at_lengths, protocols
 from ..core.table import Cell, Row, Section, Table, estimate, exact, grouped, spearman
 from ..data import DATA, load
-from ..images.report import DATA_LABELS
+from ..images.report import data_label
 
 BATCH_SIZE, LR = 512, 0.01
 #: Lengths of the study. The paper has nine epochs, "shallow" networks of ten layers or less, and deeper ones.
@@ -123,7 +123,7 @@ def report(store: Store, name: str, folder: Path) -> Sections:
     for own, group, _ in protocols(store, name, "activation", "layers", "seed"):
         for number, (layers, found) in enumerate(by_depth(group).items()):
             first, end = next(iter(found.values()))[0], own.removeprefix(name) + f"-{layers}" * (number > 0)
-            data = DATA_LABELS.get(first["settings"]["data"], first["settings"]["data"])
+            data = data_label(first["settings"]["data"])
             _layers_figure(found.get("tanh", [first])[0], data, folder / f"isometry-layers{end}.png")
             _convergence_figure(found, data, folder / f"isometry-convergence{end}.png")
             sections[f"{name}{end}"] = Section([_table(found), _caption(found, data)])
@@ -289,7 +289,7 @@ def _widths(results: list[Result], name: str, folder: Path) -> Section:
     header = ["widths", *(f"norm {number}" for number in range(len(rows[0]) - 1))]
     data = results[0]["settings"]["data"]
     caption = (
-        f"{DATA_LABELS.get(data, data)}, tanh, at initialisation: isometry gap of "
+        f"{data_label(data)}, tanh, at initialisation: isometry gap of "
         f"{results[0]['samples']} samples behind every norm, one seed (Fig. B.4). "
         f"torch {results[0]['environment']['torch']}."
     )

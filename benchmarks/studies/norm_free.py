@@ -18,8 +18,7 @@ from examples.gpt import NORM_LABELS, NORMS
 from ..core.runs import run_all
 from ..core.store import Result, Store
 from ..core.study import UNTRIED, Recipe, Sections, Study, protocols
-from ..core.table import Cell, Section, Table, against, exact, grouped, machine, mean_and_error
-from ..core.table import Row as Cells
+from ..core.table import Cell, Row, Section, Table, against, exact, grouped, machine, mean_and_error
 from ..core.tune import choose, ladder
 from ..language.run import SMOKE, TextRun, add_arguments, dampings, described, lacks
 from ..language.train import LANGUAGE, title
@@ -27,8 +26,8 @@ from ..methods import METHODS, having
 from .language import PAGE, at_edge, loss_cell, losses_of
 
 
-class Row(NamedTuple):
-    """What a rate is chosen for."""
+class Arm(NamedTuple):
+    """What is compared, each at a rate of its own: a row of the table."""
 
     norm: str
     drawn: float | None  # deviation of the embeddings
@@ -50,12 +49,12 @@ TWIN = "layernorm"
 _ELSEWHERE = ("affine-like", "head-layernorm")
 
 
-def _group(norms: Iterable[str], drawn: Iterable[float | None], methods: Iterable[str]) -> list[Row]:
-    return [Row(*row) for row in product(norms, drawn, methods)]
+def _group(norms: Iterable[str], drawn: Iterable[float | None], methods: Iterable[str]) -> list[Arm]:
+    return [Arm(*row) for row in product(norms, drawn, methods)]
 
 
 #: Rows in the order in which they run; each group is searched and then repeated by all seeds.
-GROUPS: list[list[Row]] = [
+GROUPS: list[list[Arm]] = [
     [*_group(["layernorm"], DRAWN, ["muon", "adamw"]), *_group(["none"], [1.0], having("norm-free"))],
     _group(["none"], [None], ["muon", "adamw"]),
     _group(["gains", "skip-init"], [1.0], ["muon", "input-held-muon", "adamw"]),
@@ -69,18 +68,18 @@ GROUPS: list[list[Row]] = [
 
 
 #: Rows that a page shows.
-_SHOWN = [Row(TWIN, None, name) for name in ("adamw", "muon", "whitened-adamw-16", "whitened-muon-16", "soap")]
-_SHOWN += [Row("none", None, name) for name in ("adamw", "muon")]
-_SHOWN += [Row("none", 1.0, how + name) for name in ("adamw", "muon") for how in ("", "input-scaled-", "input-held-")]
-_SHOWN += [Row("none", 1.0, name) for name in ("whitened-adamw-16", "whitened-muon-16", "soap", "normuon", "kron")]
+_SHOWN = [Arm(TWIN, None, name) for name in ("adamw", "muon", "whitened-adamw-16", "whitened-muon-16", "soap")]
+_SHOWN += [Arm("none", None, name) for name in ("adamw", "muon")]
+_SHOWN += [Arm("none", 1.0, how + name) for name in ("adamw", "muon") for how in ("", "input-scaled-", "input-held-")]
+_SHOWN += [Arm("none", 1.0, name) for name in ("whitened-adamw-16", "whitened-muon-16", "soap", "normuon", "kron")]
 
 
-def search(rows: Sequence[Row], run: TextRun, rates: Rates, store: Store, download: bool = False) -> list[TextRun]:
+def search(rows: Sequence[Arm], run: TextRun, rates: Rates, store: Store, download: bool = False) -> list[TextRun]:
     """For each row, the run of the lowest validation loss, after as many rates as it takes for it to be no edge."""
     return choose([ladder([_of(row, run)], *rates) for row in rows], LANGUAGE, store, download=download)
 
 
-def _of(row: Row, run: TextRun) -> TextRun:
+def _of(row: Arm, run: TextRun) -> TextRun:
     (damping,) = dampings(row.method, [1.0])
     run = replace(run, norm=row.norm, embedding_deviation=row.drawn, embedding_lr=row.embedding_lr)
     return replace(run, method=row.method, damping=damping)
@@ -103,17 +102,17 @@ def report(store: Store, name: str, folder: Path) -> Sections:
     return sections
 
 
-def _row(result: Result) -> Row:
+def _row(result: Result) -> Arm:
     s = result["settings"]
-    return Row(s["norm"], s.get("embedding_deviation"), s["method"], s.get("embedding_lr"))
+    return Arm(s["norm"], s.get("embedding_deviation"), s["method"], s.get("embedding_lr"))
 
 
-def _order(row: Row) -> tuple[float, ...]:
+def _order(row: Arm) -> tuple[float, ...]:
     place = list(NORM_LABELS).index(row.norm), DRAWN.index(row.drawn), list(METHODS).index(row.method)
     return *place, row.embedding_lr or 0
 
 
-def _cells(row: Row, rows: Mapping[Row, list[Result]], tried: Sequence[float]) -> Cells:
+def _cells(row: Arm, rows: Mapping[Arm, list[Result]], tried: Sequence[float]) -> Row:
     results = rows[row]
     drawn = "0.02" if row.drawn is None else f"{row.drawn:g}"
     if row.embedding_lr is not None:
@@ -124,7 +123,7 @@ def _cells(row: Row, rows: Mapping[Row, list[Result]], tried: Sequence[float]) -
     validation, test = losses_of(results)
     if math.inf in validation:
         return [*first, str(len(results)), loss_cell(validation, 3), *[""] * 5]
-    beside: Cells = ["", ""]
+    beside: Row = ["", ""]
     twins = [other for other in rows if other.norm == TWIN and other.method == METHODS[row.method].optimizer]
     known = {twin: losses_of(rows[twin]) for twin in twins}
     if known and len(validation) > 1:
@@ -157,11 +156,11 @@ def _caption(results: list[Result], tried: Iterable[Sequence[float]]) -> str:
 
 
 def _study(
-    help: str, hours: float, groups: Sequence[Sequence[Row]], rates: Rates, *,
+    help: str, hours: float, groups: Sequence[Sequence[Arm]], rates: Rates, *,
     steps: int = 400, preset: str = "small", weight_decay: float = 0.0, clip: float | None = None, smoke: str = UNTRIED,
 ) -> Study:  # fmt: skip
     def run(options: argparse.Namespace, store: Store) -> None:
-        like, done = described(options, steps=options.steps, clip=options.clip), set[Row]()
+        like, done = described(options, steps=options.steps, clip=options.clip), set[Arm]()
         for group in groups[: options.groups]:
             rows = [row for row in dict.fromkeys(group) if row not in done and lacks(row.method) is None]
             done.update(rows)
@@ -180,13 +179,13 @@ def _study(
     return Study(help, run, report, arguments, makes=makes, data="text", smoke=smoke, page=PAGE)
 
 
-_LAYERNORM, _HELD = Row("layernorm", None, "muon"), Row("none", 1.0, "input-held-muon")
+_LAYERNORM, _HELD = Arm("layernorm", None, "muon"), Arm("none", 1.0, "input-held-muon")
 #: Adam's step does not grow with what it is added to: embeddings of deviation 1 move by less of themselves.
 _FASTER = [[row._replace(embedding_lr=rate)] for rate in (1e-2, 3e-2) for row in (_HELD, _LAYERNORM)]
 #: A single normaliser, before the head.
-_HEAD = [[Row("head-layernorm", 1.0, method, 3e-2)] for method in ("input-held-muon", "muon")]
+_HEAD = [[Arm("head-layernorm", 1.0, method, 3e-2)] for method in ("input-held-muon", "muon")]
 #: With Muon alone, and the normalised twin with the same embeddings: what the wrapper adds to both.
-_DEEP = [[_LAYERNORM, _HELD], [Row(norm, 1.0, "muon") for norm in ("none", "layernorm")]]
+_DEEP = [[_LAYERNORM, _HELD], [Arm(norm, 1.0, "muon") for norm in ("none", "layernorm")]]
 STUDIES = {
     "norm-free": _study(
         "a language model without normalisers, by InputScaled", 11.0, GROUPS, COARSE, smoke=f"--groups 1 {SMOKE}"

@@ -192,8 +192,8 @@ _COUNTS = {
 
 
 def _study(
-    help: str, run: Run, report: Report, grid: Grid, recipe: Recipe, smoke: str, *names: str,
-    data: str = "images", **counts: int,
+    help: str, run: Run, report: Report, grid: Grid, makes: Sequence[Recipe], smoke: str, *names: str,
+    data: str = "images", page: str = _PAGE, **counts: int,
 ) -> Study:  # fmt: skip
     def arguments(parser: argparse.ArgumentParser) -> None:
         add_arguments(parser, "data", "activation", "seeds", "device", *names, grids=[grid])
@@ -201,7 +201,7 @@ def _study(
             flag = f"--{name.replace('_', '-')}"
             parser.add_argument(flag, type=int, default=count, metavar="COUNT", help=_COUNTS[name])
 
-    return Study(help, run, report, arguments, makes=[recipe], smoke=smoke, data=data, page=_PAGE)
+    return Study(help, run, report, arguments, makes=makes, smoke=smoke, data=data, page=page)
 
 
 #: Which rates train plain SGD, with BatchIdeal as it is by default and without it, whatever the batch size.
@@ -298,11 +298,7 @@ def _pairs_study(help: str, page: str, grid: Grid, *makes: Recipe, data: str = "
         own = [replace(run, seeds=tuple(range(1, len(run.seeds) + 1))) for run in chosen]
         run_all(own, IMAGES, store, download=options.download)
 
-    def arguments(parser: argparse.ArgumentParser) -> None:
-        names = "data", "method", "activation", "optimizer", "epochs", "seeds", "batch_size", "device"
-        add_arguments(parser, *names, grids=[grid])
-
-    return Study(help, run, report_pairs, arguments, makes=makes, data=data, page=page)
+    return _study(help, run, report_pairs, grid, makes, UNTRIED, *_CHOICE, "batch_size", data=data, page=page)
 
 
 _CONVOLUTIONS = {
@@ -323,22 +319,22 @@ _CNN_PAGE = "docs/results/convolutions.md"
 _RIVALS = "--methods none --optimizers soap", "--methods singd --optimizers momentum"
 STUDIES = {
     "cifar10-tuned": _study(
-        _RATES_HELP, _run_rates, apart(_rates, "method", "activation", "optimizer", "lr"), _RATES, Recipe(1.5), _SMOKE,
-        *_CHOICE, search_epochs=3,
+        _RATES_HELP, _run_rates, apart(_rates, "method", "activation", "optimizer", "lr"), _RATES, [Recipe(1.5)],
+        _SMOKE, *_CHOICE, search_epochs=3,
     ),
     "cifar10-trials": _study(
-        _TRIALS_HELP, _run_trials, _report_trials, _TANH, Recipe(1.2), "--seeds 1 --trials 1 --device cpu",
+        _TRIALS_HELP, _run_trials, _report_trials, _TANH, [Recipe(1.2)], "--seeds 1 --trials 1 --device cpu",
         "hidden", trials=8,
     ),
     "cifar10-long": _study(
-        "the same for forty epochs", _run_long, _report_trials, _TANH, Recipe(0.8), "--seeds 1 --device cpu"
+        "the same for forty epochs", _run_long, _report_trials, _TANH, [Recipe(0.8)], "--seeds 1 --device cpu"
     ),
     "rates": grid_study(
         "rates that train SGD with and without BatchIdeal; minutes", [_DEFAULTS], sweep("rate"),
         makes=[Recipe(0.2)], data="", smoke=UNTRIED, page=_PAGE,
     ),
     "digits-tuned": _study(
-        _DIGITS_HELP, _run_rates, _report_trials, _DIGITS, Recipe(0.1), f"{_SMOKE} --trials 1", *_CHOICE,
+        _DIGITS_HELP, _run_rates, _report_trials, _DIGITS, [Recipe(0.1)], f"{_SMOKE} --trials 1", *_CHOICE,
         data="", search_epochs=10, trials=8,
     ),
     "cnn-pool-tuned": _pairs_study(

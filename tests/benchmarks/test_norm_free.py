@@ -10,7 +10,7 @@ from benchmarks.core import tune
 from benchmarks.core.store import Store
 from benchmarks.language.run import TextRun, build_optimizers
 from benchmarks.language.train import Trainer, build_model, train
-from benchmarks.studies.norm_free import COARSE, Row, report, search
+from benchmarks.studies.norm_free import COARSE, Arm, report, search
 from examples import gpt as text
 
 RUN = TextRun(text.DEFAULT, "adamw", "layernorm", 1e-3, steps=4, preset="tiny")
@@ -35,7 +35,7 @@ def test_search_goes_on_until_the_best_rate_is_no_edge(best, tmp_path, monkeypat
                 store.add(run.key(part), {"part": part, "score": loss, **about})
 
     monkeypatch.setattr(tune, "run_all", run_all)
-    (chosen,) = search([Row("none", 1.0, "muon")], RUN, COARSE, Store(tmp_path / "results.jsonl", "norm-free"))
+    (chosen,) = search([Arm("none", 1.0, "muon")], RUN, COARSE, Store(tmp_path / "results.jsonl", "norm-free"))
     assert (chosen.lr, chosen.norm, chosen.embedding_deviation, chosen.method) == (best, "none", 1.0, "muon")
     place = COARSE[0].index(best)
     assert {3e-3, 1e-2, 3e-2, *COARSE[0][max(0, place - 1) : place + 2]} <= set(tried)
@@ -50,7 +50,7 @@ def test_diverged_runs_are_never_chosen(tmp_path, monkeypatch):
             store.add(run.key(part), {"part": part, "score": score, **about})
 
     monkeypatch.setattr(tune, "run_all", run_all)
-    (chosen,) = search([Row("none", 1.0, "muon")], RUN, COARSE, Store(tmp_path / "results.jsonl", "norm-free"))
+    (chosen,) = search([Arm("none", 1.0, "muon")], RUN, COARSE, Store(tmp_path / "results.jsonl", "norm-free"))
     assert chosen.lr == 3e-3
 
 

@@ -8,7 +8,7 @@ from scipy import stats
 
 from benchmarks.core.store import Store
 from benchmarks.core.table import spearman
-from benchmarks.digests import judges, papers
+from benchmarks.digests import claims_of_papers, judges
 from benchmarks.digests.judges import Claim, Finding, ahead, best, every, level, line, reached
 from benchmarks.digests.verdicts import CLAIMS, DIGESTS, decide, holm, whole_p
 from benchmarks.studies import RECIPES, STUDIES
@@ -78,11 +78,11 @@ def test_a_drop_is_from_the_best_epoch_to_the_last(tmp_path):
     curves = {"batchnorm": (50, 52, 49), "layernorm": (50, 51, 49), "none": (40, 44, 43), "rmsnorm": (30, 31, 32)}
     for number, (method, means) in enumerate(curves.items()):
         store.add(str(number), result(method, accuracies=[[mean - 0.5, mean + 0.5] for mean in means]))
-    drop = papers.drop(["batchnorm", "layernorm"], list(curves), "tanh")
+    drop = claims_of_papers.drop(["batchnorm", "layernorm"], list(curves), "tanh")
     assert drop({"table1": store}) == Finding(True, "lose 2.0 to 3.0 points, others 0.0 to 1.0", "1 batch sizes")
-    assert papers.drop(["none"], list(curves), "tanh")({"table1": store}).holds is False
+    assert claims_of_papers.drop(["none"], list(curves), "tanh")({"table1": store}).holds is False
     with pytest.raises(LookupError, match="not every method"):
-        papers.drop(["none"], [*curves, "l2norm"], "tanh")({"table1": store})
+        claims_of_papers.drop(["none"], [*curves, "l2norm"], "tanh")({"table1": store})
 
 
 def test_best_is_held_against_the_best_of_the_others():
