@@ -144,7 +144,7 @@ class ByInputs(Reparametrized):
         layers = [layer_of(each) for each in found]
         group_of = {id(p): place for place, group in enumerate(self.param_groups) for p in group["params"]}
         for layer in layers:
-            layer.group = group_of[id(layer.weight)]
+            layer.groups = tuple(group_of[id(p)] for p in layer.parameters)
         kept = {layer.name for layer in layers if layer in method.layers}
         method.measured = {path: value for path, value in method.measured.items() if path in kept}
         method.layers, method.plain, method.alone, method.trained = layers, plain, alone, self._trained()

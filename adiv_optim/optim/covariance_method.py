@@ -206,7 +206,7 @@ def _alike(layer: LayerInputs) -> Any:
     single = isinstance(moments, Covariance) and len(moments.blocks) == moments.groups == 1
     if not single or weight.numel() > _SMALL or hasattr(weight, "placements"):
         return id(layer)
-    return moments.key, weight.shape, weight.dtype, weight.device, layer.layout, layer.group
+    return moments.key, weight.shape, weight.dtype, weight.device, layer.layout, layer.groups
 
 
 def _sent(layer: LayerInputs, found: Any, owner: int, group: Group) -> list[Factor] | NoRootError:

@@ -44,13 +44,13 @@ def eligible_layers(
     """
     skipped = named_in_skip(model, skip, gone=True)
     refuse_lazy(what, model, skipped)
-    group_of = {id(p): place for place, group in enumerate(optimizer.param_groups) for p in group["params"]}
+    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
     managed, without_call = managed_by_fsdp(model), bypassed(model)
     users: dict[int, list[nn.Module]] = {}
     named: dict[int, tuple[str, nn.Parameter]] = {}
     for path, module in model.named_modules():
         for name, parameter in module.named_parameters(prefix=path, recurse=False):
-            if id(parameter) in group_of:
+            if id(parameter) in held:
                 users.setdefault(id(parameter), []).append(module)
                 named.setdefault(id(parameter), (name, parameter))
     layers: list[EligibleLayer] = []
@@ -65,7 +65,7 @@ def eligible_layers(
             continue
         bias = getattr(modules[0], "bias", None)  # a layer with `input_rows` may have none
         with_bias = isinstance(bias, nn.Parameter) and bias.requires_grad and users.get(id(bias)) == modules
-        if with_bias and (why := bias_is_plain or _why_bias_apart(parameter, bias, group_of)):
+        if with_bias and (why := bias_is_plain or _why_bias_apart(parameter)):
             plain_biases[id(bias)], with_bias = why, False
         if parameter.numel() or with_bias:
             layers.append(EligibleLayer(name, modules, with_bias))
@@ -94,10 +94,8 @@ def _why_no_rows(name: str, parameter: nn.Parameter, modules: list[nn.Module]) -
     return "complex" if parameter.is_complex() else ""
 
 
-def _why_bias_apart(weight: Any, bias: Any, group_of: dict[int, int]) -> str:
+def _why_bias_apart(weight: nn.Parameter) -> str:
     """Say why a bias takes the plain step, though its weight does not, or ""."""
-    if group_of[id(bias)] != group_of[id(weight)]:
-        return "a bias in another parameter group than its weight"
     cut = cut_of(weight)
     return "a bias, where columns of the weight are on other processes" if cut is not None and cut.dim else ""
 

@@ -46,8 +46,8 @@ class LayerInputs:
         #: What the optimizer holds: between a forward and its backward the modules of fully_shard hold others.
         self.weight: nn.Parameter = modules[0].get_parameter("weight")
         self.bias: nn.Parameter | None = modules[0].get_parameter("bias") if with_bias else None
-        #: Which of the optimizer's parameter groups holds them.
-        self.group = 0
+        #: Which of the optimizer's parameter groups hold them.
+        self.groups: tuple[int, ...] = ()
         #: Whether forward passes are counted now, and whether there has been one at all.
         self.armed, self.called = True, False
         #: Steps since it was found, steps of the optimizer, and measurements without a row while it had gradients.

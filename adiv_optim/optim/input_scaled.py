@@ -90,9 +90,10 @@ class ScalingMethod(InputMethod):
         add_up_row_shards(self.layers, moved, 1)
         for snapshot in moving:
             weight, step = snapshot.moving[0], snapshot.steps[0]
-            stepped = (moved[id(weight)] > 0) | (snapshot.keep != 1)
+            (keep,) = snapshot.keep
+            stepped = (moved[id(weight)] > 0) | (keep != 1)
             snapshot.ratio = step.new_ones(()) * changed[id(weight)]
-            snapshot.keep = torch.where(stepped, snapshot.ratio, 1.0) * snapshot.keep
+            snapshot.keep = [torch.where(stepped, snapshot.ratio, 1.0) * keep]
 
     def after_step(self) -> None:
         """Remember the scales that the weights now stand in."""

@@ -11,7 +11,7 @@ from .._linalg.limits import check_like
 from ..attach.coverage import Coverage, warn
 from ..attach.reports import fed, gone, report
 from ..functional.shared import refuse_capture, without_autocast
-from .snapshot import Snapshot, Transform, decay_factors, hooked
+from .snapshot import Snapshot, Transform, decay_factors, hooked, rests
 from .wrapper import OURS, OptimizerWrapper, check_same_parameters, ours, unwrapped
 
 #: What to do where FSDP1 has flattened parameters.
@@ -21,6 +21,9 @@ _REMEDY = (
     "load what was saved of the same model with the same settings, or leave the names out that begin with "
     f"{OURS!r} to measure anew"
 )
+
+#: Why a layer is left alone in a step: mapping the steps of both would move the one that is to stay.
+_ONE_RESTS = "of a layer's weight and bias one has a learning rate of 0; freeze that by requires_grad_(False)"
 
 
 class Method:
@@ -198,23 +201,27 @@ class Reparametrized(OptimizerWrapper):
         self._fed, number = self._fed or fed(self), self._own_steps + 1
         reason = gone(self, self.model, number == 2 and not self._fed) if number & (number - 1) == 0 else ""
         with without_autocast(device.type):  # it would round the products of transforms
-            self._mapped_step(*args, **kwargs)
+            apart = self._mapped_step(*args, **kwargs)
         self.method.after_step()
         self._own_steps += 1
-        reason = reason or (self.method.why_inactive() if self._own_steps == 2 else "")
+        reason = reason or apart or (self.method.why_inactive() if self._own_steps == 2 else "")
         if reason and reason not in self._told and not self.detached:
             self._told.add(reason)
             warn(f"{type(self).__name__} takes plain steps: {reason}")
 
-    def _mapped_step(self, *args: Any, **kwargs: Any) -> None:
-        held = {id(p) for group in self.param_groups for p in group["params"]}
-        decay, read = decay_factors(self.inner), hooked(self.inner)
-        # A model may have several optimizers, and a method know weights of another one's.
-        snapshots = [
-            Snapshot(transform, decay, read)
-            for transform in self.method.transforms()
-            if all(id(p) in held for p in transform.parameters)
-        ]
+    def _mapped_step(self, *args: Any, **kwargs: Any) -> str:
+        """Step, and say why not every layer was treated, or ""."""
+        resting = {id(p): rests(group) for group in self.param_groups for p in group["params"]}
+        decay, read, reason = decay_factors(self.inner), hooked(self.inner), ""
+        snapshots: list[Snapshot] = []
+        for transform in self.method.transforms():
+            found = {resting.get(id(p)) for p in transform.parameters}
+            if None in found:
+                continue  # a model may have several optimizers, and a method know weights of another one's
+            if len(found) == 1 or not transform.moves_weights:
+                snapshots.append(Snapshot(transform, decay, read))
+            else:
+                reason = _ONE_RESTS
         try:
             for snapshot in snapshots:
                 snapshot.enter()
@@ -228,6 +235,7 @@ class Reparametrized(OptimizerWrapper):
             for snapshot in snapshots:
                 snapshot.restore()
             raise
+        return reason
 
     def settings(self) -> dict[str, Any]:
         """Return what the wrapper was built with, as its repr shows it."""

@@ -23,7 +23,7 @@ _DECOUPLED: set[type[Optimizer]] = {optim.AdamW, optim.Muon}
 class Transform(ABC):
     """The change of variables of some parameters for one step: linear, on the parts that this process holds.
 
-    The parameters are of one group of the optimizer. Maps take and give tensors that `join` has made.
+    Maps take and give tensors that `join` has made.
     """
 
     #: The parameters that the optimizer is to see in other variables.
@@ -126,9 +126,9 @@ class Snapshot:
         self.old, self.start, self.now = copied, list[Tensor](), list[Tensor]()
         known = all(id(p) in decay for p in self.moving)
         self.read = read or not known
-        #: The factor of the weights as the step is added: the decay of an optimizer that does not read them, and a
-        #: method's own.
-        self.keep: float | Tensor = decay[id(self.moving[0])] if known and self.moving else 1.0
+        #: The factors of the weights as the step is added: the decay of an optimizer that does not read them, and a
+        #: method's own. What `join` puts together is alike.
+        self.keep: list[float | Tensor] = [decay[id(p)] if known else 1.0 for p, _ in zip(self.moving, joined)]
         #: Minus the step, mapped back; and its factor, None for 1.
         self.steps: list[Tensor] = []
         self.ratio: Tensor | None = None
@@ -165,7 +165,7 @@ class Snapshot:
             return
         self.now = self.transform.join(self._parts())
         if self.read:
-            start = self.start if self.keep == 1 else [value.mul_(self.keep) for value in self.start]
+            start = [value if keep == 1 else value.mul_(keep) for value, keep in zip(self.start, self.keep, strict=True)]
             steps = [value.sub_(now) for value, now in zip(start, self.now, strict=True)]
         else:
             steps = [now.to(host.wide(now)) for now in self.now]
@@ -176,10 +176,10 @@ class Snapshot:
     def write(self) -> None:
         """Let each weight be its factor times the old one, minus the step: w - (+0) is w for every w."""
         new: list[Tensor] = []
-        for old, now, step in zip(self.old, self.now, self.steps, strict=True):
+        for old, now, step, keep in zip(self.old, self.now, self.steps, self.keep, strict=True):
             weight = old.to(step.dtype)
-            if isinstance(self.keep, Tensor) or self.keep != 1:
-                weight = weight * self.keep
+            if isinstance(keep, Tensor) or keep != 1:
+                weight = weight * keep
             out = now if now.dtype == step.dtype else None
             if self.transform.entrywise and self.read:
                 step = step if self.ratio is None else step * self.ratio
@@ -230,6 +230,12 @@ def steppers(optimizer: Optimizer) -> list[Optimizer]:
 def hooked(optimizer: Optimizer) -> bool:
     """Whether there are hooks on a step, which may read the weights in it."""
     return any(each._optimizer_step_pre_hooks or each._optimizer_step_post_hooks for each in steppers(optimizer))
+
+
+def rests(group: Mapping[str, Any]) -> bool:
+    """Whether the learning rate of a parameter group is 0; one on a device is not waited for."""
+    rate = group.get("lr", 1.0)
+    return not (isinstance(rate, Tensor) and rate.device.type != "cpu") and float(rate) == 0
 
 
 def decay_factors(optimizer: Optimizer) -> dict[int, float]:

@@ -75,7 +75,6 @@ class ByInputs(Method):
     def _find(self) -> None:
         """Remember all layers that the optimizer trains, and those that it has trained so far as before."""
         owners: dict[nn.Parameter, list[nn.Module]] = {}
-        group_of = {id(p): n for n, group in enumerate(self.optimizer.param_groups) for p in group["params"]}
         known, held = {id(memory.weight) for memory in self.memories}, self.held
         for module in self.model.modules():
             for parameter in module.parameters(recurse=False):
@@ -84,7 +83,6 @@ class ByInputs(Method):
             if id(weight) in held - known and all(type(layer) in LAYERS for layer in layers):
                 bias: Any = layers[0].bias
                 both = self.with_bias and bias is not None and id(bias) in held and owners[bias] == layers
-                both = both and group_of[id(bias)] == group_of[id(weight)]
                 self.memories.append(Memory(weight, bias if both else None, layers[0], layers))
 
     def enter(self) -> None:

@@ -1,16 +1,16 @@
-"""Weight and bias are mapped together where one group holds them and both have gradients; else what moves is told."""
+"""Weight and bias are mapped together where both have gradients; else what moves is told."""
 
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
-from torch.optim import SGD
+from torch.optim import SGD, AdamW
 
 from adiv_optim import Preconditioned, Whitened
 from tests.helpers.cases import relative_error
-from tests.helpers.inputs import mean_of
 
 pytestmark = pytest.mark.usefixtures("in_float64")
 
@@ -33,17 +33,55 @@ def trained(optimizer: torch.optim.Optimizer, model: nn.Module, steps: int = 3) 
     return [p.detach().clone() for p in model.parameters()]
 
 
-@each_wrapper
-def test_a_bias_in_another_group_takes_the_plain_step(wrapper):
+def groups(model: nn.Linear, weight: dict[str, float], bias: dict[str, float]) -> list[dict[str, Any]]:
+    return [{"params": [model.weight], **weight}, {"params": [model.bias], **bias}]
+
+
+@pytest.mark.parametrize("inner", [AdamW, SGD], ids=["reads no weights", "reads weights"])
+def test_weight_and_bias_of_two_groups_are_mapped_together_each_with_its_own_rate_and_decay(inner):
     model, plain = twins()
-    optimizer = wrapper(SGD([{"params": [p]} for p in model.parameters()], lr=0.1), model)
-    weight, bias = trained(optimizer, model, 1)
-    plain_weight, plain_bias = trained(SGD(plain.parameters(), lr=0.1), plain, 1)
-    assert torch.equal(bias, plain_bias)
-    assert relative_error(weight, plain_weight) > 1e-3
-    assert optimizer.coverage().skipped == {"bias": "a bias in another parameter group than its weight"}
-    (a,) = mean_of(optimizer.method.layers[0])
-    assert relative_error(a, INPUTS.T @ INPUTS / 9) <= 1e-14  # of the inputs, with no 1 beside them
+    slow, fast = {"lr": 0.01, "weight_decay": 0.3}, {"lr": 0.1, "weight_decay": 0.0}
+    trained(Whitened(inner(groups(model, slow, fast)), model, graft_norm=False, decay=0.0, every=1), model, 2)
+    # By hand: the optimizer steps on [W, b] R⁻¹, R being (A + λI) to the power of -1/2; decay that it adds to the
+    # gradient is of what it steps on, decoupled decay of the weights themselves.
+    rows = torch.cat([INPUTS, torch.ones(9, 1)], 1)
+    a = rows.T @ rows / 9
+    values, vectors = torch.linalg.eigh(a + a.trace() / 5 * torch.eye(5))
+    root, inverse = (vectors * values**-0.5) @ vectors.T, (vectors * values**0.5) @ vectors.T
+    there = nn.Linear(4, 3)
+    stepper = inner(groups(there, {**slow, "weight_decay": 0.0} if inner is AdamW else slow, fast))
+    for _ in range(2):
+        plain.zero_grad()
+        plain(INPUTS).square().mean().backward()
+        both, slopes = (torch.cat([w, b[:, None]], 1) for w, b in ((plain.weight, plain.bias), gradients(plain)))
+        before = both @ inverse
+        with torch.no_grad():
+            for part, value in ((there.weight, before[:, :4]), (there.bias, before[:, 4])):
+                part.copy_(value)
+            there.weight.grad, there.bias.grad = (slopes @ root)[:, :4].clone(), (slopes @ root)[:, 4].clone()
+            stepper.step()
+            step = (torch.cat([there.weight, there.bias[:, None]], 1) - before) @ root
+            plain.weight.mul_(1 - 0.01 * 0.3 if inner is AdamW else 1.0).add_(step[:, :4])
+            plain.bias.add_(step[:, 4])
+    for found, wanted in zip(model.parameters(), plain.parameters(), strict=True):
+        assert relative_error(found, wanted) <= 1e-12
+
+
+def gradients(layer: nn.Linear) -> tuple[Any, Any]:
+    return layer.weight.grad, layer.bias.grad
+
+
+@each_wrapper
+def test_where_one_of_two_groups_has_a_learning_rate_of_0_what_is_to_stay_stays(wrapper):
+    model, plain = twins()
+    optimizer = wrapper(SGD(groups(model, {"lr": 0.1}, {"lr": 0.0})), model)
+    with nullcontext() if wrapper is Preconditioned else pytest.warns(UserWarning, match="learning rate of 0"):
+        weight, bias = trained(optimizer, model, 1)
+    assert torch.equal(bias, plain.bias)
+    (stepped, _) = trained(SGD(plain.parameters(), lr=0.1), plain, 1)
+    # Preconditioned moves no weights: its gradient goes on to the group that has a rate.
+    assert torch.equal(weight, stepped) == (wrapper is Whitened)
+    assert not optimizer.coverage().skipped
 
 
 @each_wrapper
