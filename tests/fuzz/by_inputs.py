@@ -73,17 +73,19 @@ class ByInputs(Method):
         self._find()
 
     def _find(self) -> None:
-        """Remember all layers that the optimizer trains, and those that it has trained so far as before."""
+        """Remember all layers that the optimizer trains; anew where a bias has come to its weight."""
         owners: dict[nn.Parameter, list[nn.Module]] = {}
-        known, held = {id(memory.weight) for memory in self.memories}, self.held
+        known, held = {(id(memory.weight), memory.bias is not None) for memory in self.memories}, self.held
         for module in self.model.modules():
             for parameter in module.parameters(recurse=False):
                 owners.setdefault(parameter, []).append(module)
         for weight, layers in weights(self.model).items():
-            if id(weight) in held - known and all(type(layer) in LAYERS for layer in layers):
+            if id(weight) in held and all(type(layer) in LAYERS for layer in layers):
                 bias: Any = layers[0].bias
                 both = self.with_bias and bias is not None and id(bias) in held and owners[bias] == layers
-                self.memories.append(Memory(weight, bias if both else None, layers[0], layers))
+                if (id(weight), both) not in known:
+                    self.memories = [memory for memory in self.memories if memory.weight is not weight]
+                    self.memories.append(Memory(weight, bias if both else None, layers[0], layers))
 
     def enter(self) -> None:
         self.left = self.gradients()
