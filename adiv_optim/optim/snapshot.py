@@ -128,7 +128,7 @@ class Snapshot:
         self.read = read or not known
         #: The factors of the weights as the step is added: the decay of an optimizer that does not read them, and a
         #: method's own. What `join` puts together is alike.
-        self.keep: list[float | Tensor] = [decay[id(p)] if known else 1.0 for p, _ in zip(self.moving, joined)]
+        self.keep: list[float | Tensor] = [decay[id(p)] if known else 1.0 for p in self.moving[: len(joined)]]
         #: Minus the step, mapped back; and its factor, None for 1.
         self.steps: list[Tensor] = []
         self.ratio: Tensor | None = None
@@ -165,8 +165,10 @@ class Snapshot:
             return
         self.now = self.transform.join(self._parts())
         if self.read:
-            start = [value if keep == 1 else value.mul_(keep) for value, keep in zip(self.start, self.keep, strict=True)]
-            steps = [value.sub_(now) for value, now in zip(start, self.now, strict=True)]
+            for start, keep in zip(self.start, self.keep, strict=True):
+                if keep != 1:
+                    start.mul_(keep)
+            steps = [start.sub_(now) for start, now in zip(self.start, self.now, strict=True)]
         else:
             steps = [now.to(host.wide(now)) for now in self.now]
             for step in steps:
