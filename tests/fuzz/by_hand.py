@@ -17,6 +17,9 @@ from torch.nn.modules.conv import _ConvNd
 
 from tests.fuzz.networks import LAYERS, Network, Training
 
+#: What rows that are counted by hand have beside them: derivatives of x~ = (x, 1) end with it.
+ZERO = 0.0
+
 
 class AmbiguousError(Exception):
     """Two answers are right, and differ."""
@@ -31,12 +34,14 @@ class Call:
         rows: for every group of its outputs, what each of them read: (rows, features).
         gradients: for every group the loss's gradients at its outputs, (rows, outputs).
         samples: how many there are, of each of which come as many rows.
+        one: what stands beside each row in the place of the bias.
     """
 
     layer: Any
     rows: list[Tensor]
     gradients: list[Tensor]
     samples: int
+    one: float = 1.0
 
 
 def patches(layer: Any, x: Tensor) -> list[Tensor]:
@@ -57,6 +62,13 @@ def patches(layer: Any, x: Tensor) -> list[Tensor]:
         convolve(part, units, stride=layer.stride, dilation=layer.dilation).movedim(1, -1).flatten(0, -2)
         for part in x.split(narrow, 1)
     ]
+
+
+def call_of(layer: Any, read: Tensor, gradients: list[Tensor], one: float = 1.0) -> Call:
+    rows = patches(layer, read)
+    dims = len(layer.kernel_size) if isinstance(layer, _ConvNd) else None
+    samples = len(rows[0]) if dims is None else len(read) if read.dim() == dims + 2 else 1
+    return Call(layer, rows, gradients, samples, one)
 
 
 def by_rows(layer: Any, g: Tensor) -> list[Tensor]:
@@ -120,13 +132,13 @@ class Method:
             for layer, read, output in seen:
                 g = next(found) if output.requires_grad else None
                 g = torch.zeros_like(output) if g is None else g
-                rows = patches(layer, read.detach())
-                dims = len(layer.kernel_size) if isinstance(layer, _ConvNd) else None
-                samples = len(rows[0]) if dims is None else len(read) if read.dim() == dims + 2 else 1
-                self.calls.append(Call(layer, rows, by_rows(layer, g.detach()), samples))
+                self.calls.append(call_of(layer, read.detach(), by_rows(layer, g.detach())))
             if loss.requires_grad:
                 loss.backward()
         self._check_calls()
+        #: Rows that are counted by hand, which no gradient comes from.
+        by_hand = [self.training.counted(self.model, self.steps)] if self.training.count else []
+        self.counted = [call_of(layer, rows, [], ZERO) for layer, rows in by_hand]
         norms = torch.cat([x.square().sum(1) for call in self.calls for x in call.rows])
         if bool(((norms > 0) & (norms < 1e-20)).any()):
             raise AmbiguousError("a row that is nothing but rounding")

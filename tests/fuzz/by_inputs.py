@@ -101,7 +101,7 @@ class ByInputs(Method):
                 self.map(memory)
 
     def _measure(self, memory: Memory) -> None:
-        calls = [call for call in self.calls if call.layer in memory.layers]
+        calls = [call for call in self.calls + self.counted if call.layer in memory.layers]
         if not calls:
             return
         decay = self.settings["decay"] if memory.total else 0.0
@@ -111,7 +111,7 @@ class ByInputs(Method):
             kept = self.kept(call)
             memory.rows += len(kept)
             for group, x in enumerate(rows[kept] for rows in call.rows):
-                joined = x if memory.bias is None else torch.cat([x, torch.ones(len(x), 1)], 1)
+                joined = x if memory.bias is None else torch.cat([x, torch.full((len(x), 1), call.one)], 1)
                 sums[group] = sums[group] + sum(torch.outer(row, row) for row in joined)
         memory.total = sums
         memory.found = [self._of_group(memory, group, total / memory.rows) for group, total in enumerate(sums)]

@@ -157,6 +157,8 @@ def take_step(optimizer: Any, model: Network, training: Training, step: int) -> 
     for parameter in model.parameters():
         if id(parameter) not in held:  # of which zero_grad() knows nothing
             parameter.grad = None
+    if training.count and hasattr(optimizer, "count_rows"):
+        optimizer.count_rows(*training.counted(model, step))
     for x, y in batches:
         if (loss := training.loss(model(x), y, step)).requires_grad:
             loss.backward()

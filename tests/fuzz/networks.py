@@ -94,6 +94,7 @@ class Training:
         rates: the learning rate and weight decay of each.
         build: (groups) → the optimizer.
         late: whether the last group is added after the first step.
+        count: a layer and the shape of what it reads, of which rows are counted by hand as well.
     """
 
     inputs: list[Tensor]
@@ -104,6 +105,7 @@ class Training:
     rates: list[tuple[float, float]]
     build: Callable[[Any], Optimizer]
     late: bool = False
+    count: tuple[int, torch.Size] | None = None
 
     def optimizer(self, model: nn.Module) -> Optimizer:
         """The bare optimizer of what it is to hold of a model at first."""
@@ -124,6 +126,12 @@ class Training:
     def batches(self, step: int) -> list[tuple[Tensor, Tensor]]:
         """The micro-batches of one step; targets of the whole batch's scale."""
         return list(zip(self.inputs[step].chunk(self.parts), self.targets[step].chunk(self.parts), strict=True))
+
+    def counted(self, model: "Network", step: int) -> tuple[nn.Module, Tensor]:
+        """The layer of `count`, and what is counted of it at a step."""
+        assert self.count is not None
+        place, shape = self.count
+        return model.layers[place], 2 * torch.randn(shape, generator=torch.Generator().manual_seed(step))
 
     def loss(self, output: Tensor, target: Tensor, step: int) -> Tensor:
         """A sum over samples by the number of those of the batch, so that micro-batches add up."""
@@ -396,4 +404,22 @@ def _training(draw: random.Random, model: Network, x: Tensor) -> Training:
     parts = draw.choice([1, 1, 2]) if len(x) > 1 else 1
     wasted = draw.random() < 0.3
     late = len(groups) > 1 and not model.kept & {*groups[-1]} and draw.random() < 0.8
-    return Training(inputs, targets, parts, wasted, groups, rates, build, late)
+    read = _read(model, x)
+    trained = [n for n in read if f"layers.{n}.weight" in groups[0] and model.layers[n].weight.requires_grad]
+    count = draw.choice(trained) if trained and draw.random() < 0.7 else None
+    counted = None if count is None else (count, read[count])
+    return Training(inputs, targets, parts, wasted, groups, rates, build, late, counted)
+
+
+def _read(model: Network, x: Tensor) -> dict[int, torch.Size]:
+    """The shape of what each layer reads whose rows are known."""
+    shapes: dict[int, torch.Size] = {}
+    for place, layer in enumerate(model.layers):
+        if type(layer) in LAYERS:
+            note = lambda _, args, place=place: shapes.update({place: args[0].shape})  # noqa: E731
+            layer.register_forward_pre_hook(note)
+    with torch.no_grad():
+        model(x)
+    for layer in model.layers:
+        layer._forward_pre_hooks.clear()
+    return shapes

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.fuzz import by_inputs, channels, corrected
+from adiv_optim._linalg import strips
+from tests.fuzz import by_hand, by_inputs, channels, corrected
 from tests.fuzz.by_hand import AmbiguousError
 from tests.fuzz.compare import SETTINGS, deviation
 from tests.wrappers import WRAPPERS
@@ -20,6 +21,12 @@ EXACT = 1e-6  # float64; three steps through networks that may be badly conditio
 COUNT = 24
 #: Of networks: those of the others leave it open what is right, as equal eigenvalues at a rank's end do.
 LEAST_DECIDED = 0.5
+
+
+@pytest.fixture(autouse=True)
+def _short_strips(monkeypatch):
+    """Cut covariances into strips that are shorter than most of them."""
+    monkeypatch.setattr(strips, "STRIP", 4)
 
 
 @pytest.mark.parametrize("name", WRAPPERS)
@@ -80,6 +87,9 @@ def test_error_planted_in_any_reference_is_found(monkeypatch):
     settings = {name: draw(random.Random(0)).keys() - NO_SLIPS for name, draw in SETTINGS.items()}
     planted = [(name, setting) for name in WRAPPERS for setting in settings[name]]
     assert [error for error in planted if not is_found(error[0], **{error[1]: SLIPS[error[1]]})] == []
+    with monkeypatch.context() as patch:
+        patch.setattr(by_hand, "ZERO", 1.0)
+        assert [name for name in ("preconditioned", "whitened", "whitened-rank") if not is_found(name)] == []
     monkeypatch.setattr(corrected, "squared", lambda x: 1.001 * float(x.square().sum()))
     monkeypatch.setattr(by_inputs, "ridge_of", lambda damping, level: 1.001 * damping * level)
     monkeypatch.setattr(by_inputs, "rms_of", lambda mean_square: 1.001 * mean_square**0.5)

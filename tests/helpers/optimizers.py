@@ -109,6 +109,15 @@ class Case:
             training.grow(optimizer, model)
         return optimizer, training
 
+    def bare(self) -> Any:
+        """The optimizer without the wrapper, which holds another network as `model`."""
+        model, training = self.make()
+        optimizer: Any = training.optimizer(model)
+        if training.late:
+            training.grow(optimizer, model)
+        optimizer.model = model
+        return optimizer
+
 
 def of_database(name: str, everything: bool, defaults: bool = False) -> list[Case]:
     """So many configurations that all wrappers together meet each; with `defaults` every optimizer's first as well."""

@@ -8,11 +8,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from adiv_optim import BatchIdeal, GradientOnly, Preconditioned, UnitConsistent, Whitened, gauge
+from adiv_optim import Preconditioned, UnitConsistent, Whitened, gauge
 from adiv_optim._linalg import roots as roots_module
 from adiv_optim._linalg.roots import NoRootError, Whole, eigh, followed, inverse_root
 from tests.helpers.cases import relative_error
 from tests.helpers.inputs import mean_of
+from tests.helpers.steps import inputs, network, same, sgd, stepped, weights
 
 WRAPPERS = {"whitened": Whitened, "preconditioned": Preconditioned}
 each_wrapper = pytest.mark.parametrize("wrapper", WRAPPERS.values(), ids=WRAPPERS)
@@ -30,22 +31,14 @@ def bag_of_words(rows: int, features: int) -> Tensor:
     return (torch.rand(rows, features) < 0.01).float()
 
 
-def trained(optimizer: object, model: nn.Module, x: Tensor, steps: int = 3) -> None:
-    for _ in range(steps):
-        optimizer.zero_grad()
-        model(x).square().mean().backward()
-        optimizer.step()
-    assert all(bool(p.isfinite().all()) for p in model.parameters())
-
-
-@pytest.mark.parametrize("inputs", [one_hot, mostly_dead, bag_of_words])
+@pytest.mark.parametrize("drawn", [one_hot, mostly_dead, bag_of_words])
 @pytest.mark.parametrize("rank", [None, 16])
-def test_inputs_that_are_mostly_zero_are_factorised_in_float32(inputs, rank):
+def test_inputs_that_are_mostly_zero_are_factorised_in_float32(drawn, rank):
     for seed in range(5):
         torch.manual_seed(seed)
-        model, x = nn.Linear(512, 8), inputs(64, 512)
-        optimizer = Whitened(torch.optim.SGD(model.parameters(), lr=0.1), model, rank=rank)
-        trained(optimizer, model, x)
+        model, x = nn.Linear(512, 8), drawn(64, 512)
+        optimizer = Whitened(sgd(model), model, rank=rank)
+        assert all(p.isfinite().all() for p in stepped(model, optimizer, x, x, x))
         assert optimizer.metrics()["Whitened/failed_factorisations"] == 0
 
 
@@ -113,15 +106,15 @@ each_failure = pytest.mark.parametrize(("wrapper", "fail", "message"), FAILURES.
 @each_failure
 def test_layer_that_cannot_be_factorised_keeps_what_was_measured_before(wrapper, fail, message, monkeypatch):
     model, x = nn.Linear(6, 3), torch.randn(20, 6)
-    optimizer = wrapper(torch.optim.SGD(model.parameters(), lr=0.1), model, every=1)
-    trained(optimizer, model, x, 1)
+    optimizer = wrapper(sgd(model), model, every=1)
+    stepped(model, optimizer, x)
     kept = optimizer.method.measured["weight"]
     fail(monkeypatch)
     with pytest.warns(UserWarning, match=f"weight: {message}.*; the layer keeps what was measured before"):
-        trained(optimizer, model, 2 * x, 1)
+        stepped(model, optimizer, 2 * x)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        trained(optimizer, model, x, 1)  # told once
+        stepped(model, optimizer, x)  # told once
     assert optimizer.method.measured["weight"] is kept
     assert optimizer.coverage().treated["weight"].endswith("2 factorisations failed")
     assert optimizer.metrics()[f"{type(optimizer).__name__}/failed_factorisations"] == 2
@@ -132,27 +125,27 @@ def test_layer_that_was_never_factorised_takes_plain_steps_and_says_so(wrapper, 
     model, x = nn.Linear(6, 3), torch.randn(20, 6)
     plain = copy.deepcopy(model)
     fail(monkeypatch)
-    optimizer = wrapper(torch.optim.SGD(model.parameters(), lr=0.1), model, every=1)
+    optimizer = wrapper(sgd(model), model, every=1)
     with (
         pytest.warns(UserWarning, match="takes plain steps: no covariance could be factorised"),
         pytest.warns(UserWarning, match=message),
     ):
-        trained(optimizer, model, x, 2)
-    trained(torch.optim.SGD(plain.parameters(), lr=0.1), plain, x, 2)
+        stepped(model, optimizer, x, x)
+    stepped(plain, sgd(plain), x, x)
     assert torch.equal(model.weight, plain.weight)
 
 
 def test_a_failure_is_told_once_where_warnings_are_errors(monkeypatch):
     torch.manual_seed(0)
     model, x = nn.Linear(6, 3), torch.randn(20, 6)
-    optimizer = Whitened(torch.optim.SGD(model.parameters(), lr=0.1), model, every=1)
-    trained(optimizer, model, x, 1)
+    optimizer = Whitened(sgd(model), model, every=1)
+    stepped(model, optimizer, x)
     lapack_fails_in_float32(monkeypatch, also_in_float64=True)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         with pytest.raises(UserWarning, match="no eigenvalues found"):
-            trained(optimizer, model, x, 1)
-        trained(optimizer, model, x, 2)
+            stepped(model, optimizer, x)
+        stepped(model, optimizer, x, x)
     assert optimizer.metrics()["Whitened/failed_factorisations"] == 3
 
 
@@ -172,13 +165,13 @@ def test_roots_do_not_depend_on_the_unit_of_the_inputs(method, scale):
 def test_a_layer_that_was_replaced_is_treated_with_its_own_inputs(wrapper):
     torch.manual_seed(0)
     model, x = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3)), torch.randn(20, 6)
-    optimizer = wrapper(torch.optim.SGD(model.parameters(), lr=0.1), model, every=1)
-    trained(optimizer, model, x, 2)
+    optimizer = wrapper(sgd(model), model, every=1)
+    stepped(model, optimizer, x, x)
     old, model[2] = model[2], nn.Linear(5, 2)
     optimizer.add_param_group({"params": list(model[2].parameters())})
     assert not old._forward_hooks
     assert "2.weight" in optimizer.coverage().never_seen
-    trained(optimizer, model, x, 1)
+    stepped(model, optimizer, x)
     assert "2.weight" in optimizer.coverage().treated
     (layer,) = (layer for layer in optimizer.method.layers if layer.name == "2.weight")
     rows = torch.cat([torch.tanh(model[0](x)), torch.ones(20, 1)], 1)
@@ -190,15 +183,15 @@ def test_a_layer_that_was_replaced_is_treated_with_its_own_inputs(wrapper):
 @each_wrapper
 def test_fine_tuning_in_evaluation_mode_is_treated(wrapper):
     model, x = nn.Sequential(nn.Linear(4, 3), nn.Dropout()).eval(), torch.randn(7, 4)
-    optimizer = wrapper(torch.optim.SGD(model.parameters(), lr=0.1), model)
-    trained(optimizer, model, x, 2)
+    optimizer = wrapper(sgd(model), model)
+    stepped(model, optimizer, x, x)
     assert optimizer.coverage().parameter_share == 1
 
 
 @each_wrapper
 def test_an_optimizer_that_sees_nothing_says_so_once(wrapper):
     model, x = nn.Linear(4, 3), torch.randn(7, 4)
-    optimizer = wrapper(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    optimizer = wrapper(sgd(model), model)
 
     def step():
         model.weight.grad, model.bias.grad = torch.ones(3, 4), torch.ones(3)
@@ -210,18 +203,16 @@ def test_an_optimizer_that_sees_nothing_says_so_once(wrapper):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         step()
-        trained(wrapper(torch.optim.SGD(model.parameters(), lr=0.1), model), model, x)
+        stepped(model, wrapper(sgd(model), model), x, x, x)
 
 
 def test_the_inner_optimizers_own_step_is_a_plain_one_and_counts_for_nothing():
     model, x = nn.Linear(4, 3), torch.randn(7, 4)
-    optimizer = Whitened(torch.optim.SGD(model.parameters(), lr=0.1), model)
-    trained(optimizer, model, x, 1)
+    optimizer = Whitened(sgd(model), model)
+    stepped(model, optimizer, x)
     wanted = [torch.add(p, p.grad, alpha=-0.1) for p in model.parameters()]
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        optimizer.inner.step()
-    assert all(torch.equal(p, value) for p, value in zip(model.parameters(), wanted, strict=True))
+    optimizer.inner.step()
+    assert same(model.parameters(), wanted)
     assert optimizer.method.steps == 1
 
 
@@ -231,12 +222,12 @@ def test_a_model_of_small_layers_beside_a_great_table_is_told():
         UserWarning,
         match="less than half of the elements of Sequential .*: Embedding is not a layer whose rows are known .96.7%",
     ):
-        Whitened(torch.optim.SGD(model.parameters(), lr=0.1), model)
+        Whitened(sgd(model), model)
 
 
 def test_layers_called_by_keyword_are_seen():
     model, x = nn.Linear(4, 3), torch.randn(7, 4)
-    optimizer = Whitened(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    optimizer = Whitened(sgd(model), model)
     model(input=x).sum().backward()
     optimizer.step()
     assert optimizer.coverage().parameter_share == 1
@@ -244,7 +235,7 @@ def test_layers_called_by_keyword_are_seen():
 
 def test_a_model_can_be_scripted_once_it_is_detached():
     model = nn.Linear(4, 3)
-    optimizer = Whitened(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    optimizer = Whitened(sgd(model), model)
     with pytest.raises(AttributeError, match="InputHook"):  # torch's own
         torch.jit.script(model)
     optimizer.detach()
@@ -254,15 +245,15 @@ def test_a_model_can_be_scripted_once_it_is_detached():
 @each_wrapper
 def test_what_it_was_built_with_is_shown(wrapper):
     model = nn.Linear(4, 3)
-    optimizer = wrapper(torch.optim.SGD(model.parameters(), lr=0.1), model, damping=0.25, every=7)
+    optimizer = wrapper(sgd(model), model, damping=0.25, every=7)
     assert all(setting in repr(optimizer) for setting in ("damping=0.25", "decay=0.9", "every=7"))
 
 
 def test_checkpoints_with_numpy_rates_are_taken():
     numpy = pytest.importorskip("numpy")
     model, x = nn.Linear(4, 3), torch.randn(7, 4)
-    optimizer = Whitened(torch.optim.SGD(model.parameters(), lr=0.1), model)
-    trained(optimizer, model, x, 1)
+    optimizer = Whitened(sgd(model), model)
+    stepped(model, optimizer, x)
     state = optimizer.state_dict()
     state["param_groups"][0]["lr"] = numpy.float32(0.5)
     optimizer.load_state_dict(state)
@@ -270,49 +261,23 @@ def test_checkpoints_with_numpy_rates_are_taken():
 
 
 @pytest.mark.usefixtures("in_float64")
-@pytest.mark.parametrize(
-    "build", [lambda: nn.Linear(5, 3), lambda: nn.Conv2d(4, 6, 3, groups=2)], ids=["linear", "conv"]
-)
-@pytest.mark.parametrize(("wrapper", "damping"), [(partial(Whitened, graft_norm=False), 3.0), (Preconditioned, 0.1)])
-def test_behind_sgd_they_are_batch_ideal_times_the_rows(build, wrapper, damping):
-    model = build()
-    x = torch.randn(7, 5) if isinstance(model, nn.Linear) else torch.randn(2, 4, 6, 6)
-    other, start = copy.deepcopy(model), copy.deepcopy(model.state_dict())
-    rows, columns = (model(x)[..., 0].numel(), 6) if isinstance(model, nn.Linear) else (2 * 16, 19)
-    ideal = GradientOnly(
-        torch.optim.SGD(other.parameters(), lr=1.0), other, BatchIdeal(damping * rows / columns, per_sample=False)
-    )
-    preconditioned = wrapper(torch.optim.SGD(model.parameters(), lr=1.0), model, damping=damping, decay=0.0, every=1)
-    for net, optimizer in ((model, preconditioned), (other, ideal)):
-        net(x).square().sum().backward()
-        kept = net.weight.grad
-        optimizer.step()
-        assert net.weight.grad is kept
-    for name, before in start.items():
-        found, wanted = model.state_dict()[name] - before, rows * (other.state_dict()[name] - before)
-        assert relative_error(found, wanted) <= 1e-9
-        assert relative_error(found, wanted / rows) > 0.1
-
-
-@pytest.mark.usefixtures("in_float64")
 def test_preconditioning_goes_around_other_coordinates_and_not_into_them():
-    model, x = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 2)), torch.randn(9, 4)
-    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    model, x = network(), inputs(0)
     with pytest.raises(ValueError, match=r"write Preconditioned\(UnitConsistent\(…\), …\)"):
-        UnitConsistent(Preconditioned(sgd, model), model, example_input=x)
-    optimizer = Preconditioned(UnitConsistent(sgd, model, example_input=x), model, every=1)
-    trained(optimizer, model, x, 2)
+        UnitConsistent(Preconditioned(sgd(model), model), model, example_input=x)
+    optimizer = Preconditioned(UnitConsistent(sgd(model), model, example_input=x), model, every=1)
+    stepped(model, optimizer, x, x)
     assert optimizer.coverage().parameter_share == 1
 
 
 @each_wrapper
 def test_an_empty_batch_counts_no_row(wrapper):
     model = nn.Sequential(nn.Conv2d(2, 3, 3), nn.Flatten(), nn.Linear(12, 2))
-    optimizer = wrapper(torch.optim.SGD(model.parameters(), lr=0.1), model)
-    before = [p.detach().clone() for p in model.parameters()]
+    optimizer = wrapper(sgd(model), model)
+    before = weights(model)
     model(torch.randn(0, 2, 4, 4)).sum().backward()
     optimizer.step()
-    assert all(torch.equal(p, saved) for p, saved in zip(model.parameters(), before, strict=True))
+    assert same(model.parameters(), before)
     assert not optimizer.coverage().treated
 
 
@@ -321,8 +286,8 @@ def test_an_empty_batch_counts_no_row(wrapper):
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 def test_weights_that_are_computed_in_the_old_way_take_the_plain_step(wrapper, norm):
     model, x = nn.Sequential(nn.Linear(9, 4), norm(nn.Linear(4, 3))), torch.randn(7, 9)
-    optimizer = wrapper(torch.optim.SGD(model.parameters(), lr=0.1), model)
-    trained(optimizer, model, x)
+    optimizer = wrapper(sgd(model), model)
+    stepped(model, optimizer, x, x, x)
     why = {name: reason for name, reason in optimizer.coverage().skipped.items() if "bias" not in name}
     assert set(why.values()) == {"not a weight that the layer uses as it is"}
 
@@ -343,20 +308,15 @@ def test_a_bias_that_the_optimizer_does_not_hold_has_no_part_in_the_step(wrapper
 @pytest.mark.usefixtures("in_float64")
 def test_coordinates_within_keep_their_memory_in_a_checkpoint():
     def built():
-        torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 2))
-        rule, x = gauge.NetworkGauge(every=4), torch.ones(1, 4)
-        inner = UnitConsistent(torch.optim.SGD(model.parameters(), lr=0.1), model, example_input=x, gauge=rule)
+        model = network()
+        inner = UnitConsistent(sgd(model), model, example_input=x, gauge=gauge.NetworkGauge(every=4))
         return model, Preconditioned(inner, model, every=4)
 
-    x = torch.randn(9, 4)
+    x = inputs(0)
     model, optimizer = built()
-    trained(optimizer, model, x, 2)
-    state, weights = copy.deepcopy(optimizer.state_dict()), copy.deepcopy(model.state_dict())
-    trained(optimizer, model, x, 1)
+    stepped(model, optimizer, x, x)
     again, resumed = built()
-    again.load_state_dict(weights)
-    resumed.load_state_dict(state)
+    again.load_state_dict(model.state_dict())
+    resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))
     assert resumed.inner.method.steps == 2
-    trained(resumed, again, x, 1)
-    assert all(torch.equal(p, q) for p, q in zip(model.parameters(), again.parameters(), strict=True))
+    assert same(stepped(again, resumed, x), stepped(model, optimizer, x))

@@ -54,20 +54,7 @@ def test_correcting_nothing_is_the_bare_optimizer_bit_for_bit(wrap, bias):
     assert_same_parameters(model, plain)
 
 
-def test_detached_it_takes_the_steps_of_the_optimizer_within():
-    model = mlp()
-    plain = copy.deepcopy(model)
-    optimizer = GradientOnly(SGD(model.parameters(), lr=LEARNING_RATE), model, Proportional())
-    assert optimizer.detach() is model
-    assert [type(module) for module in model.modules()] == [type(module) for module in plain.modules()]
-    train(model, optimizer)
-    train(plain, SGD(plain.parameters(), lr=LEARNING_RATE))
-    assert_same_parameters(model, plain)
-    with pytest.raises(RuntimeError, match="this GradientOnly is detached, and its steps are plain"), optimizer:
-        pass
-
-
-def test_the_end_of_a_with_block_detaches_also_after_an_error():
+def test_the_end_of_a_with_block_detaches_also_after_an_error_and_another_is_refused():
     model = mlp()
     kinds = [type(module) for module in model.modules()]
     optimizer = GradientOnly(SGD(model.parameters(), lr=LEARNING_RATE), model, Proportional())
@@ -75,6 +62,8 @@ def test_the_end_of_a_with_block_detaches_also_after_an_error():
     with pytest.raises(KeyError, match="planted"), optimizer as same:
         raise KeyError("planted" if same is optimizer else "another")
     assert [type(module) for module in model.modules()] == kinds
+    with pytest.raises(RuntimeError, match="this GradientOnly is detached, and its steps are plain"), optimizer:
+        pass
 
 
 def test_skip_and_strict_are_those_of_attach():

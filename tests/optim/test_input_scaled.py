@@ -1,4 +1,4 @@
-"""Steps divided by the size of what a layer reads, against the same optimizer stepping on W s by hand."""
+"""InputScaled beside its formula, which the fuzzer has: limits, reports, and weights that decay or are pruned."""
 
 import copy
 
@@ -10,6 +10,7 @@ from torch.nn.utils import prune
 
 from adiv_optim import InputScaled
 from tests.helpers.proximal import Proximal
+from tests.helpers.steps import same, sgd, stepped
 
 pytestmark = pytest.mark.usefixtures("in_float64")
 
@@ -19,48 +20,6 @@ OPTIMIZERS = {
     "adamw": lambda p: torch.optim.AdamW(p, lr=0.01, weight_decay=0.1),
     "muon": lambda p: torch.optim.Muon([q for q in p if q.dim() == 2], lr=0.01, weight_decay=0.1),
 }
-
-
-def grouped() -> tuple[nn.Module, Tensor, Tensor]:
-    """A layer, 3 batches of 2 micro-batches of 3 images each, and every group's rows of them."""
-    layer = nn.Conv2d(4, 6, 3, stride=2, padding=1, groups=2)
-    x = torch.randn(3, 2, 3, 4, 5, 5) * torch.tensor([1.0, 2.0, 3.0, 4.0]).view(4, 1, 1)
-    patches = F.unfold(x.flatten(0, 2), 3, padding=1, stride=2)  # (samples, channels × 9, positions)
-    return layer, x, patches.view(3, 6, 2, 18, 9).permute(0, 2, 1, 4, 3).flatten(2, 3)
-
-
-def by_hand(layer: nn.Module, optimizer, batches: Tensor, rows: Tensor, hold: bool) -> None:
-    """W' = W s, G' = G / s and ΔW = ΔW' / s, s = max(1, r), r² a mean with decay 0.9, measured at steps 0, 1, 2."""
-    squares, count, before = 0.0, 0.0, None
-    for x, seen in zip(batches, rows, strict=True):
-        layer.zero_grad()
-        for part in x:
-            layer(part).square().sum().backward()
-        squares = 0.9 * squares + seen.square().sum((1, 2))
-        count = 0.9 * count + seen[0].numel()
-        s = (squares / count).sqrt().clamp(min=1).repeat_interleave(len(layer.weight) // len(seen))
-        s = s.view(-1, *[1] * (layer.weight.dim() - 1))
-        at = before if hold and before is not None else s
-        weight, before = layer.weight.detach().clone(), s
-        with torch.no_grad():
-            layer.weight.mul_(at)
-            layer.weight.grad.div_(at)
-            optimizer.step()
-            layer.weight.copy_(layer.weight / s if hold else weight + (layer.weight - weight * at) / s)
-
-
-@pytest.mark.parametrize("hold", [False, True])
-def test_groups_are_divided_by_what_each_of_them_reads(hold):
-    layer, batches, rows = grouped()
-    other = copy.deepcopy(layer)
-    optimizer = InputScaled(OPTIMIZERS["adamw"](layer.parameters()), layer, hold=hold)
-    for x in batches:
-        optimizer.zero_grad()
-        for part in x:
-            layer(part).square().sum().backward()
-        optimizer.step()
-    by_hand(other, OPTIMIZERS["adamw"](other.parameters()), batches, rows, hold)
-    assert torch.allclose(layer.weight, other.weight, rtol=0, atol=1e-12)
 
 
 def test_a_weight_that_only_decays_is_held_too():
@@ -83,13 +42,8 @@ def test_layers_that_read_no_more_than_the_floor_take_the_bare_step_bit_for_bit(
     optimizer, plain = InputScaled(OPTIMIZERS[name](model.parameters()), model), OPTIMIZERS[name](bare.parameters())
     for group in (*optimizer.param_groups, *plain.param_groups):
         group["foreach"] = at_once
-    for _ in range(4):
-        for net, opt in ((model, optimizer), (bare, plain)):
-            opt.zero_grad()
-            net(x).square().mean().backward()
-            opt.step()
+    assert same(stepped(model, optimizer, *[x] * 4), stepped(bare, plain, *[x] * 4))
     assert optimizer.metrics()["InputScaled/largest_scale"] == 1.0
-    assert all(torch.equal(p, q) for p, q in zip(model.parameters(), bare.parameters(), strict=True))
 
 
 @pytest.mark.parametrize(("name", "power"), [("sgd", 2), ("adam", 1)])
@@ -113,28 +67,15 @@ def test_output_moves_by_the_same_whatever_the_size_of_the_input(name, power):
     assert torch.allclose(moved(8.0, InputScaled), moved(1.0, InputScaled), rtol=1e-6)
 
 
-def held(hold: bool, lr: float) -> tuple[nn.Linear, InputScaled, list[Tensor]]:
+def held(hold: bool) -> tuple[nn.Linear, InputScaled]:
     layer = nn.Linear(4, 3)
-    layer.weight.data[0, 0] = -0.0
-    optimizer = InputScaled(torch.optim.SGD(layer.parameters(), lr=lr), layer, every=1, decay=0.0, hold=hold)
-    weights = []
-    for size in (2.0, 6.0):
-        optimizer.zero_grad()
-        layer(torch.full((5, 4), size)).sum().backward()
-        optimizer.step()
-        weights.append(layer.weight.detach().clone())
-    return layer, optimizer, weights
-
-
-def test_hold_keeps_the_scaled_weight_when_the_scale_grows():
-    _, _, (first, second) = held(True, 1e-9)
-    assert torch.allclose(second, first / 3, atol=1e-6)
-    _, _, (first, second) = held(False, 1e-9)
-    assert torch.allclose(second, first, atol=1e-6)
+    optimizer = InputScaled(sgd(layer), layer, every=1, decay=0.0, hold=hold)
+    stepped(layer, optimizer, *(torch.full((5, 4), size) for size in (2.0, 6.0)))
+    return layer, optimizer
 
 
 def test_coverage_and_metrics_say_what_steps_are_divided_by():
-    _, optimizer, _ = held(False, 0.1)
+    _, optimizer = held(False)
     assert str(optimizer.coverage()).splitlines()[1:] == [
         "weight: divided by 6, input RMS 6",
         "bias: skipped (a bias moves its output by its own step, whatever the layer reads)",
@@ -147,7 +88,7 @@ def test_coverage_and_metrics_say_what_steps_are_divided_by():
 
 @pytest.mark.parametrize("hold", [False, True])
 def test_a_weight_of_inf_stays_one(hold):
-    model, optimizer, _ = held(hold, 0.1)
+    model, optimizer = held(hold)
     model.weight.data[0, 0] = torch.inf
     model.weight.grad = torch.ones_like(model.weight)
     optimizer.step()
@@ -172,7 +113,7 @@ def test_a_step_may_land_on_zero(value, hold):
 
 def test_layers_that_are_pruned_afterwards_are_stepped_on():
     model = nn.Sequential(nn.Linear(4, 3))
-    optimizer = InputScaled(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    optimizer = InputScaled(sgd(model), model)
     prune.l1_unstructured(model[0], "weight", 0.5)
     before = model[0].weight_orig.detach().clone()
     model(torch.full((2, 4), 3.0)).sum().backward()

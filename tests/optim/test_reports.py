@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from adiv_optim import BatchIdeal, GradientOnly, InputScaled, Preconditioned, Proportional, UnitConsistent, Whitened
+from tests.helpers.steps import each_by_inputs, network, sgd, stepped
 
 X = torch.linspace(-1, 1, 32).view(8, 4)
 OUTSIDE = "no parameter of the model that was wrapped"
@@ -18,28 +19,13 @@ WRAPPERS = {
     "unit-consistent": lambda inner, model: UnitConsistent(inner, model, example_input=X[:, : model[0].in_features]),
 }
 each_wrapper = pytest.mark.parametrize("wrap", WRAPPERS.values(), ids=WRAPPERS)
-by_inputs = pytest.mark.parametrize("wrap", [Whitened, Preconditioned, InputScaled])
 
 
-def network(width=6):
-    return nn.Sequential(nn.Linear(4, width), nn.ReLU(), nn.Linear(width, 3))
-
-
-def sgd(parameters):
-    return torch.optim.SGD(parameters, lr=0.1)
-
-
-def step(opt, model):
-    opt.zero_grad()
-    model(X).square().sum().backward()
-    opt.step()
-
-
-@by_inputs
-def test_a_weight_that_was_reassigned_is_not_said_to_be_treated(wrap):
-    model = network()
-    opt = wrap(sgd(model.parameters()), model)
-    step(opt, model)
+@each_by_inputs
+def test_a_weight_that_was_reassigned_is_not_said_to_be_treated(wrapper):
+    model = network(4, 6, 3)
+    opt = wrapper(sgd(model), model)
+    stepped(model, opt, X)
     assert "2.weight" in opt.coverage().treated
     model[2].weight = nn.Parameter(torch.zeros(3, 6))
     found = opt.coverage()
@@ -49,15 +35,15 @@ def test_a_weight_that_was_reassigned_is_not_said_to_be_treated(wrap):
     found = opt.coverage()
     assert "wrap the optimizer again" in found.skipped["2.weight"]
     before = model[2].weight.detach().clone()
-    step(opt, model)
+    stepped(model, opt, X)
     assert torch.allclose(model[2].weight.detach(), before - 0.1 * model[2].weight.grad)  # the plain step, as it says
 
 
-@by_inputs
-def test_a_group_that_was_emptied_by_hand_leaves_nothing_to_report(wrap):
-    model = network()
-    opt = wrap(sgd(model.parameters()), model)
-    step(opt, model)
+@each_by_inputs
+def test_a_group_that_was_emptied_by_hand_leaves_nothing_to_report(wrapper):
+    model = network(4, 6, 3)
+    opt = wrapper(sgd(model), model)
+    stepped(model, opt, X)
     del opt.param_groups[0]["params"][2:]
     assert set(opt.coverage().elements) == {"0.weight", "0.bias"}
     name = type(opt).__name__
@@ -68,7 +54,7 @@ def test_a_group_that_was_emptied_by_hand_leaves_nothing_to_report(wrap):
 def test_an_optimizer_that_trains_more_than_the_model_says_so(wrap):
     head, body = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 3)), nn.Linear(40, 40)
     with pytest.warns(UserWarning, match=OUTSIDE):
-        opt = wrap(sgd([*head.parameters(), *body.parameters()]), head)
+        opt = wrap(torch.optim.SGD([*head.parameters(), *body.parameters()], lr=0.1), head)
     found = opt.coverage()
     assert sum(found.elements.values()) == sum(p.numel() for m in (head, body) for p in m.parameters())
     assert [name for name, why in found.skipped.items() if why == OUTSIDE] == [
@@ -80,9 +66,9 @@ def test_an_optimizer_that_trains_more_than_the_model_says_so(wrap):
 def test_of_an_optimizer_over_the_head_alone_all_wrappers_count_the_same():
     counts = set()
     for wrap in (WRAPPERS["gradient-only"], Whitened, Preconditioned):
-        model = network()
-        opt = wrap(sgd(model[2].parameters()), model)
-        step(opt, model)
+        model = network(4, 6, 3)
+        opt = wrap(sgd(model[2]), model)
+        stepped(model, opt, X)
         found = opt.coverage()
         counts.add((tuple(found.treated), tuple(found.elements.items()), found.element_share))
     assert counts == {(("2.weight", "2.bias"), (("2.weight", 18), ("2.bias", 3)), 1.0)}
@@ -90,30 +76,30 @@ def test_of_an_optimizer_over_the_head_alone_all_wrappers_count_the_same():
 
 @each_wrapper
 def test_a_head_that_was_replaced_is_told_at_the_first_step_and_once(wrap):
-    model = network()
-    opt = wrap(sgd(model.parameters()), model)
+    model = network(4, 6, 3)
+    opt = wrap(sgd(model), model)
     model[2] = nn.Linear(6, 5)
     with pytest.warns(UserWarning, match=r"2\.weight, 2\.bias of Sequential has a gradient .*wrap again"):
-        step(opt, model)
+        stepped(model, opt, X)
     for _ in range(3):  # warnings are errors
-        step(opt, model)
+        stepped(model, opt, X)
 
 
 @each_wrapper
 def test_a_model_that_was_made_anew_is_told_at_the_second_step(wrap):
-    model = network()
-    opt = wrap(sgd(model.parameters()), model)
-    other = network()
+    model = network(4, 6, 3)
+    opt = wrap(sgd(model), model)
+    other = network(4, 6, 3)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        step(opt, other)
+        stepped(other, opt, X)
     with pytest.warns(UserWarning, match="if another model trains.*wrap again"):
-        step(opt, other)
+        stepped(other, opt, X)
 
 
 def test_corrections_that_were_detached_say_nothing():
-    model = network()
-    opt = GradientOnly(sgd(model.parameters()), model, BatchIdeal())
+    model = network(4, 6, 3)
+    opt = GradientOnly(sgd(model), model, BatchIdeal())
     opt.detach()
     for _ in range(2):
         opt.step()

@@ -1,7 +1,5 @@
 """What is named in skip takes the plain step, and all else the step that it takes without it."""
 
-import copy
-import pickle
 import warnings
 from typing import Any
 
@@ -10,8 +8,10 @@ import torch
 from torch import nn
 
 from adiv_optim import InputScaled, Preconditioned, UnitConsistent, Whitened
-from tests.helpers.loops import adamw, deviation, sgd, weights
+from tests.helpers.loops import adamw, weights
 from tests.helpers.processes import needs_distributed
+from tests.helpers.revive import revived
+from tests.helpers.steps import same, sgd, stepped
 from tests.optim.test_processes import on_cpu, one_process, sharded  # noqa: F401 — a fixture
 
 X = torch.randn(12, 6, generator=torch.Generator().manual_seed(0))
@@ -38,18 +38,11 @@ def network() -> nn.Module:
     return nn.Sequential(nn.Linear(6, 7), nn.ReLU(), middle, nn.Linear(5, 4), nn.ReLU(), Head(4, 3))
 
 
-def trained(wrap: Any, steps: int = 1, **given: Any) -> tuple[nn.Module, Any]:
+def trained(wrap: Any, **given: Any) -> tuple[nn.Module, Any]:
     model = network()
     optimizer = wrap(adamw(model), model, **given)
-    step(model, optimizer, steps)
+    stepped(model, optimizer, X)
     return model, optimizer
-
-
-def step(model: nn.Module, optimizer: Any, steps: int = 1) -> None:
-    for _ in range(steps):
-        optimizer.zero_grad()
-        model(X).square().sum().backward()
-        optimizer.step()
 
 
 @each_wrapper
@@ -67,18 +60,12 @@ def test_what_is_skipped_takes_the_plain_step_and_the_rest_its_own(wrap):
 @each_wrapper
 def test_copies_checkpoints_and_later_groups_know_what_is_skipped(wrap):
     model, optimizer = trained(wrap, skip=["0"])
-    copied_model, copied = copy.deepcopy((model, optimizer))
-    pickled_model, pickled = pickle.loads(pickle.dumps((model, optimizer)))
-    again = network()
-    loaded = wrap(adamw(again), again, skip=["0"])
-    again.load_state_dict(model.state_dict())
-    loaded.load_state_dict(copy.deepcopy(optimizer.state_dict()))
-    twins = [(copied_model, copied), (pickled_model, pickled), (again, loaded)]
-    for each_model, each in [(model, optimizer), *twins]:
+    twins = revived(optimizer, trained(wrap, skip=["0"])[1])
+    for each in (optimizer, *twins):
         each.add_param_group({"params": [nn.Parameter(torch.ones(1))]})
-        step(each_model, each, 3)
+        stepped(each.model, each, X, X, X)
         assert each.coverage().skipped["0.weight"] == "named in skip"
-    assert all(deviation(weights(twin), weights(model)) == 0 for twin, _ in twins)
+        assert same(each.model.parameters(), model.parameters())
 
 
 @each_wrapper
@@ -108,7 +95,7 @@ def test_a_tied_weight_is_skipped_with_each_of_its_layers():
     model = nn.Sequential(nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 6), nn.Linear(6, 3))
     model[2].weight = model[0].weight
     optimizer = Whitened(sgd(model), model, skip=["2"])
-    step(model, optimizer)
+    stepped(model, optimizer, X)
     assert optimizer.coverage().skipped == dict.fromkeys(("0.weight", "2.bias"), "named in skip") | {
         "0.bias": "a bias without its weight"
     }

@@ -5,12 +5,13 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.utils import parametrize
 from torch.optim import SGD, AdamW
 
 from adiv_optim import Preconditioned, Whitened
 from tests.helpers.cases import relative_error
+from tests.helpers.steps import same, sgd, stepped
 
 pytestmark = pytest.mark.usefixtures("in_float64")
 
@@ -25,14 +26,6 @@ def twins() -> list[nn.Linear]:
     return [first, second]
 
 
-def trained(optimizer: torch.optim.Optimizer, model: nn.Module, steps: int = 3) -> list[Tensor]:
-    for _ in range(steps):
-        optimizer.zero_grad()
-        model(INPUTS).square().mean().backward()
-        optimizer.step()
-    return [p.detach().clone() for p in model.parameters()]
-
-
 def groups(model: nn.Linear, weight: dict[str, float], bias: dict[str, float]) -> list[dict[str, Any]]:
     return [{"params": [model.weight], **weight}, {"params": [model.bias], **bias}]
 
@@ -41,7 +34,9 @@ def groups(model: nn.Linear, weight: dict[str, float], bias: dict[str, float]) -
 def test_weight_and_bias_of_two_groups_are_mapped_together_each_with_its_own_rate_and_decay(inner):
     model, plain = twins()
     slow, fast = {"lr": 0.01, "weight_decay": 0.3}, {"lr": 0.1, "weight_decay": 0.0}
-    trained(Whitened(inner(groups(model, slow, fast)), model, graft_norm=False, decay=0.0, every=1), model, 2)
+    stepped(
+        model, Whitened(inner(groups(model, slow, fast)), model, graft_norm=False, decay=0.0, every=1), INPUTS, INPUTS
+    )
     # By hand: the optimizer steps on [W, b] R⁻¹, R being (A + λI) to the power of -1/2; decay that it adds to the
     # gradient is of what it steps on, decoupled decay of the weights themselves.
     rows = torch.cat([INPUTS, torch.ones(9, 1)], 1)
@@ -76,11 +71,11 @@ def test_where_one_of_two_groups_has_a_learning_rate_of_0_what_is_to_stay_stays(
     model, plain = twins()
     optimizer = wrapper(SGD(groups(model, {"lr": 0.1}, {"lr": 0.0})), model)
     with nullcontext() if wrapper is Preconditioned else pytest.warns(UserWarning, match="learning rate of 0"):
-        weight, bias = trained(optimizer, model, 1)
+        weight, bias = stepped(model, optimizer, INPUTS)
     assert torch.equal(bias, plain.bias)
-    (stepped, _) = trained(SGD(plain.parameters(), lr=0.1), plain, 1)
+    (moved, _) = stepped(plain, sgd(plain), INPUTS)
     # Preconditioned moves no weights: its gradient goes on to the group that has a rate.
-    assert torch.equal(weight, stepped) == (wrapper is Whitened)
+    assert torch.equal(weight, moved) == (wrapper is Whitened)
     assert not optimizer.coverage().skipped
 
 
@@ -88,31 +83,28 @@ def test_where_one_of_two_groups_has_a_learning_rate_of_0_what_is_to_stay_stays(
 @pytest.mark.parametrize("without", ["weight", "bias"])
 def test_a_layer_of_which_one_has_no_gradient_takes_the_plain_step(wrapper, without):
     model, plain = twins()
-    optimizer, other = (
-        make(SGD(net.parameters(), lr=0.1), net) for make, net in ((wrapper, model), (lambda inner, _: inner, plain))
-    )
-    trained(optimizer, model, 1)
+    optimizer, other = wrapper(sgd(model), model), sgd(plain)
+    stepped(model, optimizer, INPUTS)
     plain.load_state_dict(model.state_dict())
     for net, own in ((model, optimizer), (plain, other)):
         own.zero_grad()
         net(INPUTS).square().mean().backward()
         net.get_parameter(without).grad = None
         own.step()
-    assert torch.equal(model.weight, plain.weight)
-    assert torch.equal(model.bias, plain.bias)
+    assert same(model.parameters(), plain.parameters())
     # Both have gradients again.
-    found, wanted = trained(optimizer, model, 1), trained(other, plain, 1)
+    found, wanted = stepped(model, optimizer, INPUTS), stepped(plain, other, INPUTS)
     assert all(relative_error(one, other) > 1e-3 for one, other in zip(found, wanted, strict=True))
 
 
 @each_wrapper
 def test_a_bias_that_is_frozen_later_stays_and_its_weight_is_measured_without_it(wrapper):
     model, _ = twins()
-    optimizer: Any = wrapper(SGD(model.parameters(), lr=0.1), model, every=2)
-    trained(optimizer, model)
+    optimizer: Any = wrapper(sgd(model), model, every=2)
+    stepped(model, optimizer, *[INPUTS] * 3)
     model.bias.requires_grad_(False)
     weight, bias = model.weight.detach().clone(), model.bias.detach().clone()
-    trained(optimizer, model, 6)
+    stepped(model, optimizer, *[INPUTS] * 6)
     assert torch.equal(model.bias, bias)
     assert not torch.equal(model.weight, weight)
     assert optimizer.coverage().treated.keys() == {"weight"}
@@ -127,12 +119,11 @@ class Double(nn.Module):
 @each_wrapper
 def test_a_layer_that_is_parametrized_since_takes_plain_steps(wrapper):
     model, plain = twins()
-    optimizer = wrapper(SGD(model.parameters(), lr=0.1), model)
-    trained(optimizer, model)
+    optimizer = wrapper(sgd(model), model)
+    stepped(model, optimizer, *[INPUTS] * 3)
     plain.load_state_dict(model.state_dict())
-    other = SGD(plain.parameters(), lr=0.1)
+    other = sgd(plain)
     for net in (model, plain):
         parametrize.register_parametrization(net, "weight", Double())
-    for ours, wanted in zip(trained(optimizer, model, 2), trained(other, plain, 2), strict=True):
-        assert torch.equal(ours, wanted)
+    assert same(stepped(model, optimizer, INPUTS, INPUTS), stepped(plain, other, INPUTS, INPUTS))
     assert "parametrizations.weight.original" in optimizer.coverage().skipped
