@@ -66,8 +66,11 @@ SECTIONS: dict[str, dict[str, list[str]]] = {
         "bfloat16 autocast": ["test_loops.py::test_bfloat16_autocast"],
         "averages of weights (EMA)": ["test_loops.py::test_ema_by_deepcopy"],
         "anomaly detection, frozen layers": ["test_loops.py::test_anomaly_detection_and_frozen_backbone"],
-        "activation checkpointing, both modes": ["test_activation_checkpointing.py::test_activation_checkpointing"],
-        "`torch.compile` of the model": ["test_compile.py::test_compiled_model"],
+        "activation checkpointing, both modes": ["test_loops.py::test_activation_checkpointing"],
+        "`torch.compile` of the model": [
+            "test_compile.py::test_compiled_model",
+            "test_compile.py::test_the_model_is_one_graph_and_steps_are_those_of_eager_mode",
+        ],
         "`torch.compile` of the whole step": ["test_compile.py::test_compiled_step"],
         "no wait for the device but at measurements": [
             "test_waits.py::test_step_waits_for_nothing_but_a_measurement"

@@ -1,10 +1,17 @@
-"""torch.compile of the model, and of the whole training step, without changing a step."""
+"""torch.compile of the model, one graph where inputs are measured, and of the whole step: steps stay as they are."""
+
+import copy
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
+from torch.func import functional_call, grad
+from torch.utils.checkpoint import checkpoint
 
+from adiv_optim import Whitened
 from tests.helpers.loops import (
     DIFFERENT,
     EXACT,
@@ -17,6 +24,8 @@ from tests.helpers.loops import (
     train,
     weights,
 )
+from tests.helpers.steps import network
+from tests.wrappers import WRAPPERS
 
 # The compiler's front end and autograd's tracing, which is where hooks, Functions and optimizers are met.
 BACKEND = "aot_eager"
@@ -25,12 +34,15 @@ pytestmark = [
     pytest.mark.usefixtures("in_float64", "fresh_compiler"),
     # The compiler's own, where a graph ends with a tensor that is no leaf.
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"),
+    pytest.mark.filterwarnings("ignore::UserWarning:torch._inductor", "ignore::UserWarning:torch._dynamo"),
 ]
+
+#: What is counted differs between these; the others that measure inputs count as one of them.
+ONE_GRAPH = ("input-scaled", "whitened", "whitened-rank")
 
 
 def mlp() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
+    return network(6, 8, 3)
 
 
 def rows(count: int = 3) -> list[Batch]:
@@ -38,9 +50,9 @@ def rows(count: int = 3) -> list[Batch]:
     return [(torch.randn(8, 6, generator=generator), torch.randint(3, (8,), generator=generator)) for _ in range(count)]
 
 
-@each_method
-def test_compiled_model(method):
-    model = mlp()
+@pytest.mark.parametrize("name", [name for name in METHODS if name not in ONE_GRAPH])
+def test_compiled_model(name):
+    method, model = METHODS[name], mlp()
     optimizer = method.wrap(sgd(model), model, rows(1)[0][0])
     train(torch.compile(model, backend=BACKEND), optimizer, rows())
     wanted = plain_loop(method, rows(), build=mlp, inner=sgd)
@@ -74,3 +86,189 @@ def test_compiled_step(method):
         step(x, y)
     assert deviation(weights(model), plain_loop(method, rows(), build=mlp, inner=sgd)) <= EXACT
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 12  # without the wrapper there are 3
+
+
+class Block(nn.Module):
+    """Attention: q, k and v read one tensor, `out` one of the same width, and memory is free to be used again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(6)
+        self.q, self.k, self.v, self.out = (nn.Linear(6, 6, bias=bias) for bias in (True, True, False, True))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x_ = self.norm(x)
+        mixed = F.scaled_dot_product_attention(self.q(x_), self.k(x_), self.v(x_))
+        return x + self.out(mixed)
+
+
+class Network(nn.Module):
+    """A block in a loop, in which a break of the graph would keep the whole frame out of the compiler."""
+
+    def __init__(self, again: bool = False) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.blocks, self.head = nn.ModuleList([Block()]), nn.Linear(6, 3)
+        self.again = again
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=False) if self.again else block(x)
+        return self.head(x).mean(1)
+
+
+def batches(sizes: tuple[int, ...] = (8,) * 7) -> list[tuple[Tensor, Tensor]]:
+    generator = torch.Generator().manual_seed(1)
+    return [
+        (torch.randn(size, 4, 6, generator=generator), torch.randint(3, (size,), generator=generator)) for size in sizes
+    ]
+
+
+def eager(model: nn.Module) -> nn.Module:
+    return model
+
+
+def whole(backend: str = BACKEND, **settings: Any) -> Callable[[nn.Module], Any]:
+    return lambda model: torch.compile(model, backend=backend, fullgraph=True, **settings)
+
+
+def trained(
+    name: str,
+    compiled: Callable[[nn.Module], Any] = eager,
+    sizes: tuple[int, ...] = (8,) * 7,
+    again: bool = False,
+    autocast: bool = False,
+) -> tuple[Any, Any]:
+    """A model after steps of two micro-batches each, with a pass without gradients and dropped rows between them."""
+    model = Network(again)
+    optimizer = WRAPPERS[name](torch.optim.SGD(model.parameters(), lr=0.1), model, None)
+    function = compiled(model)
+    for x, y in batches(sizes):
+        function(x)  # whose rows zero_grad drops
+        optimizer.zero_grad()
+        for part, target in zip(x.chunk(2), y.chunk(2), strict=True):
+            with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+                loss = F.cross_entropy(function(part), target)
+            loss.backward()
+        with torch.no_grad():
+            function(x)
+        optimizer.step()
+    return model, optimizer
+
+
+@pytest.mark.parametrize("name", ONE_GRAPH)
+def test_the_model_is_one_graph_and_steps_are_those_of_eager_mode(name):
+    """One graph for steps that measure, one for others, each with and without gradients and for two batch sizes."""
+    (model, optimizer), (plain, reference) = trained(name, whole(dynamic=False)), trained(name)
+    assert deviation(weights(model), weights(plain)) <= EXACT
+    assert [each.rows for each in optimizer.method.layers] == [each.rows for each in reference.method.layers]
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 5
+    assert not torch._dynamo.utils.counters["graph_break"]
+
+
+def test_inductor():
+    """Three steps, which all measure: generated code takes its time to build."""
+    (model, _), (plain, _) = (trained("whitened", how, (8,) * 3) for how in (whole("inductor", dynamic=False), eager))
+    assert deviation(weights(model), weights(plain)) <= EXACT
+
+
+@pytest.mark.parametrize("settings", [{"sizes": (8, 6, 4, 10, 2, 8)}, {"autocast": True}, {"again": True}], ids=str)
+def test_uses(settings):
+    """Compiled checkpoints count their rows once: the reference has none."""
+    model, _ = trained("whitened", whole(), **settings)
+    plain, _ = trained("whitened", **{**settings, "again": False})
+    assert deviation(weights(model), weights(plain)) <= (1e-2 if "autocast" in settings else EXACT)
+
+
+def test_a_backend_that_runs_the_graph_as_it_is_counts():
+    (model, _), (plain, _) = trained("whitened", whole("eager")), trained("whitened")
+    assert deviation(weights(model), weights(plain)) <= EXACT
+
+
+def test_a_tensor_that_is_written_to_between_two_layers_is_another_one():
+    class Writes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.q, self.k, self.v = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4)
+            self.q.requires_grad_(False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = x.sin()
+            found = self.q(x)
+            x.mul_(2)
+            return found + self.k(x) + self.v(x)
+
+    def pending(compiled: Callable[[nn.Module], Any]) -> list[Tensor]:
+        model = Writes().requires_grad_(True)
+        optimizer = Whitened(torch.optim.SGD(model.parameters(), lr=0.1), model)
+        model.q.requires_grad_(False)  # nothing needs x as it was
+        compiled(model)(torch.arange(12.0).view(3, 4)).sum().backward()
+        return [each.pending[0] for each in optimizer.method.layers]
+
+    assert all(map(torch.equal, pending(whole()), pending(eager)))
+
+
+def small() -> tuple[nn.Module, Any, Tensor]:
+    model = network(4, 4, 2)
+    return model, Whitened(torch.optim.SGD(model.parameters(), lr=0.1), model), torch.randn(3, 4)
+
+
+def test_copies_count_for_themselves():
+    model, optimizer, x = small()
+    whole()(model)(x)
+    twin, copied = copy.deepcopy((model, optimizer))
+    whole()(twin)(x)
+    whole()(copy.deepcopy(model))(x)  # a copy without the optimizer counts nothing
+    assert [each.pending_rows for each in optimizer.method.layers] == [3, 3]
+    assert [each.pending_rows for each in copied.method.layers] == [6, 6]
+
+
+def test_inference_mode_counts_nothing_though_gradients_are_enabled():
+    model, optimizer, x = small()
+    compiled = whole()(model)
+    with torch.inference_mode(), torch.enable_grad():
+        compiled(x)
+    assert not any(each.called for each in optimizer.method.layers)
+    compiled(x)
+    assert [each.pending_rows for each in optimizer.method.layers] == [3, 3]
+
+
+def test_a_layer_that_is_called_between_measurements_alone_is_known_to_be_called():
+    model, optimizer, x = small()
+    for each in optimizer.method.layers:
+        each.armed = False
+    whole()(model)(x)
+    assert [(each.called, each.pending_rows) for each in optimizer.method.layers] == [(True, 0)] * 2
+
+
+@pytest.mark.filterwarnings("ignore")  # of the break
+@pytest.mark.parametrize("training", [True, False])
+def test_a_transform_breaks_the_graph_and_its_rows_count(training):
+    model, optimizer, x = small()
+    model.train(training)
+
+    @torch.compile(backend="aot_eager")
+    def gradients(parameters: Any) -> Any:
+        return grad(lambda given: functional_call(model, given, (x,)).sum())(parameters)
+
+    gradients(dict(model.named_parameters()))
+    assert {each.pending_rows for each in optimizer.method.layers} == {len(x)}
+
+
+@pytest.mark.filterwarnings("ignore")  # of torch.export's own affairs
+@pytest.mark.parametrize("strict", [True, False])
+def test_an_exported_model_does_not_count(strict):
+    model, optimizer, x = small()
+    exported = torch.export.export(model, (x,), strict=strict)
+    exported.module()(x)
+    assert "count" not in str(exported.graph)
+    assert not any(each.pending_rows for each in optimizer.method.layers)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
+def test_a_jit_trace_counts_nothing():
+    """TensorBoard's add_graph traces, too; the number of rows became a tensor, and the checkpoint was refused."""
+    model, optimizer, x = small()
+    torch.jit.trace(model, x)
+    assert not optimizer.method.layers[0].pending_rows

@@ -1,17 +1,21 @@
-"""What people put into a training loop: micro-batches, clipping, reduced precision, averages of the weights."""
+"""What people put into a training loop: micro-batches, checkpoints, clipping, reduced precision, averages."""
 
 import copy
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from torch.utils.checkpoint import checkpoint
 
 from tests.helpers.cases import relative_error
 from tests.helpers.loops import (
     DIFFERENT,
     EXACT,
+    Batch,
     Method,
     Weights,
     adamw,
@@ -30,6 +34,13 @@ from tests.helpers.loops import (
 pytestmark = pytest.mark.usefixtures("in_float64")
 
 
+def accumulated(model: nn.Module, optimizer: Any, batch: Batch, parts: int) -> None:
+    optimizer.zero_grad()
+    for x, y in split(batch, parts):
+        (F.cross_entropy(model(x), y) / parts).backward()
+    optimizer.step()
+
+
 @each_method
 def test_plain_loop(method):
     """The references of these tests: the wrapper in a loop, and not the path of the optimizer that is wrapped."""
@@ -46,13 +57,47 @@ def test_plain_loop(method):
 def test_gradient_accumulation(method):
     model, optimizer = built(method)
     for batch in images():
-        optimizer.zero_grad()
-        for x, y in split(batch, 4):
-            (F.cross_entropy(model(x), y) / 4).backward()
-        optimizer.step()
+        accumulated(model, optimizer, batch, 4)
     assert deviation(weights(model), plain_loop(method, images(), parts=4)) <= EXACT
     last = plain_loop(method, [(x[-2:], y[-2:]) for x, y in images()])
     assert deviation(weights(model), last) > DIFFERENT
+
+
+class Blocks(nn.Module):
+    """A block of its own, and one layer that two other blocks share, each a segment of the checkpointed pass."""
+
+    def __init__(self, use_reentrant: bool | None = None) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.stem, self.head = nn.Linear(6, 8), nn.Linear(8, 3)
+        self.own = nn.Sequential(nn.Linear(8, 12), nn.ReLU(), nn.Linear(12, 8))
+        self.shared = nn.Linear(8, 8)
+        self.use_reentrant = use_reentrant
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        for block in (self.own, self._shared, self._shared):
+            x = block(x) if self.use_reentrant is None else checkpoint(block, x, use_reentrant=self.use_reentrant)
+        return self.head(x)
+
+    def _shared(self, x: Tensor) -> Tensor:
+        return F.relu(self.shared(x)) + x
+
+
+def rows(count: int = 4) -> list[tuple[Tensor, Tensor]]:
+    generator = torch.Generator().manual_seed(1)
+    return [(torch.randn(8, 6, generator=generator), torch.randint(3, (8,), generator=generator)) for _ in range(count)]
+
+
+@each_method
+@pytest.mark.parametrize("use_reentrant", [True, False], ids=["reentrant", "non-reentrant"])
+def test_activation_checkpointing(method, use_reentrant):
+    model = Blocks(use_reentrant)
+    optimizer = method.wrap(adamw(model), model, rows(1)[0][0])
+    for batch in rows():
+        accumulated(model, optimizer, batch, 2)
+    assert deviation(weights(model), plain_loop(method, rows(), build=Blocks, parts=2)) <= EXACT
+    assert deviation(weights(model), weights(Blocks())) > DIFFERENT
 
 
 LIMIT = 0.05
@@ -97,6 +142,16 @@ def smooth_loop(method: Method) -> torch.Tensor:
     return moved(plain_loop(method, images(), build=nearly_smooth, inner=sgd), network())
 
 
+def skipping(model: nn.Module, optimizer: Any, step: Callable[[Tensor], None]) -> None:
+    """A loop in float16 in which the third batch is infinite, and `step` is to skip it."""
+    bad = (torch.full((8, 2, 5, 5), torch.inf), images()[0][1])
+    for x, y in [*images()[:2], bad, *images()[2:]]:
+        optimizer.zero_grad()
+        with torch.autocast("cpu", torch.float16):
+            loss = F.cross_entropy(model(x.float()), y)
+        step(loss)
+
+
 @each_method
 @pytest.mark.parametrize("fused", [False, True], ids=["foreach", "fused"])
 def test_float16_autocast_with_grad_scaler(method, fused):
@@ -105,15 +160,14 @@ def test_float16_autocast_with_grad_scaler(method, fused):
 
     model, optimizer = built(method, in_float32, inner)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
-    bad = (torch.full((8, 2, 5, 5), torch.inf), images()[0][1])
-    for x, y in [*images()[:2], bad, *images()[2:]]:  # the scaler is to skip the third
-        optimizer.zero_grad()
-        with torch.autocast("cpu", torch.float16):
-            loss = F.cross_entropy(model(x.float()), y)
+
+    def step(loss: Tensor) -> None:
         scaler.scale(loss).backward()
         scaler.unscale_(optimizer)
         scaler.step(optimizer)
         scaler.update()
+
+    skipping(model, optimizer, step)
     assert scaler.get_scale() == 2.0**9
     assert relative_error(moved(weights(model), network()), smooth_loop(method)) <= 1e-2
 
@@ -136,11 +190,16 @@ def test_bfloat16_autocast(method):
 
 @each_method
 def test_ema_by_deepcopy(method):
+    """And a copy that is taken between a backward and its step, as of a target network."""
     model, optimizer = built(method)
     average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
     by_hand = None
     for x, y in images():
-        train(model, optimizer, [(x, y)])
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        twin = copy.deepcopy(model)
+        F.cross_entropy(twin(2 * x), y).backward()
+        optimizer.step()
         average.update_parameters(model)
         F.cross_entropy(average(x), y).backward()  # the average may be used as a model; nobody steps on it
         now = weights(model)
@@ -148,20 +207,7 @@ def test_ema_by_deepcopy(method):
     assert deviation(weights(average.module), by_hand) <= 1e-12
     assert deviation(now, by_hand) > DIFFERENT
     assert deviation(now, plain_loop(method, images())) <= EXACT
-
-
-@each_method
-def test_ema_updated_after_a_copy_in_mid_training(method):
-    """As a target network or a best-so-far copy is taken: between a backward and its step."""
-    model, optimizer = built(method)
-    for x, y in images():
-        optimizer.zero_grad()
-        F.cross_entropy(model(x), y).backward()
-        twin = copy.deepcopy(model)
-        F.cross_entropy(twin(2 * x), y).backward()
-        optimizer.step()
-    assert deviation(weights(model), plain_loop(method, images())) <= EXACT
-    assert deviation(weights(twin), weights(model)) > 1e-6
+    assert deviation(weights(twin), now) > 1e-6
 
 
 @each_method

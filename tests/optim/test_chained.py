@@ -17,14 +17,12 @@ from adiv_optim import ChainedOptimizer, Whitened
 from adiv_optim.optim.snapshot import decay_factors
 from tests.helpers.cases import relative_error
 from tests.helpers.revive import through_a_file
+from tests.helpers.steps import network, same, weights
 from tests.wrappers import Wrapper, each_wrapper
 
 pytestmark = pytest.mark.usefixtures("in_float64")
 
-
-def network() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3))
+SIZES = (5, 8, 8, 3)
 
 
 def split(model: nn.Module) -> tuple[list[Tensor], list[Tensor]]:
@@ -51,18 +49,14 @@ def train(model: nn.Module, *optimizers: Any, steps: range = range(6)) -> list[T
         backward(model, step)
         for optimizer in optimizers:
             optimizer.step()
-    return [p.detach().clone() for p in model.parameters()]
-
-
-def same(one: list[Tensor], other: list[Tensor]) -> bool:
-    return all(map(torch.equal, one, other))
+    return weights(model)
 
 
 def test_steps_are_the_pairs_own():
-    model, other = network(), network()
+    model, other = network(*SIZES), network(*SIZES)
     wanted = train(model, *pair(model))
     assert same(train(other, ChainedOptimizer(pair(other))), wanted)
-    half = network()
+    half = network(*SIZES)
     assert not same(train(half, ChainedOptimizer(pair(half)[:1])), wanted)
 
 
@@ -70,7 +64,7 @@ def test_steps_are_the_pairs_own():
 def test_every_wrapper_takes_the_steps_of_one_optimizer(wrap: Wrapper):
     paths, shares = [], []
     for chained in (True, False):
-        model = network()
+        model = network(*SIZES)
         inside, rest = split(model)
         inner: Optimizer = SGD([{"params": inside}, {"params": rest, "lr": 0.05}], lr=0.1, momentum=0.9)
         if chained:
@@ -83,69 +77,63 @@ def test_every_wrapper_takes_the_steps_of_one_optimizer(wrap: Wrapper):
 
 
 def test_decay_is_known_of_each_part():
-    model = network()
+    model = network(*SIZES)
     kept = decay_factors(ChainedOptimizer(pair(model)))
     assert kept == {id(p): 1.0 if p is model[2].weight else 1 - 0.01 * 0.1 for p in model.parameters()}
 
 
 def test_hooks_of_a_part_see_the_weights_of_the_step():
     seen = []
-    model = network()
+    model = network(*SIZES)
     parts = pair(model)
     parts[0].register_step_pre_hook(lambda *_: seen.append(bool(model[2].weight.any())))
     train(model, Whitened(ChainedOptimizer(parts), model), steps=range(1))
     assert seen == [True]
 
 
-def test_state_dict_is_that_of_one_optimizer_and_of_the_pair():
-    model = network()
+def test_state_dict_is_that_of_one_optimizer():
+    model = network(*SIZES)
     chained = ChainedOptimizer(pair(model))
     train(model, chained)
-    state = chained.state_dict()
+    state, own = chained.state_dict(), [optimizer.state_dict() for optimizer in chained.optimizers]
     assert [group["params"] for group in state["param_groups"]] == [[0], [1, 2, 3, 4, 5]]
-    own = [optimizer.state_dict() for optimizer in chained.optimizers]
     assert torch.equal(state["state"][0]["momentum_buffer"], own[0]["state"][0]["momentum_buffer"])
     assert torch.equal(state["state"][3]["exp_avg"], own[1]["state"][2]["exp_avg"])
-    # The pair's own dicts load into a chain, and what a chain saved into a pair.
-    paths = []
-    for take in ("whole", "parts"):
-        fresh = copy.deepcopy(model)
-        other = ChainedOptimizer(pair(fresh))
-        if take == "whole":
-            other.load_state_dict(through_a_file(state))
-        else:
-            for optimizer, part in zip(other.optimizers, own, strict=True):
-                optimizer.load_state_dict(through_a_file(part))
-        paths.append(train(fresh, other, steps=range(6, 9)))
-    assert same(*paths)
-    assert same(paths[0], train(model, chained, steps=range(6, 9)))
 
 
-@pytest.mark.parametrize(
-    "revive", [copy.deepcopy, lambda pair: pickle.loads(pickle.dumps(pair))], ids=["copy", "pickle"]
-)
-def test_copies_go_on_by_themselves(revive: Callable):
-    model = network()
-    chained = ChainedOptimizer(pair(model))
+def whole(chained: Any, fresh: Any) -> None:
+    fresh.load_state_dict(through_a_file(chained.state_dict()))
+
+
+def by_parts(chained: Any, fresh: Any) -> None:
+    """What each of the pair would save alone."""
+    for optimizer, part in zip(fresh.optimizers, chained.optimizers, strict=True):
+        optimizer.load_state_dict(through_a_file(part.state_dict()))
+
+
+def by_names(chained: Any, fresh: Any) -> None:
+    saved = copy.deepcopy(get_optimizer_state_dict(chained.model, chained))
+    assert saved["state"].keys() == dict(chained.model.named_parameters()).keys()
+    set_optimizer_state_dict(fresh.model, fresh, saved)
+
+
+@pytest.mark.parametrize("load", [whole, by_parts, by_names])
+def test_what_is_saved_is_loaded_and_copies_go_on_by_themselves(load: Callable[[Any, Any], None]):
+    model = network(*SIZES)
+    chained: Any = ChainedOptimizer(pair(model))
     train(model, chained)
-    other_model, other = revive((model, chained))
-    assert same(train(other_model, other, steps=range(6, 9)), train(model, chained, steps=range(6, 9)))
-
-
-def test_distributed_checkpoint_names_every_parameter():
-    model = network()
-    chained = ChainedOptimizer(pair(model))
-    train(model, chained)
-    saved = copy.deepcopy(get_optimizer_state_dict(model, chained))
-    assert saved["state"].keys() == dict(model.named_parameters()).keys()
+    twins = [copy.deepcopy((model, chained)), pickle.loads(pickle.dumps((model, chained)))]
     fresh = copy.deepcopy(model)
-    other = ChainedOptimizer(pair(fresh))
-    set_optimizer_state_dict(fresh, other, saved)
-    assert same(train(fresh, other, steps=range(6, 9)), train(model, chained, steps=range(6, 9)))
+    twins.append((fresh, ChainedOptimizer(pair(fresh))))
+    chained.model, twins[-1][1].model = model, fresh
+    load(chained, twins[-1][1])
+    wanted = train(model, chained, steps=range(6, 9))
+    for other, optimizer in twins:
+        assert same(train(other, optimizer, steps=range(6, 9)), wanted)
 
 
 def test_closure_runs_once_with_gradients():
-    model, calls = network(), []
+    model, calls = network(*SIZES), []
 
     def closure() -> Tensor:
         calls.append(torch.is_grad_enabled())
@@ -160,7 +148,7 @@ def test_closure_runs_once_with_gradients():
 
 
 def test_schedulers_reach_every_group():
-    model = network()
+    model = network(*SIZES)
     chained = ChainedOptimizer(pair(model))
     schedule = CosineAnnealingLR(chained, T_max=2)
     train(model, chained, steps=range(1))
@@ -172,9 +160,9 @@ def test_schedulers_reach_every_group():
 
 
 def test_grad_scaler_skips_all_or_none():
-    model = network()
+    model = network(*SIZES)
     chained, scaler = ChainedOptimizer(pair(model)), torch.amp.GradScaler("cpu", init_scale=8.0)
-    before = [p.detach().clone() for p in model.parameters()]
+    before = weights(model)
     for scale in (torch.inf, 1.0):
         chained.zero_grad()
         backward(model, scale=scaler.scale(torch.tensor(1.0)).item())
@@ -188,7 +176,7 @@ def test_grad_scaler_skips_all_or_none():
 
 
 def test_hooks_run_once_around_all_steps():
-    model, seen = network(), []
+    model, seen = network(*SIZES), []
     chained = ChainedOptimizer(pair(model))
     chained.register_step_pre_hook(lambda *_: seen.append("before"))
     chained.register_step_post_hook(lambda *_: seen.append("after"))
@@ -199,7 +187,7 @@ def test_hooks_run_once_around_all_steps():
 
 
 def test_gradients_are_cleared():
-    model = network()
+    model = network(*SIZES)
     chained = ChainedOptimizer(pair(model))
     backward(model)
     chained.zero_grad(set_to_none=False)
@@ -223,11 +211,11 @@ MISTAKES = {
 def test_mistakes_are_named(name):
     build, error, message = MISTAKES[name]
     with pytest.raises(error, match=message):
-        ChainedOptimizer(build(network()))
+        ChainedOptimizer(build(network(*SIZES)))
 
 
 def test_groups_of_nobody_are_refused():
-    chained = ChainedOptimizer(pair(network()))
+    chained = ChainedOptimizer(pair(network(*SIZES)))
     with pytest.raises(ValueError, match="does not say which optimizer"):
         chained.add_param_group({"params": [nn.Parameter(torch.ones(2))]})
     with pytest.raises(ValueError, match=r"found 1 groups, wanted 2, \[1, 1\] of each"):

@@ -9,15 +9,80 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from adiv_optim import Whitened
+from adiv_optim import Preconditioned, Whitened
 from adiv_optim._linalg.roots import NoRootError
 from tests.helpers.cases import relative_error
 from tests.helpers.inputs import mean_of
 from tests.helpers.processes import needs_distributed, on_processes
-from tests.helpers.projections import WRAPPERS, backward, built, copies, inputs, layer, one, same, sharing, step
 from tests.helpers.revive import through_a_file
+from tests.helpers.steps import inputs, same
 
 pytestmark = pytest.mark.usefixtures("in_float64")
+
+WRAPPERS: dict[str, Callable[..., Any]] = {
+    "whitened": Whitened,
+    "blocks": lambda *given, **options: Whitened(*given, max_dim=4, **options),
+    "rank": lambda *given, **options: Whitened(*given, rank=2, **options),
+    "preconditioned": Preconditioned,
+}
+
+
+class Projections(nn.Module):
+    """Three layers that read what `given` makes of the input for each of them, and one that reads theirs."""
+
+    def __init__(self, given: Callable[[Tensor], tuple[Tensor, Tensor, Tensor]]) -> None:
+        super().__init__()
+        self.q, self.k, self.v, self.out = nn.Linear(6, 4), nn.Linear(6, 5), nn.Linear(6, 4), nn.Linear(4, 3)
+        self.given = given
+
+    def forward(self, x: Tensor) -> Tensor:
+        x, y, z = self.given(x)
+        return self.out(self.q(x).tanh() * self.k(y).sum(-1, keepdim=True) + self.v(z))
+
+
+def one(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    return x, x, x
+
+
+def copies(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    return x, x.clone(), x.clone()
+
+
+def built(given: Callable[..., Any] = one, kind: Callable[..., Any] = Whitened, **options: Any) -> tuple[Any, Any]:
+    torch.manual_seed(0)
+    model = Projections(given)
+    return model, kind(torch.optim.AdamW(model.parameters(), lr=0.1), model, **{"every": 2, **options})
+
+
+def layer(optimizer: Any, name: str) -> Any:
+    return next(each for each in optimizer.method.layers if each.name == f"{name}.weight")
+
+
+def sharing(optimizer: Any) -> str:
+    """Which of k and v have the memory of q, and what was made of it."""
+    first, found = layer(optimizer, "q"), ""
+    measured = optimizer.method.measured
+    for follower in (layer(optimizer, name) for name in "kv"):
+        shared = follower.memory is first.memory
+        assert shared == (measured[follower.name] is measured[first.name])
+        found += follower.name[0] if shared else ""
+    return found
+
+
+def rows(seed: int, count: int = 6) -> Tensor:
+    return inputs(seed, count, 6)
+
+
+def backward(model: nn.Module, x: Tensor) -> None:
+    model(x).square().sum().backward()
+
+
+def step(model: nn.Module, optimizer: Any, *batches: Tensor) -> None:
+    optimizer.zero_grad()
+    for x in batches:
+        backward(model, x)
+    optimizer.step()
+
 
 each_wrapper = pytest.mark.parametrize("kind", WRAPPERS.values(), ids=WRAPPERS)
 Pairs = list[tuple[Any, Any]]
@@ -37,8 +102,8 @@ def step_all(pairs: Pairs, *batches: Tensor) -> None:
 def test_they_step_as_if_each_had_its_own(kind):
     (model, optimizer), (apart, reference) = every = pairs(kind=kind)
     for number in range(5):
-        step_all(every, inputs(number), inputs(10 + number, 3))
-        assert same(model, apart)
+        step_all(every, rows(number), rows(10 + number, 3))
+        assert same(model.parameters(), apart.parameters())
     assert (sharing(optimizer), sharing(reference)) == ("kv", "")
     assert optimizer.coverage().treated["v.weight"].endswith(", one average with q.weight")
     assert all("one average" not in how for how in reference.coverage().treated.values())
@@ -47,7 +112,7 @@ def test_they_step_as_if_each_had_its_own(kind):
 @pytest.mark.parametrize("given", [lambda x: (x, 2 * x, x[:]), lambda x: (x.clone(), x, x)], ids=["views", "others"])
 def test_what_is_not_the_same_tensor_is_measured_by_itself(given):
     model, optimizer = built(given)
-    step(model, optimizer, inputs(0))
+    step(model, optimizer, rows(0))
     assert sharing(optimizer) == ""
 
 
@@ -56,7 +121,7 @@ def test_a_tensor_that_has_been_written_to_is_another_one():
         torch.manual_seed(0)
         model = nn.ModuleDict({"q": nn.Linear(6, 4), "k": nn.Linear(6, 4)})
         optimizer = Whitened(torch.optim.SGD(model.parameters(), lr=0.1), model)
-        x = inputs(0)
+        x = rows(0)
         model["q"](x).sum().backward()  # which has what it needs of x, so that x may change
         between(x)
         model["k"](x).sum().backward()
@@ -73,21 +138,10 @@ def test_a_layer_without_a_bias_has_fewer_columns_and_its_own_sum():
     torch.manual_seed(0)
     model = nn.ModuleDict({"q": nn.Linear(6, 4), "k": nn.Linear(6, 4, bias=False)})
     optimizer = Whitened(torch.optim.SGD(model.parameters(), lr=0.1), model)
-    x = inputs(0)
+    x = rows(0)
     (model["q"](x) + model["k"](x)).sum().backward()
     optimizer.step()
     assert [mean_of(each)[0].shape for each in optimizer.method.layers] == [(7, 7), (6, 6)]
-
-
-def test_layers_of_different_pasts_have_their_own():
-    every = pairs(lambda x: (x, 3 * x, x), lambda x: (x, 3 * x, x.clone()), every=1)
-    (model, optimizer), (apart, _) = every
-    for number in range(4):
-        if number == 2:
-            model.given, apart.given = one, copies
-        step_all(every, inputs(number))
-    assert same(model, apart)
-    assert sharing(optimizer) == "v"
 
 
 def called(seed: int, shared: bool) -> list[Any]:
@@ -98,7 +152,7 @@ def called(seed: int, shared: bool) -> list[Any]:
     optimizer = Whitened(torch.optim.SGD(model.parameters(), lr=0.1), model, every=1)
     for number in range(3):
         optimizer.zero_grad()
-        tensors = [inputs(10 * number + k, draw.choice([0, 2, 3])) for k in range(3)]
+        tensors = [rows(10 * number + k, draw.choice([0, 2, 3])) for k in range(3)]
         for _ in range(draw.randint(1, 4)):
             x = draw.choice(tensors)
             for name in draw.sample("qkv", draw.randint(1, 3)):
@@ -119,8 +173,8 @@ def test_calls_in_any_order_leave_what_they_leave_of_copies():
     shared = 0
     for seed in range(150):
         found, reference = called(seed, True), called(seed, False)
-        for (rows, memory), (wanted_rows, wanted) in zip(found, reference, strict=True):
-            assert rows == wanted_rows, seed
+        for (count, memory), (wanted_count, wanted) in zip(found, reference, strict=True):
+            assert count == wanted_count, seed
             assert all(torch.equal(a, b) for a, b in zip(memory, wanted, strict=True)), seed
         shared += len({id(memory) for _, memory in found}) < 3
     assert shared > 10
@@ -129,7 +183,7 @@ def test_calls_in_any_order_leave_what_they_leave_of_copies():
 def test_readings_end_with_the_tensor():
     """Another tensor may have its id then."""
     model, optimizer = built()
-    x = inputs(0)
+    x = rows(0)
     backward(model, x)
     assert optimizer.method.readings
     del x
@@ -138,7 +192,7 @@ def test_readings_end_with_the_tensor():
 
 def test_a_failure_is_that_of_all_who_share():
     model, optimizer = built(every=1)
-    step(model, optimizer, inputs(0))
+    step(model, optimizer, rows(0))
     old, calls = optimizer.method.measured["v.weight"], []
 
     def fails(layer: Any) -> Any:
@@ -147,7 +201,7 @@ def test_a_failure_is_that_of_all_who_share():
 
     optimizer.method.measure = fails
     with pytest.warns(UserWarning, match="planted"):
-        step(model, optimizer, inputs(1))
+        step(model, optimizer, rows(1))
     assert calls == ["q.weight", "out.weight"]
     assert optimizer.method.failures == dict.fromkeys((f"{name}.weight" for name in ("q", "k", "v", "out")), 1)
     assert optimizer.method.measured["v.weight"] is old
@@ -156,26 +210,26 @@ def test_a_failure_is_that_of_all_who_share():
 def test_a_resumed_run_takes_the_same_steps_and_shares_again():
     (model, optimizer), (other, resumed) = every = [built(every=1), built(every=1)]
     for number in range(3):
-        step(model, optimizer, inputs(number))
+        step(model, optimizer, rows(number))
     other.load_state_dict(model.state_dict())
     resumed.load_state_dict(through_a_file(optimizer.state_dict()))
     for number in range(3, 5):
-        step_all(every, inputs(number))
-    assert same(model, other)
+        step_all(every, rows(number))
+    assert same(model.parameters(), other.parameters())
     assert (sharing(optimizer), sharing(resumed)) == ("kv", "kv")
 
 
 def test_a_copy_within_a_step_goes_on():
     model, optimizer = built()
-    backward(model, inputs(0))
+    backward(model, rows(0))
     twin, copied = copy.deepcopy((model, optimizer))
     for p, other in zip(model.parameters(), twin.parameters(), strict=True):
         other.grad = p.grad.clone()
     for each, own in ((model, optimizer), (twin, copied)):
-        backward(each, inputs(1))
+        backward(each, rows(1))
         own.step()
-        step(each, own, inputs(2))
-    assert same(model, twin)
+        step(each, own, rows(2))
+    assert same(model.parameters(), twin.parameters())
     assert layer(copied, "v").memory[0] is not layer(optimizer, "v").memory[0]
 
 
@@ -191,7 +245,7 @@ def on_each(rank: int, count: int) -> dict[str, Any]:
                 model, optimizer = built(given[rank], kind, every=1)
                 for number in range(3):
                     optimizer.zero_grad()
-                    x = inputs(number, 12)
+                    x = rows(number, 12)
                     alone = last != "sees its rows"
                     part = x[rank::count] if not alone else x if rank == 0 else x[:0]
                     if last != "is not called" or rank == 0:
@@ -210,7 +264,7 @@ def test_processes_are_one_on_the_joined_batch_whatever_each_of_them_shares(tmp_
     for name, kind in WRAPPERS.items():
         model, reference = built(copies, kind, every=1)
         for number in range(3):
-            step(model, reference, inputs(number, 12))
+            step(model, reference, rows(number, 12))
         for weights in found:
             for case in (key for key in weights if key[0] == name):
                 own, shares = weights[case]
