@@ -60,11 +60,11 @@ def _path(name: str, first: str, second: str, dtype: torch.dtype) -> list[list[f
     return [p.detach().flatten().tolist() for p in model.parameters()]
 
 
-def _apart(name: str, first: str, second: str) -> list[list[float]]:
-    from tests.helpers.pretended import Pretending  # in a process of its own
+def _apart(name: str) -> list[list[float]]:
+    from tests.helpers.pretended import NAME, Pretending  # in a process of its own
 
     with Pretending():
-        return _path(name, first, second, torch.float64)
+        return _path(name, NAME, "cpu", torch.float64)
 
 
 def _without_float64(name: str) -> list[list[float]]:
@@ -89,16 +89,15 @@ def process():
         yield process
 
 
-@pytest.mark.parametrize("devices", [("pretended", "cpu"), ("pretended", "pretended")], ids=["two", "one"])
 @pytest.mark.parametrize("name", ALL)
-def test_a_model_elsewhere_takes_the_steps_that_it_takes_on_the_cpu(name, devices, process):
-    found = process.submit(_apart, name, *devices).result()
+def test_a_model_on_two_devices_takes_the_steps_that_it_takes_on_the_cpu(name, process):
+    found = process.submit(_apart, name).result()
     for one, other in zip(found, _path(name, "cpu", "cpu", torch.float64), strict=True):
         torch.testing.assert_close(torch.tensor(one), torch.tensor(other), rtol=EXACT, atol=EXACT)
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_a_device_may_lack_float64(name, process):
+def test_a_model_on_one_device_that_lacks_float64_takes_them_too(name, process):
     found = process.submit(_without_float64, name).result()
     for one, other in zip(found, _path(name, "cpu", "cpu", torch.float32), strict=True):
         torch.testing.assert_close(torch.tensor(one), torch.tensor(other), rtol=ROUNDED, atol=ROUNDED)

@@ -101,17 +101,6 @@ def test_tokens_are_rows_each(correction, scales):
         assert relative_error(found[name], weighed(parts[name], scale)) <= EXACT
 
 
-@each_rule
-@pytest.mark.parametrize("equal", [True, False], ids=["equal norms", "unequal norms"])
-def test_sequences_as_samples_do_only_if_their_tokens_are_of_one_norm(equal, correction, scales):
-    model, x = nn.Linear(5, 3), torch.randn(4, 6, 5)
-    if equal:
-        x = F.normalize(x, dim=-1) * torch.rand(4, 1, 1)
-    found, parts = ours(model, x, correction), per_sample_gradients(model, x)
-    weight, _ = scales(x.square().sum(-1).mean(1))
-    assert (relative_error(found["weight"], weighed(parts["weight"], weight)) <= EXACT) == equal
-
-
 CONVOLUTIONS = {
     "conv2d": {},
     "conv2d, stride, padding": {"stride": 2, "padding": 1},

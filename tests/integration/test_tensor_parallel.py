@@ -143,34 +143,31 @@ def every_loop(rank: int, folder: Path) -> dict[str, Any]:
             with wrong(what):
                 found |= {f"{what}-{name}": trained(name, "sgd") for name in names}
         for name in COORDINATES:
-            found[f"resumed-{name}"] = resumed(name, flat, folder / f"{name}-{rank}")
-            found[f"named-{name}"] = resumed_by_name(name, flat, folder / name)
+            found[f"resumed-{name}"] = resumed(name, flat, folder / f"own-{name}")
+            found[f"named-{name}"] = resumed(name, flat, folder / name, checkpoints.save, checkpoints.load)
+        found["corrected"] = corrected(flat)
         found |= {f"copies-{name}": of_copies(rank, name) for name in BY_INPUTS}
     return found
 
 
-def resumed(name: str, mesh: Any, folder: Path) -> Weights:
-    model = shared(network(2), mesh)
-    optimizer = COORDINATES[name](adamw(model), model)
-    train(model, optimizer, batches()[:4])
-    torch.save([model.state_dict(), optimizer.state_dict()], folder)
-    model = shared(network(2), mesh)
-    optimizer = COORDINATES[name](adamw(model), model)
-    for each, state in zip((model, optimizer), torch.load(folder, weights_only=False), strict=True):
+def save_own(model: nn.Module, optimizer: Any, folder: Path) -> None:
+    torch.save([model.state_dict(), optimizer.state_dict()], f"{folder}-{distributed.get_rank()}")
+
+
+def load_own(model: nn.Module, optimizer: Any, folder: Path) -> None:
+    states = torch.load(f"{folder}-{distributed.get_rank()}", weights_only=False)
+    for each, state in zip((model, optimizer), states, strict=True):
         each.load_state_dict(state)
-    return train(model, optimizer, batches()[4:])
 
 
-def resumed_by_name(name: str, mesh: Any, folder: Path) -> Weights:
-    """From one checkpoint of both processes, of which each has columns of its own."""
-    model = shared(network(2), mesh)
-    optimizer = COORDINATES[name](adamw(model), model)
+def resumed(name: str, mesh: Any, folder: Path, save: Any = save_own, load: Any = load_own) -> Weights:
+    """From what each process has saved, or from one checkpoint of both, of which each has columns of its own."""
+    model, again = (shared(network(2), mesh) for _ in range(2))
+    optimizer, other = (COORDINATES[name](adamw(each), each) for each in (model, again))
     train(model, optimizer, batches()[:4])
-    checkpoints.save(model, optimizer, folder)
-    model = shared(network(2), mesh)
-    optimizer = COORDINATES[name](adamw(model), model)
-    checkpoints.load(model, optimizer, folder)
-    return train(model, optimizer, batches()[4:])
+    save(model, optimizer, folder)
+    load(again, other, folder)
+    return train(again, other, batches()[4:])
 
 
 def of_copies(rank: int, name: str) -> Weights:
@@ -182,8 +179,7 @@ def of_copies(rank: int, name: str) -> Weights:
     return train(model, optimizer, data, mesh["data"].get_group())
 
 
-def corrected(rank: int) -> Weights:
-    mesh = distributed.device_mesh.init_device_mesh("cpu", (2,))
+def corrected(mesh: Any) -> Weights:
     model = attach(shared(network(2, apart=True), mesh), Proportional())
     return train(model, COORDINATES["whitened"](sgd(model), model, skip=["down"]), batches())
 
@@ -225,11 +221,11 @@ def test_copies_of_tensor_parallel_layers_are_one_on_the_joined_batch(ranks, nam
         assert deviation(rank[f"copies-{name}"], alone(name, "adamw", 2, split=False)) <= EXACT
 
 
-def test_corrected_layers_are_linear_layers(tmp_path):
+def test_corrected_layers_are_linear_layers(ranks):
     model = attach(network(2, apart=True), Proportional())
     wanted = train(model, COORDINATES["whitened"](sgd(model), model, skip=["down"]), batches())
-    for found in on_processes(2, corrected, tmp_path):
-        assert deviation(found, wanted) <= EXACT
+    for rank in ranks:
+        assert deviation(rank["corrected"], wanted) <= EXACT
     plain = network(2, apart=True)
     assert (
         deviation(wanted, train(plain, COORDINATES["whitened"](sgd(plain), plain, skip=["down"]), batches()))

@@ -35,12 +35,11 @@ NARROW = {
     "resnet18": {"channels": (8, 8, 16, 16), "stem_width": 8, "zero_init_last": False},
     "vit_tiny_patch16_224": {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 2},
 }
-FULL = {"resnet18": {}, "vit_tiny_patch16_224": {"img_size": 32}}
 
 
-def create(name, options):
+def create(name):
     torch.manual_seed(0)
-    return timm.create_model(name, pretrained=False, num_classes=5, **options[name])
+    return timm.create_model(name, pretrained=False, num_classes=5, **NARROW[name])
 
 
 def images(count):
@@ -54,7 +53,7 @@ def images(count):
 @each_method_by_name
 @each_model
 def test_timm_output_and_input_gradient_are_the_bare_models(model, name):
-    bare, wrapped = create(model, FULL), create(model, FULL)
+    bare, wrapped = create(model), create(model)
     x, y = images(1)[0]
     METHODS[name].wrap(sgd(wrapped), wrapped, x)
     found = []
@@ -74,7 +73,7 @@ def test_timm_output_and_input_gradient_are_the_bare_models(model, name):
 @each_model
 @pytest.mark.usefixtures("in_float64")
 def test_timm_trains_as_by_hand(model, name):
-    net, inputs = create(model, NARROW), [x for x, _ in images(3)]
+    net, inputs = create(model), [x for x, _ in images(3)]
     names = [path for path, _ in net.named_parameters()]
     training = Training(
         inputs, [torch.randn(4, 5) for _ in inputs], 1, False, [names], [(1e-2, 0.01)], partial(AdamW, eps=1e-3)
@@ -86,7 +85,7 @@ def test_timm_trains_as_by_hand(model, name):
 
 def gauged_twins(model):
     """Two models of other weights and the same function."""
-    one = create(model, NARROW)
+    one = create(model)
     for layer in one.modules():
         if isinstance(layer, nn.BatchNorm2d):
             layer.eps = 1e-30  # all that sees the scale of a channel

@@ -8,51 +8,24 @@ import pytest
 import torch
 from torch import nn
 from torch.func import functional_call, grad
-from torch.optim import SGD
 
 from adiv_optim import GradientOnly, InputScaled, Preconditioned, Proportional, UnitConsistent, Whitened
 from adiv_optim.optim.snapshot import Snapshot
 from tests.helpers.cases import relative_error
+from tests.helpers.steps import each_by_inputs, inputs, network, same, sgd, stepped, weights
+from tests.wrappers import REMEMBERING, WRAPPERS
 
 pytestmark = pytest.mark.usefixtures("in_float64")
-
-each_wrapper = pytest.mark.parametrize("wrapper", [Whitened, Preconditioned, InputScaled])
-
-
-def network():
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3))
-
-
-def inputs(seed: int, scale: float = 3.0):
-    return scale * torch.randn(8, 4, generator=torch.Generator().manual_seed(seed))
-
-
-def step(model, optimizer, seed):
-    trained(model, optimizer, inputs(seed), 1)
-
-
-def trained(model, optimizer, x, count):
-    for _ in range(count):
-        optimizer.zero_grad()
-        model(x).square().sum().backward()
-        optimizer.step()
-    return model
-
-
-def same(one, other):
-    pairs = zip(one.parameters(), other.parameters(), strict=True)
-    return all(torch.equal(p, q) for p, q in pairs)
 
 
 def over_parameters(model, x):
     grad(lambda parameters: functional_call(model, parameters, (x,)).square().sum())(dict(model.named_parameters()))
 
 
-@each_wrapper
+@each_by_inputs
 def test_a_transform_over_parameters_counts_as_any_pass_with_gradients(wrapper):
     model = network()
-    optimizer = wrapper(SGD(model.parameters(), lr=0.1), model)
+    optimizer = wrapper(sgd(model), model)
     over_parameters(model, inputs(0))
     assert [layer.pending_rows for layer in optimizer.method.layers] == [8, 8]
     copy.deepcopy(optimizer)
@@ -61,10 +34,10 @@ def test_a_transform_over_parameters_counts_as_any_pass_with_gradients(wrapper):
     assert [layer.pending_rows for layer in optimizer.method.layers] == [8, 8]
 
 
-@each_wrapper
+@each_by_inputs
 def test_a_pass_in_inference_mode_is_not_counted_even_with_gradients_enabled(wrapper):
     model = network()
-    optimizer = wrapper(SGD(model.parameters(), lr=0.1), model)
+    optimizer = wrapper(sgd(model), model)
     with torch.inference_mode(), torch.enable_grad():
         model(inputs(0))
     model(inputs(1)).square().sum().backward()
@@ -72,42 +45,42 @@ def test_a_pass_in_inference_mode_is_not_counted_even_with_gradients_enabled(wra
     assert [layer.rows for layer in optimizer.method.layers] == [8, 8]
 
 
-@each_wrapper
+@each_by_inputs
 def test_a_layer_that_is_frozen_for_a_while_stays_treated(wrapper):
     found = []
     for brought in (False, True):
         model = network()
-        optimizer = wrapper(SGD(model.parameters(), lr=0.01), model, every=1)
-        step(model, optimizer, 0)
+        optimizer = wrapper(sgd(model, lr=0.01), model, every=1)
+        stepped(model, optimizer, inputs(0, size=3.0))
         model[0].requires_grad_(False)
         if brought:  # which looks for layers anew
             optimizer.add_param_group({"params": [nn.Parameter(torch.ones(1))]})
-        step(model, optimizer, 1)
+        stepped(model, optimizer, inputs(1, size=3.0))
         assert optimizer.coverage().skipped["0.weight"] == "frozen"
         model[0].requires_grad_(True)
         for seed in (2, 3):
-            step(model, optimizer, seed)
-        found.append(model)
+            stepped(model, optimizer, inputs(seed, size=3.0))
+        found.append(weights(model))
     assert same(*found)
     assert "0.weight" in optimizer.coverage().treated
 
 
-@each_wrapper
+@each_by_inputs
 def test_a_skipped_module_may_go(wrapper):
     model = network()
     model.append(nn.Linear(3, 3))
-    optimizer = wrapper(SGD(model.parameters(), lr=0.01), model, skip=["3"])
+    optimizer = wrapper(sgd(model, lr=0.01), model, skip=["3"])
     del model[3]
     model.add_module("head", nn.Linear(3, 2))
     optimizer.add_param_group({"params": model.head.parameters()})
-    step(model, optimizer, 0)
+    stepped(model, optimizer, inputs(0, size=3.0))
     assert "head.weight" in optimizer.coverage().treated
 
 
-@each_wrapper
+@each_by_inputs
 def test_a_group_that_is_refused_leaves_nothing_in_a_wrapper_within(wrapper):
     model = network()
-    within = wrapper(SGD(model.parameters(), lr=0.1), model)
+    within = wrapper(sgd(model), model)
     optimizer = GradientOnly(within, model, Proportional(), strict=True)
     model.append(nn.Linear(3, 2))
     model.append(nn.LayerNorm(2))
@@ -117,17 +90,8 @@ def test_a_group_that_is_refused_leaves_nothing_in_a_wrapper_within(wrapper):
     assert [layer.name for layer in within.method.layers] == ["0.weight", "2.weight"]
 
 
-@pytest.mark.parametrize(
-    "wrap",
-    [
-        lambda o, m, x: Whitened(o, m, rank=2),
-        lambda o, m, x: Whitened(o, m),
-        lambda o, m, x: Preconditioned(o, m),
-        lambda o, m, x: InputScaled(o, m, hold=True),
-        lambda o, m, x: UnitConsistent(o, m, example_input=x),
-    ],
-)
-def test_another_default_device_is_no_matter(wrap):
+@pytest.mark.parametrize("name", REMEMBERING)
+def test_another_default_device_is_no_matter(name):
     """The device that holds no data stands for a GPU: whatever lands there meets the CPU's tensors in an error."""
     found = []
     for device in ("cpu", "meta"):
@@ -135,15 +99,14 @@ def test_another_default_device_is_no_matter(wrap):
         model = nn.Sequential(nn.Conv1d(4, 4, 1, groups=2), nn.Flatten(), nn.Linear(4, 3))
         x = inputs(0)[..., None]
         with torch.device(device):
-            optimizer = wrap(SGD(model.parameters(), lr=0.01), model, x)
-            found.append(trained(model, optimizer, x, 3))
+            found.append(stepped(model, WRAPPERS[name](sgd(model), model, x), x, x, x))
     assert same(*found)
 
 
-@pytest.mark.parametrize("wrap", [Whitened, Preconditioned, InputScaled])
-def test_a_replica_of_data_parallel_is_refused(wrap):
+@each_by_inputs
+def test_a_replica_of_data_parallel_is_refused(wrapper):
     model = nn.Linear(4, 3)
-    optimizer = wrap(SGD(model.parameters(), lr=0.1), model)
+    optimizer = wrapper(sgd(model), model)
     replica = model._replicate_for_data_parallel()
     for name, parameter in model.named_parameters():
         setattr(replica, name, parameter * 1)
@@ -156,7 +119,7 @@ def test_a_replica_of_data_parallel_is_refused(wrap):
 
 def test_projecting_leaves_weights_without_a_magnitude_to_the_next_step():
     model = network()
-    optimizer = UnitConsistent(SGD(model.parameters(), lr=0.1), model, example_input=inputs(0), project=True)
+    optimizer = UnitConsistent(sgd(model), model, example_input=inputs(0), project=True)
     model(inputs(0)).sum().backward()
     model[0].weight.grad.fill_(float("nan"))
     optimizer.step()  # as the bare optimizer takes it
@@ -169,7 +132,7 @@ def test_a_step_that_ends_between_two_layers_is_taken_whole_the_next_time(monkey
     def moved(interrupt):
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 2, bias=False))
-        optimizer = InputScaled(SGD(model.parameters(), lr=1e-9), model, hold=True, every=1, decay=0.0)
+        optimizer = InputScaled(sgd(model, lr=1e-9), model, hold=True, every=1, decay=0.0)
         before, write, count = model[0].weight.detach().clone(), Snapshot.write, []
 
         def interrupted(*arguments):
@@ -194,11 +157,11 @@ def test_a_step_that_ends_between_two_layers_is_taken_whole_the_next_time(monkey
     assert relative_error(moved(False), torch.full((4, 4), 0.5)) <= 1e-6
 
 
-@each_wrapper
+@each_by_inputs
 @pytest.mark.parametrize("bad", [float("inf"), 1e200])
 def test_rows_that_are_dropped_are_told(wrapper, bad):
     model = network()
-    optimizer = wrapper(SGD(model.parameters(), lr=0.0), model)
+    optimizer = wrapper(sgd(model, lr=0.0), model)
     for number in range(2):
         optimizer.zero_grad()
         model(torch.full((8, 4), bad)).sum().backward()
@@ -215,7 +178,7 @@ FAILURES = {
     "no damping": (partial(Preconditioned, damping=1e-300), torch.ones(4, 2), torch.float64, "no Cholesky factor"),
     "beyond float32": (Preconditioned, torch.full((4, 2), 1e-22), torch.float32, "no Cholesky factor found"),
     "leading": (
-        partial(Whitened, rank=1, damping=1e300), inputs(0)[:, :2], torch.float32,
+        partial(Whitened, rank=1, damping=1e300), inputs(0, size=3.0)[:, :2], torch.float32,
         "no finite root found of the 1 leading eigenvectors of 2 columns",
     ),
 }  # fmt: skip
@@ -225,7 +188,7 @@ FAILURES = {
 def test_a_matrix_without_a_factor_is_a_failure_and_no_error(wrapper, x, dtype, message):
     model = nn.Linear(2, 1, bias=False).to(dtype)
     before = model.weight.detach().clone()
-    optimizer = wrapper(SGD(model.parameters(), lr=0.1), model)
+    optimizer = wrapper(sgd(model), model)
     model(x.to(dtype)).sum().backward()
     with pytest.warns(UserWarning, match=message):
         optimizer.step()

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from torch import nn
 from torch.optim import SGD, AdamW
 
 from adiv_optim import (
@@ -14,6 +13,7 @@ from adiv_optim import (
     UnitConsistent,
     Whitened,
 )
+from tests.helpers.steps import inputs, network, same, sgd, stepped, weights
 
 
 class Lookahead(torch.optim.Optimizer):
@@ -43,39 +43,28 @@ WRAP = {
 each_wrapper = pytest.mark.parametrize("name", WRAP)
 
 
-def network() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3))
-
-
 @each_wrapper
 @pytest.mark.parametrize("between", [lambda i, _: i, lambda i, model: GradientOnly(i, model, Proportional())])
 def test_they_are_refused_within_with_the_order_that_works(name, between):
     model = network()
     message = rf"^{name} around Lookahead, which holds .* Write Lookahead\({name}\(SGD\(…\), model\), …\)\.$"
     with pytest.raises(ValueError, match=message):
-        WRAP[name](between(Lookahead(SGD(model.parameters(), lr=0.1)), model), model)
+        WRAP[name](between(Lookahead(sgd(model)), model), model)
 
 
 @each_wrapper
 def test_that_order_is_the_average_of_the_weights(name):
     model, plain = network(), network()
-    slow = [p.detach().clone() for p in plain.parameters()]
-    optimizer, inside = (
-        Lookahead(WRAP[name](SGD(model.parameters(), lr=0.1), model)),
-        WRAP[name](SGD(plain.parameters(), lr=0.1), plain),
-    )
+    slow = weights(plain)
+    optimizer, inside = Lookahead(WRAP[name](sgd(model), model)), WRAP[name](sgd(plain), plain)
     for step in range(4):
-        x = torch.randn(8, 4, generator=torch.Generator().manual_seed(step))
         for net, own in ((model, optimizer), (plain, inside)):
-            own.zero_grad()
-            net(x).square().mean().backward()
-            own.step()
+            stepped(net, own, inputs(step))
         if step % 2:
             with torch.no_grad():
                 for average, p in zip(slow, plain.parameters(), strict=True):
                     p.copy_(average.lerp_(p, 0.5))
-        assert all(map(torch.equal, model.parameters(), plain.parameters()))
+        assert same(model.parameters(), plain.parameters())
 
 
 @each_wrapper

@@ -3,36 +3,30 @@
 from typing import Any
 
 import pytest
-import torch
 from torch import Tensor, nn
-from torch.optim import SGD
 
-from adiv_optim import InputScaled, Preconditioned, Whitened
+from tests.helpers.steps import each_by_inputs, inputs, network, same, sgd, stepped, weights
 
 pytestmark = pytest.mark.usefixtures("in_float64")
 
-each_wrapper = pytest.mark.parametrize("wrapper", [Preconditioned, Whitened, InputScaled])
 #: The step from which on the first layer trains.
 THAWED, END = 4, 12
 
 
 def built(wrapper: Any) -> tuple[nn.Module, Any]:
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+    model = network()
     model[0].requires_grad_(False)
-    return model, wrapper(SGD(model.parameters(), lr=0.1, momentum=0.9), model, every=2)
+    return model, wrapper(sgd(model, momentum=0.9), model, every=2)
 
 
 def trained(model: nn.Module, optimizer: Any, steps: range) -> list[Tensor]:
     for step in steps:
         model[0].requires_grad_(step >= THAWED)
-        optimizer.zero_grad()
-        model(3 * torch.randn(6, 4, generator=torch.Generator().manual_seed(step))).square().mean().backward()
-        optimizer.step()
-    return [p.detach() for p in model.parameters()]
+        stepped(model, optimizer, inputs(step, size=3.0))
+    return weights(model)
 
 
-@each_wrapper
+@each_by_inputs
 def test_a_layer_is_treated_from_the_measurement_after_it_was_unfrozen(wrapper):
     model, optimizer = built(wrapper)
     trained(model, optimizer, range(THAWED))
@@ -45,7 +39,7 @@ def test_a_layer_is_treated_from_the_measurement_after_it_was_unfrozen(wrapper):
     assert optimizer.method.layers[0].rows < kept.rows
 
 
-@each_wrapper
+@each_by_inputs
 @pytest.mark.parametrize("at", [THAWED - 1, THAWED + 4])
 def test_a_run_goes_on_as_if_it_had_not_been_saved(wrapper, at):
     """Where the script lets the same parameters train before it builds the optimizer that loads."""
@@ -54,14 +48,13 @@ def test_a_run_goes_on_as_if_it_had_not_been_saved(wrapper, at):
     trained(model, optimizer, range(at))
     resumed, _ = built(wrapper)
     resumed[0].requires_grad_(at >= THAWED)
-    twin = wrapper(SGD(resumed.parameters(), lr=0.1, momentum=0.9), resumed, every=2)
+    twin = wrapper(sgd(resumed, momentum=0.9), resumed, every=2)
     resumed.load_state_dict(model.state_dict())
     twin.load_state_dict(optimizer.state_dict())
-    found = trained(resumed, twin, range(at, END))
-    assert all(torch.equal(one, other) for one, other in zip(found, plain, strict=True))
+    assert same(trained(resumed, twin, range(at, END)), plain)
 
 
-@each_wrapper
+@each_by_inputs
 def test_a_checkpoint_of_more_trained_layers_is_refused_and_changes_nothing(wrapper):
     model, optimizer = built(wrapper)
     trained(model, optimizer, range(END))
@@ -73,6 +66,4 @@ def test_a_checkpoint_of_more_trained_layers_is_refused_and_changes_nothing(wrap
         other.load_state_dict(later)
     optimizer.load_state_dict(earlier)  # in which the first layer has not trained yet: it begins anew
     assert [bool(layer.rows) for layer in optimizer.method.layers] == [False, True]
-    trained(*twin, range(END))
-    found = trained(fresh, other, range(THAWED, END))
-    assert all(torch.equal(one, two) for one, two in zip(found, twin[0].parameters(), strict=True))
+    assert same(trained(*twin, range(END)), trained(fresh, other, range(THAWED, END)))

@@ -5,7 +5,6 @@ import inspect
 
 import pytest
 import torch
-from torch import nn
 from torch.optim import SGD, Optimizer
 from torch.optim.optimizer import (
     _global_optimizer_pre_hooks,
@@ -15,30 +14,22 @@ from torch.optim.optimizer import (
 
 from adiv_optim import GradientOnly, Proportional, Whitened
 from adiv_optim.optim import OptimizerWrapper
+from tests.helpers.steps import inputs, network, same, sgd, stepped
 
 
 def wrapped(build=lambda parameters: SGD(parameters, lr=0.1, momentum=0.9)):
     """A wrapper of a wrapper."""
-    model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 2)).double()
+    model = network()
     within = GradientOnly(build(model.parameters()), model, Proportional())
     return model, OptimizerWrapper(within)
-
-
-def train(model, optimizer, steps=1):
-    for step in range(steps):
-        optimizer.zero_grad()
-        x = torch.randn(6, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(step))
-        model(x).square().mean().backward()
-        optimizer.step()
 
 
 def test_wrappers_nest():
     model, optimizer = wrapped()
     assert optimizer.param_groups is optimizer.inner.inner.param_groups
     twin, copied = copy.deepcopy((model, optimizer))
-    train(model, optimizer, 2)
-    train(twin, copied.inner, 2)
-    assert all(map(torch.equal, model.parameters(), twin.parameters()))
+    batches = inputs(0), inputs(1)
+    assert same(stepped(model, optimizer, *batches), stepped(twin, copied.inner, *batches))
 
 
 def test_parts_can_be_set_and_are_set_on_the_inner_optimizer():
@@ -79,22 +70,13 @@ def test_every_public_method_of_optimizer_is_there_and_no_other_name_leads_withi
         optimizer.no_such_thing  # noqa: B018
 
 
-@pytest.mark.parametrize("set_to_none", [True, False])
-def test_zero_grad(set_to_none):
-    model, optimizer = wrapped()
-    model(torch.ones(6, 4).double()).sum().backward()
-    optimizer.zero_grad(set_to_none=set_to_none)
-    for parameter in model.parameters():
-        assert parameter.grad is None if set_to_none else torch.equal(parameter.grad, torch.zeros_like(parameter))
-
-
 def test_step_hooks_are_removed_by_their_handle():
     model, optimizer = wrapped()
     seen = []
     handle = optimizer.register_step_post_hook(lambda opt, args, kwargs: seen.append(opt))
-    train(model, optimizer)
+    stepped(model, optimizer, inputs(0))
     handle.remove()
-    train(model, optimizer)
+    stepped(model, optimizer, inputs(0))
     assert len(seen) == 1
     assert seen[0] is optimizer
 
@@ -109,7 +91,7 @@ def test_global_step_hooks_fire_once_around_the_outermost_step():
     inner_step, added = within.inner.step, []
     within.inner.step = lambda: added.append(register_optimizer_step_pre_hook(lambda *args: None)) or inner_step()
     try:
-        train(model, optimizer)
+        stepped(model, optimizer, inputs(0))
         assert seen == [(optimizer, True), (optimizer, False)]
         optimizer.zero_grad()
         within.inner.step = None  # not callable: the hooks come back after an error too
@@ -117,7 +99,7 @@ def test_global_step_hooks_fire_once_around_the_outermost_step():
             optimizer.step()
         assert seen[2:] == [(optimizer, False)]
         seen.clear()
-        train(model, SGD(model.parameters(), lr=0.1))
+        stepped(model, sgd(model), inputs(0))
         assert len(seen) == 2
         assert [handle.id in _global_optimizer_pre_hooks for handle in added] == [True]
     finally:
