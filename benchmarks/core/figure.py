@@ -64,11 +64,13 @@ def panels(
             axis.set_visible(False)
         for row in grid:
             row[0].set_ylabel(row[0].get_ylabel() or ylabel)
-        # A method may be in some of the panels only.
+        # A method may be in some of the panels only, or in an inset.
+        drawn = [each for axis in axes for each in (axis, *axis.child_axes)]
         handles = {
-            label: handle for axis in axes for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)
+            label: handle for axis in drawn for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)
         }
-        handles = dict(sorted(handles.items(), key=lambda each: each[0].startswith("band")))  # what names no line: last
+        # What names no line comes last.
+        handles = dict(sorted(handles.items(), key=lambda each: each[0].startswith(("band", "thin"))))
         fig.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=3, frameon=False)
         fig.suptitle(wrapped(title, 101), fontsize=11)
 

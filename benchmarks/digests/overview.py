@@ -6,7 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..core.figure import WIDTH, panels, plt, saved
+from ..core.figure import panels, plt, saved
 from ..core.store import Store
 from ..core.study import SHORTER, Digest
 from ..core.table import SIGNIFICANT, Cell, Section, Table, estimate, exact, machine, mean_and_error, welch
@@ -73,9 +73,10 @@ def _columns(stores: Mapping[str, Store]) -> list[Column]:
         optimizer = best_optimizer(stores["mlp-tuned"], row.image, "tanh")
         return reached("mlp-tuned", row.image, activation="tanh", optimizer=optimizer)
 
+    first, tuned = (stores[name].read()[0]["settings"]["epochs"] for name in ("cifar10", "mlp-tuned"))
     return [
-        column("tanh MLP", "Adam 10⁻³", "%", images("cifar10", activation="tanh")),
-        column("tanh MLP", "best optimizer, tuned", "%", at_best_optimizer),
+        column("tanh MLP", f"Adam 10⁻³, {first} epochs", "%", images("cifar10", activation="tanh")),
+        column("tanh MLP", f"best optimizer, tuned, {tuned} epochs", "%", at_best_optimizer),
         column("CNN", "Adam", "%", images("cnn-pool-tuned", optimizer="adam")),
         column("CNN", "Muon", "%", images("cnn-pool-tuned", optimizer="muon")),
         column("language model", "AdamW", "nats", text("adamw")),
@@ -126,34 +127,54 @@ def _verdict(stores: Mapping[str, Store], name: str, folder: Path) -> Section:
     return Section([table, caption])
 
 
+#: The worst mark of a panel is cut, to an arrow and numbers, if the panel would be so many times wider with it.
+_WIDER = 1.5
+
+
 def _figure(columns: list[Column], path: Path) -> None:
-    """A panel per network and a line per row, a filled and a hollow mark for the two ways to train it."""
+    """A panel per network and in it a line per row that has run, a filled and a hollow mark for two ways to train."""
     networks = list(dict.fromkeys(column.panel for column in columns))
-    fig, axes = plt.subplots(1, len(networks), figsize=(WIDTH, 5.0), sharey=True, layout="constrained")
+    pairs = [[column for column in columns if column.panel == panel] for panel in networks]
+    lines = [[row for row in ROWS if any(row.label in column.found for column in pair)] for pair in pairs]
+    # Narrow and high, so that its letters can be read where it is 400 pixels wide.
+    look = {"figsize": (6.4, 0.25 * sum(map(len, lines)) + 3.2), "height_ratios": [len(rows) + 1 for rows in lines]}
+    fig, axes = plt.subplots(len(networks), layout="constrained", **look)
     with saved(fig, path):
-        for axis, panel in zip(axes, networks, strict=True):
-            pair = [column for column in columns if column.panel == panel]
+        for axis, panel, pair, rows in zip(axes, networks, pairs, lines, strict=True):
+            means = (mean_and_error(seeds)[0] for column in pair for seeds in column.found.values())
+            near = sorted(means, reverse=pair[0].unit == "%")
+            while len(near) > 2 and abs(near[-1] - near[0]) > _WIDER * abs(near[-2] - near[0]):
+                near.pop()
+            edge = near[-1] + 0.08 * (near[-1] - near[0])
             for column, filled in zip(pair, (False, True), strict=True):
-                for place, row in enumerate(ROWS):
+                for place, row in enumerate(rows):
                     if seeds := column.found.get(row.label):
                         color = row.color or (METHODS[row.image].color if row.image else "0.4")
                         inside = color if filled else "white"
                         mean, error = mean_and_error(seeds)
-                        look = {"color": color, "markerfacecolor": inside, "markersize": 7, "capsize": 2}
-                        axis.errorbar(mean, place, xerr=error, fmt="o", **look)
+                        if mean in near:
+                            look = {"color": color, "markerfacecolor": inside, "markersize": 6, "zorder": 3}
+                            axis.errorbar(mean, place, xerr=error, fmt="o", capsize=5, capthick=1.5, **look)
+                        else:
+                            axis.plot(edge, place, "<", color=color, markerfacecolor=inside, markersize=7)
+                            text = f"{mean:.3g} ± {error:.2g}"
+                            axis.annotate(text, (edge, place), (9, 0), textcoords="offset points", va="center")
                 plain = statistics.fmean(column.found[ROWS[0].label])
                 axis.axvline(plain, color="0.6", linewidth=0.8, linestyle="-" if filled else ":")
                 face = "0.3" if filled else "white"
-                axis.plot([], [], "o", color="0.3", markerfacecolor=face, markersize=7, label=column.mark)
-            axis.set_title(panel, fontsize=12)
-            axis.set_xlabel("test accuracy, %" if pair[0].unit == "%" else "test loss, nats")
+                axis.plot([], [], "o", color="0.3", markerfacecolor=face, markersize=6, label=column.mark)
+            what = "test accuracy, %" if pair[0].unit == "%" else "test loss, nats"
+            axis.set_xlabel(f"{what} (better →)", loc="right")
             axis.grid(axis="x", alpha=0.3)
-            for place in range(0, len(ROWS), 2):
+            for place in range(0, len(rows), 2):
                 axis.axhspan(place - 0.5, place + 0.5, color="0.96", zorder=0)
-            axis.legend(loc="upper center", bbox_to_anchor=(0.5, -0.13), frameon=False)
-        axes[-1].invert_xaxis()  # better is to the right everywhere
-        axes[0].set_yticks(range(len(ROWS)), [row.label.replace("`", "") for row in ROWS], fontsize=11)
-        axes[0].set_ylim(len(ROWS) - 0.5, -0.5)
+            at = {"xycoords": ("figure fraction", "axes fraction"), "xytext": (4, 7), "textcoords": "offset points"}
+            axis.annotate(panel, (0, 1), **at, fontsize=12, weight="bold")
+            axis.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=2, frameon=False, borderpad=0)
+            axis.set_yticks(range(len(rows)), [row.label.replace("`", "") for row in rows], fontsize=11)
+            axis.set_ylim(len(rows) - 0.5, -0.5)
+            if pair[0].unit != "%":
+                axis.invert_xaxis()
 
 
 def _equal_seconds(stores: Mapping[str, Store], name: str, folder: Path) -> Section:
@@ -171,9 +192,9 @@ def _equal_seconds(stores: Mapping[str, Store], name: str, folder: Path) -> Sect
     time = "time, in steps of AdamW"
     with panels(names, title, path, sharey=False, xlabel=time, ylabel="validation loss, nats") as axes:
         for axis, pair in zip(axes, pairs, strict=True):
-            drawn = [draw([axis], seeds, [], times) for seeds in pair]
+            drawn = [draw(axis, seeds, [], times) for seeds in pair]
             zoom(axis, drawn)
-            for seeds, (x, _) in zip(pair, drawn, strict=True):
+            for seeds, ((x, _), *_) in zip(pair, drawn, strict=True):
                 settings = seeds[0]["settings"]
                 losses = ([r["test_loss"] for r in seeds], [r["validation_loss"][-1] for r in seeds])
                 label, length = METHODS[settings["method"]].label, exact(settings["steps"])

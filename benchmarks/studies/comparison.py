@@ -70,18 +70,28 @@ def _milliseconds(result: Result) -> Cell:
     return exact(1e3 * statistics.median_high(result["seconds"]) / steps, ".2f")
 
 
+#: Points below the best that the second panel shows.
+END = 5.0
+
+
 def _figure(shown: Shown, title: str, path: Path) -> None:
-    """Draw test accuracy against epoch, one panel per activation, a band of one standard error."""
+    """Draw test accuracy against epoch, whole and near its end, one column per activation, bands of an error."""
     activations = in_order(ACTIVATIONS, (activation for _, activation in shown))
-    with panels(activations, title, path, xlabel="epoch", ylabel="test accuracy, %") as axes:
-        for axis, activation in zip(axes, activations, strict=True):
+    names = [*activations, *(f"{activation}, the end" for activation in activations)]
+    columns, look = max(2, len(activations)), {"xlabel": "epoch", "ylabel": "test accuracy, %"}
+    with panels(names, title, path, columns=columns, height=2.9, sharey=False, **look) as axes:
+        for place, activation in enumerate(activations):
+            both, ends = (axes[place], axes[place + len(activations)]), []
             for name in in_order(METHODS, (name for name, other in shown if other == activation)):
                 method, accuracies = METHODS[name], shown[name, activation]["test_accuracy"]
                 # Gradient-only is dashed, coordinates dotted as well: colour alone does not carry to everyone.
                 style = "--" if method.correction else "-." if method.by_inputs is not None or method.gauge else "-"
                 epochs = range(1, len(accuracies) + 1)
-                band(axis, epochs, accuracies, style, color=method.color, label=method.label, linewidth=1.6)
-            axis.xaxis.get_major_locator().set_params(integer=True)
+                for axis in both:
+                    band(axis, epochs, accuracies, style, color=method.color, label=method.label, linewidth=1.6)
+                    axis.xaxis.get_major_locator().set_params(integer=True)
+                ends.append(statistics.fmean(accuracies[-1]))
+            both[1].set(xlim=(len(epochs) / 2, len(epochs)), ylim=(max(ends) - END, max(ends) + 0.1 * END))
 
 
 _REPORT = apart(_section, "method", "activation", "backend", "seeds", "epochs")

@@ -16,7 +16,7 @@ from typing import Any
 
 from examples.gpt import NORM_LABELS, NORMS, WARM_UP
 
-from ..core.figure import band, panels
+from ..core.figure import panels
 from ..core.runs import measure, run_all
 from ..core.store import Result, Store, setting
 from ..core.study import Piece, Recipe, Sections, Study, protocols
@@ -205,43 +205,50 @@ def curve(seeds: list[Result]) -> Curve:
     return [statistics.fmean(at) for at, _ in finite], [statistics.fmean(losses) for _, losses in finite]
 
 
+#: Methods in a panel.
+_TOGETHER = 4
+
+
 def _figure(results: list[Result], title: str, ratios: dict[str, Any], path: Path) -> None:
-    """Draw validation loss against steps, or time of training by its ratios, one panel per normaliser."""
+    """Draw the end of validation loss against steps, or time by its ratios: of every normaliser the best first."""
     shown = [r for r in _longest(results) if not ratios or r["settings"]["method"] in ratios]
-    lines = grouped(_rows(shown), lambda seeds: seeds[0]["settings"]["norm"])
-    names, norms = [NORM_LABELS[norm] for norm in lines], len(lines)
-    names += [f"{name}, the end" for name in names]
-    with panels(names, title, path, columns=norms, height=2.9, sharey=False, ylabel="validation loss, nats") as axes:
-        for whole, end, rows in zip(axes[:norms], axes[norms:], lines.values(), strict=True):
-            drawn = [draw((whole, end), seeds, rows, ratios) for seeds in rows]
-            # A model that has learned nothing starts about here; a line above it is on its way out.
-            whole.set_ylim(top=max(seeds[0]["validation_loss"][0] or 0.0 for seeds in rows))
-            zoom(end, drawn)
-            end.set_xlabel("time, in steps of AdamW" if ratios else "steps")
+    found, lines = grouped(_rows(shown), lambda seeds: seeds[0]["settings"]["norm"]), dict[str, list[list[Result]]]()
+    for norm, rows in found.items():
+        best = sorted(rows, key=lambda seeds: statistics.fmean(_losses(seeds)[0]))
+        for place in range(0, len(best), _TOGETHER):
+            together = best[place : place + _TOGETHER]
+            which = f": {place + 1}{f' to {place + len(together)}' * (len(together) > 1)}" * (len(best) > _TOGETHER)
+            lines[f"{NORM_LABELS[norm]}{which}"] = together
+    look = {"xlabel": "time, in steps of AdamW" if ratios else "steps", "ylabel": "validation loss, nats"}
+    with panels(list(lines), title, path, height=2.7, sharey=False, **look) as axes:
+        for axis, rows in zip(axes, lines.values(), strict=True):
+            zoom(axis, [draw(axis, seeds, found[seeds[0]["settings"]["norm"]], ratios) for seeds in rows])
 
 
-def draw(axes: Sequence[Any], seeds: list[Result], rows: list[list[Result]], ratios: dict[str, Any]) -> Curve:
-    """Draw the mean of some seeds with a band of one standard error; return it."""
+def draw(axis: Any, seeds: list[Result], rows: list[list[Result]], ratios: dict[str, Any]) -> list[Curve]:
+    """Draw the mean of some seeds, and each of them by a thin line; return the mean first, and then these."""
     name, rate = seeds[0]["settings"]["method"], seeds[0]["settings"]["lr"]
-    method, (x, y) = METHODS[name], curve(seeds)
-    x = [steps * (ratios[name]["median"] if ratios else 1.0) for steps in x]
+    method, scale = METHODS[name], ratios[name]["median"] if ratios else 1.0
     # Methods of this library are dashed: colour alone does not carry to everyone.
     label, style = method.label, "--" if method.damped else "-"
     twins = [row[0]["settings"]["lr"] for row in rows if row[0]["settings"]["method"] == name]
     if len(twins) > 1:
         label, style = f"{label}, rate {rate:g}", "-" if rate == min(twins) else ":"
-    at = [[r["validation_loss"][place] for r in seeds] for place in range(len(y))]
-    for axis in axes:
-        band(axis, x, at, style, color=method.color, label=label, linewidth=1.6)
-    return x, y
+    drawn = [([scale * at for at in steps], losses) for steps, losses in map(curve, [seeds, *([one] for one in seeds)])]
+    axis.plot(*drawn[0], style, color=method.color, label=label, linewidth=1.8)
+    for one in drawn[1:]:
+        axis.plot(*one, style, color=method.color, linewidth=0.6, alpha=0.6)
+    axis.plot([], [], color="0.5", linewidth=0.6, label="thin: every seed")
+    return drawn
 
 
-def zoom(axis: Any, curves: Sequence[Curve]) -> None:
-    """Show the last two fifths of some curves, from the best of their ends to a quarter of a nat above it."""
-    ends = [(x[-1], y[-1]) for x, y in curves if y]
-    if ends:
-        longest, best = max(x for x, _ in ends), min(y for _, y in ends)
-        axis.set(xlim=(0.6 * longest, 1.02 * longest), ylim=(best - 0.02, best + 0.25))
+def zoom(axis: Any, drawn: Iterable[Sequence[Curve]]) -> None:
+    """Show the last two fifths of some methods' curves, from the best seed's end to above the worst mean."""
+    ends = [[(x[-1], y[-1]) for x, y in curves if y] for curves in drawn]
+    if any(ends):
+        longest = max(x for own in ends for x, _ in own)
+        best, worst = min(y for own in ends for _, y in own), max(own[0][1] for own in ends if own)
+        axis.set(xlim=(0.6 * longest, 1.02 * longest), ylim=(best - 0.02, 1.4 * worst - 0.4 * best + 0.05))
 
 
 def _study(

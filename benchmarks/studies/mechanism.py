@@ -5,6 +5,7 @@ import math
 import statistics
 from collections import defaultdict
 from collections.abc import Sequence
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -19,9 +20,10 @@ from ..core.figure import panels
 from ..core.runs import NOBODY, Watch, run_all
 from ..core.store import Result, Store
 from ..core.study import Recipe, Sections, Study
-from ..core.table import Cell, Row, Section, Table, estimate, exact, machine, mean_and_error, spearman
+from ..core.table import Cell, Row, Section, Table, estimate, exact, in_order, machine, mean_and_error, spearman
 from ..data import Dataset
 from ..images.ensemble import Loops, epoch_orders, take
+from ..images.networks import ACTIVATIONS
 from ..images.report import network
 from ..images.run import ImageRun, again
 from ..images.train import IMAGES
@@ -127,7 +129,6 @@ def report(store: Store, name: str, folder: Path) -> Sections:
         f"{network(results[0])}, settings as tuned, {seeds} seed{'s' * (seeds > 1)}: divergence of the real step, "
         f"mean over {POINTS} moments of the run, {BATCHES} batches and all layers; beside it test accuracy. Rank "
         f"correlations are Spearman's over runs, in brackets p. {wanted}Runs that diverged are left out of them. "
-        "In the figure circles are with SGD, squares have momentum, triangles are with Adam; filled is tanh. "
         f"{machine(results[0]['environment'])}"
     )
     first = Table(["runs", "n", *(f"accuracy and {label}" for label in labels)], correlations, name="ranks")
@@ -135,17 +136,29 @@ def report(store: Store, name: str, folder: Path) -> Sections:
     return {name: Section([first, second, caption])}
 
 
+#: Marks of the optimizers.
+_MARKS = {"sgd": "o", "momentum": "s", "adam": "^"}
+
+
 def _figure(results: Sequence[Result], title: str, path: Path) -> None:
     """Draw accuracy against every quantity, a mark per optimizer, filled for tanh."""
+    better = [result for result in results if means(result)["accuracy"] > 200 / result["classes"]]
     with panels(list(QUANTITIES.values()), title, path, ylabel="test accuracy, %") as axes:
         for axis, quantity in zip(axes, QUANTITIES, strict=True):
-            for result in results:
+            for result in better:
                 own, settings, method = means(result), result["settings"], METHODS[result["settings"]["method"]]
-                if own["accuracy"] > 200 / result["classes"]:
-                    mark = {"sgd": "o", "momentum": "s"}.get(settings["optimizer"], "^")
-                    face = method.color if settings["activation"] == "tanh" else "none"
-                    look = {"color": method.color, "marker": mark, "facecolors": face}
-                    axis.scatter(own[quantity], own["accuracy"], **look, label=method.label)
+                face = method.color if settings["activation"] == "tanh" else "none"
+                look = {"color": method.color, "marker": _MARKS[settings["optimizer"]], "facecolors": face}
+                axis.scatter(own[quantity], own["accuracy"], s=45, **look)
+        key = partial(axes[0].plot, [], [])  # of colour, mark and filling, one after the other
+        for name in in_order(METHODS, (result["settings"]["method"] for result in better)):
+            key(color=METHODS[name].color, linewidth=7, label=METHODS[name].label)
+        for optimizer in in_order(_MARKS, (result["settings"]["optimizer"] for result in better)):
+            key(_MARKS[optimizer], color="0.4", label=optimizer)
+        for activation in in_order(ACTIVATIONS, (result["settings"]["activation"] for result in better)):
+            filled = activation == "tanh"
+            look = {"color": "0.4", "markerfacecolor": "0.4" if filled else "none"}
+            key("D", **look, label=f"{activation}: {'filled' if filled else 'hollow'}")
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:

@@ -117,10 +117,12 @@ def _sweep(results: list[Result], name: str, folder: Path) -> Section:
     settings = results[0]["settings"]
     found = grouped(sorted(results, key=setting("lr")), setting("optimizer", "method"))
     optimizers = in_order(OPTIMIZERS, map(setting("optimizer"), results))
-    where = "a tenth of the training set, held out" if settings.get("validation") else "the test set"
+    held_out = settings.get("validation")
+    where = "a tenth of the training set, held out" if held_out else "the test set"
+    ylabel = f"{'held-out' if held_out else 'test'} accuracy, %"
     heading = f"{network(results[0])}, {settings['activation']}, accuracy by learning rate"
     title, path, rows = f"{heading}, {settings['epochs']} epochs", folder / f"{name}.png", list[Row]()
-    with panels(optimizers, title, path, xlabel="learning rate", xscale="log", ylabel="accuracy, %") as axes:
+    with panels(optimizers, title, path, xlabel="learning rate", xscale="log", ylabel=ylabel) as axes:
         for axis, optimizer in zip(axes, optimizers, strict=True):
             for method in in_order(METHODS, (key[1] for key in found if key[0] == optimizer)):
                 curve = {r["settings"]["lr"]: r["test_accuracy"][-1] for r in found[optimizer, method]}

@@ -1,6 +1,7 @@
 """The paper's Table 1: accuracy and its slope over batch sizes, at the paper's length with its figures, and shorter."""
 
 import math
+import statistics
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -138,26 +139,48 @@ def caption(results: list[Result]) -> str:
     )
 
 
+#: A method whose mean is below this share of the best one's has collapsed, and is drawn in the inset.
+COLLAPSED = 0.7
+
+
 def draw(results: list[Result], title: str, path: Path) -> None:
     """Draw accuracy by batch size beside the fitted lines, one panel per activation; the paper's lines are dotted."""
     found = series(results)
     activations = in_order(ACTIVATIONS, (key[1] for key in found))
-    with panels(activations, title, path, xlabel="batch size", ylabel="test accuracy, %") as axes:
+    with panels(activations, title, path, sharey=False, xlabel="batch size", ylabel="test accuracy, %") as axes:
         for axis, activation in zip(axes, activations, strict=True):
-            for name in in_order(METHODS, (key[0] for key in found if key[1] == activation)):
-                by_size, method = found[name, activation], METHODS[name]
-                bars(axis, by_size, method)
-                # A line in batch size is a curve over its logarithm.
-                if fitted := line(by_size):
-                    xs = np.linspace(min(by_size), max(by_size))
-                    axis.plot(xs, fitted.intercept + fitted.slope * xs, color=method.color, linewidth=4, alpha=0.25)
-                if theirs := PAPER.get((name, activation)):
-                    xs = np.linspace(SIZES[0], SIZES[-1])
-                    heights = theirs[0] + theirs[2] * (xs - math.fsum(SIZES) / len(SIZES))
-                    axis.plot(xs, heights, ":", color=method.color, linewidth=1.0)
-            axis.set_xscale("log", base=2)
-            axis.set_xticks(SIZES, [str(size) for size in SIZES])
+            own = {name: by_size for (name, other), by_size in found.items() if other == activation}
+            means = {name: statistics.fmean(over_sizes(by_size)) for name, by_size in own.items()}
+            collapsed = [name for name in means if means[name] < COLLAPSED * max(means.values())]
+            _drawn(axis, activation, {name: own[name] for name in in_order(METHODS, own) if name not in collapsed})
+            if collapsed:
+                low, high = axis.get_ylim()
+                axis.set_yticks([tick for tick in axis.get_yticks() if low <= tick <= high and tick == round(tick)])
+                axis.set_ylim(low - 0.5 * (high - low), high)  # the lower third is the inset's
+                inset = axis.inset_axes((0, 0, 1, 0.3))
+                _drawn(inset, activation, {name: own[name] for name in in_order(METHODS, collapsed)})
+                inset.set_xlim(axis.get_xlim())
+                inset.tick_params(labelbottom=False)
+                inset.grid(alpha=0.3)
+                inset.set_title("collapsed, on a scale of its own", fontsize=10, pad=4)
         axes[-1].plot([], [], color="0.5", linewidth=4, alpha=0.25, label="fitted line; bars: ± one standard error")
+        axes[-1].plot([], [], ":", color="0.3", label="the paper's line")
+
+
+def _drawn(axis: Any, activation: str, methods: dict[str, dict[int, list[float]]]) -> None:
+    for name, by_size in methods.items():
+        method = METHODS[name]
+        bars(axis, by_size, method)
+        # A line in batch size is a curve over its logarithm.
+        if fitted := line(by_size):
+            xs = np.linspace(min(by_size), max(by_size))
+            axis.plot(xs, fitted.intercept + fitted.slope * xs, color=method.color, linewidth=4, alpha=0.25)
+        if theirs := PAPER.get((name, activation)):
+            xs = np.linspace(SIZES[0], SIZES[-1])
+            heights = theirs[0] + theirs[2] * (xs - math.fsum(SIZES) / len(SIZES))
+            axis.plot(xs, heights, ":", color=method.color, linewidth=1.0)
+    axis.set_xscale("log", base=2)
+    axis.set_xticks(SIZES, [str(size) for size in SIZES])
 
 
 #: From the largest batch on, which is the soonest done.
@@ -175,7 +198,7 @@ def _section(there: list[Result], name: str, folder: Path) -> Section:
     planned = {(run.method, run.activation, run.batch_size) for run in expand(alike, {})}
     count = len({setting("method", "activation", "batch_size")(r) for r in there} & planned)
     share = f" {count} of the preset's {len(planned)} cells are there." if count < len(planned) else ""
-    below = f"{caption(there)} {ranking(there)}In the figure the paper's lines are dotted.{share}"
+    below = f"{caption(there)} {ranking(there).rstrip()}{share}"
     return Section([f"**{heading}**", table(there, planned), below])
 
 
