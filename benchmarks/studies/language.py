@@ -214,7 +214,7 @@ def _figure(results: list[Result], title: str, ratios: dict[str, Any], path: Pat
     shown = [r for r in _longest(results) if not ratios or r["settings"]["method"] in ratios]
     found, lines = grouped(_rows(shown), lambda seeds: seeds[0]["settings"]["norm"]), dict[str, list[list[Result]]]()
     for norm, rows in found.items():
-        best = sorted(rows, key=lambda seeds: statistics.fmean(_losses(seeds)[0]))
+        best = sorted(rows, key=lambda seeds: statistics.fmean(losses_of(seeds)[0]))
         for place in range(0, len(best), _TOGETHER):
             together = best[place : place + _TOGETHER]
             which = f": {place + 1}{f' to {place + len(together)}' * (len(together) > 1)}" * (len(best) > _TOGETHER)
