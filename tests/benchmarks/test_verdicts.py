@@ -39,6 +39,21 @@ def test_level_is_an_interval_within_the_margin():
     assert level(sample(HIGH), sample(WIDE), 5.0)({}).holds is None
 
 
+@pytest.mark.parametrize("lower", [False, True])
+def test_p_of_level_is_as_small_as_a_twentieth_where_the_interval_ends_at_the_margin(lower):
+    ours, theirs = [50.0, 50.7, 51.1, 50.4], [52.9, 53.2, 53.0, 53.6]
+    own, other = (theirs, ours) if lower else (ours, theirs)
+    ends = stats.ttest_ind(own, other, equal_var=False).confidence_interval(0.95)
+    far, near = sorted(map(abs, ends), reverse=True)
+    behind = level(sample(own), sample(other), far, lower=lower)({})
+    assert float(behind.p) == pytest.approx(0.05)
+    assert level(sample(own), sample(other), far, lower=lower, or_ahead=True)({}).p == behind.p
+    assert float(level(sample(own), sample(other), 0.999 * near, lower=lower)({}).p) == pytest.approx(0.05, abs=1e-3)
+    assert level(sample(own), sample(other), 0.999 * near, lower=lower)({}).holds is False
+    assert level(sample(own), sample(other), 1.001 * far, lower=lower)({}).holds is True
+    assert level(sample(other), sample(own), near, lower=lower, or_ahead=True)({}).holds is True
+
+
 def test_a_difference_within_or_beyond_the_margin_is_named():
     worse, better = ([mean + spread for spread in (-0.5, 0.0, 0.5)] for mean in (49.0, 51.0))
     found = level(sample(worse), sample(better), 2.0)({})
