@@ -117,8 +117,8 @@ def _verdict(stores: Mapping[str, Store], name: str, folder: Path) -> Section:
         f"{length} steps, lower being better: mean ± standard error over {count} seeds. Bold is the best of a column, "
         f"and what Welch's test cannot tell from it (p of {SIGNIFICANT:g} or more); what is empty has not run so. "
         "Normalisers of images have no parameters. MLP: batch 32, one learning rate for all, and for `BatchIdeal` a "
-        "damping of 0.3 from earlier runs that looked at test accuracy; in the second column the best of SGD, momentum, "
-        "Adam and Muon, of learning rates and of dampings. "
+        "damping of 0.3 from earlier runs that looked at test accuracy; in the second column the best of SGD, "
+        "momentum, Adam and Muon, of learning rates and of dampings. "
         f"CNN: with pooling, leaky ReLU, batch 128, {convolutions} epochs. Language model: the better of embeddings of "
         "deviation 0.02 and 1, where both have run. Settings of the last five columns are chosen by another seed on "
         "held-out data. "
@@ -137,8 +137,8 @@ def _figure(columns: list[Column], path: Path) -> None:
     pairs = [[column for column in columns if column.panel == panel] for panel in networks]
     lines = [[row for row in ROWS if any(row.label in column.found for column in pair)] for pair in pairs]
     # Narrow and high, so that its letters can be read where it is 400 pixels wide.
-    look = {"figsize": (6.4, 0.25 * sum(map(len, lines)) + 3.2), "height_ratios": [len(rows) + 1 for rows in lines]}
-    fig, axes = plt.subplots(len(networks), layout="constrained", **look)
+    size, shares = (6.4, 0.25 * sum(map(len, lines)) + 3.2), [len(rows) + 1 for rows in lines]
+    fig, axes = plt.subplots(len(networks), figsize=size, height_ratios=shares, layout="constrained")
     with saved(fig, path):
         for axis, panel, pair, rows in zip(axes, networks, pairs, lines, strict=True):
             means = (mean_and_error(seeds)[0] for column in pair for seeds in column.found.values())
@@ -168,8 +168,8 @@ def _figure(columns: list[Column], path: Path) -> None:
             axis.grid(axis="x", alpha=0.3)
             for place in range(0, len(rows), 2):
                 axis.axhspan(place - 0.5, place + 0.5, color="0.96", zorder=0)
-            at = {"xycoords": ("figure fraction", "axes fraction"), "xytext": (4, 7), "textcoords": "offset points"}
-            axis.annotate(panel, (0, 1), **at, fontsize=12, weight="bold")
+            corner: dict[str, Any] = {"xycoords": ("figure fraction", "axes fraction"), "textcoords": "offset points"}
+            axis.annotate(panel, (0, 1), (4, 7), **corner, fontsize=12, weight="bold")
             axis.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=2, frameon=False, borderpad=0)
             axis.set_yticks(range(len(rows)), [row.label.replace("`", "") for row in rows], fontsize=11)
             axis.set_ylim(len(rows) - 0.5, -0.5)

@@ -219,8 +219,8 @@ def _figure(results: list[Result], title: str, ratios: dict[str, Any], path: Pat
             together = best[place : place + _TOGETHER]
             which = f": {place + 1}{f' to {place + len(together)}' * (len(together) > 1)}" * (len(best) > _TOGETHER)
             lines[f"{NORM_LABELS[norm]}{which}"] = together
-    look = {"xlabel": "time, in steps of AdamW" if ratios else "steps", "ylabel": "validation loss, nats"}
-    with panels(list(lines), title, path, height=2.7, sharey=False, **look) as axes:
+    xlabel, ylabel = "time, in steps of AdamW" if ratios else "steps", "validation loss, nats"
+    with panels(list(lines), title, path, height=2.7, sharey=False, xlabel=xlabel, ylabel=ylabel) as axes:
         for axis, rows in zip(axes, lines.values(), strict=True):
             zoom(axis, [draw(axis, seeds, found[seeds[0]["settings"]["norm"]], ratios) for seeds in rows])
 
