@@ -5,7 +5,6 @@ import warnings
 import pytest
 import torch
 from torch import nn
-from torch.func import functional_call, stack_module_state, vmap
 from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
 
@@ -183,17 +182,6 @@ def test_transformer_layer_computes_the_same_and_corrects_its_feed_forward(train
     assert report.never_seen == {}
     with torch.no_grad():  # in evaluation by torch's fast path
         torch.testing.assert_close(layer(x), wanted, rtol=EXACT, atol=EXACT)
-
-
-def test_attached_models_under_vmap():
-    models = [attach(nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)), Proportional()) for _ in range(3)]
-    x = torch.randn(5, 3)
-    stacked, _ = stack_module_state(models)
-    vmap(lambda parameters: functional_call(models[0], parameters, (x,)))(stacked).square().sum().backward()
-    for k, model in enumerate(models):
-        model(x).square().sum().backward()
-        for name, parameter in model.named_parameters():
-            torch.testing.assert_close(stacked[name].grad[k], parameter.grad)
 
 
 def small():

@@ -6,6 +6,8 @@ from typing import Any
 import pytest
 from matplotlib.figure import Figure
 
+from examples import gpt as text
+
 
 @pytest.fixture(autouse=True)
 def _figures(request, monkeypatch):
@@ -28,3 +30,18 @@ def drawn(monkeypatch):
         savefig(figure, path, **{**options, "dpi": 40})
 
     monkeypatch.setattr(Figure, "savefig", draw)
+
+
+@pytest.fixture(scope="session")
+def sample():
+    """A short text, split."""
+    return text.split(text.python_reference()[:20_000])
+
+
+@pytest.fixture
+def file(tmp_path):
+    """A file of text."""
+    path = tmp_path / "texts" / "sample.txt"
+    path.parent.mkdir()
+    path.write_text(text.python_reference()[:5_000], encoding="utf-8")
+    return path

@@ -1,6 +1,5 @@
 """Numbers that pages quote, read from the committed results."""
 
-from functools import cache
 from statistics import fmean, median
 
 from scipy.stats import ttest_ind
@@ -15,22 +14,11 @@ from .test_report import RESULTS
 IDEAL, AFFINE, NONE, BATCHNORM, WHITE = "batch-ideal", "affine-like", "none", "batchnorm", "whitened-16"
 
 
-@cache
-def results(file, part=None):
-    return Store(RESULTS / f"{file}.jsonl").read(part)
+STORES = {path.stem: Store(path) for path in RESULTS.glob("*.jsonl")}
 
 
-class Read:
-    """A file of results that is read once."""
-
-    def __init__(self, file):
-        self.file = file
-
-    def read(self, part=None):
-        return results(self.file, part)
-
-
-STORES = {path.stem: Read(path.stem) for path in RESULTS.glob("*.jsonl")}
+def results(file):
+    return STORES[file].read()
 
 
 def seeds(file, **wanted):

@@ -8,17 +8,13 @@ import pytest
 from benchmarks.__main__ import main
 from benchmarks.core.store import Store
 from benchmarks.studies import gpu
-from examples import gpt as text
 
 FILES = ("-speed", "-char-lm", "-table1")
 KINDS = ("cuda-tests", "speed-steps-bfloat16-eager", "char-lm", "table1")
 
 
 @pytest.fixture
-def command(tmp_path):
-    file = tmp_path / "texts" / "sample.txt"
-    file.parent.mkdir()
-    file.write_text(text.python_reference()[:5_000], encoding="utf-8")
+def command(tmp_path, file):
     out = tmp_path / "out"
     return ["gpu", "--device", "cpu", "--out", str(out), "--text", str(file)], out
 

@@ -30,15 +30,17 @@ def losses(run: ImageRun, data: Dataset) -> torch.Tensor:
     return torch.tensor(train(run, data, max_steps=STEPS).step_losses, dtype=torch.float64)
 
 
-@pytest.mark.parametrize("method", TOGETHER)
-def test_ensemble_equals_plain_loops(method, digits):
-    run = ImageRun("digits", method, "leaky-relu", epochs=1, seeds=(0, 1, 2))
-    together = losses(run, digits)
-    apart = losses(replace(run, backend="loop"), digits)
-    assert together.shape == (STEPS, 3)
+def assert_plain_loops(run: ImageRun, data: Dataset) -> None:
+    together, apart = losses(run, data), losses(replace(run, backend="loop"), data)
+    assert together.shape == (STEPS, len(run.seeds))
     assert ((together - apart).abs() / apart).max() <= TOLERANCE
     # The test can fail: seeds differ from one another by far more than the tolerance.
-    assert (together[:, 0] - together[:, 1]).abs().max() > 1e-3
+    assert len(run.seeds) == 1 or (together[:, 0] - together[:, 1]).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("method", TOGETHER)
+def test_ensemble_equals_plain_loops(method, digits):
+    assert_plain_loops(ImageRun("digits", method, "leaky-relu", epochs=1, seeds=(0, 1, 2)), digits)
 
 
 @pytest.mark.parametrize("method", ["batchnorm", "proportional"])
@@ -71,17 +73,12 @@ ON_OTHERS = ["none", "batchnorm", "l2-patch", "affine-like", "proportional", "ba
 @pytest.mark.parametrize(("method", "network"), zip(ON_OTHERS, cycle(name for name in NETWORKS if name)))
 def test_ensemble_of_other_networks_equals_plain_loops(method, network, digits):
     run = ImageRun("digits", method, "leaky-relu", (4, 4), epochs=1, seeds=(0, 1), network=network)
-    together, apart = losses(run, digits), losses(replace(run, backend="loop"), digits)
-    assert ((together - apart).abs() / apart).max() <= TOLERANCE
-    assert (together[:, 0] - together[:, 1]).abs().max() > 1e-3
+    assert_plain_loops(run, digits)
 
 
 @pytest.mark.parametrize("method", ["none", "batchnorm", "proportional"])
 def test_jacobian_backend_equals_plain_loops(method, digits):
-    run = ImageRun("digits", method, "tanh", epochs=1, seeds=(0,))
-    by_jacobians = losses(replace(run, backend="jacobian"), digits)
-    plain = losses(replace(run, backend="loop"), digits)
-    assert ((by_jacobians - plain).abs() / plain).max() <= TOLERANCE
+    assert_plain_loops(ImageRun("digits", method, "tanh", epochs=1, seeds=(0,), backend="jacobian"), digits)
 
 
 def test_evaluation_agrees_between_ensemble_and_loops(digits):
@@ -90,12 +87,6 @@ def test_evaluation_agrees_between_ensemble_and_loops(digits):
     together, apart = train(run, digits), train(replace(run, backend="loop"), digits)
     assert torch.allclose(torch.tensor(together.test_accuracy), torch.tensor(apart.test_accuracy), atol=1e-4)
     assert torch.allclose(torch.tensor(together.train_loss), torch.tensor(apart.train_loss), rtol=TOLERANCE, atol=0)
-
-
-def test_a_seed_does_not_depend_on_its_company(digits):
-    run = ImageRun("digits", "proportional", "tanh", epochs=1, seeds=(3,))
-    alone, in_company = losses(run, digits), losses(replace(run, seeds=(7, 3)), digits)
-    assert ((alone[:, 0] - in_company[:, 1]).abs() / alone[:, 0]).max() <= TOLERANCE
 
 
 @pytest.mark.parametrize(

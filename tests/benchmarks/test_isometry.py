@@ -124,17 +124,8 @@ def test_longer_runs_in_the_same_file_have_a_table_of_their_own(trained, tmp_pat
     assert set(reported(tmp_path, "isometry-widths", [data, other], "widths")) == {"widths-1", "widths-2"}
 
 
-def test_command_skips_what_is_there(tmp_path, monkeypatch):
+def test_fewer_samples_than_a_batch_are_refused(monkeypatch):
     monkeypatch.setitem(DATA, "few", few)
-    monkeypatch.setattr(training, "BATCH_SIZE", 64)
-    command = ["isometry-training", "--data", "few", "--width", "40", "--steps", "2", "--out", str(tmp_path)]
-    command += ["--preset", "reduced"]
-    assert main([*command, "--activations", "tanh"]) == 0
-    store = Store(tmp_path / "isometry-training.jsonl")
-    before = store.path.read_text()
-    assert main([*command, "--activations", "tanh", "leaky ReLU, 0.2"]) == 0
-    assert store.path.read_text().startswith(before)
-    assert [r["settings"]["activation"] for r in store.read()] == ["tanh", "leaky ReLU, 0.2"]
     monkeypatch.setattr(training, "BATCH_SIZE", 65)
     with pytest.raises(ValueError, match="few has 64 training samples, fewer than a batch of 65"):
         training.train("tanh", "few", 2, [40] * 10)

@@ -12,8 +12,12 @@ from dataclasses import dataclass
 
 import torch
 
-from adiv_optim import Correction
+from adiv_optim import Correction, InputScaled
 from benchmarks.methods import Method
+
+
+def scaled(optimizer, model, damping=1.0):
+    return InputScaled(optimizer, model, floor=damping)
 
 
 @dataclass(frozen=True)
@@ -22,7 +26,13 @@ class Halved(Correction):
         return {name: 0.5 * torch.ones_like(factor) for name, factor in factors.items()}
 
 
-METHODS = {"mine": Method("my method", "crimson", correction=Halved())}
+METHODS = {
+    "mine": Method("my method", "crimson", correction=Halved()),
+    "prop": Method("RMSprop", "orchid", optimizer=torch.optim.RMSprop),
+    "scaled-prop": Method("scaled RMSprop", "teal", optimizer=torch.optim.RMSprop, by_inputs=scaled),
+    "lost": Method("lost", optimizer="lion"),
+    "plain": Method("plain", by_inputs=lambda optimizer, model: optimizer),
+}
 """
 COMMAND = "compare --device cpu --methods none mine --activations tanh --epochs 1 --seeds 1 --optimizers sgd --lr 1"
 RUN = COMMAND.split()
@@ -63,28 +73,8 @@ def test_entry_of_a_file_is_trained_reported_and_drawn(file, drawn, tmp_path, ca
     assert "| my method |" in capsys.readouterr().out
 
 
-OWN = """
-import torch
-from adiv_optim import InputScaled
-from benchmarks.methods import Method
-
-
-def scaled(optimizer, model, damping=1.0):
-    return InputScaled(optimizer, model, floor=damping)
-
-
-METHODS = {
-    "prop": Method("RMSprop", "crimson", optimizer=torch.optim.RMSprop),
-    "scaled-prop": Method("scaled RMSprop", "teal", optimizer=torch.optim.RMSprop, by_inputs=scaled),
-    "lost": Method("lost", optimizer="lion"),
-    "plain": Method("plain", by_inputs=lambda optimizer, model: optimizer),
-}
-"""
-
-
-def test_optimizer_of_a_file_trains_images_and_the_language_model(tmp_path, drawn, capsys):
-    (path := tmp_path / "own.py").write_text(OWN)
-    end = ["--out", str(tmp_path), "--method-file", str(path), "--seeds", "1", "--device", "cpu"]
+def test_optimizer_of_a_file_trains_images_and_the_language_model(file, tmp_path, drawn, capsys):
+    end = ["--out", str(tmp_path), "--method-file", str(file), "--seeds", "1", "--device", "cpu"]
     images = ["compare", "--activations", "tanh", "--epochs", "1", "--lr", "0.01", *end]
     assert main([*images, "--methods", "none", "prop", "--optimizers", "sgd"]) == 0
     printed = capsys.readouterr().out

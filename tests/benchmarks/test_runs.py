@@ -86,17 +86,13 @@ def test_committed_results_are_of_the_rules_of_today():
 #: A run, what is changed of it, and what is said.
 BAD = {
     "method": (RUN, {"method": "groupnorm"}, "unknown method 'groupnorm'; known are none, batchnorm"),
-    "method-of-texts": (RUN, {"method": "adamw"}, "unknown method 'adamw'; known are none, batchnorm"),
     "activation": (RUN, {"activation": "sine"}, "unknown activation 'sine'; known are tanh, leaky-relu"),
     "backend": (RUN, {"method": "whitened"}, "method 'whitened' sees forward passes, which only backend 'loop'"),
     "damping": (RUN, {"damping": 1.0}, "damping is 1.0, but method 'none' has none"),
     "lr": (RUN, {"lr": -1.0}, r"lr is -1\.0; it must be positive"),
-    "epochs": (RUN, {"epochs": 0}, "epochs is 0; it must be positive"),
-    "gain": (RUN, {"gain": 0.0}, r"gain is 0\.0; it must be positive"),
     "method-of-images": (TEXT, {"method": "none"}, "unknown method 'none'; known are adamw, muon"),
     "norm": (TEXT, {"norm": "batchnorm"}, "unknown norm 'batchnorm'; known are layernorm, rmsnorm, dyt, derf"),
     "preset": (TEXT, {"preset": "huge"}, "unknown preset 'huge'; known are tiny, small, deep, million, gpu"),
-    "steps": (TEXT, {"steps": 0}, "steps is 0; it must be positive"),
     "no-damping": (TEXT, {"method": "batch-ideal-adamw"}, "method 'batch-ideal-adamw' needs a damping"),
 }
 

@@ -12,10 +12,12 @@ from adiv_optim import BatchIdeal, Correction, Disproportional, Proportional, at
 from adiv_optim.diagnostics import divergence
 from adiv_optim.diagnostics._rows import evenly
 from adiv_optim.jacobian import layer_jacobians
-from adiv_optim.layers import AffineLikeLinear, NormLikeLinear
+from adiv_optim.layers import AffineLikeLinear
 from tests.helpers.cases import LAYERS, quiet_same
 from tests.helpers.covering import paired
 from tests.helpers.references import rows
+from tests.jacobian.test_ideal_update import LowRank
+from tests.test_corrections import SquareRoot
 
 EXACT = 1e-12  # relative, float64
 SOLVED = 1e-9  # a Cholesky factor squares the condition of the rows
@@ -45,14 +47,6 @@ def differs(found, wanted, tolerance=EXACT):
 
 
 @dataclass(frozen=True)
-class SquareRoot(Correction):
-    """A user's own rule, by scales."""
-
-    def scales(self, factors):
-        return dict.fromkeys(factors, sum(factors.values()).rsqrt())
-
-
-@dataclass(frozen=True)
 class HalfIdeal(Correction):
     """A user's own rule, by gradients: neither scales alone nor a solve alone."""
 
@@ -62,32 +56,6 @@ class HalfIdeal(Correction):
     def gradients(self, rows):
         one, other = Proportional().gradients(rows), BatchIdeal(0.1).gradients(rows)
         return {name: (one[name] + other[name]) / 2 for name in one}
-
-
-def divergence_of(x):
-    return x.square().sum(-1).flatten() + 1
-
-
-#: Layer, rule, and the own gains of its rows.
-GAINS = {
-    "plain": (nn.Linear(5, 3), None, divergence_of),
-    "proportional": (nn.Linear(5, 3), Proportional(), lambda x: torch.ones(8)),
-    "disproportional": (nn.Linear(5, 3), Disproportional(), lambda x: torch.ones(8)),
-    "proportional-no-bias": (nn.Linear(5, 3, bias=False), Proportional(), lambda x: torch.ones(8)),
-    "affine-like": (AffineLikeLinear(5, 3), None, lambda x: torch.ones(8)),
-    "norm-like-general": (NormLikeLinear(5, 3, beta=0.6), None, lambda x: torch.ones(8)),
-    "norm-like": (NormLikeLinear(5, 3), None, lambda x: torch.full((8,), 2.0)),
-}
-
-
-@pytest.mark.parametrize(("layer", "correction", "wanted"), GAINS.values(), ids=GAINS)
-def test_own_gain_is_the_affine_divergence_or_what_takes_it_away(layer, correction, wanted):
-    layer, x = copy.deepcopy(layer).double(), torch.randn(2, 4, 5)
-    found, _ = measure(layer, x, correction)
-    agrees(found.gain, wanted(x))
-    agrees(found.squared_norm, divergence_of(x) - 1)
-    variance = found.summary()["gain_variance"]
-    assert variance == pytest.approx(wanted(x).var(unbiased=False).item(), rel=EXACT, abs=EXACT)
 
 
 @pytest.mark.parametrize("count", [4, 20], ids=["sample-side", "feature-side"])
@@ -100,19 +68,13 @@ def test_own_gain_of_batch_ideal_is_its_leverage(count, per_sample):
     ridge = damping * kernel.trace() / count
     mixing = kernel @ torch.linalg.inv(kernel + ridge * torch.eye(count)) * (count if per_sample else 1)
     agrees(found.gain, mixing.diagonal(), SOLVED)
+    agrees(found.squared_norm, x.square().sum(1))
+    assert found.summary()["gain_variance"] == pytest.approx(mixing.diagonal().var(unbiased=False).item(), rel=SOLVED)
     differs(found.gain, (kernel @ torch.linalg.inv(kernel + 2 * ridge * torch.eye(count))).diagonal(), SOLVED)
     moved, own = -mixing @ g, -mixing.diagonal()[:, None] * g
     rest = (moved - own).norm(dim=1)
     agrees(found.interference, rest / (own.norm(dim=1) + rest), SOLVED)
     agrees(found.cosine, -F.cosine_similarity(moved, g), SOLVED)
-
-
-def test_one_row_has_no_interference():
-    for correction in (None, Proportional(), BatchIdeal(0.5)):
-        found, _ = measure(nn.Linear(4, 3), torch.randn(1, 4), correction)
-        agrees(found.interference, torch.zeros(1))
-        agrees(found.cosine, torch.ones(1))
-        agrees(found.projection, found.gain)
 
 
 def effective_updates(layer, x, g, change):
@@ -188,23 +150,12 @@ def test_own_movement_is_that_of_the_row_alone_under_a_rule_of_ones_own_too(name
         agrees(found.gain[number], -update @ gradient / gradient.square().sum(), SOLVED)
 
 
-class LowRank(nn.Module):
-    """Its Jacobian depends on its own parameters; tokens of a sample are rows of their own."""
-
-    def __init__(self):
-        super().__init__()
-        self.left, self.right = nn.Parameter(torch.randn(3, 2)), nn.Parameter(torch.randn(2, 5))
-
-    def forward(self, x):
-        return x @ self.right.T @ self.left.T
-
-
 @pytest.mark.filterwarnings("ignore:There is a performance drop because we have not yet implemented:UserWarning")
 @pytest.mark.parametrize(
     ("build", "shapes"),
     [
-        (LowRank, [(4, 5)]),
-        (LowRank, [(2, 3, 5)]),
+        (lambda: LowRank(5), [(4, 5)]),
+        (lambda: LowRank(5), [(2, 3, 5)]),  # tokens of a sample are rows of their own
         (lambda: nn.Bilinear(3, 4, 2), [(5, 3), (5, 4)]),
         (lambda: nn.ConvTranspose1d(4, 6, 3, stride=2, groups=2), [(2, 4, 5)]),
         (lambda: AffineLikeLinear(5, 3, alpha=0.7), [(2, 3, 5)]),

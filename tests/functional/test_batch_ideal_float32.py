@@ -7,8 +7,8 @@ from torch import Tensor, nn
 
 from adiv_optim import BatchIdeal, functional
 from adiv_optim.functional import linears
-from tests.helpers.cases import apply, gradients, relative_error
-from tests.helpers.seeds import manual_seed
+from tests.helpers.cases import relative_error
+from tests.helpers.covering import paired
 
 EPS = torch.finfo(torch.float32).eps
 #: Where rows repeat, nothing but the ridge holds most directions, and rounding is a few hundredths of its least value.
@@ -40,9 +40,8 @@ INPUTS = {
 }
 
 
-@pytest.mark.parametrize("outputs", [4, 128], ids=["substitution", "inverse"])
 @pytest.mark.parametrize("damping", [0.0, 1.0])
-@pytest.mark.parametrize("build", INPUTS.values(), ids=INPUTS)
+@paired("build outputs", INPUTS, {"substitution": 4, "inverse": 128})
 def test_float32_is_near_float64_and_downhill(build, damping, outputs):
     x = build()
     g = torch.randn(len(x), outputs)
@@ -50,15 +49,6 @@ def test_float32_is_near_float64_and_downhill(build, damping, outputs):
     plain, wanted = plain_and_ideal(x, g, damping)
     assert relative_error(found, wanted) <= NEAR
     assert (found * plain).sum() > 0
-
-
-@pytest.mark.parametrize("count", [50, 400], ids=["sample-side", "feature-side"])
-def test_equal_rows_without_damping_never_step_uphill(count):
-    for seed in range(20):
-        manual_seed(seed)
-        x, g = torch.randn(1, 60).expand(count, 60), torch.randn(count, 3)
-        plain, _ = plain_and_ideal(x, g, 0.0)
-        assert (found_for(x, g, 0.0) * plain).sum() > 0
 
 
 def test_sums_of_many_rows_lose_no_more_than_those_of_few():
@@ -72,17 +62,6 @@ def test_sums_of_many_rows_lose_no_more_than_those_of_few():
     # The rest beside whole runs counts, too, in stacks as well.
     ragged = torch.randn(2, 64 * 5 + 3, 3).double()
     assert relative_error(linears.gram_of([ragged], [ragged]), ragged.mT @ ragged) <= 1e-14
-
-
-def test_grey_images_as_rgb_through_a_convolution():
-    layer, grey = nn.Conv2d(3, 6, 3, padding=1), torch.rand(64, 1, 16, 16)
-    input = grey.expand(64, 3, 16, 16)
-    output = apply(layer, input, BatchIdeal(1e-3, per_sample=False))
-    g = torch.randn_like(output)
-    found = gradients(output, layer, g)
-    patches = F.unfold(input, 3, padding=1).mT.flatten(0, 1)
-    _, wanted = plain_and_ideal(patches, g.flatten(2).mT.flatten(0, 1), 1e-3)
-    assert relative_error(torch.cat([found["weight"].flatten(1), found["bias"][:, None]], 1).double(), wanted) <= NEAR
 
 
 def test_half_precision_keeps_what_the_number_of_rows_brings_back():

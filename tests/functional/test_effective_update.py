@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.helpers.cases import CONV, apply, conv, each_correction, linear
+from tests.helpers.cases import apply, conv, each_correction, linear
 from tests.helpers.references import rows
 
 LEARNING_RATE = 0.1
@@ -52,22 +52,3 @@ def test_effective_update_of_one_row_is_ideal_and_plain_sgd_misses_it_by_the_aff
         change = output_change(layer, x, g, None)
         torch.testing.assert_close(change, -LEARNING_RATE * divergence * g, rtol=0, atol=EXACT * divergence.item())
         assert (change + LEARNING_RATE * g).abs().max() > 1e3 * EXACT
-
-
-ONE_OF_MANY = {
-    "row": (linear(6, 4, shape=(5, 6)), (3,)),
-    "corner": (CONV["conv2d-padding"], (0, slice(None), 0, 0)),
-    "inside": (CONV["conv2d-padding"], (0, slice(None), 1, 2)),
-    "far-corner": (CONV["conv2d-padding"], (0, slice(None), -1, -1)),
-}
-
-
-@pytest.mark.parametrize(("case", "place"), ONE_OF_MANY.values(), ids=ONE_OF_MANY)
-@each_correction
-def test_diagonal_of_the_effective_update_is_ideal_in_a_batch_and_at_every_position(case, place, correction):
-    """One row is given a gradient, the others none, so that no interference is left."""
-    layer, x = case.layer(), case.input()
-    g = torch.zeros_like(layer(x))
-    g[place] = torch.randn_like(g[place])
-    change = output_change(layer, x, g, correction)
-    torch.testing.assert_close(change[place], -LEARNING_RATE * g[place], rtol=0, atol=EXACT)

@@ -57,9 +57,9 @@ def test_groups_agree_without_damping(name):
 class LowRank(nn.Module):
     """A layer without a closed form: it is not linear in its parameters."""
 
-    def __init__(self) -> None:
+    def __init__(self, features: int = 20) -> None:
         super().__init__()
-        self.left, self.right = nn.Parameter(torch.randn(3, 2)), nn.Parameter(torch.randn(2, 20))
+        self.left, self.right = nn.Parameter(torch.randn(3, 2)), nn.Parameter(torch.randn(2, features))
 
     def forward(self, x: Tensor) -> Tensor:
         return x @ self.right.T @ self.left.T

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from adiv_optim import BatchIdeal, Disproportional, Proportional, attach, jacobian
-from tests.helpers.cases import each_correction, relative_error
+from tests.helpers.cases import relative_error
 
 EXACT = 1e-12  # float64, relative
 SOLVED = {False: EXACT, True: 1e-9}  # a Cholesky factor squares the condition of the rows
@@ -80,10 +80,6 @@ def cnn():
     )  # fmt: skip
 
 
-def with_dropout():
-    return nn.Sequential(nn.Linear(4, 6), nn.Dropout(0.5), nn.Linear(6, 2)).eval()
-
-
 def token_model():
     return nn.Sequential(nn.Linear(4, 6), nn.LayerNorm(6), nn.GELU(), nn.Linear(6, 4))
 
@@ -91,7 +87,6 @@ def token_model():
 MODELS = {
     "mlp": (mlp, lambda: torch.randn(5, 4, dtype=torch.float64)),
     "cnn": (cnn, lambda: torch.randn(5, 2, 6, 6, dtype=torch.float64)),
-    "dropout-eval": (with_dropout, lambda: torch.randn(5, 4, dtype=torch.float64)),
     "tokens": (token_model, lambda: torch.randn(2, 3, 4, dtype=torch.float64)),
     "shared": (Shared, lambda: torch.randn(5, 4, dtype=torch.float64)),
     "used-plainly-afterwards": (UsedPlainlyAfterwards, lambda: torch.randn(5, 4, dtype=torch.float64)),
@@ -132,16 +127,6 @@ def test_oracle_is_the_fast_path_on_whole_models_in_chunks_too(build, make_input
     if rule is not None:
         plain, _ = fast_gradients(model, x, None)
         assert max(relative_error(found[name], plain[name]) for name in plain) > 1e-2, "the case shows nothing"
-
-
-@each_correction
-def test_tied_weight_gets_the_plain_part_of_the_embedding_and_the_corrected_part_of_the_head(correction):
-    model, tokens = Tied().double(), torch.tensor([1, 1, 3])
-    found = jacobian.corrected_gradients(model, squares, tokens, 0.5, correction)["embedding.weight"]
-    parts = copy.deepcopy(model)
-    parts.head.weight = nn.Parameter(parts.embedding.weight.detach().clone())
-    split = jacobian.corrected_gradients(parts, squares, tokens, 0.5, correction)
-    assert relative_error(found, split["embedding.weight"] + split["head.weight"]) <= EXACT
 
 
 @quiet_bilinear

@@ -58,19 +58,3 @@ SAME_ARGUMENTS = [nn.Linear(4, 6), nn.LayerNorm(4), nn.RMSNorm(4), *CONVOLUTIONS
 def test_table_has_every_argument_of_the_constructor(layer):
     wanted = inspect.signature(type(layer)).parameters.keys() - {"device", "dtype", "eps"}
     assert wanted <= CONSTRUCTOR_ARGUMENTS[type(layer)](layer).keys()
-
-
-class Gained(nn.Conv2d):
-    """A convolution with a parameter of its own."""
-
-    def __init__(self, *args, **options):
-        super().__init__(*args, **options)
-        self.gain = nn.Parameter(torch.full((1,), 3.0))
-
-
-def test_own_parameter_beside_those_handed_on_has_its_value():
-    layer = nn.Conv2d(3, 4, 3).double()
-    new = convert(layer, {nn.Conv2d: Gained})
-    assert new.weight is layer.weight
-    assert new.gain.item() == 3.0
-    assert new.gain.dtype == torch.float64

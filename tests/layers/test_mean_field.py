@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from adiv_optim.layers import MeanFieldNorm, convert
+from adiv_optim.layers import MeanFieldNorm
 from tests.helpers.covering import paired
 
 CLOSED = 1e-6
@@ -93,13 +93,6 @@ def test_draws_nothing_and_leaves_the_default_dtype():
 def test_repr_names_a_function():
     assert repr(MeanFieldNorm(torch.tanh)).startswith("MeanFieldNorm(tanh, center=True, ")
     assert repr(MeanFieldNorm(nn.Tanh())).startswith("MeanFieldNorm(\n  center=True, ")
-
-
-def test_convert_puts_it_in_the_place_of_an_activation():
-    model = convert(nn.Sequential(nn.Linear(4, 3), nn.ReLU()), {nn.ReLU: lambda old: MeanFieldNorm(old)})
-    assert isinstance(model[1].activation, nn.ReLU)
-    x = torch.randn(5, 4)
-    torch.testing.assert_close(model(x), MeanFieldNorm(torch.relu)(model[0](x)))
 
 
 #: Beside what has no moments, of which activations/test_moments.py has a table.

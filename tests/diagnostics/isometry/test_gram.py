@@ -10,7 +10,7 @@ from torch.autograd import gradcheck, gradgradcheck
 
 from adiv_optim.diagnostics import isometry, isometry_gap, isometry_strength, mean_field_bound
 
-EXACT, THEOREM, FIVE_PER_CENT = 1e-12, 1e-10, 0.05
+EXACT, THEOREM = 1e-12, 1e-10
 
 pytestmark = pytest.mark.usefixtures("in_float64")
 
@@ -208,35 +208,6 @@ def test_mean_field_gap_falls_by_the_square_of_two_minus_strength_in_the_end(act
     correlation = (correlation + correlation.mT) / 2
     ratio = isometry_gap(dual(activation, correlation)) / isometry_gap(correlation)
     assert ratio.item() == pytest.approx((2 - isometry_strength(activation)) ** 2, rel=2e-3)
-
-
-def gap_ratio(activation, correlation, width=2000, pairs=400):
-    """Mean gap after one random layer over that before, for pairs of samples of a given correlation, signs alternating.
-
-    Alternating, as the square in ρ → c₁²ρ + c₂²ρ² + … then cancels. The pairs are orthogonal to each other: the layer
-    treats them as it would as many draws of its weights.
-    """
-    basis, _ = torch.linalg.qr(torch.randn(width, 2 * pairs))
-    rho = correlation * (1 - 2 * (torch.arange(pairs) % 2))
-    first, second = basis.T.view(pairs, 2, width).unbind(1)
-    second = rho.unsqueeze(-1) * first + (1 - rho.square()).sqrt().unsqueeze(-1) * second
-    x = torch.stack([first, second], 1) * math.sqrt(width)
-    y = F.layer_norm(activation(x @ torch.randn(width, width) / math.sqrt(width)), (width,), eps=0)
-    return (isometry_gap(y @ y.mT).mean() / isometry_gap(x @ x.mT).mean()).item()
-
-
-WIDE = {"relu": torch.relu, "tanh": torch.tanh, "gelu": F.gelu}
-
-
-@pytest.mark.parametrize("activation", WIDE.values(), ids=WIDE)
-def test_per_layer_gap_ratio_at_width_2000(activation):
-    """Correlations of 1/4: higher powers of ρ and the noise, 1/width against ρ², cost no more than a few per cent."""
-    ratio = gap_ratio(activation, 0.25)
-    assert ratio == pytest.approx((2 - isometry_strength(activation)) ** 2, rel=FIVE_PER_CENT)
-
-
-def test_per_layer_gap_ratio_is_another_where_the_noise_of_the_width_is_as_large_as_the_gap():
-    assert gap_ratio(torch.relu, 0.03) > (2 - isometry_strength(torch.relu)) ** 2 * (1 + 2 * FIVE_PER_CENT)
 
 
 def test_bound_takes_one_depth_or_many_and_batches():

@@ -90,15 +90,6 @@ def test_half_precision_is_measured_in_float64_and_dependent_samples_have_isomet
     assert found["gap"] == math.inf
 
 
-def test_graph_of_the_forward_pass_is_that_of_the_model():
-    model, x = network(), torch.randn(4, 6, requires_grad=True)
-    with record(model):
-        output = model(x)
-    assert output.requires_grad
-    output.sum().backward()
-    assert x.grad is not None
-
-
 def test_every_nth_pass_is_measured_and_says_its_mode():
     model = network()
     with record(model, every=3) as recorder:

@@ -83,8 +83,8 @@ WRONG = {
     "dimensions": (torch.ones(3), {}, r"shape \(3,\).*at least 2 dimensions"),
     "kernel-dims": (torch.ones(3, 4, 5), {"kernel_dims": 2}, "kernel_dims=2.*at least 4 dimensions"),
     "negative-kernel-dims": (torch.ones(3, 4), {"kernel_dims": -1}, "kernel_dims=-1"),
-    "groups": (torch.ones(3, 4), {"groups": 2}, "groups is 2.*3 rows"),
     "no-groups": (torch.ones(3, 4), {"groups": 0}, "groups is 0"),
+    "groups": (torch.ones(3, 4), {"groups": 2}, "groups is 2.*3 rows"),
 }
 
 

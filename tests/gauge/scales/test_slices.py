@@ -27,21 +27,3 @@ def test_weights_whose_logarithms_are_taken_at_once(zeros, monkeypatch):
     assert slices[:7] == [2, 2, 2, 1, 1, 1, 1]
     model[0].weight[6] *= 2  # the last row counts
     assert (gauge.network_scales(graph, parameters) - whole).abs().max() > 1e-2
-
-
-@torch.no_grad()
-def test_learned_factor_of_one_number_has_a_scale():
-    class Gain(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.gain = nn.Parameter(torch.tensor(2.0))
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return x * self.gain
-
-    model, x = nn.Sequential(nn.Linear(3, 1), nn.ReLU(), Gain(), nn.Linear(1, 2)), torch.randn(5, 3)
-    graph, before = gauge.trace(model, x), model(x)
-    scales, t = gauge.network_scales(graph, dict(model.named_parameters())), torch.tensor([0.7, -1.1])
-    gauge.apply_gauge(model, graph, t)
-    assert (model(x) - before).abs().max() <= 1e-12
-    assert (gauge.network_scales(graph, dict(model.named_parameters())) - scales - t).abs().max() <= 1e-12
