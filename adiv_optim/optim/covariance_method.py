@@ -51,14 +51,17 @@ class RightMultiplication(Transform):
 
     def join(self, parts: Sequence[Tensor]) -> list[Tensor]:
         """The weight, and the bias if there is one, as matrices; of several layers in a stack."""
-        found, each = [self.layout.matrix(part) for part in parts], len(self.shapes)
-        return [torch.stack(found[place::each]) for place in range(each)] if self.copies else found
+        if self.copies:
+            parts = [torch.stack([*parts[place :: len(self.shapes)]]) for place in range(len(self.shapes))]
+        return [self.layout.matrix(part, self.copies) for part in parts]
 
     def split(self, joined: Sequence[Tensor]) -> Sequence[Tensor]:
         """The inverse."""
-        single: list[Any] = [[matrix] for matrix in joined]
-        layers = zip(*([matrix.unbind() for matrix in joined] if self.copies else single), strict=True)
-        return [self.layout.part(*pair) for layer in layers for pair in zip(layer, self.shapes, strict=True)]
+        if not self.copies:
+            return [self.layout.part(*pair) for pair in zip(joined, self.shapes, strict=True)]
+        stacks = zip(joined, self.shapes, strict=True)
+        every = [self.layout.part(matrix, (self.count, *shape), 1).unbind() for matrix, shape in stacks]
+        return [part for layer in zip(*every, strict=True) for part in layer]
 
     def gradients(self, gradients: list[Tensor]) -> list[Tensor]:
         """Return G~ R."""
@@ -122,8 +125,9 @@ class CovarianceMethod(InputMethod):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        #: By the names of layers that are multiplied together, what was measured of each, and a stack of that.
-        self._stacks: dict[tuple[str, ...], tuple[list[Any], list[Factor]]] = {}
+        #: What was measured of the layers that move, by name; and the places of those that are multiplied together,
+        #: with their factors.
+        self._grouped: tuple[list[Any], list[Any]] = [], []
 
     @abstractmethod
     def transform(self, layers: Sequence[LayerInputs], factors: Sequence[Factor]) -> Transform:
@@ -131,21 +135,19 @@ class CovarianceMethod(InputMethod):
 
     def transforms(self) -> Sequence[Transform]:
         """Return a transform for each layer whose inputs were seen and whose parameters have gradients."""
-        together: dict[Any, list[LayerInputs]] = {}
-        for layer in self.moving():
-            together.setdefault(_alike(layer), []).append(layer)
-        stacks, self._stacks = self._stacks, {}
-        found = []
-        for layers in together.values():
-            factors = self.measured[layers[0].name]
-            if len(layers) > 1:
-                each, names = [self.measured[layer.name] for layer in layers], tuple(layer.name for layer in layers)
-                then, factors = stacks.get(names, ([], []))
-                if list(map(id, then)) != list(map(id, each)):
-                    factors = [stacked([factor for (factor,) in each])]
-                self._stacks[names] = each, factors
-            found.append(self.transform(layers, factors))
-        return found
+        layers = self.moving()
+        measured = [(layer.name, self.measured[layer.name]) for layer in layers]
+        if measured != self._grouped[0]:
+            self._grouped = measured, list(self._groups(layers))
+        return [self.transform([layers[place] for place in places], factors) for places, factors in self._grouped[1]]
+
+    def _groups(self, layers: Sequence[LayerInputs]) -> Iterator[tuple[list[int], Sequence[Factor]]]:
+        together: dict[Any, list[int]] = {}
+        for place, layer in enumerate(layers):
+            together.setdefault(_alike(layer), []).append(place)
+        for places in together.values():
+            each = [self.measured[layers[place].name] for place in places]
+            yield places, each[0] if len(each) == 1 else [stacked([factor for (factor,) in each])]
 
     def moments(self, module: nn.Module, with_bias: bool) -> Covariance:
         """Return the covariance to keep."""

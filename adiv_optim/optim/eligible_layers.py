@@ -3,7 +3,6 @@
 from collections.abc import Container, Iterable, Sequence
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor, distributed, nn
 from torch.nn.utils import parametrize
 from torch.optim import Optimizer
@@ -113,20 +112,21 @@ class Layout(NamedTuple):
         """Return the layout of a layer's weight and bias."""
         return cls(is_transposed(module), int(getattr(module, "groups", 1)))
 
-    def matrix(self, part: Tensor) -> Tensor:
-        """What this process holds of a weight as (outputs, features), of a bias as (outputs, 1); groups in front."""
-        part = part.detach()
-        if part.dim() > 1 and self.transposed:
-            part = part.mT
-        elif self.groups > 1:
-            part = part.reshape(self.groups, len(part) // self.groups, part.shape[1:].numel())
-        elif part.dim() != 2:
-            part = part.flatten(1) if part.dim() > 1 else part[:, None]
-        return part
+    def matrix(self, part: Tensor, stack: int = 0) -> Tensor:
+        """What this process holds of a weight as (outputs, features), of a bias as (outputs, 1); groups in front.
 
-    def part(self, matrix: Tensor, shape: torch.Size) -> Tensor:
-        """The inverse of `matrix`, in a shape; the dtype stays."""
+        `stack` is 1 of a stack of such parts, and 0 of a single one.
+        """
+        before, shape = part.shape[:stack], part.shape[stack:]
         if len(shape) > 1 and self.transposed:
+            return part.mT
+        groups = (self.groups,) if self.groups > 1 else ()
+        wanted = (*before, *groups, shape[0] // self.groups, shape[1:].numel())
+        return part if part.shape == wanted else part.reshape(wanted)
+
+    def part(self, matrix: Tensor, shape: tuple[int, ...], stack: int = 0) -> Tensor:
+        """The inverse of `matrix`, in a shape; the dtype stays."""
+        if len(shape) > stack + 1 and self.transposed:
             matrix = matrix.mT
         return matrix if matrix.shape == shape else matrix.reshape(shape)
 
