@@ -16,13 +16,7 @@ from .reparametrized import UNFLATTENED, Reparametrized
 
 
 class ByInputs(Reparametrized):
-    """An optimizer whose steps are measured by the inputs of the layers they are taken in; see `Whitened`.
-
-    Args:
-        optimizer: any torch.optim.Optimizer but LBFGS.
-        model: the model.
-        method: what is measured.
-    """
+    """An optimizer whose steps are measured by the inputs of the layers they are taken in; see `Whitened`."""
 
     def __init__(self, optimizer: Optimizer, model: nn.Module, method: InputMethod) -> None:
         name = type(self).__name__

@@ -107,12 +107,7 @@ class CovarianceMethod(InputMethod):
     """A method that factorises each layer's covariance, block by block.
 
     Processes that add up their rows have the same covariances. Each of them factorises those that are dealt to it, and
-    sends what comes of them to the others.
-
-    Args:
-        damping: λ in units of the mean eigenvalue.
-        max_dim: how many columns of a layer are one block at most.
-        max_rows: how many rows of a forward pass count at most.
+    sends what comes of them to the others. See `Whitened` for the arguments.
     """
 
     #: What is done to a layer, in a word.

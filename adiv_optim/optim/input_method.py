@@ -27,15 +27,7 @@ _GOLDEN = (5**0.5 - 1) / 2
 
 @dataclass(eq=False, kw_only=True)
 class InputMethod(Method):
-    """A method that measures the inputs of a model's layers.
-
-    Args:
-        every: steps between two measurements.
-        decay: how much the average of earlier measurements counts at each new one.
-        synchronize: add up over processes.
-        process_group: which processes those are.
-        skip: modules to leave alone.
-    """
+    """A method that measures the inputs of a model's layers; see `Whitened` for the arguments."""
 
     #: Why a bias is not treated with its weight, or "" if it is.
     bias_is_plain: ClassVar[str] = ""

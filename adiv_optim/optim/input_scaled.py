@@ -158,20 +158,13 @@ class InputScaled(ByInputs):
     Goes on the layers that `Whitened` goes on, gathers in the forward pass as it does, counts micro-batches, processes
     and dropped gradients as it does, and is measured when it is. Groups of a convolution each have an s.
 
-    **Costs** one reduction of a layer's input at a measurement, and a few passes over the weights whose s is not 1 per
-    step. Memory, while the optimizer steps: a copy of those weights and of their gradients.
-
     Args:
         optimizer: any torch.optim.Optimizer but LBFGS that reads only p and p.grad.
         model: the model.
-        every: steps between two measurements.
-        decay: how much the average of earlier measurements counts at each new one; 0 is the present batch alone.
+        every, decay, synchronize, process_group, skip: as for `Whitened`.
         floor: the least s. At 1 steps are never made larger; below it, those of layers that read small inputs are.
         hold: keep W' and not W when s is measured anew, so that a layer whose inputs grow has its weight shrunk by as
             much. What the network computes then moves a little at each measurement.
-        synchronize: add up over the processes of torch.distributed.
-        process_group: which processes those are, as for `Whitened`.
-        skip: paths of modules and module types to leave alone, as for `attach`.
 
     Raises:
         TypeError: not an optimizer, or LBFGS.

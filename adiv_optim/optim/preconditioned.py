@@ -69,24 +69,13 @@ class Preconditioned(ByInputs):
     is as for `Whitened`. Gradient clipping before the step sees the plain gradient. It goes around a wrapper that
     maps weights (`Preconditioned(UnitConsistent(…), …)`), not into it.
 
-    **Costs** one product of a gradient with a matrix of its input's size per step; at a measurement X~ᵀX~ and a
-    Cholesky factorisation. Memory: half of A and the inverse, float32, for each layer, or for all that read one tensor,
-    and a second gradient during the step.
-
     Conversion: with every=1 and decay=0, Preconditioned(SGD) at `damping` takes the step of `GradientOnly` with
     `BatchIdeal(damping × rows / columns)`, columns counting the bias.
 
     Args:
         optimizer: any torch.optim.Optimizer but LBFGS.
         model: the model.
-        damping: λ in units of A's mean eigenvalue.
-        decay: how much the average of earlier measurements counts at each new one; 0 is the present batch alone.
-        every: one step in so many measures.
-        max_dim: wider layers keep diagonal blocks of at most this size of A; None is no limit.
-        max_rows: at most so many rows of a forward pass count, spread over it; None is all.
-        synchronize: add A up over the processes of torch.distributed.
-        process_group: which processes those are, as for `Whitened`.
-        skip: paths of modules and module types to leave alone, as for `attach`.
+        damping, decay, every, max_dim, max_rows, synchronize, process_group, skip: as for `Whitened`.
 
     Raises:
         TypeError: not an optimizer, or LBFGS.

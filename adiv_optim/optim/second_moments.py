@@ -169,14 +169,8 @@ class SketchedCovariance(Covariance):
 
     and A's trace is kept beside them: 4 n d rank multiplications for n rows, and d rank numbers, where A itself takes
     n d² and d². What earlier rows had outside of U counts in the trace alone. The memory of a block is U, UΛ and the
-    trace; sums are those of S and of the trace.
-
-    Args:
-        module: as for `Covariance`, and the next three.
-        with_bias: whether x~ has a 1.
-        max_dim: of a block.
-        max_rows: of a forward pass.
-        rank: how many eigenvectors of each block, fewer than it has columns.
+    trace; sums are those of S and of the trace. `rank` of each block is less than it has columns; for the other
+    arguments see `Covariance`.
     """
 
     by_lines = False

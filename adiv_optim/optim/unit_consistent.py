@@ -19,15 +19,7 @@ from .wrapper import OURS, check_model, unwrapped
 
 
 class CanonicalMethod(Method):
-    """Lets an optimizer step on canonical parameters, W' = D⁻¹WE⁻¹, by a gauge.
-
-    Args:
-        model: the model.
-        graph: its channels.
-        gauge: what D and E are, and how often they are measured.
-        project: after every step, bring the model itself into the balanced gauge.
-        skip: modules whose parameters take the plain step.
-    """
+    """Lets an optimizer step on canonical parameters, W' = D⁻¹WE⁻¹; see `UnitConsistent` for the arguments."""
 
     prefix: ClassVar[str] = f"{OURS}scales."
 

@@ -157,12 +157,6 @@ class Whitened(ByInputs):
     No step fails for want of a root: where float32 gives none it is found in float64, then the layer keeps the last
     one, or takes the plain step. That is counted in `coverage` and `metrics`, and warned of once.
 
-    **Costs** two products of a weight with a matrix of its input's size per step, three behind optimizers that read the
-    weights or are not torch's own; at a measurement X~ᵀX~ and a root. Memory: half of A and a root, float32, for each
-    layer, both roots where weights are read; while the optimizer steps two copies of the weights, three where they are
-    read. With `rank` products, roots and memory are those of `rank` columns. Linear layers that read one tensor, as q,
-    k and v do, share A and the root; `coverage` says which.
-
     Conversion: with every=1, decay=0 and graft_norm=False, Whitened(SGD) at `damping` takes the step of `GradientOnly`
     with `BatchIdeal(damping × rows / columns)`, columns counting the bias.
 
