@@ -9,7 +9,7 @@ from ..attach import attach, correction_coverage, detach, extend
 from ..attach.checks import Skip
 from ..attach.coverage import UNCALLED, Coverage, uncalled_words, warn
 from ..attach.layers import Corrected
-from ..attach.reports import OUTSIDE, fed, gone, report
+from ..attach.reports import OUTSIDE, report
 from ..corrections import BatchIdeal, Correction
 from .wrapper import OptimizerWrapper, check_same_parameters
 
@@ -72,8 +72,6 @@ class GradientOnly(OptimizerWrapper):
 
     #: Steps with gradients; the second one looks for layers that have some and have never been called.
     _own_steps = 0
-    #: All steps, whether there has been a gradient, and what was told of weights that are no longer the model's.
-    _steps, _fed, _told = 0, False, ""
     #: The arguments for layers that come later; None once this is detached.
     _later: dict[str, Any] | None = None
 
@@ -131,16 +129,10 @@ class GradientOnly(OptimizerWrapper):
             raise
 
     def _before_step(self) -> None:
-        self._steps += 1
-        self._fed = self._fed or fed(self)
+        if self._later is not None:
+            self._tell(self._why_lost(self.model), "")
 
     def _stepped(self) -> None:
-        # Looking costs a walk over the model, and seldom finds anything.
-        if self._later is not None and self._steps & (self._steps - 1) == 0:
-            reason = gone(self, self.model, self._steps == 2 and not self._fed)
-            if reason and reason != self._told:
-                self._told = reason
-                warn(f"GradientOnly: {reason}")
         if self._own_steps < 2 and any(p.grad is not None for p in self.model.parameters()):
             self._own_steps += 1
             found = self.coverage().skipped if self._own_steps == 2 else {}
@@ -165,13 +157,7 @@ class GradientOnly(OptimizerWrapper):
     def metrics(self) -> dict[str, float]:
         """Return plain numbers for a logger: shares of what is corrected, and how many corrected layers have run."""
         report, layers = self.coverage(), self._layers()
-        own = {
-            "treated_parameters": report.parameter_share,
-            "treated_elements": report.element_share,
-            "layers": len(layers),
-            "layers_seen": sum(layer._ran for layer in layers),
-        }
-        return {**super().metrics(), **{f"GradientOnly/{key}": float(value) for key, value in own.items()}}
+        return self._metrics(report, {"layers": len(layers), "layers_seen": sum(layer._ran for layer in layers)})
 
     def _layers(self) -> list[Corrected]:
         return [module for module in self.model.modules() if isinstance(module, Corrected)]

@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 
 from .._linalg.limits import check_like
 from ..attach.coverage import Coverage, warn
-from ..attach.reports import fed, gone, report
+from ..attach.reports import report
 from ..functional.shared import refuse_capture, without_autocast
 from .snapshot import Snapshot, Transform, decay_factors, hooked, rests
 from .wrapper import OURS, OptimizerWrapper, check_same_parameters, ours, unwrapped
@@ -100,12 +100,14 @@ class Reparametrized(OptimizerWrapper):
 
     model: nn.Module
     method: Method
+    #: Whether the inner optimizer's state may have what is remembered in it.
+    _shown = True
 
     def __init__(self, optimizer: Optimizer, model: nn.Module, method: Method) -> None:
         super().__init__(optimizer)
         check_same_parameters(type(self).__name__, optimizer, model)
         self._refuse_within()
-        self.__setstate__({**vars(self), "model": unwrapped(model), "method": method})
+        self.model, self.method = unwrapped(model), method
 
     def goes_around(self, within: "Reparametrized") -> bool:
         """Whether an optimizer within may map weights as well: only where this one leaves the weights alone."""
@@ -132,14 +134,6 @@ class Reparametrized(OptimizerWrapper):
     def __getstate__(self) -> dict[str, Any]:
         """Return what a copy or a pickle keeps: as in torch, no hooks."""
         return {**super().__getstate__(), "model": self.model, "method": self.method}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Take what a copy or a pickle kept."""
-        super().__setstate__(state)
-        self._own_steps, self._fed = 0, False
-        self._told: set[str] = set()
-        #: Whether the inner optimizer's state may have what is remembered in it.
-        self._shown = True
 
     @property
     def detached(self) -> bool:
@@ -194,20 +188,15 @@ class Reparametrized(OptimizerWrapper):
                 if not entries:
                     del self.inner.state[parameter]
             self._shown = False
-        device = next(self.model.parameters()).device
+        first, reason = next(self.model.parameters()), ""
         if not self.detached:
-            refuse_capture(type(self).__name__, "counts its steps", next(self.model.parameters()))
-        # Before the step, which may free gradients. Looking costs a walk over the model, and seldom finds anything.
-        self._fed, number = self._fed or fed(self), self._own_steps + 1
-        reason = gone(self, self.model, number == 2 and not self._fed) if number & (number - 1) == 0 else ""
-        with without_autocast(device.type):  # it would round the products of transforms
+            refuse_capture(type(self).__name__, "counts its steps", first)
+            reason = self._why_lost(self.model)
+        with without_autocast(first.device.type):  # it would round the products of transforms
             apart = self._mapped_step(*args, **kwargs)
         self.method.after_step()
-        self._own_steps += 1
-        reason = reason or apart or (self.method.why_inactive() if self._own_steps == 2 else "")
-        if reason and reason not in self._told and not self.detached:
-            self._told.add(reason)
-            warn(f"{type(self).__name__} takes plain steps: {reason}")
+        inactive = self.method.why_inactive() if self._steps == 2 else ""
+        self._tell(reason or apart or inactive, " takes plain steps")
 
     def _mapped_step(self, *args: Any, **kwargs: Any) -> str:
         """Step, and say why not every layer was treated, or ""."""
@@ -255,10 +244,7 @@ class Reparametrized(OptimizerWrapper):
 
     def metrics(self) -> dict[str, float]:
         """Return what was measured last as flat numbers, for any logger; what is treated is a share in [0, 1]."""
-        found = self.coverage()
-        shares = {"treated_parameters": found.parameter_share, "treated_elements": found.element_share}
-        own = {f"{type(self).__name__}/{key}": float(value) for key, value in (shares | self.method.metrics()).items()}
-        return {**super().metrics(), **own}
+        return self._metrics(self.coverage(), self.method.metrics())
 
     def _of_two_weights(self, name: str) -> Callable[[], Any]:
         super()._of_two_weights(name)

@@ -11,6 +11,8 @@ from torch.optim import LBFGS, Optimizer
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from .._linalg.limits import check_dict
+from ..attach.coverage import Coverage, warn
+from ..attach.reports import fed, gone
 from ..corrections import Correction
 
 #: How names begin that a state dict has of a parameter beside the optimizer's own: what wrappers remember.
@@ -36,6 +38,8 @@ class OptimizerWrapper(Optimizer):
     """
 
     inner: Optimizer
+    #: Steps of this object, whether one of them had a gradient, and what it has warned of.
+    _steps, _fed, _told = 0, False, frozenset[str]()
 
     def __init__(self, optimizer: Optimizer) -> None:
         name = type(self).__name__
@@ -97,6 +101,24 @@ class OptimizerWrapper(Optimizer):
     def metrics(self) -> dict[str, float]:
         """Return what was measured last as a flat dict of numbers, for any logger."""
         return self.inner.metrics() if isinstance(self.inner, OptimizerWrapper) else {}
+
+    def _metrics(self, found: Coverage, own: dict[str, float]) -> dict[str, float]:
+        """What the inner optimizer has measured, the shares of what is treated, and what is this wrapper's own."""
+        shares = {"treated_parameters": found.parameter_share, "treated_elements": found.element_share}
+        every = {f"{type(self).__name__}/{name}": float(value) for name, value in (shares | own).items()}
+        return OptimizerWrapper.metrics(self) | every
+
+    def _why_lost(self, model: nn.Module) -> str:
+        """Count a step that is about to be taken, which may free gradients; say why the weights are not the model's."""
+        self._steps, self._fed = self._steps + 1, self._fed or fed(self)
+        # Looking costs a walk over the model, and seldom finds anything.
+        return gone(self, model, self._steps == 2 and not self._fed) if self._steps & (self._steps - 1) == 0 else ""
+
+    def _tell(self, reason: str, opening: str) -> None:
+        """Warn, but not twice of the same."""
+        if reason and reason not in self._told:
+            self._told |= {reason}
+            warn(f"{type(self).__name__}{opening}: {reason}")
 
     def step(self, closure: Any = None, *args: Any, **kwargs: Any) -> Any:
         """Evaluate the closure if there is one, then take the inner optimizer's step.
