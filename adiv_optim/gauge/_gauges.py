@@ -4,11 +4,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from .._linalg.limits import check_count
-from .channels.graph import ChannelGraph, Factors
-from .scales.layers import layer_scales
+from .._linalg.shards import whole
+from .channels.graph import ChannelGraph, Entry, Factors
+from .scales.rz import rz_scaling
 
 
 @dataclass(frozen=True)
@@ -79,15 +81,14 @@ class LayerGauge(Gauge):
         network = graph.factors(log_scales)
         # Rows of zeros, and parts of a weight that zeros set apart, get scales by convention from `rz_scaling`. It is
         # given the weight in the network gauge, which is the same in every gauge: these scales are the same then too.
-        balanced = {
-            name: network[name].divide(parameters[name]) if name in network else parameters[name]
-            for name in self._weights(graph)
-        }
-        found = layer_scales(graph, balanced, balanced)
-        for name in found.keys() & network.keys():
-            shape, d, e = found[name]
-            found[name] = Factors(shape, d * network[name].d.to(d), e * network[name].e.to(e))
-        return {**network, **found}
+        found = dict(network)
+        for name in self._weights(graph):
+            balanced = network[name].divide(parameters[name]) if name in network else parameters[name]
+            shape, d, e = layer_scales(graph.parameters[name], balanced)
+            if name in network:
+                d, e = d * network[name].d.to(d), e * network[name].e.to(e)
+            found[name] = Factors(shape, d, e)
+        return found
 
     def treats(self, graph: ChannelGraph) -> dict[str, str]:
         """Say "layer gauge" of weights; see `Gauge.treats`."""
@@ -96,3 +97,16 @@ class LayerGauge(Gauge):
     @staticmethod
     def _weights(graph: ChannelGraph) -> list[str]:
         return [name for name, entry in graph.parameters.items() if entry.matrix]
+
+
+def layer_scales(entry: Entry, weight: Tensor) -> Factors:
+    """Return D and E of a weight that is a matrix or a kernel by `rz_scaling`, and raise as that does.
+
+    A sharded weight is gathered, so that all processes that hold a part call this together.
+    """
+    weight = whole(weight.detach())
+    # Scales of float16 weights may lie outside of float16's range.
+    single = weight.to(torch.promote_types(weight.dtype, torch.float32))
+    ones = (1,) * (weight.dim() - 2)
+    rows, _, columns = rz_scaling(single.reshape(entry.shape), kernel_dims=len(ones))
+    return Factors(entry.shape, rows.view(*rows.shape, 1, *ones), columns.view(*columns.shape[:-1], 1, -1, *ones))

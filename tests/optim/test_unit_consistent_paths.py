@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from adiv_optim import BatchIdeal, GradientOnly, UnitConsistent, gauge
-from adiv_optim.gauge.scales.layers import layer_scales
+from adiv_optim.gauge._gauges import layer_scales
 from tests.helpers.cases import relative_error
 from tests.helpers.unit_consistent import BATCHES, GAUGES, OPTIMIZERS, ConvNet, batches_for, mlp, train, wrapped
 
@@ -172,7 +172,8 @@ class OfWeightsAsTheyAre(gauge.LayerGauge):
     """`rz_scaling` of each weight in the gauge that it happens to be in, where zeros get their scales by convention."""
 
     def factors(self, graph, parameters, log_scales):
-        return {**graph.factors(log_scales), **layer_scales(graph, self._weights(graph), parameters)}
+        own = {name: layer_scales(graph.parameters[name], parameters[name]) for name in self._weights(graph)}
+        return {**graph.factors(log_scales), **own}
 
 
 def test_weights_with_zeros_follow_one_path_if_their_scales_are_those_of_the_network():
