@@ -84,13 +84,22 @@ def add_up_row_shards(layers: Sequence[Any], numbers: Mapping[int, Tensor], size
 
     Every such layer has its place in the sum, so that all processes take part whatever they have measured.
     """
-    parts: dict[Any, list[Tensor]] = {}
+    parts: list[tuple[Tensor, Tensor]] = []
     for layer in layers:
         if (cut := cut_of(layer.weight)) is not None and cut.dim == 0:
             none = torch.zeros(size, dtype=torch.float64, device=layer.weight.device)
-            parts.setdefault(cut.group, []).append(numbers.get(id(layer.weight), none))
-    for group, tensors in parts.items():
-        add_up(tensors, group)
+            parts.append((layer.weight, numbers.get(id(layer.weight), none)))
+    add_up_shards(parts)
+
+
+def add_up_shards(parts: Iterable[tuple[Tensor, Tensor]]) -> None:
+    """Add up what processes have found of their shards of tensors, pairs of both, in place; others stay as they are."""
+    by_group: dict[Group, list[Tensor]] = {}
+    for tensor, found in parts:
+        if (cut := cut_of(tensor)) is not None:
+            by_group.setdefault(cut.group, []).append(found)
+    for group, every in by_group.items():
+        add_up(every, group)
 
 
 class DataParallelGroup:

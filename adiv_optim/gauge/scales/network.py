@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..._linalg import host
-from ..._linalg.shards import Group, add_up, cut_of, whole
+from ..._linalg.shards import Group, add_up, add_up_shards, cut_of, whole
 from ..channels.graph import ChannelGraph, Entry
 from .laplacian import Laplacian
 
@@ -147,12 +147,7 @@ class NoMagnitudeError(ValueError):
 def _refuse_no_magnitude(held: Mapping[str, Tensor], parameters: Mapping[str, Tensor]) -> None:
     """Raise a ValueError if a weight holds NaN or inf, on all processes that hold a part of it."""
     bad = {name: torch.stack([weight.isnan().any(), weight.isinf().any()]).long() for name, weight in held.items()}
-    by_group: dict[Group, list[Tensor]] = {}
-    for name, found in bad.items():
-        if (cut := cut_of(parameters[name])) is not None:
-            by_group.setdefault(cut.group, []).append(found)
-    for group, flags in by_group.items():
-        add_up(flags, group)
+    add_up_shards((parameters[name], found) for name, found in bad.items())
     for name, (nan, inf) in bad.items():
         if nan or inf:
             kind = "NaN" if nan else "inf"
