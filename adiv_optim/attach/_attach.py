@@ -14,6 +14,7 @@ from ..functional.uses import plain_uses
 from .checks import Skip, bypassed, label, layers_of, named_in_skip, refuse_attached, refuse_lazy, trainable
 from .coverage import UNCALLED, Coverage, resolved, warn
 from .layers import PLAIN, Corrected, corrected_types, name_of, swapped, why_unknown_rows
+from .reports import meant
 
 
 def attach(model: nn.Module, correction: Correction, *, skip: Skip = (), strict: bool = False) -> nn.Module:
@@ -227,12 +228,11 @@ def _warn_of_reach(model: nn.Module, found: Coverage) -> None:
     """Warn if corrections that were just put on reach less than half of a model."""
     if any(isinstance(layer, Corrected) and not list(layer.parameters()) for layer in model.modules()):
         return  # FullyShardedDataParallel keeps them elsewhere, in one flat parameter
-    reached = {**found.treated, **found.never_seen}  # no layer has run yet
-    share = Coverage(reached, elements=found.elements).element_share
-    if found.elements and share < 0.5:
+    found = meant(found)
+    if found.elements and found.element_share < 0.5:
         warn(
-            f"the correction reaches {share:.1%} of {sum(found.elements.values()):,} trainable elements; the "
-            f"rest keeps the plain gradient: {found.reasons()}. Make them layers of type "
+            f"the correction reaches {found.element_share:.1%} of {sum(found.elements.values()):,} trainable elements; "
+            f"the rest keeps the plain gradient: {found.reasons()}. Make them layers of type "
             f"{', '.join(plain.__name__ for plain in corrected_types())}, correct them by jacobian.backward, or name "
             "them in skip if that is meant."
         )

@@ -5,6 +5,7 @@ from collections.abc import Collection
 from torch import nn
 from torch.optim import Optimizer
 
+from .checks import NAMED
 from .coverage import Coverage
 
 #: Why a parameter of the optimizer takes the plain step, of a wrapper that was given a part of a model, say.
@@ -20,6 +21,13 @@ def held_by(optimizer: Optimizer, model: nn.Module) -> dict[str, nn.Parameter]:
     }
     own = {name: p for name, p in model.named_parameters() if every.pop(id(p), None)}
     return {**own, **dict(every.values())}
+
+
+def meant(found: Coverage) -> Coverage:
+    """What is said of parameters that are neither frozen nor named in skip; those that wait count as treated."""
+    elements = {name: size for name, size in found.elements.items() if found.skipped.get(name) not in ("frozen", NAMED)}
+    skipped = {name: why for name, why in found.skipped.items() if name in elements}
+    return Coverage({**found.treated, **found.never_seen}, skipped, elements=elements)
 
 
 def report(
@@ -41,7 +49,7 @@ def report(
         for said in (found.treated, found.never_seen)
     )
     skipped = {
-        name: (found.skipped.get(name) or ("frozen" if not p.requires_grad else unknown)) if name in own else OUTSIDE
+        name: OUTSIDE if name not in own else found.skipped.get(name) or unknown if p.requires_grad else "frozen"
         for name, p in held.items()
         if name not in treated and name not in never_seen
     }

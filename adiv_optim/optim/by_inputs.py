@@ -9,6 +9,7 @@ from torch.optim import Optimizer
 from .._linalg.limits import check_count, check_not_negative
 from ..attach.checks import named_in_skip, refuse_flat
 from ..attach.coverage import warn
+from ..attach.reports import meant
 from .eligible_layers import EligibleLayer, eligible_layers, refuse_shards
 from .input_hooks import LayerInputs
 from .input_method import InputMethod
@@ -26,20 +27,18 @@ class ByInputs(Reparametrized):
         check_count(name, every=method.every)
         super().__init__(optimizer, model, method)
         refuse_flat(name, model, UNFLATTENED)
-        left = named_in_skip(model, method.skip)
+        named_in_skip(model, method.skip)
         self._find_layers()
         reasons = "; ".join(f"{path} ({why})" for path, why in list(method.plain.items())[:5])
         if not method.layers:
             raise ValueError(
                 f"{name}: no tensor the optimizer holds is the weight of a layer whose rows are known: {reasons}."
             )
-        skipped = {id(p) for module in left for p in module.parameters(recurse=False)}
-        held = [p for group in self.param_groups for p in group["params"] if id(p) not in skipped]
-        trained = sum(p.numel() for p in held if p.requires_grad)
-        if 2 * sum(p.numel() for layer in method.layers for p in layer.parameters) < trained:
+        found = meant(self.coverage())
+        if found.element_share < 0.5:
             warn(
                 f"{name} treats less than half of the elements of {type(model).__name__} that the optimizer holds; the "
-                f"others take plain steps: {self.coverage().reasons()}. coverage() lists every parameter."
+                f"others take plain steps: {found.reasons()}. coverage() lists every parameter."
             )
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -48,14 +47,8 @@ class ByInputs(Reparametrized):
         for layer in self._layers():
             layer.dropped = layer.pending is not None
 
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a parameter group to the inner optimizer, and treat the layers that it brings; neither after an error."""
-        super().add_param_group(param_group)
-        try:
-            self._find_layers()
-        except Exception:
-            super()._drop_group()  # the layers are those of before
-            raise
+    def _treat_group(self) -> None:
+        self._find_layers()
 
     def _drop_group(self) -> None:
         super()._drop_group()

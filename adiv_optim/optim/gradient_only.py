@@ -117,16 +117,10 @@ class GradientOnly(OptimizerWrapper):
         """Take the correction off, also after an error; the last gradients stay."""
         self.detach()
 
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a parameter group; layers that are new in the model and hold some of it are corrected from now on."""
-        super().add_param_group(param_group)
-        if self._later is None:
-            return
-        try:
+    def _treat_group(self) -> None:
+        # Layers that are new in the model, and hold some of it, are corrected from now on.
+        if self._later is not None:
             extend(self.model, parameters=self.param_groups[-1]["params"], **self._later)
-        except Exception:
-            self._drop_group()
-            raise
 
     def _before_step(self) -> None:
         if self._later is not None:
@@ -171,10 +165,9 @@ def _warn_of_rate(optimizer: SGD, rule: BatchIdeal) -> None:
     least, most = _RATES[rule.per_sample]
     if not rates or least <= max(rates) < most:
         return
-    if max(rates) >= most:
-        remedy = "Each row moves by about the rate times its own loss gradient; take a rate of 0.1 to 1"
-    elif rule.per_sample:
-        remedy = "Each row moves by about the rate times its own loss gradient, hardly at all; take a rate of 0.1 to 1"
+    if rule.per_sample:
+        hardly = ", hardly at all" * (max(rates) < least)
+        remedy = f"Each row moves by about the rate times its own loss gradient{hardly}; take a rate of 0.1 to 1"
     else:
         remedy = (
             "With a loss that is a mean over B samples every row moves by a B-th of the rate, hardly at all; take "

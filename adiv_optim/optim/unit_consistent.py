@@ -1,6 +1,7 @@
 """Optimizers whose path no rescaling of hidden units can change."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
@@ -11,6 +12,7 @@ from .. import gauge as gauges
 from .._linalg import host
 from ..attach.checks import NAMED, Skip, named_in_skip, refuse_flat
 from ..attach.coverage import Coverage, warn
+from ..attach.reports import meant
 from ..gauge.scales.network import NoMagnitudeError
 from .eligible_layers import refuse_cuts
 from .reparametrized import UNFLATTENED, Method, Reparametrized
@@ -250,13 +252,10 @@ class UnitConsistent(Reparametrized):
 
     def _why_little(self) -> str:
         """Say why less than half of what the optimizer trains is treated, with the remedy; "" if more is."""
-        found = self.coverage()
-        meant = ("frozen", NAMED)
-        trained = {name: size for name, size in found.elements.items() if found.skipped.get(name) not in meant}
-        skipped = {name: self._kind(why) for name, why in found.skipped.items() if name in trained}
-        found = Coverage(found.treated, skipped, elements=trained)
-        if found.element_share >= 0.5 or not trained:
+        found = meant(self.coverage())
+        if found.element_share >= 0.5 or not found.elements:
             return ""
+        found = replace(found, skipped={name: self._kind(why) for name, why in found.skipped.items()})
         most = f"{found.element_share:.1%} of the elements" if found.treated else "nothing"
         return (
             f"UnitConsistent treats {most} of {type(self.model).__name__}; all else takes the plain step: "

@@ -179,8 +179,16 @@ class OptimizerWrapper(Optimizer):
         return method
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a parameter group to the inner optimizer."""
+        """Add a parameter group to the inner optimizer, and treat the layers that it brings; neither after an error."""
         self.inner.add_param_group(param_group)
+        try:
+            self._treat_group()
+        except Exception:
+            self._drop_group()
+            raise
+
+    def _treat_group(self) -> None:
+        """Called when a parameter group has been added."""
 
     def _drop_group(self) -> None:
         """Take the last parameter group off again."""
