@@ -139,20 +139,12 @@ class OptimizerWrapper(Optimizer):
             if closure is not None:
                 with torch.enable_grad():
                     loss = closure()
-            self._before_step()
             self._inner_step(*args, **kwargs)
-            self._stepped()
         return loss
-
-    def _before_step(self) -> None:
-        """Called before the step, which may free gradients."""
 
     def _inner_step(self, *args: Any, **kwargs: Any) -> None:
         with without_global_hooks():
             self.inner.step(*args, **kwargs)
-
-    def _stepped(self) -> None:
-        """Called after the step, which this leaves alone."""
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients; see torch.optim.Optimizer.zero_grad."""

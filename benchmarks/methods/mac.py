@@ -36,7 +36,7 @@ class MAC(OptimizerWrapper):
                 module.register_forward_pre_hook(partial(_count, self.means))
 
     @torch.no_grad()
-    def _before_step(self) -> None:
+    def _inner_step(self, *args: Any, **kwargs: Any) -> None:
         for module, mean in self.means.items():
             own: list[Any] = [parameter for parameter in (module.weight, module.bias) if parameter is not None]
             if any(parameter.grad is None for parameter in own):
@@ -48,6 +48,7 @@ class MAC(OptimizerWrapper):
             joined -= (joined @ mean / (square * (1 + self.damping / len(mean)))).outer(mean)
             for parameter, part in zip(own, joined.split([_columns(parameter) for parameter in own], 1), strict=True):
                 parameter.grad = part.reshape(parameter.shape)
+        super()._inner_step(*args, **kwargs)
 
 
 def _columns(parameter: Tensor) -> int:
