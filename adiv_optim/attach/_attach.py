@@ -12,7 +12,7 @@ from torch.nn.parameter import is_lazy
 from ..corrections import Correction, check_correction
 from ..functional.uses import plain_uses
 from .checks import Skip, bypassed, label, layers_of, named_in_skip, refuse_attached, refuse_lazy, trainable
-from .coverage import UNCALLED, Coverage, resolved, warn
+from .coverage import UNCALLED, Coverage, warn
 from .layers import PLAIN, Corrected, corrected_types, name_of, swapped, why_unknown_rows
 from .reports import meant
 
@@ -179,7 +179,9 @@ def correction_coverage(
     for path, owner in layers_of(model).items():
         for name, parameter in trainable(owner, path) if owner not in skipped else ():
             owned.setdefault(id(parameter), []).append((name, parameter, owner))
-    notes: dict[str, list[tuple[str, str]]] = {}
+    treated: dict[str, str] = {}
+    plainly: dict[str, str] = {}
+    never_seen: dict[str, str] = {}
     elements: dict[str, int] = {}
     without_call = bypassed(model)
     trained = trained or any(isinstance(module, Corrected) and module._ran for module in model.modules())
@@ -194,17 +196,15 @@ def correction_coverage(
         part = "".join(f" in part: plain as {name} ({why})" for name, why in plain.items())
         if key in used_plainly and not plain:
             part = " in part: the loss depends on it outside of its layer too"
-        notes[path] = [("skipped", why) for why in plain.values()]
-        for _, _, owner in uses:
-            if isinstance(owner, Corrected):
-                rule = f"corrected by {type(owner._correction).__name__}{part}"
-                notes[path].append(("treated", rule) if owner._ran else _not_run(parameter, trained))
-    return resolved(notes, elements)
-
-
-def _not_run(parameter: nn.Parameter, trained: bool) -> tuple[str, str]:
-    # A gradient may be older than the correction.
-    return ("skipped", UNCALLED) if trained and parameter.grad is not None else ("never_seen", "its layer has not run")
+        corrected = [owner for _, _, owner in uses if isinstance(owner, Corrected)]
+        rules = dict.fromkeys(type(owner._correction).__name__ for owner in corrected if owner._ran)
+        if rules:
+            treated[path] = ", ".join(f"corrected by {rule}{part}" for rule in rules)
+        elif corrected and not (trained and parameter.grad is not None):  # it may be older than the correction
+            never_seen[path] = "its layer has not run"
+        else:
+            plainly[path] = ", ".join(dict.fromkeys([*plain.values(), *[UNCALLED] * bool(corrected)]))
+    return Coverage(treated, plainly, never_seen, elements)
 
 
 def _why_plain(owner: nn.Module, without_call: dict[nn.Module, str]) -> str:

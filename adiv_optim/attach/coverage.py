@@ -62,15 +62,6 @@ class Coverage:
     __repr__ = __str__  # what a notebook shows
 
 
-def resolved(notes: Mapping[str, Sequence[tuple[str, str]]], elements: Mapping[str, int]) -> Coverage:
-    """The coverage of parameters by pairs of a kind and words: treated outweighs never seen, and that skipped."""
-    found: dict[str, dict[str, str]] = {"treated": {}, "never_seen": {}, "skipped": {}}
-    for path, said in notes.items():
-        kind = next(kind for kind in found if any(kind == one for one, _ in said))
-        found[kind][path] = ", ".join(dict.fromkeys(what for one, what in said if one == kind))
-    return Coverage(**found, elements=elements)
-
-
 def uncalled_words(paths: Sequence[str], most: int = 4) -> str:
     """A warning's words for parameters that are plain because of `UNCALLED`."""
     more = f" and {len(paths) - most} more" if len(paths) > most else ""
