@@ -44,7 +44,7 @@ class ByInputs(Reparametrized):
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients; rows seen before the next forward pass do not count any more."""
         super().zero_grad(set_to_none)
-        for layer in self._layers():
+        for layer in self.method.layers:
             layer.dropped = layer.pending is not None
 
     def _treat_group(self) -> None:
@@ -86,7 +86,7 @@ class ByInputs(Reparametrized):
             >>> (layer(x).square().mean() + (slopes - 1).square().mean()).backward()
             >>> opt.step()
         """
-        found = next((each for each in self._layers() if any(layer is module for module in each.modules)), None)
+        found = next((each for each in self.method.layers if any(layer is module for module in each.modules)), None)
         if found is not None:
             if found.armed:
                 found.add(layer, rows, one=0)
@@ -98,13 +98,10 @@ class ByInputs(Reparametrized):
             )
 
     def detach(self) -> nn.Module:
-        """Take the hooks off the model; the optimizer goes on with plain steps."""
-        for layer in self._layers():
+        """Take the hooks off the model, and plain steps from now on; see `Reparametrized.detach`."""
+        for layer in self.method.layers:
             layer.remove_hooks()
         return super().detach()
-
-    def _layers(self) -> list[LayerInputs]:
-        return self.method.layers if isinstance(self.method, InputMethod) else []  # once detached there are none
 
     def _trained(self) -> list[tuple[int, bool]]:
         """The optimizer's parameters by their ids, each with whether it trains."""

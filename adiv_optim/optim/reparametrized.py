@@ -35,6 +35,8 @@ class Method:
     shaping: ClassVar[Sequence[str]] = ()
     #: Steps so far.
     steps = 0
+    #: The layers whose inputs are measured.
+    layers: Sequence[Any] = ()
 
     def transforms(self) -> Sequence[Transform]:
         """Measure if that is due, and return this step's transforms; other parameters take the plain step."""
@@ -238,7 +240,11 @@ class Reparametrized(OptimizerWrapper):
         return report(self, self.model, self.method.coverage(), self.method.treated_parameters(), unknown)
 
     def detach(self) -> nn.Module:
-        """Return the model, and take plain steps from now on."""
+        """Return the model, which is the plain one at all times, and take plain steps from now on.
+
+        The inner optimizer keeps its state. What it has gathered so far (momentum, second moments) is of mapped
+        gradients, and takes some steps to be forgotten; to begin anew, build another optimizer.
+        """
         self.method = Method()
         return self.model
 

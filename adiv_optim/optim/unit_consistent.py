@@ -242,14 +242,6 @@ class UnitConsistent(Reparametrized):
                 "function changes. Trace with an input that uses all."
             )
 
-    def detach(self) -> nn.Module:
-        """Return the model, which is the plain one at all times, and take plain steps from now on.
-
-        The inner optimizer keeps its state. What it has gathered so far (momentum, second moments) is in units of DGE,
-        not of G, and takes some steps to be forgotten; to begin anew, build another optimizer.
-        """
-        return super().detach()
-
     def _why_little(self) -> str:
         """Say why less than half of what the optimizer trains is treated, with the remedy; "" if more is."""
         found = meant(self.coverage())
