@@ -202,7 +202,9 @@ class Reparametrized(OptimizerWrapper):
 
     def _mapped_step(self, *args: Any, **kwargs: Any) -> str:
         """Step, and say why not every layer was treated, or ""."""
-        resting = {id(p): rests(group) for group in self.param_groups for p in group["params"]}
+        resting: dict[int, bool] = {}
+        for group in self.param_groups:
+            resting |= dict.fromkeys(map(id, group["params"]), rests(group))
         decay, read, reason = decay_factors(self.inner), hooked(self.inner), ""
         snapshots: list[Snapshot] = []
         for transform in self.method.transforms():
