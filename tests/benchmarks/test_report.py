@@ -2,6 +2,7 @@
 
 import math
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -331,6 +332,6 @@ def test_verdict_shows_each_study_and_the_best_of_each_column(fresh):
         assert [name for name, row in cells.items() if "**" in row[column]] == as_good
 
 
-def test_without_one_of_its_studies_there_is_no_verdict(fresh):
-    paths = [store.path for name, store in fresh[1].items() if name == "cifar10"]
-    assert set(report(paths, STUDIES, DIGESTS)) == {"cifar10", "runtimes"}
+def test_without_one_of_its_studies_there_is_no_verdict(tmp_path):
+    path = Path(shutil.copy(RESULTS / "cifar10.jsonl", tmp_path))
+    assert set(report([path], STUDIES, DIGESTS)) == {"cifar10", "runtimes"}
