@@ -225,6 +225,14 @@ def test_a_model_of_small_layers_beside_a_great_table_is_told():
         Whitened(sgd(model), model)
 
 
+@pytest.mark.parametrize("leave_out", ["freeze", "skip"])
+def test_a_great_table_that_is_frozen_or_skipped_is_not_warned_of(leave_out):
+    model = nn.Sequential(nn.Embedding(50, 8), nn.Linear(8, 2))
+    model[0].requires_grad_(leave_out != "freeze")
+    optimizer = Whitened(sgd(model), model, skip=["0"] if leave_out == "skip" else ())  # a warning is an error
+    assert optimizer.coverage().skipped["0.weight"] == {"freeze": "frozen", "skip": "named in skip"}[leave_out]
+
+
 def test_layers_called_by_keyword_are_seen():
     model, x = nn.Linear(4, 3), torch.randn(7, 4)
     optimizer = Whitened(sgd(model), model)
