@@ -129,10 +129,10 @@ class Kind(NamedTuple):
 
     load: Callable[[Any, bool], Any]  # (run, whether to download) → data of that run and all others of its command
     steps: Callable[[Any, Any], int]  # (run, data) → how many steps it takes
-    family: Callable[[Any], Hashable]  # run → what runs that train side by side have in common
     train: Callable[[list[Any], Any, Watch], Sequence[dict[str, Any]]]  # (runs of one family, data, watch) → results
     score: Callable[[dict[str, Any]], float | None]  # result → what choosing settings reads; None if it broke down
     alike: Callable[[Any], Hashable]  # run → what runs have in common whose steps take as long
+    family: Callable[[Any], Hashable] = lambda run: run  # run → what runs that train side by side have in common
 
 
 def add_progress_arguments(parser: argparse.ArgumentParser) -> None:

@@ -232,7 +232,6 @@ def _not_run(stores: Mapping[str, Store], name: str, folder: Path) -> Section:
     return Section([Table(["name", "hours of one core", f"has a shorter form, `NAME{SHORTER}`"], rows)])
 
 
-_NAMES = {"sgd": "SGD", "momentum": "momentum", "adam": "Adam", "muon": "Muon"}
 VERDICT = ("cifar10", "mlp-tuned", "cnn-pool-tuned", "norm-free")
 DIGESTS = {
     "verdict": Digest(VERDICT, _verdict, ("README.md", "docs/results/index.md")),

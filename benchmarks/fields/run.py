@@ -174,7 +174,6 @@ def kind_of(problem_of: Callable[[Any], Problem], pace: int = 0) -> Kind:
     return Kind(
         load=lambda run, download: None,
         steps=lambda run, data: run.steps or round(pace * run.seconds),
-        family=lambda run: run,
         train=lambda runs, data, watch: [asdict(train(run, problem_of(run), watch)) for run in runs],
         score=final_error,
         alike=lambda run: str({name: value for name, value in run.settings().items() if name not in _AS_LONG}),

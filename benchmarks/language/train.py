@@ -179,7 +179,6 @@ def _results(runs: list[TextRun], text: Text, watch: Watch) -> list[dict[str, An
 LANGUAGE = Kind(
     load=lambda run, download: load_text(run.data, download).to(run.device),
     steps=lambda run, text: run.steps,
-    family=lambda run: run,
     train=_results,
     score=final_validation_loss,
     alike=lambda run: (run.method, run.norm, run.preset),
