@@ -6,6 +6,8 @@ import pickle
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
 
 
 def through_a_file(value: Any) -> Any:
@@ -22,3 +24,14 @@ def revived(optimizer: Any, fresh: Any) -> list[Any]:
     fresh.model.load_state_dict(saved["model"])
     fresh.load_state_dict(saved["optimizer"])
     return [fresh, copy.deepcopy(optimizer), pickle.loads(pickle.dumps(optimizer))]
+
+
+def leaves(optimizer: Any) -> list[Any]:
+    """Weights, and everything that a checkpoint would hold."""
+    return pytree.tree_leaves([optimizer.model.state_dict(), optimizer.state_dict()])
+
+
+def same_leaves(one: list[Any], other: list[Any]) -> bool:
+    return len(one) == len(other) and all(
+        torch.equal(a, b) if isinstance(a, Tensor) else a == b for a, b in zip(one, other, strict=True)
+    )

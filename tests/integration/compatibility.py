@@ -59,12 +59,12 @@ SECTIONS: dict[str, dict[str, list[str]]] = {
         "… of sequences, token by token": ["test_opacus.py::test_tokens_are_rows_each"],
     },
     "Training loops, against the plain loop": {
-        "plain": ["test_loops.py::test_plain_loop"],
+        "plain": ["test_loops.py::test_plain_loop_with_averages"],
         "gradient accumulation": ["test_loops.py::test_gradient_accumulation"],
         "gradient clipping": ["test_loops.py::test_gradient_clipping"],
         "float16 autocast with `GradScaler`": ["test_loops.py::test_float16_autocast_with_grad_scaler"],
         "bfloat16 autocast": ["test_loops.py::test_bfloat16_autocast"],
-        "averages of weights (EMA)": ["test_loops.py::test_ema_by_deepcopy"],
+        "averages of weights (EMA)": ["test_loops.py::test_plain_loop_with_averages"],
         "anomaly detection, frozen layers": ["test_loops.py::test_anomaly_detection_and_frozen_backbone"],
         "activation checkpointing, both modes": ["test_loops.py::test_activation_checkpointing"],
         "`torch.compile` of the model": [

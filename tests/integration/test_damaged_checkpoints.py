@@ -11,9 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import AdamW
-from torch.utils import _pytree as pytree
 
 from tests.helpers.covering import paired
+from tests.helpers.revive import leaves
+from tests.helpers.revive import same_leaves as same
 from tests.helpers.seeds import manual_seed
 from tests.wrappers import REMEMBERING, WRAPPERS
 
@@ -42,19 +43,9 @@ def train(model: nn.Module, optimizer: Any, steps: int) -> None:
 def path_of(optimizer: Any) -> list[Any]:
     """Weights and state now, and where two more steps lead."""
     manual_seed(1)
-    now = copy.deepcopy([optimizer.model.state_dict(), optimizer.state_dict()])
+    now = copy.deepcopy(leaves(optimizer))
     train(optimizer.model, optimizer, 2)
-    return pytree.tree_leaves(now) + leaves(optimizer)
-
-
-def leaves(optimizer: Any) -> list[Any]:
-    return pytree.tree_leaves([optimizer.model.state_dict(), optimizer.state_dict()])
-
-
-def same(one: list[Any], other: list[Any]) -> bool:
-    return len(one) == len(other) and all(
-        torch.equal(a, b) if isinstance(a, Tensor) else a == b for a, b in zip(one, other, strict=True)
-    )
+    return now + leaves(optimizer)
 
 
 @cache

@@ -9,9 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import AdamW
-from torch.utils import _pytree as pytree
 
 from tests.helpers.covering import paired
+from tests.helpers.revive import leaves
+from tests.helpers.revive import same_leaves as same
 from tests.helpers.seeds import manual_seed
 from tests.wrappers import WRAPPERS, Wrapper, each_wrapper
 
@@ -58,17 +59,6 @@ BY_MODEL: dict[str, Callable[[Any], None]] = {
 }
 
 
-def snapshot(optimizer: Any) -> list[Any]:
-    """Weights, and everything that a checkpoint would hold."""
-    return copy.deepcopy(pytree.tree_leaves([optimizer.model.state_dict(), optimizer.state_dict()]))
-
-
-def same(one: list[Any], other: list[Any]) -> bool:
-    return len(one) == len(other) and all(
-        torch.equal(a, b) if isinstance(a, Tensor) else a == b for a, b in zip(one, other, strict=True)
-    )
-
-
 def finite(values: list[Any]) -> bool:
     return all(bool(value.isfinite().all()) for value in values if isinstance(value, Tensor))
 
@@ -87,14 +77,14 @@ def test_poisoned_batch_under_grad_scaler_is_as_if_it_had_not_been(wrap, poison,
     scaler, other = (torch.amp.GradScaler("cpu", init_scale=2.0**10) for _ in range(2))
     for number, (x, y) in enumerate(batches(6)):
         if number in (0, 3):
-            before = snapshot(optimizer)
+            before = copy.deepcopy(leaves(optimizer))
             bad, factor = poison(x)
             step(optimizer, scaler, bad, y, clear, factor)
-            assert same(snapshot(optimizer), before)
+            assert same(leaves(optimizer), before)
         step(optimizer, scaler, x, y, clear)
         step(clean, other, x, y, clear)
     assert scaler.get_scale() == other.get_scale() / 4
-    assert same(snapshot(optimizer), snapshot(clean))
+    assert same(leaves(optimizer), leaves(clean))
 
 
 @each_wrapper
@@ -109,7 +99,7 @@ def test_poisoned_batch_under_grad_scaler_leaves_everything_finite(wrap, poison,
         before = optimizer.model[0].weight.detach().clone()
         step(optimizer, scaler, x, y, clear)
         assert not torch.equal(optimizer.model[0].weight, before)
-    assert finite(snapshot(optimizer))
+    assert finite(leaves(optimizer))
 
 
 @each_poison
@@ -119,4 +109,4 @@ def test_poisoned_batch_without_grad_scaler_poisons_the_weights(name, poison):
     (x, y), clear = batches(1)[0], BY_OPTIMIZER["optimizer"]
     bad, factor = poison(x)
     step(optimizer, unscaled, bad, y, clear, factor)
-    assert not finite(snapshot(optimizer))
+    assert not finite(leaves(optimizer))

@@ -10,8 +10,7 @@ from torch import nn
 from torch.optim import SGD, Adam, AdamW
 
 from adiv_optim import BatchIdeal, Correction, GradientOnly, Proportional, Whitened, coverage
-
-LEARNING_RATE = 0.1
+from tests.helpers.steps import inputs, same, sgd, stepped
 
 
 def mlp(bias=True):
@@ -19,16 +18,7 @@ def mlp(bias=True):
 
 
 def train(model, optimizer, steps=3):
-    for step in range(steps):
-        optimizer.zero_grad()
-        x = torch.randn(6, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(step))
-        model(x).square().mean().backward()
-        optimizer.step()
-
-
-def assert_same_parameters(one, other):
-    for (name, p), (_, q) in zip(one.named_parameters(), other.named_parameters(), strict=True):
-        assert torch.equal(p, q), name
+    return stepped(model, optimizer, *(inputs(step).double() for step in range(steps)))
 
 
 @dataclass(frozen=True)
@@ -49,18 +39,17 @@ def skipped(optimizer, model):
 def test_correcting_nothing_is_the_bare_optimizer_bit_for_bit(wrap, bias):
     model = mlp(bias)
     plain = copy.deepcopy(model)
-    train(plain, AdamW(plain.parameters(), lr=0.01))
-    train(model, wrap(AdamW(model.parameters(), lr=0.01), model))
-    assert_same_parameters(model, plain)
+    wanted = train(plain, AdamW(plain.parameters(), lr=0.01))
+    assert same(train(model, wrap(AdamW(model.parameters(), lr=0.01), model)), wanted)
 
 
 def test_the_end_of_a_with_block_detaches_also_after_an_error_and_another_is_refused():
     model = mlp()
     kinds = [type(module) for module in model.modules()]
-    optimizer = GradientOnly(SGD(model.parameters(), lr=LEARNING_RATE), model, Proportional())
+    optimizer = GradientOnly(sgd(model), model, Proportional())
     assert [type(module) for module in model.modules()] != kinds
-    with pytest.raises(KeyError, match="planted"), optimizer as same:
-        raise KeyError("planted" if same is optimizer else "another")
+    with pytest.raises(KeyError, match="planted"), optimizer as entered:
+        raise KeyError("planted" if entered is optimizer else "another")
     assert [type(module) for module in model.modules()] == kinds
     with pytest.raises(RuntimeError, match="this GradientOnly is detached, and its steps are plain"), optimizer:
         pass
@@ -68,7 +57,7 @@ def test_the_end_of_a_with_block_detaches_also_after_an_error_and_another_is_ref
 
 def test_skip_and_strict_are_those_of_attach():
     model = nn.Sequential(nn.Linear(4, 5), nn.LayerNorm(5), nn.Linear(5, 2)).double()
-    build = lambda: SGD(model.parameters(), lr=LEARNING_RATE)  # noqa: E731
+    build = lambda: sgd(model)  # noqa: E731
     with pytest.raises(ValueError, match="strict: 2 trainable parameters"):
         GradientOnly(build(), model, Proportional(), strict=True)
     optimizer = GradientOnly(build(), model, Proportional(), skip=["0", nn.LayerNorm], strict=True)
@@ -78,7 +67,7 @@ def test_skip_and_strict_are_those_of_attach():
 
 def test_coverage_metrics_and_repr_say_what_is_corrected():
     model = nn.Sequential(nn.Linear(4, 5), nn.LayerNorm(5), nn.Linear(5, 2)).double()
-    optimizer = GradientOnly(SGD(model.parameters(), lr=LEARNING_RATE), model, Proportional(eps=0.5))
+    optimizer = GradientOnly(sgd(model), model, Proportional(eps=0.5))
     assert repr(optimizer).startswith("GradientOnly(SGD (")
     assert repr(optimizer).endswith(", correction=Proportional(eps=0.5))")
     names = [f"GradientOnly/{name}" for name in ("treated_parameters", "treated_elements", "layers", "layers_seen")]
@@ -93,23 +82,23 @@ def test_coverage_metrics_and_repr_say_what_is_corrected():
 
 def test_metrics_hold_those_of_the_wrapper_within():
     model = nn.Linear(4, 5).double()
-    within = Whitened(SGD(model.parameters(), lr=LEARNING_RATE), model)
+    within = Whitened(sgd(model), model)
     found = GradientOnly(within, model, Proportional()).metrics()
     assert found.items() > within.metrics().items()
 
 
 def attached(model):
-    GradientOnly(SGD(model[0].parameters(), lr=LEARNING_RATE), model, Proportional())
+    GradientOnly(sgd(model[0]), model, Proportional())
     return model
 
 
 ERRORS = {
-    "other-parameters": (lambda m: (SGD(mlp().parameters()), m, Proportional()), ValueError, "none of .*deepcopy"),
-    "no-module": (lambda m: (SGD(m.parameters()), m.parameters(), Proportional()), TypeError, "found generator"),
-    "correction-class": (lambda m: (SGD(m.parameters()), m, Proportional), TypeError, r"write Proportional\(\)"),
-    "correction-none": (lambda m: (SGD(m.parameters()), m, None), TypeError, "found NoneType"),
+    "other-parameters": (lambda m: (sgd(mlp()), m, Proportional()), ValueError, "none of .*deepcopy"),
+    "no-module": (lambda m: (sgd(m), m.parameters(), Proportional()), TypeError, "found generator"),
+    "correction-class": (lambda m: (sgd(m), m, Proportional), TypeError, r"write Proportional\(\)"),
+    "correction-none": (lambda m: (sgd(m), m, None), TypeError, "found NoneType"),
     "a-second-one": (
-        lambda m: (SGD(m.parameters()), attached(m), Proportional()), ValueError, "layer '0' already .*pass it plainly",
+        lambda m: (sgd(m), attached(m), Proportional()), ValueError, "layer '0' already .*pass it plainly",
     ),
 }  # fmt: skip
 
