@@ -100,7 +100,8 @@ class Correction(ABC):
         """
         factors = rows.factors()
         scales = self.scales(factors)
-        _check_scales(f"{rows.label}: {type(self).__name__}.scales", scales, factors)
+        if type(self).scales.__module__ != __name__:  # the rules of this file answer for what they are given
+            _check_scales(f"{rows.label}: {type(self).__name__}.scales", scales, factors)
         return rows.contract(scales)
 
 

@@ -95,7 +95,7 @@ def _rows(tensor: Tensor, stacked: bool) -> Tensor:
 def _input_gradient(rows: Tensor, grad_rows: Tensor, weight: Tensor) -> Tensor:
     """G W, as torch multiplies it: by the transposes where X lies column by column, which rounds differently."""
     # Compiled code rounds in its own way.
-    column_major = not torch.compiler.is_compiling() and rows.stride() == (1, len(rows))
+    column_major = rows.stride(0) == 1 and rows.stride(1) == len(rows) and not torch.compiler.is_compiling()
     return (weight.mT @ grad_rows.mT).mT if column_major else grad_rows @ weight
 
 

@@ -14,6 +14,9 @@ from torch.autograd import Function
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
+#: One for all calls: to make it costs a small layer something.
+_NO_CONTEXT = nullcontext()
+
 #: A temporary of a tensor's size is built in this many slices at most,
 SLICES = 8
 #: and none of them has fewer numbers than this.
@@ -98,9 +101,9 @@ def parts(tensor: Tensor) -> list[slice]:
     return [slice(start, start + size) for start in range(0, max(1, len(tensor)), size)]
 
 
-def autocast(*tensors: Tensor | None) -> tuple[Tensor | None, ...]:
+def autocast(input: Tensor, *others: Tensor | None) -> tuple[Tensor | None, ...]:
     """Cast as torch.autocast would for a matrix product, but differentiably, and before a Function saves its input."""
-    device = next(tensor.device.type for tensor in tensors if tensor is not None)
+    device, tensors = input.device.type, (input, *others)
     # Autocast knows no meta device.
     if device == "meta" or not torch.is_autocast_enabled(device):
         return tensors
@@ -120,7 +123,7 @@ def without_autocast(device: str) -> AbstractContextManager[Any]:
     The backward pass needs it too: torch.compile traces that under the autocast of the forward pass.
     """
     reached = device != "meta" and torch.is_autocast_enabled(device)
-    return torch.autocast(device, enabled=False) if reached else nullcontext()
+    return torch.autocast(device, enabled=False) if reached else _NO_CONTEXT
 
 
 def label_for(name: str, function: str) -> str:
