@@ -111,6 +111,7 @@ def test_every_file_names_the_same_release():
     version = adiv_optim.__version__
     assert tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"] == version
     assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text()
+    assert f'\n  version: "{version}"\n' in (ROOT / "conda" / "recipe.yaml").read_text()
     headings = re.findall(r"^## \[(.*?)\](?: - \d{4}-\d\d-\d\d)?$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
     assert headings[:2] == ["Unreleased", version]
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from examples import char_lm
+from examples import char_lm, log_metrics
 from examples.char_lm import load
 from examples.gpt import GPT
 
@@ -96,3 +96,12 @@ def test_mistakes_are_told_before_training(arguments, message, data, tmp_path, m
 def test_examples_import_neither_benchmarks_nor_tests():
     for path in Path(char_lm.__file__).parent.glob("*.py"):
         assert not re.search(r"^(from|import) (benchmarks|tests)", path.read_text(), re.MULTILINE)
+
+
+def test_metrics_of_every_layer_are_drawn(tmp_path, capsys):
+    log_metrics.main(["--size", "8", "--steps", "12", "--every", "4", "--out", str(tmp_path / "metrics.png")])
+    assert capsys.readouterr().out == f"picture: {tmp_path / 'metrics.png'}\n"
+    assert (tmp_path / "metrics.png").stat().st_size > 1000
+    _, numbers = log_metrics.train(torch.rand(8, 8, 3), 5, 4)[-1]
+    for key in log_metrics.PANELS:
+        assert sum(name.endswith(f".weight/{key}") for name in numbers) == 10
