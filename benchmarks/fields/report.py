@@ -180,6 +180,7 @@ def sections(
         trials = {key: len(each) for key, each in grouped(points, lambda point: point[0]).items()}
         _figure(results, look, heading, folder / f"{name}-{suffix}.png", drawn)
         machines = " ".join(dict.fromkeys(machine(r["environment"]) for r in results))
-        caption = f"{look.about} Time per step is processor time, as a ratio to Adam's on the same computer. {machines}"
+        loosely = "Time per step is processor time, as a ratio to Adam's, often of another day: compare it loosely."
+        caption = f"{look.about} {loosely} {machines}"
         found[f"{name}-{suffix}"] = Section([f"**{heading}**", _table(results, look, trials, drawn), caption])
     return found

@@ -21,6 +21,11 @@ def gain(own, other, **protocol):
     return compared(fitted(*own, **protocol), fitted(*other, **protocol), psnr)[:2]
 
 
+def in_sines(optimizer):
+    """What whitening an optimizer changes in SIREN, and p."""
+    return gain(("none", optimizer, "whitened"), ("none", optimizer), network="siren")
+
+
 def white_against_norm(optimizer, **protocol):
     """How far a whitened optimizer is ahead of itself behind BatchNorm, and p."""
     return gain(("none", optimizer, "whitened"), ("batchnorm", optimizer), **protocol)
@@ -74,16 +79,22 @@ FIELDS = [
         share("soap"), share("adam")]),
 ]  # fmt: skip
 PAGE = [
-    ("five crops show no gain of whitened Adam (p = {:.2f}) or Muon (p = {:.2f})", lambda: [
-        gain(("none", o, "whitened"), ("none", o), network="siren")[1] for o in ("adam", "muon")]),
+    ("Whitened SOAP loses {:.1f} dB to SOAP (p = {:.2f}), and five crops show no gain of whitened Adam (p = {:.2f}) or "
+     "Muon (p = {:.2f})", lambda: [-in_sines("soap")[0], *(in_sines(o)[1] for o in ("soap", "adam", "muon"))]),
     ("`Whitened` is worth {:.0f} to {:.0f} dB", lambda: (lambda gains: [min(gains), max(gains)])([
         gain(("none", o, "whitened"), ("none", o))[0] for o in ("adam", "muon", "soap")])),
+    ("whitened SOAP is {:.1f} dB better without it (p = {:.3f})", lambda: (lambda d, p, *_: [d, p])(
+        *gain(("none", "soap", "whitened"), ("layernorm", "soap", "whitened")))),
+    ("is worth {:.1f} dB to Adam** (p = {:.3f}): as much as `Preconditioned`, and {:.1f} less than `Whitened` "
+     "(p = {:.2f})", lambda: [number for found in (gain(("none", "adam", "mac"), ("none", "adam")), gain(
+         ("none", "adam", "whitened"), ("none", "adam", "mac"))) for number in found[:2]]),
     ("Whitened Adam and Muon are {} dB ahead of their counterparts with BatchNorm", lambda: {
         f"{white_against_norm(o, size=128)[0]:.0f}" for o in ("adam", "muon")}),
     ("Whitening divides the error of Muon by {:.0f}, of Adam by {:.0f} and of SOAP by {:.0f}", lambda: [
         median(solved(o)) / median(solved(o, "whitened")) for o in ("muon", "adam", "soap")]),
-    ("without them five seeds show no difference (p = {:.2f})", lambda: [compared(
-        solutions("muon", "whitened", steps=2000), solutions("muon", "preconditioned", steps=2000), math.log10)[1]]),
+    ("whitened Muon has {:.2f} times its error (p = {:.3f}), with these rows {:.2f} times (p = {:.3f})", lambda: [
+        n for rows in (None, "derivatives") for found in [compared(solutions("muon", "whitened", rows, steps=2000),
+         solutions("muon", "preconditioned", steps=2000), math.log10)] for n in (10**found.difference, found.p)]),
     ("whitening divides the error of SOAP by {:.0f} (p = {:.4f}) and of Muon by {:.0f} (p = {:.4f})", lambda: [
         number for o in ("soap", "muon") for number in heated(o)]),
     ("whitened SOAP has {:.2f} times SOAP's error (p = {:.4f}), with rows of derivatives {:.2f} times (p = {:.4f})",
