@@ -299,7 +299,7 @@ def test_every_section_and_figure_of_the_committed_results_is_on_its_page(fresh)
         for page in DIGESTS[name].pages if name in DIGESTS else [own[longest]]:
             text = (ROOT / page).read_text()
             assert re.search(rf"<!-- (?:results|caption|link):{re.escape(name)}(?: without .*)? -->", text), page
-    text = "".join(page.read_text() for page in PAGES)
+    text = "".join(page.read_text() for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
     shown = set(re.findall(r"\(\S*figures/(\S+\.png)\)", text))
     assert {figure.name for figure in (ROOT / "docs" / "figures").glob("*.png")} == shown
 
