@@ -16,7 +16,7 @@ from typing import NamedTuple
 from examples.gpt import NORM_LABELS, NORMS
 
 from ..core.runs import run_all
-from ..core.store import Result, Store
+from ..core.store import Result, Store, setting
 from ..core.study import UNTRIED, Recipe, Sections, Study, protocols
 from ..core.table import Cell, Row, Section, Table, against, exact, grouped, machine, mean_and_error
 from ..core.tune import choose, ladder
@@ -144,11 +144,12 @@ def _caption(results: list[Result], tried: Iterable[Sequence[float]]) -> str:
     gradients = "gradients as they are" if clip is None else f"gradients cut to a norm of {clip:g}"
     trials = [len(rates) for rates in tried if rates] or [0]
     counts = " to ".join(map(str, sorted({min(trials), max(trials)})))
-    seeds = sorted({result["settings"]["seed"] for result in results})
+    lasts = sorted({max(map(setting("seed"), own)) for own in grouped(results, _row).values()})
+    seeds = f"seeds 1 to {' or '.join(map(str, lasts))}"
     length = f"{settings['steps']} steps, weight decay {settings['weight_decay']:g}"
     return (
         f"{title(results[0])}, {length}, {gradients}. "
-        f"Cross entropy in nats per character, mean ± standard error over seeds {seeds[0]} to {seeds[-1]}. Learning "
+        f"Cross entropy in nats per character, mean ± standard error over {seeds}. Learning "
         f"rates are the best of {counts} by the validation loss of seed 0, which is not among them; * is an edge of "
         "what was tried. Differences are to LayerNorm with the same bare optimizer and the better embeddings; p is "
         f"Welch's. {machine(environment, settings['device'])}"

@@ -314,22 +314,27 @@ def test_verdict_shows_each_study_and_the_best_of_each_column(fresh):
     )  # fmt: skip
     mean, error = mean_and_error(run["test_accuracy"][-1])
     assert cells["`BatchIdeal`"][0].strip("*") == f"{mean:.2f} ± {error:.2f}"
+    (table,) = sections["verdict"].tables
+    numbers = {row[0]: row[1:] for row in table.rows}
     for column in range(6):
-        shown = {
-            name: list(map(float, row[column].strip("*").split(" ± "))) for name, row in cells.items() if row[column]
-        }
-        best = (max if column < 4 else min)(shown, key=lambda name: shown[name][0])
-        # Welch's test by means and standard errors of five seeds, which are rounded.
+        shown = {name: row[column].numbers for name, row in numbers.items() if row[column]}
+        best = (max if column < 4 else min)(shown, key=lambda name: shown[name][""])
+        # Welch's test by means and standard errors.
         as_good = [
             name
-            for name, (mean, error) in shown.items()
+            for name, own in shown.items()
             if name == best
             or ttest_ind_from_stats(
-                mean, error * 5**0.5, 5, shown[best][0], shown[best][1] * 5**0.5, 5, equal_var=False
+                *(
+                    value
+                    for each in (own, shown[best])
+                    for value in (each[""], each["error"] * each["n"] ** 0.5, each["n"])
+                ),
+                equal_var=False,
             )[1]
             >= 0.05
         ]
-        assert [name for name, row in cells.items() if "**" in row[column]] == as_good
+        assert [name for name, row in numbers.items() if row[column] and "**" in row[column].text] == as_good
 
 
 def test_without_one_of_its_studies_there_is_no_verdict(tmp_path):
