@@ -107,8 +107,7 @@ class Diagonal(Transform):
 class Snapshot:
     """A transform's parameters and gradients as they were before the step, and the step once it is mapped back.
 
-    Parameters that the optimizer does not read are -0 meanwhile: w + (-0) is w for every w, and what they hold after
-    the step is the step alone.
+    Parameters that the optimizer does not read are 0 meanwhile: what they hold after the step is the step alone.
 
     Args:
         transform: the change of variables.
@@ -148,7 +147,7 @@ class Snapshot:
         parts = self._parts()
         if not self.read:
             for part in parts:
-                part.fill_(-0.0)
+                part.zero_()
             return
         there = change.weights([old.to(host.wide(old)) for old in self.old])
         for part, value in zip(parts, change.split(there), strict=True):

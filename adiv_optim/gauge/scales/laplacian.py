@@ -100,7 +100,6 @@ class Laplacian:
         rounding and zeros.
         """
         root = torch.where(self.degree > 0, self.degree.rsqrt(), 0.0)
-        root[0] = 0
         goal = torch.finfo(right.dtype).eps * (root * right).norm()
         return root * conjugate_gradients(lambda y: root * self.times(root * y), root * right, goal)
 
