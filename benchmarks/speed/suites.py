@@ -240,12 +240,10 @@ def _dataloader_epoch(run: ImageRun, loader: DataLoader, data: datasets.Dataset,
 
 def coordinates(data: str) -> dict[str, Any]:
     """Training steps of the coordinate network of ten layers, by every arm, against bare Adam's."""
-    from ..studies.coordinates import CoordinateRun, Fit  # studies import this file
+    from ..studies.coordinates import ALL, CoordinateRun, Fit  # studies import this file
 
-    arms = [*product(("none", "batchnorm"), ("adam", "muon", "soap"), ("none", "whitened", "whitened-16"))]
-    arms += [("none", "adam", "input-scaled"), ("none", "adam", "preconditioned"), ("none", "sgd", "batch-ideal")]
     plain = CoordinateRun("china, flower", "none")
-    runs = [replace(plain, norm=norm, optimizer=optimizer, method=method) for norm, optimizer, method in arms[1:]]
+    runs = [replace(plain, norm=norm, optimizer=optimizer, method=method) for norm, optimizer, method in ALL[1:]]
     return {
         "of": "ten training steps of the coordinate network; ratio to Adam alone",
         "note": "Ten linear layers of width 28 with ReLU, 64 × 64 pixels in every step, float32; forward and backward "
