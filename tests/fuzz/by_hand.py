@@ -15,7 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
-from tests.fuzz.networks import LAYERS, Network, Training
+from tests.fuzz.networks import LAYERS, Network
+from tests.fuzz.trainings import Training
 
 #: What rows that are counted by hand have beside them: derivatives of x~ = (x, 1) end with it.
 ZERO = 0.0

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from tests.fuzz.by_hand import AmbiguousError, Call, Method, as_matrices, from_matrices, mean, weights
-from tests.fuzz.networks import LAYERS, Network, Training
+from tests.fuzz.networks import LAYERS, Network
+from tests.fuzz.trainings import Training
 
 #: The golden section.
 GOLDEN = (math.sqrt(5) - 1) / 2

@@ -16,7 +16,8 @@ from adiv_optim import GradientOnly, gauge
 from tests.fuzz.by_hand import Method
 from tests.fuzz.by_inputs import InputScaled, Preconditioned, Whitened
 from tests.fuzz.corrected import BatchIdeal, Disproportional, Proportional
-from tests.fuzz.networks import Network, Training, network
+from tests.fuzz.networks import Network
+from tests.fuzz.trainings import Training, network
 from tests.fuzz.unit_consistent import UnitConsistent
 
 #: What is smaller than this part of the largest parameter is compared with that: rounding is 1e-16 of it.

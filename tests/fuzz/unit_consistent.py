@@ -7,7 +7,8 @@ from torch import Tensor
 
 from tests.fuzz import channels as by_channel
 from tests.fuzz.by_hand import Method
-from tests.fuzz.networks import Network, Training
+from tests.fuzz.networks import Network
+from tests.fuzz.trainings import Training
 
 
 class UnitConsistent(Method):

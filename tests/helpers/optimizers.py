@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from tests.fuzz import compare, networks
-from tests.fuzz.networks import Network, Step, Training
+from tests.fuzz.networks import Network, Step
+from tests.fuzz.trainings import Training
 from tests.helpers import torch_database
 from tests.helpers.seeds import manual_seed
 from tests.wrappers import WRAPPERS

@@ -11,7 +11,7 @@ from torch.optim import AdamW
 
 from adiv_optim import gauge
 from tests.fuzz.compare import drawn, path_deviation
-from tests.fuzz.networks import Training
+from tests.fuzz.trainings import Training
 from tests.helpers.cases import relative_error
 from tests.helpers.loops import (
     DIFFERENT,
