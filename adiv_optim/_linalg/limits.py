@@ -48,8 +48,8 @@ def check_dict(found: Any, path: str, remedy: str) -> None:
 def check_like(found: Any, own: Any, path: str, remedy: str) -> None:
     """Raise a ValueError at the first place where part of a checkpoint is not like one's own.
 
-    Dicts have the same keys, lists the same length, tensors the same shape and no NaN or inf; numbers are finite, at
-    least 0, and whole where the own one is.
+    Dicts have the same keys, tensors the same shape and no NaN or inf; numbers are finite, at least 0, and whole where
+    the own one is.
 
     Args:
         found: part of a checkpoint.
@@ -74,11 +74,6 @@ def check_like(found: Any, own: Any, path: str, remedy: str) -> None:
             raise ValueError(f"{path} {differences[0]}: it is {shown(found)}, wanted {shown(own)}; {remedy}.")
         for key in own:
             check_like(found[key], own[key], f"{path}[{key!r}]", remedy)
-    elif isinstance(own, list):
-        if not isinstance(found, (list, tuple)) or len(found) != len(own):
-            raise ValueError(f"{path} is {shown(found)}, wanted {shown(own)}; {remedy}.")
-        for place, (part, value) in enumerate(zip(found, own, strict=True)):
-            check_like(part, value, f"{path}[{place}]", remedy)
     elif isinstance(own, Tensor):
         fits = isinstance(found, Tensor) and found.is_floating_point() and found.shape == own.shape
         if not fits or not bool(found.isfinite().all()):

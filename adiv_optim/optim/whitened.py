@@ -108,9 +108,11 @@ class WhiteningMethod(CovarianceMethod):
 
         That is the cosine between the step as the optimizer took it and as it is mapped back, and the RMS of what it
         adds to the outputs, over the rows that A is made of; of a sharded weight the rows held here alone count.
+        A layer whose A could not be factorised once shows neither from then on.
         """
         self.asked, found = True, super().metrics()
-        names = [layer.name for layer in self.layers if layer.name in self.measured.keys() & self.seen.keys()]
+        shown = self.measured.keys() & self.seen.keys() - self.failures.keys()
+        names = [layer.name for layer in self.layers if layer.name in shown]
         every = [self.seen[name].tolist() for name in names]
         for name, (cosine, moved) in zip(names, every, strict=True):
             found |= {f"{name}/step_cosine": cosine, f"{name}/output_step": moved}
@@ -141,7 +143,9 @@ class Whitened(ByInputs):
     Goes on nn.Linear, nn.Conv1d/2d/3d and the Conv1D of transformers whose weights the optimizer holds: rows are
     samples, tokens or patches; groups of a convolution each have an A. A subclass of nn.Linear that multiplies other
     things than its input says so by a method `input_rows(input)`; without one it takes the plain step, as all else
-    does. `coverage` says which, and one warning if that is more than half of the elements.
+    does. `coverage` says which, and one warning if that is more than half of the elements. A layer's weight and bias go
+    together, in one parameter group or in two: where one has no gradient, or alone has a learning rate of 0, both take
+    the plain step.
 
     A is gathered in forward passes with gradients enabled, without keeping activations, and only before the steps that
     measure: one in `every`, at places that no period keeps to, and powers of two at first. Micro-batches add up, and so

@@ -130,6 +130,8 @@ def test_what_is_saved_is_loaded_and_copies_go_on_by_themselves(load: Callable[[
     wanted = train(model, chained, steps=range(6, 9))
     for other, optimizer in twins:
         assert same(train(other, optimizer, steps=range(6, 9)), wanted)
+        for part in optimizer.optimizers:
+            assert part.state.keys() == {p for group in part.param_groups for p in group["params"]}
 
 
 def test_closure_runs_once_with_gradients():

@@ -22,6 +22,48 @@ OPTIMIZERS = {
 }
 
 
+def grouped() -> tuple[nn.Module, Tensor, Tensor]:
+    """A layer, 3 batches of 2 micro-batches of 3 images each, and every group's rows of them."""
+    layer = nn.Conv2d(4, 6, 3, stride=2, padding=1, groups=2)
+    x = torch.randn(3, 2, 3, 4, 5, 5) * torch.tensor([1.0, 2.0, 3.0, 4.0]).view(4, 1, 1)
+    patches = F.unfold(x.flatten(0, 2), 3, padding=1, stride=2)  # (samples, channels × 9, positions)
+    return layer, x, patches.view(3, 6, 2, 18, 9).permute(0, 2, 1, 4, 3).flatten(2, 3)
+
+
+def by_hand(layer: nn.Module, optimizer, batches: Tensor, rows: Tensor, hold: bool) -> None:
+    """W' = W s, G' = G / s and ΔW = ΔW' / s, s = max(1, r), r² a mean with decay 0.9, measured at steps 0, 1, 2."""
+    squares, count, before = 0.0, 0.0, None
+    for x, seen in zip(batches, rows, strict=True):
+        layer.zero_grad()
+        for part in x:
+            layer(part).square().sum().backward()
+        squares = 0.9 * squares + seen.square().sum((1, 2))
+        count = 0.9 * count + seen[0].numel()
+        s = (squares / count).sqrt().clamp(min=1).repeat_interleave(len(layer.weight) // len(seen))
+        s = s.view(-1, *[1] * (layer.weight.dim() - 1))
+        at = before if hold and before is not None else s
+        weight, before = layer.weight.detach().clone(), s
+        with torch.no_grad():
+            layer.weight.mul_(at)
+            layer.weight.grad.div_(at)
+            optimizer.step()
+            layer.weight.copy_(layer.weight / s if hold else weight + (layer.weight - weight * at) / s)
+
+
+@pytest.mark.parametrize("hold", [False, True])
+def test_groups_are_divided_by_what_each_of_them_reads(hold):
+    layer, batches, rows = grouped()
+    other = copy.deepcopy(layer)
+    optimizer = InputScaled(OPTIMIZERS["adamw"](layer.parameters()), layer, hold=hold)
+    for x in batches:
+        optimizer.zero_grad()
+        for part in x:
+            layer(part).square().sum().backward()
+        optimizer.step()
+    by_hand(other, OPTIMIZERS["adamw"](other.parameters()), batches, rows, hold)
+    assert torch.allclose(layer.weight, other.weight, rtol=0, atol=1e-12)
+
+
 def test_a_weight_that_only_decays_is_held_too():
     layer = nn.Linear(4, 3)
     before = layer.weight.detach().clone()
@@ -121,3 +163,19 @@ def test_layers_that_are_pruned_afterwards_are_stepped_on():
     optimizer.step()
     torch.testing.assert_close(model[0].weight_orig, before - 0.1 * gradient / 9)
     assert optimizer.coverage().treated["0.weight_orig"] == "divided by 3, input RMS 3"
+
+
+def test_what_is_held_goes_on_from_a_checkpoint_that_is_followed_by_a_measurement():
+    def run(save: bool) -> Tensor:
+        torch.manual_seed(0)
+        layer = nn.Linear(4, 3)
+        optimizer = InputScaled(sgd(layer), layer, every=1, decay=0.0, hold=True)
+        stepped(layer, optimizer, torch.full((5, 4), 2.0))
+        if save:
+            fresh = InputScaled(sgd(layer), layer, every=1, decay=0.0, hold=True)
+            fresh.load_state_dict(optimizer.state_dict())
+            optimizer.detach()
+            optimizer = fresh
+        return stepped(layer, optimizer, torch.full((5, 4), 6.0))[0]
+
+    assert torch.equal(run(True), run(False))

@@ -6,7 +6,6 @@ Every treated weight then has its old or its new value, and every gradient is wh
 import copy
 import random
 import signal
-import sys
 import time
 from typing import Any
 
@@ -131,9 +130,7 @@ def assert_old_or_new(optimizer: Any, allowed: list[list[Tensor]], grads: list[T
 def test_every_allocation_may_fail(wrap, inner, request):
     allowed, grads = outcomes(wrap, inner)
     first, number, failed = ready(wrap, inner), 0, True
-    with OutOfMemoryAt(sys.maxsize) as counting:
-        again(first).step()
-    stride = 1 if request.config.getoption("--slow") else max(11, counting.seen // 30)
+    stride = 1 if request.config.getoption("--slow") else 11
     while failed:
         optimizer = again(first)
         try:
