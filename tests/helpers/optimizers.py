@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from tests.fuzz import compare, networks
+from tests.fuzz import compare, trainings
 from tests.fuzz.networks import Network, Step
 from tests.fuzz.trainings import Training
 from tests.helpers import torch_database
@@ -138,7 +138,7 @@ def of_database(name: str, everything: bool, defaults: bool = False) -> list[Cas
 def of_random_networks(name: str) -> list[Case]:
     """Some that no other wrapper has."""
     seeds = range(NETWORKS * place(name), NETWORKS * (place(name) + 1))
-    return [Case(f"network {seed}", lambda seed=seed: networks.network(seed), settings(name, seed)) for seed in seeds]
+    return [Case(f"network {seed}", lambda seed=seed: trainings.network(seed), settings(name, seed)) for seed in seeds]
 
 
 def settings(name: str, number: int, **given: Any) -> compare.Settings:
