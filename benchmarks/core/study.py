@@ -33,18 +33,6 @@ class Recipe(NamedTuple):
         return [f"{study} {options}".strip() for options in self.options]
 
 
-#: What follows the name of a paper's protocol at a reduced length.
-SHORTER = "-reduced"
-
-
-def at_lengths(name: str, hours: float, reduced: float, decides: str | None = None) -> tuple[Recipe, ...]:
-    """The recipes of a paper's protocol, at its own length and at a reduced one."""
-    return (
-        Recipe(hours, name, ("--preset paper",), decides=decides),
-        Recipe(reduced, name + SHORTER, ("--preset reduced",)),
-    )
-
-
 class Piece(NamedTuple):
     """A part of a study that waits for a GPU."""
 

@@ -12,7 +12,6 @@ from ..studies.coordinates import psnr
 from ..studies.poisson import DERIVATIVES
 from ..studies.tuned import ALL_HAVE, best_optimizer
 from .judges import (
-    SHORT,
     TABLE1,
     Claim,
     Finding,
@@ -24,7 +23,6 @@ from .judges import (
     compare,
     every,
     level,
-    of_table1,
     reached,
     rivals,
     row,
@@ -105,14 +103,13 @@ OURS = [
             rivals(having("papers"), partial(_at_20, activation="tanh")))),
     Claim("At Adam 10⁻³ BatchNorm leads with leaky ReLU", "cifar10",
         ahead(*(_at_20(name, activation="leaky-relu") for name in ("batchnorm", "batch-ideal")))),
-    Claim("`BatchIdeal` gains by larger batches, tanh, after 20 epochs", SHORT,
-        slope("batch-ideal", "tanh", +1, SHORT)),
+    Claim("`BatchIdeal` gains by larger batches, tanh, after 20 epochs", "table1-reduced",
+        slope("batch-ideal", "tanh", +1, "table1-reduced")),
     Claim("… and after 100", TABLE1, slope("batch-ideal", "tanh", +1)),
-    of_table1("`Proportional`, which leaves interference in, loses accuracy as the batch grows, tanh",
-        lambda file: slope("proportional", "tanh", -1, file)),
-    of_table1("`Proportional` is ahead of no normaliser, tanh and leaky ReLU",
-        lambda file: every([ahead(row("proportional", each, file), row("none", each, file))
-            for each in ("tanh", "leaky-relu")])),
+    Claim("`Proportional`, which leaves interference in, loses accuracy as the batch grows, tanh", TABLE1,
+        slope("proportional", "tanh", -1)),
+    Claim("`Proportional` is ahead of no normaliser, tanh and leaky ReLU", TABLE1,
+        every([ahead(row("proportional", each), row("none", each)) for each in ("tanh", "leaky-relu")])),
     Claim("On digits one learning rate serves `BatchIdeal()` at batches of 8, 32 and 128", "rates", one_rate),
     Claim("`Whitened(rank=16)` is ahead of no normaliser in CNNs", "cnn, cnn-pool",
         every([ahead(of("whitened-16"), of("none")) for of in (_cnn, _pool)])),

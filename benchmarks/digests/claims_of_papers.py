@@ -22,7 +22,6 @@ from .judges import (
     every,
     later,
     level,
-    of_table1,
     reached,
     rivals,
     row,
@@ -38,14 +37,14 @@ _NOT_AFFINE = [name for name in PAPERS_OWN if name != "affine-like"]
 
 
 # Table 1 and the figures along widths.
-def slopes(methods: list[str], activation: str, sign: int, file: str) -> Judge:
+def slopes(methods: list[str], activation: str, sign: int) -> Judge:
     """All of several methods fall with batch size, or rise."""
-    return every([slope(method, activation, sign, file) for method in methods])
+    return every([slope(method, activation, sign) for method in methods])
 
 
-def lead(methods: list[str], others: list[str], activation: str, file: str) -> Judge:
+def lead(methods: list[str], others: list[str], activation: str) -> Judge:
     """All of several methods are better than the best of the others, in their means over batch sizes."""
-    of = partial(row, activation=activation, file=file)
+    of = partial(row, activation=activation)
     return every([best(of(method), rivals(others, of)) for method in methods])
 
 
@@ -70,10 +69,9 @@ def along(
     return Finding(True if won == len(found) else False if lost else None, figure)
 
 
-@later
-def overtakes(stores: Stores, file: str) -> Finding:
+def overtakes(stores: Stores) -> Finding:
     """Affine-like passes LayerNorm, which learns faster, at about the twentieth epoch."""
-    alike = partial(runs, stores, file, activation="tanh", batch_size=32)
+    alike = partial(runs, stores, TABLE1, activation="tanh", batch_size=32)
     norm, own = (alike(method=name)[0]["test_accuracy"] for name in ("layernorm", "affine-like"))
     means = enumerate(zip(map(statistics.fmean, norm), map(statistics.fmean, own), strict=True), start=1)
     last = max((epoch for epoch, (other, ours) in means if other > ours), default=0)
@@ -137,10 +135,9 @@ def drop(stores: Stores, own: Sequence[str], methods: Sequence[str], activation:
     return Finding(all(min(a) > max(b) for a, b in pairs), figure, f"{len(pairs)} batch sizes")
 
 
-@later
-def thesis(stores: Stores, file: str) -> Finding:
+def thesis(stores: Stores) -> Finding:
     """Cosine and accuracy of tuned runs have a positive rank correlation."""
-    members = mechanism.groups(stores[file].read())["all"]
+    members = mechanism.groups(stores["mechanism"].read())["all"]
     rank = mechanism.rank(members, "cosine")
     figure = f"rank correlation of cosine and accuracy {rank.statistic:+.2f}"
     return tested(rank.statistic > 0, rank.pvalue, figure, len(members))
@@ -208,9 +205,9 @@ def least_gain(stores: Stores) -> Finding:
 
 
 @later
-def faster(stores: Stores, file: str, layers: int, *, wanted: bool) -> Finding:
+def faster(stores: Stores, layers: int, *, wanted: bool) -> Finding:
     """The training loss falls with β over activations; or does not, if that is what is claimed."""
-    found = isometry_training.by_depth(stores[file].read())[layers]
+    found = isometry_training.by_depth(stores["isometry-training"].read())[layers]
     rank = isometry_training.correlations(found)["the loss at the end of training"]
     figure = f"rank correlation of β with the training loss {rank.statistic:+.2f}, {layers} layers"
     return tested((rank.statistic < 0) is wanted, rank.pvalue, figure, len(found))
@@ -222,7 +219,7 @@ def widths(stores: Stores) -> Finding:
     return Finding(last[-1] < 1.1 * last[0], f"gap {last[0]:.2f} to {last[-1]:.2f} behind five layers", "4 networks")
 
 
-_fig8, _fig9, _cnn, _pool = (partial(reached, name) for name in ("fig8", "fig9", "cnn", "cnn-pool"))
+_cnn, _pool = (partial(reached, name) for name in ("cnn", "cnn-pool"))
 _elementwise = partial(reached, "elementwise", activation="tanh")
 
 
@@ -235,12 +232,12 @@ def _by_activation(activation: str) -> list[Claim]:
         else (["affine-like", "l2norm-half"], "Affine-like and L2 norm at η/2")
     )
     return [
-        of_table1(f"Affine-like has the highest mean of Table 1, {activation}",
-            lambda file: lead(["affine-like"], _NOT_AFFINE, activation, file)),
-        of_table1(f"{named} lose accuracy as the batch grows, {activation} (Table 1)",
-            lambda file: slopes(falling, activation, -1, file)),
-        of_table1(f"Affine-like is ahead of norm-like at η, which scale invariance does not explain, {activation}",
-            lambda file: ahead(row("affine-like", activation, file), row("l2norm", activation, file))),
+        Claim(f"Affine-like has the highest mean of Table 1, {activation}", TABLE1,
+            lead(["affine-like"], _NOT_AFFINE, activation)),
+        Claim(f"{named} lose accuracy as the batch grows, {activation} (Table 1)", TABLE1,
+            slopes(falling, activation, -1)),
+        Claim(f"Affine-like is ahead of norm-like at η, which scale invariance does not explain, {activation}", TABLE1,
+            ahead(row("affine-like", activation), row("l2norm", activation))),
     ]  # fmt: skip
 
 
@@ -249,32 +246,30 @@ BIRD = [
     Claim("Norm-like and affine-like layers and both gradient-only forms cancel that (Eqs. 17 to 21)", "divergence",
         own_gain),
     Claim("The gradient-only form is not implementable but by full Jacobians (below Eq. 21)", "speed", cheap),
-    Claim("Less divergence trains better", "mechanism", thesis("mechanism"), thesis("digits-mechanism")),
+    Claim("Less divergence trains better", "mechanism", thesis),
     *_by_activation("tanh"),
     *_by_activation("leaky-relu"),
-    of_table1("All three structural forms are ahead of all normalisers, tanh (Fig. 6)",
-        lambda file: lead(STRUCTURAL, CONVENTIONAL, "tanh", file)),
-    of_table1("No normaliser, BatchNorm and RMSNorm gain by larger batches, tanh (Fig. 6)",
-        lambda file: slopes(["none", "batchnorm", "rmsnorm"], "tanh", +1, file)),
+    Claim("All three structural forms are ahead of all normalisers, tanh (Fig. 6)", TABLE1,
+        lead(STRUCTURAL, CONVENTIONAL, "tanh")),
+    Claim("No normaliser, BatchNorm and RMSNorm gain by larger batches, tanh (Fig. 6)", TABLE1,
+        slopes(["none", "batchnorm", "rmsnorm"], "tanh", +1)),
     Claim("LayerNorm learns fastest, affine-like passes it at about epoch 20, tanh (Fig. 2), on Table 1's network",
-        TABLE1, overtakes(TABLE1), overtakes("cifar10")),
+        TABLE1, overtakes),
     Claim("Affine-like is ahead at every width and depth but [16, 16, 16], tanh (Fig. 2)", "fig2",
         along("fig2", "affine-like", _NOT_AFFINE, lambda panel, place: not ("3 hidden" in panel and place == 16))),
     Claim("Affine-like is ahead at widths of 64 and 128, leaky ReLU (Fig. 3)", "fig3",
         along("fig3", "affine-like", _NOT_AFFINE, lambda panel, place: place >= 64)),
     Claim("With leaky ReLU BatchNorm and LayerNorm alone drop clearly after their peak (Fig. 3), on Table 1's network",
         TABLE1, drop(["batchnorm", "layernorm"], PAPERS_OWN, "leaky-relu")),
-    of_table1("Affine-like and norm-like at η are ahead of all normalisers, leaky ReLU (Fig. 3), on Table 1's network",
-        lambda file: lead(["affine-like", "l2norm"], CONVENTIONAL, "leaky-relu", file)),
+    Claim("Affine-like and norm-like at η are ahead of all normalisers, leaky ReLU (Fig. 3), on Table 1's network",
+        TABLE1, lead(["affine-like", "l2norm"], CONVENTIONAL, "leaky-relu")),
     Claim("Affine-like is ahead from a width of 1 on, tanh (Fig. 4)", "fig4",
         along("fig4", "affine-like", _NOT_AFFINE, lambda panel, place: "tanh" in panel)),
     Claim("Without an activation norm-like layers are ahead of BatchNorm and of none, which are linear (Fig. 5)",
         "fig5", along("fig5", "l2norm", ["batchnorm", "none"])),
-    Claim("In convolutions with pooling no normaliser is ahead of LayerNorm, or within a point (Fig. 8)", "fig8",
-        level(_fig8("none"), _fig8("layernorm"), 1.0, or_ahead=True),
+    Claim("In convolutions with pooling no normaliser is ahead of LayerNorm, or within a point (Fig. 8)", "cnn-pool",
         level(_pool("none"), _pool("layernorm"), 1.0, or_ahead=True)),
-    Claim("In convolutions without pooling BatchNorm is ahead of all others (Fig. 9)", "fig9",
-        best(_fig9("batchnorm"), rivals(PAPERS_OWN, _fig9, "batchnorm")),
+    Claim("In convolutions without pooling BatchNorm is ahead of all others (Fig. 9)", "cnn",
         best(_cnn("batchnorm"), rivals(PAPERS_OWN, _cnn, "batchnorm"))),
 ]  # fmt: skip
 
@@ -309,9 +304,9 @@ JOUDAKI = [
         "mean-field", "layernorm", "level"),
     _gap("… and with ReLU", "ReLU", "mean-field", "layernorm", "level"),
     _gap("… and not with exp", "exp", "layernorm", "mean-field", "below"),
-    Claim("Networks of ten layers train faster with a larger β (Fig. 7)", "isometry-fig7",
-        faster("isometry-fig7", 10, wanted=True), faster("isometry-training", 10, wanted=True)),
-    Claim("… and deeper ones do not", "isometry-fig7", faster("isometry-fig7", 20, wanted=False)),
+    Claim("Networks of ten layers train faster with a larger β (Fig. 7)", "isometry-training",
+        faster(10, wanted=True)),
+    Claim("… and deeper ones do not", "isometry-training", faster(20, wanted=False)),
     _gap("SELU and tanh need constants only (Fig. 8)", "SELU, tanh", "mean-field", "layernorm", "level"),
     _gap("Normalised before the activation a network ends less isometric (Fig. 8), ReLU", "ReLU", "layernorm",
         "normalised-first", "below"),

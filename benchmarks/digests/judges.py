@@ -54,15 +54,12 @@ class Claim(NamedTuple):
     text: str
     files: str  # of results that it is judged by
     judge: Judge
-    hint: Judge | None = None  # what shorter runs say meanwhile; it decides nothing
     command: str = ""  # that would decide it, where no recipe makes its files
 
     def found(self, stores: Stores) -> Finding:
         """The verdict; undecided where results are missing."""
-        for judge in filter(None, (self.judge, self.hint)):
-            with suppress(LookupError):
-                found = judge(stores)
-                return found if judge is self.judge else found._replace(holds=None)
+        with suppress(LookupError):
+            return self.judge(stores)
         return Finding(None)
 
 
@@ -183,13 +180,8 @@ def rivals(names: Iterable[str], of: Callable[[str], Sample], own: str = "") -> 
     return {METHODS[name].label: of(name) for name in names if name != own}
 
 
-#: The file of Table 1, and that of a fifth of its epochs.
-TABLE1, SHORT = "table1", "table1-reduced"
-
-
-def of_table1(text: str, judge: Callable[[str], Judge]) -> Claim:
-    """A claim of Table 1, given what judges it by a file; the shorter runs hint."""
-    return Claim(text, TABLE1, judge(TABLE1), judge(SHORT))
+#: The file of Table 1.
+TABLE1 = "table1"
 
 
 @later

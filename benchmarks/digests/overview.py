@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from ..core.figure import panels, plt, saved
 from ..core.store import Store
-from ..core.study import SHORTER, Digest
+from ..core.study import Digest
 from ..core.table import SIGNIFICANT, Cell, Section, Table, estimate, exact, machine, mean_and_error, welch
 from ..core.table import Row as Cells
 from ..images.report import data_label
@@ -227,11 +227,9 @@ def _runtimes(stores: Mapping[str, Store], name: str, folder: Path) -> Section:
 
 
 def _not_run(stores: Mapping[str, Store], name: str, folder: Path) -> Section:
-    """What `reproduce` can make and no file holds, at its full length."""
-    missing = {name: recipe.hours for name, (_, recipe) in RECIPES.items() if name not in stores}
-    full = {name: hours for name, hours in missing.items() if not name.endswith(SHORTER)}
-    rows = [[f"`{name}`", exact(hours), "yes" if name + SHORTER in missing else ""] for name, hours in full.items()]
-    return Section([Table(["name", "hours of one core", f"has a shorter form, `NAME{SHORTER}`"], rows)])
+    """What `reproduce` can make and no file holds."""
+    rows = [[f"`{name}`", exact(recipe.hours)] for name, (_, recipe) in RECIPES.items() if name not in stores]
+    return Section([Table(["name", "hours of one core"], rows)])
 
 
 VERDICT = ("cifar10", "mlp-tuned", "cnn-pool-tuned", "norm-free")

@@ -17,7 +17,7 @@ from adiv_optim.diagnostics import isometry_strength, record
 from ..core.figure import panels, plt
 from ..core.runs import measure, step
 from ..core.store import Result, Store, public_name, setting
-from ..core.study import Recipe, Sections, Study, apart, at_lengths, protocols
+from ..core.study import Recipe, Sections, Study, apart, protocols
 from ..core.table import Cell, Row, Section, Table, estimate, exact, grouped, spearman
 from ..data import DATA, load
 from ..images.report import data_label
@@ -26,7 +26,7 @@ BATCH_SIZE, LR = 512, 0.01
 #: Lengths of the study. The paper has nine epochs, "shallow" networks of ten layers or less, and deeper ones.
 PRESETS: dict[str, dict[str, Any]] = {
     "paper": {"layers": [10, 20], "seeds": 3, "steps": 873, "width": 1000},
-    "reduced": {"layers": [10], "seeds": 1, "steps": 194, "width": 1000},
+    "reduced": {"layers": [10, 20], "seeds": 1, "steps": 194, "width": 1000},
     "smoke": {"layers": [2], "seeds": 1, "steps": 4, "width": 32, "data": "digits"},
 }
 #: Batches that isometry is averaged over, and steps of training over which a loss is.
@@ -300,7 +300,7 @@ _PAGE = "docs/results/isometry.md"
 STUDIES = {
     "isometry-training": Study(
         "isometry of trained networks, layer by layer, and convergence: Figs. 2, 7, B.6", _run, report, _arguments,
-        makes=[Recipe(0.4, options=("--preset reduced",)), *at_lengths("isometry-fig7", 14, 0.4, decides="")],
+        makes=[Recipe(1.2, options=("--preset reduced",), decides="--preset paper")],
         data="images", page=_PAGE, smoke="--data digits --activations tanh --steps 2 --width 8",
     ),
     "isometry-widths": Study(

@@ -10,7 +10,7 @@ from typing import Any
 
 from ..core.figure import band, bars, panels, shade
 from ..core.store import Result, setting
-from ..core.study import Recipe, Report, Study, apart, at_lengths
+from ..core.study import Recipe, Report, Study, apart
 from ..core.table import Cell, Row, Section, Table, estimate, exact, grouped, in_order, machine, pivot, welch
 from ..images.grids import PAPERS, SMOKE, Grid, Presets, grid_study, presets
 from ..images.networks import DEPARTURES, OPTIMIZERS
@@ -225,8 +225,11 @@ _WIDTHS: Grid = {**_PAPER, "hidden": [(width,) * layers for layers in (1, 3) for
 #: Fig. 4 does not say how many hidden layers it has: two, as Table 1.
 _ALL_WIDTHS: Grid = {**_PAPER, "hidden": [(2**power,) * 2 for power in range(9)]}
 _DEPTHS: Grid = {**_PAPER, "hidden": [(32,) * layers for layers in (2, 5, 10)]}
-_PROPORTIONS: Grid = {**PAPERS, "method": having("proportions")}
-_ELEMENTWISE: Grid = {**PAPERS, "method": having("elementwise")}
+#: A third of the epochs, the papers' own methods, and tanh, of which most is claimed.
+_SHORTER: Grid = {**PAPERS, "epochs": 30, "seeds": 5, "method": having("papers")}
+_TANH: Grid = {**_SHORTER, "activation": ["tanh"]}
+_SHORTER_DEPTHS: Grid = {**_TANH, "hidden": _DEPTHS["hidden"], "seeds": 3}
+_FOUR: Grid = {**_SHORTER, "hidden": [(width,) * layers for layers in (1, 3) for width in (16, 64)]}
 
 
 def _robust(**settings: object) -> list[Grid]:
@@ -241,43 +244,54 @@ def _robust(**settings: object) -> list[Grid]:
     ]  # fmt: skip
 
 
-#: Name → the setting along which accuracies are shown, what is compared, hours at full and at reduced length, grids.
-_PROTOCOLS: dict[str, tuple[str, str, tuple[float, float], list[Grid]]] = {
-    "fig2": ("width", "Fig. 2: tanh networks of several widths", (30, 6), [{**_WIDTHS, "activation": ["tanh"]}]),
-    "fig3": ("width", "Fig. 3: the same with leaky ReLU", (30, 6), [{**_WIDTHS, "activation": ["leaky-relu"]}]),
-    "fig4": ("width", "Fig. 4: widths from 1 to 256", (70, 14), [_ALL_WIDTHS]),
-    "fig5": ("width", "Fig. 5: networks without an activation", (30, 6), [{**_WIDTHS, "activation": ["identity"]}]),
-    "depth": ("depth", "2, 5 and 10 hidden layers", (22, 4), [_DEPTHS]),
-    "residual": ("depth", "the same with skips around the hidden layers, Appendix B.3", (24, 5),
-        [{**_DEPTHS, "network": "residual"}]),
-    "proportions": ("method", "the general forms, Eqs. 35 and 37", (9, 2), [_PROPORTIONS]),
-    "elementwise": ("method", "DyT, explicit √d and DyISRU in an MLP", (7, 1.4), [_ELEMENTWISE]),
-    "uc-batch": ("batch", "D.3: small batches", (9, 4), _robust(batch_size=[2, 4, 8, 32, 128])),
-    "uc-init": ("gain", "D.3: the size of the first parameters", (2.4, 1), _robust(gain=[0.1, 0.3, 1.0, 3.0, 10.0])),
-    "uc-depth": ("depth", "D.3: depth", (2.6, 1), _robust(hidden=[(32,) * layers for layers in (2, 5, 10, 20)])),
-    "uc-long": ("rate", "D.3: is a normaliser optional, after convergence", (5, 1.2), _robust(epochs=60)),
+def _of_sgd(grids: list[Grid], **shorter: object) -> list[Grid]:
+    """Those with SGD, but LayerNorm, at a reduced length."""
+    return [{**grid, **shorter} for grid in grids if grid["optimizer"] == "sgd" and grid["method"] != "layernorm"]
+
+
+_FEW_BATCHES, _GAINS = _robust(batch_size=[2, 4, 8, 32, 128]), _robust(gain=[0.1, 0.3, 1.0, 3.0, 10.0])
+_DEEP, _LONG = _robust(hidden=[(32,) * layers for layers in (2, 5, 10, 20)]), _robust(epochs=60)
+
+#: Name → the setting along which accuracies are shown, what is compared, hours at reduced length, grids, reduced ones.
+_PROTOCOLS: dict[str, tuple[str, str, float, list[Grid], list[Grid]]] = {
+    "fig2": ("width", "Fig. 2: tanh networks of several widths", 1.6,
+        [{**_WIDTHS, "activation": ["tanh"]}], [{**_FOUR, "activation": ["tanh"]}]),
+    "fig3": ("width", "Fig. 3: the same with leaky ReLU", 1.6,
+        [{**_WIDTHS, "activation": ["leaky-relu"]}], [{**_FOUR, "activation": ["leaky-relu"]}]),
+    "fig4": ("width", "Fig. 4: widths from 1 to 256", 2.0,
+        [_ALL_WIDTHS], [{**_TANH, "hidden": [(4**power,) * 2 for power in range(5)]}]),
+    "fig5": ("width", "Fig. 5: networks without an activation", 1.6,
+        [{**_WIDTHS, "activation": ["identity"]}], [{**_FOUR, "activation": ["identity"]}]),
+    "depth": ("depth", "2, 5 and 10 hidden layers", 1.6, [_DEPTHS], [_SHORTER_DEPTHS]),
+    "residual": ("depth", "the same with skips around the hidden layers, Appendix B.3", 1.8,
+        [{**_DEPTHS, "network": "residual"}], [{**_SHORTER_DEPTHS, "network": "residual"}]),
+    "proportions": ("method", "the general forms, Eqs. 35 and 37", 0.6,
+        [{**PAPERS, "method": having("proportions")}], [{**_TANH, "method": having("proportions")}]),
+    "elementwise": ("method", "DyT, explicit √d and DyISRU in an MLP", 0.4,
+        [{**PAPERS, "method": having("elementwise")}], [{**_TANH, "method": having("elementwise")}]),
+    "uc-batch": ("batch", "D.3: small batches", 0.5,
+        _FEW_BATCHES, _of_sgd(_FEW_BATCHES, epochs=1, batch_size=[4, 8, 32, 128])),
+    "uc-init": ("gain", "D.3: the size of the first parameters", 0.3, _GAINS, _of_sgd(_GAINS, epochs=2)),
+    "uc-depth": ("depth", "D.3: depth", 0.5, _DEEP, _of_sgd(_DEEP, epochs=2)),
+    "uc-long": ("rate", "D.3: is a normaliser optional, after convergence", 0.6, _LONG, _of_sgd(_LONG, epochs=30)),
 }  # fmt: skip
-#: Those whose full length decides no claim.
-_UNJUDGED = ("depth", "residual", "proportions")
 
 
 def _study(name: str) -> Study:
-    setting, help, hours, grids = _PROTOCOLS[name]
-    makes = at_lengths(name, *hours, decides=None if name in _UNJUDGED else "")
-    if not name.startswith("uc-"):
-        return grid_study(help, presets(*grids), sweep(setting), makes=makes, page=_MLP_PAGE)
-    lengths = presets(*grids, reduced={"epochs": 15 if name == "uc-long" else 2, "seeds": 3})
-    return grid_study(help, lengths, sweep(setting), makes=makes, page=_UC_PAGE)
+    setting, help, hours, grids, shorter = _PROTOCOLS[name]
+    lengths = {**presets(*grids), "reduced": shorter}
+    makes, page = [Recipe(hours, options=("--preset reduced",), decides="")], _UC_PAGE if "uc-" in name else _MLP_PAGE
+    return grid_study(help, lengths, sweep(setting), makes=makes, page=page)
 
 
 _WITHIN = "optimizer", "method", "lr", "rescaled", "backend"
-_LONG = "--preset paper --departure none centred jpeg --methods affine-like"
+_THREE = "--preset paper --departure none centred jpeg --methods affine-like"
 STUDIES = {
     **{name: _study(name) for name in _PROTOCOLS},
     "departures": grid_study(
         "what the paper's Table 1 leaves open, read otherwise", _LENGTHS,
         apart(_departures, "departure", "method", "backend"), page=_MLP_PAGE,
-        makes=[Recipe(0.4, options=("--preset reduced",)), Recipe(0.7, "departures-long", (_LONG,))],
+        makes=[Recipe(0.4, options=("--preset reduced",)), Recipe(0.7, "departures-long", (_THREE,))],
     ),
     "uc-sweep": grid_study(
         "unit-consistent optimizers over learning rates", _SWEEP, apart(_sweep, *_WITHIN),

@@ -11,7 +11,7 @@ from scipy.stats import linregress, t
 
 from ..core.figure import bars, panels
 from ..core.store import Result, setting
-from ..core.study import Piece, apart, at_lengths
+from ..core.study import Piece, Recipe, apart
 from ..core.table import Cell, Row, Section, Table, estimate, grouped, in_order, mean_and_error, spearman
 from ..images.grids import PAPERS, Grid, expand, grid_study, presets
 from ..images.networks import ACTIVATIONS
@@ -206,7 +206,8 @@ STUDIES = {
     "table1": grid_study(
         "the paper's Table 1, Figs. 6 and 7: accuracy and slope over batch sizes", PRESETS,
         apart(_section, "method", "activation", "batch_size", "backend"),
-        makes=at_lengths("table1", 20, 8, decides=""), page="docs/results/mlp.md",
+        makes=[Recipe(20, options=("--preset paper",), decides=""), Recipe(8, "table1-reduced", ("--preset reduced",))],
+        page="docs/results/mlp.md",
         pieces=[Piece(3, "table1", "--preset paper", "--preset smoke --data digits --methods none --activations tanh "
                       "--batch-size 64")],
         smoke="--methods none --activations tanh --batch-size 8 --preset smoke --device cpu",

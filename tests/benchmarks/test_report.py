@@ -247,12 +247,10 @@ def test_report_fills_all_pages_or_none(tmp_path, capsys, drawn):
     assert [path.name for path in tmp_path.glob("*/*.png")] == ["mine.png"]
 
 
-def test_what_has_not_run_is_listed_at_its_full_length(tmp_path):
-    there = dict.fromkeys(RECIPES.keys() - {"fig2", "fig2-reduced", "fig3", "fig4-reduced", "speed"})
+def test_what_has_not_run_is_listed(tmp_path):
+    there = dict.fromkeys(RECIPES.keys() - {"fig2", "speed"})
     section = DIGESTS["not-run"].section(there, "not-run", tmp_path).text
-    rows = [line.split(" | ") for line in section.splitlines()[2:]]
-    found = {name: shorter for name, _, shorter in rows}
-    assert found == {"| `speed`": " |", "| `fig2`": "yes |", "| `fig3`": " |"}
+    assert [line.split(" | ")[0] for line in section.splitlines()[2:]] == ["| `fig2`", "| `speed`"]
 
 
 def test_runtimes_sum_epochs_and_read_the_last_of_a_running_clock(tmp_path):

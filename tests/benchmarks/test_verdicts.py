@@ -115,19 +115,18 @@ def test_one_that_does_not_hold_is_enough_against_all():
     assert (twice.n, twice.p) == ("3, 3", f"{p}; {p}")  # a p for every difference, if two are alike
 
 
-def test_missing_runs_are_undecided_and_shorter_ones_only_hint(tmp_path):
-    store = Store(tmp_path / "short.jsonl", "compare")
+def test_missing_runs_are_undecided(tmp_path):
+    store = Store(tmp_path / "there.jsonl", "compare")
     store.add("a", result("none", accuracies=(LOW,)))
     store.add("b", result("affine-like", accuracies=(HIGH,)))
-    judged = {
-        name: ahead(reached(name, method="affine-like"), reached(name, method="none")) for name in ("short", "long")
+    found = {
+        name: Claim("", name, ahead(reached(name, method="affine-like"), reached(name, method="none"))).found(
+            {"there": store}
+        )
+        for name in ("there", "missing")
     }
-    stores = {"short": store}
-    assert Claim("", "short", judged["short"]).found(stores).holds is True
-    assert Claim("", "long", judged["long"]).found(stores) == Finding(None)
-    hinted = Claim("", "long", judged["long"], hint=judged["short"]).found(stores)
-    assert hinted.holds is None
-    assert "against" in hinted.figure
+    assert found["there"].holds is True
+    assert found["missing"] == Finding(None)
 
 
 def test_slopes_and_rows_of_table_1_want_every_batch_size(tmp_path):
