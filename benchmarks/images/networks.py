@@ -96,7 +96,8 @@ def _muon(parameters: Iterable[Tensor], *, weight_decay: float = 0.0, fused: boo
 
 
 def _soap(parameters: Iterable[Tensor], *, weight_decay: float = 0.0, fused: bool, **options: Any) -> Any:
-    return _peer("SOAP")(list(parameters), weight_decay=weight_decay, **options)
+    # Of 3,072 inputs a step would take a quarter of a second: so long a side of a weight is left as it is.
+    return _peer("SOAP")(list(parameters), weight_decay=weight_decay, max_precondition_dim=1024, **options)
 
 
 #: AdamW without decay is Adam.

@@ -315,8 +315,7 @@ _DIGIT_PAIRS = {
     "data": "digits", "epochs": 20,
 }  # fmt: skip
 _CNN_PAGE = "docs/results/convolutions.md"
-#: With 3,072 inputs a step of SOAP takes a quarter of a second, for the eigenvectors of its covariances.
-_RIVALS = "--methods none --optimizers soap", "--methods singd --optimizers momentum"
+_SOAP = "--methods none whitened-16 --optimizers soap"
 STUDIES = {
     "cifar10-tuned": _study(
         _RATES_HELP, _run_rates, apart(_rates, "method", "activation", "optimizer", "lr"), _RATES, [Recipe(1.5)],
@@ -346,9 +345,9 @@ STUDIES = {
     ),
     "mlp-tuned": _pairs_study(
         "the paper's MLP behind four optimizers, rates and damping tuned", _PAGE, _MLP,
-        Recipe(5.5, options=("--activations tanh",)),
+        Recipe(6.0, options=("--activations tanh", f"--activations tanh {_SOAP}")),
         Recipe(5.5, "mlp-tuned-leaky", ("--activations leaky-relu",)),
-        Recipe(25.0, "mlp-tuned-rivals", tuple(f"--activations tanh {rival}" for rival in _RIVALS)),
+        Recipe(12.0, "mlp-tuned-k-fac", ("--activations tanh --methods singd --optimizers momentum",)),
     ),
     "digits-optimizers": _pairs_study(
         "ten methods and two wrappers on digits, rates and damping tuned", _PAGE, _DIGIT_PAIRS, Recipe(0.7), data=""
