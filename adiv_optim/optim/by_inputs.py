@@ -121,7 +121,7 @@ class ByInputs(Reparametrized):
             old = known.get((each.name, id(each.parameters[0])))
             if old is not None and old.modules == each.modules and old.with_bias == each.with_bias:
                 return old
-            new = LayerInputs(*each, method.moments(each.modules[0], each.with_bias), method.readings)
+            new = LayerInputs(*each, method.moments(each.modules[0], each.with_bias))
             new.turn = method.steps
             return new
 

@@ -6,15 +6,16 @@ the rows are those of the primal tensor, once: tangents add none, and what vmap 
 
 import itertools
 import weakref
+from collections.abc import MutableMapping
 from typing import Any
 
 import torch
 from torch import Tensor, library, nn
-from torch._C import _functorch
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack as outside_transforms
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.node import has_side_effect
 from torch.nn.utils import parametrize
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from .._linalg import host
 from .._linalg.shards import cut_of, local
@@ -23,8 +24,9 @@ from ..functional.shared import refuse_capture, without_autocast
 from .eligible_layers import Layout
 from .second_moments import Moments
 
-#: By what a tensor is and what is made of it: the tensor, its version, a layer's sums before, and sums and rows after.
-Readings = dict[Any, tuple[weakref.ref[Tensor], int, Any, list[Tensor], int]]
+#: Of every tensor that layers have read, the last sums of each kind, and before them what else they follow from: its
+#: version, the layer's sums without it, and its memory. Layers that read the same have one list of sums, this one.
+_readings: MutableMapping[Tensor, dict[Any, tuple[Any, ...]]] = WeakTensorKeyDictionary()
 
 
 class LayerInputs:
@@ -35,14 +37,11 @@ class LayerInputs:
         modules: layers whose rows are known, all with the same weight, and the same bias if `with_bias`.
         with_bias: whether the bias is treated with the weight.
         moments: which sums.
-        readings: shared by layers of one method: those that read one tensor then have one sum, the same object.
     """
 
-    def __init__(
-        self, name: str, modules: list[nn.Module], with_bias: bool, moments: Moments, readings: Readings
-    ) -> None:
+    def __init__(self, name: str, modules: list[nn.Module], with_bias: bool, moments: Moments) -> None:
         self.name, self.modules, self.with_bias = name, modules, with_bias
-        self.moments, self.readings, self.layout = moments, readings, Layout.of(modules[0])
+        self.moments, self.layout = moments, Layout.of(modules[0])
         #: What the optimizer holds: between a forward and its backward the modules of fully_shard hold others.
         self.weight: nn.Parameter = modules[0].get_parameter("weight")
         self.bias: nn.Parameter | None = modules[0].get_parameter("bias") if with_bias else None
@@ -50,8 +49,8 @@ class LayerInputs:
         self.groups: tuple[int, ...] = ()
         #: Whether forward passes are counted now, and whether there has been one at all.
         self.armed, self.called = True, False
-        #: Steps since it was found, steps of the optimizer, and measurements without a row while it had gradients.
-        self.age = self.turn = self.missed = 0
+        #: Steps of the optimizer, and measurements without a row while it had gradients.
+        self.turn = self.missed = 0
         #: Sums with the factor decay^age, zeros at first, and how many rows they are of, counted likewise.
         self.memory, self.rows = moments.zeros(self.weight), 0.0
         self.forget_pending()
@@ -66,7 +65,7 @@ class LayerInputs:
         self.dropped = False
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name not in ("remove_hooks", "readings")}
+        return {name: value for name, value in vars(self).items() if name != "remove_hooks"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -85,11 +84,6 @@ class LayerInputs:
         ]
         #: Takes the hooks off the model; so does the end of this object.
         self.remove_hooks = weakref.finalize(self, _remove_all, handles)
-
-    @property
-    def shared(self) -> tuple[int, Any]:
-        """What is equal for layers that have always read the same: one list of sums, and one past."""
-        return id(self.pending), id(self.memory) if self.rows else self.moments.key
 
     def remembers_as(self, other: "LayerInputs") -> bool:
         """Whether another layer's memory is equal, as of those that have shared it before a checkpoint was saved."""
@@ -141,30 +135,27 @@ class LayerInputs:
             rows = self._held(rows_within(self.name, module, input))
             if self.dropped and not self.has_gradient():
                 self.forget_pending()
-            shared = shared and not reads_patches(module) and not rows.is_inference()
-            before = self.pending
-            # Of one past: the sums are then the same, and so is what is made of them.
-            past = id(self.memory) if self.rows else None
-            key = id(rows), self.moments.key, self.weight.dtype, self.weight.device, past, self.turn
-            found = self.readings.get(key) if shared else None
-            if found is not None and found[0]() is rows and found[1] == rows._version and found[2] is before:
+            if not shared or reads_patches(module) or rows.is_inference():
+                self._sum(module, rows, one)
+                return
+            made = _readings.setdefault(rows, {})
+            kind = self.moments.key, self.weight.dtype, self.weight.device
+            before, past = self.pending, self.memory if self.rows else None
+            found = made.get(kind, (None,) * 5)
+            if found[0] == rows._version and found[1] is before and found[2] is past:
                 self.pending, self.pending_rows = found[3:]
                 return
-            with without_autocast(rows.device.type):
-                self._sum(module, rows, one)
-            if shared and self.pending is not None:
-                # The entry goes with the tensor, before another tensor can have its id.
-                readings = self.readings
-                reference = weakref.ref(rows, lambda _: readings.pop(key, None))
-                readings[key] = reference, rows._version, before, self.pending, self.pending_rows
+            self._sum(module, rows, one)
+            made[kind] = rows._version, before, past, self.pending, self.pending_rows
 
     def _sum(self, module: nn.Module, rows: Tensor, one: int) -> None:
         sums: list[Tensor] | None = None
         memory = [tensor.to(host.wide(self.weight)) for tensor in self.memory]  # the model may have been converted
-        for part, count in self.moments.sums(patches_of(module, rows), memory, one, self.turn):
-            part = [tensor.to(self.weight.device) for tensor in part]  # which fully_shard may offload
-            self.pending_rows += count
-            sums = part if sums is None else [total.add_(more) for total, more in zip(sums, part, strict=True)]
+        with without_autocast(rows.device.type):
+            for part, count in self.moments.sums(patches_of(module, rows), memory, one, self.turn):
+                part = [tensor.to(self.weight.device) for tensor in part]  # which fully_shard may offload
+                self.pending_rows += count
+                sums = part if sums is None else [total.add_(more) for total, more in zip(sums, part, strict=True)]
         if sums is not None and self.pending is not None:
             sums = [total.add_(before) for total, before in zip(sums, self.pending, strict=True)]
         self.pending = sums if sums is not None else self.pending
@@ -221,8 +212,7 @@ class InputHook:
             )
         # By whatever name: nn.Linear calls it input, transformers' Conv1D x.
         input = args[0] if args else next(iter(kwargs.values()))
-        traced = torch.compiler.is_dynamo_compiling() and _functorch.maybe_current_level() is None
-        if traced and type(input) in (Tensor, nn.Parameter):
+        if torch.compiler.is_dynamo_compiling() and type(input) in (Tensor, nn.Parameter):
             # Both are guarded on: between measurements there is another graph, without any of this.
             if layer.armed or not layer.called:
                 count_in_graph(self.token, input)

@@ -13,7 +13,7 @@ from .._linalg.roots import NoRootError
 from .._linalg.shards import DataParallelGroup, cut_of
 from ..attach.checks import Skip
 from ..attach.coverage import UNCALLED, Coverage, uncalled_words, warn
-from .input_hooks import LayerInputs, Readings
+from .input_hooks import LayerInputs
 from .reparametrized import Method
 from .second_moments import Moments, add_up_rows
 from .wrapper import OURS
@@ -49,21 +49,12 @@ class InputMethod(Method):
         self.trained: list[tuple[int, bool]] = []
         #: Whether all processes see the same rows, so that there is nothing to add up.
         self.alone = False
-        self.readings: Readings = {}
         #: By layer, what was made of its average.
         self.measured: dict[str, Any] = {}
         #: Names of layers that have been warned of.
         self._told: set[str] = set()
         #: By layer, how often its covariance could not be factorised, and rows were dropped for sums with NaN or inf.
         self.failures, self.spoiled = Counter[str](), Counter[str]()
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "readings": {}}  # of tensors that only this process has
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        for layer in self.layers:
-            layer.readings = self.readings
 
     def settings(self) -> dict[str, Any]:
         """Return what it was built with, as the repr shows it."""
@@ -97,18 +88,17 @@ class InputMethod(Method):
                 layer.forget_pending()
         if self.together and self.layers:
             add_up_rows(self.layers, self.process_group.group)
-        self.readings.clear()
         for layer in self.layers:
             layer.missed = 0 if layer.pending_rows or layer.weight.grad is None else layer.missed + 1
             if layer.missed == _MISSES and not layer.has_gradient():
                 layer.missed = 0
         seen = [layer for layer in self.layers if layer.pending_rows]
         finite = host.read(*(layer.finite() for layer in seen))
-        first: dict[Any, LayerInputs] = {}
+        first: dict[int, LayerInputs] = {}
         same: dict[LayerInputs, LayerInputs] = {}
         for layer, good in zip(seen, finite, strict=True):
             if good:
-                same[layer] = first.setdefault(layer.shared, layer)
+                same[layer] = first.setdefault(id(layer.pending), layer)
             else:
                 self.spoiled[layer.name] += 1
                 layer.forget_pending()
@@ -151,8 +141,6 @@ class InputMethod(Method):
     def after_step(self) -> None:
         """Count the step, and let the forward passes before the next one gather if it measures."""
         super().after_step()
-        for layer in self.layers:
-            layer.age += 1
         self._arm()
         if missed := [layer.name for layer in self.layers if self._missed(layer) and layer.name not in self._told]:
             self._told.update(missed)
@@ -201,7 +189,7 @@ class InputMethod(Method):
 
     def _uncalled(self, layer: LayerInputs) -> bool:
         """Whether its weight has a gradient, though it has not been called since it was found."""
-        return layer.age >= 2 and not layer.called and layer.name not in self.measured and layer.has_gradient()
+        return layer.missed >= 2 and not layer.called and layer.name not in self.measured and layer.has_gradient()
 
     def _first_with_memory_of(self, layer: LayerInputs) -> LayerInputs:
         return next(each for each in self.layers if each.memory is layer.memory)
@@ -247,7 +235,7 @@ class InputMethod(Method):
     def load_layer(self, layer: LayerInputs, state: Mapping[str, Any]) -> None:
         """Take it from a checkpoint, or begin anew where that has nothing."""
         layer.memory = [
-            state.get(f"{n}", zeros).to(layer.weight.device, host.wide(layer.weight), copy=True)
+            state.get(f"{n}", zeros).to(layer.weight.device, host.wide(layer.weight))
             for n, zeros in enumerate(layer.moments.zeros(layer.weight))
         ]
         layer.rows = state.get("rows", 0.0)

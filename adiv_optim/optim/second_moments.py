@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 
 from .._linalg import host
 from .._linalg.roots import Spectrum, followed
@@ -80,7 +80,7 @@ class Covariance:
         self.sizes = [block.stop - block.start for block in self.blocks]
         self.sizes[-1] += with_bias
         #: Equal for layers that make the same sums of one input.
-        self.key: tuple[Any, ...] = (type(self), self.groups, *self.sizes, with_bias)
+        self.key: tuple[Any, ...] = (type(self), self.groups, *self.sizes, with_bias, max_rows)
 
     def __str__(self) -> str:
         """Say how many columns are told apart."""
@@ -259,26 +259,22 @@ def _decayed(memory: Iterable[Tensor], sums: Iterable[Tensor], decay: float) -> 
 def add_up_rows(layers: Sequence[Any], group: Group) -> None:
     """Add up what is pending over processes, for all layers that any of them has seen, so that all take part.
 
-    A layer goes on sharing another one's sums if it does on every process that it has seen rows on, and that one has
-    seen no other rows.
+    Layers go on sharing their sums if they share them on every process.
     """
-    first: dict[Any, int] = {}
-    told = []
-    for number, layer in enumerate(layers, start=1):
-        code = first.setdefault(layer.shared, number) if layer.pending_rows else 0
-        told.append([layer.pending_rows, bool(layer.pending_rows), code, code**2])
-    sums = torch.tensor(told, device=layers[0].weight.device)
-    add_up([sums], group)
-    every = sums.tolist()
+    own = [[layer.pending_rows, id(layer.pending) if layer.pending_rows else 0] for layer in layers]
+    size, device = distributed.get_world_size(group), layers[0].weight.device
+    every = torch.zeros(size, len(layers), 2, dtype=torch.int64, device=device)
+    every[distributed.get_rank(group)] = torch.tensor(own, device=device)
+    add_up([every], group)
+    first: dict[tuple[int, ...], Any] = {}
     blocks: list[Tensor] = []
-    for number, (layer, (count, several, codes, squares)) in enumerate(zip(layers, every, strict=True), start=1):
-        if not count:
+    for layer, (rows, lists) in zip(layers, every.permute(1, 2, 0).tolist(), strict=True):
+        if not any(rows):
             continue
-        # n Σc² is (Σc)² only where all c are equal.
-        other = codes // several if several * squares == codes**2 else number
-        layer.pending_rows = count
-        if other < number and every[other - 1][:2] == [count, several]:
-            layer.pending = layers[other - 1].pending
+        layer.pending_rows = sum(rows)
+        other = first.setdefault(tuple(lists), layer)
+        if other is not layer:
+            layer.pending = other.pending
             continue
         pending = layer.moments.no_rows(layer.weight) if layer.pending is None else layer.pending
         layer.pending = [tensor.clone() for tensor in pending]  # others may share it here, and not elsewhere

@@ -145,7 +145,7 @@ def test_projections_of_a_llama_share_what_is_made_of_it(rank):
         model = awake(lambda: transformers.LlamaForCausalLM(config))
         optimizer = Whitened(adamw(model), model, rank=rank)
         for layer in optimizer.method.layers if alone else ():
-            layer.readings = {}
+            layer.moments.key = layer.name
         for _ in range(4):
             optimizer.zero_grad()
             model(input_ids=ids, labels=ids).loss.backward()

@@ -47,7 +47,7 @@ class Heads(nn.Module):
         return self.heads[head](x)
 
 
-def unseen(model, opt, steps=60):
+def unseen(model, opt, steps=60, gradients=torch.ones_like):
     """Train two heads, the second by gradients of passes that no hook sees, but for the first step."""
     for step in range(steps):
         opt.zero_grad()
@@ -55,7 +55,7 @@ def unseen(model, opt, steps=60):
         if step == 0:
             model(torch.eye(3), 1).sum().backward()
         for parameter in model.heads[1].parameters():
-            parameter.grad = torch.ones_like(parameter)
+            parameter.grad = gradients(parameter)
         opt.step()
 
 
@@ -71,6 +71,15 @@ def test_a_layer_with_gradients_and_no_rows_for_long_is_named_once(wrap):
     assert "One step in 2 measures" in told
     assert "no rows in the last 10 measurements" in opt.coverage().treated["heads.1.weight"]
     assert "no rows" not in opt.coverage().treated["heads.0.weight"]
+
+
+def test_gradients_of_zero_are_no_matter():
+    """As zero_grad(set_to_none=False) leaves them to a layer that the batch did not reach."""
+    model = Heads()
+    opt = Whitened(torch.optim.SGD(model.parameters(), lr=0.0), model, every=2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        unseen(model, opt, gradients=torch.zeros_like)
 
 
 def test_a_step_that_names_such_a_layer_is_whole_where_warnings_are_errors():

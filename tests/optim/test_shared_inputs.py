@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from adiv_optim import Preconditioned, Whitened
 from adiv_optim._linalg.roots import NoRootError
+from adiv_optim.optim.input_hooks import count_in_graph
 from tests.helpers.cases import relative_error
 from tests.helpers.inputs import mean_of
 from tests.helpers.processes import needs_distributed, on_processes
@@ -164,7 +165,6 @@ def called(seed: int, shared: bool) -> list[Any]:
         for p in model.parameters():
             p.grad = torch.zeros_like(p) if p.grad is None else p.grad
         optimizer.step()
-    assert not optimizer.method.readings
     return [(each.rows, each.memory) for each in optimizer.method.layers]
 
 
@@ -180,14 +180,26 @@ def test_calls_in_any_order_leave_what_they_leave_of_copies():
     assert shared > 10
 
 
-def test_readings_end_with_the_tensor():
-    """Another tensor may have its id then."""
-    model, optimizer = built()
-    x = rows(0)
-    backward(model, x)
-    assert optimizer.method.readings
-    del x
-    assert not optimizer.method.readings
+def test_layers_of_two_models_may_read_one_tensor_and_count_other_rows_of_it():
+    def memories(given: Callable[..., Any]) -> list[list[Tensor]]:
+        every, x = [built(given, max_rows=count) for count in (None, 2)], rows(0)
+        for _ in range(3):
+            step_all(every, x)
+        return [each.memory for _, optimizer in every for each in optimizer.method.layers]
+
+    assert all(map(same, memories(one), memories(lambda x: (x.clone(), x.clone(), x.clone()))))
+
+
+def test_numbers_that_a_compiled_graph_writes_into_a_tensor_are_read():
+    """It does so to tensors that it has no more use for, whose version stays."""
+    layers, x = nn.ModuleDict({"q": nn.Linear(6, 4), "k": nn.Linear(6, 4)}), rows(0)
+    optimizer = Whitened(torch.optim.SGD(layers.parameters(), lr=0.1), layers)
+    for module in layers.values():
+        (hook,) = module._forward_hooks.values()
+        count_in_graph(hook.token, x)
+        x.numpy()[:] *= 2
+    q, k = (each.pending for each in optimizer.method.layers)
+    assert torch.equal(k[0][0, :6, :6], 4 * q[0][0, :6, :6])
 
 
 def test_a_failure_is_that_of_all_who_share():
@@ -230,6 +242,7 @@ def test_a_copy_within_a_step_goes_on():
         own.step()
         step(each, own, rows(2))
     assert same(model.parameters(), twin.parameters())
+    assert sharing(copied) == "kv"
     assert layer(copied, "v").memory[0] is not layer(optimizer, "v").memory[0]
 
 
