@@ -88,7 +88,7 @@ def _table(results: Sequence[Result], look: Look, trials: Mapping[Any, int], wor
     arms = grouped(results, arm)
     normalised = any(key[0] == "batchnorm" for key in arms)
     reference = {
-        computer: statistics.median(map(_pace, own)) for computer, own in grouped(_adam(results), _computer).items()
+        computer: statistics.median(map(pace, own)) for computer, own in grouped(_adam(results), _computer).items()
     }
     rows = list[tuple[float, bool, Row]]()
     for key, own in arms.items():
@@ -102,7 +102,7 @@ def _table(results: Sequence[Result], look: Look, trials: Mapping[Any, int], wor
         if normalised:
             other = norm != "batchnorm" and batch
             cells.append(_against(compared(found, errors(batch or []), look.shown), look) if other else "")
-        beside = [_pace(r) / reference[_computer(r)] for r in own if _computer(r) in reference]
+        beside = [pace(r) / reference[_computer(r)] for r in own if _computer(r) in reference]
         cells.append(exact(statistics.median(beside) if beside else None, ".2f"))
         rows.append((statistics.fmean(map(look.shown, found.values())), worth(key), cells))
     header = ["arm", "learning rate", "damping", "trials", look.unit, "against the bare optimizer (p)"]
@@ -119,7 +119,8 @@ def _computer(result: Result) -> str:
     return str(result["environment"]["processor"])
 
 
-def _pace(result: Result) -> float:
+def pace(result: Result) -> float:
+    """Seconds of processor time that a step of a run took."""
     return result["seconds"][-1] / max(1, result["steps"][-1])
 
 

@@ -62,6 +62,18 @@ def tuned_cnn(method, optimizer="adam"):
     return seeds("cnn-pool-tuned", method=method, optimizer=optimizer)
 
 
+def muons_step():
+    """What a step of Muon takes on the language model, in AdamW's."""
+    (timed,) = STORES["char-lm"].read("time")
+    return timed["time_ratio"]["muon"]["median"]
+
+
+def trials(method, optimizer="adam"):
+    """How many chose them."""
+    tried = [r["settings"] for r in STORES["cnn-pool-tuned"].read("search")]
+    return sum((s["method"], s["optimizer"]) == (method, optimizer) for s in tried)
+
+
 def mlp(method, optimizer):
     """With tanh, rates and dampings tuned."""
     return seeds("mlp-tuned", method=method, optimizer=optimizer, activation="tanh")
@@ -99,16 +111,21 @@ def _norm_free(file, norm, drawn, method, of="test_loss", embedding_lr=None):
     return reached(file, method, of=of, **wanted)(STORES)
 
 
-def free(method, twin, norm="none", drawn=1.0, file="norm-free", embedding_lr=None, twins=None):
-    """Without a normaliser against LayerNorm: validation, test."""
-    found = []
-    for of in ("validation_loss", "test_loss"):
-        own, other = (
-            _norm_free(file, n, d, m, of, e)
-            for n, d, m, e in ((norm, drawn, method, embedding_lr), ("layernorm", None, twin, twins))
-        )
-        found.append((fmean(own) - fmean(other), p(own, other)))
-    return found
+def freed(method, twin, norm="none", drawn=1.0, file="norm-free", embedding_lr=None, twins=None, of="test_loss"):
+    """Losses without a normaliser, and those with LayerNorm."""
+    arms = (norm, drawn, method, embedding_lr), ("layernorm", None, twin, twins)
+    return [_norm_free(file, n, d, m, of, e) for n, d, m, e in arms]
+
+
+def free(*arms, **options):
+    """The difference of the two, and its p: validation, test."""
+    pairs = [freed(*arms, of=of, **options) for of in ("validation_loss", "test_loss")]
+    return [(fmean(own) - fmean(other), p(own, other)) for own, other in pairs]
+
+
+def interval(ours, theirs):
+    """Where the difference lies, with 95 %."""
+    return ttest_ind(ours, theirs, equal_var=False).confidence_interval(0.95)
 
 
 def unnormalised(drawn, method="muon"):

@@ -15,14 +15,18 @@ from .measured import (
     at_32,
     cnn_price,
     free,
+    freed,
     ideal_steps,
     in_paper_order,
+    interval,
     longer,
     mlp,
+    muons_step,
     other_pairs,
     p,
     ranked_at_length,
     speed,
+    trials,
     tuned_cnn,
     unnormalised,
     whitened_steps,
@@ -55,29 +59,48 @@ SURVIVE = (
 ALONE = "With settings tuned `BatchIdeal` with SGD leads ten methods with each of four optimizers"
 
 
+def counted() -> list[int]:
+    """Claims of this library: all, those that hold, those that do so after Holm's correction, do not, undecided."""
+    own = [(found.holds, q) for source, _, found, q in verdicts.judged(STORES) if "This library" in source]
+    verdict = [holds for holds, _ in own]
+    after = sum(holds is True and q is not None and q < 0.05 for holds, q in own)
+    return [len(own), verdict.count(True), after, verdict.count(False), verdict.count(None)]
+
+
+def after(start: str) -> float:
+    """Holm's p of the claim that begins so, and holds."""
+    (found,) = [q for _, claim, found, q in verdicts.judged(STORES) if found.holds and claim.text.startswith(start)]
+    assert found is not None
+    return found
+
+
 def held_alone() -> list[float]:
     """Holm's p of what holds alone, if all else survives."""
-    after = {claim.text: after for _, claim, found, after in verdicts.judged(STORES) if found.holds and after}
-    survive, (alone,) = ([after[text] for start in own for text in after if text.startswith(start)]
-                         for own in (SURVIVE, [ALONE]))  # fmt: skip
-    return [alone] if len(survive) == len(SURVIVE) and max(survive) < 0.05 <= alone else []
+    survive, alone = [after(start) for start in SURVIVE], after(ALONE)
+    return [alone] if max(survive) < 0.05 <= alone else []
 
 
 #: Page → what it says, with places for numbers, and what these are.
 QUOTES = {
     "README.md": [
-        LEAD,
-        ("Of {} [claims of this library](docs/verdicts.md) that hold, {} hold after Holm's", lambda: (
-            lambda own: [len(own), sum(p is not None and p < 0.05 for p in own)])(
-            [q for source, _, found, q in verdicts.judged(STORES) if found.holds and "This library" in source])),
-        ("such as gains of coordinate networks, Poisson's equation against Muon and Adam, `BatchIdeal` against plain "
-         "SGD, `Whitened` AdamW with and without norms, `InputScaled` level with LayerNorm and ahead of SOAP. "
-         "`BatchIdeal` against all holds alone ({:.1f} after Holm)", held_alone),
+        ("Of {} [claims of this library](docs/verdicts.md) {} hold, {} after Holm's correction; {} do not, {} are "
+         "undecided. Among the {} are gains of coordinate networks, Poisson's equation against Muon and Adam, "
+         "`BatchIdeal` against plain SGD, `Whitened` AdamW with and without norms, and `InputScaled` level with "
+         "LayerNorm and ahead of SOAP without norms; not `BatchIdeal` against all ({:.1f})", lambda: [
+             *counted(), counted()[2], *held_alone()]),
+        ("(95 % of the difference from {:+.1f} to {:+.1f}); with Muon it gains nothing", lambda: interval(
+            tuned_cnn(WHITE), tuned_cnn(BATCHNORM))),
+        ("after 2,000 steps is {:.3f} nats behind LayerNorm whose embeddings have a learning rate of their own; with "
+         "such a rate as well {:.3f}, and with one LayerNorm, before the head, {:.3f} ahead (p = {:.2f}, {:.1f} after "
+         "Holm)", lambda: [longer(embedding_lr=None)[1][0], longer()[1][0], *(
+             lambda d, q: [-d, q, after("… and with a single LayerNorm, before the head")])(
+                 *longer("head-layernorm")[1])]),
         *fields.FIELDS,
-        ("from {:.1f} to {:.1f} % (five seeds, p < 0.001), where BatchNorm reaches {:.1f} %. Muon reaches {:.1f} %",
-         lambda: [*(fmean(tuned_cnn(m)) for m in (NONE, WHITE, BATCHNORM)
-                                if p(tuned_cnn(NONE), tuned_cnn(WHITE)) < 0.001), fmean(tuned_cnn(NONE, "muon"))]),
-        ("after 100 epochs it ends {:.1f} points below affine-like layers", at_32),
+        ("from {:.1f} to {:.1f} % (five seeds, p < 0.001; {} trials), where BatchNorm reaches {:.1f} % ({} trials). "
+         "Muon reaches {:.1f} %", lambda: [
+             *(fmean(tuned_cnn(m)) for m in (NONE, WHITE) if p(tuned_cnn(NONE), tuned_cnn(WHITE)) < 0.001),
+             trials(WHITE), fmean(tuned_cnn(BATCHNORM)), trials(BATCHNORM), fmean(tuned_cnn(NONE, "muon"))]),
+        ("it ends {:.1f} points below affine-like layers after 100", at_32),
         ("after 15 epochs {:.1f} %; the best of "
          "[{} other pairs of method and optimizer](docs/results/mlp.md#every-method-with-every-optimizer) has "
          "{:.1f} % (affine-like layers with Muon, p = {:.3f}), tuned SGD {:.1f} % | {:.1f} times", lambda: [
@@ -85,24 +108,29 @@ QUOTES = {
              p(mlp(IDEAL, "sgd"), mlp(AFFINE, "muon")),
              fmean(mlp(NONE, "sgd")), ideal_steps()[0]]),
         ("| [{:.0f} to {:.0f} dB](docs/results/fields.md#coordinate-networks)", fields.PAGE[1][1]),
-        ("| {:.1f} times that with Adam, BatchNorm {:.1f} |", lambda: [
-            speed("coordinates", own)[0] for own in ("whitened Adam", "BatchNorm, Adam")]),
+        ("| {:.1f} times that with Adam, BatchNorm {:.1f}; with 512 pixels {:.1f} |", lambda: [*(
+            speed("coordinates", own)[0] for own in ("whitened Adam", "BatchNorm, Adam")), fields.in_batches()]),
         ("| [{:.1f} times](docs/results/convolutions.md) at most |", lambda: [cnn_price(WHITE)]),
         ("| [{:.2f} times](docs/results/costs.md#whitened)",
          lambda: speed("whitened", "AdamW, batch 16, every 10, rank 16")[:1]),
-        ("after 400 steps a test loss {:.2f} nats below AdamW's (p < 0.001), {:.2f} above Muon's | {:.2f} times |",
+        ("after 400 steps a test loss {:.2f} nats below AdamW's (p < 0.001), {:.2f} above Muon's | {:.2f} times, Muon "
+         "{:.1f} |",
          lambda: [*(sign * d for sign, (d, q) in zip((-1, 1), (
              free("whitened-adamw-16", twin, "layernorm", None)[1] for twin in ("adamw", "muon")), strict=True)
-             if q < 0.001), speed("whitened", "AdamW, batch 16, every 10, rank 16")[0]]),
-        ("gains {:.3f} nats with a transformer (p = {:.2f})",
-         lambda: (lambda d, q: [-d, q])(*free("whitened-muon-16", "muon", "layernorm", None)[1])),
-        ("after 400 steps {:.2f} nats below AdamW with LayerNorm (p < 0.001), {:.2f} below AdamW with these embeddings",
+             if q < 0.001), speed("whitened", "AdamW, batch 16, every 10, rank 16")[0], muons_step()]),
+        ("`Whitened` gains {:.3f} nats (p < 0.001), with `rank=16` {:.3f} (p = {:.2f}) | {:.2f} times; with `rank=16` "
+         "{:.2f} |", lambda: [*(-d for d, q in [free("whitened-muon", "muon", "layernorm", None)[1]] if q < 0.001), *(
+             lambda d, q: [-d, q])(*free("whitened-muon-16", "muon", "layernorm", None)[1]), *(
+                 whitened_steps(16, each)[1] for each in ("", ", rank 16"))]),
+        ("after 400 steps {:.2f} nats below AdamW with LayerNorm (p < 0.001), {:.2f} below AdamW with these "
+         "embeddings; Muon alone is {:.2f} better still",
          lambda: [-d for d, q in [free("whitened-adamw-16", "adamw")[1]] if q < 0.001] + [
-             unnormalised(1.0, "adamw") - unnormalised(1.0, "whitened-adamw-16")]),
-        ("(p = {:.2f}): {:.2f} nats less than Muon with these embeddings, {:.2f} less than with GPT-2's; {:.2f} more "
-         "than LayerNorm after 2,000 | {:.2f} times |",
-         lambda: [free("input-held-muon", "muon")[1][1], *(unnormalised(drawn) - unnormalised(1.0, "input-held-muon")
-                  for drawn in (1.0, None)), longer(embedding_lr=None)[1][0],
+             unnormalised(1.0, own) - unnormalised(drawn, other) for own, drawn, other in (
+                 ("adamw", 1.0, "whitened-adamw-16"), ("whitened-adamw-16", 1.0, "muon"))]),
+        ("({:+.3f} nats, 95 % from {:+.3f} to {:+.3f}): {:.2f} less than Muon with these embeddings, {:.2f} less than "
+         "with GPT-2's; behind after 2,000 | {:.2f} times |",
+         lambda: [free("input-held-muon", "muon")[1][0], *interval(*freed("input-held-muon", "muon")), *(
+             unnormalised(drawn) - unnormalised(1.0, "input-held-muon") for drawn in (1.0, None)),
                   speed("input-scaled", "Muon, batch 16, held")[0]]),
         ("[{:.1f} to {:.1f} times](docs/results/costs.md#unitconsistent) the optimizer's",
          lambda: speed("unit-consistent", "10.2 M")),

@@ -4,7 +4,7 @@ import math
 from functools import partial
 from statistics import fmean, median
 
-from benchmarks.fields.report import arm, chosen, compared, errors
+from benchmarks.fields.report import arm, chosen, compared, errors, pace
 from benchmarks.studies.coordinates import psnr
 
 from .measured import results
@@ -24,7 +24,12 @@ def gain(own, other, **protocol):
 
 def in_sines(optimizer):
     """What whitening an optimizer changes in SIREN, and p."""
-    return gain(("none", optimizer, "whitened"), ("none", optimizer), network="siren")
+    return white(optimizer, network="siren")
+
+
+def white(optimizer, **protocol):
+    """What whitening an optimizer gains in dB, and p."""
+    return gain(("none", optimizer, "whitened"), ("none", optimizer), **protocol)
 
 
 def white_against_norm(optimizer, **protocol):
@@ -63,33 +68,53 @@ def heated(optimizer):
     return 10**found.difference, found.p
 
 
-def regressed(optimizer, method="none"):
-    """Test errors behind maps of condition 10⁴, by data set and seed."""
-    runs = [r for r in results("tabular") if r["settings"]["data_set"].endswith("-10000")]
-    return errors(r for r in runs if arm(r)[:3] == ("none", optimizer, method))
+def regressed(optimizer, method="none", norm="none", condition=10000):
+    """Test errors behind maps of a condition, by data set and seed."""
+    runs = [r for r in results("tabular") if r["settings"]["data_set"].endswith(f"-{condition}")]
+    return errors(r for r in runs if arm(r)[:3] == (norm, optimizer, method))
 
 
-def share(optimizer):
-    """A whitened optimizer's test error behind condition 10⁴, as a share of the bare one's."""
-    return math.exp(compared(regressed(optimizer, "whitened"), regressed(optimizer), math.log).difference)
+def share(optimizer, norm="none", condition=10000):
+    """A whitened optimizer's test error, as a share of that of the bare one behind a norm."""
+    own, other = regressed(optimizer, "whitened", condition=condition), regressed(optimizer, "none", norm, condition)
+    return math.exp(compared(own, other, math.log).difference)
+
+
+def price(file, setting, value, method="none", optimizer="soap"):
+    """Seconds of a step, the median of the runs that have a setting."""
+    runs = [r for r in results(file) if r["settings"].get(setting) == value and r["settings"].get("points") != "drawn"]
+    return median(pace(r) for r in chosen(runs) if arm(r) == ("none", optimizer, method, None, None))
+
+
+def in_batches():
+    """Adam's whitened step of 512 pixels, in Adam's own."""
+    bare, own = (price("coordinates", "batch_size", 512, how, "adam") for how in ("none", "whitened"))
+    return own / bare
 
 
 FIELDS = [
-    ("`Whitened` gives Adam {:.1f} dB, Muon {:.1f} and SOAP {:.1f} (each p < 0.001)", lambda: [
-        d for d, p in (gain(("none", o, "whitened"), ("none", o)) for o in ("adam", "muon", "soap")) if p < 0.001]),
-    ("from {:.1f} to {:.1f} dB after 500 steps, each at its own best learning rate; BatchNorm with Adam reaches {:.1f} "
-     "dB, level with it (p = {:.2f})",
-     lambda: [*(fmean(map(psnr, fitted(*own).values())) for own in (
-         ("none", "adam"), ("none", "adam", "whitened"), ("batchnorm", "adam"))), white_against_norm("adam")[1]]),
-    ("whitened SOAP is {:.1f} dB ahead of SOAP with BatchNorm (p < 0.001)", lambda: [
-        d for d, p in [white_against_norm("soap", network="fourier")] if p < 0.001]),
-    ("of 128 × 128 pixels {:.1f} dB more than by BatchNorm (p = {:.2f})", lambda: [
-        *white_against_norm("adam", size=128)]),
-    ("median error {:.1g}; SOAP {:.1g}, LBFGS {:.1g}, Muon {:.1g}, Adam {:.1g}", lambda: [
-        median(solved("soap", "whitened")), *(median(solved(o)) for o in ("soap", "lbfgs", "muon", "adam"))]),
+    ("take Adam from {:.1f} to {:.1f} dB of PSNR", lambda: [fmean(map(psnr, fitted("none", "adam", how).values()))
+                                                             for how in ("none", "whitened")]),
+    ("`Whitened` gives Adam {:.1f} dB, Muon {:.1f} and SOAP {:.1f} (each p < 0.001), and BatchNorm gives them {:.1f}, "
+     "{:.1f} and {:.1f}", lambda: [d for own in (("none", "{}", "whitened"), ("batchnorm", "{}")) for d, p in (
+         gain([part.format(o) for part in own], ("none", o)) for o in ("adam", "muon", "soap")) if p < 0.001]),
+    ("With Fourier features `Whitened` gives Adam {:.1f} dB, Muon {:.1f} (p = {:.2f}) and SOAP {:.1f}", lambda: [
+        *white("adam", network="fourier")[:1], *white("muon", network="fourier"),
+        *white("soap", network="fourier")[:1]]),
+    ("SOAP loses {:.1f} dB there", lambda: [-in_sines("soap")[0]]),
+    ("in batches of 512 pixels {:.1f} (Muon, p = {:.2f}) to {:.1f} dB", lambda: [
+        *white("muon", batch_size=512), white("adam", batch_size=512)[0]]),
+    ("median error {:.5f}; SOAP {:.5f} (p = {:.2f}), LBFGS {:.4f}, Muon {:.4f}, Adam {:.3f}", lambda: [
+        median(solved("soap", "whitened")), median(solved("soap")), times(*(
+            solutions("soap", how, seconds=60.0) for how in ("whitened", "none")))[1],
+        *(median(solved(o)) for o in ("lbfgs", "muon", "adam"))]),
+    ("| {:.1f} times SOAP's | | regression", lambda: [
+        price("poisson", "seconds", 60.0, "whitened") / price("poisson", "seconds", 60.0)]),
     ("condition 10⁴ [{:.2f} times](docs/results/fields.md#badly-conditioned-features) SOAP's test error, {:.2f} times "
-     "Adam's", lambda: [
-        share("soap"), share("adam")]),
+     "that with BatchNorm", lambda: [share("soap"), share("soap", "batchnorm")]),
+    ("on well-conditioned features Adam loses {:.0f} %", lambda: [100 * (share("adam", condition=1) - 1)]),
+    ("| {:.1f} times SOAP's | | convolutions", lambda: [
+        price("tabular", "data_set", "friedman1-10000", "whitened") / price("tabular", "data_set", "friedman1-10000")]),
 ]  # fmt: skip
 PAGE = [
     ("Whitened SOAP loses {:.1f} dB to SOAP (p = {:.2f}), and five crops show no gain of whitened Adam (p = {:.2f}) or "
