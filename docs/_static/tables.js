@@ -1,5 +1,8 @@
-// A table that is too wide for the page gets smaller letters; where that does not help on a narrow page, or names in it
-// are broken, it becomes a list: a block for every row, a line for every cell.
+// A table that is too wide for the page gets smaller letters. Where that does not help on a narrow page, or names in it
+// are broken, it becomes a list: a block for every row, a line for every cell. On a wide page its words
+// and numbers may break then (torn).
+const NUMBERS = /^[\d\s.,+\-−±×*%()<e]+$/;
+
 function fit() {
     for (const table of document.querySelectorAll("article .table-wrapper > table")) {
         const heads = [...table.querySelectorAll("thead th")].map((head) => head.textContent.trim());
@@ -7,15 +10,17 @@ function fit() {
             [...row.cells].forEach((cell, place) => {
                 cell.dataset.head = heads[place] || "";
                 cell.classList.toggle("blank", !cell.textContent.trim());
+                cell.classList.toggle("number", NUMBERS.test(cell.textContent));
             });
         }
         const wide = () => table.parentElement.scrollWidth > table.parentElement.clientWidth;
         const broken = () => [...table.querySelectorAll("code")].some((name) => name.getClientRects().length > 1);
-        table.classList.remove("small", "listed");
-        if (wide()) table.classList.add("small");
-        if (matchMedia("(max-width: 46em)").matches && (wide() || broken())) {
-            table.classList.remove("small");
-            table.classList.add("listed");
+        table.classList.remove("small", "torn", "listed");
+        if (matchMedia("(max-width: 46em)").matches) {
+            if (wide()) table.classList.add("small");
+            if (wide() || broken()) table.classList.add("listed");
+        } else {
+            for (const way of ["small", "torn"]) if (wide()) table.classList.add(way);
         }
     }
 }
