@@ -1,5 +1,6 @@
 """A coordinate network that learns a picture: colours from (x, y), by bare and by whitened optimizers, in one PNG.
 
+    pip install '.[bench]'
     python -m examples.fit_image
 
 It takes a picture that scikit-learn ships; `--image FILE` takes your own. SOAP is pytorch_optimizer's.

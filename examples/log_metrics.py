@@ -1,5 +1,6 @@
 """What a logger shows of `Whitened`: its metrics(), layer by layer, while a coordinate network learns a picture.
 
+    pip install '.[bench]'
     python -m examples.log_metrics
 
 One PNG of four panels, drawn with matplotlib from the numbers that a logger would be given.

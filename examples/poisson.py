@@ -1,5 +1,6 @@
 """A physics-informed network: Poisson's equation on the unit square, by bare and by whitened optimizers, in one PNG.
 
+    pip install '.[bench]'
     python -m examples.poisson
 
 −Δu = 2π² sin πx sin πy with u = 0 on all sides, in float64. The Laplacian is carried forward with the values, and
