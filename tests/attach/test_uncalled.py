@@ -8,18 +8,13 @@ import torch.nn.functional as F
 from torch import nn
 
 from adiv_optim import GradientOnly, InputScaled, Proportional, UnitConsistent
+from tests.helpers.modules import Model
 from tests.wrappers import WRAPPERS
 
 
-class Uncalled(nn.Module):
+def uncalled(model, x):
     """As attention of torchvision's Swin and timm's BEiT: a module uses the weight of a layer below it."""
-
-    def __init__(self):
-        super().__init__()
-        self.inside, self.called = nn.Linear(4, 3), nn.Linear(3, 2)
-
-    def forward(self, x):
-        return self.called(F.linear(x, self.inside.weight, self.inside.bias))
+    return model.called(F.linear(x, model.inside.weight, model.inside.bias))
 
 
 UNCALLED_NAMES = {"inside.weight", "inside.bias"}
@@ -27,7 +22,7 @@ UNCALLED_NAMES = {"inside.weight", "inside.bias"}
 
 @pytest.mark.parametrize("wrapper", WRAPPERS.values(), ids=WRAPPERS)
 def test_layers_that_are_used_without_a_call_are_named_once(wrapper):
-    model, x = Uncalled(), torch.randn(5, 4)
+    model, x = Model(uncalled, inside=nn.Linear(4, 3), called=nn.Linear(3, 2)), torch.randn(5, 4)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         opt = wrapper(torch.optim.SGD(model.parameters(), lr=0.01), model, x)
@@ -49,19 +44,11 @@ def test_layers_that_are_used_without_a_call_are_named_once(wrapper):
     assert report.skipped.keys() == UNCALLED_NAMES | ({"called.bias"} if isinstance(opt, InputScaled) else set())
 
 
-class Routed(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.used, self.idle = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)), nn.Linear(3, 3)
-
-    def forward(self, x):
-        return self.used(x)
-
-
 @pytest.mark.parametrize("wrapper", WRAPPERS.values(), ids=WRAPPERS)
 def test_gradients_of_zero_name_no_layer(wrapper):
     """As some loops give them to experts that no token was sent to."""
-    model, x = Routed(), torch.randn(5, 4)
+    used, x = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)), torch.randn(5, 4)
+    model = Model(lambda model, x: model.used(x), used=used, idle=nn.Linear(3, 3))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         opt = wrapper(torch.optim.SGD(model.parameters(), lr=0.01), model, x)

@@ -237,19 +237,11 @@ def test_subset_of_rows_is_the_same_rows():
 
 
 def test_layer_called_twice_moves_by_both_calls():
-    class Twice(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layer = nn.Linear(4, 4)
-
-        def forward(self, x):
-            return self.layer(torch.tanh(self.layer(x)))
-
-    model, x = Twice(), torch.randn(3, 4)
-    found = divergence(model, weighted, x, torch.randn(3, 4)).layers["layer"]
+    layer, x = nn.Linear(4, 4), torch.randn(3, 4)
+    found = divergence(nn.Sequential(layer, nn.Tanh(), layer), weighted, x, torch.randn(3, 4)).layers["0"]
     assert found.total_rows == 6
     agrees(found.gain[:3], x.square().sum(1) + 1)
-    agrees(found.gain[3:], torch.tanh(model.layer(x)).square().sum(1).detach() + 1)
+    agrees(found.gain[3:], torch.tanh(layer(x)).square().sum(1).detach() + 1)
 
 
 def test_descent_is_the_inner_product_with_the_plain_gradient():

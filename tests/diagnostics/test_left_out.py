@@ -6,48 +6,20 @@ import torch.nn.functional as F
 from torch import nn
 
 from adiv_optim.diagnostics import divergence
+from tests.helpers.modules import Model
 
 
-class Scale(nn.Module):
-    """Reads one number of each sample."""
-
-    def __init__(self):
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(6))
-
-    def forward(self, x):
-        return x[:, None] * self.weight
+def weighted(compute, rows=1):
+    return Model(compute, weight=nn.Parameter(torch.ones(rows, 6)))
 
 
-class Table(nn.Module):
-    """Returns more rows than there are samples."""
-
-    def __init__(self):
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(20, 6))
-
-    def forward(self, x):
-        return self.weight * x.mean()
-
-
-class Branch(nn.Module):
+def branch(model, x):
     """Decides by what it reads."""
-
-    def __init__(self):
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(6))
-
-    def forward(self, x):
-        return x * self.weight if x.mean().item() > 0 else -x * self.weight
+    return x * model.weight if x.mean().item() > 0 else -x * model.weight
 
 
-class First(nn.Module):
-    def __init__(self, layer):
-        super().__init__()
-        self.layer, self.head = layer, nn.Linear(6, 3)
-
-    def forward(self, x):
-        return self.head(self.layer(x))[:8]
+def first(layer):
+    return Model(lambda model, x: model.head(model.layer(x))[:8], layer=layer, head=nn.Linear(6, 3))
 
 
 @pytest.mark.filterwarnings("ignore:.*weight_norm:FutureWarning")
@@ -55,12 +27,12 @@ class First(nn.Module):
     ("layer", "reason"),
     [
         (nn.utils.spectral_norm(nn.Linear(6, 6)), "a hook computes its weight before every call"),
-        (Table(), "its rows cannot be differentiated one by one: "),
-        (Branch(), "its rows cannot be differentiated one by one: "),
+        (weighted(lambda model, x: model.weight * x.mean(), 20), "its rows cannot be differentiated one by one: "),
+        (weighted(branch), "its rows cannot be differentiated one by one: "),
     ],
 )
 def test_one_layer_that_cannot_be_measured_leaves_the_others(layer, reason):
-    model, x, y = First(layer), torch.randn(8, 6), torch.randint(3, (8,))
+    model, x, y = first(layer), torch.randn(8, 6), torch.randint(3, (8,))
     found = divergence(model, F.cross_entropy, x, y)
     assert found.left_out["layer"].startswith(reason)
     assert list(found.layers) == ["head"]
@@ -69,7 +41,8 @@ def test_one_layer_that_cannot_be_measured_leaves_the_others(layer, reason):
 
 
 def test_inputs_of_one_number_a_sample_are_measured():
-    model, x, y = First(Scale()).double(), torch.randn(8).double(), torch.randint(3, (8,))
+    model = first(weighted(lambda model, x: x[:, None] * model.weight)).double()
+    x, y = torch.randn(8).double(), torch.randint(3, (8,))
     found = divergence(model, F.cross_entropy, x, y).layers["layer"]
     assert torch.allclose(found.squared_norm, x.square())
 

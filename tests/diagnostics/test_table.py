@@ -12,6 +12,7 @@ from torch import nn
 
 from adiv_optim import BatchIdeal, Proportional, Whitened, attach
 from adiv_optim.diagnostics import DivergenceRecorder, divergence
+from tests.helpers.modules import Model
 
 IDEAL = BatchIdeal(1e-3)
 
@@ -89,18 +90,11 @@ def test_printed_table_has_one_aligned_line_per_layer():
 
 
 def test_left_out_layers_say_why():
-    class Odd(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.embedding, self.norm = nn.Embedding(4, 4), nn.BatchNorm1d(4)
-            self.used, self.unused, self.named = nn.Linear(4, 3), nn.Linear(4, 3), nn.Linear(4, 4)
-            self.idle = nn.Conv1d(1, 1, 1)  # as an expert that no token is sent to
-
-        def forward(self, x):
-            nothing = self.idle(x[:0, None]).sum()
-            return self.used(self.named(input=self.norm(x))) + nothing
-
-    left_out = divergence(Odd(), F.cross_entropy, *batch()).left_out
+    parts = {"embedding": nn.Embedding(4, 4), "norm": nn.BatchNorm1d(4), "unused": nn.Linear(4, 3)}
+    parts |= {"named": nn.Linear(4, 4), "used": nn.Linear(4, 3), "idle": nn.Conv1d(1, 1, 1)}
+    # `idle` is as an expert that no token is sent to.
+    odd = Model(lambda m, x: m.used(m.named(input=m.norm(x))) + m.idle(x[:0, None]).sum(), **parts)
+    left_out = divergence(odd, F.cross_entropy, *batch()).left_out
     assert left_out == {
         "embedding": "Embedding is left out by default",
         "norm": "BatchNorm1d is left out by default",
@@ -109,7 +103,7 @@ def test_left_out_layers_say_why():
         "idle": "it was not called with any rows, or the loss does not depend on it",
     }
     with pytest.raises(ValueError, match=r"layer 'named' \(Linear\) cannot be measured: it was called with keyword"):
-        divergence(Odd(), F.cross_entropy, *batch(), layers=["named"])
+        divergence(odd, F.cross_entropy, *batch(), layers=["named"])
 
 
 def test_named_layers_are_measured_and_no_other_norms_too():
@@ -145,6 +139,10 @@ WRONG = {
         lambda: (nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 3)), None, {"layers": ["0"]}),
         ValueError, r"layer '0' \(BatchNorm1d\) cannot be measured: BatchNorm1d mixes the samples",
     ),
+    "lbfgs": (
+        lambda: (network := model(), None, {"optimizer": torch.optim.LBFGS(network.parameters())}),
+        TypeError, "LBFGS evaluates the loss many times",
+    ),
     "lock": (
         lambda: (holding(lambda layer: threading.Lock()), None, {}),
         ValueError, r"Linear cannot be copied .*must not hold locks",
@@ -163,26 +161,11 @@ def test_what_cannot_be_measured_is_refused(make, error, message):
         divergence(network, F.cross_entropy, *batch(), correction, **options)
 
 
-def test_lbfgs_is_refused():
-    network = model()
-    with pytest.raises(TypeError, match="LBFGS evaluates the loss many times"):
-        divergence(network, F.cross_entropy, *batch(), optimizer=torch.optim.LBFGS(network.parameters()))
-
-
-class ByName(nn.Module):
-    """As models of transformers are called."""
-
-    def __init__(self):
-        super().__init__()
-        self.inner = nn.Linear(4, 3)
-
-    def forward(self, values, labels=None):
-        return F.cross_entropy(self.inner(values), labels)
-
-
 def test_keyword_arguments_come_as_a_dict():
+    """As models of transformers are called."""
     torch.manual_seed(0)
-    network, (x, y) = ByName(), batch()
+    network = Model(lambda model, values, labels: F.cross_entropy(model.inner(values), labels), inner=nn.Linear(4, 3))
+    x, y = batch()
     found = divergence(network, lambda loss, _: loss, {"values": x, "labels": y}, None).layers["inner"]
     wanted = divergence(network.inner, F.cross_entropy, x, y).layers[""]
     for name in ("cosine", "gain", "interference"):

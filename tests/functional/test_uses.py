@@ -1,5 +1,7 @@
 """What a loss's graph tells of parameters that are used beside their corrected layer."""
 
+from collections import OrderedDict
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -13,13 +15,9 @@ PART = "corrected by Proportional in part: the loss depends on it outside of its
 WHOLE = "corrected by Proportional"
 
 
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.conv, self.norm, self.head = nn.Conv1d(2, 3, 3, padding=1), nn.LayerNorm(4), nn.Linear(4, 4)
-
-    def forward(self, x):
-        return self.head(self.norm(self.conv(x)))
+def net():
+    layers = {"conv": nn.Conv1d(2, 3, 3, padding=1), "norm": nn.LayerNorm(4), "head": nn.Linear(4, 4)}
+    return nn.Sequential(OrderedDict(layers))
 
 
 def whole(model, x):
@@ -52,7 +50,7 @@ USES = {
 @pytest.mark.parametrize("loss_of", USES, ids=lambda use: use.__name__)
 @pytest.mark.parametrize("when", ["before-backward", "after-backward", "checkpointed", "autocast"])
 def test_the_loss_tells_what_is_used_beside_its_layer(loss_of, when):
-    model, x = attach(Net(), Proportional()), torch.randn(5, 2, 4)
+    model, x = attach(net(), Proportional()), torch.randn(5, 2, 4)
     with torch.autocast("cpu", torch.bfloat16, enabled=when == "autocast"):
         loss = checkpoint(loss_of, model, x, use_reentrant=False) if when == "checkpointed" else loss_of(model, x)
     if when == "after-backward":

@@ -55,8 +55,6 @@ SECTIONS: dict[str, dict[str, list[str]]] = {
             "test_module_database.py::test_evaluation_is_untouched_on_torchs_fast_path_too"
         ],
         "Opacus's per-sample gradients, reweighted": ["test_opacus.py::test_samples_are_rows"],
-        "… of convolutions, patch by patch": ["test_opacus.py::test_patches_are_rows_each"],
-        "… of sequences, token by token": ["test_opacus.py::test_tokens_are_rows_each"],
     },
     "Training loops, against the plain loop": {
         "plain": ["test_loops.py::test_plain_loop_with_averages"],

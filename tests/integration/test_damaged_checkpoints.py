@@ -23,11 +23,10 @@ State = dict[str, Any]
 Change = Callable[[Any], Any]
 
 
-def built(wrapper: str, hidden: int = 5, steps: int = 3) -> Any:
-    """A wrapper that has stepped on a network with so many hidden units."""
+def built(wrapper: str, steps: int = 3) -> Any:
+    """A wrapper that has taken so many steps."""
     manual_seed(0)
-    model = nn.Sequential(nn.Conv1d(2, 4, 3, groups=2), nn.ReLU(), nn.Flatten(), nn.Linear(12, hidden), nn.ReLU())
-    model.append(nn.Linear(hidden, 3))
+    model = nn.Sequential(nn.Conv1d(2, 4, 3, groups=2), nn.ReLU(), nn.Flatten(), nn.Linear(12, 5), nn.Linear(5, 3))
     optimizer = WRAPPERS[wrapper](AdamW(model.parameters(), lr=1e-2), model, torch.zeros(1, 2, 5))
     train(model, optimizer, steps)
     return optimizer
@@ -139,21 +138,6 @@ def test_what_is_no_state_dict_is_refused(wrapper):
     assert_refused(wrapper, None, ", wanted a dict")
 
 
-F64 = "is a torch.float64 tensor of shape"
-#: Where a sixth hidden unit shows first; what InputScaled remembers has a number for each layer, whatever its shape.
-OTHER_SHAPES = {
-    "unit-consistent": f"['state'][2]['adiv_optim.scales.d'] {F64} (6, 1), wanted a floating-point tensor of shape (5",
-    "whitened": f"['state'][4]['adiv_optim.inputs.0'] {F64} (1, 7, 7), wanted a floating-point tensor of shape (1, 6",
-}
-OTHER_SHAPES["preconditioned"] = OTHER_SHAPES["whitened"]
-OTHER_SHAPES["whitened-rank"] = OTHER_SHAPES["whitened"].replace("7, 7", "7, 2").replace("1, 6", "1, 6, 2")
-
-
-@pytest.mark.parametrize("wrapper", OTHER_SHAPES)
-def test_memory_of_a_model_with_other_shapes_is_refused(wrapper):
-    assert_refused(wrapper, built(wrapper, hidden=6).state_dict(), OTHER_SHAPES[wrapper])
-
-
 def kind(wrapper: str) -> str:
     """What it remembers: those that remember covariances read each other's checkpoints."""
     return "covariances" if wrapper in ("preconditioned", "whitened") else wrapper
@@ -164,14 +148,3 @@ def test_state_of_another_wrapper_is_refused(wrapper):
     for other in REMEMBERING:
         if kind(other) != kind(wrapper):
             assert_refused(wrapper, saved(other), "state_dict['state'][")
-
-
-@pytest.mark.parametrize("wrapper", WRAPPERS)
-def test_state_of_the_same_wrapper_is_taken_and_changes_the_path(wrapper):
-    before, path = undisturbed(wrapper)
-    optimizer = copy.deepcopy(before)
-    optimizer.load_state_dict(saved(wrapper))
-    assert same(path_of(optimizer), path)
-    optimizer = copy.deepcopy(before)
-    optimizer.load_state_dict(built(wrapper, steps=2).state_dict())
-    assert not same(path_of(optimizer), path)

@@ -4,8 +4,7 @@ Those that FSDP1 has flattened are refused where rows are needed.
 """
 
 import re
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,8 +17,6 @@ from torch.optim import Optimizer
 
 from adiv_optim import InputScaled, Preconditioned, UnitConsistent, Whitened, attach, detach, gauge
 from adiv_optim.attach.layers import Corrected
-from adiv_optim.gauge.scales import network as network_gauge
-from adiv_optim.optim import input_method, input_scaled, whitened
 from tests import wrappers
 from tests.helpers import checkpoints, loops
 from tests.helpers.loops import DIFFERENT, Method, Weights, adamw, deviation, plain_loop, sgd, split, weights
@@ -68,8 +65,6 @@ THREE = [("whitened", "adamw"), ("unit-consistent-layer", "sgd")]
 HYBRID = [(2, 1), (1, 2)]
 #: Wrappers that must know of all rows of a weight.
 NEEDS_ROWS = ["whitened", "input-scaled"]
-#: What of the sums over processes is left out → which wrappers then do something else.
-LEFT_OUT = {"inputs": list(BY_INPUTS), "rows": NEEDS_ROWS, "scales": ["unit-consistent", "unit-consistent-layer"]}
 KINDS = {
     "input-scaled": "InputScaled",
     "preconditioned": "Preconditioned",
@@ -167,19 +162,6 @@ def ours(rank: int) -> list[tuple[Tensor, Tensor]]:
     return [split(batch, distributed.get_world_size())[rank] for batch in batches()]
 
 
-@contextmanager
-def without(what: str) -> Iterator[None]:
-    places: dict[str, list[tuple[Any, str]]] = {
-        "inputs": [(input_method, "add_up_rows")],
-        "rows": [(whitened, "add_up_row_shards"), (input_scaled, "add_up_row_shards")],
-        "scales": [(network_gauge, "add_up")],
-    }
-    with ExitStack() as stack:
-        for place in places[what]:
-            stack.enter_context(mock.patch.object(*place))
-        yield
-
-
 def trained(rank: int, name: str, inner: str, found: dict[str, Any] | None = None, **how: Any) -> Weights:
     model = sharded(built(name), **how)
     optimizer = wrapped(name, INNER[inner](model), model)
@@ -209,9 +191,6 @@ def on_each_of_two(rank: int, folder: Path) -> dict[str, Any]:
         for flattened in (False, True):
             checkpoints.save(model, optimizer, folder / f"{name}-{flattened}", flattened)
             found[f"resumed-{name}-{flattened}"] = loaded(rank, name, folder, flattened)
-    for what, names in LEFT_OUT.items():
-        with without(what):
-            found |= {f"{what}-{name}": trained(rank, name, "sgd") for name in names}
     for shape in HYBRID:
         found |= {f"{shape}-{n}": trained(rank, n, "adamw", on=mesh(*shape)) for n in [*NEEDS_ROWS, "unit-consistent"]}
     found["poisoned"] = poisoned(rank)
@@ -316,11 +295,6 @@ def test_three_processes_go_on_where_two_have_stopped(three):
 def test_copies_of_shards_are_one_on_the_joined_batch(two, shape, name):
     for rank in two:
         assert deviation(rank[f"{shape}-{name}"], alone(name, "adamw")) <= EXACT
-
-
-@pytest.mark.parametrize(("what", "name"), [(what, name) for what, names in LEFT_OUT.items() for name in names])
-def test_every_sum_over_processes_is_needed(two, what, name):
-    assert deviation(two[0][f"{what}-{name}"], alone(name, "sgd")) > DIFFERENT
 
 
 @pytest.mark.parametrize("name", CORRECTED)

@@ -4,7 +4,6 @@ import copy
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from adiv_optim import Correction, Disproportional, Proportional, attach
@@ -91,40 +90,6 @@ def test_samples_are_rows(build, draw, correction, scales):
             assert relative_error(gradient, plain) > 1e-2, name
         else:
             assert relative_error(gradient, plain) <= EXACT, name
-
-
-@each_rule
-def test_tokens_are_rows_each(correction, scales):
-    model, x = nn.Linear(5, 3), torch.randn(4, 6, 5)
-    found, parts = ours(model, x, correction), per_sample_gradients(model, x.flatten(0, 1))
-    for name, scale in zip(("weight", "bias"), scales(x.flatten(0, 1).square().sum(1)), strict=True):
-        assert relative_error(found[name], weighed(parts[name], scale)) <= EXACT
-
-
-CONVOLUTIONS = {
-    "conv2d": {},
-    "conv2d, stride, padding": {"stride": 2, "padding": 1},
-    "conv2d, dilation": {"dilation": 2},
-    "conv2d, groups": {"groups": 2, "padding": 1},
-}
-
-
-@each_rule
-@pytest.mark.parametrize("options", CONVOLUTIONS.values(), ids=CONVOLUTIONS)
-def test_patches_are_rows_each(options, correction, scales):
-    """Opacus sums over positions before it can be asked; patches cut out become its samples, of one position each."""
-    layer, x = nn.Conv2d(4, 6, 3, **options), torch.randn(3, 4, 6, 7)
-    groups = layer.groups
-    on_patches = nn.Conv2d(4, 6, 3, groups=groups)
-    on_patches.load_state_dict(layer.state_dict())
-    cut = F.unfold(x, 3, layer.dilation, layer.padding, layer.stride).mT.reshape(-1, 4, 3, 3)
-    found, parts = ours(layer, x, correction), per_sample_gradients(on_patches, cut)
-    norms = cut.reshape(len(cut), groups, -1).square().sum(2).repeat_interleave(6 // groups, 1)
-    for name, scale in zip(("weight", "bias"), scales(norms), strict=True):
-        assert relative_error(found[name], torch.einsum("bo,bo...->o...", scale, parts[name])) <= EXACT
-    whole = per_sample_gradients(layer, x)["weight"]
-    scale, _ = scales(norms.mean(1).view(3, -1).mean(1))
-    assert relative_error(found["weight"], weighed(whole, scale)) > 1e-2
 
 
 @each_rule

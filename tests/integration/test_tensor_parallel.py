@@ -1,10 +1,7 @@
 """Layers that parallelize_module has cut, against one process with a layer for the columns of each of them."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import pytest
 import torch
@@ -12,7 +9,6 @@ import torch.nn.functional as F
 from torch import Tensor, distributed, nn
 
 from adiv_optim import InputScaled, Preconditioned, Proportional, UnitConsistent, Whitened, attach, gauge
-from adiv_optim.optim import by_inputs, whitened
 from tests.helpers import checkpoints
 from tests.helpers.loops import DIFFERENT, Weights, adamw, deviation, sgd
 from tests.helpers.processes import needs_distributed, on_processes
@@ -85,9 +81,6 @@ COORDINATES: dict[str, Any] = {
 BY_INPUTS = [name for name in COORDINATES if name != "unit-consistent"]
 INNER = {"adamw": adamw, "sgd": sgd}
 CASES = [(name, inner) for name in COORDINATES for inner in INNER]
-#: There torch's own SGD, with nothing around it, takes what one process holds of a normaliser's gradient for all of it.
-#: What sums over processes are left out, or made where there should be none → wrappers that do something else then.
-WRONG = {"norms": ["whitened"], "others' rows": ["input-scaled", "preconditioned", "whitened"]}
 THREE = [("whitened", "adamw")]
 
 
@@ -113,16 +106,6 @@ def train(model: nn.Module, optimizer: Any, data: list[tuple[Tensor, Tensor]], c
     return {name: getattr(p, "full_tensor", p.clone)().detach() for name, p in model.named_parameters()}
 
 
-@contextmanager
-def wrong(what: str) -> Iterator[None]:
-    place = {
-        "norms": mock.patch.object(whitened, "add_up_row_shards"),
-        "others' rows": mock.patch.object(by_inputs, "refuse_shards", return_value=False),
-    }
-    with place[what]:
-        yield
-
-
 def every_loop(rank: int, folder: Path) -> dict[str, Any]:
     world = distributed.get_world_size()
     flat = distributed.device_mesh.init_device_mesh("cpu", (world,))
@@ -139,9 +122,6 @@ def every_loop(rank: int, folder: Path) -> dict[str, Any]:
     train(model, optimizer, batches()[:1])
     found["covered"] = {**optimizer.coverage().treated, **optimizer.coverage().skipped}
     if world == 2:
-        for what, names in WRONG.items():
-            with wrong(what):
-                found |= {f"{what}-{name}": trained(name, "sgd") for name in names}
         for name in COORDINATES:
             found[f"resumed-{name}"] = resumed(name, flat, folder / f"own-{name}")
             found[f"named-{name}"] = resumed(name, flat, folder / name, checkpoints.save, checkpoints.load)
@@ -231,11 +211,6 @@ def test_corrected_layers_are_linear_layers(ranks):
         deviation(wanted, train(plain, COORDINATES["whitened"](sgd(plain), plain, skip=["down"]), batches()))
         > DIFFERENT
     )
-
-
-@pytest.mark.parametrize(("what", "name"), [(what, name) for what, names in WRONG.items() for name in names])
-def test_every_sum_is_over_the_right_processes(ranks, what, name):
-    assert deviation(ranks[0][f"{what}-{name}"], alone(name, "sgd", 2)) > 1e6 * EXACT
 
 
 @pytest.mark.parametrize("name", COORDINATES)

@@ -18,12 +18,6 @@ pytestmark = pytest.mark.integration
 STEPS = 20
 
 
-def vision(name: str) -> tuple[nn.Module, Tensor, Tensor]:
-    torchvision = pytest.importorskip("torchvision")
-    size = 64 if name == "alexnet" else 32
-    return getattr(torchvision.models, name)(num_classes=10), torch.randn(8, 3, size, size), torch.arange(8)
-
-
 def timm(name: str, **options: Any) -> tuple[nn.Module, Tensor, Tensor]:
     size = options.get("img_size", 32)
     model = pytest.importorskip("timm").create_model(name, num_classes=10, **options)
@@ -61,12 +55,6 @@ def language(name: str) -> tuple[nn.Module, Tensor, Tensor]:
 
 
 Build = Callable[[], tuple[nn.Module, Tensor, Tensor]]
-#: At their own width, which takes a minute each.
-WIDE: dict[str, Build] = {
-    **{name: lambda name=name: vision(name) for name in ("resnet18", "vgg11", "alexnet")},
-    "timm-resnet18": lambda: timm("resnet18"),
-    "convnext_atto": lambda: timm("convnext_atto"),
-}
 MODELS: dict[str, Build] = {
     "resnet18-narrow": lambda: timm("resnet18", channels=(8, 8, 16, 16), stem_width=8),
     "convnext-narrow": lambda: timm("convnext_atto", dims=(8, 8, 16, 16)),
@@ -74,11 +62,7 @@ MODELS: dict[str, Build] = {
     "mixer": mixer,
     **{name: lambda name=name: language(name) for name in ("gpt2", "bert", "t5", "llama", "vit")},
 }
-each_model = pytest.mark.parametrize(
-    "build",
-    [*MODELS.values(), *(pytest.param(build, marks=pytest.mark.slow) for build in WIDE.values())],
-    ids=[*MODELS, *WIDE],
-)
+each_model = pytest.mark.parametrize("build", MODELS.values(), ids=MODELS)
 
 
 def loss_of(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:

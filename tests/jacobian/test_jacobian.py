@@ -9,6 +9,7 @@ from torch import nn
 
 from adiv_optim import BatchIdeal, Disproportional, Proportional, attach, jacobian
 from tests.helpers.cases import relative_error
+from tests.helpers.modules import Model
 
 EXACT = 1e-12  # float64, relative
 SOLVED = {False: EXACT, True: 1e-9}  # a Cholesky factor squares the condition of the rows
@@ -33,38 +34,21 @@ class CustomBilinear(nn.Module):
         return torch.einsum("bl,olr,br->bo", x, self.bilinear, y) + x @ self.weight.mT + self.bias
 
 
-class Tied(nn.Module):
+def tied():
     """An embedding whose table is the head's weight."""
-
-    def __init__(self):
-        super().__init__()
-        self.embedding, self.hidden, self.head = nn.Embedding(7, 4), nn.Linear(4, 4), nn.Linear(4, 7, bias=False)
-        self.head.weight = self.embedding.weight
-
-    def forward(self, tokens):
-        return self.head(self.hidden(self.embedding(tokens)).tanh())
+    model = nn.Sequential(nn.Embedding(7, 4), nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 7, bias=False))
+    model[3].weight = model[0].weight
+    return model
 
 
-class Shared(nn.Module):
+def shared():
     """One layer used three times."""
-
-    def __init__(self):
-        super().__init__()
-        self.cell = nn.Linear(4, 4)
-
-    def forward(self, x):
-        return self.cell(self.cell(self.cell(x).tanh()).tanh())
+    return nn.Sequential(cell := nn.Linear(4, 4), nn.Tanh(), cell, nn.Tanh(), cell)
 
 
-class UsedPlainlyAfterwards(nn.Module):
+def used_plainly_afterwards():
     """A weight that the loss reads once more, without a layer, after the layer that owns it has run."""
-
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(4, 4)
-
-    def forward(self, x):
-        return self.layer(x).tanh() @ self.layer.weight
+    return Model(lambda model, x: model.layer(x).tanh() @ model.layer.weight, layer=nn.Linear(4, 4))
 
 
 def mlp():
@@ -88,9 +72,9 @@ MODELS = {
     "mlp": (mlp, lambda: torch.randn(5, 4, dtype=torch.float64)),
     "cnn": (cnn, lambda: torch.randn(5, 2, 6, 6, dtype=torch.float64)),
     "tokens": (token_model, lambda: torch.randn(2, 3, 4, dtype=torch.float64)),
-    "shared": (Shared, lambda: torch.randn(5, 4, dtype=torch.float64)),
-    "used-plainly-afterwards": (UsedPlainlyAfterwards, lambda: torch.randn(5, 4, dtype=torch.float64)),
-    "tied": (Tied, lambda: torch.randint(7, (5,))),
+    "shared": (shared, lambda: torch.randn(5, 4, dtype=torch.float64)),
+    "used-plainly-afterwards": (used_plainly_afterwards, lambda: torch.randn(5, 4, dtype=torch.float64)),
+    "tied": (tied, lambda: torch.randint(7, (5,))),
 }
 each_model = pytest.mark.parametrize(("build", "make_input"), MODELS.values(), ids=MODELS)
 

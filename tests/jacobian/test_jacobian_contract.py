@@ -13,6 +13,7 @@ from adiv_optim import BatchIdeal, Disproportional, Proportional, attach, jacobi
 from adiv_optim.diagnostics import divergence
 from tests.functional.test_memory import Largest
 from tests.helpers.cases import relative_error
+from tests.helpers.modules import Model
 from tests.jacobian.test_jacobian import mlp, squares
 
 EXACT = 1e-12  # float64, relative
@@ -30,17 +31,6 @@ def test_backward_accumulates_as_autograd_does_and_returns_the_detached_loss():
         assert not parameter.grad.requires_grad
 
 
-class Offset(nn.Module):
-    """a(x) + p + q: autograd finds one gradient for both summands, and with a sum as the loss a view of one number."""
-
-    def __init__(self):
-        super().__init__()
-        self.layer, self.p, self.q = nn.Linear(4, 2), nn.Parameter(torch.zeros(3, 2)), nn.Parameter(torch.zeros(3, 2))
-
-    def forward(self, x):
-        return self.layer(x) + self.p + self.q
-
-
 def test_signatures_show_the_arguments_of_the_function_behind_them_and_their_own_result():
     gradients, backward = (inspect.signature(f) for f in (jacobian.corrected_gradients, jacobian.backward))
     assert list(gradients.parameters) == list(backward.parameters)
@@ -49,7 +39,9 @@ def test_signatures_show_the_arguments_of_the_function_behind_them_and_their_own
 
 
 def test_gradients_can_be_changed_in_place_one_by_one():
-    model = Offset()
+    """Autograd finds one gradient for p and q, and with a sum as the loss a view of one number."""
+    p, q = (nn.Parameter(torch.zeros(3, 2)) for _ in range(2))
+    model = Model(lambda model, x: model.layer(x) + model.p + model.q, layer=nn.Linear(4, 2), p=p, q=q)
     jacobian.backward(model, lambda z, _: z.sum(), torch.randn(3, 4), None, Proportional())
     model.p.grad.mul_(0.5)
     assert torch.equal(model.p.grad, torch.full((3, 2), 0.5))
@@ -143,25 +135,19 @@ def test_half_precision_and_checkpoints_give_the_gradients_of_the_plain_model(ho
     assert all(parameter.requires_grad for parameter in model.parameters())
 
 
-class KeywordCaller(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(4, 2)
-
-    def forward(self, x):
-        return self.layer(input=x)
-
-
-class Pair(nn.Linear):
-    def forward(self, x):
-        return super().forward(x), x
-
-
 X = torch.ones(3, 4)
 
 
 def with_batch_norm():
     return nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+
+
+def called_by_keyword():
+    return Model(lambda model, x: model.layer(input=x), layer=nn.Linear(4, 2))
+
+
+def two_tensors():
+    return Model(lambda model, x: (x * model.gain, x), gain=nn.Parameter(torch.ones(4)))
 
 
 def nested():
@@ -176,9 +162,9 @@ ERRORS = {
     "batch-norm": (with_batch_norm, {"layers": ["1"]}, ValueError, "layer '1': BatchNorm1d mixes the samples"),
     "layer-in-a-layer": (nested, {"layers": ["0.0", "0"]}, ValueError, r"names '0\.0', which is inside '0'.*name one"),
     "chunk-size": (mlp, {"chunk_size": 0}, ValueError, "chunk_size is 0.*at least 1"),
-    "keyword-call": (KeywordCaller, {}, ValueError, r"layer 'layer' \(Linear\) was called with keyword"),
+    "keyword-call": (called_by_keyword, {}, ValueError, r"layer 'layer' \(Linear\) was called with keyword"),
     "nothing-trained": (lambda: mlp().requires_grad_(False), {}, ValueError, "no trainable parameter"),
-    "two-tensors": (lambda: Pair(4, 2), {}, ValueError, "layer '' .*returned tuple; only a layer that returns one"),
+    "two-tensors": (two_tensors, {}, ValueError, "layer '' .*returned tuple; only a layer that returns one"),
 }
 
 
@@ -207,19 +193,16 @@ def test_layer_jacobians_say_what_has_none(layer, options, message):
 
 
 def test_input_changed_in_place_after_the_layer_read_it_is_read_as_it_was():
-    class Residual(nn.Module):
-        def __init__(self, in_place):
-            super().__init__()
-            self.first, self.second, self.in_place = nn.Linear(4, 4), nn.Linear(4, 4), in_place
+    def in_place(model, x):
+        x = model.first(x)
+        return x.add_(model.second(x))
 
-        def forward(self, x):
-            x = self.first(x)
-            y = self.second(x)
-            return x.add_(y) if self.in_place else x + y
+    def plain(model, x):
+        x = model.first(x)
+        return x + model.second(x)
 
-    model, x = Residual(True), torch.randn(3, 4)
-    twin = Residual(False)
-    twin.load_state_dict(model.state_dict())
+    parts, x = {"first": nn.Linear(4, 4), "second": nn.Linear(4, 4)}, torch.randn(3, 4)
+    model, twin = Model(in_place, **parts), Model(plain, **parts)
     found, wanted = (jacobian.corrected_gradients(each, squares, x, 0.0, Proportional()) for each in (model, twin))
     for name in wanted:
         assert torch.equal(found[name], wanted[name]), name
@@ -237,28 +220,11 @@ def test_normaliser_that_does_not_mix_samples_has_jacobians(norm):
         torch.testing.assert_close(found[name], parameter.grad)
 
 
-class Token(nn.Module):
-    """Returns a view of its parameter, as a class token does."""
-
-    def __init__(self):
-        super().__init__()
-        self.token = nn.Parameter(torch.randn(6))
-
-    def forward(self, x):
-        return self.token.expand(len(x), 6)
-
-
-class WithToken(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.first, self.head = Token(), nn.Linear(6, 3)
-
-    def forward(self, x):
-        return self.head(x + self.first(x))
-
-
 def test_a_layer_that_returns_a_view_of_its_parameter_has_a_gradient():
-    model, x, y = WithToken().double(), torch.randn(8, 6).double(), torch.randint(3, (8,))
+    """As a class token."""
+    token = Model(lambda model, x: model.token.expand(len(x), 6), token=nn.Parameter(torch.randn(6)))
+    model = Model(lambda model, x: model.head(x + model.first(x)), first=token, head=nn.Linear(6, 3)).double()
+    x, y = torch.randn(8, 6).double(), torch.randint(3, (8,))
     found = jacobian.corrected_gradients(model, F.cross_entropy, x, y, None)
     F.cross_entropy(model(x), y).backward()
     assert found.keys() == dict(model.named_parameters()).keys()
@@ -303,47 +269,23 @@ def test_inference_mode_is_named():
         divergence(mlp(), squares, X.float(), 0.5)
 
 
-class Noisy(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.gain = nn.Parameter(torch.ones(6))
-
-    def forward(self, x):
-        return F.dropout(x * self.gain, 0.5, self.training)
-
-
 def test_a_layer_that_draws_random_numbers_is_named():
     """Its rows would be computed with other numbers than the pass had."""
-    model, x, y = nn.Sequential(Noisy(), nn.Linear(6, 3)), torch.randn(8, 6), torch.randint(3, (8,))
+    noisy = Model(lambda model, x: F.dropout(x * model.gain, 0.5, model.training), gain=nn.Parameter(torch.ones(6)))
+    model, x, y = nn.Sequential(noisy, nn.Linear(6, 3)), torch.randn(8, 6), torch.randint(3, (8,))
     with pytest.raises(
-        ValueError, match=r"layer '0' \(Noisy\) drew random numbers, .*: call model\.eval\(\) before, or"
+        ValueError, match=r"layer '0' \(Model\) drew random numbers, .*: call model\.eval\(\) before, or"
     ):
         jacobian.corrected_gradients(model, F.cross_entropy, x, y, None)
     assert divergence(model, F.cross_entropy, x, y).left_out["0"].startswith("it drew random numbers")
     jacobian.corrected_gradients(model.eval(), F.cross_entropy, x, y, None)
 
 
-class Alone(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.offset = nn.Parameter(torch.ones(6))
-
-    def forward(self):
-        return self.offset
-
-
-class Called(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.first, self.head = Alone(), nn.Linear(6, 3)
-
-    def forward(self, x):
-        return self.head(x + self.first())
-
-
 def test_a_layer_that_is_called_without_arguments_is_named():
-    model, x, y = Called(), torch.randn(8, 6), torch.randint(3, (8,))
-    with pytest.raises(ValueError, match=r"layer 'first' \(Alone\) was called without arguments"):
+    alone = Model(lambda model: model.offset, offset=nn.Parameter(torch.ones(6)))
+    model = Model(lambda model, x: model.head(x + model.first()), first=alone, head=nn.Linear(6, 3))
+    x, y = torch.randn(8, 6), torch.randint(3, (8,))
+    with pytest.raises(ValueError, match=r"layer 'first' \(Model\) was called without arguments"):
         jacobian.corrected_gradients(model, F.cross_entropy, x, y, None)
     assert divergence(model, F.cross_entropy, x, y).left_out["first"] == "it was called without arguments"
 

@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from adiv_optim.diagnostics import divergence, isometry, record
 from tests.diagnostics.test_untouched import network
+from tests.helpers.modules import Model
 
 EXACT = 1e-12
 
@@ -101,32 +102,16 @@ def test_every_nth_pass_is_measured_and_says_its_mode():
 
 
 def test_shared_activation_is_listed_once_per_call():
-    class Shared(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.first, self.second, self.act = nn.Linear(6, 20), nn.Linear(20, 20), nn.Tanh()
-
-        def forward(self, x):
-            return self.act(self.second(self.act(self.first(x))))
-
-    model = Shared()
+    model = nn.Sequential(nn.Linear(6, 20), act := nn.Tanh(), nn.Linear(20, 20), act)
     with record(model) as recorder:
         model(torch.randn(5, 6))
     layers = recorder.history[0]["layers"]
-    assert [layer["path"] for layer in layers] == ["first", "act", "second", "act"]
+    assert [layer["path"] for layer in layers] == ["0", "1", "2", "1"]
     assert layers[1]["isometry"] != layers[3]["isometry"]
 
 
 def test_calls_that_belong_to_no_forward_pass_are_not_measured():
-    class Checkpointed(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layer = nn.Linear(6, 20)
-
-        def forward(self, x):
-            return checkpoint(self.layer, x, use_reentrant=False)
-
-    model = Checkpointed()
+    model = Model(lambda model, x: checkpoint(model.layer, x, use_reentrant=False), layer=nn.Linear(6, 20))
     with record(model) as recorder:
         model(torch.randn(5, 6)).sum().backward()  # which calls the layer again
         model.layer(torch.randn(5, 6))

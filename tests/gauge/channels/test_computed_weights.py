@@ -16,6 +16,7 @@ from adiv_optim import UnitConsistent, gauge
 from adiv_optim.gauge.channels import trace as tracing
 from tests.gauge.channels.test_trace import check
 from tests.helpers.cases import relative_error
+from tests.helpers.modules import Model
 
 pytestmark = pytest.mark.usefixtures("in_float64")
 
@@ -64,21 +65,13 @@ def test_rows_of_standardised_weights_are_free(kernel):
     check(model, torch.randn(2, 3, 8, 8), 6 + 4)
 
 
-class Scaled(nn.Module):
-    """A gain given the shape of what it multiplies before it does."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(3, 4), nn.Linear(4, 2)
-        self.gain = nn.Parameter(torch.rand(4) + 0.5)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.first(x)
-        return self.last((x * self.gain.expand_as(x)).relu())
-
-
 def test_gain_of_the_shape_of_what_it_multiplies():
-    check(Scaled(), torch.randn(5, 3), 4 + 4)
+    def scaled(model: Model, x: Tensor) -> Tensor:
+        x = model.first(x)
+        return model.last((x * model.gain.expand_as(x)).relu())
+
+    gain = nn.Parameter(torch.rand(4) + 0.5)
+    check(Model(scaled, first=nn.Linear(3, 4), last=nn.Linear(4, 2), gain=gain), torch.randn(5, 3), 4 + 4)
 
 
 def path_deviation(model: nn.Module, x: Tensor, rule: gauge.Gauge) -> float:
@@ -96,18 +89,16 @@ def path_deviation(model: nn.Module, x: Tensor, rule: gauge.Gauge) -> float:
     return max(relative_error(a, b) for a, b in zip(other.parameters(), model.parameters(), strict=True))
 
 
-class Gained(nn.Module):
+def with_gains(model: Model, x: Tensor) -> Tensor:
+    x = (model.first(x)[:, None] * model.gain).relu()
+    return model.last((x @ model.matrix[0]).relu()) * (2 * model.sharpness)
+
+
+def gained() -> nn.Module:
     """Gains that are no matrices, though they have more than one dimension or none, and a matrix in three."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(3, 4), nn.Linear(4, 2)
-        self.gain, self.matrix = nn.Parameter(torch.rand(1, 1, 4) + 0.5), nn.Parameter(torch.randn(1, 4, 4))
-        self.sharpness = nn.Parameter(torch.tensor(1.5))
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = (self.first(x)[:, None] * self.gain).relu()
-        return self.last((x @ self.matrix[0]).relu()) * (2 * self.sharpness)
+    numbers = {"gain": torch.rand(1, 1, 4) + 0.5, "matrix": torch.randn(1, 4, 4), "sharpness": torch.tensor(1.5)}
+    parameters = {name: nn.Parameter(value) for name, value in numbers.items()}
+    return Model(with_gains, first=nn.Linear(3, 4), last=nn.Linear(4, 2), **parameters)
 
 
 @pytest.mark.filterwarnings("ignore:UnitConsistent treats")  # little of some, but that rightly
@@ -116,7 +107,7 @@ class Gained(nn.Module):
     ("build", "shape"),
     [
         (lambda: nn.Sequential(Standardised(3, 6, 3), nn.ReLU(), Standardised(6, 4, 1)), (2, 3, 6, 6)),
-        (Gained, (5, 3)),
+        (gained, (5, 3)),
         (lambda: nn.Sequential(weight_norm(nn.Linear(3, 6)), nn.ReLU(), weight_norm(nn.Linear(6, 4), dim=1)), (5, 3)),
         (lambda: nn.Sequential(weight_norm(nn.Linear(3, 6), dim=None), nn.ReLU(), nn.Linear(6, 4)), (5, 3)),
     ],
@@ -148,16 +139,12 @@ def test_weights_times_a_number_keep_them_too():
 
 
 def test_concatenation_is_followed_without_its_positions(monkeypatch):
-    class Joined(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.second = nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(8, 2, 1)
+    def joined(model: Model, x: Tensor) -> Tensor:
+        x = F.relu(model.first(x))
+        return model.second(torch.cat([x, x], 1))
 
-        def forward(self, x: Tensor) -> Tensor:
-            x = F.relu(self.first(x))
-            return self.second(torch.cat([x, x], 1))
-
-    model, example = Joined(), torch.randn(4, 3, 64, 64)
+    model = Model(joined, first=nn.Conv2d(3, 4, 3, padding=1), second=nn.Conv2d(8, 2, 1))
+    example = torch.randn(4, 3, 64, 64)
     program = tracing.export(model, example)
     monkeypatch.setattr(tracing, "export", lambda *_: program)
     with Counted() as counted:

@@ -15,6 +15,7 @@ from adiv_optim import BatchIdeal, Proportional, UnitConsistent, attach, gauge
 from adiv_optim.attach.layers import Corrected
 from tests.helpers.cases import relative_error
 from tests.helpers.gauge_models import MODELS, mlp, mobilenet
+from tests.helpers.modules import Model
 
 EXACT = 1e-10
 SIGMA = 1.5
@@ -286,16 +287,15 @@ def test_graph_copies_and_pickles():
 
 
 def test_arguments_may_be_several_or_named():
-    class Two(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.a, self.b, self.c = nn.Linear(3, 4), nn.Linear(2, 4), nn.Linear(4, 1)
+    def two(model, x, y):
+        return {"out": model.c((model.a(x) + model.b(y)).relu())}
 
-        def forward(self, x, y):
-            return {"out": self.c((self.a(x) + self.b(y)).relu())}
-
-    x, y = torch.randn(2, 3), torch.randn(2, 2)
-    assert gauge.trace(Two(), (x, y)).free == gauge.trace(Two(), {"x": x, "y": y}).free == 4
+    model, x, y = (
+        Model(two, a=nn.Linear(3, 4), b=nn.Linear(2, 4), c=nn.Linear(4, 1)),
+        torch.randn(2, 3),
+        torch.randn(2, 2),
+    )
+    assert gauge.trace(model, (x, y)).free == gauge.trace(model, {"x": x, "y": y}).free == 4
 
 
 def test_parameter_that_the_call_does_not_use_is_listed():
