@@ -13,9 +13,9 @@ from adiv_optim.diagnostics import divergence
 from adiv_optim.diagnostics._rows import evenly
 from adiv_optim.jacobian import layer_jacobians
 from adiv_optim.layers import AffineLikeLinear
+from tests.fuzz.by_hand import outputs
 from tests.helpers.cases import LAYERS, quiet_same
 from tests.helpers.covering import paired
-from tests.helpers.references import rows
 from tests.jacobian.test_ideal_update import LowRank
 from tests.test_corrections import SquareRoot
 
@@ -78,14 +78,13 @@ def test_own_gain_of_batch_ideal_is_its_leverage(count, per_sample):
 
 
 def effective_updates(layer, x, g, change):
-    """(g_k, Δz_k, channels) of every row after the parameters of a copy have moved by `change`."""
+    """(g_k, Δz_k) of every row, group by group, after the parameters of a copy have moved by `change`."""
     moved = copy.deepcopy(layer)
     with torch.no_grad():
         for name, parameter in moved.named_parameters():
             parameter += change[name]
         difference = moved(x) - layer(x)
-    pairs = zip(rows(layer, x, g), rows(layer, x, difference), strict=True)
-    return [(gradient, update, channels) for (_, gradient, channels), (_, update, _) in pairs]
+    return list(zip(torch.cat(outputs(layer, g)), torch.cat(outputs(layer, difference)), strict=True))
 
 
 @paired(
@@ -101,13 +100,9 @@ def test_every_layer_kind_agrees_with_a_loop_over_its_rows(case, correction):
     taken(x).backward(g)
     change = {name: -p.grad for name, p in taken.named_parameters()}
     wanted = effective_updates(layer, x, g, change)
-    groups = getattr(layer, "groups", 1)
     assert found.total_rows == len(found.index) == len(wanted)
-    if groups > 1:  # the loop runs sample by sample, the result group by group
-        starts = sorted({channels.start for *_, channels in wanted})
-        wanted = [entry for start in starts for entry in wanted if entry[2].start == start]
-    cosine = torch.stack([-F.cosine_similarity(update, gradient, 0) for gradient, update, _ in wanted])
-    projection = torch.stack([-update @ gradient / gradient.square().sum() for gradient, update, _ in wanted])
+    cosine = torch.stack([-F.cosine_similarity(update, gradient, 0) for gradient, update in wanted])
+    projection = torch.stack([-update @ gradient / gradient.square().sum() for gradient, update in wanted])
     agrees(found.cosine, cosine, SOLVED)
     agrees(found.projection, projection, SOLVED)
     agrees(sum(found.responsibility.values()), torch.ones(len(wanted)), SOLVED)
@@ -146,7 +141,7 @@ def test_own_movement_is_that_of_the_row_alone_under_a_rule_of_ones_own_too(name
         taken = copy.deepcopy(layer) if rule is None else attach(copy.deepcopy(layer), rule)
         taken(x).backward(alone)
         updates = effective_updates(layer, x, alone, {n: -p.grad for n, p in taken.named_parameters()})
-        (gradient, update, _) = next(entry for entry in updates if entry[0].abs().max() > 0)
+        (gradient, update) = next(entry for entry in updates if entry[0].abs().max() > 0)
         agrees(found.gain[number], -update @ gradient / gradient.square().sum(), SOLVED)
 
 

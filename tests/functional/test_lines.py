@@ -2,11 +2,12 @@
 
 import pytest
 import torch
-import torch.nn.functional as F
+from torch import nn
 
 from adiv_optim.functional import lines, patches
 from adiv_optim.functional.lines import Lines, sums_over_patches
 from adiv_optim.functional.patches import Geometry, Patches
+from tests.fuzz.by_hand import rows
 from tests.helpers.cases import relative_error
 
 EXACT = 1e-12  # float64
@@ -30,13 +31,11 @@ CASES = {
 }
 
 
-def rows_of(x, kernel, stride, padding, dilation, groups):
-    """(groups, rows, features): every patch read by a convolution with unit kernels."""
-    size, channels = torch.Size(kernel).numel(), x.shape[1] // groups
-    units = torch.eye(size * channels).view(size * channels, channels, *kernel).repeat(groups, *[1] * (x.dim() - 1))
-    conv = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}[len(kernel)]
-    read = conv(x, units, None, stride, padding, dilation, groups)
-    return read.unflatten(1, (groups, -1)).movedim(1, 0).movedim(2, -1).flatten(1, -2)
+def rows_of(x, *geometry):
+    """(groups, rows, features): every patch."""
+    *_, groups = geometry
+    kind = {3: nn.Conv1d, 4: nn.Conv2d, 5: nn.Conv3d}[x.dim()]
+    return torch.stack(rows(kind(x.shape[1], groups, *geometry), x))
 
 
 @pytest.mark.parametrize(("image", "kernel", "stride", "padding", "dilation", "groups"), CASES.values(), ids=CASES)
@@ -46,10 +45,10 @@ def test_sums_are_those_of_the_patches(monkeypatch, numbers, image, kernel, stri
     x = torch.randn(3, 2 * groups, *image)
     read = Patches(x, kernel, Geometry(stride, padding, dilation, groups))
     gram, total = sums_over_patches(read, x.dtype)
-    rows = rows_of(x, kernel, stride, padding, dilation, groups)
-    assert relative_error(gram, rows.mT @ rows) <= EXACT
-    assert relative_error(total[..., 0], rows.sum(1)) <= EXACT
-    assert len(x) * read.positions == rows.shape[1]
+    wanted = rows_of(x, kernel, stride, padding, dilation, groups)
+    assert relative_error(gram, wanted.mT @ wanted) <= EXACT
+    assert relative_error(total[..., 0], wanted.sum(1)) <= EXACT
+    assert len(x) * read.positions == wanted.shape[1]
     # The test can fail: one line of the image counts.
     x[:, :, 1] *= 2
     other = rows_of(x, kernel, stride, padding, dilation, groups)

@@ -2,12 +2,12 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from tests.helpers.cases import LayerCase, apply, conv, each_correction, linear
-from tests.helpers.references import pad
 
 BIG = {
     "linear": linear(32, 24, shape=(16, 32)),
@@ -54,7 +54,7 @@ def test_forward_makes_no_tensor_that_the_plain_one_does_not_and_backward_none_l
         output = apply(layer, x, correction)
     assert forward.numel <= max(plain.numel, x.numel())
     # With one channel to a group the map of norms is as large as the input, and zero padding is added to it.
-    padded = x if isinstance(layer, nn.Linear) else pad(layer, x)
+    padded = x if isinstance(layer, nn.Linear) else F.pad(x, layer._reversed_padding_repeated_twice)
     bound = max(padded.numel(), output.numel(), layer.weight.numel())
     assert bound < max(len(x) * layer.weight.numel(), unfolded_numel(layer, output)), "the case shows nothing"
     with Largest() as backward:

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from adiv_optim import BatchIdeal, Correction, Disproportional, Proportional, attach, functional, jacobian
 from tests.fuzz import corrected
+from tests.fuzz.by_hand import outputs, rows
 from tests.helpers.cases import CONV, FUNCTIONAL_CONV, LAYERS, apply, each_layer, gradients, linear, relative_error
-from tests.helpers.references import rows
 
 EXACT = 1e-12  # float64, relative
 #: A Cholesky factor squares the condition of the rows.
@@ -31,15 +31,12 @@ def by_hand(layer: Any, x: Tensor, g: Tensor, rule: Correction) -> dict[str, Ten
     """Gradients of what is trained, group by group of a layer's outputs."""
     method = object.__new__(getattr(corrected, type(rule).__name__))
     method.settings = vars(rule)
-    groups: dict[range, list[tuple[Tensor, Tensor]]] = {}
-    for row, pull, channels in rows(layer, x, g):
-        groups.setdefault(channels, []).append((row.flatten(), pull))
     trained = {name: p for name, p in layer.named_parameters() if p.requires_grad}
-    parts = [method.of_group(*map(torch.stack, zip(*group, strict=True)), list(trained)) for group in groups.values()]
-    return {
-        name: torch.cat([part[name] for part in parts]).view_as(p) if parts else torch.zeros_like(p)
-        for name, p in trained.items()
-    }
+    if not x.numel():
+        return {name: torch.zeros_like(p) for name, p in trained.items()}
+    groups = zip(rows(layer, x), outputs(layer, g), strict=True)
+    parts = [method.of_group(*group, list(trained)) for group in groups]
+    return {name: torch.cat([part[name] for part in parts]).view_as(p) for name, p in trained.items()}
 
 
 def weighted(output: Tensor, g: Tensor) -> Tensor:

@@ -45,11 +45,12 @@ class Call:
     one: float = 1.0
 
 
-def patches(layer: Any, x: Tensor) -> list[Tensor]:
+def rows(layer: Any, x: Tensor) -> list[Tensor]:
     """What a layer's weight multiplies, group by group; patches by a convolution with unit kernels."""
     if not isinstance(layer, _ConvNd):
         return [x.reshape(-1, x.shape[-1])]
     size, dims = layer.kernel_size, len(layer.kernel_size)
+    x = x if x.dim() == dims + 2 else x.unsqueeze(0)
     around = [(n, n) for n in ([0] * dims if isinstance(layer.padding, str) else layer.padding)]
     if layer.padding == "same":
         totals = [gap * (length - 1) for length, gap in zip(size, layer.dilation, strict=True)]
@@ -66,16 +67,17 @@ def patches(layer: Any, x: Tensor) -> list[Tensor]:
 
 
 def call_of(layer: Any, read: Tensor, gradients: list[Tensor], one: float = 1.0) -> Call:
-    rows = patches(layer, read)
+    found = rows(layer, read)
     dims = len(layer.kernel_size) if isinstance(layer, _ConvNd) else None
-    samples = len(rows[0]) if dims is None else len(read) if read.dim() == dims + 2 else 1
-    return Call(layer, rows, gradients, samples, one)
+    samples = len(found[0]) if dims is None else len(read) if read.dim() == dims + 2 else 1
+    return Call(layer, found, gradients, samples, one)
 
 
-def by_rows(layer: Any, g: Tensor) -> list[Tensor]:
-    """What belongs to the outputs, in the order of `patches`."""
+def outputs(layer: Any, g: Tensor) -> list[Tensor]:
+    """What belongs to a layer's outputs, in the order of `rows`."""
     if not isinstance(layer, _ConvNd):
         return [g.reshape(-1, g.shape[-1])]
+    g = g if g.dim() == len(layer.kernel_size) + 2 else g.unsqueeze(0)
     return [part.movedim(1, -1).flatten(0, -2) for part in g.split(layer.out_channels // layer.groups, 1)]
 
 
@@ -128,18 +130,18 @@ class Method:
             seen: list[tuple[Any, Tensor, Tensor]] = []
             with _listening(self.model, seen):
                 loss = self.training.loss(self.model(x), y, self.steps)
-            outputs = [output for *_, output in seen if output.requires_grad]
-            found = iter(torch.autograd.grad(loss, outputs, retain_graph=True, allow_unused=True) if outputs else ())
+            reached = [output for *_, output in seen if output.requires_grad]
+            found = iter(torch.autograd.grad(loss, reached, retain_graph=True, allow_unused=True) if reached else ())
             for layer, read, output in seen:
                 g = next(found) if output.requires_grad else None
                 g = torch.zeros_like(output) if g is None else g
-                self.calls.append(call_of(layer, read.detach(), by_rows(layer, g.detach())))
+                self.calls.append(call_of(layer, read.detach(), outputs(layer, g.detach())))
             if loss.requires_grad:
                 loss.backward()
         self._check_calls()
         #: Rows that are counted by hand, which no gradient comes from.
         by_hand = [self.training.counted(self.model, self.steps)] if self.training.count else []
-        self.counted = [call_of(layer, rows, [], ZERO) for layer, rows in by_hand]
+        self.counted = [call_of(layer, read, [], ZERO) for layer, read in by_hand]
         norms = torch.cat([x.square().sum(1) for call in self.calls for x in call.rows])
         if bool(((norms > 0) & (norms < 1e-20)).any()):
             raise AmbiguousError("a row that is nothing but rounding")
