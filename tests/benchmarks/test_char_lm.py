@@ -1,39 +1,16 @@
-"""The studies of the language model: choice of settings, results, tables and figures."""
-
-from dataclasses import replace
+"""The studies of the language model: results, tables and figures."""
 
 from benchmarks.__main__ import main
-from benchmarks.core import tune
 from benchmarks.core.store import Store
-from benchmarks.core.tune import choose, grid
-from benchmarks.language.run import TextRun
-from benchmarks.language.train import LANGUAGE
 from benchmarks.methods import METHODS
-from benchmarks.studies.language import curve, rows_of
-from examples import gpt as text
+from benchmarks.studies.language import curve
 
 from .test_report import is_drawn, reported
-
-ADAMW = TextRun(text.DEFAULT, "adamw", "layernorm", 1e-2, steps=6, preset="tiny")
 
 
 def char_lm(out, file, *arguments):
     small = ["--preset", "tiny", "--steps", "4", "--norms", "none", "--device", "cpu"]
     return main(["char-lm", "--data", str(file), "--out", str(out), *small, *arguments])
-
-
-def test_lowest_validation_loss_is_chosen_for_every_method_norm_and_length(tmp_path, monkeypatch):
-    monkeypatch.setattr(tune, "run_all", lambda *_, **__: None)
-    rates = [replace(ADAMW, lr=lr) for lr in (0.1, 0.2, 0.3, 0.4)]
-    others = ({}, {"steps": 9}, {"norm": "none"}, {"method": "sgd"})
-    rows = [[replace(run, **other) for run in rates] for other in others]
-    assert rows_of(run for row in rows for run in row) == rows
-    store, scores = Store(tmp_path / "name.jsonl", "char-lm"), [3.0, 1.0, 2.0, None]
-    for row in rows:
-        for run, score in zip(row, scores, strict=True):
-            store.add(run.key("search"), {"environment": {}, "settings": {}, "part": "search", "score": score})
-        scores.reverse()
-    assert choose(list(map(grid, rows)), LANGUAGE, store) == [rows[0][1], rows[1][2], rows[2][1], rows[3][2]]
 
 
 def test_several_rates_are_searched_with_one_seed_and_steps_are_timed(tmp_path, file):
@@ -50,9 +27,6 @@ def test_several_rates_are_searched_with_one_seed_and_steps_are_timed(tmp_path, 
         best = min((r for r in searched if r["settings"]["method"] == method), key=lambda result: result["score"])
         assert {r["settings"]["lr"] for r in mine.values()} == {best["settings"]["lr"]}
         assert mine[0]["validation_loss"][-1] == best["score"]  # the same run, bit for bit
-    before = store.path.read_text()
-    assert char_lm(tmp_path, file, *arguments) == 0
-    assert store.path.read_text() == before
     assert char_lm(tmp_path, file, *arguments, "--time") == 0
     (time,) = store.read("time")
     assert set(time["time_ratio"]) == {"adamw", "batch-ideal-adamw"}

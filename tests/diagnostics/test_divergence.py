@@ -12,7 +12,7 @@ from adiv_optim import BatchIdeal, Correction, Disproportional, Proportional, at
 from adiv_optim.diagnostics import divergence
 from adiv_optim.diagnostics._rows import evenly
 from adiv_optim.jacobian import layer_jacobians
-from adiv_optim.layers import AffineLikeLinear
+from adiv_optim.layers import AffineLikeLinear, PatchNormConv2d
 from tests.fuzz.by_hand import outputs
 from tests.helpers.cases import LAYERS, quiet_same
 from tests.helpers.covering import paired
@@ -253,3 +253,29 @@ def test_descent_is_the_inner_product_with_the_plain_gradient():
 def test_measured_rows_are_spread_over_the_batch():
     found = {wanted: evenly(10, wanted, torch.device("cpu")).tolist() for wanted in (1, 4, 20)}
     assert found == {1: [0], 4: [0, 2, 5, 7], 20: [*range(10)]}
+
+
+#: Without a closed form.
+CONVOLUTIONS = {"patch-norm": PatchNormConv2d, "transposed": nn.ConvTranspose2d}
+each_convolution = pytest.mark.parametrize("build", CONVOLUTIONS.values(), ids=CONVOLUTIONS)
+
+
+@each_convolution
+@pytest.mark.parametrize("padding", [0, (1, 0), 1], ids=["other-size", "all-but-the-last", "same-size"])
+def test_squared_norm_is_the_samples_whatever_dimensions_input_and_output_share(build, padding):
+    layer, x = build(4, 4, 3, padding=padding), torch.randn(2, 4, 5, 6)
+    found, _ = measure(layer, x)
+    per_sample = layer(x)[0, 0].numel()
+    assert found.total_rows == 2 * per_sample
+    wanted = x.square().sum((1, 2, 3)).repeat_interleave(per_sample)
+    torch.testing.assert_close(found.squared_norm, wanted, rtol=EXACT, atol=EXACT)
+
+
+@each_convolution
+def test_a_sample_without_a_batch_dimension_is_a_batch_of_one(build):
+    layer, x = build(4, 3, 3, padding=1), torch.randn(4, 5, 6)
+    g = torch.randn_like(layer(x))
+    one = divergence(layer, weighted, x, g).layers[""]
+    batch = divergence(layer, weighted, x.unsqueeze(0), g.unsqueeze(0)).layers[""]
+    for name in ("cosine", "projection", "gain", "interference", "squared_norm"):
+        torch.testing.assert_close(getattr(one, name), getattr(batch, name), rtol=EXACT, atol=EXACT)

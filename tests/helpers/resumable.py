@@ -4,7 +4,7 @@ import os
 import signal
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -63,16 +63,10 @@ def save(state: dict[str, Any], path: Path) -> None:
     os.replace(part, path)
 
 
-def save_in_place(state: dict[str, Any], path: Path) -> None:
-    """Write it under its name at once, as one should not."""
-    torch.save(state, path)
-
-
 def train(
     folder: Path,
     wrapper: str,
     death: Death,
-    save: Callable[[dict[str, Any], Path], None] = save,
     rank: int | None = None,
     store: str = "",
 ) -> None:

@@ -14,7 +14,7 @@ import torch
 from adiv_optim.optim.wrapper import OURS
 from tests.helpers.covering import paired
 from tests.helpers.processes import needs_distributed
-from tests.helpers.resumable import Death, save, save_in_place, train
+from tests.helpers.resumable import Death, train
 from tests.wrappers import REMEMBERING
 
 if not hasattr(signal, "SIGKILL") or "forkserver" not in multiprocessing.get_all_start_methods():
@@ -38,7 +38,7 @@ def run(*lives: tuple[Any, ...]) -> list[int]:
 
 def run_pair(folder: Path, wrapper: str, deaths: list[Death], place: str) -> list[int]:
     """Train on two processes that meet at a place of their own: a store keeps what earlier processes left."""
-    return run(*((folder, wrapper, death, save, rank, place) for rank, death in enumerate(deaths)))
+    return run(*((folder, wrapper, death, rank, place) for rank, death in enumerate(deaths)))
 
 
 def final(folder: Path) -> Final:
@@ -97,13 +97,6 @@ def test_checkpoint_without_the_wrappers_memory_resumes_to_other_weights(wrapper
     assert run((tmp_path, wrapper, Death())) == [0]
     assert final(tmp_path)["begin"] == 6
     assert not equal(final(tmp_path), whole)
-
-
-def test_checkpoint_written_in_place_is_lost(uninterrupted, tmp_path):
-    death = Death("writing", uninterrupted("whitened")["calls"]["writing"] // 2)  # within the second of three
-    assert run((tmp_path, "whitened", death, save_in_place)) == [-signal.SIGKILL]
-    with pytest.raises((RuntimeError, EOFError)):
-        torch.load(tmp_path / "checkpoint.pt")
 
 
 #: Rank, and where on the way through which part: who reads the checkpoint dies, or who writes it.

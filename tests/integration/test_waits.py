@@ -9,7 +9,6 @@ from itertools import product
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from adiv_optim import (
@@ -25,7 +24,7 @@ from adiv_optim import (
 )
 from adiv_optim._linalg import host
 from tests.helpers.cases import needs_cuda
-from tests.helpers.loops import images
+from tests.helpers.loops import images, train
 from tests.helpers.seeds import manual_seed
 from tests.wrappers import REMEMBERING, WRAPPERS, Wrapper, by_inputs, each_wrapper
 
@@ -90,12 +89,6 @@ def network():
     )  # fmt: skip
 
 
-def step(model, optimizer, x, y):
-    optimizer.zero_grad()
-    F.cross_entropy(model(x), y).backward()
-    optimizer.step()
-
-
 def measures(name, number):
     if name in ("unit-consistent", "layer-gauge"):
         return number % EVERY == 0
@@ -108,7 +101,7 @@ def test_step_waits_for_nothing_but_a_measurement(name, optimizer, waits):
     wrapped = ALL[name](OPTIMIZERS[optimizer](model.parameters(), lr=0.1), model, x.to("meta"))
     counts = []
     for _ in range(STEPS):
-        step(model, wrapped, x.to("meta"), y.to("meta"))
+        train(model, wrapped, [(x.to("meta"), y.to("meta"))])
         counts.append(len(waits))
         waits.clear()
     assert counts == [WAITS.get(name, 0) * measures(name, number) for number in range(STEPS)]
@@ -123,7 +116,7 @@ def test_a_step_that_looks_at_its_tensors_is_found(waits):
     (x, y), model = images(1)[0], network().to("meta")
     wrapped = WRAPPERS["unit-consistent"](Looking(model.parameters(), lr=0.1), model, x.to("meta"))
     with pytest.raises(RuntimeError, match="meta tensors"):
-        step(model, wrapped, x.to("meta"), y.to("meta"))
+        train(model, wrapped, [(x.to("meta"), y.to("meta"))])
 
 
 RULES = (Proportional(), Disproportional(), BatchIdeal())
@@ -168,10 +161,9 @@ def test_step_between_measurements_does_not_synchronize(wrap):
     model = network().cuda()
     (x, y) = (tensor.cuda() for tensor in images(1)[0])
     optimizer = wrap(torch.optim.AdamW(model.parameters()), model, x)
-    for _ in range(3):
-        step(model, optimizer, x, y)
+    train(model, optimizer, 3 * [(x, y)])
     torch.cuda.set_sync_debug_mode("error")
     try:
-        step(model, optimizer, x, y)
+        train(model, optimizer, [(x, y)])
     finally:
         torch.cuda.set_sync_debug_mode("default")

@@ -8,11 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from adiv_optim import BatchIdeal, Proportional, attach, jacobian
-from adiv_optim._linalg.least_squares import least_squares
 from adiv_optim.jacobian.modules import jvp
 from adiv_optim.layers import AffineLikeLinear
 from tests.helpers.cases import LAYERS, apply, gradients, relative_error
-from tests.helpers.seeds import manual_seed
 
 CLOSED_FORM = 1e-8  # float64, as the conjugate gradients end where rounding does
 
@@ -149,36 +147,6 @@ def test_empty_batch_asks_for_no_step():
         assert {name: tuple(part.shape) for name, part in found.step.items()} == {"weight": (2, 3), "bias": (2,)}
         assert not any(part.any() for part in found.step.values())
         assert found[1:] == (0.0, 0.0, options.get("ridge", 0.0), 0)
-
-
-@pytest.mark.parametrize(("rows", "columns"), [(4, 7), (7, 4)])
-@pytest.mark.parametrize("ridge", [0.0, 0.5])
-def test_least_squares_is_lapacks(rows, columns, ridge):
-    j, g = torch.randn(rows, columns), torch.randn(rows)
-    found = least_squares(lambda parts: j @ parts["x"], lambda u: {"x": j.T @ u}, g, ridge)
-    stacked = torch.cat([j, math.sqrt(ridge) * torch.eye(columns)])
-    target = torch.cat([g, torch.zeros(columns)])
-    wanted = torch.linalg.lstsq(stacked, target.unsqueeze(-1), driver="gelsd").solution.squeeze(-1)
-    assert relative_error(found.parts["x"], wanted) <= 1e-10
-    assert relative_error(found.parts["x"] * (1 + 1e-6), wanted) > 1e-10
-
-
-def test_stopped_early_it_is_better_than_nothing():
-    # The gradient of the objective may grow in the first steps, in which the objective itself always falls.
-    for seed in range(100):
-        manual_seed(seed)
-        j, g = torch.randn(6, 8) * torch.randn(8).mul(3).exp(), torch.randn(6)
-        found = least_squares(
-            lambda parts, j=j: j @ parts["x"], lambda u, j=j: {"x": j.T @ u}, g, 0.1, max_iterations=1
-        )
-        x = found.parts["x"]
-        assert (g - j @ x).square().sum() + 0.1 * x.square().sum() < g.square().sum()
-
-
-def test_nothing_to_reach_asks_for_no_step():
-    found = least_squares(lambda parts: 2 * parts["x"], lambda u: {"x": 2 * u}, torch.zeros(2))
-    assert found.parts["x"].tolist() == [0.0, 0.0]
-    assert found[1:] == (0.0, 0.0, 0)
 
 
 class TwoTensors(nn.Linear):

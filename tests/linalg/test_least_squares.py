@@ -1,4 +1,4 @@
-"""Least squares by conjugate gradients: what a solution must survive."""
+"""Least squares by conjugate gradients: the solution, and what it must survive."""
 
 import math
 
@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from adiv_optim._linalg.least_squares import Solution, least_squares
+from tests.helpers.cases import relative_error
 from tests.helpers.seeds import manual_seed
 
 pytestmark = pytest.mark.usefixtures("in_float64")
@@ -13,6 +14,33 @@ pytestmark = pytest.mark.usefixtures("in_float64")
 
 def solve(matrix: torch.Tensor, right: torch.Tensor, **settings) -> Solution:
     return least_squares(lambda parts: matrix @ parts["w"], lambda u: {"w": matrix.T @ u}, right, **settings)
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(4, 7), (7, 4)])
+@pytest.mark.parametrize("ridge", [0.0, 0.5])
+def test_solution_is_lapacks(rows, columns, ridge):
+    matrix, right = torch.randn(rows, columns), torch.randn(rows)
+    found = solve(matrix, right, ridge=ridge).parts["w"]
+    stacked = torch.cat([matrix, math.sqrt(ridge) * torch.eye(columns)])
+    target = torch.cat([right, torch.zeros(columns)])
+    wanted = torch.linalg.lstsq(stacked, target.unsqueeze(-1), driver="gelsd").solution.squeeze(-1)
+    assert relative_error(found, wanted) <= 1e-10
+    assert relative_error(found * (1 + 1e-6), wanted) > 1e-10
+
+
+def test_stopped_early_it_is_better_than_nothing():
+    # The gradient of the objective may grow in the first steps, in which the objective itself always falls.
+    for seed in range(100):
+        manual_seed(seed)
+        matrix, right = torch.randn(6, 8) * torch.randn(8).mul(3).exp(), torch.randn(6)
+        found = solve(matrix, right, ridge=0.1, max_iterations=1).parts["w"]
+        assert (right - matrix @ found).square().sum() + 0.1 * found.square().sum() < right.square().sum()
+
+
+def test_nothing_to_reach_asks_for_no_step():
+    found = solve(2 * torch.eye(2), torch.zeros(2))
+    assert found.parts["w"].tolist() == [0.0, 0.0]
+    assert found[1:] == (0.0, 0.0, 0)
 
 
 @pytest.mark.parametrize("bad", [torch.inf, torch.nan])
