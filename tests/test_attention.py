@@ -88,14 +88,6 @@ def test_plain_step_moves_logits_as_the_paper_says():
         assert relative_error(found[0, head], -(a @ g[0, head] @ c + b @ g[0, head] @ a) / 3) > 0.1
 
 
-def test_ideal_step_moves_logits_by_their_gradient_where_it_can():
-    case = CASES["reachable"]
-    *_, g, move = plain_of(case)
-    assert relative_error(move(step_of(case, Ideal(0.0, **CONVERGED))), -g) <= EXACT
-    *_, g, move = plain_of(CASES["batch"])
-    assert relative_error(move(step_of(CASES["batch"], Ideal(0.0, **CONVERGED))), -g) > 0.1
-
-
 @pytest.mark.parametrize("damping", [0.0, 1e-2, 10.0])
 def test_ideal_step_is_that_of_any_module(damping):
     logits, x, g = made(CASES["one head"])

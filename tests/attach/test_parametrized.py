@@ -35,10 +35,6 @@ def by_spectral_norm(layer):
     return parametrizations.spectral_norm(layer)
 
 
-def by_orthogonal(layer):
-    return parametrizations.orthogonal(layer)
-
-
 def by_own(layer):
     parametrize.register_parametrization(layer, "weight", Scaled())
     return layer
@@ -51,7 +47,6 @@ def by_two(layer):
 WAYS = {
     "weight-norm": by_weight_norm,
     "spectral-norm": by_spectral_norm,
-    "orthogonal": by_orthogonal,
     "own": by_own,
     "two": by_two,
 }

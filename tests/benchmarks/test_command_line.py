@@ -41,34 +41,26 @@ def started(arguments: list, **environment: str):
     return process
 
 
-def test_study_writes_one_line_per_run_and_reports_it(tmp_path, capsys):
-    assert train(tmp_path, "none", "affine-like") == 0
-    assert "| none |" in capsys.readouterr().out
-    assert (tmp_path / "compare.png").exists()
-    results = read(tmp_path)
-    assert {r["settings"]["method"] for r in results} == {"none", "affine-like"}
-    for r in results:
-        assert len(r["test_accuracy"]) == 1
-        assert len(r["test_accuracy"][0]) == 2
-        assert r["seconds"][0] > 0
-
-
-def test_finished_runs_are_not_repeated(tmp_path):
-    assert train(tmp_path, "none") == 0
-    before = (tmp_path / "compare.jsonl").read_text()
-    assert train(tmp_path, "none", "rmsnorm") == 0
-    after = (tmp_path / "compare.jsonl").read_text()
+def test_study_adds_a_line_for_every_run_that_is_not_there_and_reports_all(tmp_path, capsys):
+    file = tmp_path / "mine.jsonl"
+    assert train(tmp_path, "none", "--name", "mine") == 0
+    before = file.read_text()
+    assert train(tmp_path, "none", "rmsnorm", "--name", "mine") == 0
+    after = file.read_text()
     assert after.startswith(before)
-    assert [r["settings"]["method"] for r in read(tmp_path)] == ["none", "rmsnorm"]
-    assert train(tmp_path, "rmsnorm", "none") == 0
-    assert (tmp_path / "compare.jsonl").read_text() == after
-
-
-def test_another_name_is_another_file_and_table(tmp_path, capsys):
-    assert main([*SMALL, "--out", str(tmp_path), "--methods", "none", "--name", "mine"]) == 0
-    assert "## mine" in capsys.readouterr().out
+    results = Store(file).read()
+    assert [r["settings"]["method"] for r in results] == ["none", "rmsnorm"]
+    for r in results:
+        assert [len(seeds) for seeds in r["test_accuracy"]] == [2]
+        assert r["seconds"][0] > 0
+    assert train(tmp_path, "rmsnorm", "none", "--name", "mine") == 0
+    assert file.read_text() == after
+    capsys.readouterr()
     assert main(["report", "--out", str(tmp_path)]) == 0
-    assert "## mine" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "## mine" in printed
+    assert "| none |" in printed
+    assert (tmp_path / "mine.png").exists()
 
 
 def test_ranks_share_the_runs(tmp_path, monkeypatch):

@@ -183,17 +183,6 @@ def test_no_results_say_what_to_run():
         report([], STUDIES)
 
 
-def test_insert_fills_the_marked_places_and_nothing_else(tmp_path):
-    page, fresh = tmp_path / "page.md", Section(["fresh"])
-    page.write_text("before\n<!-- results:x -->stale<!-- end -->\nafter\n")
-    filled = insert(page, {"x": fresh, "y": Section(["unused"])}, tmp_path)
-    assert filled == "before\n<!-- results:x -->\n\nfresh\n\n<!-- end -->\nafter\n"
-    page.write_text(filled)
-    assert insert(page, {"x": fresh}, tmp_path) == filled
-    with pytest.raises(ValueError, match="wants results 'x'; there are z"):
-        insert(page, {"z": fresh}, tmp_path)
-
-
 def test_a_page_has_the_rows_worth_it_or_none_and_a_link_to_all(tmp_path):
     rows = [["one", estimate([1.0, 2.0])], ["`two`", exact(1 / 3, ".1f")], ["three", ""]]
     table = Table(["name", "figure, % (p)"], rows, [True, False, False], "whole")

@@ -77,17 +77,6 @@ def resnet18() -> nn.Module:
     return normed(torchvision.models.resnet18(num_classes=10))
 
 
-def vgg11() -> nn.Module:
-    # The class's own classifier alone has 120 million weights.
-    features = torchvision.models.vgg.make_layers(torchvision.models.vgg.cfgs["A"])
-    classifier = nn.Sequential(nn.Linear(512, 32), nn.ReLU(True), nn.Dropout(), nn.Linear(32, 10))
-    return nn.Sequential(features, nn.AdaptiveAvgPool2d(1), nn.Flatten(1), classifier).eval()
-
-
-def mobilenet() -> nn.Module:
-    return normed(torchvision.models.mobilenet_v2(num_classes=10, width_mult=0.25)).eval()
-
-
 def encoder() -> nn.Module:
     return nn.TransformerEncoderLayer(8, 2, 12, norm_first=True, batch_first=True, dropout=0.0)
 
@@ -114,7 +103,6 @@ MODELS = {
     "resnet18": ModelCase(
         resnet18, (2, 3, 32, 32), 64 * 5 + 128 * 5 + 256 * 5 + 512 * 5 + (64 * 3 + 128 * 3 + 256 * 3 + 512 * 3)
     ),
-    "vgg11": ModelCase(vgg11, (2, 3, 32, 32), 64 + 128 + 2 * 256 + 4 * 512 + 32),
     "transformer": ModelCase(encoder, (2, 5, 8), 8 + 8 + 8 + 12),  # γ, values, γ, hidden
     "block": ModelCase(Block, (2, 5), 8 + 8 + 8 + 12),
 }

@@ -15,15 +15,10 @@ EXACT = 1e-12
 #: torch's normaliser with parameters, itself without, the scaling, an input.
 NORMALISERS = {
     "layer-norm": (nn.LayerNorm(5), nn.LayerNorm(5, elementwise_affine=False), ChannelScale(5), (2, 3, 5)),
-    "layer-norm-of-images": (
-        nn.LayerNorm((3, 4, 4)), nn.LayerNorm((3, 4, 4), elementwise_affine=False), ChannelScale((3, 4, 4)),
-        (2, 3, 4, 4),
-    ),
     "rms-norm": (
         nn.RMSNorm(5, eps=1e-6), nn.RMSNorm(5, eps=1e-6, elementwise_affine=False), ChannelScale(5, bias=False), (2, 5),
     ),
     "batch-norm": (nn.BatchNorm2d(3), nn.BatchNorm2d(3, affine=False), ChannelScale(3, dim=1), (2, 3, 4, 4)),
-    "batch-norm-of-rows": (nn.BatchNorm1d(3), nn.BatchNorm1d(3, affine=False), ChannelScale(3, dim=1), (4, 3)),
     "group-norm": (nn.GroupNorm(1, 4), nn.GroupNorm(1, 4, affine=False), ChannelScale(4, dim=-3), (2, 4, 3, 3)),
 }  # fmt: skip
 

@@ -26,10 +26,7 @@ def scaled(kind):
 
 CONVOLUTIONS = {
     "conv1d": nn.Conv1d(4, 6, 3),
-    "conv1d-dilated": nn.Conv1d(4, 6, 3, dilation=2, bias=False),
     "conv2d-grouped": nn.Conv2d(4, 6, (3, 2), stride=2, padding=1, groups=2),
-    "conv2d-depthwise": nn.Conv2d(4, 4, 3, groups=4),
-    "conv2d-same": nn.Conv2d(4, 6, 3, padding="same"),
     "conv2d-circular": nn.Conv2d(4, 6, 3, padding=1, padding_mode="circular"),
     "conv3d": nn.Conv3d(4, 6, 2, stride=(1, 2, 1)),
     "conv-transpose1d": nn.ConvTranspose1d(4, 6, 3, stride=3, output_padding=1),

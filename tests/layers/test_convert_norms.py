@@ -93,9 +93,7 @@ def test_layer_that_is_the_model_is_called_so():
 
 NORMS = {
     "batch-norm-1d": (nn.BatchNorm1d(6), 1, (4, 6)),
-    "batch-norm-1d-of-sequences": (nn.BatchNorm1d(6), 1, (4, 6, 5)),
     "batch-norm-2d": (nn.BatchNorm2d(6), 1, (4, 6, 5, 5)),
-    "batch-norm-3d": (nn.BatchNorm3d(6), 1, (4, 6, 3, 3, 3)),
     "sync-batch-norm": (nn.SyncBatchNorm(6), 1, (4, 6, 5, 5)),
     "batch-norm-plain": (nn.BatchNorm2d(6, affine=False), 1, (4, 6, 5, 5)),
     "layer-norm": (nn.LayerNorm(6), -1, (4, 5, 6)),
