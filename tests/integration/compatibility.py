@@ -116,8 +116,9 @@ SECTIONS: dict[str, dict[str, list[str]]] = {
         ],
     },
     "Faults": {
-        "killed at a random moment": ["test_killed.py::test_run_killed_at_a_random_moment_resumes_bit_for_bit"],
-        "killed again and again": ["test_killed.py::test_run_killed_again_and_again_resumes_bit_for_bit"],
+        "killed at a random moment, and again": [
+            "test_killed.py::test_run_killed_at_a_random_moment_and_again_resumes_bit_for_bit"
+        ],
         "one of two processes dies": ["test_killed.py::test_death_of_one_of_two_processes_leaves_a_whole_checkpoint"],
         "NaN loss under `GradScaler`": [
             "test_faults.py::test_poisoned_batch_under_grad_scaler_is_as_if_it_had_not_been"

@@ -33,7 +33,6 @@ pytestmark = [needs_distributed, pytest.mark.usefixtures("in_float64")]
 OPTIONS: dict[str, dict[str, Any]] = {
     "plain": {},
     "static-graph": {"static_graph": True},
-    "bucket-view": {"gradient_as_bucket_view": True},
 }
 
 

@@ -22,7 +22,6 @@ if not hasattr(signal, "SIGKILL") or "forkserver" not in multiprocessing.get_all
 
 SERVER = multiprocessing.get_context("forkserver")  # which helpers.processes lets import everything first
 
-each_wrapper = pytest.mark.parametrize("wrapper", REMEMBERING)
 Final = dict[str, Any]
 
 
@@ -56,7 +55,7 @@ def uninterrupted(tmp_path_factory) -> Callable[..., Final]:
             assert run((folder, wrapper, Death())) == [0]
         else:
             assert run_pair(folder, wrapper, [Death(), Death()], "only") == [0, 0]
-        return final(folder)
+        return {**final(folder), "checkpoint": torch.load(folder / "checkpoint.pt", weights_only=True)}
 
     return of
 
@@ -66,36 +65,27 @@ def equal(one: Final, other: Final) -> bool:
 
 
 @paired("wrapper part", {name: name for name in REMEMBERING}, {part: part for part in ("step", "training", "writing")})
-def test_run_killed_at_a_random_moment_resumes_bit_for_bit(wrapper, part, uninterrupted, tmp_path):
+def test_run_killed_at_a_random_moment_and_again_resumes_bit_for_bit(wrapper, part, uninterrupted, tmp_path):
     whole = uninterrupted(wrapper)
     # The last calls are left out: a run need not make exactly as many as another.
     moment = random.Random(f"{wrapper} {part}").randrange(1, int(0.95 * whole["calls"][part]))
-    assert run((tmp_path, wrapper, Death(part, moment))) == [-signal.SIGKILL]
-    assert not (tmp_path / "final.pt").exists()
+    for death in (Death(part, moment), Death("training", int(0.45 * whole["calls"]["training"]))):
+        assert run((tmp_path, wrapper, death)) == [-signal.SIGKILL]
+        assert not (tmp_path / "final.pt").exists()
     assert run((tmp_path, wrapper, Death())) == [0]
     assert equal(final(tmp_path), whole)
 
 
-@each_wrapper
-def test_run_killed_again_and_again_resumes_bit_for_bit(wrapper, uninterrupted, tmp_path):
-    whole, lives = uninterrupted(wrapper), 1
-    while run((tmp_path, wrapper, Death("training", int(0.45 * whole["calls"]["training"])))) == [-signal.SIGKILL]:
-        lives += 1
-    assert lives >= 3
-    assert equal(final(tmp_path), whole)
-
-
-@each_wrapper
+@pytest.mark.parametrize("wrapper", REMEMBERING)
 def test_checkpoint_without_the_wrappers_memory_resumes_to_other_weights(wrapper, uninterrupted, tmp_path):
     whole = uninterrupted(wrapper)
-    run((tmp_path, wrapper, Death("training", int(0.7 * whole["calls"]["training"]))))
-    state = torch.load(tmp_path / "checkpoint.pt", weights_only=True)
+    state = whole["checkpoint"]
     for key, entries in state["optimizer"]["state"].items():
         own = {name: value for name, value in entries.items() if not name.startswith(OURS)}
         state["optimizer"]["state"][key] = own
     torch.save(state, tmp_path / "checkpoint.pt")
     assert run((tmp_path, wrapper, Death())) == [0]
-    assert final(tmp_path)["begin"] == 6
+    assert final(tmp_path)["begin"] == 9
     assert not equal(final(tmp_path), whole)
 
 
