@@ -119,15 +119,6 @@ def test_planted_block_that_fails_is_noticed(tmp_path, name, text):
         run(tmp_path / name)
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["```diff\n x = 1\n-x = 2\n+x += 2\n\n assert x == 3\n```\n", "```python\nprint(1)\n```\n\n```text\n1\n```\n"],
-)
-def test_diff_and_output_that_are_right_pass(tmp_path, text):
-    (tmp_path / "page.md").write_text(text)
-    run(tmp_path / "page.md")
-
-
 #: What opens a block that is no Python; anything else may be Python that no test runs.
 OTHER = {"", "sh", "md", "text", "{toctree}", "{include}", "{eval-rst}"}
 

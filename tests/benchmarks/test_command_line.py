@@ -113,7 +113,7 @@ MISTAKES = {
     "data": (f"{COMPARE} --data mnist", "unknown data set 'mnist'; known are digits"),
     "no-images": (f"{COMPARE} --data imagefolder:/nowhere", "there is no folder /nowhere/train"),
     "device": ("compare --device nowhere", "--device nowhere: "),
-    "out": (f"{COMPARE} --epochs 1 --methods none --out {__file__}", "File exists"),
+    "out": (f"normalisers-plane --out {__file__}", "File exists"),
     "no-methods": (f"{COMPARE} --method-file FILE", "holds no METHODS; write `from benchmarks.methods import", ""),
     "no-method": (f"{COMPARE} --method-file FILE", "holds no METHODS", "METHODS = {'mine': 1}"),
     "method-twice": (f"{COMPARE} --method-file FILE", "a method 'none' already", METHOD),

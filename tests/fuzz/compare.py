@@ -103,20 +103,12 @@ def drawn(name: str, seed: int) -> Settings:
     return SETTINGS[name](random.Random(f"settings {seed}"))
 
 
-def deviation(name: str, seed: int, **planted: Callable[[Any], Any]) -> float:
-    """`path_deviation` of a random network.
-
-    Args:
-        name: of the wrapper.
-        seed: of network, training and settings.
-        planted: setting → what the reference makes of it, by mistake.
-    """
-    settings = drawn(name, seed)
-    mistaken = {key: planted[key](value) if key in planted else value for key, value in settings.items()}
-    return path_deviation(name, *network(seed), settings, mistaken)
+def deviation(name: str, seed: int) -> float:
+    """`path_deviation` of a random network, its training and settings."""
+    return path_deviation(name, *network(seed), drawn(name, seed))
 
 
-def path_deviation(name: str, model: Network, training: Training, settings: Settings, mistaken: Settings) -> float:
+def path_deviation(name: str, model: Network, training: Training, settings: Settings) -> float:
     """Greatest difference of any parameter or gradient, after any step, over how far it has come.
 
     Raises:
@@ -125,7 +117,7 @@ def path_deviation(name: str, model: Network, training: Training, settings: Sett
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # most random networks are hard to treat
         twin = copy.deepcopy(model)
-        method = METHODS[name](twin, training, **mistaken)
+        method = METHODS[name](twin, training, **settings)
         optimizer = wrapped(name, training.optimizer(model), model, training.inputs[0], settings)
         start = {path: p.detach().clone() for path, p in model.named_parameters()}
         least = ROUNDING * max(float(p.abs().max()) for p in start.values())

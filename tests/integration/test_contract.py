@@ -63,7 +63,7 @@ def test_database_is_whole_and_leaves_no_trace():
 @each_wrapper
 def test_steps_are_those_by_hand(name, everything):
     for case in of_database(name, everything, defaults=True):
-        assert path_deviation(name, *case.make(), case.settings, case.settings) <= EXACT, case.label
+        assert path_deviation(name, *case.make(), case.settings) <= EXACT, case.label
 
 
 @each_wrapper

@@ -4,7 +4,6 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
-import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -14,7 +13,7 @@ from tests.helpers.covering import paired
 from tests.helpers.revive import leaves
 from tests.helpers.revive import same_leaves as same
 from tests.helpers.seeds import manual_seed
-from tests.wrappers import WRAPPERS, Wrapper, each_wrapper
+from tests.wrappers import Wrapper, each_wrapper
 
 SHAPE = (6, 2, 5, 5)
 
@@ -47,7 +46,6 @@ def infinite_row(x: Tensor) -> tuple[Tensor, float]:
 
 #: x → x, and what to multiply the loss by.
 POISONS = {"nan-loss": nan_loss, "nan-row": nan_row, "infinite-row": infinite_row}
-each_poison = pytest.mark.parametrize("poison", POISONS.values(), ids=POISONS)
 #: How a training loop may drop gradients.
 BY_OPTIMIZER: dict[str, Callable[[Any], None]] = {
     "optimizer": lambda optimizer: optimizer.zero_grad(),
@@ -57,10 +55,6 @@ BY_MODEL: dict[str, Callable[[Any], None]] = {
     "model": lambda optimizer: optimizer.model.zero_grad(),
     "model-in-place": lambda optimizer: optimizer.model.zero_grad(set_to_none=False),
 }
-
-
-def finite(values: list[Any]) -> bool:
-    return all(bool(value.isfinite().all()) for value in values if isinstance(value, Tensor))
 
 
 def step(optimizer: Any, scaler: Any, x: Tensor, y: Tensor, clear: Callable[[Any], None], factor: float = 1.0) -> None:
@@ -99,14 +93,4 @@ def test_poisoned_batch_under_grad_scaler_leaves_everything_finite(wrap, poison,
         before = optimizer.model[0].weight.detach().clone()
         step(optimizer, scaler, x, y, clear)
         assert not torch.equal(optimizer.model[0].weight, before)
-    assert finite(leaves(optimizer))
-
-
-@each_poison
-@pytest.mark.parametrize("name", ["proportional", "whitened"])
-def test_poisoned_batch_without_grad_scaler_poisons_the_weights(name, poison):
-    optimizer, unscaled = built(WRAPPERS[name]), torch.amp.GradScaler("cpu", enabled=False)
-    (x, y), clear = batches(1)[0], BY_OPTIMIZER["optimizer"]
-    bad, factor = poison(x)
-    step(optimizer, unscaled, bad, y, clear, factor)
-    assert not finite(leaves(optimizer))
+    assert all(value.isfinite().all() for value in leaves(optimizer) if isinstance(value, Tensor))

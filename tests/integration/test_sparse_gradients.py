@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from adiv_optim import Whitened, gauge
+from adiv_optim import gauge
 from tests.helpers import torch_database
 from tests.helpers.cases import relative_error
 from tests.helpers.optimizers import at_any_rate
@@ -78,9 +78,3 @@ def test_sparse_adam_takes_equivalent_networks_one_path_if_unit_consistent(name)
         train(model, optimizer if name == "bare" else WRAPPERS[name](optimizer, model, example, every=1))
     gauge.apply_gauge(other, graph, -log_scales)
     assert (relative_error(other[0].weight, one[0].weight) <= EXACT) == (name != "bare")
-
-
-def test_sparse_adam_on_an_embedding_has_nothing_to_whiten():
-    model = words()
-    with pytest.raises(ValueError, match=r"0\.weight \(Embedding is not a layer whose rows are known\)"):
-        Whitened(sparse_adam(model), model)

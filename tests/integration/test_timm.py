@@ -80,7 +80,7 @@ def test_timm_trains_as_by_hand(model, name):
     )
     settings = drawn(name, 0) | {"damping": 1.0, "max_dim": None, "max_rows": None, "root": "eigh"}
     settings = {key: value for key, value in settings.items() if key in drawn(name, 0)}
-    assert path_deviation(name, net, training, settings, settings) <= EXACT
+    assert path_deviation(name, net, training, settings) <= EXACT
 
 
 def gauged_twins(model):

@@ -159,16 +159,6 @@ def test_other_operation_pins_scales(function):
     check(Around(function), torch.randn(2, 3, 6, 6), 0)
 
 
-@pytest.mark.parametrize("function", [PIN["relu6"], PIN["tanh"], PIN["constant-added"], SHARE["pairs"][0]])
-def test_scale_that_does_not_pass_would_change_the_function(function):
-    # The checks above can fail: with the scales that a plain ReLU would leave free the function changes.
-    model, x = Around(function), torch.randn(2, 3, 6, 6)
-    before = model(x)
-    graph = gauge.trace(Around(PASS["relu"]), x)
-    gauge.apply_gauge(model, graph, gauge.random_gauge(graph, SIGMA))
-    assert relative_error(model(x), before) > 1e-2
-
-
 @pytest.mark.parametrize("case", MODELS.values(), ids=MODELS)
 def test_models_have_the_free_scales_counted_by_hand(case):
     graph = gauge.trace(case.model(), case.input())
