@@ -6,7 +6,7 @@ from torch import nn
 from torch.func import functional_call, grad, jacrev, stack_module_state, vmap
 
 from adiv_optim import BatchIdeal, Disproportional, Proportional, functional
-from tests.helpers.cases import LAYERS, apply, each_correction, gradients, relative_error
+from tests.helpers.cases import CORRECTIONS, LAYERS, apply, each_correction, gradients, relative_error
 from tests.helpers.covering import paired
 
 EXACT = 1e-9  # float64, relative; what BatchIdeal solves
@@ -111,7 +111,7 @@ def linear_and_convolution(x, conv_weight, conv_bias, weight, bias):
 
 # pytest runs with warnings as errors; what inductor itself deprecates is none of ours.
 @pytest.mark.filterwarnings("ignore::UserWarning:torch._inductor", "ignore::UserWarning:torch._dynamo")
-@pytest.mark.parametrize(("backend", "half"), [("inductor", False), ("aot_eager", False), ("aot_eager", True)], ids=str)
+@pytest.mark.parametrize(("backend", "half"), [("inductor", False), ("aot_eager", True)], ids=str)
 def test_compiled_without_graph_breaks_gives_the_same_gradients(backend, half):
     """Under autocast too, in which torch.compile traces the backward pass of what was called within."""
     shapes = [(4, 3, 6, 6), (4, 3, 3, 3), (4,), (5, 144), (5,)]
@@ -131,9 +131,9 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize(("layer", "weight_shape", "input_shape"), KINDS.values(), ids=KINDS)
-@each_correction
-def test_compiled_vmap_keeps_the_correction_or_says_that_it_cannot(layer, weight_shape, input_shape, correction):
+@paired("kind correction", KINDS, CORRECTIONS)
+def test_compiled_vmap_keeps_the_correction_or_says_that_it_cannot(kind, correction):
+    layer, weight_shape, input_shape = kind
     torch._dynamo.reset()
     input, start = torch.randn(input_shape).double(), torch.randn(weight_shape).double()
 
