@@ -5,7 +5,7 @@ import doctest
 import importlib
 import inspect
 import pkgutil
-from functools import cached_property
+from functools import cache, cached_property
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -59,6 +59,11 @@ def import_graph(files):
     }
 
 
+@cache
+def graph_of_all():
+    return import_graph(FILES)
+
+
 def find_cycle(graph):
     """A list of modules that import each other in a circle, the first once more at its end, or None."""
     try:
@@ -69,7 +74,7 @@ def find_cycle(graph):
 
 
 def test_no_import_cycle():
-    assert find_cycle(import_graph(FILES)) is None
+    assert find_cycle(graph_of_all()) is None
 
 
 def test_a_planted_import_cycle_is_found(tmp_path):
@@ -83,7 +88,7 @@ def test_a_planted_import_cycle_is_found(tmp_path):
 
 
 def test_the_library_imports_neither_its_layers_nor_the_programs_around_it():
-    for name, targets in import_graph(FILES).items():
+    for name, targets in graph_of_all().items():
         if name.startswith("adiv_optim"):
             assert not [target for target in targets if target.startswith("benchmarks")], name
             if not name.startswith("adiv_optim.layers"):
@@ -100,10 +105,10 @@ def test_what_the_package_lacks_is_an_attribute_error():
         adiv_optim.layer  # noqa: B018 — the access is the test
 
 
-def rooms(files):
+def rooms(graph):
     """The import graph of the folders and loose modules in the library: room → rooms that its files import."""
     found = {}
-    for name, targets in import_graph(files).items():
+    for name, targets in graph.items():
         if name.count(".") and name.startswith("adiv_optim."):
             room = name.split(".")[1]
             found.setdefault(room, set()).update(target.split(".")[1] for target in targets if target.count("."))
@@ -112,8 +117,8 @@ def rooms(files):
 
 
 def test_rooms_stand_above_each_other():
-    assert {"corrections", "functional", "gauge", "optim", "layers"} <= rooms(FILES).keys()
-    assert find_cycle(rooms(FILES)) is None
+    assert {"corrections", "functional", "gauge", "optim", "layers"} <= rooms(graph_of_all()).keys()
+    assert find_cycle(rooms(graph_of_all())) is None
 
 
 def test_rooms_that_import_each_other_are_found(tmp_path):
@@ -122,7 +127,7 @@ def test_rooms_that_import_each_other_are_found(tmp_path):
     for name, source in sources.items():
         (tmp_path / f"{name}.py").write_text(source)
     assert find_cycle(import_graph(files)) is None
-    assert set(find_cycle(rooms(files))) == {"up", "down"}
+    assert set(find_cycle(rooms(import_graph(files)))) == {"up", "down"}
 
 
 def private_imports(files):
@@ -160,7 +165,7 @@ def test_a_planted_import_of_what_is_private_is_found(tmp_path):
 
 
 def test_no_module_of_the_library_imports_the_root_package():
-    for name, targets in import_graph(FILES).items():
+    for name, targets in graph_of_all().items():
         # The command `python -m adiv_optim` stands below everything: nobody imports it.
         if name.startswith("adiv_optim.") and name != "adiv_optim.__main__":
             assert "adiv_optim" not in targets, name

@@ -108,9 +108,6 @@ SECTIONS: dict[str, dict[str, list[str]]] = {
         "transformers, accumulation and clipping": ["test_trainers.py::test_accumulation_and_clipping[transformers"],
         "transformers, resumed from its checkpoint": ["test_trainers.py::test_resumed[transformers"],
         "transformers, with BERT and GPT-2": ["test_transformers.py::test_transformers_model_in_its_trainer"],
-        "timm's resnet18 and vit_tiny, outputs and input gradients untouched": [
-            "test_timm.py::test_timm_output_and_input_gradient_are_the_bare_models"
-        ],
         "timm's resnet18 and vit_tiny, trained": [
             "test_timm.py::test_timm_trains_as_by_hand", "test_timm.py::test_timm_trains_alike_in_every_gauge"
         ],

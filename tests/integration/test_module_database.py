@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from adiv_optim import BatchIdeal, Correction, Disproportional, Proportional, Whitened, attach, coverage
+from adiv_optim import BatchIdeal, Correction, Disproportional, Proportional, attach, coverage
 from tests.helpers import torch_database
 from tests.helpers.covering import paired
 from tests.helpers.seeds import manual_seed
@@ -118,13 +118,3 @@ def test_evaluation_is_untouched_on_torchs_fast_path_too(correction, name):
         changed = attached(module, correction).eval()
         with torch.no_grad():
             assert_identical(changed(*args, **kwargs), module.eval()(*args, **kwargs))
-
-
-@each_affine
-@pytest.mark.filterwarnings("ignore:Whitened treats less than half:UserWarning")  # attention's weights are most of it
-def test_whitened_leaves_every_number_of_the_model(name):
-    for module, args, kwargs in samples(name, torch.float64):
-        watched = copy.deepcopy(module)
-        Whitened(torch.optim.SGD(watched.parameters()), watched)
-        for found, wanted in zip(numbers(watched, args, kwargs), numbers(module, args, kwargs), strict=True):
-            assert_identical(found, wanted)

@@ -5,7 +5,6 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from adiv_optim import gauge
 from tests.helpers import torch_database
 from tests.helpers.cases import relative_error
 from tests.helpers.optimizers import at_any_rate
@@ -65,16 +64,3 @@ def test_sparse_adam_on_an_embedding_is_the_bare_optimizer_bit_for_bit():
         train(model, wrap(sparse_adam(model), model, None))
         assert all(map(torch.equal, model.parameters(), bare.parameters()))
     assert relative_error(bare[0].weight, words()[0].weight) > 1e-2
-
-
-@pytest.mark.parametrize("name", ["unit-consistent", "bare"])
-def test_sparse_adam_takes_equivalent_networks_one_path_if_unit_consistent(name):
-    one, example = words(), torch.arange(8)
-    graph = gauge.trace(one, example)
-    log_scales = gauge.random_gauge(graph, 1.0, generator=torch.Generator().manual_seed(2))
-    other = gauge.apply_gauge(words(), graph, log_scales)
-    for model in (one, other):
-        optimizer = sparse_adam(model)
-        train(model, optimizer if name == "bare" else WRAPPERS[name](optimizer, model, example, every=1))
-    gauge.apply_gauge(other, graph, -log_scales)
-    assert (relative_error(other[0].weight, one[0].weight) <= EXACT) == (name != "bare")

@@ -5,7 +5,6 @@ from functools import partial
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import nn
 from torch.optim import AdamW
 
@@ -17,7 +16,6 @@ from tests.helpers.loops import (
     DIFFERENT,
     EXACT,
     METHODS,
-    each_method_by_name,
     sgd,
     train,
 )
@@ -48,25 +46,6 @@ def images(count):
         (torch.randn(4, 3, 32, 32, generator=generator), torch.randint(5, (4,), generator=generator))
         for _ in range(count)
     ]
-
-
-@each_method_by_name
-@each_model
-def test_timm_output_and_input_gradient_are_the_bare_models(model, name):
-    bare, wrapped = create(model), create(model)
-    x, y = images(1)[0]
-    METHODS[name].wrap(sgd(wrapped), wrapped, x)
-    found = []
-    for each in (bare, wrapped):
-        input = x.clone().requires_grad_()
-        output = each(input)
-        F.cross_entropy(output, y).backward()
-        found.append((output, input.grad, each.state_dict()))
-    (output, gradient, state), (wrapped_output, wrapped_gradient, wrapped_state) = found
-    assert torch.equal(output, wrapped_output)
-    assert torch.equal(gradient, wrapped_gradient)
-    assert state.keys() == wrapped_state.keys()
-    assert all(torch.equal(value, wrapped_state[key]) for key, value in state.items())
 
 
 @pytest.mark.parametrize("name", [name for name in WRAPPERS if name != "unit-consistent"])

@@ -62,12 +62,6 @@ def test_function_in_the_mapping_is_given_the_old_layer():
     assert torch.equal(model[0](x), first(L2Norm()(x)))
 
 
-def test_several_types_are_replaced_at_once():
-    model = convert(mlp(), {nn.Tanh: lambda old: nn.ReLU(), nn.Linear: partial(AffineLikeLinear, beta=0.5)})
-    assert isinstance(model[1], nn.ReLU)
-    assert model[0].beta == 0.5
-
-
 class Subclass(nn.Linear):
     """A layer whose forward may differ."""
 
