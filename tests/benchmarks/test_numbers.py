@@ -1,6 +1,7 @@
 """A number in a sentence about results is quoted from them, or it is no result: the others stand in tables alone."""
 
 import re
+from functools import cache
 
 import pytest
 
@@ -35,10 +36,16 @@ def prose(page):
     return " ".join(text.split())
 
 
+@cache
+def quoted(page):
+    """What the results say, as a page has it."""
+    return [template.format(*values()) for template, values in QUOTES.get(page, [])]
+
+
 @pytest.mark.parametrize("page", QUOTES)
 def test_sentences_say_what_the_results_say(page):
     text = prose(page)
-    missing = [quote for template, values in QUOTES[page] if (quote := template.format(*values())) not in text]
+    missing = [quote for quote in quoted(page) if quote not in text]
     assert not missing, "\n".join([f"The results say, and {page} does not:", *missing])
 
 
@@ -52,8 +59,8 @@ def test_no_other_number_stands_in_a_sentence(page):
 def left_over(page):
     """A page without what is quoted."""
     text = prose(page)
-    for template, values in QUOTES.get(page, []):
-        text = text.replace(template.format(*values()), "")
+    for quote in quoted(page):
+        text = text.replace(quote, "")
     return text
 
 
@@ -65,5 +72,4 @@ def test_planted_number_is_noticed(monkeypatch):
         test_no_other_number_stands_in_a_sentence(page)
     with pytest.raises(AssertionError) as caught:
         test_sentences_say_what_the_results_say(page)
-    for template, values in QUOTES[page]:
-        assert template.format(*values()) in str(caught.value)
+    assert all(quote in str(caught.value) for quote in quoted(page))

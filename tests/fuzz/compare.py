@@ -86,15 +86,18 @@ METHODS: dict[str, Callable[..., Method]] = {
 }
 
 
-def wrapped(name: str, inner: Optimizer, model: nn.Module, example: Tensor, settings: Settings) -> Any:
-    """The wrapper of that name."""
+def wrapped(
+    name: str, inner: Optimizer, model: nn.Module, example: Tensor, settings: Settings, graph: Any = None
+) -> Any:
+    """The wrapper of that name; what has been traced of the model is not traced again."""
     kind = "".join(word.capitalize() for word in name.removesuffix("-rank").split("-"))
     if name in ("proportional", "disproportional", "batch-ideal"):
         return GradientOnly(inner, model, getattr(adiv_optim, kind)(**settings))
     if name == "unit-consistent":
         rules = {"network": gauge.NetworkGauge, "layer": gauge.LayerGauge}
         rule = rules[settings["gauge"]](every=settings["every"], fan_in=settings["fan_in"])
-        return adiv_optim.UnitConsistent(inner, model, gauge=rule, example_input=example, project=settings["project"])
+        given = {"example_input": example, "project": settings["project"], "graph": graph}
+        return adiv_optim.UnitConsistent(inner, model, gauge=rule, **given)
     return getattr(adiv_optim, kind)(inner, model, **settings)
 
 

@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from adiv_optim import gauge
 from tests.fuzz import compare, trainings
 from tests.fuzz.networks import Network, Step
 from tests.fuzz.trainings import Training
@@ -62,6 +64,12 @@ def network(bias: bool = True) -> Network:
     return Network(layers, [Step("call", (place,), place) for place in range(3)], kept=layers[2])
 
 
+@cache
+def traced(bias: bool) -> gauge.ChannelGraph:
+    """The channels of `network`."""
+    return gauge.trace(network(bias), torch.ones(1, 4))
+
+
 @dataclass(frozen=True)
 class Whole(Training):
     """The training of a model all of whose parameters one configuration optimizes."""
@@ -105,7 +113,8 @@ class Case:
         with torch.no_grad():
             for p in model.parameters() if moved else ():
                 p += moved
-        optimizer = compare.wrapped(name, training.optimizer(model), model, training.inputs[0], self.settings)
+        graph = traced(self.configuration.optimizer != "Muon") if self.configuration else None
+        optimizer = compare.wrapped(name, training.optimizer(model), model, training.inputs[0], self.settings, graph)
         if training.late:
             training.grow(optimizer, model)
         return optimizer, training
