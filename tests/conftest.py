@@ -51,3 +51,10 @@ def pytest_addoption(parser):
     parser.addoption("--slow", action="store_true", help="also run what takes many minutes")
     parser.addoption("--fuzz", type=int, default=0, metavar="N", help="compare N more random networks of fresh seeds")
     parser.addoption("--fuzz-seed", type=int, metavar="SEED", help="compare the random network of this seed alone")
+
+
+def pytest_collection_modifyitems(config, items):
+    if not config.getoption("--slow"):
+        for item in items:
+            if "slow" in item.keywords:
+                item.add_marker(pytest.mark.skip(reason="takes many minutes; run with --slow"))
