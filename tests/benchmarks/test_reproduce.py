@@ -75,7 +75,7 @@ def test_command_makes_files_by_name_and_lists_them(tmp_path, capsys, monkeypatc
     assert (tmp_path / "mine.jsonl").exists()
     assert main(["reproduce", "--list"]) == 0
     printed = capsys.readouterr().out
-    assert "| fig4 | fig4 --preset paper | images |" in printed
+    assert "| fig4 | fig4 --preset reduced | images |" in printed
     assert f"| cifar10 | cifar10 | images | {RECIPES['cifar10'][1].hours:g} | 20 |" in printed
 
 
