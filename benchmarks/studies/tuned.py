@@ -274,7 +274,7 @@ def _pairs_caption(results: list[Result]) -> str:
         f"Test accuracy after {settings['epochs']} epochs, mean ± standard error over seeds {seeds[0]} to {seeds[-1]}, "
         f"learning rates falling to 0 by a cosine. Learning rate and damping are the best of the trials, full runs of "
         f"seed 0, on a tenth of the training set held out. Differences are to {METHODS[RIVAL].label} with the same "
-        f"optimizer; p is Welch's. Muon steps the inner matrices, Adam the rest, at one learning rate. "
+        f"optimizer; p is Welch's. Muon steps the weights of all layers but the last, Adam the rest, at one rate. "
         f"{machine(environment, settings['device'])}"
     )
 
