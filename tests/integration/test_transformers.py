@@ -156,4 +156,5 @@ def test_projections_of_a_llama_share_what_is_made_of_it(rank):
     (weights, shared), (others, none) = trained(False), trained(True)
     assert shared == {"k_proj", "v_proj", "up_proj"}
     assert none == set()
-    assert all(torch.equal(weights[name], value) for name, value in others.items())
+    # To rounding: those that share are multiplied in a stack too, whose products may round in another order.
+    assert all((weights[name] - value).abs().max() < 1e-14 for name, value in others.items())
