@@ -84,12 +84,12 @@ def add_up_row_shards(layers: Sequence[Any], numbers: Mapping[int, Tensor], size
 
     Every such layer has its place in the sum, so that all processes take part whatever they have measured.
     """
-    parts: list[tuple[Tensor, Tensor]] = []
-    for layer in layers:
-        if (cut := cut_of(layer.weight)) is not None and cut.dim == 0:
-            none = torch.zeros(size, dtype=torch.float64, device=layer.weight.device)
-            parts.append((layer.weight, numbers.get(id(layer.weight), none)))
-    add_up_shards(parts)
+
+    def part_of(weight: Tensor) -> Tensor:
+        found = numbers.get(id(weight))
+        return torch.zeros(size, dtype=torch.float64, device=weight.device) if found is None else found
+
+    add_up_shards([(layer.weight, part_of(layer.weight)) for layer in layers if cut_of(layer.weight) is not None])
 
 
 def add_up_shards(parts: Iterable[tuple[Tensor, Tensor]]) -> None:

@@ -113,7 +113,7 @@ class ByInputs(Reparametrized):
         if not isinstance(method, InputMethod):
             return  # detached
         found, plain = eligible_layers(name, self.model, self, method.skip, method.bias_is_plain)
-        alone = refuse_shards(name, self.model, found, method.process_group if method.synchronize else None)
+        refuse_shards(name, found, method.process_group if method.synchronize else None)
         # A layer that has been replaced leaves its record behind under the same name: the weight tells them apart.
         known = {(layer.name, id(layer.weight)): layer for layer in method.layers}
 
@@ -131,4 +131,4 @@ class ByInputs(Reparametrized):
             layer.groups = tuple(group_of[id(p)] for p in layer.parameters)
         kept = {layer.name for layer in layers if layer in method.layers}
         method.measured = {path: value for path, value in method.measured.items() if path in kept}
-        method.layers, method.plain, method.alone, method.trained = layers, plain, alone, self._trained()
+        method.layers, method.plain, method.trained = layers, plain, self._trained()

@@ -10,7 +10,7 @@ from torch import Tensor, distributed, nn
 
 from .._linalg import host
 from .._linalg.roots import Factor, NoRootError, Whole, stacked
-from .._linalg.shards import Group, add_up, cut_of, local
+from .._linalg.shards import Group, add_up, local
 from .input_hooks import LayerInputs
 from .input_method import InputMethod
 from .second_moments import Covariance, SketchedCovariance
@@ -150,9 +150,7 @@ class CovarianceMethod(InputMethod):
 
     def how(self, layer: LayerInputs, measured: Sequence[Factor] | None) -> str:
         """Say how many columns are told apart."""
-        cut = cut_of(layer.weight)
-        here = " of this process" * bool(cut is not None and cut.dim)
-        return f"{self.verb if measured else 'nothing measured yet'}, {layer.moments}{here}"
+        return f"{self.verb if measured else 'nothing measured yet'}, {layer.moments}"
 
     def metrics(self) -> dict[str, float]:
         """Return what was measured last: of each layer the RMS of its inputs, and condition numbers of A and A + λI.

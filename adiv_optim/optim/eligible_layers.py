@@ -59,13 +59,13 @@ def eligible_layers(
         name, parameter = named[key]
         why = NAMED if not skipped.isdisjoint(modules) else ""
         why = why or next((without_call[module] for module in modules if module in without_call), "")
-        if why := why or _why_no_rows(name, parameter, modules) or _why_replicated(parameter, modules, managed):
+        if why := why or _why_no_rows(name, parameter, modules) or _why_not_sharded(parameter, modules, managed):
             plain[key] = why
             continue
         bias = getattr(modules[0], "bias", None)  # a layer with `input_rows` may have none
         with_bias = isinstance(bias, nn.Parameter) and bias.requires_grad and users.get(id(bias)) == modules
-        if with_bias and (why := bias_is_plain or _why_bias_apart(parameter)):
-            plain_biases[id(bias)], with_bias = why, False
+        if with_bias and bias_is_plain:
+            plain_biases[id(bias)], with_bias = bias_is_plain, False
         if parameter.numel() or with_bias:
             layers.append(EligibleLayer(name, modules, with_bias))
         else:
@@ -91,12 +91,6 @@ def _why_no_rows(name: str, parameter: nn.Parameter, modules: list[nn.Module]) -
     if not parameter.requires_grad:
         return "frozen"
     return "complex" if parameter.is_complex() else ""
-
-
-def _why_bias_apart(weight: nn.Parameter) -> str:
-    """Say why a bias takes the plain step, though its weight does not, or ""."""
-    cut = cut_of(weight)
-    return "a bias, where columns of the weight are on other processes" if cut is not None and cut.dim else ""
 
 
 class Layout(NamedTuple):
@@ -136,76 +130,44 @@ def managed_by_fsdp(model: nn.Module) -> set[nn.Module]:
     return {part for module in model.modules() if hasattr(module, "_get_fsdp_state") for part in module.modules()}
 
 
-def _why_replicated(parameter: Any, modules: Sequence[nn.Module], managed: Container[nn.Module]) -> str:
-    """Say why a weight that tensor parallelism has left whole on every process is plain, or ""."""
-    whole = hasattr(parameter, "placements") and cut_of(parameter) is None
-    if not whole or any(module in managed for module in modules):
-        return ""
-    return "whole on every process of tensor parallelism, which may deal out the rows that it reads"
+def _why_not_sharded(parameter: nn.Parameter, modules: Sequence[nn.Module], managed: Container[nn.Module]) -> str:
+    """Say why a weight is dealt to processes of which it is not known which rows each reads, or ""."""
+    if hasattr(parameter, "placements") and not any(module in managed for module in modules):
+        return "a DTensor, but not one of fully_shard; tensor parallelism may deal out the rows that it reads"
+    return ""
 
 
-def refuse_shards(
-    what: str, model: nn.Module, layers: Iterable[EligibleLayer], processes: DataParallelGroup | None
-) -> bool:
-    """Raise a ValueError if parts of a layer are not dealt as fully_shard, ColwiseParallel or RowwiseParallel do.
+def refuse_shards(what: str, layers: Iterable[EligibleLayer], processes: DataParallelGroup | None) -> None:
+    """Raise a ValueError if parts of a layer are not whole rows, or are held by processes whose rows do not count.
 
-    A map of columns takes whole rows, all of an output's weights, and which of them is no matter; columns that are cut
-    by RowwiseParallel are a block of their own.
+    A map of columns takes whole rows, all of an output's weights, and which of them is no matter.
 
     Args:
         what: whose error it is.
-        model: the model.
         layers: layers that are to be treated.
         processes: whose inputs are added up; None is this one alone.
-
-    Returns:
-        Whether tensor parallelism has all processes, so that all see the same rows.
     """
-    sharded = [layer for layer in layers if hasattr(layer.parameters[0], "device_mesh")]
-    managed = managed_by_fsdp(model)
-    parallel = [layer for layer in sharded if layer.modules[0] not in managed]
     for layer in layers:
         for parameter in layer.parameters:
-            if why := _why_not(layer, parameter, layer in parallel):
+            if why := _why_not(layer, parameter):
                 raise ValueError(
                     f"{what}: {layer.name!r} is sharded as {_placed(parameter)}, {why}; cut weights and biases along "
-                    "dimension 0 by fully_shard alone, which is its default, or linear layers by ColwiseParallel and "
-                    "RowwiseParallel alone, or name this layer in skip."
+                    "dimension 0 by fully_shard alone, which is its default, or name this layer in skip."
                 )
-    alone = bool(parallel) and processes is not None and processes.given is None
-    for layer in sharded:
-        _refuse_group(what, layer, layer in parallel, processes, alone)
-    return alone
+        if hasattr(layer.parameters[0], "device_mesh"):
+            _refuse_group(what, layer, processes)
 
 
-def _refuse_group(
-    what: str, layer: EligibleLayer, parallel: bool, processes: DataParallelGroup | None, alone: bool
-) -> None:
-    """Raise a ValueError if the processes whose rows are added up are not those that see other rows of this layer."""
-    mesh: Any = layer.parameters[0]
-    holders, here = set(mesh.device_mesh.mesh.flatten().tolist()), distributed.get_rank()
+def _refuse_group(what: str, layer: EligibleLayer, processes: DataParallelGroup | None) -> None:
+    """Raise a ValueError if what a layer reads is not added up over all processes that hold a part of it."""
     if processes is None:
-        if not parallel:
-            raise ValueError(
-                f"{what}: {layer.name!r} is sharded, and with synchronize=False every process would map its rows by "
-                "inputs of its own; leave synchronize=True."
-            )
-        return
-    counted = set(distributed.get_process_group_ranks(processes.group or distributed.group.WORLD))
-    if parallel and alone:
-        if others := sorted(counted - holders):
-            raise ValueError(
-                f"{what}: {layer.name!r} is cut over ranks {sorted(holders)}, which see the same rows; whether "
-                f"{others} see others cannot be told. Give process_group, the dimension of the mesh for data: "
-                "mesh['data']."
-            )
-    elif parallel:
-        if mixed := sorted(holders & counted - {here}):
-            raise ValueError(
-                f"{what}: ranks {mixed} of process_group hold other parts of {layer.name!r} and see the same rows; "
-                "give the processes that see other rows, the dimension of the mesh for data: mesh['data']."
-            )
-    elif missing := sorted(holders - ({here} if alone else counted)):
+        raise ValueError(
+            f"{what}: {layer.name!r} is sharded, and with synchronize=False every process would map its rows by "
+            "inputs of its own; leave synchronize=True."
+        )
+    mesh: Any = layer.parameters[0]
+    counted = distributed.get_process_group_ranks(processes.group or distributed.group.WORLD)
+    if missing := sorted({*mesh.device_mesh.mesh.flatten().tolist()}.difference(counted)):
         raise ValueError(
             f"{what}: ranks {missing} hold a part of {layer.name!r} and are not in process_group; what it reads "
             "must be added up over all of its mesh: give a group that has them, or leave process_group=None."
@@ -226,19 +188,15 @@ def _placed(parameter: Any) -> Any:
     return getattr(parameter, "placements", "a whole")
 
 
-def _why_not(layer: EligibleLayer, parameter: Any, parallel: bool) -> str:
-    """Say why what processes hold of a parameter are not rows, or columns, of the layer, or ""."""
+def _why_not(layer: EligibleLayer, parameter: Any) -> str:
+    """Say why what processes hold of a parameter are not rows of the layer, or ""."""
     weight = layer.parameters[0]
     if _placed(parameter) != _placed(weight):
         return f"a bias, where its weight is {_placed(weight)}"
-    if not hasattr(parameter, "placements"):
-        return ""
     if why := why_not_one_cut(parameter):
         return why
     cut, module = cut_of(parameter), layer.modules[0]
     kind = plain_type(module)
-    if parallel:
-        return "" if kind is nn.Linear else f"by tensor parallelism, which a {kind.__name__} has no rows in"
     if cut is None:
         return ""
     if cut.dim:

@@ -18,7 +18,7 @@ from torch.nn.utils import parametrize
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from .._linalg import host
-from .._linalg.shards import cut_of, local
+from .._linalg.shards import local
 from ..attach.rows import patches_of, reads_patches, rows_within
 from ..functional.shared import refuse_capture, without_autocast
 from .eligible_layers import Layout
@@ -132,7 +132,7 @@ class LayerInputs:
         if isinstance(input, FakeTensor):
             return
         with outside_transforms():
-            rows = self._held(rows_within(self.name, module, input))
+            rows = local(rows_within(self.name, module, input))
             if self.dropped and not self.has_gradient():
                 self.forget_pending()
             if not shared or reads_patches(module) or rows.is_inference():
@@ -159,20 +159,6 @@ class LayerInputs:
         if sums is not None and self.pending is not None:
             sums = [total.add_(before) for total, before in zip(sums, self.pending, strict=True)]
         self.pending = sums if sums is not None else self.pending
-
-    def _held(self, input: Tensor) -> Tensor:
-        """The rows as this process holds them: whole, or some of their columns where the weight is cut by columns."""
-        placements = getattr(input, "placements", ())
-        cut = cut_of(self.weight)
-        for placement in placements:
-            by_columns = placement.is_shard() and placement.dim % input.dim() == input.dim() - 1
-            if not (by_columns if cut is not None and cut.dim else placement.is_replicate()):
-                raise ValueError(
-                    f"{self.name!r} is sharded as {getattr(self.weight, 'placements', 'a whole')} and reads an input "
-                    f"that is sharded as {placements}, of which this process has other rows or columns than the "
-                    "weight; use the layouts of ColwiseParallel and RowwiseParallel, or name this layer in skip."
-                )
-        return local(input)
 
     def has_gradient(self) -> bool:
         """Whether its weight has a gradient that is not 0; waits for the device."""

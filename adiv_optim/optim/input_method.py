@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from .._linalg import host
 from .._linalg.roots import NoRootError
-from .._linalg.shards import DataParallelGroup, cut_of
+from .._linalg.shards import DataParallelGroup
 from ..attach.checks import Skip
 from ..attach.coverage import UNCALLED, Coverage, uncalled_words, warn
 from .input_hooks import LayerInputs
@@ -47,8 +47,6 @@ class InputMethod(Method):
         self.plain: dict[str, str] = {}
         #: The optimizer's parameters as layers were last looked for, each with whether it trained.
         self.trained: list[tuple[int, bool]] = []
-        #: Whether all processes see the same rows, so that there is nothing to add up.
-        self.alone = False
         #: By layer, what was made of its average.
         self.measured: dict[str, Any] = {}
         #: Names of layers that have been warned of.
@@ -136,7 +134,7 @@ class InputMethod(Method):
     @property
     def together(self) -> bool:
         """Whether other processes have rows to add."""
-        return self.synchronize and self.process_group.several and not self.alone
+        return self.synchronize and self.process_group.several
 
     def after_step(self) -> None:
         """Count the step, and let the forward passes before the next one gather if it measures."""
@@ -221,10 +219,7 @@ class InputMethod(Method):
 
     def state(self) -> dict[Tensor, dict[str, Any]]:
         """Return averages; what is made of them follows from them."""
-        return {
-            layer.weight: {_columns(layer) + name: value for name, value in self.layer_state(layer).items()}
-            for layer in self.layers
-        }
+        return {layer.weight: self.layer_state(layer) for layer in self.layers}
 
     def layer_state(self, layer: LayerInputs) -> dict[str, Any]:
         """Return what is remembered of a layer."""
@@ -245,8 +240,7 @@ class InputMethod(Method):
         self.measured, self.failures, self.spoiled = {}, Counter(), Counter()
         for place, layer in enumerate(self.layers):
             layer.forget_pending()
-            entries = state.get(layer.weight, {})
-            self.load_layer(layer, {name.removeprefix(_columns(layer)): value for name, value in entries.items()})
+            self.load_layer(layer, state.get(layer.weight, {}))
             if not layer.rows:
                 continue
             first = next((each for each in self.layers[:place] if layer.remembers_as(each)), layer)
@@ -256,9 +250,3 @@ class InputMethod(Method):
             except (NoRootError, KeyError):
                 self.failures[layer.name] = 1
         self._arm()
-
-
-def _columns(layer: LayerInputs) -> str:
-    """How names begin of what each process remembers by itself, having columns of its own; "" as a rule."""
-    cut = cut_of(layer.weight)
-    return f"columns {cut.start}." if cut is not None and cut.dim else ""

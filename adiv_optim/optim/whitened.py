@@ -91,7 +91,7 @@ class WhiteningMethod(CovarianceMethod):
                 self.seen[layer.name] = torch.stack([torch.where(lengths > 0, both.sum() / lengths, 1.0), moved])
 
     def _graft(self, pairs: list[Any]) -> None:
-        sharded = {id(t.parameters[0]): t.norms[0].double().square_() for _, t in pairs if _cut_by_rows(t)}
+        sharded = {id(t.parameters[0]): t.norms[0].double().square_() for _, t in pairs if cut_of(t.parameters[0])}
         add_up_row_shards(self.layers, sharded, 2)
         for _, t in pairs:
             if (squares := sharded.get(id(t.parameters[0]))) is not None:
@@ -120,11 +120,6 @@ class WhiteningMethod(CovarianceMethod):
             cosines, steps = zip(*every, strict=True)
             found |= {"smallest_step_cosine": min(cosines), "largest_output_step": max(steps)}
         return found
-
-
-def _cut_by_rows(transform: Transform) -> bool:
-    cut = cut_of(transform.parameters[0])
-    return cut is not None and cut.dim == 0
 
 
 class Whitened(ByInputs):

@@ -84,10 +84,7 @@ SECTIONS: dict[str, dict[str, list[str]]] = {
         "FSDP2 (`fully_shard`)": ["test_fsdp.py::test_fsdp2"],
         "FSDP2, sharded save and load": ["test_fsdp.py::test_fsdp2_resumes_from_a_sharded_checkpoint"],
         "tensor parallelism (`parallelize_module`)": [
-            "test_tensor_parallel.py::test_tensor_parallel_processes_are_one_with_a_layer_for_the_columns_of_each"
-        ],
-        "tensor parallelism, several copies": [
-            "test_tensor_parallel.py::test_copies_of_tensor_parallel_layers_are_one_on_the_joined_batch"
+            "test_tensor_parallel.py::test_tensor_parallel_processes_are_one_that_leaves_these_layers_alone"
         ],
         "tensor parallelism, save and load by each process": [
             "test_tensor_parallel.py::test_tensor_parallel_resumes_from_what_processes_have_saved_each_and_together"
