@@ -13,7 +13,6 @@ from .._linalg import host
 from ..attach.checks import NAMED, Skip, named_in_skip, refuse_flat
 from ..attach.coverage import Coverage, warn
 from ..attach.reports import meant
-from ..gauge.scales.network import NoMagnitudeError
 from .eligible_layers import refuse_cuts
 from .reparametrized import UNFLATTENED, Method, Reparametrized
 from .snapshot import Diagonal, Transform
@@ -25,18 +24,14 @@ class CanonicalMethod(Method):
 
     prefix: ClassVar[str] = f"{OURS}scales."
 
-    def __init__(
-        self, model: nn.Module, graph: gauges.ChannelGraph, gauge: gauges.Gauge, project: bool, skip: Skip
-    ) -> None:
+    def __init__(self, model: nn.Module, graph: gauges.ChannelGraph, gauge: gauges.Gauge, skip: Skip) -> None:
         self.model, self.graph, self.gauge = model, graph, gauge
         #: What the optimizer holds: between a forward and its backward the modules of fully_shard hold others.
         self.parameters = dict(model.named_parameters())
         self.skip = skip if isinstance(skip, str) else tuple(skip)
         skipped = {id(parameter) for module in named_in_skip(model, self.skip) for parameter in module.parameters()}
         self.skipped = {name for name, parameter in self.parameters.items() if id(parameter) in skipped}
-        self.project = project
         self.measurements = 0
-        self._measured: Tensor | None = None
         self._log_scales: Tensor | None = None
         self._factors: dict[str, gauges.Factors] = {}
 
@@ -50,32 +45,15 @@ class CanonicalMethod(Method):
 
     def settings(self) -> dict[str, Any]:
         """Return gauge and options, as the repr shows them."""
-        return {"gauge": self.gauge, "project": self.project, "skip": self.skip}
+        return {"gauge": self.gauge, "skip": self.skip}
 
     def _measure(self) -> None:
         # Scales of the last measurement are a start: one pass over the weights is enough from there.
         self._log_scales = gauges.network_scales(
             self.graph, self.parameters, fan_in=self.gauge.fan_in, start=self._log_scales
         )
-        self._measured, self.measurements = self._log_scales, self.measurements + 1
+        self.measurements += 1
         self._factors = self.gauge.factors(self.graph, self.parameters, self._log_scales)
-
-    def after_step(self) -> None:
-        """Count the step, and project if asked to."""
-        super().after_step()
-        if self.project:
-            kept = [(tensor, tensor.detach().clone()) for tensor in (*self.model.parameters(), *self.model.buffers())]
-            try:
-                taken = gauges.canonical(self.model, self.graph, fan_in=self.gauge.fan_in)
-            except BaseException as error:
-                for tensor, value in kept:
-                    tensor.copy_(value)
-                if isinstance(error, NoMagnitudeError):  # the step is taken; the next one refuses these weights
-                    return
-                raise
-            if self._log_scales is not None:
-                self._log_scales = self._log_scales.to(taken) - taken
-            self._factors = {}
 
     def coverage(self) -> Coverage:
         """Say how each parameter of the model is treated, or why it takes the plain step."""
@@ -101,11 +79,11 @@ class CanonicalMethod(Method):
 
     def metrics(self) -> dict[str, float]:
         """Return the range of the log-scales measured last, and how often they were measured."""
-        if self._measured is None:
+        if self._log_scales is None:
             return {}
         found = {"measurements": float(self.measurements), "free_scales": float(self.graph.free)}
         if self.graph.free:
-            found |= {"log_scale_min": float(self._measured.min()), "log_scale_max": float(self._measured.max())}
+            found |= {"log_scale_min": float(self._log_scales.min()), "log_scale_max": float(self._log_scales.max())}
         return found
 
     def state(self) -> dict[Tensor, dict[str, Any]]:
@@ -138,9 +116,8 @@ class CanonicalMethod(Method):
                 self._log_scales = every[1:]
             for index, end in zip(self._ends(name, every), ("plus", "minus"), strict=True):
                 every[index] = entries[end]
-            if not self.project:
-                shape = self.graph.parameters[name].shape
-                self._factors[name] = gauges.Factors(shape, entries["d"].clone(), entries["e"].clone())
+            shape = self.graph.parameters[name].shape
+            self._factors[name] = gauges.Factors(shape, entries["d"].clone(), entries["e"].clone())
 
 
 def _diagonal(parameter: nn.Parameter, factors: gauges.Factors) -> Diagonal:
@@ -181,9 +158,6 @@ class UnitConsistent(Reparametrized):
         example_input: what the model is called with, to trace it: a tensor, or a tuple of positional or a dict of
             keyword arguments. Not needed with a `graph`.
         graph: from `gauge.trace`, if it is there already; needed of a sharded model, traced before it was sharded.
-        project: after every step, rescale the model itself to the balanced gauge (the paper's Π). Its function
-            stays what it is, its weights do not, frozen and skipped ones included. It measures every step. Not inside
-            `Preconditioned`, whose averages remember activations of other scales.
         skip: paths of modules and module types whose parameters take the plain step, as for `attach`. Their weights
             count towards the scales of the others all the same.
 
@@ -218,7 +192,6 @@ class UnitConsistent(Reparametrized):
         gauge: gauges.Gauge | None = None,
         example_input: Any = None,
         graph: gauges.ChannelGraph | None = None,
-        project: bool = False,
         skip: Skip = (),
     ) -> None:
         gauge = gauges.NetworkGauge() if gauge is None else gauge
@@ -232,15 +205,9 @@ class UnitConsistent(Reparametrized):
             if example_input is None:
                 raise ValueError("UnitConsistent: pass example_input, what the model is called with, to trace it.")
             graph = gauges.trace(model, example_input)
-        super().__init__(optimizer, model, CanonicalMethod(model, graph, gauge, project, skip))
+        super().__init__(optimizer, model, CanonicalMethod(model, graph, gauge, skip))
         if words := self._why_little():
             warn(words)
-        if project and graph.outside:
-            warn(
-                f"UnitConsistent: project=True rescales the channels of the traced call, which did not use "
-                f"{', '.join(graph.outside[:3])}{', …' * (len(graph.outside) > 3)}; where another call uses these, its "
-                "function changes. Trace with an input that uses all."
-            )
 
     def _why_little(self) -> str:
         """Say why less than half of what the optimizer trains is treated, with the remedy; "" if more is."""

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.func import functional_call, grad
 
-from adiv_optim import GradientOnly, InputScaled, Preconditioned, Proportional, UnitConsistent, Whitened
+from adiv_optim import GradientOnly, InputScaled, Preconditioned, Proportional, Whitened
 from adiv_optim.optim.snapshot import Snapshot
 from tests.helpers.cases import relative_error
 from tests.helpers.steps import each_by_inputs, inputs, network, same, sgd, stepped, weights
@@ -122,17 +122,6 @@ def test_a_replica_of_data_parallel_is_refused(wrapper):
     with pytest.raises(RuntimeError, match=r"'weight' is called by nn.DataParallel .* Use DistributedDataParallel"):
         replica(torch.ones(2, 4))
     assert not any(layer.pending_rows for layer in optimizer.method.layers)
-
-
-def test_projecting_leaves_weights_without_a_magnitude_to_the_next_step():
-    model = network()
-    optimizer = UnitConsistent(sgd(model), model, example_input=inputs(0), project=True)
-    model(inputs(0)).sum().backward()
-    model[0].weight.grad.fill_(float("nan"))
-    optimizer.step()  # as the bare optimizer takes it
-    assert model[0].weight.isnan().all()
-    with pytest.raises(ValueError, match="holds NaN"):
-        optimizer.step()
 
 
 def test_a_step_that_ends_between_two_layers_is_taken_whole_the_next_time(monkeypatch):

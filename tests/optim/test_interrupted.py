@@ -20,12 +20,10 @@ from adiv_optim.optim.snapshot import Snapshot
 from tests.helpers.seeds import manual_seed
 from tests.wrappers import WRAPPERS
 
-#: Those that the table of wrappers does not have: projection writes the model's weights after the step.
 ROUTES = {
     **{name: WRAPPERS[name] for name in ("unit-consistent", "whitened", "whitened-rank", "preconditioned")},
     "by-rate": lambda inner, model, x: InputScaled(inner, model, floor=0.01),
     "layer-gauge": lambda inner, model, x: UnitConsistent(inner, model, gauge=gauge.LayerGauge(), example_input=x),
-    "project": lambda inner, model, x: UnitConsistent(inner, model, example_input=x, project=True),
 }
 
 
@@ -103,11 +101,6 @@ def outcomes(wrap: Any, inner: Any) -> tuple[list[list[Tensor]], list[Tensor]]:
     optimizer = ready(wrap, inner)
     before, grads = values(optimizer), gradients(optimizer)
     allowed = [before]
-    if getattr(optimizer.method, "project", False):  # the step may be taken, and the projection after it not
-        optimizer.method.project = False
-        optimizer.step()
-        allowed.append(values(optimizer))
-        optimizer = ready(wrap, inner)
     optimizer.step()
     allowed.append(values(optimizer))
     # AdamW itself writes a weight twice: what no map treats it may leave between the two.

@@ -146,11 +146,13 @@ def test_composes_with_corrections(outside):
         assert relative_error(found, wanted) <= 1e-12
 
 
-def test_projection_keeps_the_function_and_balances_the_weights():
-    model, optimizer = wrapped(project=True)
+def test_projection_after_every_step_keeps_the_function_and_balances_the_weights():
+    model, optimizer = wrapped()
     plain_model, plain = wrapped()
-    for net, opt in ((model, optimizer), (plain_model, plain)):
-        train(net, opt, BATCHES)
+    train(plain_model, plain, BATCHES)
+    for batch in BATCHES:
+        train(model, optimizer, [batch])
+        gauge.canonical(model, optimizer.method.graph)
     x = BATCHES[0][0]
     assert relative_error(model(x).detach(), plain_model(x).detach()) <= 1e-9
     assert gauge.network_scales(optimizer.method.graph, dict(model.named_parameters())).abs().max() <= 1e-9
@@ -196,21 +198,3 @@ def test_a_weight_that_is_frozen_with_a_gradient_left_stays_in_its_units():
             optimizer.step()
             model[2].weight.requires_grad_(number < 2)
     assert deviation(one, other, graph, log_scales) <= EXACT
-
-
-class TwoHeads(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.trunk = nn.Sequential(nn.Linear(6, 8), nn.ReLU())
-        self.one, self.two = nn.Linear(8, 4), nn.Linear(8, 4)
-
-    def forward(self, x, second=False):
-        return (self.two if second else self.one)(self.trunk(x))
-
-
-def test_projection_warns_of_what_the_traced_call_did_not_use():
-    model = TwoHeads()
-    build = partial(UnitConsistent, torch.optim.SGD(model.parameters(), lr=0.1), model, example_input=torch.ones(1, 6))
-    build()
-    with pytest.warns(UserWarning, match=r"did not use two\.weight, two\.bias; where another call uses these"):
-        build(project=True)

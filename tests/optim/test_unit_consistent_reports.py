@@ -121,7 +121,7 @@ def measured(optimizer: UnitConsistent) -> dict[str, float]:
 
 def test_metrics_are_the_range_of_the_scales_measured_last():
     model = mlp()
-    optimizer = wrap(model, project=True, gauge=gauge.NetworkGauge(every=2))
+    optimizer = wrap(model, gauge=gauge.NetworkGauge(every=2))
     assert measured(optimizer) == {}
     gauge.apply_gauge(model, optimizer.method.graph, torch.full((15,), 3.0))
     scales = gauge.network_scales(optimizer.method.graph, dict(model.named_parameters()))
@@ -148,9 +148,9 @@ def test_metrics_without_free_scales():
 
 
 def test_repr_shows_gauge_and_settings():
-    optimizer = wrap(mlp(), gauge=gauge.LayerGauge(every=3), project=True)
+    optimizer = wrap(mlp(), gauge=gauge.LayerGauge(every=3))
     assert repr(optimizer).startswith("UnitConsistent(SGD (")
-    assert repr(optimizer).endswith("), gauge=LayerGauge(every=3, fan_in=True), project=True, skip=())")
+    assert repr(optimizer).endswith("), gauge=LayerGauge(every=3, fan_in=True), skip=())")
 
 
 def test_detached_it_says_so():

@@ -140,10 +140,6 @@ def _sums_by_channel(
     return torch.stack(totals).sum(0)
 
 
-class NoMagnitudeError(ValueError):
-    """A weight holds NaN or inf."""
-
-
 def _refuse_no_magnitude(held: Mapping[str, Tensor], parameters: Mapping[str, Tensor]) -> None:
     """Raise a ValueError if a weight holds NaN or inf, on all processes that hold a part of it."""
     bad = {name: torch.stack([weight.isnan().any(), weight.isinf().any()]).long() for name, weight in held.items()}
@@ -151,7 +147,7 @@ def _refuse_no_magnitude(held: Mapping[str, Tensor], parameters: Mapping[str, Te
     for name, (nan, inf) in bad.items():
         if nan or inf:
             kind = "NaN" if nan else "inf"
-            raise NoMagnitudeError(f"{name!r} holds {kind}; a weight without a magnitude has no scale.")
+            raise ValueError(f"{name!r} holds {kind}; a weight without a magnitude has no scale.")
 
 
 def _sums_of(weight: Tensor, entry: Entry, scales: Tensor, usual: float, zeros: bool) -> tuple[Tensor, Tensor]:
