@@ -113,7 +113,7 @@ class ByInputs(Reparametrized):
         if not isinstance(method, InputMethod):
             return  # detached
         found, plain = eligible_layers(name, self.model, self, method.skip, method.bias_is_plain)
-        refuse_shards(name, found, method.process_group if method.synchronize else None)
+        refuse_shards(name, found, method.process_group)
         # A layer that has been replaced leaves its record behind under the same name: the weight tells them apart.
         known = {(layer.name, id(layer.weight)): layer for layer in method.layers}
 

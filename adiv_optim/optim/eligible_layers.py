@@ -137,7 +137,7 @@ def _why_not_sharded(parameter: nn.Parameter, modules: Sequence[nn.Module], mana
     return ""
 
 
-def refuse_shards(what: str, layers: Iterable[EligibleLayer], processes: DataParallelGroup | None) -> None:
+def refuse_shards(what: str, layers: Iterable[EligibleLayer], processes: DataParallelGroup) -> None:
     """Raise a ValueError if parts of a layer are not whole rows, or are held by processes whose rows do not count.
 
     A map of columns takes whole rows, all of an output's weights, and which of them is no matter.
@@ -145,7 +145,7 @@ def refuse_shards(what: str, layers: Iterable[EligibleLayer], processes: DataPar
     Args:
         what: whose error it is.
         layers: layers that are to be treated.
-        processes: whose inputs are added up; None is this one alone.
+        processes: whose inputs are added up.
     """
     for layer in layers:
         for parameter in layer.parameters:
@@ -158,13 +158,8 @@ def refuse_shards(what: str, layers: Iterable[EligibleLayer], processes: DataPar
             _refuse_group(what, layer, processes)
 
 
-def _refuse_group(what: str, layer: EligibleLayer, processes: DataParallelGroup | None) -> None:
+def _refuse_group(what: str, layer: EligibleLayer, processes: DataParallelGroup) -> None:
     """Raise a ValueError if what a layer reads is not added up over all processes that hold a part of it."""
-    if processes is None:
-        raise ValueError(
-            f"{what}: {layer.name!r} is sharded, and with synchronize=False every process would map its rows by "
-            "inputs of its own; leave synchronize=True."
-        )
     mesh: Any = layer.parameters[0]
     counted = distributed.get_process_group_ranks(processes.group or distributed.group.WORLD)
     if missing := sorted({*mesh.device_mesh.mesh.flatten().tolist()}.difference(counted)):

@@ -35,7 +35,6 @@ class InputMethod(Method):
 
     every: int
     decay: float
-    synchronize: bool
     process_group: DataParallelGroup
     skip: Skip
 
@@ -134,7 +133,7 @@ class InputMethod(Method):
     @property
     def together(self) -> bool:
         """Whether other processes have rows to add."""
-        return self.synchronize and self.process_group.several
+        return self.process_group.several
 
     def after_step(self) -> None:
         """Count the step, and let the forward passes before the next one gather if it measures."""

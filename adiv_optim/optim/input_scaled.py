@@ -161,7 +161,7 @@ class InputScaled(ByInputs):
     Args:
         optimizer: any torch.optim.Optimizer but LBFGS that reads only p and p.grad.
         model: the model.
-        every, decay, synchronize, process_group, skip: as for `Whitened`.
+        every, decay, process_group, skip: as for `Whitened`.
         floor: the least s. At 1 steps are never made larger; below it, those of layers that read small inputs are.
         hold: keep W' and not W when s is measured anew, so that a layer whose inputs grow has its weight shrunk by as
             much. What the network computes then moves a little at each measurement.
@@ -196,13 +196,12 @@ class InputScaled(ByInputs):
         decay: float = 0.9,
         floor: float = 1.0,
         hold: bool = False,
-        synchronize: bool = True,
         process_group: Any = None,
         skip: Skip = (),
     ) -> None:
         check_positive("InputScaled", floor=floor)
         method = ScalingMethod(
-            every=every, decay=decay, floor=floor, hold=hold, synchronize=synchronize,
+            every=every, decay=decay, floor=floor, hold=hold,
             process_group=DataParallelGroup("InputScaled", process_group), skip=skip,
         )  # fmt: skip
         super().__init__(optimizer, model, method)

@@ -75,7 +75,7 @@ class Preconditioned(ByInputs):
     Args:
         optimizer: any torch.optim.Optimizer but LBFGS.
         model: the model.
-        damping, decay, every, max_dim, max_rows, synchronize, process_group, skip: as for `Whitened`.
+        damping, decay, every, max_dim, max_rows, process_group, skip: as for `Whitened`.
 
     Raises:
         TypeError: not an optimizer, or LBFGS.
@@ -104,14 +104,13 @@ class Preconditioned(ByInputs):
         every: int = 10,
         max_dim: int | None = 1024,
         max_rows: int | None = None,
-        synchronize: bool = True,
         process_group: Any = None,
         skip: Skip = (),
     ) -> None:
         check_positive("Preconditioned", damping=damping)
         check_count("Preconditioned", **given(max_dim=max_dim, max_rows=max_rows))
         method = PreconditioningMethod(
-            damping=damping, decay=decay, every=every, max_dim=max_dim, max_rows=max_rows, synchronize=synchronize,
+            damping=damping, decay=decay, every=every, max_dim=max_dim, max_rows=max_rows,
             process_group=DataParallelGroup("Preconditioned", process_group), skip=skip,
         )  # fmt: skip
         super().__init__(optimizer, model, method)

@@ -178,8 +178,7 @@ class Whitened(ByInputs):
         max_dim: wider layers keep diagonal blocks of at most this size of A; None is no limit.
         max_rows: at most so many rows of a forward pass count, spread over it; None is all. Of a convolution whole
             samples are left out.
-        synchronize: add A up over the processes of torch.distributed.
-        process_group: which processes those are: those that train the same layers on other rows, one stage's of a
+        process_group: the processes of torch.distributed over which A is added up: those that train the same layers on other rows, one stage's of a
             pipeline. A ProcessGroup, or a DeviceMesh of one dimension (mesh["data"]); None is the default group.
         skip: paths of modules and module types to leave alone, as for `attach`.
 
@@ -213,7 +212,6 @@ class Whitened(ByInputs):
         rank: int | None = None,
         max_dim: int | None = 1024,
         max_rows: int | None = None,
-        synchronize: bool = True,
         process_group: Any = None,
         skip: Skip = (),
     ) -> None:
@@ -223,7 +221,6 @@ class Whitened(ByInputs):
         check_count("Whitened", **given(rank=rank, max_dim=max_dim, max_rows=max_rows))
         method = WhiteningMethod(
             damping=damping, decay=decay, every=every, graft_norm=graft_norm, root=root, rank=rank, max_dim=max_dim,
-            max_rows=max_rows, synchronize=synchronize, skip=skip,
-            process_group=DataParallelGroup("Whitened", process_group),
+            max_rows=max_rows, process_group=DataParallelGroup("Whitened", process_group), skip=skip,
         )  # fmt: skip
         super().__init__(optimizer, model, method)

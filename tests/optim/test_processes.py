@@ -189,21 +189,20 @@ def by_columns() -> nn.Module:
 
 @on_cpu
 @pytest.mark.parametrize(
-    ("build", "options", "message"),
+    ("build", "message"),
     [
-        (lambda: sharded(nn.Conv1d(4, 6, 3, groups=2)), {}, "the rows of this Conv1d belong to 2 groups"),
-        (lambda: sharded(transposed()), {}, "the rows of this Conv1D's weight are inputs, not outputs"),
-        (by_columns, {}, r"'weight' is sharded as \(Shard\(dim=1\),\), not along dimension 0"),
+        (lambda: sharded(nn.Conv1d(4, 6, 3, groups=2)), "the rows of this Conv1d belong to 2 groups"),
+        (lambda: sharded(transposed()), "the rows of this Conv1D's weight are inputs, not outputs"),
+        (by_columns, r"'weight' is sharded as \(Shard\(dim=1\),\), not along dimension 0"),
         (tensor_and_fully, {}, r"is sharded as \(Shard\(dim=0\), Shard\(dim=0\)\), cut by several dimensions"),
-        (lambda: sharded(nn.Linear(4, 3)), {"synchronize": False}, "synchronize=False every process would map its"),
     ],
-    ids=["groups", "transposed", "columns", "tensor-and-fully", "not-synchronized"],
+    ids=["groups", "transposed", "columns", "tensor-and-fully"],
 )  # fmt: skip
-def test_shards_that_are_no_whole_rows_of_outputs_are_refused(one_process, build, options, message):
+def test_shards_that_are_no_whole_rows_of_outputs_are_refused(one_process, build, message):
     model = build()
     for wrapper in EACH.values():
         with pytest.raises(ValueError, match=f"^{wrapper.__name__}: .*{message}"):
-            wrapper(sgd(model), model, **options)
+            wrapper(sgd(model), model)
 
 
 @on_cpu
