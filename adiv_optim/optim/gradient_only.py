@@ -30,8 +30,8 @@ class GradientOnly(OptimizerWrapper):
     is corrected from the moment in which `add_param_group` brings its parameters.
 
     The correction is the model's, not the wrapper's: it stays, and so does the gradient of the last backward, when the
-    wrapper is deleted. `detach` takes it off, and so does the end of a with block; `zero_grad` clears the gradient. A
-    second optimizer on the same model is passed as it is.
+    wrapper is deleted. `detach` takes it off; `zero_grad` clears the gradient. A second optimizer on the same model is
+    passed as it is.
 
     Args:
         optimizer: any torch.optim.Optimizer but LBFGS.
@@ -58,15 +58,9 @@ class GradientOnly(OptimizerWrapper):
         >>> opt.step()
         >>> round(model(x).item() - before, 4)  # … and the output moves by -lr × 1; plain SGD: -2.6
         -0.1
-
-        In a with block the model is plain again at its end:
-
-        >>> opt.detach()
-        Linear(in_features=2, out_features=1, bias=True)
-        >>> with GradientOnly(torch.optim.SGD(model.parameters(), lr=0.1), model, Proportional()) as opt:
-        ...     print(model)
-        CorrectedLinear(in_features=2, out_features=1, bias=True, correction=Proportional(eps=1e-12))
         >>> model
+        CorrectedLinear(in_features=2, out_features=1, bias=True, correction=Proportional(eps=1e-12))
+        >>> opt.detach()  # the plain model
         Linear(in_features=2, out_features=1, bias=True)
     """
 
@@ -106,16 +100,6 @@ class GradientOnly(OptimizerWrapper):
     def __repr__(self) -> str:
         rules = dict.fromkeys(repr(layer._correction) for layer in self._layers())
         return f"{type(self).__name__}({self.inner!r}, correction={', '.join(rules) or None})"
-
-    def __enter__(self) -> "GradientOnly":
-        """Return the wrapper, for a with block at whose end the model is plain again; one that was detached raises."""
-        if self._later is None:
-            raise RuntimeError("this GradientOnly is detached, and its steps are plain; wrap the optimizer again.")
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        """Take the correction off, also after an error; the last gradients stay."""
-        self.detach()
 
     def _treat_group(self) -> None:
         # Layers that are new in the model, and hold some of it, are corrected from now on.

@@ -178,8 +178,9 @@ class Whitened(ByInputs):
         max_dim: wider layers keep diagonal blocks of at most this size of A; None is no limit.
         max_rows: at most so many rows of a forward pass count, spread over it; None is all. Of a convolution whole
             samples are left out.
-        process_group: the processes of torch.distributed over which A is added up: those that train the same layers on other rows, one stage's of a
-            pipeline. A ProcessGroup, or a DeviceMesh of one dimension (mesh["data"]); None is the default group.
+        process_group: the processes over which A is added up: those that train the same layers on other rows, one
+            stage's of a pipeline. A ProcessGroup, or a DeviceMesh of one dimension (mesh["data"]); None is the default
+            group.
         skip: paths of modules and module types to leave alone, as for `attach`.
 
     Raises:

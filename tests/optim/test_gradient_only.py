@@ -43,18 +43,6 @@ def test_correcting_nothing_is_the_bare_optimizer_bit_for_bit(wrap, bias):
     assert same(train(model, wrap(AdamW(model.parameters(), lr=0.01), model)), wanted)
 
 
-def test_the_end_of_a_with_block_detaches_also_after_an_error_and_another_is_refused():
-    model = mlp()
-    kinds = [type(module) for module in model.modules()]
-    optimizer = GradientOnly(sgd(model), model, Proportional())
-    assert [type(module) for module in model.modules()] != kinds
-    with pytest.raises(KeyError, match="planted"), optimizer as entered:
-        raise KeyError("planted" if entered is optimizer else "another")
-    assert [type(module) for module in model.modules()] == kinds
-    with pytest.raises(RuntimeError, match="this GradientOnly is detached, and its steps are plain"), optimizer:
-        pass
-
-
 def test_skip_and_strict_are_those_of_attach():
     model = nn.Sequential(nn.Linear(4, 5), nn.LayerNorm(5), nn.Linear(5, 2)).double()
     build = lambda: sgd(model)  # noqa: E731

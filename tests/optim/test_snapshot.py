@@ -106,14 +106,15 @@ class Stepping(GradientOnly):
 def test_wrapper_of_gradients_alone_is_seen_through():
     model = nn.Linear(6, 4)
     inner = torch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=0.5)
-    with GradientOnly(inner, model, Proportional()) as wrapper:
-        assert set(decay_factors(wrapper).values()) == {0.95}
-        assert not decay_factors(OptimizerWrapper(inner))
-        wrapper.step = lambda: None
-        assert not decay_factors(wrapper)
+    wrapper = GradientOnly(inner, model, Proportional())
+    assert set(decay_factors(wrapper).values()) == {0.95}
+    assert not decay_factors(OptimizerWrapper(inner))
+    wrapper.step = lambda: None
+    assert not decay_factors(wrapper)
     for kind in (Overriding, Stepping):
-        with kind(inner, model, Proportional()) as wrapper:
-            assert not decay_factors(wrapper)
+        wrapper.detach()
+        wrapper = kind(inner, model, Proportional())
+        assert not decay_factors(wrapper)
     assert not decay_factors(Whitened(inner, model))
 
 
