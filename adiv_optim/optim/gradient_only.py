@@ -3,20 +3,15 @@
 from typing import Any
 
 from torch import nn
-from torch.optim import SGD, Optimizer
+from torch.optim import Optimizer
 
 from ..attach import attach, correction_coverage, detach, extend
 from ..attach.checks import Skip
 from ..attach.coverage import UNCALLED, Coverage, uncalled_words, warn
 from ..attach.layers import Corrected
 from ..attach.reports import OUTSIDE, report
-from ..corrections import BatchIdeal, Correction
+from ..corrections import Correction
 from .wrapper import OptimizerWrapper, check_same_parameters
-
-#: Rates of SGD, lr / (1 - momentum), outside of which `BatchIdeal` does not train, per_sample or not. Networks on
-#: scikit-learn's digits, batches of 32, damping 1: below the first they are at chance after two epochs; from the second
-#: on some diverge. Without per_sample the loss may be a sum, whose rates have no such upper end.
-_RATES = {True: (3e-3, 10.0), False: (1e-2, float("inf"))}
 
 
 class GradientOnly(OptimizerWrapper):
@@ -39,9 +34,6 @@ class GradientOnly(OptimizerWrapper):
         correction: `Proportional()`, `Disproportional()`, `BatchIdeal()` or your own `Correction`.
         skip: paths of modules and module types to leave alone; see `attach`.
         strict: refuse a model with trainable parameters that would not be corrected; see `attach`.
-
-    Warns:
-        UserWarning: SGD's rate is far from any that trains with `BatchIdeal`.
 
     Raises:
         TypeError: not an optimizer, LBFGS, or not a correction.
@@ -90,8 +82,6 @@ class GradientOnly(OptimizerWrapper):
                 f"GradientOnly: {outside / sum(elements.values()):.1%} of the elements that the optimizer holds are "
                 f"{OUTSIDE}, {type(self.model).__name__}, and keep the plain gradient. coverage() lists all of them."
             )
-        if type(optimizer) is SGD and isinstance(correction, BatchIdeal):
-            _warn_of_rate(optimizer, correction)
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what a copy or a pickle keeps: as in torch, no hooks."""
@@ -138,25 +128,3 @@ class GradientOnly(OptimizerWrapper):
 
     def _layers(self) -> list[Corrected]:
         return [module for module in self.model.modules() if isinstance(module, Corrected)]
-
-
-def _warn_of_rate(optimizer: SGD, rule: BatchIdeal) -> None:
-    # A rate of 0 freezes a group, or waits for a schedule.
-    rates = [
-        float(group["lr"]) / max(1 - group["momentum"], 1e-3) for group in optimizer.param_groups if group["lr"] > 0
-    ]
-    least, most = _RATES[rule.per_sample]
-    if not rates or least <= max(rates) < most:
-        return
-    if rule.per_sample:
-        hardly = ", hardly at all" * (max(rates) < least)
-        remedy = f"Each row moves by about the rate times its own loss gradient{hardly}; take a rate of 0.1 to 1"
-    else:
-        remedy = (
-            "With a loss that is a mean over B samples every row moves by a B-th of the rate, hardly at all; take "
-            "BatchIdeal(per_sample=True) and a rate of 0.1 to 1, or a rate B times as large"
-        )
-    warn(
-        f"GradientOnly: SGD's rate, lr / (1 - momentum), is {max(rates):.3g}, far from what trains with {rule!r}. "
-        f"{remedy}."
-    )

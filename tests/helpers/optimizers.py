@@ -19,8 +19,6 @@ from tests.helpers import torch_database
 from tests.helpers.seeds import manual_seed
 from tests.wrappers import WRAPPERS
 
-#: What these are tested for does not depend on how well they train: SGD's own default is 0.001.
-at_any_rate = pytest.mark.filterwarnings("ignore:GradientOnly. SGD's rate:UserWarning")
 #: Its averages of weights are no part of the step.
 of_any_state = pytest.mark.filterwarnings("ignore:ASGD keeps a copy of weights:UserWarning")
 #: LBFGS is refused, and SparseAdam takes no dense gradients: both have tests of their own.

@@ -23,7 +23,6 @@ from tests.helpers.checkpoints import forgotten
 from tests.helpers.optimizers import (
     OPTIMIZERS,
     Case,
-    at_any_rate,
     configurations,
     identical,
     network,
@@ -40,7 +39,6 @@ from tests.wrappers import REMEMBERING, WRAPPERS
 
 pytestmark = [
     pytest.mark.usefixtures("in_float64"),
-    at_any_rate,
     of_any_state,
     pytest.mark.filterwarnings("ignore:.* (treats|takes plain steps):UserWarning"),  # rightly, of some networks
 ]

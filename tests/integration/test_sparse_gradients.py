@@ -7,12 +7,10 @@ from torch import nn
 
 from tests.helpers import torch_database
 from tests.helpers.cases import relative_error
-from tests.helpers.optimizers import at_any_rate
 from tests.wrappers import WRAPPERS, each_wrapper
 
 pytestmark = [
     pytest.mark.usefixtures("in_float64"),
-    at_any_rate,
     pytest.mark.filterwarnings("ignore:InputScaled treats less"),  # rightly, of so small a network
     # torch's own notice about Adagrad's state.
     pytest.mark.filterwarnings("ignore:Sparse invariant checks are implicitly disabled:UserWarning"),

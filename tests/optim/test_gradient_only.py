@@ -1,15 +1,14 @@
 """GradientOnly: corrected gradients behind any optimizer, and a plain model afterwards."""
 
 import copy
-import warnings
 from dataclasses import dataclass
 
 import pytest
 import torch
 from torch import nn
-from torch.optim import SGD, Adam, AdamW
+from torch.optim import AdamW
 
-from adiv_optim import BatchIdeal, Correction, GradientOnly, Proportional, Whitened, coverage
+from adiv_optim import Correction, GradientOnly, Proportional, Whitened, coverage
 from tests.helpers.steps import inputs, same, sgd, stepped
 
 
@@ -97,39 +96,3 @@ def test_mistakes_are_named_and_leave_the_model_unattached(arguments, error, mes
     with pytest.raises(error, match=message):
         GradientOnly(*arguments(model))
     assert (type(model[0]) is nn.Linear) == ("already" not in message)
-
-
-FAR = {
-    "habit-of-adam": (SGD, {"lr": 1e-3}, BatchIdeal(), r"is 0.001, .* hardly at all; take a rate of 0.1 to 1"),
-    "rate-of-the-sum": (SGD, {"lr": 30.0}, BatchIdeal(), r"is 30, .* take a rate of 0.1 to 1"),
-    "by-momentum": (SGD, {"lr": 1.0, "momentum": 0.95}, BatchIdeal(), r"is 20, .* take a rate of 0.1 to 1"),
-    "mean-loss": (SGD, {"lr": 1e-3}, BatchIdeal(per_sample=False), r"per_sample=True\) and a rate of 0.1 to 1"),
-}
-NEAR = {
-    "usual": (SGD, {"lr": 0.1, "momentum": 0.9}, BatchIdeal()),
-    "small-with-momentum": (SGD, {"lr": 1e-3, "momentum": 0.9}, BatchIdeal()),
-    "high": (SGD, {"lr": 3.0}, BatchIdeal(0.3)),
-    "mean-loss": (SGD, {"lr": 300.0}, BatchIdeal(per_sample=False)),
-    "waiting-for-a-schedule": (SGD, {"lr": 0.0}, BatchIdeal()),
-    "momentum-of-one": (SGD, {"lr": 1e-3, "momentum": 1.0}, BatchIdeal()),
-    "adam": (Adam, {"lr": 1e-3}, BatchIdeal()),
-    "proportional": (SGD, {"lr": 1e-3}, Proportional()),
-}
-
-
-@pytest.mark.parametrize(("kind", "options", "rule", "message"), FAR.values(), ids=FAR)
-def test_rate_far_from_any_that_trains_is_warned_of_once(kind, options, rule, message):
-    model = mlp()
-    with pytest.warns(UserWarning, match=message) as found:
-        optimizer = GradientOnly(kind(model.parameters(), **options), model, rule)
-    train(model, optimizer, 2)  # any other warning is an error
-    assert len(found) == 1
-    assert found[0].filename == __file__
-
-
-@pytest.mark.parametrize(("kind", "options", "rule"), NEAR.values(), ids=NEAR)
-def test_rates_that_train_are_not_warned_of(kind, options, rule):
-    model = mlp()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        GradientOnly(kind(model.parameters(), **options), model, rule)
