@@ -57,7 +57,6 @@ def _input_scaled(draw: random.Random) -> Settings:
 def _unit_consistent(draw: random.Random) -> Settings:
     return {
         "gauge": draw.choice(["network", "layer"]), "every": draw.choice([1, 2]), "fan_in": draw.random() < 0.8,
-        "project": draw.random() < 0.2,
     }  # fmt: skip
 
 
@@ -96,8 +95,7 @@ def wrapped(
     if name == "unit-consistent":
         rules = {"network": gauge.NetworkGauge, "layer": gauge.LayerGauge}
         rule = rules[settings["gauge"]](every=settings["every"], fan_in=settings["fan_in"])
-        given = {"example_input": example, "project": settings["project"], "graph": graph}
-        return adiv_optim.UnitConsistent(inner, model, gauge=rule, **given)
+        return adiv_optim.UnitConsistent(inner, model, gauge=rule, example_input=example, graph=graph)
     return getattr(adiv_optim, kind)(inner, model, **settings)
 
 

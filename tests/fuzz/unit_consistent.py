@@ -21,7 +21,7 @@ class UnitConsistent(Method):
 
     def enter(self) -> None:
         self.left = self.gradients()
-        if self.steps % self.settings["every"] == 0 or self.settings["project"]:
+        if self.steps % self.settings["every"] == 0:
             self._measure()
         self.mapped = []
         for parameter in self.model.parameters():
@@ -46,7 +46,3 @@ class UnitConsistent(Method):
     def leave(self) -> None:
         for parameter, factor in self.mapped:
             parameter *= factor
-        if self.settings["project"]:
-            factors = by_channel.network_scales(self.channels, self.model, self.settings["fan_in"])
-            for parameter in self.model.parameters():
-                parameter /= factors.get(id(parameter), 1.0)

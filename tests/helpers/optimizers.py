@@ -149,9 +149,9 @@ def of_random_networks(name: str) -> list[Case]:
 
 
 def settings(name: str, number: int, **given: Any) -> compare.Settings:
-    """The wrapper's, drawn; without what moves weights after the step."""
+    """The wrapper's, drawn."""
     drawn = compare.drawn(name, number)
-    return drawn | {key: value for key, value in {"project": False, **given}.items() if key in drawn}
+    return drawn | {key: value for key, value in given.items() if key in drawn}
 
 
 def place(name: str) -> int:

@@ -43,7 +43,7 @@ each_route = pytest.mark.parametrize(
     [pytest.param(wrap, INNER["sgd-0"], id=f"{name}-sgd-0") for name, wrap in ROUTES.items()]
     + [
         pytest.param(ROUTES[name], INNER["adamw"], id=f"{name}-adamw")
-        for name in ("unit-consistent", "whitened", "project", "by-rate")
+        for name in ("unit-consistent", "whitened", "by-rate")
     ]
     + [pytest.param(ROUTES["unit-consistent"], INNER["mapped"], id="unit-consistent-mapped")],
 )
