@@ -55,11 +55,11 @@ class ByInputs(Reparametrized):
         self._find_layers()
 
     @torch.compiler.disable
-    def _inner_step(self, *args: Any, **kwargs: Any) -> None:
+    def _inner_step(self, **kwargs: Any) -> None:
         # Layers may be unfrozen one after the other, as in fine-tuning; a step that measures looks for them.
         if isinstance(self.method, InputMethod) and self.method.due() and self.method.trained != self._trained():
             self._find_layers()
-        super()._inner_step(*args, **kwargs)
+        super()._inner_step(**kwargs)
 
     def count_rows(self, layer: nn.Module, rows: Tensor) -> None:
         r"""Count further rows of a layer by hand, with 0 in the place of the bias's 1.

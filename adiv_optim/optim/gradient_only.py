@@ -96,10 +96,10 @@ class GradientOnly(OptimizerWrapper):
         if self._later is not None:
             extend(self.model, parameters=self.param_groups[-1]["params"], **self._later)
 
-    def _inner_step(self, *args: Any, **kwargs: Any) -> None:
+    def _inner_step(self, **kwargs: Any) -> None:
         if self._later is not None:
             self._tell(self._why_lost(self.model), "")
-        super()._inner_step(*args, **kwargs)
+        super()._inner_step(**kwargs)
         if self._own_steps < 2 and any(p.grad is not None for p in self.model.parameters()):
             self._own_steps += 1
             found = self.coverage().skipped if self._own_steps == 2 else {}

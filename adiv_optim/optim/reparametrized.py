@@ -1,6 +1,6 @@
 """Letting an optimizer step on other variables than the model's weights: the one driver of a step."""
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -125,6 +125,13 @@ class Reparametrized(OptimizerWrapper):
                     f"outer one has mapped; {turned if within.goes_around(self) else 'choose one'}."
                 )
             within = within.inner
+        if hasattr(within, "eval"):
+            name = type(within).__name__
+            raise ValueError(
+                f"{own} around {name}, which keeps a second set of weights in the variables of the steps it took: it "
+                f"would mix them with the model's own. Write ScheduleFreeWrapper({own}(…, model), …), or wrap {name} "
+                "in GradientOnly."
+            )
         held = [value for value in vars(within).values() if isinstance(value, Optimizer)]
         if held:  # a chain has its optimizers in a tuple
             name, inside = type(within).__name__, type(held[0]).__name__
@@ -182,7 +189,7 @@ class Reparametrized(OptimizerWrapper):
 
     @torch.compiler.disable  # traced, a step would be dozens of graphs
     @torch.no_grad()
-    def _inner_step(self, *args: Any, **kwargs: Any) -> None:
+    def _inner_step(self, **kwargs: Any) -> None:
         if self._shown:
             for parameter, entries in list(self.inner.state.items()):
                 for name in ours(entries):
@@ -195,12 +202,12 @@ class Reparametrized(OptimizerWrapper):
             refuse_capture(type(self).__name__, "counts its steps", first)
             reason = self._why_lost(self.model)
         with without_autocast(first.device.type):  # it would round the products of transforms
-            apart = self._mapped_step(*args, **kwargs)
+            apart = self._mapped_step(**kwargs)
         self.method.after_step()
         inactive = self.method.why_inactive() if self._steps == 2 else ""
         self._tell(reason or apart or inactive, " takes plain steps")
 
-    def _mapped_step(self, *args: Any, **kwargs: Any) -> str:
+    def _mapped_step(self, **kwargs: Any) -> str:
         """Step, and say why not every layer was treated, or ""."""
         resting: dict[int, bool] = {}
         for group in self.param_groups:
@@ -218,7 +225,7 @@ class Reparametrized(OptimizerWrapper):
         try:
             for snapshot in snapshots:
                 snapshot.enter()
-            super()._inner_step(*args, **kwargs)
+            super()._inner_step(**kwargs)
             for snapshot in snapshots:
                 snapshot.leave()
             self.method.rescale(snapshots)
@@ -253,13 +260,6 @@ class Reparametrized(OptimizerWrapper):
     def metrics(self) -> dict[str, float]:
         """Return what was measured last as flat numbers, for any logger; what is treated is a share in [0, 1]."""
         return self._metrics(self.coverage(), self.method.metrics())
-
-    def _of_two_weights(self, name: str) -> Callable[[], Any]:
-        super()._of_two_weights(name)
-        raise AttributeError(
-            f"{type(self).__name__} has no {name}(): {type(self.inner).__name__} keeps its second set of weights in "
-            "the variables of the steps it took, and would mix them with the model's own; wrap it in GradientOnly."
-        )
 
     def _state_dict(self) -> dict[str, Any]:
         found = dict(super()._state_dict())

@@ -1,7 +1,7 @@
 """The one contract all optimizers of this package share: to be the optimizer they wrap."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -120,31 +120,34 @@ class OptimizerWrapper(Optimizer):
             self._told |= {reason}
             warn(f"{type(self).__name__}{opening}: {reason}")
 
-    def step(self, closure: Any = None, *args: Any, **kwargs: Any) -> Any:
+    def step(self, closure: Callable[[], Any] | None = None, **kwargs: Any) -> Any:
         """Evaluate the closure if there is one, then take the inner optimizer's step.
 
         Args:
-            closure: called once; anything else is the first argument of the inner optimizer's `step`.
-            args: further ones of it.
-            kwargs: likewise.
+            closure: called once.
+            kwargs: arguments of the inner optimizer's `step`.
 
         Returns:
             What the closure returned, or None.
+
+        Raises:
+            RuntimeError: in torch.inference_mode().
         """
         loss = None
-        if closure is not None and not callable(closure):
-            closure, args = None, (closure, *args)
-        # What a wrapper keeps from step to step has to be ordinary tensors.
-        with _ordinary_tensors() if torch.is_inference_mode_enabled() else nullcontext():
-            if closure is not None:
-                with torch.enable_grad():
-                    loss = closure()
-            self._inner_step(*args, **kwargs)
+        if torch.is_inference_mode_enabled():
+            raise RuntimeError(
+                f"{type(self).__name__}: no later step could change what a step in torch.inference_mode() makes; "
+                "call step() outside of it, or under torch.no_grad()."
+            )
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self._inner_step(**kwargs)
         return loss
 
-    def _inner_step(self, *args: Any, **kwargs: Any) -> None:
+    def _inner_step(self, **kwargs: Any) -> None:
         with without_global_hooks():
-            self.inner.step(*args, **kwargs)
+            self.inner.step(**kwargs)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients; see torch.optim.Optimizer.zero_grad."""
@@ -152,22 +155,14 @@ class OptimizerWrapper(Optimizer):
 
     @property
     def train(self) -> Callable[[], Any]:
-        """The inner optimizer's `train`, of optimizers that keep a second set of weights (ScheduleFree)."""
-        return self._of_two_weights("train")
+        """The inner optimizer's `train`; only those that keep a second set of weights (ScheduleFree) have one."""
+        method: Callable[[], Any] = self.inner.train  # type: ignore[attr-defined]
+        return method
 
     @property
     def eval(self) -> Callable[[], Any]:
         """The inner optimizer's `eval`, which makes the weights those to be evaluated and saved."""
-        return self._of_two_weights("eval")
-
-    def _of_two_weights(self, name: str) -> Callable[[], Any]:
-        # An AttributeError, for trainers that look whether there is one.
-        if not hasattr(self.inner, name):
-            raise AttributeError(
-                f"{type(self).__name__} has no {name}(), since the optimizer it wraps, {type(self.inner).__name__}, "
-                f"has none; call model.{name}() for the model's mode."
-            )
-        method: Callable[[], Any] = getattr(self.inner, name)
+        method: Callable[[], Any] = self.inner.eval  # type: ignore[attr-defined]
         return method
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -211,8 +206,7 @@ class OptimizerWrapper(Optimizer):
         for hook in self._optimizer_load_state_dict_pre_hooks.values():
             replaced = hook(self, state_dict)
             state_dict = state_dict if replaced is None else replaced
-        with _ordinary_tensors() if torch.is_inference_mode_enabled() else nullcontext():
-            self._load_state_dict(state_dict)
+        self._load_state_dict(state_dict)
         for post_hook in self._optimizer_load_state_dict_post_hooks.values():
             post_hook(self)
 
@@ -234,12 +228,6 @@ class OptimizerWrapper(Optimizer):
 def ours(entries: Any) -> list[str]:
     """The names of what wrappers remember of a parameter, in its part of a state or of a state dict."""
     return [name for name in entries if isinstance(name, str) and name.startswith(OURS)]
-
-
-@contextmanager
-def _ordinary_tensors() -> Iterator[None]:
-    with torch.inference_mode(False), torch.no_grad():
-        yield
 
 
 @contextmanager

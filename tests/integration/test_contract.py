@@ -202,21 +202,6 @@ def test_closure_is_called_once_with_gradients_and_its_loss_returned(name):
 
 
 @each_wrapper
-def test_a_step_in_inference_mode_is_the_step_and_so_are_those_after_it(name):
-    model, steps = network(), training(configurations("AdamW")[0], steps=4)
-    optimizer = WRAPPERS[name](steps.optimizer(model), model, steps.inputs[0])
-    twin = copy.deepcopy(optimizer)
-    for step, x in enumerate(steps.inputs):
-        optimizer.zero_grad()
-        steps.loss(model(x), steps.targets[step], step).backward()
-        with torch.inference_mode(step % 2 == 0):
-            optimizer.step()
-    values = [value for state in optimizer.state.values() for value in state.values()]
-    assert not any(value.is_inference() for value in values if isinstance(value, torch.Tensor))
-    assert identical(train(twin, steps, range(4)), weights(model))
-
-
-@each_wrapper
 def test_grad_scaler_skips_infinite_gradients_and_is_no_scale_otherwise(name, everything):
     for case in of_database(name, everything):
         (optimizer, steps), (unscaled, _) = case.start(name), case.start(name)

@@ -54,10 +54,17 @@ def test_train_and_eval_are_there_if_the_inner_optimizer_has_them():
     optimizer.train()
     assert optimizer.inner.inner.mode == "train"
     assert not hasattr(wrapped()[1], "train")
-    with pytest.raises(AttributeError, match=r"has no eval\(\), since the optimizer it wraps, GradientOnly, has none"):
-        wrapped()[1].eval()
-    with pytest.raises(AttributeError, match=r"Whitened has no eval\(\).*mix them with the model's own"):
-        Whitened(optimizer, model).eval()
+    with pytest.raises(ValueError, match=r"Whitened around TwoWeights.*mix them with the model's own"):
+        Whitened(optimizer, model)
+
+
+def test_a_step_in_inference_mode_is_refused():
+    _, optimizer = wrapped()
+    with (
+        torch.inference_mode(),
+        pytest.raises(RuntimeError, match=r"call step\(\) outside of it, or under torch.no_grad"),
+    ):
+        optimizer.step()
 
 
 def test_every_public_method_of_optimizer_is_there_and_no_other_name_leads_within():
