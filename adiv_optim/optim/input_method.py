@@ -18,9 +18,6 @@ from .reparametrized import Method
 from .second_moments import Moments, add_up_rows
 from .wrapper import OURS
 
-#: So many measurements in a row without a row of a layer that has gradients are worth a word, these.
-_MISSES = 10
-_MISSED = f"no rows in the last {_MISSES} measurements"
 #: Squares of whole numbers times it have remainders that are spread evenly and keep to no period (Weyl).
 _GOLDEN = (5**0.5 - 1) / 2
 
@@ -48,8 +45,6 @@ class InputMethod(Method):
         self.trained: list[tuple[int, bool]] = []
         #: By layer, what was made of its average.
         self.measured: dict[str, Any] = {}
-        #: Names of layers that have been warned of.
-        self._told: set[str] = set()
         #: By layer, how often its covariance could not be factorised, and rows were dropped for sums with NaN or inf.
         self.failures, self.spoiled = Counter[str](), Counter[str]()
 
@@ -87,8 +82,6 @@ class InputMethod(Method):
             add_up_rows(self.layers, self.process_group.group)
         for layer in self.layers:
             layer.missed = 0 if layer.pending_rows or layer.weight.grad is None else layer.missed + 1
-            if layer.missed == _MISSES and not layer.has_gradient():
-                layer.missed = 0
         seen = [layer for layer in self.layers if layer.pending_rows]
         finite = host.read(*(layer.finite() for layer in seen))
         first: dict[int, LayerInputs] = {}
@@ -139,13 +132,6 @@ class InputMethod(Method):
         """Count the step, and let the forward passes before the next one gather if it measures."""
         super().after_step()
         self._arm()
-        if missed := [layer.name for layer in self.layers if self._missed(layer) and layer.name not in self._told]:
-            self._told.update(missed)
-            warn(
-                f"{', '.join(missed[:4])}{' and others' * (len(missed) > 4)}: gradients, but {_MISSED}. They keep what "
-                f"was measured before, or take plain steps. One step in {self.every} measures, and rows count where "
-                "gradients are enabled: choose a smaller `every`, or name these layers in skip."
-            )
 
     def _arm(self) -> None:
         for layer in self.layers:
@@ -169,7 +155,7 @@ class InputMethod(Method):
             measured = self.measured.get(layer.name)
             why = UNCALLED * self._uncalled(layer) if layer.weight.requires_grad else "frozen"
             found = skipped if why else never_seen if measured is None else treated
-            how = why or f"{self.how(layer, measured)}{f', {_MISSED}' * self._missed(layer)}{self._remark(layer)}"
+            how = why or f"{self.how(layer, measured)}{self._remark(layer)}"
             found[layer.present_name] = how
             if layer.with_bias:
                 first = "" if measured is None else f"{how.partition(',')[0]}, "
@@ -180,9 +166,6 @@ class InputMethod(Method):
     def treated_parameters(self) -> set[int]:
         """The weights and biases of its layers."""
         return {id(parameter) for layer in self.layers for parameter in layer.parameters}
-
-    def _missed(self, layer: LayerInputs) -> bool:
-        return layer.called and layer.missed >= _MISSES
 
     def _uncalled(self, layer: LayerInputs) -> bool:
         """Whether its weight has a gradient, though it has not been called since it was found."""
