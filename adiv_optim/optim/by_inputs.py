@@ -1,16 +1,17 @@
 """The base of optimizers whose method measures the inputs of a model's layers."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 from torch.optim import Optimizer
 
 from .._linalg.limits import check_count, check_not_negative
+from .._linalg.shards import DataParallelGroup, cut_of, why_not_one_cut
 from ..attach.checks import named_in_skip, refuse_flat
-from ..attach.coverage import warn
-from ..attach.reports import meant
-from .eligible_layers import EligibleLayer, eligible_layers, refuse_shards
+from ..attach.layers import is_transposed, plain_type
+from .eligible_layers import eligible_layers
 from .input_hooks import LayerInputs
 from .input_method import InputMethod
 from .reparametrized import UNFLATTENED, Reparametrized
@@ -34,12 +35,7 @@ class ByInputs(Reparametrized):
             raise ValueError(
                 f"{name}: no tensor the optimizer holds is the weight of a layer whose rows are known: {reasons}."
             )
-        found = meant(self.coverage())
-        if found.element_share < 0.5:
-            warn(
-                f"{name} treats less than half of the elements of {type(model).__name__} that the optimizer holds; the "
-                f"others take plain steps: {found.reasons()}. coverage() lists every parameter."
-            )
+        self._warn_of_little()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients; rows seen before the next forward pass do not count any more."""
@@ -113,22 +109,61 @@ class ByInputs(Reparametrized):
         if not isinstance(method, InputMethod):
             return  # detached
         found, plain = eligible_layers(name, self.model, self, method.skip, method.bias_is_plain)
-        refuse_shards(name, found, method.process_group)
         # A layer that has been replaced leaves its record behind under the same name: the weight tells them apart.
         known = {(layer.name, id(layer.weight)): layer for layer in method.layers}
 
-        def layer_of(each: EligibleLayer) -> LayerInputs:
-            old = known.get((each.name, id(each.parameters[0])))
-            if old is not None and old.modules == each.modules and old.with_bias == each.with_bias:
+        def layer_of(path: str, modules: list[nn.Module], with_bias: bool) -> LayerInputs:
+            old = known.get((path, id(modules[0].get_parameter("weight"))))
+            if old is not None and old.modules == modules and old.with_bias == with_bias:
                 return old
-            new = LayerInputs(*each, method.moments(each.modules[0], each.with_bias))
+            new = LayerInputs(path, modules, with_bias, method.moments(modules[0], with_bias))
             new.turn = method.steps
             return new
 
-        layers = [layer_of(each) for each in found]
+        layers = [layer_of(*each) for each in found]
+        _refuse_shards(name, layers, method.process_group)
         group_of = {id(p): place for place, group in enumerate(self.param_groups) for p in group["params"]}
         for layer in layers:
             layer.groups = tuple(group_of[id(p)] for p in layer.parameters)
         kept = {layer.name for layer in layers if layer in method.layers}
         method.measured = {path: value for path, value in method.measured.items() if path in kept}
         method.layers, method.plain, method.trained = layers, plain, self._trained()
+
+
+def _refuse_shards(what: str, layers: Iterable[LayerInputs], processes: DataParallelGroup) -> None:
+    """Raise a ValueError if parts of a layer are not whole rows, or are held by processes whose rows do not count.
+
+    A map of columns takes whole rows, all of an output's weights, and which of them is no matter.
+    """
+    for layer in layers:
+        mesh: Any = getattr(layer.weight, "device_mesh", None)
+        for parameter in layer.parameters:
+            if why := _why_no_rows(layer, parameter):
+                placed = getattr(parameter, "placements", "a whole")
+                raise ValueError(
+                    f"{what}: {layer.name!r} is sharded as {placed}, {why}; cut weights and biases along dimension 0 "
+                    "by fully_shard alone, which is its default, or name this layer in skip."
+                )
+        if mesh is None:
+            continue
+        counted = distributed.get_process_group_ranks(processes.group or distributed.group.WORLD)
+        if missing := sorted({*mesh.mesh.flatten().tolist()}.difference(counted)):
+            raise ValueError(
+                f"{what}: ranks {missing} hold a part of {layer.name!r} and are not in process_group; what it reads "
+                "must be added up over all of its mesh: give a group that has them, or leave process_group=None."
+            )
+
+
+def _why_no_rows(layer: LayerInputs, parameter: Any) -> str:
+    """Say why what processes hold of a parameter are not rows of the layer, or ""."""
+    own, wanted = (getattr(tensor, "placements", "a whole") for tensor in (parameter, layer.weight))
+    if own != wanted:
+        return f"a bias, where its weight is {wanted}"
+    if why := why_not_one_cut(parameter):
+        return why
+    cut, module = cut_of(parameter), layer.modules[0]
+    if cut is None:
+        return ""
+    if getattr(module, "groups", 1) > 1 or is_transposed(module):
+        return f"and the rows of this {plain_type(module).__name__}'s weight are not outputs that read one input"
+    return "not along dimension 0" if cut.dim else ""

@@ -1,34 +1,19 @@
 """Which weights multiply rows that are known and have a part here that can be mapped; weight ↔ matrix."""
 
-from collections.abc import Container, Iterable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Container, Sequence
+from typing import NamedTuple
 
-from torch import Tensor, distributed, nn
+from torch import Tensor, nn
 from torch.nn.utils import parametrize
 from torch.optim import Optimizer
 
-from .._linalg.shards import DataParallelGroup, cut_of, why_not_one_cut
 from ..attach.checks import NAMED, Skip, bypassed, named_in_skip, refuse_lazy
 from ..attach.layers import is_transposed, plain_type, why_unknown_rows
 
 
-class EligibleLayer(NamedTuple):
-    """Modules that share a weight and multiply known rows by it, and the bias where that goes with it."""
-
-    name: str
-    modules: list[nn.Module]
-    with_bias: bool
-
-    @property
-    def parameters(self) -> list[nn.Parameter]:
-        """Weight and bias, if that is treated with it."""
-        names = ["weight", "bias"] if self.with_bias else ["weight"]
-        return [self.modules[0].get_parameter(name) for name in names]
-
-
 def eligible_layers(
     what: str, model: nn.Module, optimizer: Optimizer, skip: Skip, bias_is_plain: str
-) -> tuple[list[EligibleLayer], dict[str, str]]:
+) -> tuple[list[tuple[str, list[nn.Module], bool]], dict[str, str]]:
     """Find the layers whose weights the optimizer holds and multiply rows that are known.
 
     Args:
@@ -39,12 +24,14 @@ def eligible_layers(
         bias_is_plain: why no bias is treated with its weight, or "".
 
     Returns:
-        The layers, and by name why other parameters of the optimizer take the plain step.
+        For each layer the weight's name, the modules that share it, and whether the bias goes with it; and by name why
+        other parameters of the optimizer take the plain step.
     """
     skipped = named_in_skip(model, skip, gone=True)
     refuse_lazy(what, model, skipped)
     held = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    managed, without_call = managed_by_fsdp(model), bypassed(model)
+    by_fsdp = (module for module in model.modules() if hasattr(module, "_get_fsdp_state"))
+    managed, without_call = {part for module in by_fsdp for part in module.modules()}, bypassed(model)
     users: dict[int, list[nn.Module]] = {}
     named: dict[int, tuple[str, nn.Parameter]] = {}
     for path, module in model.named_modules():
@@ -52,7 +39,8 @@ def eligible_layers(
             if id(parameter) in held:
                 users.setdefault(id(parameter), []).append(module)
                 named.setdefault(id(parameter), (name, parameter))
-    layers: list[EligibleLayer] = []
+    layers: list[tuple[str, list[nn.Module], bool]] = []
+    together: set[int] = set()
     plain: dict[int, str] = {}
     plain_biases: dict[int, str] = {}
     for key, modules in users.items():
@@ -67,10 +55,10 @@ def eligible_layers(
         if with_bias and bias_is_plain:
             plain_biases[id(bias)], with_bias = bias_is_plain, False
         if parameter.numel() or with_bias:
-            layers.append(EligibleLayer(name, modules, with_bias))
+            layers.append((name, modules, with_bias))
+            together |= {key, id(bias)} if with_bias else {key}
         else:
             plain[key] = "without entries"
-    together = {id(parameter) for layer in layers for parameter in layer.parameters}
     plain = {key: why for key, why in (plain | plain_biases).items() if key not in together}
     return layers, {named[key][0]: why for key, why in plain.items()}
 
@@ -125,79 +113,8 @@ class Layout(NamedTuple):
         return matrix if matrix.shape == shape else matrix.reshape(shape)
 
 
-def managed_by_fsdp(model: nn.Module) -> set[nn.Module]:
-    """The modules whose parameters fully_shard has dealt to processes, each of which sees rows of its own."""
-    return {part for module in model.modules() if hasattr(module, "_get_fsdp_state") for part in module.modules()}
-
-
 def _why_not_sharded(parameter: nn.Parameter, modules: Sequence[nn.Module], managed: Container[nn.Module]) -> str:
     """Say why a weight is dealt to processes of which it is not known which rows each reads, or ""."""
     if hasattr(parameter, "placements") and not any(module in managed for module in modules):
         return "a DTensor, but not one of fully_shard; tensor parallelism may deal out the rows that it reads"
-    return ""
-
-
-def refuse_shards(what: str, layers: Iterable[EligibleLayer], processes: DataParallelGroup) -> None:
-    """Raise a ValueError if parts of a layer are not whole rows, or are held by processes whose rows do not count.
-
-    A map of columns takes whole rows, all of an output's weights, and which of them is no matter.
-
-    Args:
-        what: whose error it is.
-        layers: layers that are to be treated.
-        processes: whose inputs are added up.
-    """
-    for layer in layers:
-        for parameter in layer.parameters:
-            if why := _why_not(layer, parameter):
-                raise ValueError(
-                    f"{what}: {layer.name!r} is sharded as {_placed(parameter)}, {why}; cut weights and biases along "
-                    "dimension 0 by fully_shard alone, which is its default, or name this layer in skip."
-                )
-        if hasattr(layer.parameters[0], "device_mesh"):
-            _refuse_group(what, layer, processes)
-
-
-def _refuse_group(what: str, layer: EligibleLayer, processes: DataParallelGroup) -> None:
-    """Raise a ValueError if what a layer reads is not added up over all processes that hold a part of it."""
-    mesh: Any = layer.parameters[0]
-    counted = distributed.get_process_group_ranks(processes.group or distributed.group.WORLD)
-    if missing := sorted({*mesh.device_mesh.mesh.flatten().tolist()}.difference(counted)):
-        raise ValueError(
-            f"{what}: ranks {missing} hold a part of {layer.name!r} and are not in process_group; what it reads "
-            "must be added up over all of its mesh: give a group that has them, or leave process_group=None."
-        )
-
-
-def refuse_cuts(what: str, model: nn.Module) -> None:
-    """Raise a ValueError if a parameter is sharded otherwise than by one cut along one of its dimensions."""
-    for name, parameter in model.named_parameters():
-        if why := why_not_one_cut(parameter):
-            raise ValueError(
-                f"{what}: {name!r} is sharded as {_placed(parameter)}, {why}; cut it once, by fully_shard or by "
-                "parallelize_module alone."
-            )
-
-
-def _placed(parameter: Any) -> Any:
-    return getattr(parameter, "placements", "a whole")
-
-
-def _why_not(layer: EligibleLayer, parameter: Any) -> str:
-    """Say why what processes hold of a parameter are not rows of the layer, or ""."""
-    weight = layer.parameters[0]
-    if _placed(parameter) != _placed(weight):
-        return f"a bias, where its weight is {_placed(weight)}"
-    if why := why_not_one_cut(parameter):
-        return why
-    cut, module = cut_of(parameter), layer.modules[0]
-    kind = plain_type(module)
-    if cut is None:
-        return ""
-    if cut.dim:
-        return "not along dimension 0"
-    if (groups := getattr(module, "groups", 1)) > 1:
-        return f"and the rows of this {kind.__name__} belong to {groups} groups, each with inputs of its own"
-    if is_transposed(module):
-        return f"and the rows of this {kind.__name__}'s weight are inputs, not outputs"
     return ""

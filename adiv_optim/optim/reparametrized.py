@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 
 from .._linalg.limits import check_like
 from ..attach.coverage import Coverage, warn
-from ..attach.reports import report
+from ..attach.reports import meant, report
 from ..functional.shared import refuse_capture, without_autocast
 from .snapshot import Snapshot, Transform, decay_factors, hooked, rests
 from .wrapper import OURS, OptimizerWrapper, check_same_parameters, ours, unwrapped
@@ -114,6 +114,16 @@ class Reparametrized(OptimizerWrapper):
     def goes_around(self, within: "Reparametrized") -> bool:
         """Whether an optimizer within may map weights as well: only where this one leaves the weights alone."""
         return False
+
+    def _warn_of_little(self, remedy: str = "") -> None:
+        """Warn if less than half of what the optimizer trains is treated."""
+        found = meant(self.coverage())
+        if found.elements and found.element_share < 0.5:
+            warn(
+                f"{type(self).__name__} treats less than half of the elements of {type(self.model).__name__} that the "
+                f"optimizer holds; the others take plain steps: {found.reasons()}. {remedy}coverage() lists every "
+                "parameter."
+            )
 
     def _refuse_within(self) -> None:
         own, within = type(self).__name__, self.inner

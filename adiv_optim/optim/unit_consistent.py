@@ -1,7 +1,6 @@
 """Optimizers whose path no rescaling of hidden units can change."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
@@ -10,10 +9,9 @@ from torch.optim import Optimizer
 
 from .. import gauge as gauges
 from .._linalg import host
+from .._linalg.shards import why_not_one_cut
 from ..attach.checks import NAMED, Skip, named_in_skip, refuse_flat
-from ..attach.coverage import Coverage, warn
-from ..attach.reports import meant
-from .eligible_layers import refuse_cuts
+from ..attach.coverage import Coverage
 from .reparametrized import UNFLATTENED, Method, Reparametrized
 from .snapshot import Diagonal, Transform
 from .wrapper import OURS, check_model, unwrapped
@@ -200,30 +198,18 @@ class UnitConsistent(Reparametrized):
         check_model("UnitConsistent", model)
         model = unwrapped(model)  # torch.export cannot look into what is around it
         refuse_flat("UnitConsistent", model, UNFLATTENED)
-        refuse_cuts("UnitConsistent", model)
+        for name, parameter in model.named_parameters():
+            if why := why_not_one_cut(parameter):
+                raise ValueError(
+                    f"UnitConsistent: {name!r} is sharded as {getattr(parameter, 'placements', ())}, {why}; cut it once, "
+                    "by fully_shard or by parallelize_module alone."
+                )
         if graph is None:
             if example_input is None:
                 raise ValueError("UnitConsistent: pass example_input, what the model is called with, to trace it.")
             graph = gauges.trace(model, example_input)
         super().__init__(optimizer, model, CanonicalMethod(model, graph, gauge, skip))
-        if words := self._why_little():
-            warn(words)
-
-    def _why_little(self) -> str:
-        """Say why less than half of what the optimizer trains is treated, with the remedy; "" if more is."""
-        found = meant(self.coverage())
-        if found.element_share >= 0.5 or not found.elements:
-            return ""
-        found = replace(found, skipped={name: self._kind(why) for name, why in found.skipped.items()})
-        most = f"{found.element_share:.1%} of the elements" if found.treated else "nothing"
-        return (
-            f"UnitConsistent treats {most} of {type(self.model).__name__}; all else takes the plain step: "
-            f"{found.reasons()}. Only functions with f(cx) = c f(x), as ReLU and leaky ReLU, leave scales free: use "
-            "those, or the optimizer without UnitConsistent. coverage() lists every parameter."
+        self._warn_of_little(
+            "Only functions with f(cx) = c f(x), as ReLU and leaky ReLU, leave scales free: use those, or the "
+            "optimizer without UnitConsistent. "
         )
-
-    def _kind(self, why: str) -> str:
-        """Put the type of module for its path, so that equal reasons of different layers are one."""
-        modules = dict(self.model.named_modules())
-        parts = why.split("; ")[0].split(" in ")
-        return " in ".join(type(modules[part]).__name__ if part in modules else part for part in parts)

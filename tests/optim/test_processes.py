@@ -191,8 +191,8 @@ def by_columns() -> nn.Module:
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: sharded(nn.Conv1d(4, 6, 3, groups=2)), "the rows of this Conv1d belong to 2 groups"),
-        (lambda: sharded(transposed()), "the rows of this Conv1D's weight are inputs, not outputs"),
+        (lambda: sharded(nn.Conv1d(4, 6, 3, groups=2)), "the rows of this Conv1d's weight are not outputs"),
+        (lambda: sharded(transposed()), "the rows of this Conv1D's weight are not outputs"),
         (by_columns, r"'weight' is sharded as \(Shard\(dim=1\),\), not along dimension 0"),
         (tensor_and_fully, r"is sharded as \(Shard\(dim=0\), Shard\(dim=0\)\), cut by several dimensions"),
     ],
