@@ -43,11 +43,9 @@ class ByInputs(Reparametrized):
         for layer in self.method.layers:
             layer.dropped = layer.pending is not None
 
-    def _treat_group(self) -> None:
-        self._find_layers()
-
-    def _drop_group(self) -> None:
-        super()._drop_group()
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a parameter group to the inner optimizer, and measure the layers that it brings."""
+        super().add_param_group(param_group)
         self._find_layers()
 
     @torch.compiler.disable

@@ -91,8 +91,9 @@ class GradientOnly(OptimizerWrapper):
         rules = dict.fromkeys(repr(layer._correction) for layer in self._layers())
         return f"{type(self).__name__}({self.inner!r}, correction={', '.join(rules) or None})"
 
-    def _treat_group(self) -> None:
-        # Layers that are new in the model, and hold some of it, are corrected from now on.
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a parameter group to the inner optimizer, and correct the layers that are new and hold some of it."""
+        super().add_param_group(param_group)
         if self._later is not None:
             extend(self.model, parameters=self.param_groups[-1]["params"], **self._later)
 

@@ -201,8 +201,8 @@ class UnitConsistent(Reparametrized):
         for name, parameter in model.named_parameters():
             if why := why_not_one_cut(parameter):
                 raise ValueError(
-                    f"UnitConsistent: {name!r} is sharded as {getattr(parameter, 'placements', ())}, {why}; cut it once, "
-                    "by fully_shard or by parallelize_module alone."
+                    f"UnitConsistent: {name!r} is sharded as {getattr(parameter, 'placements', ())}, {why}; cut it "
+                    "once, by fully_shard or by parallelize_module alone."
                 )
         if graph is None:
             if example_input is None:

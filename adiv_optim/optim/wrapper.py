@@ -166,23 +166,11 @@ class OptimizerWrapper(Optimizer):
         return method
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a parameter group to the inner optimizer, and treat the layers that it brings; neither after an error."""
+        """Add a parameter group to the inner optimizer, and treat the layers that it brings.
+
+        Where that raises an error the optimizer holds the group all the same: build it and the wrapper again.
+        """
         self.inner.add_param_group(param_group)
-        try:
-            self._treat_group()
-        except Exception:
-            self._drop_group()
-            raise
-
-    def _treat_group(self) -> None:
-        """Called when a parameter group has been added."""
-
-    def _drop_group(self) -> None:
-        """Take the last parameter group off again."""
-        if isinstance(self.inner, OptimizerWrapper):
-            self.inner._drop_group()
-        else:
-            self.param_groups.pop()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the inner optimizer's state dict: a checkpoint loads with or without the wrapper."""

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.func import functional_call, grad
 
-from adiv_optim import GradientOnly, InputScaled, Preconditioned, Proportional, Whitened
+from adiv_optim import InputScaled, Preconditioned, Whitened
 from adiv_optim.optim.snapshot import Snapshot
 from tests.helpers.cases import relative_error
 from tests.helpers.steps import each_by_inputs, inputs, network, same, sgd, stepped, weights
@@ -82,19 +82,6 @@ def test_a_skipped_module_may_go(wrapper):
     optimizer.add_param_group({"params": model.head.parameters()})
     stepped(model, optimizer, inputs(0, size=3.0))
     assert "head.weight" in optimizer.coverage().treated
-
-
-@each_by_inputs
-def test_a_group_that_is_refused_leaves_nothing_in_a_wrapper_within(wrapper):
-    model = network()
-    within = wrapper(sgd(model), model)
-    optimizer = GradientOnly(within, model, Proportional(), strict=True)
-    model.append(nn.Linear(3, 2))
-    model.append(nn.LayerNorm(2))
-    with pytest.raises(ValueError, match="strict: 2 trainable parameters"):
-        optimizer.add_param_group({"params": list(model[3:].parameters())})
-    assert len(optimizer.param_groups) == 1
-    assert [layer.name for layer in within.method.layers] == ["0.weight", "2.weight"]
 
 
 @pytest.mark.parametrize("name", REMEMBERING)
