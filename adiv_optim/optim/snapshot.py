@@ -63,14 +63,18 @@ class Diagonal(Transform):
         parameter: w.
         factors: d, e, …: numbers or tensors; of a sharded parameter about the part that is held here.
         shape: of the view; None is the parameter's own.
+        watched: note the products of the step with itself and with what it is mapped back to, for `metrics`.
     """
 
     entrywise = True
 
     def __init__(
-        self, parameter: nn.Parameter, factors: Sequence[float | Tensor], shape: tuple[int, ...] | None = None
-    ) -> None:
-        self.parameters, self.factors, self.shape = [parameter], factors, shape
+        self, parameter: nn.Parameter, factors: Sequence[float | Tensor], shape: tuple[int, ...] | None = None,
+        watched: bool = False,
+    ) -> None:  # fmt: skip
+        self.parameters, self.factors, self.shape, self.watched = [parameter], factors, shape, watched
+        #: If watched, before × before, before × after and after × after, (3,).
+        self.products = torch.empty(0)
 
     def gradients(self, gradients: list[Tensor]) -> list[Tensor]:
         """Return g d e …."""
@@ -82,9 +86,13 @@ class Diagonal(Transform):
 
     def back(self, steps: list[Tensor]) -> list[Tensor]:
         """Return Δw' d e …."""
+        before = [host.double(step.clone()) for step in steps] if self.watched else []
         for step in steps:
             for factor in self.factors:
                 step.view(self.shape or step.shape).mul_(factor)
+        for own, step in zip(before, steps if before else (), strict=True):
+            after = host.double(step)
+            self.products = torch.stack([(own * own).sum(), (own * after).sum(), (after * after).sum()])
         return steps
 
     def _times(self, tensor: Tensor, factors: Sequence[float | Tensor]) -> Tensor:

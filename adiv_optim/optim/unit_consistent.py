@@ -1,5 +1,6 @@
 """Optimizers whose path no rescaling of hidden units can change."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -13,7 +14,7 @@ from .._linalg.shards import why_not_one_cut
 from ..attach.checks import NAMED, Skip, named_in_skip, refuse_flat
 from ..attach.coverage import Coverage
 from .reparametrized import UNFLATTENED, Method, Reparametrized
-from .snapshot import Diagonal, Transform
+from .snapshot import Diagonal, Snapshot, Transform
 from .wrapper import OURS, check_model, unwrapped
 
 
@@ -32,14 +33,24 @@ class CanonicalMethod(Method):
         self.measurements = 0
         self._log_scales: Tensor | None = None
         self._factors: dict[str, gauges.Factors] = {}
+        #: Whether anybody reads `metrics`; and by parameter what they show of its step.
+        self._asked, self._seen = False, dict[str, Tensor]()
 
     def transforms(self) -> Sequence[Transform]:
         """Return a transform for each parameter that has scales and a gradient, an old one of a frozen weight too."""
-        if self.steps % self.gauge.every == 0 or not self._factors:
+        if due := self.steps % self.gauge.every == 0 or not self._factors:
             self._measure()
         treated = {name: factors for name, factors in self._factors.items() if name not in self.skipped}
         moving = [(self.parameters[name], factors) for name, factors in treated.items()]
-        return [_diagonal(p, factors.held(p)) for p, factors in moving if p.grad is not None]
+        watched = due and self._asked
+        return [_diagonal(p, factors.held(p), watched) for p, factors in moving if p.grad is not None]
+
+    def rescale(self, snapshots: Sequence[Snapshot]) -> None:
+        """Note what `metrics` is to show; no step changes."""
+        names = {id(parameter): name for name, parameter in self.parameters.items()}
+        for transform in (snapshot.transform for snapshot in snapshots):
+            if isinstance(transform, Diagonal) and transform.watched:
+                self._seen[names[id(transform.parameters[0])]] = transform.products
 
     def settings(self) -> dict[str, Any]:
         """Return gauge and options, as the repr shows them."""
@@ -76,13 +87,21 @@ class CanonicalMethod(Method):
         return "not used by the traced call" if name in self.graph.outside else "not in the graph"
 
     def metrics(self) -> dict[str, float]:
-        """Return the range of the log-scales measured last, and how often they were measured."""
+        """Return the range of the log-scales measured last, and how often they were measured.
+
+        Once this has been called, also of each parameter, of steps that measure, the cosine between the step as the
+        optimizer took it and as it is mapped back; of a sharded one over what is held here.
+        """
+        self._asked = True
         if self._log_scales is None:
             return {}
         found = {"measurements": float(self.measurements), "free_scales": float(self.graph.free)}
         if self.graph.free:
             found |= {"log_scale_min": float(self._log_scales.min()), "log_scale_max": float(self._log_scales.max())}
-        return found
+        every = zip(self._seen, torch.stack([*self._seen.values()]).tolist() if self._seen else (), strict=True)
+        cosines = {name: both / math.sqrt(own * mapped) for name, (own, both, mapped) in every if own * mapped > 0}
+        found |= {f"{name}/step_cosine": cosine for name, cosine in cosines.items()}
+        return found | ({"smallest_step_cosine": min(cosines.values())} if cosines else {})
 
     def state(self) -> dict[Tensor, dict[str, Any]]:
         """Return what resuming exactly needs: the scales in use, and the log-scales that the next ones are near."""
@@ -118,10 +137,11 @@ class CanonicalMethod(Method):
             self._factors[name] = gauges.Factors(shape, entries["d"].clone(), entries["e"].clone())
 
 
-def _diagonal(parameter: nn.Parameter, factors: gauges.Factors) -> Diagonal:
+def _diagonal(parameter: nn.Parameter, factors: gauges.Factors, watched: bool) -> Diagonal:
     # Scales keep their own precision: those of float16 weights may lie outside of float16's range.
     dtype = torch.promote_types(parameter.dtype, torch.float32)
-    return Diagonal(parameter, [part.to(parameter.device, dtype) for part in (factors.d, factors.e)], factors.shape)
+    parts = [part.to(parameter.device, dtype) for part in (factors.d, factors.e)]
+    return Diagonal(parameter, parts, factors.shape, watched)
 
 
 class UnitConsistent(Reparametrized):

@@ -228,7 +228,7 @@ def _runtimes(stores: Mapping[str, Store], name: str, folder: Path) -> Section:
 
 def _not_run(stores: Mapping[str, Store], name: str, folder: Path) -> Section:
     """What `reproduce` can make and no file holds."""
-    rows = [[f"`{name}`", exact(recipe.hours)] for name, (_, recipe) in RECIPES.items() if name not in stores]
+    rows: list[Cells] = [[f"`{name}`", exact(made.hours)] for name, (_, made) in RECIPES.items() if name not in stores]
     return Section([Table(["name", "hours of one core"], rows)])
 
 

@@ -1,6 +1,7 @@
 """What UnitConsistent tells of itself: coverage, one warning where it does little, metrics, repr; and giving it up."""
 
 import copy
+import re
 import warnings
 
 import pytest
@@ -115,8 +116,8 @@ def test_layer_gauge_treats_weights_whose_scales_are_pinned():
 
 
 def measured(optimizer: UnitConsistent) -> dict[str, float]:
-    """Its metrics, but for what coverage tells."""
-    return {name: value for name, value in optimizer.metrics().items() if "/treated_" not in name}
+    """Its metrics of scales: not what coverage tells, and not what a step did."""
+    return {name: value for name, value in optimizer.metrics().items() if not re.search("/treated_|_cosine", name)}
 
 
 def test_metrics_are_the_range_of_the_scales_measured_last():
@@ -145,6 +146,36 @@ def test_metrics_without_free_scales():
         optimizer = wrap(model := mlp(nn.Tanh))
     step(model, optimizer)
     assert measured(optimizer) == {"UnitConsistent/measurements": 1.0, "UnitConsistent/free_scales": 0.0}
+
+
+def test_metrics_have_the_cosine_of_the_steps_that_measure_once_somebody_has_asked():
+    model = mlp()
+    inner = torch.optim.SGD(model.parameters(), lr=0.1)
+    gauges = {"gauge": gauge.NetworkGauge(every=2), "skip": ["4"]}
+    optimizer = UnitConsistent(inner, model, example_input=torch.ones(2, 6), **gauges)
+    named, own, take = dict(model.named_parameters()), {}, inner.step
+    inner.step = lambda: (own.update((n, -0.1 * p.grad) for n, p in named.items()), take())
+    gauge.apply_gauge(model, optimizer.method.graph, torch.linspace(-1, 1, 15))
+
+    def cosines() -> dict[str, float]:
+        return {name: value for name, value in optimizer.metrics().items() if "cosine" in name}
+
+    step(model, optimizer)
+    assert cosines() == {}  # nobody had asked
+    step(model, optimizer)
+    before = {name: parameter.detach().clone() for name, parameter in named.items()}
+    step(model, optimizer)
+    wanted = {
+        f"UnitConsistent/{name}/step_cosine": F.cosine_similarity((p - before[name]).flatten(), own[name].flatten(), 0)
+        for name, p in named.items()
+        if not name.startswith("4")
+    }
+    wanted["UnitConsistent/smallest_step_cosine"] = min(wanted.values())
+    assert wanted["UnitConsistent/smallest_step_cosine"] < 0.99  # the optimizer's own step is another one
+    found = cosines()
+    assert found == pytest.approx({name: value.item() for name, value in wanted.items()}, rel=1e-9)
+    step(model, optimizer)  # it does not measure
+    assert cosines() == found
 
 
 def test_repr_shows_gauge_and_settings():
