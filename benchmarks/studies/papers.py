@@ -225,8 +225,8 @@ _WIDTHS: Grid = {**_PAPER, "hidden": [(width,) * layers for layers in (1, 3) for
 #: Fig. 4 does not say how many hidden layers it has: two, as Table 1.
 _ALL_WIDTHS: Grid = {**_PAPER, "hidden": [(2**power,) * 2 for power in range(9)]}
 _DEPTHS: Grid = {**_PAPER, "hidden": [(32,) * layers for layers in (2, 5, 10)]}
-#: A third of the epochs, the papers' own methods, and tanh, of which most is claimed.
-_SHORTER: Grid = {**PAPERS, "epochs": 30, "seeds": 5, "method": having("papers")}
+#: A tenth of the epochs, the papers' own methods, and tanh, of which most is claimed.
+_SHORTER: Grid = {**PAPERS, "epochs": 10, "seeds": 5, "method": having("papers")}
 _TANH: Grid = {**_SHORTER, "activation": ["tanh"]}
 _SHORTER_DEPTHS: Grid = {**_TANH, "hidden": _DEPTHS["hidden"], "seeds": 3}
 _FOUR: Grid = {**_SHORTER, "hidden": [(width,) * layers for layers in (1, 3) for width in (16, 64)]}
@@ -254,21 +254,21 @@ _DEEP, _LONG = _robust(hidden=[(32,) * layers for layers in (2, 5, 10, 20)]), _r
 
 #: Name → the setting along which accuracies are shown, what is compared, hours at reduced length, grids, reduced ones.
 _PROTOCOLS: dict[str, tuple[str, str, float, list[Grid], list[Grid]]] = {
-    "fig2": ("width", "Fig. 2: tanh networks of several widths", 1.6,
+    "fig2": ("width", "Fig. 2: tanh networks of several widths", 0.7,
         [{**_WIDTHS, "activation": ["tanh"]}], [{**_FOUR, "activation": ["tanh"]}]),
-    "fig3": ("width", "Fig. 3: the same with leaky ReLU", 1.6,
+    "fig3": ("width", "Fig. 3: the same with leaky ReLU", 0.7,
         [{**_WIDTHS, "activation": ["leaky-relu"]}], [{**_FOUR, "activation": ["leaky-relu"]}]),
-    "fig4": ("width", "Fig. 4: widths from 1 to 256", 2.0,
+    "fig4": ("width", "Fig. 4: widths from 1 to 256", 0.7,
         [_ALL_WIDTHS], [{**_TANH, "hidden": [(4**power,) * 2 for power in range(5)]}]),
-    "fig5": ("width", "Fig. 5: networks without an activation", 1.6,
+    "fig5": ("width", "Fig. 5: networks without an activation", 0.7,
         [{**_WIDTHS, "activation": ["identity"]}], [{**_FOUR, "activation": ["identity"]}]),
-    "depth": ("depth", "2, 5 and 10 hidden layers", 1.6, [_DEPTHS], [_SHORTER_DEPTHS]),
-    "residual": ("depth", "the same with skips around the hidden layers, Appendix B.3", 1.8,
+    "depth": ("depth", "2, 5 and 10 hidden layers", 0.6, [_DEPTHS], [_SHORTER_DEPTHS]),
+    "residual": ("depth", "the same with skips around the hidden layers, Appendix B.3", 0.7,
         [{**_DEPTHS, "network": "residual"}], [{**_SHORTER_DEPTHS, "network": "residual"}]),
     "proportions": ("method", "the general forms, Eqs. 35 and 37", 0.6,
-        [{**PAPERS, "method": having("proportions")}], [{**_TANH, "method": having("proportions")}]),
+        [{**PAPERS, "method": having("proportions")}], [{**_TANH, "epochs": 30, "method": having("proportions")}]),
     "elementwise": ("method", "DyT, explicit √d and DyISRU in an MLP", 0.4,
-        [{**PAPERS, "method": having("elementwise")}], [{**_TANH, "method": having("elementwise")}]),
+        [{**PAPERS, "method": having("elementwise")}], [{**_TANH, "epochs": 30, "method": having("elementwise")}]),
     "uc-batch": ("batch", "D.3: small batches", 0.5,
         _FEW_BATCHES, _of_sgd(_FEW_BATCHES, epochs=1, batch_size=[4, 8, 32, 128])),
     "uc-init": ("gain", "D.3: the size of the first parameters", 0.3, _GAINS, _of_sgd(_GAINS, epochs=2)),
