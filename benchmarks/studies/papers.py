@@ -228,7 +228,10 @@ _DEPTHS: Grid = {**_PAPER, "hidden": [(32,) * layers for layers in (2, 5, 10)]}
 #: A tenth of the epochs, the papers' own methods, and tanh, of which most is claimed.
 _SHORTER: Grid = {**PAPERS, "epochs": 10, "seeds": 5, "method": having("papers")}
 _TANH: Grid = {**_SHORTER, "activation": ["tanh"]}
-_SHORTER_DEPTHS: Grid = {**_TANH, "hidden": _DEPTHS["hidden"], "seeds": 3}
+#: With the corrections of Eqs. 20 and 21, which the paper tests at no depth.
+_SHORTER_DEPTHS: Grid = {
+    **_TANH, "hidden": _DEPTHS["hidden"], "seeds": 3, "method": [*having("papers"), "proportional", "disproportional"],
+}  # fmt: skip
 _FOUR: Grid = {**_SHORTER, "hidden": [(width,) * layers for layers in (1, 3) for width in (16, 64)]}
 
 
@@ -262,8 +265,8 @@ _PROTOCOLS: dict[str, tuple[str, str, float, list[Grid], list[Grid]]] = {
         [_ALL_WIDTHS], [{**_TANH, "hidden": [(4**power,) * 2 for power in range(5)]}]),
     "fig5": ("width", "Fig. 5: networks without an activation", 0.7,
         [{**_WIDTHS, "activation": ["identity"]}], [{**_FOUR, "activation": ["identity"]}]),
-    "depth": ("depth", "2, 5 and 10 hidden layers", 0.6, [_DEPTHS], [_SHORTER_DEPTHS]),
-    "residual": ("depth", "the same with skips around the hidden layers, Appendix B.3", 0.7,
+    "depth": ("depth", "2, 5 and 10 hidden layers", 0.7, [_DEPTHS], [_SHORTER_DEPTHS]),
+    "residual": ("depth", "the same with skips around the hidden layers, Appendix B.3", 0.9,
         [{**_DEPTHS, "network": "residual"}], [{**_SHORTER_DEPTHS, "network": "residual"}]),
     "proportions": ("method", "the general forms, Eqs. 35 and 37", 0.6,
         [{**PAPERS, "method": having("proportions")}], [{**_TANH, "epochs": 30, "method": having("proportions")}]),

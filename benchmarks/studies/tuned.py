@@ -316,6 +316,12 @@ _DIGIT_PAIRS = {
 }  # fmt: skip
 _CNN_PAGE = "docs/results/convolutions.md"
 _SOAP = "--methods none whitened-16 --optimizers soap"
+_PER_ROW = "--methods disproportional --optimizers sgd"
+#: A step has one row: the corrections of Eqs. 20 and 21 are exact then.
+_ONE_ROW = {
+    **_MLP, "method": ["none", "affine-like", "proportional", "disproportional"], "optimizer": ["sgd"],
+    "activation": ["tanh"], "batch_size": 1, "epochs": 1,
+}  # fmt: skip
 STUDIES = {
     "cifar10-tuned": _study(
         _RATES_HELP, _run_rates, apart(_rates, "method", "activation", "optimizer", "lr"), _RATES, [Recipe(1.5)],
@@ -345,10 +351,11 @@ STUDIES = {
     ),
     "mlp-tuned": _pairs_study(
         "the paper's MLP behind four optimizers, rates and damping tuned", _PAGE, _MLP,
-        Recipe(6.0, options=("--activations tanh", f"--activations tanh {_SOAP}")),
+        Recipe(6.0, options=("--activations tanh", f"--activations tanh {_SOAP}", f"--activations tanh {_PER_ROW}")),
         Recipe(5.5, "mlp-tuned-leaky", ("--activations leaky-relu",)),
         Recipe(12.0, "mlp-tuned-k-fac", ("--activations tanh --methods singd --optimizers momentum",)),
     ),
+    "mlp-one-row": _pairs_study("per-row corrections where one row makes them exact", _PAGE, _ONE_ROW, Recipe(0.4)),
     "digits-optimizers": _pairs_study(
         "ten methods and two wrappers on digits, rates and damping tuned", _PAGE, _DIGIT_PAIRS, Recipe(0.7), data=""
     ),
