@@ -207,7 +207,7 @@ def _alike(layer: LayerInputs) -> Any:
 def _sent(layer: LayerInputs, found: Any, owner: int, group: Group) -> list[Factor] | NoRootError:
     """Send what one process has found to all others."""
     moments: Any = layer.moments
-    stack = (layer.moments.groups,) if layer.moments.groups > 1 else ()
+    stack = (moments.groups,) if moments.groups > 1 else ()
     shapes = [torch.Size((*stack, size, size)) for size in moments.sizes]
     total = sum(shape.numel() for shape in shapes)
     numbers = torch.empty(total, dtype=host.wide(layer.weight), device=layer.weight.device)

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any, ClassVar
 
 import torch
@@ -19,17 +18,6 @@ from .input_method import InputMethod
 from .second_moments import MeanSquare
 from .snapshot import Diagonal, Snapshot, Transform
 
-#: s of every group of a layer.
-Scales = list[float]
-
-
-def _as_factor(weight: Tensor, scales: Scales) -> Any:
-    """The factor of a weight: one number, or each group's scale at its rows."""
-    if len(scales) == 1:
-        return scales[0]
-    factor = torch.tensor(scales, dtype=host.wide(weight), device="cpu").to(weight.device, non_blocking=True)
-    return factor.repeat_interleave(len(weight) // len(scales)).view(-1, *[1] * (weight.dim() - 1))
-
 
 @dataclass(eq=False, kw_only=True)
 class ScalingMethod(InputMethod):
@@ -43,26 +31,25 @@ class ScalingMethod(InputMethod):
     def __post_init__(self) -> None:
         super().__post_init__()
         #: By layer the scale that its weight was last stepped in, where W' is held; and for this step that, and s.
-        self.last: dict[str, Scales] = {}
-        self._stepping: dict[str, tuple[Scales, Scales]] = {}
+        self.last: dict[str, float] = {}
+        self._stepping: dict[str, tuple[float, float]] = {}
 
     def moments(self, module: nn.Module, with_bias: bool) -> MeanSquare:
         """Return the mean square."""
         return MeanSquare(module)
 
-    def measure(self, layer: LayerInputs) -> Scales:
-        """Return s = max(floor, r) of every group."""
+    def measure(self, layer: LayerInputs) -> float:
+        """Return s = max(floor, r)."""
         return self._scales([layer])[0]
 
-    def measure_each(self, layers: Sequence[LayerInputs]) -> Iterator[Scales]:
+    def measure_each(self, layers: Sequence[LayerInputs]) -> Iterator[float]:
         """Yield s of every layer, with one wait for the device for all of them."""
         for layer in layers:
             layer.absorb(self.decay)
         yield from self._scales(layers)
 
-    def _scales(self, layers: Sequence[LayerInputs]) -> list[Scales]:
-        found = iter(host.read(*map(_rms, layers)))
-        return [[max(self.floor, rms) for rms in islice(found, layer.moments.groups)] for layer in layers]
+    def _scales(self, layers: Sequence[LayerInputs]) -> list[float]:
+        return [max(self.floor, rms) for rms in host.read(*map(_rms, layers))]
 
     def transforms(self) -> Sequence[Transform]:
         """Return a `Scaling` for each layer whose inputs were seen, but for those of which it would change nothing."""
@@ -71,18 +58,17 @@ class ScalingMethod(InputMethod):
             end = self.measured[layer.name]
             start = self.last.get(layer.name, end) if self.hold else end
             self._stepping[layer.name] = start, end
-            if {*start, *end} != {1.0}:
-                found.append(Diagonal(layer.weight, [_as_factor(layer.weight, [1 / scale for scale in start])]))
+            if start != 1 or end != 1:
+                found.append(Diagonal(layer.weight, [1 / start]))
         return found
 
     def rescale(self, snapshots: Sequence[Snapshot]) -> None:
         """Where W' is held and s has changed, let the weight shrink as s grows, unless it was not stepped on."""
-        changed: dict[int, Any] = {}
+        changed: dict[int, float] = {}
         for layer in self.layers:
-            start, end = self._stepping.get(layer.name, ((), ()))
+            start, end = self._stepping.get(layer.name, (1.0, 1.0))
             if start != end:
-                ratios = [before / after for before, after in zip(start, end, strict=True)]
-                changed[id(layer.weight)] = _as_factor(layer.weight, ratios)
+                changed[id(layer.weight)] = start / end
         if not self.hold or not (changed or self.due()):  # all processes measure together, and take part in the sum
             return
         moving = [snapshot for snapshot in snapshots if id(snapshot.moving[0]) in changed]
@@ -101,30 +87,29 @@ class ScalingMethod(InputMethod):
             self.last |= {name: end for name, (_, end) in self._stepping.items()}
         super().after_step()
 
-    def how(self, layer: LayerInputs, measured: Scales | None) -> str:
+    def how(self, layer: LayerInputs, measured: float | None) -> str:
         """Say what the layer reads and what its steps are divided by."""
         if measured is None:
             return "nothing measured yet"
-        return f"divided by {_range(measured)}, input RMS {_range(host.read(_rms(layer)))}"
+        return f"divided by {measured:.3g}, input RMS {_rms(layer).item():.3g}"
 
     def metrics(self) -> dict[str, float]:
         """Return what was measured last: the greatest s, and of each layer the RMS of its inputs."""
-        scales = [scale for found in self.measured.values() for scale in found]
         layers = [layer for layer in self.layers if layer.name in self.measured]
-        sizes = host.read(*(_rms(layer).square().mean().sqrt() for layer in layers))
+        sizes = host.read(*map(_rms, layers))
         rms = {f"{layer.name}/input_rms": size for layer, size in zip(layers, sizes, strict=True)}
-        return {"layers_measured": len(self.measured), "largest_scale": max(scales, default=1.0), **rms}
+        return {"layers_measured": len(self.measured), "largest_scale": max(self.measured.values(), default=1.0), **rms}
 
     def layer_state(self, layer: LayerInputs) -> dict[str, Any]:
         """Return what is remembered of a layer; a scale of 0 is none yet."""
-        last, device = self.last.get(layer.name, [0.0] * layer.moments.groups), layer.weight.device
-        return {**super().layer_state(layer), "last": torch.tensor(last, dtype=host.widest(device), device=device)}
+        last, device = self.last.get(layer.name, 0.0), layer.weight.device
+        return {**super().layer_state(layer), "last": torch.tensor([last], dtype=host.widest(device), device=device)}
 
     def load_layer(self, layer: LayerInputs, state: Mapping[str, Any]) -> None:
         """Take it from a checkpoint."""
         super().load_layer(layer, state)
         self.last.pop(layer.name, None)
-        if "last" in state and all(last := host.read(state["last"])):
+        if last := float(state.get("last", 0.0)):
             self.last[layer.name] = last
 
 
@@ -132,10 +117,6 @@ def _rms(layer: LayerInputs) -> Tensor:
     moments: Any = layer.moments
     found: Tensor = moments.rms(layer.memory, layer.rows)
     return found
-
-
-def _range(numbers: list[float]) -> str:
-    return f"{min(numbers):.3g}" + (f" to {max(numbers):.3g}" if len(numbers) > 1 else "")
 
 
 class InputScaled(ByInputs):
@@ -156,7 +137,7 @@ class InputScaled(ByInputs):
     as they are, bit for bit.
 
     Goes on the layers that `Whitened` goes on, gathers in the forward pass as it does, counts micro-batches, processes
-    and dropped gradients as it does, and is measured when it is. Groups of a convolution each have an s.
+    and dropped gradients as it does, and is measured when it is.
 
     Args:
         optimizer: any torch.optim.Optimizer but LBFGS that reads only p and p.grad.

@@ -27,29 +27,30 @@ def features_of(module: nn.Module) -> int:
 
 
 class MeanSquare:
-    """The sum of the squares of what a layer reads, for each group of a convolution; the bias has no place in it."""
+    """The sum of the squares of what a layer reads; the bias has no place in it."""
 
     def __init__(self, module: nn.Module) -> None:
-        self.groups, self.features = int(getattr(module, "groups", 1)), features_of(module)
+        #: How many entries it reads at a position, of all groups of a convolution.
+        self.features = features_of(module) * int(getattr(module, "groups", 1))
         self.key: tuple[Any, ...] = (type(self), self.features)
 
     def zeros(self, weight: Tensor) -> list[Tensor]:
         """The memory before the first row."""
-        return [torch.zeros(self.groups, dtype=host.wide(weight), device=weight.device)]
+        return [torch.zeros(1, dtype=host.wide(weight), device=weight.device)]
 
     no_rows = zeros
 
     def sums(self, patches: Patches, memory: list[Tensor], one: int, turn: int) -> Iterator[tuple[list[Tensor], int]]:
         """Yield sums over parts of what is read, with the number of rows in each."""
         norms = patches.squared_norm().to(memory[0].dtype)  # (N, groups, *positions)
-        yield [norms.sum([0, *range(2, norms.dim())])], norms[:, 0].numel()
+        yield [norms.sum().view(1)], norms[:, 0].numel()
 
     def updated(self, memory: list[Tensor], sums: list[Tensor], decay: float) -> list[Tensor]:
         """The memory once sums have been added to it; made anew, since a checkpoint may hold the old one."""
         return _decayed(memory, sums, decay)
 
     def rms(self, memory: list[Tensor], rows: float) -> Tensor:
-        """The root of the mean square of an entry, for each group."""
+        """The root of the mean square of an entry, (1,)."""
         return (memory[0] / (rows * self.features)).sqrt()
 
 

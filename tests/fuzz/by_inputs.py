@@ -255,12 +255,18 @@ class Whitened(ByInputs):
 
 
 class InputScaled(ByInputs):
-    """Steps on W s with the gradient G / s, s = max(floor, r) of every group."""
+    """Steps on W s with the gradient G / s, s = max(floor, r), r being of all groups."""
 
     with_bias = False
 
-    def _of_group(self, memory: Memory, group: int, covariance: Tensor) -> Any:
-        return max(self.settings["floor"], rms_of(mean(covariance.diagonal().tolist())))
+    def _measure(self, memory: Memory) -> None:
+        super()._measure(memory)
+        if memory.total:
+            squares = mean(mean((total / memory.rows).diagonal().tolist()) for total in memory.total)
+            memory.found = [max(self.settings["floor"], rms_of(squares))] * len(memory.total)
+
+    def _of_group(self, memory: Memory, group: int, covariance: Tensor) -> list[Any]:
+        return []
 
     def map(self, memory: Memory) -> None:
         assert memory.found is not None

@@ -11,7 +11,7 @@ def mean_of(layer: Any) -> list[Tensor]:
 
 
 def rms_of(layer: Any) -> Tensor:
-    """The root mean square of an entry, for each group."""
+    """The root mean square of an entry."""
     found: Tensor = layer.moments.rms(layer.memory, layer.rows)
     return found
 

@@ -23,11 +23,10 @@ OPTIMIZERS = {
 
 
 def grouped() -> tuple[nn.Module, Tensor, Tensor]:
-    """A layer, 3 batches of 2 micro-batches of 3 images each, and every group's rows of them."""
+    """A layer, 3 batches of 2 micro-batches of 3 images each, and all rows of them."""
     layer = nn.Conv2d(4, 6, 3, stride=2, padding=1, groups=2)
     x = torch.randn(3, 2, 3, 4, 5, 5) * torch.tensor([1.0, 2.0, 3.0, 4.0]).view(4, 1, 1)
-    patches = F.unfold(x.flatten(0, 2), 3, padding=1, stride=2)  # (samples, channels × 9, positions)
-    return layer, x, patches.view(3, 6, 2, 18, 9).permute(0, 2, 1, 4, 3).flatten(2, 3)
+    return layer, x, F.unfold(x.flatten(0, 2), 3, padding=1, stride=2).view(3, -1)
 
 
 def by_hand(layer: nn.Module, optimizer, batches: Tensor, rows: Tensor, hold: bool) -> None:
@@ -37,10 +36,9 @@ def by_hand(layer: nn.Module, optimizer, batches: Tensor, rows: Tensor, hold: bo
         layer.zero_grad()
         for part in x:
             layer(part).square().sum().backward()
-        squares = 0.9 * squares + seen.square().sum((1, 2))
-        count = 0.9 * count + seen[0].numel()
-        s = (squares / count).sqrt().clamp(min=1).repeat_interleave(len(layer.weight) // len(seen))
-        s = s.view(-1, *[1] * (layer.weight.dim() - 1))
+        squares = 0.9 * squares + seen.square().sum()
+        count = 0.9 * count + seen.numel()
+        s = (squares / count).sqrt().clamp(min=1)
         at = before if hold and before is not None else s
         weight, before = layer.weight.detach().clone(), s
         with torch.no_grad():
@@ -51,7 +49,7 @@ def by_hand(layer: nn.Module, optimizer, batches: Tensor, rows: Tensor, hold: bo
 
 
 @pytest.mark.parametrize("hold", [False, True])
-def test_groups_are_divided_by_what_each_of_them_reads(hold):
+def test_a_convolution_with_groups_is_divided_by_what_all_of_them_read(hold):
     layer, batches, rows = grouped()
     other = copy.deepcopy(layer)
     optimizer = InputScaled(OPTIMIZERS["adamw"](layer.parameters()), layer, hold=hold)
