@@ -135,13 +135,6 @@ class Reparametrized(OptimizerWrapper):
                     f"outer one has mapped; {turned if within.goes_around(self) else 'choose one'}."
                 )
             within = within.inner
-        if hasattr(within, "eval"):
-            name = type(within).__name__
-            raise ValueError(
-                f"{own} around {name}, which keeps a second set of weights in the variables of the steps it took: it "
-                f"would mix them with the model's own. Write ScheduleFreeWrapper({own}(…, model), …), or wrap {name} "
-                "in GradientOnly."
-            )
         held = [value for value in vars(within).values() if isinstance(value, Optimizer)]
         if held:  # a chain has its optimizers in a tuple
             name, inside = type(within).__name__, type(held[0]).__name__

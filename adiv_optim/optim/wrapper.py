@@ -34,7 +34,7 @@ class OptimizerWrapper(Optimizer):
         optimizer: the optimizer to wrap; kept as `inner`.
 
     Raises:
-        TypeError: `optimizer` is not a torch.optim.Optimizer, or is LBFGS.
+        TypeError: `optimizer` is not a torch.optim.Optimizer, is LBFGS, or has an `eval()`, as schedule-free ones do.
     """
 
     inner: Optimizer
@@ -54,6 +54,11 @@ class OptimizerWrapper(Optimizer):
             raise TypeError(
                 f"{name} cannot wrap LBFGS: it evaluates its closure many times within one step, and its line "
                 "search needs the true gradient of the loss. Wrap a first-order optimizer (SGD, AdamW, …)."
+            )
+        if hasattr(optimizer, "eval"):
+            raise TypeError(
+                f"{name} cannot wrap {type(optimizer).__name__}, which keeps a second set of weights: write "
+                f"ScheduleFreeWrapper({name}(…), …); a correction goes on the model by attach, without a wrapper."
             )
         # Optimizer.__init__ would build param_groups anew; the way in that unpickling takes only fills in
         # the hook tables, which is what a wrapper needs.
@@ -152,18 +157,6 @@ class OptimizerWrapper(Optimizer):
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients; see torch.optim.Optimizer.zero_grad."""
         self.inner.zero_grad(set_to_none)
-
-    @property
-    def train(self) -> Callable[[], Any]:
-        """The inner optimizer's `train`; only those that keep a second set of weights (ScheduleFree) have one."""
-        method: Callable[[], Any] = self.inner.train  # type: ignore[attr-defined]
-        return method
-
-    @property
-    def eval(self) -> Callable[[], Any]:
-        """The inner optimizer's `eval`, which makes the weights those to be evaluated and saved."""
-        method: Callable[[], Any] = self.inner.eval  # type: ignore[attr-defined]
-        return method
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a parameter group to the inner optimizer, and treat the layers that it brings.

@@ -12,7 +12,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from adiv_optim import GradientOnly, Proportional, Whitened
+from adiv_optim import GradientOnly, Proportional
 from adiv_optim.optim import OptimizerWrapper
 from tests.helpers.steps import inputs, network, same, sgd, stepped
 
@@ -38,24 +38,6 @@ def test_parts_can_be_set_and_are_set_on_the_inner_optimizer():
         value = copy.copy(getattr(optimizer, name))
         setattr(optimizer, name, value)
         assert getattr(optimizer.inner, name) is value
-
-
-def test_train_and_eval_are_there_if_the_inner_optimizer_has_them():
-    class TwoWeights(SGD):
-        def train(self):
-            self.mode = "train"
-
-        def eval(self):
-            self.mode = "eval"
-
-    model, optimizer = wrapped(lambda parameters: TwoWeights(parameters, lr=0.1))
-    optimizer.eval()
-    assert optimizer.inner.inner.mode == "eval"
-    optimizer.train()
-    assert optimizer.inner.inner.mode == "train"
-    assert not hasattr(wrapped()[1], "train")
-    with pytest.raises(ValueError, match=r"Whitened around TwoWeights.*mix them with the model's own"):
-        Whitened(optimizer, model)
 
 
 def test_a_step_in_inference_mode_is_refused():
