@@ -136,8 +136,8 @@ class InputScaled(ByInputs):
     Where every layer reads inputs of an RMS of at most the floor's 1, as behind normalisers, the optimizer's steps stay
     as they are, bit for bit.
 
-    Goes on the layers that `Whitened` goes on, gathers in the forward pass as it does, counts micro-batches, processes
-    and dropped gradients as it does, and is measured when it is.
+    Which layers are treated, when r is measured, and what micro-batches, processes, compilation and checkpoints mean,
+    is as for `Whitened`.
 
     Args:
         optimizer: any torch.optim.Optimizer but LBFGS that reads only p and p.grad.

@@ -160,13 +160,8 @@ class UnitConsistent(Reparametrized):
     coupled weight decay act on W'. The optimizer's state lives in canonical coordinates. Gradient clipping before the
     step acts on the plain gradient and breaks the equivalence. Running statistics of BatchNorm are left to the model.
 
-    Where less than half of what the optimizer trains has free scales, a warning says what pins the rest: in a network
-    of GELU, SiLU or Tanh alone every step is the plain one. `coverage()` tells for each parameter.
-
-    The step costs a pass over the weights for the scales (every `gauge.every` steps) and the mapping; memory beyond
-    that of the scales is a copy of weights and gradients while the step lasts. Behind torch's own optimizers, without
-    weight decay or with decoupled one, the step alone is mapped, and not the weights. After it p.grad is what it was
-    before.
+    `coverage()` says of each parameter what pins its scale; in a network of GELU, SiLU or Tanh alone every step is the
+    plain one.
 
     Args:
         optimizer: any torch.optim.Optimizer but LBFGS, or another wrapper.

@@ -137,44 +137,36 @@ class Whitened(ByInputs):
 
     Goes on nn.Linear, nn.Conv1d/2d/3d and the Conv1D of transformers whose weights the optimizer holds: rows are
     samples, tokens or patches; groups of a convolution each have an A. A subclass of nn.Linear that multiplies other
-    things than its input says so by a method `input_rows(input)`; without one it takes the plain step, as all else
-    does. `coverage` says which, and one warning if that is more than half of the elements. A layer's weight and bias go
-    together, in one parameter group or in two: where one has no gradient, or alone has a learning rate of 0, both take
-    the plain step.
+    things than its input says so by a method `input_rows(input)`. All else takes the plain step, as `coverage` says. A
+    layer's weight and bias go together: where one has no gradient, or alone has a learning rate of 0, both take the
+    plain step.
 
     A is gathered in forward passes with gradients enabled, without keeping activations, and only before the steps that
     measure: one in `every`, at places that no period keeps to, and powers of two at first. Micro-batches add up, and so
-    do the processes of torch.distributed, each of which finds the roots of some layers and sends them to the others.
-    Rows whose gradients the optimizer's zero_grad() has dropped do not count; those of a pass without a backward, or
-    before a model's own zero_grad(), do, and activation checkpointing without re-entrance counts its rows twice, unless
-    torch.compile has it in its graph. Build the optimizer before a compiled model's first call, which would not see the
-    hooks: a wrapper that has seen no row by its second step warns.
+    do the processes of torch.distributed. Rows whose gradients the optimizer's zero_grad() has dropped do not count;
+    those of a pass without a backward, or before a model's own zero_grad(), do, and activation checkpointing without
+    re-entrance counts its rows twice, unless torch.compile has it in its graph. Build the optimizer from the sharded
+    model, and before a compiled model's first call, which would not see the hooks.
 
-    With fully_shard every process maps the rows that it holds, uneven shards included, and one sum in a step gives the
-    norms of all layers. Build the optimizer from the sharded model.
-
-    No step fails for want of a root: where float32 gives none it is found in float64, then the layer keeps the last
-    one, or takes the plain step. That is counted in `coverage` and `metrics`, and warned of once.
+    Where no root is found, in float64 either, the layer keeps the last one, or takes the plain step. That is counted in
+    `coverage` and `metrics`, and warned of once.
 
     Conversion: with every=1, decay=0 and graft_norm=False, Whitened(SGD) at `damping` takes the step of `GradientOnly`
     with `BatchIdeal(damping × rows / columns)`, columns counting the bias.
 
     Args:
-        optimizer: any torch.optim.Optimizer but LBFGS that reads only p and p.grad. For several on disjoint parameters
-            (torch.optim.Muon for matrices, AdamW for the rest) wrap each, or only one.
+        optimizer: any torch.optim.Optimizer but LBFGS that reads only p and p.grad.
         model: the model.
-        damping: λ in units of A's mean eigenvalue. The field decides, more than the optimizer: 1 for classifiers and
-            language models, 0.1 for coordinate networks and regression, 1e-3 in float64 for differential equations.
-            With graft_norm, large values give the optimizer as it is.
+        damping: λ in units of A's mean eigenvalue: 1 for classifiers and language models, 0.1 for coordinate networks
+            and regression, 1e-3 in float64 for differential equations. Large values give the optimizer as it is.
         decay: how much the average of earlier measurements counts at each new one; 0 is the present batch alone.
         every: one step in so many measures.
         graft_norm: use A + λI divided by its mean eigenvalue, and give each layer's mapped step the Frobenius norm that
             the optimizer gave it, so that learning rates carry over. The decoupled weight decay of torch's own
-            optimizers is no part of that step; it acts on the weights as it does without the wrapper.
+            optimizers is no part of that step.
         root: "eigh", or "newton-schulz" by matrix products alone.
         rank: tell only this many leading eigenvectors of A apart, and let the others share the mean of their
-            eigenvalues; None is the whole of A. They are followed from measurement to measurement by subspace
-            iteration, without A. Where a block has no more columns, A is whole.
+            eigenvalues; None is the whole of A.
         max_dim: wider layers keep diagonal blocks of at most this size of A; None is no limit.
         max_rows: at most so many rows of a forward pass count, spread over it; None is all. Of a convolution whole
             samples are left out.
