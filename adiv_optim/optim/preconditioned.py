@@ -16,7 +16,6 @@ from ..attach.checks import Skip
 from .by_inputs import ByInputs
 from .covariance_method import CovarianceMethod, RightMultiplication
 from .input_hooks import LayerInputs
-from .reparametrized import Reparametrized
 from .snapshot import Transform
 
 
@@ -66,8 +65,7 @@ class Preconditioned(ByInputs):
     (arXiv 2606.06418).
 
     Which layers are treated, when A is measured, and what micro-batches, processes, compilation and checkpoints mean,
-    is as for `Whitened`. Gradient clipping before the step sees the plain gradient. It goes around a wrapper that
-    maps weights (`Preconditioned(UnitConsistent(…), …)`), not into it.
+    is as for `Whitened`. Gradient clipping before the step sees the plain gradient.
 
     Conversion: with every=1 and decay=0, Preconditioned(SGD) at `damping` takes the step of `GradientOnly` with
     `BatchIdeal(damping × rows / columns)`, columns counting the bias.
@@ -79,7 +77,7 @@ class Preconditioned(ByInputs):
 
     Raises:
         TypeError: not an optimizer, or LBFGS.
-        ValueError: nothing to precondition, another wrapper that measures inputs inside, a setting out of its range,
+        ValueError: nothing to precondition, another wrapper of coordinates inside, a setting out of its range,
             parameters without a shape yet, or sharded otherwise than by rows.
 
     Example:
@@ -114,7 +112,3 @@ class Preconditioned(ByInputs):
             process_group=DataParallelGroup("Preconditioned", process_group), skip=skip,
         )  # fmt: skip
         super().__init__(optimizer, model, method)
-
-    def goes_around(self, within: Reparametrized) -> bool:
-        """Whether an optimizer within may map weights as well: not by the inputs, which would count twice."""
-        return not isinstance(within, ByInputs)

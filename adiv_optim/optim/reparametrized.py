@@ -96,8 +96,8 @@ class Reparametrized(OptimizerWrapper):
 
     Raises:
         TypeError: not an optimizer, or LBFGS.
-        ValueError: the optimizer holds no parameter of the model, holds another optimizer, or is a wrapper that this
-            one cannot go around.
+        ValueError: the optimizer holds no parameter of the model, holds another optimizer, or is such a wrapper
+            itself.
     """
 
     model: nn.Module
@@ -110,10 +110,6 @@ class Reparametrized(OptimizerWrapper):
         check_same_parameters(type(self).__name__, optimizer, model)
         self._refuse_within()
         self.model, self.method = unwrapped(model), method
-
-    def goes_around(self, within: "Reparametrized") -> bool:
-        """Whether an optimizer within may map weights as well: only where this one leaves the weights alone."""
-        return False
 
     def _warn_of_little(self, remedy: str = "") -> None:
         """Warn if less than half of what the optimizer trains is treated."""
@@ -128,11 +124,10 @@ class Reparametrized(OptimizerWrapper):
     def _refuse_within(self) -> None:
         own, within = type(self).__name__, self.inner
         while isinstance(within, OptimizerWrapper):
-            if isinstance(within, Reparametrized) and not self.goes_around(within):
-                turned = f"write {type(within).__name__}({own}(…), …)"
+            if isinstance(within, Reparametrized):
                 raise ValueError(
-                    f"{own} around {type(within).__name__}: the inner one would measure a model whose weights the "
-                    f"outer one has mapped; {turned if within.goes_around(self) else 'choose one'}."
+                    f"{own} around {type(within).__name__}: the outer one would change what the inner one measures; "
+                    "choose one."
                 )
             within = within.inner
         held = [value for value in vars(within).values() if isinstance(value, Optimizer)]

@@ -268,16 +268,6 @@ def test_checkpoints_with_numpy_rates_are_taken():
     assert optimizer.param_groups[0]["lr"] == 0.5
 
 
-@pytest.mark.usefixtures("in_float64")
-def test_preconditioning_goes_around_other_coordinates_and_not_into_them():
-    model, x = network(), inputs(0)
-    with pytest.raises(ValueError, match=r"write Preconditioned\(UnitConsistent\(…\), …\)"):
-        UnitConsistent(Preconditioned(sgd(model), model), model, example_input=x)
-    optimizer = Preconditioned(UnitConsistent(sgd(model), model, example_input=x), model, every=1)
-    stepped(model, optimizer, x, x)
-    assert optimizer.coverage().parameter_share == 1
-
-
 @each_wrapper
 def test_an_empty_batch_counts_no_row(wrapper):
     model = nn.Sequential(nn.Conv2d(2, 3, 3), nn.Flatten(), nn.Linear(12, 2))

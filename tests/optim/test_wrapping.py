@@ -53,10 +53,10 @@ MISTAKES = {
     "model first": (lambda: UnitConsistent(PASSED, sgd(), example_input=X), "wrong order"),
     "no model": (lambda: gauge.trace(sgd(), X), "trace: model must be"),
     "coordinates in coordinates": (
-        lambda: UnitConsistent(Whitened(sgd(), PASSED), PASSED, example_input=X), "would measure .*; choose one",
+        lambda: UnitConsistent(Whitened(sgd(), PASSED), PASSED, example_input=X), "what the inner one measures; choose one",
     ),
     "the other way round": (
-        lambda: UnitConsistent(Preconditioned(sgd(), PASSED), PASSED, example_input=X), r"write Preconditioned\(Unit",
+        lambda: Preconditioned(UnitConsistent(sgd(), PASSED, example_input=X), PASSED), "^Preconditioned around Unit",
     ),
     **{
         f"{kind.__name__} around {within.__name__}": (
