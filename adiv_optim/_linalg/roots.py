@@ -1,6 +1,5 @@
 """Square roots of covariance matrices: whole matrices, or what differs from a multiple of the identity."""
 
-import math
 from collections.abc import Sequence
 from functools import cached_property
 from typing import NamedTuple, Protocol
@@ -16,8 +15,6 @@ _MODERATE = 1e4
 
 #: What products of float32 numbers may be off by where torch.set_float32_matmul_precision lets a GPU round them.
 _TF32 = 2**-11
-
-METHODS = ("eigh", "newton-schulz")
 
 
 class NoRootError(ArithmeticError):
@@ -49,11 +46,11 @@ def _finite(tensor: Tensor) -> Tensor:
     return tensor.sum().isfinite()
 
 
-def inverse_root(matrix: Tensor, ridge: Tensor, method: str = "eigh", condition: float = 1e6) -> Tensor:
+def inverse_root(matrix: Tensor, ridge: Tensor, condition: float = 1e6) -> Tensor:
     r""":math:`(A + \lambda I)^{-1/2}` of A, (…, d, d), in float32 or float64, and λ > 0, (…); or a NoRootError.
 
-    By eigenvalues, or by as many products as `condition`, an upper bound of the condition number of A + λI, asks for.
-    In float64 where that is large, or columns are far apart in scale. A column that is 0 off A's diagonal, as of an
+    By eigenvalues; in float64 where `condition`, an upper bound of the condition number of A + λI, is large, or columns
+    are far apart in scale. A column that is 0 off A's diagonal, as of an
     input that is always 0, is exactly so in the root: rounding there would make a gradient of what has none.
     """
     variances = matrix.diagonal(dim1=-2, dim2=-1)
@@ -64,7 +61,9 @@ def inverse_root(matrix: Tensor, ridge: Tensor, method: str = "eigh", condition:
     shifted = host.double(matrix) if precise else matrix
     shifted = shifted / level[..., None, None].to(shifted.device)
     shifted.diagonal(dim1=-2, dim2=-1).add_((ridge / level)[..., None].to(shifted.device))
-    found = _by_eigenvalues(shifted, ridge / level) if method == "eigh" else _by_products(shifted, condition)
+    values, vectors = eigh(shifted)
+    half = vectors.div_(values.clamp_min((ridge / level)[..., None].to(values)).pow(0.25)[..., None, :])
+    found = joined(half[..., a:b, :] @ half[..., a:, :].mT for a, b in strips_of(half.shape[-2]))
     inverse = found.div_(level[..., None, None].to(found).sqrt()).to(matrix)
     if not all(host.read(_finite(inverse))):
         raise NoRootError(f"no finite root found of a matrix of shape {tuple(matrix.shape)}")
@@ -74,24 +73,6 @@ def inverse_root(matrix: Tensor, ridge: Tensor, method: str = "eigh", condition:
         torch.where(alone, (variances + ridge[..., None]).rsqrt(), inverse.diagonal(dim1=-2, dim2=-1))
     )
     return inverse
-
-
-def _by_eigenvalues(shifted: Tensor, ridge: Tensor) -> Tensor:
-    values, vectors = eigh(shifted)
-    half = vectors.div_(values.clamp_min(ridge[..., None].to(values)).pow(0.25)[..., None, :])
-    return joined(half[..., a:b, :] @ half[..., a:, :].mT for a, b in strips_of(half.shape[-2]))
-
-
-def _by_products(shifted: Tensor, condition: float) -> Tensor:
-    """The coupled Newton-Schulz iteration; Higham, *Functions of Matrices*, Eq. 6.35."""
-    identity = torch.eye(shifted.shape[-1], dtype=shifted.dtype, device=shifted.device)
-    scale = torch.linalg.matrix_norm(shifted)[..., None, None]
-    root, inverse = shifted / scale, identity.expand_as(shifted)
-    # An eigenvalue far below 1 grows by 9/4 each time; near 1 convergence is quadratic.
-    for _ in range(math.ceil(math.log(condition * shifted.shape[-1] ** 0.5) / math.log(2.25)) + 6):
-        step = 1.5 * identity - 0.5 * inverse @ root
-        root, inverse = root @ step, step @ inverse
-    return inverse / scale.sqrt()
 
 
 class Spectrum(NamedTuple):

@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 
 from .._linalg import host
 from .._linalg.limits import check_count, check_positive, given
-from .._linalg.roots import METHODS, Factor, Whole, inverse_root, low_rank_inverse_root
+from .._linalg.roots import Factor, Whole, inverse_root, low_rank_inverse_root
 from .._linalg.shards import DataParallelGroup, add_up_row_shards, cut_of
 from ..attach.checks import Skip
 from .by_inputs import ByInputs
@@ -28,7 +28,6 @@ class WhiteningMethod(CovarianceMethod):
     shaping: ClassVar[Sequence[str]] = ("max_dim", "rank")
 
     graft_norm: bool
-    root: str
     rank: int | None
 
     def __post_init__(self) -> None:
@@ -56,7 +55,7 @@ class WhiteningMethod(CovarianceMethod):
                 for trace, spectrum in moments.spectra(layer.memory, layer.rows)
             ]
         scaled = (block.div_(scale[..., None, None]) for block in moments.mean(layer.memory, layer.rows))
-        return [Whole(inverse_root(block, ridge, self.root, condition)) for block in scaled]
+        return [Whole(inverse_root(block, ridge, condition)) for block in scaled]
 
     def _units(self, layer: LayerInputs) -> tuple[Tensor, Tensor]:
         """What A + λI is divided by, and λ; of each group."""
@@ -164,7 +163,6 @@ class Whitened(ByInputs):
         graft_norm: use A + λI divided by its mean eigenvalue, and give each layer's mapped step the Frobenius norm that
             the optimizer gave it, so that learning rates carry over. The decoupled weight decay of torch's own
             optimizers is no part of that step.
-        root: "eigh", or "newton-schulz" by matrix products alone.
         rank: tell only this many leading eigenvectors of A apart, and let the others share the mean of their
             eigenvalues; None is the whole of A.
         max_dim: wider layers keep diagonal blocks of at most this size of A; None is no limit.
@@ -201,7 +199,6 @@ class Whitened(ByInputs):
         decay: float = 0.9,
         every: int = 10,
         graft_norm: bool = True,
-        root: str = "eigh",
         rank: int | None = None,
         max_dim: int | None = 1024,
         max_rows: int | None = None,
@@ -209,11 +206,9 @@ class Whitened(ByInputs):
         skip: Skip = (),
     ) -> None:
         check_positive("Whitened", damping=damping)
-        if root not in METHODS:
-            raise ValueError(f"Whitened: unknown root {root!r}; known are {', '.join(METHODS)}.")
         check_count("Whitened", **given(rank=rank, max_dim=max_dim, max_rows=max_rows))
         method = WhiteningMethod(
-            damping=damping, decay=decay, every=every, graft_norm=graft_norm, root=root, rank=rank, max_dim=max_dim,
+            damping=damping, decay=decay, every=every, graft_norm=graft_norm, rank=rank, max_dim=max_dim,
             max_rows=max_rows, process_group=DataParallelGroup("Whitened", process_group), skip=skip,
         )  # fmt: skip
         super().__init__(optimizer, model, method)

@@ -44,7 +44,6 @@ SIZES = {
 WRAPPERS: dict[str, Callable[[Any, Any], Any]] = {
     "Whitened, rank 16": partial(Whitened, rank=16),
     "Whitened": Whitened,
-    "Whitened, newton-schulz": partial(Whitened, root="newton-schulz"),
     "InputScaled, held": partial(InputScaled, hold=True, floor=0.1),
     "Preconditioned": Preconditioned,
     "Proportional": lambda inner, model: GradientOnly(inner, model, Proportional()),

@@ -185,7 +185,6 @@ def whitened(data: str) -> dict[str, Any]:
         ", every 10, 256 rows": partial(Whitened, max_rows=256),
         ", every 10, blocks of 256": partial(Whitened, max_dim=257),
         ", every 50": partial(Whitened, every=50),
-        ", every 10, newton-schulz": partial(Whitened, root="newton-schulz"),
     }
     return _language(", width 128, context 64", _language_rows(variants, {16: (15, 6), 128: (5, 3)}))
 

@@ -17,7 +17,6 @@ from adiv_optim import (
     Preconditioned,
     Proportional,
     UnitConsistent,
-    Whitened,
     functional,
     gauge,
     layers,
@@ -39,7 +38,6 @@ WAITS = {
     "unit-consistent": 5,
     # How uneven the covariance is, its eigenvalues, and whether the root is finite.
     "whitened": 1 + 3 * LAYERS,
-    "whitened-newton-schulz": 1 + 2 * LAYERS,
     # Its leading eigenvectors, and whether the root made of them is finite.
     "whitened-rank": 1 + 2 * LAYERS,
     "layer-gauge": 5 + LAYERS,
@@ -57,7 +55,6 @@ def layer_gauge(inner, model, example, every):
 
 MORE = {
     "preconditioned": by_inputs(Preconditioned, every=EVERY),
-    "whitened-newton-schulz": by_inputs(Whitened, every=EVERY, root="newton-schulz"),
     "layer-gauge": Wrapper(layer_gauge, {"every": EVERY}),
 }
 ALL = {**WRAPPERS, **MORE}

@@ -89,15 +89,15 @@ def cholesky_fails(monkeypatch) -> None:
     monkeypatch.setattr(torch.linalg, "cholesky_ex", failed)
 
 
-def products_fail(monkeypatch) -> None:
-    monkeypatch.setattr(roots_module, "_by_products", lambda shifted, *_: shifted / 0)
+def vectors_fail(monkeypatch) -> None:
+    monkeypatch.setattr(roots_module, "eigh", lambda matrix: (matrix.diagonal(dim1=-2, dim2=-1).clone(), matrix / 0))
 
 
 #: A wrapper, what fails in it, and what it says.
 FAILURES = {
     "eigenvalues": (Whitened, partial(lapack_fails_in_float32, also_in_float64=True), "no eigenvalues found"),
     "of a rank": (partial(Whitened, rank=2), partial(lapack_fails_in_float32, also_in_float64=True), "no eigenvalues"),
-    "products": (partial(Whitened, root="newton-schulz"), products_fail, "no finite root found"),
+    "of values": (Whitened, vectors_fail, "no finite root found"),
     "cholesky": (Preconditioned, cholesky_fails, "no Cholesky factor found"),
 }
 each_failure = pytest.mark.parametrize(("wrapper", "fail", "message"), FAILURES.values(), ids=FAILURES)
@@ -149,14 +149,13 @@ def test_a_failure_is_told_once_where_warnings_are_errors(monkeypatch):
     assert optimizer.metrics()["Whitened/failed_factorisations"] == 3
 
 
-@pytest.mark.parametrize("method", ["eigh", "newton-schulz"])
 @pytest.mark.parametrize("scale", [1e-15, 1.0, 1e15])
-def test_roots_do_not_depend_on_the_unit_of_the_inputs(method, scale):
+def test_roots_do_not_depend_on_the_unit_of_the_inputs(scale):
     x = torch.randn(40, 6, dtype=torch.float64)
     matrix = x.T @ x / 40
-    inverse = inverse_root(matrix, torch.tensor(0.1).double(), method, 100.0)
+    inverse = inverse_root(matrix, torch.tensor(0.1).double(), 100.0)
     ours = (matrix * scale**2).float()
-    found = inverse_root(ours, torch.tensor(0.1 * scale**2), method, 100.0)
+    found = inverse_root(ours, torch.tensor(0.1 * scale**2), 100.0)
     assert relative_error(found.double() * scale, inverse) <= 1e-5
     assert relative_error(Whole(found).inverse.matrix.double() / scale, Whole(inverse).inverse.matrix) <= 1e-5
 

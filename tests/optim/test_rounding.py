@@ -9,7 +9,6 @@ from tests.helpers.inputs import spectra_of
 
 WRAPPERS = {
     "eigh": Whitened,
-    "newton-schulz": lambda inner, model: Whitened(inner, model, root="newton-schulz"),
     "blocks": lambda inner, model: Whitened(inner, model, max_dim=20),
     "rank": lambda inner, model: Whitened(inner, model, rank=8),
     "preconditioned": Preconditioned,

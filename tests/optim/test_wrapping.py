@@ -31,7 +31,6 @@ OPTIONS = [
     (Whitened, "decay", 1.0, "at least 0 and below 1"),
     (Whitened, "every", 0, "an integer of at least 1"),
     *((Whitened, name, 2.5, "an integer of at least 1") for name in ("every", "rank", "max_dim", "max_rows")),
-    (Whitened, "root", "svd", "unknown root"),
     *((InputScaled, "floor", value, "positive and finite") for value in (0.0, -1.0, torch.inf, torch.nan)),
 ]
 
@@ -53,7 +52,7 @@ MISTAKES = {
     "model first": (lambda: UnitConsistent(PASSED, sgd(), example_input=X), "wrong order"),
     "no model": (lambda: gauge.trace(sgd(), X), "trace: model must be"),
     "coordinates in coordinates": (
-        lambda: UnitConsistent(Whitened(sgd(), PASSED), PASSED, example_input=X), "what the inner one measures; choose one",
+        lambda: UnitConsistent(Whitened(sgd(), PASSED), PASSED, example_input=X), "inner one measures; choose one",
     ),
     "the other way round": (
         lambda: Preconditioned(UnitConsistent(sgd(), PASSED, example_input=X), PASSED), "^Preconditioned around Unit",
