@@ -75,6 +75,22 @@ def inverse_root(matrix: Tensor, ridge: Tensor, condition: float = 1e6) -> Tenso
     return inverse
 
 
+def damped_inverse(matrix: Tensor, level: Tensor, damping: float) -> Tensor:
+    """(A + damping · level I)⁻¹ of A, (…, d, d), and its mean eigenvalue `level` > 0, (…); or a NoRootError."""
+    # In units of the mean eigenvalue, in float64: λ may be far below what float32 resolves beside A.
+    level = host.double(level)[..., None, None]
+    work = host.double(matrix) / level
+    work.diagonal(dim1=-2, dim2=-1).add_(damping)
+    factor, failed = torch.linalg.cholesky_ex(work)
+    # torch raises on a factor with a zero on its diagonal, as a failed factorisation may have.
+    identity = torch.eye(work.shape[-1], dtype=work.dtype, device=work.device)
+    factor = torch.where((failed == 0)[..., None, None], factor, identity)
+    inverse = (torch.cholesky_inverse(factor) / level).to(matrix)
+    if not all(host.read((failed == 0).all(), inverse.isfinite().all())):
+        raise NoRootError(f"no Cholesky factor found of a matrix of shape {tuple(matrix.shape)}")
+    return inverse
+
+
 class Spectrum(NamedTuple):
     """The greatest eigenvalues of a matrix."""
 

@@ -8,9 +8,8 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from .._linalg import host
 from .._linalg.limits import check_count, check_positive, given
-from .._linalg.roots import Factor, NoRootError, Whole
+from .._linalg.roots import Factor, Whole, damped_inverse
 from .._linalg.shards import DataParallelGroup
 from ..attach.checks import Skip
 from .by_inputs import ByInputs
@@ -29,22 +28,8 @@ class PreconditioningMethod(CovarianceMethod):
         """Return (A + λI)⁻¹ of every block."""
         moments: Any = layer.moments
         average = moments.average(layer.memory, layer.rows)
-        level = host.double(torch.where(average > 0, average, 1.0)[..., None, None])
-        inverses, good = [], []
-        for block in moments.mean(layer.memory, layer.rows):
-            # In units of the mean eigenvalue, in float64: λ may be far below what float32 resolves beside A.
-            work = host.double(block) / level
-            work.diagonal(dim1=-2, dim2=-1).add_(self.damping)
-            factor, failed = torch.linalg.cholesky_ex(work)
-            # torch raises on a factor with a zero on its diagonal, as a failed factorisation may have.
-            identity = torch.eye(work.shape[-1], dtype=work.dtype, device=work.device)
-            factor = torch.where((failed == 0)[..., None, None], factor, identity)
-            inverse = (torch.cholesky_inverse(factor) / level).to(block)
-            good += [(failed == 0).all(), inverse.isfinite().all()]
-            inverses.append(Whole(inverse))
-        if not all(host.read(*good)):
-            raise NoRootError(f"no Cholesky factor found of matrices of {moments}")
-        return inverses
+        level = torch.where(average > 0, average, 1.0)
+        return [Whole(damped_inverse(each, level, self.damping)) for each in moments.mean(layer.memory, layer.rows)]
 
     def transform(self, layers: Sequence[LayerInputs], factors: Sequence[Factor]) -> Transform:
         """Return the transform of a layer, or of several of one shape, of gradients alone."""

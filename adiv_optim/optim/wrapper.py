@@ -20,6 +20,11 @@ OURS = "adiv_optim."
 _ORDER = " These are the arguments in the wrong order: the optimizer comes first, then the model."
 
 
+def _of_inner(name: str) -> Any:
+    """A property that is the inner optimizer's, to be read and set."""
+    return property(lambda own: getattr(own.inner, name), lambda own, value: setattr(own.inner, name, value))
+
+
 class OptimizerWrapper(Optimizer):
     """A torch.optim.Optimizer that hands its work to another one.
 
@@ -38,6 +43,7 @@ class OptimizerWrapper(Optimizer):
     """
 
     inner: Optimizer
+    param_groups, state, defaults = _of_inner("param_groups"), _of_inner("state"), _of_inner("defaults")
     #: Steps of this object, whether one of them had a gradient, and what it has warned of.
     _steps, _fed, _told = 0, False, frozenset[str]()
 
@@ -63,33 +69,6 @@ class OptimizerWrapper(Optimizer):
         # Optimizer.__init__ would build param_groups anew; the way in that unpickling takes only fills in
         # the hook tables, which is what a wrapper needs.
         super().__setstate__({"inner": optimizer})
-
-    @property
-    def param_groups(self) -> list[dict[str, Any]]:
-        """The inner optimizer's parameter groups."""
-        return self.inner.param_groups
-
-    @param_groups.setter
-    def param_groups(self, value: list[dict[str, Any]]) -> None:
-        self.inner.param_groups = value
-
-    @property
-    def state(self) -> Any:
-        """The inner optimizer's state."""
-        return self.inner.state
-
-    @state.setter
-    def state(self, value: Any) -> None:
-        self.inner.state = value
-
-    @property
-    def defaults(self) -> dict[str, Any]:
-        """The inner optimizer's defaults."""
-        return self.inner.defaults
-
-    @defaults.setter
-    def defaults(self, value: dict[str, Any]) -> None:
-        self.inner.defaults = value
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what a copy or a pickle keeps: as in torch, no hooks."""
