@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from adiv_optim import Preconditioned, UnitConsistent, Whitened, gauge
+from adiv_optim import Preconditioned, Whitened
 from adiv_optim._linalg import roots as roots_module
 from adiv_optim._linalg.roots import NoRootError, Whole, eigh, followed, inverse_root
 from tests.helpers.cases import relative_error
 from tests.helpers.inputs import mean_of
-from tests.helpers.steps import inputs, network, same, sgd, stepped, weights
+from tests.helpers.steps import same, sgd, stepped, weights
 
 WRAPPERS = {"whitened": Whitened, "preconditioned": Preconditioned}
 each_wrapper = pytest.mark.parametrize("wrapper", WRAPPERS.values(), ids=WRAPPERS)
@@ -300,20 +300,3 @@ def test_a_bias_that_the_optimizer_does_not_hold_has_no_part_in_the_step(wrapper
         model(x).square().sum().backward()
         optimizer.step()
     assert torch.equal(one.weight, other.weight)
-
-
-@pytest.mark.usefixtures("in_float64")
-def test_coordinates_within_keep_their_memory_in_a_checkpoint():
-    def built():
-        model = network()
-        inner = UnitConsistent(sgd(model), model, example_input=x, gauge=gauge.NetworkGauge(every=4))
-        return model, Preconditioned(inner, model, every=4)
-
-    x = inputs(0)
-    model, optimizer = built()
-    stepped(model, optimizer, x, x)
-    again, resumed = built()
-    again.load_state_dict(model.state_dict())
-    resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))
-    assert resumed.inner.method.steps == 2
-    assert same(stepped(again, resumed, x), stepped(model, optimizer, x))

@@ -55,7 +55,8 @@ MISTAKES = {
         lambda: UnitConsistent(Whitened(sgd(), PASSED), PASSED, example_input=X), "inner one measures; choose one",
     ),
     "the other way round": (
-        lambda: Preconditioned(UnitConsistent(sgd(), PASSED, example_input=X), PASSED), "^Preconditioned around Unit",
+        lambda: Preconditioned(UnitConsistent(sgd(), PASSED, example_input=X, gauge=gauge.LayerGauge()), PASSED),
+        "^Preconditioned around UnitConsistent: ",
     ),
     **{
         f"{kind.__name__} around {within.__name__}": (
