@@ -355,7 +355,7 @@ STUDIES = {
         Recipe(5.5, "mlp-tuned-leaky", ("--activations leaky-relu",)),
         Recipe(12.0, "mlp-tuned-k-fac", ("--activations tanh --methods singd --optimizers momentum",)),
     ),
-    "mlp-one-row": _pairs_study("per-row corrections where one row makes them exact", _PAGE, _ONE_ROW, Recipe(0.4)),
+    "mlp-one-row": _pairs_study("per-row corrections where one row makes them exact", _PAGE, _ONE_ROW, Recipe(0.06)),
     "digits-optimizers": _pairs_study(
         "ten methods and two wrappers on digits, rates and damping tuned", _PAGE, _DIGIT_PAIRS, Recipe(0.7), data=""
     ),

@@ -79,6 +79,12 @@ def mlp(method, optimizer):
     return seeds("mlp-tuned", method=method, optimizer=optimizer, activation="tanh")
 
 
+def lead(file, method, rival, **wanted):
+    """How many points a method is ahead of another one, and p."""
+    own, other = (seeds(file, method=name, **wanted) for name in (method, rival))
+    return fmean(own) - fmean(other), p(own, other)
+
+
 def other_pairs():
     """How many pairs of a method and an optimizer the MLP has beside batch-ideal's: equal ones count once."""
     pairs = {(r["settings"]["method"], r["settings"]["optimizer"]) for r in results("mlp-tuned")}

@@ -19,6 +19,7 @@ from .measured import (
     ideal_steps,
     in_paper_order,
     interval,
+    lead,
     longer,
     mlp,
     muons_step,
@@ -142,6 +143,22 @@ QUOTES = {
         ("with the paper's means is {:+.2f} (p = {:.4f}) and {:+.2f} (p = {:.2f})", lambda: [
             *ranked_at_length("tanh"), *ranked_at_length("leaky-relu")]),
         ("after 100 epochs it ends {:.1f} points below affine-like layers", at_32),
+        ("with SGD `Proportional` ends {:.1f} points below no normaliser, `Disproportional` {:.1f}", lambda: [
+            lead("mlp-tuned", "none", rival, optimizer="sgd", activation="tanh")[0]
+            for rival in ("proportional", "disproportional")]),
+        ("affine-like layers end {:.1f} points below no normaliser, `Proportional` {:.1f} and `Disproportional` {:.1f}",
+         lambda: [lead("mlp-one-row", "none", rival)[0]
+                  for rival in ("affine-like", "proportional", "disproportional")]),
+        ("explicit √d, level with absorbed, is {:.1f} points ahead of LayerNorm", lambda: lead(
+            "elementwise", "dyt-sqrt-d", "layernorm")[:1]),
+    ],
+    "docs/results/convolutions.md": [
+        ("Whitening gains {:.1f} points with SOAP** (p < 0.001)", lambda: [gain for gain, p in [
+            lead("cnn-pool-tuned", "whitened", "none", optimizer="soap")] if p < 0.001]),
+    ],
+    "docs/results/unit-consistency.md": [
+        ("it is {:.1f} points behind BatchNorm** (p < 0.001)", lambda: [-gain for gain, p in [
+            lead("uc-long", "uc-network", "batchnorm")] if p < 0.001]),
     ],
     "docs/results/costs.md": [
         ("in a plain loop, takes {:.1f} and {:.1f} times as long", ideal_steps),

@@ -128,7 +128,8 @@ PAGE = [
          ("none", "adam", "whitened"), ("none", "adam", "mac"))) for number in found[:2]]),
     ("Whitened Adam is {:.1f} dB ahead of Adam (p < 0.001), at {:.1f} times the time of a step", lambda: [
         gain for gain, p in [white("adam", network="wide")] if p < 0.001] + [
-        price("coordinates", "network", "wide", "whitened", "adam") / price("coordinates", "network", "wide", optimizer="adam")]),
+        price("coordinates", "network", "wide", "whitened", "adam")
+        / price("coordinates", "network", "wide", optimizer="adam")]),
     ("Whitened Adam and Muon are {} dB ahead of their counterparts with BatchNorm", lambda: {
         f"{white_against_norm(o, size=128)[0]:.0f}" for o in ("adam", "muon")}),
     ("Whitening divides the error of Muon by {:.0f}, of Adam by {:.0f} and of SOAP by {:.0f}", lambda: [
