@@ -22,7 +22,8 @@ _ORDER = " These are the arguments in the wrong order: the optimizer comes first
 
 def _of_inner(name: str) -> Any:
     """A property that is the inner optimizer's, to be read and set."""
-    return property(lambda own: getattr(own.inner, name), lambda own, value: setattr(own.inner, name, value))
+    doc = f"The inner optimizer's {name}."
+    return property(lambda own: getattr(own.inner, name), lambda own, value: setattr(own.inner, name, value), doc=doc)
 
 
 class OptimizerWrapper(Optimizer):
