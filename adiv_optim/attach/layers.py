@@ -6,7 +6,7 @@ They can be imported by name, so pickling and copying an attached model work.
 import importlib
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -118,6 +118,42 @@ def __getattr__(name: str) -> Any:
 def is_transposed(layer: nn.Module) -> bool:
     """Whether the layer is linear with a weight of shape (in_features, out_features), corrected or not."""
     return issubclass(corrected_types().get(plain_type(layer), nn.Module), CorrectedTransposed)
+
+
+class Layout(NamedTuple):
+    """How the parameters of a layer lie as matrices with a row for each output."""
+
+    #: Whether the weight has a column for each output.
+    transposed: bool
+    #: How many matrices there are, one above the other.
+    groups: int
+
+    @classmethod
+    def of(cls, module: nn.Module) -> "Layout":
+        """Return the layout of a layer's weight and bias."""
+        return cls(is_transposed(module), int(getattr(module, "groups", 1)))
+
+    def features(self, weight: Tensor) -> int:
+        """How many features a row of the layer has, as far as this process holds them."""
+        return len(weight) if self.transposed else weight.shape[1:].numel()
+
+    def matrix(self, part: Tensor, stack: int = 0) -> Tensor:
+        """What this process holds of a weight as (outputs, features), of a bias as (outputs, 1); groups in front.
+
+        `stack` is 1 of a stack of such parts, and 0 of a single one.
+        """
+        before, shape = part.shape[:stack], part.shape[stack:]
+        if len(shape) > 1 and self.transposed:
+            return part.mT
+        groups = (self.groups,) if self.groups > 1 else ()
+        wanted = (*before, *groups, shape[0] // self.groups, shape[1:].numel())
+        return part if part.shape == wanted else part.reshape(wanted)
+
+    def part(self, matrix: Tensor, shape: tuple[int, ...], stack: int = 0) -> Tensor:
+        """The inverse of `matrix`, in a shape; the dtype stays."""
+        if len(shape) > stack + 1 and self.transposed:
+            matrix = matrix.mT
+        return matrix if matrix.shape == shape else matrix.reshape(shape)
 
 
 def plain_type(module: nn.Module) -> type:

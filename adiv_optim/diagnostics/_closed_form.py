@@ -6,13 +6,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from ..attach.layers import Corrected, why_unknown_rows
+from ..attach.layers import Corrected, Layout, why_unknown_rows
 from ..attach.rows import rows_of
 from ..corrections import Correction
 from ..functional.conv_rows import ConvRows
 from ..functional.linears import LinearRows
 from ..jacobian.recorder import Call
-from ..optim.eligible_layers import Layout
 from ._rows import MeasuredRows, evenly, to_float64
 
 #: A rule is asked for the contributions of a few rows at a time: output gradients of at most so many numbers.

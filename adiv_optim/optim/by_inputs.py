@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 from .._linalg.limits import check_count, check_not_negative
 from .._linalg.shards import DataParallelGroup, cut_of, why_not_one_cut
 from ..attach.checks import named_in_skip, refuse_flat
-from ..attach.layers import is_transposed, plain_type
+from ..attach.layers import Layout, plain_type
 from .eligible_layers import eligible_layers
 from .input_hooks import LayerInputs
 from .input_method import InputMethod
@@ -131,17 +131,20 @@ class ByInputs(Reparametrized):
 def _refuse_shards(what: str, layers: Iterable[LayerInputs], processes: DataParallelGroup) -> None:
     """Raise a ValueError if parts of a layer are not whole rows, or are held by processes whose rows do not count.
 
-    A map of columns takes whole rows, all of an output's weights, and which of them is no matter.
+    A map of columns takes whole rows, all of an output's weights, and which of them is no matter. With groups, or a
+    column for each output, what is cut along dimension 0 is no such rows.
     """
     for layer in layers:
         mesh: Any = getattr(layer.weight, "device_mesh", None)
-        for parameter in layer.parameters:
-            if why := _why_no_rows(layer, parameter):
-                placed = getattr(parameter, "placements", "a whole")
-                raise ValueError(
-                    f"{what}: {layer.name!r} is sharded as {placed}, {why}; cut weights and biases along dimension 0 "
-                    "by fully_shard alone, which is its default, or name this layer in skip."
-                )
+        placed = [getattr(parameter, "placements", "a whole") for parameter in layer.parameters]
+        cut, plain = cut_of(layer.weight), layer.layout == Layout(transposed=False, groups=1)
+        if any(map(why_not_one_cut, layer.parameters)) or placed[0] != placed[-1] or (cut and (cut.dim or not plain)):
+            raise ValueError(
+                f"{what}: {layer.name!r} of a {plain_type(layer.modules[0]).__name__} is sharded as "
+                f"{' with its bias as '.join(map(str, placed))}, which is no whole rows of outputs that read one "
+                "input; cut both along dimension 0 by fully_shard alone, which is its default, or name this layer in "
+                "skip, as one must with groups of a convolution or a column for each output."
+            )
         if mesh is None:
             continue
         counted = distributed.get_process_group_ranks(processes.group or distributed.group.WORLD)
@@ -150,18 +153,3 @@ def _refuse_shards(what: str, layers: Iterable[LayerInputs], processes: DataPara
                 f"{what}: ranks {missing} hold a part of {layer.name!r} and are not in process_group; what it reads "
                 "must be added up over all of its mesh: give a group that has them, or leave process_group=None."
             )
-
-
-def _why_no_rows(layer: LayerInputs, parameter: Any) -> str:
-    """Say why what processes hold of a parameter are not rows of the layer, or ""."""
-    own, wanted = (getattr(tensor, "placements", "a whole") for tensor in (parameter, layer.weight))
-    if own != wanted:
-        return f"a bias, where its weight is {wanted}"
-    if why := why_not_one_cut(parameter):
-        return why
-    cut, module = cut_of(parameter), layer.modules[0]
-    if cut is None:
-        return ""
-    if getattr(module, "groups", 1) > 1 or is_transposed(module):
-        return f"and the rows of this {plain_type(module).__name__}'s weight are not outputs that read one input"
-    return "not along dimension 0" if cut.dim else ""

@@ -1,14 +1,11 @@
-"""Which weights multiply rows that are known and have a part here that can be mapped; weight ↔ matrix."""
+"""Which weights multiply rows that are known and have a part here that can be mapped."""
 
-from collections.abc import Container, Sequence
-from typing import NamedTuple
-
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.utils import parametrize
 from torch.optim import Optimizer
 
 from ..attach.checks import NAMED, Skip, bypassed, named_in_skip, refuse_lazy
-from ..attach.layers import is_transposed, plain_type, why_unknown_rows
+from ..attach.layers import plain_type, why_unknown_rows
 
 
 def eligible_layers(
@@ -47,7 +44,10 @@ def eligible_layers(
         name, parameter = named[key]
         why = NAMED if not skipped.isdisjoint(modules) else ""
         why = why or next((without_call[module] for module in modules if module in without_call), "")
-        if why := why or _why_no_rows(name, parameter, modules) or _why_not_sharded(parameter, modules, managed):
+        why = why or _why_no_rows(name, parameter, modules)
+        if hasattr(parameter, "placements") and managed.isdisjoint(modules):
+            why = why or "a DTensor, but not one of fully_shard; tensor parallelism may deal out the rows that it reads"
+        if why:
             plain[key] = why
             continue
         bias = getattr(modules[0], "bias", None)  # a layer with `input_rows` may have none
@@ -79,42 +79,3 @@ def _why_no_rows(name: str, parameter: nn.Parameter, modules: list[nn.Module]) -
     if not parameter.requires_grad:
         return "frozen"
     return "complex" if parameter.is_complex() else ""
-
-
-class Layout(NamedTuple):
-    """How the parameters of a layer lie as matrices with a row for each output."""
-
-    #: Whether the weight has a column for each output.
-    transposed: bool
-    #: How many matrices there are, one above the other.
-    groups: int
-
-    @classmethod
-    def of(cls, module: nn.Module) -> "Layout":
-        """Return the layout of a layer's weight and bias."""
-        return cls(is_transposed(module), int(getattr(module, "groups", 1)))
-
-    def matrix(self, part: Tensor, stack: int = 0) -> Tensor:
-        """What this process holds of a weight as (outputs, features), of a bias as (outputs, 1); groups in front.
-
-        `stack` is 1 of a stack of such parts, and 0 of a single one.
-        """
-        before, shape = part.shape[:stack], part.shape[stack:]
-        if len(shape) > 1 and self.transposed:
-            return part.mT
-        groups = (self.groups,) if self.groups > 1 else ()
-        wanted = (*before, *groups, shape[0] // self.groups, shape[1:].numel())
-        return part if part.shape == wanted else part.reshape(wanted)
-
-    def part(self, matrix: Tensor, shape: tuple[int, ...], stack: int = 0) -> Tensor:
-        """The inverse of `matrix`, in a shape; the dtype stays."""
-        if len(shape) > stack + 1 and self.transposed:
-            matrix = matrix.mT
-        return matrix if matrix.shape == shape else matrix.reshape(shape)
-
-
-def _why_not_sharded(parameter: nn.Parameter, modules: Sequence[nn.Module], managed: Container[nn.Module]) -> str:
-    """Say why a weight is dealt to processes of which it is not known which rows each reads, or ""."""
-    if hasattr(parameter, "placements") and not any(module in managed for module in modules):
-        return "a DTensor, but not one of fully_shard; tensor parallelism may deal out the rows that it reads"
-    return ""

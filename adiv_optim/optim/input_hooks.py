@@ -19,9 +19,9 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from .._linalg import host
 from .._linalg.shards import local
+from ..attach.layers import Layout
 from ..attach.rows import patches_of, reads_patches, rows_within
 from ..functional.shared import refuse_capture, without_autocast
-from .eligible_layers import Layout
 from .second_moments import Moments
 
 #: Of every tensor that layers have read, the last sums of each kind, and before them what else they follow from: its

@@ -14,16 +14,10 @@ from .._linalg import host
 from .._linalg.roots import Spectrum, followed
 from .._linalg.shards import Group, add_up, local
 from .._linalg.strips import joined, strips_of
-from ..attach.layers import is_transposed
+from ..attach.layers import Layout
 from ..functional.linears import gram_of
 from ..functional.lines import sums_over_patches
 from ..functional.patches import Patches
-
-
-def features_of(module: nn.Module) -> int:
-    """How many features a row of the layer has, as far as this process holds them."""
-    weight = local(module.get_parameter("weight"))
-    return len(weight) if is_transposed(module) else weight.shape[1:].numel()
 
 
 class MeanSquare:
@@ -31,7 +25,8 @@ class MeanSquare:
 
     def __init__(self, module: nn.Module) -> None:
         #: How many entries it reads at a position, of all groups of a convolution.
-        self.features = features_of(module) * int(getattr(module, "groups", 1))
+        layout = Layout.of(module)
+        self.features = layout.features(local(module.get_parameter("weight"))) * layout.groups
         self.key: tuple[Any, ...] = (type(self), self.features)
 
     def zeros(self, weight: Tensor) -> list[Tensor]:
@@ -71,8 +66,9 @@ class Covariance:
     by_lines = True
 
     def __init__(self, module: nn.Module, with_bias: bool, max_dim: int | None, max_rows: int | None) -> None:
-        self.groups, self.with_bias, self.max_rows = int(getattr(module, "groups", 1)), with_bias, max_rows
-        features = features_of(module)
+        layout = Layout.of(module)
+        self.groups, self.with_bias, self.max_rows = layout.groups, with_bias, max_rows
+        features = layout.features(local(module.get_parameter("weight")))
         self.size = features + with_bias
         count = 1 if max_dim is None else -(-self.size // max_dim)
         ends = [*(self.size * k // count for k in range(count)), features]

@@ -87,7 +87,7 @@ def test_groups_that_cannot_do_are_refused(ranks):
     for rank, found in enumerate(ranks):
         assert f"Whitened: rank {rank} is not in process_group; give each process the group" in found["stranger"]
         if "too-few" in found:
-            assert "Whitened: '0.weight' is sharded as (_StridedShard(" in found["strided"]
+            assert "Whitened: '0.weight' of a Linear is sharded as (_StridedShard(" in found["strided"]
             assert f"Whitened: ranks [{1 - rank}] hold a part of 'weight' and are not in process" in found["too-few"]
 
 
@@ -191,10 +191,10 @@ def by_columns() -> nn.Module:
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: sharded(nn.Conv1d(4, 6, 3, groups=2)), "the rows of this Conv1d's weight are not outputs"),
-        (lambda: sharded(transposed()), "the rows of this Conv1D's weight are not outputs"),
-        (by_columns, r"'weight' is sharded as \(Shard\(dim=1\),\), not along dimension 0"),
-        (tensor_and_fully, r"is sharded as \(Shard\(dim=0\), Shard\(dim=0\)\), cut by several dimensions"),
+        (lambda: sharded(nn.Conv1d(4, 6, 3, groups=2)), r"'weight' of a Conv1d is sharded as \(Shard\(dim=0\),\)[ ,]"),
+        (lambda: sharded(transposed()), r"'weight' of a Conv1D is sharded as \(Shard\(dim=0\),\)[ ,]"),
+        (by_columns, r"'weight' of a Linear is sharded as \(Shard\(dim=1\),\)[ ,]"),
+        (tensor_and_fully, r"'0.weight' of a Linear is sharded as \(Shard\(dim=0\), Shard\(dim=0\)\)[ ,]"),
     ],
     ids=["groups", "transposed", "columns", "tensor-and-fully"],
 )  # fmt: skip
