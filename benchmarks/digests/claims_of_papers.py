@@ -51,19 +51,21 @@ def lead(methods: list[str], others: list[str], activation: str) -> Judge:
 @later
 def along(
     stores: Stores, file: str, own: str, others: Sequence[str],
-    keep: Callable[[str, float], bool] = lambda panel, place: True,
+    keep: Callable[[str, float], bool] = lambda panel, place: True, **wanted: object,
 ) -> Finding:  # fmt: skip
-    """Own is better than the best of the others at every place of a sweep that counts."""
+    """Own is better than the best of the others at every place of a sweep that counts; one at least has to."""
 
     def last(results: list[Result]) -> Sample:
         return lambda stores: results[0]["test_accuracy"][-1]
 
     found = [
         best(last(methods[own][place]), {name: last(methods[name][place]) for name in others})(stores).holds
-        for panel, methods in cells(runs(stores, file), "width").items()
+        for panel, methods in cells(runs(stores, file, **wanted), "width").items()
         for place in methods.get(own, ())
         if keep(panel, place)
     ]
+    if not found:
+        raise LookupError(f"{file}: no width or depth of those that the claim is about.")
     won, lost = found.count(True), found.count(False)
     figure = f"ahead at {won} of {len(found)} widths and depths, behind at {lost}"
     return Finding(True if won == len(found) else False if lost else None, figure)
@@ -271,7 +273,7 @@ BIRD = [
     Claim("Affine-like and norm-like at η are ahead of all normalisers, leaky ReLU (Fig. 3), on Table 1's network",
         TABLE1, lead(["affine-like", "l2norm"], CONVENTIONAL, "leaky-relu")),
     Claim("Affine-like is ahead from a width of 1 on, tanh (Fig. 4)", "fig4",
-        along("fig4", "affine-like", _NOT_AFFINE, lambda panel, place: "tanh" in panel)),
+        along("fig4", "affine-like", _NOT_AFFINE, activation="tanh")),
     Claim("Without an activation norm-like layers are ahead of BatchNorm and of none, which are linear (Fig. 5)",
         "fig5", along("fig5", "l2norm", ["batchnorm", "none"])),
     Claim("In convolutions with pooling no normaliser is ahead of LayerNorm, or within a point (Fig. 8)", "cnn-pool",

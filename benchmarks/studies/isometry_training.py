@@ -300,7 +300,7 @@ _PAGE = "docs/results/isometry.md"
 STUDIES = {
     "isometry-training": Study(
         "isometry of trained networks, layer by layer, and convergence: Figs. 2, 7, B.6", _run, report, _arguments,
-        makes=[Recipe(1.2, options=("--preset reduced --layers 10",), decides="--layers 10 20")],
+        makes=[Recipe(1.2, options=("--preset reduced --layers 10 20",))],
         data="images", page=_PAGE, smoke="--data digits --activations tanh --steps 2 --width 8",
     ),
     "isometry-widths": Study(
