@@ -2,6 +2,7 @@
 
 import math
 import random
+from functools import partial
 
 import pytest
 from scipy import stats
@@ -192,3 +193,18 @@ def test_p_of_a_short_rank_correlation_counts_all_permutations(ties):
     assert found.statistic == pytest.approx(test.statistic, abs=1e-12)
     assert found.pvalue == pytest.approx(test.pvalue, abs=1e-12)
     assert abs(found.pvalue - stats.spearmanr(left, right).pvalue) > 0.003  # whose approximation is not exact
+
+
+@pytest.mark.parametrize(("other", "holds"), [(30.0, True), (60.0, False)])
+def test_lead_along_widths_is_of_the_places_that_the_claim_is_about_and_never_of_none(tmp_path, other, holds):
+    store = Store(tmp_path / "fig4.jsonl", "fig4")
+    for method, mean in [("affine-like", 50.0), ("none", other)]:
+        for width in (16, 64):
+            run = result(method, accuracies=[[mean, mean + 0.1, mean + 0.2]], hidden=[width, width])
+            store.add(f"{method} {width}", run)
+    along = partial(claims_of_papers.along, "fig4", "affine-like", ["none"])
+    found = along()({"fig4": store})
+    assert (found.holds, found.figure.split()[2]) == (holds, "2" if holds else "0")
+    for nothing in (along(keep=lambda panel, place: place > 64), along(activation="identity")):
+        with pytest.raises(LookupError, match="fig4"):
+            nothing({"fig4": store})
