@@ -271,7 +271,7 @@ _PROTOCOLS: dict[str, tuple[str, str, float, list[Grid], list[Grid]]] = {
     "fig5": ("width", "Fig. 5: networks without an activation", 0.7,
         [{**_WIDTHS, "activation": ["identity"]}], [{**_FOUR, "activation": ["identity"]}]),
     "depth": ("depth", "2, 5 and 10 hidden layers", 0.3, [_DEPTHS], [_SHORTER_DEPTHS]),
-    "residual": ("depth", "the same with skips around the hidden layers, Appendix B.3", 0.9,
+    "residual": ("depth", "the same with skips around the hidden layers, Appendix B.3", 0.3,
         [{**_DEPTHS, "network": "residual"}], [{**_SHORTER_DEPTHS, "network": "residual"}]),
     "proportions": ("method", "the general forms, Eqs. 35 and 37", 0.6,
         [{**PAPERS, "method": having("proportions")}], [{**_TANH, "epochs": 30, "method": having("proportions")}]),

@@ -315,6 +315,8 @@ _DIGIT_PAIRS = {
     "data": "digits", "epochs": 20,
 }  # fmt: skip
 _CNN_PAGE = "docs/results/convolutions.md"
+_SOAP_CNN = "--methods none whitened --optimizers soap"
+_MORE = "--methods batch-ideal proportional l2-patch rmsnorm --optimizers adam"
 _SOAP = "--methods none whitened-16 --optimizers soap"
 _PER_ROW = "--methods disproportional --optimizers sgd"
 #: A step has one row: the corrections of Eqs. 20 and 21 are exact then.
@@ -322,14 +324,16 @@ _ONE_ROW = {
     **_MLP, "method": ["none", "affine-like", "proportional", "disproportional"], "optimizer": ["sgd"],
     "activation": ["tanh"], "batch_size": 1, "epochs": 1,
 }  # fmt: skip
+_WIDE = "cifar10-trials-128"
 STUDIES = {
     "cifar10-tuned": _study(
         _RATES_HELP, _run_rates, apart(_rates, "method", "activation", "optimizer", "lr"), _RATES, [Recipe(1.5)],
         _SMOKE, *_CHOICE, search_epochs=3,
     ),
     "cifar10-trials": _study(
-        _TRIALS_HELP, _run_trials, _report_trials, _TANH, [Recipe(1.2)], "--seeds 1 --trials 1 --device cpu",
-        "hidden", trials=8,
+        _TRIALS_HELP, _run_trials, _report_trials, _TANH,
+        [Recipe(1.2), Recipe(1.4, _WIDE, (f"--hidden 128 128 128 --name {_WIDE}",))],
+        "--seeds 1 --trials 1 --device cpu", "hidden", trials=8,
     ),
     "cifar10-long": _study(
         "the same for forty epochs", _run_long, _report_trials, _TANH, [Recipe(0.8)], "--seeds 1 --device cpu"
@@ -344,7 +348,7 @@ STUDIES = {
     ),
     "cnn-pool-tuned": _pairs_study(
         "convolutions and global average pooling, rates and damping tuned", _CNN_PAGE, {**CNN_POOL, **_CONVOLUTIONS},
-        Recipe(1.4, decides="--seeds 10"),
+        Recipe(2.4, options=("", _SOAP_CNN, _MORE), decides="--seeds 10"),
     ),
     "cnn-tuned": _pairs_study(
         "convolutions without pooling, rates and damping tuned", _CNN_PAGE, {**CNN, **_CONVOLUTIONS}, Recipe(2.0)
