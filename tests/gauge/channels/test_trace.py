@@ -289,3 +289,12 @@ def test_random_gauge_is_log_normal():
     for sigma in (-1.0, math.nan):
         with pytest.raises(ValueError, match="sigma is"):
             gauge.random_gauge(graph, sigma)
+
+
+def test_tied_weights_stand_under_their_first_name():
+    model = nn.ModuleDict({"first": nn.Linear(4, 4, bias=False), "second": nn.Linear(4, 4, bias=False)})
+    model.forward = lambda x: model["second"](x).relu()
+    model["second"].weight = model["first"].weight
+    graph = gauge.trace(model, torch.ones(2, 4))
+    assert set(graph.parameters) == {"first.weight"}
+    assert not graph.outside
