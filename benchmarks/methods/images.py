@@ -30,14 +30,14 @@ _PATCHES: dict[str, Any] = {"linear": NormLikeLinear, "convolution": partial(Pat
 _LAYER_NORM, _RMS_NORM = (partial(norm, elementwise_affine=False) for norm in (nn.LayerNorm, nn.RMSNorm))
 
 
-def _kfac(optimizer: Optimizer, model: nn.Module) -> Any:
-    """K-FAC in the place of SGD, at its rate and momentum; all else is as its package has it."""
+def _kfac(optimizer: Optimizer, model: nn.Module, inputs: str = "dense") -> Any:
+    """K-FAC in the place of SGD, at its rate and momentum; all but a factor's structure is as its package has it."""
     if find_spec("singd") is None:
         raise ValueError("method 'singd' needs the package singd; pip install '.[peers]' brings it.")
     options = optimizer.defaults
     return import_module("singd.optim.optimizer").SINGD(
         model, lr=options["lr"], momentum=options["momentum"], weight_decay=options["weight_decay"],
-        kfac_like=True, alpha1=0.0, normalize_lr_cov=True,
+        kfac_like=True, alpha1=0.0, normalize_lr_cov=True, structures=(inputs, "dense"),
     )  # fmt: skip
 
 
@@ -46,6 +46,7 @@ BATCH_IDEAL = BatchIdeal(damping=0.3, per_sample=False)
 WHITE, WHITE_16 = partial(Whitened, damping=1.0), partial(Whitened, damping=1.0, rank=16)
 SCALED, HELD = partial(InputScaled), partial(InputScaled, hold=True)
 SOLVED = partial(Preconditioned, damping=1.0)
+BY_MEAN = partial(MAC, damping=1.0)
 
 #: What `uc-sweep` tries, by optimizer; the layer gauge wants rates of its own: typical canonical weights are about 1.
 _PLAIN, _CANONICAL = (
@@ -107,8 +108,10 @@ IMAGES: dict[str, Method] = {
     "input-scaled": Method("input-scaled", "#c5b0d5", by_inputs=SCALED,
         studies="cnn-tuned mlp-tuned digits-optimizers"),
     "preconditioned": Method("preconditioned", "#9edae5", by_inputs=SOLVED),
-    "mac": Method("MAC", "#8c564b", by_inputs=partial(MAC, damping=1.0)),
+    "mac": Method("MAC", "#8c564b", by_inputs=BY_MEAN),
     "singd": Method("K-FAC (singd)", "goldenrod", by_inputs=partial(_kfac)),
+    "singd-30": Method("K-FAC (singd), blocks of 30 inputs", "darkgoldenrod",
+        by_inputs=partial(_kfac, inputs="block30diagonal")),
     "dyt": Method("DyT", "#7f7f7f", normalizer=lambda shape: DyT(shape), studies="elementwise"),
     "dyt-sqrt-d": Method("DyT, explicit √d", "#9467bd", normalizer=lambda shape: DyT(shape, sqrt_d=True),
         studies="elementwise"),

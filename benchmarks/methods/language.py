@@ -5,11 +5,13 @@ from functools import partial
 from adiv_optim.corrections import Disproportional, Proportional
 from adiv_optim.gauge import NetworkGauge
 
-from .images import BATCH_IDEAL, HELD, SCALED, SOLVED, WHITE, WHITE_16
+from .images import BATCH_IDEAL, BY_MEAN, HELD, SCALED, SOLVED, WHITE, WHITE_16
 from .method import Method, Search
 
 #: Of the language model, as its searches begin: learning rates and dampings.
 _RATES, _DAMPINGS = (1e-3, 3e-3, 1e-2, 3e-2), (0.3, 1.0, 3.0)
+#: Of MAC, whose mean direction has one eigenvalue of d times the mean: a damping of 3 is hardly one.
+_MAC_DAMPINGS = (1.0, 10.0, 100.0)
 
 LANGUAGE: dict[str, Method] = {
     "adamw": Method("AdamW", "tab:blue", optimizer="adamw", studies="norm-free",
@@ -46,6 +48,10 @@ LANGUAGE: dict[str, Method] = {
             ("Muon", 256, "orchid"),
         )
     },
+    "mac-adamw": Method("MAC, AdamW", "peru", by_inputs=BY_MEAN, optimizer="adamw",
+        searches=(Search("char-lm", ("layernorm", "none"), _RATES[:3], _MAC_DAMPINGS),)),
+    "mac-muon": Method("MAC, Muon", "sienna", by_inputs=BY_MEAN, optimizer="muon",
+        searches=(Search("char-lm", ("layernorm", "none"), _RATES[:3], _MAC_DAMPINGS),)),
     "sgd": Method("SGD, momentum 0.9", "tab:gray", optimizer="sgd",
         searches=(Search("char-lm", ("layernorm",), (0.03, 0.1, 0.3, 1.0)),)),
     "whitened-sgd": Method("whitened SGD, momentum 0.9", "tab:olive", by_inputs=WHITE, optimizer="sgd",

@@ -229,7 +229,7 @@ def draw(axis: Any, seeds: list[Result], rows: list[list[Result]], ratios: dict[
     """Draw the mean of some seeds, and each of them by a thin line; return the mean first, and then these."""
     name, rate = seeds[0]["settings"]["method"], seeds[0]["settings"]["lr"]
     method, scale = METHODS[name], ratios[name]["median"] if ratios else 1.0
-    # Methods of this library are dashed: colour alone does not carry to everyone.
+    # Methods with a damping are dashed: colour alone does not carry to everyone.
     label, style = method.label, "--" if method.damped else "-"
     twins = [row[0]["settings"]["lr"] for row in rows if row[0]["settings"]["method"] == name]
     if len(twins) > 1:
