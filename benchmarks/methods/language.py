@@ -49,9 +49,9 @@ LANGUAGE: dict[str, Method] = {
         )
     },
     "mac-adamw": Method("MAC, AdamW", "peru", by_inputs=BY_MEAN, optimizer="adamw",
-        searches=(Search("char-lm", ("layernorm", "none"), _RATES[:3], _MAC_DAMPINGS),)),
+        searches=(Search("char-lm", ("layernorm",), _RATES[:3], _MAC_DAMPINGS),)),
     "mac-muon": Method("MAC, Muon", "sienna", by_inputs=BY_MEAN, optimizer="muon",
-        searches=(Search("char-lm", ("layernorm", "none"), _RATES[:3], _MAC_DAMPINGS),)),
+        searches=(Search("char-lm", ("layernorm",), _RATES[:3], _MAC_DAMPINGS),)),
     "sgd": Method("SGD, momentum 0.9", "tab:gray", optimizer="sgd",
         searches=(Search("char-lm", ("layernorm",), (0.03, 0.1, 0.3, 1.0)),)),
     "whitened-sgd": Method("whitened SGD, momentum 0.9", "tab:olive", by_inputs=WHITE, optimizer="sgd",

@@ -1,8 +1,8 @@
 """The language model without normalisers: what takes their place, by optimizer and by how embeddings are drawn.
 
 A rate is chosen for every normaliser, way to draw the embeddings and optimizer, by the validation loss of seed 0: from
-rates that are the same for all and, while the best is the lowest or the highest tried, the next one. Losses are of
-other seeds.
+rates that are the same for all that are compared and, while the best is the lowest or the highest tried, the next one.
+Losses are of other seeds.
 """
 
 import argparse
@@ -35,22 +35,28 @@ class Arm(NamedTuple):
     embedding_lr: float | None = None  # None is that of the other weights
 
 
+def _group(norms: Iterable[str], drawn: Iterable[float | None], methods: Iterable[str]) -> list[Arm]:
+    return [Arm(*row) for row in product(norms, drawn, methods)]
+
+
 #: Deviation of the embeddings: GPT-2's, or one.
 DRAWN: tuple[float | None, ...] = (None, 1.0)
 #: Rates, ascending, and those that a search begins with.
 Rates = tuple[tuple[float, ...], tuple[float, ...]]
 COARSE: Rates = ((3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 3e-1), (3e-3, 1e-2, 3e-2))
 FINE: Rates = ((5e-4, 1e-3, 2e-3, 3e-3, 5e-3, 7e-3, 1e-2, 2e-2, 3e-2), (2e-3, 3e-3, 5e-3, 7e-3, 1e-2, 2e-2))
+_BETWEEN: Rates = ((*FINE[0], 1e-1, 3e-1), (3e-3, 5e-3, 7e-3, 1e-2, 2e-2, 3e-2))
+#: Rows whose rates are closer together than those of others: Muon without norms may break down above its best rate.
+CLOSE: list[Arm] = [
+    *_group(["layernorm"], DRAWN, ["muon"]), *_group(["layernorm"], [None], ["whitened-muon", "whitened-muon-16"]),
+    *_group(["none"], [1.0], ["muon", "input-scaled-muon", "input-held-muon", "soap", "normuon"]),
+]  # fmt: skip
 #: Settings in which the runs of one table may differ.
 _WITHIN = "norm", "embedding_deviation", "embedding_lr", "method", "lr", "damping", "seed"
 #: The normalised network that every row is held against, behind the same kind of optimizer.
 TWIN = "layernorm"
 #: Normalisers that have a table of their own: the long runs have the single one before the head.
 _ELSEWHERE = ("affine-like", "head-layernorm")
-
-
-def _group(norms: Iterable[str], drawn: Iterable[float | None], methods: Iterable[str]) -> list[Arm]:
-    return [Arm(*row) for row in product(norms, drawn, methods)]
 
 
 #: Rows in the order in which they run; each group is searched and then repeated by all seeds.
@@ -76,7 +82,8 @@ _SHOWN += [Arm("none", 1.0, name) for name in ("whitened-adamw-16", "whitened-mu
 
 def search(rows: Sequence[Arm], run: TextRun, rates: Rates, store: Store, download: bool = False) -> list[TextRun]:
     """For each row, the run of the lowest validation loss, after as many rates as it takes for it to be no edge."""
-    return choose([ladder([_of(row, run)], *rates) for row in rows], LANGUAGE, store, download=download)
+    ladders = [ladder([_of(row, run)], *(_BETWEEN if row in CLOSE else rates)) for row in rows]
+    return choose(ladders, LANGUAGE, store, download=download)
 
 
 def _of(row: Arm, run: TextRun) -> TextRun:

@@ -19,7 +19,7 @@ RUN = TextRun(text.DEFAULT, "adamw", "layernorm", 1e-3, steps=4, preset="tiny")
 def searched(tmp_path, monkeypatch):
     """What a search chooses where runs have the losses of a function of the rate, and which rates it has tried."""
 
-    def choose(loss):
+    def choose(loss, method="adamw"):
         tried = []
 
         def run_all(runs, kind, store, part, download):
@@ -31,7 +31,7 @@ def searched(tmp_path, monkeypatch):
 
         monkeypatch.setattr(tune, "run_all", run_all)
         store = Store(tmp_path / "results.jsonl", "norm-free")
-        (chosen,) = search([Arm("none", 1.0, "muon")], RUN, COARSE, store)
+        (chosen,) = search([Arm("none", 1.0, method)], RUN, COARSE, store)
         return chosen, tried
 
     return choose
@@ -41,10 +41,15 @@ def searched(tmp_path, monkeypatch):
 def test_search_goes_on_until_the_best_rate_is_no_edge(best, searched):
     """A loss that is least at one rate: that rate is found, and both of its neighbours on the ladder were tried."""
     chosen, tried = searched(lambda lr: abs(math.log(lr / best)) if lr < 1 else None)
-    assert (chosen.lr, chosen.norm, chosen.embedding_deviation, chosen.method) == (best, "none", 1.0, "muon")
+    assert (chosen.lr, chosen.norm, chosen.embedding_deviation, chosen.method) == (best, "none", 1.0, "adamw")
     place = COARSE[0].index(best)
     assert {3e-3, 1e-2, 3e-2, *COARSE[0][max(0, place - 1) : place + 2]} <= set(tried)
     assert len(tried) == len(set(tried))
+
+
+def test_rows_of_muon_have_rates_between(searched):
+    assert searched(lambda lr: abs(math.log(lr / 5e-3)), "muon")[0].lr == 5e-3
+    assert searched(lambda lr: abs(math.log(lr / 5e-3)))[0].lr == 3e-3
 
 
 def test_diverged_runs_are_never_chosen(searched):
