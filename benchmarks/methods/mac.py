@@ -47,7 +47,7 @@ class MAC(OptimizerWrapper):
                                 for parameter in own], 1)  # fmt: skip
             joined -= (joined @ mean / (square * (1 + self.damping / len(mean)))).outer(mean)
             for parameter, part in zip(own, joined.split([_columns(parameter) for parameter in own], 1), strict=True):
-                parameter.grad = part.reshape(parameter.shape)
+                parameter.grad = part.reshape(parameter.shape).contiguous()  # as fused optimizers read it
         super()._inner_step(*args, **kwargs)
 
 

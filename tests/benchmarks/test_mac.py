@@ -35,3 +35,19 @@ def test_gradients_are_multiplied_by_the_damped_inverse(kind, bias):
     covariance = mean.outer(mean) + rho * torch.eye(len(mean)).double()
     torch.testing.assert_close(moved, rho * gradients @ covariance.inverse(), rtol=1e-10, atol=1e-12)
     assert not torch.allclose(moved, gradients)
+
+
+def test_fused_optimizers_read_the_same_gradients():
+    """They take a gradient to lie in memory as its parameter does."""
+
+    def moved(fused):
+        torch.manual_seed(0)
+        layer = nn.Linear(4, 3)
+        opt = MAC(torch.optim.Adam(layer.parameters(), lr=0.1, fused=fused), layer, damping=0.5)
+        for _ in range(3):
+            opt.zero_grad()
+            layer(torch.randn(5, 4)).square().sum().backward()
+            opt.step()
+        return layer.weight
+
+    torch.testing.assert_close(moved(True), moved(False))
