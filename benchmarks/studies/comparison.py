@@ -29,11 +29,12 @@ def _place(result: Result) -> tuple[int, ...]:
 def _section(group: list[Result], name: str, folder: Path) -> Section:
     """Table and figure of one protocol: data, network, batch size, rate and device.
 
-    Accuracies are those of the longest runs, by the first of the backends; what is shorter has its price alone.
+    Accuracies are those of the longest runs, of most seeds, by the first of the backends; what is shorter has its price
+    alone.
     """
     group = sorted(group, key=_place)
-    longest = max(map(_length, group))
-    shown = {setting("method", "activation")(r): r for r in group if _length(r) == longest}
+    longest = max(map(setting("epochs"), group))
+    shown = {setting("method", "activation")(r): r for r in group if setting("epochs")(r) == longest}
     settings = group[-1]["settings"]
     methods = in_order(METHODS, map(setting("method"), group))
     optimizers = dict.fromkeys(optimizer_name({**settings, "method": method}) for method in methods)
@@ -43,7 +44,7 @@ def _section(group: list[Result], name: str, folder: Path) -> Section:
     runs = "; ".join("{}: epochs {}, seeds {}".format(*each) for each in found)
     caption = (
         f"Test accuracy after the last epoch, mean ± standard error over "
-        f"seeds ({runs}; accuracies are the first one's). Time is per step and seed, training only, "
+        f"seeds ({runs}; accuracies are those of {longest} epochs). Time is per step and seed, training only, "
         f"{machine(group[-1]['environment'], settings['device'])}"
     )
     return Section([f"**{title}**", _table(group, shown), caption])
