@@ -75,7 +75,7 @@ IMAGES: dict[str, Method] = {
         studies="papers compared mlp-tuned cnn-tuned cifar10-tuned digits-tuned departures elementwise proportions",
         searches=_swept(_PLAIN) + _best("uc-best", sgd=0.03, adam=3e-4) + _best("cifar10-trials", sgd=0.1)),
     "batchnorm": Method("BatchNorm", "tab:orange", normalizer=_batch_norm,
-        studies="papers compared mlp-tuned cnn-tuned departures",
+        studies="papers compared mlp-tuned cnn-tuned cifar10-tuned departures",
         searches=_swept(_PLAIN, "sgd") + _best("uc-best", sgd=0.01)),
     "layernorm": Method("LayerNorm", "tab:green", normalizer=_LAYER_NORM,
         studies="papers compared mlp-tuned cnn-tuned cifar10-tuned digits-tuned elementwise",
