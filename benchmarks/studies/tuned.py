@@ -249,8 +249,9 @@ def _pairs(results: list[Result], searched: list[Result]) -> Section:
         keys = [key for key in product([activation], METHODS, OPTIMIZERS) if key in found]
         rows = [_pair(found[key], tried.get(key, []), found.get((activation, RIVAL, key[-1]))) for key in keys]
         header = ["method", "optimizer", "learning rate", "damping", "trials", "test accuracy, %"]
-        best = {max((k for k in keys if k[1] == key[1]), key=lambda k: _mean(found[k])) for key in keys}
-        # A page shows every method with the optimizer that is best for it, if there are many.
+        scores = {key: max((trial["score"] for trial in tried.get(key, [])), default=_mean(found[key])) for key in keys}
+        best = {max((k for k in keys if k[1] == key[1]), key=scores.__getitem__) for key in keys}
+        # A page shows every method with the optimizer that its trials found best, if there are many.
         worth = [key in best for key in keys] if len(keys) > 20 else None
         name = activation if len(activations) > 1 else ""
         table = Table([*header, f"against {METHODS[RIVAL].label} (p)"], rows, worth, name)

@@ -43,6 +43,13 @@ def speed(suite, *parts, of="time_ratio"):
     return min(values), max(values)
 
 
+def measurements():
+    """What one `divergence` takes, in training steps: the least and the most but of affine-like layers, and theirs."""
+    rows = {row["what"]: row["time_ratio"]["median"] for (found,) in [results("divergence")] for row in found["cost"]}
+    others = [ratio for name, ratio in rows.items() if name != AFFINE]
+    return min(others), max(others), rows[AFFINE]
+
+
 def whitened_steps(batch, *variants):
     """What training steps take, whitened in each of these ways: AdamW's, Muon's."""
     (found,) = (r for r in results("speed") if r["key"] == "whitened")

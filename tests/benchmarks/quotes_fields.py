@@ -101,7 +101,8 @@ FIELDS = [
     ("With Fourier features `Whitened` gives Adam {:.1f} dB, Muon {:.1f} (p = {:.2f}) and SOAP {:.1f}", lambda: [
         *white("adam", network="fourier")[:1], *white("muon", network="fourier"),
         *white("soap", network="fourier")[:1]]),
-    ("SOAP loses {:.1f} dB there", lambda: [-in_sines("soap")[0]]),
+    ("SOAP loses {:.1f} dB there (p = {:.2f}), and Adam gains {:.1f} (p = {:.2f})", lambda: [
+        -in_sines("soap")[0], in_sines("soap")[1], *in_sines("adam")]),
     ("in batches of 512 pixels {:.1f} (Muon, p = {:.2f}) to {:.1f} dB", lambda: [
         *white("muon", batch_size=512), white("adam", batch_size=512)[0]]),
     ("median error {:.5f}; SOAP {:.5f} (p = {:.2f}), LBFGS {:.4f}, Muon {:.4f}, Adam {:.3f}", lambda: [
@@ -124,8 +125,12 @@ PAGE = [
     ("whitened SOAP is {:.1f} dB better without it (p = {:.3f})", lambda: (lambda d, p, *_: [d, p])(
         *gain(("none", "soap", "whitened"), ("layernorm", "soap", "whitened")))),
     ("is worth {:.1f} dB to Adam** (p = {:.3f}): as much as `Preconditioned`, and {:.1f} less than `Whitened` "
-     "(p = {:.2f})", lambda: [number for found in (gain(("none", "adam", "mac"), ("none", "adam")), gain(
-         ("none", "adam", "whitened"), ("none", "adam", "mac"))) for number in found[:2]]),
+     "(p = {:.2f}). With Muon it loses {:.1f}", lambda: [*(number for found in (gain(("none", "adam", "mac"), (
+         "none", "adam")), gain(("none", "adam", "whitened"), ("none", "adam", "mac"))) for number in found[:2]), -gain(
+             ("none", "muon", "mac"), ("none", "muon"))[0]]),
+    ("Beside LayerNorm whitening gains with {}, {} and {}", lambda: [o for o in (
+        "Adam", "Muon", "SOAP") for d, p, *_ in [gain(("layernorm", o.lower(), "whitened"), ("layernorm", o.lower()))]
+        if d > 0 and p < 0.05]),
     ("Whitened Adam is {:.1f} dB ahead of Adam (p < 0.001), at {:.1f} times the time of a step", lambda: [
         gain for gain, p in [white("adam", network="wide")] if p < 0.001] + [
         price("coordinates", "network", "wide", "whitened", "adam")
@@ -150,4 +155,4 @@ PAGE = [
             solutions(o, m, points="drawn", steps=2000) for m in ("whitened", "none")))] for n in (1 / ratio, p)]),
     ("Whitened Adam loses to Adam (p = {:.3f})", lambda: [p for ratio, p in [heated("adam")] if ratio < 1]),
 ]  # fmt: skip
-INDEX = [("coordinate networks gain {:.0f} to {:.0f} dB by `Whitened`", PAGE[1][1])]
+INDEX = [("a ReLU coordinate network gains {:.0f} to {:.0f} dB by `Whitened`", PAGE[1][1])]
