@@ -71,7 +71,7 @@ def counted() -> list[int]:
 
 
 def structural() -> list[str]:
-    """How many of the paper's claims of structural forms with tanh are decided, and hold, none after Holm's correction."""
+    """How many of the paper's claims of structural forms with tanh are decided, and hold, none after Holm."""
     own = [(found.holds, q) for source, claim, found, q in verdicts.judged(STORES) if "Bird" in source
            and "tanh" in claim.text and any(part in claim.text for part in ("ffine-like", "tructural"))
            and found.holds is not None]  # fmt: skip
