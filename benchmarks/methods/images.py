@@ -115,7 +115,7 @@ IMAGES: dict[str, Method] = {
     "dyt": Method("DyT", "#7f7f7f", normalizer=lambda shape: DyT(shape), studies="mlp-tuned elementwise"),
     "dyt-sqrt-d": Method("DyT, explicit √d", "#9467bd", normalizer=lambda shape: DyT(shape, sqrt_d=True),
         studies="elementwise"),
-    "dyisru": Method("DyISRU", "#17becf", normalizer=lambda shape: DyISRU(shape), studies="mlp-tuned elementwise"),
+    "dyisru": Method("DyISRU", "#17becf", normalizer=lambda shape: DyISRU(shape), studies="elementwise"),
     # Shares of weights and bias in the general forms, Eqs. 35 and 37: only β/α of the one and β of the other matter.
     "affine-like-0.25": Method("affine-like, β = 0.25", "#bdc9e1", linear=partial(AffineLikeLinear, beta=0.25),
         studies="proportions"),
