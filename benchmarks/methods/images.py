@@ -6,6 +6,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
+import torch
 from torch import nn
 from torch.optim import Optimizer
 
@@ -35,9 +36,10 @@ def _kfac(optimizer: Optimizer, model: nn.Module, inputs: str = "dense") -> Any:
     if find_spec("singd") is None:
         raise ValueError("method 'singd' needs the package singd; pip install '.[peers]' brings it.")
     options = optimizer.defaults
+    own = {} if inputs == "dense" else {"preconditioner_dtype": (torch.float32,) * 2}  # its blocks know no float64
     return import_module("singd.optim.optimizer").SINGD(
         model, lr=options["lr"], momentum=options["momentum"], weight_decay=options["weight_decay"],
-        kfac_like=True, alpha1=0.0, normalize_lr_cov=True, structures=(inputs, "dense"),
+        kfac_like=True, alpha1=0.0, normalize_lr_cov=True, structures=(inputs, "dense"), **own,
     )  # fmt: skip
 
 
