@@ -148,8 +148,9 @@ OURS = [
         _loss("norm-free-deep", _HELD, _text("layernorm", "muon"))),
     Claim("… and of Muon alone without normalisers, with the same embeddings", "norm-free-deep",
         _loss("norm-free-deep", _HELD, _HELD | {"method": "muon"})),
-    Claim("… and without normalisers ahead of its nearest rival, SOAP, after 400", "norm-free",
-        _loss("norm-free", _HELD, _HELD | {"method": "soap"})),
+    *(Claim(f"… and without normalisers ahead of {label}, after 400", "norm-free",
+        _loss("norm-free", _HELD, _HELD | {"method": name}))
+        for name, label in (("soap", "its nearest rival, SOAP"), ("muon", "Muon alone"))),
     Claim("The network gauge is behind the plain optimizer from PyTorch's own initialisation", "uc-sweep",
         every([ahead(_swept("none", optimizer=o), _swept("uc-network", optimizer=o))
             for o in ("sgd", "momentum", "adam")])),

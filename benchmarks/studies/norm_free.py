@@ -47,7 +47,7 @@ COARSE: Rates = ((3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 3e-1), (3e-3, 1e-2, 3e-2))
 FINE: Rates = ((5e-4, 1e-3, 2e-3, 3e-3, 5e-3, 7e-3, 1e-2, 2e-2, 3e-2), (2e-3, 3e-3, 5e-3, 7e-3, 1e-2, 2e-2))
 _BETWEEN: Rates = ((*FINE[0], 1e-1, 3e-1), (3e-3, 5e-3, 7e-3, 1e-2, 2e-2, 3e-2))
 #: Rows whose rates are closer together than those of others: without norms Muon and SOAP break down above their best.
-CLOSE = _group(["none"], [1.0], ["muon", "input-scaled-muon", "input-held-muon", "soap", "normuon"])
+CLOSE = _group(["none"], [1.0], ["muon", "input-scaled-muon", "input-held-muon", "soap", "normuon", "whitened-muon-16"])
 #: Settings in which the runs of one table may differ.
 _WITHIN = "norm", "embedding_deviation", "embedding_lr", "method", "lr", "damping", "seed"
 #: The normalised network that every row is held against, behind the same kind of optimizer.
