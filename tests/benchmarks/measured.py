@@ -141,6 +141,12 @@ def interval(ours, theirs):
     return ttest_ind(ours, theirs, equal_var=False).confidence_interval(0.95)
 
 
+def above_held(method):
+    """By how much a method ends above `InputScaled(hold=True)` with Muon, both without a normaliser, on test; and p."""
+    own, held = (_norm_free("norm-free", "none", 1.0, name) for name in (method, "input-held-muon"))
+    return fmean(own) - fmean(held), p(own, held)
+
+
 def unnormalised(drawn, method="muon"):
     """Test loss without a normaliser."""
     return fmean(_norm_free("norm-free", "none", drawn, method, "test_loss", None))
