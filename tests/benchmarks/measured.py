@@ -75,10 +75,11 @@ def muons_step():
     return timed["time_ratio"]["muon"]["median"]
 
 
-def trials(method, optimizer="adam"):
+def trials(method, optimizer="adam", file="cnn-pool-tuned", **wanted):
     """How many chose them."""
-    tried = [r["settings"] for r in STORES["cnn-pool-tuned"].read("search")]
-    return sum((s["method"], s["optimizer"]) == (method, optimizer) for s in tried)
+    tried = [r["settings"] for r in STORES[file].read("search")]
+    own = {"method": method, "optimizer": optimizer, **wanted}
+    return sum(own.items() <= {name: s.get(name) for name in own}.items() for s in tried)
 
 
 def mlp(method, optimizer):

@@ -118,10 +118,11 @@ QUOTES = {
              trials(WHITE), fmean(tuned_cnn(BATCHNORM)), trials(BATCHNORM), *(
                  fmean(tuned_cnn(*pair)) for pair in (("mac",), (NONE, "muon")))]),
         ("it ends {:.1f} points below affine-like layers after 100", at_32),
-        ("after 15 epochs {:.1f} %; the best of "
+        ("after 15 epochs {:.1f} % ({} trials); the best of "
          "[{} other pairs of method and optimizer](docs/results/mlp.md#every-method-with-every-optimizer) has "
-         "{:.1f} % (affine-like layers with Muon, p = {:.3f}), tuned SGD {:.1f} % | {:.1f} times", lambda: [
-             fmean(mlp(IDEAL, "sgd")), other_pairs(), fmean(mlp(AFFINE, "muon")),
+         "{:.1f} % (affine-like layers with Muon, {} trials, p = {:.3f}), tuned SGD {:.1f} % | {:.1f} times", lambda: [
+             fmean(mlp(IDEAL, "sgd")), trials(IDEAL, "sgd", "mlp-tuned", activation="tanh"), other_pairs(),
+             fmean(mlp(AFFINE, "muon")), trials(AFFINE, "muon", "mlp-tuned", activation="tanh"),
              p(mlp(IDEAL, "sgd"), mlp(AFFINE, "muon")),
              fmean(mlp(NONE, "sgd")), ideal_steps()[0]]),
         ("| [{:.0f} to {:.0f} dB](docs/results/fields.md#coordinate-networks)", fields.PAGE[1][1]),
