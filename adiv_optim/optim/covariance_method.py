@@ -56,7 +56,6 @@ class RightMultiplication(Transform):
         return [self.layout.matrix(part, self.copies) for part in parts]
 
     def split(self, joined: Sequence[Tensor]) -> Sequence[Tensor]:
-        """The inverse."""
         if not self.copies:
             return [self.layout.part(*pair) for pair in zip(joined, self.shapes, strict=True)]
         stacks = zip(joined, self.shapes, strict=True)
@@ -145,7 +144,6 @@ class CovarianceMethod(InputMethod):
             yield places, each[0] if len(each) == 1 else [stacked([factor for (factor,) in each])]
 
     def moments(self, module: nn.Module, with_bias: bool) -> Covariance:
-        """Return the covariance to keep."""
         return Covariance(module, with_bias, self.max_dim, self.max_rows)
 
     def how(self, layer: LayerInputs, measured: Sequence[Factor] | None) -> str:

@@ -49,7 +49,6 @@ class InputMethod(Method):
         self.failures, self.spoiled = Counter[str](), Counter[str]()
 
     def settings(self) -> dict[str, Any]:
-        """Return what it was built with, as the repr shows it."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
     @abstractmethod
@@ -147,7 +146,6 @@ class InputMethod(Method):
         return place == int(self.every * (number * number * _GOLDEN % 1))
 
     def coverage(self) -> Coverage:
-        """Say of every trainable parameter how it is treated, or why it is not."""
         treated: dict[str, str] = {}
         never_seen: dict[str, str] = {}
         skipped = dict(self.plain)
@@ -196,7 +194,6 @@ class InputMethod(Method):
         )
 
     def metrics(self) -> dict[str, float]:
-        """Return what was measured last."""
         return {"layers_measured": len(self.measured), "failed_factorisations": sum(self.failures.values())}
 
     def state(self) -> dict[Tensor, dict[str, Any]]:

@@ -191,7 +191,6 @@ class SketchedCovariance(Covariance):
         return found
 
     def no_rows(self, weight: Tensor) -> list[Tensor]:
-        """The sums of a process whose batch did not reach the layer."""
         return [tensor for place, tensor in enumerate(self.zeros(weight)) if place % 3]
 
     def _products(self, rows: Tensor, memory: list[Tensor], one: int) -> list[Tensor]:
@@ -223,7 +222,6 @@ class SketchedCovariance(Covariance):
         return found
 
     def traces(self, memory: list[Tensor]) -> list[Tensor]:
-        """The trace of each block, for each group."""
         return memory[2::3]
 
     def extremes(self, memory: list[Tensor], rows: float) -> Tensor:

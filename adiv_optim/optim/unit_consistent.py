@@ -53,7 +53,6 @@ class CanonicalMethod(Method):
                 self._seen[names[id(transform.parameters[0])]] = transform.products
 
     def settings(self) -> dict[str, Any]:
-        """Return gauge and options, as the repr shows them."""
         return {"gauge": self.gauge, "skip": self.skip}
 
     def _measure(self) -> None:
@@ -65,7 +64,6 @@ class CanonicalMethod(Method):
         self._factors = self.gauge.factors(self.graph, self.parameters, self._log_scales)
 
     def coverage(self) -> Coverage:
-        """Say how each parameter of the model is treated, or why it takes the plain step."""
         treated, skipped = {}, {}
         how = self.gauge.treats(self.graph)
         for name, parameter in self.model.named_parameters():
@@ -121,7 +119,6 @@ class CanonicalMethod(Method):
         return [index.to(scales.device) for index in (entry.plus, entry.minus)]
 
     def load_state(self, state: Mapping[Tensor, Mapping[str, Any]]) -> None:
-        """Take the scales from a checkpoint."""
         names: dict[Tensor, str] = {parameter: name for name, parameter in self.parameters.items()}
         self._factors, self._log_scales = {}, None
         for parameter, entries in state.items():
