@@ -106,7 +106,7 @@ class Covariance:
             number = len(patches.input) * patches.positions
             yield self._products_of_lines(patches, memory[0].dtype, one, number), number
             return
-        for _, rows in patches.parts(memory[0].dtype):
+        for rows in (part.unfold() for part in patches.slices(memory[0].dtype)):
             yield self._products(rows, memory, one), rows.shape[1]
 
     def _products_of_lines(self, patches: Patches, dtype: torch.dtype, one: int, number: int) -> list[Tensor]:
