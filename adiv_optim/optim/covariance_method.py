@@ -175,7 +175,7 @@ class CovarianceMethod(InputMethod):
     def measure_each(self, layers: Sequence[LayerInputs]) -> Iterator[Any]:
         """Measure the layers that are dealt to this process, and yield what all processes have found."""
         group = self.process_group.group
-        count = distributed.get_world_size(group) if self.together else 1
+        count = distributed.get_world_size(group) if self.process_group.several else 1
         if count == 1:
             yield from super().measure_each(layers)
             return

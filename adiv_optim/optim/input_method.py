@@ -77,7 +77,7 @@ class InputMethod(Method):
         for layer in self.layers:
             if layer.dropped and not layer.has_gradient():  # not in the pass after zero_grad
                 layer.forget_pending()
-        if self.together and self.layers:
+        if self.process_group.several and self.layers:
             add_up_rows(self.layers, self.process_group.group)
         for layer in self.layers:
             layer.missed = 0 if layer.pending_rows or layer.weight.grad is None else layer.missed + 1
@@ -121,11 +121,6 @@ class InputMethod(Method):
                 f"{layer.name}: {error}; the layer keeps what was measured before, or takes plain steps. Further "
                 "failures are counted in coverage() and metrics() without a word; a greater damping may help."
             )
-
-    @property
-    def together(self) -> bool:
-        """Whether other processes have rows to add."""
-        return self.process_group.several
 
     def after_step(self) -> None:
         """Count the step, and let the forward passes before the next one gather if it measures."""

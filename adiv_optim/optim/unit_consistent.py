@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from .. import gauge as gauges
 from .._linalg import host
 from .._linalg.shards import why_not_one_cut
-from ..attach.checks import NAMED, Skip, named_in_skip, refuse_flat
+from ..attach.checks import NAMED, Skip, named_in_skip, refuse_sharded
 from ..attach.coverage import Coverage
 from .reparametrized import UNFLATTENED, Method, Reparametrized
 from .snapshot import Diagonal, Snapshot, Transform
@@ -209,7 +209,7 @@ class UnitConsistent(Reparametrized):
             raise TypeError(f"UnitConsistent: gauge is {gauge!r}; pass gauge.NetworkGauge() or gauge.LayerGauge().")
         check_model("UnitConsistent", model)
         model = unwrapped(model)  # torch.export cannot look into what is around it
-        refuse_flat("UnitConsistent", model, UNFLATTENED)
+        refuse_sharded("UnitConsistent", model, UNFLATTENED, only_flat=True)
         for name, parameter in model.named_parameters():
             if why := why_not_one_cut(parameter):
                 raise ValueError(
