@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,15 +12,6 @@ from .limits import check_count
 Parts = dict[str, Tensor]
 
 
-class Solution(NamedTuple):
-    """The result of `least_squares`."""
-
-    parts: Parts  # θ
-    residual: float  # |Jᵀ(g − Jθ) − λθ| / |Jᵀg|: how far θ is from optimal; 0 is exact
-    misfit: float  # |g − Jθ| / |g|: what no θ could reach or the ridge held back
-    iterations: int
-
-
 def least_squares(
     forward: Callable[[Parts], Tensor],
     adjoint: Callable[[Tensor], Parts],
@@ -30,7 +20,7 @@ def least_squares(
     *,
     tolerance: float | None = None,
     max_iterations: int = 1000,
-) -> Solution:
+) -> tuple[Parts, float, float, int]:
     r"""Minimise :math:`|J\theta - g|^2 + \lambda |\theta|^2` without ever writing J down (CGLS).
 
     Conjugate gradients on the normal equations, with the residual g − Jθ carried along instead of JᵀJ formed:
@@ -38,6 +28,10 @@ def least_squares(
     least norm, also where g is out of J's reach (Hestenes and Stiefel 1952; Björck 1996, section 7.4).
     Convergence is by the condition of J: rounding ends it long before `tolerance`, 10 × machine precision by default,
     where that is bad. NaN and inf in g, `right`, travel into θ.
+
+    Returns:
+        θ; its residual |Jᵀ(g − Jθ) − λθ| / |Jᵀg|, which is 0 where it is optimal; its misfit |g − Jθ| / |g|, what no θ
+        could reach or the ridge held back; and the number of iterations.
     """
     check_count("least_squares", max_iterations=max_iterations)
     tolerance = 10 * torch.finfo(right.dtype).eps if tolerance is None else tolerance
@@ -56,7 +50,7 @@ def least_squares(
     solution = {name: torch.zeros_like(part) for name, part in gradient.items()}
     start = gamma = squared(gradient)
     if not start.isfinite():
-        return Solution({n: torch.full_like(part, math.nan) for n, part in solution.items()}, math.nan, math.nan, 0)
+        return {n: torch.full_like(part, math.nan) for n, part in solution.items()}, math.nan, math.nan, 0
     # Rounding can spoil what has converged: the best is kept. The objective falls at every step until rounding hides
     # it; the gradient says more from there on.
     best, best_gamma, best_objective, iterations = solution, gamma, right.square().sum(), 0
@@ -77,4 +71,4 @@ def least_squares(
             best, best_gamma, best_objective = solution, gamma, objective
     misfit = (right - forward(best)).norm() / right.norm() if right.any() else right.norm()
     parts = {name: peak * part for name, part in best.items()}
-    return Solution(parts, (best_gamma / start).sqrt().item() if start else 0.0, misfit.item(), iterations)
+    return parts, (best_gamma / start).sqrt().item() if start else 0.0, misfit.item(), iterations

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -128,24 +128,8 @@ def followed(sketch: Tensor, basis: Tensor, level: Tensor) -> Spectrum:
     return Spectrum(torch.where(some[..., 0, :], values, 0.0) * level[..., 0], vectors)
 
 
-class Factor(Protocol):
-    """A symmetric matrix M that [W, b] is multiplied with from the right, b being one column or None.
-
-    W and b come and go by themselves: joining them would copy W.
-    """
-
-    def right_multiply(
-        self, weight: Tensor, bias: Tensor | None, overwrite: bool = False
-    ) -> tuple[Tensor, Tensor | None]:
-        """Return the columns of [W, b] M, those of W and that of b, which may `overwrite` W and b; of +0 it is +0."""
-
-    @property
-    def inverse(self) -> "Factor":
-        """M⁻¹, which is kept once it has been asked for."""
-
-
 class Whole:
-    """M itself, shape (…, d, d)."""
+    """A symmetric matrix M itself, shape (…, d, d)."""
 
     def __init__(self, matrix: Tensor) -> None:
         # In one layout wherever it comes from: in another one products round otherwise, and runs resume inexactly.
@@ -157,7 +141,10 @@ class Whole:
     def right_multiply(
         self, weight: Tensor, bias: Tensor | None, overwrite: bool = False
     ) -> tuple[Tensor, Tensor | None]:
-        """Return [W, b] M."""
+        """Return the columns of [W, b] M, those of W and that of b, which may `overwrite` W and b; of +0 it is +0.
+
+        They come and go by themselves: joining them would copy W. b is one column or None.
+        """
         if weight.dtype != self.matrix.dtype or weight.device != self.matrix.device:  # the model has been converted
             return Whole(self.matrix.to(weight)).right_multiply(weight, bias)
         if bias is None:
@@ -171,7 +158,7 @@ class Whole:
         return Whole(torch.linalg.inv_ex(host.double(self.matrix)).inverse.to(self.matrix))
 
 
-def stacked(factors: Sequence["Whole | LowRank"]) -> "Whole | LowRank":
+def stacked(factors: Sequence["Factor"]) -> "Factor":
     """The factors of several layers of one shape, each (d, d), as that of a stack of layers."""
     first = factors[0]
     if isinstance(first, Whole):
@@ -215,6 +202,10 @@ class LowRank:
         """M⁻¹."""
         level = self.level[..., None] if isinstance(self.level, Tensor) else self.level
         return LowRank(1 / self.level, self.vectors, 1 / (level + self.weights) - 1 / level)
+
+
+#: What [W, b] is multiplied with from the right.
+Factor = Whole | LowRank
 
 
 def low_rank_inverse_root(trace: Tensor, spectrum: Spectrum, ridge: Tensor) -> LowRank:

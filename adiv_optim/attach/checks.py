@@ -95,21 +95,13 @@ def refuse_attached(what: str, model: nn.Module, remedy: str) -> None:
         )
 
 
-def refuse_flat(what: str, model: nn.Module, remedy: str) -> None:
-    """Raise a ValueError if FSDP1 has flattened parameters of a part of `model`, so that they have no rows."""
+def refuse_sharded(what: str, model: nn.Module, remedy: str, *, only_flat: bool = False) -> None:
+    """Raise a ValueError if a part of `model` is sharded, so that no process holds its weights.
+
+    `only_flat` is for what can work on rows: it refuses what FSDP1 has flattened, which has none.
+    """
     for path, module in model.named_modules():
-        if type(module).__name__ == "FullyShardedDataParallel":
-            raise _sharded(what, path, "flat", remedy)
-
-
-def refuse_sharded(what: str, model: nn.Module, remedy: str) -> None:
-    """Raise a ValueError if a part of `model` is sharded, so that no process holds its weights."""
-    refuse_flat(what, model, remedy)
-    for path, module in model.named_modules():
-        if any(hasattr(parameter, "device_mesh") for parameter in module.parameters(recurse=False)):
-            raise _sharded(what, path, "DTensor", remedy)
-
-
-def _sharded(what: str, path: str, how: str, remedy: str) -> ValueError:
-    where = f"module {path!r}" if path else "the model"
-    return ValueError(f"{what}: {where} has sharded parameters ({how}), which no process holds; {remedy}.")
+        flat = type(module).__name__ == "FullyShardedDataParallel"
+        if flat or (not only_flat and any(hasattr(p, "device_mesh") for p in module.parameters(recurse=False))):
+            where, how = f"module {path!r}" if path else "the model", "flat" if flat else "DTensor"
+            raise ValueError(f"{what}: {where} has sharded parameters ({how}), which no process holds; {remedy}.")

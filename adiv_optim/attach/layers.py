@@ -115,11 +115,6 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-def is_transposed(layer: nn.Module) -> bool:
-    """Whether the layer is linear with a weight of shape (in_features, out_features), corrected or not."""
-    return issubclass(corrected_types().get(plain_type(layer), nn.Module), CorrectedTransposed)
-
-
 class Layout(NamedTuple):
     """How the parameters of a layer lie as matrices with a row for each output."""
 
@@ -131,7 +126,9 @@ class Layout(NamedTuple):
     @classmethod
     def of(cls, module: nn.Module) -> "Layout":
         """Return the layout of a layer's weight and bias."""
-        return cls(is_transposed(module), int(getattr(module, "groups", 1)))
+        # Corrected or not; the weight of a transposed one is (in_features, out_features).
+        transposed = issubclass(corrected_types().get(plain_type(module), nn.Module), CorrectedTransposed)
+        return cls(transposed, int(getattr(module, "groups", 1)))
 
     def features(self, weight: Tensor) -> int:
         """How many features a row of the layer has, as far as this process holds them."""

@@ -56,11 +56,6 @@ def report(
     return Coverage(treated, skipped, never_seen, {name: p.numel() for name, p in held.items()})
 
 
-def fed(optimizer: Optimizer) -> bool:
-    """Whether any of the optimizer's parameters has a gradient."""
-    return any(p.grad is not None for group in optimizer.param_groups for p in group["params"])
-
-
 def gone(optimizer: Optimizer, model: nn.Module, starved: bool) -> str:
     """Say that the optimizer's weights are no longer the model's, or if `starved` that none has had a gradient."""
     held = held_by(optimizer, model)

@@ -155,7 +155,7 @@ class LinearRows(Trained):
     def ideal(self, solve: Solve) -> dict[str, Tensor]:
         """X~ᵀ(K + λI)⁻¹G if there are no more rows than columns of X~, else (X~ᵀX~ + λI)⁻¹X~ᵀG."""
         dtype = torch.promote_types(self.rows.dtype, torch.float32)
-        wide = self._of(self.rows.to(dtype), self.grad_rows.to(dtype))
+        wide = replace(self, rows=self.rows.to(dtype), grad_rows=self.grad_rows.to(dtype))
         few = self.count <= self.rows.shape[-1] * self.needs_weight + self.needs_bias
         solved = wide.sample_side(solve) if few else wide.feature_side(solve)
         return {name: gradient.to(self.rows.dtype) for name, gradient in solved.items()}
@@ -178,14 +178,11 @@ class LinearRows(Trained):
 
     def at(self, index: Tensor) -> "LinearRows":
         """The rows whose numbers are in `index`."""
-        return self._of(self.rows[..., index, :], self.grad_rows[..., index, :])
+        return replace(self, rows=self.rows[..., index, :], grad_rows=self.grad_rows[..., index, :])
 
     def answered_by(self, grad_rows: Tensor) -> "LinearRows":
         """The same rows with other output gradients."""
-        return self._of(self.rows, grad_rows)
-
-    def _of(self, rows: Tensor, grad_rows: Tensor) -> "LinearRows":
-        return replace(self, rows=rows, grad_rows=grad_rows)
+        return replace(self, grad_rows=grad_rows)
 
 
 def gram_of(left: list[Tensor], right: list[Tensor]) -> Tensor:

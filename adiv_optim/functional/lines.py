@@ -17,7 +17,7 @@ from .patches import Geometry, Patches, padded
 def sums_over_patches(patches: Patches, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """XᵀX and Xᵀ1 of all patches, laid out as weights are: (groups, features, features), (groups, features, 1)."""
     size, channels = patches.kernel[0], patches.input.shape[1] // patches.geometry.groups
-    found = summed(Lines(each).sums() for _, each in patches.slices(dtype, axis=1))
+    found = summed(Lines(each).sums() for each in patches.slices(dtype, axis=1))
     pairs, first = found["pairs"], [sum(range(size, size - d, -1)) for d in range(size)]
     blocks = torch.stack([
         torch.stack([pairs[first[j - i] + i] if i <= j else pairs[first[i - j] + j].mT for j in range(size)])

@@ -116,8 +116,8 @@ class Patches(NamedTuple):
         offset = ((number[:-1] + turn) * 2654435769 % 2**32 * ends.diff()) >> 32
         return self._replace(input=self.input[ends[:-1] + offset])
 
-    def slices(self, dtype: torch.dtype, axis: int = 0) -> "Iterator[tuple[slice, Patches]]":
-        """Yield slices of the samples and the patches of each; one slice if unfolding them copies nothing.
+    def slices(self, dtype: torch.dtype, axis: int = 0) -> "Iterator[Patches]":
+        """Yield the patches of a few samples at a time; of all at once if unfolding them copies nothing.
 
         `axis` is the first one along which they will be unfolded.
         """
@@ -127,13 +127,7 @@ class Patches(NamedTuple):
         copies = bool(self.kernel) or self.input.dtype != dtype
         size = max(1, numbers // max(1, per_sample) if copies else len(self.input))
         for start in range(0, len(self.input), size):
-            part = slice(start, start + size)
-            yield part, self._replace(input=self.input[part].to(dtype))
-
-    def parts(self, dtype: torch.dtype) -> Iterator[tuple[slice, Tensor]]:
-        """Yield the same slices and what `unfold` gives of each."""
-        for part, patches in self.slices(dtype):
-            yield part, patches.unfold()
+            yield self._replace(input=self.input[start : start + size].to(dtype))
 
     def unfold(self) -> Tensor:
         """Every patch as a row, laid out as weights are: (groups, N × positions, C / groups × kernel)."""
@@ -148,7 +142,7 @@ class Patches(NamedTuple):
     def at(self, index: Tensor) -> Tensor:
         """The patches whose numbers, ascending, are in `index`: (groups, n, features)."""
         found, before = [], 0
-        for _, patches in self.parts(self.input.dtype):
+        for patches in (part.unfold() for part in self.slices(self.input.dtype)):
             here = (index >= before) & (index < before + patches.shape[1])
             found.append(patches[:, index[here] - before])
             before += patches.shape[1]

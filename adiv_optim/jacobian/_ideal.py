@@ -121,7 +121,7 @@ def ideal_update(
             return IdealUpdate(adjoint(output), 0.0, 0.0, ridge or 0.0, 0)
         if ridge is None:
             ridge = damping * _mean_diagonal(adjoint, output, chunk_size) if damping else 0.0
-        found = least_squares(
+        solution, residual, misfit, iterations = least_squares(
             forward,
             adjoint,
             grad_output.detach().to(output.dtype),
@@ -129,8 +129,8 @@ def ideal_update(
             tolerance=tolerance,
             max_iterations=max_iterations,
         )
-    step = {name: -part for name, part in found.parts.items()}
-    return IdealUpdate(step, found.residual, found.misfit, ridge, found.iterations)
+    step = {name: -part for name, part in solution.items()}
+    return IdealUpdate(step, residual, misfit, ridge, iterations)
 
 
 def _mean_diagonal(adjoint: Callable[[Tensor], Parts], output: Tensor, chunk_size: int) -> float:

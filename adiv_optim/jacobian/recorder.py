@@ -1,7 +1,7 @@
 """The recorder of a forward pass: the inputs of a model's layers, and the gradients of their outputs."""
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -60,17 +60,12 @@ class _Recording:
 
     @contextmanager
     def hooked(self) -> Iterator[None]:
-        handles: list[Any] = []
-        for path, layer in self.layers.items():
-            handles.append(layer.register_forward_pre_hook(partial(self._enter, path), with_kwargs=True))
-            handles.append(layer.register_forward_hook(partial(self._leave, path)))
-        try:
+        with ExitStack() as ends:
+            for path, layer in self.layers.items():
+                ends.callback(self._train, path, True)
+                ends.callback(layer.register_forward_pre_hook(partial(self._enter, path), with_kwargs=True).remove)
+                ends.callback(layer.register_forward_hook(partial(self._leave, path)).remove)
             yield
-        finally:
-            for handle in handles:
-                handle.remove()
-            for path in self.layers:
-                self._train(path, True)
 
     def _train(self, path: str, mode: bool) -> None:
         for parameter in self._trained[path] if self.constant else ():

@@ -88,16 +88,7 @@ class Derf(_Dynamic):
 
     arXiv 2512.10938: `DyT` with another bounded function and a shift s within it; no statistics.
 
-    Args:
-        normalized_shape: the number of channels, or several numbers as for nn.LayerNorm.
-        alpha: the first value of α; positive.
-        channels: dim, elementwise_affine, bias, device and dtype, as for `ChannelScale`.
-
-    Shape:
-        Input and output alike, `normalized_shape` at `dim`.
-
-    Raises:
-        ValueError: a size or `alpha` that is not positive; in the forward pass, an input with other channels.
+    Its arguments are some of those of `DyT`; shape and errors are the same.
 
     Example:
         >>> import torch
@@ -150,18 +141,13 @@ class DyISRU(Channelwise):
     :math:`C_i = \sum_{j \ne i} x_j^2` it is RMSNorm. C stays positive: its logarithm is what is trained.
 
     Args:
-        normalized_shape: the number of channels, or several numbers as for nn.LayerNorm; d is their product.
+        normalized_shape, channels: as for `DyT`.
         c: the first value of C, positive. The papers name none; None makes the slope at 0 one, as RMSNorm's is on
             rows of root mean square 1: C = d, or 1 without √d.
         per_channel: one C per channel instead of one for all.
         sqrt_d: keep √d explicit; if not, γ is to learn it.
-        channels: dim, elementwise_affine, bias, device and dtype, as for `ChannelScale`.
 
-    Shape:
-        Input and output alike, `normalized_shape` at `dim`.
-
-    Raises:
-        ValueError: a size or `c` that is not positive; in the forward pass, an input with other channels.
+    Shape and errors are those of `DyT`, with `c` in the place of `alpha`.
 
     Example:
         >>> import torch

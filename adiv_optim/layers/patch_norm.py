@@ -97,15 +97,7 @@ class _PatchNormConv(PatchNorm):
 
 
 class PatchNormConv1d(_PatchNormConv, nn.Conv1d):
-    """torch.nn.Conv1d divided by the norms of the patches it reads; see `PatchNormConv2d`.
-
-    Example:
-        >>> import torch
-        >>> layer = PatchNormConv1d(1, 1, 2)
-        >>> _ = layer.weight.data.fill_(1.0), layer.bias.data.fill_(2.0)
-        >>> layer(torch.tensor([[[2.0, 2.0, 0.0]]]))[0, 0, 0].item()  # (4 + 2) / sqrt(8 + 1)
-        2.0
-    """
+    """torch.nn.Conv1d divided by the norms of the patches it reads; see `PatchNormConv2d`."""
 
 
 class PatchNormConv2d(_PatchNormConv, nn.Conv2d):
@@ -152,14 +144,7 @@ class PatchNormConv2d(_PatchNormConv, nn.Conv2d):
 
 
 class PatchNormConv3d(_PatchNormConv, nn.Conv3d):
-    """torch.nn.Conv3d divided by the norms of the patches it reads; see `PatchNormConv2d`.
-
-    Example:
-        >>> import torch
-        >>> layer = PatchNormConv3d(2, 4, 3, padding="same", groups=2)
-        >>> layer(torch.zeros(1, 2, 5, 5, 5)).shape
-        torch.Size([1, 4, 5, 5, 5])
-    """
+    """torch.nn.Conv3d divided by the norms of the patches it reads; see `PatchNormConv2d`."""
 
 
 class _SquaredNorm(Function):

@@ -40,15 +40,7 @@ class _PatchNormConvTranspose(PatchNorm, _ConvTransposeNd):
 
 
 class PatchNormConvTranspose1d(_PatchNormConvTranspose, nn.ConvTranspose1d):
-    """torch.nn.ConvTranspose1d divided by the norms of its patches; see `PatchNormConvTranspose2d`.
-
-    Example:
-        >>> import torch
-        >>> layer = PatchNormConvTranspose1d(1, 1, 2)
-        >>> _ = layer.weight.data.fill_(1.0), layer.bias.data.fill_(2.0)
-        >>> layer(torch.tensor([[[2.0, 2.0]]]))[0, 0, 1].item()  # (4 + 2) / sqrt(8 + 1)
-        2.0
-    """
+    """torch.nn.ConvTranspose1d divided by the norms of its patches; see `PatchNormConvTranspose2d`."""
 
 
 class PatchNormConvTranspose2d(_PatchNormConvTranspose, nn.ConvTranspose2d):
@@ -79,11 +71,4 @@ class PatchNormConvTranspose2d(_PatchNormConvTranspose, nn.ConvTranspose2d):
 
 
 class PatchNormConvTranspose3d(_PatchNormConvTranspose, nn.ConvTranspose3d):
-    """torch.nn.ConvTranspose3d divided by the norms of its patches; see `PatchNormConvTranspose2d`.
-
-    Example:
-        >>> import torch
-        >>> layer = PatchNormConvTranspose3d(2, 4, 2, stride=2, form="norm-like")
-        >>> layer(torch.zeros(1, 2, 3, 3, 3)).shape
-        torch.Size([1, 4, 6, 6, 6])
-    """
+    """torch.nn.ConvTranspose3d divided by the norms of its patches; see `PatchNormConvTranspose2d`."""

@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 
 from .._linalg.limits import check_count, check_not_negative
 from .._linalg.shards import DataParallelGroup, cut_of, why_not_one_cut
-from ..attach.checks import named_in_skip, refuse_flat
+from ..attach.checks import named_in_skip, refuse_sharded
 from ..attach.layers import Layout, plain_type
 from .eligible_layers import eligible_layers
 from .input_hooks import LayerInputs
@@ -27,7 +27,7 @@ class ByInputs(Reparametrized):
             raise ValueError(f"{name}: decay is {method.decay}; it must be at least 0 and below 1.")
         check_count(name, every=method.every)
         super().__init__(optimizer, model, method)
-        refuse_flat(name, model, UNFLATTENED)
+        refuse_sharded(name, model, UNFLATTENED, only_flat=True)
         named_in_skip(model, method.skip)
         self._find_layers()
         reasons = "; ".join(f"{path} ({why})" for path, why in list(method.plain.items())[:5])

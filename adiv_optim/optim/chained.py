@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.optim import LBFGS, Optimizer
 
 from .wrapper import OptimizerWrapper, without_global_hooks
@@ -54,7 +53,7 @@ class ChainedOptimizer(Optimizer):
                     f"ChainedOptimizer: optimizers[{place}] is of type {name}; wanted a plain torch.optim.Optimizer, "
                     f"and not LBFGS, which calls its closure many times within a step{around}."
                 )
-            for parameter in _parameters(optimizer):
+            for parameter in (p for group in optimizer.param_groups for p in group["params"]):
                 if (other := holder.setdefault(id(parameter), place)) != place:
                     raise ValueError(
                         f"ChainedOptimizer: optimizers[{other}] and optimizers[{place}] both hold a parameter of shape "
@@ -135,7 +134,3 @@ class ChainedOptimizer(Optimizer):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({list(self.optimizers)!r})"
-
-
-def _parameters(optimizer: Optimizer) -> list[Tensor]:
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]

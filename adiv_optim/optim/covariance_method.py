@@ -56,7 +56,6 @@ class RightMultiplication(Transform):
         return [self.layout.matrix(part, self.copies) for part in parts]
 
     def split(self, joined: Sequence[Tensor]) -> Sequence[Tensor]:
-        """The inverse."""
         if not self.copies:
             return [self.layout.part(*pair) for pair in zip(joined, self.shapes, strict=True)]
         stacks = zip(joined, self.shapes, strict=True)
@@ -145,7 +144,6 @@ class CovarianceMethod(InputMethod):
             yield places, each[0] if len(each) == 1 else [stacked([factor for (factor,) in each])]
 
     def moments(self, module: nn.Module, with_bias: bool) -> Covariance:
-        """Return the covariance to keep."""
         return Covariance(module, with_bias, self.max_dim, self.max_rows)
 
     def how(self, layer: LayerInputs, measured: Sequence[Factor] | None) -> str:
@@ -177,7 +175,7 @@ class CovarianceMethod(InputMethod):
     def measure_each(self, layers: Sequence[LayerInputs]) -> Iterator[Any]:
         """Measure the layers that are dealt to this process, and yield what all processes have found."""
         group = self.process_group.group
-        count = distributed.get_world_size(group) if self.together else 1
+        count = distributed.get_world_size(group) if self.process_group.several else 1
         if count == 1:
             yield from super().measure_each(layers)
             return

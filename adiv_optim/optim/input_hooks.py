@@ -7,6 +7,7 @@ the rows are those of the primal tensor, once: tangents add none, and what vmap 
 import itertools
 import weakref
 from collections.abc import MutableMapping
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -78,12 +79,11 @@ class LayerInputs:
                     module._forward_hooks.pop(key)
                     module._forward_hooks_with_kwargs.pop(key, None)
         # After the call, which may fail, and whose input other hooks may change.
-        handles = [
-            module.register_forward_hook(InputHook(self, place), with_kwargs=True)
-            for place, module in enumerate(self.modules)
-        ]
+        hooks = ExitStack()
+        for place, module in enumerate(self.modules):
+            hooks.callback(module.register_forward_hook(InputHook(self, place), with_kwargs=True).remove)
         #: Takes the hooks off the model; so does the end of this object.
-        self.remove_hooks = weakref.finalize(self, _remove_all, handles)
+        self.remove_hooks = weakref.finalize(self, hooks.close)
 
     def remembers_as(self, other: "LayerInputs") -> bool:
         """Whether another layer's memory is equal, as of those that have shared it before a checkpoint was saved."""
@@ -223,11 +223,6 @@ _hooks: weakref.WeakValueDictionary[int, InputHook] = weakref.WeakValueDictionar
 
 def _gone() -> None:
     """Called, it returns None, as a weak reference to something gone does; and torch.compile traces it."""
-
-
-def _remove_all(handles: list[Any]) -> None:
-    for handle in handles:
-        handle.remove()
 
 
 @has_side_effect

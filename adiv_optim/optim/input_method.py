@@ -49,7 +49,6 @@ class InputMethod(Method):
         self.failures, self.spoiled = Counter[str](), Counter[str]()
 
     def settings(self) -> dict[str, Any]:
-        """Return what it was built with, as the repr shows it."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
     @abstractmethod
@@ -78,7 +77,7 @@ class InputMethod(Method):
         for layer in self.layers:
             if layer.dropped and not layer.has_gradient():  # not in the pass after zero_grad
                 layer.forget_pending()
-        if self.together and self.layers:
+        if self.process_group.several and self.layers:
             add_up_rows(self.layers, self.process_group.group)
         for layer in self.layers:
             layer.missed = 0 if layer.pending_rows or layer.weight.grad is None else layer.missed + 1
@@ -123,11 +122,6 @@ class InputMethod(Method):
                 "failures are counted in coverage() and metrics() without a word; a greater damping may help."
             )
 
-    @property
-    def together(self) -> bool:
-        """Whether other processes have rows to add."""
-        return self.process_group.several
-
     def after_step(self) -> None:
         """Count the step, and let the forward passes before the next one gather if it measures."""
         super().after_step()
@@ -147,7 +141,6 @@ class InputMethod(Method):
         return place == int(self.every * (number * number * _GOLDEN % 1))
 
     def coverage(self) -> Coverage:
-        """Say of every trainable parameter how it is treated, or why it is not."""
         treated: dict[str, str] = {}
         never_seen: dict[str, str] = {}
         skipped = dict(self.plain)
@@ -196,7 +189,6 @@ class InputMethod(Method):
         )
 
     def metrics(self) -> dict[str, float]:
-        """Return what was measured last."""
         return {"layers_measured": len(self.measured), "failed_factorisations": sum(self.failures.values())}
 
     def state(self) -> dict[Tensor, dict[str, Any]]:

@@ -35,7 +35,6 @@ class ScalingMethod(InputMethod):
         self._stepping: dict[str, tuple[float, float]] = {}
 
     def moments(self, module: nn.Module, with_bias: bool) -> MeanSquare:
-        """Return the mean square."""
         return MeanSquare(module)
 
     def measure(self, layer: LayerInputs) -> float:
@@ -106,7 +105,6 @@ class ScalingMethod(InputMethod):
         return {**super().layer_state(layer), "last": torch.tensor([last], dtype=host.widest(device), device=device)}
 
     def load_layer(self, layer: LayerInputs, state: Mapping[str, Any]) -> None:
-        """Take it from a checkpoint."""
         super().load_layer(layer, state)
         self.last.pop(layer.name, None)
         if last := float(state.get("last", 0.0)):
@@ -148,9 +146,7 @@ class InputScaled(ByInputs):
             much. What the network computes then moves a little at each measurement.
 
     Raises:
-        TypeError: not an optimizer, or LBFGS.
-        ValueError: nothing to scale, another wrapper that maps weights inside, a setting out of its range, parameters
-            without a shape yet, or sharded otherwise than by rows.
+        TypeError, ValueError: as `Whitened`.
 
     Example:
         >>> import torch

@@ -61,9 +61,7 @@ class Preconditioned(ByInputs):
         damping, decay, every, max_dim, max_rows, process_group, skip: as for `Whitened`.
 
     Raises:
-        TypeError: not an optimizer, or LBFGS.
-        ValueError: nothing to precondition, another wrapper of coordinates inside, a setting out of its range,
-            parameters without a shape yet, or sharded otherwise than by rows.
+        TypeError, ValueError: as `Whitened`.
 
     Example:
         >>> import torch

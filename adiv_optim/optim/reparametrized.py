@@ -236,7 +236,6 @@ class Reparametrized(OptimizerWrapper):
         return reason
 
     def settings(self) -> dict[str, Any]:
-        """Return what the wrapper was built with, as its repr shows it."""
         return self.method.settings()
 
     def coverage(self) -> Coverage:

@@ -106,7 +106,7 @@ class Covariance:
             number = len(patches.input) * patches.positions
             yield self._products_of_lines(patches, memory[0].dtype, one, number), number
             return
-        for _, rows in patches.parts(memory[0].dtype):
+        for rows in (part.unfold() for part in patches.slices(memory[0].dtype)):
             yield self._products(rows, memory, one), rows.shape[1]
 
     def _products_of_lines(self, patches: Patches, dtype: torch.dtype, one: int, number: int) -> list[Tensor]:
@@ -191,7 +191,6 @@ class SketchedCovariance(Covariance):
         return found
 
     def no_rows(self, weight: Tensor) -> list[Tensor]:
-        """The sums of a process whose batch did not reach the layer."""
         return [tensor for place, tensor in enumerate(self.zeros(weight)) if place % 3]
 
     def _products(self, rows: Tensor, memory: list[Tensor], one: int) -> list[Tensor]:
@@ -223,7 +222,6 @@ class SketchedCovariance(Covariance):
         return found
 
     def traces(self, memory: list[Tensor]) -> list[Tensor]:
-        """The trace of each block, for each group."""
         return memory[2::3]
 
     def extremes(self, memory: list[Tensor], rows: float) -> Tensor:

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from .. import gauge as gauges
 from .._linalg import host
 from .._linalg.shards import why_not_one_cut
-from ..attach.checks import NAMED, Skip, named_in_skip, refuse_flat
+from ..attach.checks import NAMED, Skip, named_in_skip, refuse_sharded
 from ..attach.coverage import Coverage
 from .reparametrized import UNFLATTENED, Method, Reparametrized
 from .snapshot import Diagonal, Snapshot, Transform
@@ -53,7 +53,6 @@ class CanonicalMethod(Method):
                 self._seen[names[id(transform.parameters[0])]] = transform.products
 
     def settings(self) -> dict[str, Any]:
-        """Return gauge and options, as the repr shows them."""
         return {"gauge": self.gauge, "skip": self.skip}
 
     def _measure(self) -> None:
@@ -65,7 +64,6 @@ class CanonicalMethod(Method):
         self._factors = self.gauge.factors(self.graph, self.parameters, self._log_scales)
 
     def coverage(self) -> Coverage:
-        """Say how each parameter of the model is treated, or why it takes the plain step."""
         treated, skipped = {}, {}
         how = self.gauge.treats(self.graph)
         for name, parameter in self.model.named_parameters():
@@ -121,7 +119,6 @@ class CanonicalMethod(Method):
         return [index.to(scales.device) for index in (entry.plus, entry.minus)]
 
     def load_state(self, state: Mapping[Tensor, Mapping[str, Any]]) -> None:
-        """Take the scales from a checkpoint."""
         names: dict[Tensor, str] = {parameter: name for name, parameter in self.parameters.items()}
         self._factors, self._log_scales = {}, None
         for parameter, entries in state.items():
@@ -212,7 +209,7 @@ class UnitConsistent(Reparametrized):
             raise TypeError(f"UnitConsistent: gauge is {gauge!r}; pass gauge.NetworkGauge() or gauge.LayerGauge().")
         check_model("UnitConsistent", model)
         model = unwrapped(model)  # torch.export cannot look into what is around it
-        refuse_flat("UnitConsistent", model, UNFLATTENED)
+        refuse_sharded("UnitConsistent", model, UNFLATTENED, only_flat=True)
         for name, parameter in model.named_parameters():
             if why := why_not_one_cut(parameter):
                 raise ValueError(

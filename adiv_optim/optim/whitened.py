@@ -36,7 +36,6 @@ class WhiteningMethod(CovarianceMethod):
         self.asked, self.seen = False, dict[str, Tensor]()
 
     def moments(self, module: nn.Module, with_bias: bool) -> Covariance:
-        """Return the covariance to keep."""
         whole = super().moments(module, with_bias)
         if self.rank is None or self.rank >= min(whole.sizes):
             return whole
@@ -65,7 +64,6 @@ class WhiteningMethod(CovarianceMethod):
         return average + self.damping * level if self.graft_norm else torch.ones_like(level), self.damping * level
 
     def transform(self, layers: Sequence[LayerInputs], factors: Sequence[Factor]) -> Transform:
-        """Return the transform of a layer, or of several of one shape."""
         return RightMultiplication(layers, factors, graft_norm=self.graft_norm, watched=self.asked and self.due())
 
     def rescale(self, snapshots: Sequence[Snapshot]) -> None:

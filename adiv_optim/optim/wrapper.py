@@ -12,7 +12,7 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 
 from .._linalg.limits import check_dict
 from ..attach.coverage import Coverage, warn
-from ..attach.reports import fed, gone
+from ..attach.reports import gone
 from ..corrections import Correction
 
 #: How names begin that a state dict has of a parameter beside the optimizer's own: what wrappers remember.
@@ -95,7 +95,8 @@ class OptimizerWrapper(Optimizer):
 
     def _why_lost(self, model: nn.Module) -> str:
         """Count a step that is about to be taken, which may free gradients; say why the weights are not the model's."""
-        self._steps, self._fed = self._steps + 1, self._fed or fed(self)
+        self._steps += 1
+        self._fed = self._fed or any(p.grad is not None for group in self.param_groups for p in group["params"])
         # Looking costs a walk over the model, and seldom finds anything.
         return gone(self, model, self._steps == 2 and not self._fed) if self._steps & (self._steps - 1) == 0 else ""
 

@@ -54,7 +54,6 @@ class Claim(NamedTuple):
     text: str
     files: str  # of results that it is judged by
     judge: Judge
-    command: str = ""  # that would decide it, where no recipe makes its files
 
     def found(self, stores: Stores) -> Finding:
         """The verdict; undecided where results are missing."""

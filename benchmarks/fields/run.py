@@ -160,11 +160,6 @@ def train(run: FieldRun, problem: Problem, watch: Watch = NOBODY) -> History:
         watch.tick()
 
 
-def final_error(result: dict[str, Any]) -> float | None:
-    """The error after the last step; None if the run diverged."""
-    return result["error"][-1]
-
-
 #: Settings in which runs may differ whose steps take as long.
 _AS_LONG = {"lr", "damping", "seed", "crop", "steps", "seconds", "held_out"}
 
@@ -175,7 +170,7 @@ def kind_of(problem_of: Callable[[Any], Problem], pace: int = 0) -> Kind:
         load=lambda run, download: None,
         steps=lambda run, data: run.steps or round(pace * run.seconds),
         train=lambda runs, data, watch: [asdict(train(run, problem_of(run), watch)) for run in runs],
-        score=final_error,
+        score=lambda result: result["error"][-1],  # None if the run diverged
         alike=lambda run: str({name: value for name, value in run.settings().items() if name not in _AS_LONG}),
     )
 

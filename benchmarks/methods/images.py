@@ -119,18 +119,10 @@ IMAGES: dict[str, Method] = {
         studies="elementwise"),
     "dyisru": Method("DyISRU", "#17becf", normalizer=lambda shape: DyISRU(shape), studies="elementwise"),
     # Shares of weights and bias in the general forms, Eqs. 35 and 37: only β/α of the one and β of the other matter.
-    "affine-like-0.25": Method("affine-like, β = 0.25", "#bdc9e1", linear=partial(AffineLikeLinear, beta=0.25),
-        studies="proportions"),
-    "affine-like-0.5": Method("affine-like, β = 0.5", "#74a9cf", linear=partial(AffineLikeLinear, beta=0.5),
-        studies="proportions"),
-    "affine-like-2": Method("affine-like, β = 2", "#2b8cbe", linear=partial(AffineLikeLinear, beta=2.0),
-        studies="proportions"),
-    "affine-like-4": Method("affine-like, β = 4", "#045a8d", linear=partial(AffineLikeLinear, beta=4.0),
-        studies="proportions"),
-    "norm-like-0.1": Method("norm-like, β = 0.1", "#fdbe85", linear=partial(NormLikeLinear, beta=0.1),
-        studies="proportions"),
-    "norm-like-0.5": Method("norm-like, β = 0.5", "#fd8d3c", linear=partial(NormLikeLinear, beta=0.5),
-        studies="proportions"),
-    "norm-like-0.9": Method("norm-like, β = 0.9", "#d94701", linear=partial(NormLikeLinear, beta=0.9),
-        studies="proportions"),
+    **{f"affine-like-{beta:g}": Method(f"affine-like, β = {beta:g}", color, linear=partial(AffineLikeLinear, beta=beta),
+        studies="proportions")
+       for beta, color in {0.25: "#bdc9e1", 0.5: "#74a9cf", 2.0: "#2b8cbe", 4.0: "#045a8d"}.items()},
+    **{f"norm-like-{beta:g}": Method(f"norm-like, β = {beta:g}", color, linear=partial(NormLikeLinear, beta=beta),
+        studies="proportions")
+       for beta, color in {0.1: "#fdbe85", 0.5: "#fd8d3c", 0.9: "#d94701"}.items()},
 }  # fmt: skip

@@ -2,7 +2,7 @@
 
 from functools import partial
 
-from adiv_optim.corrections import Disproportional, Proportional
+from adiv_optim.corrections import Proportional
 from adiv_optim.gauge import NetworkGauge
 
 from .images import BATCH_IDEAL, BY_MEAN, HELD, SCALED, SOLVED, WHITE, WHITE_16
@@ -65,8 +65,6 @@ LANGUAGE: dict[str, Method] = {
     "proportional-adamw": Method("proportional, AdamW", "tab:cyan", correction=Proportional(), optimizer="adamw",
         searches=(Search("char-lm-wrappers", ("layernorm", "none"), _RATES[:3]),
         Search("char-lm-wrappers", ("dyt",), (3e-4, *_RATES[:3])))),
-    "disproportional-adamw": Method("disproportional, AdamW", "dimgray", correction=Disproportional(),
-        optimizer="adamw"),
     "input-scaled-adamw": Method("input-scaled AdamW", "#c5b0d5", by_inputs=SCALED, optimizer="adamw",
         studies="norm-free"),
     "input-held-adamw": Method("input-scaled AdamW, held", "#9467bd", by_inputs=HELD, optimizer="adamw",

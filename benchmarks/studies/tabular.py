@@ -24,7 +24,7 @@ from ..core.store import Result, Store
 from ..core.study import Recipe, Sections, Study
 from ..core.table import Cell, Section, grouped, machine, pivot
 from ..core.tune import around, choose
-from ..fields.report import arm, compared
+from ..fields.report import arm, compared, errors
 from ..fields.run import FieldRun, Problem, kind_of, label, normalised
 from ..methods import METHODS
 
@@ -128,18 +128,14 @@ STARTS = {"adam": 1e-2, "muon": 3.2e-2, "soap": 1e-2}
 
 
 def _cell(own: Sequence[Result], bare: Sequence[Result] | None) -> Cell:
-    found = _errors(own)
+    found = errors(own)
     mean = math.exp(statistics.fmean(map(math.log, found.values())))
     numbers = {"": mean, "n": len(found)}
     if bare is None:
         return Cell(f"{mean:.3f}", numbers)
-    difference, p, _ = compared(found, _errors(bare), math.log)
+    difference, p, _ = compared(found, errors(bare), math.log)
     ratio = math.exp(difference)
     return Cell(f"{mean:.3f} (× {ratio:.2f}, p {p:.2g})", {**numbers, "ratio": ratio, "p": p})
-
-
-def _errors(results: Sequence[Result]) -> dict[tuple[str, int], float]:
-    return {(r["settings"]["data_set"], r["settings"]["seed"]): r["error"][-1] for r in results}
 
 
 def report(store: Store, name: str, folder: Path) -> Sections:

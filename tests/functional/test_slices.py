@@ -69,8 +69,9 @@ def test_norms_along_a_dimension_in_the_middle_are_joined(monkeypatch):
 def in_slices_of_patches(monkeypatch, x):
     monkeypatch.setattr(patches, "PATCH_NUMBERS", 4)
     cut = patches.Patches(x, (3,), patches.Geometry((1,), (1,), (1,), 2))
-    assert [len(x[part]) for part, _ in cut.parts(x.dtype)] == SIZES
-    assert torch.equal(torch.cat([rows for _, rows in cut.parts(x.dtype)], 1), cut.unfold())
+    parts = [*cut.slices(x.dtype)]
+    assert [len(part.input) for part in parts] == SIZES
+    assert torch.equal(torch.cat([part.unfold() for part in parts], 1), cut.unfold())
 
 
 def test_gram_matrices_of_patches_add_up(monkeypatch):

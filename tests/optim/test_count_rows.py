@@ -69,7 +69,7 @@ def test_rows_of_another_precision_are_copied_a_quarter_at_a_time(monkeypatch):
     monkeypatch.setattr("adiv_optim.functional.patches.PATCH_NUMBERS", 8)
     layer, x = nn.Linear(5, 3), torch.randn(16, 5)
     (whole,), quarters = (
-        [rows for _, rows in patches_of(layer, x).parts(dtype)] for dtype in (torch.float64, torch.float32)
+        [part.unfold() for part in patches_of(layer, x).slices(dtype)] for dtype in (torch.float64, torch.float32)
     )
     assert whole.data_ptr() == x.data_ptr()
     assert [rows.shape for rows in quarters] == [(1, 4, 5)] * 4

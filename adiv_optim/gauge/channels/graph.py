@@ -68,13 +68,8 @@ class Entry:
         parts = [f"{int((ids > 0).sum())} of {ids.numel()} {end}" for ids, end in ends]
         return f"{' and '.join(parts)} free"
 
-    def view(self, name: str, tensor: Tensor) -> Tensor:
-        """Return a tensor in this shape, detached, or raise a ValueError that calls it `name`."""
-        self.check(name, tensor)
-        return tensor.detach().view(self.shape)
-
     def held(self, name: str, tensor: Tensor) -> tuple["Entry", Tensor]:
-        """Return how the part of a tensor that this process holds moves, and that part; raises as `view` does."""
+        """Return how the part of a tensor that this process holds moves, and that part, detached, in its shape."""
         self.check(name, tensor)
         shape, (plus, minus) = held(self.shape, (self.plus, self.minus), tensor)
         return replace(self, shape=shape, plus=plus, minus=minus), local(tensor).detach().view(shape)
@@ -143,14 +138,13 @@ class ChannelGraph:
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_cache": {}}
 
-    def factors(self, log_scales: Tensor, dtype: torch.dtype | None = None) -> dict[str, Factors]:
+    def factors(self, log_scales: Tensor) -> dict[str, Factors]:
         """Return D and E of every parameter that moves.
 
         In canonical coordinates w is `w.view(shape) / (d * e)`, and its gradient g is `g.view(shape) * d * e`.
 
         Args:
             log_scales: (free,), on the device the factors are wanted on.
-            dtype: of the factors; by default that of `log_scales`.
 
         Returns:
             name → `Factors`. Parameters without free channels are left out: both their factors are 1.
@@ -158,13 +152,13 @@ class ChannelGraph:
         Raises:
             ValueError: `log_scales` has another shape.
         """
-        return self._factors(self.parameters, log_scales, dtype)
+        return self._factors(self.parameters, log_scales)
 
-    def buffer_factors(self, log_scales: Tensor, dtype: torch.dtype | None = None) -> dict[str, Factors]:
+    def buffer_factors(self, log_scales: Tensor) -> dict[str, Factors]:
         """Return the same for the running statistics: a mean moves by s, a variance by s²."""
-        return self._factors(self.buffers, log_scales, dtype)
+        return self._factors(self.buffers, log_scales)
 
-    def _factors(self, entries: dict[str, Entry], log_scales: Tensor, dtype: torch.dtype | None) -> dict[str, Factors]:
+    def _factors(self, entries: dict[str, Entry], log_scales: Tensor) -> dict[str, Factors]:
         self.check(log_scales)
         moving = {name: entry for name, entry in entries.items() if entry.moves}
         if not moving:
@@ -178,7 +172,7 @@ class ChannelGraph:
                 [index.shape for index, _ in ends],
             )
         gather, power, shapes = self._cache[key]
-        values = (torch.cat([log_scales.new_zeros(1), log_scales])[gather] * power).exp().to(dtype or log_scales.dtype)
+        values = (torch.cat([log_scales.new_zeros(1), log_scales])[gather] * power).exp()
         parts = values.split([shape.numel() for shape in shapes])
         scales = iter([part.view(shape) for part, shape in zip(parts, shapes, strict=True)])
         return {name: Factors(entry.shape, next(scales), next(scales)) for name, entry in moving.items()}

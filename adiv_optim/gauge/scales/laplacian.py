@@ -77,21 +77,15 @@ class Laplacian:
 
     def times(self, scales: Tensor) -> Tensor:
         """N s, with 0 in the pinned place."""
-        out = (self.degree * scales).index_add_(0, self.member, self._across(self._sums(scales)), alpha=-1)
+        sums = torch.zeros_like(self.strength).index_add_(0, self.owner, scales[self.member])  # B s
+        across = (self.strength * sums.view(-1, 2).flip(1).flatten())[self.owner]  # M of it, for each member
+        out = (self.degree * scales).index_add_(0, self.member, across, alpha=-1)
         if self.edges is not None:
             (first, second), amount = self.edges
             out.index_add_(0, first, amount * scales[second], alpha=-1)
             out.index_add_(0, second, amount * scales[first], alpha=-1)
         out[0] = 0
         return out
-
-    def _sums(self, scales: Tensor) -> Tensor:
-        """Return B s."""
-        return torch.zeros_like(self.strength).index_add_(0, self.owner, scales[self.member])
-
-    def _across(self, sums: Tensor) -> Tensor:
-        """M z, for each member of each set."""
-        return (self.strength * sums.view(-1, 2).flip(1).flatten())[self.owner]
 
     def solve(self, right: Tensor) -> Tensor:
         """Return s with N s = right; like `right` it is 0 in the pinned place, and for channels without weights.

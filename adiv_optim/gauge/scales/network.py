@@ -102,7 +102,7 @@ def network_scales(
         if not zeros and not all(host.read(right.isfinite().all())):
             _refuse_no_magnitude({name: weight for name, (_, weight) in parts.items()}, parameters)
             zeros = True
-            empty = (entry.view(name, whole(parameters[name].detach() == 0)) for name, entry in entries.items())
+            empty = (whole(parameters[name].detach() == 0).view(entry.shape) for name, entry in entries.items())
             laplacian = laplacian.without(tuple(entries.values()), empty)
             continue
         right[0] = 0  # what is pinned stays where it is
