@@ -60,7 +60,7 @@ SURVIVE = (
     "Norm-free by `InputScaled(hold=True)` with Muon: level with LayerNorm after 400 steps",
 )  # fmt: skip
 ALONE = (
-    "With settings tuned `BatchIdeal` with SGD leads ten methods with each of four optimizers",
+    "With settings tuned `BatchIdeal` with SGD leads eleven methods with each of four optimizers",
     "… and without normalisers ahead of Muon alone, after 400",
 )
 
