@@ -33,7 +33,7 @@ ROWS = [
     Row("BatchNorm", "batchnorm"),
     Row("LayerNorm", "layernorm", ("layernorm", "{}")),
     Row("RMSNorm", "rmsnorm", ("rmsnorm", "{}")),
-    Row("`DyT`", None, ("dyt", "{}")),
+    Row("`DyT`", "dyt", ("dyt", "{}")),
     Row("affine-like layers", "affine-like"),
     Row("norm-like layers", "l2norm"),  # which in an MLP are L2 norm in front of a linear layer
     Row("`Proportional`", "proportional"),

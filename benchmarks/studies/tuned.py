@@ -317,9 +317,10 @@ _DIGIT_PAIRS = {
 }  # fmt: skip
 _CNN_PAGE = "docs/results/convolutions.md"
 _SOAP_CNN = "--methods none whitened --optimizers soap"
-_MORE = "--methods batch-ideal proportional l2-patch rmsnorm --optimizers adam"
+_MORE = "--methods batch-ideal proportional affine-like l2-patch rmsnorm mac --optimizers adam"
 _SOAP = "--methods none whitened-16 --optimizers soap"
 _PER_ROW = "--methods disproportional --optimizers sgd"
+_BLOCKS = "--methods singd-30 --optimizers momentum"
 #: A step has one row: the corrections of Eqs. 20 and 21 are exact then.
 _ONE_ROW = {
     **_MLP, "method": ["none", "affine-like", "proportional", "disproportional"], "optimizer": ["sgd"],
@@ -349,14 +350,14 @@ STUDIES = {
     ),
     "cnn-pool-tuned": _pairs_study(
         "convolutions and global average pooling, rates and damping tuned", _CNN_PAGE, {**CNN_POOL, **_CONVOLUTIONS},
-        Recipe(2.4, options=("", _SOAP_CNN, _MORE), decides="--seeds 10"),
+        Recipe(3.2, options=("", _SOAP_CNN, _MORE), decides="--seeds 10"),
     ),
     "cnn-tuned": _pairs_study(
         "convolutions without pooling, rates and damping tuned", _CNN_PAGE, {**CNN, **_CONVOLUTIONS}, Recipe(2.0)
     ),
     "mlp-tuned": _pairs_study(
         "the paper's MLP behind four optimizers, rates and damping tuned", _PAGE, _MLP,
-        Recipe(6.0, options=("--activations tanh", f"--activations tanh {_SOAP}", f"--activations tanh {_PER_ROW}")),
+        Recipe(6.5, options=tuple(f"--activations tanh {each}".strip() for each in ("", _SOAP, _PER_ROW, _BLOCKS))),
         Recipe(5.5, "mlp-tuned-leaky", ("--activations leaky-relu",)),
         Recipe(12.0, "mlp-tuned-k-fac", ("--activations tanh --methods singd --optimizers momentum",)),
     ),

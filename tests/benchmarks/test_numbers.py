@@ -17,7 +17,8 @@ SETTINGS = {
     "docs/results/convolutions.md": "3 2 10⁻³ 1 16 2025",
     "docs/results/unit-consistency.md": "3072 32 10 30 0.1 0.01 4·10⁻⁵ 4·10⁻³ 1 2 0 10⁻¹⁰ 2025",
     "docs/results/isometry.md": "512 1 0 30 1000 10 0.5 0.01 2023 2025",
-    "docs/results/language-model.md": "400 128 3 0.3 1 0.1 10 16 2,000 0.02 0 5 0.03 0.01 0.003 0.005 8 1,024 256 64 4",
+    "docs/results/language-model.md": "100 400 128 3 0.3 1 0.1 10 16 2,000 0.02 0 5 0.03 0.01 0.003 0.005 8 1,024 256 "
+    "64 4",
     "docs/results/index.md": "400 10⁴",
     "docs/results/fields.md": "2.2·10⁻⁵ 2405.15603 60 64 512 128 2,000 16 100 10⁴ 1 32 256",
     "docs/verdicts.md": "0.05 95",
