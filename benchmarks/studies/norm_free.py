@@ -79,7 +79,7 @@ _SHOWN += [Arm("none", 1.0, name) for name in ("whitened-adamw-16", "whitened-mu
 
 def search(rows: Sequence[Arm], run: TextRun, rates: Rates, store: Store, download: bool = False) -> list[TextRun]:
     """For each row, the run of the lowest validation loss, after as many rates as it takes for it to be no edge."""
-    ladders = [ladder([_of(row, run)], *(_BETWEEN if row in CLOSE else rates)) for row in rows]
+    ladders = [ladder([_of(row, run)], *(_BETWEEN if rates is COARSE and row in CLOSE else rates)) for row in rows]
     return choose(ladders, LANGUAGE, store, download=download)
 
 
