@@ -26,6 +26,7 @@ class Row(NamedTuple):
     image: str | None  # a method of the studies on images
     language: tuple[str, str] = ("", "")  # norm; method behind an optimizer
     color: str | None = None  # the image method's, if there is one
+    convolutions: str | None = None  # a method of theirs, if it is another
 
 
 ROWS = [
@@ -35,7 +36,8 @@ ROWS = [
     Row("RMSNorm", "rmsnorm", ("rmsnorm", "{}")),
     Row("`DyT`", "dyt", ("dyt", "{}")),
     Row("affine-like layers", "affine-like"),
-    Row("norm-like layers", "l2norm"),  # which in an MLP are L2 norm in front of a linear layer
+    # In an MLP they are L2 norm in front of a linear layer.
+    Row("norm-like layers", "l2norm", convolutions="l2-patch"),
     Row("`Proportional`", "proportional"),
     Row("`Disproportional`", "disproportional"),
     Row("`BatchIdeal`", "batch-ideal"),
@@ -66,6 +68,9 @@ def _columns(stores: Mapping[str, Store]) -> list[Column]:
     def images(file: str, **wanted: Any) -> Callable[[Row], Sample]:
         return lambda row: reached(file, row.image, **wanted)
 
+    def convolutions(optimizer: str) -> Callable[[Row], Sample]:
+        return lambda row: reached("cnn-pool-tuned", row.convolutions or row.image, optimizer=optimizer)
+
     def text(optimizer: str) -> Callable[[Row], Sample]:
         return lambda row: reached("norm-free", row.language[1].format(optimizer), norm=row.language[0])
 
@@ -77,8 +82,8 @@ def _columns(stores: Mapping[str, Store]) -> list[Column]:
     return [
         column("tanh MLP", f"Adam 10⁻³, {first} epochs", "%", images("cifar10", activation="tanh")),
         column("tanh MLP", f"best optimizer, tuned, {tuned} epochs", "%", at_best_optimizer),
-        column("CNN", "Adam", "%", images("cnn-pool-tuned", optimizer="adam")),
-        column("CNN", "Muon", "%", images("cnn-pool-tuned", optimizer="muon")),
+        column("CNN", "Adam", "%", convolutions("adam")),
+        column("CNN", "Muon", "%", convolutions("muon")),
         column("language model", "AdamW", "nats", text("adamw")),
         column("language model", "Muon", "nats", text("muon")),
     ]

@@ -36,9 +36,9 @@ from .measured import (
 
 #: What the first paragraphs of several pages say of networks without normalisers.
 LEAD = (
-    "the test loss of its LayerNorm counterpart (95 % of the difference from {:+.3f} to {:+.3f}), and {:.3f} nats more "
-    "after 2,000. A separate learning rate for the embeddings makes that {:.3f}, and one LayerNorm, before the head, "
-    "{:.3f} less than the counterpart",
+    "the test loss of its LayerNorm counterpart (95 % of the difference from {:+.3f} to {:+.3f}). After 2,000 it is "
+    "{:.3f} nats above LayerNorm whose embeddings have a learning rate of their own; with such a rate as well {:.3f}, "
+    "and with one LayerNorm, before the head, {:.3f} below",
     lambda: [
         *interval(*freed("input-held-muon", "muon")),
         longer(embedding_lr=None)[1][0],
@@ -113,11 +113,11 @@ QUOTES = {
              *(fmean(tuned_cnn(m)) for m in (NONE, WHITE) if p(tuned_cnn(NONE), tuned_cnn(WHITE)) < 0.001),
              trials(WHITE), fmean(tuned_cnn(BATCHNORM)), trials(BATCHNORM), *(
                  fmean(tuned_cnn(*pair)) for pair in (("mac",), (NONE, "muon")))]),
-        ("DyT with SGD nearly as well (p = {:.2f})", lambda: lead(
+        ("DyT with SGD too close to tell (p = {:.2f})", lambda: lead(
             "mlp-tuned", IDEAL, "dyt", optimizer="sgd", activation="tanh")[1:]),
         ("it ends {:.1f} points below affine-like layers after 100", at_32),
         ("after 15 epochs {:.1f} % ({} trials); the best of "
-         "[{} other pairs of method and optimizer](docs/results/mlp.md#every-method-with-every-optimizer) has "
+         "[{} pairs of another method and an optimizer](docs/results/mlp.md#every-method-with-every-optimizer) has "
          "{:.1f} % (DyT with SGD, {} trials, p = {:.2f}), tuned SGD {:.1f} % | {:.1f} times", lambda: [
              fmean(mlp(IDEAL, "sgd")), trials(IDEAL, "sgd", "mlp-tuned", activation="tanh"), other_pairs(),
              fmean(mlp("dyt", "sgd")), trials("dyt", "sgd", "mlp-tuned", activation="tanh"), lead(
