@@ -366,6 +366,8 @@ STUDIES = {
         "ten methods and two wrappers on digits, rates and damping tuned", _PAGE, _DIGIT_PAIRS, Recipe(0.7), data=""
     ),
     "mlp-wide-tuned": _pairs_study(
-        "the same for three hidden layers of 128", _PAGE, {**_MLP, "hidden": (128, 128, 128)}, Recipe(15.0)
+        "the same for three hidden layers of 128", _PAGE, {**_MLP, "hidden": (128, 128, 128)},
+        Recipe(0.7, options=("--activations tanh --methods affine-like --optimizers muon --seeds 3",)),
+        Recipe(15.0, "mlp-wide-tuned-all", ("",)),
     ),
 }  # fmt: skip

@@ -93,6 +93,13 @@ def lead(file, method, rival, **wanted):
     return fmean(own) - fmean(other), p(own, other)
 
 
+def wide():
+    """At [128, 128, 128], affine-like layers with Muon; by how much batch-ideal with SGD is ahead, if clearly."""
+    own = seeds("mlp-wide-tuned", method=AFFINE, optimizer="muon")
+    ideal = seeds("cifar10-trials-128", method=IDEAL, optimizer="sgd", epochs=15)
+    return [fmean(own), fmean(ideal) - fmean(own)] if p(own, ideal) < 0.001 else []
+
+
 def other_pairs():
     """How many pairs of a method and an optimizer the MLP has beside batch-ideal's: equal ones count once."""
     pairs = {(r["settings"]["method"], r["settings"]["optimizer"]) for r in results("mlp-tuned")}
