@@ -1,13 +1,75 @@
 """Several optimizers on disjoint parameters, as one."""
 
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import torch
 from torch.optim import LBFGS, Optimizer
 
 from .wrapper import OptimizerWrapper, without_global_hooks
+
+
+class ChainedState(MutableMapping[Any, Any]):
+    """The states of several optimizers as one mapping, to read and to write.
+
+    An entry lives in the optimizer that has it, or whose groups hold its parameter: put the parameter into its group
+    before its state is set. As with torch's own, reading `state[p]` of a parameter without one makes an empty one.
+    """
+
+    def __init__(self, optimizers: Sequence[Optimizer]) -> None:
+        self._optimizers = optimizers
+
+    def _of(self, key: Any) -> Any:
+        """The state that has an entry, or is to have it."""
+        for optimizer in self._optimizers:
+            if key in optimizer.state:
+                return optimizer.state
+        for optimizer in self._optimizers:
+            if any(key is parameter for group in optimizer.param_groups for parameter in group["params"]):
+                return optimizer.state
+        shape = f" of shape {tuple(key.shape)}" if isinstance(key, torch.Tensor) else f" {key!r}"
+        raise KeyError(
+            f"ChainedOptimizer.state: no group of its optimizers holds the parameter{shape}; put it into "
+            "group['params'] of one of them first."
+        )
+
+    def __getitem__(self, key: Any) -> Any:
+        return self._of(key)[key]
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self._of(key)[key] = value
+
+    def __delitem__(self, key: Any) -> None:
+        del self._of(key)[key]
+
+    def __contains__(self, key: object) -> bool:
+        return any(key in optimizer.state for optimizer in self._optimizers)
+
+    def __iter__(self) -> Iterator[Any]:
+        return (key for optimizer in self._optimizers for key in optimizer.state)
+
+    def __len__(self) -> int:
+        return sum(len(optimizer.state) for optimizer in self._optimizers)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({dict(self)!r})"
+
+    # Those of MutableMapping ask by self[key], which would make an entry.
+    def get(self, key: Any, default: Any = None) -> Any:
+        """Return an entry, or the default."""
+        return self[key] if key in self else default
+
+    def pop(self, key: Any, *default: Any) -> Any:
+        """Remove an entry and return it."""
+        if key in self:
+            return self._of(key).pop(key)
+        if default:
+            return default[0]
+        raise KeyError(key)
+
+    def setdefault(self, key: Any, default: Any = None) -> Any:
+        """Return an entry, and the default as a new one if there is none."""
+        return self._of(key).setdefault(key, default)
 
 
 class ChainedOptimizer(Optimizer):
@@ -74,9 +136,14 @@ class ChainedOptimizer(Optimizer):
 
     @property
     def state(self) -> Any:  # type: ignore[override]
-        """The state of each parameter, as its own optimizer keeps it, in a new dict."""
-        every = (pair for optimizer in self.optimizers for pair in optimizer.state.items())
-        return defaultdict(dict, every)
+        """The state of each parameter, which lives in its own optimizer."""
+        return ChainedState(self.optimizers)
+
+    @state.setter
+    def state(self, value: Mapping[Any, Any]) -> None:
+        entries = dict(value)
+        self.state.clear()
+        self.state.update(entries)
 
     @property
     def defaults(self) -> dict[str, Any]:  # type: ignore[override]
@@ -89,13 +156,15 @@ class ChainedOptimizer(Optimizer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Take what a copy or a pickle kept; or groups and state, as torch's load_state_dict hands them over."""
-        if "param_groups" not in state:
-            super().__setstate__(state)
-            return
-        for optimizer, groups in zip(self.optimizers, self._shares(state["param_groups"]), strict=True):
-            held = {parameter for group in groups for parameter in group["params"]}
-            own = {parameter: value for parameter, value in state["state"].items() if parameter in held}
-            optimizer.__setstate__({"param_groups": groups, "state": defaultdict(dict, own)})
+        super().__setstate__({name: value for name, value in state.items() if name not in ("param_groups", "state")})
+        if "optimizers" in state:
+            return  # each has its own already
+        if "param_groups" in state:
+            self.param_groups = state["param_groups"]
+        if "state" in state:
+            self.state = state["state"]
+        for optimizer in self.optimizers:
+            optimizer.__setstate__({"param_groups": optimizer.param_groups, "state": optimizer.state})
 
     def _shares(self, groups: Sequence[dict[str, Any]]) -> list[list[dict[str, Any]]]:
         """Groups of all, for each optimizer its own."""

@@ -1,5 +1,6 @@
 """Letting an optimizer step on other variables than the model's weights: the one driver of a step."""
 
+from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -12,7 +13,7 @@ from ..attach.coverage import Coverage, warn
 from ..attach.reports import meant, report
 from ..functional.shared import refuse_capture, without_autocast
 from .snapshot import Snapshot, Transform, decay_factors, hooked, rests
-from .wrapper import OURS, OptimizerWrapper, check_same_parameters, ours, unwrapped
+from .wrapper import OURS, WAITING, OptimizerWrapper, check_same_parameters, ours, unwrapped
 
 #: What to do where FSDP1 has flattened parameters.
 UNFLATTENED = "use fully_shard, or GradientOnly, which goes with FSDP1"
@@ -102,8 +103,6 @@ class Reparametrized(OptimizerWrapper):
 
     model: nn.Module
     method: Method
-    #: Whether the inner optimizer's state may have what is remembered in it.
-    _shown = True
 
     def __init__(self, optimizer: Optimizer, model: nn.Module, method: Method) -> None:
         super().__init__(optimizer)
@@ -147,33 +146,23 @@ class Reparametrized(OptimizerWrapper):
         """Whether `detach` was called."""
         return type(self.method) is Method
 
-    @property
-    def state(self) -> Any:
-        """The inner optimizer's state, and in it until the next step what is remembered of each parameter.
+    def _saved_state(self) -> dict[Any, Any]:
+        inside = defaultdict(dict, super()._saved_state())
+        for parameter, entries in self._remembered(self.method.state()).items():
+            inside[parameter] = {**inside[parameter], **entries}
+        return inside
 
-        The functions of torch.distributed.checkpoint look there for the names of what a checkpoint has.
-        """
-        state = self.inner.state
-        for parameter, entries in self._remembered().items():
-            state[parameter] = {**state.get(parameter, {}), **entries}  # not in place: state dicts hold the old one
-            self._shown = True
-        return state
+    def _remembered(self, state: Mapping[Tensor, Mapping[str, Any]]) -> dict[Tensor, dict[str, Any]]:
+        """What a checkpoint has of each parameter beside the state that the optimizer keeps of it.
 
-    @state.setter
-    def state(self, value: Any) -> None:
-        self.inner.state = value
-
-    def _remembered(self) -> dict[Tensor, dict[str, Any]]:
-        """What a checkpoint is to have of each parameter.
-
-        Not where the optimizer has no state yet: a bare one, which may load this, would take it for a state of its own.
+        Not where that has none yet: a bare optimizer, which may load this, would take it for a state of its own.
         One that keeps none has none after a step either: torch.distributed.checkpoint wants all parameters then.
         """
-        state, remembered = self.inner.state, self.method.state()
-        groups = [[(p, bool(state.get(p))) for p in group["params"]] for group in self.param_groups]
+        kept = self.inner.state
+        groups = [[(p, bool(kept.get(p))) for p in group["params"]] for group in self.param_groups]
         bare = [self.method.steps > 0 and not any(has for _, has in group) for group in groups]
         shown = [p for group, alike in zip(groups, bare, strict=True) for p, has in group if has or alike]
-        return {p: self._named(remembered.get(p, {})) for p in shown} if remembered else {}
+        return {p: self._named(state.get(p, {})) for p in shown} if state else {}
 
     def _named(self, entries: Mapping[str, Any]) -> dict[str, Any]:
         settings = {name: getattr(self.method, name) or 0 for name in self.method.shaping}
@@ -188,13 +177,6 @@ class Reparametrized(OptimizerWrapper):
     @torch.compiler.disable  # traced, a step would be dozens of graphs
     @torch.no_grad()
     def _inner_step(self, **kwargs: Any) -> None:
-        if self._shown:
-            for parameter, entries in list(self.inner.state.items()):
-                for name in ours(entries):
-                    del entries[name]
-                if not entries:
-                    del self.inner.state[parameter]
-            self._shown = False
         first, reason = next(self.model.parameters()), ""
         if not self.detached:
             refuse_capture(type(self).__name__, "counts its steps", first)
@@ -259,21 +241,27 @@ class Reparametrized(OptimizerWrapper):
         return self._metrics(self.coverage(), self.method.metrics())
 
     def _state_dict(self) -> dict[str, Any]:
-        found = dict(super()._state_dict())
-        remembered, keys = self._remembered(), dict(self._keys(found))
-        more = {keys[p]: {**found["state"].get(keys[p], {}), **entries} for p, entries in remembered.items()}
-        return {**found, "state": {**found["state"], **more}} if more else found
+        plain, state = dict(super()._state_dict()), self.method.state()
+        shown, keys = self._remembered(state), dict(self._keys(plain))
+        more = {keys[p]: {**plain["state"].get(keys[p], {}), **entries} for p, entries in shown.items()}
+        # Of layers that have seen rows, and of weights that have scales.
+        seen = {p: entries for p, entries in state.items() if self.method.steps and entries.get("rows", 1)}
+        waiting = {keys[p]: self._named(entries) for p, entries in seen.items() if p in keys and p not in shown}
+        plain |= {"state": {**plain["state"], **more}} if more else {}
+        return plain | ({WAITING: waiting} if waiting else {})
 
     def _load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        name, state, own = type(self).__name__, dict(state_dict.get("state", {})), self.method.state()
+        name, own = type(self).__name__, self.method.state()
         found: dict[Tensor, dict[str, Any]] = {}
         parameters, prefix = {key: parameter for parameter, key in self._keys(state_dict)}, self.method.prefix
-        for key, entries in state_dict.get("state", {}).items():
+        rest: dict[str, dict[Any, Any]] = {part: dict(state_dict.get(part, {})) for part in ("state", WAITING)}
+        for part, key in [(part, key) for part, saved in rest.items() for key in saved]:
+            entries = rest[part][key]
             names = [n for n in ours(entries) if n.startswith(prefix)]
             # A flat checkpoint that lacks a name has given an empty dict for it.
             mine = {n: entries[n] for n in names if entries[n] != {}}
             if mine and key in parameters:  # else the optimizer refuses the groups
-                wanted, place = self._named(own.get(parameters[key], {})), f"{name}: state_dict['state'][{key!r}]"
+                wanted, place = self._named(own.get(parameters[key], {})), f"{name}: state_dict[{part!r}][{key!r}]"
                 for setting in self.method.shaping:
                     saved, here = mine.get(prefix + setting), wanted[prefix + setting]
                     if isinstance(saved, int) and saved != here:
@@ -282,13 +270,14 @@ class Reparametrized(OptimizerWrapper):
                 check_like(mine, wanted, place, _REMEDY)
                 found[parameters[key]] = {n.removeprefix(prefix): value for n, value in mine.items()}
             if names:
-                state[key] = {n: value for n, value in entries.items() if n not in names}
-                if not state[key]:
-                    del state[key]
-        super()._load_state_dict({**state_dict, "state": state})
+                rest[part][key] = {n: value for n, value in entries.items() if n not in names}
+                if not rest[part][key]:
+                    del rest[part][key]
+        super()._load_state_dict({**state_dict, **rest})
         self.method.steps = next((entries["steps"] for entries in found.values()), 0)
         self.method.load_state(found)
-        if lacking := [p for p, key in self._keys(state_dict) if p in own and p not in found and state.get(key)]:
+        kept = rest["state"]
+        if lacking := [p for p, key in self._keys(state_dict) if p in own and p not in found and kept.get(key)]:
             warn(
                 f"{name}: the checkpoint has nothing of what it remembers of {len(lacking)} of {len(own)} parameters, "
                 "which it measures anew. Save what state_dict() of the wrapper returns, or torch's "

@@ -1,7 +1,9 @@
 """The one contract all optimizers of this package share: to be the optimizer they wrap."""
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -17,6 +19,10 @@ from ..corrections import Correction
 
 #: How names begin that a state dict has of a parameter beside the optimizer's own: what wrappers remember.
 OURS = "adiv_optim."
+#: Where a state dict has this of parameters that the optimizer has no state of yet.
+WAITING = f"{OURS}waiting"
+#: The module whose functions read `state` for what is to be saved.
+_CHECKPOINT = "torch.distributed.checkpoint.state_dict"
 _ORDER = " These are the arguments in the wrong order: the optimizer comes first, then the model."
 
 
@@ -44,7 +50,7 @@ class OptimizerWrapper(Optimizer):
     """
 
     inner: Optimizer
-    param_groups, state, defaults = _of_inner("param_groups"), _of_inner("state"), _of_inner("defaults")
+    param_groups, defaults = _of_inner("param_groups"), _of_inner("defaults")
     #: Steps of this object, whether one of them had a gradient, and what it has warned of.
     _steps, _fed, _told = 0, False, frozenset[str]()
 
@@ -74,6 +80,31 @@ class OptimizerWrapper(Optimizer):
     def __getstate__(self) -> dict[str, Any]:
         """Return what a copy or a pickle keeps: as in torch, no hooks."""
         return {"inner": self.inner}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take what a copy or a pickle kept; groups and state, which programs reset by this call, go to `inner`."""
+        inside = {name: value for name, value in state.items() if name in ("param_groups", "state")}
+        super().__setstate__({name: value for name, value in state.items() if name not in inside})
+        if inside:
+            self.inner.__setstate__(inside)
+
+    @property
+    def state(self) -> Any:  # type: ignore[override]
+        """The inner optimizer's own mapping, to read and to write; what a wrapper remembers is in `state_dict()` alone.
+
+        torch.distributed.checkpoint, which looks here for the names of what a checkpoint has, sees a copy with both.
+        """
+        if sys._getframe(1).f_globals.get("__name__") == _CHECKPOINT:
+            return MappingProxyType(self._saved_state())
+        return self.inner.state
+
+    @state.setter
+    def state(self, value: Any) -> None:
+        self.inner.state = value
+
+    def _saved_state(self) -> dict[Any, Any]:
+        """By parameter, what `state_dict` has of it."""
+        return self.inner._saved_state() if isinstance(self.inner, OptimizerWrapper) else self.inner.state
 
     def settings(self) -> dict[str, Any]:
         """Return what the wrapper was built with, as its repr shows it."""
@@ -176,11 +207,11 @@ class OptimizerWrapper(Optimizer):
         return self.inner.state_dict()
 
     def _load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        saved = {} if isinstance(self.inner, OptimizerWrapper) else state_dict.get("state", {})
-        for key, entries in saved.items():
+        parts = () if isinstance(self.inner, OptimizerWrapper) else ("state", WAITING)
+        for part, key, entries in ((part, *item) for part in parts for item in state_dict.get(part, {}).items()):
             if names := ours(entries):
                 raise ValueError(
-                    f"{type(self).__name__}: state_dict['state'][{key!r}] has an unknown {names[0]!r}, which another "
+                    f"{type(self).__name__}: state_dict[{part!r}][{key!r}] has an unknown {names[0]!r}, which another "
                     "wrapper saved, or the same one of another model; wrap the optimizer as it was then, or leave the "
                     f"names out that begin with {OURS!r}."
                 )

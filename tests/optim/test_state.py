@@ -1,0 +1,208 @@
+"""`state` is the inner optimizer's own mapping: programs that read it, reset it or move moments in it find torch's."""
+
+import copy
+from collections import defaultdict
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_optimizer_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.optim import SGD, Adam
+
+from adiv_optim import ChainedOptimizer
+from tests.helpers.revive import through_a_file
+from tests.helpers.steps import inputs, network, same, stepped, weights
+from tests.wrappers import REMEMBERING, WRAPPERS, Wrapper, each_wrapper
+
+pytestmark = pytest.mark.usefixtures("in_float64")
+
+each_that_remembers = pytest.mark.parametrize("name", REMEMBERING)
+
+
+def wrapped(wrap: Wrapper, steps: int = 3) -> tuple[nn.Sequential, Any]:
+    model = network()
+    optimizer = wrap(Adam(model.parameters(), lr=0.01), model, inputs(0))
+    stepped(model, optimizer, *map(inputs, range(steps)))
+    return model, optimizer
+
+
+def chain(model: nn.Sequential) -> ChainedOptimizer:
+    return ChainedOptimizer([Adam(model[0].parameters(), lr=0.01), Adam(model[2].parameters(), lr=0.01)])
+
+
+@each_wrapper
+def test_reading_it_adds_nothing_and_a_bare_optimizer_may_take_it(wrap: Wrapper):
+    _, optimizer = wrapped(wrap)
+    bare = Adam(network().parameters())
+    bare.load_state_dict(
+        {**optimizer.state_dict(), "state": {0: optimizer.state[optimizer.param_groups[0]["params"][0]]}}
+    )
+    assert optimizer.state is optimizer.inner.state
+    assert {name for entries in optimizer.state.values() for name in entries} == {"step", "exp_avg", "exp_avg_sq"}
+    assert all(entries.keys() == {"step", "exp_avg", "exp_avg_sq"} for entries in bare.state.values())
+
+
+@each_wrapper
+def test_an_entry_that_is_held_stays_the_one_that_steps_use(wrap: Wrapper):
+    model, optimizer = wrapped(wrap)
+    entries = [optimizer.state[parameter] for parameter in model.parameters()]
+    _ = optimizer.state, optimizer.state_dict()
+    for entry in entries:
+        entry["step"] = torch.zeros(())
+    stepped(model, optimizer, inputs(3))
+    assert [int(optimizer.state[parameter]["step"]) for parameter in model.parameters()] == [1, 1, 1, 1]
+
+
+@each_that_remembers
+def test_zeroing_every_tensor_in_it_leaves_what_is_remembered(name: str):
+    _, optimizer = wrapped(WRAPPERS[name])
+    before = remembered(optimizer)
+    for entries in optimizer.state.values():
+        for value in entries.values():
+            value.zero_()
+    after = remembered(optimizer)
+    assert before.keys() == after.keys() and any(isinstance(value, Tensor) and value.any() for value in before.values())
+    assert all(torch.equal(torch.as_tensor(before[key]), torch.as_tensor(after[key])) for key in before)
+
+
+def remembered(optimizer: Any) -> dict[Any, Any]:
+    """What a checkpoint has of the wrapper itself."""
+    state = copy.deepcopy(optimizer.state_dict()["state"])
+    return {(key, n): value for key, entries in state.items() for n, value in entries.items() if "adiv_optim" in n}
+
+
+@pytest.mark.parametrize("reset", ["setstate", "assign", "clear"])
+@each_wrapper
+def test_a_reset_leaves_no_moment(wrap: Wrapper, reset: str):
+    model, optimizer = wrapped(wrap)
+    if reset == "setstate":
+        optimizer.__setstate__({"state": defaultdict(dict)})
+    elif reset == "assign":
+        optimizer.state = defaultdict(dict)
+    else:
+        optimizer.state.clear()
+    assert not optimizer.inner.state
+    stepped(model, optimizer, inputs(3))
+    assert [int(entries["step"]) for entries in optimizer.state.values()] == [1, 1, 1, 1]
+
+
+@pytest.mark.parametrize("reset", ["setstate", "assign", "clear", "nothing"])
+def test_a_reset_of_a_chain_is_that_of_its_optimizers(reset: str):
+    ends = []
+    for build in (
+        chain,
+        lambda model: Adam([{"params": layer.parameters()} for layer in (model[0], model[2])], lr=0.01),
+    ):
+        model = network()
+        optimizer: Any = build(model)
+        stepped(model, optimizer, *map(inputs, range(3)))
+        if reset == "setstate":
+            optimizer.__setstate__({"state": defaultdict(dict)})
+        elif reset == "assign":
+            optimizer.state = defaultdict(dict)
+        elif reset == "clear":
+            optimizer.state.clear()
+        assert len(optimizer.state) == (4 if reset == "nothing" else 0)
+        ends.append(stepped(model, optimizer, *map(inputs, range(3, 6))))
+    assert same(*ends)
+
+
+def test_moments_move_to_a_new_parameter_of_a_chain():
+    """As programs that prune or grow points do: the entry goes, the group gets the new parameter, the entry comes back."""
+    ends = []
+    for chained in (False, True):
+        points = [nn.Parameter(inputs(seed, 8, 3)) for seed in range(2)]
+        optimizer: Any = (
+            ChainedOptimizer([Adam([p], lr=0.1) for p in points])
+            if chained
+            else Adam([{"params": [p]} for p in points], lr=0.1)
+        )
+
+        def step(points: Any = points, optimizer: Any = optimizer) -> None:
+            optimizer.zero_grad()
+            sum(p.square().sum() for p in points).backward()
+            optimizer.step()
+
+        step()
+        for place, group in enumerate(optimizer.param_groups):
+            (old,) = group["params"]
+            entry = optimizer.state.pop(old)
+            assert old not in optimizer.state and optimizer.state.get(old) is None
+            moments = {name: entry[name][::2].clone() for name in ("exp_avg", "exp_avg_sq")}
+            points[place] = nn.Parameter(old.detach()[::2].clone())
+            group["params"] = [points[place]]
+            assert optimizer.state.setdefault(points[place], {**entry, **moments})["step"] == 1
+        step()
+        assert len(optimizer.state) == 2 and [int(optimizer.state[p]["step"]) for p in points] == [2, 2]
+        ends.append([p.detach() for p in points])
+    assert same(*ends)
+
+
+def test_a_chain_refuses_the_state_of_a_parameter_that_none_of_its_groups_holds():
+    optimizer = chain(network())
+    with pytest.raises(KeyError, match=r"no group of its optimizers holds the parameter of shape \(2,\)"):
+        optimizer.state[nn.Parameter(torch.ones(2))] = {}
+    with pytest.raises(KeyError):
+        optimizer.state.pop(nn.Parameter(torch.ones(2)))
+    assert optimizer.state.pop(nn.Parameter(torch.ones(2)), None) is None
+
+
+@each_that_remembers
+def test_torchs_checkpoint_functions_alone_see_what_is_remembered_and_cannot_write_it(name: str):
+    model, optimizer = wrapped(WRAPPERS[name])
+    options = StateDictOptions(flatten_optimizer_state_dict=True)
+    saved = copy.deepcopy(get_optimizer_state_dict(model, optimizer, options=options))
+    assert any("adiv_optim." in key for key in saved)
+    looked: dict[str, Any] = {}
+    exec(
+        "seen = optimizer.state",
+        {"__name__": "torch.distributed.checkpoint.state_dict", "optimizer": optimizer},
+        looked,
+    )
+    assert any("adiv_optim." in name for entries in looked["seen"].values() for name in entries)
+    with pytest.raises(TypeError):
+        looked["seen"][model[0].weight] = {}
+    other, resumed = wrapped(WRAPPERS[name], steps=1)
+    other.load_state_dict(model.state_dict())
+    set_optimizer_state_dict(other, resumed, saved, options=options)
+    ends = [stepped(each, taken, *map(inputs, range(3, 9))) for each, taken in ((model, optimizer), (other, resumed))]
+    assert same(*ends)
+
+
+@pytest.mark.parametrize(
+    "inner", [lambda p: Adam(p, lr=0.01), lambda p: SGD(p, lr=0.1, momentum=0.9)], ids=["adam", "sgd"]
+)
+@each_that_remembers
+def test_resume_is_exact_for_a_layer_that_was_seen_before_it_trained(name: str, inner: Any):
+    """A head whose loss comes later has gradients of None until then, and its inputs are those of every pass."""
+
+    def build() -> tuple[nn.Module, Any]:
+        model = nn.ModuleDict({"body": network(4, 5, 3), "head": nn.Linear(3, 2)})
+        forward = nn.Sequential(model["body"], model["head"])
+        return forward, WRAPPERS[name](inner(forward.parameters()), forward, inputs(0))
+
+    def step(model: nn.Module, optimizer: Any, number: int) -> None:
+        optimizer.zero_grad()
+        hidden = model[0](inputs(number))
+        output = model[1](hidden)
+        (output.square().mean() + hidden.square().mean()).backward()
+        if number < 3:
+            model[1].weight.grad = model[1].bias.grad = None
+        optimizer.step()
+
+    model, optimizer = build()
+    for number in range(3):
+        step(model, optimizer, number)
+    saved = through_a_file({"model": model.state_dict(), "optimizer": optimizer.state_dict()})
+    other, resumed = build()
+    other.load_state_dict(saved["model"])
+    resumed.load_state_dict(saved["optimizer"])
+    for number in range(3, 8):
+        step(model, optimizer, number)
+        step(other, resumed, number)
+    assert same(weights(other), weights(model))
