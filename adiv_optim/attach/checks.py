@@ -1,11 +1,13 @@
 """Checks that a model is not lazy, sharded or attached twice; which of its layers are skipped, or never called."""
 
-from collections.abc import Collection, Container, Iterable
+from collections.abc import Collection, Container, Iterable, Mapping
 
+import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
 
+from .._linalg.shards import local
 from .layers import Corrected, plain_type
 
 #: Modules of torch.nn, where this version has them, that use the weights of a layer below them without calling it.
@@ -18,6 +20,8 @@ _BYPASSING: tuple[type[nn.Module], ...] = tuple(
 Skip = Iterable[str | type[nn.Module]]
 #: Why what they hold takes the plain step.
 NAMED = "named in skip"
+#: How the reason begins why one takes the plain step that has a part of its memory in common with another one.
+SHARED_MEMORY = "it shares its memory with"
 
 
 def label(path: str) -> str:
@@ -73,6 +77,43 @@ def no_such_module(what: str, entry: object, paths: Collection[str]) -> ValueErr
     """The error for an argument that names what is at none of a model's paths."""
     there = ", ".join(repr(path) for path in [*paths][:20]) + ", …" * (len(paths) > 20)
     return ValueError(f"{what} names {entry!r}, which the model does not have; its modules are {there}.")
+
+
+def addresses(parameters: Iterable[nn.Parameter]) -> list[tuple[int, int, torch.Size]]:
+    """For each parameter its id, where its memory begins, and its shape: equal as long as all stay where they are."""
+    return [(id(p), _address(p), p.shape) for p in parameters]
+
+
+def overlaps(parameters: Mapping[str, nn.Parameter]) -> dict[int, str]:
+    """By its id, each parameter that may have an element in common with another one, and why its step is plain.
+
+    A decoder whose `weight.data` is the encoder's, transposed, is one. To map both would map that element twice. The
+    ranges of addresses decide, so that interleaved columns of one matrix count as well.
+    """
+    spans: list[tuple[torch.device, int, int, str]] = []
+    for name, parameter in parameters.items():
+        if start := _address(parameter):
+            part = local(parameter)
+            last = sum((size - 1) * stride for size, stride in zip(part.shape, part.stride(), strict=True))
+            spans.append((part.device, start, start + (last + 1) * part.element_size(), name))
+    spans.sort(key=lambda span: (str(span[0]), *span[1:]))
+    reasons: dict[int, str] = {}
+    farthest = spans[0] if spans else None
+    for span in spans[1:]:
+        assert farthest is not None
+        if span[0] == farthest[0] and span[1] < farthest[2]:
+            for name, other in ((span[3], farthest[3]), (farthest[3], span[3])):
+                reasons.setdefault(id(parameters[name]), f"{SHARED_MEMORY} {other}")
+        if span[0] != farthest[0] or span[2] > farthest[2]:
+            farthest = span
+    return reasons
+
+
+def _address(parameter: nn.Parameter) -> int:
+    """Where its memory begins; 0 of what has no memory of its own, as on the meta device."""
+    part = getattr(parameter, "_local_tensor", parameter)  # to_local() would take longer than all else that is asked
+    plain = type(part) in (torch.Tensor, nn.Parameter) and part.layout == torch.strided
+    return part.data_ptr() if plain and part.numel() else 0
 
 
 def refuse_lazy(what: str, model: nn.Module, skipped: Container[nn.Module] = ()) -> None:

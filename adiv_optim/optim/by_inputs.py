@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 
 from .._linalg.limits import check_count, check_not_negative
 from .._linalg.shards import DataParallelGroup, cut_of, why_not_one_cut
-from ..attach.checks import named_in_skip, refuse_sharded
+from ..attach.checks import SHARED_MEMORY, addresses, named_in_skip, refuse_sharded
 from ..attach.layers import Layout, plain_type
 from .eligible_layers import eligible_layers
 from .input_hooks import LayerInputs
@@ -31,7 +31,7 @@ class ByInputs(Reparametrized):
         named_in_skip(model, method.skip)
         self._find_layers()
         reasons = "; ".join(f"{path} ({why})" for path, why in list(method.plain.items())[:5])
-        if not method.layers:
+        if not method.layers and not any(why.startswith(SHARED_MEMORY) for why in method.plain.values()):
             raise ValueError(
                 f"{name}: no tensor the optimizer holds is the weight of a layer whose rows are known: {reasons}."
             )
@@ -50,8 +50,8 @@ class ByInputs(Reparametrized):
 
     @torch.compiler.disable
     def _inner_step(self, **kwargs: Any) -> None:
-        # Layers may be unfrozen one after the other, as in fine-tuning; a step that measures looks for them.
-        if isinstance(self.method, InputMethod) and self.method.due() and self.method.trained != self._trained():
+        # Layers may be unfrozen one after the other, pruned, or put into the memory of others.
+        if isinstance(self.method, InputMethod) and self.method.trained != self._trained():
             self._find_layers()
         super()._inner_step(**kwargs)
 
@@ -97,9 +97,10 @@ class ByInputs(Reparametrized):
             layer.remove_hooks()
         return super().detach()
 
-    def _trained(self) -> list[tuple[int, bool]]:
-        """The optimizer's parameters by their ids, each with whether it trains."""
-        return [(id(p), p.requires_grad) for group in self.param_groups for p in group["params"]]
+    def _trained(self) -> list[Any]:
+        """The optimizer's parameters, each with where it is and whether it trains."""
+        every = [p for group in self.param_groups for p in group["params"]]
+        return [*addresses(every), *(p.requires_grad for p in every)]
 
     def _find_layers(self) -> None:
         """Let the method know which weights it is to measure the inputs of, and why it leaves others alone."""

@@ -57,7 +57,7 @@ class ChainedState(MutableMapping[Any, Any]):
     # Those of MutableMapping ask by self[key], which would make an entry.
     def get(self, key: Any, default: Any = None) -> Any:
         """Return an entry, or the default."""
-        return self[key] if key in self else default
+        return self[key] if key in self else default  # noqa: SIM401
 
     def pop(self, key: Any, *default: Any) -> Any:
         """Remove an entry and return it."""
@@ -135,7 +135,7 @@ class ChainedOptimizer(Optimizer):
             optimizer.param_groups = own
 
     @property
-    def state(self) -> Any:  # type: ignore[override]
+    def state(self) -> Any:
         """The state of each parameter, which lives in its own optimizer."""
         return ChainedState(self.optimizers)
 

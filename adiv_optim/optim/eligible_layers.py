@@ -4,7 +4,7 @@ from torch import nn
 from torch.nn.utils import parametrize
 from torch.optim import Optimizer
 
-from ..attach.checks import NAMED, Skip, bypassed, named_in_skip, refuse_lazy
+from ..attach.checks import NAMED, Skip, bypassed, named_in_skip, overlaps, refuse_lazy
 from ..attach.layers import plain_type, why_unknown_rows
 
 
@@ -36,6 +36,7 @@ def eligible_layers(
             if id(parameter) in held:
                 users.setdefault(id(parameter), []).append(module)
                 named.setdefault(id(parameter), (name, parameter))
+    twice = overlaps(dict(named.values()))
     layers: list[tuple[str, list[nn.Module], bool]] = []
     together: set[int] = set()
     plain: dict[int, str] = {}
@@ -44,7 +45,7 @@ def eligible_layers(
         name, parameter = named[key]
         why = NAMED if not skipped.isdisjoint(modules) else ""
         why = why or next((without_call[module] for module in modules if module in without_call), "")
-        why = why or _why_no_rows(name, parameter, modules)
+        why = why or twice.get(key, "") or _why_no_rows(name, parameter, modules)
         if hasattr(parameter, "placements") and managed.isdisjoint(modules):
             why = why or "a DTensor, but not one of fully_shard; tensor parallelism may deal out the rows that it reads"
         if why:
@@ -52,6 +53,7 @@ def eligible_layers(
             continue
         bias = getattr(modules[0], "bias", None)  # a layer with `input_rows` may have none
         with_bias = isinstance(bias, nn.Parameter) and bias.requires_grad and users.get(id(bias)) == modules
+        with_bias = with_bias and id(bias) not in twice
         if with_bias and bias_is_plain:
             plain_biases[id(bias)], with_bias = bias_is_plain, False
         if parameter.numel() or with_bias:

@@ -99,8 +99,12 @@ class LayerInputs:
     @property
     def moves(self) -> bool:
         """Whether the layer multiplies by the weight itself, and all its parameters have gradients."""
-        made = any(parametrize.is_parametrized(module, "weight") for module in self.modules)
-        return not made and all(p.grad is not None for p in self.parameters)
+        return not self.is_computed and all(p.grad is not None for p in self.parameters)
+
+    @property
+    def is_computed(self) -> bool:
+        """Whether a parametrization has come since, which makes the weight of others."""
+        return any(parametrize.is_parametrized(module, "weight") for module in self.modules)
 
     @property
     def present_name(self) -> str:

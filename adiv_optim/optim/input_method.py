@@ -41,8 +41,8 @@ class InputMethod(Method):
         #: The layers that are measured, and by name why other parameters are plain.
         self.layers: list[LayerInputs] = []
         self.plain: dict[str, str] = {}
-        #: The optimizer's parameters as layers were last looked for, each with whether it trained.
-        self.trained: list[tuple[int, bool]] = []
+        #: The optimizer's parameters as layers were last looked for, where they were and whether they trained.
+        self.trained: list[Any] = []
         #: By layer, what was made of its average.
         self.measured: dict[str, Any] = {}
         #: By layer, how often its covariance could not be factorised, and rows were dropped for sums with NaN or inf.
@@ -147,6 +147,7 @@ class InputMethod(Method):
         for layer in self.layers:
             measured = self.measured.get(layer.name)
             why = UNCALLED * self._uncalled(layer) if layer.weight.requires_grad else "frozen"
+            why = why or "parametrized" * layer.is_computed
             found = skipped if why else never_seen if measured is None else treated
             how = why or f"{self.how(layer, measured)}{self._remark(layer)}"
             found[layer.present_name] = how
@@ -183,7 +184,7 @@ class InputMethod(Method):
             return "no covariance could be factorised; choose a greater damping."
         if self.spoiled:
             return "the squares of what its layers read held NaN or inf; look for the first layer that returns them."
-        return (
+        return bool(self.layers) * (
             "no layer has seen a row. Train with gradients enabled, and wrap the optimizer before the first call of a "
             "model that torch.compile has compiled, which would not see the hooks."
         )

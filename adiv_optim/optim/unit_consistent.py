@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from .. import gauge as gauges
 from .._linalg import host
 from .._linalg.shards import why_not_one_cut
-from ..attach.checks import NAMED, Skip, named_in_skip, refuse_sharded
+from ..attach.checks import NAMED, Skip, addresses, named_in_skip, overlaps, refuse_sharded
 from ..attach.coverage import Coverage
 from .reparametrized import UNFLATTENED, Method, Reparametrized
 from .snapshot import Diagonal, Snapshot, Transform
@@ -30,6 +30,9 @@ class CanonicalMethod(Method):
         self.skip = skip if isinstance(skip, str) else tuple(skip)
         skipped = {id(parameter) for module in named_in_skip(model, self.skip) for parameter in module.parameters()}
         self.skipped = {name for name, parameter in self.parameters.items() if id(parameter) in skipped}
+        #: Where the parameters were when it was last looked which of them share memory; and why those are plain.
+        self._addresses, self._overlaps = list[Any](), dict[int, str]()
+        self._look_for_overlaps()
         self.measurements = 0
         self._log_scales: Tensor | None = None
         self._factors: dict[str, gauges.Factors] = {}
@@ -40,10 +43,15 @@ class CanonicalMethod(Method):
         """Return a transform for each parameter that has scales and a gradient, an old one of a frozen weight too."""
         if due := self.steps % self.gauge.every == 0 or not self._factors:
             self._measure()
+        self._look_for_overlaps()
         treated = {name: factors for name, factors in self._factors.items() if name not in self.skipped}
         moving = [(self.parameters[name], factors) for name, factors in treated.items()]
-        watched = due and self._asked
-        return [_diagonal(p, factors.held(p), watched) for p, factors in moving if p.grad is not None]
+        moving = [(p, factors) for p, factors in moving if p.grad is not None and id(p) not in self._overlaps]
+        return [_diagonal(p, factors.held(p), due and self._asked) for p, factors in moving]
+
+    def _look_for_overlaps(self) -> None:
+        if (now := addresses(self.parameters.values())) != self._addresses:
+            self._addresses, self._overlaps = now, overlaps(self.parameters)
 
     def rescale(self, snapshots: Sequence[Snapshot]) -> None:
         """Note what `metrics` is to show; no step changes."""
@@ -69,7 +77,8 @@ class CanonicalMethod(Method):
         for name, parameter in self.model.named_parameters():
             if self.parameters.get(name) is not parameter:
                 continue  # it took the place of one that was traced
-            if name in how and name not in self.skipped and parameter.requires_grad:
+            plain = name in self.skipped or id(parameter) in self._overlaps
+            if name in how and not plain and parameter.requires_grad:
                 treated[name] = how[name]
             else:
                 skipped[name] = self._why_plain(name, parameter)
@@ -80,6 +89,8 @@ class CanonicalMethod(Method):
             return "frozen"
         if name in self.skipped:
             return NAMED
+        if why := self._overlaps.get(id(parameter)):
+            return why
         if name in self.graph.parameters:
             return f"pinned: {'; '.join(self.graph.parameters[name].why[:2])}"
         return "not used by the traced call" if name in self.graph.outside else "not in the graph"

@@ -89,7 +89,7 @@ class OptimizerWrapper(Optimizer):
             self.inner.__setstate__(inside)
 
     @property
-    def state(self) -> Any:  # type: ignore[override]
+    def state(self) -> Any:
         """The inner optimizer's own mapping, to read and to write; what a wrapper remembers is in `state_dict()` alone.
 
         torch.distributed.checkpoint, which looks here for the names of what a checkpoint has, sees a copy with both.
@@ -208,7 +208,7 @@ class OptimizerWrapper(Optimizer):
 
     def _load_state_dict(self, state_dict: dict[str, Any]) -> None:
         parts = () if isinstance(self.inner, OptimizerWrapper) else ("state", WAITING)
-        for part, key, entries in ((part, *item) for part in parts for item in state_dict.get(part, {}).items()):
+        for part, (key, entries) in ((name, item) for name in parts for item in state_dict.get(name, {}).items()):
             if names := ours(entries):
                 raise ValueError(
                     f"{type(self).__name__}: state_dict[{part!r}][{key!r}] has an unknown {names[0]!r}, which another "

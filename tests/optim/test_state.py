@@ -66,7 +66,8 @@ def test_zeroing_every_tensor_in_it_leaves_what_is_remembered(name: str):
         for value in entries.values():
             value.zero_()
     after = remembered(optimizer)
-    assert before.keys() == after.keys() and any(isinstance(value, Tensor) and value.any() for value in before.values())
+    assert before.keys() == after.keys()
+    assert any(isinstance(value, Tensor) and value.any() for value in before.values())
     assert all(torch.equal(torch.as_tensor(before[key]), torch.as_tensor(after[key])) for key in before)
 
 
@@ -113,7 +114,7 @@ def test_a_reset_of_a_chain_is_that_of_its_optimizers(reset: str):
 
 
 def test_moments_move_to_a_new_parameter_of_a_chain():
-    """As programs that prune or grow points do: the entry goes, the group gets the new parameter, the entry comes back."""
+    """As programs that prune points do: the entry goes, the group gets the new parameter, the entry comes back."""
     ends = []
     for chained in (False, True):
         points = [nn.Parameter(inputs(seed, 8, 3)) for seed in range(2)]
@@ -132,13 +133,15 @@ def test_moments_move_to_a_new_parameter_of_a_chain():
         for place, group in enumerate(optimizer.param_groups):
             (old,) = group["params"]
             entry = optimizer.state.pop(old)
-            assert old not in optimizer.state and optimizer.state.get(old) is None
+            assert old not in optimizer.state
+            assert optimizer.state.get(old) is None
             moments = {name: entry[name][::2].clone() for name in ("exp_avg", "exp_avg_sq")}
             points[place] = nn.Parameter(old.detach()[::2].clone())
             group["params"] = [points[place]]
             assert optimizer.state.setdefault(points[place], {**entry, **moments})["step"] == 1
         step()
-        assert len(optimizer.state) == 2 and [int(optimizer.state[p]["step"]) for p in points] == [2, 2]
+        assert len(optimizer.state) == 2
+        assert [int(optimizer.state[p]["step"]) for p in points] == [2, 2]
         ends.append([p.detach() for p in points])
     assert same(*ends)
 
