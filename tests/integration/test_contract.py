@@ -247,7 +247,9 @@ def test_checkpoints_go_to_the_bare_optimizer_and_back(name):
     assert all(re.search(wanted, str(each.message)) for each in told)
     assert bool(told) == bool(forgotten(optimizer.state_dict())["state"] and name in REMEMBERING)
     for one, other in ((optimizer, again), (optimizer.inner, forgetful.inner)):
-        saved, found = (pytree.tree_leaves(each.state_dict()) for each in (one, other))
+        # A bare optimizer drops what is remembered of parameters that have not trained yet.
+        parts = [{**each.state_dict(), WAITING: {}} for each in (one, other)]
+        saved, found = map(pytree.tree_leaves, parts)
         for a, b in zip(saved, found, strict=True):
             assert torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
 
