@@ -17,6 +17,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils import _pytree as pytree
 
+from adiv_optim.optim.wrapper import WAITING
 from tests.fuzz.compare import drawn, path_deviation, wrapped
 from tests.helpers import checkpoints, torch_database
 from tests.helpers.checkpoints import forgotten
