@@ -42,9 +42,9 @@ commands: .venv/installed-test
 	$(BIN)/python -m tests.commands
 
 lint: .venv/installed-dev
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
-	$(BIN)/mypy
+	$(BIN)/python -m ruff check .
+	$(BIN)/python -m ruff format --check .
+	$(BIN)/python -m mypy
 
 docs: .venv/installed-docs
 	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet docs build/docs

@@ -39,13 +39,13 @@ esac
 # What is committed stays, for `report` to fill the pages from.
 [ -z "$more" ] || set -- "${{@/benchmarks\/results/smoke}}"
 TIMEFORMAT="+ python $* $more: %0R s, %0U s of them busy"
-time {python} "$@" $more
+time "{python}" "$@" $more
 """
 PIP = """#!/usr/bin/env bash
-exec {python} -m pip "$1" --no-deps --no-build-isolation --no-index --quiet {options} "${{@:2}}"
+exec "{python}" -m pip "$1" --no-deps --no-build-isolation --no-index --quiet {options} "${{@:2}}"
 """
 MAKE = """#!/usr/bin/env bash
-exec {make} --dry-run "$@" > /dev/null
+exec "{make}" --dry-run "$@" > /dev/null
 """
 
 
