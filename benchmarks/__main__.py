@@ -15,6 +15,8 @@ from .digests import DIGESTS
 from .methods import added
 from .studies import STUDIES
 
+#: Options of several studies that count something.
+_COUNTS = ("steps", "trials", "crops", "rounds", "minutes", "width", "seeds", "epochs")
 #: Of the tables that pages link to, from the root of a clone.
 TABLES = Path("docs/results/tables")
 
@@ -85,13 +87,18 @@ def _run(options: argparse.Namespace) -> int:
         return 0
     if options.study == "reproduce":
         return reproduce.run(options, main, Path(__file__).parent / "results")
+    for name, value in vars(options).items():
+        if (isinstance(value, int) and value < 0) or (value == 0 and name in _COUNTS):
+            raise ValueError(f"--{name.replace('_', '-')} is {value}; it must be positive.")
     if "device" in options:
         check_device(options.device)
     path = options.out / f"{options.name}.jsonl"
     log = path.with_suffix(f".{options.log}") if getattr(options, "log", None) else None
     if log:
         summary_writer()  # or say what it lacks, before a long run
-    STUDIES[options.study].run(options, Store(path, options.study, log))
+    store = Store(path, options.study, log)
+    store.check()
+    STUDIES[options.study].run(options, store)
     if getattr(options, "estimate", False):
         return 0
     if int(os.environ.get("RANK", 0)) == 0 and Store(path).read():

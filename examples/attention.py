@@ -33,6 +33,8 @@ from torch.func import functional_call, jvp
 
 from adiv_optim import Proportional, attach, detach
 
+from .arguments import positive
+
 
 @dataclass(frozen=True)
 class Ideal:
@@ -276,7 +278,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Print three tables."""
     parser = argparse.ArgumentParser(prog="python -m examples.attention", description=__doc__.partition("\n")[0])
     for name, number in (("draws", 20), ("rounds", 30), ("epochs", 10), ("seeds", 3)):
-        parser.add_argument(f"--{name}", type=int, default=number, help=f"{number} where it is not given")
+        parser.add_argument(f"--{name}", type=positive, default=number, help=f"{number} where it is not given")
     options = parser.parse_args(arguments)
     cases = {f"{n}{', uneven' * uneven}": (n, uneven) for n in (1, 16) for uneven in (False, True)}
     found = {title: alignment(*case, options.draws) for title, case in track([*cases.items()], "cosines")}

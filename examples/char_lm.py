@@ -29,6 +29,7 @@ from adiv_optim import (
     Whitened,
 )
 
+from .arguments import positive
 from .gpt import DEFAULT, GPT, NORMS, PRESETS, Preset, Text, all_windows, load, next_character_loss, rate_factor
 
 #: What is put around the AdamW: (AdamW, model, an input) → optimizer. All of the library's part in this program.
@@ -137,13 +138,6 @@ def sample(model: GPT, text: Text, length: int, seed: int) -> str:
         probabilities = model(tokens[:, -context:])[:, -1].softmax(-1).cpu()
         tokens = torch.cat([tokens, torch.multinomial(probabilities, 1, generator=generator).to(tokens.device)], 1)
     return "".join(text.vocabulary[token] for token in tokens[0, -length:].tolist())
-
-
-def positive(text: str) -> int:
-    """A number of the command line that counts from 1."""
-    if (number := int(text)) < 1:
-        raise argparse.ArgumentTypeError(f"{number} is not positive")
-    return number
 
 
 def rate(text: str) -> float:

@@ -16,6 +16,7 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
+import numpy as np
 import torch
 import torch.nn.functional as F
 from pytorch_optimizer import SOAP
@@ -26,6 +27,8 @@ from torch.optim import Adam, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from adiv_optim import Whitened
+
+from .arguments import picture_file, positive
 
 LAYERS, WIDTH, WARM_UP = 10, 28, 20
 
@@ -59,11 +62,26 @@ def network(batch_norm: bool) -> nn.Sequential:
     return nn.Sequential(*layers[: -2 - batch_norm], layers[-2 - batch_norm])
 
 
+def read(path: Path) -> np.ndarray:
+    """The file's numbers, (height, width) of grey or (height, width, channels), between 0 and 1."""
+    try:
+        image = plt.imread(path)
+    except Exception as error:  # each format has errors of its own
+        raise SystemExit(f"--image {path}: no picture that matplotlib reads ({error}); take a PNG or JPEG.") from error
+    # Numbers of 8 and of 16 bits; matplotlib has turned those of PNG into fractions.
+    full = {"uint8": 255, "uint16": 65535}.get(image.dtype.name, 1)
+    if not (image.min() >= 0 and image.max() <= full):
+        raise SystemExit(
+            f"--image {path}: its numbers are {image.dtype.name} from {image.min()} to {image.max()}; "
+            "take a picture of 8 or 16 bits, or fractions between 0 and 1."
+        )
+    return image / full
+
+
 def picture(path: Path | None, size: int) -> Tensor:
     """A square from the middle of a picture, averaged to size × size pixels: (size, size, 3) between -1 and 1."""
-    image = load_sample_image("china.jpg") if path is None else plt.imread(path)
+    image = load_sample_image("china.jpg") / 255 if path is None else read(path)
     pixels = torch.tensor(image[..., :3] if image.ndim == 3 else image[..., None].repeat(3, -1)).float()
-    pixels = pixels / (255 if pixels.max() > 1 else 1)
     height, width, _ = pixels.shape
     side = min(height, width)
     if side < size:
@@ -115,9 +133,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m examples.fit_image", description=__doc__.partition("\n")[0])
     parser.formatter_class = argparse.ArgumentDefaultsHelpFormatter
     parser.add_argument("--image", type=Path, help="a file that matplotlib reads; else scikit-learn's china.jpg")
-    parser.add_argument("--size", type=int, default=64, help="pixels a side, of a square from the middle")
-    parser.add_argument("--steps", type=int, default=500, help="of each optimizer, with all pixels")
-    parser.add_argument("--out", type=Path, default=Path("runs/fit_image.png"), help="where the PNG goes")
+    parser.add_argument("--size", type=positive, default=64, help="pixels a side, of a square from the middle")
+    parser.add_argument("--steps", type=positive, default=500, help="of each optimizer, with all pixels")
+    parser.add_argument("--out", type=picture_file, default=Path("runs/fit_image.png"), help="where the PNG goes")
     options = parser.parse_args(arguments)
     wanted, pictures = picture(options.image, options.size), dict[str, Tensor]()
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())

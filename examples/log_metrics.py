@@ -21,6 +21,8 @@ from torch import Tensor
 from adiv_optim import Whitened
 from examples.fit_image import network, picture
 
+from .arguments import picture_file, positive
+
 #: Of each layer, what its panel is called and whether its axis is logarithmic.
 PANELS = {
     "damped_condition": ("condition number of A + λI", True),
@@ -71,10 +73,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Train, and write the PNG."""
     parser = argparse.ArgumentParser(prog="python -m examples.log_metrics", description=__doc__.partition("\n")[0])
     parser.formatter_class = argparse.ArgumentDefaultsHelpFormatter
-    parser.add_argument("--size", type=int, default=64, help="pixels a side")
-    parser.add_argument("--steps", type=int, default=300, help="of Adam, with all pixels")
-    parser.add_argument("--every", type=int, default=5, help="steps between two looks at the metrics")
-    parser.add_argument("--out", type=Path, default=Path("runs/metrics.png"), help="where the PNG goes")
+    parser.add_argument("--size", type=positive, default=64, help="pixels a side")
+    parser.add_argument("--steps", type=positive, default=300, help="of Adam, with all pixels")
+    parser.add_argument("--every", type=positive, default=5, help="steps between two looks at the metrics")
+    parser.add_argument("--out", type=picture_file, default=Path("runs/metrics.png"), help="where the PNG goes")
     options = parser.parse_args(arguments)
     draw(train(picture(None, options.size), options.steps, options.every), options.out)
     print(f"picture: {options.out}")

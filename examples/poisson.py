@@ -27,6 +27,8 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from adiv_optim import Whitened
 
+from .arguments import picture_file, positive
+
 WIDTHS, INNER, BOUNDARY, WARM_UP = (2, 64, 64, 48, 48, 1), 900, 120, 20
 #: All of the library's part in this program. Learning rates and damping: see docs/results/fields.md.
 FITS: dict[str, Callable[[nn.Module], Optimizer]] = {
@@ -120,8 +122,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Solve the equation in each way, and write the PNG."""
     parser = argparse.ArgumentParser(prog="python -m examples.poisson", description=__doc__.partition("\n")[0])
     parser.formatter_class = argparse.ArgumentDefaultsHelpFormatter
-    parser.add_argument("--steps", type=int, default=600, help="of each optimizer")
-    parser.add_argument("--out", type=Path, default=Path("runs/poisson.png"), help="where the PNG goes")
+    parser.add_argument("--steps", type=positive, default=600, help="of each optimizer")
+    parser.add_argument("--out", type=picture_file, default=Path("runs/poisson.png"), help="where the PNG goes")
     options = parser.parse_args(arguments)
     models: dict[str, nn.Module] = {}
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())

@@ -4,11 +4,13 @@ import re
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import nn
 
-from examples import char_lm, log_metrics
+from examples import char_lm, fit_image, log_metrics, poisson
 from examples.char_lm import load
 from examples.gpt import GPT
 
@@ -91,6 +93,41 @@ def test_mistakes_are_told_before_training(arguments, message, data, tmp_path, m
         char_lm.main(["--data", data, *arguments])
     assert message in f"{error.value} {capsys.readouterr().err}"
     assert not (tmp_path / "runs").exists()
+
+
+PICTURES = {
+    "no size": (fit_image, "--size 0", "argument --size: 0 is not positive"),
+    "no steps": (fit_image, "--steps 0", "argument --steps: 0 is not positive"),
+    "no look": (log_metrics, "--every 0", "argument --every: 0 is not positive"),
+    "no step of Poisson": (poisson, "--steps -1", "argument --steps: -1 is not positive"),
+    "format": (fit_image, "--out FOLDER/x.xyz", "x.xyz is no picture by its name; end it in one of ."),
+    "folder": (fit_image, "--out FOLDER/text.txt/x.png", "text.txt/x.png: its folder cannot be made ("),
+    "no file": (fit_image, "--image FOLDER/nowhere.png", "nowhere.png: no picture that matplotlib reads ("),
+    "text": (fit_image, "--image FOLDER/text.txt", "text.txt: no picture that matplotlib reads ("),
+    "32 bits": (
+        fit_image,
+        "--image FOLDER/deep.tiff",
+        "its numbers are int32 from 0 to 100000; take",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_mistakes_of_pictures_are_told_before_training(name, data, tmp_path, capsys):
+    Image.fromarray(np.array([[0, 100_000]] * 2, dtype=np.int32)).save(tmp_path / "deep.tiff")
+    program, arguments, message = PICTURES[name]
+    with pytest.raises(SystemExit) as error:
+        program.main(arguments.replace("FOLDER", str(tmp_path)).split())
+    assert message in f"{error.value} {capsys.readouterr().err}"
+
+
+@pytest.mark.parametrize(("name", "bits"), [("grey.png", 8), ("grey.png", 16), ("grey.tiff", 8), ("grey.tiff", 16)])
+def test_pictures_of_8_and_16_bits_have_colours_of_a_range_of_2(name, bits, tmp_path):
+    levels = np.linspace(0, 2**bits - 1, 16).round().reshape(4, 4)
+    Image.fromarray(levels.astype(f"uint{bits}")).save(tmp_path / name)
+    colours = fit_image.picture(tmp_path / name, 4)
+    wanted = torch.tensor(levels / (2**bits - 1) * 2 - 1).float()[..., None].expand(4, 4, 3)
+    assert torch.allclose(colours, wanted, rtol=0, atol=1e-6)
 
 
 def test_examples_import_neither_benchmarks_nor_tests():

@@ -62,6 +62,18 @@ class Store:
             raise ValueError(f"{self.path} does not begin with the study that it is of; it is no file of results.")
         return first["study"]
 
+    def check(self) -> None:
+        """Raise, before anything trains, if the file is of another study, is damaged, or cannot be written."""
+        if self.path.is_file() and self.path.stat().st_size and (of := Store(self.path).study) != self._study:
+            raise ValueError(f"{self.path} is of the study {of!r}, and not of {self._study!r}; choose another --name.")
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise OSError(f"--out {self.path.parent} cannot be made ({error}); choose another folder.") from error
+        if self.path.is_dir() or not os.access(self.path if self.path.exists() else self.path.parent, os.W_OK):
+            raise OSError(f"--out {self.path.parent}: {self.path.name} cannot be written there; choose another folder.")
+        self.computed()
+
     def read(self, part: str | None = None) -> list[Result]:
         """The results of a part: "search" and "trials" hold what chose settings, None is what tables show.
 
@@ -115,15 +127,18 @@ def _results(path: Path, time: int, size: int) -> Mapping[str, Result]:
     """Every result of a file by its key, read once for a time and a size: lines are only added."""
     found: dict[str, Result] = {}
     environments, first = dict[str, Any](), dict[str, Any]()
-    for line in _lines(path):
-        if "study" in line:
-            first = line["settings"]
-        elif "id" in line:
-            environments[line.pop("id")] = line
-        else:
-            settings = {name: value for name, value in {**first, **line["settings"]}.items() if value is not None}
-            place = environments[line["environment"]]
-            found[line["key"]] = {**line, "settings": settings, "environment": place}
+    for number, line in enumerate(_lines(path), start=1):
+        try:
+            if "study" in line:
+                first = dict(line["settings"])
+            elif "id" in line:
+                environments[line.pop("id")] = line
+            else:
+                settings = {name: value for name, value in {**first, **line["settings"]}.items() if value is not None}
+                place = environments[line["environment"]]
+                found[line["key"]] = {**line, "settings": settings, "environment": place}
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(_damaged(path, number, f"no line of a result: {error!r}")) from error
     return found
 
 
@@ -133,9 +148,12 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
     for number, line in enumerate(whole, start=1):
         try:
             yield json.loads(line)
-        except json.JSONDecodeError as error:
-            what = f"{path}, line {number} is no JSON ({error}); restore the file or delete the line."
-            raise ValueError(what) from error
+        except ValueError as error:  # of its letters, or of its JSON
+            raise ValueError(_damaged(path, number, f"no JSON: {error}")) from error
+
+
+def _damaged(path: Path, number: int, why: str) -> str:
+    return f"{path}, line {number} is {why}; restore the file or delete the line."
 
 
 def public_name(data: str) -> str:

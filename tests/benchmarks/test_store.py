@@ -72,11 +72,23 @@ def test_torn_last_line_is_dropped_and_cut_off(store, torn):
     assert all(json.loads(line) for line in store.path.read_text().splitlines())
 
 
-def test_broken_line_in_the_middle_is_named(store):
+DAMAGED = {
+    "conflict": (b"<<<<<<< HEAD\n", "no JSON: "),
+    "letters": (b'{"key": "\xff\xfe"}\n', "no JSON: 'utf-8' codec"),
+    "number": (b"1\n", "no line of a result: TypeError"),
+    "no-key": (b'{"settings": {}, "environment": "ea0e4d1c"}\n', "no line of a result: KeyError"),
+    "no-place": (b'{"key": "b", "settings": {}, "environment": "gone"}\n', r"no line of a result: KeyError\('gone'\)"),
+    "settings": (b'{"key": "b", "settings": 3, "environment": "gone"}\n', "no line of a result: TypeError"),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGED)
+def test_damaged_line_is_named_before_anything_is_added(store, name):
+    line, message = DAMAGED[name]
     store.add("a", result(lr=0.1))
-    store.path.write_bytes(store.path.read_bytes() + b"<<<<<<< HEAD\n")
-    with pytest.raises(ValueError, match=r"results\.jsonl, line 4 is no JSON .*; restore the file or delete the line"):
-        store.read()
+    store.path.write_bytes(store.path.read_bytes() + line)
+    with pytest.raises(ValueError, match=rf"results\.jsonl, line 4 is {message}.*; restore the file"):
+        store.check()
 
 
 def test_result_that_is_no_json_leaves_the_file_as_it_was(store):
