@@ -19,6 +19,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import torch
 import torch.nn.functional as F
+from PIL import Image
 from pytorch_optimizer import SOAP
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from sklearn.datasets import load_sample_image
@@ -63,19 +64,16 @@ def network(batch_norm: bool) -> nn.Sequential:
 
 
 def read(path: Path) -> np.ndarray:
-    """The file's numbers, (height, width) of grey or (height, width, channels), between 0 and 1."""
+    """The file's numbers, (height, width) of grey or (height, width, 3), between 0 and 1."""
     try:
-        image = plt.imread(path)
-    except Exception as error:  # each format has errors of its own
-        raise SystemExit(f"--image {path}: no picture that matplotlib reads ({error}); take a PNG or JPEG.") from error
-    # Numbers of 8 and of 16 bits; matplotlib has turned those of PNG into fractions.
-    full = {"uint8": 255, "uint16": 65535}.get(image.dtype.name, 1)
-    if not (image.min() >= 0 and image.max() <= full):
-        raise SystemExit(
-            f"--image {path}: its numbers are {image.dtype.name} from {image.min()} to {image.max()}; "
-            "take a picture of 8 or 16 bits, or fractions between 0 and 1."
-        )
-    return image / full
+        with Image.open(path) as file:
+            if file.mode.startswith("I;16") or (file.mode == "I" and file.format == "PNG"):
+                return np.asarray(file) / 65535
+            if file.mode not in ("I", "F"):
+                return np.asarray(file.convert("RGB")) / 255
+    except OSError as error:
+        raise SystemExit(f"--image {path}: it cannot be read as a picture ({error}); take a PNG or JPEG.") from error
+    raise SystemExit(f"--image {path}: its colours have 32 bits and no known range; take a picture of 8 or 16.")
 
 
 def picture(path: Path | None, size: int) -> Tensor:
@@ -132,7 +130,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Learn the picture in each way, and write the PNG."""
     parser = argparse.ArgumentParser(prog="python -m examples.fit_image", description=__doc__.partition("\n")[0])
     parser.formatter_class = argparse.ArgumentDefaultsHelpFormatter
-    parser.add_argument("--image", type=Path, help="a file that matplotlib reads; else scikit-learn's china.jpg")
+    parser.add_argument("--image", type=Path, help="a file that Pillow reads; else scikit-learn's china.jpg")
     parser.add_argument("--size", type=positive, default=64, help="pixels a side, of a square from the middle")
     parser.add_argument("--steps", type=positive, default=500, help="of each optimizer, with all pixels")
     parser.add_argument("--out", type=picture_file, default=Path("runs/fit_image.png"), help="where the PNG goes")

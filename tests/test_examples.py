@@ -102,12 +102,12 @@ PICTURES = {
     "no step of Poisson": (poisson, "--steps -1", "argument --steps: -1 is not positive"),
     "format": (fit_image, "--out FOLDER/x.xyz", "x.xyz is no picture by its name; end it in one of ."),
     "folder": (fit_image, "--out FOLDER/text.txt/x.png", "text.txt/x.png: its folder cannot be made ("),
-    "no file": (fit_image, "--image FOLDER/nowhere.png", "nowhere.png: no picture that matplotlib reads ("),
-    "text": (fit_image, "--image FOLDER/text.txt", "text.txt: no picture that matplotlib reads ("),
+    "no file": (fit_image, "--image FOLDER/nowhere.png", "nowhere.png: it cannot be read as a picture ("),
+    "text": (fit_image, "--image FOLDER/text.txt", "text.txt: it cannot be read as a picture ("),
     "32 bits": (
         fit_image,
         "--image FOLDER/deep.tiff",
-        "its numbers are int32 from 0 to 100000; take",
+        "its colours have 32 bits and no known range",
     ),
 }
 
