@@ -23,6 +23,7 @@ class PreconditioningMethod(CovarianceMethod):
     """Multiplies gradients by the inverse covariances of the layers' inputs; see `Preconditioned` for the arguments."""
 
     verb: ClassVar[str] = "preconditioned"
+    moves_weights: ClassVar[bool] = False
 
     def measure(self, layer: LayerInputs) -> list[Whole]:
         """Return (A + λI)⁻¹ of every block."""

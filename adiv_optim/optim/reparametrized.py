@@ -11,6 +11,7 @@ from .._linalg.limits import check_like
 from ..attach.coverage import Coverage, warn
 from ..attach.reports import meant, report
 from ..functional.shared import refuse_capture, without_autocast
+from .probe import refuse_if_probed
 from .snapshot import Snapshot, Transform, decay_factors, hooked, rests
 from .wrapper import OURS, OptimizerWrapper, check_same_parameters, ours, unwrapped
 
@@ -33,6 +34,8 @@ class Method:
     prefix: ClassVar[str] = OURS
     #: Settings, whole numbers or None, that the shapes of what it remembers follow from.
     shaping: ClassVar[Sequence[str]] = ()
+    #: Whether its transforms map weights too, or gradients alone.
+    moves_weights: ClassVar[bool] = True
     #: Steps so far.
     steps = 0
     #: The layers whose inputs are measured.
@@ -104,12 +107,17 @@ class Reparametrized(OptimizerWrapper):
     method: Method
     #: Whether the inner optimizer's state may have what is remembered in it.
     _shown = True
+    #: The ids of the parameters of each group, and the layers that know of them.
+    _groups: tuple[list[list[int]], Sequence[Any]] = [], ()
+    #: How the decays of the inner optimizer's groups act, as `decay_factors` has measured.
+    _kinds: dict[Any, Any] | None = None
 
     def __init__(self, optimizer: Optimizer, model: nn.Module, method: Method) -> None:
         super().__init__(optimizer)
         check_same_parameters(type(self).__name__, optimizer, model)
         self._refuse_within()
         self.model, self.method = unwrapped(model), method
+        refuse_if_probed(type(self).__name__, optimizer, method.moves_weights)
 
     def _warn_of_little(self, remedy: str = "") -> None:
         """Warn if less than half of what the optimizer trains is treated."""
@@ -207,17 +215,19 @@ class Reparametrized(OptimizerWrapper):
 
     def _mapped_step(self, **kwargs: Any) -> str:
         """Step, and say why not every layer was treated, or ""."""
-        resting: dict[int, bool] = {}
+        rates: dict[int, tuple[bool, Any]] = {}
         for group in self.param_groups:
-            resting |= dict.fromkeys(map(id, group["params"]), rests(group))
-        decay, read, reason = decay_factors(self.inner), hooked(self.inner), ""
+            rates |= dict.fromkeys(map(id, group["params"]), (rests(group), group.get("lr")))
+        self._note_groups()
+        self._kinds = self._kinds or {}
+        decay, read, reason = decay_factors(self.inner, self._kinds), hooked(self.inner), ""
         snapshots: list[Snapshot] = []
         for transform in self.method.transforms():
-            found = {resting.get(id(p)) for p in transform.parameters}
-            if None in found:
+            if any(id(p) not in rates for p in transform.parameters):
                 continue  # a model may have several optimizers, and a method know weights of another one's
-            if len(found) == 1 or not transform.moves_weights:
-                snapshots.append(Snapshot(transform, decay, read))
+            found = [rates[id(p)] for p in transform.parameters]
+            if len({resting for resting, _ in found}) == 1 or not transform.moves_weights:
+                snapshots.append(Snapshot(transform, decay, read, found[0][1]))
             else:
                 reason = _ONE_RESTS
         try:
@@ -234,6 +244,16 @@ class Reparametrized(OptimizerWrapper):
                 snapshot.restore()
             raise
         return reason
+
+    def _note_groups(self) -> None:
+        """Tell layers which groups have their parameters, if that, or what the layers are, has changed."""
+        groups = [[*map(id, group["params"])] for group in self.param_groups]
+        if groups == self._groups[0] and self.method.layers is self._groups[1]:
+            return
+        self._groups = groups, self.method.layers
+        place = {parameter: number for number, group in enumerate(groups) for parameter in group}
+        for layer in self.method.layers:
+            layer.groups = tuple(place.get(id(p)) for p in layer.parameters)
 
     def settings(self) -> dict[str, Any]:
         return self.method.settings()
