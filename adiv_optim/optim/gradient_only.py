@@ -11,7 +11,7 @@ from ..attach.coverage import UNCALLED, Coverage, uncalled_words, warn
 from ..attach.layers import Corrected
 from ..attach.reports import OUTSIDE, report
 from ..corrections import Correction
-from .probe import refuse_if_probed
+from .probe import refuse_unsuitable
 from .wrapper import OptimizerWrapper, check_same_parameters
 
 
@@ -73,7 +73,7 @@ class GradientOnly(OptimizerWrapper):
     ) -> None:
         super().__init__(optimizer)
         check_same_parameters("GradientOnly", optimizer, model)
-        refuse_if_probed("GradientOnly", optimizer, maps_weights=False)
+        refuse_unsuitable("GradientOnly", optimizer, maps_weights=False)
         skip = skip if isinstance(skip, str) else tuple(skip)  # attach refuses a string
         self.model = attach(model, correction, skip=skip, strict=strict)
         self._later = {"correction": correction, "skip": skip, "strict": strict}

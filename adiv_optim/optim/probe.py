@@ -7,9 +7,9 @@ type, the options and the attributes of the optimizer, and neither its state nor
 import copy
 import warnings
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn, optim
@@ -32,8 +32,8 @@ _DECOUPLED: tuple[Callable[[Any, float], Any], ...] = (
 )
 
 
-def refuse_if_probed(name: str, optimizer: Optimizer, maps_weights: bool) -> None:
-    """Raise if an optimizer, or one within it, cannot be wrapped, and warn where that is the case of what it keeps.
+def refuse_unsuitable(name: str, optimizer: Optimizer, maps_weights: bool) -> None:
+    """Raise if an optimizer, or one within it, is measured not to go with a wrapper; warn if its averages do not.
 
     Args:
         name: the wrapper's, which opens the message.
@@ -46,7 +46,7 @@ def refuse_if_probed(name: str, optimizer: Optimizer, maps_weights: bool) -> Non
     """
     if isinstance(optimizer, (OptimizerWrapper, ChainedOptimizer)):
         for part in optimizer.optimizers if isinstance(optimizer, ChainedOptimizer) else [optimizer.inner]:
-            refuse_if_probed(name, part, maps_weights)
+            refuse_unsuitable(name, part, maps_weights)
         return
     own = type(optimizer).__name__
     if type(optimizer) in KNOWN:
@@ -54,11 +54,14 @@ def refuse_if_probed(name: str, optimizer: Optimizer, maps_weights: bool) -> Non
     for group, like in _unlike(optimizer):
         try:
             entry, used = weights_kept(optimizer, group, like)
-        except RuntimeError as error:
+            second_order = getattr(optimizer, "is_second_order", False)  # a word of timm
+        except RuntimeError:
+            second_order = True
+        if second_order:
             raise TypeError(
                 f"{name} cannot wrap {own}: it differentiates the gradients again, and those that a wrapper gives it "
                 f"have no graph. Use {own} without {name}."
-            ) from error
+            )
         if not maps_weights or not entry:
             continue
         if used:
@@ -95,15 +98,18 @@ def weights_kept(optimizer: Optimizer, group: Mapping[str, Any], like: Tensor) -
         >>> weights_kept(averaging, averaging.param_groups[0], weight)
         ('ax', False)
     """
-    if isinstance(group.get("d"), float):
-        return "d, an estimate of the distance to go", True  # of D-Adaptation and those that follow it
-    try:
-        (names, *path), (_, *altered) = (_path(optimizer, group, like, alter) for alter in (False, True))
-    except Exception as error:
-        if "does not require grad" in str(error):
-            raise
-        return "", False
-    return (names[0], path != altered) if names else ("", False)
+    for begun in (False, True):  # some make their state when they are built, and take none from a step
+        try:
+            first, second = (_path(optimizer, group, like, begun, alter) for alter in (False, True))
+        except Exception as error:
+            if "does not require grad" in str(error):
+                raise
+            continue
+        if first.changed and "d" in group:  # of D-Adaptation and those that follow it; others may call a setting so
+            return "d, an estimate of the distance to go", True
+        used = (first.weights, first.changed) != (second.weights, second.changed)
+        return (first.names[0], used) if first.names else ("", False)
+    return "", False
 
 
 def decoupled_decay(optimizer: Optimizer, group: Mapping[str, Any], like: Tensor) -> Callable[[Any, float], Any] | None:
@@ -112,7 +118,7 @@ def decoupled_decay(optimizer: Optimizer, group: Mapping[str, Any], like: Tensor
     With momentum the two differ: a decay that is part of the gradient is felt again in later steps.
     """
     options = {"weight_decay": 0.5, **({"momentum": 0.9} if group.get("momentum") == 0 else {})}
-    rates, ratios = (0.1, 0.1, 0.02), list[Tensor]()
+    rates, ratios = [0.1, 0.1, 0.02], list[Tensor]()
     try:
         with _apart(like):
             copied, weight = _on_few_numbers(optimizer, group, like, torch.float32, options)
@@ -145,12 +151,23 @@ def _unlike(optimizer: Optimizer) -> list[tuple[Mapping[str, Any], Tensor]]:
     return list({(kind_of(group, p), p.dtype): (group, p) for group, p in pairs}.values())
 
 
-def _path(optimizer: Optimizer, group: Mapping[str, Any], like: Tensor, alter: bool) -> tuple[list[str], Any, Any]:
-    """The names of copies of weights, where steps lead, and the numbers in the group; such copies may be altered."""
+class _Path(NamedTuple):
+    """Steps of a copy: the names of copies of weights, the weights, and the numbers in the group that changed."""
+
+    names: list[str]
+    weights: list[Any]
+    changed: dict[str, float]
+
+
+def _path(optimizer: Optimizer, group: Mapping[str, Any], like: Tensor, begun: bool, alter: bool) -> _Path:
+    """Let a copy take steps, with the state that there is or without, and may be alter copies of weights in it."""
     names: list[str] = []
     with _apart(like):
         copied, weight = _on_few_numbers(optimizer, group, like, like.dtype, {})
-        seen, draw = [weight.detach().clone()], torch.Generator().manual_seed(1)
+        if begun:
+            state = optimizer.state.get(like, {})
+            copied.state[weight] = copy.deepcopy(state, _shrunk(state, [like], weight))
+        seen, draw, before = [weight.detach().clone()], torch.Generator().manual_seed(1), _numbers(copied)
         for _ in range(_STEPS):
             weight.grad = torch.randn(weight.shape, generator=draw, dtype=torch.float64).to(weight)
             copied.step()
@@ -161,8 +178,7 @@ def _path(optimizer: Optimizer, group: Mapping[str, Any], like: Tensor, alter: b
                     names.append(name)
                     if alter:
                         tensor.detach().mul_(2)
-        numbers = {name: float(value) for name, value in copied.param_groups[0].items() if isinstance(value, float)}
-    return names, torch.stack(seen).tolist(), numbers
+    return _Path(names, torch.stack(seen).tolist(), {n: v for n, v in _numbers(copied).items() if v != before.get(n)})
 
 
 @contextmanager
@@ -190,15 +206,35 @@ def _on_few_numbers(
     weight = nn.Parameter(values.to(like.device, dtype))
     copied: Any = object.__new__(type(optimizer))
     memo: dict[int, Any] = {id(optimizer): copied}
-    memo |= {id(p): weight for each in optimizer.param_groups for p in each["params"]}
     # Torch's schedulers set a step on the instance, which is that of the optimizer itself.
     left = {name: value for name, value in vars(optimizer).items() if name not in ("state", "param_groups", "step")}
+    parameters = [p for each in optimizer.param_groups for p in each["params"]]
+    memo |= _shrunk([left, group], parameters, weight) | {id(p): weight for p in parameters}
     attributes = copy.deepcopy({name: value for name, value in left.items() if not name.endswith("_hooks")}, memo)
     rate = {} if group.get("lr") is None else {"lr": 0.1}
     alone = copy.deepcopy({name: value for name, value in group.items() if name != "params"}, memo)
     groups = [{**alone, "params": [weight], **rate, **options}]
     Optimizer.__setstate__(copied, {**attributes, "state": defaultdict(dict), "param_groups": groups})
     return copied, weight
+
+
+def _numbers(optimizer: Optimizer) -> dict[str, float]:
+    group = optimizer.param_groups[0]
+    return {n: float(v) for n, v in group.items() if isinstance(v, float) or (isinstance(v, Tensor) and v.numel() == 1)}
+
+
+def _shrunk(tensors: Any, parameters: Sequence[Tensor], weight: Tensor) -> dict[int, Tensor]:
+    """By ids, tensors of few numbers for such of a parameter's shape: views and copies of it, or the first number."""
+    found: dict[int, Tensor] = {}
+    for _, tensor in _tensors(tensors, weight):
+        like = [p for p in parameters if p.shape == tensor.shape and tensor.numel()]
+        if any(p.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr() for p in like):
+            found[id(tensor)] = weight.detach()
+        elif any(torch.equal(p, tensor) for p in like):
+            found[id(tensor)] = weight.detach().clone()
+        elif like:
+            found[id(tensor)] = torch.full_like(weight, float(tensor.flatten()[0]), dtype=tensor.dtype)
+    return found
 
 
 def _tensors(value: Any, weight: Tensor, name: str = "") -> Iterator[tuple[str, Tensor]]:

@@ -11,7 +11,7 @@ from .._linalg.limits import check_like
 from ..attach.coverage import Coverage, warn
 from ..attach.reports import meant, report
 from ..functional.shared import refuse_capture, without_autocast
-from .probe import refuse_if_probed
+from .probe import refuse_unsuitable
 from .snapshot import Snapshot, Transform, decay_factors, hooked, rests
 from .wrapper import OURS, OptimizerWrapper, check_same_parameters, ours, unwrapped
 
@@ -107,8 +107,8 @@ class Reparametrized(OptimizerWrapper):
     method: Method
     #: Whether the inner optimizer's state may have what is remembered in it.
     _shown = True
-    #: The ids of the parameters of each group, and the layers that know of them.
-    _groups: tuple[list[list[int]], Sequence[Any]] = [], ()
+    #: The ids of the parameters of each group.
+    _groups: Sequence[list[int]] = ()
     #: How the decays of the inner optimizer's groups act, as `decay_factors` has measured.
     _kinds: dict[Any, Any] | None = None
 
@@ -117,7 +117,7 @@ class Reparametrized(OptimizerWrapper):
         check_same_parameters(type(self).__name__, optimizer, model)
         self._refuse_within()
         self.model, self.method = unwrapped(model), method
-        refuse_if_probed(type(self).__name__, optimizer, method.moves_weights)
+        refuse_unsuitable(type(self).__name__, optimizer, method.moves_weights)
 
     def _warn_of_little(self, remedy: str = "") -> None:
         """Warn if less than half of what the optimizer trains is treated."""
@@ -246,11 +246,11 @@ class Reparametrized(OptimizerWrapper):
         return reason
 
     def _note_groups(self) -> None:
-        """Tell layers which groups have their parameters, if that, or what the layers are, has changed."""
+        """Tell layers which groups have their parameters, if that has changed."""
         groups = [[*map(id, group["params"])] for group in self.param_groups]
-        if groups == self._groups[0] and self.method.layers is self._groups[1]:
+        if groups == self._groups:
             return
-        self._groups = groups, self.method.layers
+        self._groups = groups
         place = {parameter: number for number, group in enumerate(groups) for parameter in group}
         for layer in self.method.layers:
             layer.groups = tuple(place.get(id(p)) for p in layer.parameters)
