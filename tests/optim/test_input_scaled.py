@@ -99,7 +99,8 @@ def test_a_weight_is_held_through_steps_that_do_nothing():
 def test_a_step_that_rounding_swallows_is_one(dtype, lr):
     layer = nn.Linear(4, 3, dtype=dtype)
     start = layer.weight.detach().clone()
-    optimizer = InputScaled(sgd(layer, lr), layer, every=1, decay=0.0, hold=True)
+    inner = sgd(layer, lr, weight_decay=1e-4)  # which reads the weights
+    optimizer = InputScaled(inner, layer, every=1, decay=0.0, hold=True)
     for size in (2.0, 10.0, 10.0):
         optimizer.zero_grad()
         layer(torch.full((5, 4), size, dtype=dtype)).mean().backward()
