@@ -51,7 +51,8 @@ class Preconditioned(ByInputs):
     (arXiv 2606.06418).
 
     Which layers are treated, when A is measured, and what micro-batches, processes, compilation and checkpoints mean,
-    is as for `Whitened`. Gradient clipping before the step sees the plain gradient.
+    is as for `Whitened`. Gradient clipping before the step sees the plain gradient. An optimizer that keeps weights in
+    its state may be wrapped. Where its step fails, gradients are restored, and weights are where it left them.
 
     Conversion: with every=1 and decay=0, Preconditioned(SGD) at `damping` takes the step of `GradientOnly` with
     `BatchIdeal(damping × rows / columns)`, columns counting the bias.

@@ -87,7 +87,9 @@ class Reparametrized(OptimizerWrapper):
     """An optimizer that steps on other variables than the model's weights; its state is about those too.
 
     The weights are mapped in place around the inner `step` and are the user's own outside of it. Whatever ends the
-    step early, an error, a lack of memory or Ctrl-C, all treated weights then have their old values.
+    step early, an error, a lack of memory or Ctrl-C, all gradients and all weights that are mapped then have their old
+    values. Weights that are not, those of plain steps and all of `Preconditioned`, are where the inner optimizer left
+    them, as without a wrapper.
     The inner optimizer may read p and p.grad and nothing else of the model. One that is known to read no weights finds
     zeros in their place. After the step p.grad is the gradient that it was before. The inner optimizer's own `step()`,
     called by hand, is a plain step.
@@ -98,9 +100,9 @@ class Reparametrized(OptimizerWrapper):
         method: makes the transforms.
 
     Raises:
-        TypeError: not an optimizer, or LBFGS.
-        ValueError: the optimizer holds no parameter of the model, holds another optimizer, or is such a wrapper
-            itself.
+        TypeError: not an optimizer, LBFGS, or one that differentiates gradients.
+        ValueError: the optimizer holds no parameter of the model, holds another optimizer, keeps weights that its
+            steps depend on, or is such a wrapper itself.
     """
 
     model: nn.Module
