@@ -201,9 +201,11 @@ def _on_few_numbers(
     optimizer: Optimizer, group: Mapping[str, Any], like: Tensor, dtype: torch.dtype, options: Mapping[str, Any]
 ) -> tuple[Optimizer, nn.Parameter]:
     """A copy, and the weight that it steps on, which stands for all parameters wherever the optimizer has them."""
+    if any(isinstance(value, Optimizer) for value in vars(optimizer).values()):
+        raise TypeError(f"{type(optimizer).__name__} holds an optimizer, with a state of its own")
     shape = [3 - place % 2 for place in range(like.ndim or 1)]
     values = torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    weight = nn.Parameter(values.to(like.device, dtype))
+    weight = nn.Parameter(values.to("cpu" if like.is_meta else like.device, dtype))
     copied: Any = object.__new__(type(optimizer))
     memo: dict[int, Any] = {id(optimizer): copied}
     # Torch's schedulers set a step on the instance, which is that of the optimizer itself.
