@@ -139,16 +139,15 @@ def decoupled_decay(optimizer: Optimizer, group: Mapping[str, Any], like: Tensor
     return None
 
 
-def kind_of(group: Mapping[str, Any], like: Tensor) -> Any:
-    """A key of the ways that an optimizer may take: dimensions and flags count, and not numbers, which change."""
-    flags = tuple((name, value) for name, value in group.items() if isinstance(value, (bool, str)))
-    return like.ndim, group.get("lr") is None, flags
+def kind_of(group: Mapping[str, Any]) -> tuple[Any, ...]:
+    """A key of the ways that an optimizer may take: flags count, and not numbers, which change."""
+    return group.get("lr") is None, *[value for value in group.values() if isinstance(value, (bool, str))]
 
 
 def _unlike(optimizer: Optimizer) -> list[tuple[Mapping[str, Any], Tensor]]:
     """One parameter of each kind, with its group."""
     pairs = ((group, p) for group in optimizer.param_groups for p in group["params"])
-    return list({(kind_of(group, p), p.dtype): (group, p) for group, p in pairs}.values())
+    return list({(kind_of(group), p.ndim, p.dtype): (group, p) for group, p in pairs}.values())
 
 
 class _Path(NamedTuple):

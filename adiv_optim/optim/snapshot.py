@@ -288,24 +288,15 @@ def decay_factors(optimizer: Optimizer, kinds: Kinds | None = None) -> dict[int,
             if not decay:
                 factors |= dict.fromkeys(map(id, parameters), Decay(1.0, read))
             elif not isinstance(rate, Tensor) or rate.device.type == "cpu":
-                dims = {p.ndim: p for p in parameters}
-                found = {ndim: _decay_of(each, group, like, read, kinds) for ndim, like in dims.items()}
-                factors |= {id(p): known for p in parameters if (known := found[p.ndim])}
+                kind = id(each), *kind_of(group)
+                for ndim, like in {p.ndim: p for p in parameters}.items():
+                    key = ndim, kind
+                    if key not in kinds:
+                        kinds[key] = decoupled_decay(each, group, like)
+                    if factor := kinds[key]:
+                        alike = [id(p) for p in parameters if p.ndim == ndim]
+                        factors |= dict.fromkeys(alike, Decay(float(factor(rate, decay)), read))
     return factors
-
-
-def _decay_of(
-    optimizer: Optimizer,
-    group: Mapping[str, Any],
-    like: Tensor,
-    read: bool,
-    kinds: dict[Any, Callable[..., Any] | None],
-) -> Decay | None:
-    key = id(optimizer), kind_of(group, like)
-    if key not in kinds:
-        kinds[key] = decoupled_decay(optimizer, group, like)
-    factor = kinds[key]
-    return None if factor is None else Decay(float(factor(group.get("lr"), group["weight_decay"])), read)
 
 
 def _steps_as_its_type(optimizer: Optimizer) -> bool:
