@@ -119,8 +119,8 @@ class CovarianceMethod(InputMethod):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        #: What was measured of the layers that move, by name; and the places of those that are multiplied together,
-        #: with their factors.
+        #: What was measured of the layers that move, by name and groups; and the places of those that are multiplied
+        #: together, with their factors.
         self._grouped: tuple[list[Any], list[Any]] = [], []
 
     @abstractmethod
@@ -130,7 +130,7 @@ class CovarianceMethod(InputMethod):
     def transforms(self) -> Sequence[Transform]:
         """Return a transform for each layer whose inputs were seen and whose parameters have gradients."""
         layers = self.moving()
-        measured = [(layer.name, self.measured[layer.name]) for layer in layers]
+        measured = [(layer.name, layer.groups, self.measured[layer.name]) for layer in layers]
         if measured != self._grouped[0]:
             self._grouped = measured, list(self._groups(layers))
         return [self.transform([layers[place] for place in places], factors) for places, factors in self._grouped[1]]

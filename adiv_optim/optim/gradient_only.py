@@ -11,6 +11,7 @@ from ..attach.coverage import UNCALLED, Coverage, uncalled_words, warn
 from ..attach.layers import Corrected
 from ..attach.reports import OUTSIDE, report
 from ..corrections import Correction
+from .probe import refuse_unsuitable
 from .wrapper import OptimizerWrapper, check_same_parameters
 
 
@@ -26,7 +27,7 @@ class GradientOnly(OptimizerWrapper):
 
     The correction is the model's, not the wrapper's: it stays, and so does the gradient of the last backward, when the
     wrapper is deleted. `detach` takes it off; `zero_grad` clears the gradient. A second optimizer on the same model is
-    passed as it is.
+    passed as it is. Where the inner optimizer's step fails, weights are where it left them, as without a wrapper.
 
     Args:
         optimizer: any torch.optim.Optimizer but LBFGS.
@@ -36,7 +37,7 @@ class GradientOnly(OptimizerWrapper):
         strict: refuse a model with trainable parameters that would not be corrected; see `attach`.
 
     Raises:
-        TypeError: not an optimizer, LBFGS, or not a correction.
+        TypeError: not an optimizer, LBFGS or one that differentiates gradients, or not a correction.
         ValueError: the optimizer holds no parameter of the model, or `attach` finds fault with it.
 
     Example:
@@ -72,6 +73,7 @@ class GradientOnly(OptimizerWrapper):
     ) -> None:
         super().__init__(optimizer)
         check_same_parameters("GradientOnly", optimizer, model)
+        refuse_unsuitable("GradientOnly", optimizer, maps_weights=False)
         skip = skip if isinstance(skip, str) else tuple(skip)  # attach refuses a string
         self.model = attach(model, correction, skip=skip, strict=strict)
         self._later = {"correction": correction, "skip": skip, "strict": strict}

@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 
 from .._linalg import host
 from .._linalg.limits import check_positive
-from .._linalg.shards import DataParallelGroup, add_up_row_shards
+from .._linalg.shards import DataParallelGroup, add_up_row_shards, local
 from ..attach.checks import Skip
 from .by_inputs import ByInputs
 from .input_hooks import LayerInputs
@@ -62,23 +62,32 @@ class ScalingMethod(InputMethod):
         return found
 
     def rescale(self, snapshots: Sequence[Snapshot]) -> None:
-        """Where W' is held and s has changed, let the weight shrink as s grows, unless it was not stepped on."""
-        changed: dict[int, float] = {}
+        """Where W' is held and s has changed, let the weight shrink as s grows, as soon as it is stepped on.
+
+        Rounding may leave nothing of a step, in bfloat16 mostly, which is one all the same: the gradient says so, where
+        the learning rate is not 0.
+        """
+        changed: dict[int, str] = {}
         for layer in self.layers:
             start, end = self._stepping.get(layer.name, (1.0, 1.0))
             if start != end:
-                changed[id(layer.weight)] = start / end
+                changed[id(layer.weight)] = layer.name
         if not self.hold or not (changed or self.due()):  # all processes measure together, and take part in the sum
             return
         moving = [snapshot for snapshot in snapshots if id(snapshot.moving[0]) in changed]
-        moved = {id(s.moving[0]): s.steps[0].any().to(host.widest(s.steps[0].device))[None] for s in moving}
+        moved = {id(s.moving[0]): _is_stepped_on(s).to(host.widest(s.steps[0].device))[None] for s in moving}
         add_up_row_shards(self.layers, moved, 1)
-        for snapshot in moving:
-            weight, step = snapshot.moving[0], snapshot.steps[0]
-            (keep,) = snapshot.keep
-            stepped = (moved[id(weight)] > 0) | (keep != 1)
-            snapshot.ratio = step.new_ones(()) * changed[id(weight)]
-            snapshot.keep = [torch.where(stepped, snapshot.ratio, 1.0) * keep]
+        names = [changed[id(snapshot.moving[0])] for snapshot in moving]
+        stepped = host.read(*(moved[id(snapshot.moving[0])][0] for snapshot in moving))
+        for name in changed.values():
+            start, end = self._stepping[name]
+            self._stepping[name] = start, start  # W' is still held where the last step on it left it
+            if name not in names or not stepped[names.index(name)]:
+                continue
+            snapshot = moving[names.index(name)]
+            self._stepping[name] = start, end
+            snapshot.ratio = snapshot.steps[0].new_ones(()) * (start / end)
+            snapshot.keep = [snapshot.ratio * keep for keep in snapshot.keep]
 
     def after_step(self) -> None:
         """Remember the scales that the weights now stand in."""
@@ -109,6 +118,15 @@ class ScalingMethod(InputMethod):
         self.last.pop(layer.name, None)
         if last := float(state.get("last", 0.0)):
             self.last[layer.name] = last
+
+
+def _is_stepped_on(snapshot: Snapshot) -> Tensor:
+    """Whether a weight moves, or has a gradient and a learning rate, or decays; of a sharded one the part held here."""
+    (step,), (gradient, *_), (keep,) = snapshot.steps, snapshot.gradients, snapshot.keep
+    steps = step.any()
+    if gradient is not None:
+        steps = steps | (local(gradient).any() & (snapshot.rate != 0))
+    return steps | (keep != 1)
 
 
 def _rms(layer: LayerInputs) -> Tensor:

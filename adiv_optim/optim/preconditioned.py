@@ -23,6 +23,7 @@ class PreconditioningMethod(CovarianceMethod):
     """Multiplies gradients by the inverse covariances of the layers' inputs; see `Preconditioned` for the arguments."""
 
     verb: ClassVar[str] = "preconditioned"
+    moves_weights: ClassVar[bool] = False
 
     def measure(self, layer: LayerInputs) -> list[Whole]:
         """Return (A + λI)⁻¹ of every block."""
@@ -50,7 +51,8 @@ class Preconditioned(ByInputs):
     (arXiv 2606.06418).
 
     Which layers are treated, when A is measured, and what micro-batches, processes, compilation and checkpoints mean,
-    is as for `Whitened`. Gradient clipping before the step sees the plain gradient.
+    is as for `Whitened`. Gradient clipping before the step sees the plain gradient. An optimizer that keeps weights in
+    its state may be wrapped. Where its step fails, gradients are restored, and weights are where it left them.
 
     Conversion: with every=1 and decay=0, Preconditioned(SGD) at `damping` takes the step of `GradientOnly` with
     `BatchIdeal(damping × rows / columns)`, columns counting the bias.

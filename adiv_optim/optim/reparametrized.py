@@ -12,6 +12,7 @@ from .._linalg.limits import check_like
 from ..attach.coverage import Coverage, warn
 from ..attach.reports import meant, report
 from ..functional.shared import refuse_capture, without_autocast
+from .probe import refuse_unsuitable
 from .snapshot import Snapshot, Transform, decay_factors, hooked, rests
 from .wrapper import OURS, WAITING, OptimizerWrapper, check_same_parameters, ours, unwrapped
 
@@ -34,6 +35,8 @@ class Method:
     prefix: ClassVar[str] = OURS
     #: Settings, whole numbers or None, that the shapes of what it remembers follow from.
     shaping: ClassVar[Sequence[str]] = ()
+    #: Whether its transforms map weights too, or gradients alone.
+    moves_weights: ClassVar[bool] = True
     #: Steps so far.
     steps = 0
     #: The layers whose inputs are measured.
@@ -85,7 +88,9 @@ class Reparametrized(OptimizerWrapper):
     """An optimizer that steps on other variables than the model's weights; its state is about those too.
 
     The weights are mapped in place around the inner `step` and are the user's own outside of it. Whatever ends the
-    step early, an error, a lack of memory or Ctrl-C, all treated weights then have their old values.
+    step early, an error, a lack of memory or Ctrl-C, all gradients and all weights that are mapped then have their old
+    values. Weights that are not, those of plain steps and all of `Preconditioned`, are where the inner optimizer left
+    them, as without a wrapper.
     The inner optimizer may read p and p.grad and nothing else of the model. One that is known to read no weights finds
     zeros in their place. After the step p.grad is the gradient that it was before. The inner optimizer's own `step()`,
     called by hand, is a plain step.
@@ -96,19 +101,24 @@ class Reparametrized(OptimizerWrapper):
         method: makes the transforms.
 
     Raises:
-        TypeError: not an optimizer, or LBFGS.
-        ValueError: the optimizer holds no parameter of the model, holds another optimizer, or is such a wrapper
-            itself.
+        TypeError: not an optimizer, LBFGS, or one that differentiates gradients.
+        ValueError: the optimizer holds no parameter of the model, holds another optimizer, keeps weights that its
+            steps depend on, or is such a wrapper itself.
     """
 
     model: nn.Module
     method: Method
+    #: The ids of the parameters of each group.
+    _groups: Sequence[list[int]] = ()
+    #: How the decays of the inner optimizer's groups act, as `decay_factors` has measured.
+    _kinds: dict[Any, Any] | None = None
 
     def __init__(self, optimizer: Optimizer, model: nn.Module, method: Method) -> None:
         super().__init__(optimizer)
         check_same_parameters(type(self).__name__, optimizer, model)
         self._refuse_within()
         self.model, self.method = unwrapped(model), method
+        refuse_unsuitable(type(self).__name__, optimizer, method.moves_weights)
 
     def _warn_of_little(self, remedy: str = "") -> None:
         """Warn if less than half of what the optimizer trains is treated."""
@@ -189,17 +199,19 @@ class Reparametrized(OptimizerWrapper):
 
     def _mapped_step(self, **kwargs: Any) -> str:
         """Step, and say why not every layer was treated, or ""."""
-        resting: dict[int, bool] = {}
+        rates: dict[int, tuple[bool, Any]] = {}
         for group in self.param_groups:
-            resting |= dict.fromkeys(map(id, group["params"]), rests(group))
-        decay, read, reason = decay_factors(self.inner), hooked(self.inner), ""
+            rates |= dict.fromkeys(map(id, group["params"]), (rests(group), group.get("lr")))
+        self._note_groups()
+        self._kinds = self._kinds or {}
+        decay, read, reason = decay_factors(self.inner, self._kinds), hooked(self.inner), ""
         snapshots: list[Snapshot] = []
         for transform in self.method.transforms():
-            found = {resting.get(id(p)) for p in transform.parameters}
-            if None in found:
+            if any(id(p) not in rates for p in transform.parameters):
                 continue  # a model may have several optimizers, and a method know weights of another one's
-            if len(found) == 1 or not transform.moves_weights:
-                snapshots.append(Snapshot(transform, decay, read))
+            found = [rates[id(p)] for p in transform.parameters]
+            if len({resting for resting, _ in found}) == 1 or not transform.moves_weights:
+                snapshots.append(Snapshot(transform, decay, read, found[0][1]))
             else:
                 reason = _ONE_RESTS
         try:
@@ -216,6 +228,16 @@ class Reparametrized(OptimizerWrapper):
                 snapshot.restore()
             raise
         return reason
+
+    def _note_groups(self) -> None:
+        """Tell layers which groups have their parameters, if that has changed."""
+        groups = [[*map(id, group["params"])] for group in self.param_groups]
+        if groups == self._groups:
+            return
+        self._groups = groups
+        place = {parameter: number for number, group in enumerate(groups) for parameter in group}
+        for layer in self.method.layers:
+            layer.groups = tuple(place.get(id(p)) for p in layer.parameters)
 
     def settings(self) -> dict[str, Any]:
         return self.method.settings()

@@ -1,23 +1,28 @@
 """A layer's parameters before an optimizer's step and after it, and which optimizers read no weights."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn, optim
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from .._linalg import host
 from .._linalg.shards import local
 from .chained import ChainedOptimizer
 from .gradient_only import GradientOnly
+from .probe import KNOWN, decoupled_decay, kind_of
 
-#: These read their state and the gradient, and a weight where it decays and nowhere else.
-_KNOWN: set[type[Optimizer]] = {optim.SGD, optim.Adam, optim.AdamW, optim.NAdam, optim.RAdam, optim.Adamax}
-_KNOWN |= {optim.RMSprop, optim.Adagrad, optim.Adadelta, optim.Muon}
-#: Of these, those whose decay is always decoupled: w is multiplied by 1 − ηλ before the step is added.
-_DECOUPLED: set[type[Optimizer]] = {optim.AdamW, optim.Muon}
+#: How the decay of a kind of parameters acts, as `decoupled_decay` has measured it.
+Kinds = dict[Any, Callable[[Any, float], Any] | None]
+
+
+class Decay(NamedTuple):
+    """The decay of a weight: its factor, and whether the step reads the weight otherwise."""
+
+    factor: float
+    read: bool = False
 
 
 class Transform(ABC):
@@ -119,23 +124,24 @@ class Snapshot:
 
     Args:
         transform: the change of variables.
-        decay: by the id of a parameter its factor in `decay_factors`.
+        decay: by the id of a parameter, of `decay_factors`.
         read: whether somebody may read the weights, whatever the optimizer does.
+        rate: the learning rate.
     """
 
-    def __init__(self, transform: Transform, decay: Mapping[int, float], read: bool) -> None:
-        self.transform = transform
+    def __init__(self, transform: Transform, decay: Mapping[int, Decay], read: bool, rate: Any = None) -> None:
+        self.transform, self.rate = transform, rate
         self.moving = transform.parameters if transform.moves_weights else ()
         self.gradients = [p.grad for p in transform.parameters]
         joined = transform.join(self._parts()) if self.moving else []
         copied = joined if transform.copies else [old.clone(memory_format=torch.preserve_format) for old in joined]
         #: The weights before the step, as the optimizer finds them if they are read, and after its step; joined.
         self.old, self.start, self.now = copied, list[Tensor](), list[Tensor]()
-        known = all(id(p) in decay for p in self.moving)
-        self.read = read or not known
-        #: The factors of the weights as the step is added: the decay of an optimizer that does not read them, and a
-        #: method's own. What `join` puts together is alike.
-        self.keep: list[float | Tensor] = [decay[id(p)] if known else 1.0 for p in self.moving[: len(joined)]]
+        decays = [decay.get(id(p), Decay(1.0, read=True)) for p in self.moving]
+        self.read = read or any(each.read for each in decays)
+        #: The factors of the weights as the step is added: the decay, where it is known, and a method's own. What
+        #: `join` puts together is alike.
+        self.keep: list[float | Tensor] = [each.factor for each in decays[: len(joined)]]
         #: Minus the step, mapped back; and its factor, None for 1.
         self.steps: list[Tensor] = []
         self.ratio: Tensor | None = None
@@ -172,9 +178,10 @@ class Snapshot:
             return
         self.now = self.transform.join(self._parts())
         if self.read:
-            for start, keep in zip(self.start, self.keep, strict=True):
-                if keep != 1:
-                    start.mul_(keep)
+            for place, (start, now, keep) in enumerate(zip(self.start, self.now, self.keep, strict=True)):
+                if keep != 1:  # known, but not taken in a step that does nothing, as the first of SOAP
+                    self.keep[place] = torch.where((start != now).any(), keep, 1.0).to(start.dtype)
+                    start.mul_(self.keep[place])
             steps = [start.sub_(now) for start, now in zip(self.start, self.now, strict=True)]
         else:
             steps = [now.to(host.wide(now)) for now in self.now]
@@ -243,42 +250,52 @@ def hooked(optimizer: Optimizer) -> bool:
 
 def rests(group: Mapping[str, Any]) -> bool:
     """Whether the learning rate of a parameter group is 0; one on a device is not waited for."""
-    rate = group.get("lr", 1.0)
-    return not (isinstance(rate, Tensor) and rate.device.type != "cpu") and float(rate) == 0
+    rate = group.get("lr")  # None where the optimizer finds its own, as Adafactor does
+    return rate is not None and not (isinstance(rate, Tensor) and rate.device.type != "cpu") and float(rate) == 0
 
 
-def decay_factors(optimizer: Optimizer) -> dict[int, float]:
-    r"""For each weight, by its id, the factor c of a step :math:`w \leftarrow c w + \Delta` with a Δ that is free of w.
+def decay_factors(optimizer: Optimizer, kinds: Kinds | None = None) -> dict[int, Decay]:
+    r"""Find for weights, by their ids, the factor c of a step :math:`w \leftarrow c w + \Delta`.
 
-    It is 1 without weight decay, and 1 − ηλ where that is decoupled. Weights of which it is not known are left out:
-    the decay is part of the gradient, the learning rate is on a device to be waited for, the optimizer is not torch's
-    own, or its step has been replaced.
+    It is 1 without weight decay, and where that is decoupled mostly 1 − ηλ. Weights of which it is not known are left
+    out: the decay is part of the gradient, the learning rate is on a device to be waited for, or the step has been
+    replaced. Δ is free of w, but for optimizers that are not torch's own or are known to read it: see `Decay`.
+
+    Args:
+        optimizer: whose groups are read.
+        kinds: how decays act, as far as it has been measured; more of it is added.
 
     Example:
         >>> import torch
         >>> weight = torch.nn.Parameter(torch.ones(2))
         >>> list(decay_factors(torch.optim.AdamW([weight], lr=0.1, weight_decay=0.5)).values())
-        [0.95]
+        [Decay(factor=0.95, read=False)]
         >>> decay_factors(torch.optim.SGD([weight], lr=0.1, weight_decay=0.5))
         {}
     """
-    every = steppers(optimizer)
+    every, kinds = steppers(optimizer), {} if kinds is None else kinds
     if not all(map(_steps_as_its_type, every)):
         return {}
-    factors: dict[int, float] = {}
+    factors: dict[int, Decay] = {}
     for each in every:
-        if type(each) not in _KNOWN:
+        if type(each) in (GradientOnly, ChainedOptimizer):
             continue
+        read = type(each) not in KNOWN
         for group in each.param_groups:
-            factor, rate, decay = 1.0, group["lr"], group.get("weight_decay", 0.0)
+            rate, decay, parameters = group.get("lr"), group.get("weight_decay", 0.0), group["params"]
             if isinstance(decay, Tensor):
                 continue
-            if decay:
-                decoupled = type(each) in _DECOUPLED or group.get("decoupled_weight_decay", False)
-                if not decoupled or (isinstance(rate, Tensor) and rate.device.type != "cpu"):
-                    continue
-                factor = float(1 - rate * decay)
-            factors |= {id(parameter): factor for parameter in group["params"]}
+            if not decay:
+                factors |= dict.fromkeys(map(id, parameters), Decay(1.0, read))
+            elif not isinstance(rate, Tensor) or rate.device.type == "cpu":
+                kind = id(each), *kind_of(group)
+                for ndim, like in {p.ndim: p for p in parameters}.items():
+                    key = ndim, kind
+                    if key not in kinds:
+                        kinds[key] = decoupled_decay(each, group, like)
+                    if factor := kinds[key]:
+                        alike = [id(p) for p in parameters if p.ndim == ndim]
+                        factors |= dict.fromkeys(alike, Decay(float(factor(rate, decay)), read))
     return factors
 
 

@@ -131,8 +131,11 @@ SECTIONS: dict[str, dict[str, list[str]]] = {
         "outside `step()` the weights are the user's": [
             "test_contract.py::test_outside_the_step_weights_and_outputs_are_the_models"
         ],
-        "an exception in `step()` restores them and the gradients": [
+        "an exception before the inner optimizer has stepped restores weights and gradients": [
             "test_contract.py::test_exception_within_the_step_restores_weights_and_gradients"
+        ],
+        "an exception later restores gradients, and the weights that are mapped": [
+            "test_contract.py::test_exception_half_way_restores_gradients_and_the_weights_that_are_mapped"
         ],
         "checkpoint, copy and pickle": ["test_contract.py::test_checkpoint_copy_and_pickle_go_on_bit_for_bit"],
         "NaN and inf travel": ["test_contract.py::test_rows_that_are_not_finite_show_in_the_gradients"],

@@ -308,6 +308,34 @@ def test_exception_within_the_step_restores_weights_and_gradients(name):
         assert identical(weights(optimizer.model), before), case.label
 
 
+MAPPING = [name for name in REMEMBERING if name != "preconditioned"]
+
+
+@each_wrapper
+def test_exception_half_way_restores_gradients_and_the_weights_that_are_mapped(name):
+    """Others are where the inner optimizer left them: a copy of all weights in every step would be dear."""
+    for case in of_random_networks(name):
+        optimizer, steps = case.start(name)
+        before = train(optimizer, steps, range(1))
+        transforms = optimizer.method.transforms() if name in MAPPING else ()
+        mapped = {id(p) for transform in transforms for p in transform.parameters}
+        gradients, stepped = list[Any](), list[Any]()
+
+        def fail(*_: Any, optimizer: Any = optimizer, to: list[Any] = stepped) -> None:
+            to.extend(weights(optimizer.model))
+            raise RuntimeError("planted")
+
+        optimizer.register_step_pre_hook(lambda it, *_, to=gradients: to.extend(p.grad for p in it.model.parameters()))
+        optimizer.inner.register_step_post_hook(fail)
+        with pytest.raises(RuntimeError, match="planted"):
+            train(optimizer, steps, range(1, 2))
+        parameters = list(optimizer.model.parameters())
+        assert all(p.grad is own for p, own in zip(parameters, gradients, strict=True))
+        wanted = [old if id(p) in mapped else new for p, old, new in zip(parameters, before, stepped, strict=True)]
+        assert identical(weights(optimizer.model), wanted), case.label
+        assert not identical(stepped, before), case.label
+
+
 @each_wrapper
 def test_rows_that_are_not_finite_show_in_the_gradients(name):
     for case, value in itertools.product(of_random_networks(name), (torch.nan, torch.inf)):

@@ -14,7 +14,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, OneCycleLR
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from adiv_optim import ChainedOptimizer, Whitened
-from adiv_optim.optim.snapshot import decay_factors
+from adiv_optim.optim.snapshot import Decay, decay_factors
 from tests.helpers.cases import relative_error
 from tests.helpers.revive import through_a_file
 from tests.helpers.steps import network, same, weights
@@ -79,7 +79,7 @@ def test_every_wrapper_takes_the_steps_of_one_optimizer(wrap: Wrapper):
 def test_decay_is_known_of_each_part():
     model = network(*SIZES)
     kept = decay_factors(ChainedOptimizer(pair(model)))
-    assert kept == {id(p): 1.0 if p is model[2].weight else 1 - 0.01 * 0.1 for p in model.parameters()}
+    assert kept == {id(p): Decay(1.0 if p is model[2].weight else 1 - 0.01 * 0.1) for p in model.parameters()}
 
 
 def test_hooks_of_a_part_see_the_weights_of_the_step():

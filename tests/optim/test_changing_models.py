@@ -176,3 +176,35 @@ def test_a_matrix_without_a_factor_is_a_failure_and_no_error(wrapper, x, dtype, 
     with pytest.warns(UserWarning, match=message):
         optimizer.step()
     assert torch.equal(model.weight, before - 0.1 * model.weight.grad)  # the plain step
+
+
+def test_a_parameter_that_changes_its_group_decays_as_its_new_one_does():
+    """Layers of one shape are multiplied together, which must not outlive that they are of one group."""
+    model = network(4, 4, 4)
+    optimizer = Whitened(torch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=0.5), model)
+    for step in range(6):
+        if step == 3:  # which measures nothing
+            (group,) = optimizer.param_groups
+            group["params"] = [p for p in group["params"] if p is not model[2].weight]
+            optimizer.inner.add_param_group({"params": [model[2].weight], "weight_decay": 0.0})
+        before = weights(model)
+        optimizer.zero_grad()
+        (0 * model(inputs(0, size=2.0)).sum()).backward()
+        optimizer.step()
+        factors = [0.95, 0.95, 1.0 if step >= 3 else 0.95, 0.95]
+        for now, old, factor in zip(weights(model), before, factors, strict=True):
+            torch.testing.assert_close(now, old * factor, rtol=1e-12, atol=0)
+
+
+def test_a_parameter_that_goes_to_a_group_at_rest_stays():
+    model = network(4, 4, 4)
+    optimizer = Whitened(torch.optim.AdamW(model.parameters(), lr=0.1), model)
+    stepped(model, optimizer, *map(inputs, range(3)))
+    moved = [model[2].weight, model[2].bias]
+    (group,) = optimizer.param_groups
+    group["params"] = list(model[0].parameters())
+    optimizer.inner.add_param_group({"params": moved, "lr": 0.0})
+    before = weights(model)
+    after = stepped(model, optimizer, inputs(3))
+    assert same(after[2:], before[2:])
+    assert not any(torch.equal(one, other) for one, other in zip(after[:2], before[:2], strict=True))

@@ -74,6 +74,40 @@ def test_a_weight_that_only_decays_is_held_too():
     torch.testing.assert_close(layer.weight, before * 0.95**2 * 2 / 6)
 
 
+def test_a_weight_is_held_through_steps_that_do_nothing():
+    """Those of a warm-up that begins at 0, and those of a gradient of 0; the first one that steps shrinks it."""
+    layer = nn.Linear(4, 3)
+    start = layer.weight.detach().clone()
+    optimizer = InputScaled(sgd(layer, 0.0), layer, every=1, decay=0.0, hold=True)
+
+    def step(size: float, factor: float = 1.0) -> None:
+        optimizer.zero_grad()
+        (factor * layer(torch.full((5, 4), size)).sum()).backward()
+        optimizer.step()
+
+    step(2.0)
+    step(6.0)
+    optimizer.param_groups[0]["lr"] = 1e-15
+    step(7.0, factor=0.0)
+    assert torch.equal(layer.weight, start)
+    step(10.0)
+    torch.testing.assert_close(layer.weight.detach(), start / 5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("lr", [1e-6, torch.tensor(1e-6)], ids=["number", "tensor"])
+def test_a_step_that_rounding_swallows_is_one(dtype, lr):
+    layer = nn.Linear(4, 3, dtype=dtype)
+    start = layer.weight.detach().clone()
+    inner = sgd(layer, lr, weight_decay=1e-4)  # which reads the weights
+    optimizer = InputScaled(inner, layer, every=1, decay=0.0, hold=True)
+    for size in (2.0, 10.0, 10.0):
+        optimizer.zero_grad()
+        layer(torch.full((5, 4), size, dtype=dtype)).mean().backward()
+        optimizer.step()
+    torch.testing.assert_close(layer.weight.detach() / start, torch.full_like(start, 0.2), rtol=1e-2, atol=0)
+
+
 @pytest.mark.parametrize("at_once", [False, True])
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_layers_that_read_no_more_than_the_floor_take_the_bare_step_bit_for_bit(name, at_once):

@@ -1,0 +1,334 @@
+"""Optimizers are measured on a copy: those that keep weights are refused, and a decay is told from the gradient."""
+
+import copy
+import itertools
+import warnings
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import SGD, AdamW, Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from adiv_optim import (
+    ChainedOptimizer,
+    GradientOnly,
+    InputScaled,
+    Preconditioned,
+    Proportional,
+    UnitConsistent,
+    Whitened,
+)
+from adiv_optim.optim.probe import decoupled_decay, weights_kept
+from tests.helpers.steps import inputs, network, same, sgd, stepped, weights
+
+pytestmark = pytest.mark.usefixtures("in_float64")
+
+MAPPING = {
+    "Whitened": lambda inner, model: Whitened(inner, model, damping=0.1),
+    "InputScaled": InputScaled,
+    "UnitConsistent": lambda inner, model: UnitConsistent(inner, model, example_input=torch.ones(1, 4)),
+}
+OF_GRADIENTS = {
+    "Preconditioned": Preconditioned,
+    "GradientOnly": lambda inner, model: GradientOnly(inner, model, Proportional()),
+}
+
+
+class Plain(Optimizer):
+    """Takes the step of SGD; subclasses do more."""
+
+    def __init__(self, parameters, lr=0.1, weight_decay=0.0, **options):
+        super().__init__(parameters, {"lr": lr, "weight_decay": weight_decay, **options})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    self.move(p, group, self.state[p])
+
+    def move(self, p, group, state):
+        p.sub_(p.grad, alpha=group["lr"])
+
+
+class SlowWeights(Plain):
+    """Each sixth step goes half of the way back: Ranger."""
+
+    def move(self, p, group, state):
+        slow = state.setdefault("slow_weights", p.clone())
+        super().move(p, group, state)
+        state["step"] = state.get("step", 0) + 1
+        if state["step"] % 6 == 0:
+            p.copy_(slow.lerp_(p, 0.5))
+
+
+class SlowWeightsOfOld(SlowWeights):
+    """Makes them when it is built."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters)
+        for group in self.param_groups:
+            for p in group["params"]:
+                self.state[p] = {"slow_weights": p.detach().clone(), "step": 0, "exp_avg": torch.zeros_like(p)}
+
+    def move(self, p, group, state):
+        state["exp_avg"].lerp_(p.grad, 0.1)
+        state["step"] += 0
+        super().move(p, group, state)
+
+
+class AttributeOfWeights(Plain):
+    """Keeps them beside its state, from before the first step."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters)
+        self.first = [p.detach().clone() for p in self.param_groups[0]["params"]]
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for p, first in zip(self.param_groups[0]["params"], self.first, strict=False):
+            p.sub_(p.grad + 0.1 * (p - first), alpha=self.param_groups[0]["lr"])
+
+
+class DistanceOverGradients(Plain):
+    """Its rate is the distance from some of the first weights: DoG, Prodigy with slices."""
+
+    def move(self, p, group, state):
+        first = state.setdefault("first", p.flatten()[::4].clone())
+        state["sum"] = state.get("sum", 0.0) + p.grad.square().sum()
+        p.sub_(p.grad * ((p.flatten()[::4] - first).norm() + 1e-4) / state["sum"].sqrt())
+
+
+class EstimatedDistance(Plain):
+    """Keeps a lower bound of the distance in its group: D-Adaptation."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, d=1e-6, numerator=0.0)
+
+    def move(self, p, group, state):
+        total = state.setdefault("s", torch.zeros_like(p))
+        group["numerator"] += float((p.grad * total).sum()) * group["d"]
+        total.add_(p.grad, alpha=group["d"])
+        group["d"] = max(group["d"], group["numerator"])
+        p.sub_(p.grad, alpha=group["d"])
+
+
+KEEPING = {
+    SlowWeights: "slow_weights",
+    SlowWeightsOfOld: "slow_weights",
+    AttributeOfWeights: "first",
+    DistanceOverGradients: "first",
+    EstimatedDistance: "d, an estimate of the distance to go",
+}
+
+
+@pytest.mark.parametrize("wrap", MAPPING)
+@pytest.mark.parametrize("kind", KEEPING)
+def test_optimizers_that_keep_weights_are_refused_by_name(kind, wrap):
+    model = network()
+    message = rf"^{wrap} around {kind.__name__}, whose state holds .* \({KEEPING[kind]}\): .* without {wrap}"
+    for inner in (kind(model.parameters()), ChainedOptimizer([sgd(model[0]), kind(model[2].parameters())])):
+        with pytest.raises(ValueError, match=message):
+            MAPPING[wrap](inner, model)
+
+
+@pytest.mark.parametrize("wrap", OF_GRADIENTS.values(), ids=OF_GRADIENTS)
+@pytest.mark.parametrize("kind", KEEPING)
+def test_they_go_with_wrappers_that_leave_weights_alone(kind, wrap):
+    model = network()
+    stepped(model, wrap(kind(model.parameters()), model), inputs(0))
+
+
+@pytest.mark.parametrize("wrap", MAPPING.values(), ids=MAPPING)
+def test_averages_that_no_step_depends_on_are_told(wrap):
+    model = network()
+    with pytest.warns(UserWarning, match=r"^ASGD keeps a copy of weights in its state, 'ax'"):
+        wrap(torch.optim.ASGD(model.parameters()), model)
+
+
+class Differentiating(Plain):
+    """Asks for the curvature along the gradient."""
+
+    def move(self, p, group, state):
+        with torch.enable_grad():
+            torch.autograd.grad(p.grad.sum(), p)
+
+
+class OfTimm(Plain):
+    """Says of itself that it differentiates, and has its own way to a gradient's graph."""
+
+    is_second_order = True
+
+
+@pytest.mark.parametrize("wrap", (MAPPING | OF_GRADIENTS).items(), ids=lambda pair: pair[0])
+@pytest.mark.parametrize("kind", [Differentiating, OfTimm])
+def test_optimizers_of_second_order_have_one_message_from_every_wrapper(kind, wrap):
+    model, (name, build) = network(), wrap
+    with pytest.raises(TypeError, match=rf"^{name} cannot wrap {kind.__name__}: it differentiates the gradients again"):
+        build(kind(model.parameters()), model)
+
+
+class Noisy(SlowWeights):
+    """Draws random numbers, counts in an attribute that it shares with nobody, and warns."""
+
+    counts: list[int]
+
+    def move(self, p, group, state):
+        warnings.warn("noise", stacklevel=1)
+        self.counts.append(1)
+        group["rate"] = float(torch.rand(()))
+        super().move(p, group, state)
+
+
+def test_nothing_outside_notices_a_measurement():
+    model, hooks = network(), []
+    optimizer = Noisy(model.parameters(), rate=0.5)
+    optimizer.counts = []
+    optimizer.register_step_pre_hook(lambda *_: hooks.append("own"))
+    torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    before, numbers, options = weights(model), torch.get_rng_state(), copy.deepcopy(optimizer.defaults)
+    handle = register_optimizer_step_pre_hook(lambda *_: hooks.append("global"))
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert weights_kept(optimizer, optimizer.param_groups[0], model[0].weight) == ("slow_weights", True)
+            decoupled_decay(optimizer, optimizer.param_groups[0], model[0].weight)
+    finally:
+        handle.remove()
+    assert same(weights(model), before)
+    assert torch.equal(torch.get_rng_state(), numbers)
+    assert (hooks, optimizer.counts, optimizer.param_groups[0]["rate"], dict(optimizer.state)) == ([], [], 0.5, {})
+    assert optimizer.defaults == options
+    assert all(p.grad is None for p in model.parameters())
+
+
+class Decoupled(Plain):
+    """Decays as Lion and AdamW do, steps by a sign, and reads the size of the weights as Adafactor does."""
+
+    def move(self, p, group, state):
+        p.mul_(1 - group["lr"] * group["weight_decay"])
+        p.sub_(p.grad.sign() * p.square().mean().sqrt(), alpha=group["lr"])
+
+
+class Fixed(Plain):
+    """Decays by λ alone."""
+
+    def move(self, p, group, state):
+        p.mul_(1 - group["weight_decay"]).sub_(p.grad, alpha=group["lr"])
+
+
+class Proximal(Plain):
+    """Decays as Adan does."""
+
+    def move(self, p, group, state):
+        p.sub_(p.grad, alpha=group["lr"]).div_(1 + group["lr"] * group["weight_decay"])
+
+
+class LateStart(Decoupled):
+    """Prepares in its first step, as SOAP does."""
+
+    def move(self, p, group, state):
+        if state:
+            super().move(p, group, state)
+        state["prepared"] = True
+
+
+DECAYS = {
+    "adafactor": (lambda p: torch.optim.Adafactor(p, lr=0.1, weight_decay=0.5), 0.95),
+    "adamw": (lambda p: AdamW(p, lr=0.1, weight_decay=0.5), 0.95),
+    "decoupled": (lambda p: Decoupled(p, 0.1, 0.5), 0.95),
+    "fixed": (lambda p: Fixed(p, 0.1, 0.05), 0.95),
+    "proximal": (lambda p: Proximal(p, 0.1, 0.5), 1 / 1.05),
+}
+
+
+def ratios(optimizer, layer: nn.Linear, steps: int = 1) -> list[torch.Tensor]:
+    """What steps at a gradient of zero make of the weight, by entry."""
+    x, found = inputs(0, rows=64) * torch.tensor([10.0, 1.0, 1.0, 0.1]) + 3, []
+    for _ in range(steps):
+        before = layer.weight.detach().clone()
+        optimizer.zero_grad()
+        (0 * layer(x)).sum().backward()
+        optimizer.step()
+        found.append(layer.weight.detach() / before)
+    return found
+
+
+def with_bias() -> nn.Linear:
+    torch.manual_seed(0)
+    layer = nn.Linear(4, 3)
+    nn.init.ones_(layer.bias)
+    return layer
+
+
+@pytest.mark.parametrize("wrap", [Whitened, InputScaled])
+@pytest.mark.parametrize("name", DECAYS)
+def test_a_decoupled_decay_takes_every_weight_to_its_share(name, wrap):
+    build, factor = DECAYS[name]
+    layer = with_bias()
+    (found,) = ratios(wrap(build(layer.parameters()), layer), layer)
+    torch.testing.assert_close(found, torch.full_like(found, factor), rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("pair", itertools.product(DECAYS, repeat=2), ids=lambda pair: " ".join(pair))
+def test_weight_and_bias_may_decay_in_two_ways(pair):
+    layer = with_bias()
+    (of_weight, factor), (of_bias, share) = (DECAYS[name] for name in pair)
+    optimizer = Whitened(ChainedOptimizer([of_weight([layer.weight]), of_bias([layer.bias])]), layer, damping=0.01)
+    (found,) = ratios(optimizer, layer)
+    torch.testing.assert_close(found, torch.full_like(found, factor), rtol=1e-12, atol=0)
+    torch.testing.assert_close(layer.bias.detach(), torch.full((3,), share), rtol=1e-12, atol=0)
+
+
+def test_a_bias_whose_decay_is_part_of_the_gradient_leaves_that_of_the_weight_alone():
+    """Decays of 10⁻⁴ move the bias, and with it the weight, by 10⁻⁵ of themselves."""
+    layer = with_bias()
+    muon, rest = torch.optim.Muon([layer.weight], lr=0.1, weight_decay=0.5), SGD([layer.bias], 0.1, weight_decay=1e-4)
+    (found,) = ratios(Whitened(ChainedOptimizer([muon, rest]), layer, damping=0.01), layer)
+    torch.testing.assert_close(found, torch.full_like(found, 0.95), rtol=1e-4, atol=0)
+
+
+def test_a_step_that_only_prepares_decays_nothing():
+    layer = with_bias()
+    first, second = ratios(Whitened(LateStart(layer.parameters(), 0.1, 0.5), layer), layer, 2)
+    assert torch.equal(first, torch.ones_like(first))
+    torch.testing.assert_close(second, torch.full_like(second, 0.95), rtol=1e-12, atol=0)
+
+
+def test_a_rate_that_changes_changes_the_decay():
+    layer = with_bias()
+    optimizer = Whitened(Decoupled(layer.parameters(), 0.1, 0.5), layer)
+    ratios(optimizer, layer)
+    optimizer.param_groups[0].update(lr=0.2, weight_decay=0.3)
+    (found,) = ratios(optimizer, layer)
+    torch.testing.assert_close(found, torch.full_like(found, 0.94), rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("kind", [SGD, torch.optim.Adam, torch.optim.RMSprop, torch.optim.Rprop])
+def test_a_decay_that_is_part_of_the_gradient_is_known_for_none(kind):
+    weight = nn.Parameter(torch.ones(2, 2))
+    optimizer = kind([weight])
+    assert decoupled_decay(optimizer, optimizer.param_groups[0], weight) is None
+
+
+class OfItsOwnRate(Plain):
+    """Finds its rate itself, as Adafactor does with relative steps."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, lr=None, weight_decay=0.5)
+
+    def move(self, p, group, state):
+        state["step"] = state.get("step", 0) + 1
+        rate = state["step"] ** -0.5 * float(p.square().mean().sqrt())
+        p.mul_(1 - rate * group["weight_decay"]).sub_(p.grad, alpha=rate)
+
+
+@pytest.mark.parametrize("wrap", (MAPPING | OF_GRADIENTS).values(), ids=MAPPING | OF_GRADIENTS)
+def test_a_rate_of_none_is_the_optimizers_own(wrap):
+    model = network()
+    before = weights(model)
+    after = stepped(model, wrap(OfItsOwnRate(model.parameters()), model), inputs(0), inputs(1))
+    assert all(
+        bool((one != other).any()) and bool(one.isfinite().all()) for one, other in zip(after, before, strict=True)
+    )
