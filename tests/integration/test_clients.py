@@ -10,24 +10,13 @@ from torch import nn
 from torch.nn.functional import cross_entropy, mse_loss
 
 from adiv_optim import Whitened
-from tests.helpers.loops import DIFFERENT, EXACT, deviation, weights
+from tests.helpers.loops import DIFFERENT, EXACT, deviation, elsewhere, weights
 from tests.helpers.seeds import manual_seed
 
-pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("in_float64")]
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("frameworks", "in_float64")]
 
 LR, DAMPING, STEPS = 0.01, 0.1, 4
 COUNTED_UNTIL_MENDED = "rows of evaluation passes, which no gradient reaches, are counted"
-
-
-@pytest.fixture(autouse=True)
-def _on_torch(monkeypatch, tmp_path):
-    """Let frameworks of several backends compute with torch, and write into a folder of the test."""
-    monkeypatch.setenv("DDE_BACKEND", "pytorch")
-    monkeypatch.setenv("KERAS_BACKEND", "torch")
-    monkeypatch.setenv("KERAS_HOME", str(tmp_path))
-    monkeypatch.chdir(tmp_path)
-    yield
-    torch.set_default_device(None)  # DeepXDE sets it to the GPU, if there is one, as it is imported
 
 
 def network():
@@ -216,6 +205,9 @@ class TestStableBaselines3:
         assert all(all_treated(network.optimizer) for network in (loaded.actor, loaded.critic))
 
 
+labelled_until_mended = pytest.mark.xfail(reason="rows of a tensor subclass raise", raises=AttributeError, strict=True)
+
+
 @pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no")
 class TestPina:
     def problem(self):
@@ -227,7 +219,7 @@ class TestPina:
         from pina.problem import SpatialProblem
 
         class Poisson(SpatialProblem):
-            output_variables = ("u",)
+            output_variables = ["u"]  # noqa: RUF012
             spatial_domain = CartesianDomain({"x": [0, 1], "y": [0, 1]})
             domains = {"inside": spatial_domain, "edge": CartesianDomain({"x": [0, 1], "y": 0.0})}  # noqa: RUF012
             conditions = {  # noqa: RUF012
@@ -239,28 +231,36 @@ class TestPina:
         problem.discretise_domain(12, "random")
         return problem
 
-    def solved(self, problem, model, optimizer_class):
+    def train(self, problem, model, epochs, **checkpoint):
         from pina import Trainer
         from pina.optim import TorchOptimizer
         from pina.solver import PhysicsInformedSingleModelSolver
-
-        solver = PhysicsInformedSingleModelSolver(problem, model, optimizer=TorchOptimizer(optimizer_class, lr=LR))
-        quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar"), False)
-        Trainer(solver, max_epochs=STEPS, accelerator="cpu", **quiet).train()
-        return solver.optimizer.instance
-
-    @pytest.mark.xfail(reason="rows of a tensor subclass raise", raises=AttributeError, strict=True)
-    def test_steps_are_those_of_the_plain_loop(self):
-        problem, model = self.problem(), network()
 
         class WhitenedAdam(torch.optim.Adam):
             def __new__(cls, params, **settings):
                 return whitened(model, adam(params, **settings))
 
-        optimizer = self.solved(problem, model, WhitenedAdam)
-        assert all_treated(optimizer)
+        solver = PhysicsInformedSingleModelSolver(problem, model, optimizer=TorchOptimizer(WhitenedAdam, lr=LR))
+        quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar"), False)
+        trainer = Trainer(solver, max_epochs=epochs, accelerator="cpu", shuffle=False, **quiet)
+        trainer.train(**checkpoint)
+        assert all_treated(solver.optimizer.instance)
+        return trainer
+
+    @labelled_until_mended
+    def test_steps_are_those_of_the_plain_loop(self):
+        problem, model = self.problem(), network()
+        self.train(problem, model, STEPS)
         inside, edge = (problem.discretised_domains[name].tensor for name in ("inside", "edge"))
         assert deviation(weights(model), trained(network(), partial(poisson, inside, edge))) <= EXACT
+
+    @labelled_until_mended
+    def test_continues_from_a_checkpoint(self, tmp_path):
+        problem, whole, begun, resumed = self.problem(), network(), network(), elsewhere(network)
+        self.train(problem, whole, 2 * STEPS)
+        self.train(problem, begun, STEPS).save_checkpoint(tmp_path / "solver.ckpt")
+        self.train(problem, resumed, 2 * STEPS, ckpt_path=tmp_path / "solver.ckpt")
+        assert deviation(weights(resumed), weights(whole)) == 0
 
 
 def poisson(inside, edge, model):
@@ -271,41 +271,42 @@ def poisson(inside, edge, model):
 
 
 class TestDeepXDE:
-    def model(self, net):
+    @pytest.fixture
+    def deepxde(self, capsys):
         deepxde = pytest.importorskip("deepxde")
         deepxde.config.set_default_float("float64")
+        yield deepxde
+        deepxde.config.set_default_float("float32")
+
+    def model(self, deepxde, net):
         x, y = points()
         return deepxde.Model(deepxde.data.DataSet(x.numpy(), y.numpy(), 3 + x.numpy(), y.numpy()), net)
 
-    def net(self):
-        deepxde = pytest.importorskip("deepxde")
-        net = deepxde.nn.FNN([2, 8, 1], "tanh", "Glorot uniform").double()
+    def net(self, deepxde):
+        net = deepxde.nn.FNN([2, 8, 1], "tanh", "Glorot uniform")
         net.load_state_dict(dict(zip(net.state_dict(), network().state_dict().values(), strict=True)))
         return net
 
     @pytest.mark.xfail(reason=COUNTED_UNTIL_MENDED, strict=True)
-    def test_steps_are_those_of_the_plain_loop(self, capsys):
-        net = self.net()
+    def test_steps_are_those_of_the_plain_loop(self, deepxde):
+        net = self.net(deepxde)
         optimizer = whitened(net)
-        model = self.model(net)
+        model = self.model(deepxde, net)
         model.compile(optimizer)
         model.train(iterations=STEPS, display_every=1, verbose=0)
         assert all_treated(optimizer)
-        assert deviation(weights(net), trained(self.net(), regression)) <= EXACT
+        assert deviation(weights(net), trained(self.net(deepxde), regression)) <= EXACT
 
     @pytest.mark.xfail(reason=COUNTED_UNTIL_MENDED, strict=True)
-    def test_continues_from_a_checkpoint(self, capsys, tmp_path):
-        first = self.net()
-        model = self.model(first)
+    def test_continues_from_a_checkpoint(self, deepxde, tmp_path):
+        first, second = self.net(deepxde), self.net(deepxde)
+        model, again = self.model(deepxde, first), self.model(deepxde, second)
         model.compile(whitened(first))
         model.train(iterations=STEPS, verbose=0)
         path = model.save(str(tmp_path / "model"), verbose=0)
-        second = self.net()
-        optimizer = whitened(second)
-        again = self.model(second)
-        again.compile(optimizer)
+        again.compile(whitened(second))
         again.restore(path, verbose=0)
-        assert all_treated(optimizer)
+        assert all_treated(again.opt)
         for each in (model, again):
             each.train(iterations=STEPS, verbose=0)
         assert deviation(weights(second), weights(first)) == 0
@@ -373,8 +374,8 @@ class TestNeuralOperator:
 class TestKeras:
     def model(self, body):
         keras = pytest.importorskip("keras")
-        keras.config.set_floatx("float64")
-        return keras.Sequential([keras.Input((2,)), keras.layers.TorchModuleWrapper(body)])
+        kind = {"dtype": "float64"}
+        return keras.Sequential([keras.Input((2,), **kind), keras.layers.TorchModuleWrapper(body, **kind)])
 
     def test_steps_are_those_of_the_plain_loop(self, tmp_path):
         body = network()
@@ -408,17 +409,9 @@ def with_torchs_linear(model, kind):
 
 
 @pytest.fixture
-def known():
+def known(monkeypatch):
     """Make a class known by `input_rows` for the length of a test."""
-    kinds = []
-
-    def declare(kind):
-        kind.input_rows = lambda layer, input: input
-        kinds.append(kind)
-
-    yield declare
-    for kind in kinds:
-        del kind.input_rows
+    return lambda kind: monkeypatch.setattr(kind, "input_rows", lambda layer, rows: rows, raising=False)
 
 
 class TestTorchGeometric:
@@ -452,7 +445,9 @@ class TestTorchGeometric:
         assert len(optimizer.coverage().treated) == len(weights(model)) - len(attention)
         assert deviation(weights(model), trained(with_torchs_linear(self.net(), kind), self.loss)) <= EXACT
 
-    def test_the_class_is_unknown_without_it(self):
+    def test_the_class_is_unknown_without_it(self, monkeypatch):
+        kind = pytest.importorskip("torch_geometric.nn").Linear
+        monkeypatch.delattr(kind, "input_rows", raising=False)  # the page has declared it
         model = self.net()
         with pytest.raises(ValueError, match="not a layer whose rows are known"):
             whitened(model)
