@@ -13,6 +13,7 @@ from . import __version__
 OPTIONAL = (
     "torchvision", "matplotlib", "rich", "scikit-learn", "scipy", "opacus", "isaac", "schedulefree",
     "pytorch_optimizer", "singd", "accelerate", "lightning", "tensorboard", "timm", "transformers", "wandb",
+    "deepxde", "keras", "neuraloperator", "pina-mathlab", "skorch", "stable-baselines3", "torch_geometric", "zuko",
 )  # fmt: skip
 
 

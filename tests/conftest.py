@@ -2,6 +2,7 @@
 
 import gc
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -30,6 +31,16 @@ def in_float64():
     torch.set_default_dtype(torch.float64)
     yield
     torch.set_default_dtype(torch.float32)
+
+
+@pytest.fixture
+def frameworks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """Let DeepXDE and Keras compute with torch, and all write into a folder of the test."""
+    monkeypatch.chdir(tmp_path)
+    for name, value in {"DDE_BACKEND": "pytorch", "KERAS_BACKEND": "torch", "KERAS_HOME": str(tmp_path)}.items():
+        monkeypatch.setenv(name, value)
+    yield
+    torch.set_default_device(None)  # DeepXDE sets it to a GPU if there is one
 
 
 @pytest.fixture

@@ -64,8 +64,7 @@ def parameter(page):
 
 
 @pytest.mark.parametrize("page", [parameter(page) for page in WITH_CODE])
-def test_python_blocks_run_in_order_and_print_what_the_page_says(page, monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)  # what a block saves is gone with the test
+def test_python_blocks_run_in_order_and_print_what_the_page_says(page, frameworks):
     for package in " ".join(NEEDS.findall(page.read_text())).split():
         pytest.importorskip(package)
     run(page)
