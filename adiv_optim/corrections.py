@@ -257,12 +257,12 @@ class BatchIdeal(Correction):
     def factor(self, gram: Tensor, count: float) -> Tensor:
         """The Cholesky factor of gram + λI; NaN where there is none. `gram` is overwritten."""
         precision = torch.finfo(gram.dtype)
-        # The clamp keeps a batch of zero rows, whose gradient is zero, from dividing zero by zero.
+        # The clamp, which no rows above underflow reach, keeps rows of zeros from dividing zero by zero.
         share = max(self.damping / max(count, 1), _LEAST_RIDGE * precision.eps)
         # Without a graph: a second derivative is to raise the layer's own error, not one about a write in place.
         with torch.no_grad():
             diagonal = gram.diagonal(dim1=-2, dim2=-1)
-            ridge = (diagonal.sum(-1, keepdim=True) * share).clamp(min=math.sqrt(precision.tiny))
+            ridge = (diagonal.sum(-1, keepdim=True) * share).clamp(min=precision.tiny)
             diagonal += ridge
             factor, failed = torch.linalg.cholesky_ex(gram)
             # A partial factor looks like numbers; the rest of a training loop knows how to meet NaN.

@@ -1,10 +1,11 @@
-"""Sums over the patches of a convolution, which are unfolded along every axis of the kernel but the first.
+"""Sums over the patches of a convolution: of patches that are unfolded whole, or by lines, whichever costs less.
 
-Along the first axis a patch is a few lines of the image, and the product of lines d apart serves all pairs of lines
-that are d apart in the kernel: a 3×3 kernel of stride 1 takes three products of lines, not nine, and a third of the
-memory.
+By lines they are unfolded along every axis of the kernel but the first. Along that one a patch is a few lines of the
+image, and the product of lines d apart serves all pairs of lines that are d apart in the kernel: a 3×3 kernel of stride
+1 takes three products of lines, not nine, and a third of the memory.
 """
 
+import math
 from collections.abc import Iterator
 
 import torch
@@ -13,9 +14,35 @@ from torch import Tensor
 from .linears import gram_of, summed
 from .patches import Geometry, Patches, padded
 
+#: Multiplications in the time that two places of the kernel take beside their product: some 20 µs of one core.
+_CALL = 2**18
+#: Multiplications in the time that a product takes to read a number, or an unfolded patch to be written.
+_READ = 16
+
+
+def lines_pay(patches: Patches) -> bool:
+    """Whether sums by lines cost less than of whole patches, by what is read, multiplied and called for."""
+    if not patches.kernel:
+        return False
+    size, step, groups = patches.kernel[0], patches.geometry.stride[0], patches.geometry.groups
+    width = patches.input.shape[1] // groups * math.prod(patches.kernel[1:])  # of a line
+    rows = groups * len(patches.input) * patches.positions
+    pairs = size * (size + 1) // 2  # of places; with a stride of 1 those that are equally far apart have one product
+    by_lines = pairs * _CALL + (pairs if step > 1 else size) * rows * width * (width + _READ)
+    return by_lines < rows * width * size * (width * size + _READ)
+
 
 def sums_over_patches(patches: Patches, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """XᵀX and Xᵀ1 of all patches, laid out as weights are: (groups, features, features), (groups, features, 1)."""
+    if lines_pay(patches):
+        return sums_by_lines(patches, dtype)
+    unfolded = (part.unfold() for part in patches.slices(dtype))
+    sums = summed({"pairs": gram_of([x], [x]), "totals": x.sum(1)[..., None]} for x in unfolded)
+    return sums["pairs"], sums["totals"]
+
+
+def sums_by_lines(patches: Patches, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """The same by lines."""
     size, channels = patches.kernel[0], patches.input.shape[1] // patches.geometry.groups
     found = summed(Lines(each).sums() for each in patches.slices(dtype, axis=1))
     pairs, first = found["pairs"], [sum(range(size, size - d, -1)) for d in range(size)]

@@ -131,7 +131,9 @@ def dyisru(input: Tensor, c: Tensor | float) -> Tensor:
         tensor([ 0.0000,  0.6000, -0.9999])
     """
     wide = input.to(torch.promote_types(input.dtype, torch.float32))
-    return (wide * torch.rsqrt(wide.square() + c)).to(input.dtype if input.is_floating_point() else wide.dtype)
+    # Of hypot, which scales before it squares: x² alone overflows from 2·10¹⁹ on in float32.
+    root = torch.hypot(wide, torch.as_tensor(c, dtype=wide.dtype, device=wide.device).sqrt())
+    return (wide / root).to(input.dtype if input.is_floating_point() else wide.dtype)
 
 
 class DyISRU(Channelwise):

@@ -16,7 +16,7 @@ from .._linalg.shards import Group, add_up, local
 from .._linalg.strips import joined, strips_of
 from ..attach.layers import Layout
 from ..functional.linears import gram_of
-from ..functional.lines import sums_over_patches
+from ..functional.lines import lines_pay, sums_by_lines
 from ..functional.patches import Patches
 
 
@@ -102,7 +102,7 @@ class Covariance:
         count where not all do.
         """
         patches = patches if self.max_rows is None else patches.spread(self.max_rows, turn)
-        if self.by_lines and len(self.sizes) == 1 and max(patches.kernel[:1], default=1) > 1 and len(patches.input):
+        if self.by_lines and len(self.sizes) == 1 and lines_pay(patches):
             number = len(patches.input) * patches.positions
             yield self._products_of_lines(patches, memory[0].dtype, one, number), number
             return
@@ -110,7 +110,7 @@ class Covariance:
             yield self._products(rows, memory, one), rows.shape[1]
 
     def _products_of_lines(self, patches: Patches, dtype: torch.dtype, one: int, number: int) -> list[Tensor]:
-        gram, total = sums_over_patches(patches, dtype)
+        gram, total = sums_by_lines(patches, dtype)
         if self.with_bias:
             count = gram.new_full((self.groups, 1, 1), number)
             gram = torch.cat([torch.cat([gram, one * total], -1), one * torch.cat([total.mT, count], -1)], -2)

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from adiv_optim import BatchIdeal, functional
+from adiv_optim import BatchIdeal, attach, detach, functional
 from adiv_optim.functional import linears
 from tests.helpers.cases import relative_error
 from tests.helpers.covering import paired
@@ -73,3 +73,25 @@ def test_half_precision_keeps_what_the_number_of_rows_brings_back():
         for w in [torch.zeros(3, 8, dtype=kind, requires_grad=True)]
     )
     assert relative_error(found, wanted) <= 2e-3
+
+
+@pytest.mark.parametrize("rows", [4, 40], ids=["side of the rows", "side of the features"])
+@pytest.mark.parametrize(("dtype", "least"), [(torch.float32, -15), (torch.float64, -130)])
+@pytest.mark.parametrize("kind", ["linear", "convolution"])
+def test_without_a_bias_outputs_move_alike_at_every_size_of_the_inputs(kind, dtype, least, rows):
+    """The formula has no scale: λ is a share of the squares, and a step of inputs a x is that of x divided by a."""
+    ends = []
+    for size in (1.0, 10.0**least):
+        torch.manual_seed(0)
+        if kind == "linear":
+            layer, x = nn.Linear(8, 3, bias=False, dtype=dtype), size * torch.randn(rows, 8, dtype=dtype)
+        else:
+            layer, x = nn.Conv1d(2, 3, 4, bias=False, dtype=dtype), size * torch.randn(rows // 4, 2, 7, dtype=dtype)
+        attach(layer, BatchIdeal(0.3, per_sample=False))
+        output = layer(x)
+        output.backward(torch.randn(output.shape, dtype=dtype))
+        step = layer.weight.grad
+        detach(layer)
+        layer.weight.data = step
+        ends.append(layer(x).detach())
+    assert relative_error(ends[1], ends[0]) <= 100 * torch.finfo(dtype).eps

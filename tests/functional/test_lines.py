@@ -40,8 +40,12 @@ def rows_of(x, *geometry):
 
 @pytest.mark.parametrize(("image", "kernel", "stride", "padding", "dilation", "groups"), CASES.values(), ids=CASES)
 @pytest.mark.parametrize("numbers", [2**19, 8], ids=["whole", "slices"])
-def test_sums_are_those_of_the_patches(monkeypatch, numbers, image, kernel, stride, padding, dilation, groups):
+@pytest.mark.parametrize("by_lines", [True, False], ids=["lines", "unfolded"])
+def test_sums_are_those_of_the_patches(
+    monkeypatch, by_lines, numbers, image, kernel, stride, padding, dilation, groups
+):
     monkeypatch.setattr(patches, "PATCH_NUMBERS", numbers)
+    monkeypatch.setattr(lines, "lines_pay", lambda read: by_lines)
     x = torch.randn(3, 2 * groups, *image)
     read = Patches(x, kernel, Geometry(stride, padding, dilation, groups))
     gram, total = sums_over_patches(read, x.dtype)
@@ -53,6 +57,18 @@ def test_sums_are_those_of_the_patches(monkeypatch, numbers, image, kernel, stri
     x[:, :, 1] *= 2
     other = rows_of(x, kernel, stride, padding, dilation, groups)
     assert relative_error(gram, other.mT @ other) > 1e-3
+
+
+def test_the_way_that_multiplies_and_calls_less_is_taken():
+    def pays(image: tuple[int, ...], kernel: tuple[int, ...], step: int, groups: int = 1) -> bool:
+        places = [(number,) * len(kernel) for number in (step, 0, 1)]
+        return lines.lines_pay(Patches(torch.empty(image, device="meta"), kernel, Geometry(*places, groups)))
+
+    assert pays((8, 64, 16, 16), (3, 3), 1)  # three products of 64 × 3 columns, not one of 64 × 9
+    assert pays((2, 8, 58, 58), (31, 31), 1, groups=8)
+    assert not pays((16, 1, 16000), (400,), 160)  # 80,200 products of a column each
+    assert not pays((2, 3, 64, 64), (16, 16), 16)  # patches that do not overlap
+    assert not lines.lines_pay(Patches(torch.empty(8, 3), (), Geometry((), (), (), 1)))
 
 
 def test_lines_that_several_places_read_are_multiplied_once(monkeypatch):

@@ -97,6 +97,19 @@ def test_derf_is_its_formula_and_starts_at_erf_of_half_the_input():
     torch.testing.assert_close(layer(x), wanted, rtol=EXACT, atol=EXACT)
 
 
+@pytest.mark.parametrize("kind", [DyISRU, DyT, Derf])
+def test_the_largest_and_least_numbers_reach_the_bounds_with_gradients_of_no_size(kind):
+    layer = kind(1)
+    x = torch.tensor([[3e38], [-3e38], [2e19], [-2e19], [1e-38], [0.0]], requires_grad=True)
+    y = layer(x)
+    y.sum().backward()
+    assert y[:4].flatten().tolist() == pytest.approx([1, -1, 1, -1], rel=1e-6)
+    assert y[4:].abs().max() <= 1e-37
+    assert x.grad.isfinite().all()
+    assert x.grad[:4].abs().max() <= 1e-18
+    assert all(parameter.grad.isfinite().all() for parameter in layer.parameters())
+
+
 @pytest.mark.parametrize("d", [2, 64, 1000])
 def test_dyisru_with_the_others_squares_as_c_is_rms_norm(d):
     x = torch.randn(7, d) * torch.logspace(-3, 3, 7).unsqueeze(1)
