@@ -26,6 +26,7 @@ class ByInputs(Reparametrized):
         if method.decay >= 1:
             raise ValueError(f"{name}: decay is {method.decay}; it must be at least 0 and below 1.")
         check_count(name, every=method.every)
+        _refuse_private(name, optimizer)
         super().__init__(optimizer, model, method)
         refuse_sharded(name, model, UNFLATTENED, only_flat=True)
         named_in_skip(model, method.skip)
@@ -50,6 +51,7 @@ class ByInputs(Reparametrized):
 
     @torch.compiler.disable
     def _inner_step(self, **kwargs: Any) -> None:
+        _refuse_private(type(self).__name__, self)
         # Layers may be unfrozen one after the other, pruned, or put into the memory of others.
         if isinstance(self.method, InputMethod) and self.method.trained != self._trained():
             self._find_layers()
@@ -127,6 +129,16 @@ class ByInputs(Reparametrized):
         kept = {layer.name for layer in layers if layer in method.layers}
         method.measured = {path: value for path, value in method.measured.items() if path in kept}
         method.layers, method.plain, method.trained = layers, plain, self._trained()
+
+
+def _refuse_private(name: str, optimizer: Any) -> None:
+    """Raise a ValueError where Opacus makes the gradients: no noise hides what is remembered of private inputs."""
+    if any(hasattr(p, "grad_sample") for group in getattr(optimizer, "param_groups", ()) for p in group["params"]):
+        raise ValueError(
+            f"{name} measures inputs, and keeps what it measured without noise, so that the ε which Opacus reports "
+            "would not hold for its steps. With differential privacy take the optimizer without it, or "
+            "DPOptimizer(UnitConsistent(…), …), which reads weights alone."
+        )
 
 
 def _refuse_shards(what: str, layers: Iterable[LayerInputs], processes: DataParallelGroup) -> None:

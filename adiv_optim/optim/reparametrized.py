@@ -139,6 +139,11 @@ class Reparametrized(OptimizerWrapper):
                     "choose one."
                 )
             within = within.inner
+        if type(within).__name__ == "ZeroRedundancyOptimizer":
+            raise ValueError(
+                f"{own} around ZeroRedundancyOptimizer: each process would map weights that another one steps on. "
+                f"Shard weights and state by torch.distributed.fsdp.fully_shard, and wrap any optimizer in {own}."
+            )
         held = [value for value in vars(within).values() if isinstance(value, Optimizer)]
         if held:  # a chain has its optimizers in a tuple
             name, inside = type(within).__name__, type(held[0]).__name__
@@ -192,7 +197,11 @@ class Reparametrized(OptimizerWrapper):
             refuse_capture(type(self).__name__, "counts its steps", first)
             reason = self._why_lost(self.model)
         with without_autocast(first.device.type):  # it would round the products of transforms
-            apart = self._mapped_step(**kwargs)
+            try:
+                apart = self._mapped_step(**kwargs)
+            except NotImplementedError as error:
+                self._refuse_meta(error, first)
+                raise
         self.method.after_step()
         inactive = self.method.why_inactive() if self._steps == 2 else ""
         self._tell(reason or apart or inactive, " takes plain steps")
@@ -228,6 +237,13 @@ class Reparametrized(OptimizerWrapper):
                 snapshot.restore()
             raise
         return reason
+
+    def _refuse_meta(self, error: NotImplementedError, parameter: Tensor) -> None:
+        if parameter.is_meta:
+            raise NotImplementedError(
+                f"{type(self).__name__} cannot step on meta tensors, which have no numbers to read: give the model "
+                "memory by to_empty(device=…) and its weights, and build the optimizer from these."
+            ) from error
 
     def _note_groups(self) -> None:
         """Tell layers which groups have their parameters, if that has changed."""

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import nn
@@ -54,21 +54,23 @@ class OptimizerWrapper(Optimizer):
     #: Steps of this object, whether one of them had a gradient, and what it has warned of.
     _steps, _fed, _told = 0, False, frozenset[str]()
 
+    def __new__(cls, optimizer: Any = None, *args: Any, **options: Any) -> Self:
+        """Refuse parameters in the place of the optimizer, before Python refuses the learning rate beside them."""
+        if optimizer is not None and not isinstance(optimizer, Optimizer):
+            raise _no_optimizer(cls.__name__, optimizer)
+        return super().__new__(cls)
+
     def __init__(self, optimizer: Optimizer) -> None:
         name = type(self).__name__
         if not isinstance(optimizer, Optimizer):
-            raise TypeError(
-                f"{name} wraps a torch.optim.Optimizer, found {optimizer!r} of type {type(optimizer).__name__}; "
-                f"build the optimizer first: {name}(torch.optim.SGD(model.parameters(), lr=0.1), …)."
-                + _ORDER
-                * isinstance(optimizer, nn.Module)
-            )
+            raise _no_optimizer(name, optimizer)
         if isinstance(optimizer, LBFGS):
             raise TypeError(
                 f"{name} cannot wrap LBFGS: it evaluates its closure many times within one step, and its line "
                 "search needs the true gradient of the loss. Wrap a first-order optimizer (SGD, AdamW, …)."
             )
-        if hasattr(optimizer, "eval"):
+        # One that holds another, as Accelerate's, only passes the call on.
+        if hasattr(optimizer, "eval") and not any(isinstance(value, Optimizer) for value in vars(optimizer).values()):
             raise TypeError(
                 f"{name} cannot wrap {type(optimizer).__name__}, which keeps a second set of weights: write "
                 f"ScheduleFreeWrapper({name}(…), …); a correction goes on the model by attach, without a wrapper."
@@ -216,6 +218,16 @@ class OptimizerWrapper(Optimizer):
                     f"names out that begin with {OURS!r}."
                 )
         self.inner.load_state_dict(state_dict)
+
+
+def _no_optimizer(name: str, value: object) -> TypeError:
+    if isinstance(value, nn.Module):
+        return TypeError(f"{name}:{_ORDER} It wraps a torch.optim.Optimizer, found {type(value).__name__}.")
+    return TypeError(
+        f"{name} wraps a torch.optim.Optimizer, found {type(value).__name__}; build the optimizer first: "
+        f"{name}(torch.optim.SGD(model.parameters(), lr=0.1), model). To code that calls a class with parameters and "
+        f"keywords, give a function: lambda parameters, lr: {name}(torch.optim.Adam(parameters, lr=lr), model)."
+    )
 
 
 def ours(entries: Any) -> list[str]:

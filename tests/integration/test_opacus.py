@@ -6,7 +6,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from adiv_optim import Correction, Disproportional, Proportional, attach
+from adiv_optim import (
+    Correction,
+    Disproportional,
+    InputScaled,
+    Preconditioned,
+    Proportional,
+    UnitConsistent,
+    Whitened,
+    attach,
+)
 from tests.helpers.cases import relative_error
 
 opacus = pytest.importorskip("opacus")
@@ -100,3 +109,29 @@ def test_opacus_takes_per_sample_gradients_of_a_corrected_model(correction, scal
         for name, scale in zip(("weight", "bias"), scales(norm), strict=True):
             wanted = torch.einsum("b,b...->b...", scale, plain[f"{path}.{name}"])
             assert relative_error(parts[f"{path}.{name}"], wanted) <= EXACT
+
+
+@pytest.mark.parametrize("wrapper", [Whitened, Preconditioned, InputScaled])
+def test_what_measures_inputs_is_refused_on_either_side_of_opacus(wrapper):
+    model = opacus.GradSampleModule(mlp())
+    private = {"noise_multiplier": 1.0, "max_grad_norm": 1.0, "expected_batch_size": 7}
+    bare = opacus.optimizers.DPOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), **private)
+    with pytest.raises(ValueError, match=rf"^{wrapper.__name__} measures inputs, .* the ε which Opacus reports"):
+        wrapper(bare, model)
+    late = mlp()
+    inside = wrapper(torch.optim.SGD(late.parameters(), lr=0.1), late)
+    outside, model = opacus.optimizers.DPOptimizer(inside, **private), opacus.GradSampleModule(late)
+    model(torch.randn(7, 5)).square().sum().backward()
+    with pytest.raises(ValueError, match=rf"^{wrapper.__name__} measures inputs, .* the ε which Opacus reports"):
+        outside.step()
+
+
+def test_what_reads_weights_alone_steps_inside_opacus():
+    late = mlp()
+    inside = UnitConsistent(torch.optim.SGD(late.parameters(), lr=0.1), late, example_input=torch.randn(1, 5))
+    private = {"noise_multiplier": 1.0, "max_grad_norm": 1.0, "expected_batch_size": 7}
+    outside, model = opacus.optimizers.DPOptimizer(inside, **private), opacus.GradSampleModule(late)
+    before = late[0].weight.detach().clone()
+    model(torch.randn(7, 5)).square().sum().backward()
+    outside.step()
+    assert not torch.equal(late[0].weight, before)

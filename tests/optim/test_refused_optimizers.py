@@ -2,8 +2,10 @@
 
 import pytest
 import torch
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.optim import SGD, AdamW
 
+import adiv_optim
 from adiv_optim import (
     ChainedOptimizer,
     GradientOnly,
@@ -72,3 +74,63 @@ def test_chains_are_no_such_optimizers(name):
     model = network()
     chain = ChainedOptimizer([SGD(model[0].parameters(), lr=0.1), AdamW(model[2].parameters())])
     assert WRAP[name](chain, model).inner is chain
+
+
+EVERY = {**WRAP, "GradientOnly": lambda inner, model: GradientOnly(inner, model, Proportional())}
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_a_class_called_with_parameters_and_a_rate_says_what_to_write(name):
+    """As clients call one that take an optimizer's class and keywords."""
+    kind = getattr(adiv_optim, name)
+    model = network()
+    for parameters in (model.parameters(), list(model.parameters())):
+        with pytest.raises(TypeError, match=rf"lambda parameters, lr: {name}\(torch\.optim\.Adam\(param"):
+            kind(parameters, lr=0.1)
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_swapped_arguments_are_told_first_and_without_the_model(name):
+    model = network()
+    with pytest.raises(TypeError) as error:
+        EVERY[name](model, sgd(model))
+    hint = f"{name}: These are the arguments in the wrong order: the optimizer comes first, then the model."
+    assert str(error.value) == f"{hint} It wraps a torch.optim.Optimizer, found Sequential."
+
+
+@each_wrapper
+def test_weights_without_numbers_are_told_at_the_step(name):
+    model = network().to("meta")
+    x = torch.ones(3, 4, device="meta")
+    kind = {"UnitConsistent": lambda inner, model: UnitConsistent(inner, model, example_input=x)}.get(name, WRAP[name])
+    optimizer = kind(sgd(model), model)
+    model(x).sum().backward()
+    with pytest.raises(NotImplementedError, match=rf"{name} cannot step on meta tensors, .* to_empty\(device=…\)"):
+        optimizer.step()
+
+
+class AcceleratedOptimizer(Lookahead):
+    """As Accelerate's, which passes `eval` on to the optimizer that it holds."""
+
+    def eval(self) -> None:
+        pass
+
+
+@each_wrapper
+def test_eval_of_an_optimizer_that_holds_another_is_no_second_set_of_weights(name):
+    model = network()
+    with pytest.raises(ValueError, match=rf"{name} around AcceleratedOptimizer, which holds an optimizer itself"):
+        WRAP[name](AcceleratedOptimizer(sgd(model)), model)
+
+
+@each_wrapper
+def test_an_optimizer_dealt_to_processes_is_refused_with_what_shards_instead(name, tmp_path):
+    distributed = torch.distributed
+    distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        model = network()
+        sharded = ZeroRedundancyOptimizer(model.parameters(), SGD, lr=0.1)
+        with pytest.raises(ValueError, match=rf"{name} around ZeroRedundancyOptimizer: .*fully_shard"):
+            WRAP[name](sharded, model)
+    finally:
+        distributed.destroy_process_group()
