@@ -35,6 +35,14 @@ class MeanSquare:
 
     no_rows = zeros
 
+    def anew(self, module: nn.Module) -> "MeanSquare":
+        """The same sums of a layer that has other shapes now."""
+        return MeanSquare(module)
+
+    def still_sums(self, before: list[Tensor] | None, now: list[Tensor] | None) -> bool:
+        """Whether sums that were made with one memory may be added to another."""
+        return True
+
     def sums(self, patches: Patches, memory: list[Tensor], one: int, turn: int) -> Iterator[tuple[list[Tensor], int]]:
         """Yield sums over parts of what is read, with the number of rows in each."""
         norms = patches.squared_norm().to(memory[0].dtype)  # (N, groups, *positions)
@@ -67,7 +75,7 @@ class Covariance:
 
     def __init__(self, module: nn.Module, with_bias: bool, max_dim: int | None, max_rows: int | None) -> None:
         layout = Layout.of(module)
-        self.groups, self.with_bias, self.max_rows = layout.groups, with_bias, max_rows
+        self.groups, self.with_bias, self.max_dim, self.max_rows = layout.groups, with_bias, max_dim, max_rows
         features = layout.features(local(module.get_parameter("weight")))
         self.size = features + with_bias
         count = 1 if max_dim is None else -(-self.size // max_dim)
@@ -78,6 +86,14 @@ class Covariance:
         self.sizes[-1] += with_bias
         #: Equal for layers that make the same sums of one input.
         self.key: tuple[Any, ...] = (type(self), self.groups, *self.sizes, with_bias, max_rows)
+
+    def anew(self, module: nn.Module) -> "Covariance":
+        """The same sums of a layer that has other shapes now."""
+        return Covariance(module, self.with_bias, self.max_dim, self.max_rows)
+
+    def still_sums(self, before: list[Tensor] | None, now: list[Tensor] | None) -> bool:
+        """Whether sums that were made with one memory may be added to another."""
+        return True
 
     def __str__(self) -> str:
         """Say how many columns are told apart."""
@@ -178,6 +194,16 @@ class SketchedCovariance(Covariance):
         super().__init__(module, with_bias, max_dim, max_rows)
         self.rank = rank
         self.key = (*self.key, rank)
+
+    def anew(self, module: nn.Module) -> Covariance:
+        whole = super().anew(module)
+        if self.rank >= min(whole.sizes):
+            return whole
+        return SketchedCovariance(module, self.with_bias, self.max_dim, self.max_rows, self.rank)
+
+    def still_sums(self, before: list[Tensor] | None, now: list[Tensor] | None) -> bool:
+        """Whether the eigenvectors are still those that the sums are products with."""
+        return before is now
 
     def zeros(self, weight: Tensor) -> list[Tensor]:
         """The memory before the first row: U is orthonormal columns by chance, the same on all processes."""
