@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import forward_ad
 
 __all__ = [
-    "DisableTorchFunctionSubclass", "FakeTensor", "backward_pass", "is_within_transform", "keeps_graph",
+    "DisableTorchFunctionSubclass", "FakeTensor", "backward_pass", "is_batched", "is_within_transform", "keeps_graph",
     "outside_transforms", "plain_tensor", "reaches",
 ]  # fmt: skip
 
@@ -37,6 +37,12 @@ def reaches(node: Any) -> str:
 def is_within_transform() -> bool:
     """Whether a transform of torch.func, or a level of forward-mode AD, is around."""
     return _functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
+
+
+def is_batched(*tensors: Tensor | None) -> bool:
+    """Whether one of these is several at once, as in torch.autograd.grad with is_grads_batched and a graph."""
+    batched = (_functorch.is_functorch_wrapped_tensor, _functorch.is_legacy_batchedtensor)
+    return torch.is_grad_enabled() and any(is_so(each) for each in tensors if each is not None for is_so in batched)
 
 
 def plain_tensor(tensor: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from .._torch import backward_pass, is_within_transform, keeps_graph, reaches
+from .._torch import backward_pass, is_batched, keeps_graph, reaches
 
 
 class Reading:
@@ -108,8 +108,9 @@ class Call:
         if layer is None or reading is None:
             return None
         reading.arrived = True
-        # "grad" is left out: it writes no .grad, so that None there does not say that somebody has cleared it.
-        how = "grad" if self.node is None else reaches(self.node)
+        # With is_grads_batched the gradients cannot be watched. "grad" has no number: such a pass writes no .grad, so
+        # that None there does not say that somebody has cleared it.
+        how = "grad" if self.node is None or is_batched(*gradients) else reaches(self.node)
         if how:
             number = backward_pass() if self.outer < 0 else self.outer
             with torch.no_grad():
@@ -119,7 +120,7 @@ class Call:
         return tuple(map(self._watched, gradients)) if torch.is_grad_enabled() else None
 
     def _watched(self, gradient: Tensor | None) -> Tensor | None:
-        if gradient is None or is_within_transform():  # as of autograd.grad with is_grads_batched
+        if gradient is None or is_batched(gradient):
             return gradient
         gradient = gradient.view_as(gradient) if gradient.requires_grad else gradient.detach().requires_grad_()
         gradient.register_hook(self._derivative)
