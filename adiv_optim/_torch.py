@@ -1,5 +1,6 @@
 """Names of torch that are no part of its documented interface: each stands here, and has a test that it exists."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -39,10 +40,10 @@ def is_within_transform() -> bool:
     return _functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
 
 
-def is_batched(*tensors: Tensor | None) -> bool:
-    """Whether one of these is several at once, as in torch.autograd.grad with is_grads_batched and a graph."""
-    batched = (_functorch.is_functorch_wrapped_tensor, _functorch.is_legacy_batchedtensor)
-    return torch.is_grad_enabled() and any(is_so(each) for each in tensors if each is not None for is_so in batched)
+def is_batched(tensors: Iterable[Tensor | None]) -> bool:
+    """Whether one of these is several at once, as in torch.autograd.grad with is_grads_batched."""
+    ask = (_functorch.is_functorch_wrapped_tensor, _functorch.is_legacy_batchedtensor)
+    return any(is_so(tensor) for tensor in tensors if tensor is not None for is_so in ask)
 
 
 def plain_tensor(tensor: Tensor) -> Tensor:

@@ -1,12 +1,11 @@
 """Calls of layers whose rows wait in the graph until a gradient comes back, and are gone with it if none does."""
 
 import weakref
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Collection, MutableMapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import get_gradient_edge
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from .._torch import backward_pass, is_batched, keeps_graph, reaches
@@ -47,34 +46,25 @@ class Reading:
 _readings: MutableMapping[Tensor, dict[Any, "weakref.ref[Reading]"]] = WeakTensorKeyDictionary()
 
 
-class Readings:
-    """What layers have made of one tensor."""
-
-    def __init__(self, tensor: Tensor) -> None:
-        self.tensor = tensor
-        # Whoever else has the memory may write there without a new version of the tensor: numpy, another process.
-        plain = type(tensor) in (Tensor, nn.Parameter) and tensor.layout == torch.strided and not tensor.is_nested
-        self.kept = plain and not tensor.is_inference() and _is_torchs_own(tensor)
-
-    def get(self, kind: Any, layer: object, memory: list[Tensor] | None) -> Reading | None:
-        """A reading that may serve a layer as well.
-
-        Not after a gradient has come, or if the layer has had it: whoever writes to a tensor by `.data` does so between
-        passes, when nothing needs its numbers any more.
-        """
-        reading = _readings.get(self.tensor, {}).get(kind, lambda: None)() if self.kept else None
-        if reading is None or reading.arrived or id(layer) in reading.readers:
-            return None
-        return reading if reading.version == self.tensor._version and reading.memory is memory else None
-
-    def keep(self, kind: Any, reading: Reading) -> None:
-        """Let other layers have it."""
-        if self.kept:
-            _readings.setdefault(self.tensor, {})[kind] = weakref.ref(reading)
+def readings_of(tensor: Tensor) -> dict[Any, "weakref.ref[Reading]"]:
+    """The last reading of each kind that layers have made of a tensor."""
+    # Others cannot be keys, have no version, or have numbers elsewhere.
+    plain = type(tensor) is Tensor and tensor.layout == torch.strided and not (tensor.is_nested or tensor.is_inference())
+    return _readings.setdefault(tensor, {}) if plain else {}
 
 
-def _is_torchs_own(tensor: Tensor) -> bool:
-    return tensor.untyped_storage().resizable() and not (tensor.device.type == "cpu" and tensor.is_shared())
+def may_serve(reading: Reading, tensor: Tensor, layer: object, memory: list[Tensor] | None) -> bool:
+    """Whether what one layer has made of a tensor is what another one would make.
+
+    Not after a gradient has come, nor twice for one layer: who writes to a tensor by `.data` does so between passes, when
+    nothing needs its numbers any more. And not where others have the memory, numpy or another process, and may write
+    there without a new version of the tensor.
+    """
+    if reading.arrived or id(layer) in reading.readers or reading.memory is not memory:
+        return False
+    storage = tensor.untyped_storage()
+    alone = storage.resizable() and not (tensor.device.type == "cpu" and storage.is_shared())
+    return alone and reading.version == tensor._version
 
 
 def version_of(tensor: Tensor) -> int:
@@ -91,36 +81,33 @@ class Call:
 
     __slots__ = ("layer", "node", "outer", "own", "reading", "window")
 
-    def __init__(self, layer: Any, reading: Reading, weight: Tensor) -> None:
+    def __init__(self, layer: Any, reading: Reading, node: Any, own: bool) -> None:
         self.layer, self.reading = weakref.ref(layer), reading
-        # fully_shard has put its own part of the weight in place again if it is applied to the very layer.
-        self.node = None if hasattr(weight, "placements") else get_gradient_edge(weight).node
-        self.own = weight is layer.weight
+        #: The weight's node in the graph, and whether that writes to .grad of what the optimizer holds.
+        self.node, self.own = node, own
         #: The pass that a reentrant checkpoint calls the layer in again: its own pass is a part of that.
         self.outer = backward_pass()
         #: The layer's window that it was counted in.
         self.window = -1
 
     def __call__(self, gradients: tuple[Tensor | None, ...]) -> Any:
-        if all(gradient is None for gradient in gradients):
-            return None
-        layer, reading = self.layer(), self.reading
-        if layer is None or reading is None:
+        layer, reading, with_graph = self.layer(), self.reading, torch.is_grad_enabled()
+        if layer is None or reading is None or all([gradient is None for gradient in gradients]):
             return None
         reading.arrived = True
-        # With is_grads_batched the gradients cannot be watched. "grad" has no number: such a pass writes no .grad, so
-        # that None there does not say that somebody has cleared it.
-        how = "grad" if self.node is None or is_batched(*gradients) else reaches(self.node)
+        # Of gradients in a batch the derivatives cannot be watched. Without its node it is not known which pass writes
+        # .grad; one that does not would leave None there, as if somebody had cleared it.
+        unknown = self.node is None or (with_graph and is_batched(gradients))
+        how = "grad" if unknown else reaches(self.node)
         if how:
             number = backward_pass() if self.outer < 0 else self.outer
-            with torch.no_grad():
-                self.window = layer.arrive(reading, self.window, number if self.own and how == "backward" else None)
+            self.window = layer.arrive(reading, self.window, number if self.own and how == "backward" else None)
         if not keeps_graph():
             self.reading = None  # nothing else can come, though the nodes may live on with a loss
-        return tuple(map(self._watched, gradients)) if torch.is_grad_enabled() else None
+        return tuple(map(self._watched, gradients)) if with_graph else None
 
     def _watched(self, gradient: Tensor | None) -> Tensor | None:
-        if gradient is None or is_batched(gradient):
+        if gradient is None or is_batched((gradient,)):
             return gradient
         gradient = gradient.view_as(gradient) if gradient.requires_grad else gradient.detach().requires_grad_()
         gradient.register_hook(self._derivative)
@@ -131,22 +118,23 @@ class Call:
         return None if found is None else found[0]
 
 
-def nodes_of(output: Any) -> set[Any]:
+def nodes_of(output: Any) -> Collection[Any]:
     """The nodes of the graph that made what a layer returned."""
-    return {tensor.grad_fn for tensor in _tensors(output)} - {None}
-
-
-def _tensors(output: Any) -> Iterator[Tensor]:
     if isinstance(output, Tensor):
-        yield output
-    elif isinstance(output, dict):
-        yield from _tensors(list(output.values()))
-    elif isinstance(output, (list, tuple)):
-        for part in output:
-            yield from _tensors(part)
+        return () if output.grad_fn is None else (output.grad_fn,)
+    parts = output.values() if isinstance(output, dict) else output if isinstance(output, (list, tuple)) else ()
+    return {node for part in parts for node in nodes_of(part)}
 
 
-def weight_of(module: nn.Module, weight: Tensor) -> Tensor:
-    """The weight that a module was just called with: functional_call and fully_shard put others in its place."""
+def weight_of(module: nn.Module, weight: Tensor) -> tuple[Tensor, Any]:
+    """The weight that a module was just called with, and its node; call it with gradients enabled.
+
+    functional_call and fully_shard put others in the place of the optimizer's.
+    """
     present = module._parameters.get("weight")
-    return weight if present is None else present
+    weight = weight if present is None else present
+    # fully_shard has put its own part of the weight in place again if it is applied to the very layer.
+    if not weight.requires_grad or hasattr(weight, "placements"):
+        return weight, None
+    # A leaf has one within a graph alone.
+    return weight, weight.grad_fn or weight.view_as(weight).grad_fn.next_functions[0][0]

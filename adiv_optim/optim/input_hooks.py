@@ -21,7 +21,7 @@ from .._torch import DisableTorchFunctionSubclass, FakeTensor, is_within_transfo
 from ..attach.layers import Layout
 from ..attach.rows import patches_of, reads_patches, rows_within
 from ..functional.shared import refuse_capture, without_autocast
-from .arrivals import Call, Reading, Readings, nodes_of, version_of, weight_of
+from .arrivals import Call, Reading, may_serve, nodes_of, readings_of, version_of, weight_of
 from .second_moments import Moments
 
 
@@ -85,6 +85,9 @@ class LayerInputs:
 
     def drop(self) -> None:
         """Drop the rows whose gradients are cleared now."""
+        if self.pending is None is self.unwatched:  # the step of every day
+            self.window += 1
+            return
         unwatched = self.unwatched
         self.forget()
         self.unwatched, self.dropped = unwatched, unwatched is not None
@@ -152,7 +155,6 @@ class LayerInputs:
         return torch.stack([block.sum() for block in self.pending or ()]).isfinite().all()
 
     @torch.compiler.disable
-    @torch.no_grad()
     def add(self, module: nn.Module, input: Tensor, output: Any, bias_entry: int = 1) -> None:
         """Count the rows of one call, once a gradient comes back to it.
 
@@ -164,17 +166,17 @@ class LayerInputs:
         """
         if isinstance(input, FakeTensor):
             return
+        watched = output is not None and not is_within_transform()
         with DisableTorchFunctionSubclass():
-            watched, nodes, weight = output is not None and not is_within_transform(), set[Any](), self.weight
             if watched:
-                nodes, weight = nodes_of(output), weight_of(module, self.weight)
+                nodes, (weight, weight_node) = nodes_of(output), weight_of(module, self.weight)
                 if not nodes or not weight.requires_grad:
                     return
             self.begin_anew()
-            with outside_transforms():
+            with torch.no_grad(), outside_transforms():
                 rows = plain_tensor(local(rows_within(self.name, module, plain_tensor(input))))
                 if watched:
-                    call = Call(self, self._reading(module, rows, bias_entry), weight)
+                    call = Call(self, self._reading(module, rows, bias_entry), weight_node, weight is self.weight)
                     for node in nodes:
                         node.register_prehook(call)
                     return
@@ -190,11 +192,11 @@ class LayerInputs:
     def _reading(self, module: nn.Module, rows: Tensor, bias_entry: int) -> Reading:
         if reads_patches(module):
             return self._sum(module, rows, bias_entry)
-        kind, readings = (self.moments.key, self.weight.dtype, self.weight.device), Readings(rows)
-        reading = readings.get(kind, self, self._remembered)
-        if reading is None:
+        kind, readings = (self.moments.key, self.weight.dtype, self.weight.device), readings_of(rows)
+        reading = readings[kind]() if kind in readings else None
+        if reading is None or not may_serve(reading, rows, self, self._remembered):
             reading = self._sum(module, rows, bias_entry)
-            readings.keep(kind, reading)
+            readings[kind] = weakref.ref(reading)
         reading.readers.add(id(self))
         return reading
 

@@ -78,7 +78,7 @@ class InputMethod(Method):
         """Forget what was measured of layers whose weights have other shapes since."""
         changed = []
         for layer in self.layers:
-            if layer.begin_anew() or layer.old_shape is not None:
+            if layer.old_shape is not None or layer.begin_anew():
                 changed.append(f"{layer.name} from {tuple(layer.old_shape or ())} to {tuple(layer.shape)}")
                 layer.old_shape = None
                 self.measured.pop(layer.name, None)
