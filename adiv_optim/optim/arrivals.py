@@ -49,16 +49,16 @@ _readings: MutableMapping[Tensor, dict[Any, "weakref.ref[Reading]"]] = WeakTenso
 def readings_of(tensor: Tensor) -> dict[Any, "weakref.ref[Reading]"]:
     """The last reading of each kind that layers have made of a tensor."""
     # Others cannot be keys, have no version, or have numbers elsewhere.
-    plain = type(tensor) is Tensor and tensor.layout == torch.strided and not (tensor.is_nested or tensor.is_inference())
-    return _readings.setdefault(tensor, {}) if plain else {}
+    plain = type(tensor) is Tensor and tensor.layout == torch.strided and not tensor.is_nested
+    return _readings.setdefault(tensor, {}) if plain and not tensor.is_inference() else {}
 
 
 def may_serve(reading: Reading, tensor: Tensor, layer: object, memory: list[Tensor] | None) -> bool:
     """Whether what one layer has made of a tensor is what another one would make.
 
-    Not after a gradient has come, nor twice for one layer: who writes to a tensor by `.data` does so between passes, when
-    nothing needs its numbers any more. And not where others have the memory, numpy or another process, and may write
-    there without a new version of the tensor.
+    Not after a gradient has come, nor twice for one layer: who writes to a tensor by `.data` does so between passes,
+    when nothing needs its numbers any more. And not where others have the memory, numpy or another process, and may
+    write there without a new version of the tensor.
     """
     if reading.arrived or id(layer) in reading.readers or reading.memory is not memory:
         return False
@@ -82,7 +82,8 @@ class Call:
     __slots__ = ("layer", "node", "outer", "own", "reading", "window")
 
     def __init__(self, layer: Any, reading: Reading, node: Any, own: bool) -> None:
-        self.layer, self.reading = weakref.ref(layer), reading
+        self.layer = weakref.ref(layer)
+        self.reading: Reading | None = reading
         #: The weight's node in the graph, and whether that writes to .grad of what the optimizer holds.
         self.node, self.own = node, own
         #: The pass that a reentrant checkpoint calls the layer in again: its own pass is a part of that.
@@ -92,7 +93,7 @@ class Call:
 
     def __call__(self, gradients: tuple[Tensor | None, ...]) -> Any:
         layer, reading, with_graph = self.layer(), self.reading, torch.is_grad_enabled()
-        if layer is None or reading is None or all([gradient is None for gradient in gradients]):
+        if layer is None or reading is None or all(gradient is None for gradient in gradients):
             return None
         reading.arrived = True
         # Of gradients in a batch the derivatives cannot be watched. Without its node it is not known which pass writes
@@ -137,4 +138,5 @@ def weight_of(module: nn.Module, weight: Tensor) -> tuple[Tensor, Any]:
     if not weight.requires_grad or hasattr(weight, "placements"):
         return weight, None
     # A leaf has one within a graph alone.
-    return weight, weight.grad_fn or weight.view_as(weight).grad_fn.next_functions[0][0]
+    alias: Any = weight.view_as(weight)
+    return weight, weight.grad_fn or alias.grad_fn.next_functions[0][0]

@@ -5,14 +5,12 @@ the rows are those of the primal tensor, once: tangents add none, and what vmap 
 Of neither is a backward pass seen: their rows count at once, and zero_grad() drops them if no gradient comes after it.
 """
 
-import itertools
 import weakref
 from contextlib import ExitStack
 from typing import Any
 
 import torch
-from torch import Tensor, library, nn
-from torch.fx.node import has_side_effect
+from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from .._linalg import host
@@ -22,6 +20,7 @@ from ..attach.layers import Layout
 from ..attach.rows import patches_of, reads_patches, rows_within
 from ..functional.shared import refuse_capture, without_autocast
 from .arrivals import Call, Reading, may_serve, nodes_of, readings_of, version_of, weight_of
+from .graph_rows import count_in_graph, token_of
 from .second_moments import Moments
 
 
@@ -225,8 +224,8 @@ class LayerInputs:
             if self.last_pass not in (None, number) and self.weight.grad is None:
                 self.forget()  # others have cleared it since
             self.last_pass = number
-        # Not between measurements, nor in the place of other eigenvectors than those that it was summed for.
-        if self.armed and window != self.window and self.moments.still_sums(reading.memory, self._remembered):
+        fits = not self.moments.with_memory or reading.memory is self._remembered
+        if self.armed and window != self.window and fits:
             self._join(reading)
         return self.window
 
@@ -252,11 +251,7 @@ class InputHook:
 
     def __init__(self, layer: LayerInputs, place: int) -> None:
         self.layer, self.place = weakref.ref(layer), place
-        # Names the hook in graphs. A tensor, not a number: the graph stays the same for another one, and the operation
-        # says that it writes to it, so that no compiler drops or reorders it.
-        key = next(_keys)
-        _hooks[key] = self
-        self.token = torch.tensor([key], device="cpu")
+        self.token = token_of(self)
 
     def __getstate__(self) -> dict[str, Any]:
         return {"layer": _gone}
@@ -300,34 +295,5 @@ class InputHook:
             layer.add(layer.modules[self.place], input, output)
 
 
-_keys = itertools.count()
-_hooks: weakref.WeakValueDictionary[int, InputHook] = weakref.WeakValueDictionary()
-
-
 def _gone() -> None:
     """Called, it returns None, as a weak reference to something gone does; and torch.compile traces it."""
-
-
-@has_side_effect
-@torch.compiler.allow_in_graph
-def count_in_graph(token: Tensor, input: Tensor) -> None:
-    """Count what a layer reads, in a graph."""
-    # Of a backend that runs what it is given as it is, which is no fake tensor; checkpoints keep the token.
-    _count_rows(token.clone() if type(token) is Tensor else token, input.detach())
-
-
-@library.custom_op(
-    "adiv_optim::count_rows",
-    mutates_args=("token",),
-    schema="(Tensor(a0!) token, Tensor input) -> ()",
-    tags=(torch.Tag.cudagraph_unsafe,),  # the replay of a CUDA graph would not count
-)
-def _count_rows(token: Tensor, input: Tensor) -> None:
-    hook = _hooks.get(int(token))
-    if hook is not None:
-        hook.count(input, None)
-
-
-@_count_rows.register_fake
-def _(token: Tensor, input: Tensor) -> None:
-    return None

@@ -23,6 +23,8 @@ from ..functional.patches import Patches
 class MeanSquare:
     """The sum of the squares of what a layer reads; the bias has no place in it."""
 
+    with_memory = False
+
     def __init__(self, module: nn.Module) -> None:
         #: How many entries it reads at a position, of all groups of a convolution.
         layout = Layout.of(module)
@@ -38,10 +40,6 @@ class MeanSquare:
     def anew(self, module: nn.Module) -> "MeanSquare":
         """The same sums of a layer that has other shapes now."""
         return MeanSquare(module)
-
-    def still_sums(self, before: list[Tensor] | None, now: list[Tensor] | None) -> bool:
-        """Whether sums that were made with one memory may be added to another."""
-        return True
 
     def sums(self, patches: Patches, memory: list[Tensor], one: int, turn: int) -> Iterator[tuple[list[Tensor], int]]:
         """Yield sums over parts of what is read, with the number of rows in each."""
@@ -72,6 +70,8 @@ class Covariance:
 
     #: Whether patches are summed by lines, which give the whole of XᵀX.
     by_lines = True
+    #: Whether sums are products with the memory, and belong to no other.
+    with_memory = False
 
     def __init__(self, module: nn.Module, with_bias: bool, max_dim: int | None, max_rows: int | None) -> None:
         layout = Layout.of(module)
@@ -90,10 +90,6 @@ class Covariance:
     def anew(self, module: nn.Module) -> "Covariance":
         """The same sums of a layer that has other shapes now."""
         return Covariance(module, self.with_bias, self.max_dim, self.max_rows)
-
-    def still_sums(self, before: list[Tensor] | None, now: list[Tensor] | None) -> bool:
-        """Whether sums that were made with one memory may be added to another."""
-        return True
 
     def __str__(self) -> str:
         """Say how many columns are told apart."""
@@ -186,7 +182,7 @@ class SketchedCovariance(Covariance):
     arguments see `Covariance`.
     """
 
-    by_lines = False
+    by_lines, with_memory = False, True
 
     def __init__(
         self, module: nn.Module, with_bias: bool, max_dim: int | None, max_rows: int | None, rank: int
@@ -200,10 +196,6 @@ class SketchedCovariance(Covariance):
         if self.rank >= min(whole.sizes):
             return whole
         return SketchedCovariance(module, self.with_bias, self.max_dim, self.max_rows, self.rank)
-
-    def still_sums(self, before: list[Tensor] | None, now: list[Tensor] | None) -> bool:
-        """Whether the eigenvectors are still those that the sums are products with."""
-        return before is now
 
     def zeros(self, weight: Tensor) -> list[Tensor]:
         """The memory before the first row: U is orthonormal columns by chance, the same on all processes."""

@@ -103,7 +103,7 @@ WITHOUT_CALL = "MultiheadAttention uses it without calling the layer"
 REPORTS = {
     "subclass": (
         lambda: nn.Sequential(nn.Linear(3, 3, bias=False), Doubled(3, 2, bias=False)), torch.ones(1, 3), {"0.weight"},
-        {"1.weight": "tests.attach.test_attach.Doubled is a subclass of Linear, whose weight may multiply something else"},
+        {"1.weight": f"{Doubled.__module__}.Doubled is a subclass of Linear, whose weight may multiply something else"},
     ),
     "tied": (tied, torch.tensor([1, 2]), {"0.weight"}, {}),
     "shared": (one_of_two_with_a_weight, torch.ones(1, 3), {"1.weight"}, {}),

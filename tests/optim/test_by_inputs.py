@@ -13,8 +13,8 @@ from adiv_optim._linalg import roots as roots_module
 from adiv_optim._linalg.roots import NoRootError, Whole, eigh, followed, inverse_root
 from tests.helpers.cases import relative_error
 from tests.helpers.inputs import mean_of
-from tests.wrappers import WRAPPERS as WRAPPERS_OF_ALL
 from tests.helpers.steps import same, sgd, stepped, weights
+from tests.wrappers import WRAPPERS as WRAPPERS_OF_ALL
 
 WRAPPERS = {"whitened": Whitened, "preconditioned": Preconditioned}
 each_wrapper = pytest.mark.parametrize("wrapper", WRAPPERS.values(), ids=WRAPPERS)

@@ -32,8 +32,8 @@ def once(function: Callable[..., Any], call: int) -> Callable[..., Any]:
     return failing
 
 
-#: Where the memory ends: whose method it is, its name, the call, and the wrappers that go there. What a wrapper leaves to
-#: the optimizer, as all weights of `Preconditioned` and biases of `InputScaled`, that has moved already at `rescale`.
+#: Where the memory ends: whose method it is, its name, the call, and the wrappers that go there. At `rescale` not those
+#: that leave weights or biases to the optimizer, which has moved them by then.
 FAULTS: dict[str, tuple[Callable[[Any], Any], str, int, set[str]]] = {
     "sums of the first layer": (lambda optimizer: optimizer.method.layers[0].moments, "updated", 1, {*WRAPPERS}),
     "sums of the last layer": (lambda optimizer: optimizer.method.layers[1].moments, "updated", 1, {*WRAPPERS}),
