@@ -37,6 +37,13 @@ class Corrected:
         self._ran = True
         return super()._replicate_for_data_parallel()  # type: ignore[misc]
 
+    def __prepare_scriptable__(self) -> Any:
+        """Called by torch.jit.script, which would compile the layer without its correction."""
+        raise RuntimeError(
+            f"{self._label}: torch.jit.script cannot compile a layer with a correction; call detach() first, of the "
+            "optimizer or of adiv_optim."
+        )
+
     def extra_repr(self) -> str:
         """Return the plain layer's own line, and the correction."""
         return f"{super().extra_repr()}, correction={self._correction!r}"  # type: ignore[misc]
@@ -169,14 +176,18 @@ def why_unknown_rows(layer: nn.Module) -> str:
         return ""
     base = next((base for base in CORRECTED if issubclass(kind, base)), None)
     if base is None:
-        return f"{kind.__name__} is not a layer whose rows are known"
+        return f"{name_of(kind)} is not a layer whose rows are known"
     return f"{name_of(kind)} is a subclass of {base.__name__}, whose weight may multiply something else"
 
 
+def is_torchs(kind: type) -> bool:
+    """Whether a class is torch's own."""
+    return kind.__module__.startswith("torch.")
+
+
 def name_of(kind: type) -> str:
-    """A class's name, with its module's if one of torch's layers is called the same."""
-    same = any(kind.__name__ == plain.__name__ and kind is not plain for plain in corrected_types())
-    return f"{kind.__module__}.{kind.__qualname__}" if same else kind.__name__
+    """A class's name; the whole of it but for torch's own, since others call their layers the same."""
+    return kind.__name__ if is_torchs(kind) else f"{kind.__module__}.{kind.__qualname__}"
 
 
 def swapped(cls: type, replacement: dict[type[nn.Module], type[nn.Module]]) -> type:

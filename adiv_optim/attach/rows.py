@@ -27,8 +27,8 @@ def steps_of(layer: Any, input: Tensor) -> tuple[Tensor, convolutions.Steps]:
 def patches_of(layer: Any, input: Tensor) -> Patches:
     """The rows that a layer reads.
 
-    A subclass of nn.Linear that multiplies something else than its input says so by a method `input_rows(input)`, which
-    returns (…, in_features).
+    A layer of any class says what its weight multiplies by a method `input_rows(input)`, which returns
+    (…, in_features).
     """
     if hasattr(layer, "input_rows"):
         input = layer.input_rows(input)

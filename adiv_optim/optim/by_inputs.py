@@ -39,10 +39,10 @@ class ByInputs(Reparametrized):
         self._warn_of_little()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clear the gradients; rows seen before the next forward pass do not count any more."""
+        """Clear the gradients; the rows that they have come to do not count any more."""
         super().zero_grad(set_to_none)
         for layer in self.method.layers:
-            layer.dropped = layer.pending is not None
+            layer.drop()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a parameter group to the inner optimizer, and measure the layers that it brings."""
@@ -85,7 +85,7 @@ class ByInputs(Reparametrized):
         found = next((each for each in self.method.layers if any(layer is module for module in each.modules)), None)
         if found is not None:
             if found.armed:
-                found.add(layer, rows, one=0)
+                found.add(layer, rows, None, bias_entry=0)
         elif not self.detached:
             path = next((path for path, module in self.model.named_modules() if module is layer), type(layer).__name__)
             raise ValueError(

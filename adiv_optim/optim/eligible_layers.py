@@ -5,7 +5,10 @@ from torch.nn.utils import parametrize
 from torch.optim import Optimizer
 
 from ..attach.checks import NAMED, Skip, bypassed, named_in_skip, overlaps, refuse_lazy
-from ..attach.layers import plain_type, why_unknown_rows
+from ..attach.layers import is_torchs, plain_type, why_unknown_rows
+
+#: What makes the rows of a layer of any class known.
+_DECLARE = "; a method input_rows(input) on that class makes them known"
 
 
 def eligible_layers(
@@ -71,8 +74,10 @@ def _why_no_rows(name: str, parameter: nn.Parameter, modules: list[nn.Module]) -
         why, declares_rows = why_unknown_rows(module), callable(getattr(module, "input_rows", None))
         if plain_type(module) is parametrize.ParametrizationList:
             return "parametrized"
-        if why and ("forward" in module.__dict__ or not declares_rows):
+        if why and "forward" in module.__dict__:
             return why
+        if why and not declares_rows:
+            return why + _DECLARE * (module._parameters.get("weight") is not None and not is_torchs(type(module)))
         if parametrize.is_parametrized(module):
             return "parametrized"
         if module._parameters.get("weight") is not parameter and parameter.requires_grad:

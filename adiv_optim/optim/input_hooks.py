@@ -1,33 +1,27 @@
-"""What layers read, counted in forward passes without keeping activations.
+"""What layers read, counted in forward passes without keeping activations, once a backward pass has come by.
 
 In a graph of torch.compile one operation counts, which the compiler does not look into. Within transforms of torch.func
 the rows are those of the primal tensor, once: tangents add none, and what vmap maps over is one more dimension of rows.
+Of neither is a backward pass seen: their rows count at once, and zero_grad() drops them if no gradient comes after it.
 """
 
-import itertools
 import weakref
-from collections.abc import MutableMapping
 from contextlib import ExitStack
 from typing import Any
 
 import torch
-from torch import Tensor, library, nn
-from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack as outside_transforms
-from torch._subclasses.fake_tensor import FakeTensor
-from torch.fx.node import has_side_effect
+from torch import Tensor, nn
 from torch.nn.utils import parametrize
-from torch.utils.weak import WeakTensorKeyDictionary
 
 from .._linalg import host
 from .._linalg.shards import local
+from .._torch import DisableTorchFunctionSubclass, FakeTensor, is_within_transform, outside_transforms, plain_tensor
 from ..attach.layers import Layout
 from ..attach.rows import patches_of, reads_patches, rows_within
 from ..functional.shared import refuse_capture, without_autocast
+from .arrivals import Call, Reading, may_serve, nodes_of, readings_of, version_of, weight_of
+from .graph_rows import count_in_graph, token_of
 from .second_moments import Moments
-
-#: Of every tensor that layers have read, the last sums of each kind, and before them what else they follow from: its
-#: version, the layer's sums without it, and its memory. Layers that read the same have one list of sums, this one.
-_readings: MutableMapping[Tensor, dict[Any, tuple[Any, ...]]] = WeakTensorKeyDictionary()
 
 
 class LayerInputs:
@@ -42,7 +36,6 @@ class LayerInputs:
 
     def __init__(self, name: str, modules: list[nn.Module], with_bias: bool, moments: Moments) -> None:
         self.name, self.modules, self.with_bias = name, modules, with_bias
-        self.moments, self.layout = moments, Layout.of(modules[0])
         #: What the optimizer holds: between a forward and its backward the modules of fully_shard hold others.
         self.weight: nn.Parameter = modules[0].get_parameter("weight")
         self.bias: nn.Parameter | None = modules[0].get_parameter("bias") if with_bias else None
@@ -52,18 +45,61 @@ class LayerInputs:
         self.armed, self.called = True, False
         #: Steps of the optimizer, and measurements without a row while it had gradients.
         self.turn = self.missed = 0
-        #: Sums with the factor decay^age, zeros at first, and how many rows they are of, counted likewise.
-        self.memory, self.rows = moments.zeros(self.weight), 0.0
-        self.forget_pending()
+        #: Changes whenever what has arrived is forgotten: a call counts once in each.
+        self.window = 0
+        self._begin(moments)
+        #: The shape that the weight had before, until the method has taken note of it.
+        self.old_shape: torch.Size | None = None
         self._register()
 
-    def forget_pending(self) -> None:
-        """Drop what forward passes have left since the last measurement."""
-        #: Never changed in place: layers that have read the same share it.
+    def _begin(self, moments: Moments) -> None:
+        self.moments, self.layout, self.shape = moments, Layout.of(self.modules[0]), self.weight.shape
+        #: Sums with the factor decay^age, zeros at first, and how many rows they are of, counted likewise.
+        self.memory, self.rows = moments.zeros(self.weight), 0.0
+        self.forget()
+
+    def begin_anew(self) -> bool:
+        """If the weight has another shape than before, as of a pruned layer, forget all; say whether it has."""
+        if self.weight.shape == self.shape:
+            return False
+        self.old_shape = self.old_shape or self.shape
+        self._begin(self.moments.anew(self.modules[0]))
+        return True
+
+    def forget(self) -> None:
+        """Drop the rows that are to count at the next measurement."""
+        #: Sums over calls that gradients have come to. Never changed in place: layers that read the same share it.
         self.pending: list[Tensor] | None = None
         self.pending_rows = 0
-        #: Whether zero_grad was called since: the next forward pass then begins anew, unless gradients have come.
+        self.window += 1
+        #: The backward pass that writes the weight's .grad and has brought some of them last.
+        self.last_pass: int | None = None
+        self.forget_unwatched()
+
+    def forget_unwatched(self) -> None:
+        """Drop the rows that count whether a gradient has come to them or not."""
+        self.unwatched: Reading | None = None
+        #: Whether zero_grad was called since: they count if the weight has a gradient at the next such row, or step.
         self.dropped = False
+
+    def drop(self) -> None:
+        """Drop the rows whose gradients are cleared now."""
+        if self.pending is None is self.unwatched:  # the step of every day
+            self.window += 1
+            return
+        unwatched = self.unwatched
+        self.forget()
+        self.unwatched, self.dropped = unwatched, unwatched is not None
+
+    def settle(self) -> None:
+        """Join all that counts at this step."""
+        if self.weight.grad is None or (self.dropped and not self.has_gradient()):
+            self.forget_unwatched()
+        if self.weight.grad is None and self.pending is not None:  # cleared by others
+            self.forget()
+        if self.unwatched is not None:
+            self._join(self.unwatched)
+            self.forget_unwatched()
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "remove_hooks"}
@@ -122,47 +158,85 @@ class LayerInputs:
         return torch.stack([block.sum() for block in self.pending or ()]).isfinite().all()
 
     @torch.compiler.disable
-    @torch.no_grad()
-    def add(self, module: nn.Module, input: Tensor, one: int = 1, shared: bool = False) -> None:
-        """Count the rows of one forward pass, whatever transforms are around it.
+    def add(self, module: nn.Module, input: Tensor, output: Any, bias_entry: int = 1) -> None:
+        """Count the rows of one call, once a gradient comes back to it.
 
         Args:
             module: the layer that reads.
             input: what it reads.
-            one: what rows have in the place of the bias: 1, or 0 of rows of derivatives.
-            shared: whether other layers may read this very tensor: not in a compiled graph, which puts other numbers
-                into a tensor's memory when it has no more use for it.
+            output: what it has made of that; None where that is not known, and the rows count at once.
+            bias_entry: what rows have in the place of the bias: 1, or 0 of rows of derivatives.
         """
         if isinstance(input, FakeTensor):
             return
-        with outside_transforms():
-            rows = local(rows_within(self.name, module, input))
-            if self.dropped and not self.has_gradient():
-                self.forget_pending()
-            if not shared or reads_patches(module) or rows.is_inference():
-                self._sum(module, rows, one)
-                return
-            made = _readings.setdefault(rows, {})
-            kind = self.moments.key, self.weight.dtype, self.weight.device
-            before, past = self.pending, self.memory if self.rows else None
-            found = made.get(kind, (None,) * 5)
-            if found[0] == rows._version and found[1] is before and found[2] is past:
-                self.pending, self.pending_rows = found[3:]
-                return
-            self._sum(module, rows, one)
-            made[kind] = rows._version, before, past, self.pending, self.pending_rows
+        watched = output is not None and not is_within_transform()
+        with DisableTorchFunctionSubclass():
+            if watched:
+                nodes, (weight, weight_node) = nodes_of(output), weight_of(module, self.weight)
+                if not nodes or not weight.requires_grad:
+                    return
+            self.begin_anew()
+            with torch.no_grad(), outside_transforms():
+                rows = plain_tensor(local(rows_within(self.name, module, plain_tensor(input))))
+                if watched:
+                    call = Call(self, self._reading(module, rows, bias_entry), weight_node, weight is self.weight)
+                    for node in nodes:
+                        node.register_prehook(call)
+                    return
+                # Nor is the tensor asked for: a compiled graph puts other numbers into memory of no more use to it.
+                if self.dropped and not self.has_gradient():
+                    self.forget_unwatched()
+                self.unwatched = self._sum(module, rows, bias_entry, self.unwatched)
 
-    def _sum(self, module: nn.Module, rows: Tensor, one: int) -> None:
-        sums: list[Tensor] | None = None
+    @property
+    def _remembered(self) -> list[Tensor] | None:
+        return self.memory if self.rows else None
+
+    def _reading(self, module: nn.Module, rows: Tensor, bias_entry: int) -> Reading:
+        if reads_patches(module):
+            return self._sum(module, rows, bias_entry)
+        kind, readings = (self.moments.key, self.weight.dtype, self.weight.device), readings_of(rows)
+        reading = readings[kind]() if kind in readings else None
+        if reading is None or not may_serve(reading, rows, self, self._remembered):
+            reading = self._sum(module, rows, bias_entry)
+            readings[kind] = weakref.ref(reading)
+        reading.readers.add(id(self))
+        return reading
+
+    def _sum(self, module: nn.Module, rows: Tensor, bias_entry: int, before: Reading | None = None) -> Reading:
+        sums, count = (before.sums, before.rows) if before is not None else ([], 0)
         memory = [tensor.to(host.wide(self.weight)) for tensor in self.memory]  # the model may have been converted
         with without_autocast(rows.device.type):
-            for part, count in self.moments.sums(patches_of(module, rows), memory, one, self.turn):
+            for part, number in self.moments.sums(patches_of(module, rows), memory, bias_entry, self.turn):
                 part = [tensor.to(self.weight.device) for tensor in part]  # which fully_shard may offload
-                self.pending_rows += count
-                sums = part if sums is None else [total.add_(more) for total, more in zip(sums, part, strict=True)]
-        if sums is not None and self.pending is not None:
-            sums = [total.add_(before) for total, before in zip(sums, self.pending, strict=True)]
-        self.pending = sums if sums is not None else self.pending
+                count += number
+                sums = [total.add_(more) for total, more in zip(part, sums, strict=True)] if sums else part
+        return Reading(sums, count, self._remembered, version_of(rows))
+
+    def arrive(self, reading: Reading, window: int, number: int | None) -> int:
+        """Count a call that a gradient has come to, but once in a window.
+
+        Args:
+            reading: what it has read.
+            window: the one that it was counted in last.
+            number: the backward pass, if it writes the weight's .grad; None of any other.
+
+        Returns:
+            The present window.
+        """
+        if number is not None:
+            if self.last_pass not in (None, number) and self.weight.grad is None:
+                self.forget()  # others have cleared it since
+            self.last_pass = number
+        fits = not self.moments.with_memory or reading.memory is self._remembered
+        if self.armed and window != self.window and fits:
+            self._join(reading)
+        return self.window
+
+    def _join(self, reading: Reading) -> None:
+        if reading.rows:
+            self.pending = reading.added_to(self.pending, self._remembered)
+            self.pending_rows += reading.rows
 
     def has_gradient(self) -> bool:
         """Whether its weight has a gradient that is not 0; waits for the device."""
@@ -181,11 +255,7 @@ class InputHook:
 
     def __init__(self, layer: LayerInputs, place: int) -> None:
         self.layer, self.place = weakref.ref(layer), place
-        # Names the hook in graphs. A tensor, not a number: the graph stays the same for another one, and the operation
-        # says that it writes to it, so that no compiler drops or reorders it.
-        key = next(_keys)
-        _hooks[key] = self
-        self.token = torch.tensor([key], device="cpu")
+        self.token = token_of(self)
 
     def __getstate__(self) -> dict[str, Any]:
         return {"layer": _gone}
@@ -207,10 +277,18 @@ class InputHook:
             if layer.armed or not layer.called:
                 count_in_graph(self.token, input)
         else:
-            self.count(input, shared=True)
+            self.count(input, output)
 
-    def count(self, input: Tensor, shared: bool) -> None:
-        """Count the rows of one call; for `shared` see `LayerInputs.add`."""
+    def __getattr__(self, name: str) -> Any:
+        if name == "__name__":  # which torch.jit.script asks every hook for
+            raise AttributeError(
+                "torch.jit.script cannot compile the hook that counts what this layer reads; call detach() on the "
+                "optimizer first."
+            )
+        raise AttributeError(name)
+
+    def count(self, input: Tensor, output: Any) -> None:
+        """Count the rows of one call; for `output` see `LayerInputs.add`."""
         layer = self.layer()
         # A backward does not come through inference mode, though gradients may be enabled in it.
         if layer is None or torch.is_inference_mode_enabled():
@@ -218,37 +296,8 @@ class InputHook:
         refuse_capture(layer.name, "remembers its inputs", input)
         layer.called = True
         if layer.armed:
-            layer.add(layer.modules[self.place], input, shared=shared)
-
-
-_keys = itertools.count()
-_hooks: weakref.WeakValueDictionary[int, InputHook] = weakref.WeakValueDictionary()
+            layer.add(layer.modules[self.place], input, output)
 
 
 def _gone() -> None:
     """Called, it returns None, as a weak reference to something gone does; and torch.compile traces it."""
-
-
-@has_side_effect
-@torch.compiler.allow_in_graph
-def count_in_graph(token: Tensor, input: Tensor) -> None:
-    """Count what a layer reads, in a graph."""
-    # Of a backend that runs what it is given as it is, which is no fake tensor; checkpoints keep the token.
-    _count_rows(token.clone() if type(token) is Tensor else token, input.detach())
-
-
-@library.custom_op(
-    "adiv_optim::count_rows",
-    mutates_args=("token",),
-    schema="(Tensor(a0!) token, Tensor input) -> ()",
-    tags=(torch.Tag.cudagraph_unsafe,),  # the replay of a CUDA graph would not count
-)
-def _count_rows(token: Tensor, input: Tensor) -> None:
-    hook = _hooks.get(int(token))
-    if hook is not None:
-        hook.count(input, shared=False)
-
-
-@_count_rows.register_fake
-def _(token: Tensor, input: Tensor) -> None:
-    return None

@@ -69,37 +69,62 @@ class InputMethod(Method):
 
     def moving(self) -> list[LayerInputs]:
         """Measure if that is due, and return the layers whose inputs were seen and whose parameters have gradients."""
+        self._begin_anew()
         if self.due():
             self._measure()
         return [layer for layer in self.layers if layer.name in self.measured and layer.moves]
 
-    def _measure(self) -> None:
+    def _begin_anew(self) -> None:
+        """Forget what was measured of layers whose weights have other shapes since."""
+        changed = []
         for layer in self.layers:
-            if layer.dropped and not layer.has_gradient():  # not in the pass after zero_grad
-                layer.forget_pending()
+            if layer.old_shape is not None or layer.begin_anew():
+                changed.append(f"{layer.name} from {tuple(layer.old_shape or ())} to {tuple(layer.shape)}")
+                layer.old_shape = None
+                self.measured.pop(layer.name, None)
+        if changed:
+            warn(
+                f"the shapes of weights have changed: {', '.join(changed)}; what their layers read is measured anew, "
+                "and until then they take plain steps."
+            )
+
+    def _measure(self) -> None:
+        """Let the rows that count into the averages and measure these, or leave all as it was if that is cut short."""
+        before = [(vars(layer), dict(vars(layer))) for layer in self.layers]
+        try:
+            same, spoiled = self._sums()
+            alone = [layer for layer in same if same[layer] is layer]
+            found = dict(zip(alone, self.measure_each(alone), strict=True))
+        except BaseException:
+            for attributes, old in before:
+                attributes.update(old)
+            raise
+        for layer in spoiled:
+            self.spoiled[layer.name] += 1
+            layer.forget()
+        errors: dict[str, NoRootError] = {}
+        for layer, other in same.items():
+            layer.memory, layer.rows = other.memory, other.rows
+            layer.forget()
+            if isinstance(found[other], NoRootError):
+                errors[layer.name] = found[other]
+            else:
+                self.measured[layer.name] = found[other]
+        self._failed(errors)
+
+    def _sums(self) -> tuple[dict[LayerInputs, LayerInputs], list[LayerInputs]]:
+        """By layer the first one that has the same sums, and the layers whose sums are not finite."""
+        for layer in self.layers:
+            layer.settle()
         if self.process_group.several and self.layers:
             add_up_rows(self.layers, self.process_group.group)
         for layer in self.layers:
             layer.missed = 0 if layer.pending_rows or layer.weight.grad is None else layer.missed + 1
         seen = [layer for layer in self.layers if layer.pending_rows]
-        finite = host.read(*(layer.finite() for layer in seen))
+        finite = dict(zip(seen, host.read(*(layer.finite() for layer in seen)), strict=True))
         first: dict[int, LayerInputs] = {}
-        same: dict[LayerInputs, LayerInputs] = {}
-        for layer, good in zip(seen, finite, strict=True):
-            if good:
-                same[layer] = first.setdefault(id(layer.pending), layer)
-            else:
-                self.spoiled[layer.name] += 1
-                layer.forget_pending()
-        alone = [layer for layer in same if same[layer] is layer]
-        found = dict(zip(alone, self.measure_each(alone), strict=True))
-        for layer, other in same.items():
-            layer.memory, layer.rows = other.memory, other.rows
-            layer.forget_pending()
-            if isinstance(found[other], NoRootError):
-                self._failed(layer, found[other])
-            else:
-                self.measured[layer.name] = found[other]
+        same = {layer: first.setdefault(id(layer.pending), layer) for layer in seen if finite[layer]}
+        return same, [layer for layer in seen if not finite[layer]]
 
     def measure_each(self, layers: Sequence[LayerInputs]) -> Iterator[Any]:
         """Let what layers have seen into their averages and measure these, or yield the NoRootError of each."""
@@ -114,11 +139,13 @@ class InputMethod(Method):
         except NoRootError as error:
             return error
 
-    def _failed(self, layer: LayerInputs, error: NoRootError) -> None:
-        self.failures[layer.name] += 1
-        if self.failures.total() == 1:
+    def _failed(self, errors: Mapping[str, NoRootError]) -> None:
+        told = self.failures.total() > 0
+        self.failures.update(errors.keys())
+        if errors and not told:
+            name, error = next(iter(errors.items()))
             warn(
-                f"{layer.name}: {error}; the layer keeps what was measured before, or takes plain steps. Further "
+                f"{name}: {error}; the layer keeps what was measured before, or takes plain steps. Further "
                 "failures are counted in coverage() and metrics() without a word; a greater damping may help."
             )
 
@@ -214,7 +241,7 @@ class InputMethod(Method):
         """Take them from a checkpoint, and measure."""
         self.measured, self.failures, self.spoiled = {}, Counter(), Counter()
         for place, layer in enumerate(self.layers):
-            layer.forget_pending()
+            layer.forget()
             self.load_layer(layer, state.get(layer.weight, {}))
             if not layer.rows:
                 continue

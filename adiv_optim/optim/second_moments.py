@@ -23,6 +23,8 @@ from ..functional.patches import Patches
 class MeanSquare:
     """The sum of the squares of what a layer reads; the bias has no place in it."""
 
+    with_memory = False
+
     def __init__(self, module: nn.Module) -> None:
         #: How many entries it reads at a position, of all groups of a convolution.
         layout = Layout.of(module)
@@ -34,6 +36,10 @@ class MeanSquare:
         return [torch.zeros(1, dtype=host.wide(weight), device=weight.device)]
 
     no_rows = zeros
+
+    def anew(self, module: nn.Module) -> "MeanSquare":
+        """The same sums of a layer that has other shapes now."""
+        return MeanSquare(module)
 
     def sums(self, patches: Patches, memory: list[Tensor], one: int, turn: int) -> Iterator[tuple[list[Tensor], int]]:
         """Yield sums over parts of what is read, with the number of rows in each."""
@@ -64,10 +70,12 @@ class Covariance:
 
     #: Whether patches are summed by lines, which give the whole of XᵀX.
     by_lines = True
+    #: Whether sums are products with the memory, and belong to no other.
+    with_memory = False
 
     def __init__(self, module: nn.Module, with_bias: bool, max_dim: int | None, max_rows: int | None) -> None:
         layout = Layout.of(module)
-        self.groups, self.with_bias, self.max_rows = layout.groups, with_bias, max_rows
+        self.groups, self.with_bias, self.max_dim, self.max_rows = layout.groups, with_bias, max_dim, max_rows
         features = layout.features(local(module.get_parameter("weight")))
         self.size = features + with_bias
         count = 1 if max_dim is None else -(-self.size // max_dim)
@@ -78,6 +86,10 @@ class Covariance:
         self.sizes[-1] += with_bias
         #: Equal for layers that make the same sums of one input.
         self.key: tuple[Any, ...] = (type(self), self.groups, *self.sizes, with_bias, max_rows)
+
+    def anew(self, module: nn.Module) -> "Covariance":
+        """The same sums of a layer that has other shapes now."""
+        return Covariance(module, self.with_bias, self.max_dim, self.max_rows)
 
     def __str__(self) -> str:
         """Say how many columns are told apart."""
@@ -170,7 +182,7 @@ class SketchedCovariance(Covariance):
     arguments see `Covariance`.
     """
 
-    by_lines = False
+    by_lines, with_memory = False, True
 
     def __init__(
         self, module: nn.Module, with_bias: bool, max_dim: int | None, max_rows: int | None, rank: int
@@ -178,6 +190,12 @@ class SketchedCovariance(Covariance):
         super().__init__(module, with_bias, max_dim, max_rows)
         self.rank = rank
         self.key = (*self.key, rank)
+
+    def anew(self, module: nn.Module) -> Covariance:
+        whole = super().anew(module)
+        if self.rank >= min(whole.sizes):
+            return whole
+        return SketchedCovariance(module, self.with_bias, self.max_dim, self.max_rows, self.rank)
 
     def zeros(self, weight: Tensor) -> list[Tensor]:
         """The memory before the first row: U is orthonormal columns by chance, the same on all processes."""

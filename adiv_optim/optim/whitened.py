@@ -133,17 +133,18 @@ class Whitened(ByInputs):
     Benzing 2022, and K-FAC's input factor are the case of SGD.)
 
     Goes on nn.Linear, nn.Conv1d/2d/3d and the Conv1D of transformers whose weights the optimizer holds: rows are
-    samples, tokens or patches; groups of a convolution each have an A. A subclass of nn.Linear that multiplies other
-    things than its input says so by a method `input_rows(input)`. All else takes the plain step, as `coverage` says. A
-    layer's weight and bias go together: where one has no gradient, or alone has a learning rate of 0, both take the
-    plain step.
+    samples, tokens or patches; groups of a convolution each have an A. A layer of any other class with a `weight` of
+    shape (out_features, in_features) says what that multiplies by a method `input_rows(input)`, which returns rows
+    (…, in_features). All else takes the plain step, as `coverage` says. A layer's weight and bias go together: where
+    one has no gradient, or alone has a learning rate of 0, both take the plain step.
 
     A is gathered in forward passes with gradients enabled, without keeping activations, and only before the steps that
     measure: one in `every`, at places that no period keeps to, and powers of two at first. Micro-batches add up, and so
-    do the processes of torch.distributed. Rows whose gradients the optimizer's zero_grad() has dropped do not count;
-    those of a pass without a backward, or before a model's own zero_grad(), do, and activation checkpointing without
-    re-entrance counts its rows twice, unless torch.compile has it in its graph. Build the optimizer from the sharded
-    model, and before a compiled model's first call, which would not see the hooks.
+    do the processes of torch.distributed. Rows count once a backward pass has gone by their call to the weight, if
+    step() comes before zero_grad(); a zero_grad(set_to_none=False) of the model's own is not noticed. In graphs of
+    torch.compile, transforms of torch.func and forward-mode AD no backward is seen: rows count as they are read, unless
+    zero_grad() follows and no gradient after it, so evaluate under torch.no_grad() there. Build the optimizer from the
+    sharded model, and before a compiled model's first call, which would not see the hooks.
 
     Where no root is found, in float64 either, the layer keeps the last one, or takes the plain step. That is counted in
     `coverage` and `metrics`, and warned of once.

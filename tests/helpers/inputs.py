@@ -10,6 +10,11 @@ def mean_of(layer: Any) -> list[Tensor]:
     return layer.moments.mean(layer.memory, layer.rows)
 
 
+def counted(layer: Any) -> int:
+    """How many rows are to count at the next measurement."""
+    return layer.pending_rows + (0 if layer.unwatched is None else layer.unwatched.rows)
+
+
 def rms_of(layer: Any) -> Tensor:
     """The root mean square of an entry."""
     found: Tensor = layer.moments.rms(layer.memory, layer.rows)

@@ -12,6 +12,7 @@ from torch.func import functional_call, grad
 from torch.utils.checkpoint import checkpoint
 
 from adiv_optim import Whitened
+from tests.helpers.inputs import counted
 from tests.helpers.loops import (
     DIFFERENT,
     EXACT,
@@ -207,7 +208,7 @@ def test_a_tensor_that_is_written_to_between_two_layers_is_another_one():
         optimizer = Whitened(torch.optim.SGD(model.parameters(), lr=0.1), model)
         model.q.requires_grad_(False)  # nothing needs x as it was
         compiled(model)(torch.arange(12.0).view(3, 4)).sum().backward()
-        return [each.pending[0] for each in optimizer.method.layers]
+        return [(each.unwatched.sums if each.unwatched else each.pending)[0] for each in optimizer.method.layers]
 
     assert all(map(torch.equal, pending(whole()), pending(eager)))
 
@@ -223,8 +224,8 @@ def test_copies_count_for_themselves():
     twin, copied = copy.deepcopy((model, optimizer))
     whole()(twin)(x)
     whole()(copy.deepcopy(model))(x)  # a copy without the optimizer counts nothing
-    assert [each.pending_rows for each in optimizer.method.layers] == [3, 3]
-    assert [each.pending_rows for each in copied.method.layers] == [6, 6]
+    assert [counted(each) for each in optimizer.method.layers] == [3, 3]
+    assert [counted(each) for each in copied.method.layers] == [6, 6]
 
 
 def test_inference_mode_counts_nothing_though_gradients_are_enabled():
@@ -234,7 +235,7 @@ def test_inference_mode_counts_nothing_though_gradients_are_enabled():
         compiled(x)
     assert not any(each.called for each in optimizer.method.layers)
     compiled(x)
-    assert [each.pending_rows for each in optimizer.method.layers] == [3, 3]
+    assert [counted(each) for each in optimizer.method.layers] == [3, 3]
 
 
 def test_a_layer_that_is_called_between_measurements_alone_is_known_to_be_called():
@@ -242,7 +243,7 @@ def test_a_layer_that_is_called_between_measurements_alone_is_known_to_be_called
     for each in optimizer.method.layers:
         each.armed = False
     whole()(model)(x)
-    assert [(each.called, each.pending_rows) for each in optimizer.method.layers] == [(True, 0)] * 2
+    assert [(each.called, counted(each)) for each in optimizer.method.layers] == [(True, 0)] * 2
 
 
 @pytest.mark.filterwarnings("ignore")  # of the break
@@ -256,7 +257,7 @@ def test_a_transform_breaks_the_graph_and_its_rows_count(training):
         return grad(lambda given: functional_call(model, given, (x,)).sum())(parameters)
 
     gradients(dict(model.named_parameters()))
-    assert {each.pending_rows for each in optimizer.method.layers} == {len(x)}
+    assert {counted(each) for each in optimizer.method.layers} == {len(x)}
 
 
 @pytest.mark.filterwarnings("ignore")  # of torch.export's own affairs
@@ -266,7 +267,7 @@ def test_an_exported_model_does_not_count(strict):
     exported = torch.export.export(model, (x,), strict=strict)
     exported.module()(x)
     assert "count" not in str(exported.graph)
-    assert not any(each.pending_rows for each in optimizer.method.layers)
+    assert not any(counted(each) for each in optimizer.method.layers)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
@@ -274,4 +275,4 @@ def test_a_jit_trace_counts_nothing():
     """TensorBoard's add_graph traces, too; the number of rows became a tensor, and the checkpoint was refused."""
     model, optimizer, x = small()
     torch.jit.trace(model, x)
-    assert not optimizer.method.layers[0].pending_rows
+    assert not counted(optimizer.method.layers[0])

@@ -14,6 +14,7 @@ from adiv_optim._linalg.roots import NoRootError, Whole, eigh, followed, inverse
 from tests.helpers.cases import relative_error
 from tests.helpers.inputs import mean_of
 from tests.helpers.steps import same, sgd, stepped, weights
+from tests.wrappers import WRAPPERS as WRAPPERS_OF_ALL
 
 WRAPPERS = {"whitened": Whitened, "preconditioned": Preconditioned}
 each_wrapper = pytest.mark.parametrize("wrapper", WRAPPERS.values(), ids=WRAPPERS)
@@ -240,13 +241,16 @@ def test_layers_called_by_keyword_are_seen():
     assert optimizer.coverage().parameter_share == 1
 
 
-def test_a_model_can_be_scripted_once_it_is_detached():
-    model = nn.Linear(4, 3)
-    optimizer = Whitened(sgd(model), model)
-    with pytest.raises(AttributeError, match="InputHook"):  # torch's own
-        torch.jit.script(model)
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
+@pytest.mark.parametrize("name", sorted(WRAPPERS_OF_ALL))
+def test_a_model_can_be_scripted_once_it_is_detached(name):
+    model, x = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)), torch.randn(7, 4)
+    optimizer = WRAPPERS_OF_ALL[name](sgd(model), model, x)
+    if name != "unit-consistent":  # whose model has nothing on it
+        with pytest.raises((AttributeError, RuntimeError), match=r"torch\.jit\.script cannot .* call detach\(\)"):
+            torch.jit.script(model)
     optimizer.detach()
-    torch.jit.script(model)
+    assert torch.equal(torch.jit.script(model)(x), model(x))
 
 
 @each_wrapper

@@ -12,6 +12,7 @@ from torch.func import functional_call, grad
 from adiv_optim import InputScaled, Preconditioned, Whitened
 from adiv_optim.optim.snapshot import Snapshot
 from tests.helpers.cases import relative_error
+from tests.helpers.inputs import counted
 from tests.helpers.steps import each_by_inputs, inputs, network, same, sgd, stepped, weights
 from tests.wrappers import REMEMBERING, WRAPPERS
 
@@ -27,11 +28,11 @@ def test_a_transform_over_parameters_counts_as_any_pass_with_gradients(wrapper):
     model = network()
     optimizer = wrapper(sgd(model), model)
     over_parameters(model, inputs(0))
-    assert [layer.pending_rows for layer in optimizer.method.layers] == [8, 8]
+    assert [counted(layer) for layer in optimizer.method.layers] == [8, 8]
     copy.deepcopy(optimizer)
     optimizer.zero_grad()
-    model(inputs(1)).sum().backward()  # what zero_grad has dropped does not count
-    assert [layer.pending_rows for layer in optimizer.method.layers] == [8, 8]
+    over_parameters(model, inputs(1))  # what zero_grad has dropped does not count
+    assert [counted(layer) for layer in optimizer.method.layers] == [8, 8]
 
 
 @each_by_inputs
@@ -108,7 +109,7 @@ def test_a_replica_of_data_parallel_is_refused(wrapper):
         replica(torch.ones(2, 4))  # an evaluation, of which nothing is remembered
     with pytest.raises(RuntimeError, match=r"'weight' is called by nn.DataParallel .* Use DistributedDataParallel"):
         replica(torch.ones(2, 4))
-    assert not any(layer.pending_rows for layer in optimizer.method.layers)
+    assert not any(map(counted, optimizer.method.layers))
 
 
 def test_a_step_that_ends_between_two_layers_is_taken_whole_the_next_time(monkeypatch):

@@ -7,7 +7,7 @@ from torch import nn
 from adiv_optim import Whitened
 from adiv_optim.attach.rows import patches_of
 from tests.helpers.cases import relative_error
-from tests.helpers.inputs import mean_of
+from tests.helpers.inputs import counted, mean_of
 
 pytestmark = pytest.mark.usefixtures("in_float64")
 
@@ -38,11 +38,11 @@ def test_only_steps_that_measure_count():
         opt.step()
     assert opt.method.steps == 4
     opt.count_rows(layer, d)  # the next one measures
-    assert opt.method.layers[0].pending_rows == 5
+    assert counted(opt.method.layers[0]) == 5
     layer(x).sum().backward()
     opt.step()
     opt.count_rows(layer, d)
-    assert opt.method.layers[0].pending_rows == 0
+    assert counted(opt.method.layers[0]) == 0
 
 
 def test_a_layer_that_is_not_measured_is_refused_by_name():

@@ -1,5 +1,7 @@
 """Which layers the wrappers of inputs treat, and what they say of the others."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -8,7 +10,7 @@ from adiv_optim import Whitened
 from adiv_optim.layers import NormLikeLinear
 from tests.helpers.cases import relative_error
 from tests.helpers.inputs import mean_of
-from tests.helpers.steps import backward, each_by_inputs, sgd
+from tests.helpers.steps import backward, each_by_inputs, same, sgd
 
 
 class Halved(nn.Linear):
@@ -27,9 +29,10 @@ def test_subclasses_are_left_alone_unless_they_declare_their_rows():
     for layer in (Halved(4, 3), NormLikeLinear(4, 3)):
         model = nn.Sequential(nn.Linear(9, 4), layer)
         optimizer = Whitened(sgd(model), model)
-        kind = type(layer).__name__
+        kind = f"{type(layer).__module__}.{type(layer).__name__}"
         assert optimizer.coverage().skipped["1.weight"] == (
-            f"{kind} is a subclass of Linear, whose weight may multiply something else"
+            f"{kind} is a subclass of Linear, whose weight may multiply something else; a method input_rows(input) on "
+            "that class makes them known"
         )
     declared = Declared(4, 3)
     optimizer, x = Whitened(sgd(declared), declared), torch.randn(7, 4)
@@ -60,6 +63,56 @@ def test_a_layer_with_rows_needs_no_bias():
     backward(layer, x)
     optimizer.step()
     assert relative_error(mean_of(optimizer.method.layers[0])[0], x.T @ x / 7) <= 1e-6
+
+
+def test_a_layer_of_another_package_is_named_in_full_with_the_remedy():
+    """Many of them call theirs Linear."""
+    kind = type("Linear", (Columns,), {"__module__": "torch_geometric.nn.dense.linear", "input_rows": None})
+    model = nn.Sequential(nn.Linear(9, 4), kind(), nn.LayerNorm(3))
+    found = Whitened(sgd(model), model).coverage().skipped
+    assert found["1.weight"] == (
+        "torch_geometric.nn.dense.linear.Linear is not a layer whose rows are known; a method input_rows(input) on "
+        "that class makes them known"
+    )
+    assert found["2.weight"] == "LayerNorm is not a layer whose rows are known"
+    kind.input_rows = lambda self, input: input
+    assert "1.weight" in Whitened(sgd(model), model).coverage().never_seen
+
+
+class Labelled(Tensor):
+    """Has methods of its own in the place of torch's, as PINA's LabelTensor and MONAI's MetaTensor have."""
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(isinstance(arg, Labelled) and not hasattr(arg, "labels") for arg in args):
+            raise AttributeError("labels")
+        return super().__torch_function__(function, types, args, kwargs or {})
+
+    def reshape(self, *shape: int) -> Any:
+        raise AttributeError("labels")
+
+
+def labelled(x: Tensor) -> Any:
+    made = x.as_subclass(Labelled)
+    made.labels = ["x"]
+    return made
+
+
+@each_by_inputs
+def test_a_subclass_of_tensor_is_read_as_the_tensor_that_it_is(wrapper, tmp_path):
+    found = []
+    for given in (labelled, lambda x: x):
+        torch.manual_seed(0)
+        layer = nn.Linear(4, 3)
+        optimizer = wrapper(sgd(layer), layer)
+        Tensor.as_subclass(layer(given(torch.randn(7, 4))), Tensor).square().sum().backward()
+        optimizer.step()
+        assert optimizer.method.layers[0].rows == 7
+        torch.save(optimizer.state_dict(), tmp_path / "state.pt")
+        optimizer.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
+        found.append([*layer.parameters(), *optimizer.method.layers[0].memory])
+    assert all(type(tensor) in (Tensor, nn.Parameter) for tensor in found[0])
+    assert same(*found)
 
 
 def test_a_frozen_bias_is_said_to_be_frozen():

@@ -11,6 +11,7 @@ from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vmap
 from adiv_optim import BatchIdeal, GradientOnly, InputScaled, Preconditioned, Whitened
 from tests.helpers.cases import relative_error
 from tests.helpers.covering import paired
+from tests.helpers.inputs import counted
 
 EXACT = 1e-11  # float64, twelve steps of Adam
 
@@ -153,11 +154,11 @@ def test_tangents_of_forward_mode_leave_the_sums():
     optimizer = Whitened(torch.optim.SGD(layer.parameters(), lr=0.1), layer)
     with forward_ad.dual_level():
         layer(forward_ad.make_dual(x, torch.ones_like(x)))
-        kept = optimizer.method.layers[0].pending
+        kept = optimizer.method.layers[0].unwatched.sums
         assert all(forward_ad.unpack_dual(part).tangent is None for part in kept)
     plain = nn.Linear(3, 2)
     other = Whitened(torch.optim.SGD(plain.parameters(), lr=0.1), plain)
-    plain(x)
+    plain(x).sum().backward()
     assert all(torch.equal(*pair) for pair in zip(kept, other.method.layers[0].pending, strict=True))
 
 
@@ -169,7 +170,7 @@ def test_weights_that_are_mapped_over_are_refused(inputs_too):
     inputs, places = (torch.stack([x, x]), (0, 0)) if inputs_too else (x, (0, None))
     with pytest.raises(RuntimeError, match=r"^weight: vmap maps over this weight.*detach\(\) the optimizer"):
         vmap(lambda p, y: functional_call(layer, p, (y,)), places)(weights, inputs)
-    assert optimizer.method.layers[0].pending is None
+    assert counted(optimizer.method.layers[0]) == 0
     optimizer.detach()
     vmap(lambda p: functional_call(layer, p, (x,)))(weights)
 
@@ -187,7 +188,7 @@ def test_input_rows_that_would_see_more_dimensions_are_refused():
     optimizer = Whitened(torch.optim.SGD(layer.parameters(), lr=0.1), layer)
     with pytest.raises(RuntimeError, match=r"^weight: vmap maps over what input_rows reads"):
         vmap(layer)(torch.rand(4, 3))
-    assert optimizer.method.layers[0].pending is None
+    assert counted(optimizer.method.layers[0]) == 0
 
 
 def test_corrected_gradients_name_the_wrappers_that_allow_second_derivatives():

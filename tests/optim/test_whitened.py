@@ -26,15 +26,6 @@ def test_infinite_damping_is_the_optimizer_unchanged():
     assert relative_error(run(1.0), run(None)) > 1e-3
 
 
-def test_a_training_pass_counts_unless_the_optimizer_is_told_that_it_was_for_nothing():
-    model = network()
-    optimizer = Whitened(sgd(model), model)
-    model(inputs(0))
-    model.zero_grad()
-    model(inputs(1))
-    assert optimizer.method.layers[0].pending_rows == 16
-
-
 def test_layers_of_two_precisions_step_as_by_themselves():
     class Converted(nn.Module):
         def __init__(self) -> None:

@@ -91,6 +91,6 @@ def test_subclass_with_the_name_of_its_base_is_named_by_its_module():
     model = nn.Sequential(namesake(4, 3), nn.Linear(3, 4))
     optimizer = Whitened(torch.optim.SGD(model.parameters(), lr=0.1), model)
     wanted = "timm.layers.linear.Linear is a subclass of Linear, whose weight may multiply something else"
-    assert optimizer.coverage().skipped["0.weight"] == wanted
+    assert optimizer.coverage().skipped["0.weight"].startswith(wanted)
     with pytest.raises(ValueError, match=r"found modules of type .*timm\.layers\.linear\.Linear"):
         GradientOnly(torch.optim.SGD(model[:1].parameters(), lr=0.1), model[:1], BatchIdeal())

@@ -1,0 +1,57 @@
+"""Names of torch that are no part of its documented interface: each stands here, and has a test that it exists."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._C import DisableTorchFunctionSubclass, _autograd, _current_graph_task_id, _functorch
+from torch._C import _will_engine_execute_node as _is_executed
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack as outside_transforms
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.autograd import forward_ad
+
+__all__ = [
+    "DisableTorchFunctionSubclass", "FakeTensor", "backward_pass", "is_batched", "is_within_transform", "keeps_graph",
+    "outside_transforms", "plain_tensor", "reaches",
+]  # fmt: skip
+
+
+def backward_pass() -> int:
+    """The number of the backward pass that runs in this thread; -1 outside of one."""
+    return _current_graph_task_id()
+
+
+def keeps_graph() -> bool:
+    """Whether the backward pass that runs now leaves its graph for another one."""
+    return _autograd._get_current_graph_task_keep_graph()
+
+
+def reaches(node: Any) -> str:
+    """How the backward pass that runs now reaches a node: "backward", "grad" for torch.autograd.grad, or ""."""
+    try:
+        return "backward" if _is_executed(node) else ""
+    except RuntimeError:  # torch's: autograd.grad is asked for the gradient of the leaf whose node this is
+        return "grad"
+
+
+def is_within_transform() -> bool:
+    """Whether a transform of torch.func, or a level of forward-mode AD, is around."""
+    return _functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
+
+
+def is_batched(tensors: Iterable[Tensor | None]) -> bool:
+    """Whether one of these is several at once, as in torch.autograd.grad with is_grads_batched."""
+    ask = (_functorch.is_functorch_wrapped_tensor, _functorch.is_legacy_batchedtensor)
+    return any(is_so(tensor) for tensor in tensors if tensor is not None for is_so in ask)
+
+
+def plain_tensor(tensor: Tensor) -> Tensor:
+    """The tensor without a subclass that only has methods of its own; call it under DisableTorchFunctionSubclass.
+
+    A subclass that dispatches torch's operations keeps its numbers elsewhere, and stays.
+    """
+    kind: Any = type(tensor)
+    if kind is Tensor or kind.__torch_dispatch__ is not Tensor.__torch_dispatch__:
+        return tensor
+    return torch.Tensor.as_subclass(tensor, Tensor)

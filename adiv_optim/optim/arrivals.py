@@ -1,0 +1,142 @@
+"""Calls of layers whose rows wait in the graph until a gradient comes back, and are gone with it if none does."""
+
+import weakref
+from collections.abc import Collection, MutableMapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from .._torch import backward_pass, is_batched, keeps_graph, reaches
+
+
+class Reading:
+    """The sums of what one call has read. Layers that read the same tensor share it, and then what they add it to.
+
+    Args:
+        sums: never changed in place.
+        rows: how many rows they are of.
+        memory: what the layer remembered then, or None: nothing.
+        version: that of the tensor.
+    """
+
+    __slots__ = ("__weakref__", "arrived", "joined", "memory", "readers", "rows", "sums", "version")
+
+    def __init__(self, sums: list[Tensor], rows: int, memory: list[Tensor] | None, version: int) -> None:
+        self.sums, self.rows, self.memory, self.version = sums, rows, memory, version
+        #: The layers that have it, by their ids, and whether a gradient has come to one of them.
+        self.readers, self.arrived = set[int](), False
+        #: Sums that it was added to, and these sums then: equal for all layers that had the same.
+        self.joined: tuple[list[Tensor] | None, list[Tensor]] | None = None
+
+    def added_to(self, before: list[Tensor] | None, memory: list[Tensor] | None) -> list[Tensor]:
+        """Sums with these added, the very same list for layers that have had one list, and remember the same."""
+        if memory is not self.memory:
+            return self._sum(before)
+        if self.joined is None or self.joined[0] is not before:
+            self.joined = before, self.sums if before is None else self._sum(before)
+        return self.joined[1]
+
+    def _sum(self, before: list[Tensor] | None) -> list[Tensor]:
+        return [*self.sums] if before is None else [a + b for a, b in zip(self.sums, before, strict=True)]
+
+
+#: Of every tensor that layers have read, the last reading of each kind; it lives as long as the graph of its calls.
+_readings: MutableMapping[Tensor, dict[Any, "weakref.ref[Reading]"]] = WeakTensorKeyDictionary()
+
+
+def readings_of(tensor: Tensor) -> dict[Any, "weakref.ref[Reading]"]:
+    """The last reading of each kind that layers have made of a tensor."""
+    # Others cannot be keys, have no version, or have numbers elsewhere.
+    plain = type(tensor) is Tensor and tensor.layout == torch.strided and not tensor.is_nested
+    return _readings.setdefault(tensor, {}) if plain and not tensor.is_inference() else {}
+
+
+def may_serve(reading: Reading, tensor: Tensor, layer: object, memory: list[Tensor] | None) -> bool:
+    """Whether what one layer has made of a tensor is what another one would make.
+
+    Not after a gradient has come, nor twice for one layer: who writes to a tensor by `.data` does so between passes,
+    when nothing needs its numbers any more. And not where others have the memory, numpy or another process, and may
+    write there without a new version of the tensor.
+    """
+    if reading.arrived or id(layer) in reading.readers or reading.memory is not memory:
+        return False
+    storage = tensor.untyped_storage()
+    alone = storage.resizable() and not (tensor.device.type == "cpu" and storage.is_shared())
+    return alone and reading.version == tensor._version
+
+
+def version_of(tensor: Tensor) -> int:
+    """How often a tensor has been written to; tensors of inference mode do not know."""
+    return -1 if tensor.is_inference() else tensor._version
+
+
+class Call:
+    """A hook on the graph: one call of a layer, which counts when a backward pass goes by it to the layer's weight.
+
+    A pass that creates a graph may reach the weight later by the derivatives it makes and not by the output, as a loss
+    on derivatives by the inputs does; so the gradients that it brings are watched in their turn.
+    """
+
+    __slots__ = ("layer", "node", "outer", "own", "reading", "window")
+
+    def __init__(self, layer: Any, reading: Reading, node: Any, own: bool) -> None:
+        self.layer = weakref.ref(layer)
+        self.reading: Reading | None = reading
+        #: The weight's node in the graph, and whether that writes to .grad of what the optimizer holds.
+        self.node, self.own = node, own
+        #: The pass that a reentrant checkpoint calls the layer in again: its own pass is a part of that.
+        self.outer = backward_pass()
+        #: The layer's window that it was counted in.
+        self.window = -1
+
+    def __call__(self, gradients: tuple[Tensor | None, ...]) -> Any:
+        layer, reading, with_graph = self.layer(), self.reading, torch.is_grad_enabled()
+        if layer is None or reading is None or all(gradient is None for gradient in gradients):
+            return None
+        reading.arrived = True
+        # Of gradients in a batch the derivatives cannot be watched. Without its node it is not known which pass writes
+        # .grad; one that does not would leave None there, as if somebody had cleared it.
+        unknown = self.node is None or (with_graph and is_batched(gradients))
+        how = "grad" if unknown else reaches(self.node)
+        if how:
+            number = backward_pass() if self.outer < 0 else self.outer
+            self.window = layer.arrive(reading, self.window, number if self.own and how == "backward" else None)
+        if not keeps_graph():
+            self.reading = None  # nothing else can come, though the nodes may live on with a loss
+        return tuple(map(self._watched, gradients)) if with_graph else None
+
+    def _watched(self, gradient: Tensor | None) -> Tensor | None:
+        if gradient is None or is_batched((gradient,)):
+            return gradient
+        gradient = gradient.view_as(gradient) if gradient.requires_grad else gradient.detach().requires_grad_()
+        gradient.register_hook(self._derivative)
+        return gradient
+
+    def _derivative(self, gradient: Tensor) -> Tensor | None:
+        found = self((gradient,))
+        return None if found is None else found[0]
+
+
+def nodes_of(output: Any) -> Collection[Any]:
+    """The nodes of the graph that made what a layer returned."""
+    if isinstance(output, Tensor):
+        return () if output.grad_fn is None else (output.grad_fn,)
+    parts = output.values() if isinstance(output, dict) else output if isinstance(output, (list, tuple)) else ()
+    return {node for part in parts for node in nodes_of(part)}
+
+
+def weight_of(module: nn.Module, weight: Tensor) -> tuple[Tensor, Any]:
+    """The weight that a module was just called with, and its node; call it with gradients enabled.
+
+    functional_call and fully_shard put others in the place of the optimizer's.
+    """
+    present = module._parameters.get("weight")
+    weight = weight if present is None else present
+    # fully_shard has put its own part of the weight in place again if it is applied to the very layer.
+    if not weight.requires_grad or hasattr(weight, "placements"):
+        return weight, None
+    # A leaf has one within a graph alone.
+    alias: Any = weight.view_as(weight)
+    return weight, weight.grad_fn or alias.grad_fn.next_functions[0][0]

@@ -1,0 +1,345 @@
+"""Rows count when a backward pass has gone by their call to the weight and step() follows, and only then."""
+
+import gc
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.utils.checkpoint import checkpoint
+
+from adiv_optim import InputScaled, Preconditioned, Whitened
+from adiv_optim.optim.arrivals import Reading
+from tests.helpers.cases import relative_error
+from tests.helpers.inputs import counted, mean_of, rms_of
+from tests.helpers.steps import each_by_inputs, inputs, network, same, sgd
+
+pytestmark = pytest.mark.usefixtures("in_float64")
+
+
+class Pair(nn.Linear):
+    """Returns two tensors."""
+
+    def forward(self, input: Tensor) -> Any:
+        output = super().forward(input)
+        return output, 2 * output
+
+    def input_rows(self, input: Tensor) -> Tensor:
+        return input
+
+
+def loss(model: nn.Module, seed: int = 0) -> Tensor:
+    return model(inputs(seed)).square().sum()
+
+
+def is_evaluated(model: Any, optimizer: Any) -> Any:
+    return loss(model)  # which the caller keeps
+
+
+def is_evaluated_with_derivatives(model: Any, optimizer: Any) -> Any:
+    x = inputs(0).requires_grad_()
+    (first,) = torch.autograd.grad(model(x).square().sum(), x, create_graph=True)
+    return torch.autograd.grad(first.sum(), x, create_graph=True)
+
+
+def is_cleared_in_between(model: Any, optimizer: Any) -> None:
+    value = loss(model)
+    optimizer.zero_grad()
+    value.backward()
+
+
+def is_cleared_by_the_model(model: Any, optimizer: Any) -> None:
+    loss(model, 1).backward()
+    model.zero_grad()
+    loss(model).backward()
+
+
+def is_cleared_with_zeros(model: Any, optimizer: Any) -> None:
+    loss(model, 1).backward()
+    optimizer.zero_grad(set_to_none=False)
+    loss(model).backward()
+
+
+def is_skipped(model: Any, optimizer: Any) -> None:
+    (loss(model, 1) * torch.nan).backward()
+    for p in model.parameters():
+        p.grad = None
+    loss(model).backward()
+
+
+def comes_in_micro_batches(model: Any, optimizer: Any) -> None:
+    loss(model).backward()
+    loss(model, 1).backward()
+
+
+def is_called_twice(model: Any, optimizer: Any) -> None:
+    (loss(model) + loss(model, 1)).backward()
+
+
+def has_two_losses(model: Any, optimizer: Any) -> None:
+    output = model(inputs(0))
+    output.square().sum().backward(retain_graph=True)
+    output.sum().backward()
+
+
+def has_two_gradients_by_hand(model: Any, optimizer: Any) -> None:
+    every = [torch.autograd.grad(loss(model, seed), list(model.parameters())) for seed in (0, 1)]
+    for p, *found in zip(model.parameters(), *every, strict=True):
+        p.grad = sum(found)
+
+
+def has_copies_of_its_parameters(model: Any, optimizer: Any) -> None:
+    copies = {name: p.detach().clone().requires_grad_() for name, p in model.named_parameters()}
+    for seed in (0, 1):
+        functional_call(model, copies, (inputs(seed),)).square().sum().backward()
+    for name, p in model.named_parameters():
+        p.grad = copies[name].grad
+
+
+def has_a_target_network(model: Any, optimizer: Any) -> None:
+    frozen = {name: p.detach() for name, p in model.named_parameters()}
+    x = inputs(1).requires_grad_()
+    (loss(model) + functional_call(model, frozen, (x,)).sum()).backward()
+
+
+def is_checkpointed(model: Any, optimizer: Any) -> None:
+    checkpoint(model, inputs(0), use_reentrant=False).square().sum().backward()
+
+
+def is_checkpointed_with_a_pass_of_its_own(model: Any, optimizer: Any) -> None:
+    checkpoint(model, inputs(0).requires_grad_(), use_reentrant=True).square().sum().backward()
+
+
+def is_partly_checkpointed(model: Any, optimizer: Any) -> None:
+    layer, x = model[0], inputs(0).requires_grad_()  # 4 features to 5
+    middle = checkpoint(layer, layer(x)[:, :4], use_reentrant=True)
+    model[2](layer(middle[:, :4])).sum().backward()
+
+
+def is_written_to(model: Any, optimizer: Any) -> None:
+    model[2](model[0](inputs(0)).mul_(2).relu_()).sum().backward()
+
+
+def is_sliced_in_place(model: Any, optimizer: Any) -> None:
+    output = model[0](inputs(0))
+    output[:, :2] *= 2
+    model[2](output).sum().backward()
+
+
+def has_another_hook(model: Any, optimizer: Any) -> None:
+    handle = model[0].register_forward_hook(lambda module, args, output: output + 1)
+    loss(model).backward()
+    handle.remove()
+
+
+def has_derivatives_alone_in_its_loss(model: Any, optimizer: Any) -> None:
+    x = inputs(0).requires_grad_()
+    (first,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)  # no gradient comes to model(x) later
+    first.square().sum().backward()
+
+
+def has_second_derivatives_after_zero_grad(model: Any, optimizer: Any) -> None:
+    x = inputs(0).requires_grad_()
+    (first,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
+    (second,) = torch.autograd.grad((first**3).sum(), x, create_graph=True)
+    optimizer.zero_grad()
+    (second.square().sum() + first.sum()).backward()
+
+
+def has_rows_of_derivatives_at_once(model: Any, optimizer: Any) -> None:
+    x = inputs(0).requires_grad_()
+    (found,) = torch.autograd.grad(
+        model(x), x, torch.eye(3)[:, None].expand(3, 8, 3), is_grads_batched=True, create_graph=True
+    )
+    found.square().sum().backward()
+
+
+#: What a training does before a step, and how many rows of each layer count then.
+PASSES: dict[Callable[..., Any], tuple[int, int]] = {
+    is_evaluated: (0, 0),
+    is_evaluated_with_derivatives: (0, 0),
+    is_cleared_in_between: (8, 8),
+    is_cleared_by_the_model: (8, 8),
+    is_cleared_with_zeros: (8, 8),
+    is_skipped: (8, 8),
+    comes_in_micro_batches: (16, 16),
+    is_called_twice: (16, 16),
+    has_two_losses: (8, 8),
+    has_two_gradients_by_hand: (16, 16),
+    has_copies_of_its_parameters: (16, 16),
+    has_a_target_network: (8, 8),
+    is_checkpointed: (8, 8),
+    is_checkpointed_with_a_pass_of_its_own: (8, 8),
+    is_partly_checkpointed: (24, 8),
+    is_written_to: (8, 8),
+    is_sliced_in_place: (8, 8),
+    has_another_hook: (8, 8),
+    has_derivatives_alone_in_its_loss: (8, 8),
+    has_second_derivatives_after_zero_grad: (8, 8),
+    has_rows_of_derivatives_at_once: (8, 8),
+}
+
+
+@pytest.mark.parametrize("passes", PASSES, ids=lambda passes: passes.__name__)
+def test_rows_count_where_the_model(passes):
+    model = network()
+    model[1] = nn.Tanh()
+    optimizer = Whitened(sgd(model), model)
+    kept = passes(model, optimizer)
+    rows = tuple(map(counted, optimizer.method.layers))
+    assert rows == PASSES[passes]
+    if PASSES[passes] == (8, 8):
+        optimizer.step()
+        x = torch.cat([inputs(0), torch.ones(8, 1)], 1)
+        assert relative_error(mean_of(optimizer.method.layers[0])[0], x.T @ x / 8) <= 1e-12
+    del kept
+
+
+@each_by_inputs
+def test_an_evaluation_before_the_step_changes_nothing(wrapper):
+    found = []
+    for evaluated in (False, True):
+        model, kept = network(), []
+        optimizer = wrapper(sgd(model, lr=0.01), model, every=1)
+        for seed in range(3):
+            value = loss(model, seed)
+            kept += [loss(model, 10), is_evaluated_with_derivatives(model, optimizer)] if evaluated else []
+            optimizer.zero_grad()
+            value.backward()
+            kept += [loss(model, 11), is_evaluated_with_derivatives(model, optimizer)] if evaluated else []
+            optimizer.step()
+        found.append([*model.parameters(), *(tensor for each in optimizer.method.layers for tensor in each.memory)])
+    assert same(*found)
+
+
+def test_a_step_without_a_gradient_counts_nothing():
+    model = network()
+    optimizer = Whitened(sgd(model), model)
+    loss(model).backward()
+    model.zero_grad()
+    optimizer.step()
+    assert [layer.rows for layer in optimizer.method.layers] == [0, 0]
+
+
+def test_either_of_two_outputs_brings_the_rows():
+    layer = Pair(4, 3)
+    optimizer = Whitened(sgd(layer), layer)
+    layer(inputs(0))[1].sum().backward()
+    sum(output.sum() for output in layer(inputs(1))).backward()
+    assert counted(optimizer.method.layers[0]) == 16
+
+
+def test_rows_of_other_eigenvectors_are_left_out():
+    """A graph that outlives a measurement has products with the eigenvectors of before."""
+    layer = nn.Linear(6, 3)
+    optimizer = Whitened(sgd(layer), layer, rank=2, every=1)
+    kept = layer(inputs(1, features=6)).sum()
+    layer(inputs(0, features=6)).sum().backward()
+    optimizer.step()
+    kept.backward()
+    assert counted(optimizer.method.layers[0]) == 0
+
+
+@each_by_inputs
+def test_a_batch_of_nan_that_is_skipped_leaves_no_trace(wrapper):
+    """In a buffer of numpy's, which is written to without a new version of the tensor."""
+    numpy = pytest.importorskip("numpy")
+    buffer, found = numpy.zeros((8, 4)), []
+    x = torch.from_numpy(buffer)
+    for skipped in (False, True):
+        model = network()
+        optimizer = wrapper(sgd(model, lr=0.01), model, every=1)
+        for seed in range(4):
+            for bad in (torch.nan, 1e6) if skipped else ():
+                buffer[:] = bad
+                value = model(x).square().sum()
+                if not value.isfinite() or value > 1e9:
+                    continue
+            buffer[:] = inputs(seed).numpy()
+            optimizer.zero_grad()
+            model(x).square().sum().backward()
+            optimizer.step()
+        found.append([*model.parameters(), *(tensor for each in optimizer.method.layers for tensor in each.memory)])
+    assert same(*found)
+
+
+def two_layers(**options: Any) -> tuple[Any, Any]:
+    torch.manual_seed(0)
+    model = nn.ModuleDict({"q": nn.Linear(4, 3), "k": nn.Linear(4, 3)})
+    return model, InputScaled(sgd(model), model, **options)
+
+
+@pytest.mark.parametrize("write", ["numpy", "shared memory", "data"])
+def test_a_tensor_that_is_written_to_unnoticed_is_read_again(write):
+    model, optimizer = two_layers()
+    x = torch.from_numpy(inputs(0).numpy().copy()) if write == "numpy" else inputs(0).clone()
+    x = x.share_memory_() if write == "shared memory" else x
+    version, kept = x._version, model["q"](x).sum()
+    if write == "data":  # once nothing needs it any more
+        kept.backward()
+        x.data.mul_(3)
+    else:
+        (x.numpy() if write == "numpy" else torch.as_tensor(x.numpy()))[:] *= 3
+    assert x._version == version
+    model["k"](x).sum().backward()
+    model["q"].weight.grad = torch.ones(3, 4)
+    optimizer.step()
+    assert relative_error(rms_of(optimizer.method.layers[1])[0], x.square().mean().sqrt()) <= 1e-12
+
+
+@pytest.mark.parametrize("made", [lambda x: x, lambda x: x * nn.Parameter(torch.ones(4))], ids=["data", "activation"])
+def test_one_tensor_is_summed_once(made):
+    model, optimizer = two_layers()
+    x = made(inputs(0))
+    (model["q"](x) + model["k"](x)).sum().backward()
+    q, k = optimizer.method.layers
+    assert q.pending is k.pending
+
+
+@pytest.mark.parametrize("backward", [True, False])
+def test_sums_go_with_the_last_who_may_need_them(backward):
+    """After a backward pass without its graph they do, though the loss is kept; else with the loss."""
+    layer = nn.Linear(4, 3)
+    optimizer = Preconditioned(sgd(layer), layer)
+    gc.collect()
+    gc.disable()  # no circle keeps them
+    try:
+        value = loss(layer)
+        (reading,) = [weakref.ref(each) for each in gc.get_objects() if isinstance(each, Reading)]
+        if backward:
+            value.backward()
+        else:
+            del value
+        assert reading() is None
+        assert counted(optimizer.method.layers[0]) == 8 * backward
+    finally:
+        gc.enable()
+
+
+def test_a_pass_that_runs_out_of_memory_in_its_backward_counts_once():
+    model = network()
+    optimizer = Whitened(sgd(model), model)
+    output = model[0](inputs(0))
+    output.register_hook(planted)
+    with pytest.raises(torch.OutOfMemoryError):
+        model[2](output).sum().backward()
+    model.zero_grad()
+    loss(model).backward()
+    assert [counted(layer) for layer in optimizer.method.layers] == [8, 8]
+
+
+def planted(gradient: Tensor) -> Tensor:
+    raise torch.OutOfMemoryError("planted")
+
+
+def test_convolutions_wait_as_well():
+    layer = nn.Conv1d(2, 3, 3)
+    optimizer = Whitened(sgd(layer), layer)
+    kept = layer(torch.randn(2, 2, 5))
+    F.relu(layer(torch.randn(2, 2, 5)), inplace=True).sum().backward()
+    assert counted(optimizer.method.layers[0]) == 6
+    del kept

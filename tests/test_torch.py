@@ -1,0 +1,47 @@
+"""The private names of torch that the library uses do what it takes them to do."""
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import get_gradient_edge
+from torch.func import grad
+
+from adiv_optim import _torch
+from adiv_optim._torch import backward_pass, is_within_transform, keeps_graph, plain_tensor, reaches
+
+
+def test_all_are_there():
+    assert all(hasattr(_torch, name) for name in _torch.__all__)
+
+
+def test_a_backward_pass_is_told_from_the_next_and_says_where_it_goes():
+    layer, seen = nn.Linear(2, 2), []
+    weight = get_gradient_edge(layer.weight).node
+    x = torch.ones(1, 2, requires_grad=True)
+    output = layer(x).sum()
+    output.grad_fn.register_prehook(lambda _: seen.append((backward_pass(), keeps_graph(), reaches(weight))))
+    output.backward(retain_graph=True)
+    torch.autograd.grad(output, layer.weight, create_graph=True)
+    torch.autograd.grad(output, x)
+    numbers, kept, how = zip(*seen, strict=True)
+    assert len(set(numbers)) == 3
+    assert backward_pass() == -1 not in numbers
+    assert (kept, how) == ((True, True, False), ("backward", "grad", ""))
+
+
+def test_transforms_are_noticed():
+    inside = []
+    grad(lambda x: inside.append(is_within_transform()) or x.sum())(torch.ones(2))
+    with torch.autograd.forward_ad.dual_level():
+        inside.append(is_within_transform())
+    assert [*inside, is_within_transform()] == [True, True, False]
+
+
+def test_a_tensor_that_keeps_its_numbers_elsewhere_stays():
+    class Named(Tensor):
+        pass
+
+    nested = torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(4, 3)], layout=torch.jagged)
+    assert plain_tensor(nested) is nested
+    assert type(plain_tensor(torch.ones(2).as_subclass(Named))) is Tensor
+    parameter = nn.Parameter(torch.ones(2))
+    assert plain_tensor(parameter).data_ptr() == parameter.data_ptr()
