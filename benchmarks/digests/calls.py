@@ -40,7 +40,8 @@ class Call(NamedTuple):
     write: str
     evidence: Callable[[Stores], Evidence]
     wrapper: Any  # a wrapper or a rule, whose rank and `every` the settings show
-    worth: bool = True  # whether pages show it
+    worth: bool = True  # whether pages show what it gains
+    typical: bool = True  # whether pages show its settings
 
 
 def from_this_library(method: str) -> bool:
@@ -204,12 +205,13 @@ def _whitened(optimizer: str) -> Any:
 _ARMS = {"adam": "Adam", "muon": "Muon", "soap": "SOAP"}
 
 
-def _pictures(task: str, network: str, worth: Mapping[str, bool], **more: Any) -> list[Call]:
+def _pictures(task: str, network: str, worth: set[str], **more: Any) -> list[Call]:
     wanted = {"network": network, "size": 64, "batch_size": None, **more}
     return [
         Call(f"{task}, {name}", f"`Whitened({name}(…), model, damping=…)`", partial(
             _paired, file="coordinates", wanted=wanted, searched=wanted, optimizer=optimizer, shown=psnr, unit="dB",
-            price=_untimed if more else _whitened_picture(name)), _whitened(optimizer), worth.get(optimizer, False))
+            price=_untimed if more else _whitened_picture(name)), _whitened(optimizer), optimizer in worth,
+            network == "fourier" and optimizer != "muon")
         for optimizer, name in _ARMS.items()
     ]  # fmt: skip
 
@@ -219,7 +221,8 @@ def _solved(task: str, equation: str, rows: str | None, length: Mapping[str, Any
     return [
         Call(f"{task}, {name}", f"`Whitened({name}(…), model, damping=…)`, float64", partial(
             _paired, file="poisson", wanted={**points, **length}, searched=points, rows=rows,
-            optimizer=optimizer, shown=math.log10, unit="×"), _whitened(optimizer), optimizer in worth)
+            optimizer=optimizer, shown=math.log10, unit="×"), _whitened(optimizer), optimizer in worth,
+            equation == "poisson")
         for optimizer, name in _ARMS.items()
     ]  # fmt: skip
 
@@ -235,7 +238,7 @@ def _characters(
     among = {"embedding_lr": None} | ({"norm": "none"} if norm == "none" else {})
     return Call(task, write, partial(
         _unpaired, file="norm-free", own=_text(norm, own, drawn), bare=_text(norm, bare, drawn), among=among,
-        price=price, lower=True), METHODS[own].by_inputs or METHODS[own].correction)  # fmt: skip
+        price=price, lower=True), METHODS[own].by_inputs, typical=own != "whitened-muon")  # fmt: skip
 
 
 def _cifar(task: str, write: str, file: str, own: str, optimizer: str, price: Callable[[Stores], float]) -> Call:
@@ -245,14 +248,14 @@ def _cifar(task: str, write: str, file: str, own: str, optimizer: str, price: Ca
     among = {"activation": "tanh"} if file == "mlp-tuned" else {}
     wrapper = METHODS[own].by_inputs or METHODS[own].correction
     return Call(task, write, partial(
-        _unpaired, file=file, own=arms[0], bare=arms[1], among=among, price=price), wrapper)  # fmt: skip
+        _unpaired, file=file, own=arms[0], bare=arms[1], among=among, price=price),
+        wrapper, typical=optimizer != "muon")  # fmt: skip
 
 
-_SOME = {"adam": True, "soap": True, "muon": True}
 CALLS = [
-    *_pictures("picture, Fourier features", "fourier", _SOME),
-    *_pictures("picture, ReLU alone", "relu", {"adam": True, "soap": True}),
-    *_pictures("picture, ReLU, batches of 512 pixels", "relu", {}, batch_size=512),
+    *_pictures("picture, Fourier features", "fourier", set(_ARMS)),
+    *_pictures("picture, ReLU alone", "relu", {"adam", "soap"}),
+    *_pictures("picture, ReLU, batches of 512 pixels", "relu", set(), batch_size=512),
     *_solved("Poisson's equation, a minute", "poisson", None, {"seconds": 60.0}, {"adam", "soap"}),
     *_solved("heat equation, 2,000 steps", "heat", DERIVATIVES, {"steps": 2000}, {"adam", "soap"}),
     *(_cifar(f"CNN without a normaliser, {name}", f"`Whitened({name}(…), model, rank=16, damping=…)`",
@@ -304,7 +307,7 @@ def _settings(stores: Stores, name: str, folder: Path) -> Section:
         rates = [exact(rate) for rate in found.rates]
         rows.append([call.task, call.write, *rates, damping, "all" if rank is None else exact(rank or None),
                      exact(every or None)])  # fmt: skip
-        worth.append(call.worth)
+        worth.append(call.worth and call.typical)
     header = ["you have", "write", "learning rate, alone", "wrapped", "`damping`", "`rank`", "`every`"]
     return Section([Table(header, rows, worth), "Chosen by trials on data that no table shows."])
 

@@ -78,9 +78,14 @@ def is_shown(source: str, found: Finding, corrected: float | None) -> bool:
     return corrected < SIGNIFICANT or (source.startswith("This library") and found.holds is False)
 
 
+#: Verdict → the heading of its table, and the name of its file.
+_TABLES = {True: ("Hold", "hold"), False: ("Do not hold", "refuted"), None: ("", "undecided")}
+
+
 def _verdicts(stores: Mapping[str, Store], name: str, folder: Path) -> Section:
-    """How many claims of every source hold, and a line for each of them."""
-    counts, shown, hidden, every = list[Row](), list[Row](), list[Row](), judged(stores)
+    """How many claims of every source hold, and for each verdict a line for each of its claims."""
+    counts, every = list[Row](), judged(stores)
+    rows: dict[bool | None, list[tuple[bool, Row]]] = {holds: [] for holds in _TABLES}
     for source in CLAIMS:
         own = [(claim, found, p) for other, claim, found, p in every if other == source]
         cells = [[p for _, found, p in own if found.holds is verdict] for verdict in (True, False, None)]
@@ -90,11 +95,15 @@ def _verdicts(stores: Mapping[str, Store], name: str, folder: Path) -> Section:
             text, verdict, figure, n, own_p, *rest = line(claim, found, decide(claim) if found.holds is None else "")
             text = text if source.startswith("This library") else f"{source}: {text}"
             row = [source, text, verdict, _short(str(figure)), n, own_p, exact(p, ".1g"), *rest]
-            (shown if is_shown(source, found, p) else hidden).append(row)
+            rows[found.holds].append((is_shown(source, found, p), row))
     first = Table(["source", "hold", "do not", "undecided", "hold after Holm, by a p"], counts, name="counts")
     header = ["of", *HEADER[:2], "difference (95 %)", *HEADER[3:5], "Holm's p", *HEADER[5:]]
-    worth = [True] * len(shown) + [False] * len(hidden)
-    return Section([first, Table(header, [*shown, *hidden], worth)])
+    tables = []
+    for holds, (heading, file) in _TABLES.items():
+        shown = [worth for worth, _ in rows[holds]] if holds is not None else []
+        whole = [row for _, row in rows[holds]]
+        tables.append(Table(header, whole, shown, file, heading))
+    return Section([first, *tables])
 
 
 #: Without these there is little to judge: one's own runs want no verdicts.
