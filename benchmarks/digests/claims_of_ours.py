@@ -131,33 +131,33 @@ OURS = [
         ahead(_tuned("input-scaled"), _tuned("none"))),
     Claim("`BatchIdeal` is ahead of no normaliser in CNNs", "cnn, cnn-pool",
         every([ahead(of("batch-ideal"), of("none")) for of in (_cnn, _pool)])),
-    *(Claim(f"Transformer with LayerNorm: `Whitened` {label} is ahead of {label}, test loss", "norm-free",
+    *(Claim(f"Transformer, LayerNorm: `Whitened` {label} is ahead of {label}, test loss", "norm-free",
         _loss("norm-free", _text("layernorm", f"whitened-{name}"), _text("layernorm", name)))
         for name, label in (("adamw", "AdamW"), ("muon", "Muon"))),
-    *(Claim(f"Transformer with LayerNorm: `Whitened(rank=16)` {label} is ahead of {label}, test loss", "norm-free",
+    *(Claim(f"Transformer, LayerNorm: `Whitened(rank=16)` {label} is ahead of {label}, test loss", "norm-free",
         _loss("norm-free", _text("layernorm", f"whitened-{name}-16"), _text("layernorm", name)))
         for name, label in (("adamw", "AdamW"), ("muon", "Muon"))),
-    Claim("Transformer without normalisers: `Whitened(rank=16)` AdamW is ahead of AdamW, test loss", "norm-free",
+    Claim("Transformer, no norms: `Whitened(rank=16)` AdamW is ahead of AdamW, test loss", "norm-free",
         _loss("norm-free", *(_text("none", m) | {"embedding_deviation": 1.0} for m in ("whitened-adamw-16", "adamw")))),
-    Claim("Transformer with LayerNorm, 2,000 steps: `Whitened(rank=16)` Muon is ahead of Muon, test loss",
+    Claim("Transformer, LayerNorm, 2,000 steps: `Whitened(rank=16)` Muon is ahead of Muon, test loss",
         "char-lm-2000", _loss("char-lm-2000", _text("layernorm", "whitened-muon-16"), _text("layernorm", "muon"))),
     Claim("`BatchIdeal` in front of AdamW is ahead of AdamW, test loss", "char-lm",
         _loss("char-lm", _text("layernorm", "batch-ideal-adamw"), _text("layernorm", "adamw"))),
-    *(Claim(f"Transformer without normalisers: {label} is level with Muon and LayerNorm, within 0.03 nats",
+    *(Claim(f"Transformer, no norms: {label} is level with Muon and LayerNorm, within 0.03 nats",
         "norm-free", _loss("norm-free", _HELD | {"method": name}, _LAYERNORM, margin=0.03))
         for name, label in (("input-held-muon", "`InputScaled(hold=True)` Muon"), ("muon", "Muon alone"))),
-    Claim("Transformer without normalisers: `InputScaled(hold=True)` Muon is level with Muon and LayerNorm after 2,000 "
+    Claim("Transformer, no norms: `InputScaled(hold=True)` Muon is level with Muon and LayerNorm after 2,000 "
         "steps, within 0.03 nats", "norm-free-2000",
         _loss("norm-free-2000", _HELD, _LAYERNORM, margin=0.03)),
-    Claim("Transformer without normalisers: `InputScaled(hold=True)` Muon is level with Muon and LayerNorm after 2,000 "
+    Claim("Transformer, no norms: `InputScaled(hold=True)` Muon is level with Muon and LayerNorm after 2,000 "
         "steps, embeddings at 0.03, within 0.03 nats", "norm-free-2000",
         _loss("norm-free-2000", _HELD | _FAST, _LAYERNORM | _FAST, margin=0.03)),
-    Claim("Transformer with one LayerNorm, before the head, 2,000 steps: `InputScaled(hold=True)` Muon is ahead of "
+    Claim("Transformer, one LayerNorm, 2,000 steps: `InputScaled(hold=True)` Muon is ahead of "
         "Muon and LayerNorm everywhere, test loss", "norm-free-2000",
         _loss("norm-free-2000", _HELD | _FAST | {"norm": "head-layernorm"}, _LAYERNORM | _FAST)),
     Claim("Twelve layers without normalisers: `InputScaled(hold=True)` Muon is ahead of Muon, test loss",
         "norm-free-deep", _loss("norm-free-deep", _HELD, _HELD | {"method": "muon"})),
-    *(Claim(f"Transformer without normalisers: `InputScaled(hold=True)` Muon is ahead of {label}, test loss",
+    *(Claim(f"Transformer, no norms: `InputScaled(hold=True)` Muon is ahead of {label}, test loss",
         "norm-free", _loss("norm-free", _HELD, _HELD | {"method": name}))
         for name, label in (("soap", "SOAP"), ("muon", "Muon"))),
     Claim("`UnitConsistent` is ahead of its optimizer from PyTorch's own initialisation", "uc-sweep",
