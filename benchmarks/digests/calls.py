@@ -55,7 +55,7 @@ def from_this_library(method: str) -> bool:
 def _amount(value: float, low: float, high: float, spec: str, unit: str) -> Cell:
     ends = [f"{end:,.0f}" if unit == "×" and end >= 100 else f"{end:{spec}}" for end in (low, high)]
     shown = f"× {value:,.2g}" if unit == "×" and value < 100 else f"× {value:,.0f}" if unit == "×" else ""
-    text = f"{shown or f'{value:{spec}} {unit}'} ({ends[0]} to {ends[1]})"
+    text = f"{shown or f'{value:{spec}} {unit}'} [{ends[0]}, {ends[1]}]"
     return Cell(text, {"": value, "low": low, "high": high})
 
 
@@ -140,7 +140,7 @@ def _unpaired(
     lower: bool = False,
 ) -> Evidence:  # fmt: skip
     """A call whose arms have seeds of their own, by Welch's interval; rivals are the runs with some settings."""
-    unit, spec = ("nats", "+.3f") if lower else ("points", "+.1f")
+    unit, spec = ("nats", "+z.3f") if lower else ("points", "+z.1f")
 
     def sample(settings: _Settings) -> list[float]:
         return reached(file, **settings)(stores)
@@ -280,20 +280,28 @@ def _option(wrapper: Callable[..., Any], name: str) -> Any:
     return given.get(name, known[name].default) if name in known else ""
 
 
+def _name(wrapper: Any) -> str:
+    """A wrapper or a rule, with the options that a page names it by."""
+    given = [f"{name}={value}" for name, value in getattr(wrapper, "keywords", {}).items() if name in ("rank", "hold")]
+    name = getattr(wrapper, "func", type(wrapper)).__name__
+    return f"`{name}({', '.join(given)})`" if given else f"`{name}`"
+
+
 def _calls(stores: Stores, name: str, folder: Path) -> Section:
     rows, worth = list[Row](), list[bool]()
     for call in CALLS:
         found = call.evidence(stores)
         with_it, without = found.trials
         trials = Cell(f"{with_it}, {without}", {"with": with_it, "without": without})
-        rows.append([call.task, call.write, found.gain, found.n, trials, exact(found.price, ".2f"), found.rival])
+        rows.append(
+            [call.task, _name(call.wrapper), found.gain, found.n, trials, exact(found.price, ".2f"), found.rival]
+        )
         worth.append(call.worth)
-    header = ["task, optimizer", "call", "gain over the optimizer alone (95 %)", "n", "trials"]
-    header += ["price of a step", "the best without this library, and the call's lead on it"]
+    header = ["task, optimizer", "call", "gain over it alone (95 %)", "n", "trials"]
+    header += ["price of a step", "lead on the best without this library"]
     caption = (
-        "Gains are of decibels, of accuracy in points and of nats, where less is better, and × is the factor on an "
-        "error. n counts crops or seeds; trials chose learning rate and damping, with the wrapper and without. A price "
-        "is in steps of the optimizer alone. In a network without norms the best is sought among those without."
+        "Less is better of nats, and of ×, the factor on an error. n counts crops or seeds; trials are those of the "
+        "wrapped and of the bare optimizer, in whose steps the price is. Without norms the best has none either."
     )
     return Section([Table(header, rows, worth), caption])
 

@@ -67,7 +67,7 @@ _DIFFERENCE = re.compile(r"(?:^|, |; )([+-]\d[\d.]*)(?:, 95 % from (\S+) to ([^\
 
 def _short(figure: str) -> Cell:
     """The differences of some figures with their intervals, for a page; the file of the table has all of it."""
-    short = [d + (f" ({low} to {high})" if low else "") for d, low, high in _DIFFERENCE.findall(figure)]
+    short = [d + (f" [{low}, {high}]" if low else "") for d, low, high in _DIFFERENCE.findall(figure)]
     return Cell("; ".join(short), {"": figure} if figure else {})
 
 
