@@ -222,7 +222,7 @@ def _solved(task: str, equation: str, rows: str | None, length: Mapping[str, Any
         Call(f"{task}, {name}", f"`Whitened({name}(…), model, damping=…)`, float64", partial(
             _paired, file="poisson", wanted={**points, **length}, searched=points, rows=rows,
             optimizer=optimizer, shown=math.log10, unit="×"), _whitened(optimizer), optimizer in worth,
-            equation == "poisson")
+            equation == "poisson" and optimizer == "soap")
         for optimizer, name in _ARMS.items()
     ]  # fmt: skip
 
