@@ -297,7 +297,7 @@ def _calls(stores: Stores, name: str, folder: Path) -> Section:
             [call.task, _name(call.wrapper), found.gain, found.n, trials, exact(found.price, ".2f"), found.rival]
         )
         worth.append(call.worth)
-    header = ["task, optimizer", "call", "gain over it alone (95 %)", "n", "trials"]
+    header = ["task, optimizer", "call", "gain over the optimizer (95 %)", "n", "trials"]
     header += ["price of a step", "lead on the best without this library"]
     caption = (
         "Less is better of nats, and of ×, the factor on an error. n counts crops or seeds; trials are those of the "
