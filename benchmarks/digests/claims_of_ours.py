@@ -97,7 +97,7 @@ OURS = [
     Claim("The lead of `BatchIdeal` shrinks as the network grows to [128, 128, 128]", _WIDE, _shrinks),
     Claim("Tuned plain SGD is behind affine-like layers with AdamW after 15 epochs", "cifar10-trials",
         ahead(_adam("affine-like"), _sgd("none"))),
-    Claim("… and ahead of affine-like layers with AdamW after 40", "cifar10-long",
+    Claim("Tuned plain SGD is ahead of affine-like layers with AdamW after 40 epochs", "cifar10-long",
         ahead(_long("none"), _long("affine-like"))),
     Claim("With AdamW `BatchIdeal` gains little over affine-like layers, within a point", "cifar10-trials",
         level(_adam("batch-ideal"), _adam("affine-like"), 1.0)),
