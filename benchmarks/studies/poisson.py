@@ -222,10 +222,9 @@ _LOOK = Look(
     logarithmic=True,
     about="Relative L2 error over 9,000 points, median and quartiles over seeds, each with a network and points of its "
     "own. Learning rate and damping are the best of an arm's trials, whose points stay. A trial of Poisson's equation "
-    "takes 30 seconds if the arm has run for a minute; all others take 1,000 steps. Differences are ratios of geometric "
-    "means, p of the paired t test of logarithms. Learning rates rise over 20 steps and fall to 0 by a cosine; LBFGS "
-    "(history 50, strong Wolfe) keeps its own. Muon "
-    "trains the inner matrices, Adam the rest.",
+    "takes 30 seconds if the arm has run for a minute; all others take 1,000 steps. Differences are ratios of "
+    "geometric means, p of the paired t test of logarithms. Learning rates rise over 20 steps and fall to 0 by a "
+    "cosine; LBFGS (history 50, strong Wolfe) keeps its own. Muon trains the inner matrices, Adam the rest.",
 )
 
 
