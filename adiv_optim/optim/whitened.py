@@ -159,8 +159,8 @@ class Whitened(ByInputs):
         decay: how much the average of earlier measurements counts at each new one; 0 is the present batch alone.
         every: one step in so many measures.
         graft_norm: use A + λI divided by its mean eigenvalue, and give each layer's mapped step the Frobenius norm that
-            the optimizer gave it, so that learning rates stay near the optimizer's. The decoupled weight decay of torch's own
-            optimizers is no part of that step.
+            the optimizer gave it, so that learning rates stay near the optimizer's. The decoupled weight decay of
+            torch's own optimizers is no part of that step.
         rank: tell only this many leading eigenvectors of A apart, and let the others share the mean of their
             eigenvalues; None is the whole of A.
         max_dim: wider layers keep diagonal blocks of at most this size of A; None is no limit.
