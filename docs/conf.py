@@ -46,7 +46,7 @@ sphinx_gallery_conf = {
     "write_computation_times": False,
     "reset_modules": (),
 }
-exclude_patterns = ["gallery", "chooser.md"]  # the chooser is included by pages
+exclude_patterns = ["gallery"]
 copybutton_exclude = ".linenos, .gp, .go"  # prompts and outputs of examples
 html_theme = "furo"
 html_title = f"adiv_optim {version}"

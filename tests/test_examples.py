@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 from torch import nn
 
-from examples import char_lm, fit_image, log_metrics, poisson
+from examples import char_lm, fit_image, log_metrics, poisson, which_step
 from examples.char_lm import load
 from examples.gpt import GPT
 
@@ -142,3 +142,12 @@ def test_metrics_of_every_layer_are_drawn(tmp_path, capsys):
     _, numbers = log_metrics.train(torch.rand(8, 8, 3), 5, 4)[-1]
     for key in log_metrics.PANELS:
         assert sum(name.endswith(f".weight/{key}") for name in numbers) == 10
+
+
+def test_every_step_of_the_picture_is_drawn_and_whitened_sgd_is_ideal(tmp_path, capsys):
+    which_step.main(["--out", str(tmp_path / "steps.png")])
+    assert capsys.readouterr().out == f"picture: {tmp_path / 'steps.png'}\n"
+    assert (tmp_path / "steps.png").stat().st_size > 1000
+    cosines = {name: which_step.cosine(*which_step.moved(build)) for name, build in which_step.STEPS.items()}
+    assert cosines["Whitened, SGD"] > 0.99
+    assert all(cosines[f"Whitened, {name}"] > cosines[name] for name in ("SGD", "Adam"))

@@ -155,13 +155,13 @@ class Whitened(ByInputs):
     Args:
         optimizer: any torch.optim.Optimizer but LBFGS that reads only p and p.grad.
         model: the model.
-        damping: λ in units of A's mean eigenvalue: 1 for classifiers and language models, 0.1 for coordinate networks
-            and regression, 1e-3 in float64 for differential equations. Large values give the optimizer as it is.
+        damping: λ in units of A's mean eigenvalue; "Which call" of the documentation has that of each task. Large
+            values give the optimizer as it is.
         decay: how much the average of earlier measurements counts at each new one; 0 is the present batch alone.
         every: one step in so many measures.
         graft_norm: use A + λI divided by its mean eigenvalue, and give each layer's mapped step the Frobenius norm that
-            the optimizer gave it, so that learning rates carry over. A decoupled weight decay is no part of
-            that step.
+            the optimizer gave it, so that learning rates stay near the optimizer's. A decoupled weight decay is no part
+            of that step.
         rank: tell only this many leading eigenvectors of A apart, and let the others share the mean of their
             eigenvalues; None is the whole of A.
         max_dim: wider layers keep diagonal blocks of at most this size of A; None is no limit.

@@ -173,23 +173,24 @@ def insert(page: Path, sections: Sections, tables: Path) -> str:
 
     `<!-- results:NAME -->` … `<!-- end -->` takes a section with the rows worth showing of its tables,
     `<!-- results:NAME without COLUMN; COLUMN -->` leaves columns out, and `<!-- caption:NAME -->` the tables. All have
-    links to the whole tables, in the folder `tables`; `<!-- link:NAME -->` is these alone.
+    links to the whole tables, in the folder `tables`; `<!-- link:NAME NAME -->` is these alone, of several sections.
     """
 
     def filled(place: re.Match[str]) -> str:
-        opening, kind, name, columns = place.groups()
-        if name not in sections:
-            raise ValueError(f"{page} wants results {name!r}; there are {', '.join(sections)}.")
+        opening, kind, named, columns = place.groups()
+        names = named.split(" ") if kind == "link" else [named]
+        if unknown := [name for name in names if name not in sections]:
+            raise ValueError(f"{page} wants results {unknown[0]!r}; there are {', '.join(sections)}.")
         without = columns.split("; ") if columns else []
-        known = dict.fromkeys(title for table in sections[name].tables for title in table.header)
-        if unknown := set(without) - known.keys():
-            raise ValueError(f"{page} leaves out a column {min(unknown)!r} of {name}, which has {', '.join(known)}.")
+        known = dict.fromkeys(title for table in sections[names[0]].tables for title in table.header)
+        if missing := set(without) - known.keys():
+            raise ValueError(f"{page} leaves out a column {min(missing)!r} of {named}, which has {', '.join(known)}.")
         folder = os.path.relpath(tables, page.parent)
-        links = [f"[{file}.csv]({folder}/{file}.csv)" for file in files(name, sections[name])]
+        links = [f"[{file}.csv]({folder}/{file}.csv)" for name in names for file in files(name, sections[name])]
         what = f"All rows: {', '.join(links)}." if links else ""
         if kind != "link":
-            what = sections[name].on_page(what, tables=kind == "results", without=without)
+            what = sections[named].on_page(what, tables=kind == "results", without=without)
         return f"{opening}\n\n{what}\n\n<!-- end -->"
 
-    place = r"(<!-- (results|caption|link):(\S+)(?: without (.*?))? -->).*?<!-- end -->"
+    place = r"(<!-- (results|caption|link):(.+?)(?: without (.*?))? -->).*?<!-- end -->"
     return re.sub(place, filled, page.read_text(), flags=re.DOTALL)

@@ -92,4 +92,4 @@ def _table(stores: Mapping[str, Store], name: str, folder: Path) -> Section:
     return Section([Table(header, rows, worth), caption])
 
 
-DIGESTS = {"dampings": Digest(("coordinates", "char-lm"), _table, ("docs/coordinates/whitened.md",))}
+DIGESTS = {"dampings": Digest(("coordinates", "char-lm"), _table, ("docs/chooser.md",))}

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
-from scipy.stats import ttest_ind
+from scipy.stats import ttest_1samp, ttest_ind
 
 from ..core.store import Result, Store
 from ..core.study import protocol
@@ -108,7 +108,8 @@ def ahead(stores: Stores, own: Sample, other: Sample, *, lower: bool = False, ag
     ours, theirs = own(stores), other(stores)
     difference, p = welch(ours, theirs)
     holds = difference < 0 if lower else difference > 0
-    return tested(holds, p, _pair(ours, theirs, lower, against), f"{len(ours)}, {len(theirs)}")
+    ends = ttest_ind(ours, theirs, equal_var=False).confidence_interval(0.95)
+    return tested(holds, p, _pair(ours, theirs, lower, against) + _within(*ends), f"{len(ours)}, {len(theirs)}")
 
 
 @later
@@ -136,7 +137,7 @@ def level(
     holds = True if inside < SIGNIFICANT else False if outside < SIGNIFICANT else None
     least, most = sorted((sign * low, sign * high))  # how far own may be ahead
     word = "" if holds is not None else "worse" if most < 0 else "better" if least > 0 else ""
-    figure = f"{_pair(ours, theirs, lower)}, 95 % from {low:+.3g} to {high:+.3g}"
+    figure = _pair(ours, theirs, lower) + _within(low, high)
     p = outside if holds is False else min(1.0, inside)
     return Finding(holds, figure, f"{len(ours)}, {len(theirs)}", f"{p:.2g}", word)
 
@@ -162,6 +163,10 @@ def every(stores: Stores, judges: Sequence[Judge]) -> Finding:
 def _pair(ours: list[float], theirs: list[float], lower: bool, against: str = "") -> str:
     digits, (difference, _) = 3 if lower else 2, welch(ours, theirs)
     return f"{plus_minus(ours, digits)} against {plus_minus(theirs, digits)}{against}, {difference:+.{digits}f}"
+
+
+def _within(low: float, high: float) -> str:
+    return f", 95 % from {low:+.3g} to {high:+.3g}"
 
 
 def line(claim: Claim, found: Finding, command: str = "") -> Row:
@@ -212,11 +217,28 @@ def ahead_in_pairs(
     found = [errors(r for r in results if arm(r) == each) for each in (own, other)]
     if not all(found):
         raise LookupError(f"{file} has not both of {own} and {other}.")
+    return judged_in_pairs(found[0], found[1], shown, margin=margin, lower=lower)
+
+
+def judged_in_pairs(
+    own: Mapping[tuple[Any, ...], float], other: Mapping[tuple[Any, ...], float], shown: Callable[[float], float], *,
+    margin: float = 0.0, lower: bool = False,
+) -> Finding:  # fmt: skip
+    """Errors by problem are better than others, by more than a margin, by the paired t test."""
     sign = -1 if lower else 1
 
     def signed(error: float) -> float:
         return sign * shown(error)
 
-    difference, _, n = compared(found[0], found[1], signed)
-    p = compared(found[0], found[1], signed, margin).p
-    return tested(difference > margin, p, f"{sign * difference:+.2f}", n)
+    difference, _, n = compared(own, other, signed)
+    low, high = ttest_1samp([shown(own[key]) - shown(other[key]) for key in own if key in other], 0.0
+                            ).confidence_interval(0.95)  # fmt: skip
+    p = compared(own, other, signed, margin).p
+    return tested(difference > margin, p, f"{sign * difference:+.2f}{_within(low, high)}", n)
+
+
+@later
+def at_length(stores: Stores, judge: Judge, file: str, epochs: int) -> Finding:
+    """A finding as it is, where runs are as long as the claim's; undecided where they are shorter."""
+    found, ran = judge(stores), max(r["settings"]["epochs"] for r in runs(stores, file))
+    return found if ran >= epochs else found._replace(holds=None, word=f"{ran} of {epochs} epochs")

@@ -14,12 +14,12 @@ from .judges import HEADER, Claim, Finding, line
 
 #: Source → its claims.
 CLAIMS = {
-    "Bird 2025, The Affine Divergence": BIRD,
-    "Uhlmann, Unit-Consistent (UC) Adjoint": UHLMANN,
-    "Joudaki, Daneshmand and Bach 2023, isometry": JOUDAKI,
-    "Su 2025, DyT and DyISRU": SU,
+    "Bird 2025": BIRD,
+    "Uhlmann": UHLMANN,
+    "Joudaki et al. 2023": JOUDAKI,
+    "Su 2025": SU,
     "This library": OURS,
-    "This library, where a normaliser cannot go": FIELDS,
+    "This library, pictures, equations and regression": FIELDS,
 }
 
 
@@ -61,40 +61,50 @@ def judged(stores: Mapping[str, Store]) -> list[tuple[str, Claim, Finding, float
     return [(*one, None if p is None else next(corrected)) for one, p in zip(every, values, strict=True)]
 
 
-#: A difference with its sign, at the end of what a finding compares.
-_DIFFERENCE = re.compile(r"(?:^|, )([+-]\d[\d.]*)(?=$|;|, 95 %)")
+#: A difference with its sign, at the end of what a finding compares, and its interval if it has one.
+_DIFFERENCE = re.compile(r"(?:^|, |; )([+-]\d[\d.]*)(?:, 95 % from (\S+) to ([^\s;]+))?(?=$|;)")
 
 
-def _short(figure: str, p: float | None) -> Cell:
-    """The differences of some figures alone, and Holm's p, for a page; the file of the whole table has all of it."""
-    short = [*_DIFFERENCE.findall(figure), *([] if p is None else [f"({p:.1g})"])]
-    return Cell("; ".join(short).replace("; (", " ("), {"": figure} if figure else {})
+def _short(figure: str) -> Cell:
+    """The differences of some figures with their intervals, for a page; the file of the table has all of it."""
+    short = [d + (f" [{low}, {high}]" if low else "") for d, low, high in _DIFFERENCE.findall(figure)]
+    return Cell("; ".join(short), {"": figure} if figure else {})
+
+
+def is_shown(source: str, found: Finding, corrected: float | None) -> bool:
+    """Whether a page shows a claim: one that Holm's correction leaves decided, or a loss of this library at all."""
+    if corrected is None or found.holds is None:
+        return False
+    return corrected < SIGNIFICANT or (source.startswith("This library") and found.holds is False)
+
+
+#: Verdict → the heading of its table, and the name of its file.
+_TABLES = {True: ("Hold", "hold"), False: ("Do not hold", "refuted"), None: ("", "undecided")}
 
 
 def _verdicts(stores: Mapping[str, Store], name: str, folder: Path) -> Section:
-    """How many claims of every source hold, and for each source a line for each of them."""
-    counts, tables, every = list[Row](), list[Table](), judged(stores)
-    place = HEADER.index("p")
-    for number, source in enumerate(CLAIMS):
+    """How many claims of every source hold, and for each verdict a line for each of its claims."""
+    counts, every = list[Row](), judged(stores)
+    rows: dict[bool | None, list[tuple[bool, Row]]] = {holds: [] for holds in _TABLES}
+    for source in CLAIMS:
         own = [(claim, found, p) for other, claim, found, p in every if other == source]
         cells = [[p for _, found, p in own if found.holds is verdict] for verdict in (True, False, None)]
         after = sum(p is not None and p < SIGNIFICANT for p in cells[0])
         counts.append([source, *(exact(len(each)) for each in cells), exact(after)])
-        rows, worth = list[Row](), list[bool]()
         for claim, found, p in own:
-            text, verdict, figure, *rest = line(claim, found, decide(claim) if found.holds is None else "")
-            alone = found.holds is not None and p is not None and p >= SIGNIFICANT
-            shown = [text, f"{verdict}{', alone' * alone}", _short(str(figure), p), *rest[: place - 2]]
-            rows.append([*shown, exact(p, ".1g"), *rest[place - 2 :]])
-            # A page shows what runs have decided, and of this library what they have not.
-            worth.append(found.holds is not None or source.startswith("This library"))
-        header = [*HEADER[:2], "difference (p)", *HEADER[3 : place + 1], "Holm's p", *HEADER[place + 1 :]]
-        tables.append(Table(header, rows, worth, _FILES[number], source))
+            text, verdict, figure, n, own_p, *rest = line(claim, found, decide(claim) if found.holds is None else "")
+            text = text if source.startswith("This library") else f"{source}: {text}"
+            row = [source, text, verdict, _short(str(figure)), n, own_p, exact(p, ".1g"), *rest]
+            rows[found.holds].append((is_shown(source, found, p), row))
     first = Table(["source", "hold", "do not", "undecided", "hold after Holm, by a p"], counts, name="counts")
+    header = ["of", *HEADER[:2], "difference (95 %)", *HEADER[3:5], "Holm's p", *HEADER[5:]]
+    tables = []
+    for holds, (heading, file) in _TABLES.items():
+        shown = [worth for worth, _ in rows[holds]] if holds is not None else []
+        whole = [row for _, row in rows[holds]]
+        tables.append(Table(header, whole, shown, file, heading))
     return Section([first, *tables])
 
 
-#: What the tables of the sources are called.
-_FILES = "bird", "uhlmann", "joudaki", "su", "library", "fields"
 #: Without these there is little to judge: one's own runs want no verdicts.
 DIGESTS = {"verdicts": Digest(("cifar10", "char-lm"), _verdicts, ("docs/verdicts.md",))}

@@ -181,7 +181,7 @@ def sections(
         trials = {key: len(each) for key, each in grouped(points, lambda point: point[0]).items()}
         _figure(results, look, heading, folder / f"{name}-{suffix}.png", drawn)
         machines = " ".join(dict.fromkeys(machine(r["environment"]) for r in results))
-        loosely = "Time per step is processor time, as a ratio to Adam's, often of another day: compare it loosely."
+        loosely = "Time per step is processor time, in Adam's steps, often of another day."
         caption = f"{look.about} {loosely} {machines}"
         found[f"{name}-{suffix}"] = Section([f"**{heading}**", _table(results, look, trials, drawn), caption])
     return found

@@ -268,8 +268,8 @@ def _run(options: argparse.Namespace, store: Store) -> None:
 
 #: What the names of the rows have that a page shows of a suite with many.
 WORTH = {
-    "layers": r"\(512, 1024, 1024\)|\(32, 3072, 32\)|training step|3×3, \(32, 64",
-    "whitened": r"every 10(, rank 16|, 256 rows)?$",
+    "layers": r"\(512, 1024, 1024\), |\(32, 3072, 32\) first, D|training step \[3072|3×3, \(32, 64",
+    "whitened": r"every 10(, rank 16)?$",
 }
 
 

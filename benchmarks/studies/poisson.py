@@ -221,11 +221,10 @@ _LOOK = Look(
     lambda difference: f"× {10**difference:.2f}",
     logarithmic=True,
     about="Relative L2 error over 9,000 points, median and quartiles over seeds, each with a network and points of its "
-    "own. Learning rate and damping are the best of an arm's trials of 30 seconds (of the heat equation, and of arms "
-    "that have not run for a minute, of 1,000 steps), with points that stay. Differences are ratios of geometric "
-    "means, p of the paired t test of logarithms. Learning rates rise over 20 steps and fall to 0 by a cosine; LBFGS "
-    "(history 50, strong Wolfe) keeps its own. Muon "
-    "trains the inner matrices, Adam the rest.",
+    "own. Learning rate and damping are the best of an arm's trials, whose points stay. A trial of Poisson's equation "
+    "takes 30 seconds if the arm has run for a minute; all others take 1,000 steps. Differences are ratios of "
+    "geometric means, p of the paired t test of logarithms. Learning rates rise over 20 steps and fall to 0 by a "
+    "cosine; LBFGS (history 50, strong Wolfe) keeps its own. Muon trains the inner matrices, Adam the rest.",
 )
 
 

@@ -25,12 +25,6 @@ def seeds(file, **wanted):
     return reached(file, **wanted)(STORES)
 
 
-def in_paper_order(activation, file="table1-reduced"):
-    """Spearman's ρ with the paper's means, and its p."""
-    rank, _ = table1.ranked(results(file), activation)
-    return rank.statistic, rank.pvalue
-
-
 def p(ours, theirs):
     return ttest_ind(ours, theirs, equal_var=False).pvalue
 
@@ -44,10 +38,10 @@ def speed(suite, *parts, of="time_ratio"):
 
 
 def measurements():
-    """What one `divergence` takes, in training steps: the least and the most but of affine-like layers, and theirs."""
+    """What one `divergence` takes, in training steps: the least and the most but of affine-like layers."""
     rows = {row["what"]: row["time_ratio"]["median"] for (found,) in [results("divergence")] for row in found["cost"]}
     others = [ratio for name, ratio in rows.items() if name != AFFINE]
-    return min(others), max(others), rows[AFFINE]
+    return min(others), max(others)
 
 
 def whitened_steps(batch, *variants):
@@ -91,13 +85,6 @@ def lead(file, method, rival, **wanted):
     """How many points a method is ahead of another one, and p."""
     own, other = (seeds(file, method=name, **wanted) for name in (method, rival))
     return fmean(own) - fmean(other), p(own, other)
-
-
-def wide():
-    """At [128, 128, 128], affine-like layers with Muon; by how much batch-ideal with SGD is ahead, if clearly."""
-    own = seeds("mlp-wide-tuned", method=AFFINE, optimizer="muon")
-    ideal = seeds("cifar10-trials-128", method=IDEAL, optimizer="sgd", epochs=15)
-    return [fmean(own), fmean(ideal) - fmean(own)] if p(own, ideal) < 0.001 else []
 
 
 def other_pairs():

@@ -17,7 +17,6 @@ from .measured import (
     free,
     freed,
     ideal_steps,
-    in_paper_order,
     interval,
     lead,
     longer,
@@ -32,21 +31,8 @@ from .measured import (
     tuned_cnn,
     unnormalised,
     whitened_steps,
-    wide,
 )
 
-#: What the first paragraphs of several pages say of networks without normalisers.
-LEAD = (
-    "the test loss of its LayerNorm counterpart (95 % of the difference from {:+.3f} to {:+.3f}). After 2,000 it is "
-    "{:.3f} nats above LayerNorm whose embeddings have a learning rate of their own; with such a rate as well {:.3f}, "
-    "and with one LayerNorm, before the head, {:.3f} below",
-    lambda: [
-        *interval(*freed("input-held-muon", "muon")),
-        longer(embedding_lr=None)[1][0],
-        longer()[1][0],
-        -longer("head-layernorm")[1][0],
-    ],
-)
 #: What the README says holds after Holm's correction, and what alone; beginnings of claims.
 SURVIVE = (
     *(f"… `Whitened` {name} without a normaliser is ahead of {name}" for name in ("Adam", "Muon", "SOAP")),
@@ -155,104 +141,46 @@ QUOTES = {
         ("of its {} claims of structural forms with tanh {} hold, none of them after Holm's correction", structural),
     ],
     "docs/results/mlp.md": [
-        ("after 15 DyT with SGD is {:.1f} points below (p = {:.2f})", lambda: lead(
+        ("DyT with SGD is {:.1f} points below (p = {:.2f})", lambda: lead(
             "mlp-tuned", IDEAL, "dyt", optimizer="sgd", activation="tanh")),
-        ("(Spearman's ρ {:+.2f}, p = {:.4f})", lambda: in_paper_order("tanh")),
-        ("is not** (−{:.2f}, p = {:.2f})", lambda: (lambda rank, q: (-rank, q))(*in_paper_order("leaky-relu"))),
-        ("with the paper's means is {:+.2f} (p = {:.4f}) and {:+.2f} (p = {:.2f})", lambda: [
+        ("(Spearman's ρ {:+.2f}, p = {:.4f}); with leaky ReLU they do not (ρ {:+.2f}, p = {:.2f})", lambda: [
             *ranked_at_length("tanh"), *ranked_at_length("leaky-relu")]),
-        ("after 100 epochs it ends {:.1f} points below affine-like layers", at_32),
-        ("with SGD `Proportional` ends {:.1f} points below no normaliser, `Disproportional` {:.1f}", lambda: [
-            lead("mlp-tuned", "none", rival, optimizer="sgd", activation="tanh")[0]
-            for rival in ("proportional", "disproportional")]),
-        ("affine-like layers end {:.1f} points below no normaliser, `Proportional` {:.1f} and `Disproportional` {:.1f}",
-         lambda: [lead("mlp-one-row", "none", rival)[0]
-                  for rival in ("affine-like", "proportional", "disproportional")]),
-        ("end at {:.1f} % after 15 epochs (three seeds), {:.1f} points below `BatchIdeal` with SGD (p < 0.001)", wide),
-        ("has {:.1f} % on held-out data, where theirs has {:.1f}", lambda: [max(
-            r["score"] for r in STORES["mlp-wide-tuned"].read("search") if r["settings"]["method"] == m)
-            for m in (NONE, "affine-like")]),
-        ("BatchNorm leads there, {:.1f} points ahead of `BatchIdeal` (p < 0.001)", lambda: [ahead for ahead, p in [
-            lead("cifar10-tuned", BATCHNORM, IDEAL, activation="leaky-relu", optimizer="adam")] if p < 0.001]),
-        ("explicit √d, level with absorbed, is {:.1f} points ahead of LayerNorm", lambda: lead(
-            "elementwise", "dyt-sqrt-d", "layernorm")[:1]),
+        ("at batch 32 with tanh it ends {:.1f} points below affine-like layers", at_32),
     ],
     "docs/results/convolutions.md": [
         ("{:.1f} points over no normaliser (p < 0.001), {:.1f} below `Whitened` (p = {:.2f})", lambda: [*(
             gain for gain, p in [lead("cnn-pool-tuned", "mac", NONE, optimizer="adam")] if p < 0.001), *lead(
                 "cnn-pool-tuned", "whitened", "mac", optimizer="adam")]),
-        ("and above LayerNorm (p = {:.2f})", lambda: [q for d, q in [lead("cnn", WHITE, "layernorm")] if d > 0]),
-        ("Whitening gains {:.1f} points with SOAP** (p < 0.001)", lambda: [gain for gain, p in [
-            lead("cnn-pool-tuned", "whitened", "none", optimizer="soap")] if p < 0.001]),
     ],
     "docs/results/unit-consistency.md": [
         ("it is {:.1f} points behind BatchNorm** (p < 0.001)", lambda: [-gain for gain, p in [
             lead("uc-long", "uc-network", "batchnorm")] if p < 0.001]),
     ],
     "docs/results/costs.md": [
-        ("in a plain loop, takes {:.1f} and {:.1f} times as long", ideal_steps),
-        ("cost {:.0f} % on a large layer", lambda: [100 * speed("layers",
-         "Linear (512, 1024, 1024), Disproportional")[1] - 100]),
-        ("shows: {:.0f} to {:.0f} % there", lambda: [
-            100 * speed("layers", "Linear (128, 512, 512), P")[0] - 100, 100 * speed("layers",
-                "Linear (32, 3072, 32)")[1] - 100]),
-        ("slower with fewer: {:.2f} times with 128 rows, {:.2f} with 32", lambda: [speed("batch-ideal", f"({rows}, ")[0]
-            for rows in (128, 32)]),
-        ("one measurement costs {:.1f} to {:.1f} training steps, and {:.1f} with affine-like layers", measurements),
-        ("costs {:.1f} to {:.1f} times a linear layer", lambda: speed("layers", "Linear", "BatchIdeal")),
-        ("and {:.1f} to {:.1f} times a convolution", lambda: speed("layers", "Conv2d", "BatchIdeal")),
         ("cost {:.0f} to {:.0f} times a training step", lambda: [round(t, -1) if t > 100 else t for t in speed("layers",
          "jacobian.backward")]),
-        ("{:.1f} GB per row", lambda: [1024 * (1024 * 1024 + 1024) * 4 / 1e9]),
-        ("rank 16 costs {:.2f}× (AdamW) and {:.2f}× (Muon)**; without a rank {:.2f}× and {:.2f}×",
-         lambda: whitened_steps(16, ", rank 16", "")),
-        ("and {:.2f}× and {:.2f}× if 256 of the rows count", lambda: whitened_steps(16, ", 256 rows")),
-        ("it costs {:.2f}× and {:.2f}×**, and rank 16 costs {:.2f}× and {:.2f}×",
-         lambda: whitened_steps(128, "", ", rank 16")),
-        ("With 256 rows all of it costs {:.2f}× and {:.2f}×", lambda: whitened_steps(128, ", 256 rows")),
-        ("step costs {:.2f} to {:.2f}× at 1,024 rows**", lambda: speed("input-scaled", "batch 16")),
-        ("{:.3f}× with AdamW, {:.3f}× with `hold` too, and {:.3f}× with Muon", lambda: [
-            *speed("input-scaled", "AdamW, batch 16"), speed("input-scaled", "Muon, batch 16")[0]]),
-        ("quartiles can tell: {:.2f} to {:.2f}×", lambda: speed("input-scaled", "batch 128")),
-        ("A step costs {:.1f} to {:.1f} times that of foreach AdamW", lambda: speed("unit-consistent", "memory fresh")),
-        ("step, and {:.1f} to {:.1f} times where the allocator keeps it",
-         lambda: speed("unit-consistent", "memory kept")),
+        ("one measurement of `divergence` {:.1f} to {:.1f} training steps", measurements),
+        ("a step costs {:.2f} to {:.2f}× at 1,024 rows", lambda: speed("input-scaled", "batch 16")),
+        ("A step of `UnitConsistent` costs {:.1f} to {:.1f} times that of foreach AdamW",
+         lambda: speed("unit-consistent", "memory fresh")),
+        ("step, and {:.1f} to {:.1f} times where the allocator keeps it; {:.1f} to {:.1f} times with 0.3 M",
+         lambda: [*speed("unit-consistent", "memory kept"), *speed("unit-consistent", "0.3 M")]),
         ("Memory is {:.1f} times the optimizer's", lambda: [speed("unit-consistent", "10.2 M", of="memory_ratio")[0]]),
-        ("Python: {:.1f} to {:.1f} times with 0.3 M", lambda: speed("unit-consistent", "0.3 M")),
-        ("costs {:.0f} and {:.0f} % more than RMSNorm", lambda: [100 * t - 100 for t in speed("structural",
-         "AffineLikeLinear", "compiled")]),
-        ("between {:.2f} and {:.2f} times a convolution and BatchNorm", lambda: speed("structural", "PatchNorm",
-         "compiled")),
-        ("{:.1f} times as fast for the plain network and {:.1f} times with a correction; on "
-         "tensors already in memory {:.1f} and {:.1f} times",
-         lambda: [speed("trainer", source, m)[0] for source in ("image files", "in memory") for m in (NONE,
-             "proportional")]),
     ],
     "docs/results/language-model.md": [
-        LEAD,
-        ("is level on validation and {:.3f} above on test (p = {:.3f})", lambda: [n for (_, q), test in [free(
-            "muon", "muon")] for n in test if q > 0.05]),
-        ("SOAP ends {:.3f} above it (p = {:.2f}), Muon alone {:.3f} (p = {:.3f})", lambda: [
-            *above_held("soap"), *above_held("muon")]),
-        ("takes {:.2f} nats off AdamW and {:.3f} off Muon", lambda: [
+        ("`Whitened` takes {:.2f} nats off AdamW and {:.3f} off Muon", lambda: [
             -free(f"whitened-{m}", m, "layernorm", None)[1][0] for m in ("adamw", "muon")]),
-        ("is {:.3f} behind its LayerNorm counterpart on validation (p = {:.2f}) and {:.3f} on test (p = {:.3f})",
-         lambda: [x for pair in longer() for x in pair]),
-        ("ends {:.3f} below its LayerNorm counterpart on validation (p = {:.3f}) and {:.3f} below on test (p = {:.3f})",
-         lambda: [x for d, q in longer("head-layernorm") for x in (-d, q)]),
+        ("`InputScaled(hold=True)` takes {:.3f} nats off Muon", lambda: above_held("muon")[:1]),
+        ("Muon to within {:.3f} nats of Muon with LayerNorm (p = {:.3f})", lambda: free("muon", "muon")[1]),
+        ("the test loss of its LayerNorm counterpart** with Muon (95 % of the difference from {:+.3f} to {:+.3f})",
+         lambda: interval(*freed("input-held-muon", "muon"))),
+        ("SOAP ends {:.3f} above it (p = {:.2f})", lambda: above_held("soap")),
+        ("After 2,000 steps it is {:.3f} nats above LayerNorm, with a learning rate of their own for the embeddings of "
+         "both {:.3f}, and with one LayerNorm, before the head, {:.3f} below", lambda: [
+             longer(embedding_lr=None)[1][0], longer()[1][0], -longer("head-layernorm")[1][0]]),
     ],
-    "docs/coordinates/whitened.md": [
-        ("rank 16 costs {:.2f}× (AdamW) and {:.2f}× (Muon)", lambda: whitened_steps(16, ", rank 16"))],
     "docs/coordinates/unit-consistent.md": [
         ("costs {:.1f} to {:.1f} times", lambda: speed("unit-consistent", "10.2 M"))],
-    "docs/index.md": [
-        ("gives {:.0f} to {:.0f} dB to a ReLU network", fields.PAGE[1][1]),
-        ("ends {:.2f} nats below AdamW with it", lambda: [-free("whitened-adamw-16", "adamw")[1][0]]),
-    ],
-    "docs/results/index.md": [
-        *fields.INDEX,
-        ("without norms `InputScaled` takes {:.3f} nats off Muon", lambda: above_held("muon")[:1]),
-    ],
     "docs/results/fields.md": fields.PAGE,
     "docs/layers/affine-like.md": [
         ("costs {:.0f} and {:.0f} % more", lambda: [100 * t - 100 for t in speed("structural", "AffineLikeLinear",

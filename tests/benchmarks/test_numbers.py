@@ -11,17 +11,19 @@ from .test_report import ROOT
 #: Page → numbers that are no results: settings, sizes, versions and equations.
 SETTINGS = {
     "README.md": "32 15 40 1 3.11 2.9 400 2.15 64 500 512 0.1 0.001 10⁻³ 2.2·10⁻⁵ 20 21 2015 2022 2024 2025",
-    "docs/results/mlp.md": "3072 3,072 32 10 0 1 −1 100 15 20 40 0.3 3 0.1 8 128 10⁻³ 1,797 50 75 2025 30 2 4 5 16 64 "
-    "256 21 35 37",
-    "docs/results/costs.md": "512 128 1,024 8,192 10 3 2 1",
-    "docs/results/convolutions.md": "3 2 10⁻³ 1 16 2025",
-    "docs/results/unit-consistency.md": "3072 32 10 30 0.1 0.01 4·10⁻⁵ 4·10⁻³ 1 2 0 10⁻¹⁰ 2025",
-    "docs/results/isometry.md": "512 1 0 30 1000 10 0.5 0.01 2023 2025",
-    "docs/results/language-model.md": "100 400 128 3 0.3 1 0.1 10 16 2,000 0.02 0 5 0.03 0.01 0.003 0.005 8 1,024 256 "
-    "64 4",
-    "docs/results/index.md": "400 10⁴",
-    "docs/results/fields.md": "2.2·10⁻⁵ 2405.15603 60 64 512 128 2,000 16 100 10⁴ 1 32 256",
-    "docs/verdicts.md": "0.05 95",
+    "docs/results/mlp.md": "3072 32 10 0 15 40 128 10⁻³ 8 1,797 2025 1 30 2 5 16",
+    "docs/results/costs.md": "1,024 10 2 3",
+    "docs/results/convolutions.md": "3 2 10⁻³ 1 2025",
+    "docs/results/unit-consistency.md": "3072 32 10 30 2 2025",
+    "docs/results/isometry.md": "512 1 0 1000 10 2023",
+    "docs/results/language-model.md": "400 128 3 8 1 16 2,000 0.02 64 256 1,024",
+    "docs/results/index.md": "1",
+    "docs/results/fields.md": "2.2·10⁻⁵ 2405.15603 2402.01868 512 256 10⁴ 1",
+    "docs/verdicts.md": "0.05",
+    "docs/chooser.md": "16",
+    "docs/index.md": "",
+    "docs/which-step.md": "1 2",
+    "docs/coordinates/whitened.md": "1 2 1507.00210 2017 2022 2410.23970 2021",
 }
 NUMBER = re.compile(r"(?<![\w.\-−])[−+]?\d[\d,]*(?:\.\d+)?(?:·10)?[⁻⁰¹²³⁴⁵⁶⁷⁸⁹]*")
 

@@ -219,6 +219,18 @@ def test_a_page_leaves_out_columns_that_there_are(tmp_path):
         insert(page, {"x": section}, tmp_path)
 
 
+def test_one_link_leads_to_the_tables_of_several_sections(tmp_path):
+    sections, page = {name: Section([Table(["name"], [[name]])]) for name in ("one", "two")}, tmp_path / "page.md"
+    page.write_text("<!-- link:one two --><!-- end -->")
+    filled = insert(page, sections, tmp_path)
+    assert "All rows: [one.csv](./one.csv), [two.csv](./two.csv)." in filled
+    page.write_text(filled)
+    assert insert(page, sections, tmp_path) == filled
+    page.write_text("<!-- link:one three --><!-- end -->")
+    with pytest.raises(ValueError, match="wants results 'three'"):
+        insert(page, sections, tmp_path)
+
+
 def test_report_fills_all_pages_or_none(tmp_path, capsys):
     reported(tmp_path, "compare", [result()], name="mine")
     pages = [tmp_path / "one.md", tmp_path / "two.md"]
@@ -284,7 +296,8 @@ def test_every_section_and_figure_of_the_committed_results_is_on_its_page(fresh)
         (longest,) = sorted((file for file in own if name.startswith(file)), key=len)[-1:] or [None]
         for page in DIGESTS[name].pages if name in DIGESTS else [own[longest]]:
             text = (ROOT / page).read_text()
-            assert re.search(rf"<!-- (?:results|caption|link):{re.escape(name)}(?: without .*)? -->", text), page
+            places = re.findall(r"<!-- (?:results|caption|link):(.+?)(?: without .*?)? -->", text)
+            assert name in " ".join(places).split(), page
     text = "".join(page.read_text() for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
     shown = set(re.findall(r"\(\S*figures/(\S+\.png)\)", text))
     assert {figure.name for figure in (ROOT / "docs" / "figures").glob("*.png")} == shown

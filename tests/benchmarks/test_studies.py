@@ -17,8 +17,8 @@ from .test_report import ROOT
 
 @pytest.fixture
 def mine(tmp_path, monkeypatch):
-    """The study of docs/contributing.md in a file of its own, its name in the list."""
-    ((code, _),) = python_blocks(ROOT / "docs" / "contributing.md")
+    """The study of CONTRIBUTING.md in a file of its own, its name in the list."""
+    ((code, _),) = python_blocks(ROOT / "CONTRIBUTING.md")
     (tmp_path / "planted.py").write_text(code)
     monkeypatch.setattr(package, "__path__", [*package.__path__, str(tmp_path)])
     with monkeypatch.context() as added:

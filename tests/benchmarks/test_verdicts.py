@@ -11,7 +11,7 @@ from benchmarks.core.store import Store
 from benchmarks.core.table import spearman
 from benchmarks.digests import claims_of_papers, judges
 from benchmarks.digests.judges import Claim, Finding, ahead, best, every, level, line, reached
-from benchmarks.digests.verdicts import CLAIMS, DIGESTS, decide, holm, whole_p
+from benchmarks.digests.verdicts import CLAIMS, DIGESTS, decide, holm, is_shown, whole_p
 from benchmarks.studies import RECIPES, STUDIES
 
 from .test_report import result
@@ -26,12 +26,39 @@ def sample(values):
 
 def test_difference_counts_where_welchs_p_says_so():
     found = ahead(sample(HIGH), sample(LOW))({})
-    p = stats.ttest_ind(HIGH, LOW, equal_var=False).pvalue
-    assert found == Finding(True, "51.00 ± 0.58 against 41.33 ± 0.88, +9.67", "3, 3", f"{p:.2g}")
+    test = stats.ttest_ind(HIGH, LOW, equal_var=False)
+    ends = "from {:+.3g} to {:+.3g}".format(*test.confidence_interval(0.95))
+    figure = f"51.00 ± 0.58 against 41.33 ± 0.88, +9.67, 95 % {ends}"
+    assert found == Finding(True, figure, "3, 3", f"{test.pvalue:.2g}")
     assert ahead(sample(LOW), sample(HIGH))({}).holds is False
     assert ahead(sample(LOW), sample(HIGH), lower=True)({}).holds is True
     assert ahead(sample(HIGH), sample(WIDE))({}).holds is None
     assert stats.ttest_ind(HIGH, WIDE, equal_var=False).pvalue > 0.05
+
+
+def test_paired_difference_is_that_of_the_problems_that_both_learned():
+    own, other = {1: 1.0, 2: 2.0, 3: 3.0, 4: 9.0}, {1: 2.1, 2: 2.9, 3: 4.3}
+    found = judges.judged_in_pairs(own, other, float, lower=True)
+    test = stats.ttest_rel([1.0, 2.0, 3.0], [2.1, 2.9, 4.3])
+    ends = "from {:+.3g} to {:+.3g}".format(*test.confidence_interval(0.95))
+    assert found == Finding(True, f"-1.10, 95 % {ends}", "3", f"{test.pvalue:.2g}")
+    assert judges.judged_in_pairs(own, other, float).holds is False
+
+
+def test_runs_shorter_than_the_claims_leave_it_undecided(tmp_path):
+    store = Store(tmp_path / "fig2.jsonl", "fig2")
+    store.add("a", result("none", accuracies=(LOW,), epochs=10))
+    held = Finding(True, "figure", "3", "0.01")
+    for epochs, wanted in ((10, held), (100, held._replace(holds=None, word="10 of 100 epochs"))):
+        assert judges.at_length(lambda stores: held, "fig2", epochs)({"fig2": store}) == wanted
+
+
+def test_a_page_shows_what_holm_leaves_decided_and_losses_of_this_library():
+    held, refuted, undecided = (Finding(holds, p="0.01") for holds in (True, False, None))
+    assert [is_shown("This library", held, p) for p in (0.01, 0.2, None)] == [True, False, False]
+    assert is_shown("This library", refuted, 0.9)
+    assert not is_shown("Bird 2025", refuted, 0.9)
+    assert not is_shown("This library", undecided, 0.01)
 
 
 def test_level_is_an_interval_within_the_margin():

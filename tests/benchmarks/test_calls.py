@@ -1,0 +1,66 @@
+"""The tables of calls and settings say what the committed results say, by scipy's intervals."""
+
+import math
+from statistics import fmean
+
+import pytest
+from scipy import stats
+
+from benchmarks.digests.calls import CALLS, _name, from_this_library
+from benchmarks.methods import METHODS
+from benchmarks.studies.coordinates import psnr
+
+from .measured import STORES, results, tuned_cnn
+from .quotes_fields import fitted, solutions
+
+
+@pytest.fixture(scope="module")
+def found():
+    return {call.task: call.evidence(STORES) for call in CALLS}
+
+
+def test_gain_of_a_picture_is_that_of_the_paired_test(found):
+    own, bare = (fitted("none", "soap", how, network="fourier") for how in ("whitened", "none"))
+    test = stats.ttest_rel([psnr(own[key]) for key in own], [psnr(bare[key]) for key in own])
+    gain = found["picture, Fourier features, SOAP"].gain
+    assert [gain.numbers["low"], gain.numbers["high"]] == pytest.approx(list(test.confidence_interval(0.95)))
+    assert gain.text.startswith(f"{fmean(psnr(own[k]) - psnr(bare[k]) for k in own):+.1f} dB [")
+
+
+def test_gain_of_an_equation_is_a_factor(found):
+    own, bare = (solutions("soap", how, seconds=60.0) for how in ("whitened", "none"))
+    factor = math.prod(own[key] / bare[key] for key in own) ** (1 / len(own))
+    assert found["Poisson's equation, a minute, SOAP"].gain.numbers[""] == pytest.approx(factor)
+
+
+def test_gain_of_a_classifier_is_that_of_welchs_test_and_the_rival_the_best_without_this_library(found):
+    evidence = found["CNN without a normaliser, Adam"]
+    test = stats.ttest_ind(tuned_cnn("whitened-16"), tuned_cnn("none"), equal_var=False)
+    assert [evidence.gain.numbers[end] for end in ("low", "high")] == pytest.approx(test.confidence_interval(0.95))
+    others = {
+        (r["settings"]["method"], r["settings"]["optimizer"]): fmean(r["test_accuracy"][-1])
+        for r in results("cnn-pool-tuned")
+        if not from_this_library(r["settings"]["method"])
+    }
+    method, optimizer = max(others, key=others.get)
+    assert evidence.rival.numbers[""] == f"{METHODS[method].label}, {optimizer.title()}"
+    assert evidence.rival.numbers["difference"] == pytest.approx(fmean(tuned_cnn("whitened-16")) - max(others.values()))
+
+
+def test_settings_are_those_of_the_runs(found):
+    for optimizer in ("adam", "soap"):
+        runs = {
+            r["settings"]["method"]: r["settings"] for r in results("poisson")
+            if r["settings"]["optimizer"] == optimizer and r["settings"].get("seconds") == 60.0
+            and r["settings"].get("rows") is None and r["settings"]["equation"] == "poisson"
+        }  # fmt: skip
+        evidence = found[f"Poisson's equation, a minute, {optimizer.replace('soap', 'SOAP').replace('adam', 'Adam')}"]
+        assert evidence.rates == (runs["none"]["lr"], runs["whitened"]["lr"])
+        assert evidence.damping == runs["whitened"]["damping"]
+
+
+def test_what_wraps_is_named_with_its_options_and_counted_as_of_this_library():
+    assert _name(METHODS["whitened-16"].by_inputs) == "`Whitened(rank=16)`"
+    assert _name(METHODS["batch-ideal"].correction) == "`BatchIdeal`"
+    assert [from_this_library(m) for m in ("whitened", "proportional", "uc-network")] == [True] * 3
+    assert [from_this_library(m) for m in ("none", "mac", "batchnorm", "dyt")] == [False] * 4
