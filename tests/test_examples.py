@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from examples import char_lm, log_metrics
+from examples import char_lm, fit_image, log_metrics
 from examples.char_lm import load
 from examples.gpt import GPT
 
@@ -105,3 +105,15 @@ def test_metrics_of_every_layer_are_drawn(tmp_path, capsys):
     _, numbers = log_metrics.train(torch.rand(8, 8, 3), 5, 4)[-1]
     for key in log_metrics.PANELS:
         assert sum(name.endswith(f".weight/{key}") for name in numbers) == 10
+
+
+def test_picture_is_learned_in_steps_of_equal_time_and_drawn(tmp_path, capsys):
+    fit_image.main(["--size", "8", "--steps", "10", "--out", str(tmp_path / "fit.png")])
+    *lines, last = capsys.readouterr().out.splitlines()
+    assert last == f"picture: {tmp_path / 'fit.png'}"
+    assert (tmp_path / "fit.png").stat().st_size > 1000
+    printed = dict(line.split(": ") for line in lines[-len(fit_image.FITS) :])
+    assert printed.keys() == fit_image.FITS.keys()
+    assert ", 10 steps, " in printed["Adam"]
+    assert f", {round(fit_image.FITS['SOAP'].steps / 50)} steps, " in printed["SOAP"]
+    assert all(float(line.split(" dB")[0]) > 0 for line in printed.values())

@@ -6,7 +6,7 @@ a step, which is measured first. Settings are chosen after that time, too, on cr
 
 import argparse
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -19,7 +19,7 @@ from ..core.store import Result, Store
 from ..core.study import Recipe, Sections, Study
 from ..core.table import Cell, Row, Section, Table, estimate, exact, grouped, machine
 from ..core.tune import around, choose
-from ..fields.report import Comparison, arm, compared, errors
+from ..fields.report import arm, compared, errors
 from ..fields.run import label
 from ..speed import jobs
 from ..speed.timing import interleaved, ratio
@@ -36,8 +36,6 @@ TUNED_ON = (12, 13, 14, 15)
 SHOWN = tuple(range(2, 12))
 #: Steps of Adam, whose time every arm has.
 STEPS = 500
-#: Searches of bare Adam by other seeds, which tell how much of a difference tuning alone can make.
-AGAIN = (100, 200)
 #: Deviations of the frequencies that bare Adam and SOAP try at their first learning rates, judged by held-out pixels.
 DEVIATIONS = (1.5, 3.0, 6.0, 12.0)
 _HUES = {"adam": "tab:blue", "muon": "tab:orange", "soap": "tab:green"}
@@ -65,50 +63,66 @@ def prices(store: Store) -> dict[str, dict[str, Any]]:
     return store.read("prices")[0]["time_ratio"]
 
 
-def _on(run: CoordinateRun, crops: Iterable[int], seed: int = 0) -> list[CoordinateRun]:
-    return [replace(run, crop=crop, seed=seed + crop) for crop in crops]
-
-
-def _chosen(first: CoordinateRun, trials: int, store: Store, part: str = "search", seed: int = 0) -> CoordinateRun:
-    each = partial(_on, crops=TUNED_ON, seed=seed)
-    search = around(first, trials)
-    (best,) = choose([search], COORDINATES, store, lambda error: -psnr(error), part=part, each=each)
-    return best
+def _on(run: CoordinateRun, crops: Iterable[int]) -> list[CoordinateRun]:
+    return [replace(run, crop=crop, seed=crop) for crop in crops]
 
 
 def _run(options: argparse.Namespace, store: Store) -> None:
     measure(store, {"prices": partial(measured_prices, options.rounds)})
-    shown, chosen = SHOWN[: options.crops], dict[Arm, CoordinateRun]()
-    for each in ARMS:
-        steps = round(options.steps / prices(store)[label(like(each))]["median"])
-        chosen[each] = _chosen(like(each, steps=max(1, steps), time_of=options.steps), options.trials, store)
-        run_all(_on(chosen[each], shown), COORDINATES, store)
-    for run in chosen.values():
-        run_all(_on(replace(run, steps=options.steps, time_of=None), shown), COORDINATES, store)
-    for run in chosen.values():
-        run_all(_on(replace(run, held_out=True), shown), COORDINATES, store)
-    adam = like(ARMS[0], steps=options.steps, time_of=options.steps)
-    for seed in AGAIN:
-        again = _chosen(adam, options.trials, store, _part(seed), seed)
-        run_all(_on(again, shown), COORDINATES, store, part=_part(seed))
     for each, deviation in product(ARMS[:2], DEVIATIONS):
-        run = like(each, steps=options.steps, held_out=True, deviation=deviation)
+        run = like(each, steps=max(1, options.steps // 2), held_out=True, deviation=deviation)
         run_all(_on(run, TUNED_ON), COORDINATES, store, part="deviation")
+    shown = SHOWN[: options.crops]
+    for arms in (ARMS[:6], ARMS[6:]):
+        runs = [_chosen(each, options, store) for each in arms]
+        for run in runs:
+            if run.steps != options.steps:
+                run_all(_on(replace(run, steps=options.steps, time_of=None), shown), COORDINATES, store)
+        for run in runs:
+            run_all(_on(replace(run, held_out=True), shown), COORDINATES, store)
 
 
-def _part(seed: int) -> str:
-    return f"again-{seed}"
+def _chosen(arm: Arm, options: argparse.Namespace, store: Store) -> CoordinateRun:
+    """Search an arm's settings after equal time, and run it with the best on the crops that are shown."""
+    steps = max(1, round(options.steps / prices(store)[label(like(arm))]["median"]))
+    search = around(like(arm, steps=steps, time_of=options.steps), options.trials)
+    each = partial(_on, crops=TUNED_ON)
+    (best,) = choose([search], COORDINATES, store, lambda error: -psnr(error), each=each)
+    run_all(_on(best, SHOWN[: options.crops]), COORDINATES, store)
+    return best
 
 
-def _trials(results: Iterable[Result], of: Callable[[Result], Any]) -> dict[Any, int]:
-    """Arm → how many settings its trials tried."""
-    points = {(of(r), r["settings"]["lr"], r["settings"].get("damping")) for r in results}
-    return {key: len(each) for key, each in grouped(points, lambda point: point[0]).items()}
+def tuning_spread(trials: Mapping[Any, Mapping[int, float]]) -> float:
+    """By how much two searches on different crops differ: the mean over the three ways to halve the four crops.
+
+    Each half chooses its settings, and both choices are judged on all four crops.
+
+    Args:
+        trials: settings → crop → PSNR.
+    """
+
+    def mean(settings: Any, crops: Iterable[int]) -> float:
+        return statistics.fmean(trials[settings][crop] for crop in crops)
+
+    first, *others = TUNED_ON
+    halves = [((first, other), tuple(crop for crop in others if crop != other)) for other in others]
+    choices = [[max(trials, key=partial(mean, crops=half)) for half in pair] for pair in halves]
+    return statistics.fmean(abs(mean(one, TUNED_ON) - mean(other, TUNED_ON)) for one, other in choices)
+
+
+def _trials(store: Store) -> dict[Arm, dict[Any, dict[int, float]]]:
+    """Arm → settings → crop → PSNR; where a trial broke down it is that of a picture without a signal."""
+    trials: dict[Arm, dict[Any, dict[int, float]]] = {}
+    for r in store.read("search"):
+        settings, error = r["settings"], r["score"]
+        of_arm = trials.setdefault(arm(r)[:3], {}).setdefault((settings["lr"], settings.get("damping")), {})
+        of_arm[settings["crop"]] = psnr(error) if error is not None else 0.0
+    return trials
 
 
 def _gain(results: Sequence[Result], bare: Sequence[Result]) -> str | Cell:
     """By how much an arm is ahead of the bare optimizer, crop by crop."""
-    difference, p, n = Comparison(*compared(errors(results), errors(bare), psnr))
+    difference, p, n = compared(errors(results), errors(bare), psnr)
     return Cell(f"{difference:+.1f} ({p:.2g})", {"difference": difference, "p": p, "n": n}) if n > 1 else ""
 
 
@@ -116,39 +130,24 @@ def _decibels(results: Sequence[Result]) -> str | Cell:
     return estimate([psnr(error) for error in errors(results).values()], 1) if results else ""
 
 
-def _again(store: Store, count: int) -> list[Row]:
-    """A row for every further search of bare Adam: its rate, and what it reaches on the crops that are shown."""
-    rows = list[Row]()
-    for number, seed in enumerate(AGAIN, start=2):
-        runs = store.read(_part(seed))
-        if shown := [r for r in runs if r["settings"]["crop"] not in TUNED_ON]:
-            trials = _trials((r for r in runs if r not in shown), lambda _: None)[None]
-            settings, values = shown[-1]["settings"], [psnr(r["score"]) for r in shown]
-            cells = [exact(settings["lr"]), "", exact(trials), exact(1.0, ".2f"), exact(settings["steps"])]
-            name = f"{label(settings)}, tuned by other seeds ({number})"
-            rows.append([name, *cells, estimate(values, 1), *[""] * (count - 7)])
-    return rows
-
-
-def _table(store: Store, kinds: Sequence[dict[Arm, list[Result]]]) -> Table:
-    times, trials = prices(store), _trials(store.read("search"), lambda r: arm(r)[:3])
-    in_time, in_steps, held_out = kinds
-    header = ["arm", "learning rate", "damping", "trials", "time per step", "steps in equal time"]
-    header += ["PSNR in equal time, dB", "against the bare optimizer (p)"]
+def _table(store: Store, kinds: Sequence[Mapping[Arm, list[Result]]]) -> Table:
+    times, trials, (in_time, in_steps, held_out) = prices(store), _trials(store), kinds
+    header = ["arm", "learning rate", "damping", "trials", "spread of tuning, dB", "time per step"]
+    header += ["steps in equal time", "PSNR in equal time, dB", "against the bare optimizer (p)"]
     header += ["PSNR after equal steps, dB", "against the bare optimizer after equal steps (p)"]
     header.append("PSNR of held-out pixels, dB")
     rows = list[tuple[float, Row]]()
     for key, results in in_time.items():
         settings, bare = results[0]["settings"], ("none", key[1], "none")
         cells: list[str | Cell] = [label(settings), exact(settings["lr"]), exact(settings.get("damping"))]
-        cells += [exact(trials.get(key)), exact(times[label(settings)]["median"], ".2f"), exact(settings["steps"])]
+        cells += [exact(len(trials[key])), exact(tuning_spread(trials[key]), ".1f")]
+        cells += [exact(times[label(settings)]["median"], ".2f"), exact(settings["steps"])]
         for kind in (in_time, in_steps):
-            own = kind.get(key, [])
-            cells += [_decibels(own), "" if key == bare else _gain(own, kind.get(bare, []))]
+            cells += [_decibels(kind.get(key, [])), "" if key == bare else _gain(kind.get(key, []), kind.get(bare, []))]
         cells.append(_decibels(held_out.get(key, [])))
         rows.append((statistics.fmean(map(psnr, errors(results).values())), cells))
     rows.sort(key=lambda row: -row[0])
-    return Table(header, [*(row for _, row in rows), *_again(store, len(header))])
+    return Table(header, [row for _, row in rows])
 
 
 def _figure(results: dict[Arm, list[Result]], times: dict[str, Any], title: str, path: Path) -> None:
@@ -163,37 +162,49 @@ def _figure(results: dict[Arm, list[Result]], times: dict[str, Any], title: str,
             axis.plot(x, means, style, color=_HUES[optimizer], label=name)
 
 
+def _is_held_out(result: Result) -> bool:
+    return "held_out" in result["settings"]
+
+
+def _has_equal_time(result: Result) -> bool:
+    return "time_of" in result["settings"]
+
+
+def _deviations(store: Store) -> str:
+    """What each deviation of the features reaches on held-out pixels of the crops that trials learn."""
+    trials = grouped(store.read("deviation"), lambda r: r["settings"]["deviation"])
+    means = {deviation: statistics.fmean(psnr(r["score"]) for r in runs) for deviation, runs in trials.items()}
+    return ", ".join(f"{mean:.1f} dB at {deviation:g}" for deviation, mean in means.items())
+
+
 def report(store: Store, name: str, folder: Path) -> Sections:
     """One table and one figure."""
-    found = store.read()
-    kinds = [
-        grouped((r for r in found if is_of(r["settings"])), lambda r: arm(r)[:3])
-        for is_of in (
-            lambda s: "time_of" in s and "held_out" not in s, lambda s: "time_of" not in s, lambda s: "held_out" in s,
-        )
-    ]  # fmt: skip
-    network, budget = NETWORKS["fourier"], next(iter(kinds[0].values()))[0]["settings"]["time_of"]
+    results = store.read()
+    learned = [r for r in results if not _is_held_out(r)]
+    in_time = grouped(filter(_has_equal_time, learned), lambda r: arm(r)[:3])
+    budget = next(iter(in_time.values()))[0]["settings"]["time_of"]
+    in_steps = grouped((r for r in learned if r["settings"]["steps"] == budget), lambda r: arm(r)[:3])
+    held_out, network = grouped(filter(_is_held_out, results), lambda r: arm(r)[:3]), NETWORKS["fourier"]
     heading = (
-        f"{network.layers} linear layers of width {network.width}, ReLU, behind {network.frequencies} Fourier features; 64 "
-        f"× 64 pixels, all in every step, the time of {budget} steps of Adam"
+        f"{network.layers} linear layers of width {network.width}, ReLU, behind {network.frequencies} Fourier "
+        f"features; 64 × 64 pixels, all in every step, the time of {budget} steps of Adam"
     )
-    _figure(kinds[0], prices(store), heading, folder / f"{name}.png")
     measured = store.read("prices")[0]
-    widest = max((high - low) / (high + low) for low, high in (each["quartiles"] for each in _ratios(measured)))
+    ratios = list(measured["time_ratio"].values())
+    widest = max((high - low) / (high + low) for low, high in (each["quartiles"] for each in ratios))
+    _figure(in_time, measured["time_ratio"], heading, folder / f"{name}.png")
     caption = (
-        "Mean ± standard error over crops of two photographs, each by its own seed; p is of the paired t test over the "
-        "crops. Learning rate and damping are the best of an arm's trials after equal time, each on four crops of a third "
-        "photograph, and serve for equal steps and held-out pixels as well. Time per step is processor time, a ratio to "
-        f"Adam's {measured['adam_ms']:.1f} ms: the median of {_ratios(measured)[0]['rounds']} rounds of ten steps in turn, "
-        f"with quartiles within ± {100 * widest:.0f} %. Learning rates rise over 20 steps and fall to 0 by a cosine. Muon "
-        "trains the matrices inside the network, Adam the rest at the same rate. Held out is every other pixel, after as "
-        f"many steps as in equal time. {machine(found[0]['environment'])}"
+        "Mean ± standard error over crops of two photographs, each by its own seed; p is of the paired t test over "
+        "the crops. Learning rate and damping are the best of an arm's trials after equal time, each on four crops of "
+        "a third photograph, and serve for equal steps and held-out pixels as well. Time per step is processor time, "
+        f"a ratio to Adam's {measured['adam_ms']:.1f} ms: the median of {ratios[0]['rounds']} rounds of ten steps in "
+        f"turn, with quartiles within ± {100 * widest:.0f} %. Learning rates rise over 20 steps and fall to 0 by a "
+        "cosine. Muon trains the matrices inside the network, Adam the rest at the same rate. Held out is every other "
+        "pixel, after as many steps as in equal time. The spread of tuning is how far two searches on two crops each "
+        "end apart on all four. The features' deviation is 3: with bare Adam and SOAP at their first learning rates "
+        f"held-out pixels of those four crops have {_deviations(store)}. {machine(results[0]['environment'])}"
     )
-    return {name: Section([f"**{heading}**", _table(store, kinds), caption])}
-
-
-def _ratios(measured: Result) -> list[dict[str, Any]]:
-    return list(measured["time_ratio"].values())
+    return {name: Section([f"**{heading}**", _table(store, [in_time, in_steps, held_out]), caption])}
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
