@@ -37,7 +37,7 @@ def train(wanted: Tensor, steps: int, every: int) -> list[tuple[int, dict[str, f
     torch.manual_seed(0)
     axis = (torch.arange(len(wanted)) + 0.5) / len(wanted) * 2 - 1
     points, colours = torch.cartesian_prod(axis, axis), wanted.reshape(-1, 3)
-    model = network(batch_norm=False)
+    model = network(2)
     optimizer = Whitened(torch.optim.Adam(model.parameters(), lr=0.03), model, damping=0.03)
     logged = []
     for step in range(steps):

@@ -151,3 +151,15 @@ def test_every_step_of_the_picture_is_drawn_and_whitened_sgd_is_ideal(tmp_path, 
     cosines = {name: which_step.cosine(*which_step.moved(build)) for name, build in which_step.STEPS.items()}
     assert cosines["Whitened, SGD"] > 0.99
     assert all(cosines[f"Whitened, {name}"] > cosines[name] for name in ("SGD", "Adam"))
+
+
+def test_picture_is_learned_in_steps_of_equal_time_and_drawn(tmp_path, capsys):
+    fit_image.main(["--size", "8", "--steps", "10", "--out", str(tmp_path / "fit.png")])
+    *lines, last = capsys.readouterr().out.splitlines()
+    assert last == f"picture: {tmp_path / 'fit.png'}"
+    assert (tmp_path / "fit.png").stat().st_size > 1000
+    printed = dict(line.split(": ") for line in lines[-len(fit_image.FITS) :])
+    assert printed.keys() == fit_image.FITS.keys()
+    assert ", 10 steps, " in printed["Adam"]
+    assert f", {round(fit_image.FITS['SOAP'].steps / 50)} steps, " in printed["SOAP"]
+    assert all(float(line.split(" dB")[0]) > 0 for line in printed.values())

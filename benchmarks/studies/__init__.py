@@ -7,7 +7,7 @@ from ..core.study import Recipe, Study
 from . import gpu
 
 _FILES = (
-    "bench", "comparison", "table1", "papers", "tuned", "language", "norm_free", "divergence", "coordinates",
+    "bench", "comparison", "table1", "papers", "tuned", "language", "norm_free", "divergence", "coordinates", "fourier",
     "poisson", "tabular", "mechanism", "isometry_depth", "isometry_training", "plane",
 )  # fmt: skip
 _SPEED = ("benchmarks.speed.suites", "benchmarks.speed.devices")

@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
+from matplotlib.cbook import get_sample_data
+from matplotlib.image import imread
 from sklearn.datasets import load_sample_image
 from torch import Tensor, nn
 
@@ -45,12 +47,13 @@ NETWORKS = {
 }
 #: Of crops in front, those that trials learn.
 TUNED_ON = (0, 1)
-#: Squares of the two pictures of scikit-learn, by side: 192 pixels averaged to 64, or 256 to 128.
+#: Squares of photographs, by side: 192 pixels averaged to 64, or 256 to 128. The last four of 64 are of a third
+#: photograph, which trials alone learn.
 CROPS = {
     64: [("china", 192, 192), ("flower", 192, 192), *(
         (name, top, left) for name in ("china", "flower") for top, left in product((0, 192), (0, 192, 384))
         if (top, left) != (192, 192)
-    )],
+    ), *(("hopper", top, left) for top, left in product((0, 192), (0, 192)))],
     128: [("china", 85, 192), ("flower", 85, 192), *(
         (name, top, left) for name in ("china", "flower") for top, left in ((0, 0), (171, 384), (0, 384))
     )],
@@ -67,16 +70,24 @@ class CoordinateRun(FieldRun):
     size: int = 64  # pixels a side
     crop: int = 0  # of `CROPS`
     batch_size: int | None = None  # pixels in a step; None is all
+    deviation: float | None = None  # of the Fourier features' frequencies, in place of 3
+    held_out: bool | None = None  # whether every other pixel is learned, and the error is that of the rest
+    time_of: int | None = None  # so many steps of bare Adam take as long as this run's steps
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check(("batch_size",), network=NETWORKS, size=CROPS, crop=range(len(CROPS[self.size])))
+        positive = ("batch_size", "deviation", "time_of")
+        self.check(positive, network=NETWORKS, size=CROPS, crop=range(len(CROPS[self.size])))
 
 
 @cache
 def picture(name: str) -> Tensor:
-    """A picture of scikit-learn, (3, height, width), between -1 and 1."""
-    return torch.tensor(load_sample_image(f"{name}.jpg")).permute(2, 0, 1).float() / 127.5 - 1
+    """A picture of scikit-learn, or matplotlib's portrait of Hopper: (3, height, width), between -1 and 1."""
+    if name == "hopper":
+        image = imread(get_sample_data("grace_hopper.jpg", asfileobj=False))
+    else:
+        image = load_sample_image(f"{name}.jpg")
+    return torch.tensor(image).permute(2, 0, 1).float() / 127.5 - 1
 
 
 @cache
@@ -106,9 +117,9 @@ class FourierFeatures(nn.Module):
 
     projections: Tensor
 
-    def __init__(self, frequencies: int) -> None:
+    def __init__(self, frequencies: int, deviation: float) -> None:
         super().__init__()
-        self.register_buffer("projections", math.pi * FREQUENCY_DEVIATION * torch.randn(2, frequencies))
+        self.register_buffer("projections", math.pi * deviation * torch.randn(2, frequencies))
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the features of (…, 2) coordinates."""
@@ -116,9 +127,9 @@ class FourierFeatures(nn.Module):
         return torch.cat([angles.sin(), angles.cos()], -1)
 
 
-def build(network: Network, norm: str) -> nn.Sequential:
+def build(network: Network, norm: str, deviation: float = FREQUENCY_DEVIATION) -> nn.Sequential:
     """Draw a network: PyTorch's initialisation, or SIREN's own."""
-    parts: list[nn.Module] = [FourierFeatures(network.frequencies)] if network.frequencies else []
+    parts: list[nn.Module] = [FourierFeatures(network.frequencies, deviation)] if network.frequencies else []
     widths = [2 * network.frequencies or 2, *[network.width] * (network.layers - 1), 3]
     for place, (inputs, outputs) in enumerate(pairwise(widths)):
         layer = nn.Linear(inputs, outputs)
@@ -135,13 +146,17 @@ class Fit(Problem):
     """A network that learns one crop."""
 
     def __init__(self, run: CoordinateRun) -> None:
-        self.run, (self.inputs, self.colours) = run, pixels(run.size, run.crop)
+        self.run, (inputs, colours) = run, pixels(run.size, run.crop)
+        is_odd = torch.arange(run.size).view(-1, 1).add(torch.arange(run.size)).flatten() % 2 == 1
+        learned, judged = (is_odd, ~is_odd) if run.held_out else (slice(None), slice(None))
+        self.inputs, self.colours = inputs[learned], colours[learned]
+        self.judged = inputs[judged], colours[judged]
         self.generator = torch.Generator().manual_seed(run.seed)
 
     def model(self, run: CoordinateRun) -> nn.Module:
         """Draw the network."""
         torch.manual_seed(run.seed)
-        return build(NETWORKS[run.network], run.norm)
+        return build(NETWORKS[run.network], run.norm, run.deviation or FREQUENCY_DEVIATION)
 
     def loss(self, model: nn.Module, optimizer: Any) -> Tensor:
         """The mean squared error, over all pixels or over some that are drawn."""
@@ -152,11 +167,12 @@ class Fit(Problem):
 
     @torch.no_grad()
     def error(self, model: nn.Module) -> float:
-        """The mean squared error over all pixels; of batches by BatchNorm's running statistics."""
+        """The mean squared error over all pixels, or those held out; of batches by BatchNorm's running statistics."""
+        inputs, colours = self.judged
         model.train(self.run.batch_size is None)
-        found = F.mse_loss(model(self.inputs), self.colours).item()
+        error = F.mse_loss(model(inputs), colours).item()
         model.train()
-        return found
+        return error
 
 
 def psnr(error: float) -> float:

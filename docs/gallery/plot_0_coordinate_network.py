@@ -16,8 +16,8 @@ from adiv_optim import Whitened
 from examples.fit_image import network, picture, psnr
 
 # %%
-# Ten linear layers of width 28 with ReLU, as the program ``examples.fit_image`` has them, and 48 × 48 pixels. Each
-# optimizer learns all pixels in every step. Learning rates and damping are those that a search has found.
+# Ten linear layers of width 28 with ReLU, those of ``examples.fit_image`` without its features, and 48 × 48 pixels.
+# Each optimizer learns all pixels in every step. Learning rates and damping are those that a search has found.
 
 STEPS = 200
 wanted = picture(None, 48)
@@ -28,7 +28,7 @@ points, colours = torch.cartesian_prod(axis, axis), wanted.reshape(-1, 3)
 def trained(lr, *, batch_norm=False, white=False):
     """Learn the picture; return the PSNR after every step, and the network."""
     torch.manual_seed(0)
-    model = network(batch_norm)
+    model = network(2, batch_norm=batch_norm)
     optimizer = torch.optim.Adam(model.parameters(), lr=lr)
     if white:
         optimizer = Whitened(optimizer, model, damping=0.1)

@@ -1,14 +1,18 @@
 """What `make bench` shows: its verdict is computed, and stands last."""
 
 import pytest
+from torch import nn
 
 from benchmarks.__main__ import main
 from benchmarks.core.store import Store
+from benchmarks.fields.run import label, train
 from benchmarks.methods import METHODS
 from benchmarks.studies import bench
+from benchmarks.studies.coordinates import CoordinateRun, Fit, pixels, psnr
 from examples.fit_image import FITS
+from examples.fit_image import train as train_example
 
-from .test_report import is_drawn, result
+from .test_report import RESULTS, is_drawn, result
 
 SMALL = ["bench", "--steps", "2", "--epochs", "1", "--seeds", "2", "--device", "cpu"]
 
@@ -21,9 +25,9 @@ def digits(method, optimizer, *accuracies):
     ("fits", "runs", "wanted"),
     [
         (
-            {"Adam": 24.0, "BatchNorm, Adam": 30.0, "Whitened Adam": 31.04},
+            {"Adam": 24.0, "Muon": 30.0, "Whitened Adam": 31.04},
             [digits("batch-ideal", "sgd", 98.0, 98.1, 98.2), digits("none", "adam", 95.0, 95.1, 95.2)],
-            "the picture: Whitened Adam wins, 31.0 dB; BatchNorm, Adam has 30.0 dB. Digits: gradient-only "
+            "the picture, in equal time: Whitened Adam wins, 31.0 dB; Muon has 30.0 dB. Digits: gradient-only "
             "batch-ideal with sgd wins; gradient-only batch-ideal with sgd has 98.1 %, none with adam has 95.1 % "
             "(p = 3.3e-06)",
         ),
@@ -31,10 +35,13 @@ def digits(method, optimizer, *accuracies):
             {"Adam": 32.0, "Whitened Adam": 31.0},
             [digits("none", "adam", 95.0, 99.0), digits("layernorm", "sgd", 90.0, 91.0),
              digits("whitened-16", "sgd", 80.0, 99.0)],
-            "the picture: Adam wins, 32.0 dB; Whitened Adam has 31.0 dB. Digits: nobody wins; whitened, rank 16 "
-            "with sgd has 89.5 %, none with adam has 97.0 % (p = 0.57)",
+            "the picture, in equal time: Adam wins, 32.0 dB; Whitened Adam has 31.0 dB. Digits: nobody wins; whitened, "
+            "rank 16 with sgd has 89.5 %, none with adam has 97.0 % (p = 0.57)",
         ),
-        ({"Adam": 32.0, "Whitened Adam": 31.0}, [], "the picture: Adam wins, 32.0 dB; Whitened Adam has 31.0 dB"),
+        (
+            {"Adam": 32.0, "Whitened Adam": 31.0}, [],
+            "the picture, in equal time: Adam wins, 32.0 dB; Whitened Adam has 31.0 dB",
+        ),
     ],
 )  # fmt: skip
 def test_verdict_is_that_of_the_numbers(fits, runs, wanted):
@@ -56,7 +63,7 @@ def test_command_ends_with_its_pictures_and_its_verdict_and_makes_nothing_twice(
     store = Store(tmp_path / "bench.jsonl")
     fits = {r["fit"]: r["psnr"] for r in store.read() if "fit" in r}
     assert fits.keys() == FITS.keys()
-    assert last.startswith("verdict: the picture: ")
+    assert last.startswith("verdict: the picture, in equal time: ")
     assert f"{max(fits.values()):.1f} dB" in last
     rows = {r["settings"]["method"]: r["settings"] for r in store.read() if "fit" not in r}
     assert {name: row["optimizer"] for name, row in rows.items()}["batch-ideal"] == "sgd"
@@ -71,3 +78,21 @@ def test_every_method_of_the_table_has_settings():
     found = {r["settings"]["method"] for r in Store(bench.CHOSEN).read()}
     assert {"whitened-16", "input-scaled", "batch-ideal", "none"} <= found <= METHODS.keys()
     assert len(found) == 12
+
+
+@pytest.mark.parametrize("name", FITS)
+def test_picture_has_the_steps_and_settings_that_the_study_fourier_chose(name):
+    (settings,) = {
+        tuple(r["settings"].get(each) for each in ("optimizer", "method", "steps", "lr", "damping"))
+        for r in Store(RESULTS / "fourier.jsonl").read()
+        if "time_of" in r["settings"] and label(r["settings"]).lower() == name.lower()
+    }  # fmt: skip
+    optimizer, method, steps, lr, damping = settings
+    assert FITS[name].steps == steps
+    run = CoordinateRun(
+        "", method, optimizer=optimizer, lr=lr, damping=damping, network="fourier", crop=12, steps=25, seed=0
+    )
+    wanted = pixels(64, 12)[1].view(64, 64, 3)
+    decibels = psnr(nn.functional.mse_loss(train_example(FITS[name], wanted, 25), wanted).item())
+    tolerance = 0.5 if name == "Muon" else 0.01  # torch's Muon works in bfloat16
+    assert decibels == pytest.approx(psnr(train(run, Fit(run)).error[-1]), abs=tolerance)

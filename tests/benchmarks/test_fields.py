@@ -11,9 +11,9 @@ from benchmarks.core.store import Store
 from benchmarks.core.tune import eighths, proposals, value
 from benchmarks.digests.dampings import regrets
 from benchmarks.fields.muon import Muon, polar
-from benchmarks.fields.report import compared
+from benchmarks.fields.report import arm, compared
 from benchmarks.fields.run import FieldRun, label, train
-from benchmarks.studies import coordinates, poisson
+from benchmarks.studies import coordinates, fourier, poisson
 from benchmarks.studies.coordinates import CoordinateRun, Fit, psnr
 from benchmarks.studies.poisson import DERIVATIVES, EQUATIONS, EquationRun, carried
 
@@ -63,7 +63,9 @@ def test_muon_steps_along_the_polar_factor_of_the_gradient():
 
 def test_crops_do_not_overlap_those_that_trials_learn():
     squares = coordinates.CROPS[64]
-    assert len(set(squares)) == len(squares) == 12
+    assert len(set(squares)) == len(squares) == 16
+    assert {squares[crop][0] for crop in fourier.TUNED_ON}.isdisjoint(squares[crop][0] for crop in fourier.SHOWN)
+    assert coordinates.pixels(64, fourier.TUNED_ON[0])[1].abs().max() <= 1
     inputs, colours = coordinates.pixels(64, 3)
     assert inputs.shape == (4096, 2)
     assert colours.shape == (4096, 3)
@@ -81,6 +83,27 @@ def test_errors_of_batches_are_by_running_statistics():
     problem.error(model)
     assert all(torch.equal(buffer, kept[name]) for name, buffer in model.named_buffers())
     assert model.training
+
+
+def test_held_out_pixels_are_every_other_one_and_are_not_learned():
+    problem = Fit(CoordinateRun("", "none", held_out=True))
+    inputs, colours = coordinates.pixels(64, 0)
+    learned, judged = ({tuple(point) for point in points.tolist()} for points in (problem.inputs, problem.judged[0]))
+    assert len(learned) == len(judged) == 2048
+    assert learned | judged == {tuple(point) for point in inputs.tolist()}
+    assert tuple(inputs[0].tolist()) in judged
+    assert {tuple(inputs[1].tolist()), tuple(inputs[64].tolist())} <= learned  # its neighbours
+    black = nn.Linear(2, 3)
+    nn.init.zeros_(black.weight)
+    nn.init.zeros_(black.bias)
+    is_even = torch.arange(64).view(-1, 1).add(torch.arange(64)).flatten() % 2 == 0
+    assert math.isclose(problem.error(black), colours[is_even].square().mean().item(), rel_tol=1e-6)
+
+
+def test_features_have_the_deviation_of_their_run():
+    runs = [CoordinateRun("", "none", network="fourier", deviation=deviation) for deviation in (None, 6.0)]
+    plain, wide = (Fit(run).model(run) for run in runs)
+    assert torch.equal(wide[0].projections, 2 * plain[0].projections)
 
 
 def by_autograd(problem, u, x):
@@ -171,6 +194,37 @@ def test_study_is_resumed_and_reported(tmp_path, monkeypatch, capsys):
     assert len(Store(path).read()) == 4
     assert "whitened Adam" in capsys.readouterr().out
     assert (tmp_path / "coordinates-relu-64-batch-64.png").exists()
+
+
+def test_arms_have_the_steps_of_their_time_and_the_study_resumes(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(fourier, "ARMS", [fourier.ARMS[0], fourier.ARMS[2]])
+    monkeypatch.setattr(fourier, "DEVIATIONS", (6.0,))
+    sizes = ["--trials", "2", "--crops", "2", "--steps", "6", "--rounds", "3"]
+    command = ["fourier", *sizes, "--threads", "1", "--out", str(tmp_path)]
+    assert main(command) == 0
+    store = Store(path := tmp_path / "fourier.jsonl")
+    before = path.read_bytes()
+    assert main(command) == 0
+    assert path.read_bytes() == before
+    white = max(1, round(6 / fourier.prices(store)["whitened SOAP"]["median"]))
+    steps = {
+        (arm(r)[1], "time_of" in r["settings"]): r["settings"]["steps"]
+        for r in store.read() if "held_out" not in r["settings"]
+    }  # fmt: skip
+    assert steps == {("adam", True): 6, ("soap", True): white, ("soap", False): 6}
+    assert {r["settings"]["crop"] for r in store.read("search")} == set(fourier.TUNED_ON)
+    printed = capsys.readouterr().out
+    assert "the time of 6 steps of Adam" in printed
+    assert (tmp_path / "fourier.png").exists()
+
+
+def test_spread_of_tuning_is_that_of_searches_on_halves_of_the_crops():
+    first, second, third, fourth = fourier.TUNED_ON
+    level = dict.fromkeys(fourier.TUNED_ON, 20.0)
+    assert fourier.tuning_spread({"a": level, "b": dict.fromkeys(level, 10.0)}) == 0
+    # Crops 1 and 2 choose b, whose mean is 1 lower; 3 and 4 choose a, and so do the halves of the other two ways.
+    b = {first: 21.0, second: 21.0, third: 17.0, fourth: 17.0}
+    assert fourier.tuning_spread({"a": level, "b": b}) == pytest.approx(1 / 3)
 
 
 def test_equations_are_reported(tmp_path, monkeypatch, capsys):

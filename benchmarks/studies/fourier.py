@@ -1,0 +1,224 @@
+"""A picture learned behind Fourier features, as practitioners do: bare, whitened, and with LayerNorm.
+
+Arms are compared after equal time: each has as many steps as take the time of 500 steps of bare Adam, by the price of
+a step, which is measured first. Settings are chosen after that time, too, on crops of a photograph of its own.
+"""
+
+import argparse
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from ..core.figure import panels
+from ..core.runs import add_progress_arguments, measure, run_all
+from ..core.store import Result, Store
+from ..core.study import Recipe, Sections, Study
+from ..core.table import Cell, Row, Section, Table, estimate, exact, grouped, machine
+from ..core.tune import around, choose
+from ..fields.report import arm, compared, errors
+from ..fields.run import label
+from ..speed import jobs
+from ..speed.timing import interleaved, ratio
+from .coordinates import COORDINATES, NETWORKS, Arm, CoordinateRun, Fit, first_trial, psnr
+
+#: The four that the README's picture shows come first.
+ARMS: list[Arm] = [
+    ("none", "adam", "none"), ("none", "soap", "none"), ("none", "soap", "whitened"), ("none", "muon", "none"),
+    ("none", "adam", "whitened"), ("none", "muon", "whitened"),
+    *product(["layernorm"], ["adam", "muon", "soap"], ["none"]),
+]  # fmt: skip
+#: Crops of 64 × 64 pixels: those that trials learn are of a photograph by itself.
+TUNED_ON = (12, 13, 14, 15)
+SHOWN = tuple(range(2, 12))
+#: Steps of Adam, whose time every arm has.
+STEPS = 500
+#: Deviations of the frequencies that bare Adam and SOAP try at their first learning rates, judged by held-out pixels.
+DEVIATIONS = (1.5, 3.0, 6.0, 12.0)
+_HUES = {"adam": "tab:blue", "muon": "tab:orange", "soap": "tab:green"}
+
+
+def like(arm: Arm, **settings: Any) -> CoordinateRun:
+    """Return the first trial of an arm, with some of its settings replaced."""
+    return replace(first_trial(CoordinateRun("china, flower, hopper", "none", network="fourier"), arm), **settings)
+
+
+def measured_prices(rounds: int) -> Result:
+    """Ratios of the arms' steps to bare Adam's in processor time, taken in turn, ten steps at a time."""
+    runs = {label(run): run for run in (like(arm, lr=1e-3) for arm in ARMS)}
+    seconds = interleaved({name: jobs.fit(Fit(run), run) for name, run in runs.items()}, rounds)
+    adam = seconds[label(like(ARMS[0]))]
+    return {
+        "part": "prices",
+        "time_ratio": {name: ratio(own, adam) for name, own in seconds.items()},
+        "adam_ms": 100 * statistics.median(adam),
+    }
+
+
+def prices(store: Store) -> dict[str, dict[str, Any]]:
+    """Label of an arm → the ratio of its step's time to that of Adam's."""
+    return store.read("prices")[0]["time_ratio"]
+
+
+def _on(run: CoordinateRun, crops: Iterable[int]) -> list[CoordinateRun]:
+    return [replace(run, crop=crop, seed=crop) for crop in crops]
+
+
+def _run(options: argparse.Namespace, store: Store) -> None:
+    measure(store, {"prices": partial(measured_prices, options.rounds)})
+    for each, deviation in product(ARMS[:2], DEVIATIONS):
+        run = like(each, steps=max(1, options.steps // 2), held_out=True, deviation=deviation)
+        run_all(_on(run, TUNED_ON), COORDINATES, store, part="deviation")
+    shown = SHOWN[: options.crops]
+    for arms in (ARMS[:6], ARMS[6:]):
+        runs = [_chosen(each, options, store) for each in arms]
+        for run in runs:
+            if run.steps != options.steps:
+                run_all(_on(replace(run, steps=options.steps, time_of=None), shown), COORDINATES, store)
+        for run in runs:
+            run_all(_on(replace(run, held_out=True), shown), COORDINATES, store)
+
+
+def _chosen(arm: Arm, options: argparse.Namespace, store: Store) -> CoordinateRun:
+    """Search an arm's settings after equal time, and run it with the best on the crops that are shown."""
+    steps = max(1, round(options.steps / prices(store)[label(like(arm))]["median"]))
+    search = around(like(arm, steps=steps, time_of=options.steps), options.trials)
+    each = partial(_on, crops=TUNED_ON)
+    (best,) = choose([search], COORDINATES, store, lambda error: -psnr(error), each=each)
+    run_all(_on(best, SHOWN[: options.crops]), COORDINATES, store)
+    return best
+
+
+def tuning_spread(trials: Mapping[Any, Mapping[int, float]]) -> float:
+    """By how much two searches on different crops differ: the mean over the three ways to halve the four crops.
+
+    Each half chooses its settings, and both choices are judged on all four crops.
+
+    Args:
+        trials: settings → crop → PSNR.
+    """
+
+    def mean(settings: Any, crops: Iterable[int]) -> float:
+        return statistics.fmean(trials[settings][crop] for crop in crops)
+
+    first, *others = TUNED_ON
+    halves = [((first, other), tuple(crop for crop in others if crop != other)) for other in others]
+    choices = [[max(trials, key=partial(mean, crops=half)) for half in pair] for pair in halves]
+    return statistics.fmean(abs(mean(one, TUNED_ON) - mean(other, TUNED_ON)) for one, other in choices)
+
+
+def _trials(store: Store) -> dict[Arm, dict[Any, dict[int, float]]]:
+    """Arm → settings → crop → PSNR; where a trial broke down it is that of a picture without a signal."""
+    trials: dict[Arm, dict[Any, dict[int, float]]] = {}
+    for r in store.read("search"):
+        settings, error = r["settings"], r["score"]
+        of_arm = trials.setdefault(arm(r)[:3], {}).setdefault((settings["lr"], settings.get("damping")), {})
+        of_arm[settings["crop"]] = psnr(error) if error is not None else 0.0
+    return trials
+
+
+def _gain(results: Sequence[Result], bare: Sequence[Result]) -> str | Cell:
+    """By how much an arm is ahead of the bare optimizer, crop by crop."""
+    difference, p, n = compared(errors(results), errors(bare), psnr)
+    return Cell(f"{difference:+.1f} ({p:.2g})", {"difference": difference, "p": p, "n": n}) if n > 1 else ""
+
+
+def _decibels(results: Sequence[Result]) -> str | Cell:
+    return estimate([psnr(error) for error in errors(results).values()], 1) if results else ""
+
+
+def _table(store: Store, kinds: Sequence[Mapping[Arm, list[Result]]]) -> Table:
+    times, trials, (in_time, in_steps, held_out) = prices(store), _trials(store), kinds
+    header = ["arm", "learning rate", "damping", "trials", "spread of tuning, dB", "time per step"]
+    header += ["steps in equal time", "PSNR in equal time, dB", "against the bare optimizer (p)"]
+    header += ["PSNR after equal steps, dB", "against the bare optimizer after equal steps (p)"]
+    header.append("PSNR of held-out pixels, dB")
+    rows = list[tuple[float, Row]]()
+    for key, results in in_time.items():
+        settings, bare = results[0]["settings"], ("none", key[1], "none")
+        cells: list[str | Cell] = [label(settings), exact(settings["lr"]), exact(settings.get("damping"))]
+        cells += [exact(len(trials[key])), exact(tuning_spread(trials[key]), ".1f")]
+        cells += [exact(times[label(settings)]["median"], ".2f"), exact(settings["steps"])]
+        for kind in (in_time, in_steps):
+            cells += [_decibels(kind.get(key, [])), "" if key == bare else _gain(kind.get(key, []), kind.get(bare, []))]
+        cells.append(_decibels(held_out.get(key, [])))
+        rows.append((statistics.fmean(map(psnr, errors(results).values())), cells))
+    rows.sort(key=lambda row: -row[0])
+    return Table(header, [row for _, row in rows])
+
+
+def _figure(results: dict[Arm, list[Result]], times: dict[str, Any], title: str, path: Path) -> None:
+    """Draw PSNR against time, in steps of bare Adam: the mean over crops."""
+    with panels([""], title, path, ylabel="PSNR, dB", xlabel="time, in steps of bare Adam") as (axis,):
+        for (norm, optimizer, method), runs in results.items():
+            name = label(runs[0]["settings"])
+            x = [times[name]["median"] * step for step in runs[0]["steps"]]
+            curves = [[psnr(error) for error in run["error"]] for run in runs if None not in run["error"]]
+            style = "-" if method == "whitened" else ":" if norm == "layernorm" else "--"
+            means = [statistics.fmean(values) for values in zip(*curves, strict=True)]
+            axis.plot(x, means, style, color=_HUES[optimizer], label=name)
+
+
+def _is_held_out(result: Result) -> bool:
+    return "held_out" in result["settings"]
+
+
+def _has_equal_time(result: Result) -> bool:
+    return "time_of" in result["settings"]
+
+
+def _deviations(store: Store) -> str:
+    """What each deviation of the features reaches on held-out pixels of the crops that trials learn."""
+    trials = grouped(store.read("deviation"), lambda r: r["settings"]["deviation"])
+    means = {deviation: statistics.fmean(psnr(r["score"]) for r in runs) for deviation, runs in trials.items()}
+    return ", ".join(f"{mean:.1f} dB at {deviation:g}" for deviation, mean in means.items())
+
+
+def report(store: Store, name: str, folder: Path) -> Sections:
+    """One table and one figure."""
+    results = store.read()
+    learned = [r for r in results if not _is_held_out(r)]
+    in_time = grouped(filter(_has_equal_time, learned), lambda r: arm(r)[:3])
+    budget = next(iter(in_time.values()))[0]["settings"]["time_of"]
+    in_steps = grouped((r for r in learned if r["settings"]["steps"] == budget), lambda r: arm(r)[:3])
+    held_out, network = grouped(filter(_is_held_out, results), lambda r: arm(r)[:3]), NETWORKS["fourier"]
+    heading = (
+        f"{network.layers} linear layers of width {network.width}, ReLU, behind {network.frequencies} Fourier "
+        f"features; 64 × 64 pixels, all in every step, the time of {budget} steps of Adam"
+    )
+    measured = store.read("prices")[0]
+    ratios = list(measured["time_ratio"].values())
+    widest = max((high - low) / (high + low) for low, high in (each["quartiles"] for each in ratios))
+    _figure(in_time, measured["time_ratio"], heading, folder / f"{name}.png")
+    caption = (
+        "Mean ± standard error over crops of two photographs, each by its own seed; p is of the paired t test over "
+        "the crops. Learning rate and damping are the best of an arm's trials after equal time, each on four crops of "
+        "a third photograph, and serve for equal steps and held-out pixels as well. Time per step is processor time, "
+        f"a ratio to Adam's {measured['adam_ms']:.1f} ms: the median of {ratios[0]['rounds']} rounds of ten steps in "
+        f"turn, with quartiles within ± {100 * widest:.0f} %. Learning rates rise over 20 steps and fall to 0 by a "
+        "cosine. Muon trains the matrices inside the network, Adam the rest at the same rate. Held out is every other "
+        "pixel, after as many steps as in equal time. The spread of tuning is how far two searches on two crops each "
+        "end apart on all four. The features' deviation is 3: with bare Adam and SOAP at their first learning rates "
+        f"held-out pixels of those four crops have {_deviations(store)}. {machine(results[0]['environment'])}"
+    )
+    return {name: Section([f"**{heading}**", _table(store, [in_time, in_steps, held_out]), caption])}
+
+
+def _arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--trials", type=int, default=10, help="that choose an arm's learning rate and damping")
+    parser.add_argument("--crops", type=int, default=len(SHOWN), help="this many at most")
+    parser.add_argument("--steps", type=int, default=STEPS, help="of bare Adam, whose time each arm has")
+    parser.add_argument("--rounds", type=int, default=41, help="that measure the prices of steps")
+    add_progress_arguments(parser)
+
+
+STUDIES = {
+    "fourier": Study(
+        "a picture learned behind Fourier features, by bare and wrapped optimizers in equal time", _run, report,
+        _arguments, makes=[Recipe(0.8)], smoke="--trials 1 --crops 1 --steps 2 --rounds 1",
+        page="docs/results/fields.md",
+    ),
+}  # fmt: skip
