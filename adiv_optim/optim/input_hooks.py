@@ -21,7 +21,7 @@ from ..attach.layers import Layout
 from ..attach.rows import patches_of, reads_patches, rows_within
 from ..functional.patches import Patches
 from ..functional.shared import refuse_capture, without_autocast
-from .arrivals import Call, Reading, may_serve, nodes_of, readings_of, version_of, weight_of
+from .arrivals import Call, Reading, may_serve, node_of, nodes_of, readings_of, version_of, weight_of
 from .graph_rows import count_in_graph, token_of
 from .second_moments import Moments
 
@@ -92,12 +92,11 @@ class LayerInputs:
 
     def drop(self) -> None:
         """Drop the rows whose gradients are cleared now."""
-        if self.pending is None is self.unwatched:  # the step of every day
-            self.window += 1
-            return
-        unwatched = self.unwatched
-        self.forget()
-        self.unwatched, self.dropped = unwatched, unwatched is not None
+        self.window += 1
+        if self.pending is not None or self.unwatched is not None:
+            unwatched = self.unwatched
+            self.forget()
+            self.unwatched, self.dropped = unwatched, unwatched is not None
 
     def settle(self) -> None:
         """Join all that counts at this step."""
@@ -177,10 +176,12 @@ class LayerInputs:
         """
         if isinstance(input, FakeTensor):
             return
-        watched = output is not None and not is_within_transform()
+        watched, weight = output is not None and not is_within_transform(), weight_of(module, self.weight)
+        if weight.shape != self.weight.shape:
+            return  # another one, which the optimizer does not hold
         with DisableTorchFunctionSubclass():
             if watched:
-                nodes, (weight, weight_node) = nodes_of(output), weight_of(module, self.weight)
+                nodes, weight_node = nodes_of(output), node_of(weight)
                 if not nodes or not weight.requires_grad:
                     return
             self.begin_anew()
@@ -250,7 +251,7 @@ class LayerInputs:
         """
         if number is not None:
             if self.last_pass not in (None, number) and self.weight.grad is None:
-                self.forget()  # others have cleared it since
+                self.drop()  # others have cleared it since
             self.last_pass = number
         fits = not self.moments.with_memory or reading.memory is self._remembered
         if self.armed and window != self.window and fits:
