@@ -1,11 +1,14 @@
-"""Prints the first program of README, as its difference leads to it: python tests/first_program.py | python -."""
+"""Takes a step with torch and this package alone; says whether layers came unasked, and where the package is."""
 
-import re
-from pathlib import Path
+import sys
 
-README = Path(__file__).parents[1] / "README.md"
-(DIFFERENCE,) = re.findall(r"^```diff\n(.*?)^```$", README.read_text(), re.MULTILINE | re.DOTALL)
-PROGRAM = "\n".join(line[1:] for line in DIFFERENCE.splitlines() if not line.startswith("-"))
+import torch
 
-if __name__ == "__main__":
-    print(PROGRAM)
+import adiv_optim
+
+print("adiv_optim.layers" in sys.modules)
+model = torch.nn.Sequential(adiv_optim.layers.AffineLikeLinear(2, 2), torch.nn.Linear(2, 1))
+opt = adiv_optim.Whitened(torch.optim.Adam(model.parameters(), lr=0.01), model)
+model(torch.ones(1, 2)).sum().backward()
+opt.step()
+print(adiv_optim.__file__, adiv_optim.layers.__file__, sep="\n")

@@ -17,7 +17,6 @@ import torch
 
 import adiv_optim
 from adiv_optim.__main__ import OPTIONAL, facts, installed
-from tests.first_program import PROGRAM as PROGRAM_OF_README
 
 ROOT = Path(__file__).resolve().parents[1]
 PUBLISHED = ("pyproject.toml", "MANIFEST.in", "README.md", "CHANGELOG.md", "CITATION.cff", "LICENSE")
@@ -78,18 +77,6 @@ def test_index_would_show_the_release(released):
     run(sys.executable, "-m", "twine", "check", "--strict", *released.iterdir())
 
 
-#: Takes a step, and says whether the layers were imported unasked, and where the package was found.
-PROGRAM = """
-import sys, torch, adiv_optim
-print("adiv_optim.layers" in sys.modules)
-model = torch.nn.Sequential(adiv_optim.layers.AffineLikeLinear(2, 2), torch.nn.Linear(2, 1))
-opt = adiv_optim.GradientOnly(torch.optim.SGD(model.parameters(), lr=0.1), model, adiv_optim.Proportional())
-model(torch.ones(1, 2)).sum().backward()
-opt.step()
-print(adiv_optim.__file__, adiv_optim.layers.__file__, sep="\\n")
-"""
-
-
 def test_wheel_of_the_sdist_works_in_an_empty_environment(wheel, tmp_path):
     elsewhere, environment = tmp_path / "elsewhere", tmp_path / "environment"
     elsewhere.mkdir()
@@ -101,7 +88,7 @@ def test_wheel_of_the_sdist_works_in_an_empty_environment(wheel, tmp_path):
     assert {path.name.partition("-")[0] for path in site.iterdir()} - before == {"adiv_optim"}
     # The torch that runs the tests; a .pth file's folder is searched after the environment's own.
     (site / "torch.pth").write_text(str(Path(torch.__file__).parents[1]))
-    unasked, first, second = run(python, "-c", f"{PROGRAM}\n{PROGRAM_OF_README}", cwd=elsewhere).splitlines()
+    unasked, first, second = run(python, ROOT / "tests" / "first_program.py", cwd=elsewhere).splitlines()
     assert unasked == "False"
     assert Path(first) == site / "adiv_optim" / "__init__.py"
     assert Path(second) == site / "adiv_optim" / "layers" / "__init__.py"

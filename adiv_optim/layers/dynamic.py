@@ -135,7 +135,9 @@ def dyisru(input: Tensor, c: Tensor | float) -> Tensor:
     side = torch.as_tensor(c, dtype=wide.dtype, device=wide.device).sqrt()
     larger = torch.maximum(wide.detach().abs(), side.detach())
     wide, side = wide / larger, side / larger
-    return (wide * torch.rsqrt(wide.square() + side.square())).to(input.dtype if input.is_floating_point() else wide.dtype)
+    return (wide * torch.rsqrt(wide.square() + side.square())).to(
+        input.dtype if input.is_floating_point() else wide.dtype
+    )
 
 
 class DyISRU(Channelwise):

@@ -1,6 +1,6 @@
 """Numbers that pages quote, read from the committed results."""
 
-from statistics import fmean, median
+from statistics import fmean
 
 from scipy.stats import ttest_ind
 
@@ -44,13 +44,6 @@ def measurements():
     return min(others), max(others)
 
 
-def whitened_steps(batch, *variants):
-    """What training steps take, whitened in each of these ways: AdamW's, Muon's."""
-    (found,) = (r for r in results("speed") if r["key"] == "whitened")
-    medians = {row["what"]: row["time_ratio"]["median"] for row in found["rows"]}
-    return [medians[f"{o}, batch {batch}, every 10{each}"] for each in variants for o in ("AdamW", "Muon")]
-
-
 def ranked_at_length(activation):
     """The same after 100 epochs, of the means over the batch sizes."""
     methods, found = [m for m, a in table1.PAPER if a == activation], table1.series(results("table1"))
@@ -61,12 +54,6 @@ def ranked_at_length(activation):
 def tuned_cnn(method, optimizer="adam"):
     """With pooling, rates and damping tuned."""
     return seeds("cnn-pool-tuned", method=method, optimizer=optimizer)
-
-
-def muons_step():
-    """What a step of Muon takes on the language model, in AdamW's."""
-    (timed,) = STORES["char-lm"].read("time")
-    return timed["time_ratio"]["muon"]["median"]
 
 
 def trials(method, optimizer="adam", file="cnn-pool-tuned", **wanted):
@@ -87,31 +74,10 @@ def lead(file, method, rival, **wanted):
     return fmean(own) - fmean(other), p(own, other)
 
 
-def other_pairs():
-    """How many pairs of a method and an optimizer the MLP has beside batch-ideal's: equal ones count once."""
-    pairs = {(r["settings"]["method"], r["settings"]["optimizer"]) for r in results("mlp-tuned")}
-    return len({tuple(mlp(*pair)) for pair in pairs if pair[0] != IDEAL})
-
-
 def at_32():
     """By how much batch-ideal ends below affine-like layers after 100 epochs with tanh, batch 32."""
     own, other = (seeds("table1", method=m, activation="tanh", batch_size=32) for m in (IDEAL, AFFINE))
     return [fmean(other) - fmean(own)]
-
-
-def cnn_price(method):
-    """The highest of the times of a method's step in the two networks of convolutions, in those of no method."""
-    return max(
-        median(one["seconds"]) / median(other["seconds"])
-        for study in ("cnn", "cnn-pool")
-        for one, other in [[r for m in (method, NONE) for r in results(study) if r["settings"]["method"] == m]]
-    )
-
-
-def ideal_steps():
-    """Whole steps of SGD with BatchIdeal in a plain loop, in those of SGD: the paper's network, and that of digits."""
-    what = "training step {}, batch 32, SGD, GradientOnly with BatchIdeal"
-    return [speed("layers", what.format(sizes))[0] for sizes in ([3072, 32, 32, 10], [64, 32, 32, 10])]
 
 
 def _norm_free(file, norm, drawn, method, of="test_loss", embedding_lr=None):
@@ -140,11 +106,6 @@ def above_held(method):
     """By how much a method ends above `InputScaled(hold=True)` with Muon, both without a normaliser, on test; and p."""
     own, held = (_norm_free("norm-free", "none", 1.0, name) for name in (method, "input-held-muon"))
     return fmean(own) - fmean(held), p(own, held)
-
-
-def unnormalised(drawn, method="muon"):
-    """Test loss without a normaliser."""
-    return fmean(_norm_free("norm-free", "none", drawn, method, "test_loss", None))
 
 
 def longer(norm="none", embedding_lr=3e-2):

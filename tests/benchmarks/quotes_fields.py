@@ -1,9 +1,8 @@
 """What pages say of coordinate networks and physics-informed networks, and where the numbers are to be read."""
 
 import math
-from statistics import fmean, median
 
-from benchmarks.fields.report import arm, chosen, compared, errors, pace
+from benchmarks.fields.report import arm, chosen, compared, errors
 from benchmarks.studies.coordinates import psnr
 
 from .measured import results
@@ -19,11 +18,6 @@ def fitted(norm, optimizer, method="none", network="relu", size=64, batch_size=N
 def gain(own, other, **protocol):
     """The difference of two arms in dB, and its p."""
     return compared(fitted(*own, **protocol), fitted(*other, **protocol), psnr)[:2]
-
-
-def in_sines(optimizer):
-    """What whitening an optimizer changes in SIREN, and p."""
-    return white(optimizer, network="siren")
 
 
 def white(optimizer, **protocol):
@@ -42,11 +36,6 @@ def times(own, other):
     """How many times the other's error an arm has, in the geometric mean over seeds, and p."""
     found = compared(own, other, math.log10)
     return 10**found.difference, found.p
-
-
-def solved(optimizer, method="none", rows=None):
-    """Errors of Poisson's equation after a minute."""
-    return list(solutions(optimizer, method, rows, seconds=60.0).values())
 
 
 def heated(optimizer):
@@ -68,43 +57,6 @@ def share(optimizer, norm="none", condition=10000):
     return math.exp(compared(own, other, math.log).difference)
 
 
-def price(file, setting, value, method="none", optimizer="soap"):
-    """Seconds of a step, the median of the runs that have a setting."""
-    runs = [r for r in results(file) if r["settings"].get(setting) == value and r["settings"].get("points") != "drawn"]
-    return median(pace(r) for r in chosen(runs) if arm(r) == ("none", optimizer, method, None, None))
-
-
-def in_batches():
-    """Adam's whitened step of 512 pixels, in Adam's own."""
-    bare, own = (price("coordinates", "batch_size", 512, how, "adam") for how in ("none", "whitened"))
-    return own / bare
-
-
-FIELDS = [
-    ("take Adam from {:.1f} to {:.1f} dB of PSNR", lambda: [fmean(map(psnr, fitted("none", "adam", how).values()))
-                                                             for how in ("none", "whitened")]),
-    ("`Whitened` gives Adam {:.1f} dB, Muon {:.1f} and SOAP {:.1f} (each p < 0.001), and BatchNorm gives them {:.1f}, "
-     "{:.1f} and {:.1f}", lambda: [d for own in (("none", "{}", "whitened"), ("batchnorm", "{}")) for d, p in (
-         gain([part.format(o) for part in own], ("none", o)) for o in ("adam", "muon", "soap")) if p < 0.001]),
-    ("With Fourier features `Whitened` gives Adam {:.1f} dB, Muon {:.1f} (p = {:.2f}) and SOAP {:.1f}", lambda: [
-        *white("adam", network="fourier")[:1], *white("muon", network="fourier"),
-        *white("soap", network="fourier")[:1]]),
-    ("SOAP loses {:.1f} dB there (p = {:.2f}), and Adam gains {:.1f} (p = {:.2f})", lambda: [
-        -in_sines("soap")[0], in_sines("soap")[1], *in_sines("adam")]),
-    ("in batches of 512 pixels {:.1f} (Muon, p = {:.2f}) to {:.1f} dB", lambda: [
-        *white("muon", batch_size=512), white("adam", batch_size=512)[0]]),
-    ("median error {:.5f}; SOAP {:.5f} (p = {:.2f}), LBFGS {:.4f}, Muon {:.4f}, Adam {:.3f}", lambda: [
-        median(solved("soap", "whitened")), median(solved("soap")), times(*(
-            solutions("soap", how, seconds=60.0) for how in ("whitened", "none")))[1],
-        *(median(solved(o)) for o in ("lbfgs", "muon", "adam"))]),
-    ("| {:.1f} times SOAP's | | regression", lambda: [
-        price("poisson", "seconds", 60.0, "whitened") / price("poisson", "seconds", 60.0)]),
-    ("condition 10⁴ [{:.2f} times](docs/results/fields.md#badly-conditioned-features) SOAP's test error, {:.2f} times "
-     "that with BatchNorm", lambda: [share("soap"), share("soap", "batchnorm")]),
-    ("on well-conditioned features Adam loses {:.0f} %", lambda: [100 * (share("adam", condition=1) - 1)]),
-    ("| {:.1f} times SOAP's | | convolutions", lambda: [
-        price("tabular", "data_set", "friedman1-10000", "whitened") / price("tabular", "data_set", "friedman1-10000")]),
-]  # fmt: skip
 PAGE = [
     ("`Whitened` is worth {:.0f} to {:.0f} dB", lambda: (lambda gains: [min(gains), max(gains)])([
         gain(("none", o, "whitened"), ("none", o))[0] for o in ("adam", "muon", "soap")])),
