@@ -92,6 +92,13 @@ def in_batches():
     return own / bare
 
 
+def behind_features(optimizer, held_out=None):
+    """What whitening gives an optimizer behind Fourier features in equal time, and p."""
+    runs = [r for r in results("fourier") if "time_of" in r["settings"] and r["settings"].get("held_out") == held_out]
+    white, bare = (errors(r for r in runs if arm(r)[:3] == ("none", optimizer, how)) for how in ("whitened", "none"))
+    return compared(white, bare, psnr)[:2]
+
+
 FIELDS = [
     ("take Adam from {:.1f} to {:.1f} dB of PSNR", lambda: [fmean(map(psnr, fitted("none", "adam", how).values()))
                                                              for how in ("none", "whitened")]),
@@ -118,6 +125,11 @@ FIELDS = [
         price("tabular", "data_set", "friedman1-10000", "whitened") / price("tabular", "data_set", "friedman1-10000")]),
 ]  # fmt: skip
 PAGE = [
+    ("whitening gives SOAP {:.1f} dB (p = {:.3f}), Muon {:.1f} (p = {:.2f}) and Adam {:.1f}", lambda: [
+        *behind_features("soap"), *behind_features("muon"), behind_features("adam")[0]]),
+    ("Pixels held out lose {:.1f} dB to SOAP's (p = {:.3f}), {:.1f} to Muon's, and gain {:.1f} on Adam's", lambda: [
+        -behind_features("soap", True)[0], behind_features("soap", True)[1], -behind_features("muon", True)[0],
+        behind_features("adam", True)[0]]),
     ("Whitened SOAP loses {:.1f} dB to SOAP (p = {:.2f}), and five crops show no gain of whitened Adam (p = {:.2f}) or "
      "Muon (p = {:.2f})", lambda: [-in_sines("soap")[0], *(in_sines(o)[1] for o in ("soap", "adam", "muon"))]),
     ("`Whitened` is worth {:.0f} to {:.0f} dB", lambda: (lambda gains: [min(gains), max(gains)])([
