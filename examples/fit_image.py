@@ -55,11 +55,11 @@ class Fit(NamedTuple):
 #: Learning rates, damping and steps are those of the benchmark "fourier", whose trials learned another photograph; see
 #: docs/results/fields.md. Its Muon works in float32; torch's works in bfloat16, whose steps take longer on a CPU.
 FITS = {
-    "Adam": Fit(lambda model: Adam(model.parameters(), lr=0.01), 500),
-    "Muon": Fit(lambda model: muon(model, lr=0.032), 471),
-    "SOAP": Fit(lambda model: SOAP(model.parameters(), lr=0.032, weight_decay=0.0), 422),
+    "Adam": Fit(lambda model: Adam(model.parameters(), lr=0.018), 500),
+    "Muon": Fit(lambda model: muon(model, lr=0.042), 471),
+    "SOAP": Fit(lambda model: SOAP(model.parameters(), lr=0.042, weight_decay=0.0), 422),
     "Whitened SOAP": Fit(
-        lambda model: Whitened(SOAP(model.parameters(), lr=0.032, weight_decay=0.0), model, damping=0.1), 316
+        lambda model: Whitened(SOAP(model.parameters(), lr=0.056, weight_decay=0.0), model, damping=0.1), 316
     ),
 }
 
@@ -135,16 +135,22 @@ def train(fit: Fit, wanted: Tensor, steps: int, tick: Callable[[float], None] = 
 
 
 def draw(pictures: dict[str, Tensor], wanted: Tensor, path: Path) -> None:
-    """Write the picture and what was learned of it, side by side, with the PSNR under each."""
-    fig, axes = plt.subplots(1, len(pictures) + 1, figsize=(1.9 * (len(pictures) + 1), 2.7), layout="constrained")
-    for axis, (name, learned) in zip(axes, {"the picture": wanted, **pictures}.items(), strict=True):
-        axis.imshow(((learned + 1) / 2).clamp(0, 1))
+    """Write the picture and what was learned of it with the PSNR, and below how far every pixel is off."""
+    columns = {"the picture": wanted, **pictures}
+    fig, axes = plt.subplots(2, len(columns), figsize=(1.9 * len(columns), 4.5), layout="constrained")
+    for (above, below), (name, learned) in zip(axes.T, columns.items(), strict=True):
+        is_picture, weight = learned is wanted, "bold" if name.startswith("Whitened") else "normal"
+        above.imshow(((learned + 1) / 2).clamp(0, 1))
+        above.set_title(name, fontsize=11, fontweight=weight)
+        size = f"{wanted.shape[0]} × {wanted.shape[1]} pixels"
+        above.set_xlabel(size if is_picture else f"{psnr(learned, wanted):.1f} dB", fontsize=11, fontweight=weight)
+        if is_picture:
+            below.text(0.5, 0.5, "errors, 10 times\nas large: black is none", ha="center", va="center", fontsize=10)
+        else:
+            below.imshow((5 * (learned - wanted).abs()).clamp(0, 1))
+    for axis in axes.flat:
         axis.set(xticks=[], yticks=[])
         axis.spines[:].set_visible(False)
-        weight = "bold" if name.startswith("Whitened") else "normal"
-        axis.set_title(name, fontsize=11, fontweight=weight)
-        below = f"{wanted.shape[0]} × {wanted.shape[1]}" if learned is wanted else f"{psnr(learned, wanted):.1f} dB"
-        axis.set_xlabel(below, fontsize=11, fontweight=weight)
     path.parent.mkdir(parents=True, exist_ok=True)
     fig.savefig(path, dpi=110)
     plt.close(fig)

@@ -57,7 +57,19 @@ def share(optimizer, norm="none", condition=10000):
     return math.exp(compared(own, other, math.log).difference)
 
 
+def behind_features(optimizer, held_out=None):
+    """What whitening gives an optimizer behind Fourier features in equal time, and p."""
+    runs = [r for r in results("fourier") if "time_of" in r["settings"] and r["settings"].get("held_out") == held_out]
+    white, bare = (errors(r for r in runs if arm(r)[:3] == ("none", optimizer, how)) for how in ("whitened", "none"))
+    return compared(white, bare, psnr)[:2]
+
+
 PAGE = [
+    ("whitening gives SOAP {:.1f} dB (p = {:.3f}), Muon {:.1f} (p = {:.2f}) and Adam {:.1f}", lambda: [
+        *behind_features("soap"), *behind_features("muon"), behind_features("adam")[0]]),
+    ("Pixels held out lose {:.1f} dB to SOAP's (p = {:.3f}), {:.1f} to Muon's, and gain {:.1f} on Adam's", lambda: [
+        -behind_features("soap", True)[0], behind_features("soap", True)[1], -behind_features("muon", True)[0],
+        behind_features("adam", True)[0]]),
     ("`Whitened` is worth {:.0f} to {:.0f} dB", lambda: (lambda gains: [min(gains), max(gains)])([
         gain(("none", o, "whitened"), ("none", o))[0] for o in ("adam", "muon", "soap")])),
     ("is worth {:.1f} dB to Adam** (p = {:.3f}), {:.1f} less than `Whitened` (p = {:.2f}). With Muon it loses {:.1f}",
