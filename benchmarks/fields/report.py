@@ -125,10 +125,14 @@ def pace(result: Result) -> float:
 
 
 def _figure(results: Sequence[Result], look: Look, title: str, path: Path, shown: Callable[[Any], bool]) -> None:
-    """Draw the arms' errors against steps; against processor time those that ran where bare Adam did."""
+    """Draw the arms' errors against steps; against processor time too where all of them ran where bare Adam did."""
     computers = set(map(_computer, _adam(results) or results))
-    with panels(["by steps", "by processor time"], title, path, ylabel=look.unit) as (steps, seconds):
-        for key, own in grouped(filter(lambda r: shown(arm(r)), results), arm).items():
+    drawn = [r for r in results if shown(arm(r))]
+    names = {"steps": "by steps", "seconds": "by processor time"}
+    if any(_computer(r) not in computers for r in drawn):
+        del names["seconds"]
+    with panels(list(names.values()), title, path, ylabel=look.unit) as axes:
+        for key, own in grouped(drawn, arm).items():
             norm, optimizer, method, _, counted = key
             look_of = {
                 "color": _HUES.get(optimizer, "black"),
@@ -142,19 +146,18 @@ def _figure(results: Sequence[Result], look: Look, title: str, path: Path, shown
             count = min((len(r["error"]) for r in whole), default=0)
             shown_as = (lambda error: error) if look.logarithmic else look.shown
             curves = [[shown_as(r["error"][k]) for r in whole] for k in range(count)]
-            both = all(_computer(r) in computers for r in own)
-            for axis, name in ((steps, "steps"), (seconds, "seconds"))[: 1 + both]:
+            for axis, name in zip(axes, names, strict=True):
                 x = [statistics.median(r[name][k] for r in whole) for k in range(count)]
                 axis.plot(x, [statistics.median(values) for values in curves], **look_of)
             if look.logarithmic and count:
                 quartiles = [statistics.quantiles(values, n=4) for values in curves if len(values) > 1]
                 if len(quartiles) == count:
                     low, high = ([each[k] for each in quartiles] for k in (0, 2))
-                    shade(seconds, x, low, high, look_of["color"], "band: quartiles")
-        steps.set_xlabel("steps")
-        seconds.set_xlabel("seconds of one core")
+                    shade(axes[-1], x, low, high, look_of["color"], "band: quartiles")
+        for axis, xlabel in zip(axes, ("steps", "seconds of one core"), strict=False):
+            axis.set_xlabel(xlabel)
         if look.logarithmic:
-            steps.set_yscale("log")
+            axes[0].set_yscale("log")
 
 
 def sections(
