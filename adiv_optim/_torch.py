@@ -3,8 +3,7 @@
 from collections.abc import Iterable
 from typing import Any
 
-import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._C import DisableTorchFunctionSubclass, _autograd, _current_graph_task_id, _functorch
 from torch._C import _will_engine_execute_node as _is_executed
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack as outside_transforms
@@ -47,11 +46,14 @@ def is_batched(tensors: Iterable[Tensor | None]) -> bool:
 
 
 def plain_tensor(tensor: Tensor) -> Tensor:
-    """The tensor without a subclass that only has methods of its own; call it under DisableTorchFunctionSubclass.
+    """The tensor without a subclass that only has methods of its own.
 
     A subclass that dispatches torch's operations keeps its numbers elsewhere, and stays.
     """
     kind: Any = type(tensor)
-    if kind is Tensor or kind.__torch_dispatch__ is not Tensor.__torch_dispatch__:
+    if kind in (Tensor, nn.Parameter):
         return tensor
-    return torch.Tensor.as_subclass(tensor, Tensor)
+    if getattr(kind, "__torch_dispatch__", None) is not Tensor.__torch_dispatch__:  # a proxy of torch.fx has none
+        return tensor
+    with DisableTorchFunctionSubclass():
+        return Tensor.as_subclass(tensor, Tensor)

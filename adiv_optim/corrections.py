@@ -257,13 +257,13 @@ class BatchIdeal(Correction):
     def factor(self, gram: Tensor, count: float) -> Tensor:
         """The Cholesky factor of gram + λI; NaN where there is none. `gram` is overwritten."""
         precision = torch.finfo(gram.dtype)
-        # The clamp, which no rows above underflow reach, keeps rows of zeros from dividing zero by zero.
+        # Rows of zeros, or of squares that underflow, have a ridge of 1: any keeps them from dividing zero by zero.
         share = max(self.damping / max(count, 1), _LEAST_RIDGE * precision.eps)
         # Without a graph: a second derivative is to raise the layer's own error, not one about a write in place.
         with torch.no_grad():
             diagonal = gram.diagonal(dim1=-2, dim2=-1)
-            ridge = (diagonal.sum(-1, keepdim=True) * share).clamp(min=precision.tiny)
-            diagonal += ridge
+            ridge = diagonal.sum(-1, keepdim=True) * share
+            diagonal += ridge.masked_fill_(ridge < precision.tiny, 1.0)
             factor, failed = torch.linalg.cholesky_ex(gram)
             # A partial factor looks like numbers; the rest of a training loop knows how to meet NaN.
             return factor.masked_fill_(failed.bool()[..., None, None], math.nan)

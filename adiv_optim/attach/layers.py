@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from .._torch import plain_tensor
 from ..corrections import Correction
 from ..functional.convolutions import corrected_conv
 from ..functional.linears import corrected_linear
@@ -49,12 +50,18 @@ class Corrected:
         return f"{super().extra_repr()}, correction={self._correction!r}"  # type: ignore[misc]
 
 
+def _like(input: Tensor, plain: Tensor, output: Tensor) -> Tensor:
+    """The output in the input's subclass, if that was taken off, as torch's own functions give it back."""
+    return output if plain is input else output.as_subclass(type(input))
+
+
 class CorrectedLinear(Corrected, nn.Linear):
     """nn.Linear through `functional.linear`; made by `attach`, not by hand."""
 
     def forward(self, input: Tensor) -> Tensor:
         """Return Wx + b; see `functional.linear`."""
-        return self._run(corrected_linear, input, self.weight, self.bias)
+        plain = plain_tensor(input)
+        return _like(input, plain, self._run(corrected_linear, plain, self.weight, self.bias))
 
 
 class CorrectedTransposed(Corrected):
@@ -62,7 +69,8 @@ class CorrectedTransposed(Corrected):
 
     def forward(self: Any, input: Tensor) -> Tensor:
         """Return xW + b; see `functional.linear`."""
-        return self._run(corrected_linear, input, self.weight.mT, self.bias)
+        plain = plain_tensor(input)
+        return _like(input, plain, self._run(corrected_linear, plain, self.weight.mT, self.bias))
 
     def __repr__(self: Any) -> str:
         features, outputs = self.weight.shape
@@ -73,8 +81,9 @@ class CorrectedConv(Corrected):
     """The base of the swapped convolutions."""
 
     def _conv_forward(self: Any, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        input, steps = steps_of(self, input)
-        return self._run(corrected_conv, len(self.kernel_size), input, weight, bias, steps)
+        plain = plain_tensor(input)
+        padded, steps = steps_of(self, plain)
+        return _like(input, plain, self._run(corrected_conv, len(self.kernel_size), padded, weight, bias, steps))
 
 
 class CorrectedConv1d(CorrectedConv, nn.Conv1d):

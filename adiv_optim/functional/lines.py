@@ -21,15 +21,22 @@ _READ = 16
 
 
 def lines_pay(patches: Patches) -> bool:
-    """Whether sums by lines cost less than of whole patches, by what is read, multiplied and called for."""
+    """Whether sums by lines cost less than of whole patches."""
+    by_lines, unfolded = costs(patches)
+    return by_lines < unfolded
+
+
+def costs(patches: Patches) -> tuple[float, float]:
+    """The multiplications in whose time the sums are there, by lines and of whole patches; calls and reads count."""
     if not patches.kernel:
-        return False
+        width, rows = patches.input.shape[-1], len(patches.input)
+        return math.inf, rows * width * (width + _READ)
     size, step, groups = patches.kernel[0], patches.geometry.stride[0], patches.geometry.groups
     width = patches.input.shape[1] // groups * math.prod(patches.kernel[1:])  # of a line
     rows = groups * len(patches.input) * patches.positions
     pairs = size * (size + 1) // 2  # of places; with a stride of 1 those that are equally far apart have one product
     by_lines = pairs * _CALL + (pairs if step > 1 else size) * rows * width * (width + _READ)
-    return by_lines < rows * width * size * (width * size + _READ)
+    return by_lines, rows * width * size * (width * size + _READ)
 
 
 def sums_over_patches(patches: Patches, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

@@ -131,9 +131,11 @@ def dyisru(input: Tensor, c: Tensor | float) -> Tensor:
         tensor([ 0.0000,  0.6000, -0.9999])
     """
     wide = input.to(torch.promote_types(input.dtype, torch.float32))
-    # Of hypot, which scales before it squares: x² alone overflows from 2·10¹⁹ on in float32.
-    root = torch.hypot(wide, torch.as_tensor(c, dtype=wide.dtype, device=wide.device).sqrt())
-    return (wide / root).to(input.dtype if input.is_floating_point() else wide.dtype)
+    # Both are divided by the larger before they are squared: x² alone overflows from 2·10¹⁹ on in float32.
+    side = torch.as_tensor(c, dtype=wide.dtype, device=wide.device).sqrt()
+    larger = torch.maximum(wide.detach().abs(), side.detach())
+    wide, side = wide / larger, side / larger
+    return (wide * torch.rsqrt(wide.square() + side.square())).to(input.dtype if input.is_floating_point() else wide.dtype)
 
 
 class DyISRU(Channelwise):

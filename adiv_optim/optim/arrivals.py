@@ -127,16 +127,16 @@ def nodes_of(output: Any) -> Collection[Any]:
     return {node for part in parts for node in nodes_of(part)}
 
 
-def weight_of(module: nn.Module, weight: Tensor) -> tuple[Tensor, Any]:
-    """The weight that a module was just called with, and its node; call it with gradients enabled.
-
-    functional_call and fully_shard put others in the place of the optimizer's.
-    """
+def weight_of(module: nn.Module, weight: Tensor) -> Tensor:
+    """The weight that a module was just called with: functional_call and fully_shard put others in its place."""
     present = module._parameters.get("weight")
-    weight = weight if present is None else present
+    return weight if present is None else present
+
+
+def node_of(weight: Tensor) -> Any:
+    """The node of a weight in the graphs that it is in; call it with gradients enabled."""
     # fully_shard has put its own part of the weight in place again if it is applied to the very layer.
     if not weight.requires_grad or hasattr(weight, "placements"):
-        return weight, None
-    # A leaf has one within a graph alone.
+        return None
     alias: Any = weight.view_as(weight)
-    return weight, weight.grad_fn or alias.grad_fn.next_functions[0][0]
+    return weight.grad_fn or alias.grad_fn.next_functions[0][0]

@@ -16,12 +16,18 @@ from torch.nn.utils import parametrize
 from .._linalg import host
 from .._linalg.shards import local
 from .._torch import DisableTorchFunctionSubclass, FakeTensor, is_within_transform, outside_transforms, plain_tensor
+from ..attach.coverage import warn
 from ..attach.layers import Layout
 from ..attach.rows import patches_of, reads_patches, rows_within
+from ..functional.patches import Patches
 from ..functional.shared import refuse_capture, without_autocast
-from .arrivals import Call, Reading, may_serve, nodes_of, readings_of, version_of, weight_of
+from .arrivals import Call, Reading, may_serve, node_of, nodes_of, readings_of, version_of, weight_of
 from .graph_rows import count_in_graph, token_of
 from .second_moments import Moments
+
+#: A measurement is warned of that takes longer than so many multiplications, some half a second of one core, and longer
+#: than so many forward passes of its layer.
+LONG, FORWARD_PASSES = 2**33, 20
 
 
 class LayerInputs:
@@ -43,6 +49,8 @@ class LayerInputs:
         self.groups: tuple[int, ...] = ()
         #: Whether forward passes are counted now, and whether there has been one at all.
         self.armed, self.called = True, False
+        #: Whether the price of a measurement has been looked at.
+        self.is_priced = False
         #: Steps of the optimizer, and measurements without a row while it had gradients.
         self.turn = self.missed = 0
         #: Changes whenever what has arrived is forgotten: a call counts once in each.
@@ -84,12 +92,11 @@ class LayerInputs:
 
     def drop(self) -> None:
         """Drop the rows whose gradients are cleared now."""
-        if self.pending is None is self.unwatched:  # the step of every day
-            self.window += 1
-            return
-        unwatched = self.unwatched
-        self.forget()
-        self.unwatched, self.dropped = unwatched, unwatched is not None
+        self.window += 1
+        if self.pending is not None or self.unwatched is not None:
+            unwatched = self.unwatched
+            self.forget()
+            self.unwatched, self.dropped = unwatched, unwatched is not None
 
     def settle(self) -> None:
         """Join all that counts at this step."""
@@ -169,10 +176,12 @@ class LayerInputs:
         """
         if isinstance(input, FakeTensor):
             return
-        watched = output is not None and not is_within_transform()
+        watched, weight = output is not None and not is_within_transform(), weight_of(module, self.weight)
+        if weight.shape != self.weight.shape:
+            return  # another one, which the optimizer does not hold
         with DisableTorchFunctionSubclass():
             if watched:
-                nodes, (weight, weight_node) = nodes_of(output), weight_of(module, self.weight)
+                nodes, weight_node = nodes_of(output), node_of(weight)
                 if not nodes or not weight.requires_grad:
                     return
             self.begin_anew()
@@ -207,11 +216,27 @@ class LayerInputs:
         sums, count = (before.sums, before.rows) if before is not None else ([], 0)
         memory = [tensor.to(host.wide(self.weight)) for tensor in self.memory]  # the model may have been converted
         with without_autocast(rows.device.type):
-            for part, number in self.moments.sums(patches_of(module, rows), memory, bias_entry, self.turn):
+            patches = patches_of(module, rows)
+            if not self.is_priced:
+                self._tell_price(patches)
+            for part, number in self.moments.sums(patches, memory, bias_entry, self.turn):
                 part = [tensor.to(self.weight.device) for tensor in part]  # which fully_shard may offload
                 count += number
                 sums = [total.add_(more) for total, more in zip(part, sums, strict=True)] if sums else part
         return Reading(sums, count, self._remembered, version_of(rows))
+
+    def _tell_price(self, patches: Patches) -> None:
+        """Warn, once for a layer, of a measurement that takes long, and much longer than the layer itself."""
+        self.is_priced = True
+        # Of a linear layer the positions are the rows: a kernel without dimensions has one.
+        forward = self.weight.numel() * len(patches.input) * patches.positions
+        work = self.moments.work(patches)
+        if work > LONG and work > FORWARD_PASSES * forward:
+            warn(
+                f"{self.name}: a measurement of what its layer reads takes the time of some "
+                f"{work / max(1, forward):.0f} forward passes of the layer. rank=16, or a smaller max_dim or max_rows, "
+                "makes it cheaper, and a greater `every` rarer; skip leaves the layer alone."
+            )
 
     def arrive(self, reading: Reading, window: int, number: int | None) -> int:
         """Count a call that a gradient has come to, but once in a window.
@@ -226,7 +251,7 @@ class LayerInputs:
         """
         if number is not None:
             if self.last_pass not in (None, number) and self.weight.grad is None:
-                self.forget()  # others have cleared it since
+                self.drop()  # others have cleared it since
             self.last_pass = number
         fits = not self.moments.with_memory or reading.memory is self._remembered
         if self.armed and window != self.window and fits:

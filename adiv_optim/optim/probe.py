@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn, optim
 from torch.optim import Optimizer
 
+from .._linalg.shards import local
 from ..attach.coverage import warn
 from .chained import ChainedOptimizer
 from .wrapper import OptimizerWrapper, without_global_hooks
@@ -228,20 +229,25 @@ def _shrunk(tensors: Any, parameters: Sequence[Tensor], weight: Tensor) -> dict[
     """By ids, tensors of few numbers for such of a parameter's shape: views and copies of it, or the first number."""
     found: dict[int, Tensor] = {}
     for _, tensor in _tensors(tensors, weight):
-        like = [p for p in parameters if p.shape == tensor.shape and tensor.numel()]
-        if any(p.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr() for p in like):
+        like, part = [local(p) for p in parameters if p.shape == tensor.shape], local(tensor)
+        if any(_storage(p) == _storage(part) for p in like):
             found[id(tensor)] = weight.detach()
-        elif any(torch.equal(p, tensor) for p in like):
+        elif any(p.shape == part.shape and torch.equal(p, part) for p in like):
             found[id(tensor)] = weight.detach().clone()
-        elif like:
-            found[id(tensor)] = torch.full_like(weight, float(tensor.flatten()[0]), dtype=tensor.dtype)
+        elif like and part.numel():
+            found[id(tensor)] = torch.full_like(weight, float(part.flatten()[0]), dtype=tensor.dtype)
     return found
+
+
+def _storage(tensor: Tensor) -> int:
+    """Where the memory of a tensor is, of a sharded one that of the part here."""
+    return local(tensor).untyped_storage().data_ptr()
 
 
 def _tensors(value: Any, weight: Tensor, name: str = "") -> Iterator[tuple[str, Tensor]]:
     """Tensors within dicts and sequences, but views of the weight, each by the innermost name on the way there."""
     if isinstance(value, Tensor):
-        if value.untyped_storage().data_ptr() != weight.untyped_storage().data_ptr():
+        if _storage(value) != _storage(weight):
             yield name, value
     elif isinstance(value, Mapping):
         for key, inside in value.items():

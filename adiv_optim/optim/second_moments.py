@@ -16,7 +16,7 @@ from .._linalg.shards import Group, add_up, local
 from .._linalg.strips import joined, strips_of
 from ..attach.layers import Layout
 from ..functional.linears import gram_of
-from ..functional.lines import lines_pay, sums_by_lines
+from ..functional.lines import costs, lines_pay, sums_by_lines
 from ..functional.patches import Patches
 
 
@@ -45,6 +45,10 @@ class MeanSquare:
         """Yield sums over parts of what is read, with the number of rows in each."""
         norms = patches.squared_norm().to(memory[0].dtype)  # (N, groups, *positions)
         yield [norms.sum().view(1)], norms[:, 0].numel()
+
+    def work(self, patches: Patches) -> float:
+        """The multiplications in whose time `sums` has all rows of a call."""
+        return float(patches.input.numel())
 
     def updated(self, memory: list[Tensor], sums: list[Tensor], decay: float) -> list[Tensor]:
         """The memory once sums have been added to it; made anew, since a checkpoint may hold the old one."""
@@ -121,6 +125,12 @@ class Covariance:
         for rows in (part.unfold() for part in patches.slices(memory[0].dtype)):
             yield self._products(rows, memory, one), rows.shape[1]
 
+    def work(self, patches: Patches) -> float:
+        """The multiplications in whose time `sums` has all rows of a call."""
+        patches = patches if self.max_rows is None else patches.spread(self.max_rows, 0)
+        by_lines, unfolded = costs(patches)
+        return min(by_lines, unfolded) if len(self.sizes) == 1 else unfolded / len(self.sizes)
+
     def _products_of_lines(self, patches: Patches, dtype: torch.dtype, one: int, number: int) -> list[Tensor]:
         gram, total = sums_by_lines(patches, dtype)
         if self.with_bias:
@@ -196,6 +206,10 @@ class SketchedCovariance(Covariance):
         if self.rank >= min(whole.sizes):
             return whole
         return SketchedCovariance(module, self.with_bias, self.max_dim, self.max_rows, self.rank)
+
+    def work(self, patches: Patches) -> float:
+        rows = self.groups * len(patches.input) * patches.positions
+        return 4.0 * rows * self.size * self.rank
 
     def zeros(self, weight: Tensor) -> list[Tensor]:
         """The memory before the first row: U is orthonormal columns by chance, the same on all processes."""

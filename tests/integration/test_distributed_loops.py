@@ -66,9 +66,9 @@ def experts(rank: int) -> list[Tensor]:
     """What is remembered of layers that one process each sends rows to: no sum may mix them up, nor wait for ever."""
     model = nn.ModuleList([nn.Linear(5, 2), nn.Linear(5, 2)])
     optimizer = METHODS["preconditioned"].wrap(adamw(model), model, None)
+    model[rank](rows_of(rank)).sum().backward()
     for p in model.parameters():  # as a reduction of gradients would leave them
         p.grad = torch.ones_like(p)
-    model[rank](rows_of(rank))
     optimizer.step()
     return [layer.memory[0][0] for layer in optimizer.method.layers]
 

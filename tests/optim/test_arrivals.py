@@ -254,11 +254,9 @@ def test_a_batch_of_nan_that_is_skipped_leaves_no_trace(wrapper):
         model = network()
         optimizer = wrapper(sgd(model, lr=0.01), model, every=1)
         for seed in range(4):
-            for bad in (torch.nan, 1e6) if skipped else ():
-                buffer[:] = bad
-                value = model(x).square().sum()
-                if not value.isfinite() or value > 1e9:
-                    continue
+            if skipped:
+                buffer[:] = torch.nan if seed % 2 else 1e6
+                model(x).square().sum()  # whose size is looked at
             buffer[:] = inputs(seed).numpy()
             optimizer.zero_grad()
             model(x).square().sum().backward()

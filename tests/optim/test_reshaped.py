@@ -80,3 +80,30 @@ def test_a_rank_that_is_too_great_now_is_the_whole():
         stepped(layer, optimizer, inputs(1, features=2))
     assert optimizer.coverage().treated == {"weight": "whitened, 2 columns"}
     optimizer.load_state_dict(optimizer.state_dict())
+
+
+@each_by_inputs
+def test_a_weight_that_another_shape_has_replaced_is_no_error_in_the_forward_pass(wrapper):
+    model = network()
+    optimizer = wrapper(sgd(model, lr=0.01), model, every=1)
+    stepped(model, optimizer, inputs(0, size=2.0))
+    for name in ("0.weight", "0.bias", "2.weight"):
+        layer, kind = model.get_submodule(name[0]), name[2:]
+        old = layer.get_parameter(kind).data
+        setattr(layer, kind, nn.Parameter(old[:, KEPT] if name == "2.weight" else old[KEPT]))
+    with pytest.warns(UserWarning, match="takes plain steps"):
+        stepped(model, optimizer, inputs(1, size=2.0))
+
+
+def test_convolutions_of_fewer_channels_are_measured_anew():
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Conv2d(2, 4, 3), nn.Conv2d(4, 4, 3, groups=4)), torch.randn(3, 2, 7, 7)
+    optimizer = Whitened(sgd(model, lr=0.01), model, every=1)
+    stepped(model, optimizer, x)
+    for layer in model:
+        layer.weight.data, layer.bias.data = layer.weight.data[KEPT], layer.bias.data[KEPT]
+        layer.weight.grad = layer.bias.grad = None
+    model[1].groups = 3
+    with pytest.warns(UserWarning, match="measured anew"):
+        stepped(model, optimizer, x)
+    assert optimizer.coverage().parameter_share == 1

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from adiv_optim import Whitened
+from adiv_optim import Proportional, Whitened, attach
 from adiv_optim.layers import NormLikeLinear
 from tests.helpers.cases import relative_error
 from tests.helpers.inputs import mean_of
@@ -96,6 +96,19 @@ def labelled(x: Tensor) -> Any:
     made = x.as_subclass(Labelled)
     made.labels = ["x"]
     return made
+
+
+def test_a_correction_gives_a_subclass_of_tensor_back():
+    model, plain = nn.Sequential(nn.Linear(4, 3)), nn.Sequential(nn.Linear(4, 3))
+    plain.load_state_dict(model.state_dict())
+    attach(model, Proportional())
+    attach(plain, Proportional())
+    x = torch.randn(7, 4)
+    output = model(labelled(x))
+    assert type(output) is Labelled
+    Tensor.as_subclass(output, Tensor).square().sum().backward()
+    plain(x).square().sum().backward()
+    assert torch.equal(model[0].weight.grad, plain[0].weight.grad)
 
 
 @each_by_inputs
