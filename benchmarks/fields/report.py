@@ -124,13 +124,16 @@ def pace(result: Result) -> float:
     return result["seconds"][-1] / max(1, result["steps"][-1])
 
 
+def compared_by(results: Iterable[Result]) -> dict[str, str]:
+    """Return what runs are drawn against, and the panels' titles: steps, and time if one computer ran them all."""
+    by_steps, by_time = {"steps": "by steps"}, {"seconds": "by processor time"}
+    return by_steps | (by_time if len(set(map(_computer, results))) == 1 else {})
+
+
 def _figure(results: Sequence[Result], look: Look, title: str, path: Path, shown: Callable[[Any], bool]) -> None:
-    """Draw the arms' errors against steps; against processor time too where all of them ran where bare Adam did."""
-    computers = set(map(_computer, _adam(results) or results))
+    """Draw the arms' errors against what all of them can be compared by."""
     drawn = [r for r in results if shown(arm(r))]
-    names = {"steps": "by steps", "seconds": "by processor time"}
-    if any(_computer(r) not in computers for r in drawn):
-        del names["seconds"]
+    names = compared_by(drawn)
     with panels(list(names.values()), title, path, ylabel=look.unit) as axes:
         for key, own in grouped(drawn, arm).items():
             norm, optimizer, method, _, counted = key
