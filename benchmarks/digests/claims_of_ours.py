@@ -132,13 +132,14 @@ OURS = [
     Claim("`BatchIdeal` is ahead of no normaliser in CNNs", "cnn, cnn-pool",
         every([ahead(of("batch-ideal"), of("none")) for of in (_cnn, _pool)])),
     *(Claim(f"Transformer, LayerNorm: `Whitened` {label} is ahead of {label}, test loss", "norm-free",
-        _loss("norm-free", _text("layernorm", f"whitened-{name}"), _text("layernorm", name)))
+        _loss("norm-free", _text("layernorm", f"whitened-{name}"), _text("layernorm", name)), name == "muon")
         for name, label in (("adamw", "AdamW"), ("muon", "Muon"))),
     *(Claim(f"Transformer, LayerNorm: `Whitened(rank=16)` {label} is ahead of {label}, test loss", "norm-free",
-        _loss("norm-free", _text("layernorm", f"whitened-{name}-16"), _text("layernorm", name)))
+        _loss("norm-free", _text("layernorm", f"whitened-{name}-16"), _text("layernorm", name)), name == "adamw")
         for name, label in (("adamw", "AdamW"), ("muon", "Muon"))),
     Claim("Transformer, no norms: `Whitened(rank=16)` AdamW is ahead of AdamW, test loss", "norm-free",
-        _loss("norm-free", *(_text("none", m) | {"embedding_deviation": 1.0} for m in ("whitened-adamw-16", "adamw")))),
+        _loss("norm-free", *(_text("none", m) | {"embedding_deviation": 1.0} for m in ("whitened-adamw-16", "adamw"))),
+        in_calls=True),
     Claim("Transformer, LayerNorm, 2,000 steps: `Whitened(rank=16)` Muon is ahead of Muon, test loss",
         "char-lm-2000", _loss("char-lm-2000", _text("layernorm", "whitened-muon-16"), _text("layernorm", "muon"))),
     Claim("`BatchIdeal` in front of AdamW is ahead of AdamW, test loss", "char-lm",
@@ -203,7 +204,7 @@ _PICTURES = [
 _solves = partial(ahead_in_pairs, "poisson", shown=math.log10, lower=True)
 FIELDS = [
     *(Claim(f"{what}: `Whitened` {name} is ahead of {name}, dB", "coordinates",
-        learned(_white("none", optimizer), _bare("none", optimizer)))
+        learned(_white("none", optimizer), _bare("none", optimizer)), in_calls=True)
       for what, learned, rivals in _PICTURES for optimizer, name in rivals),
     *(Claim(f"{what}: `Whitened` {name} alone is ahead of {name} with BatchNorm, dB", "coordinates",
         learned(_white("none", optimizer), _bare("batchnorm", optimizer)))

@@ -54,6 +54,7 @@ class Claim(NamedTuple):
     text: str
     files: str  # of results that it is judged by
     judge: Judge
+    in_calls: bool = False  # whether the table of calls has its difference
 
     def found(self, stores: Stores) -> Finding:
         """The verdict; undecided where results are missing."""

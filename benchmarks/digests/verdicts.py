@@ -95,7 +95,8 @@ def _verdicts(stores: Mapping[str, Store], name: str, folder: Path) -> Section:
             text, verdict, figure, n, own_p, *rest = line(claim, found, decide(claim) if found.holds is None else "")
             text = text if source.startswith("This library") else f"{source}: {text}"
             row = [source, text, verdict, _short(str(figure)), n, own_p, exact(p, ".1g"), *rest]
-            rows[found.holds].append((is_shown(source, found, p), row))
+            repeats = claim.in_calls and found.holds
+            rows[found.holds].append((is_shown(source, found, p) and not repeats, row))
     first = Table(["source", "hold", "do not", "undecided", "hold after Holm, by a p"], counts, name="counts")
     header = ["of", *HEADER[:2], "difference (95 %)", *HEADER[3:5], "Holm's p", *HEADER[5:]]
     tables = []

@@ -124,11 +124,18 @@ def pace(result: Result) -> float:
     return result["seconds"][-1] / max(1, result["steps"][-1])
 
 
+def compared_by(results: Iterable[Result]) -> dict[str, str]:
+    """Return what runs are drawn against, and the panels' titles: steps, and time if one computer ran them all."""
+    by_steps, by_time = {"steps": "by steps"}, {"seconds": "by processor time"}
+    return by_steps | (by_time if len(set(map(_computer, results))) == 1 else {})
+
+
 def _figure(results: Sequence[Result], look: Look, title: str, path: Path, shown: Callable[[Any], bool]) -> None:
-    """Draw the arms' errors against steps; against processor time those that ran where bare Adam did."""
-    computers = set(map(_computer, _adam(results) or results))
-    with panels(["by steps", "by processor time"], title, path, ylabel=look.unit) as (steps, seconds):
-        for key, own in grouped(filter(lambda r: shown(arm(r)), results), arm).items():
+    """Draw the arms' errors against what all of them can be compared by."""
+    drawn = [r for r in results if shown(arm(r))]
+    names = compared_by(drawn)
+    with panels(list(names.values()), title, path, ylabel=look.unit) as axes:
+        for key, own in grouped(drawn, arm).items():
             norm, optimizer, method, _, counted = key
             look_of = {
                 "color": _HUES.get(optimizer, "black"),
@@ -142,19 +149,18 @@ def _figure(results: Sequence[Result], look: Look, title: str, path: Path, shown
             count = min((len(r["error"]) for r in whole), default=0)
             shown_as = (lambda error: error) if look.logarithmic else look.shown
             curves = [[shown_as(r["error"][k]) for r in whole] for k in range(count)]
-            both = all(_computer(r) in computers for r in own)
-            for axis, name in ((steps, "steps"), (seconds, "seconds"))[: 1 + both]:
+            for axis, name in zip(axes, names, strict=True):
                 x = [statistics.median(r[name][k] for r in whole) for k in range(count)]
                 axis.plot(x, [statistics.median(values) for values in curves], **look_of)
             if look.logarithmic and count:
                 quartiles = [statistics.quantiles(values, n=4) for values in curves if len(values) > 1]
                 if len(quartiles) == count:
                     low, high = ([each[k] for each in quartiles] for k in (0, 2))
-                    shade(seconds, x, low, high, look_of["color"], "band: quartiles")
-        steps.set_xlabel("steps")
-        seconds.set_xlabel("seconds of one core")
+                    shade(axes[-1], x, low, high, look_of["color"], "band: quartiles")
+        for axis, xlabel in zip(axes, ("steps", "seconds of one core"), strict=False):
+            axis.set_xlabel(xlabel)
         if look.logarithmic:
-            steps.set_yscale("log")
+            axes[0].set_yscale("log")
 
 
 def sections(

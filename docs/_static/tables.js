@@ -27,3 +27,19 @@ function fit() {
 
 addEventListener("load", fit);
 addEventListener("resize", fit);
+
+// A figure leads to its file, where it can be enlarged. On a narrow page one with small letters is scrolled sideways.
+const LETTERS_ARE_SMALL = 1000; // pixels that the file of such a figure is wide
+
+function enlarge() {
+    for (const image of document.querySelectorAll('article img[src$=".png"]')) {
+        if (image.closest("a")) continue;
+        const link = document.createElement("a");
+        link.href = image.src;
+        link.className = image.naturalWidth > LETTERS_ARE_SMALL ? "figure wide" : "figure";
+        image.replaceWith(link);
+        link.append(image);
+    }
+}
+
+addEventListener("load", enlarge);

@@ -11,7 +11,7 @@ from benchmarks.core.store import Store
 from benchmarks.core.tune import eighths, proposals, value
 from benchmarks.digests.dampings import regrets
 from benchmarks.fields.muon import Muon, polar
-from benchmarks.fields.report import arm, compared
+from benchmarks.fields.report import arm, compared, compared_by
 from benchmarks.fields.run import FieldRun, label, train
 from benchmarks.studies import coordinates, fourier, poisson
 from benchmarks.studies.coordinates import CoordinateRun, Fit, psnr
@@ -175,6 +175,12 @@ def test_comparison_is_of_pairs():
     assert n == 5
     assert compared(own, other, float, 0.8).p > 0.5
     assert math.isnan(compared(own | {(0,): math.inf}, other, float).difference)
+
+
+def test_time_is_drawn_where_one_computer_ran_all_arms():
+    here, there = ({"environment": {"processor": name}} for name in ("here", "there"))
+    assert list(compared_by([here, here])) == ["steps", "seconds"]
+    assert list(compared_by([here, there])) == ["steps"]
 
 
 def test_labels_name_normaliser_wrapper_and_optimizer():

@@ -1,5 +1,6 @@
 """Verdicts follow from the numbers, by scipy's tests, and say what would decide what is undecided."""
 
+import csv
 import math
 import random
 from functools import partial
@@ -14,7 +15,7 @@ from benchmarks.digests.judges import Claim, Finding, ahead, best, every, level,
 from benchmarks.digests.verdicts import CLAIMS, DIGESTS, decide, holm, is_shown, whole_p
 from benchmarks.studies import RECIPES, STUDIES
 
-from .test_report import result
+from .test_report import ROOT, result
 
 ALL = [claim for claims in CLAIMS.values() for claim in claims]
 HIGH, LOW, WIDE = [50.0, 51.0, 52.0], [40.0, 41.0, 43.0], [30.0, 45.0, 60.0]
@@ -59,6 +60,20 @@ def test_a_page_shows_what_holm_leaves_decided_and_losses_of_this_library():
     assert is_shown("This library", refuted, 0.9)
     assert not is_shown("Bird 2025", refuted, 0.9)
     assert not is_shown("This library", undecided, 0.01)
+
+
+def test_what_verdicts_leave_to_the_table_of_calls_stands_there():
+    tables = ROOT / "docs" / "results" / "tables"
+    claims, calls = (
+        list(csv.DictReader((tables / f"{name}.csv").read_text().splitlines())) for name in ("verdicts-hold", "calls")
+    )
+    left_out = {claim.text.replace("`", "") for claim in ALL if claim.in_calls}
+    gain = "gain over the optimizer (95 %)"
+    gains = {f"{float(row[f'{gain} low']):+.3g} to {float(row[f'{gain} high']):+.3g}" for row in calls}
+    intervals = {row["claim"]: row["difference (95 %)"].rpartition("from ")[2] for row in claims}
+    held = {text: intervals[text] for text in left_out if text in intervals}
+    assert held
+    assert set(held.values()) <= gains
 
 
 def test_level_is_an_interval_within_the_margin():
