@@ -3,7 +3,7 @@
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 #: Why a parameter is plain whose layer would be treated, had it run.
@@ -13,6 +13,8 @@ UNCALLED = "it has a gradient, but its layer was never called: another module us
 @dataclass(frozen=True, repr=False)
 class Coverage:
     """Which trainable parameters are treated, and how; printed, the share and a line for each parameter.
+
+    Before any layer has run, none is treated: the printed share is then of those that wait for a step.
 
     Args:
         treated: path of the parameter → how its gradient or its step is treated.
@@ -38,7 +40,10 @@ class Coverage:
     @property
     def element_share(self) -> float:
         """The share of their elements that are in treated parameters, in [0, 1]."""
-        return sum(self.elements[path] for path in self.treated) / max(1, sum(self.elements.values()))
+        return self._element_share(self.treated)
+
+    def _element_share(self, paths: Iterable[str]) -> float:
+        return sum(self.elements[path] for path in paths) / max(1, sum(self.elements.values()))
 
     def reasons(self, most: int = 4) -> str:
         """Return why parameters are skipped, and the share of all elements that each reason accounts for."""
@@ -50,9 +55,12 @@ class Coverage:
 
     def __str__(self) -> str:
         """Return the share, then one line per parameter."""
+        state, counted = ("are treated", self.treated)
+        if self.never_seen and not self.treated:
+            state, counted = ("will be treated after a step that runs their layers", self.never_seen)
         lines = [
-            f"{len(self.treated)} of {self._count} parameters are treated, "
-            f"{self.element_share:.1%} of {sum(self.elements.values()):,} elements"
+            f"{len(counted)} of {self._count} parameters {state}, "
+            f"{self._element_share(counted):.1%} of {sum(self.elements.values()):,} elements"
         ]
         lines += [f"{path}: {how}" for path, how in self.treated.items()]
         lines += [f"{path}: skipped ({why})" for path, why in self.skipped.items()]

@@ -102,7 +102,7 @@ class Divergence(_Descent):
         }
 
     def __str__(self) -> str:
-        """Return an aligned table of `columns`; the own gain with its deviation over the rows."""
+        """Return an aligned table of `columns`, the own gain with its deviation over the rows, and its two terms."""
         table = [("layer", *_HEADER, ""), *(_line(path, layer.summary()) for path, layer in self.layers.items())]
         widths = [max(map(len, column)) for column in zip(*table, strict=True)]
         lines = [
@@ -110,6 +110,9 @@ class Divergence(_Descent):
             for cells in (list(zip(row, widths, strict=True)) for row in table)
         ]
         lines += [f"{path or 'model'}: left out ({reason})" for path, reason in self.left_out.items()]
+        lines.append("Var|x|²: the variance over rows of the squared norm of what they read; 0 where all are as long")
+        if any(layer.descent <= 0 for layer in self.layers.values()):
+            lines.append("not downhill: to first order this layer's part of the step does not lower the loss")
         if self.descent <= 0:
             lines.append("the step as a whole is not downhill: ⟨−Δθ, ∇L⟩ ≤ 0")
         return "\n".join(line.rstrip() for line in lines)

@@ -263,7 +263,7 @@ def unwrapped(model: nn.Module) -> nn.Module:
 def check_model(name: str, model: nn.Module) -> None:
     """Raise if `model` is none; `name` opens the message."""
     if not isinstance(model, nn.Module):
-        order = _ORDER * isinstance(model, (Optimizer, Correction))
+        order = f" {_ORDER}" * isinstance(model, (Optimizer, Correction))
         raise TypeError(f"{name}: model must be a torch.nn.Module, found {type(model).__name__}.{order}")
 
 

@@ -19,6 +19,10 @@ def test_after_a_step_every_parameter_is_listed_exactly_once():
     before = coverage(model)
     assert before.treated == {}
     assert before.parameter_share == before.element_share == 0
+    waiting = sum(before.elements[name] for name in before.never_seen) / sum(before.elements.values())
+    assert str(before).startswith(
+        f"6 of 12 parameters will be treated after a step that runs their layers, {waiting:.1%} of "
+    )
     model(torch.randn(5, 3, 2, 2)).sum().backward()
     report = coverage(model)
     assert before.never_seen.keys() == report.treated.keys()

@@ -83,7 +83,7 @@ def test_optimizer_is_named_with_its_wrappers():
 
 def test_printed_table_has_one_aligned_line_per_layer():
     lines = str(divergence(model(), F.cross_entropy, *batch(), Proportional(), max_rows=2)).splitlines()
-    assert [line.split()[0] for line in lines] == ["layer", "0", "3", "2:"]
+    assert [line.split()[0] for line in lines] == ["layer", "0", "3", "2:", "Var|x|²:"]
     assert lines[0].index("cosine") + len("cosine") == lines[1].index("2 of 6") + len("2 of 6  ") + len("cosine")
     assert "1 ± " in lines[1]
     assert lines[3] == "2: left out (LayerNorm is left out by default)"
@@ -178,7 +178,8 @@ def test_a_step_without_a_rate_has_no_verdict_in_the_table():
     undecided = replace(found, layers={path: replace(layer, descent=math.nan) for path, layer in found.layers.items()})
     uphill = replace(found, layers={path: replace(layer, descent=-1.0) for path, layer in found.layers.items()})
     assert "not downhill" not in str(undecided)
-    assert str(uphill).count("not downhill") == len(found.layers)
+    assert str(uphill).count("  not downhill\n") == len(found.layers)
+    assert str(uphill).endswith("\nnot downhill: to first order this layer's part of the step does not lower the loss")
     assert repr(found) == str(found)  # what a notebook shows
 
 

@@ -50,6 +50,9 @@ MISTAKES = {
     "no gauge": (lambda: UnitConsistent(sgd(), PASSED, example_input=X, gauge="network"), "pass gauge.NetworkGauge"),
     "every of a gauge": (lambda: gauge.NetworkGauge(every=0), "every is 0"),
     "model first": (lambda: UnitConsistent(PASSED, sgd(), example_input=X), "wrong order"),
+    "model first, which is long": (
+        lambda: Whitened(PASSED, sgd()), r"^These are the arguments in the wrong order: .* Whitened wraps .*Linear\(",
+    ),
     "no model": (lambda: gauge.trace(sgd(), X), "trace: model must be"),
     "coordinates in coordinates": (
         lambda: UnitConsistent(Whitened(sgd(), PASSED), PASSED, example_input=X), "inner one measures; choose one",
