@@ -18,6 +18,9 @@ from .measured import (
 
 #: Page → what it says, with places for numbers, and what these are.
 QUOTES = {
+    "README.md": [
+        ("whitening learns {:.1f} dB less than SOAP alone", lambda: [-fields.behind_features("soap", True)[0]]),
+    ],
     "docs/results/mlp.md": [
         ("DyT with SGD is {:.1f} points below (p = {:.2f})", lambda: lead(
             "mlp-tuned", IDEAL, "dyt", optimizer="sgd", activation="tanh")),
