@@ -14,10 +14,12 @@ from torch import Tensor
 from .linears import gram_of, summed
 from .patches import Geometry, Patches, padded
 
-#: Multiplications in the time that two places of the kernel take beside their product: some 20 µs of one core.
-_CALL = 2**18
-#: Multiplications in the time that a product takes to read a number, or an unfolded patch to be written.
+#: Multiplications in the time that two places of the kernel take beside their product: some 10 µs of one core.
+_CALL = 2**19
+#: Multiplications in the time that a product takes to read a number, or an unfolded patch to be written,
 _READ = 16
+#: and in that of moving a number of XᵀX from the product of two places to where it belongs.
+_WRITE = 32
 
 
 def lines_pay(patches: Patches) -> bool:
@@ -31,12 +33,17 @@ def costs(patches: Patches) -> tuple[float, float]:
     if not patches.kernel:
         width, rows = patches.input.shape[-1], len(patches.input)
         return math.inf, rows * width * (width + _READ)
-    size, step, groups = patches.kernel[0], patches.geometry.stride[0], patches.geometry.groups
+    (step, *_), _, (gap, *_), groups = patches.geometry
+    size, count = patches.kernel[0], patches.out_spatial[0]
     width = patches.input.shape[1] // groups * math.prod(patches.kernel[1:])  # of a line
     rows = groups * len(patches.input) * patches.positions
-    pairs = size * (size + 1) // 2  # of places; with a stride of 1 those that are equally far apart have one product
-    by_lines = pairs * _CALL + (pairs if step > 1 else size) * rows * width * (width + _READ)
-    return by_lines, rows * width * size * (width * size + _READ)
+    features, pairs = width * size, size * (size + 1) // 2  # pairs of places
+    # Pairs that are equally far apart share the product of the lines between the edges; the edges are multiplied too.
+    shared = step == 1 and 0 < gap * (size - 1) <= count
+    products = size + gap * pairs / count if shared else pairs
+    parts = -(-len(patches.input) // patches.samples_at_once(patches.input.dtype, axis=1))
+    by_lines = parts * pairs * _CALL + products * rows * width * (width + _READ) + _WRITE * groups * features**2
+    return by_lines, rows * features * (features + _READ)
 
 
 def sums_over_patches(patches: Patches, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -50,17 +57,18 @@ def sums_over_patches(patches: Patches, dtype: torch.dtype) -> tuple[Tensor, Ten
 
 def sums_by_lines(patches: Patches, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """The same by lines."""
-    size, channels = patches.kernel[0], patches.input.shape[1] // patches.geometry.groups
+    size, groups = patches.kernel[0], patches.geometry.groups
+    channels, across = patches.input.shape[1] // groups, math.prod(patches.kernel[1:])
     found = summed(Lines(each).sums() for each in patches.slices(dtype, axis=1))
-    pairs, first = found["pairs"], [sum(range(size, size - d, -1)) for d in range(size)]
-    blocks = torch.stack([
-        torch.stack([pairs[first[j - i] + i] if i <= j else pairs[first[i - j] + j].mT for j in range(size)])
-        for i in range(size)
-    ])  # fmt: skip
-    # (i, j, groups, channels × other axes, the same) → (groups, channels, i, other axes, channels, j, other axes)
-    split = blocks.unflatten(4, (channels, -1)).unflatten(3, (channels, -1)).permute(2, 3, 0, 4, 5, 1, 6)
+    gram = found["pairs"].new_empty(groups, channels, size, across, channels, size, across)
+    places = [(place, place + distance) for distance in range(size) for place in range(size - distance)]
+    for (first, second), pair in zip(places, found["pairs"], strict=True):
+        block = pair.view(groups, channels, across, channels, across)
+        gram[:, :, first, :, :, second] = block
+        if first != second:
+            gram[:, :, second, :, :, first] = block.permute(0, 3, 4, 1, 2)
     totals = found["totals"].unflatten(2, (channels, -1)).movedim(0, 2)
-    return split.flatten(4).flatten(1, 3), totals.flatten(1)[..., None]
+    return gram.flatten(4).flatten(1, 3), totals.flatten(1)[..., None]
 
 
 class Lines:

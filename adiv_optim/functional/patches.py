@@ -90,12 +90,15 @@ class Patches(NamedTuple):
     geometry: Geometry
 
     @property
+    def out_spatial(self) -> list[int]:
+        """How many patches a sample has along each axis."""
+        axes = zip(self.input.shape[2:], self.kernel, *self.geometry[:3], strict=True)
+        return [(length + 2 * side - gap * (size - 1) - 1) // step + 1 for length, size, step, side, gap in axes]
+
+    @property
     def positions(self) -> int:
         """How many patches a sample has."""
-        axes = zip(self.input.shape[2:], self.kernel, *self.geometry[:3], strict=True)
-        return math.prod(
-            (length + 2 * side - gap * (size - 1) - 1) // step + 1 for length, size, step, side, gap in axes
-        )
+        return math.prod(self.out_spatial)
 
     def squared_norm(self) -> Tensor:
         """|x_p|² of every patch, (N, groups, *positions)."""
@@ -116,16 +119,20 @@ class Patches(NamedTuple):
         offset = ((number[:-1] + turn) * 2654435769 % 2**32 * ends.diff()) >> 32
         return self._replace(input=self.input[ends[:-1] + offset])
 
+    def samples_at_once(self, dtype: torch.dtype, axis: int = 0) -> int:
+        """How many samples are unfolded together; all if that copies nothing. For `axis` see `slices`."""
+        copied = math.prod(self.kernel[axis:]) * self.input[:1].numel()
+        per_sample = copied // math.prod(self.geometry.stride[axis:])
+        numbers = max(PATCH_NUMBERS, self.input.numel() // 4)
+        copies = bool(self.kernel) or self.input.dtype != dtype
+        return max(1, numbers // max(1, per_sample) if copies else len(self.input))
+
     def slices(self, dtype: torch.dtype, axis: int = 0) -> "Iterator[Patches]":
         """Yield the patches of a few samples at a time; of all at once if unfolding them copies nothing.
 
         `axis` is the first one along which they will be unfolded.
         """
-        copied = math.prod(self.kernel[axis:]) * self.input[:1].numel()
-        per_sample = copied // math.prod(self.geometry.stride[axis:])
-        numbers = max(PATCH_NUMBERS, self.input.numel() // 4)
-        copies = bool(self.kernel) or self.input.dtype != dtype
-        size = max(1, numbers // max(1, per_sample) if copies else len(self.input))
+        size = self.samples_at_once(dtype, axis)
         for start in range(0, len(self.input), size):
             yield self._replace(input=self.input[start : start + size].to(dtype))
 
