@@ -79,9 +79,9 @@ def no_such_module(what: str, entry: object, paths: Collection[str]) -> ValueErr
     return ValueError(f"{what} names {entry!r}, which the model does not have; its modules are {there}.")
 
 
-def addresses(parameters: Iterable[nn.Parameter]) -> list[tuple[int, int, torch.Size]]:
-    """For each parameter its id, where its memory begins, and its shape: equal as long as all stay where they are."""
-    return [(id(p), _address(p), p.shape) for p in parameters]
+def addresses(parameters: Iterable[nn.Parameter]) -> list[tuple[int, int, torch.Size, bool]]:
+    """For each parameter its id, where its memory begins, its shape and whether it trains: equal until one changes."""
+    return [(id(p), _address(p), p.shape, p.requires_grad) for p in parameters]
 
 
 def overlaps(parameters: Mapping[str, nn.Parameter]) -> dict[int, str]:
@@ -110,10 +110,13 @@ def overlaps(parameters: Mapping[str, nn.Parameter]) -> dict[int, str]:
 
 
 def _address(parameter: nn.Parameter) -> int:
-    """Where its memory begins; 0 of what has no memory of its own, as on the meta device."""
-    part = getattr(parameter, "_local_tensor", parameter)  # to_local() would take longer than all else that is asked
-    plain = type(part) in (torch.Tensor, nn.Parameter) and part.layout == torch.strided
-    return part.data_ptr() if plain and part.numel() else 0
+    """Where its memory begins; 0 of what has no memory of its own, as on the meta device. Every step asks for it."""
+    part: torch.Tensor = parameter
+    if type(part) is not nn.Parameter:  # to_local() would take longer than all else that is asked
+        part = getattr(parameter, "_local_tensor", parameter)
+        if type(part) not in (torch.Tensor, nn.Parameter):
+            return 0
+    return part.data_ptr() if part.layout is torch.strided else 0
 
 
 def refuse_lazy(what: str, model: nn.Module, skipped: Container[nn.Module] = ()) -> None:

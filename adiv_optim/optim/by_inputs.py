@@ -101,8 +101,7 @@ class ByInputs(Reparametrized):
 
     def _trained(self) -> list[Any]:
         """The optimizer's parameters, each with where it is and whether it trains."""
-        every = [p for group in self.param_groups for p in group["params"]]
-        return [*addresses(every), *(p.requires_grad for p in every)]
+        return addresses(p for group in self.param_groups for p in group["params"])
 
     def _find_layers(self) -> None:
         """Let the method know which weights it is to measure the inputs of, and why it leaves others alone."""
