@@ -233,9 +233,9 @@ class LayerInputs:
         work = self.moments.work(patches)
         if work > LONG and work > FORWARD_PASSES * forward:
             warn(
-                f"{self.name}: a measurement of what its layer reads takes the time of some "
-                f"{work / max(1, forward):.0f} forward passes of the layer. rank=16, or a smaller max_dim or max_rows, "
-                "makes it cheaper, and a greater `every` rarer; skip leaves the layer alone."
+                f"{self.name}: a measurement of what its layer reads takes some {work / max(1, forward):.0f} times the "
+                "multiplications of a forward pass of the layer. A rank of 16 or less, or a smaller max_dim or "
+                "max_rows, makes it cheaper, and a greater `every` rarer; skip leaves the layer alone."
             )
 
     def arrive(self, reading: Reading, window: int, number: int | None) -> int:

@@ -47,7 +47,7 @@ class MeanSquare:
         yield [norms.sum().view(1)], norms[:, 0].numel()
 
     def work(self, patches: Patches) -> float:
-        """The multiplications in whose time `sums` has all rows of a call."""
+        """The multiplications in whose time a call is summed."""
         return float(patches.input.numel())
 
     def updated(self, memory: list[Tensor], sums: list[Tensor], decay: float) -> list[Tensor]:
@@ -126,10 +126,11 @@ class Covariance:
             yield self._products(rows, memory, one), rows.shape[1]
 
     def work(self, patches: Patches) -> float:
-        """The multiplications in whose time `sums` has all rows of a call."""
+        """The multiplications in whose time a call is summed, and the blocks of A are factorised."""
         patches = patches if self.max_rows is None else patches.spread(self.max_rows, 0)
         by_lines, unfolded = costs(patches)
-        return min(by_lines, unfolded) if len(self.sizes) == 1 else unfolded / len(self.sizes)
+        sums = min(by_lines, unfolded) if len(self.sizes) == 1 else unfolded / len(self.sizes)
+        return sums + self.groups * sum(size**3 for size in self.sizes)
 
     def _products_of_lines(self, patches: Patches, dtype: torch.dtype, one: int, number: int) -> list[Tensor]:
         gram, total = sums_by_lines(patches, dtype)

@@ -32,7 +32,7 @@ def told(wrapper, case, **settings):
 def test_once_by_name_with_a_remedy(wrapper, monkeypatch):
     monkeypatch.setattr(input_hooks, "LONG", 2**10)
     (message,) = told(wrapper, DEPTHWISE)
-    assert message.startswith("weight: a measurement of what its layer reads takes the time of some ")
+    assert message.startswith("weight: a measurement of what its layer reads takes some ")
     assert "skip leaves the layer alone" in message
 
 
@@ -47,6 +47,15 @@ def test_once_by_name_with_a_remedy(wrapper, monkeypatch):
 def test_not_where_it_takes_a_few_passes(wrapper, case, settings, monkeypatch):
     monkeypatch.setattr(input_hooks, "LONG", 2**10)
     assert not told(wrapper, case, **settings)
+
+
+def test_roots_are_counted_where_few_rows_are(monkeypatch):
+    """A kernel of 31 × 31 without mixing of channels: its roots take longer than its sums."""
+    monkeypatch.setattr(input_hooks, "LONG", 2**10)
+    (message,) = told(Whitened, ((2, 2, 31, 31), 31, 2, 2), max_rows=1)
+    # Two roots of 962 columns, and forward passes of two samples with one place each.
+    times = float(message.split(" times the multiplications")[0].rsplit(" ", 1)[-1])
+    assert times > 2 * 962**3 / (2 * 2 * 961)
 
 
 def test_not_where_it_takes_no_time():
