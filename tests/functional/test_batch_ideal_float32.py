@@ -95,3 +95,20 @@ def test_without_a_bias_outputs_move_alike_at_every_size_of_the_inputs(kind, dty
         layer.weight.data = step
         ends.append(layer(x).detach())
     assert relative_error(ends[1], ends[0]) <= 100 * torch.finfo(dtype).eps
+
+
+@pytest.mark.parametrize("rows", [4, 40], ids=["side of the rows", "side of the features"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("kind", ["linear", "convolution"])
+@pytest.mark.parametrize("per_sample", [True, False])
+def test_rows_whose_squares_underflow_move_nothing_under_a_scaled_loss(kind, dtype, rows, per_sample):
+    """As of hidden units that are all at rest, where GradScaler has multiplied the loss."""
+    for size in (0.0, torch.finfo(dtype).tiny):
+        if kind == "linear":
+            layer, x = nn.Linear(8, 3, bias=False, dtype=dtype), torch.full((rows, 8), size, dtype=dtype)
+        else:
+            layer = nn.Conv1d(2, 3, 4, bias=False, dtype=dtype)
+            x = torch.full((rows // 4, 2, 7), size, dtype=dtype)
+        attach(layer, BatchIdeal(0.3, per_sample=per_sample))
+        (2**16 * layer(x).sum()).backward()
+        assert layer.weight.grad.abs().max() <= 1e-20
