@@ -1,7 +1,9 @@
 """Models of transformers, trained by its Trainer: what a wrapper knows of them, and what it leaves alone."""
 
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -92,6 +94,25 @@ def test_transformers_model_in_its_trainer(build, method, tmp_path):
     bare = Logits(build())
     train(bare, adamw(bare), sentences())
     assert deviation(weights(bare.net), wanted) > DIFFERENT
+
+
+def test_the_trainer_of_the_page_goes_on_with_its_wrapper(tmp_path):
+    page = (Path(__file__).parents[2] / "docs" / "trainers.md").read_text()
+    names = {"Trainer": transformers.Trainer, "Whitened": Whitened}
+    exec(re.search(r"class WhitenedTrainer.*?\n\n\n", page, re.DOTALL)[0], names)
+    arguments = transformers.TrainingArguments(
+        str(tmp_path), num_train_epochs=1, use_cpu=True, report_to="none", disable_tqdm=True
+    )
+    words = [{"input_ids": ids, "labels": label} for ids, label in zip(*sentences()[0], strict=True)]
+    trainer = names["WhitenedTrainer"](gpt2(), arguments, train_dataset=words)
+    trainer.train()
+    wrapper = trainer.optimizer.optimizer
+    trainer.train()
+    within = trainer.optimizer
+    while hasattr(within, "optimizer"):  # Accelerate's, around itself or once
+        within = within.optimizer
+    assert within is wrapper
+    assert type(wrapper.inner) is torch.optim.AdamW
 
 
 @pytest.mark.parametrize("name", ["proportional", "disproportional", "batch-ideal"])
