@@ -16,7 +16,6 @@ from tests.helpers.seeds import manual_seed
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("frameworks", "in_float64")]
 
 LR, DAMPING, STEPS = 0.01, 0.1, 4
-COUNTED_UNTIL_MENDED = "rows of evaluation passes, which no gradient reaches, are counted"
 
 
 def network():
@@ -205,9 +204,6 @@ class TestStableBaselines3:
         assert all(all_treated(network.optimizer) for network in (loaded.actor, loaded.critic))
 
 
-labelled_until_mended = pytest.mark.xfail(reason="rows of a tensor subclass raise", raises=AttributeError, strict=True)
-
-
 @pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no")
 class TestPina:
     def problem(self):
@@ -247,14 +243,12 @@ class TestPina:
         assert all_treated(solver.optimizer.instance)
         return trainer
 
-    @labelled_until_mended
     def test_steps_are_those_of_the_plain_loop(self):
         problem, model = self.problem(), network()
         self.train(problem, model, STEPS)
         inside, edge = (problem.discretised_domains[name].tensor for name in ("inside", "edge"))
         assert deviation(weights(model), trained(network(), partial(poisson, inside, edge))) <= EXACT
 
-    @labelled_until_mended
     def test_continues_from_a_checkpoint(self, tmp_path):
         problem, whole, begun, resumed = self.problem(), network(), network(), elsewhere(network)
         self.train(problem, whole, 2 * STEPS)
@@ -287,7 +281,6 @@ class TestDeepXDE:
         net.load_state_dict(dict(zip(net.state_dict(), network().state_dict().values(), strict=True)))
         return net
 
-    @pytest.mark.xfail(reason=COUNTED_UNTIL_MENDED, strict=True)
     def test_steps_are_those_of_the_plain_loop(self, deepxde):
         net = self.net(deepxde)
         optimizer = whitened(net)
@@ -297,7 +290,6 @@ class TestDeepXDE:
         assert all_treated(optimizer)
         assert deviation(weights(net), trained(self.net(deepxde), regression)) <= EXACT
 
-    @pytest.mark.xfail(reason=COUNTED_UNTIL_MENDED, strict=True)
     def test_continues_from_a_checkpoint(self, deepxde, tmp_path):
         first, second = self.net(deepxde), self.net(deepxde)
         model, again = self.model(deepxde, first), self.model(deepxde, second)
