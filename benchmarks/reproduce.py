@@ -32,6 +32,8 @@ def run(options: argparse.Namespace, main: Callable[[list[str]], int], committed
     names = [name for given in options.names for name in (known if given == "committed" else [given])]
     if unknown := [name for name in names if name not in RECIPES]:
         raise ValueError(f"no results are called {unknown[0]!r}; `reproduce --list` has all names.")
+    for name in names:
+        Store(options.out / f"{name}.jsonl", RECIPES[name][0]).check()
     return max(main(command) for name in names for command in commands(name, options))
 
 
@@ -47,4 +49,6 @@ def commands(name: str, options: argparse.Namespace) -> list[list[str]]:
     data = {"images": options.data, "text": options.text}.get(needs(name))
     common = ["--name", name, "--out", str(options.out), *(["--data", data] if data else [])]
     common += ["--threads", str(options.threads)] if options.threads else []
-    return [[*command.format(out=options.out).split(), *common] for command in recipe.commands(study)]
+    # Split before they are filled in: the folder's path may have a space in it.
+    parts = [command.split() for command in recipe.commands(study)]
+    return [[*(part.format(out=options.out) for part in each), *common] for each in parts]

@@ -46,6 +46,8 @@ sphinx_gallery_conf = {
     "write_computation_times": False,
     "reset_modules": (),
 }
+# It is given for a space anywhere in the path of the clone; names of stories have none.
+suppress_warnings = ["sphinx_gallery.space_in_filename"]
 exclude_patterns = ["gallery"]
 copybutton_exclude = ".linenos, .gp, .go"  # prompts and outputs of examples
 html_theme = "furo"

@@ -79,6 +79,12 @@ def test_command_makes_files_by_name_and_lists_them(tmp_path, capsys, monkeypatc
     assert f"| cifar10 | cifar10 | images | {RECIPES['cifar10'][1].hours:g} | 20 |" in printed
 
 
+def test_a_folder_with_a_space_is_one_argument(tmp_path):
+    where = argparse.Namespace(data="digits", text="text", out=tmp_path / "my runs", threads=None)
+    (command,) = commands("digits-mechanism", where)
+    assert command[:3] == ["mechanism", "--tuned", f"{tmp_path}/my runs/digits-tuned.jsonl"]
+
+
 def test_all_committed_files_are_made_after_those_that_they_read(tmp_path):
     made = []
 

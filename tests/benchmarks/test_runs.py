@@ -20,7 +20,7 @@ from benchmarks.studies.tabular import TableRun
 
 from .test_report import RESULTS
 
-FIELDS = {"coordinates": CoordinateRun, "poisson": EquationRun, "tabular": TableRun}
+FIELDS = {"fourier": CoordinateRun, "coordinates": CoordinateRun, "poisson": EquationRun, "tabular": TableRun}
 RUN = ImageRun("digits", "none", "tanh")
 TEXT = TextRun("python-reference", "adamw", "layernorm", 1e-2)
 
