@@ -51,7 +51,7 @@ MISTAKES = {
     "every of a gauge": (lambda: gauge.NetworkGauge(every=0), "every is 0"),
     "model first": (lambda: UnitConsistent(PASSED, sgd(), example_input=X), "wrong order"),
     "model first, which is long": (
-        lambda: Whitened(PASSED, sgd()), r"^Whitened: These are the arguments in the wrong order: .* It wraps .*, found Linear\.$",
+        lambda: Whitened(PASSED, sgd()), r"^Whitened: These are the arguments in the wrong order: .*, found Linear\.$",
     ),
     "no model": (lambda: gauge.trace(sgd(), X), "trace: model must be"),
     "coordinates in coordinates": (
