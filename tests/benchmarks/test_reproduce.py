@@ -14,7 +14,7 @@ from benchmarks.studies import RECIPES
 from .test_report import RESULTS
 
 #: Of which runs are still being made, or which measure time, again whenever they are asked to.
-OPEN = {"fourier", "poisson", "speed"}
+OPEN = {"poisson", "speed"}
 COMMITTED = sorted(path.stem for path in RESULTS.glob("*.jsonl"))
 
 
