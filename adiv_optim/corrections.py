@@ -262,8 +262,8 @@ class BatchIdeal(Correction):
         # Without a graph: a second derivative is to raise the layer's own error, not one about a write in place.
         with torch.no_grad():
             diagonal = gram.diagonal(dim1=-2, dim2=-1)
-            ridge = diagonal.sum(-1, keepdim=True) * share
-            diagonal += ridge.masked_fill_(ridge < precision.tiny, 1.0)
+            trace = diagonal.sum(-1, keepdim=True)
+            diagonal += (trace * share).clamp(min=precision.tiny).masked_fill_(trace < precision.tiny, 1.0)
             factor, failed = torch.linalg.cholesky_ex(gram)
             # A partial factor looks like numbers; the rest of a training loop knows how to meet NaN.
             return factor.masked_fill_(failed.bool()[..., None, None], math.nan)

@@ -5,9 +5,18 @@ from torch import Tensor
 
 
 def read(*tensors: Tensor) -> list[float]:
-    """All numbers of small tensors, one after another; the host waits for the device once."""
+    """All numbers of small tensors, one after another; the host waits for the device once.
+
+    Raises:
+        NotImplementedError: a tensor on the meta device.
+    """
     if not tensors:
         return []
+    if any(tensor.is_meta for tensor in tensors):
+        raise NotImplementedError(
+            "this reads numbers, and a tensor on the meta device has none: give the model memory by "
+            "to_empty(device=…), and then its weights."
+        )
     return torch.cat([t.detach().flatten().to(tensors[0].device) for t in tensors]).tolist()
 
 

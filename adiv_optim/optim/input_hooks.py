@@ -174,7 +174,8 @@ class LayerInputs:
             output: what it has made of that; None where that is not known, and the rows count at once.
             bias_entry: what rows have in the place of the bias: 1, or 0 of rows of derivatives.
         """
-        if isinstance(input, FakeTensor):
+        # to_empty() has put another weight in the place of one without memory; the step tells.
+        if isinstance(input, FakeTensor) or self.weight.is_meta != input.is_meta:
             return
         watched, weight = output is not None and not is_within_transform(), weight_of(module, self.weight)
         if weight.shape != self.weight.shape:

@@ -141,8 +141,9 @@ class Reparametrized(OptimizerWrapper):
             within = within.inner
         if type(within).__name__ == "ZeroRedundancyOptimizer":
             raise ValueError(
-                f"{own} around ZeroRedundancyOptimizer: each process would map weights that another one steps on. "
-                f"Shard weights and state by torch.distributed.fsdp.fully_shard, and wrap any optimizer in {own}."
+                f"{own} around ZeroRedundancyOptimizer: from outside its weight decay cannot be told from its step, "
+                "and inside each process would measure other layers. Shard weights and state by "
+                f"torch.distributed.fsdp.fully_shard, and wrap any optimizer in {own}."
             )
         held = [value for value in vars(within).values() if isinstance(value, Optimizer)]
         if held:  # a chain has its optimizers in a tuple
@@ -200,7 +201,7 @@ class Reparametrized(OptimizerWrapper):
             try:
                 apart = self._mapped_step(**kwargs)
             except NotImplementedError as error:
-                self._refuse_meta(error, first)
+                self._refuse_meta(error)
                 raise
         self.method.after_step()
         inactive = self.method.why_inactive() if self._steps == 2 else ""
@@ -238,8 +239,8 @@ class Reparametrized(OptimizerWrapper):
             raise
         return reason
 
-    def _refuse_meta(self, error: NotImplementedError, parameter: Tensor) -> None:
-        if parameter.is_meta:
+    def _refuse_meta(self, error: NotImplementedError) -> None:
+        if any(p.is_meta for group in self.param_groups for p in group["params"]):
             raise NotImplementedError(
                 f"{type(self).__name__} cannot step on meta tensors, which have no numbers to read: give the model "
                 "memory by to_empty(device=…) and its weights, and build the optimizer from these."

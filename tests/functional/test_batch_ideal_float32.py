@@ -112,3 +112,15 @@ def test_rows_whose_squares_underflow_move_nothing_under_a_scaled_loss(kind, dty
         attach(layer, BatchIdeal(0.3, per_sample=per_sample))
         (2**16 * layer(x).sum()).backward()
         assert layer.weight.grad.abs().max() <= 1e-20
+
+
+def test_a_ridge_that_underflows_is_the_least_number_and_no_more():
+    """Squares of 10⁻³⁶ times the least share are below float32's least number, which then is λ."""
+    torch.manual_seed(0)
+    x, g = 2e-18 * torch.randn(3, 8), torch.randn(3, 16)
+    weight = torch.zeros(16, 8, requires_grad=True)
+    functional.linear(x, weight, None, BatchIdeal(0.0, per_sample=False)).backward(g)
+    wide = x.double()
+    wanted = wide @ torch.linalg.pinv(wide) @ g.double()
+    least = torch.linalg.svdvals(wide)[-1].square().item()
+    assert relative_error(wide @ weight.grad.double().T, wanted) <= torch.finfo(torch.float32).tiny / least + 1e-4

@@ -109,6 +109,32 @@ def test_weights_without_numbers_are_told_at_the_step(name):
         optimizer.step()
 
 
+def with_memory(kind, **settings):
+    """A model that has got its memory after the optimizer was built: to_empty() makes new parameters."""
+    model = network().to("meta")
+    optimizer = kind(sgd(model), model, **settings)
+    model.to_empty(device="cpu")
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter)
+    model(torch.ones(3, 4)).sum().backward()
+    return optimizer
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings"), [(Whitened, {}), (Whitened, {"rank": 2}), (InputScaled, {}), (Preconditioned, {})]
+)
+def test_weights_that_came_after_the_optimizer_are_not_counted_and_told_at_the_step(kind, settings):
+    optimizer = with_memory(kind, **settings)
+    with pytest.warns(UserWarning, match=r"no longer this model's. Build the optimizer from the model as it is now"):
+        optimizer.step()
+
+
+def test_weights_that_came_after_a_gauge_was_traced_are_told_at_the_step():
+    optimizer = with_memory(UnitConsistent, example_input=torch.ones(3, 4, device="meta"))
+    with pytest.raises(NotImplementedError, match=r"UnitConsistent cannot step on meta tensors, .* from these"):
+        optimizer.step()
+
+
 class AcceleratedOptimizer(Lookahead):
     """As Accelerate's, which passes `eval` on to the optimizer that it holds."""
 

@@ -5,8 +5,9 @@ import pickle
 
 import pytest
 import torch
+from torch import nn
 
-from adiv_optim.gauge import rz_scaling, uc_adjoint, uc_inverse
+from adiv_optim.gauge import canonical, rz_scaling, trace, uc_adjoint, uc_inverse
 from adiv_optim.gauge.scales import rz
 from tests.helpers.cases import needs_cuda
 from tests.helpers.matrices import INVARIANCE, MATRICES, largest_ratio, sparse
@@ -103,3 +104,16 @@ def test_cuda_gives_the_same(name):
         assert part.is_cuda
         assert largest_ratio(part.cpu(), wanted) <= INVARIANCE
     assert uc_inverse(weight.cuda()).is_cuda
+
+
+@pytest.mark.parametrize("function", [rz_scaling, uc_adjoint, uc_inverse])
+def test_weights_without_numbers_are_refused(function):
+    with pytest.raises(NotImplementedError, match=r"on the meta device has none: .* to_empty\(device=…\)"):
+        function(torch.ones(3, 2, device="meta"))
+
+
+def test_models_without_numbers_have_no_canonical_form():
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)).to("meta")
+    graph = trace(model, torch.ones(1, 3, device="meta"))
+    with pytest.raises(NotImplementedError, match=r"on the meta device has none"):
+        canonical(model, graph)
