@@ -192,16 +192,14 @@ def report(store: Store, name: str, folder: Path) -> Sections:
     measured = store.read("prices")[0]
     ratios = list(measured["time_ratio"].values())
     widest = max((high - low) / (high + low) for low, high in (each["quartiles"] for each in ratios))
-    spent = [statistics.fmean(r["seconds"][-1] for r in runs) for runs in in_time.values()]
     _figure(in_time, measured["time_ratio"], heading, folder / f"{name}.png")
     caption = (
         "Mean ± standard error over crops of two photographs; p is of the paired t test over the crops. Learning rate "
         "and damping are the best of ten trials of an arm after equal time, each on four crops of a third photograph. "
         f"Time per step is processor time, in Adam's {measured['adam_ms']:.1f} ms, by {ratios[0]['rounds']} rounds in "
-        f"turn, with quartiles within ± {100 * widest:.0f} %; by their own clocks the runs took {min(spent):.1f} to "
-        f"{max(spent):.1f} s. Learning rates rise over 20 steps and fall to 0 by a cosine. Held out is every other "
-        "pixel, in equal time. The spread of tuning is how far apart two searches on two crops each end. The features' "
-        f"deviation is 3: of pixels held out, {_deviations(store)}. {machine(results[0]['environment'])}"
+        f"turn, with quartiles within ± {100 * widest:.0f} %. Learning rates rise over 20 steps and fall to 0 by a "
+        "cosine. Held out is every other pixel, in equal time. The features' deviation is 3: of pixels held out, "
+        f"{_deviations(store)}. {machine(results[0]['environment'])}"
     )
     return {name: Section([f"**{heading}**", _table(store, [in_time, in_steps, held_out]), caption])}
 
