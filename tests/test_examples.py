@@ -117,7 +117,7 @@ def test_mistakes_of_pictures_are_told_before_training(name, data, tmp_path, cap
     Image.fromarray(np.array([[0, 100_000]] * 2, dtype=np.int32)).save(tmp_path / "deep.tiff")
     program, arguments, message = PICTURES[name]
     with pytest.raises(SystemExit) as error:
-        program.main(arguments.replace("FOLDER", str(tmp_path)).split())
+        program.main([part.replace("FOLDER", str(tmp_path)) for part in arguments.split()])
     assert message in f"{error.value} {capsys.readouterr().err}"
 
 

@@ -103,7 +103,7 @@ def test_killed_benchmark_leaves_whole_lines_and_resumes(tmp_path):
 METHOD = "from benchmarks.methods import Method\nMETHODS = {'none': Method('x')}"
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 COMPARE, TEXT, DEPTH = "compare --device cpu", "char-lm --preset tiny --device cpu", "isometry-training"
-#: A command and a part of its one line; FILE is a file of the text that stands last, or is not there.
+#: A command and a part of its one line; FILE is a file of the text that stands last, or of none; HERE is this file.
 MISTAKES = {
     "method": (f"{COMPARE} --methods groupnorm", "unknown method 'groupnorm'; known are none, batchnorm"),
     "seeds": (f"{COMPARE} --seeds 0", "--seeds is 0; it must be positive"),
@@ -114,11 +114,11 @@ MISTAKES = {
     "data": (f"{COMPARE} --data mnist", "unknown data set 'mnist'; known are digits"),
     "no-images": (f"{COMPARE} --data imagefolder:/nowhere", "there is no folder /nowhere/train"),
     "device": ("compare --device nowhere", "--device nowhere: "),
-    "out": (f"normalisers-plane --out {__file__}", "cannot be made ("),
-    "out-within-a-file": (f"{DEPTH} --out {__file__}/runs", "cannot be made ("),
+    "out": ("normalisers-plane --out HERE", "cannot be made ("),
+    "out-within-a-file": (f"{DEPTH} --out HERE/runs", "cannot be made ("),
     "trials": ("coordinates --trials 0", "--trials is 0; it must be positive"),
     "crops": ("coordinates --crops -1", "--crops is -1; it must be positive"),
-    "another-study": (f"normalisers-plane --out {RESULTS} --name digits", "is of the study 'digits', and not of"),
+    "another-study": ("normalisers-plane --out RESULTS --name digits", "is of the study 'digits', and not of"),
     "no-methods": (f"{COMPARE} --method-file FILE", "holds no METHODS; write `from benchmarks.methods import", ""),
     "no-method": (f"{COMPARE} --method-file FILE", "holds no METHODS", "METHODS = {'mine': 1}"),
     "method-twice": (f"{COMPARE} --method-file FILE", "a method 'none' already", METHOD),
@@ -141,7 +141,8 @@ def test_mistakes_are_one_line(name, tmp_path, capsys):
     file = tmp_path / "file.py"
     if text and text[0] is not None:
         file.write_text(text[0])
-    arguments = command.replace("FILE", str(file)).split()
+    places = {"FILE": str(file), "HERE": __file__, "RESULTS": str(RESULTS)}
+    arguments = [re.sub("FILE|HERE|RESULTS", lambda place: places[place[0]], part) for part in command.split()]
     assert main([*arguments, *([] if "--out" in arguments else ["--out", str(tmp_path)])]) == 2
     error = capsys.readouterr().err
     assert message in error
