@@ -3,34 +3,62 @@
 import argparse
 import os
 import sys
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from . import reproduce
+from .catalogue import STUDIES
+from .core.options import COUNTS, Options, parsed
 from .core.runs import check_device, summary_writer
 from .core.store import Store
 from .core.study import insert, report, show, shown, write_tables
 from .digests import DIGESTS
 from .methods import added
-from .studies import STUDIES
 
-#: Options of several studies that count something.
-_COUNTS = ("steps", "trials", "crops", "rounds", "minutes", "width", "seeds", "epochs")
 #: Of the tables that pages link to, from the root of a clone.
 TABLES = Path("docs/results/tables")
 
 
+@dataclass
+class ReportOptions(Options):
+    """Options of `report`."""
+
+    pages: tuple[Path, ...] | None = None
+    """also fill the results sections of these pages, or of all that show any, if none is named"""
+    tables: Path | None = None
+    """folder of the whole tables as CSV; docs/results/tables with --pages, else beside the results"""
+    figures: Path | None = None
+    """folder of the figures; beside the results by default"""
+
+
+#: Commands that are no study: what each does, and its options.
+COMMANDS: dict[str, tuple[str, Options]] = {
+    "report": ("tables and figures from result files", ReportOptions()),
+    "reproduce": ("make files of results from nothing, by their names", reproduce.ReproduceOptions()),
+}
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Parse the command line and run; a mistake in it is one line on standard error."""
-    options = _parser().parse_args(arguments)
+    given = sys.argv[1:] if arguments is None else arguments
+    known: dict[str, Any] = {name: (study.help, study.options) for name, study in STUDIES.items()} | COMMANDS
+    if not given or given[0] in ("-h", "--help"):
+        print(__doc__, *(f"{name:20} {help}" for name, (help, _) in known.items()), sep="\n")
+        print("\npython -m benchmarks STUDY --help has the options of one.")
+        return 0
     try:
+        if given[0] not in known:
+            raise ValueError(f"unknown study {given[0]!r}; `python -m benchmarks --help` lists all.")
+        help, defaults = known[given[0]]
+        read: Any = _legacy if callable(defaults) else parsed
+        options: Any = read(given[0], help, defaults, given[1:])
         if options.threads is not None:
-            if options.threads < 1:
-                raise ValueError(f"threads is {options.threads}; it must be positive.")
             torch.set_num_threads(options.threads)
         with added(options.method_file):
-            return _run(options)
+            return _run(given[0], options)
     except (ValueError, OSError) as error:
         print(f"benchmarks: {error}", file=sys.stderr)
         return 2
@@ -39,66 +67,36 @@ def main(arguments: list[str] | None = None) -> int:
         return 130
 
 
-class _Help(argparse.HelpFormatter):
-    """Adds to the text of every option its default, if it has one."""
-
-    def _get_help_string(self, action: argparse.Action) -> str | None:
-        default = action.default
-        if default in (None, False, argparse.SUPPRESS):
-            return action.help
-        shown = " ".join(map(str, default)) if isinstance(default, (list, tuple)) else default
-        return f"{action.help} (default: {shown})"
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    commands = parser.add_subparsers(required=True, metavar="STUDY", dest="study")
-    for name, study in STUDIES.items():
-        command = commands.add_parser(name, help=study.help, description=study.help, formatter_class=_Help)
-        study.arguments(command)
-        command.add_argument("--name", default=name, help="of the file of results and of the table")
-    what = "tables and figures from result files"
-    reporting = commands.add_parser("report", help=what, description=what, formatter_class=_Help)
-    pages = "also fill the results sections of these pages, or of all that show any, if none is named"
-    reporting.add_argument("--pages", nargs="*", type=Path, help=pages)
-    where = f"folder of the whole tables as CSV; {TABLES} with --pages, else beside the results"
-    reporting.add_argument("--tables", type=Path, help=where)
-    reporting.add_argument("--figures", type=Path, help="folder of the figures; beside the results by default")
-    reproduce.arguments(commands.add_parser("reproduce", help="make files of results from nothing, by their names"))
-    for command in commands.choices.values():
-        command.add_argument("--out", type=Path, default=Path("runs"), help="folder of the result files")
-        command.set_defaults(command=main)
-        command.add_argument("--threads", type=int, default=None, help="CPU threads; torch's choice by default")
-        command.add_argument("--method-file", type=Path, help="a Python file whose METHODS are known beside the others")
-    return parser
-
-
-def _run(options: argparse.Namespace) -> int:
-    if options.study == "report":
-        paths, figures = sorted(options.out.glob("*.jsonl"), key=lambda path: path.stem), options.figures or options.out
-        sections = report(paths, STUDIES, DIGESTS, figures)
-        show(sections, figures)
-        tables = options.tables or (options.out if options.pages is None else TABLES)
-        pages = shown(STUDIES, DIGESTS) if options.pages == [] else options.pages or []
-        filled = {page: insert(page, sections, tables) for page in pages}  # all of them, or none
-        write_tables(sections, tables)
-        for page, text in filled.items():
-            page.write_text(text)
-        return 0
-    if options.study == "reproduce":
-        return reproduce.run(options, main, Path(__file__).parent / "results")
+def _legacy(command: str, help: str, add: Any, arguments: list[str]) -> Any:
+    """Options of a study that has no dataclass of them yet."""
+    parser = argparse.ArgumentParser(prog=f"python -m benchmarks {command}", description=help)
+    add(parser)
+    parser.add_argument("--name", default=command, help="of the file of results and of the table")
+    parser.add_argument("--out", type=Path, default=Path("runs"), help="folder of the result files")
+    parser.add_argument("--threads", type=int, default=None, help="CPU threads; torch's choice by default")
+    parser.add_argument("--method-file", type=Path, help="a Python file whose METHODS are known beside the others")
+    options = parser.parse_args(arguments, argparse.Namespace(study=command))
     for name, value in vars(options).items():
-        if (isinstance(value, int) and value < 0) or (value == 0 and name in _COUNTS):
+        if isinstance(value, int) and (value < 0 or (value == 0 and name in COUNTS and value is not False)):
             raise ValueError(f"--{name.replace('_', '-')} is {value}; it must be positive.")
-    if "device" in options:
+    return options
+
+
+def _run(command: str, options: Any) -> int:
+    if command == "report":
+        return _report(options)
+    if command == "reproduce":
+        return reproduce.run(options, main, Path(__file__).parent / "results")
+    if hasattr(options, "device"):
         check_device(options.device)
     path = options.out / f"{options.name}.jsonl"
     log = path.with_suffix(f".{options.log}") if getattr(options, "log", None) else None
     if log:
         summary_writer()  # or say what it lacks, before a long run
-    store = Store(path, options.study, log)
+    store = Store(path, command, log)
     store.check()
-    STUDIES[options.study].run(options, store)
+    options.command = main  # for a study that runs others
+    STUDIES[command].run(options, store)
     if getattr(options, "estimate", False):
         return 0
     if int(os.environ.get("RANK", 0)) == 0 and Store(path).read():
@@ -106,6 +104,19 @@ def _run(options: argparse.Namespace) -> int:
         show(sections, options.out)
         print(f"results: {path}; python -m benchmarks report --out {options.out} shows all that are there.")
         print("".join(f"verdict: {section.verdict}.\n" for section in sections.values() if section.verdict), end="")
+    return 0
+
+
+def _report(options: ReportOptions) -> int:
+    paths, figures = sorted(options.out.glob("*.jsonl"), key=lambda path: path.stem), options.figures or options.out
+    sections = report(paths, STUDIES, DIGESTS, figures)
+    show(sections, figures)
+    tables = options.tables or (options.out if options.pages is None else TABLES)
+    pages = shown(STUDIES, DIGESTS) if options.pages == () else options.pages or []
+    filled = {page: insert(page, sections, tables) for page in pages}  # all of them, or none
+    write_tables(sections, tables)
+    for page, text in filled.items():
+        page.write_text(text)
     return 0
 
 

@@ -1,23 +1,32 @@
 """`python -m benchmarks reproduce NAME`: the commands that make every file of results, from nothing."""
 
-import argparse
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
+import tyro
+
+from .catalogue import RECIPES, STUDIES
+from .core.options import Options
 from .core.store import Store
-from .core.table import markdown
-from .studies import RECIPES, STUDIES
+from .core.tables import markdown
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
-    """Give a parser this command's options."""
-    parser.add_argument("names", nargs="*", metavar="NAME", help="of --list; committed: all that have results")
-    parser.add_argument("--list", action="store_true", help="what there is, and how long each takes")
-    parser.add_argument("--data", default="cifar10", help="the images: cifar10, or imagefolder:PATH")
-    parser.add_argument("--text", default="data/tinyshakespeare.txt", help="the text of the language models")
+@dataclass
+class ReproduceOptions(Options):
+    """Options of `reproduce`."""
+
+    names: tyro.conf.Positional[tuple[str, ...]] = ()
+    """of --list; committed: all that have results"""
+    list: bool = False
+    """what there is, and how long each takes"""
+    data: str = "cifar10"
+    """the images: cifar10, or imagefolder:PATH"""
+    text: str = "data/tinyshakespeare.txt"
+    """the text of the language models"""
 
 
-def run(options: argparse.Namespace, main: Callable[[list[str]], int], committed: Path) -> int:
+def run(options: ReproduceOptions, main: Callable[[list[str]], int], committed: Path) -> int:
     """Make the files that are named, or list all of them; `main` is the command line itself."""
     there = {path.stem for path in committed.glob("*.jsonl")}
     if options.list or not options.names:
@@ -43,7 +52,7 @@ def needs(name: str) -> str:
     return STUDIES[study].data if recipe.data is None else recipe.data
 
 
-def commands(name: str, options: argparse.Namespace) -> list[list[str]]:
+def commands(name: str, options: ReproduceOptions) -> list[list[str]]:
     """The command lines that make one file of results."""
     study, recipe = RECIPES[name]
     data = {"images": options.data, "text": options.text}.get(needs(name))

@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torchvision.utils import save_image
 
+from benchmarks.catalogue import STUDIES
 from benchmarks.core.study import UNTRIED
-from benchmarks.studies import STUDIES
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = ["README.md", "benchmarks/README.md"]

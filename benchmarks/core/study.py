@@ -4,14 +4,15 @@ import argparse
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..methods import METHODS
+from .options import Options
 from .runs import measure
 from .store import Result, Store
-from .table import Section, Table, grouped
+from .tables import Section, Table, grouped
 
 #: By name.
 Sections = dict[str, Section]
@@ -51,9 +52,10 @@ class Study:
     """One command: what it runs, what files of results it makes, and where these are shown."""
 
     help: str  # what is compared
-    run: Callable[[argparse.Namespace, Store], None]  # adds to the store what it does not have yet
+    run: Callable[[Any, Store], None]  # adds to the store what it does not have yet
     report: Report
-    arguments: Callable[[argparse.ArgumentParser], None] = lambda parser: None  # gives a parser options of its own
+    #: Its options; their values are the defaults. For a while also what gives a parser options.
+    options: Options | Callable[[argparse.ArgumentParser], None] = field(default_factory=Options)
     _: KW_ONLY
     makes: Sequence[Recipe] = ()  # nothing, if it is for one's own runs
     data: str = ""  # what its --data is to name: "images", a "text", or nothing

@@ -1,74 +1,22 @@
-"""What every table of results is made of: cells, their text for a page and the unrounded numbers behind them."""
+"""Tables as lists of cells, until all studies have frames; see `tables`."""
 
 import csv
 import io
-import math
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import permutations
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
-import numpy as np
-from scipy.stats import rankdata, spearmanr, ttest_ind
-
-#: What p has to be below for a difference to count.
-SIGNIFICANT = 0.05
-
-T = TypeVar("T")
-K = TypeVar("K", bound=Hashable)
-
-
-def mean_and_error(values: Sequence[float]) -> tuple[float, float]:
-    """Mean, and standard error of the mean (NaN for a single value)."""
-    mean = math.fsum(values) / len(values)
-    if len(values) == 1:
-        return mean, math.nan
-    variance = math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)
-    return mean, math.sqrt(variance / len(values))
-
-
-def plus_minus(values: Sequence[float], digits: int = 2) -> str:
-    """Mean ± standard error; a single value by itself."""
-    mean, error = mean_and_error(values)
-    return f"{mean:.{digits}f} ± {error:.{digits}f}" if len(values) > 1 else f"{mean:.{digits}f}"
-
-
-def welch(own: Sequence[float], other: Sequence[float]) -> tuple[float, float]:
-    """Difference of the means, and p of Welch's test."""
-    difference = mean_and_error(own)[0] - mean_and_error(other)[0]
-    return difference, float(ttest_ind(own, other, equal_var=False).pvalue)
-
-
-class Correlation(NamedTuple):
-    """A rank correlation, and p of the permutations that are at least as strong."""
-
-    statistic: float
-    pvalue: float
-
-
-def spearman(own: Sequence[float], other: Sequence[float]) -> Correlation:
-    """Spearman's ρ of pairs; p counts all permutations of up to eight of them, where its approximation is far off."""
-    if len(own) > 8:
-        return Correlation(*map(float, spearmanr(own, other)))
-    left, right = (rankdata(values) - (len(own) + 1) / 2 for values in (own, other))
-    sums = np.array(list(permutations(left))) @ right
-    found = float(left @ right)
-    share = float(np.mean(np.abs(sums) >= abs(found) - 1e-9))
-    return Correlation(found / math.sqrt(float(left @ left) * float(right @ right)), share)
-
-
-def grouped(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
-    """Items by their keys, both in the order in which they come."""
-    found: dict[K, list[T]] = {}
-    for item in items:
-        found.setdefault(key(item), []).append(item)
-    return found
-
-
-def in_order(known: Iterable[str], there: Iterable[str]) -> list[str]:
-    """What is there, in the order in which it is known."""
-    found = set(there)
-    return [name for name in known if name in found]
+from . import tables
+from .tables import SIGNIFICANT as SIGNIFICANT
+from .tables import Correlation as Correlation
+from .tables import Section as Section
+from .tables import grouped as grouped
+from .tables import in_order as in_order
+from .tables import machine as machine
+from .tables import mean_and_error as mean_and_error
+from .tables import plus_minus as plus_minus
+from .tables import spearman as spearman
+from .tables import welch as welch
 
 
 class Cell(NamedTuple):
@@ -167,42 +115,6 @@ def _plain(text: str) -> str:
     return text.replace("**", "").replace("`", "").replace("\\|", "|")
 
 
-@dataclass(frozen=True)
-class Section:
-    """What is reported under one name: headings, tables and captions in their order."""
-
-    parts: Sequence[str | Table]
-    verdict: str = ""  # what a command that made it ends with
-
-    @property
-    def tables(self) -> list[Table]:
-        """The tables among the parts."""
-        return [part for part in self.parts if isinstance(part, Table)]
-
-    @property
-    def text(self) -> str:
-        """All of it, every table whole."""
-        return "\n\n".join(part if isinstance(part, str) else part.markdown() for part in self.parts)
-
-    def on_page(self, links: str, *, tables: bool, without: Collection[str] = ()) -> str:
-        """What a page shows, with links to the whole tables below it: the rows worth it, or no table at all."""
-        shown = [part if isinstance(part, str) else part.markdown(short=True, without=without) for part in self.parts
-                 if isinstance(part, str) or (tables and part.worth != [])]  # fmt: skip
-        if links and isinstance(self.parts[-1], str):
-            shown[-1] += f" {links}"
-        elif links:
-            shown.append(links)
-        return "\n\n".join(shown)
-
-
-def markdown(header: Sequence[str], rows: Iterable[Row]) -> str:
+def markdown(header: Sequence[str], rows: Any) -> str:
     """A Markdown table."""
-    cells = ([cell if isinstance(cell, str) else cell.text for cell in row] for row in rows)
-    lines = ["| " + " | ".join(row) + " |" for row in (header, ["---"] * len(header), *cells)]
-    return "\n".join(lines)
-
-
-def machine(environment: Mapping[str, Any], device: str = "cpu") -> str:
-    """Where something was measured, for the end of a caption."""
-    where = environment["gpu"] if device.startswith("cuda") else environment["processor"]
-    return f"{where}, {environment['threads']} thread(s), torch {environment['torch']}."
+    return tables.markdown(header, [[cell if isinstance(cell, str) else cell.text for cell in row] for row in rows])

@@ -6,6 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ..catalogue import RECIPES
 from ..core.figure import panels, plt, saved
 from ..core.store import Store
 from ..core.study import Digest
@@ -13,7 +14,6 @@ from ..core.table import SIGNIFICANT, Cell, Section, Table, estimate, exact, mac
 from ..core.table import Row as Cells
 from ..images.report import data_label
 from ..methods import METHODS
-from ..studies import RECIPES
 from ..studies.language import best_rows, draw, zoom
 from ..studies.tuned import best_optimizer
 from .judges import Sample, reached

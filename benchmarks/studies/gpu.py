@@ -4,22 +4,25 @@ Every piece adds to a file of results of its own, of which nothing that is finis
 minutes did not suffice for is printed; the same command goes on with it.
 """
 
-import argparse
 import contextlib
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
+
+import tyro
 
 from examples.gpt import DEFAULT
 
-from ..core.runs import DEVICE, console
+from ..core.options import DEVICE, Options
+from ..core.runs import console
 from ..core.store import Store, environment
 from ..core.study import Piece, Sections, Study
-from ..core.table import Section, Table, exact
+from ..core.tables import Section, Table
 
 ROOT = Path(__file__).parents[2]
 #: Tests that are skipped without a CUDA device.
@@ -32,6 +35,21 @@ TESTS = [
 Command = Callable[[list[str]], int]
 
 
+@dataclass
+class GpuOptions(Options):
+    """Options of `gpu`."""
+
+    minutes: float = 8.0
+    """stop after so many"""
+    device: Literal["cuda", "cpu"] = "cuda" if DEVICE == "cuda" else "cpu"
+    """cpu is for a trial"""
+    text: str = DEFAULT
+    """a file of text for the language model"""
+    images: str = "cifar10"
+    """data of Table 1"""
+    command: tyro.conf.Suppress[Command | None] = None  # the command line, which sets it
+
+
 class Job(NamedTuple):
     """One command: arguments of `python -m benchmarks`, or of pytest."""
 
@@ -40,7 +58,7 @@ class Job(NamedTuple):
     tests: bool = False
 
 
-def jobs(studies: Mapping[str, Study], options: argparse.Namespace) -> list[Job]:
+def jobs(studies: Mapping[str, Study], options: GpuOptions) -> list[Job]:
     """The tests and all studies' pieces, the most valuable first; on a CPU small ones, to see that they run."""
     data = {"text": ["--data", options.text], "images": ["--data", options.images]}
 
@@ -78,7 +96,7 @@ def deadline(seconds: float) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-def _run(every: Sequence[Job], options: argparse.Namespace, store: Store) -> None:
+def _run(every: Sequence[Job], options: GpuOptions, store: Store) -> None:
     """Run what is not there yet until the minutes are over; print what is left."""
     end = time.monotonic() + 60 * options.minutes
     left, failed = [job for job in every if not store.has(f"{job.name}, {options.device}")], dict[str, str]()
@@ -87,7 +105,7 @@ def _run(every: Sequence[Job], options: argparse.Namespace, store: Store) -> Non
             start = time.monotonic()
             console.rule(f"{job.name}: {(end - start) / 60:.1f} minutes left")
             try:
-                found = _tests(job) if job.tests else _study(job, options.out, options.command)
+                found = _tests(job) if job.tests else _study(job, options)
             except Exception as error:  # an unlucky piece must not cost the others their minutes
                 failed[job.name] = f" (failed: {type(error).__name__}: {str(error).partition(chr(10))[0]})"
                 continue
@@ -103,8 +121,9 @@ def _run(every: Sequence[Job], options: argparse.Namespace, store: Store) -> Non
         raise ValueError(f"failed: {', '.join(failed)}; the reasons stand above.")
 
 
-def _study(job: Job, out: Path, command: Command) -> dict[str, Any]:
-    code = command([*job.arguments, "--out", str(out)])
+def _study(job: Job, options: GpuOptions) -> dict[str, Any]:
+    assert options.command is not None
+    code = options.command([*job.arguments, "--out", str(options.out)])
     if code == 130:  # it has caught the alarm, and says that finished runs are kept
         raise KeyboardInterrupt
     if code:
@@ -123,24 +142,19 @@ def _tests(job: Job) -> dict[str, Any]:
     return {"tests": last}
 
 
-def _arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--minutes", type=float, default=8.0, help="stop after so many")
-    parser.add_argument("--device", choices=["cuda", "cpu"], default=DEVICE["default"], help="cpu is for a trial")
-    parser.add_argument("--text", default=DEFAULT, help="a file of text for the language model")
-    parser.add_argument("--images", default="cifar10", help="data of Table 1")
-
-
 def report(store: Store, name: str, folder: Path) -> Sections:
     """Which pieces are done, and how long each took."""
-    rows = [[r["piece"], r["device"], exact(r["seconds"], ".0f"), r.get("tests", "")] for r in store.read()]
-    return {name: Section([Table(["piece", "device", "seconds", "tests"], rows)])}
+    rows = [{"piece": r["piece"], "device": r["device"], "seconds": r["seconds"], "tests": r.get("tests")}
+            for r in store.read()]  # fmt: skip
+    shown = {"piece": "{piece}", "device": "{device}", "seconds": "{seconds:.0f}", "tests": "{tests}"}
+    return {name: Section([Table.of(rows, shown)])}
 
 
 def study(studies: Mapping[str, Study]) -> Study:
     """The study that runs the pieces of others."""
 
-    def run(options: argparse.Namespace, store: Store) -> None:
+    def run(options: GpuOptions, store: Store) -> None:
         _run(jobs(studies, options), options, store)
 
     what = "all that wants a GPU, the most valuable first, for some minutes"
-    return Study(what, run, report, _arguments, smoke="--device cpu --minutes 4 --text text.txt")
+    return Study(what, run, report, GpuOptions(), smoke="--device cpu --minutes 4 --text text.txt")

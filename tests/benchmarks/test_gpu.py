@@ -49,7 +49,7 @@ def test_a_piece_that_fails_costs_the_others_nothing(command, capsys, monkeypatc
     arguments, _ = command
     good, bad = gpu.Job("good", ("speed-devices",)), gpu.Job("bad", ("speed-devices",))
 
-    def study(job, out, command):
+    def study(job, options):
         if job is bad:
             raise RuntimeError("CUDA out of memory.\nMore of it")
         return {}

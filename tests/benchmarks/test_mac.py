@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from benchmarks.methods.mac import DECAY, MAC
+from benchmarks.optimizers import DECAY, MAC
 
 
 def rows_of(layer, x):

@@ -1,15 +1,14 @@
 """Recipes make the committed results: their commands find every run there, and nothing else to do."""
 
-import argparse
 import shutil
 
 import pytest
 
 from benchmarks.__main__ import main
+from benchmarks.catalogue import RECIPES
 from benchmarks.core.store import Store
 from benchmarks.core.study import Recipe
-from benchmarks.reproduce import commands, run
-from benchmarks.studies import RECIPES
+from benchmarks.reproduce import ReproduceOptions, commands, run
 
 from .test_report import RESULTS
 
@@ -61,7 +60,7 @@ def test_recipe_finds_every_run_of_its_file(name, copies, monkeypatch):
     monkeypatch.setattr("benchmarks.__main__.report", lambda *_: {})
     before = (copies / f"{name}.jsonl").read_bytes()
     # Neither is there: a run that is not in the file would want them.
-    where = argparse.Namespace(
+    where = ReproduceOptions(
         data="imagefolder:/nowhere/cifar10-jpeg", text="/nowhere/tinyshakespeare.txt", out=copies, threads=None
     )
     assert main(commands(name, where)[0]) == 0
@@ -80,7 +79,7 @@ def test_command_makes_files_by_name_and_lists_them(tmp_path, capsys, monkeypatc
 
 
 def test_a_folder_with_a_space_is_one_argument(tmp_path):
-    where = argparse.Namespace(data="digits", text="text", out=tmp_path / "my runs", threads=None)
+    where = ReproduceOptions(data="digits", text="text", out=tmp_path / "my runs", threads=None)
     (command,) = commands("digits-mechanism", where)
     assert command[:3] == ["mechanism", "--tuned", f"{tmp_path}/my runs/digits-tuned.jsonl"]
 
@@ -94,6 +93,6 @@ def test_all_committed_files_are_made_after_those_that_they_read(tmp_path):
         made.append(command[command.index("--name") + 1])
         return 0
 
-    where = argparse.Namespace(data="cifar10", text="text", out=tmp_path, threads=None, list=False, names=["committed"])
+    where = ReproduceOptions(data="cifar10", text="text", out=tmp_path, threads=None, names=("committed",))
     assert run(where, note, RESULTS) == 0
     assert sorted(set(made)) == COMMITTED

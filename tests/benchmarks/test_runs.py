@@ -8,12 +8,12 @@ import pytest
 from torch import nn
 
 from adiv_optim import Disproportional, Proportional
+from benchmarks.catalogue import STUDIES
 from benchmarks.core.store import Store, environment, public_name
 from benchmarks.images.grids import expand
 from benchmarks.images.run import ImageRun
 from benchmarks.language.run import TextRun
 from benchmarks.methods import METHODS
-from benchmarks.studies import STUDIES
 from benchmarks.studies.coordinates import CoordinateRun
 from benchmarks.studies.poisson import EquationRun
 from benchmarks.studies.tabular import TableRun

@@ -6,10 +6,10 @@ import pytest
 
 import benchmarks.studies as package
 from benchmarks.__main__ import main
+from benchmarks.catalogue import RECIPES, STUDIES, collect, recipes
 from benchmarks.core.store import Store
 from benchmarks.core.study import UNTRIED, shown
 from benchmarks.digests import DIGESTS
-from benchmarks.studies import RECIPES, STUDIES, collect, recipes
 from tests.test_readme import python_blocks
 
 from .test_report import ROOT
@@ -45,9 +45,8 @@ def test_a_study_is_one_file_and_one_line(mine, tmp_path, capsys):
 
 def test_it_goes_with_its_line(capsys):
     assert "mine" not in STUDIES.keys() | RECIPES.keys()
-    with pytest.raises(SystemExit):
-        main(["mine"])
-    assert "invalid choice: 'mine'" in capsys.readouterr().err
+    assert main(["mine"]) == 2
+    assert "unknown study 'mine'" in capsys.readouterr().err
 
 
 def test_every_study_has_a_page_that_is_there_and_what_makes_files_is_tried_or_says_that_it_is_not():

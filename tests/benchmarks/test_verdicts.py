@@ -8,12 +8,12 @@ from functools import partial
 import pytest
 from scipy import stats
 
+from benchmarks.catalogue import RECIPES, STUDIES
 from benchmarks.core.store import Store
 from benchmarks.core.table import spearman
 from benchmarks.digests import claims_of_papers, judges
 from benchmarks.digests.judges import Claim, Finding, ahead, best, every, level, line, reached
 from benchmarks.digests.verdicts import CLAIMS, DIGESTS, decide, holm, is_shown, whole_p
-from benchmarks.studies import RECIPES, STUDIES
 
 from .test_report import ROOT, result
 

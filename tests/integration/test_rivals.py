@@ -35,7 +35,7 @@ def test_they_train(method, optimizer, lr):
 
 
 def test_kfac_is_not_trained_where_its_package_is_missing(monkeypatch):
-    monkeypatch.setattr("benchmarks.methods.images.find_spec", lambda name: None)
+    monkeypatch.setattr("benchmarks.optimizers.find_spec", lambda name: None)
     model = nn.Linear(4, 2)
-    with pytest.raises(ValueError, match=r"'singd' needs the package singd; pip install '.\[peers\]' brings it"):
+    with pytest.raises(ValueError, match=r"'SINGD' needs the package singd; pip install '.\[peers\]' brings it"):
         METHODS["singd"].wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, torch.ones(1, 4))

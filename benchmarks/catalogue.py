@@ -1,0 +1,33 @@
+"""All studies, and how each makes its files of results."""
+
+from collections.abc import Iterable
+from importlib import import_module
+
+from .core.study import Recipe, Study
+from .studies import gpu
+
+_FILES = (
+    "bench", "comparison", "table1", "papers", "tuned", "language", "norm_free", "divergence", "coordinates", "fourier",
+    "poisson", "tabular", "mechanism", "isometry_depth", "isometry_training", "plane",
+)  # fmt: skip
+_SPEED = ("benchmarks.speed.suites", "benchmarks.speed.devices")
+
+
+def collect(names: Iterable[str]) -> dict[str, Study]:
+    """Command, which is the name of the file of results → study, of some modules of `studies`, or of whole names."""
+    modules = [import_module(name if "." in name else f"benchmarks.studies.{name}") for name in names]
+    return {name: study for module in modules for name, study in module.STUDIES.items()}
+
+
+#: The last runs pieces of the others.
+STUDIES = collect([*_FILES, *_SPEED])
+STUDIES["gpu"] = gpu.study(STUDIES)
+
+
+def recipes(studies: dict[str, Study]) -> dict[str, tuple[str, Recipe]]:
+    """Name of a file of results → the study that makes it, and how."""
+    return {recipe.name or name: (name, recipe) for name, study in studies.items() for recipe in study.makes}
+
+
+#: Those of all studies.
+RECIPES = recipes(STUDIES)

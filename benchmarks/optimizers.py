@@ -1,0 +1,137 @@
+"""Optimizers that are compared and that torch does not have, or has otherwise; each is named by where it comes from.
+
+Stored runs keep the names that they have. "muon" is `Muon` below in networks for pictures, equations and regression,
+`torch.optim.Muon` in the language model, and the one of the package pytorch_optimizer in networks for images; "soap" is
+pytorch_optimizer's everywhere.
+"""
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from adiv_optim.optim.wrapper import OptimizerWrapper
+
+from .core.table import grouped
+
+
+def peer(name: str, package: str = "pytorch_optimizer", module: str = "") -> Callable[..., Optimizer]:
+    """An optimizer of another package; a ValueError says how to install it where it is missing."""
+    if find_spec(package) is None:
+        raise ValueError(f"optimizer {name!r} needs the package {package}; pip install '.[peers]' brings it.")
+    return getattr(import_module(module or package), name)
+
+
+class Muon(Optimizer):
+    """Muon (Jordan et al. 2024) in the precision of its weights; torch's and pytorch_optimizer's work in bfloat16.
+
+    M ← μM + G and W ← W − 0.2 √max(m, n) η O, with O the polar factor of G + μM by five Newton-Schulz iterations: with
+    Nesterov momentum and steps of AdamW's size (Liu et al. 2025). Matrices of one shape are iterated together.
+
+    Args:
+        params: matrices.
+        lr: η.
+        momentum: μ.
+    """
+
+    def __init__(self, params: Iterable[Tensor], lr: float, momentum: float = 0.95) -> None:
+        super().__init__(params, {"lr": lr, "momentum": momentum})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Evaluate the closure if there is one, then take a step."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            weights = [p for p in group["params"] if p.grad is not None]
+            for same in grouped(weights, lambda p: p.shape).values():
+                gradients = [p.grad for p in same]
+                momenta = [self.state[p].setdefault("momentum", torch.zeros_like(p)) for p in same]
+                torch._foreach_mul_(momenta, group["momentum"])
+                torch._foreach_add_(momenta, gradients)
+                updates = polar(torch.stack(torch._foreach_add(gradients, momenta, alpha=group["momentum"])))
+                rate = 0.2 * max(same[0].shape) ** 0.5 * group["lr"]
+                torch._foreach_add_(same, list(updates.unbind()), alpha=-rate)
+        return loss
+
+
+def polar(matrices: Tensor) -> Tensor:
+    """About the polar factors of a stack of matrices: singular values between 0.7 and 1.2, by Jordan's polynomial."""
+    wide = matrices.mT if matrices.shape[-2] > matrices.shape[-1] else matrices
+    x = wide / (torch.linalg.matrix_norm(wide, keepdim=True) + 1e-7)
+    for _ in range(5):
+        a = x @ x.mT
+        x = 3.4445 * x + torch.baddbmm(a, a, a, beta=-4.7750, alpha=2.0315) @ x
+    return x.mT if matrices.shape[-2] > matrices.shape[-1] else x
+
+
+#: Of MAC's mean, for each forward pass.
+DECAY = 0.95
+
+
+class MAC(OptimizerWrapper):
+    r"""Multiply gradients by :math:`I - \bar a \bar a^\top / (\rho + |\bar a|^2)`, with ā the mean of x~ = (x, 1).
+
+    That is ρ times the inverse of A ≈ āāᵀ + ρI by Sherman and Morrison (Seung, Lee and Ko 2025, arXiv 2506.08464);
+    nothing is mapped back. ā is a running mean. ρ is in units of |ā|²/d, the mean eigenvalue of āāᵀ, where the paper
+    has an adaptive one.
+
+    Args:
+        optimizer: takes the step.
+        model: linear layers and convolutions of one group; other parameters keep their gradients.
+        damping: ρ in these units.
+    """
+
+    def __init__(self, optimizer: Optimizer, model: nn.Module, damping: float) -> None:
+        super().__init__(optimizer)
+        self.damping, self.means = damping, dict[Any, Tensor]()
+        for module in model.modules():
+            if isinstance(module, (nn.Linear, nn.Conv2d)):
+                module.register_forward_pre_hook(partial(_average, self.means))
+
+    @torch.no_grad()
+    def _inner_step(self, *args: Any, **kwargs: Any) -> None:
+        for module, mean in self.means.items():
+            parameters: list[Any] = [parameter for parameter in (module.weight, module.bias) if parameter is not None]
+            if any(parameter.grad is None for parameter in parameters):
+                continue
+            widths = [parameter[0].numel() for parameter in parameters]
+            mean = mean[: sum(widths)]
+            joined = torch.cat([p.grad.flatten(1) if p.dim() > 1 else p.grad[:, None] for p in parameters], 1)
+            ridge = 1 + self.damping / len(mean)
+            joined -= (joined @ mean / (mean.square().sum() * ridge)).outer(mean)
+            for parameter, part in zip(parameters, joined.split(widths, 1), strict=True):
+                parameter.grad = part.reshape(parameter.shape).contiguous()  # as fused optimizers read it
+        super()._inner_step(*args, **kwargs)
+
+
+def _average(means: dict[Any, Tensor], module: Any, inputs: Iterable[Tensor]) -> None:
+    if not (module.training and torch.is_grad_enabled()):
+        return
+    (x,) = inputs
+    x = x.detach()
+    if isinstance(module, nn.Conv2d):
+        x = F.unfold(x, module.kernel_size, module.dilation, module.padding, module.stride).mT  # type: ignore[arg-type]
+    mean = F.pad(x.flatten(0, -2).mean(0), (0, 1), value=1.0)
+    means[module] = means[module].lerp(mean, 1 - DECAY) if module in means else mean
+
+
+def k_fac(optimizer: Optimizer, model: nn.Module, inputs: str = "dense") -> Any:
+    """K-FAC of the package singd in place of SGD, at its rate and momentum.
+
+    Everything but the structure of the input factor is as the package has it.
+    """
+    options = optimizer.defaults
+    types = {} if inputs == "dense" else {"preconditioner_dtype": (torch.float32,) * 2}  # its blocks know no float64
+    return peer("SINGD", "singd", "singd.optim.optimizer")(
+        model, lr=options["lr"], momentum=options["momentum"], weight_decay=options["weight_decay"],
+        kfac_like=True, alpha1=0.0, normalize_lr_cov=True, structures=(inputs, "dense"), **types,
+    )  # fmt: skip
