@@ -10,14 +10,14 @@ from typing import Any, NamedTuple
 
 from scipy.stats import ttest_1samp, ttest_ind
 
+from ..core.arms import arm, chosen, errors, pace
 from ..core.store import Result
 from ..core.study import Digest
 from ..core.table import Cell, Row, Section, Table, exact, grouped
-from ..fields.report import arm, chosen, errors, pace
-from ..fields.run import label
 from ..methods import METHODS
-from ..studies.coordinates import psnr
-from ..studies.poisson import DERIVATIVES
+from ..problems.pictures import psnr
+from ..problems.poisson import DERIVATIVES
+from ..train import label
 from .judges import Stores, reached, runs
 
 

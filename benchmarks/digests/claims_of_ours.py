@@ -6,12 +6,12 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from ..core.arms import arm, errors
 from ..core.store import setting
 from ..core.table import grouped
-from ..fields.report import arm, errors
 from ..methods import METHODS, having
-from ..studies.coordinates import psnr
-from ..studies.poisson import DERIVATIVES
+from ..problems.pictures import psnr
+from ..problems.poisson import DERIVATIVES
 from ..studies.tuned import ALL_HAVE, best_optimizer
 from .judges import (
     TABLE1,

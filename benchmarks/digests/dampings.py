@@ -10,9 +10,9 @@ from ..core.store import Result, Store
 from ..core.study import Digest
 from ..core.table import Row, Section, Table, exact, grouped
 from ..core.tune import eighths
-from ..fields.run import OPTIMIZER_LABELS
 from ..methods import METHODS
-from ..studies.coordinates import psnr
+from ..problems.pictures import psnr
+from ..train import OPTIMIZER_LABELS
 
 
 class Source(NamedTuple):

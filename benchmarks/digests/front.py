@@ -6,11 +6,11 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+from ..core.arms import arm, errors
 from ..core.store import Result
 from ..core.study import Digest
 from ..core.table import Cell, Section, Table
-from ..fields.report import arm, errors
-from ..studies.coordinates import psnr
+from ..problems.pictures import psnr
 from ..studies.fourier import prices
 from .calls import CALLS
 from .judges import Stores, reached

@@ -7,10 +7,10 @@ from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 from scipy.stats import ttest_1samp, ttest_ind
 
+from ..core.arms import arm, chosen, compared, errors
 from ..core.store import Result, Store
 from ..core.study import protocol
 from ..core.table import SIGNIFICANT, Row, grouped, mean_and_error, plus_minus, welch
-from ..fields.report import arm, chosen, compared, errors
 from ..language.train import final_validation_loss, worth
 from ..methods import METHODS
 from ..studies import table1

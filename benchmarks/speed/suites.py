@@ -24,11 +24,11 @@ from ..core.runs import measure
 from ..core.store import Store
 from ..core.study import Recipe, Sections, Study
 from ..core.table import Section, machine
-from ..fields.run import label
 from ..images.ensemble import build_model, build_optimizer
 from ..images.run import ImageRun
 from ..images.train import train
 from ..methods import METHODS
+from ..train import label
 from . import jobs
 from .timing import Job, allocator, device, measured, peak_memory, ratio, table
 
@@ -239,7 +239,8 @@ def _dataloader_epoch(run: ImageRun, loader: DataLoader, data: datasets.Dataset,
 
 def coordinates(data: str) -> dict[str, Any]:
     """Training steps of the coordinate network of ten layers, by every arm, against bare Adam's."""
-    from ..studies.coordinates import ALL, CoordinateRun, Fit  # studies import this file
+    from ..problems.pictures import CoordinateRun, Fit
+    from ..studies.coordinates import ALL  # studies import this file
 
     plain = CoordinateRun("china, flower", "none")
     runs = [replace(plain, norm=norm, optimizer=optimizer, method=method) for norm, optimizer, method in ALL[1:]]

@@ -13,17 +13,18 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from ..core.arms import arm, compared, errors
 from ..core.figure import panels
 from ..core.runs import add_progress_arguments, measure, run_all
 from ..core.store import Result, Store
 from ..core.study import Recipe, Sections, Study
 from ..core.table import Cell, Row, Section, Table, estimate, exact, grouped, machine
 from ..core.tune import around, choose
-from ..fields.report import arm, compared, errors
-from ..fields.run import label
+from ..problems.pictures import COORDINATES, NETWORKS, CoordinateRun, Fit, psnr
 from ..speed import jobs
 from ..speed.timing import interleaved, ratio
-from .coordinates import COORDINATES, NETWORKS, Arm, CoordinateRun, Fit, first_trial, psnr
+from ..train import label
+from .coordinates import Arm, first_trial
 
 #: The four that the README's picture shows come first.
 ARMS: list[Arm] = [

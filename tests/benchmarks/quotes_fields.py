@@ -2,8 +2,8 @@
 
 import math
 
-from benchmarks.fields.report import arm, chosen, compared, errors
-from benchmarks.studies.coordinates import psnr
+from benchmarks.core.arms import arm, chosen, compared, errors
+from benchmarks.problems.pictures import psnr
 
 from .measured import results
 

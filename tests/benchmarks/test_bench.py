@@ -5,10 +5,10 @@ from torch import nn
 
 from benchmarks.__main__ import main
 from benchmarks.core.store import Store
-from benchmarks.fields.run import label, train
 from benchmarks.methods import METHODS
+from benchmarks.problems.pictures import CoordinateRun, Fit, pixels, psnr
 from benchmarks.studies import bench
-from benchmarks.studies.coordinates import CoordinateRun, Fit, pixels, psnr
+from benchmarks.train import label, train
 from examples.fit_image import FITS
 from examples.fit_image import train as train_example
 

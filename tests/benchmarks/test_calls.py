@@ -8,7 +8,7 @@ from scipy import stats
 
 from benchmarks.digests.calls import CALLS, _name, from_this_library
 from benchmarks.methods import METHODS
-from benchmarks.studies.coordinates import psnr
+from benchmarks.problems.pictures import psnr
 
 from .measured import STORES, results, tuned_cnn
 from .quotes_fields import fitted, solutions

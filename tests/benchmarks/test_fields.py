@@ -7,15 +7,16 @@ import torch
 from torch import nn
 
 from benchmarks.__main__ import main
+from benchmarks.core.arms import arm, compared, compared_by
 from benchmarks.core.store import Store
 from benchmarks.core.tune import eighths, proposals, value
 from benchmarks.digests.dampings import regrets
-from benchmarks.fields.muon import Muon, polar
-from benchmarks.fields.report import arm, compared, compared_by
-from benchmarks.fields.run import FieldRun, label, train
+from benchmarks.optimizers import Muon, polar
+from benchmarks.problems import pictures
+from benchmarks.problems.pictures import CoordinateRun, Fit, psnr
+from benchmarks.problems.poisson import DERIVATIVES, EQUATIONS, EquationRun, carried
 from benchmarks.studies import coordinates, fourier, poisson
-from benchmarks.studies.coordinates import CoordinateRun, Fit, psnr
-from benchmarks.studies.poisson import DERIVATIVES, EQUATIONS, EquationRun, carried
+from benchmarks.train import FieldRun, label, train
 
 
 def searched(loss, start, trials):
@@ -62,11 +63,11 @@ def test_muon_steps_along_the_polar_factor_of_the_gradient():
 
 
 def test_crops_do_not_overlap_those_that_trials_learn():
-    squares = coordinates.CROPS[64]
+    squares = pictures.CROPS[64]
     assert len(set(squares)) == len(squares) == 16
     assert {squares[crop][0] for crop in fourier.TUNED_ON}.isdisjoint(squares[crop][0] for crop in fourier.SHOWN)
-    assert coordinates.pixels(64, fourier.TUNED_ON[0])[1].abs().max() <= 1
-    inputs, colours = coordinates.pixels(64, 3)
+    assert pictures.pixels(64, fourier.TUNED_ON[0])[1].abs().max() <= 1
+    inputs, colours = pictures.pixels(64, 3)
     assert inputs.shape == (4096, 2)
     assert colours.shape == (4096, 3)
     assert inputs.abs().max() < 1
@@ -87,7 +88,7 @@ def test_errors_of_batches_are_by_running_statistics():
 
 def test_held_out_pixels_are_every_other_one_and_are_not_learned():
     problem = Fit(CoordinateRun("", "none", held_out=True))
-    inputs, colours = coordinates.pixels(64, 0)
+    inputs, colours = pictures.pixels(64, 0)
     learned, judged = ({tuple(point) for point in points.tolist()} for points in (problem.inputs, problem.judged[0]))
     assert len(learned) == len(judged) == 2048
     assert learned | judged == {tuple(point) for point in inputs.tolist()}

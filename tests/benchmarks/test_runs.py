@@ -14,9 +14,9 @@ from benchmarks.images.grids import expand
 from benchmarks.images.run import ImageRun
 from benchmarks.language.run import TextRun
 from benchmarks.methods import METHODS
-from benchmarks.studies.coordinates import CoordinateRun
-from benchmarks.studies.poisson import EquationRun
-from benchmarks.studies.tabular import TableRun
+from benchmarks.problems.pictures import CoordinateRun
+from benchmarks.problems.poisson import EquationRun
+from benchmarks.problems.regression import TableRun
 
 from .test_report import RESULTS
 

@@ -1,4 +1,7 @@
-"""One training run of a coordinate network, a physics-informed network or a regression: settings, loop and record."""
+"""One training run by a plain loop, for a number of steps or for seconds: settings, optimizers, loop and record.
+
+A problem is a file of `problems`: it draws the network, and gives loss and error.
+"""
 
 import math
 import time
@@ -6,7 +9,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache, partial
-from importlib import import_module
 from typing import Any
 
 import torch
@@ -15,9 +17,9 @@ from torch.optim import LBFGS, SGD, Adam, Optimizer
 
 from adiv_optim import ChainedOptimizer
 
-from ..core.runs import NOBODY, Kind, Run, Watch, fingerprint, set_rates
-from ..methods import METHODS, Method
-from .muon import Muon
+from .core.runs import NOBODY, Kind, Run, Watch, fingerprint, set_rates
+from .methods import METHODS, Method
+from .optimizers import Muon, peer
 
 NORMS = {"none": "", "batchnorm": "BatchNorm, ", "layernorm": "LayerNorm, "}
 #: Steps over which the learning rate rises.
@@ -98,7 +100,7 @@ def _muon(model: nn.Module, lr: float) -> Optimizer:
 
 
 def _soap(model: nn.Module, lr: float) -> Optimizer:
-    return import_module("pytorch_optimizer").SOAP(model.parameters(), lr=lr, weight_decay=0.0)
+    return peer("SOAP")(model.parameters(), lr=lr, weight_decay=0.0)
 
 
 OPTIMIZERS: dict[str, Callable[[nn.Module, float], Optimizer]] = {

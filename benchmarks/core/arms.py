@@ -1,4 +1,4 @@
-"""Tables, figures and paired comparisons of arms that learned the same problems."""
+"""Arms that learned the same problems: paired comparisons of them, their tables and figures."""
 
 import math
 import statistics
@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 
 from scipy.stats import ttest_1samp
 
-from ..core.figure import panels, shade
-from ..core.store import Result, Store
-from ..core.study import Sections, protocols
-from ..core.table import Cell, Row, Section, Table, exact, grouped, machine
-from .run import label
+from ..train import label
+from .figure import panels, shade
+from .store import Result, Store
+from .study import Sections, protocols
+from .table import Cell, Row, Section, Table, exact, grouped, machine
 
 #: Settings that make an arm.
 ARM = ("norm", "optimizer", "method", "every", "rows")
