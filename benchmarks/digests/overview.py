@@ -12,8 +12,8 @@ from ..core.store import Store
 from ..core.study import Digest
 from ..core.table import SIGNIFICANT, Cell, Section, Table, estimate, exact, machine, mean_and_error, welch
 from ..core.table import Row as Cells
-from ..images.report import data_label
 from ..methods import METHODS
+from ..problems.images import data_label
 from ..studies.language import best_rows, draw, zoom
 from ..studies.tuned import best_optimizer
 from .judges import Sample, reached
