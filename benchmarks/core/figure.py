@@ -14,7 +14,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
 from ..methods import Method
-from .table import mean_and_error
+from .tables import mean_and_error
 
 #: Of every figure, in inches: at the 850 pixels that a page shows, letters of 10 points are 12 pixels high.
 WIDTH = 9.6

@@ -1,6 +1,5 @@
 """Runs: their settings, what tells them apart, and the one loop that makes those which have no result yet."""
 
-import argparse
 import math
 import os
 import statistics
@@ -21,15 +20,9 @@ from torch import Tensor, nn
 
 from ..methods import METHODS, Method
 from .store import Store, digest, environment, public_name
-from .table import grouped
+from .tables import grouped
 
 console = Console()
-#: Of every parser's --device.
-DEVICE: dict[str, Any] = {
-    "default": "cuda" if torch.cuda.is_available() else "cpu",
-    "metavar": "NAME",
-    "help": "where to train: cpu, cuda, cuda:1, …",
-}
 
 
 def check_device(name: str) -> None:
@@ -133,13 +126,6 @@ class Kind(NamedTuple):
     score: Callable[[dict[str, Any]], float | None]  # result → what choosing settings reads; None if it broke down
     alike: Callable[[Any], Hashable]  # run → what runs have in common whose steps take as long
     family: Callable[[Any], Hashable] = lambda run: run  # run → what runs that train side by side have in common
-
-
-def add_progress_arguments(parser: argparse.ArgumentParser) -> None:
-    """Give a parser the options of every study that trains by `run_all`."""
-    parser.add_argument("--download", action="store_true", help="fetch CIFAR-10 or tinyshakespeare into ./data")
-    where = "also write losses while they train, to OUT/NAME.tensorboard"
-    parser.add_argument("--log", choices=["tensorboard"], help=where)
 
 
 def summary_writer() -> Any:

@@ -1,6 +1,5 @@
 """A study is how its runs are made and how they are reported; every report comes from files of results alone."""
 
-import argparse
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -54,8 +53,7 @@ class Study:
     help: str  # what is compared
     run: Callable[[Any, Store], None]  # adds to the store what it does not have yet
     report: Report
-    #: Its options; their values are the defaults. For a while also what gives a parser options.
-    options: Options | Callable[[argparse.ArgumentParser], None] = field(default_factory=Options)
+    options: Options = field(default_factory=Options)  # their values are the defaults
     _: KW_ONLY
     makes: Sequence[Recipe] = ()  # nothing, if it is for one's own runs
     data: str = ""  # what its --data is to name: "images", a "text", or nothing

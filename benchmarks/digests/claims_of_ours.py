@@ -8,7 +8,7 @@ from typing import Any
 
 from ..core.arms import arm, errors
 from ..core.store import setting
-from ..core.table import grouped
+from ..core.tables import grouped
 from ..grids import OF_PAPER
 from ..methods import METHODS
 from ..problems.pictures import psnr

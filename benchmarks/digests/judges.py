@@ -10,9 +10,9 @@ from scipy.stats import ttest_1samp, ttest_ind
 from ..core.arms import arm, chosen, compared, errors
 from ..core.store import Result, Store
 from ..core.study import protocol
-from ..core.table import SIGNIFICANT, Row, grouped, mean_and_error, plus_minus, welch
-from ..language.train import final_validation_loss, worth
+from ..core.tables import SIGNIFICANT, Row, grouped, mean_and_error, plus_minus, welch
 from ..methods import METHODS
+from ..problems.language import final_validation_loss, worth
 from ..studies import table1
 from ..studies.table1 import SIZES, over_sizes, series
 

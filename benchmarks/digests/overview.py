@@ -10,8 +10,8 @@ from ..catalogue import RECIPES
 from ..core.figure import panels, plt, saved
 from ..core.store import Store
 from ..core.study import Digest
-from ..core.table import SIGNIFICANT, Cell, Section, Table, estimate, exact, machine, mean_and_error, welch
-from ..core.table import Row as Cells
+from ..core.tables import SIGNIFICANT, Cell, Section, Table, estimate, exact, machine, mean_and_error, welch
+from ..core.tables import Row as Cells
 from ..methods import METHODS
 from ..problems.images import data_label
 from ..studies.language import best_rows, draw, zoom

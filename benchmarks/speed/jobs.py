@@ -15,8 +15,8 @@ from adiv_optim import Correction, GradientOnly, UnitConsistent, functional, jac
 from adiv_optim.gauge import NetworkGauge
 from examples.gpt import GPT, PRESETS, next_character_loss
 
-from ..language.run import matrices
 from ..methods import METHODS
+from ..optimizers import matrices
 from ..problems.images import mlp
 from ..train import FieldRun, Problem, build_optimizer
 from .timing import autocast, compiled, device, ten_times

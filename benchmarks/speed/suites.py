@@ -1,9 +1,8 @@
 """Tables of time and memory: corrected and structural layers, optimizers, and the ensemble trainer."""
 
-import argparse
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -20,10 +19,11 @@ from adiv_optim import BatchIdeal, Correction, Disproportional, InputScaled, Pro
 from adiv_optim.layers import AffineLikeLinear, NormLikeLinear, PatchNormConv2d
 
 from .. import data as datasets
+from ..core.options import Options
 from ..core.runs import measure
 from ..core.store import Store
 from ..core.study import Recipe, Sections, Study
-from ..core.table import Section, machine
+from ..core.tables import Section, machine
 from ..ensemble import build_optimizer, train
 from ..methods import METHODS
 from ..problems.images import ImageRun, build_model
@@ -257,12 +257,17 @@ SUITES = {suite.__name__.replace("_", "-"): suite for suite in (layers, structur
 SUITES |= {"whitened": whitened, "input-scaled": input_scaled, "coordinates": coordinates, "trainer": trainer}
 
 
-def _arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--data", default="fake", help="data set of the trainer comparison")
-    parser.add_argument("--only", nargs="+", choices=list(SUITES), default=list(SUITES), help="these measurements")
+@dataclass
+class SpeedOptions(Options):
+    """Options of this study."""
+
+    data: str = "fake"
+    """data set of the trainer comparison"""
+    only: tuple[str, ...] = tuple(SUITES)
+    """these measurements"""
 
 
-def _run(options: argparse.Namespace, store: Store) -> None:
+def _run(options: SpeedOptions, store: Store) -> None:
     measure(store, {name: partial(SUITES[name], options.data) for name in options.only}, again=True)
 
 
@@ -286,7 +291,7 @@ def report(store: Store, name: str, folder: Path) -> Sections:
 
 STUDIES = {
     "speed": Study(
-        "time and memory of corrected layers and of the ensemble trainer", _run, report, _arguments,
+        "time and memory of corrected layers and of the ensemble trainer", _run, report, SpeedOptions(),
         makes=[Recipe(0.7)], data="images", page="docs/results/costs.md",
     )
 }  # fmt: skip

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 
-from ..core.runs import DEVICE
-from ..core.table import Cell, Row, Table, exact
+from ..core.options import DEVICE
+from ..core.tables import Cell, Row, Table, exact
 
 #: Creates the tensors of a job and returns what runs it once.
 Job = Callable[[], Callable[[], Any]]
@@ -25,7 +25,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 class Setup(NamedTuple):
     """How jobs are run."""
 
-    device: str = DEVICE["default"]
+    device: str = DEVICE
     dtype: torch.dtype | None = None  # of autocast in their forward passes; None is none
     mode: str | None = None  # torch.compile's, of forward passes; "reduce-overhead" is a CUDA graph, None is eager
 

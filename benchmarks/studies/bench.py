@@ -20,7 +20,7 @@ from ..core.options import DEVICE, Options
 from ..core.runs import measure, run_all
 from ..core.store import Result, Store, setting
 from ..core.study import Sections, Study
-from ..core.table import SIGNIFICANT, Section, Table, against, estimate, exact, machine, mean_and_error, welch
+from ..core.tables import SIGNIFICANT, Section, Table, against, estimate, exact, machine, mean_and_error, welch
 from ..ensemble import IMAGES
 from ..methods import METHODS
 from ..problems.images import again, network

@@ -7,7 +7,7 @@ from pathlib import Path
 from ..core.figure import band, panels
 from ..core.store import Result, setting
 from ..core.study import Recipe, apart
-from ..core.table import Cell, Section, Table, estimate, exact, in_order, machine, pivot
+from ..core.tables import Cell, Section, Table, estimate, exact, in_order, machine, pivot
 from ..grids import COMPARED, PAPERS, Grid, grid_study, presets
 from ..methods import METHODS, optimizer_name
 from ..problems.images import ACTIVATIONS, BACKENDS, network

@@ -4,22 +4,22 @@ Each arm is a normaliser, an optimizer and a wrapper. Its learning rate (and dam
 on two crops that no table shows. Then it learns other crops, each by a seed of its own: arms are compared in pairs.
 """
 
-import argparse
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 from ..core.arms import Look, sections
-from ..core.runs import add_progress_arguments, run_all
+from ..core.options import Training
+from ..core.runs import run_all
 from ..core.store import Store
 from ..core.study import Recipe, Sections, Study
-from ..core.table import estimate
+from ..core.tables import estimate
 from ..core.tune import around, choose
 from ..methods import METHODS
-from ..problems.pictures import COORDINATES, CROPS, NETWORKS, CoordinateRun, psnr
+from ..problems.pictures import COORDINATES, NETWORKS, CoordinateRun, psnr
 from ..train import NORMS
 
 #: Of crops in front, those that trials learn.
@@ -91,7 +91,25 @@ def _on(run: CoordinateRun, crops: Iterable[int]) -> list[CoordinateRun]:
     return [replace(run, crop=crop, seed=crop) for crop in crops]
 
 
-def _run(options: argparse.Namespace, store: Store) -> None:
+@dataclass
+class PictureOptions(Training):
+    """Options of this study."""
+
+    network: str | None = None
+    """this one alone: relu, fourier, siren or wide"""
+    size: int | None = None
+    """crops of this side alone: 64 or 128"""
+    batch_size: int | None = None
+    """steps of so many pixels alone; 0 is all"""
+    trials: int = 10
+    """that choose an arm's learning rate and damping"""
+    crops: int | None = None
+    """this many at most"""
+    steps: int | None = None
+    """in place of each protocol's own"""
+
+
+def _run(options: PictureOptions, store: Store) -> None:
     for (network, size, batch_size, steps), (arms, crops) in PROTOCOLS.items():
         if options.network not in (None, network) or options.size not in (None, size):
             continue
@@ -110,19 +128,9 @@ def _run(options: argparse.Namespace, store: Store) -> None:
             run_all(_on(replace(chosen, size=size, steps=like.steps), shown), COORDINATES, store)
 
 
-def _arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--network", choices=NETWORKS, help="this one alone")
-    parser.add_argument("--size", type=int, choices=CROPS, help="crops of this side alone")
-    parser.add_argument("--batch-size", type=int, metavar="PIXELS", help="steps of this size alone; 0 is all pixels")
-    parser.add_argument("--trials", type=int, default=10, help="that choose an arm's learning rate and damping")
-    parser.add_argument("--crops", type=int, help="this many at most")
-    parser.add_argument("--steps", type=int, help="in place of each protocol's own")
-    add_progress_arguments(parser)
-
-
 STUDIES = {
     "coordinates": Study(
-        "coordinate networks: a picture learned from (x, y)", _run, report, _arguments, makes=[Recipe(8.0)],
+        "coordinate networks: a picture learned from (x, y)", _run, report, PictureOptions(), makes=[Recipe(8.0)],
         smoke="--network siren --trials 1 --crops 1 --steps 1", page="docs/results/fields.md",
     ),
 }  # fmt: skip

@@ -19,7 +19,7 @@ from ..core.figure import WIDTH, plt, saved
 from ..core.runs import step
 from ..core.store import public_name
 from ..core.study import Recipe, measurement
-from ..core.table import Cell, Row, Section, Table, exact, machine
+from ..core.tables import Cell, Row, Section, Table, exact, machine
 from ..methods import METHODS, Method
 from ..problems.images import mlp
 from ..speed.timing import interleaved, ratio

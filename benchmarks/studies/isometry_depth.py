@@ -16,7 +16,7 @@ from adiv_optim.layers import MeanFieldNorm
 from ..core.figure import panels, shade
 from ..core.store import Result
 from ..core.study import Recipe, measurement
-from ..core.table import Cell, Row, Section, Table, exact
+from ..core.tables import Cell, Row, Section, Table, exact
 
 WIDTH, DEPTH, SAMPLES = 1000, 30, 10
 #: Between any two of the samples at depth 0.

@@ -1,9 +1,9 @@
 """Isometry of every layer before and after training, for several widths too, and how fast networks train by depth."""
 
-import argparse
 import math
 import statistics
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice, pairwise, product
 from pathlib import Path
@@ -15,11 +15,12 @@ from torch import Tensor, nn
 from adiv_optim.diagnostics import isometry_strength, record
 
 from ..core.figure import panels, plt
+from ..core.options import Options
 from ..core.runs import measure, step
 from ..core.store import Result, Store, public_name, setting
 from ..core.study import Recipe, Sections, Study, apart, protocols
-from ..core.table import Cell, Row, Section, Table, estimate, exact, grouped, spearman
-from ..data import DATA, load
+from ..core.tables import Cell, Row, Section, Table, estimate, exact, grouped, spearman
+from ..data import load
 from ..problems.images import data_label
 
 BATCH_SIZE, LR = 512, 0.01
@@ -238,22 +239,39 @@ def _caption(found: Seeds, data: str) -> str:
     )
 
 
-def _data_arguments(parser: argparse.ArgumentParser, default: str | None = "cifar10") -> None:
-    parser.add_argument("--data", default=default, help=f"{', '.join(DATA)}; imagefolder as imagefolder:PATH")
-    parser.add_argument("--download", action="store_true", help="let torchvision fetch CIFAR-10 into ./data")
+@dataclass
+class WidthsOptions(Options):
+    """Options of isometry-widths."""
+
+    data: str = "cifar10"
+    """digits, cifar10, fake or imagefolder:PATH"""
+    download: bool = False
+    """let torchvision fetch CIFAR-10 into ./data"""
 
 
-def _arguments(parser: argparse.ArgumentParser) -> None:
-    _data_arguments(parser, None)
-    parser.add_argument("--preset", choices=PRESETS, default="paper", help="what the other options are without a value")
-    parser.add_argument("--activations", nargs="+", default=list(ACTIVATIONS), metavar="NAME", help="of the networks")
-    parser.add_argument("--layers", nargs="+", type=int, help="hidden layers")
-    parser.add_argument("--seeds", type=int, help="how many; seed k is k")
-    parser.add_argument("--steps", type=int, help="of batches of 512")
-    parser.add_argument("--width", type=int, help="of the hidden layers")
+@dataclass
+class TrainingOptions(Options):
+    """Options of isometry-training; what is not given is as in the preset."""
+
+    data: str | None = None
+    """digits, cifar10, fake or imagefolder:PATH"""
+    download: bool = False
+    """let torchvision fetch CIFAR-10 into ./data"""
+    preset: str = "paper"
+    """paper or reduced"""
+    activations: tuple[str, ...] = tuple(ACTIVATIONS)
+    """of the networks"""
+    layers: tuple[int, ...] | None = None
+    """hidden layers"""
+    seeds: int | None = None
+    """how many; seed k is k"""
+    steps: int | None = None
+    """of batches of 512"""
+    width: int | None = None
+    """of the hidden layers"""
 
 
-def _run(options: argparse.Namespace, store: Store) -> None:
+def _run(options: TrainingOptions, store: Store) -> None:
     if unknown := set(options.activations) - set(ACTIVATIONS):
         raise ValueError(f"unknown activation {min(unknown)!r}; known are {', '.join(ACTIVATIONS)}.")
     given = {name: value for name, value in vars(options).items() if value is not None}
@@ -273,7 +291,7 @@ def _run(options: argparse.Namespace, store: Store) -> None:
 WIDTHS = [[1000] * 5, [512, 1024, 2048, 4096, 8192], [8192, 4096, 2048, 1024, 512], [1024, 2048, 1024, 2048, 1024]]
 
 
-def _run_widths(options: argparse.Namespace, store: Store) -> None:
+def _run_widths(options: WidthsOptions, store: Store) -> None:
     def measured(widths: list[int]) -> Result:
         return {"widths": widths, **train("tanh", options.data, 0, widths, samples=256, download=options.download)}
 
@@ -299,12 +317,12 @@ def _widths(results: list[Result], name: str, folder: Path) -> Section:
 _PAGE = "docs/results/isometry.md"
 STUDIES = {
     "isometry-training": Study(
-        "isometry of trained networks, layer by layer, and convergence: Figs. 2, 7, B.6", _run, report, _arguments,
-        makes=[Recipe(1.2, options=("--preset reduced --layers 10 20",))],
+        "isometry of trained networks, layer by layer, and convergence: Figs. 2, 7, B.6", _run, report,
+        TrainingOptions(), makes=[Recipe(1.2, options=("--preset reduced --layers 10 20",))],
         data="images", page=_PAGE, smoke="--data digits --activations tanh --steps 2 --width 8",
     ),
     "isometry-widths": Study(
-        "isometry by layer for several widths, Fig. B.4", _run_widths, apart(_widths, "width"), _data_arguments,
+        "isometry by layer for several widths, Fig. B.4", _run_widths, apart(_widths, "width"), WidthsOptions(),
         makes=[Recipe(0.02)], data="images", page=_PAGE,
     ),
 }  # fmt: skip

@@ -3,29 +3,41 @@
 Rates and dampings are chosen from grids by the validation loss of seed 0, which is then one of those shown.
 """
 
-import argparse
 import math
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from examples.gpt import NORM_LABELS, NORMS, WARM_UP
+from examples.gpt import DEFAULT, NORM_LABELS, NORMS, WARM_UP
 
 from ..core.figure import panels
+from ..core.options import DEVICE, Training
 from ..core.runs import measure, run_all
 from ..core.store import Result, Store, setting
 from ..core.study import Piece, Recipe, Sections, Study, protocols
-from ..core.table import Cell, Section, Table, estimate, exact, grouped, machine
-from ..core.table import Row as Cells
+from ..core.tables import Cell, Section, Table, estimate, exact, grouped, machine
+from ..core.tables import Row as Cells
 from ..core.tune import choose, grid
-from ..language.run import REST_LR, SMOKE, TextRun, add_arguments, dampings, described, lacks
-from ..language.train import LANGUAGE, VALIDATION_WINDOWS, final_validation_loss, step_times, title, worth
-from ..methods import METHODS, Search, searched
+from ..methods import METHODS
+from ..optimizers import REST_LR
+from ..problems.language import (
+    LANGUAGE,
+    VALIDATION_WINDOWS,
+    TextRun,
+    Trainer,
+    batches,
+    dampings,
+    final_validation_loss,
+    lacks,
+    title,
+    worth,
+)  # fmt: skip
+from ..speed.timing import interleaved, ratio, ten_times
 
 #: That shows all of the language model.
 PAGE = "docs/results/language-model.md"
@@ -51,10 +63,95 @@ def at_edge(rate: float | None, tried: Iterable[float]) -> str:
     return "*" * (len(values) > 1 and rate in (min(values), max(values)))
 
 
+#: Options that make one small run.
+SMOKE = "--preset tiny --steps 2 --seeds 1 --device cpu"
+
+
+@dataclass
+class ModelOptions(Training):
+    """Options of every study of the language model."""
+
+    weight_decay: float = 0.0
+    """the same for all methods"""
+    preset: str = "small"
+    """tiny, small, deep, million or gpu"""
+    data: str = DEFAULT
+    """a file of text; by default one that Python ships"""
+    device: str = DEVICE
+    """where to train: cpu, cuda, cuda:1, …"""
+
+    def run(self, **more: Any) -> TextRun:
+        """A run with these options; what a study compares takes the place of its method, normaliser and rate."""
+        common: dict[str, Any] = {"weight_decay": self.weight_decay, "preset": self.preset, "device": self.device}
+        return TextRun(self.data, "adamw", "layernorm", 1e-3, **common, **more)
+
+
+@dataclass
+class LanguageOptions(ModelOptions):
+    """Options of these studies."""
+
+    methods: tuple[str, ...] | None = None
+    """these, with --norms, --lr and --damping"""
+    norms: tuple[str, ...] = tuple(NORMS)
+    """normalisers"""
+    lr: tuple[float, ...] = (3e-3,)
+    """peak rates of these methods"""
+    damping: tuple[float, ...] = (1.0,)
+    """of the methods that have one"""
+    steps: tuple[int, ...] = (400,)
+    """lengths of the runs"""
+    seeds: int = 3
+    """how many; seed k is k"""
+    time: bool = False
+    """train nothing; time the methods' steps in turn"""
+
+
+class Search(NamedTuple):
+    """Rates and dampings that are tried of a method, within each of some normalisers, and more such pairs."""
+
+    method: str
+    norms: tuple[str, ...]
+    rates: tuple[float, ...]
+    dampings: tuple[float, ...] = (1.0,)
+    more: tuple[tuple[float, float], ...] = ()
+
+
+_RATES, _DAMPINGS = (1e-3, 3e-3, 1e-2, 3e-2), (0.3, 1.0, 3.0)
+#: Of MAC, whose mean direction has one eigenvalue of d times the mean: a damping of 3 is hardly one.
+_MAC_DAMPINGS = (1.0, 10.0, 100.0)
+_LN, _LN_AND_NONE, _FOUR_NORMS = ("layernorm",), ("layernorm", "none"), ("layernorm", "rmsnorm", "dyt", "none")
+_SEARCHES = [
+    Search("adamw", _FOUR_NORMS, _RATES),
+    Search("muon", _FOUR_NORMS, _RATES),
+    Search("batch-ideal-adamw", _LN, _RATES, _DAMPINGS),
+    Search("whitened-adamw", _LN, _RATES, _DAMPINGS, ((3e-3, 0.1), (1e-2, 0.1))),
+    Search("whitened-adamw", ("none",), (3e-3,), (0.3, 1.0), ((1e-2, 1.0),)),
+    Search("whitened-muon", _LN, _RATES, _DAMPINGS, ((1e-2, 10.0),)),
+    Search("whitened-muon", ("none",), (1e-2,), _DAMPINGS),
+    Search("whitened-adamw-16", _LN, _RATES[1:3], _DAMPINGS),
+    Search("whitened-adamw-16", ("none",), _RATES[:3], (0.3, 1.0)),
+    Search("whitened-muon-16", _LN, _RATES[1:], _DAMPINGS, ((1e-2, 10.0),)),
+    Search("whitened-muon-16", ("none", "rmsnorm", "dyt"), _RATES[1:3], (1.0, 3.0)),
+    Search("mac-adamw", _LN, _RATES[:3], _MAC_DAMPINGS),
+    Search("mac-muon", _LN, _RATES[:3], _MAC_DAMPINGS),
+    Search("sgd", _LN, (0.03, 0.1, 0.3, 1.0)),
+    Search("whitened-sgd", _LN, (0.03, 0.1, 0.3, 1.0), (1.0, 3.0)),
+    Search("schedulefree", _LN_AND_NONE, _RATES),
+    Search("soap", _LN_AND_NONE, _RATES),
+    Search("whitened-soap", _LN_AND_NONE, _RATES[1:3], _DAMPINGS),
+]
+_LONGER = [Search(method, _LN, _RATES[1:3], (3.0,)) for method in ("muon", "whitened-muon-16")]
+_WRAPPERS = [
+    *(
+        search
+        for method in ("adamw", "proportional-adamw")
+        for search in (Search(method, _LN_AND_NONE, _RATES[:3]), Search(method, ("dyt",), (3e-4, *_RATES[:3])))
+    ),
+    Search("adamw", ("affine-like",), _RATES),
+    Search("unit-consistent-adamw", ("layernorm", "none", "dyt"), _RATES),
+]
 #: Method, norm, rate, steps.
 Fixed = tuple[str, str, float, int]
-#: Methods, and what their rates and dampings are chosen from.
-Searches = Sequence[tuple[str, Search]]
 #: Rates that came second where a seed goes wrong at the first, by every seed.
 _SMALL_TOO, _WRAPPERS_TOO = [("whitened-adamw-16", "none", 3e-3, 400)], [("adamw", "affine-like", 1e-2, 400)]
 #: As long as four hundred and two thousand steps of whitening take.
@@ -74,14 +171,14 @@ def rows_of(planned: Iterable[TextRun]) -> list[list[TextRun]]:
     return list(grouped(planned, lambda run: (run.method, run.norm, run.steps)).values())
 
 
-def _run(options: argparse.Namespace, store: Store, searches: Searches, fixed: Sequence[Fixed]) -> None:
+def _run(options: LanguageOptions, store: Store, searches: Sequence[Search], fixed: Sequence[Fixed]) -> None:
     """With one seed over all rates and dampings, then with all seeds where its validation loss is lowest.
 
     Beside what is searched, fixed runs of (method, norm, rate, steps) by every seed.
     """
     if options.seeds < 1:
         raise ValueError(f"seeds is {options.seeds}; a run needs at least one.")
-    like = described(options)
+    like = options.run()
     if options.time:
         known = [name for name, method in METHODS.items() if method.applies == "language" and lacks(name) is None]
         about = {"part": "time", "preset": options.preset, "device": options.device}
@@ -89,15 +186,14 @@ def _run(options: argparse.Namespace, store: Store, searches: Searches, fixed: S
         measure(store, {key: lambda: about | step_times(methods, like)}, again=True)
         return
     if options.methods:
-        own = Search("", tuple(options.norms), tuple(options.lr), tuple(options.damping))
-        searches, fixed = [(method, own) for method in options.methods], []
+        searches, fixed = [Search(m, options.norms, options.lr, options.damping) for m in options.methods], []
     planned = [
-        replace(like, method=method, norm=norm, lr=lr, damping=damping, steps=steps)
+        replace(like, method=search.method, norm=norm, lr=lr, damping=damping, steps=steps)
         for steps in options.steps
-        for method, search in searches
-        if options.methods or lacks(method) is None
-        for norm in search.within
-        for lr, damping in [*product(search.rates, dampings(method, list(search.dampings))), *search.more]
+        for search in searches
+        if options.methods or lacks(search.method) is None
+        for norm in search.norms
+        for lr, damping in [*product(search.rates, dampings(search.method, list(search.dampings))), *search.more]
     ]
     rows = rows_of(planned)
     chosen = [run for run, *others in rows if not others]
@@ -108,6 +204,24 @@ def _run(options: argparse.Namespace, store: Store, searches: Searches, fixed: S
         chosen.append(replace(like, method=method, norm=norm, lr=lr, damping=damping, steps=steps))
     every = [replace(run, seed=seed) for run in chosen for seed in range(options.seeds)]
     run_all(every, LANGUAGE, store, download=options.download)
+
+
+def step_times(methods: Sequence[str], like: TextRun, rounds: int = 21) -> dict[str, Any]:
+    """Time ten steps of every method in turn, as often as a whitening measures; ratios to AdamW's, and its own.
+
+    All have the data, size and device of `like`; no rate and no damping costs more than another.
+    """
+    text = LANGUAGE.load(like, False)
+
+    def job(run: TextRun) -> Callable[[], None]:
+        trainer, steps = Trainer(run, text), enumerate(batches(run, text.train), start=1)
+        return ten_times(lambda: trainer.step(*next(steps)))
+
+    like = replace(like, steps=10 * (rounds + 2))
+    names = dict.fromkeys(["adamw", *methods])
+    seconds = interleaved({m: job(replace(like, method=m, damping=dampings(m, [1.0])[0])) for m in names}, rounds)
+    ratios = {method: ratio(times, seconds["adamw"]) for method, times in seconds.items()}
+    return {"adamw_ms": 1e3 * statistics.median(seconds["adamw"]) / 10, "time_ratio": ratios}
 
 
 def _report(store: Store, name: str, folder: Path, figures: bool = True) -> Sections:
@@ -252,22 +366,13 @@ def zoom(axis: Any, drawn: Iterable[Sequence[Curve]]) -> None:
 
 
 def _study(
-    help: str, recipe: Recipe, searches: Searches, fixed: Sequence[Fixed] = (), *,
+    help: str, recipe: Recipe, searches: Sequence[Search], fixed: Sequence[Fixed] = (), *,
     steps: int = 400, preset: str = "small", figures: bool = True, pieces: Sequence[Piece] = (),
 ) -> Study:  # fmt: skip
-    def arguments(parser: argparse.ArgumentParser) -> None:
-        parser.add_argument("--methods", nargs="+", metavar="NAME", help="these, with --norms, --lr and --damping")
-        parser.add_argument("--norms", nargs="+", default=list(NORMS), metavar="NAME", help=", ".join(NORMS))
-        parser.add_argument("--lr", nargs="+", type=float, default=[3e-3], metavar="RATE", help="peak rates of these")
-        parser.add_argument("--damping", nargs="+", type=float, default=[1.0], help="of the methods that have one")
-        parser.add_argument("--steps", nargs="+", type=int, default=[steps], help="lengths of the runs")
-        parser.add_argument("--seeds", type=int, default=3, help="how many; seed k is k")
-        parser.add_argument("--time", action="store_true", help="train nothing; time the methods' steps in turn")
-        add_arguments(parser, preset)
-
+    options = LanguageOptions(steps=(steps,), preset=preset)
     run, draws = partial(_run, searches=searches, fixed=fixed), partial(_report, figures=figures)
     smoke = f"--methods adamw --norms none {SMOKE}"
-    return Study(help, run, draws, arguments, makes=[recipe], data="text", page=PAGE, smoke=smoke, pieces=pieces)
+    return Study(help, run, draws, options, makes=[recipe], data="text", page=PAGE, smoke=smoke, pieces=pieces)
 
 
 _TIMES = ("", "--time")
@@ -282,11 +387,11 @@ _EQUAL_TIMES = ("", "--time --methods adamw muon whitened-muon-16 whitened-adamw
 STUDIES = {
     "char-lm": _study(
         "optimizers and normalisers on a small language model", Recipe(4.0, options=_TIMES, decides="--seeds 10"),
-        searched("char-lm"), _SMALL_TOO, pieces=[_PIECE],
+        _SEARCHES, _SMALL_TOO, pieces=[_PIECE],
     ),
     "char-lm-2000": _study(
         "Muon, plain and whitened, for 2,000 steps", Recipe(1.0, options=_TIMES, decides="--seeds 10"),
-        searched("char-lm-2000"), steps=2000,
+        _LONGER, steps=2000,
     ),
     "char-lm-equal-time": _study(
         "Muon for as long as whitening takes", Recipe(0.3, options=_EQUAL_TIMES), [], _EQUAL_TIME, figures=False
@@ -295,6 +400,6 @@ STUDIES = {
         "whitening by some of the rows", Recipe(0.5, options=("--seeds 5",)), [], _ROWS, figures=False
     ),
     "char-lm-wrappers": _study(
-        "wrappers against norms", Recipe(1.6), searched("char-lm-wrappers"), _WRAPPERS_TOO, preset="million"
+        "wrappers against norms", Recipe(1.6), _WRAPPERS, _WRAPPERS_TOO, preset="million"
     ),
 }  # fmt: skip

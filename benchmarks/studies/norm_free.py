@@ -5,25 +5,23 @@ rates that are the same for all that are compared and, while the best is the low
 Losses are of other seeds.
 """
 
-import argparse
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from examples.gpt import NORM_LABELS, NORMS
 
 from ..core.runs import run_all
 from ..core.store import Result, Store, setting
 from ..core.study import UNTRIED, Recipe, Sections, Study, protocols
-from ..core.table import Cell, Row, Section, Table, against, exact, grouped, machine, mean_and_error
+from ..core.tables import Cell, Row, Section, Table, against, exact, grouped, machine, mean_and_error
 from ..core.tune import choose, ladder
-from ..language.run import SMOKE, TextRun, add_arguments, dampings, described, lacks
-from ..language.train import LANGUAGE, title
-from ..methods import METHODS, having
-from .language import PAGE, at_edge, loss_cell, losses_of
+from ..methods import METHODS
+from ..problems.language import LANGUAGE, TextRun, dampings, lacks, title
+from .language import PAGE, SMOKE, ModelOptions, at_edge, loss_cell, losses_of
 
 
 class Arm(NamedTuple):
@@ -56,17 +54,22 @@ TWIN = "layernorm"
 _ELSEWHERE = ("affine-like", "head-layernorm")
 
 
+SCALED = ["adamw", "muon", *(f"input-{how}-{name}" for name in ("adamw", "muon") for how in ("scaled", "held"))]
+OTHERS = [
+    "whitened-adamw", "whitened-muon", "whitened-adamw-16", "whitened-muon-16", "soap", "preconditioned-adamw",
+    "preconditioned-muon", "normuon", "kron", "mars", "kfac",
+]  # fmt: skip
 #: Rows in the order in which they run; each group is searched and then repeated by all seeds.
 GROUPS: list[list[Arm]] = [
-    [*_group(["layernorm"], DRAWN, ["muon", "adamw"]), *_group(["none"], [1.0], having("norm-free"))],
+    [*_group(["layernorm"], DRAWN, ["muon", "adamw"]), *_group(["none"], [1.0], SCALED)],
     _group(["none"], [None], ["muon", "adamw"]),
     _group(["gains", "skip-init"], [1.0], ["muon", "input-held-muon", "adamw"]),
     _group(["rmsnorm", "dyt", "derf"], DRAWN, ["muon", "adamw"]),
-    [*_group(["layernorm"], [None], having("norm-free-others")),
-     *_group(["none"], [1.0], having("norm-free-others"))],
-    _group(["none"], [1.0], having("norm-free-scaled")),
+    [*_group(["layernorm"], [None], OTHERS),
+     *_group(["none"], [1.0], OTHERS)],
+    _group(["none"], [1.0], ["input-scaled-soap", "input-scaled-normuon"]),
     _group(["gains", "skip-init"], [None], ["muon", "adamw"]),
-    _group((norm for norm in NORMS if norm not in _ELSEWHERE), DRAWN, having("norm-free")),
+    _group((norm for norm in NORMS if norm not in _ELSEWHERE), DRAWN, SCALED),
 ]  # fmt: skip
 
 
@@ -160,12 +163,26 @@ def _caption(results: list[Result], tried: Iterable[Sequence[float]]) -> str:
     )
 
 
+@dataclass
+class NormFreeOptions(ModelOptions):
+    """Options of these studies."""
+
+    groups: int | None = None
+    """how many groups of rows; all by default"""
+    steps: int = 400
+    """length of the runs"""
+    seeds: int = 5
+    """how many beside 0, which chooses the rate"""
+    clip: float | None = None
+    """what the norm of all gradients is cut to"""
+
+
 def _study(
     help: str, hours: float, groups: Sequence[Sequence[Arm]], rates: Rates, *,
-    steps: int = 400, preset: str = "small", weight_decay: float = 0.0, clip: float | None = None, smoke: str = UNTRIED,
+    smoke: str = UNTRIED, **defaults: Any,
 ) -> Study:  # fmt: skip
-    def run(options: argparse.Namespace, store: Store) -> None:
-        like, done = described(options, steps=options.steps, clip=options.clip), set[Arm]()
+    def run(options: NormFreeOptions, store: Store) -> None:
+        like, done = options.run(steps=options.steps, clip=options.clip), set[Arm]()
         for group in groups[: options.groups]:
             rows = [row for row in dict.fromkeys(group) if row not in done and lacks(row.method) is None]
             done.update(rows)
@@ -173,15 +190,8 @@ def _study(
             seeds = range(1, options.seeds + 1)
             run_all([replace(best, seed=seed) for seed in seeds for best in chosen], LANGUAGE, store)
 
-    def arguments(parser: argparse.ArgumentParser) -> None:
-        parser.add_argument("--groups", type=int, default=len(groups), help="how many groups of rows")
-        parser.add_argument("--steps", type=int, default=steps, help="length of the runs")
-        parser.add_argument("--seeds", type=int, default=5, help="how many beside 0, which chooses the rate")
-        parser.add_argument("--clip", type=float, default=clip, help="what the norm of all gradients is cut to")
-        add_arguments(parser, preset, weight_decay)
-
     makes = [Recipe(hours, decides="--seeds 10")]
-    return Study(help, run, report, arguments, makes=makes, data="text", smoke=smoke, page=PAGE)
+    return Study(help, run, report, NormFreeOptions(**defaults), makes=makes, data="text", smoke=smoke, page=PAGE)
 
 
 _LAYERNORM, _HELD = Arm("layernorm", None, "muon"), Arm("none", 1.0, "input-held-muon")

@@ -11,7 +11,7 @@ from typing import Any
 from ..core.figure import band, bars, panels, shade
 from ..core.store import Result, setting
 from ..core.study import Recipe, Report, Study, apart
-from ..core.table import Cell, Row, Section, Table, estimate, exact, grouped, in_order, machine, pivot, welch
+from ..core.tables import Cell, Row, Section, Table, estimate, exact, grouped, in_order, machine, pivot, welch
 from ..grids import OF_PAPER, PAPERS, SMOKE, Grid, Presets, grid_study, presets
 from ..methods import METHODS
 from ..optimizers import OF_PARAMETERS

@@ -8,7 +8,7 @@ from torch import nn
 
 from ..core.figure import panels
 from ..core.study import Recipe, measurement
-from ..core.table import Row, Section, Table, exact
+from ..core.tables import Row, Section, Table, exact
 from ..methods import METHODS
 
 #: What figure and table call them → the methods of the other studies.

@@ -20,7 +20,7 @@ from ..core import tune
 from ..core.runs import run_all
 from ..core.store import Result, Store, setting
 from ..core.study import UNTRIED, Recipe, Report, Sections, Study, apart, protocols
-from ..core.table import Cell, Row, Section, Table, against, estimate, exact, grouped, in_order, machine, pivot
+from ..core.tables import Cell, Row, Section, Table, against, estimate, exact, grouped, in_order, machine, pivot
 from ..ensemble import IMAGES
 from ..grids import COMPARED, PAPERS, Grid, GridOptions, expand, grid_study
 from ..methods import METHODS, optimizer_name
@@ -362,7 +362,8 @@ STUDIES = {
         makes=[Recipe(0.2)], data="", smoke=UNTRIED, page=_PAGE,
     ),
     "digits-tuned": _study(
-        _DIGITS_HELP, partial(_run_rates, grid=_DIGITS, with_trials=True), _report_trials, [Recipe(0.1)], f"{_SMOKE} --trials 1",
+        _DIGITS_HELP, partial(_run_rates, grid=_DIGITS, with_trials=True), _report_trials, [Recipe(0.1)],
+        f"{_SMOKE} --trials 1",
         data="", search_epochs=10,
     ),
     "cnn-pool-tuned": _pairs_study(

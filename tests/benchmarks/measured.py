@@ -5,7 +5,7 @@ from statistics import fmean
 from scipy.stats import ttest_ind
 
 from benchmarks.core.store import Store
-from benchmarks.core.table import spearman
+from benchmarks.core.tables import spearman
 from benchmarks.digests.judges import reached
 from benchmarks.studies import table1
 

@@ -12,7 +12,7 @@ from benchmarks.__main__ import TABLES, main
 from benchmarks.catalogue import RECIPES, STUDIES
 from benchmarks.core.store import Store
 from benchmarks.core.study import files, insert, report, shown, write_tables
-from benchmarks.core.table import Section, Table, estimate, exact, mean_and_error
+from benchmarks.core.tables import Section, Table, estimate, exact, mean_and_error
 from benchmarks.digests import DIGESTS
 from benchmarks.studies.table1 import MISSING
 

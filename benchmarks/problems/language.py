@@ -1,22 +1,94 @@
-"""Training runs of the language model, what is kept of them, and the price of a step."""
+"""A language model of characters: the settings of a run, its optimizers, its training, and what is kept of it."""
 
 import math
-import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from functools import cache
+from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
-from examples.gpt import GPT, Text, all_windows, next_character_loss, rate_factor
+from examples.gpt import GPT, NORMS, PRESETS, Preset, Text, all_windows, next_character_loss, rate_factor
 
-from ..core.runs import NOBODY, Kind, Watch, set_rates
+from ..core.runs import NOBODY, Kind, Run, Watch, fingerprint, set_rates
 from ..data import load_text
-from ..methods import METHODS
-from ..speed.timing import interleaved, ratio, ten_times
-from .run import TextRun, build_optimizers, dampings
+from ..methods import METHODS, Method
+from ..optimizers import OF_LANGUAGE, PACKAGES
+
+
+@dataclass(frozen=True)
+class TextRun(Run):
+    """The settings of one run."""
+
+    norm: str
+    lr: float  # at its peak
+    weight_decay: float = 0.0  # of all optimizers
+    steps: int = 1000
+    seed: int = 0  # draws the initialisation and, by itself, the batches: they are the same for every method
+    preset: str = "small"
+    embedding_deviation: float | None = None  # at first; see `GPT`
+    embedding_lr: float | None = None  # at its peak, of the AdamW that trains them; None is that of all it trains
+    clip: float | None = None  # what the norm of all gradients is cut to
+
+    kind = "language"
+
+    def __post_init__(self) -> None:
+        self.check(("lr", "steps"), norm=NORMS, preset=PRESETS)
+        if METHODS[self.method].damped and self.damping is None:
+            raise ValueError(f"method {self.method!r} needs a damping.")
+
+    @property
+    def size(self) -> Preset:
+        """Of the network and its batches."""
+        return PRESETS[self.preset]
+
+    def computes(self) -> str:
+        """A hash of what its method and normaliser compute; of its optimizer itself only the name counts."""
+        return _computes(METHODS[self.method], self.norm)
+
+
+@cache
+def _computes(method: Method, norm: str) -> str:
+    tokens = torch.arange(64).square().view(8, PRESETS["tiny"].context) % 7
+    return fingerprint(method, GPT(PRESETS["tiny"], 7, norm), tokens, tokens.roll(1, 0))
+
+
+def build_optimizers(model: GPT, run: TextRun) -> list[Optimizer]:
+    """The optimizers of a run, the first in the method's coordinates or on its corrected gradients."""
+    if missing := lacks(run.method):
+        raise ValueError(f"method {run.method!r} needs {missing}.")
+    method = run.make_method()
+    kind = method.optimizer
+    first, *others = (
+        [kind(model.parameters(), lr=run.lr, weight_decay=run.weight_decay)]
+        if callable(kind)
+        else OF_LANGUAGE[kind or ""](model, run)
+    )
+    tokens = torch.zeros(1, run.size.context, dtype=torch.long, device=model.head.weight.device)
+    return [method.wrap(first, model, tokens), *others]
+
+
+def lacks(method: str) -> str | None:
+    """What has to be installed for a method to run, or None."""
+    optimizer = METHODS[method].optimizer
+    if callable(optimizer):
+        return None
+    if optimizer not in OF_LANGUAGE:
+        return f"an optimizer that there is, found {optimizer!r}; {', '.join(OF_LANGUAGE)}, or a function such as SGD"
+    package = PACKAGES.get(optimizer)
+    if package and find_spec(package) is None:
+        return f"the package {package}; pip install '.[peers]' brings it"
+    return None
+
+
+def dampings(method: str, given: list[float]) -> list[float] | list[None]:
+    """The dampings to run a method with: none, once, if it has none."""
+    return given if method in METHODS and METHODS[method].damped else [None]
+
 
 #: Measurements in a run, beside the one before its first step, and windows of the validation text that each reads.
 MEASUREMENTS, VALIDATION_WINDOWS = 20, 256
@@ -183,21 +255,3 @@ LANGUAGE = Kind(
     score=final_validation_loss,
     alike=lambda run: (run.method, run.norm, run.preset),
 )
-
-
-def step_times(methods: Sequence[str], like: TextRun, rounds: int = 21) -> dict[str, Any]:
-    """Time ten steps of every method in turn, as often as a whitening measures; ratios to AdamW's, and its own.
-
-    All have the data, size and device of `like`; no rate and no damping costs more than another.
-    """
-    text = load_text(like.data).to(like.device)
-
-    def job(run: TextRun) -> Callable[[], None]:
-        trainer, steps = Trainer(run, text), enumerate(batches(run, text.train), start=1)
-        return ten_times(lambda: trainer.step(*next(steps)))
-
-    like = replace(like, steps=10 * (rounds + 2))
-    names = dict.fromkeys(["adamw", *methods])
-    seconds = interleaved({m: job(replace(like, method=m, damping=dampings(m, [1.0])[0])) for m in names}, rounds)
-    ratios = {method: ratio(times, seconds["adamw"]) for method, times in seconds.items()}
-    return {"adamw_ms": 1e3 * statistics.median(seconds["adamw"]) / 10, "time_ratio": ratios}
