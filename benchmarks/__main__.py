@@ -10,10 +10,9 @@ import torch
 
 from . import reproduce
 from .catalogue import STUDIES
-from .core.options import Options, parsed
 from .core.runs import check_device, summary_writer
 from .core.store import Store
-from .core.study import insert, report, show, shown, write_tables
+from .core.study import Options, insert, parsed, report, show, shown, write_tables
 from .digests import DIGESTS
 from .methods import added
 

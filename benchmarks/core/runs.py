@@ -23,6 +23,8 @@ from .store import Store, digest, environment, public_name
 from .tables import grouped
 
 console = Console()
+#: Where to train by default.
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def check_device(name: str) -> None:
@@ -232,6 +234,40 @@ def pace(run: Run, kind: Kind, data: Any) -> float:
     with suppress(_EnoughError):
         kind.train([run], data, Watch(tick))
     return statistics.median(later - earlier for earlier, later in pairwise(moments)) if len(moments) > 1 else 0.0
+
+
+def ten_times(step: Callable[[], object]) -> Callable[[], None]:
+    """What takes ten steps, as often as a wrapper measures."""
+
+    def run() -> None:
+        for _ in range(10):
+            step()
+
+    return run
+
+
+def interleaved(runs: dict[str, Callable[[], Any]], rounds: int) -> dict[str, list[float]]:
+    """Time everything once per round, in turn, after two rounds of warm-up; return seconds by name."""
+    # Other programs do not move processor time; of several threads, or a GPU, it says nothing.
+    alone = torch.get_num_threads() == 1 and not torch.cuda.is_available()
+    clock = time.process_time if alone else time.perf_counter
+    seconds: dict[str, list[float]] = {name: [] for name in runs}
+    for number in range(rounds + 2):
+        for name, run in runs.items():
+            start = clock()
+            run()
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()
+            if number >= 2:
+                seconds[name].append(clock() - start)
+    return seconds
+
+
+def ratio(numerator: list[float], denominator: list[float]) -> dict[str, Any]:
+    """Ratios round by round: their median, quartiles and number."""
+    ratios = [a / b for a, b in zip(numerator, denominator, strict=True)]
+    low, middle, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
+    return {"median": middle, "quartiles": [low, high], "rounds": len(ratios)}
 
 
 def measure(store: Store, wanted: dict[str, Callable[[], dict[str, Any]]], *, again: bool = False) -> None:

@@ -12,10 +12,10 @@ from ..core.store import Store
 from ..core.study import Digest
 from ..core.tables import SIGNIFICANT, Cell, Section, Table, estimate, exact, machine, mean_and_error, welch
 from ..core.tables import Row as Cells
+from ..grids import best_optimizer
 from ..methods import METHODS
 from ..problems.images import data_label
 from ..studies.language import best_rows, draw, zoom
-from ..studies.tuned import best_optimizer
 from .judges import Sample, reached
 
 

@@ -12,10 +12,9 @@ import torch
 from adiv_optim.corrections import BatchIdeal, Disproportional, Proportional
 from adiv_optim.optim import GradientOnly, InputScaled, Preconditioned, Whitened
 
-from ..core.options import DEVICE, Options
-from ..core.runs import measure
+from ..core.runs import DEVICE, measure
 from ..core.store import Result, Store
-from ..core.study import Piece, Sections, Study
+from ..core.study import Options, Piece, Sections, Study
 from ..core.tables import Section, grouped, machine
 from . import jobs
 from .suites import layer_row, row

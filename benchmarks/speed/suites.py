@@ -19,17 +19,16 @@ from adiv_optim import BatchIdeal, Correction, Disproportional, InputScaled, Pro
 from adiv_optim.layers import AffineLikeLinear, NormLikeLinear, PatchNormConv2d
 
 from .. import data as datasets
-from ..core.options import Options
-from ..core.runs import measure
+from ..core.runs import measure, ratio
 from ..core.store import Store
-from ..core.study import Recipe, Sections, Study
+from ..core.study import Options, Recipe, Sections, Study
 from ..core.tables import Section, machine
 from ..ensemble import build_optimizer, train
 from ..methods import METHODS
 from ..problems.images import ImageRun, build_model
-from ..train import label
+from ..train import label, ten_steps
 from . import jobs
-from .timing import Job, allocator, device, measured, peak_memory, ratio, table
+from .timing import Job, allocator, device, measured, peak_memory, table
 
 #: How ratios come about.
 IN_TURN = "within one interleaved run, by processor time if there is one thread: median and quartiles of the rounds"
@@ -248,7 +247,8 @@ def coordinates(data: str) -> dict[str, Any]:
         "note": "Ten linear layers of width 28 with ReLU, 64 × 64 pixels in every step, float32; forward and backward "
         f"included. Ratios {IN_TURN}. Peak memory counts parameters, gradients, optimizer state and activations.",
         "rows": [
-            row(label(run), partial(jobs.fit, Fit(run), run), partial(jobs.fit, Fit(plain), plain), 11) for run in runs
+            row(label(run), partial(ten_steps, run, Fit(run)), partial(ten_steps, plain, Fit(plain)), 11)
+            for run in runs
         ],
     }
 

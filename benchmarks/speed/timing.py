@@ -5,7 +5,6 @@ import gc
 import multiprocessing
 import re
 import statistics
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import contextmanager
@@ -13,7 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 
-from ..core.options import DEVICE
+from ..core.runs import DEVICE, interleaved, ratio
 from ..core.tables import Cell, Row, Table, exact
 
 #: Creates the tensors of a job and returns what runs it once.
@@ -77,40 +76,6 @@ def _set_allocator(keeps: bool, threads: int) -> None:
         mmap_threshold, trim_threshold = -3, -1
         mallopt(mmap_threshold, 2**25 if keeps else 2**23)
         mallopt(trim_threshold, 2**31 - 1 if keeps else 2**25)
-
-
-def ten_times(step: Callable[[], object]) -> Callable[[], None]:
-    """What takes ten steps, as often as a wrapper measures."""
-
-    def run() -> None:
-        for _ in range(10):
-            step()
-
-    return run
-
-
-def interleaved(runs: dict[str, Callable[[], Any]], rounds: int) -> dict[str, list[float]]:
-    """Time everything once per round, in turn, after two rounds of warm-up; return seconds by name."""
-    # Other programs do not move processor time; of several threads, or a GPU, it says nothing.
-    alone = torch.get_num_threads() == 1 and not torch.cuda.is_available()
-    clock = time.process_time if alone else time.perf_counter
-    seconds: dict[str, list[float]] = {name: [] for name in runs}
-    for number in range(rounds + 2):
-        for name, run in runs.items():
-            start = clock()
-            run()
-            if device() == "cuda":
-                torch.cuda.synchronize()
-            if number >= 2:
-                seconds[name].append(clock() - start)
-    return seconds
-
-
-def ratio(numerator: list[float], denominator: list[float]) -> dict[str, Any]:
-    """Ratios round by round: their median, quartiles and number."""
-    ratios = [a / b for a, b in zip(numerator, denominator, strict=True)]
-    low, middle, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
-    return {"median": middle, "quartiles": [low, high], "rounds": len(ratios)}
 
 
 def peak_memory(job: Job) -> int:

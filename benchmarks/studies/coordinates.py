@@ -12,14 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from ..core.arms import Look, sections
-from ..core.options import Training
 from ..core.runs import run_all
 from ..core.store import Store
-from ..core.study import Recipe, Sections, Study
+from ..core.study import Recipe, Sections, Study, Training
 from ..core.tables import estimate
 from ..core.tune import around, choose
-from ..methods import METHODS
-from ..problems.pictures import COORDINATES, NETWORKS, CoordinateRun, psnr
+from ..problems.pictures import COORDINATES, NETWORKS, Arm, CoordinateRun, first_trial, psnr
 from ..train import NORMS
 
 #: Of crops in front, those that trials learn.
@@ -49,9 +47,6 @@ def report(store: Store, name: str, folder: Path) -> Sections:
     return sections(store, name, folder, _LOOK, _named, lambda arm: arm[:3] in MAIN)
 
 
-#: Normaliser, optimizer, wrapper. Where a search begins: learning rate, and damping.
-Arm = tuple[str, str, str]
-STARTS = {"adam": 1e-2, "muon": 3.2e-2, "soap": 3.2e-2, "sgd": 0.32, "momentum": 1e-2}
 WRAPPED = ("none", "whitened", "whitened-16")
 OPTIMIZERS_HERE = ("adam", "muon", "soap")
 MAIN: list[Arm] = [
@@ -78,13 +73,6 @@ PROTOCOLS: dict[tuple[str, int, int | None, int], tuple[Sequence[Arm], int]] = {
     ("siren", 64, None, 500): (MAIN[:6], 5),
     ("wide", 64, None, 500): (MAIN[:4], 5),
 }
-
-
-def first_trial(like: CoordinateRun, arm: Arm) -> CoordinateRun:
-    """The trial that an arm's search begins with."""
-    norm, optimizer, method = arm
-    damping = 0.1 if METHODS[method].damped else None
-    return replace(like, norm=norm, optimizer=optimizer, method=method, lr=STARTS[optimizer], damping=damping)
 
 
 def _on(run: CoordinateRun, crops: Iterable[int]) -> list[CoordinateRun]:

@@ -16,13 +16,12 @@ from adiv_optim.layers import NormLikeLinear
 
 from .. import data as datasets
 from ..core.figure import WIDTH, plt, saved
-from ..core.runs import step
+from ..core.runs import interleaved, ratio, step
 from ..core.store import public_name
 from ..core.study import Recipe, measurement
 from ..core.tables import Cell, Row, Section, Table, exact, machine
 from ..methods import METHODS, Method
 from ..problems.images import mlp
-from ..speed.timing import interleaved, ratio
 
 BATCH_SIZE, UNEVEN_ROWS, WARM_UP, EPOCHS, HIDDEN = 32, 3, 50, 5, (32, 32)
 STAGES = {"start": f"at the start (Adam: after {WARM_UP} steps)", "trained": f"after {EPOCHS} epochs"}

@@ -14,17 +14,13 @@ from typing import Any
 
 from ..core.arms import arm, compared, errors
 from ..core.figure import panels
-from ..core.options import Training
-from ..core.runs import measure, run_all
+from ..core.runs import interleaved, measure, ratio, run_all
 from ..core.store import Result, Store
-from ..core.study import Recipe, Sections, Study
+from ..core.study import Recipe, Sections, Study, Training
 from ..core.tables import Cell, Row, Section, Table, estimate, exact, grouped, machine
 from ..core.tune import around, choose
-from ..problems.pictures import COORDINATES, NETWORKS, CoordinateRun, Fit, psnr
-from ..speed import jobs
-from ..speed.timing import interleaved, ratio
-from ..train import label
-from .coordinates import Arm, first_trial
+from ..problems.pictures import COORDINATES, NETWORKS, Arm, CoordinateRun, Fit, first_trial, psnr
+from ..train import label, ten_steps
 
 #: The four that the README's picture shows come first.
 ARMS: list[Arm] = [
@@ -50,7 +46,7 @@ def like(arm: Arm, **settings: Any) -> CoordinateRun:
 def measured_prices(rounds: int) -> Result:
     """Ratios of the arms' steps to bare Adam's in processor time, taken in turn, ten steps at a time."""
     runs = {label(run): run for run in (like(arm, lr=1e-3) for arm in ARMS)}
-    seconds = interleaved({name: jobs.fit(Fit(run), run) for name, run in runs.items()}, rounds)
+    seconds = interleaved({name: ten_steps(run, Fit(run)) for name, run in runs.items()}, rounds)
     adam = seconds[label(like(ARMS[0]))]
     return {
         "part": "prices",

@@ -18,10 +18,9 @@ import tyro
 
 from examples.gpt import DEFAULT
 
-from ..core.options import DEVICE, Options
-from ..core.runs import console
+from ..core.runs import DEVICE, console
 from ..core.store import Store, environment
-from ..core.study import Piece, Sections, Study
+from ..core.study import Options, Piece, Sections, Study
 from ..core.tables import Section, Table, exact
 
 ROOT = Path(__file__).parents[2]

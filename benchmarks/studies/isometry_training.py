@@ -15,10 +15,9 @@ from torch import Tensor, nn
 from adiv_optim.diagnostics import isometry_strength, record
 
 from ..core.figure import panels, plt
-from ..core.options import Options
 from ..core.runs import measure, step
 from ..core.store import Result, Store, public_name, setting
-from ..core.study import Recipe, Sections, Study, apart, protocols
+from ..core.study import Options, Recipe, Sections, Study, apart, protocols
 from ..core.tables import Cell, Row, Section, Table, estimate, exact, grouped, spearman
 from ..data import load
 from ..problems.images import data_label

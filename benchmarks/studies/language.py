@@ -16,10 +16,9 @@ from typing import Any, NamedTuple
 from examples.gpt import DEFAULT, NORM_LABELS, NORMS, WARM_UP
 
 from ..core.figure import panels
-from ..core.options import DEVICE, Training
-from ..core.runs import measure, run_all
+from ..core.runs import DEVICE, interleaved, measure, ratio, run_all, ten_times
 from ..core.store import Result, Store, setting
-from ..core.study import Piece, Recipe, Sections, Study, protocols
+from ..core.study import Piece, Recipe, Sections, Study, Training, protocols
 from ..core.tables import Cell, Section, Table, estimate, exact, grouped, machine
 from ..core.tables import Row as Cells
 from ..core.tune import choose, grid
@@ -37,7 +36,6 @@ from ..problems.language import (
     title,
     worth,
 )  # fmt: skip
-from ..speed.timing import interleaved, ratio, ten_times
 
 #: That shows all of the language model.
 PAGE = "docs/results/language-model.md"

@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from ..core.arms import Look, sections
-from ..core.options import Training
 from ..core.runs import run_all
 from ..core.store import Store
-from ..core.study import Recipe, Sections, Study
+from ..core.study import Recipe, Sections, Study, Training
 from ..core.tables import Cell
 from ..core.tune import around, choose
 from ..methods import METHODS

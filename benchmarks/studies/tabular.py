@@ -12,10 +12,9 @@ from itertools import product
 from pathlib import Path
 
 from ..core.arms import arm, compared, errors
-from ..core.options import Training
 from ..core.runs import run_all
 from ..core.store import Result, Store
-from ..core.study import Recipe, Sections, Study
+from ..core.study import Recipe, Sections, Study, Training
 from ..core.tables import Cell, Section, grouped, machine, pivot
 from ..core.tune import around, choose
 from ..methods import METHODS
