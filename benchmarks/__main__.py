@@ -13,7 +13,7 @@ from .catalogue import STUDIES
 from .core.runs import check_device, summary_writer
 from .core.store import Store
 from .core.study import Options, insert, parsed, report, show, shown, write_tables
-from .digests import DIGESTS
+from .digests import DIGESTS, values
 from .methods import added
 
 #: Of the tables that pages link to, from the root of a clone.
@@ -94,8 +94,9 @@ def _report(options: ReportOptions) -> int:
     sections = report(paths, STUDIES, DIGESTS, figures)
     show(sections, figures)
     tables = options.tables or (options.out if options.pages is None else TABLES)
-    pages = shown(STUDIES, DIGESTS) if options.pages == () else options.pages or []
-    filled = {page: insert(page, sections, tables) for page in pages}  # all of them, or none
+    pages = [*shown(STUDIES, DIGESTS), *values.PAGES] if options.pages == () else options.pages or []
+    stores = {path.stem: Store(path) for path in paths}
+    filled = {page: values.filled(insert(page, sections, tables), stores) for page in pages}  # all of them, or none
     write_tables(sections, tables)
     for page, text in filled.items():
         page.write_text(text)
