@@ -11,7 +11,8 @@ from ..core.arms import arm, chosen, compared, errors
 from ..core.store import Result, Store
 from ..core.study import protocol
 from ..core.table import SIGNIFICANT, Row, grouped, mean_and_error, plus_minus, welch
-from ..language.train import final_validation_loss, worth
+from ..problems.language import final_validation_loss
+from ..studies.texts import worth
 from ..methods import METHODS
 from ..studies import table1
 from ..studies.table1 import SIZES, over_sizes, series

@@ -16,7 +16,7 @@ from adiv_optim.gauge import NetworkGauge
 from examples.gpt import GPT, PRESETS, next_character_loss
 
 from ..images.networks import mlp
-from ..language.run import matrices
+from ..problems.language import matrices
 from ..methods import METHODS
 from ..train import FieldRun, Problem, build_optimizer
 from .timing import autocast, compiled, device, ten_times

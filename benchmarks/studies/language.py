@@ -3,58 +3,78 @@
 Rates and dampings are chosen from grids by the validation loss of seed 0, which is then one of those shown.
 """
 
-import argparse
-import math
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+import pandas as pd
+import seaborn as sns
 
 from examples.gpt import NORM_LABELS, NORMS, WARM_UP
 
-from ..core.figure import panels
+from ..core.figures import facets, finished
 from ..core.runs import measure, run_all
 from ..core.store import Result, Store, setting
 from ..core.study import Piece, Recipe, Sections, Study, protocols
-from ..core.table import Cell, Section, Table, estimate, exact, grouped, machine
-from ..core.table import Row as Cells
+from ..core.tables import Section, Table, estimate, grouped, machine
 from ..core.tune import choose, grid
-from ..language.run import REST_LR, SMOKE, TextRun, add_arguments, dampings, described, lacks
-from ..language.train import LANGUAGE, VALIDATION_WINDOWS, final_validation_loss, step_times, title, worth
-from ..methods import METHODS, Search, searched
-
-#: That shows all of the language model.
-PAGE = "docs/results/language-model.md"
-#: Steps or times, and losses.
-Curve = tuple[list[float], list[float]]
+from ..methods import METHODS
+from ..problems.language import (
+    LANGUAGE, REST_LR, VALIDATION_WINDOWS, TextRun, Trainer, batches, dampings, is_installed, load_text,
+)  # fmt: skip
+from ..speed.timing import interleaved, ratio, ten_times
+from .texts import PAGE, SMOKE, TextOptions, loss_columns, losses_of, marked, title
 
 
-def losses_of(results: Iterable[Result]) -> tuple[list[float], list[float]]:
-    """Of validation and test, inf where a run diverged."""
-    return [worth(final_validation_loss(r)) for r in results], [worth(r["test_loss"]) for r in results]
+class Search(NamedTuple):
+    """The rates and dampings that are tried of some methods with some normalisers, and more such pairs."""
+
+    methods: Sequence[str]
+    norms: Sequence[str] = ("layernorm",)
+    rates: Sequence[float] = (1e-3, 3e-3, 1e-2, 3e-2)
+    dampings: Sequence[float] = (0.3, 1.0, 3.0)
+    more: Sequence[tuple[float, float]] = ()
+
+    def runs(self, like: TextRun) -> Iterator[TextRun]:
+        """All that is tried."""
+        for method, norm in product(self.methods, self.norms):
+            for lr, damping in [*product(self.rates, dampings(method, self.dampings)), *self.more]:
+                yield replace(like, method=method, norm=norm, lr=lr, damping=damping)
 
 
-def loss_cell(losses: list[float], digits: int) -> Cell:
-    """Mean ± standard error, or how many runs diverged."""
-    if math.inf in losses:
-        return Cell(text := f"diverged, {losses.count(math.inf)} of {len(losses)}", {"": text})
-    return estimate(losses, digits)
-
-
-def at_edge(rate: float | None, tried: Iterable[float]) -> str:
-    """A mark, if a setting is the first or the last of several that were tried."""
-    values = set(tried)
-    return "*" * (len(values) > 1 and rate in (min(values), max(values)))
-
+_SGD_RATES = (0.03, 0.1, 0.3, 1.0)
+_SEARCHES = [
+    Search(["adamw", "muon"], ["layernorm", "rmsnorm", "dyt", "none"]),
+    Search(["batch-ideal-adamw"]),
+    Search(["whitened-adamw"], more=[(3e-3, 0.1), (1e-2, 0.1)]),
+    Search(["whitened-adamw"], ["none"], [3e-3], [0.3, 1.0], [(1e-2, 1.0)]),
+    Search(["whitened-muon"], more=[(1e-2, 10.0)]),
+    Search(["whitened-muon"], ["none"], [1e-2]),
+    Search(["whitened-adamw-16"], rates=[3e-3, 1e-2]),
+    Search(["whitened-adamw-16"], ["none"], [1e-3, 3e-3, 1e-2], [0.3, 1.0]),
+    Search(["whitened-muon-16"], rates=[3e-3, 1e-2, 3e-2], more=[(1e-2, 10.0)]),
+    Search(["whitened-muon-16"], ["none", "rmsnorm", "dyt"], [3e-3, 1e-2], [1.0, 3.0]),
+    Search(["mac-adamw", "mac-muon"], rates=[1e-3, 3e-3, 1e-2], dampings=[1.0, 10.0, 100.0]),
+    Search(["sgd"], rates=_SGD_RATES),
+    Search(["whitened-sgd"], rates=_SGD_RATES, dampings=[1.0, 3.0]),
+    Search(["schedulefree", "soap"], ["layernorm", "none"]),
+    Search(["whitened-soap"], ["layernorm", "none"], [3e-3, 1e-2]),
+]
+_LONGER = [Search(["muon", "whitened-muon-16"], rates=[3e-3, 1e-2], dampings=[3.0])]
+_WRAPPERS = [
+    Search(["adamw", "proportional-adamw"], ["layernorm", "none"], [1e-3, 3e-3, 1e-2]),
+    Search(["adamw", "proportional-adamw"], ["dyt"], [3e-4, 1e-3, 3e-3, 1e-2]),
+    Search(["adamw"], ["affine-like"]),
+    Search(["unit-consistent-adamw"], ["layernorm", "none", "dyt"]),
+]
 
 #: Method, norm, rate, steps.
 Fixed = tuple[str, str, float, int]
-#: Methods, and what their rates and dampings are chosen from.
-Searches = Sequence[tuple[str, Search]]
 #: Rates that came second where a seed goes wrong at the first, by every seed.
 _SMALL_TOO, _WRAPPERS_TOO = [("whitened-adamw-16", "none", 3e-3, 400)], [("adamw", "affine-like", 1e-2, 400)]
 #: As long as four hundred and two thousand steps of whitening take.
@@ -65,44 +85,51 @@ _ROWS = [
     for optimizer, lr in (("adamw", 3e-3), ("muon", 1e-2))
     for rows in ("", "-256-rows", "-64-rows")
 ]
-#: What rate and damping are chosen for.
-_CHOICE = setting("method", "norm", "steps")
 
 
-def rows_of(planned: Iterable[TextRun]) -> list[list[TextRun]]:
-    """Runs that differ in rate and damping alone: of every method, norm and number of steps."""
-    return list(grouped(planned, lambda run: (run.method, run.norm, run.steps)).values())
+@dataclass
+class LanguageOptions(TextOptions):
+    """Options of these studies."""
+
+    methods: tuple[str, ...] = ()
+    """these, with --norms, --lr and --damping, in place of what the study tries"""
+    norms: tuple[str, ...] = tuple(NORMS)
+    """normalisers of these methods"""
+    lr: tuple[float, ...] = (3e-3,)
+    """peak rates of these"""
+    damping: tuple[float, ...] = (1.0,)
+    """of those that have one"""
+    steps: tuple[int, ...] = (400,)
+    """lengths of the runs"""
+    seeds: int = 3
+    """how many; seed k is k"""
+    time: bool = False
+    """train nothing; time the methods' steps in turn"""
 
 
-def _run(options: argparse.Namespace, store: Store, searches: Searches, fixed: Sequence[Fixed]) -> None:
+def _run(options: LanguageOptions, store: Store, searches: Sequence[Search], fixed: Sequence[Fixed]) -> None:
     """With one seed over all rates and dampings, then with all seeds where its validation loss is lowest.
 
-    Beside what is searched, fixed runs of (method, norm, rate, steps) by every seed.
+    Beside what is searched, fixed runs by every seed.
     """
-    if options.seeds < 1:
-        raise ValueError(f"seeds is {options.seeds}; a run needs at least one.")
-    like = described(options)
+    like, methods = options.run(), options.methods
     if options.time:
-        known = [name for name, method in METHODS.items() if method.applies == "language" and lacks(name) is None]
+        methods = methods or [name for name in METHODS if METHODS[name].applies == "language" and is_installed(name)]
         about = {"part": "time", "preset": options.preset, "device": options.device}
-        key, methods = f"time of {options.preset} on {options.device}", options.methods or known
+        key = f"time of {options.preset} on {options.device}"
         measure(store, {key: lambda: about | step_times(methods, like)}, again=True)
         return
-    if options.methods:
-        own = Search("", tuple(options.norms), tuple(options.lr), tuple(options.damping))
-        searches, fixed = [(method, own) for method in options.methods], []
-    planned = [
-        replace(like, method=method, norm=norm, lr=lr, damping=damping, steps=steps)
-        for steps in options.steps
-        for method, search in searches
-        if options.methods or lacks(method) is None
-        for norm in search.within
-        for lr, damping in [*product(search.rates, dampings(method, list(search.dampings))), *search.more]
-    ]
-    rows = rows_of(planned)
-    chosen = [run for run, *others in rows if not others]
-    if len(chosen) < len(rows):
-        chosen = choose(list(map(grid, rows)), LANGUAGE, store, download=options.download)
+    if methods:
+        searches, fixed = [Search(methods, options.norms, options.lr, options.damping)], []
+    tried = [
+        run for steps in options.steps for search in searches for run in search.runs(replace(like, steps=steps))
+        if methods or is_installed(run.method)
+    ]  # fmt: skip
+    rows = grouped(tried, lambda run: (run.method, run.norm, run.steps)).values()
+    if any(len(row) > 1 for row in rows):
+        chosen = choose([grid(row) for row in rows], LANGUAGE, store, download=options.download)
+    else:
+        chosen = tried
     for method, norm, lr, steps in fixed:
         (damping,) = dampings(method, [1.0])
         chosen.append(replace(like, method=method, norm=norm, lr=lr, damping=damping, steps=steps))
@@ -110,18 +137,38 @@ def _run(options: argparse.Namespace, store: Store, searches: Searches, fixed: S
     run_all(every, LANGUAGE, store, download=options.download)
 
 
-def _report(store: Store, name: str, folder: Path, figures: bool = True) -> Sections:
+def step_times(methods: Sequence[str], like: TextRun, rounds: int = 21) -> dict[str, Any]:
+    """Time ten steps of every method in turn, as often as a whitening measures; ratios to AdamW's, and its own.
+
+    All have the data, size and device of `like`; no rate and no damping costs more than another.
+    """
+    text = load_text(like.data).to(like.device)
+
+    def job(run: TextRun) -> Callable[[], None]:
+        trainer, steps = Trainer(run, text), enumerate(batches(run, text.train), start=1)
+        return ten_times(lambda: trainer.step(*next(steps)))
+
+    like = replace(like, steps=10 * (rounds + 2))
+    names = dict.fromkeys(["adamw", *methods])
+    seconds = interleaved({m: job(replace(like, method=m, damping=dampings(m, [1.0])[0])) for m in names}, rounds)
+    ratios = {method: ratio(times, seconds["adamw"]) for method, times in seconds.items()}
+    return {"adamw_ms": 1e3 * statistics.median(seconds["adamw"]) / 10, "time_ratio": ratios}
+
+
+def report(store: Store, name: str, folder: Path, figures: bool = True) -> Sections:
     """Heading, figures, table and caption of every protocol; without times of steps no figure against time."""
     parts, timed = list[str | Table](), {(t["preset"], t["device"]): t for t in store.read("time")}
     groups = list(protocols(store, name, "norm", "steps", "method", "lr", "damping", "seed"))
-    for own, group, tried in groups:
-        heading, time = title(group[0]), timed.get(setting("preset", "device")(group[0]))
+    for own, results, tried in groups:
+        heading, time = title(results[0]), timed.get(setting("preset", "device")(results[0]))
         if figures:
-            _figure(group, heading, {}, folder / f"{own}-steps.png")
+            draw(best_first(results), heading, folder / f"{own}-steps.png")
         if figures and time:
-            _figure(group, heading, time["time_ratio"], folder / f"{own}-time.png")
-        table = _table(group, tried, time, own.removeprefix(f"{name}-") if len(groups) > 1 else "")
-        parts += [f"**{heading}**", table, _caption(group, tried, time)]
+            ratios = time["time_ratio"]
+            shown = [result for result in results if result["settings"]["method"] in ratios]
+            draw(best_first(shown), heading, folder / f"{own}-time.png", ratios)
+        table = _table(results, tried, time, own.removeprefix(f"{name}-") if len(groups) > 1 else "")
+        parts += [f"**{heading}**", table, _caption(results, tried, time)]
     return {name: Section(parts)}
 
 
@@ -133,29 +180,37 @@ def _rows(results: Iterable[Result]) -> list[list[Result]]:
         norm, method = list(NORM_LABELS).index(s["norm"]), list(METHODS).index(s["method"])
         return norm, s["steps"], method, s["lr"], s.get("damping", 0.0)
 
-    found = grouped(sorted(results, key=setting("seed")), place)
-    return [found[key] for key in sorted(found)]
+    return list(grouped(sorted(results, key=lambda each: (*place(each), each["settings"]["seed"])), place).values())
+
+
+#: What rate and damping are chosen for.
+_CHOICE = setting("method", "norm", "steps")
+_COLUMNS = {
+    "method": "{method}", "normaliser": "{normaliser}",
+    "learning rate": "{learning rate:g}", "damping": ("{damping:g}",), "steps": "{steps}",
+    "test loss": estimate("test loss", 4), "validation loss": estimate("validation loss", 4),
+    "time per step": "{time per step:.2f}",
+}  # fmt: skip
 
 
 def _table(results: list[Result], tried: list[Result], time: Result | None, name: str) -> Table:
     """Losses (mean ± standard error over seeds) and time of every combination of settings."""
-    ratios, cells = time["time_ratio"] if time else {}, list[Cells]()
+    ratios, records = time["time_ratio"] if time else {}, []
     for seeds in _rows(results):
         settings = seeds[0]["settings"]
         same = [result["settings"] for result in tried if _CHOICE(result) == _CHOICE(seeds[0])]
-        row: list[str | Cell] = [METHODS[settings["method"]].label, NORM_LABELS[settings["norm"]]]
-        for key in ("lr", "damping"):
-            cell = exact(settings.get(key))
-            mark = at_edge(settings.get(key), (other[key] for other in same if key in other))
-            row.append(cell._replace(text=cell.text + mark))
+        rate, damping = (
+            marked(settings.get(key), [each[key] for each in same if key in each]) for key in ("lr", "damping")
+        )
+        about = {"method": METHODS[settings["method"]].label, "normaliser": NORM_LABELS[settings["norm"]]}
+        about |= {"learning rate": rate, **({} if damping is None else {"damping": damping})}
         validation, test = losses_of(seeds)
-        row += [exact(settings["steps"]), loss_cell(test, 4), loss_cell(validation, 4)]
-        cells.append([*row, exact(ratios.get(settings["method"], {}).get("median"), ".2f")])
-    header = ["method", "normaliser", "learning rate", "damping", "steps"]
-    header += ["test loss", "validation loss", "time per step"]
+        losses = loss_columns("test loss", test) | loss_columns("validation loss", validation)
+        median = ratios.get(settings["method"], {}).get("median")
+        records.append({**about, "steps": settings["steps"], **losses, "time per step": median})
     # Of many rows a page shows those with the first of the normalisers, which all methods have.
-    worth = [row[1] == cells[0][1] for row in cells] if len(cells) > 20 else None
-    return Table(header, cells, worth, name)
+    worth = [row["normaliser"] == records[0]["normaliser"] for row in records] if len(records) > 20 else None
+    return Table.of(records, _COLUMNS, worth=worth, name=name)
 
 
 def _caption(results: list[Result], tried: list[Result], time: Result | None) -> str:
@@ -164,7 +219,7 @@ def _caption(results: list[Result], tried: list[Result], time: Result | None) ->
     seeds = " or ".join(str(count) for count in sorted({len(row) for row in _rows(results)}))
     chosen = timed = ""
     if tried:
-        counts = sorted(set(Counter(_CHOICE(result) for result in tried).values()))
+        counts = sorted(set(Counter(map(_CHOICE, tried)).values()))
         chosen = (
             f"Learning rate and damping are the best of {' or '.join(map(str, counts))} combinations by the validation "
             "loss of seed 0; * is an edge of what was tried. "
@@ -184,90 +239,99 @@ def _caption(results: list[Result], tried: list[Result], time: Result | None) ->
     )
 
 
-def _longest(results: list[Result]) -> list[Result]:
+def _mean_loss(seeds: list[Result]) -> float:
+    return statistics.fmean(losses_of(seeds)[0])
+
+
+def _longest(results: list[Result]) -> list[list[Result]]:
     steps = max(result["settings"]["steps"] for result in results)
-    return [result for result in results if result["settings"]["steps"] == steps]
+    return _rows(result for result in results if result["settings"]["steps"] == steps)
 
 
 def best_rows(results: list[Result]) -> dict[tuple[str, str], list[Result]]:
     """(norm, method) → of the longest runs, the seeds at the lowest mean validation loss."""
-    found = grouped(_rows(_longest(results)), lambda seeds: setting("norm", "method")(seeds[0]))
-    return {
-        key: min(several, key=lambda seeds: statistics.fmean(losses_of(seeds)[0])) for key, several in found.items()
-    }
-
-
-def curve(seeds: list[Result]) -> Curve:
-    """Steps and validation loss: means over seeds, as far as all of them have one."""
-    measured = zip(*(zip(r["steps"], r["validation_loss"], strict=True) for r in seeds), strict=False)
-    points = [list(zip(*at, strict=True)) for at in measured]
-    finite = [(at, losses) for at, losses in points if None not in losses]
-    return [statistics.fmean(at) for at, _ in finite], [statistics.fmean(losses) for _, losses in finite]
+    rows = grouped(_longest(results), lambda seeds: setting("norm", "method")(seeds[0]))
+    return {key: min(several, key=_mean_loss) for key, several in rows.items()}
 
 
 #: Methods in a panel.
 _TOGETHER = 4
 
 
-def _figure(results: list[Result], title: str, ratios: dict[str, Any], path: Path) -> None:
-    """Draw the end of validation loss against steps, or time by its ratios: of every normaliser the best first."""
-    shown = [r for r in _longest(results) if not ratios or r["settings"]["method"] in ratios]
-    found, lines = grouped(_rows(shown), lambda seeds: seeds[0]["settings"]["norm"]), dict[str, list[list[Result]]]()
-    for norm, rows in found.items():
-        best = sorted(rows, key=lambda seeds: statistics.fmean(losses_of(seeds)[0]))
+def best_first(results: list[Result]) -> dict[str, list[list[Result]]]:
+    """Panel → the seeds of each of its lines: of the longest runs and of every normaliser, the best first."""
+    panels = {}
+    for norm, rows in grouped(_longest(results), lambda seeds: seeds[0]["settings"]["norm"]).items():
+        best = sorted(rows, key=_mean_loss)
         for place in range(0, len(best), _TOGETHER):
             together = best[place : place + _TOGETHER]
             which = f": {place + 1}{f' to {place + len(together)}' * (len(together) > 1)}" * (len(best) > _TOGETHER)
-            lines[f"{NORM_LABELS[norm]}{which}"] = together
-    xlabel, ylabel = "time, in steps of AdamW" if ratios else "steps", "validation loss, nats"
-    with panels(list(lines), title, path, height=2.7, sharey=False, xlabel=xlabel, ylabel=ylabel) as axes:
-        for axis, rows in zip(axes, lines.values(), strict=True):
-            zoom(axis, [draw(axis, seeds, found[seeds[0]["settings"]["norm"]], ratios) for seeds in rows])
+            panels[f"{NORM_LABELS[norm]}{which}"] = together
+    return panels
 
 
-def draw(axis: Any, seeds: list[Result], rows: list[list[Result]], ratios: dict[str, Any]) -> list[Curve]:
-    """Draw the mean of some seeds, and each of them by a thin line; return the mean first, and then these."""
-    name, rate = seeds[0]["settings"]["method"], seeds[0]["settings"]["lr"]
-    method, scale = METHODS[name], ratios[name]["median"] if ratios else 1.0
-    # Methods with a damping are dashed: colour alone does not carry to everyone.
-    label, style = method.label, "--" if method.damped else "-"
-    twins = [row[0]["settings"]["lr"] for row in rows if row[0]["settings"]["method"] == name]
-    if len(twins) > 1:
-        label, style = f"{label}, rate {rate:g}", "-" if rate == min(twins) else ":"
-    drawn = [([scale * at for at in steps], losses) for steps, losses in map(curve, [seeds, *([one] for one in seeds)])]
-    axis.plot(*drawn[0], style, color=method.color, label=label, linewidth=1.8)
-    for one in drawn[1:]:
-        axis.plot(*one, style, color=method.color, linewidth=0.6, alpha=0.6)
-    axis.plot([], [], color="0.5", linewidth=0.6, label="thin: every seed")
-    return drawn
+def curve(seeds: list[Result]) -> pd.DataFrame:
+    """Steps and validation loss of every seed, as far as all of them have one."""
+    frame = pd.concat([
+        pd.DataFrame({"steps": r["steps"], "loss": r["validation_loss"], "seed": r["settings"]["seed"]}) for r in seeds
+    ])  # fmt: skip
+    counts = frame.dropna().groupby("steps")["loss"].count()
+    return frame[frame["steps"].isin(counts[counts == len(seeds)].index)].astype({"loss": float})
 
 
-def zoom(axis: Any, drawn: Iterable[Sequence[Curve]]) -> None:
-    """Show the last two fifths of some methods' curves, from the best seed's end to above the worst mean."""
-    ends = [[(x[-1], y[-1]) for x, y in curves if y] for curves in drawn]
-    if any(ends):
-        longest = max(x for own in ends for x, _ in own)
-        best, worst = min(y for own in ends for _, y in own), max(own[0][1] for own in ends if own)
-        axis.set(xlim=(0.6 * longest, 1.02 * longest), ylim=(best - 0.02, 1.4 * worst - 0.4 * best + 0.05))
+def draw(
+    panels: Mapping[str, Sequence[list[Result]]], title: str, path: Path, ratios: Mapping[str, Any] | None = None
+) -> None:
+    """Draw the end of validation loss against steps, or against time.
+
+    Args:
+        panels: the seeds of each line.
+        title: of the figure.
+        path: of the picture.
+        ratios: method → the time of its step, in steps of AdamW.
+    """
+    curves, looks = list[pd.DataFrame](), dict[str, tuple[str, Any]]()
+    lines = Counter(setting("norm", "method")(seeds[0]) for each in panels.values() for seeds in each)
+    for panel, rows in panels.items():
+        for seeds in rows:
+            settings = seeds[0]["settings"]
+            method = METHODS[settings["method"]]
+            several = lines[settings["norm"], settings["method"]] > 1
+            label = f"{method.label}, rate {settings['lr']:g}" if several else method.label
+            # Methods with a damping are dashed: colour alone does not carry to everyone.
+            looks[label] = method.color, (1, 1) if several and label in looks else (4, 1.5) if method.damped else ""
+            scale = ratios[settings["method"]]["median"] if ratios else 1.0
+            curves.append(curve(seeds).assign(panel=panel, line=label, at=lambda each, scale=scale: scale * each.steps))
+    frame = pd.concat(curves, ignore_index=True)
+    grid = sns.relplot(
+        frame, x="at", y="loss", hue="line", style="line", kind="line", col="panel", errorbar="se",
+        palette={label: color for label, (color, _) in looks.items()},
+        dashes={label: dashes for label, (_, dashes) in looks.items()},
+        facet_kws={"sharex": False, "sharey": False}, **facets(len(panels), 2.7),
+    )  # fmt: skip
+    for panel, axis in grid.axes_dict.items():
+        _zoom(axis, frame[frame["panel"] == panel])
+    xlabel = "time, in steps of AdamW" if ratios else "steps"
+    finished(
+        grid, f"{title}; bands: ± one standard error", path, xlabel=xlabel, ylabel="validation loss, nats"
+    )
+
+
+def _zoom(axis: Any, frame: pd.DataFrame) -> None:
+    """Show the last two fifths of some curves, from the best seed's end to above the worst mean."""
+    ends = frame[frame["at"] == frame.groupby("line")["at"].transform("max")]
+    longest, best, worst = frame["at"].max(), ends["loss"].min(), ends.groupby("line")["loss"].mean().max()
+    axis.set(xlim=(0.6 * longest, 1.02 * longest), ylim=(best - 0.02, 1.4 * worst - 0.4 * best + 0.05))
 
 
 def _study(
-    help: str, recipe: Recipe, searches: Searches, fixed: Sequence[Fixed] = (), *,
-    steps: int = 400, preset: str = "small", figures: bool = True, pieces: Sequence[Piece] = (),
+    help: str, recipe: Recipe, searches: Sequence[Search], fixed: Sequence[Fixed] = (), *,
+    figures: bool = True, pieces: Sequence[Piece] = (), **defaults: Any,
 ) -> Study:  # fmt: skip
-    def arguments(parser: argparse.ArgumentParser) -> None:
-        parser.add_argument("--methods", nargs="+", metavar="NAME", help="these, with --norms, --lr and --damping")
-        parser.add_argument("--norms", nargs="+", default=list(NORMS), metavar="NAME", help=", ".join(NORMS))
-        parser.add_argument("--lr", nargs="+", type=float, default=[3e-3], metavar="RATE", help="peak rates of these")
-        parser.add_argument("--damping", nargs="+", type=float, default=[1.0], help="of the methods that have one")
-        parser.add_argument("--steps", nargs="+", type=int, default=[steps], help="lengths of the runs")
-        parser.add_argument("--seeds", type=int, default=3, help="how many; seed k is k")
-        parser.add_argument("--time", action="store_true", help="train nothing; time the methods' steps in turn")
-        add_arguments(parser, preset)
-
-    run, draws = partial(_run, searches=searches, fixed=fixed), partial(_report, figures=figures)
+    run, draws = partial(_run, searches=searches, fixed=fixed), partial(report, figures=figures)
     smoke = f"--methods adamw --norms none {SMOKE}"
-    return Study(help, run, draws, arguments, makes=[recipe], data="text", page=PAGE, smoke=smoke, pieces=pieces)
+    options = LanguageOptions(**defaults)
+    return Study(help, run, draws, options, makes=[recipe], data="text", page=PAGE, smoke=smoke, pieces=pieces)
 
 
 _TIMES = ("", "--time")
@@ -277,16 +341,14 @@ _PIECE = Piece(
     "--methods adamw whitened-adamw-16 --norms layernorm --seeds 1 --preset tiny --steps 4",
 )  # fmt: skip
 _EQUAL_TIMES = ("", "--time --methods adamw muon whitened-muon-16 whitened-adamw-16")
-
-
 STUDIES = {
     "char-lm": _study(
         "optimizers and normalisers on a small language model", Recipe(4.0, options=_TIMES, decides="--seeds 10"),
-        searched("char-lm"), _SMALL_TOO, pieces=[_PIECE],
+        _SEARCHES, _SMALL_TOO, pieces=[_PIECE],
     ),
     "char-lm-2000": _study(
         "Muon, plain and whitened, for 2,000 steps", Recipe(1.0, options=_TIMES, decides="--seeds 10"),
-        searched("char-lm-2000"), steps=2000,
+        _LONGER, steps=(2000,),
     ),
     "char-lm-equal-time": _study(
         "Muon for as long as whitening takes", Recipe(0.3, options=_EQUAL_TIMES), [], _EQUAL_TIME, figures=False
@@ -294,7 +356,5 @@ STUDIES = {
     "char-lm-rows": _study(
         "whitening by some of the rows", Recipe(0.5, options=("--seeds 5",)), [], _ROWS, figures=False
     ),
-    "char-lm-wrappers": _study(
-        "wrappers against norms", Recipe(1.6), searched("char-lm-wrappers"), _WRAPPERS_TOO, preset="million"
-    ),
+    "char-lm-wrappers": _study("wrappers against norms", Recipe(1.6), _WRAPPERS, _WRAPPERS_TOO, preset="million"),
 }  # fmt: skip
