@@ -14,8 +14,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch.optim import LBFGS, SGD, Adam, AdamW, Optimizer
 
+from adiv_optim import ChainedOptimizer
 from adiv_optim.optim.wrapper import OptimizerWrapper
 
 from .core.table import grouped
@@ -135,3 +136,56 @@ def k_fac(optimizer: Optimizer, model: nn.Module, inputs: str = "dense") -> Any:
         model, lr=options["lr"], momentum=options["momentum"], weight_decay=options["weight_decay"],
         kfac_like=True, alpha1=0.0, normalize_lr_cov=True, structures=(inputs, "dense"), **types,
     )  # fmt: skip
+
+
+def _muon_of_model(model: nn.Module, lr: float) -> Optimizer:
+    """Muon for the matrices inside the network, Adam at the same learning rate for the rest."""
+    matrices = [p for p in model.parameters() if p.dim() == 2][1:-1]
+    inside = {id(p) for p in matrices}
+    rest = [p for p in model.parameters() if id(p) not in inside]
+    return ChainedOptimizer([Muon(matrices, lr), Adam(rest, lr=lr)])
+
+
+#: Of networks for pictures, equations and regression: (model, learning rate) → optimizer.
+OF_MODELS: dict[str, Callable[[nn.Module, float], Optimizer]] = {
+    "adam": lambda model, lr: Adam(model.parameters(), lr=lr),
+    "muon": _muon_of_model,
+    "soap": lambda model, lr: peer("SOAP")(model.parameters(), lr=lr, weight_decay=0.0),
+    "sgd": lambda model, lr: SGD(model.parameters(), lr=lr),
+    "momentum": lambda model, lr: SGD(model.parameters(), lr=lr, momentum=0.9),
+    "lbfgs": lambda model, lr: LBFGS(model.parameters(), lr=lr, history_size=50, line_search_fn="strong_wolfe"),
+}
+LABELS = {
+    "adam": "Adam", "muon": "Muon", "soap": "SOAP", "sgd": "SGD", "momentum": "SGD with momentum", "lbfgs": "LBFGS",
+}  # fmt: skip
+
+
+def _muon_of_parameters(parameters: Iterable[Tensor], *, weight_decay: float = 0.0, fused: bool, **options: Any) -> Any:
+    """Muon for the matrices and kernels inside a network, Adam for its last layer and its vectors."""
+    everything = list(parameters)
+    inside = [parameter for parameter in everything if parameter.dim() > 1][:-1]
+    rest = [parameter for parameter in everything if all(parameter is not other for other in inside)]
+    options["weight_decay"] = weight_decay
+    # Steps of Adam's size: so one rate means much the same for both.
+    groups = [
+        {"params": inside, "use_muon": True, "use_adjusted_lr": True, **options},
+        {"params": rest, "use_muon": False, "betas": (0.9, 0.999), "eps": 1e-8, **options},
+    ]
+    return peer("Muon")([group for group in groups if group["params"]])
+
+
+def _soap_of_parameters(parameters: Iterable[Tensor], *, weight_decay: float = 0.0, fused: bool, **options: Any) -> Any:
+    # Of 3,072 inputs a step would take a quarter of a second: so long a side of a weight is left as it is.
+    return peer("SOAP")(list(parameters), weight_decay=weight_decay, max_precondition_dim=1024, **options)
+
+
+#: Of networks for images: (parameters, lr, weight_decay, fused) → optimizer; AdamW without decay is Adam.
+OF_PARAMETERS: dict[str, Callable[..., Optimizer]] = {
+    "adam": partial(AdamW, weight_decay=0.0),
+    "sgd": SGD,
+    "momentum": partial(SGD, momentum=0.9),
+    "muon": _muon_of_parameters,
+    "soap": _soap_of_parameters,
+}
+#: Those that step every number by itself, so that tensors of several models may be stacked.
+ELEMENTWISE = ("adam", "sgd", "momentum")

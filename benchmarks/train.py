@@ -13,13 +13,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import LBFGS, SGD, Adam, Optimizer
-
-from adiv_optim import ChainedOptimizer
+from torch.optim import Optimizer
 
 from .core.runs import NOBODY, Kind, Run, Watch, fingerprint, set_rates
 from .methods import METHODS, Method
-from .optimizers import Muon, peer
+from .optimizers import LABELS, OF_MODELS
 
 NORMS = {"none": "", "batchnorm": "BatchNorm, ", "layernorm": "LayerNorm, "}
 #: Steps over which the learning rate rises.
@@ -43,7 +41,7 @@ class FieldRun(Run):
     kind = "images"
 
     def __post_init__(self) -> None:
-        self.check(("lr", "steps", "seconds", "every"), norm=NORMS, optimizer=OPTIMIZERS)
+        self.check(("lr", "steps", "seconds", "every"), norm=NORMS, optimizer=OF_MODELS)
         if callable(METHODS[self.method].optimizer):
             raise ValueError(f"method {self.method!r} has an optimizer of its own; give this study a wrapper alone.")
         if (self.steps is None) == (self.seconds is None):
@@ -91,34 +89,9 @@ def normalised(width: int, norm: str) -> list[nn.Module]:
     return [kind(width) for kind in kinds[norm]]
 
 
-def _muon(model: nn.Module, lr: float) -> Optimizer:
-    """Muon for the matrices inside the network, Adam at the same learning rate for the rest."""
-    matrices = [p for p in model.parameters() if p.dim() == 2][1:-1]
-    inside = {id(p) for p in matrices}
-    rest = [p for p in model.parameters() if id(p) not in inside]
-    return ChainedOptimizer([Muon(matrices, lr), Adam(rest, lr=lr)])
-
-
-def _soap(model: nn.Module, lr: float) -> Optimizer:
-    return peer("SOAP")(model.parameters(), lr=lr, weight_decay=0.0)
-
-
-OPTIMIZERS: dict[str, Callable[[nn.Module, float], Optimizer]] = {
-    "adam": lambda model, lr: Adam(model.parameters(), lr=lr),
-    "muon": _muon,
-    "soap": _soap,
-    "sgd": lambda model, lr: SGD(model.parameters(), lr=lr),
-    "momentum": lambda model, lr: SGD(model.parameters(), lr=lr, momentum=0.9),
-    "lbfgs": lambda model, lr: LBFGS(model.parameters(), lr=lr, history_size=50, line_search_fn="strong_wolfe"),
-}
-OPTIMIZER_LABELS = {
-    "adam": "Adam", "muon": "Muon", "soap": "SOAP", "sgd": "SGD", "momentum": "SGD with momentum", "lbfgs": "LBFGS",
-}  # fmt: skip
-
-
 def build_optimizer(run: FieldRun, model: nn.Module, example: Tensor) -> Optimizer:
     """The run's optimizer in its method's wrapper."""
-    return run.make_method().wrap(OPTIMIZERS[run.optimizer](model, run.lr), model, example)
+    return run.make_method().wrap(OF_MODELS[run.optimizer](model, run.lr), model, example)
 
 
 @dataclass
@@ -180,7 +153,7 @@ def kind_of(problem_of: Callable[[Any], Problem], pace: int = 0) -> Kind:
 def label(settings: dict[str, Any] | FieldRun) -> str:
     """What tables and figures call an arm, such as "BatchNorm, whitened Muon"."""
     s = settings if isinstance(settings, dict) else settings.settings()
-    method, optimizer = METHODS[s["method"]].label, OPTIMIZER_LABELS[s["optimizer"]]
+    method, optimizer = METHODS[s["method"]].label, LABELS[s["optimizer"]]
     if s["method"] == "none":
         return f"{NORMS[s['norm']]}{optimizer}"
     name, *details = method.removeprefix("gradient-only ").split(", ")

@@ -131,8 +131,8 @@ class Table:
         return f"**{self.heading}**\n\n{text}" if self.heading else text
 
     def csv(self) -> str:
-        """The whole table, unrounded."""
-        return self.frame.map(_plain).to_csv(index=False, lineterminator="\n")
+        """The whole table, unrounded, without columns that are empty."""
+        return self.frame.dropna(axis="columns", how="all").map(_plain).to_csv(index=False, lineterminator="\n")
 
 
 def shown_as(cell: Cell, record: Mapping[str, Any]) -> str:

@@ -9,10 +9,11 @@ from typing import Any
 from ..core.arms import arm, errors
 from ..core.store import setting
 from ..core.table import grouped
-from ..methods import METHODS, having
+from ..grids import OF_PAPER
+from ..methods import METHODS
 from ..problems.pictures import psnr
 from ..problems.poisson import DERIVATIVES
-from ..studies.tuned import ALL_HAVE, best_optimizer
+from ..studies.tuned import ALL_HAVE, ON_MLP, best_optimizer
 from .judges import (
     TABLE1,
     Claim,
@@ -91,7 +92,7 @@ OURS = [
         ahead(_long("batch-ideal"), _long("none"))),
     Claim("With settings tuned `BatchIdeal` with SGD leads eleven methods with each of four optimizers, tanh",
         "mlp-tuned", best(_mlp("batch-ideal", "sgd"), {f"{METHODS[name].label}, {optimizer}": _mlp(name, optimizer)
-        for name in having("mlp-tuned") if name != "batch-ideal" for optimizer in ALL_HAVE})),
+        for name in ON_MLP if name != "batch-ideal" for optimizer in ALL_HAVE})),
     Claim("`Whitened(rank=16)` is ahead of no normaliser on the tuned tanh MLP, each with its best optimizer",
         "mlp-tuned", ahead(_mlp("whitened-16"), _mlp("none"))),
     Claim("The lead of `BatchIdeal` shrinks as the network grows to [128, 128, 128]", _WIDE, _shrinks),
@@ -103,7 +104,7 @@ OURS = [
         level(_adam("batch-ideal"), _adam("affine-like"), 1.0)),
     Claim("At Adam 10⁻³ `BatchIdeal` leads with tanh", "cifar10",
         best(_at_20("batch-ideal", activation="tanh"),
-            rivals(having("papers"), partial(_at_20, activation="tanh")))),
+            rivals(OF_PAPER, partial(_at_20, activation="tanh")))),
     Claim("At Adam 10⁻³ `BatchIdeal` is ahead of BatchNorm with leaky ReLU", "cifar10",
         ahead(*(_at_20(name, activation="leaky-relu") for name in ("batch-ideal", "batchnorm")))),
     Claim("`BatchIdeal` gains by larger batches, tanh, after 20 epochs", "table1-reduced",

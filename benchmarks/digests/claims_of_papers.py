@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from ..core.store import Result
-from ..methods import METHODS, having
+from ..grids import OF_PAPER
+from ..methods import METHODS
 from ..studies import isometry_training, mechanism
 from ..studies.papers import cells
 from .judges import (
@@ -31,10 +32,9 @@ from .judges import (
     tested,
 )  # fmt: skip
 
-PAPERS_OWN = having("papers")
 STRUCTURAL = ["affine-like", "l2norm", "l2norm-half"]
-CONVENTIONAL = [name for name in PAPERS_OWN if name not in STRUCTURAL]
-_NOT_AFFINE = [name for name in PAPERS_OWN if name != "affine-like"]
+CONVENTIONAL = [name for name in OF_PAPER if name not in STRUCTURAL]
+_NOT_AFFINE = [name for name in OF_PAPER if name != "affine-like"]
 
 
 # Table 1 and the figures along widths.
@@ -273,7 +273,7 @@ BIRD = [
     Claim("Affine-like is ahead at widths of 64 and 128, leaky ReLU (Fig. 3)", "fig3",
         _whole(along("fig3", "affine-like", _NOT_AFFINE, lambda panel, place: place >= 64), "fig3")),
     Claim("With leaky ReLU BatchNorm and LayerNorm alone drop clearly after their peak (Fig. 3), on Table 1's network",
-        TABLE1, drop(["batchnorm", "layernorm"], PAPERS_OWN, "leaky-relu")),
+        TABLE1, drop(["batchnorm", "layernorm"], OF_PAPER, "leaky-relu")),
     Claim("Affine-like and norm-like at η are ahead of all normalisers, leaky ReLU (Fig. 3), on Table 1's network",
         TABLE1, lead(["affine-like", "l2norm"], CONVENTIONAL, "leaky-relu")),
     Claim("Affine-like is ahead from a width of 1 on, tanh (Fig. 4)", "fig4",
@@ -283,7 +283,7 @@ BIRD = [
     Claim("In convolutions with pooling no normaliser is ahead of LayerNorm, or within a point (Fig. 8)", "cnn-pool",
         _whole(level(_pool("none"), _pool("layernorm"), 1.0, or_ahead=True), "cnn-pool")),
     Claim("In convolutions without pooling BatchNorm is ahead of all others (Fig. 9)", "cnn",
-        _whole(best(_cnn("batchnorm"), rivals(PAPERS_OWN, _cnn, "batchnorm")), "cnn")),
+        _whole(best(_cnn("batchnorm"), rivals(OF_PAPER, _cnn, "batchnorm")), "cnn")),
 ]  # fmt: skip
 
 _UC_AND_NORM = ({"method": "uc-network", "optimizer": "sgd"}, {"method": "batchnorm", "optimizer": "sgd"})

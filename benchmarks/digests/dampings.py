@@ -11,8 +11,8 @@ from ..core.study import Digest
 from ..core.table import Row, Section, Table, exact, grouped
 from ..core.tune import eighths
 from ..methods import METHODS
+from ..optimizers import LABELS
 from ..problems.pictures import psnr
-from ..train import OPTIMIZER_LABELS
 
 
 class Source(NamedTuple):
@@ -43,7 +43,7 @@ _COLUMNS = [-28, -24, -20, -16, -12, -8, -4, 0, 4]
 
 def _optimizer(settings: Mapping[str, Any]) -> str:
     name = str(METHODS[settings["method"]].optimizer or settings["optimizer"])
-    return {"adamw": "AdamW"}.get(name) or OPTIMIZER_LABELS[name]
+    return {"adamw": "AdamW"}.get(name) or LABELS[name]
 
 
 def regrets(results: Iterable[Result], loss: Callable[[float], float]) -> dict[str, list[dict[int, float]]]:

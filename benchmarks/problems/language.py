@@ -12,9 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 
-from examples.gpt import (
-    GPT, NORMS, PRESETS, Preset, Text, all_windows, next_character_loss, rate_factor, warm_up_steps,
-)  # fmt: skip
+from examples import gpt
+from examples.gpt import GPT, NORMS, PRESETS, Preset, Text
 
 from ..core.runs import NOBODY, Kind, Run, Watch, fingerprint, set_rates
 from ..core.tables import grouped
@@ -124,7 +123,7 @@ OPTIMIZERS: dict[str, Callable[[GPT, TextRun], list[Optimizer]]] = {
     # Updates of AdamW's size: so the rates of one grid mean much the same for both.
     "muon": lambda model, run: _of_matrices(model, run, torch.optim.Muon, adjust_lr_fn="match_rms_adamw"),
     "schedulefree": lambda model, run: _of_all(
-        model, run, peer("AdamWScheduleFree", "schedulefree"), warmup_steps=warm_up_steps(run.steps)
+        model, run, peer("AdamWScheduleFree", "schedulefree"), warmup_steps=gpt.warm_up_steps(run.steps)
     ),
     "soap": lambda model, run: _of_all(model, run, peer("SOAP")),
     "kron": lambda model, run: _of_all(model, run, peer("Kron")),
@@ -162,7 +161,7 @@ def windows_of(text: Tensor, run: TextRun) -> Tensor:
     if len(text) <= run.size.context:
         window = run.size.context + 1
         raise ValueError(f"a part of the text has {len(text)} characters, fewer than one window's {window}.")
-    return all_windows(text, run.size)
+    return gpt.all_windows(text, run.size)
 
 
 def batches(run: TextRun, text: Tensor) -> Iterator[Tensor]:
@@ -223,9 +222,9 @@ class Trainer:
         """Take the step of this number, from 1, and return the loss before it; a loss not finite is not stepped on."""
         # A schedule-free optimizer warms up by itself, and stays.
         if METHODS[self.run.method].optimizer != "schedulefree":
-            set_rates(self.optimizers, rate_factor(number, self.run.steps))
+            set_rates(self.optimizers, gpt.rate_factor(number, self.run.steps))
         self.model.zero_grad()
-        loss = next_character_loss(self.model, windows)
+        loss = gpt.next_character_loss(self.model, windows)
         value = loss.item()
         if math.isfinite(value):
             loss.backward()
@@ -255,7 +254,7 @@ class Trainer:
         """Mean loss over windows."""
         self._set_mode(training=False)
         parts = windows.split(self.run.size.batch_size)
-        total = sum(next_character_loss(self.model, part).item() * len(part) for part in parts)
+        total = sum(gpt.next_character_loss(self.model, part).item() * len(part) for part in parts)
         self._set_mode(training=True)
         return total / len(windows)
 

@@ -15,9 +15,9 @@ from adiv_optim import Correction, GradientOnly, UnitConsistent, functional, jac
 from adiv_optim.gauge import NetworkGauge
 from examples.gpt import GPT, PRESETS, next_character_loss
 
-from ..images.networks import mlp
-from ..problems.language import matrices
 from ..methods import METHODS
+from ..problems.images import mlp
+from ..problems.language import matrices
 from ..train import FieldRun, Problem, build_optimizer
 from .timing import autocast, compiled, device, ten_times
 

@@ -24,10 +24,9 @@ from ..core.runs import measure
 from ..core.store import Store
 from ..core.study import Recipe, Sections, Study
 from ..core.table import Section, machine
-from ..images.ensemble import build_model, build_optimizer
-from ..images.run import ImageRun
-from ..images.train import train
+from ..ensemble import build_optimizer, train
 from ..methods import METHODS
+from ..problems.images import ImageRun, build_model
 from ..train import label
 from . import jobs
 from .timing import Job, allocator, device, measured, peak_memory, ratio, table

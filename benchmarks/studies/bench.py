@@ -4,10 +4,10 @@ The picture is learned as `examples.fit_image` learns it, in equal time. On digi
 optimizer, the learning rate and the damping that `digits-optimizers` chose for it on held-out data, and trains anew.
 """
 
-import argparse
 import math
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,14 +16,14 @@ from adiv_optim.corrections import BatchIdeal
 from examples.fit_image import FITS, STEPS, draw, picture, psnr, steps_of, train
 
 from ..core.figure import panels
-from ..core.runs import DEVICE, measure, run_all
+from ..core.options import DEVICE, Options
+from ..core.runs import measure, run_all
 from ..core.store import Result, Store, setting
 from ..core.study import Sections, Study
 from ..core.table import SIGNIFICANT, Section, Table, against, estimate, exact, machine, mean_and_error, welch
-from ..images.report import network
-from ..images.run import again
-from ..images.train import IMAGES
+from ..ensemble import IMAGES
 from ..methods import METHODS
+from ..problems.images import again, network
 from .tuned import best_optimizer
 
 #: Whose settings the digits are learned with.
@@ -48,11 +48,25 @@ def _fit(store: Store, steps: int) -> None:
     draw(learned, wanted, path)
 
 
-def _run(options: argparse.Namespace, store: Store) -> None:
+@dataclass
+class BenchOptions(Options):
+    """Options of this study."""
+
+    steps: int = STEPS
+    """of Adam with the picture; the others have its time"""
+    epochs: int | None = None
+    """passes over the digits; those of digits-optimizers by default"""
+    seeds: int = 5
+    """with the digits; they begin at 1"""
+    device: str = DEVICE
+    """where to train: cpu, cuda, cuda:1, …"""
+
+
+def _run(options: BenchOptions, store: Store) -> None:
     _fit(store, options.steps)
     chosen = Store(CHOSEN)
     at_best = [r for r in chosen.read() if r["settings"]["optimizer"] == _optimizer(chosen, r["settings"])]
-    own = {"device": options.device, "seeds": tuple(range(1, options.seeds + 1))}
+    own: dict[str, Any] = {"device": options.device, "seeds": tuple(range(1, options.seeds + 1))}
     own |= {} if options.epochs is None else {"epochs": options.epochs}
     run_all([again(result, **own) for result in at_best], IMAGES, store)
 
@@ -139,16 +153,9 @@ def _figure(digits: list[Result], title: str, path: Path) -> None:
         axis.invert_yaxis()
 
 
-def _arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--steps", type=int, default=STEPS, help="of Adam with the picture; the others have its time")
-    parser.add_argument("--epochs", type=int, help="passes over the digits; those of digits-optimizers by default")
-    parser.add_argument("--seeds", type=int, default=5, help="with the digits; they begin at 1")
-    parser.add_argument("--device", **DEVICE)
-
-
 STUDIES = {
     "bench": Study(
-        "what to look at first: a picture learned from (x, y), and digits; two minutes", _run, report, _arguments,
+        "what to look at first: a picture learned from (x, y), and digits; two minutes", _run, report, BenchOptions(),
         smoke="--steps 2 --epochs 1 --seeds 2 --device cpu",
     )
 }  # fmt: skip

@@ -7,12 +7,10 @@ from pathlib import Path
 from ..core.figure import band, panels
 from ..core.store import Result, setting
 from ..core.study import Recipe, apart
-from ..core.table import Cell, Section, Table, exact, in_order, machine, pivot
-from ..images.grids import PAPERS, Grid, grid_study, presets
-from ..images.networks import ACTIVATIONS
-from ..images.report import accuracy, network
-from ..images.run import BACKENDS
-from ..methods import METHODS, having, optimizer_name
+from ..core.table import Cell, Section, Table, estimate, exact, in_order, machine, pivot
+from ..grids import COMPARED, PAPERS, Grid, grid_study, presets
+from ..methods import METHODS, optimizer_name
+from ..problems.images import ACTIVATIONS, BACKENDS, network
 
 
 def _length(result: Result) -> tuple[int, int]:
@@ -59,7 +57,7 @@ def _table(group: list[Result], shown: Shown) -> Table:
     activations = in_order(ACTIVATIONS, (activation for _, activation in shown))
     backends = in_order(BACKENDS, map(setting("backend"), group))
     columns = {each: f"{each}, %" for each in activations} | {each: f"{each}, ms/step" for each in backends}
-    cells = {key: accuracy(result) for key, result in shown.items()}
+    cells = {key: estimate(result["test_accuracy"][-1]) for key, result in shown.items()}
     cells |= {setting("method", "backend")(result): _milliseconds(result) for result in group}
     rows = {method: [METHODS[method].label] for method in in_order(METHODS, map(setting("method"), group))}
     return pivot(["method"], rows, columns, cells)
@@ -104,7 +102,7 @@ CNN: Grid = {"network": "cnn", "hidden": (16, 32, 32, 32, 32)}
 CNN_POOL: Grid = {"network": "cnn-pool", "hidden": (16, 32, 32)}
 _CONVOLUTIONS: Grid = {
     "data": "cifar10", "activation": ["leaky-relu"], "backend": "loop",
-    "method": [*having("compared"), *having("cnn")],
+    "method": [*COMPARED, "l2-patch", "l2-patch-half", "whitened-16"],
 }  # fmt: skip
 _SHORT = {"epochs": 15, "seeds": 3}
 _CNN, _CNN_POOL = (presets({**_CONVOLUTIONS, **each}, reduced=_SHORT) for each in (CNN, CNN_POOL))

@@ -20,8 +20,8 @@ from ..core.runs import step
 from ..core.store import public_name
 from ..core.study import Recipe, measurement
 from ..core.table import Cell, Row, Section, Table, exact, machine
-from ..images.networks import mlp
 from ..methods import METHODS, Method
+from ..problems.images import mlp
 from ..speed.timing import interleaved, ratio
 
 BATCH_SIZE, UNEVEN_ROWS, WARM_UP, EPOCHS, HIDDEN = 32, 3, 50, 5, (32, 32)

@@ -20,7 +20,7 @@ from ..core.store import Result, Store, public_name, setting
 from ..core.study import Recipe, Sections, Study, apart, protocols
 from ..core.table import Cell, Row, Section, Table, estimate, exact, grouped, spearman
 from ..data import DATA, load
-from ..images.report import data_label
+from ..problems.images import data_label
 
 BATCH_SIZE, LR = 512, 0.01
 #: Lengths of the study. The paper has nine epochs, "shallow" networks of ten layers or less, and deeper ones.

@@ -5,29 +5,25 @@ Rates and dampings are chosen from grids by the validation loss of seed 0, which
 
 import statistics
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import pandas as pd
-import seaborn as sns
-
 from examples.gpt import NORM_LABELS, NORMS, WARM_UP
 
-from ..core.figures import facets, finished
 from ..core.runs import measure, run_all
 from ..core.store import Result, Store, setting
 from ..core.study import Piece, Recipe, Sections, Study, protocols
 from ..core.tables import Section, Table, estimate, grouped, machine
 from ..core.tune import choose, grid
 from ..methods import METHODS
-from ..problems.language import (
-    LANGUAGE, REST_LR, VALIDATION_WINDOWS, TextRun, Trainer, batches, dampings, is_installed, load_text,
-)  # fmt: skip
+from ..problems import language
+from ..problems.language import LANGUAGE, TextRun, dampings, is_installed
 from ..speed.timing import interleaved, ratio, ten_times
+from .curves import best_first, draw, rows_of
 from .texts import PAGE, SMOKE, TextOptions, loss_columns, losses_of, marked, title
 
 
@@ -142,10 +138,10 @@ def step_times(methods: Sequence[str], like: TextRun, rounds: int = 21) -> dict[
 
     All have the data, size and device of `like`; no rate and no damping costs more than another.
     """
-    text = load_text(like.data).to(like.device)
+    text = language.load_text(like.data).to(like.device)
 
     def job(run: TextRun) -> Callable[[], None]:
-        trainer, steps = Trainer(run, text), enumerate(batches(run, text.train), start=1)
+        trainer, steps = language.Trainer(run, text), enumerate(language.batches(run, text.train), start=1)
         return ten_times(lambda: trainer.step(*next(steps)))
 
     like = replace(like, steps=10 * (rounds + 2))
@@ -172,22 +168,11 @@ def report(store: Store, name: str, folder: Path, figures: bool = True) -> Secti
     return {name: Section(parts)}
 
 
-def _rows(results: Iterable[Result]) -> list[list[Result]]:
-    """The seeds of every combination of settings, in the order in which tables show them."""
-
-    def place(result: Result) -> tuple[float, ...]:
-        s = result["settings"]
-        norm, method = list(NORM_LABELS).index(s["norm"]), list(METHODS).index(s["method"])
-        return norm, s["steps"], method, s["lr"], s.get("damping", 0.0)
-
-    return list(grouped(sorted(results, key=lambda each: (*place(each), each["settings"]["seed"])), place).values())
-
-
 #: What rate and damping are chosen for.
 _CHOICE = setting("method", "norm", "steps")
 _COLUMNS = {
     "method": "{method}", "normaliser": "{normaliser}",
-    "learning rate": "{learning rate:g}", "damping": ("{damping:g}",), "steps": "{steps}",
+    "learning rate": "{learning rate:g}", "damping": "{damping:g}", "steps": "{steps}",
     "test loss": estimate("test loss", 4), "validation loss": estimate("validation loss", 4),
     "time per step": "{time per step:.2f}",
 }  # fmt: skip
@@ -196,14 +181,12 @@ _COLUMNS = {
 def _table(results: list[Result], tried: list[Result], time: Result | None, name: str) -> Table:
     """Losses (mean ± standard error over seeds) and time of every combination of settings."""
     ratios, records = time["time_ratio"] if time else {}, []
-    for seeds in _rows(results):
+    for seeds in rows_of(results):
         settings = seeds[0]["settings"]
         same = [result["settings"] for result in tried if _CHOICE(result) == _CHOICE(seeds[0])]
-        rate, damping = (
-            marked(settings.get(key), [each[key] for each in same if key in each]) for key in ("lr", "damping")
-        )
         about = {"method": METHODS[settings["method"]].label, "normaliser": NORM_LABELS[settings["norm"]]}
-        about |= {"learning rate": rate, **({} if damping is None else {"damping": damping})}
+        for column, key in (("learning rate", "lr"), ("damping", "damping")):
+            about[column] = marked(settings.get(key), [each[key] for each in same if key in each])
         validation, test = losses_of(seeds)
         losses = loss_columns("test loss", test) | loss_columns("validation loss", validation)
         median = ratios.get(settings["method"], {}).get("median")
@@ -216,7 +199,7 @@ def _table(results: list[Result], tried: list[Result], time: Result | None, name
 def _caption(results: list[Result], tried: list[Result], time: Result | None) -> str:
     """Say under a table what its numbers are."""
     environment, settings = results[0]["environment"], results[0]["settings"]
-    seeds = " or ".join(str(count) for count in sorted({len(row) for row in _rows(results)}))
+    seeds = " or ".join(str(count) for count in sorted({len(row) for row in rows_of(results)}))
     chosen = timed = ""
     if tried:
         counts = sorted(set(Counter(map(_CHOICE, tried)).values()))
@@ -232,96 +215,11 @@ def _caption(results: list[Result], tried: list[Result], time: Result | None) ->
         )
     return (
         f"Cross entropy in nats per character, mean ± standard error over {seeds} seed(s): on "
-        f"the last tenth of the text (test) and on at most {VALIDATION_WINDOWS} windows of the tenth before "
+        f"the last tenth of the text (test) and on at most {language.VALIDATION_WINDOWS} windows of the tenth before "
         f"it (validation). {chosen}Learning rates rise over {WARM_UP:.0%} of the steps, then fall to 0 by a cosine "
-        f"(schedule-free: stay). Muon's embeddings, head, norms and biases are AdamW's, at {REST_LR:g}. "
+        f"(schedule-free: stay). Muon's embeddings, head, norms and biases are AdamW's, at {language.REST_LR:g}. "
         f"Weight decay {settings['weight_decay']:g}. {timed}{machine(environment, settings['device'])}"
     )
-
-
-def _mean_loss(seeds: list[Result]) -> float:
-    return statistics.fmean(losses_of(seeds)[0])
-
-
-def _longest(results: list[Result]) -> list[list[Result]]:
-    steps = max(result["settings"]["steps"] for result in results)
-    return _rows(result for result in results if result["settings"]["steps"] == steps)
-
-
-def best_rows(results: list[Result]) -> dict[tuple[str, str], list[Result]]:
-    """(norm, method) → of the longest runs, the seeds at the lowest mean validation loss."""
-    rows = grouped(_longest(results), lambda seeds: setting("norm", "method")(seeds[0]))
-    return {key: min(several, key=_mean_loss) for key, several in rows.items()}
-
-
-#: Methods in a panel.
-_TOGETHER = 4
-
-
-def best_first(results: list[Result]) -> dict[str, list[list[Result]]]:
-    """Panel → the seeds of each of its lines: of the longest runs and of every normaliser, the best first."""
-    panels = {}
-    for norm, rows in grouped(_longest(results), lambda seeds: seeds[0]["settings"]["norm"]).items():
-        best = sorted(rows, key=_mean_loss)
-        for place in range(0, len(best), _TOGETHER):
-            together = best[place : place + _TOGETHER]
-            which = f": {place + 1}{f' to {place + len(together)}' * (len(together) > 1)}" * (len(best) > _TOGETHER)
-            panels[f"{NORM_LABELS[norm]}{which}"] = together
-    return panels
-
-
-def curve(seeds: list[Result]) -> pd.DataFrame:
-    """Steps and validation loss of every seed, as far as all of them have one."""
-    frame = pd.concat([
-        pd.DataFrame({"steps": r["steps"], "loss": r["validation_loss"], "seed": r["settings"]["seed"]}) for r in seeds
-    ])  # fmt: skip
-    counts = frame.dropna().groupby("steps")["loss"].count()
-    return frame[frame["steps"].isin(counts[counts == len(seeds)].index)].astype({"loss": float})
-
-
-def draw(
-    panels: Mapping[str, Sequence[list[Result]]], title: str, path: Path, ratios: Mapping[str, Any] | None = None
-) -> None:
-    """Draw the end of validation loss against steps, or against time.
-
-    Args:
-        panels: the seeds of each line.
-        title: of the figure.
-        path: of the picture.
-        ratios: method → the time of its step, in steps of AdamW.
-    """
-    curves, looks = list[pd.DataFrame](), dict[str, tuple[str, Any]]()
-    lines = Counter(setting("norm", "method")(seeds[0]) for each in panels.values() for seeds in each)
-    for panel, rows in panels.items():
-        for seeds in rows:
-            settings = seeds[0]["settings"]
-            method = METHODS[settings["method"]]
-            several = lines[settings["norm"], settings["method"]] > 1
-            label = f"{method.label}, rate {settings['lr']:g}" if several else method.label
-            # Methods with a damping are dashed: colour alone does not carry to everyone.
-            looks[label] = method.color, (1, 1) if several and label in looks else (4, 1.5) if method.damped else ""
-            scale = ratios[settings["method"]]["median"] if ratios else 1.0
-            curves.append(curve(seeds).assign(panel=panel, line=label, at=lambda each, scale=scale: scale * each.steps))
-    frame = pd.concat(curves, ignore_index=True)
-    grid = sns.relplot(
-        frame, x="at", y="loss", hue="line", style="line", kind="line", col="panel", errorbar="se",
-        palette={label: color for label, (color, _) in looks.items()},
-        dashes={label: dashes for label, (_, dashes) in looks.items()},
-        facet_kws={"sharex": False, "sharey": False}, **facets(len(panels), 2.7),
-    )  # fmt: skip
-    for panel, axis in grid.axes_dict.items():
-        _zoom(axis, frame[frame["panel"] == panel])
-    xlabel = "time, in steps of AdamW" if ratios else "steps"
-    finished(
-        grid, f"{title}; bands: ± one standard error", path, xlabel=xlabel, ylabel="validation loss, nats"
-    )
-
-
-def _zoom(axis: Any, frame: pd.DataFrame) -> None:
-    """Show the last two fifths of some curves, from the best seed's end to above the worst mean."""
-    ends = frame[frame["at"] == frame.groupby("line")["at"].transform("max")]
-    longest, best, worst = frame["at"].max(), ends["loss"].min(), ends.groupby("line")["loss"].mean().max()
-    axis.set(xlim=(0.6 * longest, 1.02 * longest), ylim=(best - 0.02, 1.4 * worst - 0.4 * best + 0.05))
 
 
 def _study(

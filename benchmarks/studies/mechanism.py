@@ -1,10 +1,10 @@
 """Does less divergence train better: the divergence of real steps along tuned runs, beside the accuracy they end at."""
 
-import argparse
 import math
 import statistics
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -17,17 +17,15 @@ from torch import Tensor
 from adiv_optim.diagnostics import divergence
 
 from ..core.figure import panels
+from ..core.options import Training
 from ..core.runs import NOBODY, Watch, run_all
 from ..core.store import Result, Store
 from ..core.study import Recipe, Sections, Study
 from ..core.table import Cell, Row, Section, Table, estimate, exact, in_order, machine, mean_and_error, spearman
 from ..data import Dataset
-from ..images.ensemble import Loops, epoch_orders, take
-from ..images.networks import ACTIVATIONS
-from ..images.report import network
-from ..images.run import ImageRun, again
-from ..images.train import IMAGES
+from ..ensemble import IMAGES, Loops, epoch_orders, take
 from ..methods import METHODS
+from ..problems.images import ACTIVATIONS, ImageRun, again, network
 
 #: Measurements along a run, from before its first step on, and the batches of each.
 POINTS, BATCHES = 8, 4
@@ -76,7 +74,19 @@ FOLLOWED = IMAGES._replace(
 )
 
 
-def _run(options: argparse.Namespace, store: Store) -> None:
+@dataclass
+class MechanismOptions(Training):
+    """Options of this study."""
+
+    tuned: Path = Path("runs/digits-tuned.jsonl")
+    """a file of tuned runs, whose settings are followed"""
+    data: str = "digits"
+    """what these runs were trained on"""
+    seeds: int = 3
+    """how many; seed k is k"""
+
+
+def _run(options: MechanismOptions, store: Store) -> None:
     """Follow every run that the tuned file shows, at its settings."""
     own = {"data": options.data, "backend": "loop", "seeds": tuple(range(options.seeds))}
     runs = [again(result, **own) for result in Store(options.tuned).read()]
@@ -161,17 +171,12 @@ def _figure(results: Sequence[Result], title: str, path: Path) -> None:
             key("D", **look, label=f"{activation}: {'filled' if filled else 'hollow'}")
 
 
-def _arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--tuned", type=Path, required=True, help="a file of tuned runs, whose settings are followed")
-    parser.add_argument("--data", default="digits", help="what these runs were trained on")
-    parser.add_argument("--download", action="store_true", help="fetch CIFAR-10 into ./data")
-    parser.add_argument("--seeds", type=int, default=3, help="how many; seed k is k")
-
-
 _HELP = "divergence along tuned runs, and whether it ranks them"
 #: After what they follow.
 _MAKES = [
     Recipe(0.05, "digits-mechanism", ("--tuned {out}/digits-tuned.jsonl",), data=""),
     Recipe(0.6, options=("--tuned {out}/cifar10-tuned.jsonl --seeds 1",), decides=""),
 ]
-STUDIES = {"mechanism": Study(_HELP, _run, report, _arguments, makes=_MAKES, data="images", page="docs/results/mlp.md")}
+STUDIES = {
+    "mechanism": Study(_HELP, _run, report, MechanismOptions(), makes=_MAKES, data="images", page="docs/results/mlp.md")
+}

@@ -12,10 +12,10 @@ from ..core.figure import band, bars, panels, shade
 from ..core.store import Result, setting
 from ..core.study import Recipe, Report, Study, apart
 from ..core.table import Cell, Row, Section, Table, estimate, exact, grouped, in_order, machine, pivot, welch
-from ..images.grids import PAPERS, SMOKE, Grid, Presets, grid_study, presets
-from ..images.networks import DEPARTURES, OPTIMIZERS
-from ..images.report import network, subject
-from ..methods import METHODS, having, searched
+from ..grids import OF_PAPER, PAPERS, SMOKE, Grid, Presets, grid_study, presets
+from ..methods import METHODS
+from ..optimizers import OF_PARAMETERS
+from ..problems.images import DEPARTURES, network, subject
 
 #: The setting that columns and horizontal axes are → its label there, and what reads it.
 ALONG: dict[str, tuple[str, Callable[[dict[str, Any]], float]]] = {
@@ -99,17 +99,29 @@ def _figure(found: Cells, label: str, title: str, path: Path) -> None:
 
 
 _SWEPT: Grid = {"data": "cifar10", "activation": ["leaky-relu"], "epochs": 5, "seeds": 3, "validation": True}
-#: The methods that the sweep has.
-_UNITS = [name for name, _ in searched("uc-sweep")]
+#: Rates of sweeps, by optimizer; canonical weights are about 1, so that the layer gauge wants rates of its own.
+_PLAIN = {
+    "adam": [3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1], "sgd": [0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0],
+    "momentum": [3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3],
+}  # fmt: skip
+_CANONICAL = {
+    "adam": [1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1], "sgd": [0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0],
+    "momentum": [0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0],
+}  # fmt: skip
+#: Method → rates by optimizer.
+_SWEEPS = {"none": _PLAIN, "batchnorm": {"sgd": _PLAIN["sgd"]}, "uc-network": _PLAIN, "uc-layer": _CANONICAL}
 _SWEEP: list[Grid] = [
-    {**_SWEPT, "optimizer": search.within[0], "method": name, "lr": list(search.rates)}
-    for name, search in searched("uc-sweep")
-]
-#: Method, optimizer, and the best of its rates.
-_BEST = [(name, search.within[0], search.rates[0]) for name, search in searched("uc-best")]
+    {**_SWEPT, "optimizer": optimizer, "method": name, "lr": rates}
+    for name, by_optimizer in _SWEEPS.items() for optimizer, rates in by_optimizer.items()
+]  # fmt: skip
+#: Method, optimizer, and the best of its rates; LayerNorm, which is not in the sweep, has that of the plain network.
+_BEST = [
+    ("none", "sgd", 0.03), ("none", "adam", 3e-4), ("batchnorm", "sgd", 0.01), ("layernorm", "sgd", 0.03),
+    ("uc-network", "sgd", 0.01), ("uc-network", "adam", 1e-4), ("uc-layer", "adam", 0.01),
+]  # fmt: skip
 _ONE: Grid = {"data": "cifar10", "activation": ["leaky-relu"], "epochs": 5, "rescaled": [0.0, 0.5, 1.0, 2.0]}
 _RESCALED: list[Grid] = [
-    {**_ONE, "optimizer": optimizer, "method": name, "lr": lr} for name, optimizer, lr in _BEST if name in _UNITS
+    {**_ONE, "optimizer": optimizer, "method": name, "lr": lr} for name, optimizer, lr in _BEST if name in _SWEEPS
 ]
 
 #: Rates count as good if they come this near to the best one, in points.
@@ -120,7 +132,7 @@ def _sweep(results: list[Result], name: str, folder: Path) -> Section:
     """Heading, table, figure and caption."""
     settings = results[0]["settings"]
     found = grouped(sorted(results, key=setting("lr")), setting("optimizer", "method"))
-    optimizers = in_order(OPTIMIZERS, map(setting("optimizer"), results))
+    optimizers = in_order(OF_PARAMETERS, map(setting("optimizer"), results))
     held_out = settings.get("validation")
     where = "a tenth of the training set, held out" if held_out else "the test set"
     ylabel = f"{'held-out' if held_out else 'test'} accuracy, %"
@@ -156,7 +168,7 @@ def _rescaled(results: list[Result], name: str, folder: Path) -> Section:
     sigmas = sorted({r["settings"]["rescaled"] for r in results})
     heading = f"{network(results[0])}, {settings['activation']}, hidden units rescaled at random"
     with panels([f"{settings['epochs']} epochs"], heading, folder / f"{name}.png") as (axis,):
-        for optimizer, method in product(OPTIMIZERS, METHODS):
+        for optimizer, method in product(OF_PARAMETERS, METHODS):
             if runs := found.get((optimizer, method)):
                 gauges = {r["settings"]["rescaled"]: r["test_accuracy"][-1] for r in runs}
                 label, color = f"{METHODS[method].label}, {optimizer}", METHODS[method].color
@@ -185,7 +197,7 @@ def _gauges(values: list[float]) -> Cell:
 
 
 _DEPARTURES: Grid = {
-    **PAPERS, "method": having("departures"), "activation": ["tanh"], "batch_size": 128,
+    **PAPERS, "method": ["none", "batchnorm", "l2norm", "affine-like"], "activation": ["tanh"], "batch_size": 128,
     "departure": [None, *DEPARTURES],
 }  # fmt: skip
 _LENGTHS: Presets = {
@@ -223,18 +235,23 @@ def _departure(own: list[float], base: list[float] | None) -> Cell:
     return Cell(text, {**cell.numbers, "difference": difference, "p": p})
 
 
-_PAPER: Grid = {**PAPERS, "method": [*having("papers"), "batch-ideal"]}
+_PROPORTIONS = [
+    "none", "l2norm", "affine-like", *(f"affine-like-{beta:g}" for beta in (0.25, 0.5, 2.0, 4.0)),
+    *(f"norm-like-{beta:g}" for beta in (0.1, 0.5, 0.9)),
+]  # fmt: skip
+_ELEMENTWISE = ["none", "layernorm", "rmsnorm", "dyt", "dyt-sqrt-d", "dyisru"]
+_PAPER: Grid = {**PAPERS, "method": [*OF_PAPER, "batch-ideal"]}
 #: Figs. 2, 3 and 5: one and three hidden layers of four widths.
 _WIDTHS: Grid = {**_PAPER, "hidden": [(width,) * layers for layers in (1, 3) for width in (16, 32, 64, 128)]}
 #: Fig. 4 does not say how many hidden layers it has: two, as Table 1.
 _ALL_WIDTHS: Grid = {**_PAPER, "hidden": [(2**power,) * 2 for power in range(9)]}
 _DEPTHS: Grid = {**_PAPER, "hidden": [(32,) * layers for layers in (2, 5, 10)]}
 #: A tenth of the epochs, the papers' own methods, and tanh, of which most is claimed.
-_SHORTER: Grid = {**PAPERS, "epochs": 10, "seeds": 5, "method": having("papers")}
+_SHORTER: Grid = {**PAPERS, "epochs": 10, "seeds": 5, "method": OF_PAPER}
 _TANH: Grid = {**_SHORTER, "activation": ["tanh"]}
 #: With the corrections of Eqs. 20 and 21, which the paper tests at no depth.
 _SHORTER_DEPTHS: Grid = {
-    **_TANH, "hidden": _DEPTHS["hidden"], "seeds": 3, "method": [*having("papers"), "proportional", "disproportional"],
+    **_TANH, "hidden": _DEPTHS["hidden"], "seeds": 3, "method": [*OF_PAPER, "proportional", "disproportional"],
 }  # fmt: skip
 _FOUR: Grid = {**_SHORTER, "hidden": [(width,) * layers for layers in (1, 3) for width in (16, 64)]}
 
@@ -274,9 +291,9 @@ _PROTOCOLS: dict[str, tuple[str, str, float, list[Grid], list[Grid]]] = {
     "residual": ("depth", "the same with skips around the hidden layers, Appendix B.3", 0.3,
         [{**_DEPTHS, "network": "residual"}], [{**_SHORTER_DEPTHS, "network": "residual"}]),
     "proportions": ("method", "the general forms, Eqs. 35 and 37", 0.6,
-        [{**PAPERS, "method": having("proportions")}], [{**_TANH, "epochs": 30, "method": having("proportions")}]),
+        [{**PAPERS, "method": _PROPORTIONS}], [{**_TANH, "epochs": 30, "method": _PROPORTIONS}]),
     "elementwise": ("method", "DyT, explicit √d and DyISRU in an MLP", 1.0,
-        [{**PAPERS, "method": having("elementwise")}], [{**_TANH, "epochs": 30, "method": having("elementwise")}]),
+        [{**PAPERS, "method": _ELEMENTWISE}], [{**_TANH, "epochs": 30, "method": _ELEMENTWISE}]),
     "uc-batch": ("batch", "D.3: small batches", 0.15,
         _FEW_BATCHES, _of_sgd(_FEW_BATCHES, epochs=1, batch_size=[4, 8, 32, 128])),
     "uc-init": ("gain", "D.3: the size of the first parameters", 0.15, _GAINS, _of_sgd(_GAINS, epochs=2)),

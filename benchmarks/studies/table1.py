@@ -13,10 +13,9 @@ from ..core.figure import bars, panels
 from ..core.store import Result, setting
 from ..core.study import Piece, Recipe, apart
 from ..core.table import Cell, Row, Section, Table, estimate, grouped, in_order, mean_and_error, spearman
-from ..images.grids import PAPERS, Grid, expand, grid_study, presets
-from ..images.networks import ACTIVATIONS
-from ..images.report import subject
+from ..grids import PAPERS, Grid, expand, grid_study, presets
 from ..methods import METHODS
+from ..problems.images import ACTIVATIONS, subject
 
 #: Bird 2025, Table 1: (mean accuracy over batch sizes, its error, slope, its error), after 100 epochs. The BatchNorm
 #: accuracy is that of the text where the table is misprinted.

@@ -49,8 +49,8 @@ class Words(str):
         return str(self)
 
 
-class Edge(float):
-    """A setting that is the first or the last of several that were tried, which a page marks.
+class Edge(str):
+    """A number that is the first or the last of several that were tried, which a page marks.
 
     Example:
         >>> f"{Edge(0.01):g}"
@@ -61,10 +61,10 @@ class Edge(float):
         return f"{float(self):{spec}}*"
 
 
-def marked(value: float | None, tried: Iterable[float]) -> float | None:
-    """A setting, as an `Edge` if it is one of those tried."""
+def marked(value: float | None, tried: Iterable[float]) -> float | Edge | None:
+    """A setting, as an `Edge` if it is the first or the last of those tried."""
     values = set(tried)
-    return Edge(value) if value is not None and len(values) > 1 and value in (min(values), max(values)) else value
+    return Edge(value) if len(values) > 1 and value in (min(values), max(values)) else value
 
 
 def worth(loss: float | None) -> float:

@@ -5,11 +5,11 @@ every optimizer, a full factorial design, a method climbs from three rates that 
 is the lowest or the highest tried, to the next one; accuracies are then those of other seeds.
 """
 
-import argparse
 import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -20,13 +20,12 @@ from ..core import tune
 from ..core.runs import run_all
 from ..core.store import Result, Store, setting
 from ..core.study import UNTRIED, Recipe, Report, Sections, Study, apart, protocols
-from ..core.table import Cell, Row, Section, Table, against, exact, grouped, in_order, machine, pivot
-from ..images.grids import PAPERS, Grid, add_arguments, expand, grid_study
-from ..images.networks import ACTIVATIONS, OPTIMIZERS
-from ..images.report import accuracy, network
-from ..images.run import ImageRun
-from ..images.train import IMAGES
-from ..methods import METHODS, having, optimizer_name, searched
+from ..core.table import Cell, Row, Section, Table, against, estimate, exact, grouped, in_order, machine, pivot
+from ..ensemble import IMAGES
+from ..grids import COMPARED, PAPERS, Grid, GridOptions, expand, grid_study
+from ..methods import METHODS, optimizer_name
+from ..optimizers import OF_PARAMETERS
+from ..problems.images import ACTIVATIONS, ImageRun, network
 from .comparison import CNN, CNN_POOL
 from .papers import sweep
 
@@ -74,12 +73,27 @@ def _at(run: ImageRun, u: float, v: float, w: float) -> ImageRun:
     return _trial(run, lr=float(f"{rate:.2g}"), weight_decay=float(f"{decay:.2g}"), damping=damping)
 
 
-Run = Callable[[argparse.Namespace, Store], None]
+@dataclass
+class TunedOptions(GridOptions):
+    """Options of searches."""
+
+    search_epochs: int = 3
+    """passes over the training set of runs that choose rates"""
+    trials: int = 8
+    """how many choose rate, weight decay and damping together, in studies that have trials"""
+
+
+Run = Callable[[TunedOptions, Store], None]
 
 _ALL = {"schedule": "cosine", "data": "cifar10"}
-_RATES = {**_ALL, "method": having("cifar10-tuned"), "activation": PAPERS["activation"], "optimizer": ["adam", "sgd"]}
+_RATES = {
+    **_ALL,
+    "method": ["none", "batchnorm", "layernorm", "l2norm", "affine-like", "proportional", "batch-ideal"],
+    "activation": PAPERS["activation"],
+    "optimizer": ["adam", "sgd"],
+}
 _TANH = {**_ALL, "activation": "tanh"}
-_DIGITS = {**_RATES, "data": "digits", "method": having("digits-tuned")}
+_DIGITS = {**_RATES, "data": "digits", "method": ["none", "layernorm", "affine-like", "batch-ideal", "whitened"]}
 #: Longer, with more decay, around what those trials chose: rates, decays, dampings.
 _LONG: dict[tuple[str, str], tuple[list[float], list[float], float | None]] = {
     ("batch-ideal", "sgd"): ([6.0, 12.0], [1.2e-5, 2.4e-5], 1.0),
@@ -88,8 +102,15 @@ _LONG: dict[tuple[str, str], tuple[list[float], list[float], float | None]] = {
 }
 
 
+#: Rates that a search of four epochs found best, around which trials look.
+_AROUND = [
+    ("none", "sgd", 0.1), ("l2norm", "adam", 3e-3), ("affine-like", "adam", 3e-3), ("batch-ideal", "sgd", 10.0),
+    ("batch-ideal", "momentum", 1.0), ("batch-ideal", "adam", 1e-3),
+]  # fmt: skip
+
+
 def _best(
-    final: Sequence[ImageRun], searches: Sequence[tune.Search], part: str, options: argparse.Namespace, store: Store
+    final: Sequence[ImageRun], searches: Sequence[tune.Search], part: str, options: TunedOptions, store: Store
 ) -> list[ImageRun]:
     """Every run at the settings of its trials that reached the highest validation accuracy."""
     best = tune.choose(searches, IMAGES, store, lambda accuracy: -accuracy, part=part, download=options.download)
@@ -101,28 +122,27 @@ def _grids(tried: Iterable[list[ImageRun]]) -> list[tune.Search]:
     return list(map(tune.grid, tried))
 
 
-def _run_rates(options: argparse.Namespace, store: Store) -> None:
-    final = expand([_RATES if options.study == "cifar10-tuned" else _DIGITS], vars(options))
+def _run_rates(options: TunedOptions, store: Store, grid: Grid, with_trials: bool = False) -> None:
+    final = expand([grid], options.given())
     final = _best(final, _grids(search(final, options.search_epochs)), "search", options, store)
-    if "trials" in options:
+    if with_trials:
         final = _best(final, _grids(trials(final, options.trials)), "trials", options, store)
     run_all(final, IMAGES, store, download=options.download)
 
 
-def _run_trials(options: argparse.Namespace, store: Store) -> None:
-    for method, search in searched("cifar10-trials"):  # around rates of a search of four epochs
-        (optimizer,), (lr,) = search.within, search.rates
+def _run_trials(options: TunedOptions, store: Store) -> None:
+    for method, optimizer, lr in _AROUND:
         lengths = [15, 30] if optimizer == "sgd" else [15]
         own = {**_TANH, "method": method, "optimizer": optimizer, "lr": lr, "epochs": lengths[0]}
-        final = expand([own], vars(options))
+        final = expand([own], options.given())
         chosen = _best(final, _grids(trials(final, options.trials)), "trials", options, store)
         longer = [replace(run, epochs=epochs) for epochs in lengths for run in chosen]
         run_all(longer, IMAGES, store, download=options.download)
 
 
-def _run_long(options: argparse.Namespace, store: Store) -> None:
+def _run_long(options: TunedOptions, store: Store) -> None:
     for (method, optimizer), (rates, decays, damping) in _LONG.items():
-        final = expand([{**_TANH, "method": method, "optimizer": optimizer, "epochs": 40}], vars(options))
+        final = expand([{**_TANH, "method": method, "optimizer": optimizer, "epochs": 40}], options.given())
         tried = [
             [_trial(run, lr=lr, weight_decay=decay, damping=damping) for lr, decay in product(rates, decays)]
             for run in final
@@ -137,7 +157,7 @@ def _rates(results: list[Result], name: str, folder: Path) -> Section:
     rows = {method: [METHODS[method].label] for method in in_order(METHODS, (key[0] for key in found))}
     cells = dict[Any, Cell]()
     for (method, *column), run in found.items():
-        (text, numbers), rate = accuracy(run), run["settings"]["lr"]
+        (text, numbers), rate = estimate(run["test_accuracy"][-1]), run["settings"]["lr"]
         cells[method, tuple(column)] = Cell(f"{text} ({rate:g})", {**numbers, "learning rate": rate})
     table = pivot(["method"], rows, {column: "{}, {}, %".format(*column) for column in columns}, cells)
     settings, environment = results[0]["settings"], results[0]["environment"]
@@ -164,7 +184,7 @@ def _report_trials(store: Store, name: str, folder: Path) -> Sections:
         names = ("lr", "damping", "weight_decay", "epochs")
         shown = [exact(settings.get(name)) for name in names]
         row = [METHODS[settings["method"]].label, *([settings["activation"]] * several), settings["optimizer"]]
-        rows.append([*row, *shown, accuracy(result), exact(seconds, ".0f")])
+        rows.append([*row, *shown, estimate(result["test_accuracy"][-1]), exact(seconds, ".0f")])
     header = ["method", *["activation"] * several, "optimizer", "rate", "damping", "weight decay", "epochs"]
     table = Table([*header, "test accuracy, %", "seconds"], rows)
     settings, environment = results[0]["settings"], results[0]["environment"]
@@ -184,24 +204,11 @@ def _report_trials(store: Store, name: str, folder: Path) -> Sections:
 
 _PAGE = "docs/results/mlp.md"
 _SMOKE = "--methods none --optimizers sgd --activations tanh --epochs 1 --seeds 1 --search-epochs 1 --device cpu"
-#: Options of their own.
-_COUNTS = {
-    "search_epochs": "passes over the training set of runs that choose rates",
-    "trials": "how many choose rate, weight decay and damping together",
-}
 
 
-def _study(
-    help: str, run: Run, report: Report, grid: Grid, makes: Sequence[Recipe], smoke: str, *names: str,
-    data: str = "images", page: str = _PAGE, **counts: int,
-) -> Study:  # fmt: skip
-    def arguments(parser: argparse.ArgumentParser) -> None:
-        add_arguments(parser, "data", "activation", "seeds", "device", *names, grids=[grid])
-        for name, count in counts.items():
-            flag = f"--{name.replace('_', '-')}"
-            parser.add_argument(flag, type=int, default=count, metavar="COUNT", help=_COUNTS[name])
-
-    return Study(help, run, report, arguments, makes=makes, smoke=smoke, data=data, page=page)
+def _study(help: str, run: Run, report: Report, makes: Sequence[Recipe], smoke: str, **more: Any) -> Study:
+    options = TunedOptions(search_epochs=more.pop("search_epochs", 3))
+    return Study(help, run, report, options, makes=makes, smoke=smoke, **{"data": "images", "page": _PAGE, **more})
 
 
 #: Which rates train plain SGD, with BatchIdeal as it is by default and without it, whatever the batch size.
@@ -209,7 +216,6 @@ _DEFAULTS = {
     "data": "digits", "method": ["none", "batch-ideal-default"], "activation": ["tanh"], "optimizer": "sgd",
     "lr": [0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0], "batch_size": [8, 32, 128], "epochs": 10, "seeds": 3,
 }  # fmt: skip
-_CHOICE = "method", "optimizer", "epochs"
 _RATES_HELP = "every method at the best of one grid of rates"
 _TRIALS_HELP = "the best methods, with rate, weight decay and damping by trials"
 _DIGITS_HELP = "all that on digits"
@@ -246,7 +252,7 @@ def _pairs(results: list[Result], searched: list[Result]) -> Section:
     found, tried = {own(result): result for result in results}, grouped(searched, own)
     parts, activations = list[str | Table](), in_order(ACTIVATIONS, (key[0] for key in found))
     for activation in activations:
-        keys = [key for key in product([activation], METHODS, OPTIMIZERS) if key in found]
+        keys = [key for key in product([activation], METHODS, OF_PARAMETERS) if key in found]
         rows = [_pair(found[key], tried.get(key, []), found.get((activation, RIVAL, key[-1]))) for key in keys]
         header = ["method", "optimizer", "learning rate", "damping", "trials", "test accuracy, %"]
         scores = {key: max((trial["score"] for trial in tried.get(key, [])), default=_mean(found[key])) for key in keys}
@@ -265,7 +271,13 @@ def _pair(result: Result, tried: list[Result], rival: Result | None) -> Row:
     if rival is not None and len(accuracies) > 1:
         beside = "counterpart" if settings["method"] == RIVAL else against(accuracies, rival["test_accuracy"][-1])
     chosen = [exact(settings["lr"]), exact(settings.get("damping")), exact(len(tried))]
-    return [METHODS[settings["method"]].label, optimizer_name(settings), *chosen, accuracy(result), beside]
+    return [
+        METHODS[settings["method"]].label,
+        optimizer_name(settings),
+        *chosen,
+        estimate(result["test_accuracy"][-1]),
+        beside,
+    ]
 
 
 def _pairs_caption(results: list[Result]) -> str:
@@ -293,26 +305,31 @@ def best_optimizer(store: Store, method: str | None, activation: str) -> str:
 def _pairs_study(help: str, page: str, grid: Grid, *makes: Recipe, data: str = "images") -> Study:
     grid = {"schedule": "cosine", "data": "cifar10", **grid}
 
-    def run(options: argparse.Namespace, store: Store) -> None:
-        final = expand([grid], vars(options))
+    def run(options: TunedOptions, store: Store) -> None:
+        final = expand([grid], options.given())
         chosen = _best(final, list(map(laddered, final)), "search", options, store)
         own = [replace(run, seeds=tuple(range(1, len(run.seeds) + 1))) for run in chosen]
         run_all(own, IMAGES, store, download=options.download)
 
-    return _study(help, run, report_pairs, grid, makes, UNTRIED, *_CHOICE, "batch_size", data=data, page=page)
+    return _study(help, run, report_pairs, makes, UNTRIED, data=data, page=page)
 
 
 _CONVOLUTIONS = {
-    "method": having("cnn-tuned"),
+    "method": ["none", "batchnorm", "layernorm", "whitened", "whitened-16", "input-scaled"],
     "optimizer": ["adam", "muon"], "activation": ["leaky-relu"], "batch_size": 128, "epochs": 10, "backend": "loop",
 }  # fmt: skip
+#: The methods on the MLP.
+ON_MLP = [
+    "none", "batchnorm", "layernorm", "rmsnorm", "l2norm", "l2-patch", "affine-like", "proportional", "batch-ideal",
+    "whitened-16", "input-scaled", "dyt",
+]  # fmt: skip
 _MLP = {  # a whole root for 3,072 inputs takes half a second, 2,300 times in a run
-    "method": having("mlp-tuned"), "optimizer": [*ALL_HAVE], "activation": PAPERS["activation"], "epochs": 15,
+    "method": ON_MLP, "optimizer": [*ALL_HAVE], "activation": PAPERS["activation"], "epochs": 15,
 }  # fmt: skip
 #: What `bench` trains, each with the better of these optimizers. Its hours are those of a machine with many other
 #: programs; on a quiet core they are a sixth.
 _DIGIT_PAIRS = {
-    "method": [*having("compared"), *having("digits-optimizers")], "optimizer": ["sgd", "adam"], "activation": ["tanh"],
+    "method": [*COMPARED, "whitened-16", "input-scaled"], "optimizer": ["sgd", "adam"], "activation": ["tanh"],
     "data": "digits", "epochs": 20,
 }  # fmt: skip
 _CNN_PAGE = "docs/results/convolutions.md"
@@ -329,24 +346,24 @@ _ONE_ROW = {
 _WIDE = "cifar10-trials-128"
 STUDIES = {
     "cifar10-tuned": _study(
-        _RATES_HELP, _run_rates, apart(_rates, "method", "activation", "optimizer", "lr"), _RATES, [Recipe(1.5)],
-        _SMOKE, *_CHOICE, search_epochs=3,
+        _RATES_HELP, partial(_run_rates, grid=_RATES), apart(_rates, "method", "activation", "optimizer", "lr"),
+        [Recipe(1.5)], _SMOKE,
     ),
     "cifar10-trials": _study(
-        _TRIALS_HELP, _run_trials, _report_trials, _TANH,
+        _TRIALS_HELP, _run_trials, _report_trials,
         [Recipe(1.2), Recipe(1.4, _WIDE, (f"--hidden 128 128 128 --name {_WIDE}",))],
-        "--seeds 1 --trials 1 --device cpu", "hidden", trials=8,
+        "--seeds 1 --trials 1 --device cpu",
     ),
     "cifar10-long": _study(
-        "the same for forty epochs", _run_long, _report_trials, _TANH, [Recipe(0.8)], "--seeds 1 --device cpu"
+        "the same for forty epochs", _run_long, _report_trials, [Recipe(0.8)], "--seeds 1 --device cpu"
     ),
     "rates": grid_study(
         "rates that train SGD with and without BatchIdeal; minutes", [_DEFAULTS], sweep("rate"),
         makes=[Recipe(0.2)], data="", smoke=UNTRIED, page=_PAGE,
     ),
     "digits-tuned": _study(
-        _DIGITS_HELP, _run_rates, _report_trials, _DIGITS, [Recipe(0.1)], f"{_SMOKE} --trials 1", *_CHOICE,
-        data="", search_epochs=10, trials=8,
+        _DIGITS_HELP, partial(_run_rates, grid=_DIGITS, with_trials=True), _report_trials, [Recipe(0.1)], f"{_SMOKE} --trials 1",
+        data="", search_epochs=10,
     ),
     "cnn-pool-tuned": _pairs_study(
         "convolutions and global average pooling, rates and damping tuned", _CNN_PAGE, {**CNN_POOL, **_CONVOLUTIONS},

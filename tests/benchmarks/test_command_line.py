@@ -109,7 +109,7 @@ MISTAKES = {
     "seeds": (f"{COMPARE} --seeds 0", "--seeds is 0; it must be positive"),
     "hidden": (f"{COMPARE} --hidden 0", "hidden is [0]; every width must be positive"),
     "threads": (f"{COMPARE} --threads 0", "threads is 0; it must be positive"),
-    "optimizer": (f"{COMPARE} --optimizer lion", "unknown optimizer 'lion'; known are adam, sgd"),
+    "optimizer": (f"{COMPARE} --optimizers lion", "unknown optimizer 'lion'; known are adam, sgd"),
     "no-path": (f"{COMPARE} --data imagefolder", "write imagefolder:PATH"),
     "data": (f"{COMPARE} --data mnist", "unknown data set 'mnist'; known are digits"),
     "no-images": (f"{COMPARE} --data imagefolder:/nowhere", "there is no folder /nowhere/train"),

@@ -10,17 +10,15 @@ from scipy import stats
 from benchmarks.__main__ import main
 from benchmarks.core.store import Store, setting
 from benchmarks.data import load
-from benchmarks.images import networks
-from benchmarks.images.ensemble import build_model, build_optimizer
-from benchmarks.images.run import ImageRun
-from benchmarks.images.train import train
+from benchmarks.ensemble import build_optimizer, train
+from benchmarks.problems.images import ImageRun, build_model
 from benchmarks.studies.tuned import DAMPINGS, FIRST, RATES, best_optimizer, report_pairs
 
 RUN = ImageRun("digits", "none", "tanh", optimizer="sgd", epochs=1, seeds=(1, 2, 3))
 
 
 def test_every_pair_has_its_best_trial_and_other_seeds(tmp_path, monkeypatch):
-    monkeypatch.setattr("benchmarks.images.train.train", partial(train, max_steps=3))
+    monkeypatch.setattr("benchmarks.ensemble.train", partial(train, max_steps=3))
     command = ["mlp-tuned", "--methods", "none", "batch-ideal", "--optimizers", "sgd", "--activations", "tanh"]
     command += ["--data", "digits", "--epochs", "1", "--seeds", "2", "--device", "cpu", "--out", str(tmp_path)]
     assert main(command) == 0
@@ -121,7 +119,7 @@ def test_soap_trains():
 
 
 def test_a_package_that_is_not_there_is_named(monkeypatch):
-    monkeypatch.setattr(networks, "find_spec", lambda name: None)
+    monkeypatch.setattr("benchmarks.optimizers.find_spec", lambda name: None)
     with pytest.raises(
         ValueError, match=r"optimizer 'Muon' needs the package pytorch_optimizer; pip install '\.\[peer"
     ):

@@ -6,13 +6,11 @@ from itertools import cycle
 import pytest
 import torch
 
+from benchmarks import ensemble
 from benchmarks.data import Dataset, load
-from benchmarks.images import ensemble
-from benchmarks.images.ensemble import Ensemble, Loops, build_model, epoch_orders
-from benchmarks.images.networks import NETWORKS
-from benchmarks.images.run import ImageRun
-from benchmarks.images.train import train
+from benchmarks.ensemble import Ensemble, Loops, epoch_orders, train
 from benchmarks.methods import METHODS
+from benchmarks.problems.images import NETWORKS, ImageRun, build_model
 
 STEPS = 6
 #: What trains as one program.

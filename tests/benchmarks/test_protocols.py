@@ -13,16 +13,14 @@ from benchmarks.__main__ import main
 from benchmarks.core.store import Store, setting
 from benchmarks.core.table import grouped
 from benchmarks.data import Dataset, load
-from benchmarks.images.ensemble import build_model, epoch_orders
-from benchmarks.images.networks import DEPARTURES, depart
-from benchmarks.images.run import ImageRun
-from benchmarks.images.train import train
-from benchmarks.methods import METHODS, having
+from benchmarks.ensemble import epoch_orders, train
+from benchmarks.grids import OF_PAPER
+from benchmarks.methods import METHODS
+from benchmarks.problems.images import DEPARTURES, ImageRun, build_model, depart
 from benchmarks.studies import isometry_training
 
 from .test_report import RESULTS
 
-PAPERS_OWN = having("papers")
 PATCHES = ["l2-patch", "l2-patch-half"]
 STEPS, SEED = 4, 3
 
@@ -31,7 +29,7 @@ def planned(*command, tmp_path):
     """The runs of a command, none of which is made."""
     found = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("benchmarks.images.grids.run_all", lambda runs, *_, **__: found.extend(runs))
+        patch.setattr("benchmarks.grids.run_all", lambda runs, *_, **__: found.extend(runs))
         assert main([*command, "--out", str(tmp_path)]) == 0
     return found
 
@@ -148,7 +146,7 @@ STUDIES = ["table1", "fig2", "fig3", "fig5", "residual", "cnn-pool", "cnn"]
 
 @pytest.mark.parametrize("study", STUDIES)
 def test_benchmark_trains_the_papers_networks(study, tmp_path):
-    methods = [*PAPERS_OWN, *PATCHES * study.startswith("cnn")]
+    methods = [*OF_PAPER, *PATCHES * study.startswith("cnn")]
     runs = planned(study, "--methods", *methods, tmp_path=tmp_path)
     some = {(run.method, run.activation, len(run.hidden)): short(run) for run in runs}
     assert {method for method, *_ in some} == set(methods)
@@ -190,7 +188,7 @@ def test_presets_have_the_papers_sizes(study, tmp_path):
     assert {run.hidden for run in runs} == hidden
     assert {run.activation for run in runs} == activations
     assert {run.batch_size for run in runs} == batches
-    assert {run.method for run in runs} >= set(PAPERS_OWN)
+    assert {run.method for run in runs} >= set(OF_PAPER)
     assert {(run.epochs, len(run.seeds), run.optimizer, run.lr, run.schedule) for run in runs} == {
         (100, 5, "adam", 0.001, "constant")
     }

@@ -10,10 +10,10 @@ from torch import nn
 from adiv_optim import Disproportional, Proportional
 from benchmarks.catalogue import STUDIES
 from benchmarks.core.store import Store, environment, public_name
-from benchmarks.images.grids import expand
-from benchmarks.images.run import ImageRun
-from benchmarks.language.run import TextRun
+from benchmarks.grids import expand
 from benchmarks.methods import METHODS
+from benchmarks.problems.images import ImageRun
+from benchmarks.problems.language import TextRun
 from benchmarks.problems.pictures import CoordinateRun
 from benchmarks.problems.poisson import EquationRun
 from benchmarks.problems.regression import TableRun

@@ -1,6 +1,5 @@
 """Rates are chosen by validation accuracy alone, from one grid."""
 
-import argparse
 from dataclasses import replace
 
 import pytest
@@ -10,9 +9,8 @@ from benchmarks.core import tune
 from benchmarks.core.runs import pace
 from benchmarks.core.store import Store
 from benchmarks.data import load
-from benchmarks.images.ensemble import Ensemble
-from benchmarks.images.run import ImageRun
-from benchmarks.images.train import IMAGES, held_out, train, train_trials
+from benchmarks.ensemble import IMAGES, Ensemble, held_out, train, train_trials
+from benchmarks.problems.images import ImageRun
 from benchmarks.studies import tuned
 from benchmarks.studies.tuned import DAMPING, GRIDS, RATE_FACTOR, search, trials
 
@@ -29,7 +27,7 @@ def best(tmp_path, monkeypatch):
         for run, accuracy in scores:
             about = {"environment": {}, "settings": run.settings(), "part": "search"}
             store.add(run.key("search"), {**about, "score": accuracy})
-        return tuned._best(final, list(map(tune.grid, rows)), "search", argparse.Namespace(download=False), store)
+        return tuned._best(final, list(map(tune.grid, rows)), "search", tuned.TunedOptions(), store)
 
     return choose
 

@@ -5,9 +5,9 @@ import torch
 from torch import nn
 
 from benchmarks.data import load
-from benchmarks.images.run import ImageRun
-from benchmarks.images.train import train
+from benchmarks.ensemble import train
 from benchmarks.methods import METHODS
+from benchmarks.problems.images import ImageRun
 
 pytestmark = pytest.mark.integration
 

@@ -2,58 +2,33 @@
 
 import math
 import shutil
+import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from torch.func import functional_call, grad_and_value, stack_module_state, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from adiv_optim import attach, gauge, jacobian
+from adiv_optim import attach, jacobian
 
-from ..core.runs import set_rates
-from ..data import Dataset
-from ..methods import METHODS, Method
-from .networks import DEPARTURES, ELEMENTWISE, NETWORKS, OPTIMIZERS
-from .run import ImageRun
+from .core.runs import NOBODY, Kind, Watch, set_rates
+from .core.tables import mean_and_error
+from .data import Dataset, load
+from .methods import Method
+from .optimizers import ELEMENTWISE, OF_PARAMETERS
+from .problems.images import ImageRun, build_models, depart
 
 #: Steps on a CPU after which an ensemble is compiled, which takes as long as some thousand of them, and then halves or
 #: thirds them.
 COMPILE_AFTER = 1000
 #: Any of these will do.
 COMPILERS = ("g++", "clang++", "cl")
-
-
-def build_model(run: ImageRun, data: Dataset, seed: int) -> nn.Sequential:
-    """Draw the network of one seed; on the CPU, so that every device starts from the same numbers."""
-    torch.manual_seed(seed)
-    method = METHODS[run.method]
-    model = NETWORKS[run.network](method, (data.features, *run.hidden, data.classes), run.activation)
-    if run.departure is not None:
-        for layer in model.modules():
-            if hasattr(layer, "weight"):
-                DEPARTURES[run.departure].layer(layer)
-    if run.gain is not None:
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.mul_(run.gain)
-    return model.to(run.device, data.train_inputs.dtype)
-
-
-def build_models(run: ImageRun, data: Dataset) -> list[nn.Module]:
-    """Draw the networks of all seeds; of a rescaled run, the first seed's in as many gauges."""
-    if run.rescaled is None:
-        return [build_model(run, data, seed) for seed in run.seeds]
-    model = build_model(run, data, run.seeds[0])
-    graph = gauge.trace(model, data.train_inputs[:2])
-    drawn = (torch.Generator().manual_seed(seed) for seed in run.seeds)
-    scales = [gauge.random_gauge(graph, run.rescaled, generator=generator) for generator in drawn]
-    return [gauge.apply_gauge(deepcopy(model), graph, each) for each in scales]
 
 
 def build_optimizer(run: ImageRun, method: Method, parameters: Any) -> torch.optim.Optimizer:
@@ -64,7 +39,7 @@ def build_optimizer(run: ImageRun, method: Method, parameters: Any) -> torch.opt
         return method.optimizer(parameters, lr=run.lr * method.lr_factor, **extra)
     if run.device.startswith("cuda") and run.optimizer == "adam":
         extra["capturable"] = True
-    return OPTIMIZERS[run.optimizer](parameters, lr=run.lr * method.lr_factor, fused=True, **extra)
+    return OF_PARAMETERS[run.optimizer](parameters, lr=run.lr * method.lr_factor, fused=True, **extra)
 
 
 def epoch_orders(run: ImageRun, samples: int) -> Iterator[Tensor]:
@@ -256,3 +231,83 @@ class Loops(_Trainer):
             model.train()
             accuracies.append(100 * (predicted == self.data.test_labels).double().mean().item())
         return accuracies
+
+
+@dataclass
+class History:
+    """What a run leaves behind, by epoch; inner lists run over seeds."""
+
+    train_loss: list[list[float]] = field(default_factory=list)  # mean over the epoch's steps
+    test_accuracy: list[list[float]] = field(default_factory=list)  # per cent
+    seconds: list[float] = field(default_factory=list)  # of training, evaluation left out
+    step_losses: list[list[float]] = field(default_factory=list)  # every step's
+
+
+def held_out(data: Dataset) -> Dataset:
+    """The training set split in nine tenths to train on and one to choose settings by."""
+    order = torch.randperm(len(data.train_labels), generator=torch.Generator().manual_seed(0))
+    order = order.to(data.train_labels.device)
+    train, test = order.split([len(order) - len(order) // 10, len(order) // 10])
+    return Dataset(data.train_inputs[train], data.train_labels[train], data.train_inputs[test], data.train_labels[test])
+
+
+def train(
+    run: ImageRun, data: Dataset, watch: Watch = NOBODY, *,
+    trials: Sequence[ImageRun] = (), max_steps: int | None = None,
+) -> History:  # fmt: skip
+    """Train every seed of a run, or trials in their place; `max_steps` cuts every epoch.
+
+    Parameters have the dtype and device of the data.
+    """
+    data = held_out(data) if run.validation else data
+    data = data if run.departure is None else depart(data, run.departure)
+    trainer = Ensemble(run, data, trials) if run.backend == "ensemble" else Loops(run, data)
+    history = History()
+    for epoch, order in enumerate(epoch_orders(trainer.run, len(data.train_labels))):
+        start = time.perf_counter()
+        losses = []
+        indices = order[:, :max_steps].to(data.train_inputs.device).unbind(1)
+        for number, index in enumerate(indices):
+            trainer.set_rate((epoch + number / len(indices)) / run.epochs)
+            losses.append(trainer.step(index))
+            watch.tick()
+        stacked = torch.stack(losses)
+        history.step_losses += stacked.tolist()  # waits for the device, so the clock is read after it
+        history.seconds.append(time.perf_counter() - start)
+        history.train_loss.append(stacked.mean(0).tolist())
+        history.test_accuracy.append(trainer.accuracy())
+        watch.note(epoch + 1, {"train loss": history.train_loss[-1], "accuracy": history.test_accuracy[-1]})
+    return history
+
+
+def train_trials(runs: Sequence[ImageRun], data: Dataset, watch: Watch = NOBODY) -> list[History]:
+    """Train runs of one family side by side; each gets what `train` gives it alone, its seconds are a share of all."""
+    found = train(runs[0], data, watch, trials=runs)
+    shares = [seconds / len(runs) for seconds in found.seconds]
+    curves = (found.train_loss, found.test_accuracy, found.step_losses)
+    own = ([[[each[number]] for each in curve] for curve in curves] for number in range(len(runs)))
+    return [History(losses, accuracies, shares, steps) for losses, accuracies, steps in own]
+
+
+def _steps_per_epoch(run: ImageRun, data: Dataset) -> int:
+    samples = len(data.train_labels)
+    return (samples - run.validation * (samples // 10)) // run.batch_size
+
+
+def _results(runs: list[ImageRun], data: Dataset, watch: Watch) -> list[dict[str, Any]]:
+    histories = [train(runs[0], data, watch)] if len(runs) == 1 else train_trials(runs, data, watch)
+    steps = _steps_per_epoch(runs[0], data)
+    about = {"features": data.features, "classes": data.classes, "data_hash": data.hash, "steps_per_epoch": steps}
+    kept = ("train_loss", "test_accuracy", "seconds")
+    return [about | {name: getattr(history, name) for name in kept} for history in histories]
+
+
+#: How runs of networks for images are made.
+IMAGES = Kind(
+    load=lambda run, download: load(run.data, download).to(run.device, torch.float32),
+    steps=lambda run, data: run.epochs * _steps_per_epoch(run, data),
+    family=family,
+    train=_results,
+    score=lambda result: mean_and_error(result["test_accuracy"][-1])[0],
+    alike=lambda run: (run.method, run.network, run.hidden, run.batch_size, len(run.seeds), run.backend),
+)

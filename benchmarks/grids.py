@@ -1,0 +1,135 @@
+"""Grids of runs for images: every combination of some settings, at several lengths, in place of which options stand."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from itertools import product
+from typing import Any
+
+from .core.options import DEVICE, Training
+from .core.runs import run_all
+from .core.store import Store
+from .core.study import Report, Study
+from .ensemble import IMAGES
+from .methods import METHODS
+from .problems.images import ImageRun
+
+#: Options that make one small run.
+SMOKE = "--methods none --activations tanh --epochs 1 --seeds 1 --device cpu"
+#: The methods of the first paper, and those with the gradient-only forms.
+OF_PAPER = ["none", "batchnorm", "layernorm", "rmsnorm", "l2norm", "l2norm-half", "affine-like"]
+COMPARED = [*OF_PAPER, "proportional", "disproportional", "batch-ideal"]
+#: The papers' protocol: plain [0, 1] pixels, PyTorch's initialisation, Adam at 10⁻³ for everybody.
+PAPERS = {"data": "cifar10", "method": COMPARED, "activation": ["tanh", "leaky-relu"]}
+
+#: Settings by the names of `ImageRun`: one value, or a list of several; seeds is how many, seed k is k.
+Grid = Mapping[str, Any]
+#: Name → grids: the settings of a protocol at one of its lengths.
+Presets = Mapping[str, Sequence[Grid]]
+_SEVERAL = ("departure", "gain", "rescaled", "lr", "batch_size", "hidden", "activation", "optimizer", "method")
+
+
+@dataclass
+class GridOptions(Training):
+    """Options in place of a grid's own settings, which its study has by default."""
+
+    data: str | None = None
+    """digits, cifar10, fake or imagefolder:PATH"""
+    methods: tuple[str, ...] | None = None
+    """any of benchmarks/methods.py for images"""
+    activations: tuple[str, ...] | None = None
+    """tanh, leaky-relu, identity"""
+    optimizers: tuple[str, ...] | None = None
+    """adam, sgd, momentum, muon, soap"""
+    epochs: int | None = None
+    """passes over the training set"""
+    seeds: int | None = None
+    """how many; seed k is k"""
+    batch_size: tuple[int, ...] | None = None
+    """samples in a step"""
+    lr: tuple[float, ...] | None = None
+    """learning rate, before a method's own factor"""
+    schedule: str | None = None
+    """of the rate: constant, cosine"""
+    hidden: tuple[int, ...] | None = None
+    """widths of hidden layers, or channels"""
+    network: str | None = None
+    """mlp, residual, cnn-pool or cnn"""
+    validation: bool = False
+    """measure accuracy on a tenth of the training set"""
+    rescaled: tuple[float, ...] | None = None
+    """rescale hidden units at random, by this deviation"""
+    gain: tuple[float, ...] | None = None
+    """multiply all parameters before training"""
+    departure: tuple[str, ...] | None = None
+    """from the protocol: none, centred, standardised, bytes, jpeg, xavier, he, zero-bias, no-bias"""
+    weight_decay: float | None = None
+    """of the optimizer"""
+    damping: float | None = None
+    """of methods that have one, in place of their own"""
+    backend: str | None = None
+    """ensemble, loop or jacobian; what fits the method by default"""
+    device: str = DEVICE
+    """where to train: cpu, cuda, cuda:1, …"""
+    estimate: bool = False
+    """only say how long what is not there takes"""
+    preset: str | None = None
+    """how long: paper, as in the paper, which is the default; reduced; smoke"""
+
+    def given(self) -> dict[str, Any]:
+        """The settings that a command names, by the names of `ImageRun`."""
+        plural = {"methods": "method", "activations": "activation", "optimizers": "optimizer"}
+        there = {name: value for name, value in vars(self).items() if value is not None and value is not False}
+        values = {plural.get(name, name): value for name, value in there.items()}
+        settings = {name: list(v) if isinstance(v, tuple) else v for name, v in values.items()}
+        if "network" in settings:
+            settings["network"] = None if self.network == "mlp" else self.network
+        if self.departure:
+            settings["departure"] = [None if name == "none" else name for name in self.departure]
+        return settings
+
+
+def expand(grids: Sequence[Grid], given: Grid) -> list[ImageRun]:
+    """Every run of some grids, with what is given in place of their own settings."""
+    known = {field.name for field in fields(ImageRun)}
+    runs = []
+    for grid in grids:
+        settings = {**grid, **{name: value for name, value in given.items() if name in known}}
+        if "hidden" in given:
+            settings["hidden"] = tuple(given["hidden"])  # one network, where a grid's list has several
+        several = {name: value for name in _SEVERAL if isinstance(value := settings.get(name), list)}
+        for values in product(*several.values()):
+            own = {**settings, **dict(zip(several, values, strict=True))}
+            own["seeds"] = tuple(range(own.get("seeds", 5)))
+            own["hidden"] = tuple(own.get("hidden", (32, 32)))
+            # Whitening sees forward passes one by one; an unknown method is for `ImageRun` to refuse.
+            whitens = own["method"] in METHODS and METHODS[own["method"]].by_inputs is not None
+            runs.append(ImageRun(**{"backend": "loop" if whitens else "ensemble", **own}))
+    return list(dict.fromkeys(runs))  # what is given may make grids alike
+
+
+def presets(*grids: Grid, reduced: Grid | None = None) -> Presets:
+    """A paper's protocol at its own length, at the length that is `reduced`, and on digits to see that it runs."""
+    shorter = {"epochs": 30, "seeds": 3} if reduced is None else reduced
+    return {
+        "paper": [{"epochs": 100, "seeds": 5, **grid} for grid in grids],
+        "reduced": [{**grid, **shorter} for grid in grids],
+        "smoke": [{**grid, "data": "digits", "epochs": 1, "seeds": 2} for grid in grids],
+    }
+
+
+def grid_study(help: str, grids: Sequence[Grid] | Presets, report: Report, **entry: Any) -> Study:
+    """A study of every combination of the settings of some grids, any of which a command may replace.
+
+    The entry is the rest of the study's.
+    """
+    lengths: dict[Any, Sequence[Grid]] = dict(grids) if isinstance(grids, Mapping) else {None: grids}
+    default = next(iter(lengths))
+
+    def run(options: GridOptions, store: Store) -> None:
+        if (preset := options.preset or default) not in lengths:
+            raise ValueError(f"--preset is {preset!r}; this study has {', '.join(map(str, lengths))}.")
+        runs = expand(lengths[preset], options.given())
+        run_all(runs, IMAGES, store, download=options.download, only_estimate=options.estimate)
+
+    whole = {"data": "images", "smoke": f"{SMOKE} --lr 0.1 --batch-size 8", **entry}
+    return Study(help, run, report, GridOptions(), **whole)

@@ -1,1 +1,0 @@
-"""Networks for images: all seeds of a run train as one program."""

@@ -1,0 +1,245 @@
+"""Networks for images: the settings of a run, the networks as every method builds them, and what papers leave open."""
+
+from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from functools import cache, partial
+from itertools import pairwise
+from math import isqrt
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from adiv_optim import gauge
+
+from ..core.runs import Run, fingerprint
+from ..core.store import Result
+from ..data import Dataset
+from ..methods import METHODS, Method
+from ..optimizers import OF_PARAMETERS
+
+ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {"tanh": nn.Tanh, "leaky-relu": nn.LeakyReLU, "identity": nn.Identity}
+
+
+def mlp(method: Method, sizes: tuple[int, ...], activation: str) -> nn.Sequential:
+    """Affine layers of these sizes, each behind the method's normaliser, activations between them."""
+    first, *others = (method.affine(inputs, outputs) for inputs, outputs in pairwise(sizes))
+    return nn.Sequential(*first, *(layer for each in others for layer in (ACTIVATIONS[activation](), *each)))
+
+
+class Skip(nn.Sequential):
+    """Its layers one after the other, added to their input."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map rows to rows of the same size."""
+        return x + super().forward(x)
+
+
+def residual(method: Method, sizes: tuple[int, ...], activation: str) -> nn.Sequential:
+    """An affine layer, a skip around activation, normaliser and affine layer for each further width, and the outputs.
+
+    The paper's Appendix B.3 has no network of its own: this is the one of `mlp` with skips around its hidden layers.
+    """
+    if len(set(sizes[1:-1])) > 1:
+        raise ValueError(f"hidden is {list(sizes[1:-1])}; skips need hidden layers of one width.")
+    first, *inside, last = (method.affine(inputs, outputs) for inputs, outputs in pairwise(sizes))
+    act = ACTIVATIONS[activation]
+    return nn.Sequential(*first, *(Skip(act(), *layers) for layers in inside), act(), *last)
+
+
+def cnn(method: Method, sizes: tuple[int, ...], activation: str, *, pool: bool) -> nn.Sequential:
+    """3×3 convolutions of stride 2, an activation behind each, and an affine layer, all behind the method's normaliser.
+
+    Sizes are features of the flattened images, channels, classes; each convolution halves the images. The pixels that
+    are left are averaged, if pooled, or handed on as they are.
+    """
+    features, *channels, classes = sizes
+    inputs = next((channels for channels in (1, 3) if isqrt(features // channels) ** 2 * channels == features), None)
+    if inputs is None:
+        raise ValueError(f"{features} features are no square image of 1 or 3 channels; choose --network mlp.")
+    side = isqrt(features // inputs)
+    layers: list[nn.Module] = [nn.Unflatten(1, (inputs, side, side))]
+    for outputs in channels:
+        layers += method.normalizers((inputs, side, side))
+        layers += [method.convolution(inputs, outputs, 3, stride=2, padding=1), ACTIVATIONS[activation]()]
+        inputs, side = outputs, (side + 1) // 2
+    if pool:
+        layers.append(nn.AdaptiveAvgPool2d(1))
+        side = 1
+    return nn.Sequential(*layers, nn.Flatten(), *method.affine(inputs * side**2, classes))
+
+
+#: (method, sizes from features to classes, activation) → network; None is fully connected.
+NETWORKS: dict[str | None, Callable[[Method, tuple[int, ...], str], nn.Sequential]] = {
+    None: mlp,
+    "residual": residual,
+    "cnn-pool": partial(cnn, pool=True),
+    "cnn": partial(cnn, pool=False),
+}
+
+
+class Departure(NamedTuple):
+    """What is done to the pixels of both parts of the data, given the training set, and to a network's layers."""
+
+    label: str
+    inputs: Callable[[Tensor, Tensor], Tensor] = lambda pixels, train: pixels
+    layer: Callable[[Any], object] = lambda layer: None
+
+
+def _images(pixels: Tensor) -> Tensor:
+    return pixels.view(len(pixels), 3, isqrt(pixels.shape[1] // 3), -1)
+
+
+def _standardised(pixels: Tensor, train: Tensor) -> Tensor:
+    deviation, mean = torch.std_mean(_images(train), (0, 2, 3), keepdim=True)
+    return ((_images(pixels) - mean) / deviation).flatten(1)
+
+
+def _compressed(pixels: Tensor, train: Tensor) -> Tensor:
+    from torchvision.io import decode_jpeg, encode_jpeg
+
+    images = (255 * _images(pixels)).round().byte().cpu()
+    again = torch.stack([decode_jpeg(encode_jpeg(image, quality=50)) for image in images])
+    return again.to(pixels).flatten(1) / 255
+
+
+def _drawn(draw: Callable[[Tensor], Tensor]) -> Callable[[Any], object]:
+    return lambda layer: (draw(layer.weight), nn.init.zeros_(layer.bias))
+
+
+#: Name → departure; the first four are of the inputs, the rest of the layers.
+DEPARTURES = {
+    "centred": Departure("pixels from −1 to 1", lambda pixels, train: 2 * pixels - 1),
+    "standardised": Departure("channels of mean 0 and variance 1", _standardised),
+    "bytes": Departure("pixels from 0 to 255", lambda pixels, train: 255 * pixels),
+    "jpeg": Departure("images compressed once more, at JPEG's quality 50", _compressed),
+    "xavier": Departure("Xavier's uniform weights, biases 0", layer=_drawn(nn.init.xavier_uniform_)),
+    "he": Departure("He's normal weights, biases 0", layer=_drawn(nn.init.kaiming_normal_)),
+    "zero-bias": Departure("biases 0", layer=lambda layer: nn.init.zeros_(layer.bias)),
+    "no-bias": Departure("no biases", layer=lambda layer: layer.register_parameter("bias", None)),
+}
+
+
+def depart(data: Dataset, name: str) -> Dataset:
+    """The data with its pixels, from 0 to 1, read otherwise."""
+    inputs = DEPARTURES[name].inputs
+    train, test = inputs(data.train_inputs, data.train_inputs), inputs(data.test_inputs, data.train_inputs)
+    return data._replace(train_inputs=train, test_inputs=test)
+
+
+BACKENDS = ("ensemble", "loop", "jacobian")
+SCHEDULES = ("constant", "cosine")
+
+
+@dataclass(frozen=True)
+class ImageRun(Run):
+    """The settings of one run."""
+
+    activation: str
+    hidden: tuple[int, ...] = (32, 32)  # widths of the hidden layers; of a convolutional network, the channels
+    batch_size: int = 32  # an epoch drops the last incomplete batch
+    optimizer: str = "adam"
+    lr: float = 1e-3  # before the method's own factor
+    schedule: str = "constant"  # or "cosine", from the rate to 0 over the run
+    epochs: int = 20
+    seeds: tuple[int, ...] = (0, 1, 2, 3, 4)  # each draws its own initialisation and its own order of samples
+    #: All seeds as one batched program, one after the other ("loop"), or likewise by explicit Jacobians ("jacobian").
+    backend: str = "ensemble"
+    validation: bool = False  # hold out a tenth of the training set and measure accuracy on it
+    weight_decay: float | None = None
+    #: Start every seed from the first one's network with its hidden units rescaled at random, by e^s with s normal of
+    #: this deviation, and let all see the same batches: they differ in nothing else.
+    rescaled: float | None = None
+    network: str | None = None  # a key of `NETWORKS`; None is fully connected
+    gain: float | None = None  # what all parameters are multiplied by before training
+    departure: str | None = None  # a key of `DEPARTURES`: what a paper leaves open, read otherwise
+
+    kind = "images"
+
+    def __post_init__(self) -> None:
+        self.check(
+            ("batch_size", "lr", "epochs", "gain"), schedule=SCHEDULES, backend=BACKENDS, network=NETWORKS,
+            activation=ACTIVATIONS, optimizer=OF_PARAMETERS, departure=[None, *DEPARTURES],
+        )  # fmt: skip
+        if not self.seeds:
+            raise ValueError("seeds is empty; a run needs at least one.")
+        if not all(width > 0 for width in self.hidden):
+            raise ValueError(f"hidden is {list(self.hidden)}; every width must be positive.")
+        if METHODS[self.method].by_inputs is not None and self.backend != "loop":
+            raise ValueError(f"method {self.method!r} sees forward passes, which only backend 'loop' makes one by one.")
+
+    def computes(self) -> str:
+        """A hash of what its method computes on a network of its kind."""
+        return _computes(METHODS[self.method], self.network)
+
+
+@cache
+def _computes(method: Method, network: str | None) -> str:
+    # More rows and columns than a whitening of rank 16 tells apart.
+    inputs = torch.arange(24 * 64, dtype=torch.float64).square().sin().view(24, 64)
+    hidden = {None: (20,), "residual": (20, 20)}.get(network, (3, 3))
+    model = NETWORKS[network](method, (64, *hidden, 3), "leaky-relu")
+    return fingerprint(method, model, inputs, torch.arange(24) % 3)
+
+
+def again(result: Mapping[str, Any], **own: Any) -> ImageRun:
+    """The run of a result, with some settings of one's own."""
+    settings = {name: tuple(v) if isinstance(v, list) else v for name, v in result["settings"].items()}
+    return ImageRun(**{**settings, **own})
+
+
+def build_model(run: ImageRun, data: Dataset, seed: int) -> nn.Sequential:
+    """Draw the network of one seed; on the CPU, so that every device starts from the same numbers."""
+    torch.manual_seed(seed)
+    method = METHODS[run.method]
+    model = NETWORKS[run.network](method, (data.features, *run.hidden, data.classes), run.activation)
+    if run.departure is not None:
+        for layer in model.modules():
+            if hasattr(layer, "weight"):
+                DEPARTURES[run.departure].layer(layer)
+    if run.gain is not None:
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(run.gain)
+    return model.to(run.device, data.train_inputs.dtype)
+
+
+def build_models(run: ImageRun, data: Dataset) -> list[nn.Module]:
+    """Draw the networks of all seeds; of a rescaled run, the first seed's in as many gauges."""
+    if run.rescaled is None:
+        return [build_model(run, data, seed) for seed in run.seeds]
+    model = build_model(run, data, run.seeds[0])
+    graph = gauge.trace(model, data.train_inputs[:2])
+    drawn = (torch.Generator().manual_seed(seed) for seed in run.seeds)
+    scales = [gauge.random_gauge(graph, run.rescaled, generator=generator) for generator in drawn]
+    return [gauge.apply_gauge(deepcopy(model), graph, each) for each in scales]
+
+
+#: What tables and figures call a data set. The JPEG copy's pixels differ slightly from the original release's.
+DATA_LABELS = {"imagefolder:cifar10-jpeg": "CIFAR-10 (JPEG copy)", "cifar10": "CIFAR-10"}
+
+#: What they call a kind of network, before its sizes.
+NETWORK_LABELS = {
+    "cnn-pool": "convolutions and global average pooling ",
+    "cnn": "convolutions without pooling ",
+    "residual": "skips around the hidden layers of ",
+}
+
+
+def data_label(name: str) -> str:
+    """What tables and figures call a data set: its name, if it has no other."""
+    return DATA_LABELS.get(name, name)
+
+
+def subject(results: Sequence[Result]) -> str:
+    """Data and layer sizes of some runs, or how many networks they are of."""
+    settings = results[0]["settings"]
+    sizes = {str([r["features"], *r["settings"]["hidden"], r["classes"]]) for r in results}
+    kind = NETWORK_LABELS.get(settings.get("network"), "")
+    return f"{data_label(settings['data'])}, {kind}{sizes.pop() if len(sizes) == 1 else f'{len(sizes)} networks'}"
+
+
+def network(result: Result) -> str:
+    """Data, layer sizes and batch size of a run."""
+    return f"{subject([result])}, batch {result['settings']['batch_size']}"
