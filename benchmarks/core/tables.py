@@ -72,6 +72,18 @@ def in_order(known: Iterable[str], there: Iterable[str]) -> list[str]:
     return [name for name in known if name in present]
 
 
+class Words(str):
+    """Words where other rows have a number: formats of numbers leave them as they are.
+
+    Example:
+        >>> f"{Words('diverged'):.3f}"
+        'diverged'
+    """
+
+    def __format__(self, spec: str) -> str:
+        return str(self)
+
+
 def spread(title: str, values: Sequence[float]) -> dict[str, float]:
     """The columns of a sample: its mean, the standard error where there are several values, and n.
 

@@ -17,11 +17,11 @@ from examples.gpt import NORM_LABELS, NORMS
 from ..core.runs import run_all
 from ..core.store import Result, Store, setting
 from ..core.study import UNTRIED, Recipe, Sections, Study, protocols
-from ..core.tables import Section, Table, estimate, grouped, machine, mean_and_error, welch
+from ..core.tables import Section, Table, Words, estimate, grouped, machine, mean_and_error, welch
 from ..core.tune import choose, ladder
 from ..methods import METHODS
 from ..problems.language import LANGUAGE, TextRun, dampings, is_installed
-from .texts import PAGE, SMOKE, TextOptions, Words, loss_columns, losses_of, marked, title
+from .texts import PAGE, SMOKE, TextOptions, loss_columns, losses_of, marked, title
 
 
 class Arm(NamedTuple):

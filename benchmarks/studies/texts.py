@@ -9,7 +9,7 @@ from examples.gpt import DEFAULT
 
 from ..core.options import DEVICE, Training
 from ..core.store import Result
-from ..core.tables import spread
+from ..core.tables import Words, spread
 from ..problems.language import TextRun, final_validation_loss
 
 #: The page that shows their tables.
@@ -35,18 +35,6 @@ class TextOptions(Training):
         """A run with these options; what a study compares takes the place of its method, normaliser and rate."""
         common = {"weight_decay": self.weight_decay, "preset": self.preset, "device": self.device}
         return TextRun(self.data, "adamw", "layernorm", 1e-3, **common, **more)
-
-
-class Words(str):
-    """Words where other rows have a number: formats of numbers leave them as they are.
-
-    Example:
-        >>> f"{Words('diverged'):.3f}"
-        'diverged'
-    """
-
-    def __format__(self, spec: str) -> str:
-        return str(self)
 
 
 class Edge(str):
