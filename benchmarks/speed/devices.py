@@ -1,24 +1,25 @@
 """Layers and training steps by precision and by the way they are run: eagerly, compiled, as CUDA graphs."""
 
-import argparse
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 
 from adiv_optim.corrections import BatchIdeal, Disproportional, Proportional
 from adiv_optim.optim import GradientOnly, InputScaled, Preconditioned, Whitened
 
-from ..core.runs import DEVICE, measure
+from ..core.options import DEVICE, Options
+from ..core.runs import measure
 from ..core.store import Result, Store
 from ..core.study import Piece, Sections, Study
-from ..core.table import Section, grouped, machine
+from ..core.tables import Section, grouped, machine
 from . import jobs
-from .suites import layer_row, row
-from .timing import setup, table
+from .suites import layer_row
+from .timing import row, setup, table
 
 DTYPES = {"float32": None, "bfloat16": torch.bfloat16}
 MODES = {"eager": None, "compiled": "default", "graphs": "reduce-overhead"}
@@ -81,7 +82,23 @@ def unit_consistent(size: Sizes) -> Iterator[tuple[str, Row]]:
 SUITES = {"layers": layers, "steps": steps, "unit-consistent": unit_consistent}
 
 
-def _run(options: argparse.Namespace, store: Store) -> None:
+@dataclass
+class DeviceOptions(Options):
+    """Options of this study."""
+
+    only: tuple[Literal["layers", "steps", "unit-consistent"], ...] = ("layers", "steps", "unit-consistent")
+    """these measurements"""
+    dtypes: tuple[Literal["float32", "bfloat16"], ...] = ("float32", "bfloat16")
+    """precisions"""
+    modes: tuple[Literal["eager", "compiled", "graphs"], ...] = ("eager", "compiled", "graphs")
+    """eagerly, compiled, as CUDA graphs"""
+    size: Literal["full", "small"] = "full"
+    """of the networks"""
+    device: str = DEVICE
+    """where to run: cpu or cuda"""
+
+
+def _run(options: DeviceOptions, store: Store) -> None:
     wanted: dict[str, Callable[[], Result]] = {}
     for suite, dtype, mode in product(options.only, options.dtypes, options.modes):
         about = {"suite": suite, "dtype": dtype, "mode": mode, "device": options.device, "size": options.size}
@@ -108,16 +125,6 @@ def report(store: Store, name: str, folder: Path) -> Sections:
     return sections
 
 
-def _arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--only", nargs="+", choices=list(SUITES), default=list(SUITES), help="suites")
-    parser.add_argument("--dtypes", nargs="+", choices=list(DTYPES), default=list(DTYPES), help="precisions")
-    parser.add_argument(
-        "--modes", nargs="+", choices=list(MODES), default=list(MODES), help="eager, compiled, as CUDA graphs"
-    )
-    parser.add_argument("--size", choices=list(SIZES), default="full", help="of the networks")
-    parser.add_argument("--device", choices=["cpu", "cuda"], default=DEVICE["default"], help="where to run")
-
-
 def _piece(worth: int, suite: str, dtype: str, mode: str) -> Piece:
     """One table; what compiles takes a compiler and, on a CPU, minutes."""
     how = f"--only {suite} --dtypes {dtype} --modes {mode}"
@@ -132,5 +139,7 @@ _PIECES = [
     *(_piece(2, suite, *how) for how in _HOWS for suite in ("steps", "layers")),
 ]  # fmt: skip
 STUDIES = {
-    "speed-devices": Study("time and memory by precision, eager and compiled", _run, report, _arguments, pieces=_PIECES)
+    "speed-devices": Study(
+        "time and memory by precision, eager and compiled", _run, report, DeviceOptions(), pieces=_PIECES
+    )
 }

@@ -1,9 +1,8 @@
 """Tables of time and memory: corrected and structural layers, optimizers, and the ensemble trainer."""
 
-import argparse
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -20,32 +19,29 @@ from adiv_optim import BatchIdeal, Correction, Disproportional, InputScaled, Pro
 from adiv_optim.layers import AffineLikeLinear, NormLikeLinear, PatchNormConv2d
 
 from .. import data as datasets
+from ..core.options import Options
 from ..core.runs import measure
 from ..core.store import Store
 from ..core.study import Recipe, Sections, Study
-from ..core.table import Section, machine
+from ..core.tables import Section, machine
 from ..ensemble import build_optimizer, train
 from ..methods import METHODS
 from ..problems.images import ImageRun, build_model
+from ..problems.pictures import CoordinateRun, Fit
+from ..studies.coordinates import ALL
 from ..train import label
 from . import jobs
-from .timing import Job, allocator, device, measured, peak_memory, ratio, table
+from .timing import allocator, device, ratio, row, table
 
 #: How ratios come about.
 IN_TURN = "within one interleaved run, by processor time if there is one thread: median and quartiles of the rounds"
 
 
-def row(what: str, job: Job, plain: Job, rounds: int) -> dict[str, Any]:
-    """A row of a table: a job beside its plain counterpart."""
-    return measured(what, job(), plain(), rounds, peak_memory(job) / peak_memory(plain))
-
-
 def layer_row(what: str, layer: Callable[[], jobs.RunLayer], rule: Correction, rounds: int = 100) -> dict[str, Any]:
     """A row of a table: a layer by a rule beside the same layer without."""
-    # Both run on the same tensors: where memory happens to lie can cost more than what is measured here.
     run = layer()
-    memory = peak_memory(lambda: partial(layer(), rule)) / peak_memory(lambda: partial(layer(), None))
-    return measured(what, partial(run, rule), partial(run, None), rounds, memory)
+    job, plain = lambda: partial(layer(), rule), lambda: partial(layer(), None)
+    return row(what, job, plain, rounds, (partial(run, rule), partial(run, None)))
 
 
 def layers(data: str) -> dict[str, Any]:
@@ -116,11 +112,10 @@ def _compiled_and_eager(name: str, layer: nn.Module, plain: nn.Module, input: Te
     pairs: dict[str, Any] = {"compiled": [torch.compile(module, fullgraph=True) for module in (layer, plain)]}
     rows = []
     for how, pair in {**pairs, "eager": (layer, plain)}.items():
-        # On the same input: where memory happens to lie can cost more than what is measured here.
         run, plain_run = (jobs.module(module, input) for module in pair)
-        run(), plain_run()  # to compile both, before memory is measured
-        memory, plain_memory = (peak_memory(partial(jobs.module, module, input.clone())) for module in pair)
-        rows.append(measured(f"{name}, {how}", run, plain_run, 40, memory / plain_memory))
+        run(), plain_run()  # to compile both
+        job, plain_job = (partial(jobs.module, module, input.clone()) for module in pair)
+        rows.append(row(f"{name}, {how}", job, plain_job, 40, (run, plain_run)))
     return rows
 
 
@@ -238,9 +233,6 @@ def _dataloader_epoch(run: ImageRun, loader: DataLoader, data: datasets.Dataset,
 
 def coordinates(data: str) -> dict[str, Any]:
     """Training steps of the coordinate network of ten layers, by every arm, against bare Adam's."""
-    from ..problems.pictures import CoordinateRun, Fit
-    from ..studies.coordinates import ALL  # studies import this file
-
     plain = CoordinateRun("china, flower", "none")
     runs = [replace(plain, norm=norm, optimizer=optimizer, method=method) for norm, optimizer, method in ALL[1:]]
     return {
@@ -257,12 +249,19 @@ SUITES = {suite.__name__.replace("_", "-"): suite for suite in (layers, structur
 SUITES |= {"whitened": whitened, "input-scaled": input_scaled, "coordinates": coordinates, "trainer": trainer}
 
 
-def _arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--data", default="fake", help="data set of the trainer comparison")
-    parser.add_argument("--only", nargs="+", choices=list(SUITES), default=list(SUITES), help="these measurements")
+@dataclass
+class SpeedOptions(Options):
+    """Options of this study."""
+
+    data: str = "fake"
+    """images of the trainer comparison"""
+    only: tuple[str, ...] = tuple(SUITES)
+    """these measurements"""
 
 
-def _run(options: argparse.Namespace, store: Store) -> None:
+def _run(options: SpeedOptions, store: Store) -> None:
+    if unknown := set(options.only) - SUITES.keys():
+        raise ValueError(f"unknown measurement {min(unknown)!r}; known are {', '.join(SUITES)}.")
     measure(store, {name: partial(SUITES[name], options.data) for name in options.only}, again=True)
 
 
@@ -286,7 +285,7 @@ def report(store: Store, name: str, folder: Path) -> Sections:
 
 STUDIES = {
     "speed": Study(
-        "time and memory of corrected layers and of the ensemble trainer", _run, report, _arguments,
+        "time and memory of corrected layers and of the ensemble trainer", _run, report, SpeedOptions(),
         makes=[Recipe(0.7)], data="images", page="docs/results/costs.md",
     )
 }  # fmt: skip

@@ -13,11 +13,12 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 
-from ..core.runs import DEVICE
-from ..core.table import Cell, Row, Table, exact
+from ..core.options import DEVICE
+from ..core.tables import Table
 
+Run = Callable[[], Any]
 #: Creates the tensors of a job and returns what runs it once.
-Job = Callable[[], Callable[[], Any]]
+Job = Callable[[], Run]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -25,7 +26,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 class Setup(NamedTuple):
     """How jobs are run."""
 
-    device: str = DEVICE["default"]
+    device: str = DEVICE
     dtype: torch.dtype | None = None  # of autocast in their forward passes; None is none
     mode: str | None = None  # torch.compile's, of forward passes; "reduce-overhead" is a CUDA graph, None is eager
 
@@ -79,7 +80,7 @@ def _set_allocator(keeps: bool, threads: int) -> None:
         mallopt(trim_threshold, 2**31 - 1 if keeps else 2**25)
 
 
-def ten_times(step: Callable[[], object]) -> Callable[[], None]:
+def ten_times(step: Run) -> Callable[[], None]:
     """What takes ten steps, as often as a wrapper measures."""
 
     def run() -> None:
@@ -89,7 +90,7 @@ def ten_times(step: Callable[[], object]) -> Callable[[], None]:
     return run
 
 
-def interleaved(runs: dict[str, Callable[[], Any]], rounds: int) -> dict[str, list[float]]:
+def interleaved(runs: dict[str, Run], rounds: int) -> dict[str, list[float]]:
     """Time everything once per round, in turn, after two rounds of warm-up; return seconds by name."""
     # Other programs do not move processor time; of several threads, or a GPU, it says nothing.
     alone = torch.get_num_threads() == 1 and not torch.cuda.is_available()
@@ -134,13 +135,26 @@ def peak_memory(job: Job) -> int:
     return max(total for _, total, _ in totals) - (first_total - first_size)
 
 
-def measured(
-    what: str, job: Callable[[], Any], plain: Callable[[], Any], rounds: int, memory_ratio: float
-) -> dict[str, Any]:
-    """One row of a table: what a job takes beside its plain counterpart, timed in turn."""
-    seconds = interleaved({"plain": plain, "job": job}, rounds)
-    found = {"what": what, "time_ratio": ratio(seconds["job"], seconds["plain"]), "memory_ratio": memory_ratio}
-    return {**found, "plain_ms": 1e3 * statistics.median(seconds["plain"])}
+def row(what: str, job: Job, plain: Job, rounds: int, runs: tuple[Run, Run] | None = None) -> dict[str, Any]:
+    """One row of a table: a job beside its plain counterpart, timed in turn.
+
+    Args:
+        what: the name of the row.
+        job: is made anew for its memory.
+        plain: likewise.
+        rounds: of the timing.
+        runs: of both, on the same tensors: where memory happens to lie can cost more than the difference.
+    """
+    run, plain_run = runs or (job(), plain())
+    seconds = interleaved({"plain": plain_run, "job": run}, rounds)
+    memory, median = peak_memory(job) / peak_memory(plain), statistics.median(seconds["plain"])
+    times = {"time_ratio": ratio(seconds["job"], seconds["plain"]), "plain_ms": 1e3 * median}
+    return {"what": what, **times, "memory_ratio": memory}
+
+
+_COLUMNS = {
+    "time": "{time:.3f}", "quartiles": "{quartiles low:.3f} to {quartiles high:.3f}", "peak memory": "{peak memory:.3f}",
+}  # fmt: skip
 
 
 def table(what: str, rows: list[dict[str, Any]], worth: str = "", *, memory: bool = True, plain: bool = False) -> Table:
@@ -153,13 +167,12 @@ def table(what: str, rows: list[dict[str, Any]], worth: str = "", *, memory: boo
         memory: whether memory is shown.
         plain: whether the plain counterpart's time is.
     """
-    cells = list[Row]()
-    for row in rows:
-        (low, high), middle = row["time_ratio"]["quartiles"], row["time_ratio"]["median"]
-        used = exact(row["memory_ratio"] if memory else None, ".3f")
-        own = [exact(row["plain_ms"], ".2f")] if plain else []
-        time = Cell(f"{middle:.3f}", {"": middle, "n": row["time_ratio"]["rounds"]})
-        quartiles = Cell(f"{low:.3f} to {high:.3f}", {"low": low, "high": high})
-        cells.append([row["what"], time, quartiles, used, *own])
-    shown = [re.search(worth, row["what"]) is not None for row in rows]
-    return Table([what, "time", "quartiles", "peak memory", *["plain, ms"] * plain], cells, shown)
+    records = []
+    for each in rows:
+        time, (low, high) = each["time_ratio"], each["time_ratio"]["quartiles"]
+        times = {"time": time["median"], "time n": time["rounds"], "quartiles low": low, "quartiles high": high}
+        records.append({what: each["what"], **times, "peak memory": each["memory_ratio"] if memory else None})
+        if plain:
+            records[-1]["plain, ms"] = each["plain_ms"]
+    columns = {what: f"{{{what}}}", **_COLUMNS, **({"plain, ms": "{plain, ms:.2f}"} if plain else {})}
+    return Table.of(records, columns, worth=[re.search(worth, each["what"]) is not None for each in rows])
