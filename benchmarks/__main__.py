@@ -1,6 +1,5 @@
 """Command line: `python -m benchmarks STUDY` runs what is not there yet and reports it, `report` makes all tables."""
 
-import argparse
 import os
 import sys
 from dataclasses import dataclass
@@ -11,11 +10,10 @@ import torch
 
 from . import reproduce
 from .catalogue import STUDIES
-from .core.options import COUNTS, Options, parsed
 from .core.runs import check_device, summary_writer
 from .core.store import Store
-from .core.study import insert, report, show, shown, write_tables
-from .digests import DIGESTS
+from .core.study import Options, insert, parsed, report, show, shown, write_tables
+from .digests import DIGESTS, values
 from .methods import added
 
 #: Of the tables that pages link to, from the root of a clone.
@@ -53,8 +51,7 @@ def main(arguments: list[str] | None = None) -> int:
         if given[0] not in known:
             raise ValueError(f"unknown study {given[0]!r}; `python -m benchmarks --help` lists all.")
         help, defaults = known[given[0]]
-        read: Any = _legacy if callable(defaults) else parsed
-        options: Any = read(given[0], help, defaults, given[1:])
+        options: Any = parsed(given[0], help, defaults, given[1:])
         if options.threads is not None:
             torch.set_num_threads(options.threads)
         with added(options.method_file):
@@ -65,21 +62,6 @@ def main(arguments: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted; finished runs are kept, the same command resumes.", file=sys.stderr)
         return 130
-
-
-def _legacy(command: str, help: str, add: Any, arguments: list[str]) -> Any:
-    """Options of a study that has no dataclass of them yet."""
-    parser = argparse.ArgumentParser(prog=f"python -m benchmarks {command}", description=help)
-    add(parser)
-    parser.add_argument("--name", default=command, help="of the file of results and of the table")
-    parser.add_argument("--out", type=Path, default=Path("runs"), help="folder of the result files")
-    parser.add_argument("--threads", type=int, default=None, help="CPU threads; torch's choice by default")
-    parser.add_argument("--method-file", type=Path, help="a Python file whose METHODS are known beside the others")
-    options = parser.parse_args(arguments, argparse.Namespace(study=command))
-    for name, value in vars(options).items():
-        if isinstance(value, int) and (value < 0 or (value == 0 and name in COUNTS and value is not False)):
-            raise ValueError(f"--{name.replace('_', '-')} is {value}; it must be positive.")
-    return options
 
 
 def _run(command: str, options: Any) -> int:
@@ -112,8 +94,9 @@ def _report(options: ReportOptions) -> int:
     sections = report(paths, STUDIES, DIGESTS, figures)
     show(sections, figures)
     tables = options.tables or (options.out if options.pages is None else TABLES)
-    pages = shown(STUDIES, DIGESTS) if options.pages == () else options.pages or []
-    filled = {page: insert(page, sections, tables) for page in pages}  # all of them, or none
+    pages = [*shown(STUDIES, DIGESTS), *values.PAGES] if options.pages == () else options.pages or []
+    stores = {path.stem: Store(path) for path in paths}
+    filled = {page: values.filled(insert(page, sections, tables), stores) for page in pages}  # all of them, or none
     write_tables(sections, tables)
     for page, text in filled.items():
         page.write_text(text)

@@ -5,10 +5,9 @@ from dataclasses import dataclass, fields
 from itertools import product
 from typing import Any
 
-from .core.options import DEVICE, Training
-from .core.runs import run_all
-from .core.store import Store
-from .core.study import Report, Study
+from .core.runs import DEVICE, run_all
+from .core.store import Store, setting
+from .core.study import Report, Study, Training
 from .ensemble import IMAGES
 from .methods import METHODS
 from .problems.images import ImageRun
@@ -26,6 +25,11 @@ Grid = Mapping[str, Any]
 #: Name → grids: the settings of a protocol at one of its lengths.
 Presets = Mapping[str, Sequence[Grid]]
 _SEVERAL = ("departure", "gain", "rescaled", "lr", "batch_size", "hidden", "activation", "optimizer", "method")
+#: The paper's Appendix B.2 (Figs. 9 and 8), which says neither sizes nor activation: small enough for two CPU cores.
+CNN: Grid = {"network": "cnn", "hidden": (16, 32, 32, 32, 32)}
+CNN_POOL: Grid = {"network": "cnn-pool", "hidden": (16, 32, 32)}
+#: The optimizers that every method on the MLP is behind; rivals have others.
+ALL_HAVE = ("sgd", "momentum", "adam", "muon")
 
 
 @dataclass
@@ -133,3 +137,13 @@ def grid_study(help: str, grids: Sequence[Grid] | Presets, report: Report, **ent
 
     whole = {"data": "images", "smoke": f"{SMOKE} --lr 0.1 --batch-size 8", **entry}
     return Study(help, run, report, GridOptions(), **whole)
+
+
+def best_optimizer(store: Store, method: str | None, activation: str) -> str:
+    """The optimizer with which a method was best on held-out data; of none tried a LookupError."""
+    key = setting("method", "activation")
+    tried = [trial for trial in store.read("search") if key(trial) == (method, activation)]
+    tried = [trial for trial in tried if trial["settings"]["optimizer"] in ALL_HAVE]
+    if not tried:
+        raise LookupError(f"no trials of {method} with {activation}.")
+    return str(max(tried, key=lambda trial: trial["score"])["settings"]["optimizer"])

@@ -206,8 +206,3 @@ def added(path: Path | None) -> Iterator[None]:
     finally:
         for name in found:
             del METHODS[name]
-
-
-from .lists import Search as Search  # noqa: E402
-from .lists import having as having  # noqa: E402
-from .lists import searched as searched  # noqa: E402

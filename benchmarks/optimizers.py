@@ -18,8 +18,9 @@ from torch.optim import LBFGS, SGD, Adam, AdamW, Optimizer
 
 from adiv_optim import ChainedOptimizer
 from adiv_optim.optim.wrapper import OptimizerWrapper
+from examples.gpt import GPT, warm_up_steps
 
-from .core.table import grouped
+from .core.tables import grouped
 
 
 def peer(name: str, package: str = "pytorch_optimizer", module: str = "") -> Callable[..., Optimizer]:
@@ -189,3 +190,77 @@ OF_PARAMETERS: dict[str, Callable[..., Optimizer]] = {
 }
 #: Those that step every number by itself, so that tensors of several models may be stacked.
 ELEMENTWISE = ("adam", "sgd", "momentum")
+
+
+#: Peak rate of the AdamW that trains what Muon leaves: embeddings, head, normalisers and biases. The same for all.
+REST_LR = 3e-3
+
+
+def _layers(model: GPT) -> list[nn.Linear]:
+    """The linear layers inside the blocks."""
+    return [module for module in model.blocks.modules() if isinstance(module, nn.Linear)]
+
+
+def matrices(model: GPT) -> list[Tensor]:
+    """Their weights: what Muon is for."""
+    return [layer.weight for layer in _layers(model)]
+
+
+def _for_matrices(model: GPT, run: Any, kind: Callable[..., Optimizer], **options: Any) -> list[Optimizer]:
+    """An optimizer of the matrices, and AdamW for the rest."""
+    first = kind(matrices(model), lr=run.lr, weight_decay=run.weight_decay, **options)
+    return [first, _rest(model, matrices(model), run)]
+
+
+def _rest(model: GPT, treated: Iterable[Tensor], run: Any) -> AdamW:
+    """AdamW for what another optimizer leaves."""
+    inside = {id(parameter) for parameter in treated}
+    return _adamw(model, [p for p in model.parameters() if id(p) not in inside], run, REST_LR)
+
+
+def _adamw(model: GPT, parameters: Iterable[Tensor], run: Any, lr: float) -> AdamW:
+    """AdamW, and the embeddings at a rate of their own where the run has one."""
+    embeddings = {id(embedding.weight) for embedding in (model.token_embedding, model.position_embedding)}
+    own = lr if run.embedding_lr is None else run.embedding_lr
+    groups = grouped(parameters, lambda parameter: own if id(parameter) in embeddings else lr)
+    return AdamW([{"params": each, "lr": rate} for rate, each in groups.items()], weight_decay=run.weight_decay)
+
+
+def _normuon(parameters: list[Tensor], **options: Any) -> Optimizer:
+    group = {"params": parameters, "use_muon": True, "update_scale": "match_rms", **options}
+    return peer("NorMuon")([group])
+
+
+def _kfac(model: GPT, run: Any) -> list[Optimizer]:
+    """K-FAC of the linear layers inside the blocks, of tokens that the loss is a mean over, and AdamW for the rest."""
+    inside = [parameter for layer in _layers(model) for parameter in layer.parameters()]
+    options = {"kfac_like": True, "alpha1": 0.0, "loss_average": "batch+sequence", "normalize_lr_cov": True}
+    kind = peer("SINGD", "singd", "singd.optim.optimizer")
+    return [kind(model, inside, lr=run.lr, weight_decay=run.weight_decay, **options), _rest(model, inside, run)]
+
+
+def _of_all(model: GPT, run: Any, kind: Callable[..., Optimizer], **options: Any) -> list[Optimizer]:
+    return [kind(model.parameters(), lr=run.lr, weight_decay=run.weight_decay, **options)]
+
+
+def _schedule_free(model: GPT, run: Any) -> list[Optimizer]:
+    kind = peer("AdamWScheduleFree", "schedulefree")
+    return _of_all(model, run, kind, warmup_steps=warm_up_steps(run.steps))
+
+
+#: (model, run) → optimizers of disjoint sets of parameters; the first is what a method wraps.
+OF_LANGUAGE: dict[str, Callable[[GPT, Any], list[Optimizer]]] = {
+    "adamw": lambda model, run: [_adamw(model, model.parameters(), run, run.lr)],
+    "sgd": lambda model, run: _of_all(model, run, SGD, momentum=0.9),
+    # Updates of AdamW's size: so the rates of one grid mean much the same for both.
+    "muon": lambda model, run: _for_matrices(model, run, torch.optim.Muon, adjust_lr_fn="match_rms_adamw"),
+    "schedulefree": _schedule_free,
+    "soap": lambda model, run: _of_all(model, run, peer("SOAP")),
+    "kron": lambda model, run: _of_all(model, run, peer("Kron")),
+    "mars": lambda model, run: _for_matrices(model, run, peer("MARS")),
+    "normuon": lambda model, run: _for_matrices(model, run, _normuon),
+    "kfac": _kfac,
+}
+#: What must be installed for them.
+PACKAGES = {"schedulefree": "schedulefree", **dict.fromkeys(("soap", "kron", "mars", "normuon"), "pytorch_optimizer")}
+PACKAGES["kfac"] = "singd"

@@ -7,8 +7,8 @@ from pathlib import Path
 import tyro
 
 from .catalogue import RECIPES, STUDIES
-from .core.options import Options
 from .core.store import Store
+from .core.study import Options
 from .core.tables import markdown
 
 

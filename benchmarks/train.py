@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from .core.runs import NOBODY, Kind, Run, Watch, fingerprint, set_rates
+from .core.runs import NOBODY, Kind, Run, Watch, fingerprint, set_rates, ten_times
 from .methods import METHODS, Method
 from .optimizers import LABELS, OF_MODELS
 
@@ -92,6 +92,19 @@ def normalised(width: int, norm: str) -> list[nn.Module]:
 def build_optimizer(run: FieldRun, model: nn.Module, example: Tensor) -> Optimizer:
     """The run's optimizer in its method's wrapper."""
     return run.make_method().wrap(OF_MODELS[run.optimizer](model, run.lr), model, example)
+
+
+def ten_steps(run: FieldRun, problem: Problem) -> Callable[[], None]:
+    """Ten training steps, to be timed."""
+    model = problem.model(run)
+    optimizer = build_optimizer(run, model, torch.empty(0))
+
+    def step() -> None:
+        optimizer.zero_grad()
+        problem.loss(model, optimizer).backward()
+        optimizer.step()
+
+    return ten_times(step)
 
 
 @dataclass

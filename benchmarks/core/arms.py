@@ -12,7 +12,7 @@ from ..train import label
 from .figure import panels, shade
 from .store import Result, Store
 from .study import Sections, protocols
-from .table import Cell, Row, Section, Table, exact, grouped, machine
+from .tables import Cell, Row, Section, Table, exact, grouped, machine
 
 #: Settings that make an arm.
 ARM = ("norm", "optimizer", "method", "every", "rows")

@@ -1,6 +1,5 @@
 """Runs: their settings, what tells them apart, and the one loop that makes those which have no result yet."""
 
-import argparse
 import math
 import os
 import statistics
@@ -21,15 +20,11 @@ from torch import Tensor, nn
 
 from ..methods import METHODS, Method
 from .store import Store, digest, environment, public_name
-from .table import grouped
+from .tables import grouped
 
 console = Console()
-#: Of every parser's --device.
-DEVICE: dict[str, Any] = {
-    "default": "cuda" if torch.cuda.is_available() else "cpu",
-    "metavar": "NAME",
-    "help": "where to train: cpu, cuda, cuda:1, …",
-}
+#: Where to train by default.
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def check_device(name: str) -> None:
@@ -133,13 +128,6 @@ class Kind(NamedTuple):
     score: Callable[[dict[str, Any]], float | None]  # result → what choosing settings reads; None if it broke down
     alike: Callable[[Any], Hashable]  # run → what runs have in common whose steps take as long
     family: Callable[[Any], Hashable] = lambda run: run  # run → what runs that train side by side have in common
-
-
-def add_progress_arguments(parser: argparse.ArgumentParser) -> None:
-    """Give a parser the options of every study that trains by `run_all`."""
-    parser.add_argument("--download", action="store_true", help="fetch CIFAR-10 or tinyshakespeare into ./data")
-    where = "also write losses while they train, to OUT/NAME.tensorboard"
-    parser.add_argument("--log", choices=["tensorboard"], help=where)
 
 
 def summary_writer() -> Any:
@@ -246,6 +234,40 @@ def pace(run: Run, kind: Kind, data: Any) -> float:
     with suppress(_EnoughError):
         kind.train([run], data, Watch(tick))
     return statistics.median(later - earlier for earlier, later in pairwise(moments)) if len(moments) > 1 else 0.0
+
+
+def ten_times(step: Callable[[], object]) -> Callable[[], None]:
+    """What takes ten steps, as often as a wrapper measures."""
+
+    def run() -> None:
+        for _ in range(10):
+            step()
+
+    return run
+
+
+def interleaved(runs: dict[str, Callable[[], Any]], rounds: int) -> dict[str, list[float]]:
+    """Time everything once per round, in turn, after two rounds of warm-up; return seconds by name."""
+    # Other programs do not move processor time; of several threads, or a GPU, it says nothing.
+    alone = torch.get_num_threads() == 1 and not torch.cuda.is_available()
+    clock = time.process_time if alone else time.perf_counter
+    seconds: dict[str, list[float]] = {name: [] for name in runs}
+    for number in range(rounds + 2):
+        for name, run in runs.items():
+            start = clock()
+            run()
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()
+            if number >= 2:
+                seconds[name].append(clock() - start)
+    return seconds
+
+
+def ratio(numerator: list[float], denominator: list[float]) -> dict[str, Any]:
+    """Ratios round by round: their median, quartiles and number."""
+    ratios = [a / b for a, b in zip(numerator, denominator, strict=True)]
+    low, middle, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
+    return {"median": middle, "quartiles": [low, high], "rounds": len(ratios)}
 
 
 def measure(store: Store, wanted: dict[str, Callable[[], dict[str, Any]]], *, again: bool = False) -> None:

@@ -1,18 +1,67 @@
-"""A study is how its runs are made and how they are reported; every report comes from files of results alone."""
+"""A study: its options, how its runs are made, and how they are reported, which files of results alone decide."""
 
-import argparse
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
+
+import tyro
 
 from ..methods import METHODS
-from .options import Options
 from .runs import measure
 from .store import Result, Store
 from .tables import Section, Table, grouped
+
+#: Options that count something: none of them may be 0.
+COUNTS = ("steps", "trials", "crops", "rounds", "minutes", "width", "seeds", "epochs", "threads")
+
+
+@dataclass
+class Options:
+    """What every command has."""
+
+    name: str = ""
+    """of the file of results and of the table"""
+    out: Path = Path("runs")
+    """folder of the result files"""
+    threads: int | None = None
+    """CPU threads; torch's choice by default"""
+    method_file: Path | None = None
+    """a Python file whose METHODS are known beside the others"""
+
+
+@dataclass
+class Training(Options):
+    """What every study has that trains."""
+
+    download: bool = False
+    """fetch CIFAR-10 or tinyshakespeare into ./data"""
+    log: Literal["tensorboard"] | None = None
+    """also write losses while they train, to OUT/NAME.tensorboard"""
+
+
+Given = TypeVar("Given", bound=Options)
+
+
+def parsed(command: str, help: str, defaults: Given, arguments: list[str]) -> Given:
+    """The options of a command; what is not given is as in `defaults`. A flag that there is not ends the program.
+
+    Raises:
+        ValueError: a number is negative, or a count is 0.
+    """
+    defaults = replace(defaults, name=defaults.name or command)
+    options: Any = tyro.cli(
+        type(defaults), prog=f"python -m benchmarks {command}", description=help, args=arguments, default=defaults,
+        config=(tyro.conf.FlagCreatePairsOff,),
+    )  # fmt: skip
+    for name, value in vars(options).items():
+        for number in value if isinstance(value, (tuple, list)) else (value,):
+            if isinstance(number, int) and (number < 0 or (number == 0 and name in COUNTS and number is not False)):
+                raise ValueError(f"--{name.replace('_', '-')} is {number}; it must be positive.")
+    return options
+
 
 #: By name.
 Sections = dict[str, Section]
@@ -54,8 +103,7 @@ class Study:
     help: str  # what is compared
     run: Callable[[Any, Store], None]  # adds to the store what it does not have yet
     report: Report
-    #: Its options; their values are the defaults. For a while also what gives a parser options.
-    options: Options | Callable[[argparse.ArgumentParser], None] = field(default_factory=Options)
+    options: Options = field(default_factory=Options)  # their values are the defaults
     _: KW_ONLY
     makes: Sequence[Recipe] = ()  # nothing, if it is for one's own runs
     data: str = ""  # what its --data is to name: "images", a "text", or nothing

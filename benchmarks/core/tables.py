@@ -1,7 +1,6 @@
-"""What every table of results is made of: a frame of unrounded numbers, and how a page shows them."""
+"""What every table of results is made of: cells, their text for a page, and the frame of unrounded numbers behind."""
 
 import math
-import string
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
@@ -15,8 +14,6 @@ SIGNIFICANT = 0.05
 
 T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)
-#: A cell of a page: a format of the columns of a frame, or pieces of one, which are left out where a number is missing.
-Cell = str | Sequence[str]
 
 
 def mean_and_error(values: Sequence[float]) -> tuple[float, float]:
@@ -72,105 +69,111 @@ def in_order(known: Iterable[str], there: Iterable[str]) -> list[str]:
     return [name for name in known if name in present]
 
 
-class Words(str):
-    """Words where other rows have a number: formats of numbers leave them as they are.
+class Cell(NamedTuple):
+    """What a page shows, and the numbers that it is made of."""
 
-    Example:
-        >>> f"{Words('diverged'):.3f}"
-        'diverged'
-    """
+    text: str
+    numbers: Mapping[str, Any]  # what is put behind the column's header, as "n" and "p" are → number
 
-    def __format__(self, spec: str) -> str:
-        return str(self)
+    def bold(self) -> "Cell":
+        """The cell in bold type."""
+        return self._replace(text=f"**{self.text}**")
 
 
-def spread(title: str, values: Sequence[float]) -> dict[str, float]:
-    """The columns of a sample: its mean, the standard error where there are several values, and n.
+Row = Sequence[str | Cell]
 
-    Example:
-        >>> spread("loss", [1.0, 3.0])
-        {'loss': 2.0, 'loss error': 1.0, 'loss n': 2}
-    """
+
+def exact(value: float | None, spec: str = "g") -> Cell:
+    """A cell with one number; None leaves it empty."""
+    return Cell("", {}) if value is None else Cell(format(value, spec), {"": value})
+
+
+def estimate(values: Sequence[float], digits: int = 2) -> Cell:
+    """A cell with mean ± standard error."""
+    return Cell(plus_minus(values, digits), spread(values))
+
+
+def spread(values: Sequence[float]) -> dict[str, float]:
+    """The numbers behind a mean: itself, its standard error, and n."""
     mean, error = mean_and_error(values)
-    return {title: mean, f"{title} error": error, f"{title} n": len(values)} if len(values) > 1 else {
-        title: mean, f"{title} n": 1}  # fmt: skip
+    return {"": mean, "error": error, "n": len(values)} if len(values) > 1 else {"": mean, "n": 1}
 
 
-def estimate(title: str, digits: int = 2) -> Cell:
-    """A cell of a sample's mean ± standard error."""
-    return f"{{{title}:.{digits}f}}", f" ± {{{title} error:.{digits}f}}"
+def against(own: Sequence[float], other: Sequence[float], form: str = "{:+.2f} ({:.2g})") -> Cell:
+    """A cell with the difference of the means and Welch's p."""
+    difference, p = welch(own, other)
+    return Cell(form.format(difference, p), {"": difference, "p": p})
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table: the whole of it as a frame, and the columns that pages show.
+    """A table, whole; pages show the rows that are worth it.
 
     Example:
-        >>> rows = [{"arm": "Adam", **spread("loss", [1.0, 3.0])}, {"arm": "SGD", "loss": 4.0}]
-        >>> print(Table.of(rows, {"arm": "{arm}", "test loss": estimate("loss", 1)}).markdown())
-        | arm | test loss |
+        >>> table = Table(["arm", "loss (p)"], [["Adam", Cell("1.5 (0.01)", {"": 1.5, "p": 0.01})], ["SGD", ""]])
+        >>> print(table.markdown())
+        | arm | loss (p) |
         | --- | --- |
-        | Adam | 2.0 ± 1.0 |
-        | SGD | 4.0 |
+        | Adam | 1.5 (0.01) |
+        | SGD |  |
+        >>> table.frame.columns.tolist()
+        ['arm', 'loss', 'loss p']
     """
 
-    frame: pd.DataFrame  # unrounded; an empty cell is None
-    columns: Mapping[str, Cell]  # header on a page → the cell below it
+    header: Sequence[str]
+    rows: Sequence[Row]
     worth: Sequence[bool] | None = None  # which rows a page shows; None is all, and an empty list no table
     name: str = ""  # what tells it from the other tables of its section
     heading: str = ""  # of itself alone
 
-    @classmethod
-    def of(
-        cls, records: Iterable[Mapping[str, Any]], columns: Mapping[str, Cell] | None = None, **more: Any
-    ) -> "Table":
-        """A table of records, whose keys are the columns of the frame; pages show all as they are by default."""
-        frame = pd.DataFrame(list(records), dtype=object)
-        frame = frame.where(frame.notna(), None)
-        return cls(frame, columns or {title: f"{{{title}}}" for title in frame}, **more)
-
-    @property
-    def header(self) -> list[str]:
-        """The headers on a page."""
-        return list(self.columns)
-
     def markdown(self, *, short: bool = False, without: Collection[str] = ()) -> str:
         """The table for a page, whole or short, without some columns."""
-        cells = {title: cell for title, cell in self.columns.items() if title not in without}
-        shown = self.worth if short and self.worth is not None else [True] * len(self.frame)
-        records = [record for record, is_worth in zip(self.frame.to_dict("records"), shown, strict=True) if is_worth]
-        text = markdown(list(cells), [[shown_as(cell, record) for cell in cells.values()] for record in records])
+        shown = self.worth if short and self.worth is not None else [True] * len(self.rows)
+        kept = [at for at, title in enumerate(self.header) if title not in without]
+        rows = [[row[at] for at in kept] for row, is_worth in zip(self.rows, shown, strict=True) if is_worth]
+        text = markdown([self.header[at] for at in kept], rows)
         return f"**{self.heading}**\n\n{text}" if self.heading else text
 
+    @property
+    def frame(self) -> pd.DataFrame:
+        """The whole table, unrounded: a column for each number behind a header, and one for text."""
+        columns = dict.fromkeys((at, name) for at in range(len(self.header)) for row in self.rows
+                                for name in _numbers(row[at]))  # fmt: skip
+        values = [[_numbers(row[at]).get(name, "") for at, name in columns] for row in self.rows]
+        titles = [_plain(title).removesuffix(" (p)") for title in self.header]
+        return pd.DataFrame(values, columns=[f"{titles[at]} {name}".strip() for at, name in columns], dtype=object)
+
     def csv(self) -> str:
-        """The whole table, unrounded, without columns that are empty."""
-        return self.frame.dropna(axis="columns", how="all").map(_plain).to_csv(index=False, lineterminator="\n")
+        """The frame as a file."""
+        return self.frame.to_csv(index=False, lineterminator="\n")
 
 
-def shown_as(cell: Cell, record: Mapping[str, Any]) -> str:
-    """The text of a cell; pieces of it are left out where a number is missing.
+def pivot(
+    head: Sequence[str],
+    rows: Mapping[Any, Row],
+    columns: Mapping[Any, str],
+    cells: Mapping[tuple[Any, Any], str | Cell],
+) -> Table:
+    """A table of what was measured at every row and column; where nothing was, it is empty.
 
-    Example:
-        >>> shown_as(("{gain:+.1f}", " ({p:.2g})"), {"gain": 2.0})
-        '+2.0'
+    Args:
+        head: over the labels of the rows.
+        rows: row → its labels.
+        columns: column → its header.
+        cells: (row, column) → what stands there.
     """
-    pieces = [cell] if isinstance(cell, str) else cell
-    return "".join(_FILL.vformat(piece, (), record) for piece in pieces if _is_there(piece, record))
+    whole = [[*labels, *(cells.get((row, column), "") for column in columns)] for row, labels in rows.items()]
+    return Table([*head, *columns.values()], whole)
 
 
-_FILL = string.Formatter()
-# A column's name may hold points and brackets, at which format strings look for attributes and items.
-_FILL.get_field = lambda name, arguments, record: (record[name], name)  # type: ignore[assignment,method-assign]
+def _numbers(cell: str | Cell) -> Mapping[str, Any]:
+    if isinstance(cell, Cell):
+        return cell.numbers
+    return {"": _plain(cell)} if cell else {}
 
 
-def _is_there(piece: str, record: Mapping[str, Any]) -> bool:
-    names = [name for _, name, *_ in string.Formatter().parse(piece) if name is not None]
-    return not any(record.get(name) is None for name in names)
-
-
-def _plain(value: Any) -> Any:
-    """A cell without the marks of a page."""
-    return value.replace("**", "").replace("`", "").replace("\\|", "|") if isinstance(value, str) else value
+def _plain(text: str) -> str:
+    return text.replace("**", "").replace("`", "").replace("\\|", "|")
 
 
 @dataclass(frozen=True)
@@ -201,9 +204,10 @@ class Section:
         return "\n\n".join(shown)
 
 
-def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def markdown(header: Sequence[str], rows: Iterable[Row]) -> str:
     """A Markdown table."""
-    return "\n".join("| " + " | ".join(row) + " |" for row in (header, ["---"] * len(header), *rows))
+    cells = ([cell if isinstance(cell, str) else cell.text for cell in row] for row in rows)
+    return "\n".join("| " + " | ".join(row) + " |" for row in (header, ["---"] * len(header), *cells))
 
 
 def machine(environment: Mapping[str, Any], device: str = "cpu") -> str:

@@ -13,7 +13,7 @@ from scipy.stats import ttest_1samp, ttest_ind
 from ..core.arms import arm, chosen, errors, pace
 from ..core.store import Result
 from ..core.study import Digest
-from ..core.table import Cell, Row, Section, Table, exact, grouped
+from ..core.tables import Cell, Row, Section, Table, exact, grouped
 from ..methods import METHODS
 from ..problems.pictures import psnr
 from ..problems.poisson import DERIVATIVES

@@ -8,12 +8,12 @@ from typing import Any
 
 from ..core.arms import arm, errors
 from ..core.store import setting
-from ..core.table import grouped
-from ..grids import OF_PAPER
+from ..core.tables import grouped
+from ..grids import ALL_HAVE, OF_PAPER, best_optimizer
 from ..methods import METHODS
 from ..problems.pictures import psnr
 from ..problems.poisson import DERIVATIVES
-from ..studies.tuned import ALL_HAVE, ON_MLP, best_optimizer
+from ..studies.tuned import ON_MLP
 from .judges import (
     TABLE1,
     Claim,

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from ..core.store import Result, Store
 from ..core.study import Digest
-from ..core.table import Row, Section, Table, exact, grouped
+from ..core.tables import Row, Section, Table, exact, grouped
 from ..core.tune import eighths
 from ..methods import METHODS
 from ..optimizers import LABELS

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from ..core.arms import arm, errors
 from ..core.store import Result
 from ..core.study import Digest
-from ..core.table import Cell, Section, Table
+from ..core.tables import Cell, Section, Table
 from ..problems.pictures import psnr
 from ..studies.fourier import prices
 from .calls import CALLS

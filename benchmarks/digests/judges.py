@@ -10,12 +10,11 @@ from scipy.stats import ttest_1samp, ttest_ind
 from ..core.arms import arm, chosen, compared, errors
 from ..core.store import Result, Store
 from ..core.study import protocol
-from ..core.table import SIGNIFICANT, Row, grouped, mean_and_error, plus_minus, welch
+from ..core.tables import SIGNIFICANT, Row, grouped, mean_and_error, plus_minus, welch
 from ..methods import METHODS
-from ..problems.language import final_validation_loss
+from ..problems.language import final_validation_loss, worth
 from ..studies import table1
 from ..studies.table1 import SIZES, over_sizes, series
-from ..studies.texts import worth
 
 Stores = Mapping[str, Store]
 #: Stores → what every seed reached; a run that is not there is a LookupError.

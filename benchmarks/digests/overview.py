@@ -10,12 +10,12 @@ from ..catalogue import RECIPES
 from ..core.figure import plt, saved
 from ..core.store import Store
 from ..core.study import Digest
-from ..core.table import SIGNIFICANT, Cell, Section, Table, estimate, exact, machine, mean_and_error, welch
-from ..core.table import Row as Cells
+from ..core.tables import SIGNIFICANT, Cell, Section, Table, estimate, exact, machine, mean_and_error, welch
+from ..core.tables import Row as Cells
+from ..grids import best_optimizer
 from ..methods import METHODS
 from ..problems.images import data_label
-from ..studies.curves import best_rows, curve, draw
-from ..studies.tuned import best_optimizer
+from ..studies.texts import best_rows, curve, draw
 from .judges import Sample, reached
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from ..catalogue import RECIPES
 from ..core.store import Store
 from ..core.study import Digest
-from ..core.table import SIGNIFICANT, Cell, Row, Section, Table, exact
+from ..core.tables import SIGNIFICANT, Cell, Row, Section, Table, exact
 from .claims_of_ours import FIELDS, OURS
 from .claims_of_papers import BIRD, JOUDAKI, SU, UHLMANN
 from .judges import HEADER, Claim, Finding, line

@@ -1,7 +1,7 @@
 """A picture learned from (x, y) by a coordinate network; the error is the mean square, of colours from -1 to 1."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise, product
 from typing import Any, NamedTuple
@@ -13,6 +13,7 @@ from matplotlib.image import imread
 from sklearn.datasets import load_sample_image
 from torch import Tensor, nn
 
+from ..methods import METHODS
 from ..train import FieldRun, Problem, kind_of, normalised
 
 
@@ -165,3 +166,14 @@ def psnr(error: float) -> float:
 
 
 COORDINATES = kind_of(Fit)
+
+#: Normaliser, optimizer, wrapper. Where a search begins: learning rate, and damping.
+Arm = tuple[str, str, str]
+STARTS = {"adam": 1e-2, "muon": 3.2e-2, "soap": 3.2e-2, "sgd": 0.32, "momentum": 1e-2}
+
+
+def first_trial(like: CoordinateRun, arm: Arm) -> CoordinateRun:
+    """The trial that an arm's search begins with."""
+    norm, optimizer, method = arm
+    damping = 0.1 if METHODS[method].damped else None
+    return replace(like, norm=norm, optimizer=optimizer, method=method, lr=STARTS[optimizer], damping=damping)

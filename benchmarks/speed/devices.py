@@ -5,21 +5,20 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from adiv_optim.corrections import BatchIdeal, Disproportional, Proportional
 from adiv_optim.optim import GradientOnly, InputScaled, Preconditioned, Whitened
 
-from ..core.options import DEVICE, Options
-from ..core.runs import measure
+from ..core.runs import DEVICE, measure
 from ..core.store import Result, Store
-from ..core.study import Piece, Sections, Study
+from ..core.study import Options, Piece, Sections, Study
 from ..core.tables import Section, grouped, machine
 from . import jobs
-from .suites import layer_row
-from .timing import row, setup, table
+from .suites import layer_row, row
+from .timing import setup, table
 
 DTYPES = {"float32": None, "bfloat16": torch.bfloat16}
 MODES = {"eager": None, "compiled": "default", "graphs": "reduce-overhead"}
@@ -86,16 +85,16 @@ SUITES = {"layers": layers, "steps": steps, "unit-consistent": unit_consistent}
 class DeviceOptions(Options):
     """Options of this study."""
 
-    only: tuple[Literal["layers", "steps", "unit-consistent"], ...] = ("layers", "steps", "unit-consistent")
-    """these measurements"""
-    dtypes: tuple[Literal["float32", "bfloat16"], ...] = ("float32", "bfloat16")
+    only: tuple[str, ...] = tuple(SUITES)
+    """layers, steps, unit-consistent"""
+    dtypes: tuple[str, ...] = tuple(DTYPES)
     """precisions"""
-    modes: tuple[Literal["eager", "compiled", "graphs"], ...] = ("eager", "compiled", "graphs")
-    """eagerly, compiled, as CUDA graphs"""
-    size: Literal["full", "small"] = "full"
-    """of the networks"""
+    modes: tuple[str, ...] = tuple(MODES)
+    """eager, compiled, as CUDA graphs"""
+    size: str = "full"
+    """of the networks: full or small"""
     device: str = DEVICE
-    """where to run: cpu or cuda"""
+    """cpu or cuda"""
 
 
 def _run(options: DeviceOptions, store: Store) -> None:

@@ -15,11 +15,11 @@ from adiv_optim import Correction, GradientOnly, UnitConsistent, functional, jac
 from adiv_optim.gauge import NetworkGauge
 from examples.gpt import GPT, PRESETS, next_character_loss
 
+from ..core.runs import ten_times
 from ..methods import METHODS
+from ..optimizers import matrices
 from ..problems.images import mlp
-from ..problems.language import matrices
-from ..train import FieldRun, Problem, build_optimizer
-from .timing import autocast, compiled, device, ten_times
+from .timing import autocast, compiled, device
 
 Run = Callable[[], None]
 RunLayer = Callable[[Correction | None], None]
@@ -122,19 +122,6 @@ def training_step(
         optimizer.step()
 
     return run
-
-
-def fit(problem: Problem, run: FieldRun) -> Run:
-    """Ten training steps of a coordinate network."""
-    model = problem.model(run)
-    optimizer = build_optimizer(run, model, torch.empty(0))
-
-    def step() -> None:
-        optimizer.zero_grad()
-        problem.loss(model, optimizer).backward()
-        optimizer.step()
-
-    return ten_times(step)
 
 
 def ten_steps(width: int, layers: int, every: int | None = None) -> Run:

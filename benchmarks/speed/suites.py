@@ -19,29 +19,32 @@ from adiv_optim import BatchIdeal, Correction, Disproportional, InputScaled, Pro
 from adiv_optim.layers import AffineLikeLinear, NormLikeLinear, PatchNormConv2d
 
 from .. import data as datasets
-from ..core.options import Options
-from ..core.runs import measure
+from ..core.runs import measure, ratio
 from ..core.store import Store
-from ..core.study import Recipe, Sections, Study
+from ..core.study import Options, Recipe, Sections, Study
 from ..core.tables import Section, machine
 from ..ensemble import build_optimizer, train
 from ..methods import METHODS
 from ..problems.images import ImageRun, build_model
-from ..problems.pictures import CoordinateRun, Fit
-from ..studies.coordinates import ALL
-from ..train import label
+from ..train import label, ten_steps
 from . import jobs
-from .timing import allocator, device, ratio, row, table
+from .timing import Job, allocator, device, measured, peak_memory, table
 
 #: How ratios come about.
 IN_TURN = "within one interleaved run, by processor time if there is one thread: median and quartiles of the rounds"
 
 
+def row(what: str, job: Job, plain: Job, rounds: int) -> dict[str, Any]:
+    """A row of a table: a job beside its plain counterpart."""
+    return measured(what, job(), plain(), rounds, peak_memory(job) / peak_memory(plain))
+
+
 def layer_row(what: str, layer: Callable[[], jobs.RunLayer], rule: Correction, rounds: int = 100) -> dict[str, Any]:
     """A row of a table: a layer by a rule beside the same layer without."""
+    # Both run on the same tensors: where memory happens to lie can cost more than what is measured here.
     run = layer()
-    job, plain = lambda: partial(layer(), rule), lambda: partial(layer(), None)
-    return row(what, job, plain, rounds, (partial(run, rule), partial(run, None)))
+    memory = peak_memory(lambda: partial(layer(), rule)) / peak_memory(lambda: partial(layer(), None))
+    return measured(what, partial(run, rule), partial(run, None), rounds, memory)
 
 
 def layers(data: str) -> dict[str, Any]:
@@ -112,10 +115,11 @@ def _compiled_and_eager(name: str, layer: nn.Module, plain: nn.Module, input: Te
     pairs: dict[str, Any] = {"compiled": [torch.compile(module, fullgraph=True) for module in (layer, plain)]}
     rows = []
     for how, pair in {**pairs, "eager": (layer, plain)}.items():
+        # On the same input: where memory happens to lie can cost more than what is measured here.
         run, plain_run = (jobs.module(module, input) for module in pair)
-        run(), plain_run()  # to compile both
-        job, plain_job = (partial(jobs.module, module, input.clone()) for module in pair)
-        rows.append(row(f"{name}, {how}", job, plain_job, 40, (run, plain_run)))
+        run(), plain_run()  # to compile both, before memory is measured
+        memory, plain_memory = (peak_memory(partial(jobs.module, module, input.clone())) for module in pair)
+        rows.append(measured(f"{name}, {how}", run, plain_run, 40, memory / plain_memory))
     return rows
 
 
@@ -233,6 +237,9 @@ def _dataloader_epoch(run: ImageRun, loader: DataLoader, data: datasets.Dataset,
 
 def coordinates(data: str) -> dict[str, Any]:
     """Training steps of the coordinate network of ten layers, by every arm, against bare Adam's."""
+    from ..problems.pictures import CoordinateRun, Fit
+    from ..studies.coordinates import ALL  # studies import this file
+
     plain = CoordinateRun("china, flower", "none")
     runs = [replace(plain, norm=norm, optimizer=optimizer, method=method) for norm, optimizer, method in ALL[1:]]
     return {
@@ -240,7 +247,8 @@ def coordinates(data: str) -> dict[str, Any]:
         "note": "Ten linear layers of width 28 with ReLU, 64 × 64 pixels in every step, float32; forward and backward "
         f"included. Ratios {IN_TURN}. Peak memory counts parameters, gradients, optimizer state and activations.",
         "rows": [
-            row(label(run), partial(jobs.fit, Fit(run), run), partial(jobs.fit, Fit(plain), plain), 11) for run in runs
+            row(label(run), partial(ten_steps, run, Fit(run)), partial(ten_steps, plain, Fit(plain)), 11)
+            for run in runs
         ],
     }
 
@@ -254,14 +262,12 @@ class SpeedOptions(Options):
     """Options of this study."""
 
     data: str = "fake"
-    """images of the trainer comparison"""
+    """data set of the trainer comparison"""
     only: tuple[str, ...] = tuple(SUITES)
     """these measurements"""
 
 
 def _run(options: SpeedOptions, store: Store) -> None:
-    if unknown := set(options.only) - SUITES.keys():
-        raise ValueError(f"unknown measurement {min(unknown)!r}; known are {', '.join(SUITES)}.")
     measure(store, {name: partial(SUITES[name], options.data) for name in options.only}, again=True)
 
 

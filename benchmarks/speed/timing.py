@@ -5,7 +5,6 @@ import gc
 import multiprocessing
 import re
 import statistics
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import contextmanager
@@ -13,12 +12,11 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 
-from ..core.options import DEVICE
-from ..core.tables import Table
+from ..core.runs import DEVICE, interleaved, ratio
+from ..core.tables import Cell, Row, Table, exact
 
-Run = Callable[[], Any]
 #: Creates the tensors of a job and returns what runs it once.
-Job = Callable[[], Run]
+Job = Callable[[], Callable[[], Any]]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -80,40 +78,6 @@ def _set_allocator(keeps: bool, threads: int) -> None:
         mallopt(trim_threshold, 2**31 - 1 if keeps else 2**25)
 
 
-def ten_times(step: Run) -> Callable[[], None]:
-    """What takes ten steps, as often as a wrapper measures."""
-
-    def run() -> None:
-        for _ in range(10):
-            step()
-
-    return run
-
-
-def interleaved(runs: dict[str, Run], rounds: int) -> dict[str, list[float]]:
-    """Time everything once per round, in turn, after two rounds of warm-up; return seconds by name."""
-    # Other programs do not move processor time; of several threads, or a GPU, it says nothing.
-    alone = torch.get_num_threads() == 1 and not torch.cuda.is_available()
-    clock = time.process_time if alone else time.perf_counter
-    seconds: dict[str, list[float]] = {name: [] for name in runs}
-    for number in range(rounds + 2):
-        for name, run in runs.items():
-            start = clock()
-            run()
-            if device() == "cuda":
-                torch.cuda.synchronize()
-            if number >= 2:
-                seconds[name].append(clock() - start)
-    return seconds
-
-
-def ratio(numerator: list[float], denominator: list[float]) -> dict[str, Any]:
-    """Ratios round by round: their median, quartiles and number."""
-    ratios = [a / b for a, b in zip(numerator, denominator, strict=True)]
-    low, middle, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
-    return {"median": middle, "quartiles": [low, high], "rounds": len(ratios)}
-
-
 def peak_memory(job: Job) -> int:
     """Bytes allocated at the highest moment of a job's set-up and one run, from the allocator's own events."""
     gc.collect()
@@ -135,26 +99,13 @@ def peak_memory(job: Job) -> int:
     return max(total for _, total, _ in totals) - (first_total - first_size)
 
 
-def row(what: str, job: Job, plain: Job, rounds: int, runs: tuple[Run, Run] | None = None) -> dict[str, Any]:
-    """One row of a table: a job beside its plain counterpart, timed in turn.
-
-    Args:
-        what: the name of the row.
-        job: is made anew for its memory.
-        plain: likewise.
-        rounds: of the timing.
-        runs: of both, on the same tensors: where memory happens to lie can cost more than the difference.
-    """
-    run, plain_run = runs or (job(), plain())
-    seconds = interleaved({"plain": plain_run, "job": run}, rounds)
-    memory, median = peak_memory(job) / peak_memory(plain), statistics.median(seconds["plain"])
-    times = {"time_ratio": ratio(seconds["job"], seconds["plain"]), "plain_ms": 1e3 * median}
-    return {"what": what, **times, "memory_ratio": memory}
-
-
-_COLUMNS = {
-    "time": "{time:.3f}", "quartiles": "{quartiles low:.3f} to {quartiles high:.3f}", "peak memory": "{peak memory:.3f}",
-}  # fmt: skip
+def measured(
+    what: str, job: Callable[[], Any], plain: Callable[[], Any], rounds: int, memory_ratio: float
+) -> dict[str, Any]:
+    """One row of a table: what a job takes beside its plain counterpart, timed in turn."""
+    seconds = interleaved({"plain": plain, "job": job}, rounds)
+    found = {"what": what, "time_ratio": ratio(seconds["job"], seconds["plain"]), "memory_ratio": memory_ratio}
+    return {**found, "plain_ms": 1e3 * statistics.median(seconds["plain"])}
 
 
 def table(what: str, rows: list[dict[str, Any]], worth: str = "", *, memory: bool = True, plain: bool = False) -> Table:
@@ -167,12 +118,13 @@ def table(what: str, rows: list[dict[str, Any]], worth: str = "", *, memory: boo
         memory: whether memory is shown.
         plain: whether the plain counterpart's time is.
     """
-    records = []
-    for each in rows:
-        time, (low, high) = each["time_ratio"], each["time_ratio"]["quartiles"]
-        times = {"time": time["median"], "time n": time["rounds"], "quartiles low": low, "quartiles high": high}
-        records.append({what: each["what"], **times, "peak memory": each["memory_ratio"] if memory else None})
-        if plain:
-            records[-1]["plain, ms"] = each["plain_ms"]
-    columns = {what: f"{{{what}}}", **_COLUMNS, **({"plain, ms": "{plain, ms:.2f}"} if plain else {})}
-    return Table.of(records, columns, worth=[re.search(worth, each["what"]) is not None for each in rows])
+    cells = list[Row]()
+    for row in rows:
+        (low, high), middle = row["time_ratio"]["quartiles"], row["time_ratio"]["median"]
+        used = exact(row["memory_ratio"] if memory else None, ".3f")
+        own = [exact(row["plain_ms"], ".2f")] if plain else []
+        time = Cell(f"{middle:.3f}", {"": middle, "n": row["time_ratio"]["rounds"]})
+        quartiles = Cell(f"{low:.3f} to {high:.3f}", {"low": low, "high": high})
+        cells.append([row["what"], time, quartiles, used, *own])
+    shown = [re.search(worth, row["what"]) is not None for row in rows]
+    return Table([what, "time", "quartiles", "peak memory", *["plain, ms"] * plain], cells, shown)

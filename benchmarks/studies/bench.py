@@ -16,15 +16,14 @@ from adiv_optim.corrections import BatchIdeal
 from examples.fit_image import FITS, STEPS, draw, picture, psnr, steps_of, train
 
 from ..core.figure import panels
-from ..core.options import DEVICE, Options
-from ..core.runs import measure, run_all
+from ..core.runs import DEVICE, measure, run_all
 from ..core.store import Result, Store, setting
-from ..core.study import Sections, Study
-from ..core.table import SIGNIFICANT, Section, Table, against, estimate, exact, machine, mean_and_error, welch
+from ..core.study import Options, Sections, Study
+from ..core.tables import SIGNIFICANT, Section, Table, against, estimate, exact, machine, mean_and_error, welch
 from ..ensemble import IMAGES
+from ..grids import best_optimizer
 from ..methods import METHODS
 from ..problems.images import again, network
-from .tuned import best_optimizer
 
 #: Whose settings the digits are learned with.
 CHOSEN = Path(__file__).parents[1] / "results" / "digits-optimizers.jsonl"

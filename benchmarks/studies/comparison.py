@@ -7,8 +7,8 @@ from pathlib import Path
 from ..core.figure import band, panels
 from ..core.store import Result, setting
 from ..core.study import Recipe, apart
-from ..core.table import Cell, Section, Table, estimate, exact, in_order, machine, pivot
-from ..grids import COMPARED, PAPERS, Grid, grid_study, presets
+from ..core.tables import Cell, Section, Table, estimate, exact, in_order, machine, pivot
+from ..grids import CNN, CNN_POOL, COMPARED, PAPERS, Grid, grid_study, presets
 from ..methods import METHODS, optimizer_name
 from ..problems.images import ACTIVATIONS, BACKENDS, network
 
@@ -97,9 +97,6 @@ _REPORT = apart(_section, "method", "activation", "backend", "seeds", "epochs")
 _DIGITS = {**PAPERS, "data": "digits"}
 #: The Jacobian path is there for its price: one seed and one epoch show it.
 _PRICED = {**_DIGITS, "activation": ["tanh"], "backend": "jacobian", "seeds": 1, "epochs": 1}
-#: The paper's Appendix B.2 (Figs. 9 and 8), which says neither sizes nor activation: small enough for two CPU cores.
-CNN: Grid = {"network": "cnn", "hidden": (16, 32, 32, 32, 32)}
-CNN_POOL: Grid = {"network": "cnn-pool", "hidden": (16, 32, 32)}
 _CONVOLUTIONS: Grid = {
     "data": "cifar10", "activation": ["leaky-relu"], "backend": "loop",
     "method": [*COMPARED, "l2-patch", "l2-patch-half", "whitened-16"],

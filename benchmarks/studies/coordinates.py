@@ -4,22 +4,20 @@ Each arm is a normaliser, an optimizer and a wrapper. Its learning rate (and dam
 on two crops that no table shows. Then it learns other crops, each by a seed of its own: arms are compared in pairs.
 """
 
-import argparse
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 from ..core.arms import Look, sections
-from ..core.runs import add_progress_arguments, run_all
+from ..core.runs import run_all
 from ..core.store import Store
-from ..core.study import Recipe, Sections, Study
-from ..core.table import estimate
+from ..core.study import Recipe, Sections, Study, Training
+from ..core.tables import estimate
 from ..core.tune import around, choose
-from ..methods import METHODS
-from ..problems.pictures import COORDINATES, CROPS, NETWORKS, CoordinateRun, psnr
+from ..problems.pictures import COORDINATES, NETWORKS, Arm, CoordinateRun, first_trial, psnr
 from ..train import NORMS
 
 #: Of crops in front, those that trials learn.
@@ -49,9 +47,6 @@ def report(store: Store, name: str, folder: Path) -> Sections:
     return sections(store, name, folder, _LOOK, _named, lambda arm: arm[:3] in MAIN)
 
 
-#: Normaliser, optimizer, wrapper. Where a search begins: learning rate, and damping.
-Arm = tuple[str, str, str]
-STARTS = {"adam": 1e-2, "muon": 3.2e-2, "soap": 3.2e-2, "sgd": 0.32, "momentum": 1e-2}
 WRAPPED = ("none", "whitened", "whitened-16")
 OPTIMIZERS_HERE = ("adam", "muon", "soap")
 MAIN: list[Arm] = [
@@ -80,18 +75,29 @@ PROTOCOLS: dict[tuple[str, int, int | None, int], tuple[Sequence[Arm], int]] = {
 }
 
 
-def first_trial(like: CoordinateRun, arm: Arm) -> CoordinateRun:
-    """The trial that an arm's search begins with."""
-    norm, optimizer, method = arm
-    damping = 0.1 if METHODS[method].damped else None
-    return replace(like, norm=norm, optimizer=optimizer, method=method, lr=STARTS[optimizer], damping=damping)
-
-
 def _on(run: CoordinateRun, crops: Iterable[int]) -> list[CoordinateRun]:
     return [replace(run, crop=crop, seed=crop) for crop in crops]
 
 
-def _run(options: argparse.Namespace, store: Store) -> None:
+@dataclass
+class PictureOptions(Training):
+    """Options of this study."""
+
+    network: str | None = None
+    """this one alone: relu, fourier, siren or wide"""
+    size: int | None = None
+    """crops of this side alone: 64 or 128"""
+    batch_size: int | None = None
+    """steps of so many pixels alone; 0 is all"""
+    trials: int = 10
+    """that choose an arm's learning rate and damping"""
+    crops: int | None = None
+    """this many at most"""
+    steps: int | None = None
+    """in place of each protocol's own"""
+
+
+def _run(options: PictureOptions, store: Store) -> None:
     for (network, size, batch_size, steps), (arms, crops) in PROTOCOLS.items():
         if options.network not in (None, network) or options.size not in (None, size):
             continue
@@ -110,19 +116,9 @@ def _run(options: argparse.Namespace, store: Store) -> None:
             run_all(_on(replace(chosen, size=size, steps=like.steps), shown), COORDINATES, store)
 
 
-def _arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--network", choices=NETWORKS, help="this one alone")
-    parser.add_argument("--size", type=int, choices=CROPS, help="crops of this side alone")
-    parser.add_argument("--batch-size", type=int, metavar="PIXELS", help="steps of this size alone; 0 is all pixels")
-    parser.add_argument("--trials", type=int, default=10, help="that choose an arm's learning rate and damping")
-    parser.add_argument("--crops", type=int, help="this many at most")
-    parser.add_argument("--steps", type=int, help="in place of each protocol's own")
-    add_progress_arguments(parser)
-
-
 STUDIES = {
     "coordinates": Study(
-        "coordinate networks: a picture learned from (x, y)", _run, report, _arguments, makes=[Recipe(8.0)],
+        "coordinate networks: a picture learned from (x, y)", _run, report, PictureOptions(), makes=[Recipe(8.0)],
         smoke="--network siren --trials 1 --crops 1 --steps 1", page="docs/results/fields.md",
     ),
 }  # fmt: skip

@@ -1,14 +1,11 @@
 """What one step of every method does to the activations of the benchmark's network, side by side."""
 
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
-from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import pandas as pd
-import seaborn as sns
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -18,14 +15,13 @@ from adiv_optim.diagnostics import Divergence, divergence
 from adiv_optim.layers import NormLikeLinear
 
 from .. import data as datasets
-from ..core.figures import WIDTH, finished
-from ..core.runs import step
+from ..core.figure import WIDTH, plt, saved
+from ..core.runs import interleaved, ratio, step
 from ..core.store import public_name
 from ..core.study import Recipe, measurement
-from ..core.tables import Section, Table, machine
+from ..core.tables import Cell, Row, Section, Table, exact, machine
 from ..methods import METHODS, Method
 from ..problems.images import mlp
-from ..speed.timing import interleaved, ratio
 
 BATCH_SIZE, UNEVEN_ROWS, WARM_UP, EPOCHS, HIDDEN = 32, 3, 50, 5, (32, 32)
 STAGES = {"start": f"at the start (Adam: after {WARM_UP} steps)", "trained": f"after {EPOCHS} epochs"}
@@ -145,35 +141,37 @@ def _cost(data: datasets.Dataset, rounds: int) -> list[dict[str, Any]]:
     return rows
 
 
-#: What is measured of each layer: column → format, and its numbers by the ends of their columns' names.
-_OF_LAYER: dict[str, tuple[str, Callable[[dict[str, Any]], dict[str, float]]]] = {
-    "cosine": (".2f", lambda layer: {"": layer["cosine"][1]}),
-    "own gain": (".3g", lambda layer: {"": layer["gain_mean"], " deviation": layer["gain_variance"] ** 0.5}),
-    "interference": (".2f", lambda layer: {"": layer["interference"][1]}),
-    "weight share": (".2f", lambda layer: {"": layer["weight_share"]}),
-    "Var|x|²": (".2g", lambda layer: {"": layer["squared_norm_variance"]}),
-}
-_UNEVEN = f"uphill, {UNEVEN_ROWS} uneven rows, %"
-
-
 def table(result: dict[str, Any], stage: str) -> Table:
     """The table of one stage; three numbers in a cell are the three layers."""
-    records, title = [], result["stages"][stage]
+    rows, title = list[Row](), result["stages"][stage]
     for name, subject in result["subjects"].items():
-        measured, record = subject[stage], {"method": name}
-        for (column, (_, numbers)), (at, layer) in product(_OF_LAYER.items(), enumerate(measured["layers"], 1)):
-            record |= {f"{column} layer {at}{end}": value for end, value in numbers(layer).items()}
-        uneven = measured["not_downhill_uneven"]
-        record |= {"uphill, %": 100 * measured["not_downhill"], _UNEVEN: None if uneven is None else 100 * uneven}
-        records.append(record | {"accuracy, %": measured["accuracy"]})
-    columns = {"method": "{method}"}
-    for column, (spec, _) in _OF_LAYER.items():
-        deviation = f" ± {{{column} layer N deviation:.2g}}" if column == "own gain" else ""
-        cell = f"{{{column} layer N:{spec}}}{deviation}"
-        layers = map(str, range(1, len(result["sizes"])))
-        columns[column.replace("|", "\\|")] = ", ".join(cell.replace("layer N", f"layer {at}") for at in layers)
-    columns |= {"uphill, %": "{uphill, %:.0f}", _UNEVEN: f"{{{_UNEVEN}:.1f}}", "accuracy, %": "{accuracy, %:.1f}"}
-    return Table.of(records, columns, name=stage, heading=title[0].upper() + title[1:])
+        found = subject[stage]
+        layers, uneven = found["layers"], found["not_downhill_uneven"]
+        gains = [(layer["gain_mean"], layer["gain_variance"] ** 0.5) for layer in layers]
+        columns = (
+            [Cell(f"{v:.2f}", {"": v}) for v in (layer["cosine"][1] for layer in layers)],
+            # What is left of a gain that is the same for every row is float32's rounding.
+            [Cell(f"{m:.3g} ± {d:.2g}" if d > 1e-4 * m else f"{m:.3g}", {"": m, "deviation": d}) for m, d in gains],
+            [exact(layer["interference"][1], ".2f") for layer in layers],
+            [exact(layer["weight_share"], ".2f") for layer in layers],
+            [Cell(f"{v:.2g}" if v > 1e-6 else "0", {"": v}) for v in (la["squared_norm_variance"] for la in layers)],
+        )
+        whole = [exact(100 * found["not_downhill"], ".0f"), exact(None if uneven is None else 100 * uneven, ".1f")]
+        rows.append([name, *map(_by_layer, columns), *whole, exact(found["accuracy"], ".1f")])
+    header = ["method", "cosine", "own gain", "interference", "weight share", "Var\\|x\\|²"]
+    return Table(
+        [*header, "uphill, %", f"uphill, {UNEVEN_ROWS} uneven rows, %", "accuracy, %"],
+        rows,
+        None,
+        stage,
+        title[0].upper() + title[1:],
+    )
+
+
+def _by_layer(cells: list[Cell]) -> Cell:
+    numbers = {f"layer {at} {name}".strip(): value for at, cell in enumerate(cells, 1) for name, value in
+               cell.numbers.items()}  # fmt: skip
+    return Cell(", ".join(cell.text for cell in cells), numbers)
 
 
 def section(result: dict[str, Any], name: str, folder: Path) -> Section:
@@ -187,43 +185,51 @@ def section(result: dict[str, Any], name: str, folder: Path) -> Section:
         f"are scaled by e^(2n), n normal, {result['uneven_batches']} batches. "
         f"{machine(result['environment'])}"
     )
-    what, records = "one divergence, in training steps", []
+    tables = [table(result, stage) for stage in result["stages"]]
+    rows = list[Row]()
     for row in result["cost"]:
-        low, high = row["time_ratio"]["quartiles"]
-        times = {"median": row["time_ratio"]["median"], "quartiles low": low, "quartiles high": high}
-        records.append({what: row["what"], **times, "ms": row["milliseconds"]})
-    cost = {
-        what: f"{{{what}}}", "median": "{median:.1f}", "quartiles": "{quartiles low:.1f} to {quartiles high:.1f}",
-        "ms": "{ms:.1f}",
-    }  # fmt: skip
-    stages = [table(result, stage) for stage in result["stages"]]
-    return Section([*stages, note, Table.of(records, cost, name="cost")])
+        (low, high), middle = row["time_ratio"]["quartiles"], row["time_ratio"]["median"]
+        quartiles = Cell(f"{low:.1f} to {high:.1f}", {"low": low, "high": high})
+        rows.append([row["what"], exact(middle, ".1f"), quartiles, exact(row["milliseconds"], ".1f")])
+    cost = Table(["one `divergence`, in training steps", "median", "quartiles", "ms"], rows, name="cost")
+    return Section([*tables, note, cost])
 
 
 def figure(result: dict[str, Any], path: Path) -> None:
     """Draw own gain, cosine and interference of every method, a row of panels per stage, quartiles as bars."""
+    names = list(result["subjects"])
     quantities = {"gain": "own gain γ (ideal: 1)", "cosine": "cosine with −g", "interference": "interference share"}
-    points = [
-        (stage, label, name, f"layer {at}", value)
-        for (key, stage), (name, subject) in product(result["stages"].items(), result["subjects"].items())
-        for at, layer in enumerate(subject[key]["layers"], 1)
-        for quantity, label in quantities.items() for value in layer[quantity]
-    ]  # fmt: skip
-    # The lowest, the middle and the highest of three quartiles are these themselves. Layers differ in shape as well as
-    # colour: colour alone does not carry to everyone.
-    grid = sns.catplot(
-        pd.DataFrame(points, columns=["stage", "quantity", "method", "layer", "value"]), kind="point", x="value",
-        y="method", hue="layer", row="stage", col="quantity", estimator="median", errorbar=("pi", 100), dodge=0.5,
-        linestyle="none", markers=["o", "s", "^"], markersize=4, err_kws={"linewidth": 1.2}, sharex="col",
-        height=5.0, aspect=WIDTH / 3 / 5.0,
-    )  # fmt: skip
-    for (_, quantity), axis in grid.axes_dict.items():
-        for at in range(0, len(result["subjects"]), 2):
-            axis.axhspan(at - 0.5, at + 0.5, color="0.95", zorder=0)
-        axis.axvline(0.0 if quantity == quantities["interference"] else 1.0, color="0.4", linewidth=0.8, linestyle=":")
-        axis.set(xlabel=quantity, xscale="log" if quantity == quantities["gain"] else "linear")
-    title = f"The effect of one step on each layer's outputs: {result['data']}, {result['sizes']}"
-    finished(grid, title, path, titles="{row_name}")
+    rows, count = len(result["stages"]), len(result["sizes"]) - 1
+    fig, axes = plt.subplots(
+        rows, len(quantities), figsize=(WIDTH, 10.0), sharey=True, sharex="col", layout="constrained"
+    )
+    colors = plt.get_cmap("tab10").colors  # type: ignore[attr-defined]
+    with saved(fig, path):
+        for row, (stage, title) in zip(axes, result["stages"].items(), strict=True):
+            for axis, quantity in zip(row, quantities, strict=True):
+                for layer in range(count):
+                    found = [result["subjects"][name][stage]["layers"][layer][quantity] for name in names]
+                    bars = [[m - low for low, m, _ in found], [high - m for _, m, high in found]]
+                    places = [at + 0.24 * (layer - (count - 1) / 2) for at in range(len(names))]
+                    # Shape as well as colour: colour alone does not carry to everyone.
+                    axis.errorbar(
+                        [m for _, m, _ in found], places, xerr=bars, fmt="os^D"[layer % 4], markersize=4, linewidth=1.2,
+                        color=colors[layer], label=f"layer {layer + 1}",
+                    )  # fmt: skip
+                for at in range(0, len(names), 2):
+                    axis.axhspan(at - 0.5, at + 0.5, color="0.95", zorder=0)
+                axis.axvline(0.0 if quantity == "interference" else 1.0, color="0.4", linewidth=0.8, linestyle=":")
+                axis.grid(axis="x", alpha=0.3)
+            row[0].set_xscale("log")
+            row[0].set_yticks(range(len(names)), names)
+            row[1].set_title(title, fontsize=11)
+        for axis, label in zip(axes[-1], quantities.values(), strict=True):
+            axis.set_xlabel(label)
+        axes[0][0].set_ylim(len(names) - 0.5, -0.5)
+        handles, labels = axes[0][0].get_legend_handles_labels()
+        fig.legend(handles, labels, loc="outside lower center", ncols=count, frameon=False)
+        title = f"The effect of one step on each layer's outputs: {result['data']}, {result['sizes']}"
+        fig.suptitle(title, fontsize=11)
 
 
 _HELP = "what one step of every method does to the activations"

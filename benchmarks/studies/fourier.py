@@ -4,10 +4,9 @@ Arms are compared after equal time: each has as many steps as take the time of 5
 a step, which is measured first. Settings are chosen after that time, too, on crops of a photograph of its own.
 """
 
-import argparse
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -15,16 +14,13 @@ from typing import Any
 
 from ..core.arms import arm, compared, errors
 from ..core.figure import panels
-from ..core.runs import add_progress_arguments, measure, run_all
+from ..core.runs import interleaved, measure, ratio, run_all
 from ..core.store import Result, Store
-from ..core.study import Recipe, Sections, Study
-from ..core.table import Cell, Row, Section, Table, estimate, exact, grouped, machine
+from ..core.study import Recipe, Sections, Study, Training
+from ..core.tables import Cell, Row, Section, Table, estimate, exact, grouped, machine
 from ..core.tune import around, choose
-from ..problems.pictures import COORDINATES, NETWORKS, CoordinateRun, Fit, psnr
-from ..speed import jobs
-from ..speed.timing import interleaved, ratio
-from ..train import label
-from .coordinates import Arm, first_trial
+from ..problems.pictures import COORDINATES, NETWORKS, Arm, CoordinateRun, Fit, first_trial, psnr
+from ..train import label, ten_steps
 
 #: The four that the README's picture shows come first.
 ARMS: list[Arm] = [
@@ -50,7 +46,7 @@ def like(arm: Arm, **settings: Any) -> CoordinateRun:
 def measured_prices(rounds: int) -> Result:
     """Ratios of the arms' steps to bare Adam's in processor time, taken in turn, ten steps at a time."""
     runs = {label(run): run for run in (like(arm, lr=1e-3) for arm in ARMS)}
-    seconds = interleaved({name: jobs.fit(Fit(run), run) for name, run in runs.items()}, rounds)
+    seconds = interleaved({name: ten_steps(run, Fit(run)) for name, run in runs.items()}, rounds)
     adam = seconds[label(like(ARMS[0]))]
     return {
         "part": "prices",
@@ -68,7 +64,21 @@ def _on(run: CoordinateRun, crops: Iterable[int]) -> list[CoordinateRun]:
     return [replace(run, crop=crop, seed=crop) for crop in crops]
 
 
-def _run(options: argparse.Namespace, store: Store) -> None:
+@dataclass
+class FourierOptions(Training):
+    """Options of this study."""
+
+    trials: int = 10
+    """that choose an arm's learning rate and damping"""
+    crops: int = len(SHOWN)
+    """this many at most"""
+    steps: int = STEPS
+    """of bare Adam, whose time each arm has"""
+    rounds: int = 41
+    """that measure the prices of steps"""
+
+
+def _run(options: FourierOptions, store: Store) -> None:
     measure(store, {"prices": partial(measured_prices, options.rounds)})
     for each, deviation in product(ARMS[:2], DEVIATIONS):
         run = like(each, steps=max(1, options.steps // 2), held_out=True, deviation=deviation)
@@ -83,7 +93,7 @@ def _run(options: argparse.Namespace, store: Store) -> None:
             run_all(_on(replace(run, held_out=True), shown), COORDINATES, store)
 
 
-def _chosen(arm: Arm, options: argparse.Namespace, store: Store) -> CoordinateRun:
+def _chosen(arm: Arm, options: FourierOptions, store: Store) -> CoordinateRun:
     """Search an arm's settings after equal time, and run it with the best on the crops that are shown."""
     steps = max(1, round(options.steps / prices(store)[label(like(arm))]["median"]))
     search = around(like(arm, steps=steps, time_of=options.steps), options.trials)
@@ -205,18 +215,10 @@ def report(store: Store, name: str, folder: Path) -> Sections:
     return {name: Section([f"**{heading}**", _table(store, [in_time, in_steps, held_out]), caption])}
 
 
-def _arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--trials", type=int, default=10, help="that choose an arm's learning rate and damping")
-    parser.add_argument("--crops", type=int, default=len(SHOWN), help="this many at most")
-    parser.add_argument("--steps", type=int, default=STEPS, help="of bare Adam, whose time each arm has")
-    parser.add_argument("--rounds", type=int, default=41, help="that measure the prices of steps")
-    add_progress_arguments(parser)
-
-
 STUDIES = {
     "fourier": Study(
         "a picture learned behind Fourier features, by bare and wrapped optimizers in equal time", _run, report,
-        _arguments, makes=[Recipe(0.8)], smoke="--trials 1 --crops 1 --steps 2 --rounds 1",
+        FourierOptions(), makes=[Recipe(0.8)], smoke="--trials 1 --crops 1 --steps 2 --rounds 1",
         page="docs/results/fields.md",
     ),
 }  # fmt: skip

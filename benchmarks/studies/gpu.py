@@ -18,11 +18,10 @@ import tyro
 
 from examples.gpt import DEFAULT
 
-from ..core.options import DEVICE, Options
-from ..core.runs import console
+from ..core.runs import DEVICE, console
 from ..core.store import Store, environment
-from ..core.study import Piece, Sections, Study
-from ..core.tables import Section, Table
+from ..core.study import Options, Piece, Sections, Study
+from ..core.tables import Section, Table, exact
 
 ROOT = Path(__file__).parents[2]
 #: Tests that are skipped without a CUDA device.
@@ -144,10 +143,8 @@ def _tests(job: Job) -> dict[str, Any]:
 
 def report(store: Store, name: str, folder: Path) -> Sections:
     """Which pieces are done, and how long each took."""
-    rows = [{"piece": r["piece"], "device": r["device"], "seconds": r["seconds"], "tests": r.get("tests")}
-            for r in store.read()]  # fmt: skip
-    shown = {"piece": "{piece}", "device": "{device}", "seconds": "{seconds:.0f}", "tests": "{tests}"}
-    return {name: Section([Table.of(rows, shown)])}
+    rows = [[r["piece"], r["device"], exact(r["seconds"], ".0f"), r.get("tests", "")] for r in store.read()]
+    return {name: Section([Table(["piece", "device", "seconds", "tests"], rows)])}
 
 
 def study(studies: Mapping[str, Study]) -> Study:

@@ -1,12 +1,11 @@
 """Isometry gap against depth in random networks: activations, ways to centre and normalise, and the theory."""
 
 from collections.abc import Callable
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
-import seaborn as sns
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -14,10 +13,10 @@ from torch import Tensor, nn
 from adiv_optim import diagnostics
 from adiv_optim.layers import MeanFieldNorm
 
-from ..core.figures import facets, finished
+from ..core.figure import panels, shade
 from ..core.store import Result
 from ..core.study import Recipe, measurement
-from ..core.tables import Section, Table, Words
+from ..core.tables import Cell, Row, Section, Table, exact
 
 WIDTH, DEPTH, SAMPLES = 1000, 30, 10
 #: Between any two of the samples at depth 0.
@@ -130,66 +129,74 @@ def _limits(activation: Callable[[Tensor], Tensor], correlation: Tensor, depth: 
 
 #: Variants that have a limit: where rows have a length of √width, or about that.
 WITH_LIMIT = ("layernorm", "mean-field")
+#: Panels of the figure with the bound.
 BOUNDED = ("sigmoid", "tanh", "ReLU", "GELU")
-#: Figures: name of the file → what is drawn, of what, activations, curves, limits of the vertical axis.
-FIGURES: dict[str, tuple[str, str, tuple[str, ...], tuple[str, ...], Any]] = {
-    "depth": ("and its bound", "measured", BOUNDED, ("layernorm", "mean_field", "bound"), (1e-4, 1)),
-    "unnormalised": (
-        "with and without normalising", "measured", (*BOUNDED, "exp"), ("layernorm", "centred"), None,
-    ),
+#: Figures that compare variants: name of the file → what of, quantity, activations, variants.
+FIGURES: dict[str, tuple[str, str, tuple[str, ...], tuple[str, ...]]] = {
+    "unnormalised": ("with and without normalising", "measured", (*BOUNDED, "exp"), ("layernorm", "centred")),
     "mean-field": (
         "by measured and by mean-field constants", "measured", (*BOUNDED, "exp"),
-        ("layernorm", "mean-field-centred", "mean-field"), None,
+        ("layernorm", "mean-field-centred", "mean-field"),
     ),
     "order": (
         "normalised after the activation, before it, or by constants", "measured", ("ReLU", "tanh", "SELU"),
-        ("layernorm", "normalised-first", "mean-field"), None,
+        ("layernorm", "normalised-first", "mean-field"),
     ),
     "xavier": (
         "by mean-field constants and by Xavier's gain", "measured", ("SELU", "leaky ReLU", "ReLU", "tanh"),
-        ("mean-field", "xavier"), None,
+        ("mean-field", "xavier"),
     ),
-    # Above the rounding that depth 0 has.
-    "error": ("against infinite width", "error", ("ReLU", "tanh", "SELU"), WITH_LIMIT, (0.02, None)),
+    "error": ("against infinite width", "error", ("ReLU", "tanh", "SELU"), WITH_LIMIT),
 }  # fmt: skip
 #: What titles and axes call what is drawn.
 QUANTITIES = {
     "measured": ("Isometry gap", "isometry gap"),
     "error": ("Distance of the Gram matrix", "relative distance"),
 }
-#: Curve → dashes, colour and label; a variant's is in the table as well.
-STYLES: dict[str, tuple[Any, str, str]] = {
-    "layernorm": ("", "tab:blue", "centred and normalised"),
-    "centred": ((4, 1.5), "tab:red", "centred only"),
-    "mean-field-centred": ((3, 1.25, 1.5, 1.25), "tab:green", "mean-field centred, normalised"),
-    "mean-field": ((4, 1.5), "tab:orange", "MeanFieldNorm"),
-    "normalised-first": ((1, 1), "tab:brown", "normalised before the activation"),
-    "xavier": ((1, 1), "tab:purple", "Xavier's gain alone"),
-    "mean_field": ((1, 1), "black", "infinite width"),
-    "bound": ((4, 1.5), "tab:purple", "bound by β"),
+#: Line, colour and label of every way to end a layer.
+STYLES: dict[str, tuple[str, str, str]] = {
+    "layernorm": ("-", "tab:blue", "centred and normalised"),
+    "centred": ("--", "tab:red", "centred only"),
+    "mean-field-centred": ("-.", "tab:green", "mean-field centred, normalised"),
+    "mean-field": ("--", "tab:orange", "MeanFieldNorm"),
+    "normalised-first": (":", "tab:brown", "normalised before the activation"),
+    "xavier": (":", "tab:purple", "Xavier's gain alone"),
 }
 
 
 def section(result: Result, name: str, folder: Path) -> Section:
     """Draw the figures into `folder`; return table and caption as Markdown."""
-    for file in FIGURES:
-        _figure(result, file, folder / f"isometry-{file}.png")
-    deep, records = result["depth"], list[dict[str, Any]]()
-    labels = {("measured", variant): STYLES[variant][2] for variant in VARIANTS}
-    labels |= {("error", variant): f"distance from infinite width, {STYLES[variant][2]}" for variant in WITH_LIMIT}
-    for activation, each in result["activations"].items():
-        record = {"activation": activation, "β": each["strength"], "(2 − β)²": (2 - each["strength"]) ** 2}
-        record |= {"infinite width": each["mean_field"][deep], "bound": each["bound"][deep]}
-        for (quantity, variant), label in labels.items():
-            low, middle, high = each[quantity][variant][deep] or (None, Words("out of range"), None)
-            record |= {label: middle, f"{label} low": low, f"{label} high": high}
-        records.append(record)
-    columns: dict[str, Any] = {
-        "activation": "{activation}", "β": "{β:.4f}", "(2 − β)²": "{(2 − β)²:.3f}",
-        "infinite width": "{infinite width:.2g}", "bound": "{bound:.2g}",
-    }  # fmt: skip
-    columns |= {at: (f"{{{at}:.2g}}", f" ({{{at} low:.2g}} to {{{at} high:.2g}})") for at in labels.values()}
-    start = result["activations"]["ReLU"]["mean_field"][0]
+    found = result["activations"]
+    where = f"width {result['width']}, {result['samples']} samples"
+    by_depth = partial(panels, xlabel="layers", yscale="log")
+    title = f"Isometry gap by depth, and its bound ({where})"
+    with by_depth(BOUNDED, title, folder / "isometry-depth.png", ylabel="isometry gap") as axes:
+        for axis, name in zip(axes, BOUNDED, strict=True):
+            _line(axis, found[name]["measured"]["layernorm"], "layernorm", "measured")
+            axis.plot(found[name]["mean_field"], ":", color="black", label="infinite width")
+            axis.plot(found[name]["bound"], "--", color="tab:purple", label="bound by β")
+        axes[0].set_ylim(1e-4, 1)
+    for file, (what, quantity, names, variants) in FIGURES.items():
+        measured, label = QUANTITIES[quantity]
+        title = f"{measured} by depth, {what} ({where})"
+        with by_depth(names, title, folder / f"isometry-{file}.png", ylabel=label) as axes:
+            for axis, name in zip(axes, names, strict=True):
+                for variant in variants:
+                    _line(axis, found[name][quantity][variant], variant, STYLES[variant][2])
+            if quantity == "error":
+                axes[0].set(yscale="log", ylim=(0.02, None))  # above the rounding that depth 0 has
+    deep, rows = result["depth"], list[Row]()
+    for name, each in found.items():
+        strength = each["strength"]
+        cells = [exact(strength, ".4f"), exact((2 - strength) ** 2, ".3f")]
+        cells += [exact(each[limit][deep], ".2g") for limit in ("mean_field", "bound")]
+        quartiles = [each["measured"][variant][deep] for variant in STYLES]
+        quartiles += [each["error"][variant][deep] for variant in WITH_LIMIT]
+        rows.append([name, *cells, *map(_quartile_cell, quartiles)])
+    header = ["activation", "β", "(2 − β)²", "infinite width", "bound", *(label for *_, label in STYLES.values())]
+    labels = [f"distance from infinite width, {STYLES[variant][2]}" for variant in WITH_LIMIT]
+    table = Table([*header, *labels], rows)
+    start = found["ReLU"]["mean_field"][0]
     caption = (
         f"Isometry gap after {result['depth']} layers of width {result['width']}, weights N(0, 1/width), linear → "
         f"activation → centre → normalise, of {result['samples']} samples any two of which have a correlation of "
@@ -201,32 +208,25 @@ def section(result: Result, name: str, folder: Path) -> Section:
         "a cross in the figures: in one of the draws the activations have left float64 or its precision. "
         f"torch {result['environment']['torch']}."
     )
-    return Section([Table.of(records, columns), caption])
+    return Section([table, caption])
 
 
-def _figure(result: Result, file: str, path: Path) -> None:
-    """Medians by depth with bands of quartiles, a panel for every activation, as far as there are numbers."""
-    what, quantity, activations, curves, limits = FIGURES[file]
-    points, ends = [], []
-    for activation, curve in product(activations, curves):
-        each = result["activations"][activation]
-        quartiles = each[quantity][curve] if curve in VARIANTS else [[value] for value in each[curve]]
-        there = [values for values in quartiles if values]
-        points += [(activation, STYLES[curve][2], depth, v) for depth, values in enumerate(there) for v in values]
-        if len(there) < len(quartiles):
-            ends.append((activation, len(there) - 1, there[-1][1], STYLES[curve][1]))
-    measured, ylabel = QUANTITIES[quantity]
-    # The lowest, the middle and the highest of three quartiles are these themselves.
-    grid = sns.relplot(
-        pd.DataFrame(points, columns=["activation", "curve", "layers", "value"]), x="layers", y="value", kind="line",
-        hue="curve", style="curve", col="activation", estimator="median", errorbar=("pi", 100),
-        palette={STYLES[curve][2]: STYLES[curve][1] for curve in curves},
-        dashes={STYLES[curve][2]: STYLES[curve][0] for curve in curves}, **facets(len(activations)),
-    )  # fmt: skip
-    for activation, depth, value, color in ends:
-        grid.axes_dict[activation].plot(depth, value, "x", color=color, markersize=8)
-    title = f"{measured} by depth, {what} (width {result['width']}, {result['samples']} samples; bands are quartiles)"
-    finished(grid, title, path, ylabel=ylabel, yscale="log", **({"ylim": limits} if limits else {}))
+def _quartile_cell(quartiles: list[float] | None) -> str | Cell:
+    if quartiles is None:
+        return "out of range"
+    low, middle, high = quartiles
+    return Cell(f"{middle:.2g} ({low:.2g} to {high:.2g})", {"": middle, "low": low, "high": high})
+
+
+def _line(axis: Any, quartiles: list[list[float] | None], variant: str, label: str) -> None:
+    """Median with a band of quartiles, as far as there are numbers."""
+    depths, shown = zip(*((depth, three) for depth, three in enumerate(quartiles) if three), strict=True)
+    low, middle, high = zip(*shown, strict=True)
+    line, color, _ = STYLES[variant]
+    axis.plot(depths, middle, line, color=color, label=label, linewidth=1.6)
+    shade(axis, depths, low, high, color, "band: quartiles")
+    if len(depths) < len(quartiles):
+        axis.plot(depths[-1], middle[-1], "x", color=color, markersize=8)
 
 
 STUDIES = {

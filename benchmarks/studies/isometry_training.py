@@ -2,28 +2,109 @@
 
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import product
+from itertools import islice, pairwise, product
 from pathlib import Path
 from typing import Any
 
-import matplotlib
-import pandas as pd
-import seaborn as sns
+import torch
+from torch import Tensor, nn
 
-from ..core.figures import WIDTH, facets, finished
-from ..core.options import Options
-from ..core.runs import measure
+from adiv_optim.diagnostics import isometry_strength, record
+
+from ..core.figure import panels, plt
+from ..core.runs import measure, step
 from ..core.store import Result, Store, public_name, setting
-from ..core.study import Recipe, Sections, Study, apart, protocols
-from ..core.tables import Section, Table, estimate, grouped, spearman, spread
+from ..core.study import Options, Recipe, Sections, Study, apart, protocols
+from ..core.tables import Cell, Row, Section, Table, estimate, exact, grouped, spearman
+from ..data import load
 from ..problems.images import data_label
-from ..problems.isometry import ACTIVATIONS, train
 
-#: Steps of training over which a loss is averaged.
-WINDOW = 20
+BATCH_SIZE, LR = 512, 0.01
+#: Lengths of the study. The paper has nine epochs, "shallow" networks of ten layers or less, and deeper ones.
+PRESETS: dict[str, dict[str, Any]] = {
+    "paper": {"layers": [10, 20], "seeds": 3, "steps": 873, "width": 1000},
+    "reduced": {"layers": [10, 20], "seeds": 1, "steps": 194, "width": 1000},
+    "smoke": {"layers": [2], "seeds": 1, "steps": 4, "width": 32, "data": "digits"},
+}
+#: Batches that isometry is averaged over, and steps of training over which a loss is.
+MEASURED, WINDOW = 2, 20
+ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
+    "sigmoid": nn.Sigmoid,
+    "SELU": nn.SELU,
+    "tanh": nn.Tanh,
+    "leaky ReLU, 0.2": lambda: nn.LeakyReLU(0.2),
+    "SiLU": nn.SiLU,
+    "ReLU": nn.ReLU,
+    "GELU": nn.GELU,
+}
+
+
+def network(activation: str, features: int, classes: int, widths: Sequence[int]) -> nn.Sequential:
+    """Norm → linear → activation for every width, then norm and outputs: weights N(0, 1/fan_in), norms without any."""
+    model = nn.Sequential()
+    for number, (inputs, width) in enumerate(pairwise([features, *widths])):
+        model.add_module(f"norm-{number}", nn.LayerNorm(inputs, elementwise_affine=False))
+        model.add_module(f"fc-{number}", nn.Linear(inputs, width))
+        model.add_module(f"act-{number}", ACTIVATIONS[activation]())
+    model.add_module(f"norm-{len(widths)}", nn.LayerNorm(widths[-1], elementwise_affine=False))
+    model.add_module("out", nn.Linear(widths[-1], classes))
+    for layer in model:
+        if isinstance(layer, nn.Linear):
+            nn.init.normal_(layer.weight, std=layer.in_features**-0.5)
+            nn.init.zeros_(layer.bias)
+    return model
+
+
+def _batches(count: int, size: int, seed: int) -> Iterator[Tensor]:
+    """Indices of full batches for ever, every sample once an epoch: a sample that came twice would be no isometry."""
+    generator = torch.Generator().manual_seed(seed)
+    while True:
+        yield from torch.randperm(count, generator=generator)[: count - count % size].split(size)
+
+
+def train(
+    activation: str, name: str, steps: int, widths: Sequence[int], seed: int = 0, *,
+    samples: int = BATCH_SIZE, download: bool = False,
+) -> Result:  # fmt: skip
+    """Train one network with plain SGD; return its loss by step and the isometry of its layers at both ends."""
+    data = load(name, download).to("cpu", torch.float32)
+    count = len(data.train_labels)
+    if count < BATCH_SIZE:
+        raise ValueError(f"{name} has {count} training samples, fewer than a batch of {BATCH_SIZE}.")
+    torch.manual_seed(seed)
+    model = network(activation, data.features, data.classes, widths)
+    optimizer = torch.optim.SGD(model.parameters(), lr=LR)
+    batches, measuring = (_batches(count, BATCH_SIZE, 2 * seed + part) for part in (1, 2))
+    held = [next(measuring) for _ in range(MEASURED)]
+    # As many samples as features have a singular Gram matrix, and pixels that never change are no features.
+    samples = min(samples, data.features // 2, *(3 * width // 4 for width in widths))
+
+    def measured() -> list[dict[str, Any]]:
+        paths = [path for path, _ in model.named_children() if path != "out"]
+        with torch.no_grad(), record(model, layers=paths, max_samples=samples) as recorder:
+            for index in held:
+                model(data.train_inputs[index])
+        each = zip(*(entry["layers"] for entry in recorder.history), strict=True)
+        means = (sum(layer["isometry"] for layer in layers) / MEASURED for layers in each)
+        return [{"path": path, "isometry": mean} for path, mean in zip(paths, means, strict=True)]
+
+    start, losses = measured(), list[float]()
+    for index in islice(batches, steps):
+        losses.append(step(model, optimizer, data.train_inputs[index], data.train_labels[index]).item())
+    with torch.no_grad():
+        predicted = torch.cat([model(part).argmax(-1) for part in data.test_inputs.split(BATCH_SIZE)])
+    accuracy = 100 * (predicted == data.test_labels).double().mean().item()
+    settings = {"data": public_name(name), "activation": activation, "layers": len(widths), "width": widths[0]}
+    settings |= {"batch_size": BATCH_SIZE, "lr": LR, "steps": steps, "seed": seed}
+    about = {"features": data.features, "training_samples": count, "samples": samples, "batches": MEASURED}
+    isometry, strength = {"start": start, "trained": measured()}, isometry_strength(ACTIVATIONS[activation]())
+    found = {"strength": strength, "isometry": isometry, "train_loss": losses, "test_accuracy": accuracy}
+    return {"settings": settings, **about, **found}
+
+
 #: When isometry is measured.
 STAGES = ("start", "trained")
 #: Activation → the results of every seed, by isometry strength.
@@ -33,90 +114,69 @@ Seeds = dict[str, list[Result]]
 def by_depth(results: Sequence[Result]) -> dict[int, Seeds]:
     """Sort results by how many layers there are."""
     depths = grouped(sorted(results, key=lambda r: (r["settings"]["layers"], r["strength"])), setting("layers"))
-    return {layers: grouped(results, setting("activation")) for layers, results in depths.items()}
+    return {layers: grouped(found, setting("activation")) for layers, found in depths.items()}
 
 
 def report(store: Store, name: str, folder: Path) -> Sections:
     """For every protocol and depth the figures of isometry by layer and of convergence, table and caption."""
     sections = Sections()
     for own, group, _ in protocols(store, name, "activation", "layers", "seed"):
-        for number, (layers, runs) in enumerate(by_depth(group).items()):
-            first, end = next(iter(runs.values()))[0], own.removeprefix(name) + f"-{layers}" * (number > 0)
+        for number, (layers, found) in enumerate(by_depth(group).items()):
+            first, end = next(iter(found.values()))[0], own.removeprefix(name) + f"-{layers}" * (number > 0)
             data = data_label(first["settings"]["data"])
-            _layers_figure(runs.get("tanh", [first])[0], data, folder / f"isometry-layers{end}.png")
-            _convergence_figure(runs, data, folder / f"isometry-convergence{end}.png")
-            sections[f"{name}{end}"] = Section([_table(runs), _caption(runs, data)])
+            _layers_figure(found.get("tanh", [first])[0], data, folder / f"isometry-layers{end}.png")
+            _convergence_figure(found, data, folder / f"isometry-convergence{end}.png")
+            sections[f"{name}{end}"] = Section([_table(found), _caption(found, data)])
     return sections
-
-
-#: Kinds of layers by the beginnings of their names: label, mark, colour.
-_KINDS = {
-    "norm": ("normalisation", "o", "tab:blue"),
-    "fc": ("linear", "s", "0.4"),
-    "act": ("activation", "^", "tab:orange"),
-}
 
 
 def _layers_figure(result: Result, data: str, path: Path) -> None:
     """Isometry of every layer's outputs, a panel before and one after training; the norms' own are shaded."""
     settings = result["settings"]
     names = ["at initialisation", f"after {settings['steps']} steps"]
-    frame = pd.DataFrame([
-        {"stage": name, "layer": place, "path": layer["path"], "isometry": layer["isometry"],
-         "kind": _KINDS[layer["path"].split("-")[0]][0]}
-        for name, layers in zip(names, result["isometry"].values(), strict=True) for place, layer in enumerate(layers)
-    ])  # fmt: skip
-    grid = sns.relplot(
-        frame, x="layer", y="isometry", hue="kind", style="kind", row="stage", height=2.8, aspect=WIDTH / 2.8,
-        palette={label: color for label, _, color in _KINDS.values()},
-        markers={label: mark for label, mark, _ in _KINDS.values()},
-    )  # fmt: skip
-    for stage, axis in grid.axes_dict.items():
-        shown = frame[frame["stage"] == stage]
-        axis.plot(shown["layer"], shown["isometry"], color="0.6", linewidth=1, zorder=0)
-        for place in shown["layer"][shown["path"].str.startswith("norm")]:
-            axis.axvspan(place - 1, place, color="tab:blue", alpha=0.1, linewidth=0)
-        axis.set_xticks(shown["layer"], shown["path"], rotation=90, fontsize=7)
     title = f"Isometry of {result['samples']} samples, layer by layer: {data}, {settings['activation']}"
-    look = {"xlim": (-1, frame["layer"].max() + 0.5), "ylim": (0, None), "xlabel": ""}
-    finished(grid, title, path, titles="{row_name}", ylabel="isometry", **look)
+    looks = {"norm": ("o", "tab:blue", "normalisation"), "fc": ("s", "0.4", "linear")}
+    looks["act"] = ("^", "tab:orange", "activation")
+    with panels(names, title, path, columns=1, height=2.8, ylabel="isometry") as axes:
+        for axis, found in zip(axes, result["isometry"].values(), strict=True):
+            values = [layer["isometry"] for layer in found]
+            axis.plot(range(len(found)), values, color="0.6", linewidth=1, zorder=1)
+            for kind, (mark, color, label) in looks.items():
+                at = [place for place, layer in enumerate(found) if layer["path"].startswith(kind)]
+                axis.plot(at, [values[place] for place in at], mark, color=color, markersize=5, label=label)
+                for place in at if kind == "norm" else ():
+                    axis.axvspan(place - 1, place, color=color, alpha=0.1, linewidth=0)
+            axis.set_xticks(range(len(found)), [layer["path"] for layer in found], rotation=90, fontsize=7)
+            axis.set_xlim(-1, len(found) - 0.5)
+        axes[0].set_ylim(bottom=0)
 
 
-def _convergence_figure(runs: Seeds, data: str, path: Path) -> None:
+def _convergence_figure(found: Seeds, data: str, path: Path) -> None:
     """Training loss by step, and by β at the end of the first epoch and of training; means over seeds."""
-    first, *_ = (seeds[0] for seeds in runs.values())
-    settings, ends, points, curves = first["settings"], _ends(runs), [], []
-    strengths = {activation: seeds[0]["strength"] for activation, seeds in runs.items()}
-    labels = {activation: f"{activation}, β = {strength:.3f}" for activation, strength in strengths.items()}
-    for activation, seeds in runs.items():
-        for number in range(min(WINDOW, settings["steps"]), settings["steps"] + 1):
-            curves.append((labels[activation], number, statistics.fmean(_losses(seeds, number))))
-        points.append(("by step", *curves[-1]))
-        for end, number in ends.items():
-            loss = statistics.fmean(_losses(seeds, number))
-            points.append((f"at the end of {end}, by β", labels[activation], strengths[activation], loss))
-    low, high = min(strengths.values()), max(strengths.values())
-    shades = [0.9 * (strength - low) / max(high - low, 1e-9) for strength in strengths.values()]
-    look: dict[str, Any] = {"x": "x", "y": "loss", "hue": "activation", "style": "activation"}
-    look |= {"palette": dict(zip(labels.values(), map(matplotlib.colormaps["viridis"], shades), strict=True))}
-    grid = sns.relplot(
-        pd.DataFrame(points, columns=["panel", "activation", "x", "loss"]), **look, s=80, col="panel",
-        markers=dict(zip(labels.values(), "os^Dv<>", strict=False)), facet_kws={"sharex": False},
-        **facets(1 + len(ends)),
-    )  # fmt: skip
-    axis, *others = grid.axes.flat
-    sns.lineplot(pd.DataFrame(curves, columns=["activation", "x", "loss"]), **look, legend=False, ax=axis)
-    for other in others:
-        other.margins(x=0.2, y=0.1)
-        other.set_xlabel("isometry strength β")
-    axis.set_xlabel("step")
+    first = next(iter(found.values()))[0]
+    colors, settings, ends = plt.get_cmap("viridis"), first["settings"], _ends(found)
+    low, high = first["strength"], list(found.values())[-1][0]["strength"]
     title = f"Convergence: {data}, {settings['layers']} layers of {settings['width']}, SGD {settings['lr']:g}"
-    finished(grid, title, path, ylabel=f"training loss, mean of {WINDOW} steps")
+    with panels(["by step", *(f"at the end of {end}, by β" for end in ends)], title, path) as axes:
+        for number, (activation, seeds) in enumerate(found.items()):
+            strength = seeds[0]["strength"]
+            color = colors(0.9 * (strength - low) / max(high - low, 1e-9))
+            mark, style = "os^Dv<>"[number % 7], ("-", "--", "-.", ":")[number % 4]
+            steps = range(min(WINDOW, settings["steps"]), settings["steps"] + 1)
+            curve = [statistics.fmean(_losses(seeds, step)) for step in steps]
+            label = f"{activation}, β = {strength:.3f}"
+            axes[0].plot(steps, curve, style, color=color, label=label, marker=mark, markersize=7, markevery=[-1])
+            for axis, step in zip(axes[1:], ends.values(), strict=True):
+                axis.plot(strength, statistics.fmean(_losses(seeds, step)), mark, color=color, markersize=9)
+        axes[0].set(xlabel="step", ylabel=f"training loss, mean of {WINDOW} steps")
+        for axis in axes[1:]:
+            axis.set(xlabel="isometry strength β")
+            axis.margins(x=0.2, y=0.1)
 
 
-def _ends(runs: Seeds) -> dict[str, int]:
+def _ends(found: Seeds) -> dict[str, int]:
     """Where losses are compared: while every sample is new, if that lasts long enough, and in the end."""
-    result = next(iter(runs.values()))[0]
+    result = next(iter(found.values()))[0]
     epoch, steps = result["training_samples"] // result["settings"]["batch_size"], result["settings"]["steps"]
     return {"epoch 1": epoch, "training": steps} if WINDOW <= epoch < steps else {"training": steps}
 
@@ -132,50 +192,42 @@ def least_gains(seeds: list[Result], stage: str) -> list[float]:
     return [min(after - before for before, after in zip(s[2::3], s[3::3], strict=True)) for s in layers]
 
 
-#: Of the least gain by a norm.
-_GAINS = {"start": "at initialisation", "trained": "at the end"}
+def _table(found: Seeds) -> Table:
+    rows, ends = list[Row](), _ends(found)
+    for activation, seeds in found.items():
+        cells = []
+        for stage in STAGES:
+            first, last = (statistics.fmean(r["isometry"][stage][at]["isometry"] for r in seeds) for at in (0, -1))
+            cells.append(Cell(f"{first:.3f}, {last:.3f}", {"first": first, "last": last}))
+        start, trained = (min(least_gains(seeds, stage)) for stage in STAGES)
+        cells.append(Cell(f"{start:+.1g}, {trained:+.1g}", {"at initialisation": start, "at the end": trained}))
+        cells += [estimate(_losses(seeds, step), 3) for step in ends.values()]
+        cells.append(estimate([r["test_accuracy"] for r in seeds], 1))
+        rows.append([activation, exact(seeds[0]["strength"], ".4f"), *cells])
+    header = ["activation", "β", "isometry after the first and the last norm", "trained"]
+    header += ["least gain by a norm, trained", *(f"loss, end of {end}" for end in ends), "test accuracy, %"]
+    return Table(header, rows)
 
 
-def _table(runs: Seeds) -> Table:
-    records, ends = [], _ends(runs)
-    headers = {"start": "isometry after the first and the last norm", "trained": "trained"}
-    gain, losses = "least gain by a norm, trained", {f"loss, end of {end}": step for end, step in ends.items()}
-    for activation, seeds in runs.items():
-        record = {"activation": activation, "β": seeds[0]["strength"]}
-        for stage, header in headers.items():
-            for name, at in (("first", 0), ("last", -1)):
-                record[f"{header} {name}"] = statistics.fmean(r["isometry"][stage][at]["isometry"] for r in seeds)
-        record |= {f"{gain} {name}": min(least_gains(seeds, stage)) for stage, name in _GAINS.items()}
-        for header, at in losses.items():
-            record |= spread(header, _losses(seeds, at))
-        records.append(record | spread("test accuracy, %", [r["test_accuracy"] for r in seeds]))
-    return Table.of(records, {
-        "activation": "{activation}", "β": "{β:.4f}",
-        **{header: f"{{{header} first:.3f}}, {{{header} last:.3f}}" for header in headers.values()},
-        gain: ", ".join(f"{{{gain} {name}:+.1g}}" for name in _GAINS.values()),
-        **{header: estimate(header, 3) for header in losses}, "test accuracy, %": estimate("test accuracy, %", 1),
-    })  # fmt: skip
-
-
-def correlations(runs: Seeds) -> dict[str, Any]:
+def correlations(found: Seeds) -> dict[str, Any]:
     """Spearman's rank correlation of β with each end's loss and with the test accuracy, of means over seeds."""
-    strengths = [seeds[0]["strength"] for seeds in runs.values()]
+    strengths = [seeds[0]["strength"] for seeds in found.values()]
     columns = {
-        f"the loss at the end of {end}": [statistics.fmean(_losses(seeds, step)) for seeds in runs.values()]
-        for end, step in _ends(runs).items()
+        f"the loss at the end of {end}": [statistics.fmean(_losses(seeds, step)) for seeds in found.values()]
+        for end, step in _ends(found).items()
     }
-    columns["test accuracy"] = [statistics.fmean(r["test_accuracy"] for r in seeds) for seeds in runs.values()]
+    columns["test accuracy"] = [statistics.fmean(r["test_accuracy"] for r in seeds) for seeds in found.values()]
     return {name: spearman(strengths, column) for name, column in columns.items()}
 
 
-def _caption(runs: Seeds, data: str) -> str:
-    counts, result = {len(seeds) for seeds in runs.values()}, next(iter(runs.values()))[0]
+def _caption(found: Seeds, data: str) -> str:
+    counts, result = {len(seeds) for seeds in found.values()}, next(iter(found.values()))[0]
     settings = result["settings"]
     epochs = settings["steps"] * settings["batch_size"] / result["training_samples"]
     ranks = ""
-    if len(runs) > 2:
-        each = (f"{name} {rank.statistic:+.2f} (p = {rank.pvalue:.2g})" for name, rank in correlations(runs).items())
-        ranks = f"Rank correlation of β over {len(runs)} activations with {', with '.join(each)}. "
+    if len(found) > 2:
+        each = (f"{name} {rank.statistic:+.2f} (p = {rank.pvalue:.2g})" for name, rank in correlations(found).items())
+        ranks = f"Rank correlation of β over {len(found)} activations with {', with '.join(each)}. "
     return (
         f"{data}, {settings['layers']} layers of {settings['width']}, LayerNorm without parameters → linear → "
         f"activation, weights N(0, 1/fan_in), SGD {settings['lr']:g}, {settings['steps']} steps of "
@@ -188,36 +240,47 @@ def _caption(runs: Seeds, data: str) -> str:
 
 @dataclass
 class WidthsOptions(Options):
-    """Options of both studies."""
+    """Options of isometry-widths."""
 
     data: str = "cifar10"
-    """images: digits, cifar10, imagefolder:PATH or fake"""
+    """digits, cifar10, fake or imagefolder:PATH"""
     download: bool = False
     """let torchvision fetch CIFAR-10 into ./data"""
 
 
 @dataclass
-class IsometryOptions(WidthsOptions):
-    """Options of the networks that train. The paper has nine epochs, and calls ten layers or less shallow."""
+class TrainingOptions(Options):
+    """Options of isometry-training; what is not given is as in the preset."""
 
+    data: str | None = None
+    """digits, cifar10, fake or imagefolder:PATH"""
+    download: bool = False
+    """let torchvision fetch CIFAR-10 into ./data"""
+    preset: str = "paper"
+    """paper or reduced"""
     activations: tuple[str, ...] = tuple(ACTIVATIONS)
     """of the networks"""
-    layers: tuple[int, ...] = (10, 20)
+    layers: tuple[int, ...] | None = None
     """hidden layers"""
-    seeds: int = 3
+    seeds: int | None = None
     """how many; seed k is k"""
-    steps: int = 873
+    steps: int | None = None
     """of batches of 512"""
-    width: int = 1000
+    width: int | None = None
     """of the hidden layers"""
 
 
-def _run(options: IsometryOptions, store: Store) -> None:
+def _run(options: TrainingOptions, store: Store) -> None:
     if unknown := set(options.activations) - set(ACTIVATIONS):
         raise ValueError(f"unknown activation {min(unknown)!r}; known are {', '.join(ACTIVATIONS)}.")
-    data, steps, width = options.data, options.steps, options.width
+    given = {name: value for name, value in vars(options).items() if value is not None}
+    chosen = {"data": "cifar10", **PRESETS[options.preset], **given}
+    data, steps, width, seeds = (chosen[name] for name in ("data", "steps", "width", "seeds"))
+    for name, value in {"steps": steps, "width": width, "seeds": seeds}.items():
+        if value < 1:
+            raise ValueError(f"{name} is {value}; it must be positive.")
     wanted: dict[str, Callable[[], Result]] = {}
-    for layers, seed, name in product(options.layers, range(options.seeds), options.activations):
+    for layers, seed, name in product(chosen["layers"], range(seeds), options.activations):
         which = f", {layers} layers, seed {seed}" * ((layers, seed) != (10, 0))
         run = partial(train, name, data, steps, [width] * layers, seed, download=options.download)
         wanted[f"{name}, {public_name(data)}, {steps} steps, width {width}{which}"] = run
@@ -236,26 +299,26 @@ def _run_widths(options: WidthsOptions, store: Store) -> None:
 
 def _widths(results: list[Result], name: str, folder: Path) -> Section:
     """Gap behind every norm, a row for each choice of widths."""
-    records, columns = [], {"widths": "{widths}"}
+    rows = list[Row]()
     for result in results:
         norms = [layer["isometry"] for layer in result["isometry"]["start"] if layer["path"].startswith("norm")]
-        gaps = {f"norm {number}": -math.log(isometry) for number, isometry in enumerate(norms)}
-        records.append({"widths": ", ".join(map(str, result["widths"])), **gaps})
-        columns |= {norm: f"{{{norm}:.3f}}" for norm in gaps}
+        rows.append([", ".join(map(str, result["widths"])), *(exact(-math.log(isometry), ".3f") for isometry in norms)])
+    header = ["widths", *(f"norm {number}" for number in range(len(rows[0]) - 1))]
+    data = results[0]["settings"]["data"]
     caption = (
-        f"{data_label(results[0]['settings']['data'])}, tanh, at initialisation: isometry gap of "
+        f"{data_label(data)}, tanh, at initialisation: isometry gap of "
         f"{results[0]['samples']} samples behind every norm, one seed (Fig. B.4). "
         f"torch {results[0]['environment']['torch']}."
     )
-    return Section([Table.of(records, columns), caption])
+    return Section([Table(header, rows), caption])
 
 
 _PAGE = "docs/results/isometry.md"
 STUDIES = {
     "isometry-training": Study(
         "isometry of trained networks, layer by layer, and convergence: Figs. 2, 7, B.6", _run, report,
-        IsometryOptions(), makes=[Recipe(1.2, options=("--seeds 1 --steps 194",))],
-        data="images", page=_PAGE, smoke="--data digits --activations tanh --layers 2 --seeds 1 --steps 2 --width 8",
+        TrainingOptions(), makes=[Recipe(1.2, options=("--preset reduced --layers 10 20",))],
+        data="images", page=_PAGE, smoke="--data digits --activations tanh --steps 2 --width 8",
     ),
     "isometry-widths": Study(
         "isometry by layer for several widths, Fig. B.4", _run_widths, apart(_widths, "width"), WidthsOptions(),

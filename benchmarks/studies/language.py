@@ -14,17 +14,16 @@ from typing import Any, NamedTuple
 
 from examples.gpt import NORM_LABELS, NORMS, WARM_UP
 
-from ..core.runs import measure, run_all
+from ..core.runs import interleaved, measure, ratio, run_all, ten_times
 from ..core.store import Result, Store, setting
 from ..core.study import Piece, Recipe, Sections, Study, protocols
-from ..core.tables import Section, Table, estimate, grouped, machine
+from ..core.tables import Cell, Section, Table, exact, grouped, machine
+from ..core.tables import Row as Cells
 from ..core.tune import choose, grid
 from ..methods import METHODS
-from ..problems import language
-from ..problems.language import LANGUAGE, TextRun, dampings, is_installed
-from ..speed.timing import interleaved, ratio, ten_times
-from .curves import best_first, draw, rows_of
-from .texts import PAGE, SMOKE, TextOptions, loss_columns, losses_of, marked, title
+from ..optimizers import REST_LR
+from ..problems.language import LANGUAGE, VALIDATION_WINDOWS, TextRun, Trainer, batches, dampings, lacks, title
+from .texts import PAGE, SMOKE, TextOptions, at_edge, best_first, draw, loss_cell, losses_of, rows_of
 
 
 class Search(NamedTuple):
@@ -39,7 +38,7 @@ class Search(NamedTuple):
     def runs(self, like: TextRun) -> Iterator[TextRun]:
         """All that is tried."""
         for method, norm in product(self.methods, self.norms):
-            for lr, damping in [*product(self.rates, dampings(method, self.dampings)), *self.more]:
+            for lr, damping in [*product(self.rates, dampings(method, list(self.dampings))), *self.more]:
                 yield replace(like, method=method, norm=norm, lr=lr, damping=damping)
 
 
@@ -110,7 +109,7 @@ def _run(options: LanguageOptions, store: Store, searches: Sequence[Search], fix
     """
     like, methods = options.run(), options.methods
     if options.time:
-        methods = methods or [name for name in METHODS if METHODS[name].applies == "language" and is_installed(name)]
+        methods = methods or [name for name in METHODS if METHODS[name].applies == "language" and lacks(name) is None]
         about = {"part": "time", "preset": options.preset, "device": options.device}
         key = f"time of {options.preset} on {options.device}"
         measure(store, {key: lambda: about | step_times(methods, like)}, again=True)
@@ -119,7 +118,7 @@ def _run(options: LanguageOptions, store: Store, searches: Sequence[Search], fix
         searches, fixed = [Search(methods, options.norms, options.lr, options.damping)], []
     tried = [
         run for steps in options.steps for search in searches for run in search.runs(replace(like, steps=steps))
-        if methods or is_installed(run.method)
+        if methods or lacks(run.method) is None
     ]  # fmt: skip
     rows = grouped(tried, lambda run: (run.method, run.norm, run.steps)).values()
     if any(len(row) > 1 for row in rows):
@@ -138,10 +137,10 @@ def step_times(methods: Sequence[str], like: TextRun, rounds: int = 21) -> dict[
 
     All have the data, size and device of `like`; no rate and no damping costs more than another.
     """
-    text = language.load_text(like.data).to(like.device)
+    text = LANGUAGE.load(like, False)
 
     def job(run: TextRun) -> Callable[[], None]:
-        trainer, steps = language.Trainer(run, text), enumerate(language.batches(run, text.train), start=1)
+        trainer, steps = Trainer(run, text), enumerate(batches(run, text.train), start=1)
         return ten_times(lambda: trainer.step(*next(steps)))
 
     like = replace(like, steps=10 * (rounds + 2))
@@ -170,30 +169,27 @@ def report(store: Store, name: str, folder: Path, figures: bool = True) -> Secti
 
 #: What rate and damping are chosen for.
 _CHOICE = setting("method", "norm", "steps")
-_COLUMNS = {
-    "method": "{method}", "normaliser": "{normaliser}",
-    "learning rate": "{learning rate:g}", "damping": "{damping:g}", "steps": "{steps}",
-    "test loss": estimate("test loss", 4), "validation loss": estimate("validation loss", 4),
-    "time per step": "{time per step:.2f}",
-}  # fmt: skip
 
 
 def _table(results: list[Result], tried: list[Result], time: Result | None, name: str) -> Table:
     """Losses (mean ± standard error over seeds) and time of every combination of settings."""
-    ratios, records = time["time_ratio"] if time else {}, []
+    ratios, cells = time["time_ratio"] if time else {}, list[Cells]()
     for seeds in rows_of(results):
         settings = seeds[0]["settings"]
         same = [result["settings"] for result in tried if _CHOICE(result) == _CHOICE(seeds[0])]
-        about = {"method": METHODS[settings["method"]].label, "normaliser": NORM_LABELS[settings["norm"]]}
-        for column, key in (("learning rate", "lr"), ("damping", "damping")):
-            about[column] = marked(settings.get(key), [each[key] for each in same if key in each])
+        row: list[str | Cell] = [METHODS[settings["method"]].label, NORM_LABELS[settings["norm"]]]
+        for key in ("lr", "damping"):
+            cell = exact(settings.get(key))
+            mark = at_edge(settings.get(key), (other[key] for other in same if key in other))
+            row.append(cell._replace(text=cell.text + mark))
         validation, test = losses_of(seeds)
-        losses = loss_columns("test loss", test) | loss_columns("validation loss", validation)
-        median = ratios.get(settings["method"], {}).get("median")
-        records.append({**about, "steps": settings["steps"], **losses, "time per step": median})
+        row += [exact(settings["steps"]), loss_cell(test, 4), loss_cell(validation, 4)]
+        cells.append([*row, exact(ratios.get(settings["method"], {}).get("median"), ".2f")])
+    header = ["method", "normaliser", "learning rate", "damping", "steps"]
+    header += ["test loss", "validation loss", "time per step"]
     # Of many rows a page shows those with the first of the normalisers, which all methods have.
-    worth = [row["normaliser"] == records[0]["normaliser"] for row in records] if len(records) > 20 else None
-    return Table.of(records, _COLUMNS, worth=worth, name=name)
+    worth = [row[1] == cells[0][1] for row in cells] if len(cells) > 20 else None
+    return Table(header, cells, worth, name)
 
 
 def _caption(results: list[Result], tried: list[Result], time: Result | None) -> str:
@@ -215,9 +211,9 @@ def _caption(results: list[Result], tried: list[Result], time: Result | None) ->
         )
     return (
         f"Cross entropy in nats per character, mean ± standard error over {seeds} seed(s): on "
-        f"the last tenth of the text (test) and on at most {language.VALIDATION_WINDOWS} windows of the tenth before "
+        f"the last tenth of the text (test) and on at most {VALIDATION_WINDOWS} windows of the tenth before "
         f"it (validation). {chosen}Learning rates rise over {WARM_UP:.0%} of the steps, then fall to 0 by a cosine "
-        f"(schedule-free: stay). Muon's embeddings, head, norms and biases are AdamW's, at {language.REST_LR:g}. "
+        f"(schedule-free: stay). Muon's embeddings, head, norms and biases are AdamW's, at {REST_LR:g}. "
         f"Weight decay {settings['weight_decay']:g}. {timed}{machine(environment, settings['device'])}"
     )
 

@@ -17,11 +17,10 @@ from torch import Tensor
 from adiv_optim.diagnostics import divergence
 
 from ..core.figure import panels
-from ..core.options import Training
 from ..core.runs import NOBODY, Watch, run_all
 from ..core.store import Result, Store
-from ..core.study import Recipe, Sections, Study
-from ..core.table import Cell, Row, Section, Table, estimate, exact, in_order, machine, mean_and_error, spearman
+from ..core.study import Recipe, Sections, Study, Training
+from ..core.tables import Cell, Row, Section, Table, estimate, exact, in_order, machine, mean_and_error, spearman
 from ..data import Dataset
 from ..ensemble import IMAGES, Loops, epoch_orders, take
 from ..methods import METHODS

@@ -17,155 +17,149 @@ from examples.gpt import NORM_LABELS, NORMS
 from ..core.runs import run_all
 from ..core.store import Result, Store, setting
 from ..core.study import UNTRIED, Recipe, Sections, Study, protocols
-from ..core.tables import Section, Table, Words, estimate, grouped, machine, mean_and_error, welch
+from ..core.tables import Cell, Row, Section, Table, against, exact, grouped, machine, mean_and_error
 from ..core.tune import choose, ladder
 from ..methods import METHODS
-from ..problems.language import LANGUAGE, TextRun, dampings, is_installed
-from .texts import PAGE, SMOKE, TextOptions, loss_columns, losses_of, marked, title
+from ..problems.language import LANGUAGE, TextRun, dampings, lacks, title
+from .texts import PAGE, SMOKE, TextOptions, at_edge, loss_cell, losses_of
 
 
 class Arm(NamedTuple):
     """What is compared, each at a rate of its own: a row of the table."""
 
     norm: str
-    embedding_deviation: float | None
+    drawn: float | None  # deviation of the embeddings
     method: str
     embedding_lr: float | None = None  # None is that of the other weights
 
 
-def _arms(norms: Iterable[str], deviations: Iterable[float | None], methods: Iterable[str]) -> list[Arm]:
-    return [Arm(*row) for row in product(norms, deviations, methods)]
+def _group(norms: Iterable[str], drawn: Iterable[float | None], methods: Iterable[str]) -> list[Arm]:
+    return [Arm(*row) for row in product(norms, drawn, methods)]
 
 
 #: Deviation of the embeddings: GPT-2's, or one.
-DEVIATIONS: tuple[float | None, ...] = (None, 1.0)
+DRAWN: tuple[float | None, ...] = (None, 1.0)
 #: Rates, ascending, and those that a search begins with.
 Rates = tuple[tuple[float, ...], tuple[float, ...]]
 COARSE: Rates = ((3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 3e-1), (3e-3, 1e-2, 3e-2))
 FINE: Rates = ((5e-4, 1e-3, 2e-3, 3e-3, 5e-3, 7e-3, 1e-2, 2e-2, 3e-2), (2e-3, 3e-3, 5e-3, 7e-3, 1e-2, 2e-2))
 _BETWEEN: Rates = ((*FINE[0], 1e-1, 3e-1), (3e-3, 5e-3, 7e-3, 1e-2, 2e-2, 3e-2))
 #: Rows whose rates are closer together than those of others: without norms Muon and SOAP break down above their best.
-CLOSE = _arms(["none"], [1.0], ["muon", "input-scaled-muon", "input-held-muon", "soap", "normuon", "whitened-muon-16"])
+CLOSE = _group(["none"], [1.0], ["muon", "input-scaled-muon", "input-held-muon", "soap", "normuon", "whitened-muon-16"])
+#: Settings in which the runs of one table may differ.
+_WITHIN = "norm", "embedding_deviation", "embedding_lr", "method", "lr", "damping", "seed"
 #: The normalised network that every row is held against, behind the same kind of optimizer.
 TWIN = "layernorm"
 #: Normalisers that have a table of their own: the long runs have the single one before the head.
 _ELSEWHERE = ("affine-like", "head-layernorm")
 
-_BOTH = ["muon", "adamw"]
-_METHODS = ["adamw", "muon", "input-scaled-adamw", "input-held-adamw", "input-scaled-muon", "input-held-muon"]
-_OTHERS = [
+
+SCALED = ["adamw", "muon", *(f"input-{how}-{name}" for name in ("adamw", "muon") for how in ("scaled", "held"))]
+OTHERS = [
     "whitened-adamw", "whitened-muon", "whitened-adamw-16", "whitened-muon-16", "soap", "preconditioned-adamw",
     "preconditioned-muon", "normuon", "kron", "mars", "kfac",
 ]  # fmt: skip
 #: Rows in the order in which they run; each group is searched and then repeated by all seeds.
 GROUPS: list[list[Arm]] = [
-    [*_arms(["layernorm"], DEVIATIONS, _BOTH), *_arms(["none"], [1.0], _METHODS)],
-    _arms(["none"], [None], _BOTH),
-    _arms(["gains", "skip-init"], [1.0], ["muon", "input-held-muon", "adamw"]),
-    _arms(["rmsnorm", "dyt", "derf"], DEVIATIONS, _BOTH),
-    [*_arms(["layernorm"], [None], _OTHERS), *_arms(["none"], [1.0], _OTHERS)],
-    _arms(["none"], [1.0], ["input-scaled-soap", "input-scaled-normuon"]),
-    _arms(["gains", "skip-init"], [None], _BOTH),
-    _arms((norm for norm in NORMS if norm not in _ELSEWHERE), DEVIATIONS, _METHODS),
-]
+    [*_group(["layernorm"], DRAWN, ["muon", "adamw"]), *_group(["none"], [1.0], SCALED)],
+    _group(["none"], [None], ["muon", "adamw"]),
+    _group(["gains", "skip-init"], [1.0], ["muon", "input-held-muon", "adamw"]),
+    _group(["rmsnorm", "dyt", "derf"], DRAWN, ["muon", "adamw"]),
+    [*_group(["layernorm"], [None], OTHERS),
+     *_group(["none"], [1.0], OTHERS)],
+    _group(["none"], [1.0], ["input-scaled-soap", "input-scaled-normuon"]),
+    _group(["gains", "skip-init"], [None], ["muon", "adamw"]),
+    _group((norm for norm in NORMS if norm not in _ELSEWHERE), DRAWN, SCALED),
+]  # fmt: skip
+
+
 #: Rows that a page shows.
-_SHOWN = [
-    *_arms([TWIN], [None], ["adamw", "muon", "whitened-adamw-16", "whitened-muon-16", "soap"]),
-    *_arms(["none"], [None], _BOTH),
-    *_arms(["none"], [1.0], [*_METHODS, "whitened-adamw-16", "whitened-muon-16", "soap", "normuon", "kron"]),
-]
+_SHOWN = [Arm(TWIN, None, name) for name in ("adamw", "muon", "whitened-adamw-16", "whitened-muon-16", "soap")]
+_SHOWN += [Arm("none", None, name) for name in ("adamw", "muon")]
+_SHOWN += [Arm("none", 1.0, how + name) for name in ("adamw", "muon") for how in ("", "input-scaled-", "input-held-")]
+_SHOWN += [Arm("none", 1.0, name) for name in ("whitened-adamw-16", "whitened-muon-16", "soap", "normuon", "kron")]
 
 
 def search(rows: Sequence[Arm], run: TextRun, rates: Rates, store: Store, download: bool = False) -> list[TextRun]:
     """For each row, the run of the lowest validation loss, after as many rates as it takes for it to be no edge."""
-    ladders = []
-    for row in rows:
-        (damping,) = dampings(row.method, [1.0])
-        first = replace(run, **row._asdict(), damping=damping)
-        ladders.append(ladder([first], *(_BETWEEN if rates is COARSE and row in CLOSE else rates)))
+    ladders = [ladder([_of(row, run)], *(_BETWEEN if rates is COARSE and row in CLOSE else rates)) for row in rows]
     return choose(ladders, LANGUAGE, store, download=download)
 
 
-_AGAINST = ("validation against LayerNorm", "test against LayerNorm")
-_STREAM, _LOGITS = "RMS of the residual stream", "of the logits"
-_COLUMNS = {
-    **{title: f"{{{title}}}" for title in ("normaliser", "embeddings", "optimizer", "learning rate", "seeds")},
-    **{title: estimate(title, 3) for title in ("validation loss", "test loss")},
-    **{f"{title} (p)": (f"{{{title}:+.3f}}", f" ({{{title} p:.2g}})") for title in _AGAINST},
-    _STREAM: (f"{{{_STREAM} at the first block:.2g}} to {{{_STREAM} largest:.2g}}",),
-    _LOGITS: f"{{{_LOGITS}:.2g}}",
-}
+def _of(row: Arm, run: TextRun) -> TextRun:
+    (damping,) = dampings(row.method, [1.0])
+    run = replace(run, norm=row.norm, embedding_deviation=row.drawn, embedding_lr=row.embedding_lr)
+    return replace(run, method=row.method, damping=damping)
 
 
 def report(store: Store, name: str, folder: Path) -> Sections:
     """A section of every protocol: one table, a row for each of normaliser, embeddings and optimizer."""
     sections: Sections = {}
-    for own, results, searched in protocols(store, name, *Arm._fields, "lr", "damping", "seed"):
-        rows, trials = grouped(results, _arm), grouped(searched, _arm)
-        tried = {row: list(map(setting("lr"), each)) for row, each in trials.items()}
-        order = sorted(rows, key=_place)
+    for own, results, searched in protocols(store, name, *_WITHIN):
+        rows, trials = grouped(results, _row), grouped(searched, _row)
+        tried = {row: [r["settings"]["lr"] for r in found] for row, found in trials.items()}
+        order = sorted(rows, key=_order)
         # Of many rows a page shows what a sentence compares: with the counterpart's normaliser, and with none.
         worth = [row in _SHOWN for row in order] if len(order) > 40 else None
-        table = Table.of([_record(row, rows, tried.get(row, [])) for row in order], _COLUMNS, worth=worth)
-        sections[own] = Section([table, _caption(results, list(tried.values()))])
+        header = ["normaliser", "embeddings", "optimizer", "learning rate", "seeds", "validation loss", "test loss"]
+        header += ["validation against LayerNorm (p)", "test against LayerNorm (p)"]
+        header += ["RMS of the residual stream", "of the logits"]
+        table = Table(header, [_cells(row, rows, tried.get(row, [])) for row in order], worth)
+        sections[own] = Section([table, _caption(results, tried.values())])
     return sections
 
 
-def _arm(result: Result) -> Arm:
-    return Arm(*(result["settings"].get(name) for name in Arm._fields))
+def _row(result: Result) -> Arm:
+    s = result["settings"]
+    return Arm(s["norm"], s.get("embedding_deviation"), s["method"], s.get("embedding_lr"))
 
 
-def _place(row: Arm) -> tuple[float, ...]:
-    places = list(NORM_LABELS).index(row.norm), DEVIATIONS.index(row.embedding_deviation)
-    return *places, list(METHODS).index(row.method), row.embedding_lr or 0
+def _order(row: Arm) -> tuple[float, ...]:
+    place = list(NORM_LABELS).index(row.norm), DRAWN.index(row.drawn), list(METHODS).index(row.method)
+    return *place, row.embedding_lr or 0
 
 
-def _record(row: Arm, rows: Mapping[Arm, list[Result]], tried: Sequence[float]) -> dict[str, Any]:
+def _cells(row: Arm, rows: Mapping[Arm, list[Result]], tried: Sequence[float]) -> Row:
     results = rows[row]
-    deviation = f"{row.embedding_deviation or 0.02:g}"
+    drawn = "0.02" if row.drawn is None else f"{row.drawn:g}"
+    if row.embedding_lr is not None:
+        drawn += f", rate {row.embedding_lr:g}"
+    rates = " or ".join(f"{rate:g}" for rate in sorted({result["settings"]["lr"] for result in results}))
+    rates += at_edge(results[0]["settings"]["lr"], tried)
+    first = [NORM_LABELS[row.norm], drawn, METHODS[row.method].label, rates]
     validation, test = losses_of(results)
-    record = {
-        "normaliser": NORM_LABELS[row.norm],
-        "embeddings": deviation if row.embedding_lr is None else f"{deviation}, rate {row.embedding_lr:g}",
-        "optimizer": METHODS[row.method].label,
-        "learning rate": " or ".join(f"{marked(rate, tried):g}" for rate in sorted(set(map(setting("lr"), results)))),
-        "seeds": len(results),
-        **loss_columns("validation loss", validation),
-    }
     if math.inf in validation:
-        return record
-    record |= {**loss_columns("test loss", test), **_against_twin(row, rows)}
-    sizes = [[value or math.inf for value in result["rms"]] for result in results]
-    *stream, logits = (mean_and_error(column)[0] for column in zip(*sizes, strict=True))
-    return record | {f"{_STREAM} at the first block": stream[0], f"{_STREAM} largest": max(stream), _LOGITS: logits}
-
-
-def _against_twin(row: Arm, rows: Mapping[Arm, list[Result]]) -> dict[str, Any]:
-    """The differences of a row's losses to those of its counterpart, the better of them by validation."""
+        return [*first, str(len(results)), loss_cell(validation, 3), *[""] * 5]
+    beside: Row = ["", ""]
     twins = [other for other in rows if other.norm == TWIN and other.method == METHODS[row.method].optimizer]
-    if not twins or len(rows[row]) < 2:
-        return {}
-    twin = min(twins, key=lambda twin: mean_and_error(losses_of(rows[twin])[0])[0])
-    columns: dict[str, Any] = {}
-    for name, losses, others in zip(_AGAINST, losses_of(rows[row]), losses_of(rows[twin]), strict=True):
-        difference, p = (Words("counterpart"), None) if twin == row else welch(losses, others)
-        columns |= {name: difference, f"{name} p": p}
-    return columns
+    known = {twin: losses_of(rows[twin]) for twin in twins}
+    if known and len(validation) > 1:
+        twin = min(known, key=lambda twin: mean_and_error(known[twin][0])[0])
+        pairs = zip((validation, test), known[twin], strict=True)
+        beside = ["counterpart" if twin == row else against(*pair, form="{:+.3f} ({:.2g})") for pair in pairs]
+    sizes = [[value or math.inf for value in result["rms"]] for result in results]
+    residual = [mean_and_error(column)[0] for column in zip(*sizes, strict=True)]
+    largest = max(residual[:-1])
+    stream = Cell(f"{residual[0]:.2g} to {largest:.2g}", {"at the first block": residual[0], "largest": largest})
+    losses = [exact(len(results)), loss_cell(validation, 3), loss_cell(test, 3)]
+    return [*first, *losses, *beside, stream, exact(residual[-1], ".2g")]
 
 
-def _caption(results: list[Result], tried: Sequence[Sequence[float]]) -> str:
+def _caption(results: list[Result], tried: Iterable[Sequence[float]]) -> str:
     settings, environment = results[0]["settings"], results[0]["environment"]
     clip = settings.get("clip")
     gradients = "gradients as they are" if clip is None else f"gradients cut to a norm of {clip:g}"
     trials = [len(rates) for rates in tried if rates] or [0]
     counts = " to ".join(map(str, sorted({min(trials), max(trials)})))
-    lasts = sorted({max(map(setting("seed"), each)) for each in grouped(results, _arm).values()})
+    lasts = sorted({max(map(setting("seed"), own)) for own in grouped(results, _row).values()})
+    seeds = f"seeds 1 to {' or '.join(map(str, lasts))}"
+    length = f"{settings['steps']} steps, weight decay {settings['weight_decay']:g}"
     return (
-        f"{title(results[0])}, {settings['steps']} steps, weight decay {settings['weight_decay']:g}, {gradients}. "
-        f"Cross entropy in nats per character, mean ± standard error over seeds 1 to {' or '.join(map(str, lasts))}. "
-        f"Learning rates are the best of {counts} by the validation loss of seed 0, which is not among them; * is an "
-        "edge of what was tried. Differences are to LayerNorm with the same bare optimizer and the better embeddings; "
-        f"p is Welch's. {machine(environment, settings['device'])}"
+        f"{title(results[0])}, {length}, {gradients}. "
+        f"Cross entropy in nats per character, mean ± standard error over {seeds}. Learning "
+        f"rates are the best of {counts} by the validation loss of seed 0, which is not among them; * is an edge of "
+        "what was tried. Differences are to LayerNorm with the same bare optimizer and the better embeddings; p is "
+        f"Welch's. {machine(environment, settings['device'])}"
     )
 
 
@@ -173,8 +167,8 @@ def _caption(results: list[Result], tried: Sequence[Sequence[float]]) -> str:
 class NormFreeOptions(TextOptions):
     """Options of these studies."""
 
-    groups: int = len(GROUPS)
-    """how many groups of rows"""
+    groups: int | None = None
+    """how many groups of rows; all by default"""
     steps: int = 400
     """length of the runs"""
     seeds: int = 5
@@ -184,19 +178,20 @@ class NormFreeOptions(TextOptions):
 
 
 def _study(
-    help: str, hours: float, groups: Sequence[Sequence[Arm]], rates: Rates, smoke: str = UNTRIED, **defaults: Any
-) -> Study:
+    help: str, hours: float, groups: Sequence[Sequence[Arm]], rates: Rates, *,
+    smoke: str = UNTRIED, **defaults: Any,
+) -> Study:  # fmt: skip
     def run(options: NormFreeOptions, store: Store) -> None:
         like, done = options.run(steps=options.steps, clip=options.clip), set[Arm]()
         for group in groups[: options.groups]:
-            rows = [row for row in dict.fromkeys(group) if row not in done and is_installed(row.method)]
+            rows = [row for row in dict.fromkeys(group) if row not in done and lacks(row.method) is None]
             done.update(rows)
             chosen = search(rows, like, rates, store, options.download)
             seeds = range(1, options.seeds + 1)
             run_all([replace(best, seed=seed) for seed in seeds for best in chosen], LANGUAGE, store)
 
-    options, makes = NormFreeOptions(**{"groups": len(groups), **defaults}), [Recipe(hours, decides="--seeds 10")]
-    return Study(help, run, report, options, makes=makes, data="text", smoke=smoke, page=PAGE)
+    makes = [Recipe(hours, decides="--seeds 10")]
+    return Study(help, run, report, NormFreeOptions(**defaults), makes=makes, data="text", smoke=smoke, page=PAGE)
 
 
 _LAYERNORM, _HELD = Arm("layernorm", None, "muon"), Arm("none", 1.0, "input-held-muon")
@@ -208,7 +203,7 @@ _HEAD = [[Arm("head-layernorm", 1.0, method, 3e-2)] for method in ("input-held-m
 _DEEP = [[_LAYERNORM, _HELD], [Arm(norm, 1.0, "muon") for norm in ("none", "layernorm")]]
 STUDIES = {
     "norm-free": _study(
-        "a language model without normalisers, by InputScaled", 11.0, GROUPS, COARSE, f"--groups 1 {SMOKE}"
+        "a language model without normalisers, by InputScaled", 11.0, GROUPS, COARSE, smoke=f"--groups 1 {SMOKE}"
     ),
     # Clipping and decay cost LayerNorm nothing, and the other one gains by them.
     "norm-free-2000": _study(

@@ -10,8 +10,8 @@ from typing import Any
 
 from ..core.figure import band, bars, panels, shade
 from ..core.store import Result, setting
-from ..core.study import Recipe, Report, Study, apart
-from ..core.table import Cell, Row, Section, Table, estimate, exact, grouped, in_order, machine, pivot, welch
+from ..core.study import UNTRIED, Recipe, Report, Study, apart
+from ..core.tables import Cell, Row, Section, Table, estimate, exact, grouped, in_order, machine, pivot, welch
 from ..grids import OF_PAPER, PAPERS, SMOKE, Grid, Presets, grid_study, presets
 from ..methods import METHODS
 from ..optimizers import OF_PARAMETERS
@@ -309,9 +309,18 @@ def _study(name: str) -> Study:
     return grid_study(help, lengths, sweep(setting), makes=makes, page=page)
 
 
+#: Which rates train plain SGD, with BatchIdeal as it is by default and without it, whatever the batch size.
+_DEFAULTS = {
+    "data": "digits", "method": ["none", "batch-ideal-default"], "activation": ["tanh"], "optimizer": "sgd",
+    "lr": [0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0], "batch_size": [8, 32, 128], "epochs": 10, "seeds": 3,
+}  # fmt: skip
 _WITHIN = "optimizer", "method", "lr", "rescaled", "backend"
 _THREE = "--preset paper --departure none centred jpeg --methods affine-like"
 STUDIES = {
+    "rates": grid_study(
+        "rates that train SGD with and without BatchIdeal; minutes", [_DEFAULTS], sweep("rate"),
+        makes=[Recipe(0.2)], data="", smoke=UNTRIED, page=_MLP_PAGE,
+    ),
     **{name: _study(name) for name in _PROTOCOLS},
     "departures": grid_study(
         "what the paper's Table 1 leaves open, read otherwise", _LENGTHS,

@@ -3,15 +3,12 @@
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pandas as pd
-import seaborn as sns
 import torch
 from torch import nn
 
-from ..core.figures import facets, finished
+from ..core.figure import panels
 from ..core.study import Recipe, measurement
-from ..core.tables import Section, Table
+from ..core.tables import Row, Section, Table, exact
 from ..methods import METHODS
 
 #: What figure and table call them → the methods of the other studies.
@@ -41,34 +38,29 @@ def _rounded(points: torch.Tensor) -> dict[str, list[float]]:
 
 def section(result: dict[str, Any], name: str, folder: Path) -> Section:
     """Draw the points into `folder`; return table and caption as Markdown."""
-    inputs, names = pd.DataFrame(result["inputs"]), list(result["outputs"])
-    outputs = {normaliser: pd.DataFrame(points) for normaliser, points in result["outputs"].items()}
-    pairs = [(each, of, points) for each in names for of, points in (("input", inputs), (each, outputs[each]))]
-    clouds = [points.assign(normaliser=each, of=of) for each, of, points in pairs]
-    grid = sns.relplot(
-        pd.concat(clouds), x="x", y="y", hue="of", size="of", col="normaliser", alpha=0.5, linewidth=0,
-        palette={"input": "0.5", **{each: NORMALISERS[each].color for each in names}},
-        sizes={"input": 9, **dict.fromkeys(names, 16)}, **facets(len(names), 3.7),
-    )  # fmt: skip
-    title = f"{len(inputs)} standard normal points, and where each normaliser puts them"
-    look: dict[str, Any] = {"box_aspect": 1, "xlim": (-3.6, 3.6), "ylim": (-3.6, 3.6), "xlabel": "$x_1$"}
-    finished(grid, title, folder / f"{name}.png", ylabel="$x_2$", **look)
-    records = []
-    for normaliser, points in outputs.items():
-        lengths = np.sort(np.sqrt(points["x"] ** 2 + points["y"] ** 2))
-        quantiles = {column: lengths[int(share * (len(lengths) - 1))] for column, share in _QUANTILES.items()}
-        records.append({"length of the outputs": normaliser, **quantiles})
+    names, count, path = list(result["outputs"]), len(result["inputs"]["x"]), folder / f"{name}.png"
+    title = f"{count} standard normal points, and where each normaliser puts them"
+    look: dict[str, Any] = {"aspect": "equal", "xlim": (-3.6, 3.6), "ylim": (-3.6, 3.6)}
+    with panels(names, title, path, xlabel="$x_1$", ylabel="$x_2$", **look) as axes:
+        for axis, (name, points) in zip(axes, result["outputs"].items(), strict=True):
+            drawn = {"input": (result["inputs"], "0.5", 9, 0.35), name: (points, NORMALISERS[name].color, 16, 0.5)}
+            for label, (where, color, size, alpha) in drawn.items():
+                axis.scatter(**where, s=size, color=color, alpha=alpha, linewidth=0)
+                axis.scatter([], [], s=40, color=color, linewidth=0, label=label)  # large enough for a legend
+    rows = list[Row]()
+    for name in names:
+        lengths = sorted((x * x + y * y) ** 0.5 for x, y in zip(*result["outputs"][name].values(), strict=True))
+        low, middle, high = (lengths[int(share * (count - 1))] for share in (0.05, 0.5, 0.95))
+        rows.append([name, *(exact(length, ".3f") for length in (low, middle, high))])
     caption = (
-        f"{len(inputs)} points from a standard normal in the plane (as Bird 2025, Fig. 1). BatchNorm leaves them "
+        f"{count} points from a standard normal in the plane (as Bird 2025, Fig. 1). BatchNorm leaves them "
         "nearly where they are, LayerNorm keeps one sign of two numbers, L2 norm and RMSNorm keep the direction alone; "
         "affine-like, with W = I and b = 0, fills the disc: its outputs keep the order of their lengths. "
         f"torch {result['environment']['torch']}."
     )
-    columns = {"length of the outputs": "{length of the outputs}", **{each: f"{{{each}:.3f}}" for each in _QUANTILES}}
-    return Section([Table.of(records, columns), caption])
+    return Section([Table(["length of the outputs", "5 %", "median", "95 %"], rows), caption])
 
 
-_QUANTILES = {"5 %": 0.05, "median": 0.5, "95 %": 0.95}
 _HELP = "what normalisers make of a thousand points of the plane"
 STUDIES = {
     "normalisers-plane": measurement(

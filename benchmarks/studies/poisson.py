@@ -4,22 +4,21 @@ Each arm's learning rate (and damping) come from ten trials of half the length, 
 shows; arms of the minute take its settings to 2,000 steps and drawn points as well.
 """
 
-import argparse
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from ..core.arms import Look, sections
-from ..core.runs import add_progress_arguments, run_all
+from ..core.runs import run_all
 from ..core.store import Store
-from ..core.study import Recipe, Sections, Study
-from ..core.table import Cell
+from ..core.study import Recipe, Sections, Study, Training
+from ..core.tables import Cell
 from ..core.tune import around, choose
 from ..methods import METHODS
-from ..problems.poisson import DERIVATIVES, EQUATIONS, PINNS, POINTS, EquationRun
+from ..problems.poisson import DERIVATIVES, PINNS, EquationRun
 
 #: Optimizer, wrapper, the steps between measurements where they are not the wrapper's own, and which rows count.
 Arm = tuple[str, str, int | None, str | None]
@@ -83,7 +82,23 @@ def limit(length: float | int, share: float = 1.0) -> dict[str, Any]:
     return {"steps": None, "seconds": share * length}
 
 
-def _run(options: argparse.Namespace, store: Store) -> None:
+@dataclass
+class EquationOptions(Training):
+    """Options of this study."""
+
+    equation: str | None = None
+    """this one alone: poisson or heat"""
+    points: str | None = None
+    """these alone: fixed, or drawn anew at every step"""
+    trials: int = 10
+    """that choose an arm's learning rate and damping"""
+    seeds: int = 5
+    """how many; they begin at 1"""
+    steps: int | None = None
+    """in place of each protocol's own length"""
+
+
+def _run(options: EquationOptions, store: Store) -> None:
     for (equation, points, length), arms in PROTOCOLS.items():
         if options.equation not in (None, equation) or options.points not in (None, points):
             continue
@@ -101,18 +116,9 @@ def _run(options: argparse.Namespace, store: Store) -> None:
             run_all([replace(chosen, points=points, seed=seed, **limit(whole)) for seed in seeds], PINNS, store)
 
 
-def _arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--equation", choices=EQUATIONS, help="this one alone")
-    parser.add_argument("--points", choices=POINTS, help="these alone: fixed, or drawn anew at every step")
-    parser.add_argument("--trials", type=int, default=10, help="that choose an arm's learning rate and damping")
-    parser.add_argument("--seeds", type=int, default=5, help="how many; they begin at 1")
-    parser.add_argument("--steps", type=int, help="in place of each protocol's own length")
-    add_progress_arguments(parser)
-
-
 STUDIES = {
     "poisson": Study(
-        "physics-informed networks: Poisson's and the heat equation", _run, report, _arguments,
+        "physics-informed networks: Poisson's and the heat equation", _run, report, EquationOptions(),
         makes=[Recipe(4.0)], smoke="--equation heat --trials 1 --seeds 1 --steps 1", page="docs/results/fields.md",
     )
 }  # fmt: skip

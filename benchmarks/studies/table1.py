@@ -12,7 +12,7 @@ from scipy.stats import linregress, t
 from ..core.figure import bars, panels
 from ..core.store import Result, setting
 from ..core.study import Piece, Recipe, apart
-from ..core.table import Cell, Row, Section, Table, estimate, grouped, in_order, mean_and_error, spearman
+from ..core.tables import Cell, Row, Section, Table, estimate, grouped, in_order, mean_and_error, spearman
 from ..grids import PAPERS, Grid, expand, grid_study, presets
 from ..methods import METHODS
 from ..problems.images import ACTIVATIONS, subject

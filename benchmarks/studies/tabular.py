@@ -4,19 +4,18 @@ Each arm's learning rate (and damping) come from ten trials on held-out rows of 
 seeds draw rows, network and batches; each stops where the error on held-out rows was lowest.
 """
 
-import argparse
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 
 from ..core.arms import arm, compared, errors
-from ..core.runs import add_progress_arguments, run_all
+from ..core.runs import run_all
 from ..core.store import Result, Store
-from ..core.study import Recipe, Sections, Study
-from ..core.table import Cell, Section, grouped, machine, pivot
+from ..core.study import Recipe, Sections, Study, Training
+from ..core.tables import Cell, Section, grouped, machine, pivot
 from ..core.tune import around, choose
 from ..methods import METHODS
 from ..problems.regression import BATCH, DATA_SETS, LAYERS, ROWS, TABULAR, WIDTH, TableRun
@@ -63,7 +62,19 @@ def report(store: Store, name: str, folder: Path) -> Sections:
     return {name: Section([pivot(["arm"], rows, columns, cells), caption])}
 
 
-def _run(options: argparse.Namespace, store: Store) -> None:
+@dataclass
+class TableOptions(Training):
+    """Options of this study."""
+
+    trials: int = 10
+    """that choose an arm's learning rate and damping"""
+    seeds: int = 10
+    """how many; they begin at 1"""
+    steps: int = 600
+    """of every run"""
+
+
+def _run(options: TableOptions, store: Store) -> None:
     for data_set in DATA_SETS:
         like = TableRun("", "none", data_set=data_set, steps=options.steps, held_out=True)
         for norm, optimizer, method in ARMS:
@@ -74,16 +85,9 @@ def _run(options: argparse.Namespace, store: Store) -> None:
             run_all([replace(chosen, seed=seed, held_out=None) for seed in seeds], TABULAR, store)
 
 
-def _arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--trials", type=int, default=10, help="that choose an arm's learning rate and damping")
-    parser.add_argument("--seeds", type=int, default=10, help="how many; they begin at 1")
-    parser.add_argument("--steps", type=int, default=600, help="of every run")
-    add_progress_arguments(parser)
-
-
 STUDIES = {
     "tabular": Study(
-        "regression behind badly conditioned features", _run, report, _arguments,
+        "regression behind badly conditioned features", _run, report, TableOptions(),
         makes=[Recipe(0.8)], smoke="--trials 1 --seeds 1 --steps 1", page="docs/results/fields.md",
     )
 }  # fmt: skip

@@ -20,14 +20,12 @@ from ..core import tune
 from ..core.runs import run_all
 from ..core.store import Result, Store, setting
 from ..core.study import UNTRIED, Recipe, Report, Sections, Study, apart, protocols
-from ..core.table import Cell, Row, Section, Table, against, estimate, exact, grouped, in_order, machine, pivot
+from ..core.tables import Cell, Row, Section, Table, against, estimate, exact, grouped, in_order, machine, pivot
 from ..ensemble import IMAGES
-from ..grids import COMPARED, PAPERS, Grid, GridOptions, expand, grid_study
+from ..grids import ALL_HAVE, CNN, CNN_POOL, COMPARED, PAPERS, Grid, GridOptions, expand
 from ..methods import METHODS, optimizer_name
 from ..optimizers import OF_PARAMETERS
 from ..problems.images import ACTIVATIONS, ImageRun, network
-from .comparison import CNN, CNN_POOL
-from .papers import sweep
 
 #: Steps of about three. A rate chosen at an edge says that the best may lie beyond it.
 GRIDS: dict[str, tuple[float, ...]] = {
@@ -211,11 +209,6 @@ def _study(help: str, run: Run, report: Report, makes: Sequence[Recipe], smoke: 
     return Study(help, run, report, options, makes=makes, smoke=smoke, **{"data": "images", "page": _PAGE, **more})
 
 
-#: Which rates train plain SGD, with BatchIdeal as it is by default and without it, whatever the batch size.
-_DEFAULTS = {
-    "data": "digits", "method": ["none", "batch-ideal-default"], "activation": ["tanh"], "optimizer": "sgd",
-    "lr": [0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0], "batch_size": [8, 32, 128], "epochs": 10, "seeds": 3,
-}  # fmt: skip
 _RATES_HELP = "every method at the best of one grid of rates"
 _TRIALS_HELP = "the best methods, with rate, weight decay and damping by trials"
 _DIGITS_HELP = "all that on digits"
@@ -228,8 +221,6 @@ FIRST = {
     "sgd": (0.03, 0.1, 0.3), "momentum": (0.01, 0.03, 0.1), "adam": _SIZED, "muon": _SIZED, "soap": _SIZED,
 }  # fmt: skip
 DAMPINGS = (0.1, 0.3, 1.0)
-#: The optimizers that every method on the MLP is behind; rivals have others.
-ALL_HAVE = ("sgd", "momentum", "adam", "muon")
 _PAIRED = "activation", "method", "optimizer", "lr", "damping", "seeds", "validation", "backend"
 #: What every row is held against, with the same optimizer.
 RIVAL = "batchnorm"
@@ -292,16 +283,6 @@ def _pairs_caption(results: list[Result]) -> str:
     )
 
 
-def best_optimizer(store: Store, method: str | None, activation: str) -> str:
-    """The optimizer with which a method was best on held-out data; of none tried a LookupError."""
-    key = setting("method", "activation")
-    tried = [trial for trial in store.read("search") if key(trial) == (method, activation)]
-    tried = [trial for trial in tried if trial["settings"]["optimizer"] in ALL_HAVE]
-    if not tried:
-        raise LookupError(f"no trials of {method} with {activation}.")
-    return str(max(tried, key=lambda trial: trial["score"])["settings"]["optimizer"])
-
-
 def _pairs_study(help: str, page: str, grid: Grid, *makes: Recipe, data: str = "images") -> Study:
     grid = {"schedule": "cosine", "data": "cifar10", **grid}
 
@@ -357,12 +338,9 @@ STUDIES = {
     "cifar10-long": _study(
         "the same for forty epochs", _run_long, _report_trials, [Recipe(0.8)], "--seeds 1 --device cpu"
     ),
-    "rates": grid_study(
-        "rates that train SGD with and without BatchIdeal; minutes", [_DEFAULTS], sweep("rate"),
-        makes=[Recipe(0.2)], data="", smoke=UNTRIED, page=_PAGE,
-    ),
     "digits-tuned": _study(
-        _DIGITS_HELP, partial(_run_rates, grid=_DIGITS, with_trials=True), _report_trials, [Recipe(0.1)], f"{_SMOKE} --trials 1",
+        _DIGITS_HELP, partial(_run_rates, grid=_DIGITS, with_trials=True), _report_trials, [Recipe(0.1)],
+        f"{_SMOKE} --trials 1",
         data="", search_epochs=10,
     ),
     "cnn-pool-tuned": _pairs_study(

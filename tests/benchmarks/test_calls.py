@@ -10,8 +10,32 @@ from benchmarks.digests.calls import CALLS, _name, from_this_library
 from benchmarks.methods import METHODS
 from benchmarks.problems.pictures import psnr
 
-from .measured import STORES, results, tuned_cnn
-from .quotes_fields import fitted, solutions
+from .test_values import STORES
+
+
+def results(file):
+    return STORES[file].read()
+
+
+def errors(file, optimizer, method, **wanted):
+    """By crop or seed, of runs without a normaliser."""
+    own = {"norm": "none", "optimizer": optimizer, "method": method, **wanted}
+    runs = [r for r in results(file) if all(r["settings"].get(name) == value for name, value in own.items())]
+    return {(r["settings"].get("crop"), r["settings"]["seed"]): r["error"][-1] for r in runs}
+
+
+def fitted(norm, optimizer, method, network):
+    return errors("coordinates", optimizer, method, network=network, size=64, batch_size=None)
+
+
+def solutions(optimizer, method, seconds):
+    return errors("poisson", optimizer, method, equation="poisson", points="fixed", seconds=seconds, rows=None)
+
+
+def tuned_cnn(method):
+    wanted = {"method": method, "optimizer": "adam"}.items()
+    (run,) = (r for r in results("cnn-pool-tuned") if wanted <= r["settings"].items())
+    return run["test_accuracy"][-1]
 
 
 @pytest.fixture(scope="module")

@@ -11,8 +11,9 @@ from benchmarks.__main__ import main
 from benchmarks.core.store import Store, setting
 from benchmarks.data import load
 from benchmarks.ensemble import build_optimizer, train
+from benchmarks.grids import best_optimizer
 from benchmarks.problems.images import ImageRun, build_model
-from benchmarks.studies.tuned import DAMPINGS, FIRST, RATES, best_optimizer, report_pairs
+from benchmarks.studies.tuned import DAMPINGS, FIRST, RATES, report_pairs
 
 RUN = ImageRun("digits", "none", "tanh", optimizer="sgd", epochs=1, seeds=(1, 2, 3))
 

@@ -9,10 +9,20 @@ import torch
 from torch import nn
 
 from adiv_optim.layers import AffineLikeLinear
-from benchmarks.language import run as language
-from benchmarks.language.run import PACKAGES, TextRun, build_optimizers, dampings, lacks, matrices
-from benchmarks.language.train import Trainer, batches, build_model, train
 from benchmarks.methods import METHODS
+from benchmarks.optimizers import matrices
+from benchmarks.problems import language
+from benchmarks.problems.language import (
+    PACKAGES,
+    TextRun,
+    Trainer,
+    batches,
+    build_model,
+    build_optimizers,
+    dampings,
+    lacks,
+    train,
+)
 from examples import gpt as text
 from examples.gpt import GPT, NORMS, PRESETS, all_windows, rate_factor
 

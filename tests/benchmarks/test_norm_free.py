@@ -7,8 +7,7 @@ import torch
 
 from benchmarks.core import tune
 from benchmarks.core.store import Store
-from benchmarks.language.run import TextRun, build_optimizers
-from benchmarks.language.train import Trainer, build_model, train
+from benchmarks.problems.language import TextRun, Trainer, build_model, build_optimizers, train
 from benchmarks.studies.norm_free import COARSE, Arm, search
 from examples import gpt as text
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from benchmarks.__main__ import main
 from benchmarks.core.store import Store, setting
-from benchmarks.core.table import grouped
+from benchmarks.core.tables import grouped
 from benchmarks.data import Dataset, load
 from benchmarks.ensemble import epoch_orders, train
 from benchmarks.grids import OF_PAPER

@@ -6,8 +6,9 @@ import torch
 from torch import nn
 
 from adiv_optim import BatchIdeal, functional
+from benchmarks.core.runs import interleaved, ratio
 from benchmarks.speed import jobs
-from benchmarks.speed.timing import interleaved, peak_memory, ratio
+from benchmarks.speed.timing import peak_memory
 
 MEBIBYTE = 2**20
 

@@ -1,5 +1,6 @@
 """A study is one file and one line: with it come its command, its recipe, its page, and they go with it."""
 
+import ast
 import sys
 
 import pytest
@@ -55,3 +56,30 @@ def test_every_study_has_a_page_that_is_there_and_what_makes_files_is_tried_or_s
         assert study.data in ("", "text", "images"), name
         assert study.smoke == UNTRIED or "--help" not in study.smoke, name
     assert all((ROOT / page).exists() for page in shown(STUDIES, DIGESTS))
+
+
+def imported(path):
+    """The files of benchmarks that a file imports, whichever way."""
+    files = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.level:
+            base = path.parents[node.level - 1].joinpath(*(node.module or "").split("."))
+            names = [base.with_suffix(".py"), *(base / f"{alias.name}.py" for alias in node.names)]
+            files |= {name for name in names if name.is_file()}
+    return files
+
+
+def closure(path):
+    """A file, and all that it stands on."""
+    whole, waiting = set(), {path}
+    while waiting:
+        whole |= waiting
+        waiting = set().union(*map(imported, waiting)) - whole
+    return whole
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "benchmarks" / "studies").glob("[!_]*.py")), ids=lambda path: path.stem)
+def test_a_study_stands_on_at_most_eleven_other_files(path):
+    files = closure(path)
+    assert ROOT / "benchmarks" / "core" / "store.py" in files
+    assert len(files) <= 12, sorted(file.name for file in files)

@@ -10,7 +10,7 @@ from scipy import stats
 
 from benchmarks.catalogue import RECIPES, STUDIES
 from benchmarks.core.store import Store
-from benchmarks.core.table import spearman
+from benchmarks.core.tables import spearman
 from benchmarks.digests import claims_of_papers, judges
 from benchmarks.digests.judges import Claim, Finding, ahead, best, every, level, line, reached
 from benchmarks.digests.verdicts import CLAIMS, DIGESTS, decide, holm, is_shown, whole_p

@@ -1,0 +1,80 @@
+"""Numbers in sentences are written into pages from the results, and no other number of a result stands there."""
+
+import re
+
+import pytest
+from scipy import stats
+
+from benchmarks.core.store import Store
+from benchmarks.digests.values import VALUES, filled
+from benchmarks.problems.pictures import psnr
+
+from .test_report import RESULTS, ROOT
+
+STORES = {path.stem: Store(path) for path in RESULTS.glob("*.jsonl")}
+#: Page → numbers that are no results: settings, sizes, versions and equations.
+SETTINGS = {
+    "README.md": "64 0.003 0.1 1 0.001 3.11 2.9",
+    "docs/results/mlp.md": "3072 32 10 0 15 40 128 10⁻³ 8 1,797 2025 1 30 2 5 16",
+    "docs/results/costs.md": "1,024 10 2 3 0.3",
+    "docs/results/convolutions.md": "3 2 10⁻³ 1 2025",
+    "docs/results/unit-consistency.md": "3072 32 10 30 2 2025",
+    "docs/results/isometry.md": "512 1 0 1000 10 2023",
+    "docs/results/language-model.md": "400 128 3 8 1 16 2,000 0.02 64 256 1,024 95",
+    "docs/results/index.md": "1",
+    "docs/results/fields.md": "2.2·10⁻⁵ 2405.15603 2402.01868 512 256 10⁴ 1",
+    "docs/verdicts.md": "0.05",
+    "docs/chooser.md": "16",
+    "docs/index.md": "",
+    "docs/which-step.md": "1 2",
+    "docs/coordinates/whitened.md": "1 2 1507.00210 2017 2022 2410.23970 2021",
+}
+GENERATED = r"<!-- (?:results|caption|link|value):.*?<!-- (?:end )?-->|^ *```.*?^ *```$|\$\$.*?\$\$|<!--.*?-->"
+NUMBER = re.compile(r"(?<![\w.\-−])[−+]?\d[\d,]*(?:\.\d+)?(?:·10)?[⁻⁰¹²³⁴⁵⁶⁷⁸⁹]*")
+
+
+def numbers_of_sentences(text):
+    prose = re.sub(GENERATED, "", text, flags=re.DOTALL | re.MULTILINE)
+    return {number.rstrip(",") for number in NUMBER.findall(re.sub(r"\]\([^)]*\)|`[^`]*`|!\[[^\]]*\]", "]", prose))}
+
+
+@pytest.mark.parametrize("page", SETTINGS)
+def test_no_other_number_stands_in_a_sentence(page):
+    text = (ROOT / page).read_text()
+    assert numbers_of_sentences(text) <= set(SETTINGS[page].split())
+    assert "97.3" in numbers_of_sentences(text + "\nThe gap falls by 97.3 % here.")
+
+
+def test_a_place_is_filled_with_its_phrase_and_a_wrong_number_goes():
+    page = "SOAP gains <!-- value:features-soap -->99.9 dB<!-- -->, and 3 stays."
+    template, numbers = VALUES["features-soap"]
+    assert filled(page, STORES) == page.replace("99.9 dB", template.format(**numbers(STORES)))
+    with pytest.raises(ValueError, match="no value is called 'nothing'; there are features-soap"):
+        filled("<!-- value:nothing -->1<!-- -->", STORES)
+
+
+def test_phrases_are_those_of_scipys_tests():
+    def errors(method):
+        runs = [r for r in STORES["fourier"].read() if r["settings"]["optimizer"] == "soap"]
+        runs = [r for r in runs if "time_of" in r["settings"] and "held_out" not in r["settings"]]
+        runs = [r for r in runs if (r["settings"]["norm"], r["settings"]["method"]) == ("none", method)]
+        return [psnr(r["error"][-1]) for r in sorted(runs, key=lambda r: r["settings"]["crop"])]
+
+    own, bare = errors("whitened"), errors("none")
+    test = stats.ttest_rel(own, bare)
+    gain = sum(own) / len(own) - sum(bare) / len(bare)
+    template, numbers = VALUES["features-soap"]
+    assert template.format(**numbers(STORES)) == f"{gain:.1f} dB (p = {test.pvalue:.3f})"
+    accuracies = {
+        r["settings"]["method"]: r["test_accuracy"][-1]
+        for r in STORES["cnn-pool-tuned"].read() if r["settings"]["optimizer"] == "adam"
+    }  # fmt: skip
+    p = stats.ttest_ind(accuracies["whitened"], accuracies["mac"], equal_var=False).pvalue
+    template, numbers = VALUES["mac-cnn-whitened"]
+    assert template.format(**numbers(STORES)).endswith(f"(p = {p:.2f})")
+
+
+def test_every_phrase_stands_on_a_page():
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    named = {name for page in pages for name in re.findall(r"<!-- value:(\S+) -->", page.read_text())}
+    assert named == VALUES.keys()
