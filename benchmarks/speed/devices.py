@@ -17,8 +17,8 @@ from ..core.store import Result, Store
 from ..core.study import Options, Piece, Sections, Study
 from ..core.tables import Section, grouped, machine
 from . import jobs
-from .suites import layer_row, row
-from .timing import setup, table
+from .suites import layer_row
+from .timing import row, setup, table
 
 DTYPES = {"float32": None, "bfloat16": torch.bfloat16}
 MODES = {"eager": None, "compiled": "default", "graphs": "reduce-overhead"}

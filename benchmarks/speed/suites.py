@@ -28,23 +28,17 @@ from ..methods import METHODS
 from ..problems.images import ImageRun, build_model
 from ..train import label, ten_steps
 from . import jobs
-from .timing import Job, allocator, device, measured, peak_memory, table
+from .timing import allocator, device, row, table
 
 #: How ratios come about.
 IN_TURN = "within one interleaved run, by processor time if there is one thread: median and quartiles of the rounds"
 
 
-def row(what: str, job: Job, plain: Job, rounds: int) -> dict[str, Any]:
-    """A row of a table: a job beside its plain counterpart."""
-    return measured(what, job(), plain(), rounds, peak_memory(job) / peak_memory(plain))
-
-
 def layer_row(what: str, layer: Callable[[], jobs.RunLayer], rule: Correction, rounds: int = 100) -> dict[str, Any]:
     """A row of a table: a layer by a rule beside the same layer without."""
-    # Both run on the same tensors: where memory happens to lie can cost more than what is measured here.
     run = layer()
-    memory = peak_memory(lambda: partial(layer(), rule)) / peak_memory(lambda: partial(layer(), None))
-    return measured(what, partial(run, rule), partial(run, None), rounds, memory)
+    job, plain = (lambda each=each: partial(layer(), each) for each in (rule, None))
+    return row(what, job, plain, rounds, (partial(run, rule), partial(run, None)))
 
 
 def layers(data: str) -> dict[str, Any]:
@@ -115,11 +109,10 @@ def _compiled_and_eager(name: str, layer: nn.Module, plain: nn.Module, input: Te
     pairs: dict[str, Any] = {"compiled": [torch.compile(module, fullgraph=True) for module in (layer, plain)]}
     rows = []
     for how, pair in {**pairs, "eager": (layer, plain)}.items():
-        # On the same input: where memory happens to lie can cost more than what is measured here.
         run, plain_run = (jobs.module(module, input) for module in pair)
-        run(), plain_run()  # to compile both, before memory is measured
-        memory, plain_memory = (peak_memory(partial(jobs.module, module, input.clone())) for module in pair)
-        rows.append(measured(f"{name}, {how}", run, plain_run, 40, memory / plain_memory))
+        run(), plain_run()  # to compile both
+        job, plain_job = (partial(jobs.module, module, input.clone()) for module in pair)
+        rows.append(row(f"{name}, {how}", job, plain_job, 40, (run, plain_run)))
     return rows
 
 
