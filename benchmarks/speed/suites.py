@@ -1,7 +1,7 @@
 """Tables of time and memory: corrected and structural layers, optimizers, and the ensemble trainer."""
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
@@ -26,6 +26,8 @@ from ..core.tables import Section, machine
 from ..ensemble import build_optimizer, train
 from ..methods import METHODS
 from ..problems.images import ImageRun, build_model
+from ..problems.pictures import CoordinateRun, Fit
+from ..studies.coordinates import ALL
 from ..train import label, ten_steps
 from . import jobs
 from .timing import allocator, device, row, table
@@ -149,23 +151,23 @@ def unit_consistent(data: str) -> dict[str, Any]:
     }
 
 
-def _language(network: str, rows: Iterable[dict[str, Any]]) -> dict[str, Any]:
+def _language(
+    network: str, variants: Mapping[str, Any], batch_sizes: Mapping[int, tuple[int, int]], *model: Any
+) -> dict[str, Any]:
+    """Batch sizes come with how many rounds there are, and how many of the variants."""
+    rows = []
+    for name, (batch_size, (rounds, count)) in product(("AdamW", "Muon"), batch_sizes.items()):
+        kind = getattr(torch.optim, name)
+        for variant, wrap in list(variants.items())[:count]:
+            job, plain = (partial(jobs.language_model, kind, batch_size, each, *model) for each in (wrap, None))
+            rows.append(row(f"{name}, batch {batch_size}{variant}", job, plain, rounds))
     return {
         "of": "ten training steps of the small language model; ratio to the optimizer alone",
         "note": f"Forward and backward included; GPT of 3 layers{network}, float32. Muon trains the matrices of the "
         f"blocks, AdamW all parameters. Ratios {IN_TURN}. Peak memory counts "
         "parameters, gradients, optimizer state and activations.",
-        "rows": list(rows),
+        "rows": rows,
     }
-
-
-def _language_rows(variants: Mapping[str, Any], batch_sizes: Mapping[int, tuple[int, int]], *model: Any) -> Iterator:
-    """Batch sizes come with how many rounds there are, and how many of the variants."""
-    for name, (batch_size, (rounds, count)) in product(("AdamW", "Muon"), batch_sizes.items()):
-        kind = getattr(torch.optim, name)
-        for variant, wrap in list(variants.items())[:count]:
-            job, plain = (partial(jobs.language_model, kind, batch_size, each, *model) for each in (wrap, None))
-            yield row(f"{name}, batch {batch_size}{variant}", job, plain, rounds)
 
 
 def whitened(data: str) -> dict[str, Any]:
@@ -177,14 +179,14 @@ def whitened(data: str) -> dict[str, Any]:
         ", every 10, blocks of 256": partial(Whitened, max_dim=257),
         ", every 50": partial(Whitened, every=50),
     }
-    return _language(", width 128, context 64", _language_rows(variants, {16: (15, 6), 128: (5, 3)}))
+    return _language(", width 128, context 64", variants, {16: (15, 6), 128: (5, 3)})
 
 
 def input_scaled(data: str) -> dict[str, Any]:
     """Training steps of the language model without normalisers with InputScaled against the bare optimizers."""
     network = " without normalisers, width 128, context 64, embeddings drawn with a deviation of 1"
     variants = {"": InputScaled, ", held": partial(InputScaled, hold=True)}
-    return _language(network, _language_rows(variants, {16: (60, 2), 128: (7, 2)}, "none", 1.0))
+    return _language(network, variants, {16: (60, 2), 128: (7, 2)}, "none", 1.0)
 
 
 def trainer(data: str, seeds: int = 5) -> dict[str, Any]:
@@ -230,9 +232,6 @@ def _dataloader_epoch(run: ImageRun, loader: DataLoader, data: datasets.Dataset,
 
 def coordinates(data: str) -> dict[str, Any]:
     """Training steps of the coordinate network of ten layers, by every arm, against bare Adam's."""
-    from ..problems.pictures import CoordinateRun, Fit
-    from ..studies.coordinates import ALL  # studies import this file
-
     plain = CoordinateRun("china, flower", "none")
     runs = [replace(plain, norm=norm, optimizer=optimizer, method=method) for norm, optimizer, method in ALL[1:]]
     return {

@@ -22,7 +22,8 @@ from ..core.tables import Row as Cells
 from ..core.tune import choose, grid
 from ..methods import METHODS
 from ..optimizers import REST_LR
-from ..problems.language import LANGUAGE, VALIDATION_WINDOWS, TextRun, Trainer, batches, dampings, lacks, title
+from ..problems import language
+from ..problems.language import LANGUAGE, TextRun, dampings, is_installed, title
 from .texts import PAGE, SMOKE, TextOptions, at_edge, best_first, draw, loss_cell, losses_of, rows_of
 
 
@@ -38,7 +39,7 @@ class Search(NamedTuple):
     def runs(self, like: TextRun) -> Iterator[TextRun]:
         """All that is tried."""
         for method, norm in product(self.methods, self.norms):
-            for lr, damping in [*product(self.rates, dampings(method, list(self.dampings))), *self.more]:
+            for lr, damping in [*product(self.rates, dampings(method, self.dampings)), *self.more]:
                 yield replace(like, method=method, norm=norm, lr=lr, damping=damping)
 
 
@@ -109,7 +110,8 @@ def _run(options: LanguageOptions, store: Store, searches: Sequence[Search], fix
     """
     like, methods = options.run(), options.methods
     if options.time:
-        methods = methods or [name for name in METHODS if METHODS[name].applies == "language" and lacks(name) is None]
+        known = (name for name, method in METHODS.items() if method.applies == "language" and is_installed(name))
+        methods = methods or tuple(known)
         about = {"part": "time", "preset": options.preset, "device": options.device}
         key = f"time of {options.preset} on {options.device}"
         measure(store, {key: lambda: about | step_times(methods, like)}, again=True)
@@ -118,7 +120,7 @@ def _run(options: LanguageOptions, store: Store, searches: Sequence[Search], fix
         searches, fixed = [Search(methods, options.norms, options.lr, options.damping)], []
     tried = [
         run for steps in options.steps for search in searches for run in search.runs(replace(like, steps=steps))
-        if methods or lacks(run.method) is None
+        if methods or is_installed(run.method)
     ]  # fmt: skip
     rows = grouped(tried, lambda run: (run.method, run.norm, run.steps)).values()
     if any(len(row) > 1 for row in rows):
@@ -140,7 +142,7 @@ def step_times(methods: Sequence[str], like: TextRun, rounds: int = 21) -> dict[
     text = LANGUAGE.load(like, False)
 
     def job(run: TextRun) -> Callable[[], None]:
-        trainer, steps = Trainer(run, text), enumerate(batches(run, text.train), start=1)
+        trainer, steps = language.Trainer(run, text), enumerate(language.batches(run, text.train), start=1)
         return ten_times(lambda: trainer.step(*next(steps)))
 
     like = replace(like, steps=10 * (rounds + 2))
@@ -211,7 +213,7 @@ def _caption(results: list[Result], tried: list[Result], time: Result | None) ->
         )
     return (
         f"Cross entropy in nats per character, mean ± standard error over {seeds} seed(s): on "
-        f"the last tenth of the text (test) and on at most {VALIDATION_WINDOWS} windows of the tenth before "
+        f"the last tenth of the text (test) and on at most {language.VALIDATION_WINDOWS} windows of the tenth before "
         f"it (validation). {chosen}Learning rates rise over {WARM_UP:.0%} of the steps, then fall to 0 by a cosine "
         f"(schedule-free: stay). Muon's embeddings, head, norms and biases are AdamW's, at {REST_LR:g}. "
         f"Weight decay {settings['weight_decay']:g}. {timed}{machine(environment, settings['device'])}"
