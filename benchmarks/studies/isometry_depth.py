@@ -1,9 +1,9 @@
 """Isometry gap against depth in random networks: activations, ways to centre and normalise, and the theory."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 import torch
@@ -129,28 +129,32 @@ def _limits(activation: Callable[[Tensor], Tensor], correlation: Tensor, depth: 
 
 #: Variants that have a limit: where rows have a length of √width, or about that.
 WITH_LIMIT = ("layernorm", "mean-field")
-BOUNDED = ("sigmoid", "tanh", "ReLU", "GELU")
-#: Figures: name of the file → what is drawn, of what, activations, curves, limits of the vertical axis.
-FIGURES: dict[str, tuple[str, str, tuple[str, ...], tuple[str, ...], dict[str, Any]]] = {
-    "depth": ("and its bound", "measured", BOUNDED, ("layernorm", "mean_field", "bound"), {"ylim": (1e-4, 1)}),
-    "unnormalised": (
-        "with and without normalising", "measured", (*BOUNDED, "exp"), ("layernorm", "centred"), {},
-    ),
-    "mean-field": (
-        "by measured and by mean-field constants", "measured", (*BOUNDED, "exp"),
-        ("layernorm", "mean-field-centred", "mean-field"), {},
-    ),
-    "order": (
-        "normalised after the activation, before it, or by constants", "measured", ("ReLU", "tanh", "SELU"),
-        ("layernorm", "normalised-first", "mean-field"), {},
-    ),
-    "xavier": (
-        "by mean-field constants and by Xavier's gain", "measured", ("SELU", "leaky ReLU", "ReLU", "tanh"),
-        ("mean-field", "xavier"), {},
+
+
+class Figure(NamedTuple):
+    """What is compared by depth, a panel for every activation."""
+
+    what: str
+    activations: Sequence[str]
+    curves: Sequence[str]
+    quantity: str = "measured"
+    limits: Mapping[str, Any] = {}  # of the axes
+
+
+_BOUNDED, _OTHERS = ("sigmoid", "tanh", "ReLU", "GELU"), ("ReLU", "tanh", "SELU")
+_CONSTANTS, _ORDERS = ("layernorm", "mean-field-centred", "mean-field"), ("layernorm", "normalised-first", "mean-field")
+#: By the names of their files.
+FIGURES = {
+    "depth": Figure("and its bound", _BOUNDED, ("layernorm", "mean_field", "bound"), limits={"ylim": (1e-4, 1)}),
+    "unnormalised": Figure("with and without normalising", (*_BOUNDED, "exp"), ("layernorm", "centred")),
+    "mean-field": Figure("by measured and by mean-field constants", (*_BOUNDED, "exp"), _CONSTANTS),
+    "order": Figure("normalised after the activation, before it, or by constants", _OTHERS, _ORDERS),
+    "xavier": Figure(
+        "by mean-field constants and by Xavier's gain", ("SELU", "leaky ReLU", "ReLU", "tanh"), ("mean-field", "xavier")
     ),
     # Above the rounding that depth 0 has.
-    "error": ("against infinite width", "error", ("ReLU", "tanh", "SELU"), WITH_LIMIT, {"ylim": (0.02, None)}),
-}  # fmt: skip
+    "error": Figure("against infinite width", _OTHERS, WITH_LIMIT, "error", {"ylim": (0.02, None)}),
+}
 #: What titles and axes call what is drawn.
 QUANTITIES = {
     "measured": ("Isometry gap", "isometry gap"),
@@ -171,8 +175,8 @@ STYLES: dict[str, tuple[Any, str, str]] = {
 
 def section(result: Result, name: str, folder: Path) -> Section:
     """Draw the figures into `folder`; return table and caption as Markdown."""
-    for file in FIGURES:
-        _figure(result, file, folder / f"isometry-{file}.png")
+    for file, figure in FIGURES.items():
+        _draw(figure, result, folder / f"isometry-{file}.png")
     deep, rows = result["depth"], list[Row]()
     for name, each in result["activations"].items():
         strength = each["strength"]
@@ -206,19 +210,18 @@ def _quartile_cell(quartiles: list[float] | None) -> str | Cell:
     return Cell(f"{middle:.2g} ({low:.2g} to {high:.2g})", {"": middle, "low": low, "high": high})
 
 
-def _figure(result: Result, file: str, path: Path) -> None:
-    """Draw medians by depth with bands of quartiles, a panel for every activation, as far as there are numbers."""
-    what, quantity, activations, names, limits = FIGURES[file]
-    measured, ylabel = QUANTITIES[quantity]
-    title = f"{measured} by depth, {what} (width {result['width']}, {result['samples']} samples)"
+def _draw(figure: Figure, result: Result, path: Path) -> None:
+    """Draw medians by depth with bands of quartiles, as far as there are numbers."""
+    measured, ylabel = QUANTITIES[figure.quantity]
+    title = f"{measured} by depth, {figure.what} (width {result['width']}, {result['samples']} samples)"
     look: dict[str, Any] = {"x": "depth", "y": "value", "hue": "curve", "style": "curve", "linewidth": 1.6}
-    look |= {"palette": {STYLES[name][2]: STYLES[name][1] for name in names}}
-    look |= {"dashes": {STYLES[name][2]: STYLES[name][0] for name in names}}
-    with panels(activations, title, path, xlabel="layers", ylabel=ylabel, yscale="log", **limits) as axes:
-        for axis, activation in zip(axes, activations, strict=True):
+    dashes, colors, labels = zip(*(STYLES[name] for name in figure.curves), strict=True)
+    look |= {"palette": dict(zip(labels, colors, strict=True)), "dashes": dict(zip(labels, dashes, strict=True))}
+    with panels(figure.activations, title, path, xlabel="layers", ylabel=ylabel, yscale="log", **figure.limits) as axes:
+        for axis, activation in zip(axes, figure.activations, strict=True):
             each, points = result["activations"][activation], []
-            for name in names:
-                quartiles = each[quantity][name] if name in VARIANTS else [[value] for value in each[name]]
+            for name in figure.curves:
+                quartiles = each[figure.quantity][name] if name in VARIANTS else [[value] for value in each[name]]
                 there = [values for values in quartiles if values]
                 _, color, label = STYLES[name]
                 points += [(label, depth, value) for depth, values in enumerate(there) for value in values]
