@@ -260,6 +260,8 @@ class SpeedOptions(Options):
 
 
 def _run(options: SpeedOptions, store: Store) -> None:
+    if unknown := set(options.only) - SUITES.keys():
+        raise ValueError(f"unknown measurement {min(unknown)!r}; known are {', '.join(SUITES)}.")
     measure(store, {name: partial(SUITES[name], options.data) for name in options.only}, again=True)
 
 
