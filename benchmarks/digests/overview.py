@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..catalogue import RECIPES
-from ..core.figure import panels, plt, saved
+from ..core.figure import plt, saved
 from ..core.store import Store
 from ..core.study import Digest
 from ..core.tables import SIGNIFICANT, Cell, Section, Table, estimate, exact, machine, mean_and_error, welch
@@ -15,7 +15,7 @@ from ..core.tables import Row as Cells
 from ..grids import best_optimizer
 from ..methods import METHODS
 from ..problems.images import data_label
-from ..studies.language import best_rows, draw, zoom
+from ..studies.texts import best_rows, curve, draw
 from .judges import Sample, reached
 
 
@@ -195,17 +195,14 @@ def _equal_seconds(stores: Mapping[str, Store], name: str, folder: Path) -> Sect
         more = min(r["settings"]["steps"] for r in shorter if r["settings"]["steps"] > steps)
         pairs.append((best_rows([r for r in shorter if r["settings"]["steps"] == more])["layernorm", "muon"], seeds))
     names = [" and ".join(f"{seeds[0]['settings']['steps']} steps" for seeds in pair) for pair in pairs]
-    title, path, rows = "Muon for as long as its whitened form takes", folder / f"{name}.png", list[Cells]()
-    time = "time, in steps of AdamW"
-    with panels(names, title, path, sharey=False, xlabel=time, ylabel="validation loss, nats") as axes:
-        for axis, pair in zip(axes, pairs, strict=True):
-            drawn = [draw(axis, seeds, [], times) for seeds in pair]
-            zoom(axis, drawn)
-            for seeds, ((x, _), *_) in zip(pair, drawn, strict=True):
-                settings = seeds[0]["settings"]
-                losses = ([r["test_loss"] for r in seeds], [r["validation_loss"][-1] for r in seeds])
-                label, length = METHODS[settings["method"]].label, exact(settings["steps"])
-                rows.append([label, length, exact(x[-1], ".0f"), *(estimate(each, 4) for each in losses)])
+    title, rows, time = "Muon for as long as its whitened form takes", list[Cells](), "time, in steps of AdamW"
+    draw(dict(zip(names, pairs, strict=True)), title, folder / f"{name}.png", times)
+    for seeds in (seeds for pair in pairs for seeds in pair):
+        settings = seeds[0]["settings"]
+        losses = ([r["test_loss"] for r in seeds], [r["validation_loss"][-1] for r in seeds])
+        label, length = METHODS[settings["method"]].label, exact(settings["steps"])
+        end = times[settings["method"]]["median"] * curve(seeds)["steps"].max()
+        rows.append([label, length, exact(end, ".0f"), *(estimate(each, 4) for each in losses)])
     return Section([Table(["method", "steps", time, "test loss", "validation loss"], rows)])
 
 
