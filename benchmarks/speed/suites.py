@@ -19,6 +19,7 @@ from adiv_optim import BatchIdeal, Correction, Disproportional, InputScaled, Pro
 from adiv_optim.layers import AffineLikeLinear, NormLikeLinear, PatchNormConv2d
 
 from .. import data as datasets
+from ..core.arms import label
 from ..core.runs import measure, ratio
 from ..core.store import Store
 from ..core.study import Options, Recipe, Sections, Study
@@ -26,7 +27,7 @@ from ..core.tables import Section, machine
 from ..ensemble import build_optimizer, train
 from ..methods import METHODS
 from ..problems.images import ImageRun, build_model
-from ..train import label, ten_steps
+from ..train import ten_steps
 from . import jobs
 from .timing import Job, allocator, device, measured, peak_memory, table
 
@@ -241,7 +242,7 @@ def coordinates(data: str) -> dict[str, Any]:
     from ..studies.coordinates import ALL  # studies import this file
 
     plain = CoordinateRun("china, flower", "none")
-    runs = [replace(plain, norm=norm, optimizer=optimizer, method=method) for norm, optimizer, method in ALL[1:]]
+    runs = [replace(plain, norm=arm.norm, optimizer=arm.optimizer, method=arm.method) for arm in ALL[1:]]
     return {
         "of": "ten training steps of the coordinate network; ratio to Adam alone",
         "note": "Ten linear layers of width 28 with ReLU, 64 × 64 pixels in every step, float32; forward and backward "
