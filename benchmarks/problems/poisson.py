@@ -1,7 +1,6 @@
 """Differential equations solved by a network of their coordinates, in float64; the error is the relative L2 one.
 
-Problem and network are those of KFAC for PINNs (Dangel et al. 2024, arXiv 2405.15603). Derivatives are carried forward
-with the values.
+Problem and network are those of KFAC for PINNs (Dangel et al. 2024, arXiv 2405.15603).
 """
 
 import math
@@ -17,7 +16,6 @@ from ..train import FieldRun, Problem, kind_of, perceptron
 
 WIDTHS = (2, 64, 64, 48, 48, 1)
 INNER, BOUNDARY, TEST = 900, 120, 9000
-POINTS = ("fixed", "drawn")
 DERIVATIVES = "derivatives"
 
 
@@ -27,29 +25,25 @@ class Equation(NamedTuple):
     solution: Callable[[Tensor], Tensor]  # points → values
     sides: Sequence[tuple[int, int]]  # (coordinate, its value there), each with as many points
     weights: Sequence[float]  # of the second derivatives, in the sum that the equation holds
-    residual: Callable[[Tensor, Tensor, Tensor], Tensor]  # (points, gradient, that sum) → 0 for the solution
-
-
-def _sines(x: Tensor) -> Tensor:
-    return (math.pi * x).sin().prod(-1)
-
-
-def _cooling(points: Tensor) -> Tensor:
-    x, t = points.unbind(-1)
-    return (-0.25 * math.pi**2 * t).exp() * (math.pi * x).sin()
+    residual: Callable[[Tensor, Tensor, Tensor], Tensor]  # (the solution, a network's gradient and that sum) → error
 
 
 EQUATIONS = {
     # −Δu = 2π² sin πx sin πy with u = 0 on all sides, which sin πx sin πy solves.
     "poisson": Equation(
-        _sines, [(0, 0), (1, 0), (0, 1), (1, 1)], (1.0, 1.0),
-        lambda x, first, second: second + 2 * math.pi**2 * _sines(x),
+        solution=lambda points: (math.pi * points).sin().prod(-1),
+        sides=[(0, 0), (1, 0), (0, 1), (1, 1)],
+        weights=(1.0, 1.0),
+        residual=lambda u, first, second: second + 2 * math.pi**2 * u,
     ),
     # ∂u/∂t = ¼ ∂²u/∂x², u = sin πx at t = 0 and 0 at both ends, which e^(−π²t/4) sin πx solves; points are (x, t).
     "heat": Equation(
-        _cooling, [(0, 0), (0, 1), (1, 0)], (0.25, 0.0), lambda x, first, second: first[:, 1] - second
+        solution=lambda points: (-0.25 * math.pi**2 * points[:, 1]).exp() * (math.pi * points[:, 0]).sin(),
+        sides=[(0, 0), (0, 1), (1, 0)],
+        weights=(0.25, 0.0),
+        residual=lambda u, first, second: first[:, 1] - second,
     ),
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True)
@@ -62,7 +56,7 @@ class EquationRun(FieldRun):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check((), equation=EQUATIONS, points=POINTS, rows=(None, DERIVATIVES))
+        self.check((), equation=EQUATIONS, points=("fixed", "drawn"), rows=(None, DERIVATIVES))
 
 
 def carried(
@@ -106,11 +100,9 @@ class Solver(Problem):
 
     def draw(self) -> tuple[Tensor, Tensor]:
         """Draw points inside and on the sides."""
-        inner, sides = (
-            torch.rand(count, 2, dtype=torch.float64, generator=self.generator) for count in (INNER, BOUNDARY)
-        )
-        coordinates, values = torch.tensor(self.equation.sides).repeat(BOUNDARY // len(self.equation.sides), 1).T
-        return inner, sides.scatter(1, coordinates[:, None], values[:, None].double())
+        inner, sides = (torch.rand(n, 2, dtype=torch.float64, generator=self.generator) for n in (INNER, BOUNDARY))
+        given = torch.tensor(self.equation.sides).repeat(BOUNDARY // len(self.equation.sides), 1)
+        return inner, sides.scatter(1, given[:, :1], given[:, 1:].double())
 
     def model(self) -> nn.Module:
         """Draw the network."""
@@ -122,7 +114,7 @@ class Solver(Problem):
         inner, sides = self.draw() if self.run.points == "drawn" else (self.inner, self.sides)
         count = optimizer.count_rows if self.run.rows == DERIVATIVES else None
         _, first, second = carried(model, inner, self.equation.weights, count)
-        residual = self.equation.residual(inner, first, second)
+        residual = self.equation.residual(self.equation.solution(inner), first, second)
         wrong = model(sides).squeeze(-1) - self.equation.solution(sides)
         return (residual.square().mean() + wrong.square().mean()) / 2
 

@@ -5,7 +5,7 @@ on two crops that no table shows. Then it learns other crops, each by a seed of 
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -77,10 +77,6 @@ class PictureOptions(Training):
 
     network: str | None = None
     """this one alone: relu, fourier, siren or wide"""
-    size: int | None = None
-    """crops of this side alone: 64 or 128"""
-    batch_size: int | None = None
-    """steps of so many pixels alone; 0 is all"""
     trials: int = 10
     """that choose an arm's learning rate and damping"""
     crops: int | None = None
@@ -91,19 +87,16 @@ class PictureOptions(Training):
 
 def _run(options: PictureOptions, store: Store) -> None:
     for (network, size, batch_size, steps), (arms, crops) in PROTOCOLS.items():
-        if options.network not in (None, network) or options.size not in (None, size):
+        if options.network not in (None, network):
             continue
-        if options.batch_size not in (None, batch_size or 0):
-            continue
-        like = CoordinateRun(
-            "china, flower", "none", network=network, size=size, batch_size=batch_size, steps=options.steps or steps
-        )
         # The settings of larger crops are those of the smaller ones, whose trials take a sixteenth of the time.
-        small = replace(like, size=64, steps=options.steps or 500)
-        crop = range(len(TUNED_ON), len(TUNED_ON) + min(options.crops or crops, crops))
-        shown = by_crop(crop, size=size, steps=like.steps)
+        like = CoordinateRun(
+            "china, flower", "none", network=network, batch_size=batch_size, steps=options.steps or 500
+        )
+        after = range(len(TUNED_ON), len(TUNED_ON) + min(options.crops or crops, crops))
+        shown = by_crop(after, size=size, steps=options.steps or steps)
         for arm in arms:
-            first = first_trial(small, arm)
+            first = first_trial(like, arm)
             compete(first, options.trials, COORDINATES, store, lambda error: -psnr(error), shown, by_crop(TUNED_ON))
 
 

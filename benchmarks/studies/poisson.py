@@ -81,8 +81,6 @@ class EquationOptions(Training):
 
     equation: str | None = None
     """this one alone: poisson or heat"""
-    points: str | None = None
-    """these alone: fixed, or drawn anew at every step"""
     trials: int = 10
     """that choose an arm's learning rate and damping"""
     seeds: int = 5
@@ -93,7 +91,7 @@ class EquationOptions(Training):
 
 def _run(options: EquationOptions, store: Store) -> None:
     for (equation, points, length), arms in PROTOCOLS.items():
-        if options.equation not in (None, equation) or options.points not in (None, points):
+        if options.equation not in (None, equation):
             continue
         whole = options.steps or length
         shown = [{"points": points, "seed": seed, **limit(whole)} for seed in range(1, options.seeds + 1)]

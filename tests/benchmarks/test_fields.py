@@ -141,12 +141,14 @@ def test_rows_of_derivatives_change_the_steps():
 @pytest.mark.parametrize("equation", EQUATIONS)
 def test_true_solution_has_no_residual_and_stands_on_the_sides(equation):
     problem = Solver(EquationRun("", "none", equation=equation))
-    x = torch.rand(50, 2, dtype=torch.float64)
-    assert problem.equation.residual(x, *by_autograd(problem, problem.equation.solution, x)[1:]).abs().max() < 1e-12
-    wrong = by_autograd(problem, lambda x: problem.equation.solution(x) + 0.1 * x.prod(-1) ** 2, x)
-    assert problem.equation.residual(x, *wrong[1:]).abs().max() > 1e-2
+    x, (u, _, _, residual) = torch.rand(50, 2, dtype=torch.float64), problem.equation
+    assert residual(u(x), *by_autograd(problem, u, x)[1:]).abs().max() < 1e-12
+    wrong = by_autograd(problem, lambda x: u(x) + 0.1 * x.prod(-1) ** 2, x)
+    assert residual(u(x), *wrong[1:]).abs().max() > 1e-2
     on_a_side = (problem.sides == 0) | (problem.sides == 1)
     assert on_a_side.any(-1).all()
+    given = {side: (problem.sides[:, side[0]] == side[1]).sum().item() for side in problem.equation.sides}
+    assert set(given.values()) == {len(problem.sides) // len(given)}
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "muon", "soap", "lbfgs"])
