@@ -69,8 +69,7 @@ class CoordinateRun(FieldRun):
 def pixels(size: int, crop: int) -> tuple[Tensor, Tensor]:
     """Coordinates and colours between -1 and 1, each with a row for a pixel."""
     (name, (top, left)), cut = CROPS[size][crop], CUTS[size]
-    is_scikits = name in _BOTH  # or matplotlib's portrait of Hopper
-    image = load_sample_image(f"{name}.jpg") if is_scikits else imread(get_sample_data("grace_hopper.jpg", False))
+    image = imread(get_sample_data("grace_hopper.jpg", False)) if name == "hopper" else load_sample_image(f"{name}.jpg")
     square = torch.tensor(image[top : top + cut, left : left + cut]).permute(2, 0, 1).float() / 127.5 - 1
     colours = F.avg_pool2d(square, cut // size)
     axis = (torch.arange(size) + 0.5) / size * 2 - 1

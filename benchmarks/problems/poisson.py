@@ -62,16 +62,12 @@ class EquationRun(FieldRun):
 def carried(
     model: nn.Module, x: Tensor, weights: Sequence[float], count: Callable[[nn.Module, Tensor], None] | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Carry derivatives by x forward through a tanh network, beside the values u.
+    """Carry derivatives by x (n, d) forward through linear layers and tanh, beside the values u.
 
-    Args:
-        model: linear layers and tanh.
-        x: (n, d).
-        weights: d numbers c.
-        count: is given every linear layer with the rows of derivatives that it multiplies.
+    `count` is given every linear layer with the rows of derivatives that it multiplies.
 
     Returns:
-        u (n,), its gradient (n, d), and Σₖ cₖ ∂²u/∂xₖ² (n,).
+        u (n,), its gradient (n, d), and Σₖ cₖ ∂²u/∂xₖ² (n,), with the weights c.
     """
     first = torch.eye(x.shape[-1], dtype=x.dtype).expand(len(x), -1, -1)
     second, c = torch.zeros_like(x), torch.tensor(weights, dtype=x.dtype).view(-1, 1)

@@ -147,14 +147,6 @@ def _figure(results: dict[Arm, list[Result]], times: dict[str, Any], title: str,
             axis.plot(x, means, label=name, **style(key))
 
 
-def _is_held_out(result: Result) -> bool:
-    return "held_out" in result["settings"]
-
-
-def _has_equal_time(result: Result) -> bool:
-    return "time_of" in result["settings"]
-
-
 def _deviations(store: Store) -> str:
     """What each deviation of the features reaches on held-out pixels of the crops that trials learn."""
     trials = grouped(store.read("deviation"), lambda r: r["settings"]["deviation"])
@@ -165,11 +157,11 @@ def _deviations(store: Store) -> str:
 def report(store: Store, name: str, folder: Path) -> Sections:
     """One table and one figure."""
     results = store.read()
-    learned = [r for r in results if not _is_held_out(r)]
-    in_time = grouped(filter(_has_equal_time, learned), arm)
+    learned = [r for r in results if "held_out" not in r["settings"]]
+    in_time = grouped((r for r in learned if "time_of" in r["settings"]), arm)
     budget = next(iter(in_time.values()))[0]["settings"]["time_of"]
     in_steps = grouped((r for r in learned if r["settings"]["steps"] == budget), arm)
-    held_out, network = grouped(filter(_is_held_out, results), arm), NETWORKS["fourier"]
+    held_out, network = grouped((r for r in results if "held_out" in r["settings"]), arm), NETWORKS["fourier"]
     heading = (
         f"{network.layers} linear layers of width {network.width}, ReLU, behind {network.frequencies} Fourier "
         f"features; 64 × 64 pixels, all in every step, the time of {budget} steps of Adam"
