@@ -14,8 +14,7 @@ from torch import Tensor, nn
 
 from ..train import FieldRun, Problem, kind_of, perceptron
 
-WIDTHS = (2, 64, 64, 48, 48, 1)
-INNER, BOUNDARY, TEST = 900, 120, 9000
+WIDTHS, INNER, BOUNDARY, TEST = (2, 64, 64, 48, 48, 1), 900, 120, 9000
 DERIVATIVES = "derivatives"
 
 
@@ -62,12 +61,9 @@ class EquationRun(FieldRun):
 def carried(
     model: nn.Module, x: Tensor, weights: Sequence[float], count: Callable[[nn.Module, Tensor], None] | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Carry derivatives by x (n, d) forward through linear layers and tanh, beside the values u.
+    """Return u (n,) at x (n, d), its gradient (n, d), and Σₖ cₖ ∂²u/∂xₖ² (n,); c are weights, u linear layers and tanh.
 
-    `count` is given every linear layer with the rows of derivatives that it multiplies.
-
-    Returns:
-        u (n,), its gradient (n, d), and Σₖ cₖ ∂²u/∂xₖ² (n,), with the weights c.
+    Derivatives are carried forward; `count` is given every linear layer with the rows of them that it multiplies.
     """
     first = torch.eye(x.shape[-1], dtype=x.dtype).expand(len(x), -1, -1)
     second, c = torch.zeros_like(x), torch.tensor(weights, dtype=x.dtype).view(-1, 1)
