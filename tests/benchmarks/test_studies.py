@@ -130,7 +130,11 @@ def test_a_problem_is_one_file_of_at_most_120_lines_and_one_line(tmp_path, monke
     with planted("benchmarks.problems.sine", SINE, tmp_path, monkeypatch) as studies:
         assert main(["sine", *studies["sine"].smoke.split(), "--out", str(out)]) == 0
         assert "whitened Adam" in capsys.readouterr().out
-        runs = Store(out / "sine.jsonl").read()
+        store = Store(out / "sine.jsonl")
+        runs, trials = store.read(), store.read("search")
+        assert {(trial["settings"]["method"], trial["settings"]["seed"]) for trial in trials} == {
+            ("none", 0), ("whitened", 0)
+        }  # fmt: skip
         assert [(run["settings"]["method"], run["settings"]["seed"], run["steps"]) for run in runs] == [
             (method, seed, [0, 1]) for method in ("none", "whitened") for seed in (1, 2)
         ]
