@@ -19,6 +19,7 @@ from adiv_optim import BatchIdeal, Correction, Disproportional, InputScaled, Pro
 from adiv_optim.layers import AffineLikeLinear, NormLikeLinear, PatchNormConv2d
 
 from .. import data as datasets
+from ..core.arms import label
 from ..core.runs import measure, ratio
 from ..core.store import Store
 from ..core.study import Options, Recipe, Sections, Study
@@ -28,7 +29,7 @@ from ..methods import METHODS
 from ..problems.images import ImageRun, build_model
 from ..problems.pictures import CoordinateRun, Fit
 from ..studies.coordinates import ALL
-from ..train import label, ten_steps
+from ..train import ten_steps
 from . import jobs
 from .timing import allocator, device, row, table
 
@@ -233,7 +234,7 @@ def _dataloader_epoch(run: ImageRun, loader: DataLoader, data: datasets.Dataset,
 def coordinates(data: str) -> dict[str, Any]:
     """Training steps of the coordinate network of ten layers, by every arm, against bare Adam's."""
     plain = CoordinateRun("china, flower", "none")
-    runs = [replace(plain, norm=norm, optimizer=optimizer, method=method) for norm, optimizer, method in ALL[1:]]
+    runs = [replace(plain, norm=arm.norm, optimizer=arm.optimizer, method=arm.method) for arm in ALL[1:]]
     return {
         "of": "ten training steps of the coordinate network; ratio to Adam alone",
         "note": "Ten linear layers of width 28 with ReLU, 64 × 64 pixels in every step, float32; forward and backward "
