@@ -34,7 +34,7 @@ def between(values: Sequence[float]) -> Numbers:
 
 def lead(stores: Stores, file: str, method: str, rival: str, **wanted: Any) -> Numbers:
     """How many points a method is ahead of another one."""
-    return difference(*welch(*(reached(file, name, **wanted)(stores) for name in (method, rival))))
+    return difference(*welch(*(reached(stores, file, name, **wanted) for name in (method, rival))))
 
 
 def speed(
@@ -67,7 +67,7 @@ Arm = tuple[str, str, float | None, str, float | None]
 def text(stores: Stores, arm: Arm) -> list[float]:
     """Test losses, by seed."""
     file, norm, drawn, method, rate = arm
-    return reached(file, method, norm=norm, embedding_deviation=drawn, embedding_lr=rate)(stores)
+    return reached(stores, file, method, norm=norm, embedding_deviation=drawn, embedding_lr=rate)
 
 
 def losses(stores: Stores, own: Arm, other: Arm) -> Numbers:
