@@ -178,10 +178,15 @@ _PLACE = re.compile(r"(<!-- value:(\S+) -->)(.*?)(<!-- -->)", re.DOTALL)
 
 
 def filled(text: str, stores: Stores) -> str:
-    """A page with the phrases of its places as the results have them; an unknown name is a ValueError.
+    """Return a page with the phrases of its places as the results have them.
 
     A place is `<!-- value:NAME -->phrase<!-- -->`, which pages do not show.
+
+    Raises:
+        ValueError: no value has the name, or a place begins a line, which Markdown would show as it is written.
     """
+    if begins := re.search(r"^[ \t]*<!-- value:(\S+) -->", text, re.MULTILINE):
+        raise ValueError(f"the place of {begins[1]!r} begins a line, which Markdown takes for HTML; put a word before.")
 
     def phrase(place: re.Match[str]) -> str:
         if place[2] not in VALUES:
