@@ -142,7 +142,7 @@ def _unpaired(
     unit, spec = ("nats", "+z.3f") if lower else ("points", "+z.1f")
 
     def sample(settings: _Settings) -> list[float]:
-        return reached(file, **settings)(stores)
+        return reached(stores, file, **settings)
 
     def gain(other: list[float]) -> Cell:
         low, high = ttest_ind(ours, other, equal_var=False).confidence_interval(0.95)

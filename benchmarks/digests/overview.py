@@ -62,21 +62,21 @@ def _columns(stores: Mapping[str, Store]) -> list[Column]:
         found = {}
         for row in ROWS:
             with suppress(LookupError):
-                found[row.label] = of(row)(stores)
+                found[row.label] = of(row)
         return Column(panel, mark, unit, found)
 
     def images(file: str, **wanted: Any) -> Callable[[Row], Sample]:
-        return lambda row: reached(file, row.image, **wanted)
+        return lambda row: reached(stores, file, row.image, **wanted)
 
     def convolutions(optimizer: str) -> Callable[[Row], Sample]:
-        return lambda row: reached("cnn-pool-tuned", row.convolutions or row.image, optimizer=optimizer)
+        return lambda row: reached(stores, "cnn-pool-tuned", row.convolutions or row.image, optimizer=optimizer)
 
     def text(optimizer: str) -> Callable[[Row], Sample]:
-        return lambda row: reached("norm-free", row.language[1].format(optimizer), norm=row.language[0])
+        return lambda row: reached(stores, "norm-free", row.language[1].format(optimizer), norm=row.language[0])
 
     def at_best_optimizer(row: Row) -> Sample:
         optimizer = best_optimizer(stores["mlp-tuned"], row.image, "tanh")
-        return reached("mlp-tuned", row.image, activation="tanh", optimizer=optimizer)
+        return reached(stores, "mlp-tuned", row.image, activation="tanh", optimizer=optimizer)
 
     first, tuned = (stores[name].read()[0]["settings"]["epochs"] for name in ("cifar10", "mlp-tuned"))
     return [
