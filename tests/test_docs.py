@@ -16,9 +16,9 @@ PACKAGES += ["adiv_optim.jacobian", "adiv_optim.layers", "adiv_optim.optim"]
 
 
 def public_names(package):
-    """What a package exports, but for its modules; of adiv_optim.optim, what adiv_optim does not export already."""
+    """What a package exports, but for its modules; of optim and jacobian, what adiv_optim does not export already."""
     module = importlib.import_module(package)
-    elsewhere = adiv_optim.__all__ if package == "adiv_optim.optim" else []
+    elsewhere = adiv_optim.__all__ if package in ("adiv_optim.optim", "adiv_optim.jacobian") else []
     return {name for name in module.__all__ if name not in elsewhere and not inspect.ismodule(getattr(module, name))}
 
 
