@@ -60,20 +60,12 @@ class GridOptions(Training):
     """widths of hidden layers, or channels"""
     network: str | None = None
     """mlp, residual, cnn-pool or cnn"""
-    validation: bool = False
-    """measure accuracy on a tenth of the training set"""
     rescaled: tuple[float, ...] | None = None
     """rescale hidden units at random, by this deviation"""
-    gain: tuple[float, ...] | None = None
-    """multiply all parameters before training"""
     departure: tuple[str, ...] | None = None
     """from the protocol: none, centred, standardised, bytes, jpeg, xavier, he, zero-bias, no-bias"""
-    weight_decay: float | None = None
-    """of the optimizer"""
     damping: float | None = None
     """of methods that have one, in place of their own"""
-    backend: str | None = None
-    """ensemble, loop or jacobian; what fits the method by default"""
     device: str = DEVICE
     """where to train: cpu, cuda, cuda:1, …"""
     estimate: bool = False
@@ -84,9 +76,8 @@ class GridOptions(Training):
     def given(self) -> dict[str, Any]:
         """The settings that a command names, by the names of `ImageRun`."""
         plural = {"methods": "method", "activations": "activation", "optimizers": "optimizer"}
-        there = {name: value for name, value in vars(self).items() if value is not None and value is not False}
-        values = {plural.get(name, name): value for name, value in there.items()}
-        settings = {name: list(v) if isinstance(v, tuple) else v for name, v in values.items()}
+        named = {plural.get(name, name): value for name, value in vars(self).items() if value is not None}
+        settings = {name: list(value) if isinstance(value, tuple) else value for name, value in named.items()}
         if "network" in settings:
             settings["network"] = None if self.network == "mlp" else self.network
         if self.departure:

@@ -19,19 +19,7 @@ from ..core.store import Result, Store, setting
 from ..core.study import Recipe, Report, Sections, Study, apart, protocols
 from ..core.tables import Cell, Row, Section, Table, against, estimate, exact, grouped, in_order, machine, pivot
 from ..ensemble import IMAGES
-from ..grids import (
-    ALL_HAVE,
-    CNN,
-    CNN_POOL,
-    COMPARED,
-    PAPERS,
-    Grid,
-    TunedOptions,
-    every_rate,
-    expand,
-    trial,
-    trials,
-)  # fmt: skip
+from ..grids import ALL_HAVE, CNN, CNN_POOL, COMPARED, PAPERS, Grid, TunedOptions, every_rate, expand, trial, trials
 from ..methods import METHODS, optimizer_name
 from ..optimizers import OF_PARAMETERS
 from ..problems.images import ACTIVATIONS, ImageRun, network
