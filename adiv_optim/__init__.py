@@ -6,6 +6,7 @@ from typing import Any
 from . import diagnostics, functional, gauge, jacobian
 from .attach import Coverage, attach, coverage, detach
 from .corrections import BatchIdeal, Correction, Disproportional, Proportional
+from .jacobian import GaussNewton
 from .optim import ChainedOptimizer, GradientOnly, InputScaled, Preconditioned, UnitConsistent, Whitened
 
 __version__ = "0.2.0"
@@ -16,6 +17,7 @@ __all__ = [
     "Correction",
     "Coverage",
     "Disproportional",
+    "GaussNewton",
     "GradientOnly",
     "InputScaled",
     "Preconditioned",

@@ -6,9 +6,10 @@ A problem is a file of `problems`: it draws the network, and gives loss and erro
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache, partial
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -17,9 +18,10 @@ from torch.optim import Optimizer
 
 from .core.runs import NOBODY, Kind, Run, Watch, fingerprint, set_rates, ten_times
 from .methods import METHODS, Method
-from .optimizers import LABELS, OF_MODELS
+from .optimizers import OF_MODELS
 
-NORMS = {"none": "", "batchnorm": "BatchNorm, ", "layernorm": "LayerNorm, "}
+#: Normalisers with a learned scale and shift, behind the linear layers inside a network.
+NORMS: dict[str, list[type[nn.Module]]] = {"none": [], "batchnorm": [nn.BatchNorm1d], "layernorm": [nn.LayerNorm]}
 #: Steps over which the learning rate rises.
 WARM_UP = 20
 #: How often a run is measured.
@@ -68,10 +70,10 @@ def _computes(method: Method) -> str:
 
 
 class Problem(ABC):
-    """What is learned: a network, a loss, an error."""
+    """A network, a loss and an error, made from the settings of a run."""
 
     @abstractmethod
-    def model(self, run: Any) -> nn.Module:
+    def model(self) -> nn.Module:
         """Draw the network by the run's seed."""
 
     @abstractmethod
@@ -80,31 +82,38 @@ class Problem(ABC):
 
     @abstractmethod
     def error(self, model: nn.Module) -> float:
-        """Return what a run is judged by; lower is better."""
+        """Return the number that a run is judged by; lower is better."""
 
 
-def normalised(width: int, norm: str) -> list[nn.Module]:
-    """The normaliser between a linear layer and its activation, with a learned scale and shift."""
-    kinds: dict[str, list[type[nn.Module]]] = {"none": [], "batchnorm": [nn.BatchNorm1d], "layernorm": [nn.LayerNorm]}
-    return [kind(width) for kind in kinds[norm]]
+def perceptron(
+    widths: Sequence[int], norm: str = "none", activation: Callable[[], nn.Module] = nn.ReLU,
+    linear: Callable[[int, int], nn.Module] = nn.Linear,
+) -> list[nn.Module]:  # fmt: skip
+    """Linear layers of some widths, and a normaliser and an activation between each two."""
+    layers = [linear(*widths[:2])]
+    for inputs, outputs in pairwise(widths[1:]):
+        layers += [*(kind(inputs) for kind in NORMS[norm]), activation(), linear(inputs, outputs)]
+    return layers
 
 
-def build_optimizer(run: FieldRun, model: nn.Module, example: Tensor) -> Optimizer:
-    """The run's optimizer in its method's wrapper."""
-    return run.make_method().wrap(OF_MODELS[run.optimizer](model, run.lr), model, example)
+def ready(run: FieldRun, problem: Problem) -> tuple[nn.Module, Optimizer, Callable[[], Any]]:
+    """Return the network, the run's optimizer in its method's wrapper, and the closure that its steps take."""
+    model = problem.model()
+    optimizer = run.make_method().wrap(OF_MODELS[run.optimizer](model, run.lr), model, torch.empty(0))
+
+    def closure() -> Any:
+        optimizer.zero_grad()
+        loss = problem.loss(model, optimizer)
+        loss.backward()
+        return loss
+
+    return model, optimizer, closure
 
 
 def ten_steps(run: FieldRun, problem: Problem) -> Callable[[], None]:
     """Ten training steps, to be timed."""
-    model = problem.model(run)
-    optimizer = build_optimizer(run, model, torch.empty(0))
-
-    def step() -> None:
-        optimizer.zero_grad()
-        problem.loss(model, optimizer).backward()
-        optimizer.step()
-
-    return ten_times(step)
+    _, optimizer, closure = ready(run, problem)
+    return ten_times(partial(optimizer.step, closure))
 
 
 @dataclass
@@ -118,15 +127,7 @@ class History:
 
 def train(run: FieldRun, problem: Problem, watch: Watch = NOBODY) -> History:
     """Train one run: the learning rate rises over 20 steps and falls to 0 by a cosine; LBFGS searches for its own."""
-    model = problem.model(run)
-    optimizer = build_optimizer(run, model, torch.empty(0))
-
-    def closure() -> Any:
-        optimizer.zero_grad()
-        loss = problem.loss(model, optimizer)
-        loss.backward()
-        return loss
-
+    model, optimizer, closure = ready(run, problem)
     history, spent, number, next_at = History(), 0.0, 0, 0.0
     while True:
         progress = number / run.steps if run.steps else spent / (run.seconds or 1.0)
@@ -161,17 +162,3 @@ def kind_of(problem_of: Callable[[Any], Problem], pace: int = 0) -> Kind:
         score=lambda result: result["error"][-1],  # None if the run diverged
         alike=lambda run: str({name: value for name, value in run.settings().items() if name not in _AS_LONG}),
     )
-
-
-def label(settings: dict[str, Any] | FieldRun) -> str:
-    """What tables and figures call an arm, such as "BatchNorm, whitened Muon"."""
-    s = settings if isinstance(settings, dict) else settings.settings()
-    method, optimizer = METHODS[s["method"]].label, LABELS[s["optimizer"]]
-    if s["method"] == "none":
-        return f"{NORMS[s['norm']]}{optimizer}"
-    name, *details = method.removeprefix("gradient-only ").split(", ")
-    if s.get("every"):
-        details.append(f"every {s['every']}")
-    if s.get("rows"):
-        details.append(f"rows of {s['rows']}")
-    return ", ".join([f"{NORMS[s['norm']]}{name} {optimizer}", *details])

@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 from torch import nn
 
-from examples import char_lm, fit_image, log_metrics, poisson, which_step
+from examples import burgers, char_lm, fit_image, log_metrics, poisson, which_step
 from examples.char_lm import load
 from examples.gpt import GPT
 
@@ -128,6 +128,19 @@ def test_pictures_of_8_and_16_bits_have_colours_of_a_range_of_2(name, bits, tmp_
     colours = fit_image.picture(tmp_path / name, 4)
     wanted = torch.tensor(levels / (2**bits - 1) * 2 - 1).float()[..., None].expand(4, 4, 3)
     assert torch.allclose(colours, wanted, rtol=0, atol=1e-6)
+
+
+def test_viscosity_is_found_and_drawn(tmp_path, capsys):
+    burgers.main(["--seconds", "2", "--out", str(tmp_path / "burgers.png")])
+    printed = {line.split(":")[0]: line for line in capsys.readouterr().out.splitlines() if "viscosity" in line}
+    found = {name: float(line.split("viscosity ")[1].split(",")[0]) for name, line in printed.items() if ":" in line}
+    assert found["GaussNewton"] < 0.2 < found["SOAP"]  # both begin at 0.5
+    assert (tmp_path / "burgers.png").read_bytes().startswith(b"\x89PNG")
+    points = torch.rand(5, 2, dtype=torch.float64, requires_grad=True)  # the true wave solves the equation
+    u = burgers.wave(points)
+    (first,) = torch.autograd.grad(u.sum(), points, create_graph=True)
+    second = torch.autograd.grad(first[:, 0].sum(), points)[0][:, 0]
+    assert (first[:, 1] + u * first[:, 0] - burgers.VISCOSITY * second).abs().max() < 1e-10
 
 
 def test_examples_import_neither_benchmarks_nor_tests():

@@ -4,11 +4,19 @@ Nothing here knows a closed form. A layer's Jacobians ∂z/∂θ come from vmap 
 factors are their traces, and a corrected gradient is the scaled contraction of Jacobians with output
 gradients. For nn.Linear and nn.Conv1d/2d/3d it agrees with `attach` to rounding, at many times the cost
 and memory: use it to train layers that have no closed form, and to check those that have.
+
+`GaussNewton` takes the ideal step of a whole network, from the Jacobian of its residuals; `laplacian` and `derivatives`
+are what residuals of differential equations are written with.
 """
 
 from ._gradients import backward, corrected_gradients
 from ._ideal import IdealUpdate, ideal_update
+from .derivatives import Derivatives, derivatives, laplacian
+from .gauss_newton import GaussNewton
 from .modules import PLAIN_BY_DEFAULT
 from .rows import layer_jacobians
 
-__all__ = ["PLAIN_BY_DEFAULT", "IdealUpdate", "backward", "corrected_gradients", "ideal_update", "layer_jacobians"]
+__all__ = [
+    "PLAIN_BY_DEFAULT", "Derivatives", "GaussNewton", "IdealUpdate", "backward", "corrected_gradients", "derivatives",
+    "ideal_update", "laplacian", "layer_jacobians",
+]  # fmt: skip

@@ -1,40 +1,99 @@
-"""Arms that learned the same problems: paired comparisons of them, their tables and figures."""
+"""Arms that learn the same problems: how their settings are chosen, and comparisons in pairs, in tables and figures.
+
+An arm is a normaliser, an optimizer and a wrapper. `train.py` makes its runs.
+"""
 
 import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 from scipy.stats import ttest_1samp
 
-from ..train import label
+from ..methods import METHODS
+from ..optimizers import LABELS
 from .figure import panels, shade
+from .runs import Kind, R, Run, run_all
 from .store import Result, Store
 from .study import Sections, protocols
-from .tables import Cell, Row, Section, Table, exact, grouped, machine
+from .tables import Cell, Section, Table, exact, grouped, machine
+from .tune import around, choose
 
-#: Settings that make an arm.
-ARM = ("norm", "optimizer", "method", "every", "rows")
+
+class Arm(NamedTuple):
+    """The settings that are compared."""
+
+    norm: str
+    optimizer: str
+    method: str
+    every: int | None = None  # steps between measurements of inputs, in place of the wrapper's own
+    rows: str | None = None  # which rows the wrapper counts beside the inputs
+
+    @property
+    def bare(self) -> "Arm":
+        """The arm without its wrapper."""
+        return Arm(self.norm, self.optimizer, "none")
+
+
+#: Settings of a run by name, in place of those that it has.
+Changes = Mapping[str, Any]
+#: Learning rates that searches begin with.
+STARTS = {"adam": 1e-2, "muon": 3.2e-2, "soap": 3.2e-2, "sgd": 0.32, "momentum": 1e-2, "lbfgs": 1.0}
 #: Settings in which the runs of one protocol may differ.
-WITHIN = (*ARM, "lr", "damping", "seed", "crop", "data_set")
+WITHIN = (*Arm._fields, "lr", "damping", "seed", "crop", "data_set")
+_NORMS = {"none": "", "batchnorm": "BatchNorm, ", "layernorm": "LayerNorm, "}
 _HUES = {"adam": "tab:blue", "muon": "tab:orange", "soap": "tab:green", "sgd": "tab:red", "lbfgs": "tab:purple"}
 
 
-class Look(NamedTuple):
-    """How errors are shown."""
-
-    shown: Callable[[float], float]  # error → the number of tables and figures
-    cell: Callable[[Sequence[float]], Cell]  # the shown numbers of an arm → its cell
-    unit: str  # of tables and figures
-    difference: Callable[[float], str]  # a mean difference of shown numbers → its cell
-    logarithmic: bool = False  # the scale of figures
-    about: str = ""  # the end of the caption
+def first_trial(like: Any, arm: Arm, damping: float = 0.1, starts: Mapping[str, float] = STARTS) -> Any:
+    """A run with an arm's settings, and with the learning rate and damping that their search begins with."""
+    settings = {name: value for name, value in arm._asdict().items() if value is not None}
+    return replace(like, **settings, lr=starts[arm.optimizer], damping=damping if METHODS[arm.method].damped else None)
 
 
-def arm(result: Result) -> tuple[Any, ...]:
-    """What is compared: normaliser, optimizer, wrapper, its steps between measurements, and which rows it counts."""
-    return tuple(result["settings"].get(name) for name in ARM)
+def variants(run: R, changes: Iterable[Changes]) -> list[R]:
+    """The run with some settings replaced, once for each change."""
+    return [replace(run, **change) for change in changes]
+
+
+def compete(
+    first: R, trials: int, kind: Kind, store: Store, loss: Callable[[float], float],
+    shown: Iterable[Changes], tuned_on: Sequence[Changes] = ({},),
+) -> R:  # fmt: skip
+    """Search around an arm's first trial, make the runs that tables show, and return the best trial; see `choose`.
+
+    Args:
+        first: the trial that the search begins with.
+        trials: how many there are.
+        kind: how runs are made.
+        store: where they are kept.
+        loss: of a final error, in a mean over the runs of a trial.
+        shown: settings in which the runs that tables show differ from the best trial.
+        tuned_on: settings in which the runs of one trial differ.
+    """
+    (best,) = choose([around(first, trials)], kind, store, loss, each=partial(variants, changes=tuned_on))
+    run_all(variants(best, shown), kind, store)
+    return best
+
+
+def label(settings: Mapping[str, Any] | Run) -> str:
+    """What tables and figures call an arm, such as "BatchNorm, whitened Muon"."""
+    s = settings.settings() if isinstance(settings, Run) else settings
+    norm, optimizer = _NORMS[s["norm"]], LABELS[s["optimizer"]]
+    if s["method"] == "none":
+        return f"{norm}{optimizer}"
+    name, *details = METHODS[s["method"]].label.removeprefix("gradient-only ").split(", ")
+    details += [f"{word} {s[key]}" for key, word in (("every", "every"), ("rows", "rows of")) if s.get(key)]
+    return ", ".join([f"{norm}{name} {optimizer}", *details])
+
+
+def arm(result: Result) -> Arm:
+    """The arm of a run."""
+    return Arm(*(result["settings"].get(name) for name in Arm._fields))
 
 
 def problem(result: Result) -> tuple[Any, ...]:
@@ -49,12 +108,16 @@ def errors(results: Iterable[Result]) -> dict[tuple[Any, ...], float]:
 
 def chosen(results: Iterable[Result]) -> list[Result]:
     """The runs with the settings that each arm's trials chose last."""
-    found = grouped(results, arm).values()
-    return [r for own in found for r in own if _settings(r) == _settings(own[-1])]
+    return [r for runs in grouped(results, arm).values() for r in runs if _settings(r) == _settings(runs[-1])]
 
 
 def _settings(result: Result) -> tuple[Any, ...]:
     return tuple(result["settings"].get(name) for name in ("lr", "damping"))
+
+
+def pace(result: Result) -> float:
+    """Seconds of processor time that a step of a run took."""
+    return result["seconds"][-1] / max(1, result["steps"][-1])
 
 
 class Comparison(NamedTuple):
@@ -77,51 +140,58 @@ def compared(
     return Comparison(statistics.fmean(differences) if both else math.nan, p, len(both))
 
 
-def _against(found: Comparison, look: Look) -> str | Cell:
-    if not math.isfinite(found.difference):
-        return ""
-    text = f"{look.difference(found.difference)} ({found.p:.2g})"
-    return Cell(text, {"difference": found.difference, "p": found.p, "n": found.n})
+class Look(NamedTuple):
+    """How errors are shown."""
+
+    shown: Callable[[float], float]  # error → the number of tables and figures
+    cell: Callable[[Sequence[float]], Cell]  # the shown numbers of an arm → its cell
+    unit: str  # of tables and figures
+    difference: Callable[[float], str]  # a mean difference of shown numbers → its cell
+    logarithmic: bool = False  # the scale of figures
+    about: str = ""  # the end of the caption
+
+    def level(self, results: Iterable[Result]) -> float:
+        """The mean of the shown numbers."""
+        return statistics.fmean(map(self.shown, errors(results).values()))
+
+    def estimate(self, results: Iterable[Result]) -> str | Cell:
+        """The cell of an arm; of one without runs it is empty."""
+        final = errors(results)
+        return self.cell(list(map(self.shown, final.values()))) if final else ""
+
+    def gain(self, results: Iterable[Result], others: Iterable[Result]) -> str | Cell:
+        """The cell of an arm against another; without a problem that both have learned it is empty."""
+        difference, p, n = compared(errors(results), errors(others), self.shown)
+        if not math.isfinite(difference):
+            return ""
+        return Cell(f"{self.difference(difference)} ({p:.2g})", {"difference": difference, "p": p, "n": n})
 
 
-def _table(results: Sequence[Result], look: Look, trials: Mapping[Any, int], worth: Callable[[Any], bool]) -> Table:
+def _table(results: Sequence[Result], look: Look, trials: Mapping[Arm, int], drawn: Callable[[Arm], bool]) -> Table:
     arms = grouped(results, arm)
-    normalised = any(key[0] == "batchnorm" for key in arms)
-    reference = {
-        computer: statistics.median(map(pace, own)) for computer, own in grouped(_adam(results), _computer).items()
-    }
-    rows = list[tuple[float, bool, Row]]()
-    for key, own in arms.items():
-        norm, optimizer, method, *_ = key
-        settings, found = own[0]["settings"], errors(own)
-        bare, batch = (arms.get((each, optimizer, "none", None, None)) for each in (norm, "batchnorm"))
-        cells: list[str | Cell] = [label(settings), exact(settings["lr"])]
-        cells += [exact(settings.get("damping")), exact(trials.get(key))]
-        cells.append(look.cell(list(map(look.shown, found.values()))))
-        cells.append(_against(compared(found, errors(bare), look.shown), look) if bare and method != "none" else "")
-        if normalised:
-            other = norm != "batchnorm" and batch
-            cells.append(_against(compared(found, errors(batch or []), look.shown), look) if other else "")
-        beside = [pace(r) / reference[_computer(r)] for r in own if _computer(r) in reference]
-        cells.append(exact(statistics.median(beside) if beside else None, ".2f"))
-        rows.append((statistics.fmean(map(look.shown, found.values())), worth(key), cells))
+    adam = grouped(arms.get(Arm("none", "adam", "none"), []), _computer)
+    reference = {computer: statistics.median(map(pace, runs)) for computer, runs in adam.items()}
+    has_norms = any(key.norm == "batchnorm" for key in arms)
+    order = sorted(arms, key=lambda key: look.level(arms[key]), reverse=not look.logarithmic)
+    rows = list[list[str | Cell]]()
+    for key in order:
+        runs, settings = arms[key], arms[key][0]["settings"]
+        cells: list[str | Cell] = [label(settings), exact(settings["lr"]), exact(settings.get("damping"))]
+        cells += [exact(trials.get(key)), look.estimate(runs)]
+        cells.append(look.gain(runs, arms.get(key.bare, [])) if key.method != "none" else "")
+        if has_norms:
+            normalised = arms.get(Arm("batchnorm", key.optimizer, "none"), [])
+            cells.append(look.gain(runs, normalised) if key.norm != "batchnorm" else "")
+        paces = [pace(r) / reference[_computer(r)] for r in runs if _computer(r) in reference]
+        cells.append(exact(statistics.median(paces) if paces else None, ".2f"))
+        rows.append(cells)
     header = ["arm", "learning rate", "damping", "trials", look.unit, "against the bare optimizer (p)"]
-    header += ["against BatchNorm with the same (p)"] * normalised + ["time per step"]
-    rows.sort(key=lambda row: row[0] * (1 if look.logarithmic else -1))
-    return Table(header, [cells for *_, cells in rows], [shown for _, shown, _ in rows])
-
-
-def _adam(results: Iterable[Result]) -> list[Result]:
-    return [r for r in results if arm(r)[:3] == ("none", "adam", "none")]
+    header += ["against BatchNorm with the same (p)"] * has_norms + ["time per step"]
+    return Table(header, rows, [drawn(key) for key in order])
 
 
 def _computer(result: Result) -> str:
     return str(result["environment"]["processor"])
-
-
-def pace(result: Result) -> float:
-    """Seconds of processor time that a step of a run took."""
-    return result["seconds"][-1] / max(1, result["steps"][-1])
 
 
 def compared_by(results: Iterable[Result]) -> dict[str, str]:
@@ -130,33 +200,31 @@ def compared_by(results: Iterable[Result]) -> dict[str, str]:
     return by_steps | (by_time if len(set(map(_computer, results))) == 1 else {})
 
 
-def _figure(results: Sequence[Result], look: Look, title: str, path: Path, shown: Callable[[Any], bool]) -> None:
-    """Draw the arms' errors against what all of them can be compared by."""
-    drawn = [r for r in results if shown(arm(r))]
-    names = compared_by(drawn)
+def style(arm: Arm) -> dict[str, Any]:
+    """How an arm's curve is drawn: a colour for the optimizer, lines for the wrapper, wide and pale for BatchNorm."""
+    is_wide, is_bare = arm.norm == "batchnorm", arm.method == "none" and arm.norm != "layernorm"
+    return {
+        "color": _HUES.get(arm.optimizer, "black"),
+        "linestyle": "-" if arm.method == "whitened" else "--" if is_bare else ":",
+        "marker": "." if arm.rows else "",
+        "linewidth": 2.2 if is_wide else 1.4,
+        "alpha": 0.55 if is_wide else 1.0,
+    }
+
+
+def _figure(results: Sequence[Result], look: Look, title: str, path: Path) -> None:
+    """Draw the medians of the arms' errors against what all of them can be compared by; quartiles if logarithmic."""
+    names = compared_by(results)
     with panels(list(names.values()), title, path, ylabel=look.unit) as axes:
-        for key, own in grouped(drawn, arm).items():
-            norm, optimizer, method, _, counted = key
-            look_of = {
-                "color": _HUES.get(optimizer, "black"),
-                "linestyle": "-" if method == "whitened" else "--" if method == "none" else ":",
-                "marker": "." if counted else "",
-                "linewidth": 2.2 if norm == "batchnorm" else 1.4,
-                "alpha": 0.55 if norm == "batchnorm" else 1.0,
-                "label": label(own[0]["settings"]),
-            }
-            whole = [r for r in own if None not in r["error"]]
-            count = min((len(r["error"]) for r in whole), default=0)
-            shown_as = (lambda error: error) if look.logarithmic else look.shown
-            curves = [[shown_as(r["error"][k]) for r in whole] for k in range(count)]
+        for key, runs in grouped((r for r in results if None not in r["error"]), arm).items():
+            series = {name: np.array(list(zip(*(r[name] for r in runs), strict=False))) for name in ("error", *names)}
+            low, middle, high = np.quantile(series["error"], (0.25, 0.5, 0.75), axis=1, method="weibull")
+            shown = middle if look.logarithmic else np.median(np.vectorize(look.shown)(series["error"]), axis=1)
             for axis, name in zip(axes, names, strict=True):
-                x = [statistics.median(r[name][k] for r in whole) for k in range(count)]
-                axis.plot(x, [statistics.median(values) for values in curves], **look_of)
-            if look.logarithmic and count:
-                quartiles = [statistics.quantiles(values, n=4) for values in curves if len(values) > 1]
-                if len(quartiles) == count:
-                    low, high = ([each[k] for each in quartiles] for k in (0, 2))
-                    shade(axes[-1], x, low, high, look_of["color"], "band: quartiles")
+                x = np.median(series[name], axis=1)
+                axis.plot(x, shown, label=label(runs[0]["settings"]), **style(key))
+            if look.logarithmic and len(runs) > 1:
+                shade(axes[-1], x, low, high, style(key)["color"], "band: quartiles")
         for axis, xlabel in zip(axes, ("steps", "seconds of one core"), strict=False):
             axis.set_xlabel(xlabel)
         if look.logarithmic:
@@ -165,7 +233,7 @@ def _figure(results: Sequence[Result], look: Look, title: str, path: Path, shown
 
 def sections(
     store: Store, name: str, folder: Path, look: Look, named: Callable[[Mapping[str, Any]], tuple[str, str]],
-    drawn: Callable[[Any], bool],
+    drawn: Callable[[Arm], bool],
 ) -> Sections:  # fmt: skip
     """A section for every protocol: heading, figure, table, caption.
 
@@ -177,17 +245,17 @@ def sections(
         named: settings → what is put behind the name of the section, and its heading.
         drawn: whether an arm is in the figure, and its row on a page.
     """
-    found: Sections = {}
+    parts: Sections = {}
     searched = grouped(store.read("search"), lambda r: named(r["settings"])[0])
     for _, every, _ in protocols(store, name, *WITHIN):
         results = chosen(every)
-        settings = results[0]["settings"]
-        suffix, heading = named(settings)
-        points = {(arm(r), r["settings"]["lr"], r["settings"].get("damping")) for r in searched.get(suffix, [])}
+        suffix, heading = named(results[0]["settings"])
+        points = {(arm(r), *_settings(r)) for r in searched.get(suffix, [])}
         trials = {key: len(each) for key, each in grouped(points, lambda point: point[0]).items()}
-        _figure(results, look, heading, folder / f"{name}-{suffix}.png", drawn)
+        _figure([r for r in results if drawn(arm(r))], look, heading, folder / f"{name}-{suffix}.png")
         machines = " ".join(dict.fromkeys(machine(r["environment"]) for r in results))
         loosely = "Time per step is processor time, in Adam's steps, often of another day."
         caption = f"{look.about} {loosely} {machines}"
-        found[f"{name}-{suffix}"] = Section([f"**{heading}**", _table(results, look, trials, drawn), caption])
-    return found
+        table = _table(results, look, trials, drawn)
+        parts[f"{name}-{suffix}"] = Section([f"**{heading}**", table, caption])
+    return parts

@@ -12,6 +12,8 @@ import numpy as np
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
+import pandas as pd
+import seaborn as sns
 
 from ..methods import Method
 from .tables import mean_and_error
@@ -38,6 +40,14 @@ def shade(axis: Any, x: Sequence[float], low: Any, high: Any, color: Any, what: 
     """Fill what lies between two curves, and have the legend say what that is."""
     axis.fill_between(x, low, high, color=color, alpha=0.2, linewidth=0)
     axis.fill_between([], [], [], color="0.5", alpha=0.3, linewidth=0, label=what)
+
+
+def curves(axis: Any, frame: pd.DataFrame, **look: Any) -> None:
+    """Draw curves of a frame by seaborn, whose options these are; legend and labels are those of `panels`."""
+    sns.lineplot(frame, ax=axis, **look)
+    if legend := axis.get_legend():
+        legend.remove()
+    axis.set(xlabel="", ylabel="")
 
 
 @contextmanager

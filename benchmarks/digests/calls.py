@@ -10,14 +10,13 @@ from typing import Any, NamedTuple
 
 from scipy.stats import ttest_1samp, ttest_ind
 
-from ..core.arms import arm, chosen, errors, pace
+from ..core.arms import Arm, arm, chosen, errors, label, pace
 from ..core.store import Result
 from ..core.study import Digest
 from ..core.tables import Cell, Row, Section, Table, exact, grouped
 from ..methods import METHODS
 from ..problems.pictures import psnr
 from ..problems.poisson import DERIVATIVES
-from ..train import label
 from .judges import Stores, reached, runs
 
 
@@ -86,10 +85,10 @@ def _paired(
 ) -> Evidence:  # fmt: skip
     """A call whose arms learned the same problems, by the paired t test's interval."""
     arms = grouped(chosen(runs(stores, file, **wanted)), arm)
-    own, bare = ("none", optimizer, "whitened", None, rows), ("none", optimizer, "none", None, None)
+    own, bare = Arm("none", optimizer, "whitened", rows=rows), Arm("none", optimizer, "none")
     lower = unit == "×"
 
-    def gain(other: tuple[Any, ...]) -> Cell:
+    def gain(other: Arm) -> Cell:
         ours, theirs = errors(arms[own]), errors(arms[other])
         differences = [shown(ours[key]) - shown(theirs[key]) for key in ours if key in theirs]
         low, high = ttest_1samp(differences, 0.0).confidence_interval(0.95)
@@ -143,7 +142,7 @@ def _unpaired(
     unit, spec = ("nats", "+z.3f") if lower else ("points", "+z.1f")
 
     def sample(settings: _Settings) -> list[float]:
-        return reached(file, **settings)(stores)
+        return reached(stores, file, **settings)
 
     def gain(other: list[float]) -> Cell:
         low, high = ttest_ind(ours, other, equal_var=False).confidence_interval(0.95)

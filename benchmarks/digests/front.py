@@ -46,7 +46,7 @@ def _learned(optimizer: str, name: str) -> Callable[[Stores], Front]:
 def _accuracy(file: str, own: str, optimizer: str, task: str, **more: str) -> Callable[[Stores], Front]:
     def front(stores: Stores) -> Front:
         alone, wrapped = (
-            statistics.fmean(reached(file, method, optimizer=optimizer, **more)(stores)) for method in ("none", own)
+            statistics.fmean(reached(stores, file, method, optimizer=optimizer, **more)) for method in ("none", own)
         )
         price = next(call for call in CALLS if call.task == task).evidence(stores).price
         assert price is not None
@@ -79,7 +79,7 @@ def _front(stores: Stores, name: str, folder: Path) -> Section:
                 Cell(f"{found.price:.1f} ×", {"": found.price}),
             ]
         rows.append([have, write, *cells])
-    muon = statistics.fmean(reached("cnn-pool-tuned", "none", optimizer="muon")(stores))
+    muon = statistics.fmean(reached(stores, "cnn-pool-tuned", "none", optimizer="muon"))
     caption = (
         "Pictures: PSNR after equal time, the mean of ten others. Networks: test accuracy on CIFAR-10, the mean of "
         f"five seeds, after equal epochs and not equal time; Muon alone trains that CNN to {muon:.1f} %. A price is "

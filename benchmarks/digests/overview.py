@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..catalogue import RECIPES
-from ..core.figure import panels, plt, saved
+from ..core.figure import plt, saved
 from ..core.store import Store
 from ..core.study import Digest
 from ..core.tables import SIGNIFICANT, Cell, Section, Table, estimate, exact, machine, mean_and_error, welch
@@ -15,7 +15,7 @@ from ..core.tables import Row as Cells
 from ..grids import best_optimizer
 from ..methods import METHODS
 from ..problems.images import data_label
-from ..studies.language import best_rows, draw, zoom
+from ..studies.texts import best_rows, curve, draw
 from .judges import Sample, reached
 
 
@@ -62,21 +62,21 @@ def _columns(stores: Mapping[str, Store]) -> list[Column]:
         found = {}
         for row in ROWS:
             with suppress(LookupError):
-                found[row.label] = of(row)(stores)
+                found[row.label] = of(row)
         return Column(panel, mark, unit, found)
 
     def images(file: str, **wanted: Any) -> Callable[[Row], Sample]:
-        return lambda row: reached(file, row.image, **wanted)
+        return lambda row: reached(stores, file, row.image, **wanted)
 
     def convolutions(optimizer: str) -> Callable[[Row], Sample]:
-        return lambda row: reached("cnn-pool-tuned", row.convolutions or row.image, optimizer=optimizer)
+        return lambda row: reached(stores, "cnn-pool-tuned", row.convolutions or row.image, optimizer=optimizer)
 
     def text(optimizer: str) -> Callable[[Row], Sample]:
-        return lambda row: reached("norm-free", row.language[1].format(optimizer), norm=row.language[0])
+        return lambda row: reached(stores, "norm-free", row.language[1].format(optimizer), norm=row.language[0])
 
     def at_best_optimizer(row: Row) -> Sample:
         optimizer = best_optimizer(stores["mlp-tuned"], row.image, "tanh")
-        return reached("mlp-tuned", row.image, activation="tanh", optimizer=optimizer)
+        return reached(stores, "mlp-tuned", row.image, activation="tanh", optimizer=optimizer)
 
     first, tuned = (stores[name].read()[0]["settings"]["epochs"] for name in ("cifar10", "mlp-tuned"))
     return [
@@ -195,17 +195,14 @@ def _equal_seconds(stores: Mapping[str, Store], name: str, folder: Path) -> Sect
         more = min(r["settings"]["steps"] for r in shorter if r["settings"]["steps"] > steps)
         pairs.append((best_rows([r for r in shorter if r["settings"]["steps"] == more])["layernorm", "muon"], seeds))
     names = [" and ".join(f"{seeds[0]['settings']['steps']} steps" for seeds in pair) for pair in pairs]
-    title, path, rows = "Muon for as long as its whitened form takes", folder / f"{name}.png", list[Cells]()
-    time = "time, in steps of AdamW"
-    with panels(names, title, path, sharey=False, xlabel=time, ylabel="validation loss, nats") as axes:
-        for axis, pair in zip(axes, pairs, strict=True):
-            drawn = [draw(axis, seeds, [], times) for seeds in pair]
-            zoom(axis, drawn)
-            for seeds, ((x, _), *_) in zip(pair, drawn, strict=True):
-                settings = seeds[0]["settings"]
-                losses = ([r["test_loss"] for r in seeds], [r["validation_loss"][-1] for r in seeds])
-                label, length = METHODS[settings["method"]].label, exact(settings["steps"])
-                rows.append([label, length, exact(x[-1], ".0f"), *(estimate(each, 4) for each in losses)])
+    title, rows, time = "Muon for as long as its whitened form takes", list[Cells](), "time, in steps of AdamW"
+    draw(dict(zip(names, pairs, strict=True)), title, folder / f"{name}.png", times)
+    for seeds in (seeds for pair in pairs for seeds in pair):
+        settings = seeds[0]["settings"]
+        losses = ([r["test_loss"] for r in seeds], [r["validation_loss"][-1] for r in seeds])
+        label, length = METHODS[settings["method"]].label, exact(settings["steps"])
+        end = times[settings["method"]]["median"] * curve(seeds)["steps"].max()
+        rows.append([label, length, exact(end, ".0f"), *(estimate(each, 4) for each in losses)])
     return Section([Table(["method", "steps", time, "test loss", "validation loss"], rows)])
 
 

@@ -34,7 +34,7 @@ def between(values: Sequence[float]) -> Numbers:
 
 def lead(stores: Stores, file: str, method: str, rival: str, **wanted: Any) -> Numbers:
     """How many points a method is ahead of another one."""
-    return difference(*welch(*(reached(file, name, **wanted)(stores) for name in (method, rival))))
+    return difference(*welch(*(reached(stores, file, name, **wanted) for name in (method, rival))))
 
 
 def speed(
@@ -67,7 +67,7 @@ Arm = tuple[str, str, float | None, str, float | None]
 def text(stores: Stores, arm: Arm) -> list[float]:
     """Test losses, by seed."""
     file, norm, drawn, method, rate = arm
-    return reached(file, method, norm=norm, embedding_deviation=drawn, embedding_lr=rate)(stores)
+    return reached(stores, file, method, norm=norm, embedding_deviation=drawn, embedding_lr=rate)
 
 
 def losses(stores: Stores, own: Arm, other: Arm) -> Numbers:
@@ -178,10 +178,15 @@ _PLACE = re.compile(r"(<!-- value:(\S+) -->)(.*?)(<!-- -->)", re.DOTALL)
 
 
 def filled(text: str, stores: Stores) -> str:
-    """A page with the phrases of its places as the results have them; an unknown name is a ValueError.
+    """Return a page with the phrases of its places as the results have them.
 
     A place is `<!-- value:NAME -->phrase<!-- -->`, which pages do not show.
+
+    Raises:
+        ValueError: no value has the name, or a place begins a line, which Markdown would show as it is written.
     """
+    if begins := re.search(r"^[ \t]*<!-- value:(\S+) -->", text, re.MULTILINE):
+        raise ValueError(f"the place of {begins[1]!r} begins a line, which Markdown takes for HTML; put a word before.")
 
     def phrase(place: re.Match[str]) -> str:
         if place[2] not in VALUES:

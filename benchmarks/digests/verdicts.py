@@ -1,26 +1,17 @@
 """Every claim of the papers and of this library, in a line each, judged by the committed results."""
 
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
 
 from ..catalogue import RECIPES
 from ..core.store import Store
 from ..core.study import Digest
 from ..core.tables import SIGNIFICANT, Cell, Row, Section, Table, exact
-from .claims_of_ours import FIELDS, OURS
-from .claims_of_papers import BIRD, JOUDAKI, SU, UHLMANN
-from .judges import HEADER, Claim, Finding, line
-
-#: Source → its claims.
-CLAIMS = {
-    "Bird 2025": BIRD,
-    "Uhlmann": UHLMANN,
-    "Joudaki et al. 2023": JOUDAKI,
-    "Su 2025": SU,
-    "This library": OURS,
-    "This library, pictures, equations and regression": FIELDS,
-}
+from .claims import CLAIMS
+from .judges import Claim, Finding
 
 
 def decide(claim: Claim) -> str:
@@ -40,11 +31,9 @@ def holm(values: Sequence[float]) -> list[float]:
         >>> [round(p, 3) for p in holm([0.01, 0.04, 0.03, 0.005])]
         [0.03, 0.06, 0.06, 0.02]
     """
-    found, least = [0.0] * len(values), 0.0
-    for smaller, place in enumerate(sorted(range(len(values)), key=values.__getitem__)):
-        least = max(least, min(1.0, (len(values) - smaller) * values[place]))
-        found[place] = least
-    return found
+    order, corrected = np.argsort(values, kind="stable"), np.empty(len(values))
+    corrected[order] = np.maximum.accumulate(np.minimum(1, np.sort(values) * np.arange(len(values), 0, -1)))
+    return [float(p) for p in corrected]
 
 
 def whole_p(finding: Finding) -> float | None:
@@ -53,59 +42,67 @@ def whole_p(finding: Finding) -> float | None:
     return (min if finding.holds is False else max)(each, default=None)
 
 
-def judged(stores: Mapping[str, Store]) -> list[tuple[str, Claim, Finding, float | None]]:
-    """Source, claim, what results say of it, and Holm's p over all claims that have one."""
-    every = [(source, claim, claim.found(stores)) for source, claims in CLAIMS.items() for claim in claims]
-    values = [whole_p(found) for *_, found in every]
-    corrected = iter(holm([p for p in values if p is not None]))
-    return [(*one, None if p is None else next(corrected)) for one, p in zip(every, values, strict=True)]
+class Verdict(NamedTuple):
+    """A claim, what results say of it, and Holm's p over all claims that have one."""
+
+    source: str
+    claim: Claim
+    finding: Finding
+    corrected: float | None
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether this library makes the claim."""
+        return self.source.startswith("This library")
+
+    @property
+    def is_shown(self) -> bool:
+        """Whether a page shows it: one that Holm's correction leaves decided, or a loss of this library at all."""
+        if self.corrected is None or self.finding.holds is None or (self.finding.holds and self.claim.in_calls):
+            return False
+        return self.corrected < SIGNIFICANT or (self.is_ours and not self.finding.holds)
+
+    @property
+    def row(self) -> Row:
+        """Its line; see `_HEADER`."""
+        claim, finding = self.claim, self.finding
+        word = {True: "holds", False: "does not hold", None: "undecided"}[finding.holds]
+        difference = Cell(finding.difference, {"": finding.figure} if finding.figure else {})
+        command = decide(claim) if finding.holds is None else ""
+        return [
+            self.source, claim.text if self.is_ours else f"{self.source}: {claim.text}",
+            f"**{word}**" + (f", {finding.word}" if finding.word else ""), difference, finding.n, finding.p,
+            exact(self.corrected, ".1g"), claim.files, f"`{command}`" if command else "",
+        ]  # fmt: skip
 
 
-#: A difference with its sign, at the end of what a finding compares, and its interval if it has one.
-_DIFFERENCE = re.compile(r"(?:^|, |; )([+-]\d[\d.]*)(?:, 95 % from (\S+) to ([^\s;]+))?(?=$|;)")
-
-
-def _short(figure: str) -> Cell:
-    """The differences of some figures with their intervals, for a page; the file of the table has all of it."""
-    short = [d + (f" [{low}, {high}]" if low else "") for d, low, high in _DIFFERENCE.findall(figure)]
-    return Cell("; ".join(short), {"": figure} if figure else {})
-
-
-def is_shown(source: str, found: Finding, corrected: float | None) -> bool:
-    """Whether a page shows a claim: one that Holm's correction leaves decided, or a loss of this library at all."""
-    if corrected is None or found.holds is None:
-        return False
-    return corrected < SIGNIFICANT or (source.startswith("This library") and found.holds is False)
-
-
+_HEADER = ["of", "claim", "verdict", "difference (95 %)", "n", "p", "Holm's p", "results", "what would decide it"]
 #: Verdict → the heading of its table, and the name of its file.
 _TABLES = {True: ("Hold", "hold"), False: ("Do not hold", "refuted"), None: ("", "undecided")}
 
 
-def _verdicts(stores: Mapping[str, Store], name: str, folder: Path) -> Section:
+def verdicts(stores: Mapping[str, Store]) -> list[Verdict]:
+    """The verdicts on all claims."""
+    findings = [(source, claim, claim.finding(stores)) for source, claims in CLAIMS.items() for claim in claims]
+    values = [whole_p(finding) for *_, finding in findings]
+    corrected = iter(holm([p for p in values if p is not None]))
+    return [Verdict(*each, None if p is None else next(corrected)) for each, p in zip(findings, values, strict=True)]
+
+
+def _section(stores: Mapping[str, Store], name: str, folder: Path) -> Section:
     """How many claims of every source hold, and for each verdict a line for each of its claims."""
-    counts, every = list[Row](), judged(stores)
-    rows: dict[bool | None, list[tuple[bool, Row]]] = {holds: [] for holds in _TABLES}
+    every, counts = verdicts(stores), list[Row]()
     for source in CLAIMS:
-        own = [(claim, found, p) for other, claim, found, p in every if other == source]
-        cells = [[p for _, found, p in own if found.holds is verdict] for verdict in (True, False, None)]
-        after = sum(p is not None and p < SIGNIFICANT for p in cells[0])
-        counts.append([source, *(exact(len(each)) for each in cells), exact(after)])
-        for claim, found, p in own:
-            text, verdict, figure, n, own_p, *rest = line(claim, found, decide(claim) if found.holds is None else "")
-            text = text if source.startswith("This library") else f"{source}: {text}"
-            row = [source, text, verdict, _short(str(figure)), n, own_p, exact(p, ".1g"), *rest]
-            repeats = claim.in_calls and found.holds
-            rows[found.holds].append((is_shown(source, found, p) and not repeats, row))
-    first = Table(["source", "hold", "do not", "undecided", "hold after Holm, by a p"], counts, name="counts")
-    header = ["of", *HEADER[:2], "difference (95 %)", *HEADER[3:5], "Holm's p", *HEADER[5:]]
-    tables = []
+        by_verdict = [[v for v in every if v.source == source and v.finding.holds is holds] for holds in _TABLES]
+        certain = sum(v.corrected is not None and v.corrected < SIGNIFICANT for v in by_verdict[0])
+        counts.append([source, *(exact(len(each)) for each in by_verdict), exact(certain)])
+    parts = [Table(["source", "hold", "do not", "undecided", "hold after Holm, by a p"], counts, name="counts")]
     for holds, (heading, file) in _TABLES.items():
-        shown = [worth for worth, _ in rows[holds]] if holds is not None else []
-        whole = [row for _, row in rows[holds]]
-        tables.append(Table(header, whole, shown, file, heading))
-    return Section([first, *tables])
+        rows = [v for v in every if v.finding.holds is holds]
+        shown = [v.is_shown for v in rows] if holds is not None else []
+        parts.append(Table(_HEADER, [v.row for v in rows], shown, file, heading))
+    return Section(parts)
 
 
 #: Without these there is little to judge: one's own runs want no verdicts.
-DIGESTS = {"verdicts": Digest(("cifar10", "char-lm"), _verdicts, ("docs/verdicts.md",))}
+DIGESTS = {"verdicts": Digest(("cifar10", "char-lm"), _section, ("docs/verdicts.md",))}

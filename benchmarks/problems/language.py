@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from importlib.util import find_spec
@@ -40,6 +40,10 @@ class TextRun(Run):
         self.check(("lr", "steps"), norm=NORMS, preset=PRESETS)
         if METHODS[self.method].damped and self.damping is None:
             raise ValueError(f"method {self.method!r} needs a damping.")
+        optimizer = METHODS[self.method].optimizer
+        if not callable(optimizer) and optimizer not in OF_LANGUAGE:
+            known = f"{', '.join(OF_LANGUAGE)}, or a function such as SGD"
+            raise ValueError(f"method {self.method!r} needs an optimizer that there is, found {optimizer!r}; {known}.")
 
     @property
     def size(self) -> Preset:
@@ -59,35 +63,24 @@ def _computes(method: Method, norm: str) -> str:
 
 def build_optimizers(model: GPT, run: TextRun) -> list[Optimizer]:
     """The optimizers of a run, the first in the method's coordinates or on its corrected gradients."""
-    if missing := lacks(run.method):
-        raise ValueError(f"method {run.method!r} needs {missing}.")
     method = run.make_method()
-    kind = method.optimizer
-    first, *others = (
-        [kind(model.parameters(), lr=run.lr, weight_decay=run.weight_decay)]
-        if callable(kind)
-        else OF_LANGUAGE[kind or ""](model, run)
-    )
+    kind: Any = method.optimizer
+    if callable(kind):
+        first, *others = [kind(model.parameters(), lr=run.lr, weight_decay=run.weight_decay)]
+    else:
+        first, *others = OF_LANGUAGE[kind](model, run)
     tokens = torch.zeros(1, run.size.context, dtype=torch.long, device=model.head.weight.device)
     return [method.wrap(first, model, tokens), *others]
 
 
-def lacks(method: str) -> str | None:
-    """What has to be installed for a method to run, or None."""
-    optimizer = METHODS[method].optimizer
-    if callable(optimizer):
-        return None
-    if optimizer not in OF_LANGUAGE:
-        return f"an optimizer that there is, found {optimizer!r}; {', '.join(OF_LANGUAGE)}, or a function such as SGD"
-    package = PACKAGES.get(optimizer)
-    if package and find_spec(package) is None:
-        return f"the package {package}; pip install '.[peers]' brings it"
-    return None
+def is_installed(method: str) -> bool:
+    """Whether the package of a method's optimizer is there."""
+    return find_spec(PACKAGES.get(str(METHODS[method].optimizer), "torch")) is not None
 
 
-def dampings(method: str, given: list[float]) -> list[float] | list[None]:
-    """The dampings to run a method with: none, once, if it has none."""
-    return given if method in METHODS and METHODS[method].damped else [None]
+def dampings(method: str, given: Iterable[float]) -> list[Any]:
+    """The dampings to run a method with: None, once, if it has none."""
+    return list(given) if method in METHODS and METHODS[method].damped else [None]
 
 
 #: Measurements in a run, beside the one before its first step, and windows of the validation text that each reads.

@@ -1,9 +1,10 @@
 """A picture learned from (x, y) by a coordinate network; the error is the mean square, of colours from -1 to 1."""
 
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import cache
-from itertools import pairwise, product
+from itertools import product
 from typing import Any, NamedTuple
 
 import torch
@@ -13,8 +14,7 @@ from matplotlib.image import imread
 from sklearn.datasets import load_sample_image
 from torch import Tensor, nn
 
-from ..methods import METHODS
-from ..train import FieldRun, Problem, kind_of, normalised
+from ..train import FieldRun, Problem, kind_of, perceptron
 
 
 class Network(NamedTuple):
@@ -22,29 +22,29 @@ class Network(NamedTuple):
 
     layers: int  # linear ones
     width: int
-    frequencies: int = 0  # of random Fourier features in front, drawn with deviation 3; 0 is none
-    omega: float = 0.0  # of SIREN's sines; 0 is ReLU
+    frequencies: int = 0  # of random Fourier features in front; 0 is none
+    is_siren: bool = False  # sines in place of ReLU, and initialised for them
 
 
 NETWORKS = {
     "relu": Network(10, 28),
     "fourier": Network(10, 28, frequencies=32),
-    "siren": Network(5, 128, omega=30.0),
+    "siren": Network(5, 128, is_siren=True),
     "wide": Network(5, 256, frequencies=32),
 }
-#: Squares of photographs, by side: 192 pixels averaged to 64, or 256 to 128. The last four of 64 are of a third
-#: photograph, which trials alone learn.
+#: Standard deviation of the features' frequencies, and the frequency of SIREN's sines.
+DEVIATION, OMEGA = 3.0, 30.0
+#: Side of a crop → that of the square of a photograph which is averaged to it.
+CUTS = {64: 192, 128: 256}
+_BOTH = ("china", "flower")
+#: By side: photograph, (top, left). Only trials learn the last four of 64.
 CROPS = {
-    64: [("china", 192, 192), ("flower", 192, 192), *(
-        (name, top, left) for name in ("china", "flower") for top, left in product((0, 192), (0, 192, 384))
-        if (top, left) != (192, 192)
-    ), *(("hopper", top, left) for top, left in product((0, 192), (0, 192)))],
-    128: [("china", 85, 192), ("flower", 85, 192), *(
-        (name, top, left) for name in ("china", "flower") for top, left in ((0, 0), (171, 384), (0, 384))
-    )],
+    64: [
+        *((name, (192, 192)) for name in _BOTH), *product(_BOTH, [(0, 0), (0, 192), (0, 384), (192, 0), (192, 384)]),
+        *product(["hopper"], product((0, 192), (0, 192))),
+    ],
+    128: [*((name, (85, 192)) for name in _BOTH), *product(_BOTH, [(0, 0), (171, 384), (0, 384)])],
 }  # fmt: skip
-_CUT = {64: 192, 128: 256}
-FREQUENCY_DEVIATION = 3.0
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class CoordinateRun(FieldRun):
     size: int = 64  # pixels a side
     crop: int = 0  # of `CROPS`
     batch_size: int | None = None  # pixels in a step; None is all
-    deviation: float | None = None  # of the Fourier features' frequencies, in place of 3
+    deviation: float | None = None  # of the Fourier features' frequencies, in place of `DEVIATION`
     held_out: bool | None = None  # whether every other pixel is learned, and the error is that of the rest
     time_of: int | None = None  # so many steps of bare Adam take as long as this run's steps
 
@@ -66,35 +66,30 @@ class CoordinateRun(FieldRun):
 
 
 @cache
-def picture(name: str) -> Tensor:
-    """A picture of scikit-learn, or matplotlib's portrait of Hopper: (3, height, width), between -1 and 1."""
-    if name == "hopper":
-        image = imread(get_sample_data("grace_hopper.jpg", asfileobj=False))
-    else:
-        image = load_sample_image(f"{name}.jpg")
-    return torch.tensor(image).permute(2, 0, 1).float() / 127.5 - 1
-
-
-@cache
 def pixels(size: int, crop: int) -> tuple[Tensor, Tensor]:
-    """Coordinates between -1 and 1, and colours, each with a row for a pixel."""
-    name, top, left = CROPS[size][crop]
-    cut = _CUT[size]
-    colours = F.avg_pool2d(picture(name)[:, top : top + cut, left : left + cut], cut // size)
+    """Coordinates and colours between -1 and 1, each with a row for a pixel."""
+    (name, (top, left)), cut = CROPS[size][crop], CUTS[size]
+    image = imread(get_sample_data("grace_hopper.jpg", False)) if name == "hopper" else load_sample_image(f"{name}.jpg")
+    square = torch.tensor(image[top : top + cut, left : left + cut]).permute(2, 0, 1).float() / 127.5 - 1
+    colours = F.avg_pool2d(square, cut // size)
     axis = (torch.arange(size) + 0.5) / size * 2 - 1
     return torch.cartesian_prod(axis, axis), colours.permute(1, 2, 0).reshape(-1, 3)
 
 
 class Sine(nn.Module):
-    """SIREN's activation, sin ωx (Sitzmann et al. 2020)."""
-
-    def __init__(self, omega: float) -> None:
-        super().__init__()
-        self.omega = omega
+    """SIREN's activation (Sitzmann et al. 2020)."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return sin ωx."""
-        return torch.sin(self.omega * x)
+        """Return sin 30x."""
+        return torch.sin(OMEGA * x)
+
+
+def siren_linear(inputs: int, outputs: int) -> nn.Linear:
+    """A linear layer by SIREN's initialisation; the first is the one that reads both coordinates."""
+    layer = nn.Linear(inputs, outputs)
+    bound = 1 / inputs if inputs == 2 else math.sqrt(6 / inputs) / OMEGA
+    nn.init.uniform_(layer.weight, -bound, bound)
+    return layer
 
 
 class FourierFeatures(nn.Module):
@@ -112,36 +107,24 @@ class FourierFeatures(nn.Module):
         return torch.cat([angles.sin(), angles.cos()], -1)
 
 
-def build(network: Network, norm: str, deviation: float = FREQUENCY_DEVIATION) -> nn.Sequential:
-    """Draw a network: PyTorch's initialisation, or SIREN's own."""
-    parts: list[nn.Module] = [FourierFeatures(network.frequencies, deviation)] if network.frequencies else []
-    widths = [2 * network.frequencies or 2, *[network.width] * (network.layers - 1), 3]
-    for place, (inputs, outputs) in enumerate(pairwise(widths)):
-        layer = nn.Linear(inputs, outputs)
-        if network.omega:
-            bound = math.sqrt(6 / inputs) / network.omega if place else 1 / inputs
-            nn.init.uniform_(layer.weight, -bound, bound)
-        parts.append(layer)
-        if place < network.layers - 1:
-            parts += [*normalised(outputs, norm), Sine(network.omega) if network.omega else nn.ReLU()]
-    return nn.Sequential(*parts)
-
-
 class Fit(Problem):
     """A network that learns one crop."""
 
     def __init__(self, run: CoordinateRun) -> None:
-        self.run, (inputs, colours) = run, pixels(run.size, run.crop)
+        self.run, self.generator = run, torch.Generator().manual_seed(run.seed)
+        inputs, colours = pixels(run.size, run.crop)
         is_odd = torch.arange(run.size).view(-1, 1).add(torch.arange(run.size)).flatten() % 2 == 1
         learned, judged = (is_odd, ~is_odd) if run.held_out else (slice(None), slice(None))
-        self.inputs, self.colours = inputs[learned], colours[learned]
-        self.judged = inputs[judged], colours[judged]
-        self.generator = torch.Generator().manual_seed(run.seed)
+        self.inputs, self.colours, self.judged = inputs[learned], colours[learned], (inputs[judged], colours[judged])
 
-    def model(self, run: CoordinateRun) -> nn.Module:
+    def model(self) -> nn.Module:
         """Draw the network."""
-        torch.manual_seed(run.seed)
-        return build(NETWORKS[run.network], run.norm, run.deviation or FREQUENCY_DEVIATION)
+        torch.manual_seed(self.run.seed)
+        layers, width, frequencies, is_siren = NETWORKS[self.run.network]
+        features = [FourierFeatures(frequencies, self.run.deviation or DEVIATION)] if frequencies else []
+        kinds = (Sine, siren_linear) if is_siren else (nn.ReLU, nn.Linear)
+        widths = [2 * frequencies or 2, *[width] * (layers - 1), 3]
+        return nn.Sequential(*features, *perceptron(widths, self.run.norm, *kinds))
 
     def loss(self, model: nn.Module, optimizer: Any) -> Tensor:
         """The mean squared error, over all pixels or over some that are drawn."""
@@ -165,15 +148,9 @@ def psnr(error: float) -> float:
     return -10 * math.log10(max(error, 1e-20) / 4)
 
 
+def by_crop(crops: Iterable[int], **settings: Any) -> list[dict[str, Any]]:
+    """Settings of a run on each of some crops, by a seed of its own."""
+    return [{"crop": crop, "seed": crop, **settings} for crop in crops]
+
+
 COORDINATES = kind_of(Fit)
-
-#: Normaliser, optimizer, wrapper. Where a search begins: learning rate, and damping.
-Arm = tuple[str, str, str]
-STARTS = {"adam": 1e-2, "muon": 3.2e-2, "soap": 3.2e-2, "sgd": 0.32, "momentum": 1e-2}
-
-
-def first_trial(like: CoordinateRun, arm: Arm) -> CoordinateRun:
-    """The trial that an arm's search begins with."""
-    norm, optimizer, method = arm
-    damping = 0.1 if METHODS[method].damped else None
-    return replace(like, norm=norm, optimizer=optimizer, method=method, lr=STARTS[optimizer], damping=damping)

@@ -1,30 +1,48 @@
 """Differential equations solved by a network of their coordinates, in float64; the error is the relative L2 one.
 
-Problem and network are those of KFAC for PINNs (Dangel et al. 2024, arXiv 2405.15603). Derivatives are carried forward
-with the values.
+Problem and network are those of KFAC for PINNs (Dangel et al. 2024, arXiv 2405.15603).
 """
 
 import math
-from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..train import FieldRun, Problem, kind_of
+from ..train import FieldRun, Problem, kind_of, perceptron
 
-WIDTHS = (2, 64, 64, 48, 48, 1)
-INNER, BOUNDARY, TEST = 900, 120, 9000
-POINTS = ("fixed", "drawn")
+WIDTHS, INNER, BOUNDARY, TEST = (2, 64, 64, 48, 48, 1), 900, 120, 9000
 DERIVATIVES = "derivatives"
-#: `count_rows` of an optimizer.
-CountRows = Callable[[nn.Module, Tensor], None]
-#: Of the heat equation.
-CONDUCTIVITY = 0.25
+
+
+class Equation(NamedTuple):
+    """An equation on the unit square whose solution is known, with its values given on some of the sides."""
+
+    solution: Callable[[Tensor], Tensor]  # points → values
+    sides: Sequence[tuple[int, int]]  # (coordinate, its value there), each with as many points
+    weights: Sequence[float]  # of the second derivatives, in the sum that the equation holds
+    residual: Callable[[Tensor, Tensor, Tensor], Tensor]  # (the solution, a network's gradient and that sum) → error
+
+
+EQUATIONS = {
+    # −Δu = 2π² sin πx sin πy with u = 0 on all sides, which sin πx sin πy solves.
+    "poisson": Equation(
+        solution=lambda points: (math.pi * points).sin().prod(-1),
+        sides=[(0, 0), (1, 0), (0, 1), (1, 1)],
+        weights=(1.0, 1.0),
+        residual=lambda u, first, second: second + 2 * math.pi**2 * u,
+    ),
+    # ∂u/∂t = ¼ ∂²u/∂x², u = sin πx at t = 0 and 0 at both ends, which e^(−π²t/4) sin πx solves; points are (x, t).
+    "heat": Equation(
+        solution=lambda points: (-0.25 * math.pi**2 * points[:, 1]).exp() * (math.pi * points[:, 0]).sin(),
+        sides=[(0, 0), (0, 1), (1, 0)],
+        weights=(0.25, 0.0),
+        residual=lambda u, first, second: first[:, 1] - second,
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -37,22 +55,15 @@ class EquationRun(FieldRun):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check((), equation=EQUATIONS, points=POINTS, rows=(None, DERIVATIVES))
+        self.check((), equation=EQUATIONS, points=("fixed", "drawn"), rows=(None, DERIVATIVES))
 
 
 def carried(
-    model: nn.Module, x: Tensor, weights: Sequence[float], count: CountRows | None = None
+    model: nn.Module, x: Tensor, weights: Sequence[float], count: Callable[[nn.Module, Tensor], None] | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Carry derivatives by x forward through a tanh network, beside the values u.
+    """Return u (n,) at x (n, d), its gradient (n, d), and Σₖ cₖ ∂²u/∂xₖ² (n,); c are weights, u linear layers and tanh.
 
-    Args:
-        model: linear layers and tanh.
-        x: (n, d).
-        weights: d numbers c.
-        count: is given every linear layer with the rows of derivatives that it multiplies.
-
-    Returns:
-        u (n,), its gradient (n, d), and Σₖ cₖ ∂²u/∂xₖ² (n,).
+    Derivatives are carried forward; `count` is given every linear layer with the rows of them that it multiplies.
     """
     first = torch.eye(x.shape[-1], dtype=x.dtype).expand(len(x), -1, -1)
     second, c = torch.zeros_like(x), torch.tensor(weights, dtype=x.dtype).view(-1, 1)
@@ -71,106 +82,39 @@ def carried(
     return x.squeeze(-1), first.squeeze(-1), second.squeeze(-1)
 
 
-class Equation(Problem):
-    """A network that solves an equation on the unit square, with values given on some of its sides."""
+class Solver(Problem):
+    """A tanh network that solves an equation."""
 
     def __init__(self, run: EquationRun) -> None:
-        self.run, self.generator = run, torch.Generator().manual_seed(run.seed)
+        self.run, self.generator, self.equation = run, torch.Generator().manual_seed(run.seed), EQUATIONS[run.equation]
         self.inner, self.sides = self.draw()
-        test = torch.rand(TEST, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(-1))
-        self.test, self.truth = test, self.solution(test)
+        self.test = torch.rand(TEST, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(-1))
 
     def draw(self) -> tuple[Tensor, Tensor]:
         """Draw points inside and on the sides."""
-        inner, sides = (
-            torch.rand(count, 2, dtype=torch.float64, generator=self.generator) for count in (INNER, BOUNDARY)
-        )
-        return inner, self.on_sides(sides)
+        inner, sides = (torch.rand(n, 2, dtype=torch.float64, generator=self.generator) for n in (INNER, BOUNDARY))
+        given = torch.tensor(self.equation.sides).repeat(BOUNDARY // len(self.equation.sides), 1)
+        return inner, sides.scatter(1, given[:, :1], given[:, 1:].double())
 
-    def model(self, run: EquationRun) -> nn.Module:
-        """Draw the tanh network."""
-        torch.manual_seed(run.seed)
-        layers: list[nn.Module] = []
-        for inputs, outputs in pairwise(WIDTHS):
-            layers += [nn.Linear(inputs, outputs), nn.Tanh()]
-        return nn.Sequential(*layers[:-1]).double()
+    def model(self) -> nn.Module:
+        """Draw the network."""
+        torch.manual_seed(self.run.seed)
+        return nn.Sequential(*perceptron(WIDTHS, activation=nn.Tanh)).double()
 
     def loss(self, model: nn.Module, optimizer: Any) -> Tensor:
         """Half the mean squared residual inside, and half the mean squared error on the sides."""
         inner, sides = self.draw() if self.run.points == "drawn" else (self.inner, self.sides)
         count = optimizer.count_rows if self.run.rows == DERIVATIVES else None
-        _, first, second = carried(model, inner, self.weights, count)
-        residual = self.residual(inner, first, second)
-        wrong = model(sides).squeeze(-1) - self.solution(sides)
+        _, first, second = carried(model, inner, self.equation.weights, count)
+        residual = self.equation.residual(self.equation.solution(inner), first, second)
+        wrong = model(sides).squeeze(-1) - self.equation.solution(sides)
         return (residual.square().mean() + wrong.square().mean()) / 2
 
     @torch.no_grad()
     def error(self, model: nn.Module) -> float:
         """The relative L2 error over 9,000 points."""
-        wrong = model(self.test).squeeze(-1) - self.truth
-        return (wrong.norm() / self.truth.norm()).item()
-
-    @abstractmethod
-    def on_sides(self, points: Tensor) -> Tensor:
-        """Move points of the square onto the sides on which values are given."""
-
-    @abstractmethod
-    def solution(self, points: Tensor) -> Tensor:
-        """The true solution, which gives the values on the sides and judges the network."""
-
-    @property
-    @abstractmethod
-    def weights(self) -> Sequence[float]:
-        """Of the second derivatives, in the sum that the equation holds."""
-
-    @abstractmethod
-    def residual(self, x: Tensor, first: Tensor, second: Tensor) -> Tensor:
-        """How far a function with this gradient and sum of second derivatives is from solving the equation."""
+        truth = self.equation.solution(self.test)
+        return ((model(self.test).squeeze(-1) - truth).norm() / truth.norm()).item()
 
 
-class Poisson(Equation):
-    """−Δu = 2π² sin πx sin πy with u = 0 on all sides, which sin πx sin πy solves."""
-
-    def on_sides(self, points: Tensor) -> Tensor:
-        """A quarter of the points on each side."""
-        place = torch.arange(len(points))
-        points[place, place % 2] = (place % 4 // 2).double()
-        return points
-
-    def solution(self, points: Tensor) -> Tensor:
-        """Return sin πx sin πy."""
-        return (math.pi * points).sin().prod(-1)
-
-    weights = (1.0, 1.0)
-
-    def residual(self, x: Tensor, first: Tensor, second: Tensor) -> Tensor:
-        """Return Δu + f."""
-        return second + 2 * math.pi**2 * self.solution(x)
-
-
-class Heat(Equation):
-    """∂u/∂t = ¼ ∂²u/∂x², u = sin πx at t = 0 and 0 at both ends, which e^(−π²t/4) sin πx solves; inputs are (x, t)."""
-
-    def on_sides(self, points: Tensor) -> Tensor:
-        """A third of the points at each end, a third at the beginning."""
-        place = torch.arange(len(points))
-        third = place % 3
-        points[place, torch.where(third == 2, 1, 0)] = (third == 1).double()
-        return points
-
-    def solution(self, points: Tensor) -> Tensor:
-        """Return e^(−π²t/4) sin πx."""
-        x, t = points.unbind(-1)
-        return (-CONDUCTIVITY * math.pi**2 * t).exp() * (math.pi * x).sin()
-
-    weights = (CONDUCTIVITY, 0.0)
-
-    def residual(self, x: Tensor, first: Tensor, second: Tensor) -> Tensor:
-        """Return ∂u/∂t − ¼ ∂²u/∂x²."""
-        return first[:, 1] - second
-
-
-EQUATIONS: dict[str, type[Equation]] = {"poisson": Poisson, "heat": Heat}
-
-
-PINNS = kind_of(lambda run: EQUATIONS[run.equation](run), pace=60)
+PINNS = kind_of(Solver, pace=60)

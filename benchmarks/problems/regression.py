@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from itertools import pairwise, product
+from itertools import product
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from sklearn.datasets import load_diabetes, make_friedman1, make_friedman2, make_friedman3
 from torch import Tensor, nn
 
-from ..train import FieldRun, Problem, kind_of, normalised
+from ..train import FieldRun, Problem, kind_of, perceptron
 
 DRAWN: dict[str, Callable[..., tuple[np.ndarray, np.ndarray]]] = {
     "friedman1": make_friedman1, "friedman2": make_friedman2, "friedman3": make_friedman3,
@@ -76,14 +76,11 @@ class Regression(Problem):
         self.train, *self.judges = rows(run.data_set, run.seed)
         self.best = [math.inf, math.inf]
 
-    def model(self, run: TableRun) -> nn.Module:
+    def model(self) -> nn.Module:
         """Draw the network."""
-        torch.manual_seed(run.seed)
-        widths = [self.train[0].shape[1], *[WIDTH] * (LAYERS - 1)]
-        parts: list[nn.Module] = []
-        for inputs, outputs in pairwise(widths):
-            parts += [nn.Linear(inputs, outputs), *normalised(outputs, run.norm), nn.ReLU()]
-        return nn.Sequential(*parts, nn.Linear(WIDTH, 1))
+        torch.manual_seed(self.run.seed)
+        widths = [self.train[0].shape[1], *[WIDTH] * (LAYERS - 1), 1]
+        return nn.Sequential(*perceptron(widths, self.run.norm))
 
     def loss(self, model: nn.Module, optimizer: object) -> Tensor:
         """The mean squared error over rows that are drawn."""
@@ -95,11 +92,11 @@ class Regression(Problem):
     def error(self, model: nn.Module) -> float:
         """The mean squared error on test rows, when that on held-out rows was lowest so far; of trials the latter."""
         model.eval()
-        found = [F.mse_loss(model(x).squeeze(-1), y).item() for x, y in self.judges]
+        errors = [F.mse_loss(model(x).squeeze(-1), y).item() for x, y in self.judges]
         model.train()
-        if not math.isfinite(found[0]):
+        if not math.isfinite(errors[0]):
             return math.nan
-        self.best = min(self.best, found)
+        self.best = min(self.best, errors)
         return self.best[0 if self.run.held_out else 1]
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 
@@ -17,8 +17,8 @@ from ..core.store import Result, Store
 from ..core.study import Options, Piece, Sections, Study
 from ..core.tables import Section, grouped, machine
 from . import jobs
-from .suites import layer_row, row
-from .timing import setup, table
+from .suites import layer_row
+from .timing import row, setup, table
 
 DTYPES = {"float32": None, "bfloat16": torch.bfloat16}
 MODES = {"eager": None, "compiled": "default", "graphs": "reduce-overhead"}
@@ -85,14 +85,14 @@ SUITES = {"layers": layers, "steps": steps, "unit-consistent": unit_consistent}
 class DeviceOptions(Options):
     """Options of this study."""
 
-    only: tuple[str, ...] = tuple(SUITES)
-    """layers, steps, unit-consistent"""
-    dtypes: tuple[str, ...] = tuple(DTYPES)
+    only: tuple[Literal["layers", "steps", "unit-consistent"], ...] = ("layers", "steps", "unit-consistent")
+    """these measurements"""
+    dtypes: tuple[Literal["float32", "bfloat16"], ...] = ("float32", "bfloat16")
     """precisions"""
-    modes: tuple[str, ...] = tuple(MODES)
-    """eager, compiled, as CUDA graphs"""
-    size: str = "full"
-    """of the networks: full or small"""
+    modes: tuple[Literal["eager", "compiled", "graphs"], ...] = ("eager", "compiled", "graphs")
+    """eagerly, compiled, as CUDA graphs"""
+    size: Literal["full", "small"] = "full"
+    """of the networks"""
     device: str = DEVICE
     """cpu or cuda"""
 

@@ -1,7 +1,7 @@
 """Tables of time and memory: corrected and structural layers, optimizers, and the ensemble trainer."""
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
@@ -19,6 +19,7 @@ from adiv_optim import BatchIdeal, Correction, Disproportional, InputScaled, Pro
 from adiv_optim.layers import AffineLikeLinear, NormLikeLinear, PatchNormConv2d
 
 from .. import data as datasets
+from ..core.arms import label
 from ..core.runs import measure, ratio
 from ..core.store import Store
 from ..core.study import Options, Recipe, Sections, Study
@@ -26,25 +27,21 @@ from ..core.tables import Section, machine
 from ..ensemble import build_optimizer, train
 from ..methods import METHODS
 from ..problems.images import ImageRun, build_model
-from ..train import label, ten_steps
+from ..problems.pictures import CoordinateRun, Fit
+from ..studies.coordinates import ALL
+from ..train import ten_steps
 from . import jobs
-from .timing import Job, allocator, device, measured, peak_memory, table
+from .timing import allocator, device, row, table
 
 #: How ratios come about.
 IN_TURN = "within one interleaved run, by processor time if there is one thread: median and quartiles of the rounds"
 
 
-def row(what: str, job: Job, plain: Job, rounds: int) -> dict[str, Any]:
-    """A row of a table: a job beside its plain counterpart."""
-    return measured(what, job(), plain(), rounds, peak_memory(job) / peak_memory(plain))
-
-
 def layer_row(what: str, layer: Callable[[], jobs.RunLayer], rule: Correction, rounds: int = 100) -> dict[str, Any]:
     """A row of a table: a layer by a rule beside the same layer without."""
-    # Both run on the same tensors: where memory happens to lie can cost more than what is measured here.
     run = layer()
-    memory = peak_memory(lambda: partial(layer(), rule)) / peak_memory(lambda: partial(layer(), None))
-    return measured(what, partial(run, rule), partial(run, None), rounds, memory)
+    job, plain = (lambda each=each: partial(layer(), each) for each in (rule, None))
+    return row(what, job, plain, rounds, (partial(run, rule), partial(run, None)))
 
 
 def layers(data: str) -> dict[str, Any]:
@@ -115,11 +112,10 @@ def _compiled_and_eager(name: str, layer: nn.Module, plain: nn.Module, input: Te
     pairs: dict[str, Any] = {"compiled": [torch.compile(module, fullgraph=True) for module in (layer, plain)]}
     rows = []
     for how, pair in {**pairs, "eager": (layer, plain)}.items():
-        # On the same input: where memory happens to lie can cost more than what is measured here.
         run, plain_run = (jobs.module(module, input) for module in pair)
-        run(), plain_run()  # to compile both, before memory is measured
-        memory, plain_memory = (peak_memory(partial(jobs.module, module, input.clone())) for module in pair)
-        rows.append(measured(f"{name}, {how}", run, plain_run, 40, memory / plain_memory))
+        run(), plain_run()  # to compile both
+        job, plain_job = (partial(jobs.module, module, input.clone()) for module in pair)
+        rows.append(row(f"{name}, {how}", job, plain_job, 40, (run, plain_run)))
     return rows
 
 
@@ -156,23 +152,23 @@ def unit_consistent(data: str) -> dict[str, Any]:
     }
 
 
-def _language(network: str, rows: Iterable[dict[str, Any]]) -> dict[str, Any]:
+def _language(
+    network: str, variants: Mapping[str, Any], batch_sizes: Mapping[int, tuple[int, int]], *model: Any
+) -> dict[str, Any]:
+    """Batch sizes come with how many rounds there are, and how many of the variants."""
+    rows = []
+    for name, (batch_size, (rounds, count)) in product(("AdamW", "Muon"), batch_sizes.items()):
+        kind = getattr(torch.optim, name)
+        for variant, wrap in list(variants.items())[:count]:
+            job, plain = (partial(jobs.language_model, kind, batch_size, each, *model) for each in (wrap, None))
+            rows.append(row(f"{name}, batch {batch_size}{variant}", job, plain, rounds))
     return {
         "of": "ten training steps of the small language model; ratio to the optimizer alone",
         "note": f"Forward and backward included; GPT of 3 layers{network}, float32. Muon trains the matrices of the "
         f"blocks, AdamW all parameters. Ratios {IN_TURN}. Peak memory counts "
         "parameters, gradients, optimizer state and activations.",
-        "rows": list(rows),
+        "rows": rows,
     }
-
-
-def _language_rows(variants: Mapping[str, Any], batch_sizes: Mapping[int, tuple[int, int]], *model: Any) -> Iterator:
-    """Batch sizes come with how many rounds there are, and how many of the variants."""
-    for name, (batch_size, (rounds, count)) in product(("AdamW", "Muon"), batch_sizes.items()):
-        kind = getattr(torch.optim, name)
-        for variant, wrap in list(variants.items())[:count]:
-            job, plain = (partial(jobs.language_model, kind, batch_size, each, *model) for each in (wrap, None))
-            yield row(f"{name}, batch {batch_size}{variant}", job, plain, rounds)
 
 
 def whitened(data: str) -> dict[str, Any]:
@@ -184,14 +180,14 @@ def whitened(data: str) -> dict[str, Any]:
         ", every 10, blocks of 256": partial(Whitened, max_dim=257),
         ", every 50": partial(Whitened, every=50),
     }
-    return _language(", width 128, context 64", _language_rows(variants, {16: (15, 6), 128: (5, 3)}))
+    return _language(", width 128, context 64", variants, {16: (15, 6), 128: (5, 3)})
 
 
 def input_scaled(data: str) -> dict[str, Any]:
     """Training steps of the language model without normalisers with InputScaled against the bare optimizers."""
     network = " without normalisers, width 128, context 64, embeddings drawn with a deviation of 1"
     variants = {"": InputScaled, ", held": partial(InputScaled, hold=True)}
-    return _language(network, _language_rows(variants, {16: (60, 2), 128: (7, 2)}, "none", 1.0))
+    return _language(network, variants, {16: (60, 2), 128: (7, 2)}, "none", 1.0)
 
 
 def trainer(data: str, seeds: int = 5) -> dict[str, Any]:
@@ -237,11 +233,8 @@ def _dataloader_epoch(run: ImageRun, loader: DataLoader, data: datasets.Dataset,
 
 def coordinates(data: str) -> dict[str, Any]:
     """Training steps of the coordinate network of ten layers, by every arm, against bare Adam's."""
-    from ..problems.pictures import CoordinateRun, Fit
-    from ..studies.coordinates import ALL  # studies import this file
-
     plain = CoordinateRun("china, flower", "none")
-    runs = [replace(plain, norm=norm, optimizer=optimizer, method=method) for norm, optimizer, method in ALL[1:]]
+    runs = [replace(plain, norm=arm.norm, optimizer=arm.optimizer, method=arm.method) for arm in ALL[1:]]
     return {
         "of": "ten training steps of the coordinate network; ratio to Adam alone",
         "note": "Ten linear layers of width 28 with ReLU, 64 × 64 pixels in every step, float32; forward and backward "
@@ -268,6 +261,8 @@ class SpeedOptions(Options):
 
 
 def _run(options: SpeedOptions, store: Store) -> None:
+    if unknown := set(options.only) - SUITES.keys():
+        raise ValueError(f"unknown measurement {min(unknown)!r}; known are {', '.join(SUITES)}.")
     measure(store, {name: partial(SUITES[name], options.data) for name in options.only}, again=True)
 
 

@@ -15,8 +15,9 @@ import torch
 from ..core.runs import DEVICE, interleaved, ratio
 from ..core.tables import Cell, Row, Table, exact
 
+Run = Callable[[], Any]
 #: Creates the tensors of a job and returns what runs it once.
-Job = Callable[[], Callable[[], Any]]
+Job = Callable[[], Run]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -99,13 +100,21 @@ def peak_memory(job: Job) -> int:
     return max(total for _, total, _ in totals) - (first_total - first_size)
 
 
-def measured(
-    what: str, job: Callable[[], Any], plain: Callable[[], Any], rounds: int, memory_ratio: float
-) -> dict[str, Any]:
-    """One row of a table: what a job takes beside its plain counterpart, timed in turn."""
-    seconds = interleaved({"plain": plain, "job": job}, rounds)
-    found = {"what": what, "time_ratio": ratio(seconds["job"], seconds["plain"]), "memory_ratio": memory_ratio}
-    return {**found, "plain_ms": 1e3 * statistics.median(seconds["plain"])}
+def row(what: str, job: Job, plain: Job, rounds: int, runs: tuple[Run, Run] | None = None) -> dict[str, Any]:
+    """One row of a table: what a job takes beside its plain counterpart, timed in turn.
+
+    Args:
+        what: the name of the row.
+        job: creates what is timed.
+        plain: likewise.
+        rounds: of the timing.
+        runs: of both, on the same tensors: where memory happens to lie can cost more than what is measured here.
+    """
+    run, plain_run = runs or (job(), plain())
+    seconds = interleaved({"plain": plain_run, "job": run}, rounds)
+    memory, median = peak_memory(job) / peak_memory(plain), statistics.median(seconds["plain"])
+    ratios = {"time_ratio": ratio(seconds["job"], seconds["plain"]), "memory_ratio": memory}
+    return {"what": what, **ratios, "plain_ms": 1e3 * median}
 
 
 def table(what: str, rows: list[dict[str, Any]], worth: str = "", *, memory: bool = True, plain: bool = False) -> Table:

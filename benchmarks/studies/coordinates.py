@@ -5,19 +5,17 @@ on two crops that no table shows. Then it learns other crops, each by a seed of 
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
 
-from ..core.arms import Look, sections
-from ..core.runs import run_all
+from ..core.arms import Arm, Look, compete, first_trial, sections
 from ..core.store import Store
 from ..core.study import Recipe, Sections, Study, Training
 from ..core.tables import estimate
-from ..core.tune import around, choose
-from ..problems.pictures import COORDINATES, NETWORKS, Arm, CoordinateRun, first_trial, psnr
+from ..problems.pictures import COORDINATES, NETWORKS, CoordinateRun, by_crop, psnr
 from ..train import NORMS
 
 #: Of crops in front, those that trials learn.
@@ -35,7 +33,7 @@ _LOOK = Look(
 
 def _named(settings: Mapping[str, Any]) -> tuple[str, str]:
     network, size, batch = NETWORKS[settings["network"]], settings["size"], settings.get("batch_size")
-    what = f"{network.layers} linear layers of width {network.width}, {'sines' if network.omega else 'ReLU'}"
+    what = f"{network.layers} linear layers of width {network.width}, {'sines' if network.is_siren else 'ReLU'}"
     features = f" behind {network.frequencies} Fourier features" * bool(network.frequencies)
     pixels = f"{batch} pixels a step" if batch else "all pixels in every step"
     heading = f"{what}{features}; {size} × {size} pixels, {pixels}, {settings['steps']} steps"
@@ -44,25 +42,23 @@ def _named(settings: Mapping[str, Any]) -> tuple[str, str]:
 
 def report(store: Store, name: str, folder: Path) -> Sections:
     """A section for every network, size of crops and batch size."""
-    return sections(store, name, folder, _LOOK, _named, lambda arm: arm[:3] in MAIN)
+    return sections(store, name, folder, _LOOK, _named, MAIN.__contains__)
 
 
-WRAPPED = ("none", "whitened", "whitened-16")
-OPTIMIZERS_HERE = ("adam", "muon", "soap")
-MAIN: list[Arm] = [
-    *product(["none"], OPTIMIZERS_HERE, ["none", "whitened"]),
-    *product(["batchnorm"], OPTIMIZERS_HERE, ["none"]),
-    ("batchnorm", "muon", "whitened"),
-    ("batchnorm", "soap", "whitened"),
-]
-OTHERS: list[Arm] = [
-    ("none", "adam", "input-scaled"), ("none", "adam", "preconditioned"), ("none", "muon", "preconditioned"),
-    ("none", "sgd", "batch-ideal"), ("none", "momentum", "mac"), ("none", "adam", "mac"), ("none", "muon", "mac"),
+def _arms(norms: Iterable[str], optimizers: Iterable[str], methods: Iterable[str]) -> list[Arm]:
+    return [Arm(*settings) for settings in product(norms, optimizers, methods)]
+
+
+_WITH = ("adam", "muon", "soap")
+MAIN = [
+    *_arms(["none"], _WITH, ["none", "whitened"]), *_arms(["batchnorm"], _WITH, ["none"]),
+    *_arms(["batchnorm"], ["muon", "soap"], ["whitened"]),
 ]  # fmt: skip
-_RANK_16: list[Arm] = [("none", optimizer, "whitened-16") for optimizer in OPTIMIZERS_HERE]
-ALL: list[Arm] = list(dict.fromkeys([
-    *MAIN, *OTHERS, *_RANK_16, ("batchnorm", "adam", "whitened"), ("layernorm", "adam", "none"),
-    *product(NORMS, OPTIMIZERS_HERE, WRAPPED),
+ALL = list(dict.fromkeys([
+    *MAIN, *_arms(["none"], ["adam"], ["input-scaled", "preconditioned"]), Arm("none", "muon", "preconditioned"),
+    Arm("none", "sgd", "batch-ideal"), *_arms(["none"], ["momentum", "adam", "muon"], ["mac"]),
+    *_arms(["none"], _WITH, ["whitened-16"]), Arm("batchnorm", "adam", "whitened"), Arm("layernorm", "adam", "none"),
+    *_arms(NORMS, _WITH, ["none", "whitened", "whitened-16"]),
 ]))  # fmt: skip
 #: The arms of each protocol, (network, side, batch size, steps), most valuable first; and how many crops there are.
 PROTOCOLS: dict[tuple[str, int, int | None, int], tuple[Sequence[Arm], int]] = {
@@ -75,20 +71,12 @@ PROTOCOLS: dict[tuple[str, int, int | None, int], tuple[Sequence[Arm], int]] = {
 }
 
 
-def _on(run: CoordinateRun, crops: Iterable[int]) -> list[CoordinateRun]:
-    return [replace(run, crop=crop, seed=crop) for crop in crops]
-
-
 @dataclass
 class PictureOptions(Training):
     """Options of this study."""
 
     network: str | None = None
     """this one alone: relu, fourier, siren or wide"""
-    size: int | None = None
-    """crops of this side alone: 64 or 128"""
-    batch_size: int | None = None
-    """steps of so many pixels alone; 0 is all"""
     trials: int = 10
     """that choose an arm's learning rate and damping"""
     crops: int | None = None
@@ -99,21 +87,17 @@ class PictureOptions(Training):
 
 def _run(options: PictureOptions, store: Store) -> None:
     for (network, size, batch_size, steps), (arms, crops) in PROTOCOLS.items():
-        if options.network not in (None, network) or options.size not in (None, size):
+        if options.network not in (None, network):
             continue
-        if options.batch_size not in (None, batch_size or 0):
-            continue
-        like = CoordinateRun(
-            "china, flower", "none", network=network, size=size, batch_size=batch_size, steps=options.steps or steps
-        )
         # The settings of larger crops are those of the smaller ones, whose trials take a sixteenth of the time.
-        small = replace(like, size=64, steps=options.steps or 500)
+        like = CoordinateRun(
+            "china, flower", "none", network=network, batch_size=batch_size, steps=options.steps or 500
+        )
+        after = range(len(TUNED_ON), len(TUNED_ON) + min(options.crops or crops, crops))
+        shown = by_crop(after, size=size, steps=options.steps or steps)
         for arm in arms:
-            search = around(first_trial(small, arm), options.trials)
-            each = partial(_on, crops=TUNED_ON)
-            (chosen,) = choose([search], COORDINATES, store, lambda error: -psnr(error), each=each)
-            shown = range(len(TUNED_ON), len(TUNED_ON) + min(options.crops or crops, crops))
-            run_all(_on(replace(chosen, size=size, steps=like.steps), shown), COORDINATES, store)
+            first = first_trial(like, arm)
+            compete(first, options.trials, COORDINATES, store, lambda error: -psnr(error), shown, by_crop(TUNED_ON))
 
 
 STUDIES = {

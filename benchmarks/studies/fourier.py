@@ -12,21 +12,20 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from ..core.arms import arm, compared, errors
+from ..core.arms import Arm, Look, arm, compete, first_trial, label, style, variants
 from ..core.figure import panels
 from ..core.runs import interleaved, measure, ratio, run_all
 from ..core.store import Result, Store
 from ..core.study import Recipe, Sections, Study, Training
-from ..core.tables import Cell, Row, Section, Table, estimate, exact, grouped, machine
-from ..core.tune import around, choose
-from ..problems.pictures import COORDINATES, NETWORKS, Arm, CoordinateRun, Fit, first_trial, psnr
-from ..train import label, ten_steps
+from ..core.tables import Cell, Section, Table, estimate, exact, grouped, machine
+from ..problems.pictures import COORDINATES, NETWORKS, CoordinateRun, Fit, by_crop, psnr
+from ..train import ten_steps
 
 #: The four that the README's picture shows come first.
-ARMS: list[Arm] = [
-    ("none", "adam", "none"), ("none", "soap", "none"), ("none", "soap", "whitened"), ("none", "muon", "none"),
-    ("none", "adam", "whitened"), ("none", "muon", "whitened"),
-    *product(["layernorm"], ["adam", "muon", "soap"], ["none"]),
+ARMS = [
+    Arm("none", "adam", "none"), Arm("none", "soap", "none"), Arm("none", "soap", "whitened"),
+    Arm("none", "muon", "none"), Arm("none", "adam", "whitened"), Arm("none", "muon", "whitened"),
+    *(Arm("layernorm", optimizer, "none") for optimizer in ("adam", "muon", "soap")),
 ]  # fmt: skip
 #: Crops of 64 × 64 pixels: those that trials learn are of a photograph by itself.
 TUNED_ON = (12, 13, 14, 15)
@@ -35,7 +34,7 @@ SHOWN = tuple(range(2, 12))
 STEPS = 500
 #: Deviations of the frequencies that bare Adam and SOAP try at their first learning rates, judged by held-out pixels.
 DEVIATIONS = (1.5, 3.0, 6.0, 12.0)
-_HUES = {"adam": "tab:blue", "muon": "tab:orange", "soap": "tab:green"}
+_LOOK = Look(psnr, partial(estimate, digits=1), "PSNR, dB", "{:+.1f}".format)
 
 
 def like(arm: Arm, **settings: Any) -> CoordinateRun:
@@ -60,10 +59,6 @@ def prices(store: Store) -> dict[str, dict[str, Any]]:
     return store.read("prices")[0]["time_ratio"]
 
 
-def _on(run: CoordinateRun, crops: Iterable[int]) -> list[CoordinateRun]:
-    return [replace(run, crop=crop, seed=crop) for crop in crops]
-
-
 @dataclass
 class FourierOptions(Training):
     """Options of this study."""
@@ -82,25 +77,15 @@ def _run(options: FourierOptions, store: Store) -> None:
     measure(store, {"prices": partial(measured_prices, options.rounds)})
     for each, deviation in product(ARMS[:2], DEVIATIONS):
         run = like(each, steps=max(1, options.steps // 2), held_out=True, deviation=deviation)
-        run_all(_on(run, TUNED_ON), COORDINATES, store, part="deviation")
-    shown = SHOWN[: options.crops]
-    for arms in (ARMS[:6], ARMS[6:]):
-        runs = [_chosen(each, options, store) for each in arms]
-        for run in runs:
-            if run.steps != options.steps:
-                run_all(_on(replace(run, steps=options.steps, time_of=None), shown), COORDINATES, store)
-        for run in runs:
-            run_all(_on(replace(run, held_out=True), shown), COORDINATES, store)
-
-
-def _chosen(arm: Arm, options: FourierOptions, store: Store) -> CoordinateRun:
-    """Search an arm's settings after equal time, and run it with the best on the crops that are shown."""
-    steps = max(1, round(options.steps / prices(store)[label(like(arm))]["median"]))
-    search = around(like(arm, steps=steps, time_of=options.steps), options.trials)
-    each = partial(_on, crops=TUNED_ON)
-    (best,) = choose([search], COORDINATES, store, lambda error: -psnr(error), each=each)
-    run_all(_on(best, SHOWN[: options.crops]), COORDINATES, store)
-    return best
+        run_all(variants(run, by_crop(TUNED_ON)), COORDINATES, store, part="deviation")
+    shown, times = by_crop(SHOWN[: options.crops]), prices(store)
+    for each in ARMS:
+        steps = max(1, round(options.steps / times[label(like(each))]["median"]))
+        first = like(each, steps=steps, time_of=options.steps)
+        best = compete(first, options.trials, COORDINATES, store, lambda error: -psnr(error), shown, by_crop(TUNED_ON))
+        run_all(variants(replace(best, held_out=True), shown), COORDINATES, store)
+        if steps != options.steps:
+            run_all(variants(replace(best, steps=options.steps, time_of=None), shown), COORDINATES, store)
 
 
 def tuning_spread(trials: Mapping[Any, Mapping[int, float]]) -> float:
@@ -126,19 +111,9 @@ def _trials(store: Store) -> dict[Arm, dict[Any, dict[int, float]]]:
     trials: dict[Arm, dict[Any, dict[int, float]]] = {}
     for r in store.read("search"):
         settings, error = r["settings"], r["score"]
-        of_arm = trials.setdefault(arm(r)[:3], {}).setdefault((settings["lr"], settings.get("damping")), {})
+        of_arm = trials.setdefault(arm(r), {}).setdefault((settings["lr"], settings.get("damping")), {})
         of_arm[settings["crop"]] = psnr(error) if error is not None else 0.0
     return trials
-
-
-def _gain(results: Sequence[Result], bare: Sequence[Result]) -> str | Cell:
-    """By how much an arm is ahead of the bare optimizer, crop by crop."""
-    difference, p, n = compared(errors(results), errors(bare), psnr)
-    return Cell(f"{difference:+.1f} ({p:.2g})", {"difference": difference, "p": p, "n": n}) if n > 1 else ""
-
-
-def _decibels(results: Sequence[Result]) -> str | Cell:
-    return estimate([psnr(error) for error in errors(results).values()], 1) if results else ""
 
 
 def _table(store: Store, kinds: Sequence[Mapping[Arm, list[Result]]]) -> Table:
@@ -148,37 +123,28 @@ def _table(store: Store, kinds: Sequence[Mapping[Arm, list[Result]]]) -> Table:
     header += ["steps in equal time", "PSNR in equal time, dB", "against the bare optimizer (p)"]
     header += ["PSNR after equal steps, dB", "against the bare optimizer after equal steps (p)"]
     header += ["PSNR of held-out pixels, dB", "against the bare optimizer on held-out pixels (p)"]
-    rows = list[tuple[float, Row]]()
-    for key, results in kinds[0].items():
-        settings, bare = results[0]["settings"], ("none", key[1], "none")
+    rows = list[list[str | Cell]]()
+    for key in sorted(kinds[0], key=lambda key: _LOOK.level(kinds[0][key]), reverse=True):
+        settings = kinds[0][key][0]["settings"]
         cells: list[str | Cell] = [label(settings), exact(settings["lr"]), exact(settings.get("damping"))]
         cells += [exact(len(trials[key])), exact(tuning_spread(trials[key]), ".1f")]
         cells += [exact(times[label(settings)]["median"], ".2f"), exact(settings["steps"])]
         for kind in kinds:
-            cells += [_decibels(kind.get(key, [])), "" if key == bare else _gain(kind.get(key, []), kind.get(bare, []))]
-        rows.append((statistics.fmean(map(psnr, errors(results).values())), cells))
-    rows.sort(key=lambda row: -row[0])
-    return Table(header, [row for _, row in rows])
+            runs, bare = kind.get(key, []), kind.get(Arm("none", key.optimizer, "none"), [])
+            cells += [_LOOK.estimate(runs), _LOOK.gain(runs, bare) if runs is not bare else ""]
+        rows.append(cells)
+    return Table(header, rows)
 
 
 def _figure(results: dict[Arm, list[Result]], times: dict[str, Any], title: str, path: Path) -> None:
     """Draw PSNR against time, in steps of bare Adam: the mean over crops."""
     with panels([""], title, path, ylabel="PSNR, dB", xlabel="time, in steps of bare Adam") as (axis,):
-        for (norm, optimizer, method), runs in results.items():
+        for key, runs in results.items():
             name = label(runs[0]["settings"])
             x = [times[name]["median"] * step for step in runs[0]["steps"]]
             curves = [[psnr(error) for error in run["error"]] for run in runs if None not in run["error"]]
-            style = "-" if method == "whitened" else ":" if norm == "layernorm" else "--"
             means = [statistics.fmean(values) for values in zip(*curves, strict=True)]
-            axis.plot(x, means, style, color=_HUES[optimizer], label=name)
-
-
-def _is_held_out(result: Result) -> bool:
-    return "held_out" in result["settings"]
-
-
-def _has_equal_time(result: Result) -> bool:
-    return "time_of" in result["settings"]
+            axis.plot(x, means, label=name, **style(key))
 
 
 def _deviations(store: Store) -> str:
@@ -191,11 +157,11 @@ def _deviations(store: Store) -> str:
 def report(store: Store, name: str, folder: Path) -> Sections:
     """One table and one figure."""
     results = store.read()
-    learned = [r for r in results if not _is_held_out(r)]
-    in_time = grouped(filter(_has_equal_time, learned), lambda r: arm(r)[:3])
+    learned = [r for r in results if "held_out" not in r["settings"]]
+    in_time = grouped((r for r in learned if "time_of" in r["settings"]), arm)
     budget = next(iter(in_time.values()))[0]["settings"]["time_of"]
-    in_steps = grouped((r for r in learned if r["settings"]["steps"] == budget), lambda r: arm(r)[:3])
-    held_out, network = grouped(filter(_is_held_out, results), lambda r: arm(r)[:3]), NETWORKS["fourier"]
+    in_steps = grouped((r for r in learned if r["settings"]["steps"] == budget), arm)
+    held_out, network = grouped((r for r in results if "held_out" in r["settings"]), arm), NETWORKS["fourier"]
     heading = (
         f"{network.layers} linear layers of width {network.width}, ReLU, behind {network.frequencies} Fourier "
         f"features; 64 × 64 pixels, all in every step, the time of {budget} steps of Adam"

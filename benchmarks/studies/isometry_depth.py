@@ -1,11 +1,11 @@
 """Isometry gap against depth in random networks: activations, ways to centre and normalise, and the theory."""
 
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import pandas as pd
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from adiv_optim import diagnostics
 from adiv_optim.layers import MeanFieldNorm
 
-from ..core.figure import panels, shade
+from ..core.figure import curves, panels
 from ..core.store import Result
 from ..core.study import Recipe, measurement
 from ..core.tables import Cell, Row, Section, Table, exact
@@ -129,74 +129,66 @@ def _limits(activation: Callable[[Tensor], Tensor], correlation: Tensor, depth: 
 
 #: Variants that have a limit: where rows have a length of √width, or about that.
 WITH_LIMIT = ("layernorm", "mean-field")
-#: Panels of the figure with the bound.
-BOUNDED = ("sigmoid", "tanh", "ReLU", "GELU")
-#: Figures that compare variants: name of the file → what of, quantity, activations, variants.
-FIGURES: dict[str, tuple[str, str, tuple[str, ...], tuple[str, ...]]] = {
-    "unnormalised": ("with and without normalising", "measured", (*BOUNDED, "exp"), ("layernorm", "centred")),
-    "mean-field": (
-        "by measured and by mean-field constants", "measured", (*BOUNDED, "exp"),
-        ("layernorm", "mean-field-centred", "mean-field"),
+
+
+class Figure(NamedTuple):
+    """What is compared by depth, a panel for every activation."""
+
+    what: str
+    activations: Sequence[str]
+    curves: Sequence[str]
+    quantity: str = "measured"
+    limits: Mapping[str, Any] = {}  # of the axes
+
+
+_BOUNDED, _OTHERS = ("sigmoid", "tanh", "ReLU", "GELU"), ("ReLU", "tanh", "SELU")
+_CONSTANTS, _ORDERS = ("layernorm", "mean-field-centred", "mean-field"), ("layernorm", "normalised-first", "mean-field")
+#: By the names of their files.
+FIGURES = {
+    "depth": Figure("and its bound", _BOUNDED, ("layernorm", "mean_field", "bound"), limits={"ylim": (1e-4, 1)}),
+    "unnormalised": Figure("with and without normalising", (*_BOUNDED, "exp"), ("layernorm", "centred")),
+    "mean-field": Figure("by measured and by mean-field constants", (*_BOUNDED, "exp"), _CONSTANTS),
+    "order": Figure("normalised after the activation, before it, or by constants", _OTHERS, _ORDERS),
+    "xavier": Figure(
+        "by mean-field constants and by Xavier's gain", ("SELU", "leaky ReLU", "ReLU", "tanh"), ("mean-field", "xavier")
     ),
-    "order": (
-        "normalised after the activation, before it, or by constants", "measured", ("ReLU", "tanh", "SELU"),
-        ("layernorm", "normalised-first", "mean-field"),
-    ),
-    "xavier": (
-        "by mean-field constants and by Xavier's gain", "measured", ("SELU", "leaky ReLU", "ReLU", "tanh"),
-        ("mean-field", "xavier"),
-    ),
-    "error": ("against infinite width", "error", ("ReLU", "tanh", "SELU"), WITH_LIMIT),
-}  # fmt: skip
+    # Above the rounding that depth 0 has.
+    "error": Figure("against infinite width", _OTHERS, WITH_LIMIT, "error", {"ylim": (0.02, None)}),
+}
 #: What titles and axes call what is drawn.
 QUANTITIES = {
     "measured": ("Isometry gap", "isometry gap"),
     "error": ("Distance of the Gram matrix", "relative distance"),
 }
-#: Line, colour and label of every way to end a layer.
-STYLES: dict[str, tuple[str, str, str]] = {
-    "layernorm": ("-", "tab:blue", "centred and normalised"),
-    "centred": ("--", "tab:red", "centred only"),
-    "mean-field-centred": ("-.", "tab:green", "mean-field centred, normalised"),
-    "mean-field": ("--", "tab:orange", "MeanFieldNorm"),
-    "normalised-first": (":", "tab:brown", "normalised before the activation"),
-    "xavier": (":", "tab:purple", "Xavier's gain alone"),
+#: Curve → dashes, colour and label; a variant's is in the table as well.
+STYLES: dict[str, tuple[Any, str, str]] = {
+    "layernorm": ("", "tab:blue", "centred and normalised"),
+    "centred": ((4, 1.5), "tab:red", "centred only"),
+    "mean-field-centred": ((3, 1.25, 1.5, 1.25), "tab:green", "mean-field centred, normalised"),
+    "mean-field": ((4, 1.5), "tab:orange", "MeanFieldNorm"),
+    "normalised-first": ((1, 1), "tab:brown", "normalised before the activation"),
+    "xavier": ((1, 1), "tab:purple", "Xavier's gain alone"),
+    "mean_field": ((1, 1), "black", "infinite width"),
+    "bound": ((4, 1.5), "tab:purple", "bound by β"),
 }
 
 
 def section(result: Result, name: str, folder: Path) -> Section:
     """Draw the figures into `folder`; return table and caption as Markdown."""
-    found = result["activations"]
-    where = f"width {result['width']}, {result['samples']} samples"
-    by_depth = partial(panels, xlabel="layers", yscale="log")
-    title = f"Isometry gap by depth, and its bound ({where})"
-    with by_depth(BOUNDED, title, folder / "isometry-depth.png", ylabel="isometry gap") as axes:
-        for axis, name in zip(axes, BOUNDED, strict=True):
-            _line(axis, found[name]["measured"]["layernorm"], "layernorm", "measured")
-            axis.plot(found[name]["mean_field"], ":", color="black", label="infinite width")
-            axis.plot(found[name]["bound"], "--", color="tab:purple", label="bound by β")
-        axes[0].set_ylim(1e-4, 1)
-    for file, (what, quantity, names, variants) in FIGURES.items():
-        measured, label = QUANTITIES[quantity]
-        title = f"{measured} by depth, {what} ({where})"
-        with by_depth(names, title, folder / f"isometry-{file}.png", ylabel=label) as axes:
-            for axis, name in zip(axes, names, strict=True):
-                for variant in variants:
-                    _line(axis, found[name][quantity][variant], variant, STYLES[variant][2])
-            if quantity == "error":
-                axes[0].set(yscale="log", ylim=(0.02, None))  # above the rounding that depth 0 has
+    for file, figure in FIGURES.items():
+        _draw(figure, result, folder / f"isometry-{file}.png")
     deep, rows = result["depth"], list[Row]()
-    for name, each in found.items():
+    for name, each in result["activations"].items():
         strength = each["strength"]
         cells = [exact(strength, ".4f"), exact((2 - strength) ** 2, ".3f")]
         cells += [exact(each[limit][deep], ".2g") for limit in ("mean_field", "bound")]
-        quartiles = [each["measured"][variant][deep] for variant in STYLES]
+        quartiles = [each["measured"][variant][deep] for variant in VARIANTS]
         quartiles += [each["error"][variant][deep] for variant in WITH_LIMIT]
         rows.append([name, *cells, *map(_quartile_cell, quartiles)])
-    header = ["activation", "β", "(2 − β)²", "infinite width", "bound", *(label for *_, label in STYLES.values())]
+    header = ["activation", "β", "(2 − β)²", "infinite width", "bound", *(STYLES[variant][2] for variant in VARIANTS)]
     labels = [f"distance from infinite width, {STYLES[variant][2]}" for variant in WITH_LIMIT]
     table = Table([*header, *labels], rows)
-    start = found["ReLU"]["mean_field"][0]
+    start = result["activations"]["ReLU"]["mean_field"][0]
     caption = (
         f"Isometry gap after {result['depth']} layers of width {result['width']}, weights N(0, 1/width), linear → "
         f"activation → centre → normalise, of {result['samples']} samples any two of which have a correlation of "
@@ -218,15 +210,27 @@ def _quartile_cell(quartiles: list[float] | None) -> str | Cell:
     return Cell(f"{middle:.2g} ({low:.2g} to {high:.2g})", {"": middle, "low": low, "high": high})
 
 
-def _line(axis: Any, quartiles: list[list[float] | None], variant: str, label: str) -> None:
-    """Median with a band of quartiles, as far as there are numbers."""
-    depths, shown = zip(*((depth, three) for depth, three in enumerate(quartiles) if three), strict=True)
-    low, middle, high = zip(*shown, strict=True)
-    line, color, _ = STYLES[variant]
-    axis.plot(depths, middle, line, color=color, label=label, linewidth=1.6)
-    shade(axis, depths, low, high, color, "band: quartiles")
-    if len(depths) < len(quartiles):
-        axis.plot(depths[-1], middle[-1], "x", color=color, markersize=8)
+def _draw(figure: Figure, result: Result, path: Path) -> None:
+    """Draw medians by depth with bands of quartiles, as far as there are numbers."""
+    measured, ylabel = QUANTITIES[figure.quantity]
+    title = f"{measured} by depth, {figure.what} (width {result['width']}, {result['samples']} samples)"
+    look: dict[str, Any] = {"x": "depth", "y": "value", "hue": "curve", "style": "curve", "linewidth": 1.6}
+    dashes, colors, labels = zip(*(STYLES[name] for name in figure.curves), strict=True)
+    look |= {"palette": dict(zip(labels, colors, strict=True)), "dashes": dict(zip(labels, dashes, strict=True))}
+    with panels(figure.activations, title, path, xlabel="layers", ylabel=ylabel, yscale="log", **figure.limits) as axes:
+        for axis, activation in zip(axes, figure.activations, strict=True):
+            each, points = result["activations"][activation], []
+            for name in figure.curves:
+                quartiles = each[figure.quantity][name] if name in VARIANTS else [[value] for value in each[name]]
+                there = [values for values in quartiles if values]
+                _, color, label = STYLES[name]
+                points += [(label, depth, value) for depth, values in enumerate(there) for value in values]
+                if len(there) < len(quartiles):
+                    axis.plot(len(there) - 1, there[-1][1], "x", color=color, markersize=8)
+            # The lowest, the middle and the highest of three quartiles are these themselves.
+            frame = pd.DataFrame(points, columns=["curve", "depth", "value"])
+            curves(axis, frame, **look, estimator="median", errorbar=("pi", 100))
+            axis.fill_between([], [], [], color="0.5", alpha=0.3, linewidth=0, label="band: quartiles")
 
 
 STUDIES = {

@@ -2,109 +2,23 @@
 
 import math
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice, pairwise, product
+from itertools import product
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor, nn
-
-from adiv_optim.diagnostics import isometry_strength, record
-
 from ..core.figure import panels, plt
-from ..core.runs import measure, step
+from ..core.runs import measure
 from ..core.store import Result, Store, public_name, setting
 from ..core.study import Options, Recipe, Sections, Study, apart, protocols
 from ..core.tables import Cell, Row, Section, Table, estimate, exact, grouped, spearman
-from ..data import load
 from ..problems.images import data_label
+from ..problems.isometry import ACTIVATIONS, train
 
-BATCH_SIZE, LR = 512, 0.01
-#: Lengths of the study. The paper has nine epochs, "shallow" networks of ten layers or less, and deeper ones.
-PRESETS: dict[str, dict[str, Any]] = {
-    "paper": {"layers": [10, 20], "seeds": 3, "steps": 873, "width": 1000},
-    "reduced": {"layers": [10, 20], "seeds": 1, "steps": 194, "width": 1000},
-    "smoke": {"layers": [2], "seeds": 1, "steps": 4, "width": 32, "data": "digits"},
-}
-#: Batches that isometry is averaged over, and steps of training over which a loss is.
-MEASURED, WINDOW = 2, 20
-ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
-    "sigmoid": nn.Sigmoid,
-    "SELU": nn.SELU,
-    "tanh": nn.Tanh,
-    "leaky ReLU, 0.2": lambda: nn.LeakyReLU(0.2),
-    "SiLU": nn.SiLU,
-    "ReLU": nn.ReLU,
-    "GELU": nn.GELU,
-}
-
-
-def network(activation: str, features: int, classes: int, widths: Sequence[int]) -> nn.Sequential:
-    """Norm → linear → activation for every width, then norm and outputs: weights N(0, 1/fan_in), norms without any."""
-    model = nn.Sequential()
-    for number, (inputs, width) in enumerate(pairwise([features, *widths])):
-        model.add_module(f"norm-{number}", nn.LayerNorm(inputs, elementwise_affine=False))
-        model.add_module(f"fc-{number}", nn.Linear(inputs, width))
-        model.add_module(f"act-{number}", ACTIVATIONS[activation]())
-    model.add_module(f"norm-{len(widths)}", nn.LayerNorm(widths[-1], elementwise_affine=False))
-    model.add_module("out", nn.Linear(widths[-1], classes))
-    for layer in model:
-        if isinstance(layer, nn.Linear):
-            nn.init.normal_(layer.weight, std=layer.in_features**-0.5)
-            nn.init.zeros_(layer.bias)
-    return model
-
-
-def _batches(count: int, size: int, seed: int) -> Iterator[Tensor]:
-    """Indices of full batches for ever, every sample once an epoch: a sample that came twice would be no isometry."""
-    generator = torch.Generator().manual_seed(seed)
-    while True:
-        yield from torch.randperm(count, generator=generator)[: count - count % size].split(size)
-
-
-def train(
-    activation: str, name: str, steps: int, widths: Sequence[int], seed: int = 0, *,
-    samples: int = BATCH_SIZE, download: bool = False,
-) -> Result:  # fmt: skip
-    """Train one network with plain SGD; return its loss by step and the isometry of its layers at both ends."""
-    data = load(name, download).to("cpu", torch.float32)
-    count = len(data.train_labels)
-    if count < BATCH_SIZE:
-        raise ValueError(f"{name} has {count} training samples, fewer than a batch of {BATCH_SIZE}.")
-    torch.manual_seed(seed)
-    model = network(activation, data.features, data.classes, widths)
-    optimizer = torch.optim.SGD(model.parameters(), lr=LR)
-    batches, measuring = (_batches(count, BATCH_SIZE, 2 * seed + part) for part in (1, 2))
-    held = [next(measuring) for _ in range(MEASURED)]
-    # As many samples as features have a singular Gram matrix, and pixels that never change are no features.
-    samples = min(samples, data.features // 2, *(3 * width // 4 for width in widths))
-
-    def measured() -> list[dict[str, Any]]:
-        paths = [path for path, _ in model.named_children() if path != "out"]
-        with torch.no_grad(), record(model, layers=paths, max_samples=samples) as recorder:
-            for index in held:
-                model(data.train_inputs[index])
-        each = zip(*(entry["layers"] for entry in recorder.history), strict=True)
-        means = (sum(layer["isometry"] for layer in layers) / MEASURED for layers in each)
-        return [{"path": path, "isometry": mean} for path, mean in zip(paths, means, strict=True)]
-
-    start, losses = measured(), list[float]()
-    for index in islice(batches, steps):
-        losses.append(step(model, optimizer, data.train_inputs[index], data.train_labels[index]).item())
-    with torch.no_grad():
-        predicted = torch.cat([model(part).argmax(-1) for part in data.test_inputs.split(BATCH_SIZE)])
-    accuracy = 100 * (predicted == data.test_labels).double().mean().item()
-    settings = {"data": public_name(name), "activation": activation, "layers": len(widths), "width": widths[0]}
-    settings |= {"batch_size": BATCH_SIZE, "lr": LR, "steps": steps, "seed": seed}
-    about = {"features": data.features, "training_samples": count, "samples": samples, "batches": MEASURED}
-    isometry, strength = {"start": start, "trained": measured()}, isometry_strength(ACTIVATIONS[activation]())
-    found = {"strength": strength, "isometry": isometry, "train_loss": losses, "test_accuracy": accuracy}
-    return {"settings": settings, **about, **found}
-
-
+#: Steps of training over which a loss is averaged.
+WINDOW = 20
 #: When isometry is measured.
 STAGES = ("start", "trained")
 #: Activation → the results of every seed, by isometry strength.
@@ -240,7 +154,7 @@ def _caption(found: Seeds, data: str) -> str:
 
 @dataclass
 class WidthsOptions(Options):
-    """Options of isometry-widths."""
+    """Options of both studies."""
 
     data: str = "cifar10"
     """digits, cifar10, fake or imagefolder:PATH"""
@@ -249,38 +163,27 @@ class WidthsOptions(Options):
 
 
 @dataclass
-class TrainingOptions(Options):
-    """Options of isometry-training; what is not given is as in the preset."""
+class TrainingOptions(WidthsOptions):
+    """Options of isometry-training: the paper has nine epochs, "shallow" networks of ten layers or less, and deeper."""
 
-    data: str | None = None
-    """digits, cifar10, fake or imagefolder:PATH"""
-    download: bool = False
-    """let torchvision fetch CIFAR-10 into ./data"""
-    preset: str = "paper"
-    """paper or reduced"""
     activations: tuple[str, ...] = tuple(ACTIVATIONS)
     """of the networks"""
-    layers: tuple[int, ...] | None = None
+    layers: tuple[int, ...] = (10, 20)
     """hidden layers"""
-    seeds: int | None = None
+    seeds: int = 3
     """how many; seed k is k"""
-    steps: int | None = None
+    steps: int = 873
     """of batches of 512"""
-    width: int | None = None
+    width: int = 1000
     """of the hidden layers"""
 
 
 def _run(options: TrainingOptions, store: Store) -> None:
     if unknown := set(options.activations) - set(ACTIVATIONS):
         raise ValueError(f"unknown activation {min(unknown)!r}; known are {', '.join(ACTIVATIONS)}.")
-    given = {name: value for name, value in vars(options).items() if value is not None}
-    chosen = {"data": "cifar10", **PRESETS[options.preset], **given}
-    data, steps, width, seeds = (chosen[name] for name in ("data", "steps", "width", "seeds"))
-    for name, value in {"steps": steps, "width": width, "seeds": seeds}.items():
-        if value < 1:
-            raise ValueError(f"{name} is {value}; it must be positive.")
+    data, steps, width = options.data, options.steps, options.width
     wanted: dict[str, Callable[[], Result]] = {}
-    for layers, seed, name in product(chosen["layers"], range(seeds), options.activations):
+    for layers, seed, name in product(options.layers, range(options.seeds), options.activations):
         which = f", {layers} layers, seed {seed}" * ((layers, seed) != (10, 0))
         run = partial(train, name, data, steps, [width] * layers, seed, download=options.download)
         wanted[f"{name}, {public_name(data)}, {steps} steps, width {width}{which}"] = run
@@ -317,8 +220,8 @@ _PAGE = "docs/results/isometry.md"
 STUDIES = {
     "isometry-training": Study(
         "isometry of trained networks, layer by layer, and convergence: Figs. 2, 7, B.6", _run, report,
-        TrainingOptions(), makes=[Recipe(1.2, options=("--preset reduced --layers 10 20",))],
-        data="images", page=_PAGE, smoke="--data digits --activations tanh --steps 2 --width 8",
+        TrainingOptions(), makes=[Recipe(1.2, options=("--seeds 1 --steps 194",))],
+        data="images", page=_PAGE, smoke="--data digits --activations tanh --layers 2 --seeds 1 --steps 2 --width 8",
     ),
     "isometry-widths": Study(
         "isometry by layer for several widths, Fig. B.4", _run_widths, apart(_widths, "width"), WidthsOptions(),

@@ -20,25 +20,25 @@ from ..core.study import UNTRIED, Recipe, Sections, Study, protocols
 from ..core.tables import Cell, Row, Section, Table, against, exact, grouped, machine, mean_and_error
 from ..core.tune import choose, ladder
 from ..methods import METHODS
-from ..problems.language import LANGUAGE, TextRun, dampings, lacks, title
-from .language import PAGE, SMOKE, ModelOptions, at_edge, loss_cell, losses_of
+from ..problems.language import LANGUAGE, TextRun, dampings, is_installed, title
+from .texts import PAGE, SMOKE, TextOptions, at_edge, loss_cell, losses_of
 
 
 class Arm(NamedTuple):
     """What is compared, each at a rate of its own: a row of the table."""
 
     norm: str
-    drawn: float | None  # deviation of the embeddings
+    embedding_deviation: float | None
     method: str
     embedding_lr: float | None = None  # None is that of the other weights
 
 
-def _group(norms: Iterable[str], drawn: Iterable[float | None], methods: Iterable[str]) -> list[Arm]:
-    return [Arm(*row) for row in product(norms, drawn, methods)]
+def _group(norms: Iterable[str], deviations: Iterable[float | None], methods: Iterable[str]) -> list[Arm]:
+    return [Arm(*row) for row in product(norms, deviations, methods)]
 
 
 #: Deviation of the embeddings: GPT-2's, or one.
-DRAWN: tuple[float | None, ...] = (None, 1.0)
+DEVIATIONS: tuple[float | None, ...] = (None, 1.0)
 #: Rates, ascending, and those that a search begins with.
 Rates = tuple[tuple[float, ...], tuple[float, ...]]
 COARSE: Rates = ((3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 3e-1), (3e-3, 1e-2, 3e-2))
@@ -46,13 +46,10 @@ FINE: Rates = ((5e-4, 1e-3, 2e-3, 3e-3, 5e-3, 7e-3, 1e-2, 2e-2, 3e-2), (2e-3, 3e
 _BETWEEN: Rates = ((*FINE[0], 1e-1, 3e-1), (3e-3, 5e-3, 7e-3, 1e-2, 2e-2, 3e-2))
 #: Rows whose rates are closer together than those of others: without norms Muon and SOAP break down above their best.
 CLOSE = _group(["none"], [1.0], ["muon", "input-scaled-muon", "input-held-muon", "soap", "normuon", "whitened-muon-16"])
-#: Settings in which the runs of one table may differ.
-_WITHIN = "norm", "embedding_deviation", "embedding_lr", "method", "lr", "damping", "seed"
 #: The normalised network that every row is held against, behind the same kind of optimizer.
 TWIN = "layernorm"
 #: Normalisers that have a table of their own: the long runs have the single one before the head.
 _ELSEWHERE = ("affine-like", "head-layernorm")
-
 
 SCALED = ["adamw", "muon", *(f"input-{how}-{name}" for name in ("adamw", "muon") for how in ("scaled", "held"))]
 OTHERS = [
@@ -61,23 +58,22 @@ OTHERS = [
 ]  # fmt: skip
 #: Rows in the order in which they run; each group is searched and then repeated by all seeds.
 GROUPS: list[list[Arm]] = [
-    [*_group(["layernorm"], DRAWN, ["muon", "adamw"]), *_group(["none"], [1.0], SCALED)],
+    [*_group(["layernorm"], DEVIATIONS, ["muon", "adamw"]), *_group(["none"], [1.0], SCALED)],
     _group(["none"], [None], ["muon", "adamw"]),
     _group(["gains", "skip-init"], [1.0], ["muon", "input-held-muon", "adamw"]),
-    _group(["rmsnorm", "dyt", "derf"], DRAWN, ["muon", "adamw"]),
-    [*_group(["layernorm"], [None], OTHERS),
-     *_group(["none"], [1.0], OTHERS)],
+    _group(["rmsnorm", "dyt", "derf"], DEVIATIONS, ["muon", "adamw"]),
+    [*_group(["layernorm"], [None], OTHERS), *_group(["none"], [1.0], OTHERS)],
     _group(["none"], [1.0], ["input-scaled-soap", "input-scaled-normuon"]),
     _group(["gains", "skip-init"], [None], ["muon", "adamw"]),
-    _group((norm for norm in NORMS if norm not in _ELSEWHERE), DRAWN, SCALED),
-]  # fmt: skip
-
-
+    _group((norm for norm in NORMS if norm not in _ELSEWHERE), DEVIATIONS, SCALED),
+]
 #: Rows that a page shows.
-_SHOWN = [Arm(TWIN, None, name) for name in ("adamw", "muon", "whitened-adamw-16", "whitened-muon-16", "soap")]
-_SHOWN += [Arm("none", None, name) for name in ("adamw", "muon")]
-_SHOWN += [Arm("none", 1.0, how + name) for name in ("adamw", "muon") for how in ("", "input-scaled-", "input-held-")]
-_SHOWN += [Arm("none", 1.0, name) for name in ("whitened-adamw-16", "whitened-muon-16", "soap", "normuon", "kron")]
+_WHITENED = ["whitened-adamw-16", "whitened-muon-16", "soap"]
+_SHOWN = [
+    *_group([TWIN], [None], ["adamw", "muon", *_WHITENED]),
+    *_group(["none"], [None], ["adamw", "muon"]),
+    *_group(["none"], [1.0], [*SCALED, *_WHITENED, "normuon", "kron"]),
+]
 
 
 def search(rows: Sequence[Arm], run: TextRun, rates: Rates, store: Store, download: bool = False) -> list[TextRun]:
@@ -88,16 +84,15 @@ def search(rows: Sequence[Arm], run: TextRun, rates: Rates, store: Store, downlo
 
 def _of(row: Arm, run: TextRun) -> TextRun:
     (damping,) = dampings(row.method, [1.0])
-    run = replace(run, norm=row.norm, embedding_deviation=row.drawn, embedding_lr=row.embedding_lr)
-    return replace(run, method=row.method, damping=damping)
+    return replace(run, **row._asdict(), damping=damping)
 
 
 def report(store: Store, name: str, folder: Path) -> Sections:
     """A section of every protocol: one table, a row for each of normaliser, embeddings and optimizer."""
     sections: Sections = {}
-    for own, results, searched in protocols(store, name, *_WITHIN):
+    for own, results, searched in protocols(store, name, *Arm._fields, "lr", "damping", "seed"):
         rows, trials = grouped(results, _row), grouped(searched, _row)
-        tried = {row: [r["settings"]["lr"] for r in found] for row, found in trials.items()}
+        tried = {row: list(map(setting("lr"), each)) for row, each in trials.items()}
         order = sorted(rows, key=_order)
         # Of many rows a page shows what a sentence compares: with the counterpart's normaliser, and with none.
         worth = [row in _SHOWN for row in order] if len(order) > 40 else None
@@ -110,23 +105,21 @@ def report(store: Store, name: str, folder: Path) -> Sections:
 
 
 def _row(result: Result) -> Arm:
-    s = result["settings"]
-    return Arm(s["norm"], s.get("embedding_deviation"), s["method"], s.get("embedding_lr"))
+    return Arm(*map(result["settings"].get, Arm._fields))
 
 
 def _order(row: Arm) -> tuple[float, ...]:
-    place = list(NORM_LABELS).index(row.norm), DRAWN.index(row.drawn), list(METHODS).index(row.method)
-    return *place, row.embedding_lr or 0
+    norm, method = list(NORM_LABELS).index(row.norm), list(METHODS).index(row.method)
+    return norm, DEVIATIONS.index(row.embedding_deviation), method, row.embedding_lr or 0
 
 
 def _cells(row: Arm, rows: Mapping[Arm, list[Result]], tried: Sequence[float]) -> Row:
     results = rows[row]
-    drawn = "0.02" if row.drawn is None else f"{row.drawn:g}"
-    if row.embedding_lr is not None:
-        drawn += f", rate {row.embedding_lr:g}"
+    embeddings = f"{row.embedding_deviation or 0.02:g}"
+    embeddings += "" if row.embedding_lr is None else f", rate {row.embedding_lr:g}"
     rates = " or ".join(f"{rate:g}" for rate in sorted({result["settings"]["lr"] for result in results}))
     rates += at_edge(results[0]["settings"]["lr"], tried)
-    first = [NORM_LABELS[row.norm], drawn, METHODS[row.method].label, rates]
+    first = [NORM_LABELS[row.norm], embeddings, METHODS[row.method].label, rates]
     validation, test = losses_of(results)
     if math.inf in validation:
         return [*first, str(len(results)), loss_cell(validation, 3), *[""] * 5]
@@ -164,7 +157,7 @@ def _caption(results: list[Result], tried: Iterable[Sequence[float]]) -> str:
 
 
 @dataclass
-class NormFreeOptions(ModelOptions):
+class NormFreeOptions(TextOptions):
     """Options of these studies."""
 
     groups: int | None = None
@@ -184,7 +177,7 @@ def _study(
     def run(options: NormFreeOptions, store: Store) -> None:
         like, done = options.run(steps=options.steps, clip=options.clip), set[Arm]()
         for group in groups[: options.groups]:
-            rows = [row for row in dict.fromkeys(group) if row not in done and lacks(row.method) is None]
+            rows = [row for row in dict.fromkeys(group) if row not in done and is_installed(row.method)]
             done.update(rows)
             chosen = search(rows, like, rates, store, options.download)
             seeds = range(1, options.seeds + 1)

@@ -7,31 +7,24 @@ shows; arms of the minute take its settings to 2,000 steps and drawn points as w
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..core.arms import Look, sections
-from ..core.runs import run_all
+from ..core.arms import Arm, Look, compete, first_trial, sections
 from ..core.store import Store
 from ..core.study import Recipe, Sections, Study, Training
 from ..core.tables import Cell
-from ..core.tune import around, choose
-from ..methods import METHODS
 from ..problems.poisson import DERIVATIVES, PINNS, EquationRun
 
-#: Optimizer, wrapper, the steps between measurements where they are not the wrapper's own, and which rows count.
-Arm = tuple[str, str, int | None, str | None]
-STARTS = {"adam": 1e-2, "muon": 3.2e-2, "soap": 3.2e-2, "momentum": 1e-2, "lbfgs": 1.0}
-DAMPING = 3.2e-3
-MAIN: list[Arm] = [
-    ("soap", "whitened", None, DERIVATIVES), ("soap", "none", None, None), ("soap", "whitened", None, None),
-    ("muon", "whitened", None, DERIVATIVES), ("muon", "none", None, None), ("muon", "whitened", None, None),
-    ("adam", "whitened", None, DERIVATIVES), ("adam", "none", None, None), ("adam", "whitened", None, None),
-]  # fmt: skip
-LBFGS: Arm = ("lbfgs", "none", None, None)
-OTHERS: list[Arm] = [("muon", "preconditioned", None, None), ("momentum", "preconditioned", None, None)]
-OFTEN: list[Arm] = [(optimizer, "whitened", every, DERIVATIVES) for every in (3, 1) for optimizer in ("soap", "muon")]
+MAIN = [
+    Arm("none", optimizer, method, None, rows)
+    for optimizer in ("soap", "muon", "adam")
+    for method, rows in (("whitened", DERIVATIVES), ("none", None), ("whitened", None))
+]
+LBFGS = Arm("none", "lbfgs", "none")
+OTHERS = [Arm("none", optimizer, "preconditioned") for optimizer in ("muon", "momentum")]
+OFTEN = [Arm("none", optimizer, "whitened", every, DERIVATIVES) for every in (3, 1) for optimizer in ("soap", "muon")]
 #: The arms of each protocol, (equation, points, seconds or steps), most valuable first.
 PROTOCOLS: dict[tuple[str, str, float | int], Sequence[Arm]] = {
     ("poisson", "fixed", 60.0): [*MAIN, LBFGS],
@@ -72,7 +65,7 @@ def _named(settings: Mapping[str, Any]) -> tuple[str, str]:
 
 def report(store: Store, name: str, folder: Path) -> Sections:
     """A section for every equation, way of drawing points, and length."""
-    return sections(store, name, folder, _LOOK, _named, lambda arm: arm[1:] in (*MAIN, LBFGS))
+    return sections(store, name, folder, _LOOK, _named, [*MAIN, LBFGS].__contains__)
 
 
 def limit(length: float | int, share: float = 1.0) -> dict[str, Any]:
@@ -88,8 +81,6 @@ class EquationOptions(Training):
 
     equation: str | None = None
     """this one alone: poisson or heat"""
-    points: str | None = None
-    """these alone: fixed, or drawn anew at every step"""
     trials: int = 10
     """that choose an arm's learning rate and damping"""
     seeds: int = 5
@@ -100,20 +91,15 @@ class EquationOptions(Training):
 
 def _run(options: EquationOptions, store: Store) -> None:
     for (equation, points, length), arms in PROTOCOLS.items():
-        if options.equation not in (None, equation) or options.points not in (None, points):
+        if options.equation not in (None, equation):
             continue
         whole = options.steps or length
-        for optimizer, method, every, rows in arms:
+        shown = [{"points": points, "seed": seed, **limit(whole)} for seed in range(1, options.seeds + 1)]
+        for arm in arms:
             # 2,000 steps are about as long as the trials of the minute.
-            timed = (optimizer, method, every, rows) in PROTOCOLS["poisson", "fixed", 60.0]
-            searched = 60.0 if equation == "poisson" and timed and not options.steps else whole
-            like = EquationRun("", "none", equation=equation, **limit(searched, 0.5))
-            own: dict[str, Any] = {"optimizer": optimizer, "method": method, "every": every, "rows": rows}
-            own["damping"] = DAMPING if METHODS[method].damped else None
-            first = replace(like, lr=STARTS[optimizer], **own)
-            (chosen,) = choose([around(first, options.trials)], PINNS, store, math.log)
-            seeds = range(1, options.seeds + 1)
-            run_all([replace(chosen, points=points, seed=seed, **limit(whole)) for seed in seeds], PINNS, store)
+            is_timed = equation == "poisson" and arm in PROTOCOLS["poisson", "fixed", 60.0] and not options.steps
+            like = EquationRun("", "none", equation=equation, **limit(60.0 if is_timed else whole, 0.5))
+            compete(first_trial(like, arm, damping=3.2e-3), options.trials, PINNS, store, math.log, shown)
 
 
 STUDIES = {

@@ -7,27 +7,21 @@ seeds draw rows, network and batches; each stops where the error on held-out row
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 
-from ..core.arms import arm, compared, errors
-from ..core.runs import run_all
+from ..core.arms import STARTS, Arm, arm, compared, compete, errors, first_trial, label
 from ..core.store import Result, Store
 from ..core.study import Recipe, Sections, Study, Training
 from ..core.tables import Cell, Section, grouped, machine, pivot
-from ..core.tune import around, choose
-from ..methods import METHODS
 from ..problems.regression import BATCH, DATA_SETS, LAYERS, ROWS, TABULAR, WIDTH, TableRun
-from ..train import label
 
-#: Normaliser, optimizer, wrapper.
 ARMS = [
-    *product(["none"], ["adam", "muon", "soap"], ["none", "whitened"]),
-    *product(["batchnorm"], ["adam", "muon", "soap"], ["none"]),
-    ("layernorm", "adam", "none"), ("none", "muon", "preconditioned"),
+    *(Arm("none", optimizer, method) for optimizer, method in product(["adam", "muon", "soap"], ["none", "whitened"])),
+    *(Arm("batchnorm", optimizer, "none") for optimizer in ["adam", "muon", "soap"]),
+    Arm("layernorm", "adam", "none"), Arm("none", "muon", "preconditioned"),
 ]  # fmt: skip
-STARTS = {"adam": 1e-2, "muon": 3.2e-2, "soap": 1e-2}
 
 
 def _cell(own: Sequence[Result], bare: Sequence[Result] | None) -> Cell:
@@ -51,8 +45,7 @@ def report(store: Store, name: str, folder: Path) -> Sections:
     rows = {key: [label(own[0]["settings"])] for key, own in grouped(found, arm).items()}
     cells = {}
     for (key, column), own in groups.items():
-        bare = (key[0], key[1], "none", None, None)
-        cells[key, column] = _cell(own, groups.get((bare, column)) if key != bare else None)
+        cells[key, column] = _cell(own, groups.get((key.bare, column)) if key != key.bare else None)
     caption = (
         "Mean squared error on test rows, relative to the variance of the values; geometric mean over data sets and "
         "seeds, and in brackets the ratio to the bare optimizer's with p of the paired t test of logarithms. "
@@ -75,14 +68,11 @@ class TableOptions(Training):
 
 
 def _run(options: TableOptions, store: Store) -> None:
-    for data_set in DATA_SETS:
+    shown = [{"seed": seed, "held_out": None} for seed in range(1, options.seeds + 1)]
+    for data_set, each in product(DATA_SETS, ARMS):
         like = TableRun("", "none", data_set=data_set, steps=options.steps, held_out=True)
-        for norm, optimizer, method in ARMS:
-            damping = 0.1 if METHODS[method].damped else None
-            first = replace(like, norm=norm, optimizer=optimizer, method=method, lr=STARTS[optimizer], damping=damping)
-            (chosen,) = choose([around(first, options.trials)], TABULAR, store, math.log)
-            seeds = range(1, options.seeds + 1)
-            run_all([replace(chosen, seed=seed, held_out=None) for seed in seeds], TABULAR, store)
+        first = first_trial(like, each, starts=STARTS | {"soap": 1e-2})
+        compete(first, options.trials, TABULAR, store, math.log, shown)
 
 
 STUDIES = {

@@ -4,11 +4,12 @@ import pytest
 from torch import nn
 
 from benchmarks.__main__ import main
+from benchmarks.core.arms import label
 from benchmarks.core.store import Store
 from benchmarks.methods import METHODS
 from benchmarks.problems.pictures import CoordinateRun, Fit, pixels, psnr
 from benchmarks.studies import bench
-from benchmarks.train import label, train
+from benchmarks.train import train
 from examples.fit_image import FITS
 from examples.fit_image import train as train_example
 

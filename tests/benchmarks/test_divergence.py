@@ -1,33 +1,26 @@
 """The side-by-side benchmark: its result is whole, its tables say what it holds, its figure is drawn."""
 
 import pytest
-import torch
 
 from benchmarks.core.store import Store
-from benchmarks.data import Dataset
 from benchmarks.studies import divergence
 
+from .test_isometry import ENVIRONMENT, few
 from .test_report import is_drawn
 
 
 @pytest.fixture(scope="module")
 def result():
-    def few(argument, download):
-        generator = torch.Generator().manual_seed(0)
-        inputs, labels = torch.rand(80, 9, generator=generator), torch.randint(3, (80,), generator=generator)
-        labels[0] = 2
-        return Dataset(inputs[:64], labels[:64], inputs[64:], labels[64:])
-
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(divergence.datasets.DATA, "few", few)
         patch.setattr(divergence, "WARM_UP", 2)
         measured = divergence.compare("few", batches=2, uneven=2, timed_rounds=2)
-        yield {**measured, "environment": {"processor": "a processor", "threads": 1, "torch": "2", "gpu": None}}
+        yield {**measured, "environment": ENVIRONMENT}
 
 
 def test_every_method_is_measured_at_both_stages_and_theory_holds(result):
     assert list(result["subjects"]) == list(divergence.SUBJECTS)
-    assert result["sizes"] == [9, 32, 32, 3]
+    assert result["sizes"] == [32, 32, 32, 3]
     for subject in result["subjects"].values():
         for stage in result["stages"]:
             assert len(subject[stage]["layers"]) == 3

@@ -7,16 +7,16 @@ import torch
 from torch import nn
 
 from benchmarks.__main__ import main
-from benchmarks.core.arms import arm, compared, compared_by
+from benchmarks.core.arms import arm, compared, compared_by, label
 from benchmarks.core.store import Store
 from benchmarks.core.tune import eighths, proposals, value
 from benchmarks.digests.dampings import regrets
 from benchmarks.optimizers import Muon, polar
 from benchmarks.problems import pictures
 from benchmarks.problems.pictures import CoordinateRun, Fit, psnr
-from benchmarks.problems.poisson import DERIVATIVES, EQUATIONS, EquationRun, carried
+from benchmarks.problems.poisson import DERIVATIVES, EQUATIONS, EquationRun, Solver, carried
 from benchmarks.studies import coordinates, fourier, poisson
-from benchmarks.train import FieldRun, label, train
+from benchmarks.train import FieldRun, train
 
 
 def searched(loss, start, trials):
@@ -78,7 +78,7 @@ def test_crops_do_not_overlap_those_that_trials_learn():
 def test_errors_of_batches_are_by_running_statistics():
     run = CoordinateRun("", "none", norm="batchnorm", batch_size=64, steps=3)
     problem = Fit(run)
-    model = problem.model(run)
+    model = problem.model()
     problem.loss(model, None)
     kept = {name: buffer.clone() for name, buffer in model.named_buffers()}
     problem.error(model)
@@ -103,7 +103,7 @@ def test_held_out_pixels_are_every_other_one_and_are_not_learned():
 
 def test_features_have_the_deviation_of_their_run():
     runs = [CoordinateRun("", "none", network="fourier", deviation=deviation) for deviation in (None, 6.0)]
-    plain, wide = (Fit(run).model(run) for run in runs)
+    plain, wide = (Fit(run).model() for run in runs)
     assert torch.equal(wide[0].projections, 2 * plain[0].projections)
 
 
@@ -112,15 +112,15 @@ def by_autograd(problem, u, x):
     x = x.clone().requires_grad_()
     (first,) = torch.autograd.grad(u(x).sum(), x, create_graph=True)
     seconds = [torch.autograd.grad(first[:, k].sum(), x, retain_graph=True)[0][:, k] for k in range(2)]
-    return u(x), first, sum(c * second for c, second in zip(problem.weights, seconds, strict=True))
+    return u(x), first, sum(c * second for c, second in zip(problem.equation.weights, seconds, strict=True))
 
 
 @pytest.mark.parametrize("equation", EQUATIONS)
 def test_derivatives_carried_forward_are_those_of_two_reverse_passes(equation):
-    problem = EQUATIONS[equation](run := EquationRun("", "none", equation=equation))
-    model, x = problem.model(run), torch.rand(50, 2, dtype=torch.float64)
+    problem = Solver(EquationRun("", "none", equation=equation))
+    model, x = problem.model(), torch.rand(50, 2, dtype=torch.float64)
     counted = []
-    found = carried(model, x, problem.weights, lambda layer, rows: counted.append((layer, rows)))
+    found = carried(model, x, problem.equation.weights, lambda layer, rows: counted.append((layer, rows)))
     wanted = by_autograd(problem, lambda x: model(x).squeeze(-1), x)
     assert all(torch.allclose(ours, theirs, rtol=0, atol=1e-12) for ours, theirs in zip(found, wanted, strict=True))
     assert wanted[2].abs().max() > 1e-3
@@ -133,27 +133,29 @@ def test_derivatives_carried_forward_are_those_of_two_reverse_passes(equation):
 
 def test_rows_of_derivatives_change_the_steps():
     runs = [EquationRun("", "whitened", damping=0.01, steps=5, rows=rows) for rows in (None, DERIVATIVES)]
-    plain, counted = (train(run, EQUATIONS["poisson"](run)).error for run in runs)
+    plain, counted = (train(run, Solver(run)).error for run in runs)
     assert plain[0] == counted[0]
     assert plain[-1] != counted[-1]
 
 
 @pytest.mark.parametrize("equation", EQUATIONS)
 def test_true_solution_has_no_residual_and_stands_on_the_sides(equation):
-    problem = EQUATIONS[equation](EquationRun("", "none", equation=equation))
-    x = torch.rand(50, 2, dtype=torch.float64)
-    assert problem.residual(x, *by_autograd(problem, problem.solution, x)[1:]).abs().max() < 1e-12
-    wrong = by_autograd(problem, lambda x: problem.solution(x) + 0.1 * x.prod(-1) ** 2, x)
-    assert problem.residual(x, *wrong[1:]).abs().max() > 1e-2
+    problem = Solver(EquationRun("", "none", equation=equation))
+    x, (u, _, _, residual) = torch.rand(50, 2, dtype=torch.float64), problem.equation
+    assert residual(u(x), *by_autograd(problem, u, x)[1:]).abs().max() < 1e-12
+    wrong = by_autograd(problem, lambda x: u(x) + 0.1 * x.prod(-1) ** 2, x)
+    assert residual(u(x), *wrong[1:]).abs().max() > 1e-2
     on_a_side = (problem.sides == 0) | (problem.sides == 1)
     assert on_a_side.any(-1).all()
+    given = {side: (problem.sides[:, side[0]] == side[1]).sum().item() for side in problem.equation.sides}
+    assert set(given.values()) == {len(problem.sides) // len(given)}
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "muon", "soap", "lbfgs"])
 def test_every_optimizer_lowers_the_error(optimizer):
     lr, steps = (1.0, 2) if optimizer == "lbfgs" else (0.01, 8)  # of which each evaluates the loss many times
     run = EquationRun("", "none", optimizer=optimizer, lr=lr, steps=steps)
-    history = train(run, EQUATIONS["poisson"](run))
+    history = train(run, Solver(run))
     assert history.error[-1] < history.error[0]
     assert history.steps[-1] == steps
     assert history.seconds == sorted(history.seconds)
@@ -161,7 +163,7 @@ def test_every_optimizer_lowers_the_error(optimizer):
 
 def test_run_of_seconds_ends_after_them_and_one_that_breaks_down_says_so():
     run = EquationRun("", "none", lr=1e-3, steps=None, seconds=0.2)
-    assert 0.2 <= train(run, EQUATIONS["poisson"](run)).seconds[-1] < 2
+    assert 0.2 <= train(run, Solver(run)).seconds[-1] < 2
     run = CoordinateRun("", "none", optimizer="sgd", lr=1e9, steps=60)
     assert train(run, Fit(run)).error[-1] is None
     with pytest.raises(ValueError, match="a run has one of them"):

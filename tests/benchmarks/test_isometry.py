@@ -9,6 +9,7 @@ import torch
 from benchmarks.__main__ import main
 from benchmarks.core.store import Store
 from benchmarks.data import DATA, Dataset
+from benchmarks.problems import isometry
 from benchmarks.studies import isometry_depth as depth
 from benchmarks.studies import isometry_training as training
 
@@ -29,13 +30,18 @@ def few(argument="", download=False):
     return Dataset(inputs[:64], labels[:64], inputs[64:], labels[64:])
 
 
-@pytest.fixture(scope="module")
-def trained():
+@pytest.fixture(scope="module", autouse=True)
+def _few():
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(DATA, "few", few)
-        patch.setattr(training, "BATCH_SIZE", 64)
-        results = [training.train(name, "few", 4, [40] * 10) for name in ("tanh", "ReLU", "GELU")]
-        results.append(training.train("tanh", "few", 4, [40] * 2, 1))
+        patch.setattr(isometry, "BATCH_SIZE", 64)
+        yield
+
+
+@pytest.fixture(scope="module")
+def trained():
+    results = [isometry.train(name, "few", 4, [40] * 10) for name in ("tanh", "ReLU", "GELU")]
+    results.append(isometry.train("tanh", "few", 4, [40] * 2, 1))
     return [{**result, "environment": ENVIRONMENT} for result in results]
 
 
@@ -92,9 +98,9 @@ def test_training_measures_every_layer_but_the_outputs_at_both_ends(trained):
 
 
 def test_batches_hold_every_sample_once_an_epoch():
-    epoch = torch.cat(list(islice(training._batches(20, 6, seed=0), 3)))
+    epoch = torch.cat(list(islice(isometry.batches(20, 6, seed=0), 3)))
     assert len(epoch.unique()) == 18
-    again = torch.cat(list(islice(training._batches(20, 6, seed=0), 6)))
+    again = torch.cat(list(islice(isometry.batches(20, 6, seed=0), 6)))
     assert torch.equal(again[:18], epoch)
     assert not torch.equal(again[18:], epoch)
 
@@ -125,24 +131,20 @@ def test_longer_runs_in_the_same_file_have_a_table_of_their_own(trained, tmp_pat
 
 
 def test_fewer_samples_than_a_batch_are_refused(monkeypatch):
-    monkeypatch.setitem(DATA, "few", few)
-    monkeypatch.setattr(training, "BATCH_SIZE", 65)
+    monkeypatch.setattr(isometry, "BATCH_SIZE", 65)
     with pytest.raises(ValueError, match="few has 64 training samples, fewer than a batch of 65"):
-        training.train("tanh", "few", 2, [40] * 10)
+        isometry.train("tanh", "few", 2, [40] * 10)
 
 
 def test_widths_are_compared_on_the_same_samples(tmp_path, monkeypatch, capsys):
-    monkeypatch.setitem(DATA, "few", few)
-    monkeypatch.setattr(training, "BATCH_SIZE", 64)
     monkeypatch.setattr(training, "WIDTHS", [[40] * 2, [80, 40]])
     assert main(["isometry-widths", "--data", "few", "--out", str(tmp_path)]) == 0
     one, other = Store(tmp_path / "isometry-widths.jsonl").read()
     assert one["samples"] == other["samples"] == 16
-    gap = -math.log(other["isometry"]["start"][-1]["isometry"])
-    assert f"| 80, 40 | {-math.log(one['isometry']['start'][0]['isometry']):.3f} |" in (
-        found := capsys.readouterr().out
-    )
-    assert f"| {gap:.3f} |" in found
+    first, last = (-math.log(r["isometry"]["start"][at]["isometry"]) for r, at in ((one, 0), (other, -1)))
+    printed = capsys.readouterr().out
+    assert f"| 80, 40 | {first:.3f} |" in printed
+    assert f"| {last:.3f} |" in printed
 
 
 def test_normalisers_put_the_points_where_their_formulas_say(tmp_path, capsys, drawn):

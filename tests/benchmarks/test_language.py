@@ -9,20 +9,19 @@ import torch
 from torch import nn
 
 from adiv_optim.layers import AffineLikeLinear
+from benchmarks import optimizers
 from benchmarks.methods import METHODS
-from benchmarks.optimizers import matrices
-from benchmarks.problems import language
+from benchmarks.optimizers import PACKAGES, matrices
 from benchmarks.problems.language import (
-    PACKAGES,
     TextRun,
     Trainer,
     batches,
     build_model,
     build_optimizers,
     dampings,
-    lacks,
+    is_installed,
     train,
-)
+)  # fmt: skip
 from examples import gpt as text
 from examples.gpt import GPT, NORMS, PRESETS, all_windows, rate_factor
 
@@ -160,8 +159,8 @@ def test_matrices_are_the_weights_inside_the_blocks():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_optimizers_hold_every_parameter_once_and_train(name, sample):
-    if lacks(name):
-        pytest.skip(f"needs {lacks(name)}")
+    if not is_installed(name):
+        pytest.skip("its package is not installed")
     run, model = replace(ADAMW, method=name, damping=dampings(name, [1.0])[0]), GPT(PRESETS["tiny"], 11, "layernorm")
     optimizers = build_optimizers(model, run)
     held = [id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]
@@ -188,10 +187,8 @@ def test_schedule_free_is_measured_at_its_average(sample):
 
 
 def test_missing_package_is_named(monkeypatch, sample):
-    monkeypatch.setattr(language, "find_spec", lambda name: None)
-    with pytest.raises(
-        ValueError, match=r"method 'soap' needs the package pytorch_optimizer; pip install '\.\[peers\]'"
-    ):
+    monkeypatch.setattr(optimizers, "find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=r"'SOAP' needs the package pytorch_optimizer; pip install '\.\[peers\]'"):
         train(replace(ADAMW, method="soap"), sample)
 
 

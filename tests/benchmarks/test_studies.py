@@ -1,11 +1,12 @@
-"""A study is one file and one line: with it come its command, its recipe, its page, and they go with it."""
+"""A study is one file and one line, and so is a problem: with it come its command, recipe and page, and go with it."""
 
 import ast
 import sys
+from contextlib import contextmanager
+from importlib import import_module
 
 import pytest
 
-import benchmarks.studies as package
 from benchmarks.__main__ import main
 from benchmarks.catalogue import RECIPES, STUDIES, collect, recipes
 from benchmarks.core.store import Store
@@ -16,20 +17,32 @@ from tests.test_readme import python_blocks
 from .test_report import ROOT
 
 
-@pytest.fixture
-def mine(tmp_path, monkeypatch):
-    """The study of CONTRIBUTING.md in a file of its own, its name in the list."""
-    ((code, _),) = python_blocks(ROOT / "CONTRIBUTING.md")
-    (tmp_path / "planted.py").write_text(code)
-    monkeypatch.setattr(package, "__path__", [*package.__path__, str(tmp_path)])
+@contextmanager
+def planted(module, code, tmp_path, monkeypatch):
+    """Let a room of the benchmarks have one file more, and the catalogue its studies, for as long as this lasts."""
+    room, _, file = module.rpartition(".")
+    (tmp_path / f"{file}.py").write_text(code)
     with monkeypatch.context() as added:
-        found = collect(["planted"])
+        package = import_module(room)
+        added.setattr(package, "__path__", [*package.__path__, str(tmp_path)])
+        found = collect([module])
         for name, study in found.items():
             added.setitem(STUDIES, name, study)
         for name, recipe in recipes(found).items():
             added.setitem(RECIPES, name, recipe)
-        yield found["mine"]
-    del sys.modules["benchmarks.studies.planted"]
+        try:
+            yield found
+        finally:
+            del sys.modules[module]
+            delattr(package, file)
+
+
+@pytest.fixture
+def mine(tmp_path, monkeypatch):
+    """The study of CONTRIBUTING.md."""
+    ((code, _),) = python_blocks(ROOT / "CONTRIBUTING.md")
+    with planted("benchmarks.studies.mine", code, tmp_path, monkeypatch) as studies:
+        yield studies["mine"]
 
 
 def test_a_study_is_one_file_and_one_line(mine, tmp_path, capsys):
@@ -44,10 +57,100 @@ def test_a_study_is_one_file_and_one_line(mine, tmp_path, capsys):
     assert "| sum | 1 |\n\nA caption. All rows: [mine.csv](tables/mine.csv)." in page.read_text()
 
 
-def test_it_goes_with_its_line(capsys):
-    assert "mine" not in STUDIES.keys() | RECIPES.keys()
-    assert main(["mine"]) == 2
-    assert "unknown study 'mine'" in capsys.readouterr().err
+#: A problem: data, network, loss, error and settings of a run; and a study of it by two arms.
+SINE = '''"""A sine curve learned from points of it; the error is the mean square."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from benchmarks.core.arms import Arm, Look, compete, first_trial, sections
+from benchmarks.core.study import Options, Recipe, Study
+from benchmarks.core.tables import estimate
+from benchmarks.train import FieldRun, Problem, kind_of, perceptron
+
+
+@dataclass(frozen=True)
+class SineRun(FieldRun):
+    """One curve, learned by one seed."""
+
+    periods: int = 1
+
+
+class Curve(Problem):
+    """A tanh network that learns a curve at 64 points."""
+
+    def __init__(self, run):
+        self.run, self.x = run, torch.linspace(-1, 1, 64).view(-1, 1)
+
+    def model(self):
+        torch.manual_seed(self.run.seed)
+        return nn.Sequential(*perceptron((1, 16, 16, 1), activation=nn.Tanh))
+
+    def loss(self, model, optimizer):
+        return F.mse_loss(model(self.x), (math.pi * self.run.periods * self.x).sin())
+
+    @torch.no_grad()
+    def error(self, model):
+        return self.loss(model, None).item()
+
+
+CURVES = kind_of(Curve)
+ARMS = [Arm("none", "adam", "none"), Arm("none", "adam", "whitened")]
+LOOK = Look(float, estimate, "mean square", "{:+.2f}".format, logarithmic=True, about="Mean over seeds.")
+
+
+@dataclass
+class SineOptions(Options):
+    steps: int = 100
+    """of every run"""
+
+
+def run(options, store):
+    shown = [{"seed": seed} for seed in (1, 2)]
+    for arm in ARMS:
+        first = first_trial(SineRun("", "none", steps=options.steps), arm)
+        compete(first, 1, CURVES, store, float, shown)
+
+
+def report(store, name, folder):
+    return sections(store, name, folder, LOOK, lambda settings: ("curve", "A sine curve"), ARMS.__contains__)
+
+
+STUDIES = {"sine": Study("a sine curve", run, report, SineOptions(), makes=[Recipe(0.1)], smoke="--steps 1")}
+'''
+
+
+def test_a_problem_is_one_file_of_at_most_120_lines_and_one_line(tmp_path, monkeypatch, capsys):
+    assert SINE.count("\n") <= 120
+    out = tmp_path / "out"
+    with planted("benchmarks.problems.sine", SINE, tmp_path, monkeypatch) as studies:
+        assert main(["sine", *studies["sine"].smoke.split(), "--out", str(out)]) == 0
+        assert "whitened Adam" in capsys.readouterr().out
+        store = Store(out / "sine.jsonl")
+        runs, trials = store.read(), store.read("search")
+        assert {(trial["settings"]["method"], trial["settings"]["seed"]) for trial in trials} == {
+            ("none", 0), ("whitened", 0)
+        }  # fmt: skip
+        assert [(run["settings"]["method"], run["settings"]["seed"], run["steps"]) for run in runs] == [
+            (method, seed, [0, 1]) for method in ("none", "whitened") for seed in (1, 2)
+        ]
+        assert all(before != after for before, after in (run["error"] for run in runs))
+        assert main(["report", "--out", str(out), "--tables", str(tmp_path / "tables")]) == 0
+        assert "whitened Adam" in (tmp_path / "tables" / "sine-curve.csv").read_text()
+        assert (out / "sine-curve.png").exists()
+    assert main(["report", "--out", str(out)]) == 2
+    assert "is of the study 'sine'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["mine", "sine"])
+def test_it_goes_with_its_line(name, capsys):
+    assert name not in STUDIES.keys() | RECIPES.keys()
+    assert main([name]) == 2
+    assert f"unknown study '{name}'" in capsys.readouterr().err
 
 
 def test_every_study_has_a_page_that_is_there_and_what_makes_files_is_tried_or_says_that_it_is_not():

@@ -50,7 +50,9 @@ def test_a_place_is_filled_with_its_phrase_and_a_wrong_number_goes():
     template, numbers = VALUES["features-soap"]
     assert filled(page, STORES) == page.replace("99.9 dB", template.format(**numbers(STORES)))
     with pytest.raises(ValueError, match="no value is called 'nothing'; there are features-soap"):
-        filled("<!-- value:nothing -->1<!-- -->", STORES)
+        filled("It is <!-- value:nothing -->1<!-- -->", STORES)
+    with pytest.raises(ValueError, match="place of 'features-soap' begins a line"):
+        filled("SOAP gains\n<!-- value:features-soap -->1.9 dB<!-- -->.", STORES)
 
 
 def test_phrases_are_those_of_scipys_tests():

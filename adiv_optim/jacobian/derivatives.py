@@ -1,0 +1,161 @@
+"""Derivatives of a network by its input, of one point: carried forward with the value where that is known."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.func import jvp, vmap
+
+
+class Derivatives(NamedTuple):
+    """What `derivatives` returns, for a point with d coordinates and an output of shape S.
+
+    Args:
+        value: the output, of shape S.
+        gradient: its first derivatives, of shape S + (d,).
+        second: its second derivatives by each coordinate alone, ∂²/∂xₖ², of shape S + (d,).
+    """
+
+    value: Tensor
+    gradient: Tensor
+    second: Tensor
+
+
+def derivatives(model: nn.Module, x: Tensor) -> Derivatives:
+    r"""The value of a network at a point, its gradient, and its unmixed second derivatives by the point's coordinates.
+
+    Through nn.Linear and elementwise activations all three are carried forward,
+
+    .. math:: a' = \sigma'(z)\, z', \qquad a'' = \sigma''(z)\, z'^2 + \sigma'(z)\, z'',
+
+    with :math:`z = Wa + b`, :math:`z' = Wa'` and :math:`z'' = Wa''`, in one pass over the layers; so a gradient by the
+    parameters costs a few plain ones. Any other module is differentiated by torch.func, forward over forward, once for
+    every coordinate.
+
+    Args:
+        model: nn.Sequential, nested too, of nn.Linear and elementwise activations of torch.nn; or any module that maps
+            a point to a tensor and that torch.func can differentiate.
+        x: the point, (d,). Map over several with torch.func.vmap.
+
+    Returns:
+        A `Derivatives`: of a model with m outputs, (m,), (m, d) and (m, d).
+
+    Raises:
+        ValueError: x is no point.
+
+    Example:
+        >>> import torch
+        >>> from adiv_optim.jacobian import derivatives
+        >>> model = torch.nn.Sequential(torch.nn.Linear(2, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1)).double()
+        >>> x = torch.rand(2, dtype=torch.float64)
+        >>> hessian = torch.func.hessian(model)(x)
+        >>> torch.allclose(derivatives(model, x).second, hessian.diagonal(dim1=-2, dim2=-1))
+        True
+    """
+    if x.dim() != 1:
+        raise ValueError(f"derivatives: x has shape {tuple(x.shape)}; it is one point, (d,). Map by torch.func.vmap.")
+    layers = _layers(model)
+    return _by_transforms(model, x) if layers is None else _carried(layers, x)
+
+
+def laplacian(model: nn.Module, x: Tensor) -> Tensor:
+    r"""The sum of a network's unmixed second derivatives at a point, :math:`\sum_k \partial^2 u / \partial x_k^2`.
+
+    Args:
+        model: as for `derivatives`.
+        x: the point, (d,).
+
+    Returns:
+        A tensor of the output's shape.
+
+    Raises:
+        ValueError: x is no point.
+
+    Example:
+        >>> import torch
+        >>> from adiv_optim.jacobian import laplacian
+        >>> laplacian(torch.nn.Linear(3, 1), torch.rand(3)).tolist()
+        [0.0]
+    """
+    return derivatives(model, x).second.sum(-1)
+
+
+def _layers(model: nn.Module) -> list[nn.Module] | None:
+    """The linear layers and activations of a network, in their order; None if there is anything else in it."""
+    if model._forward_hooks or model._forward_pre_hooks:
+        return None  # the module's own call runs them
+    if isinstance(model, nn.Sequential) and type(model).forward is nn.Sequential.forward:
+        parts = [_layers(child) for child in model]
+        return None if None in parts else [layer for part in parts for layer in part or ()]
+    if type(model).forward is nn.Linear.forward or type(model) in _ELEMENTWISE:
+        return [model]
+    return None
+
+
+def _carried(layers: list[nn.Module], x: Tensor) -> Derivatives:
+    # One matrix: a row for the value, d for the first derivatives and d for the second ones.
+    d = len(x)
+    rows = torch.cat([x[None], torch.eye(d, dtype=x.dtype, device=x.device), x.new_zeros(d, d)])
+    for layer in layers:
+        if isinstance(layer, nn.Linear):
+            rows = rows @ layer.weight.mT
+            if layer.bias is not None:
+                rows = torch.cat([rows[:1] + layer.bias, rows[1:]])
+        else:
+            a, slope, curvature = _ELEMENTWISE[type(layer)](layer, rows[0])
+            first, second = rows[1 : d + 1], rows[d + 1 :]
+            rows = torch.cat([a[None], slope * first, curvature * first.square() + slope * second])
+    return Derivatives(rows[0], rows[1 : d + 1].mT, rows[d + 1 :].mT)
+
+
+def _by_transforms(model: nn.Module, x: Tensor) -> Derivatives:
+    def slope(x: Tensor, direction: Tensor) -> Tensor:
+        return _along(model, x, direction)
+
+    def along(direction: Tensor) -> tuple[Tensor, Tensor]:
+        return slope(x, direction), _along(lambda x: slope(x, direction), x, direction)
+
+    first, second = vmap(along, out_dims=-1)(torch.eye(len(x), dtype=x.dtype, device=x.device))
+    return Derivatives(model(x), first, second)
+
+
+def _along(function: Callable[[Tensor], Tensor], x: Tensor, direction: Tensor) -> Tensor:
+    """The derivative of a function along a direction, by forward mode."""
+    return jvp(function, (x,), (direction,))[1]
+
+
+#: (module, z) → σ(z), σ′(z), σ″(z).
+_Rule = Callable[[Any, Tensor], tuple[Tensor, Tensor, Tensor]]
+
+
+def _tanh(module: Any, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    a = torch.tanh(z)
+    slope = 1 - a.square()
+    return a, slope, -2 * a * slope
+
+
+def _sigmoid(module: Any, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    a = torch.sigmoid(z)
+    slope = a * (1 - a)
+    return a, slope, slope * (1 - 2 * a)
+
+
+def _elementwise(module: Any, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    # The Jacobian of an elementwise function is diagonal: along (1, 1, …) stand its numbers.
+    ones = torch.ones_like(z)
+    slope = _along(module, z, ones)
+    return module(z), slope, _along(lambda z: _along(module, z, ones), z, ones)
+
+
+def _identity(module: Any, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    return z, torch.ones_like(z), torch.zeros_like(z)
+
+
+_ELEMENTWISE: dict[type, _Rule] = {
+    nn.Tanh: _tanh,
+    nn.Sigmoid: _sigmoid,
+    nn.Identity: _identity,
+    **dict.fromkeys((nn.GELU, nn.SiLU, nn.Softplus, nn.Mish, nn.ELU, nn.CELU, nn.SELU), _elementwise),
+    **dict.fromkeys((nn.ReLU, nn.LeakyReLU, nn.LogSigmoid, nn.Softsign, nn.Tanhshrink), _elementwise),
+}

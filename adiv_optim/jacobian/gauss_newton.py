@@ -1,0 +1,284 @@
+"""The ideal step of a whole network: a Gauss–Newton optimizer from per-sample Jacobians."""
+
+import os
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from .._linalg.limits import check_count, check_not_negative, given
+from ..attach.coverage import Coverage
+from .terms import Parameters, Term, Terms
+
+#: A step has to lower the loss by this share of it, or the damping rises.
+LEAST_FALL = 0.005
+#: The damping rises to this at most: a step is then along the gradient.
+MOST_DAMPING = 1e6
+#: The damping is at least so many times the precision of the type; 1.4·10⁻¹⁴ in float64, 7.6·10⁻⁶ in float32.
+PRECISIONS = 64
+#: A step length at which the damping falls for the next step.
+BOLD = 0.25
+#: Halvings of a step length, at most.
+HALVINGS = 30
+#: Rows of JJᵀ that are multiplied at once: blocks above the diagonal are left out, up to two fifths of the time.
+BLOCK = 100
+
+
+class _Try(NamedTuple):
+    """A step that was tried."""
+
+    loss: Tensor
+    alpha: float
+    parameters: Parameters
+
+
+class GaussNewton(Optimizer):
+    r"""Take the step that moves the outputs of a whole network as its loss asks: Gauss–Newton, damped by itself.
+
+    .. math:: \theta \leftarrow \theta - \alpha\, J^\top (J J^\top + \lambda I)^{-1} r, \qquad
+              \lambda = \text{damping} \cdot \mathrm{tr}(JJ^\top) / n,
+
+    with r the n residuals of all terms and :math:`J = \partial r / \partial\theta` by torch.func, sample by sample
+    (Levenberg 1944, Marquardt 1963; for networks that solve equations Müller and Zeinhofer 2023, Jnini et al. 2024; in
+    the form with :math:`JJ^\top` Chen and Heyl 2024, Goldshlager et al. 2024). The loss is half the sum over terms of
+    the mean square of their residuals, :math:`|r|^2 / 2`; a factor inside a residual function weighs its term. Where
+    there are more residuals than parameters the same step comes from :math:`J^\top J`.
+
+    It pays where a loss is cheap to evaluate and stiff to lower: nonlinear differential equations and their inverse
+    problems, with small networks and about as many residuals as parameters. Its page says where it does not.
+
+    No learning rate and no damping are to be tuned. α is 1, ½, ¼ … while the loss falls. If the best of them does not
+    lower it by 0.5 %, the damping is multiplied by 10 and the step is solved again; after α ≥ ¼ it is divided by 10,
+    and is never below 64 × the precision of the type. A step that cannot lower the loss leaves the weights as they
+    were.
+
+    A step needs about :math:`b\,(2nP + 2\min(n, P)^2)` bytes, with P parameters of b bytes each; with `chunk_size` the
+    2 is 1 + chunk / samples. One that needs more than is free is refused before anything is computed.
+
+    Args:
+        network: any module that torch.func can differentiate; its trainable parameters are stepped, those that belong
+            to no layer too. Frozen ones stay.
+        damping: what the damping begins with, in units of the mean diagonal of JJᵀ.
+        chunk_size: samples that are differentiated at once; None is all.
+
+    Raises:
+        TypeError: `network` is no module, its parameters are not of one real floating type or are sharded, or a
+            GradScaler steps.
+        ValueError: there is no trainable parameter, `damping` is negative, a layer mixes samples or drops inputs.
+
+    Example:
+        >>> import torch
+        >>> from adiv_optim import GaussNewton
+        >>> from adiv_optim.jacobian import laplacian
+        >>> _ = torch.manual_seed(0)
+        >>> network = torch.nn.Sequential(torch.nn.Linear(1, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1)).double()
+        >>> def inside(model, x):  # u″ = −sin x, one point
+        ...     return laplacian(model, x) + torch.sin(x)
+        >>> def at_the_ends(model, x):
+        ...     return model(x)
+        >>> points, ends = 3.14159265 * torch.rand(32, 1).double(), torch.tensor([[0.0], [3.14159265]]).double()
+        >>> optimizer = GaussNewton(network)
+        >>> for _ in range(60):
+        ...     loss = optimizer.step([(inside, points), (at_the_ends, ends)])
+        >>> (network(points) - torch.sin(points)).abs().max().item() < 1e-4
+        True
+    """
+
+    def __init__(self, network: nn.Module, damping: float = 1e-10, *, chunk_size: int | None = None) -> None:
+        if not isinstance(network, nn.Module):
+            raise TypeError(f"GaussNewton: network must be a torch.nn.Module, found {type(network).__name__}.")
+        check_not_negative("GaussNewton", damping=damping)
+        check_count("GaussNewton", **given(chunk_size=chunk_size))
+        trained = _trained(network)
+        _check_parameters(trained)
+        self.network, self.chunk_size, self._metrics = network, chunk_size, dict[str, float]()
+        super().__init__(list(trained.values()), {"damping": damping})
+
+    @torch.no_grad()
+    def step(self, terms: Sequence[Term]) -> Tensor:  # type: ignore[override]
+        """Take a step on a loss given by its terms.
+
+        Args:
+            terms: (residual, tensor, …) each: a function of (model, *one sample) that returns a tensor of any shape,
+                and the batched tensors that it is mapped over. Points may be drawn anew for every step.
+
+        Returns:
+            The loss before the step.
+
+        Raises:
+            TypeError: a closure is given, or terms of another form.
+            ValueError: a module in training mode mixes samples or drops inputs.
+            MemoryError: the step needs more memory than is free.
+            RuntimeError: autocast is on, or the loss is not finite.
+        """
+        self._check_mode()
+        residuals = Terms(self.network, terms, "GaussNewton.step")
+        before = {name: parameter.detach() for name, parameter in _trained(self.network).items()}
+        r = residuals.evaluate(before)
+        loss = r.square().sum() / 2
+        if not loss.isfinite():
+            raise RuntimeError(f"GaussNewton.step: the loss is {loss.item()}; look at the residuals of these points.")
+        self._check_memory(len(r), residuals)
+        jacobian = residuals.jacobian(before, self.chunk_size)
+        (group,) = self.param_groups
+        floor = PRECISIONS * torch.finfo(jacobian.dtype).eps
+        found, damping, tries = self._search(residuals, before, jacobian, r, loss, max(group["damping"], floor))
+        if found is not None:
+            for name, parameter in _trained(self.network).items():
+                parameter.copy_(found.parameters[name])
+            group["damping"] = max(floor, damping / 10) if found.alpha >= BOLD else damping
+        self._metrics = {
+            "loss_before": loss.item(),
+            "loss_after": (loss if found is None else found.loss).item(),
+            "damping": damping,
+            "alpha": 0.0 if found is None else found.alpha,
+            "tries": float(tries),
+        }
+        return loss
+
+    def _search(
+        self, residuals: Terms, before: Parameters, jacobian: Tensor, r: Tensor, loss: Tensor, damping: float
+    ) -> tuple[_Try | None, float, int]:
+        """The first step, as the damping rises, that lowers the loss enough; the damping, and how many were solved."""
+        wide = len(r) <= jacobian.shape[1]
+        matrix = gram(jacobian if wide else jacobian.mT)
+        level, tries = jacobian.square().sum().item() / len(r), 0
+        while level > 0 and damping <= MOST_DAMPING:
+            tries += 1
+            step = _solved(jacobian, matrix, r, damping * level, wide)
+            found = None if step is None else self._best(residuals, before, step)
+            if found is not None and found.loss <= (1 - LEAST_FALL) * loss:
+                return found, damping, tries
+            damping *= 10
+        return None, damping, tries
+
+    def _best(self, residuals: Terms, before: Parameters, step: Tensor) -> _Try | None:
+        """The lowest of the losses at the whole step, its half, its quarter …, while they fall."""
+        best: _Try | None = None
+        parts = step.split([parameter.numel() for parameter in before.values()])
+        for halving in range(HALVINGS):
+            alpha = 0.5**halving
+            moved = {
+                name: torch.sub(parameter, part.view_as(parameter), alpha=alpha)
+                for (name, parameter), part in zip(before.items(), parts, strict=True)
+            }
+            loss = residuals.evaluate(moved).square().sum() / 2
+            if best is not None and not loss < best.loss:
+                return best
+            if loss.isfinite():
+                best = _Try(loss, alpha, moved)
+        return best
+
+    def _check_mode(self) -> None:
+        device = self.param_groups[0]["params"][0].device.type
+        if torch.is_autocast_enabled(device):
+            raise RuntimeError("GaussNewton.step: autocast is on; small types cannot solve for the step. Turn it off.")
+        for path, module in self.network.named_modules():
+            name = f"GaussNewton.step: {path or 'the network'} ({type(module).__name__})"
+            if module.training and isinstance(module, nn.modules.batchnorm._BatchNorm):
+                raise ValueError(
+                    f"{name} mixes the samples of a batch, so none has a Jacobian of its own; call .eval()."
+                )
+            if module.training and isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0:
+                raise ValueError(f"{name} drops inputs, so that no two evaluations are of one loss; call .eval().")
+
+    def _check_memory(self, rows: int, residuals: Terms) -> None:
+        parameters = self.param_groups[0]["params"]
+        count, size = sum(p.numel() for p in parameters), parameters[0].element_size()
+        samples = max(len(tensors[0]) for tensors in residuals.samples)
+        share = 1 + min(1.0, (self.chunk_size or samples) / samples)
+        needed, free = size * (share * rows * count + 2 * min(rows, count) ** 2), _free(parameters[0].device)
+        if needed > free:
+            most = int(rows * (free / needed) ** (1.0 if rows > count else 0.5))
+            raise MemoryError(
+                f"GaussNewton.step: {rows:,} residuals by {count:,} parameters need {needed / 1e9:.1f} GB, and "
+                f"{free / 1e9:.1f} GB are free; draw at most {most:,} points a step, or set chunk_size."
+            )
+
+    def metrics(self) -> dict[str, float]:
+        """Numbers of the last step for a logger: loss_before, loss_after, damping, alpha and tries; none before it.
+
+        alpha is 0 where no step lowered the loss, and the weights are as they were.
+        """
+        return dict(self._metrics)
+
+    def coverage(self) -> Coverage:
+        """Every trainable parameter: all are stepped together."""
+        trained = _trained(self.network)
+        how = "stepped with all others, by the Jacobian of the network"
+        return Coverage(dict.fromkeys(trained, how), elements={name: p.numel() for name, p in trained.items()})
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Refuse a second group: all parameters share one Jacobian and one damping."""
+        if self.param_groups:
+            raise ValueError("GaussNewton: all trainable parameters of the network are in its one group already.")
+        super().add_param_group(param_group)
+
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        raise TypeError("GaussNewton takes no GradScaler: it reads no gradients; call step(terms) itself, in float32.")
+
+    def __getstate__(self) -> dict[str, Any]:
+        about = {"network": self.network, "chunk_size": self.chunk_size, "_metrics": self._metrics}
+        return {**super().__getstate__(), **about}
+
+    def __repr__(self) -> str:
+        damping = self.param_groups[0]["damping"]
+        return f"GaussNewton({type(self.network).__name__}, damping={damping:g}, chunk_size={self.chunk_size})"
+
+
+def gram(matrix: Tensor) -> Tensor:
+    """The lower triangle of AAᵀ by blocks of rows; above the diagonal blocks it is 0."""
+    rows = len(matrix)
+    if rows <= BLOCK:
+        return matrix @ matrix.mT
+    whole = matrix.new_zeros(rows, rows)
+    for start in range(0, rows, BLOCK):
+        end = min(start + BLOCK, rows)
+        torch.mm(matrix[start:end], matrix[:end].mT, out=whole[start:end, :end])
+    return whole
+
+
+def _solved(jacobian: Tensor, matrix: Tensor, r: Tensor, ridge: float, wide: bool) -> Tensor | None:
+    """Jᵀ(JJᵀ + λI)⁻¹ r, or (JᵀJ + λI)⁻¹ Jᵀr; None where the matrix has no factor."""
+    shifted = matrix.clone()
+    shifted.diagonal().add_(ridge)
+    factor, failed = torch.linalg.cholesky_ex(shifted)  # reads the lower triangle
+    if failed:
+        return None
+    right = r if wide else jacobian.mT @ r
+    solution = torch.cholesky_solve(right[:, None], factor)[:, 0]
+    return jacobian.mT @ solution if wide else solution
+
+
+def _trained(network: nn.Module) -> dict[str, nn.Parameter]:
+    return {name: parameter for name, parameter in network.named_parameters() if parameter.requires_grad}
+
+
+def _check_parameters(trained: dict[str, nn.Parameter]) -> None:
+    if not trained:
+        raise ValueError("GaussNewton: the network has no trainable parameter.")
+    kinds = {(parameter.dtype, parameter.device) for parameter in trained.values()}
+    first = next(iter(trained.values()))
+    if len(kinds) > 1 or first.dtype not in (torch.float32, torch.float64):
+        words = ", ".join(sorted(f"{dtype} on {device}" for dtype, device in kinds))
+        raise TypeError(
+            f"GaussNewton: the parameters are {words}; all must be float64, or float32, on one device. Call "
+            "network.double()."
+        )
+    if sharded := [name for name, parameter in trained.items() if type(parameter.data) is not Tensor]:
+        kind = type(trained[sharded[0]].data).__name__
+        raise TypeError(f"GaussNewton: {sharded[0]} is a {kind}; a Jacobian of sharded parameters is not supported.")
+
+
+def _free(device: torch.device) -> float:
+    """Bytes that a step may take."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    try:
+        with open("/proc/meminfo") as file:
+            return 1024 * next(int(line.split()[1]) for line in file if line.startswith("MemAvailable"))
+    except (OSError, StopIteration):
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else float("inf")

@@ -1,0 +1,114 @@
+"""The residuals of a loss, term by term, and their Jacobian by the parameters of a network."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, jacrev, vmap
+
+#: A residual function of (model, *one sample), and the batched tensors that it is mapped over.
+Term = tuple[Any, ...]
+Parameters = Mapping[str, Tensor]
+
+
+class _Residual(nn.Module):
+    """A residual function of a network as a module, so that the network can be run with other parameters."""
+
+    def __init__(self, network: nn.Module, function: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self.network, self.function = network, function
+
+    def forward(self, *sample: Tensor) -> Tensor:
+        return self.function(self.network, *sample).flatten()
+
+
+class Terms:
+    r"""Residuals r of some terms, stacked, with :math:`|r|^2` the sum of their mean squares; and J = ∂r/∂θ.
+
+    Args:
+        network: whose trainable parameters are θ.
+        terms: residual functions and the batched tensors that each is mapped over.
+        where: opens the messages of errors.
+
+    Raises:
+        TypeError: terms are not given as pairs of a function and tensors.
+        ValueError: the tensors of a term differ in length, or are empty.
+    """
+
+    def __init__(self, network: nn.Module, terms: Sequence[Term], where: str) -> None:
+        _check(terms, where)
+        self.residuals = [_Residual(network, function) for function, *_ in terms]
+        self.samples: list[tuple[Tensor, ...]] = [tuple(tensors) for _, *tensors in terms]
+        #: Of how many numbers one sample's residual is, a term each: known once they are evaluated.
+        self.sizes: list[int] = []
+
+    @property
+    def rows(self) -> int:
+        """How many residuals there are."""
+        return sum(len(tensors[0]) * size for tensors, size in zip(self.samples, self.sizes, strict=True))
+
+    def evaluate(self, parameters: Parameters) -> Tensor:
+        """The residuals at some parameters, (rows,), each divided by the root of its term's count."""
+        found = []
+        for residual, tensors in zip(self.residuals, self.samples, strict=True):
+            # One random number for all samples, as one network draws it.
+            run = vmap(lambda *sample, r=residual: _call(r, parameters, sample), randomness="same")
+            found.append(run(*tensors))
+        self.sizes = [values.shape[1] for values in found]
+        return torch.cat([values.flatten() / values.numel() ** 0.5 for values in found])
+
+    def jacobian(self, parameters: Parameters, chunk_size: int | None) -> Tensor:
+        """J at some parameters, (rows, θ), in their order; samples are differentiated by chunks."""
+        widths = [parameter.numel() for parameter in parameters.values()]
+        first = next(iter(parameters.values()))
+        whole, row = first.new_empty(self.rows, sum(widths)), 0
+        for residual, tensors, size in zip(self.residuals, self.samples, self.sizes, strict=True):
+            count = len(tensors[0])
+
+            def of_parameters(parameters: Parameters, *sample: Tensor, r: nn.Module = residual) -> Tensor:
+                return _call(r, parameters, sample)
+
+            def of_number(*about: Any, r: Callable[..., Tensor] = of_parameters) -> Tensor:
+                return r(*about)[0]
+
+            # A gradient is a backward pass without the map over one.
+            run: Callable[..., Any] = grad(of_number) if size == 1 else jacrev(of_parameters)
+            each = vmap(run, in_dims=(None, *[0] * len(tensors)), randomness="same")
+            for start in range(0, count, chunk := chunk_size or count):
+                parts = each(dict(parameters), *(tensor[start : start + chunk] for tensor in tensors))
+                rows = len(tensors[0][start : start + chunk]) * size
+                block, column = whole[row : row + rows], 0
+                for name, width in zip(parameters, widths, strict=True):
+                    block[:, column : column + width] = parts[name].reshape(rows, width)
+                    column += width
+                block /= (count * size) ** 0.5
+                row += rows
+        return whole
+
+
+def _call(residual: nn.Module, parameters: Parameters, sample: Sequence[Tensor]) -> Tensor:
+    return functional_call(residual, {f"network.{name}": value for name, value in parameters.items()}, tuple(sample))
+
+
+def _check(terms: Any, where: str) -> None:
+    if callable(terms):
+        raise TypeError(
+            f"{where} takes terms, [(residual, points), …], and no closure: a closure's residuals have to be "
+            "differentiated by a backward pass each, at some fifty times the cost."
+        )
+    if not isinstance(terms, (list, tuple)) or not terms:
+        raise TypeError(f"{where} takes a list of terms, [(residual, points), …], found {type(terms).__name__}.")
+    for number, term in enumerate(terms):
+        form = isinstance(term, (list, tuple)) and len(term) > 1 and callable(term[0])
+        if not form or not all(isinstance(part, Tensor) and part.dim() for part in term[1:]):
+            raise TypeError(
+                f"{where}: terms[{number}] is not (residual, tensor, …): a function of (model, *one sample) and the "
+                "batched tensors that it is mapped over."
+            )
+        lengths = [len(part) for part in term[1:]]
+        if len(set(lengths)) > 1 or not lengths[0]:
+            raise ValueError(
+                f"{where}: the tensors of terms[{number}] have {', '.join(map(str, lengths))} rows; all need the same "
+                "number, and at least 1."
+            )

@@ -1,0 +1,98 @@
+"""Derivatives by the input, against Hessians by torch.func and gradients by two reverse passes."""
+
+import sys
+
+import pytest
+import torch
+from torch import nn
+from torch.func import functional_call, grad, hessian, jacrev, vmap
+
+from adiv_optim.jacobian import derivatives, laplacian
+
+pytestmark = pytest.mark.usefixtures("in_float64")
+#: The module itself: its name at the package is that of its function.
+MODULE = sys.modules["adiv_optim.jacobian.derivatives"]
+
+
+class Sine(nn.Module):
+    """An activation that the library does not know."""
+
+    def forward(self, x):
+        return torch.sin(2 * x)
+
+
+def network(activation, outputs=3):
+    inner = nn.Sequential(nn.Linear(5, 6, bias=False), activation)
+    return nn.Sequential(nn.Linear(2, 5), activation, inner, nn.Linear(6, outputs))
+
+
+NETWORKS = {
+    **{kind.__name__: network(kind()) for kind in MODULE._ELEMENTWISE},
+    "unknown": network(Sine()),
+    "linear": nn.Linear(2, 3),
+}
+
+
+def by_hessian(model, x):
+    return model(x), jacrev(model)(x), hessian(model)(x).diagonal(dim1=-2, dim2=-1)
+
+
+def difference(model, x):
+    found, wanted = derivatives(model, x), by_hessian(model, x)
+    assert [part.shape for part in found] == [part.shape for part in wanted] == [(3,), (3, 2), (3, 2)]
+    return max((one - other).abs().max().item() for one, other in zip(found, wanted, strict=True))
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_they_are_those_of_the_hessian(name):
+    model, x = NETWORKS[name].double(), torch.randn(2)
+    assert difference(model, x) < 1e-12
+    assert torch.allclose(laplacian(model, x), hessian(model)(x).diagonal(dim1=-2, dim2=-1).sum(-1), atol=1e-12)
+
+
+def test_a_wrong_rule_is_noticed(monkeypatch):
+    def wrong(module, z):
+        a, slope, curvature = MODULE._tanh(module, z)
+        return a, slope, 0.9 * curvature
+
+    monkeypatch.setitem(MODULE._ELEMENTWISE, nn.Tanh, wrong)
+    assert difference(network(nn.Tanh()), torch.randn(2)) > 1e-4
+
+
+def test_a_layer_with_a_hook_is_called():
+    model, calls = network(nn.Tanh()), []
+    model[0].register_forward_hook(lambda *_: calls.append(1))
+    assert difference(model, torch.randn(2)) < 1e-12
+    assert calls
+
+
+@pytest.mark.parametrize("activation", [nn.Tanh(), Sine()], ids=["carried", "by transforms"])
+def test_their_gradients_by_the_parameters_are_those_of_reverse_passes(activation):
+    model, points = network(activation, outputs=1), torch.randn(4, 2)
+    parameters = {name: parameter.detach() for name, parameter in model.named_parameters()}
+
+    class Square(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.model = model
+
+        def forward(self, x):
+            return laplacian(self.model, x).square().sum()
+
+    def of(parameters, x):
+        return functional_call(Square(), {f"model.{name}": value for name, value in parameters.items()}, (x,))
+
+    found = vmap(grad(of), in_dims=(None, 0))(parameters, points)
+    for number, x in enumerate(points):
+        x = x.clone().requires_grad_()
+        (first,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
+        second = sum(torch.autograd.grad(first[k], x, create_graph=True)[0][k] for k in range(2))
+        wanted = torch.autograd.grad(second.square(), list(model.parameters()), allow_unused=True)
+        for name, gradient in zip(parameters, wanted, strict=True):
+            expected = torch.zeros_like(parameters[name]) if gradient is None else gradient
+            assert torch.allclose(found[name][number], expected, atol=1e-10)
+
+
+def test_several_points_are_refused():
+    with pytest.raises(ValueError, match=r"x has shape \(4, 2\); it is one point"):
+        derivatives(network(nn.Tanh()), torch.randn(4, 2))

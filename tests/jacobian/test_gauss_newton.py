@@ -1,0 +1,338 @@
+"""GaussNewton against conjugate gradients, least squares, and its rule as a plain loop."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils.parametrizations import weight_norm
+
+from adiv_optim import GaussNewton
+from adiv_optim.jacobian import gauss_newton, ideal_update, laplacian
+
+pytestmark = pytest.mark.usefixtures("in_float64")
+
+
+def network(width=6, outputs=1):
+    return nn.Sequential(nn.Linear(2, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh(), nn.Linear(width, outputs))
+
+
+def inside(model, x):
+    return laplacian(model, x) + model(x) ** 3 - x.prod()
+
+
+def on_the_sides(model, x, wanted):
+    return 3 * (model(x) - wanted)
+
+
+def equation(points=8, sides=4):
+    x, s = torch.rand(points, 2), torch.rand(sides, 2)
+    return [(inside, x), (on_the_sides, s, s.sum(-1, keepdim=True))]
+
+
+class Stacked(nn.Module):
+    """The residuals of all terms as one output, sample by sample."""
+
+    def __init__(self, model, terms):
+        super().__init__()
+        self.model, self.terms = model, terms
+
+    def forward(self, _):
+        parts = []
+        for function, *tensors in self.terms:
+            values = torch.stack([function(self.model, *sample) for sample in zip(*tensors, strict=True)])
+            parts.append(values.flatten() / values.numel() ** 0.5)
+        return torch.cat(parts)
+
+
+def by_loop(model, terms):
+    """Residuals, and their Jacobian by a backward pass each."""
+    r = Stacked(model, terms)(None)
+    rows = [torch.autograd.grad(value, list(model.parameters()), retain_graph=True, allow_unused=True) for value in r]
+    zeros = [torch.zeros_like(parameter) for parameter in model.parameters()]
+    flat = [torch.cat([(z if g is None else g).flatten() for g, z in zip(row, zeros, strict=True)]) for row in rows]
+    return r.detach(), torch.stack(flat)
+
+
+def weights(model):
+    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+
+
+def step_of(model, optimizer, terms):
+    """The step that was solved for: what the weights moved by, over its length, and the damping."""
+    before = weights(model)
+    optimizer.step(terms)
+    metrics = optimizer.metrics()
+    assert metrics["alpha"] > 0
+    return (before - weights(model)) / metrics["alpha"], metrics["damping"]
+
+
+@pytest.mark.parametrize(("width", "points"), [(6, 6), (3, 30)], ids=["fewer residuals than parameters", "more"])
+def test_step_is_the_ideal_update_of_the_stacked_residual(width, points):
+    model, terms = network(width), equation(points)
+    assert (points + 4 > weights(model).numel()) is (width == 3)
+    stacked = Stacked(copy.deepcopy(model), terms)
+    step, damping = step_of(model, GaussNewton(model, damping=1e-6), terms)
+    found = ideal_update(stacked, torch.zeros(1), stacked(None).detach(), damping)
+    wanted = -torch.cat([found.step[f"model.{name}"].flatten() for name, _ in model.named_parameters()])
+    assert (step - wanted).norm() <= 1e-8 * wanted.norm()
+    other = ideal_update(stacked, torch.zeros(1), stacked(None).detach(), 2 * damping)
+    wanted = -torch.cat([other.step[f"model.{name}"].flatten() for name, _ in model.named_parameters()])
+    assert (step - wanted).norm() > 1e-7 * wanted.norm()  # the damping is seen
+
+
+@pytest.mark.parametrize(("width", "points"), [(6, 6), (3, 30)])
+def test_step_at_the_default_damping_is_that_of_least_squares(width, points):
+    model, terms = network(width), equation(points)
+    r, jacobian = by_loop(model, terms)
+    step, damping = step_of(model, GaussNewton(model), terms)
+    ridge = damping * jacobian.square().sum() / len(r)
+    whole = torch.cat([jacobian, ridge.sqrt() * torch.eye(jacobian.shape[1])])
+    wanted = torch.linalg.lstsq(whole, torch.cat([r, torch.zeros(jacobian.shape[1])])[:, None], driver="gelsd").solution
+    assert (step - wanted[:, 0]).norm() <= 1e-4 * wanted.norm()
+
+
+def by_rule(model, terms, damping):
+    """The rule of the docstring, by the plainest means: loss before, damping used, step length, tries, next damping."""
+    r, jacobian = by_loop(model, terms)
+    loss, before, tries = r.square().sum() / 2, weights(model), 0
+    while True:
+        tries += 1
+        matrix = jacobian @ jacobian.T
+        matrix += damping * matrix.trace() / len(r) * torch.eye(len(r))
+        direction = jacobian.T @ torch.linalg.solve(matrix, r)
+        losses = []
+        while len(losses) < 2 or losses[-1] < losses[-2]:
+            nn.utils.vector_to_parameters(before - 0.5 ** len(losses) * direction, model.parameters())
+            losses.append(Stacked(model, terms)(None).square().sum().item() / 2)
+        best = len(losses) - 2
+        if losses[best] <= 0.995 * loss:
+            break
+        damping *= 10
+    nn.utils.vector_to_parameters(before - 0.5**best * direction, model.parameters())
+    return loss.item(), damping, 0.5**best, tries, damping / 10 if best <= 2 else damping
+
+
+def test_rule_is_that_of_a_plain_loop():
+    seen = set()
+    for seed in range(4):
+        torch.manual_seed(seed)
+        model = network()
+        nn.init.normal_(model[0].weight, std=3.0)
+        twin, terms, damping = copy.deepcopy(model), equation(12, 8), 1e-5
+        optimizer = GaussNewton(model, damping=damping)
+        for _ in range(8):
+            optimizer.step(terms)
+            loss, used, alpha, tries, damping = by_rule(twin, terms, damping)
+            metrics = optimizer.metrics()
+            assert metrics["loss_before"] == pytest.approx(loss, rel=1e-6)
+            assert metrics["damping"] == pytest.approx(used)
+            assert (metrics["alpha"], metrics["tries"]) == (alpha, tries)
+            assert optimizer.param_groups[0]["damping"] == pytest.approx(damping)
+            assert torch.allclose(weights(model), weights(twin), rtol=1e-5, atol=1e-6)
+            nn.utils.vector_to_parameters(weights(model), twin.parameters())  # rounding stays apart
+            seen |= {("halved", alpha < 1), ("timid", alpha < 0.25), ("rose", tries > 1)}
+    assert seen == {(name, way) for name in ("halved", "timid", "rose") for way in (True, False)}
+
+
+def test_a_step_that_cannot_lower_the_loss_leaves_the_weights_bit_for_bit():
+    model = network()
+    before, optimizer = copy.deepcopy(model.state_dict()), GaussNewton(model)
+    state = copy.deepcopy(optimizer.state_dict())
+
+    def at_its_least(model, x):  # J is not 0, but Jᵀr is: the loss is least here
+        (moved,) = (p.sum() - before[name].sum() for name, p in model.named_parameters() if name == "0.bias")
+        return torch.stack([torch.ones_like(moved), moved])
+
+    for residual in (at_its_least, lambda model, x: x.sum() + 0 * model(x)):
+        optimizer.step([(residual, torch.rand(4, 2))])
+        assert optimizer.metrics()["alpha"] == 0
+        assert optimizer.metrics()["loss_after"] == optimizer.metrics()["loss_before"]
+        assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+        assert optimizer.state_dict() == state
+
+
+def test_an_error_within_a_try_leaves_the_weights_bit_for_bit():
+    model, calls = network(), []
+    before = weights(model)
+
+    def breaks(model, x):
+        calls.append(1)
+        if len(calls) == 3:  # the residuals, J, and the first try
+            raise ArithmeticError("broken")
+        return model(x) - 1
+
+    with pytest.raises(ArithmeticError, match="broken"):
+        GaussNewton(model).step([(breaks, torch.rand(4, 2))])
+    assert torch.equal(weights(model), before)
+
+
+def test_losses_that_are_not_finite_are_no_fall():
+    model = nn.Linear(1, 1, bias=False)
+    nn.init.constant_(model.weight, 1.0)
+
+    def far(model, x):  # the whole step leads beyond the end of the domain
+        return torch.log(model.weight[0, 0]) + 5
+
+    optimizer = GaussNewton(model)
+    optimizer.step([(far, torch.ones(1, 1))])
+    assert optimizer.metrics()["alpha"] == 0.125  # 1 − 5, 1 − 2.5 and 1 − 1.25 are below 0; the next two fall
+    with pytest.raises(RuntimeError, match="the loss is nan"):
+        optimizer.step([(lambda model, x: torch.log(-model.weight[0, 0]), torch.ones(1, 1))])
+
+
+def test_chunks_change_nothing_but_rounding():
+    model, terms = network(outputs=2), [(lambda model, x: model(x) - x, torch.rand(11, 2))]
+    steps = []
+    for chunk_size in (None, 1, 4):
+        twin = copy.deepcopy(model)
+        steps.append(step_of(twin, GaussNewton(twin, damping=1e-3, chunk_size=chunk_size), terms)[0])
+    assert all(torch.allclose(step, steps[0], atol=1e-10) for step in steps)
+
+
+class Unknown(nn.Module):
+    """A network with a parameter that belongs to no layer, tied and normalised weights, a buffer and a frozen layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.viscosity = nn.Parameter(torch.tensor(0.5))
+        self.first, self.second = weight_norm(nn.Linear(2, 4)), nn.Linear(4, 4)
+        self.third, self.frozen = nn.Linear(4, 4), nn.Linear(4, 1)
+        self.third.weight = self.second.weight
+        self.frozen.requires_grad_(False)
+        self.register_buffer("scale", torch.tensor(2.0))
+
+    def forward(self, x):
+        x = torch.tanh(self.first(self.scale * x))
+        return self.frozen(torch.tanh(self.third(torch.tanh(self.second(x)))))
+
+
+def test_parameters_of_all_kinds_are_stepped_as_by_a_loop():
+    model = Unknown()
+    x = torch.rand(9, 2)
+    terms = [(lambda model, x: model.viscosity * laplacian(model, x) + model(x) - x.sum(), x)]
+    frozen = copy.deepcopy(model.frozen.state_dict())
+    names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    r = Stacked(model, terms)(None)
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    rows = [torch.autograd.grad(v, trained, retain_graph=True, allow_unused=True) for v in r]
+    flat = [
+        torch.cat([(p * 0 if g is None else g).flatten() for g, p in zip(row, trained, strict=True)]) for row in rows
+    ]
+    jacobian = torch.stack(flat)
+    before = torch.cat([p.detach().flatten() for p in trained])
+    optimizer = GaussNewton(model, damping=1e-3)
+    optimizer.step(terms)
+    moved = (before - torch.cat([p.detach().flatten() for p in trained])) / optimizer.metrics()["alpha"]
+    matrix = jacobian @ jacobian.T
+    matrix += optimizer.metrics()["damping"] * matrix.trace() / len(r) * torch.eye(len(r))
+    wanted = jacobian.T @ torch.linalg.solve(matrix, r.detach())
+    assert torch.allclose(moved, wanted, rtol=1e-6, atol=1e-9)
+    assert model.third.weight is model.second.weight
+    assert all(torch.equal(value, frozen[name]) for name, value in model.frozen.state_dict().items())
+    assert list(optimizer.coverage().treated) == names
+    assert optimizer.coverage().element_share == 1
+
+
+def test_training_resumes_bit_for_bit_and_copies_are_whole():
+    model, terms = network(), equation()
+    optimizer = GaussNewton(model)
+    for _ in range(3):
+        optimizer.step(terms)
+    saved, state = copy.deepcopy(model.state_dict()), copy.deepcopy(optimizer.state_dict())
+    pair, pickled = copy.deepcopy((model, optimizer)), pickle.loads(pickle.dumps((model, optimizer)))
+    fresh = network()
+    fresh.load_state_dict(saved)
+    resumed = GaussNewton(fresh)
+    resumed.load_state_dict(state)
+    for _ in range(3):
+        optimizer.step(terms)
+    for other, twin in [(fresh, resumed), pair, pickled]:
+        for _ in range(3):
+            twin.step(terms)
+        assert torch.equal(weights(other), weights(model))
+        assert twin.param_groups[0]["damping"] == optimizer.param_groups[0]["damping"]
+
+
+def test_float32_has_a_floor_of_its_own():
+    model = network().float()
+    optimizer = GaussNewton(model)
+    x = torch.rand(20, 2, dtype=torch.float32)
+    first = optimizer.step([(lambda model, x: model(x) - x.sum(), x)])
+    for _ in range(10):
+        last = optimizer.step([(lambda model, x: model(x) - x.sum(), x)])
+    assert optimizer.metrics()["damping"] >= 64 * torch.finfo(torch.float32).eps
+    assert last < 1e-3 * first
+
+
+def test_hooks_of_steps_run_and_it_prints_what_it_is():
+    model, seen = network(), []
+    optimizer = GaussNewton(model, damping=1e-8)
+    optimizer.register_step_pre_hook(lambda *_: seen.append("before"))
+    optimizer.register_step_post_hook(lambda *_: seen.append("after"))
+    assert optimizer.metrics() == {}
+    optimizer.step(equation())
+    assert seen == ["before", "after"]
+    assert repr(GaussNewton(model, damping=1e-8)) == "GaussNewton(Sequential, damping=1e-08, chunk_size=None)"
+    assert optimizer.metrics().keys() == {"loss_before", "loss_after", "damping", "alpha", "tries"}
+
+
+REGRESSION = [(lambda model, x: model(x), torch.rand(3, 2))]
+REFUSED = {
+    "closure": (network, lambda: 0.0, TypeError, "no closure"),
+    "no-list": (network, 3, TypeError, "takes a list of terms, .* found int"),
+    "no-tensor": (network, [(inside,)], TypeError, r"terms\[0\] is not \(residual, tensor, …\)"),
+    "lengths": (network, [(on_the_sides, torch.rand(3, 2), torch.rand(2))], ValueError, "have 3, 2 rows"),
+    "empty": (network, [(inside, torch.rand(0, 2))], ValueError, "at least 1"),
+    "batchnorm": (
+        lambda: nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3)), REGRESSION, ValueError,
+        r"1 \(BatchNorm1d\) mixes the samples of a batch.*\.eval\(\)",
+    ),
+    "dropout": (
+        lambda: nn.Sequential(nn.Linear(2, 3), nn.Dropout(0.1)), REGRESSION, ValueError, r"1 \(Dropout\) drops inputs",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_it_cannot_step_on_is_refused(name):
+    model, terms, error, message = REFUSED[name]
+    with pytest.raises(error, match=message):
+        GaussNewton(model().double()).step(terms)
+
+
+@pytest.mark.parametrize(("model", "error", "message"), [
+    (lambda: 3, TypeError, "network must be a torch.nn.Module, found int"),
+    (lambda: nn.Linear(2, 2).requires_grad_(False), ValueError, "no trainable parameter"),
+    (lambda: nn.Linear(2, 2, dtype=torch.complex128), TypeError, "are torch.complex128 on cpu"),
+    (lambda: nn.Sequential(nn.Linear(2, 2).float(), nn.Linear(2, 2)), TypeError, r"Call network.double\(\)"),
+])  # fmt: skip
+def test_networks_that_it_cannot_step_are_refused(model, error, message):
+    with pytest.raises(error, match=message):
+        GaussNewton(model())
+
+
+def test_settings_groups_scalers_and_autocast_are_refused():
+    model = network()
+    with pytest.raises(ValueError, match="damping"):
+        GaussNewton(model, damping=-1.0)
+    with pytest.raises(ValueError, match="chunk_size"):
+        GaussNewton(model, chunk_size=0)
+    optimizer = GaussNewton(model)
+    with pytest.raises(ValueError, match="in its one group already"):
+        optimizer.add_param_group({"params": [nn.Parameter(torch.ones(1))]})
+    scaler = torch.amp.GradScaler("cpu")
+    scaler.scale(torch.ones(1))
+    with pytest.raises(TypeError, match="takes no GradScaler"):
+        scaler.step(optimizer)
+    with torch.autocast("cpu"), pytest.raises(RuntimeError, match="autocast is on"):
+        optimizer.step(equation())
+
+
+def test_a_step_that_needs_more_memory_than_is_free_says_how_many_points_fit(monkeypatch):
+    monkeypatch.setattr(gauss_newton, "_free", lambda device: 8 * (2 * 12 * 67 + 2 * 144) / 4)
+    model = network()
+    count = sum(p.numel() for p in model.parameters())
+    with pytest.raises(MemoryError, match=rf"12 residuals by {count} parameters need .* draw at most \d+ points"):
+        GaussNewton(model).step(equation())
