@@ -233,8 +233,7 @@ ON_MLP = [
 _MLP = {  # a whole root for 3,072 inputs takes half a second, 2,300 times in a run
     "method": ON_MLP, "optimizer": [*ALL_HAVE], "activation": PAPERS["activation"], "epochs": 15,
 }  # fmt: skip
-#: What `bench` trains, each with the better of these optimizers. Its hours are those of a machine with many other
-#: programs; on a quiet core they are a sixth.
+#: What `bench` trains, each with the better of these optimizers.
 _DIGIT_PAIRS = {
     "method": [*COMPARED, "whitened-16", "input-scaled"], "optimizer": ["sgd", "adam"], "activation": ["tanh"],
     "data": "digits", "epochs": 20,
@@ -289,7 +288,7 @@ STUDIES = {
     ),
     "mlp-one-row": _pairs_study("per-row corrections where one row makes them exact", _ONE_ROW, Recipe(0.06)),
     "digits-optimizers": _pairs_study(
-        "ten methods and two wrappers on digits, rates and damping tuned", _DIGIT_PAIRS, Recipe(0.7), data=""
+        "ten methods and two wrappers on digits, rates and damping tuned", _DIGIT_PAIRS, Recipe(0.07), data=""
     ),
     "mlp-wide-tuned": _pairs_study(
         "the same for three hidden layers of 128", {**_MLP, "hidden": (128, 128, 128)},
