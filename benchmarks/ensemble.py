@@ -11,9 +11,10 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, stack_module_state, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.optim import Optimizer
 
 from adiv_optim import attach, jacobian
 
@@ -22,7 +23,7 @@ from .core.tables import mean_and_error
 from .data import Dataset, load
 from .methods import Method
 from .optimizers import ELEMENTWISE, OF_PARAMETERS
-from .problems.images import ImageRun, build_models, depart
+from .problems.images import ImageRun, build_models, depart, held_out, take
 
 #: Steps on a CPU after which an ensemble is compiled, which takes as long as some thousand of them, and then halves or
 #: thirds them.
@@ -31,7 +32,7 @@ COMPILE_AFTER = 1000
 COMPILERS = ("g++", "clang++", "cl")
 
 
-def build_optimizer(run: ImageRun, method: Method, parameters: Any) -> torch.optim.Optimizer:
+def build_optimizer(run: ImageRun, method: Method, parameters: Any) -> Optimizer:
     """Return the method's own optimizer, or the run's, fused."""
     # A captured graph needs an optimizer whose step counter lives on the device; SGD has none.
     extra: dict[str, Any] = {} if run.weight_decay is None else {"weight_decay": run.weight_decay}
@@ -54,38 +55,27 @@ def epoch_orders(run: ImageRun, samples: int) -> Iterator[Tensor]:
         yield torch.stack([order[: steps * run.batch_size].view(steps, run.batch_size) for order in orders])
 
 
-def take(data: Dataset, index: Tensor) -> tuple[Tensor, Tensor]:
-    """Gather the rows at `index`, of any shape."""
-    # index_select copies whole rows; indexing with a tensor goes element by element on the CPU.
-    inputs = data.train_inputs.index_select(0, index.flatten())
-    return inputs.view(*index.shape, -1), data.train_labels[index]
-
-
 def family(run: ImageRun) -> ImageRun:
     """What runs that train side by side have in common: of one seed, all but rate and weight decay."""
     alone = len(run.seeds) > 1 or run.backend != "ensemble"
     return run if alone else replace(run, lr=1.0, weight_decay=0.0)
 
 
-class _Trainer:
-    """What both kinds have: models, and optimizers."""
-
-    def __init__(self, run: ImageRun, data: Dataset) -> None:
-        self.run, self.data, self.method, self.models = run, data, run.make_method(), build_models(run, data)
-
-    def _one_for_each_model(self, method: Method, runs: Sequence[ImageRun]) -> None:
-        self.optimizers = [
-            method.wrap(build_optimizer(run, method, model.parameters()), model, self.data.train_inputs[:2])
-            for run, model in zip(runs, self.models, strict=True)
-        ]
-
-    def set_rate(self, progress: float) -> None:
-        """Set the learning rate for a moment of the run, from 0 at its start to 1 at its end."""
-        if self.run.schedule == "cosine":
-            set_rates(self.optimizers, (1 + math.cos(math.pi * progress)) / 2)
+def set_rate(run: ImageRun, optimizers: Sequence[Optimizer], progress: float) -> None:
+    """Set the learning rates for a moment of the run, from 0 at its start to 1 at its end."""
+    if run.schedule == "cosine":
+        set_rates(optimizers, (1 + math.cos(math.pi * progress)) / 2)
 
 
-class Ensemble(_Trainer):
+def _for_each(runs: Sequence[ImageRun], method: Method, models: Sequence[nn.Module], data: Dataset) -> list[Optimizer]:
+    """An optimizer of its own for every model, as its run has it."""
+    return [
+        method.wrap(build_optimizer(run, method, model.parameters()), model, data.train_inputs[:2])
+        for run, model in zip(runs, models, strict=True)
+    ]
+
+
+class Ensemble:
     """The models of all seeds with their tensors stacked and run by vmap.
 
     One optimizer steps on the stacked tensors: Adam and SGD act elementwise, so that stacking does not mix seeds. What
@@ -97,22 +87,23 @@ class Ensemble(_Trainer):
         if trials and (len({family(trial) for trial in trials}) != 1 or len(run.seeds) != 1):
             raise ValueError("trials that train side by side have one seed and differ in rate and weight decay alone.")
         run = replace(run, seeds=run.seeds * len(trials)) if trials else run
-        super().__init__(run, data)
+        method, self.data, self.models = run.make_method(), data, build_models(run, data)
         self._shares_batches = bool(trials)
         self.skeleton = deepcopy(self.models[0]).to("meta")
-        if self.method.correction:
-            attach(self.skeleton, self.method.correction)
+        if method.correction:
+            attach(self.skeleton, method.correction)
         stacked, self.buffers = stack_module_state(self.models)
         self.parameters = {name: parameter.detach() for name, parameter in stacked.items()}
-        elementwise = run.optimizer in ELEMENTWISE and not callable(self.method.optimizer)
-        self._by_member = bool(trials) or self.method.gauge is not None or not elementwise
+        elementwise = run.optimizer in ELEMENTWISE and not callable(method.optimizer)
+        self._by_member = bool(trials) or method.gauge is not None or not elementwise
         if self._by_member:
             for number, model in enumerate(self.models):
                 for name, parameter in model.named_parameters():
                     parameter.data = self.parameters[name][number]  # its share of the memory that vmap reads
-            self._one_for_each_model(replace(self.method, correction=None), trials or [run] * len(self.models))
+            plain = replace(method, correction=None)
+            self.optimizers = _for_each(trials or [run] * len(self.models), plain, self.models, data)
         else:
-            self.optimizers = [build_optimizer(run, self.method, self.parameters.values())]
+            self.optimizers = [build_optimizer(run, method, self.parameters.values())]
         each = None if trials else 0
         self._gradients: Callable[..., Any] = vmap(grad_and_value(self._loss), in_dims=(0, 0, each, each))
         on_gpu = run.device.startswith("cuda")
@@ -123,10 +114,10 @@ class Ensemble(_Trainer):
         self._graph: torch.cuda.CUDAGraph | None = None
 
     def step(self, index: Tensor) -> Tensor:
-        """Take one step on the samples at `index`, shape (seeds, batch size); return the losses, (seeds,).
+        """Take one step on the samples at `index`, (seeds, batch size), of trials (1, batch size); return the losses.
 
-        On a GPU the first steps run eagerly, then one is captured and replayed: the capture needs warm
-        allocator and optimizer state, and real steps make it.
+        On a GPU the first steps run eagerly, then one is captured and replayed: the capture needs warm allocator and
+        optimizer state, and real steps make it.
         """
         self._steps_taken += 1
         if not self._captures:
@@ -186,25 +177,24 @@ class Ensemble(_Trainer):
         """Return each seed's accuracy on the test set, in per cent."""
         self.skeleton.eval()
 
-        def correct(parameters: Any, buffers: Any, inputs: Tensor, labels: Tensor) -> Tensor:
-            return (functional_call(self.skeleton, (parameters, buffers), (inputs,)).argmax(-1) == labels).sum()
+        def predicted(parameters: Any, buffers: Any, inputs: Tensor) -> Tensor:
+            return functional_call(self.skeleton, (parameters, buffers), (inputs,)).argmax(-1)
 
-        batched = vmap(correct, in_dims=(0, 0, None, None))
-        pairs = zip(self.data.test_inputs.split(1000), self.data.test_labels.split(1000), strict=True)
-        counts = sum(batched(self.parameters, self.buffers, inputs, labels) for inputs, labels in pairs)
+        batched = vmap(predicted, in_dims=(0, 0, None))
+        chunks = [batched(self.parameters, self.buffers, inputs) for inputs in self.data.test_inputs.split(1000)]
         self.skeleton.train()
-        assert isinstance(counts, Tensor)
+        counts = (torch.cat(chunks, 1) == self.data.test_labels).sum(1)
         return (100 * counts / len(self.data.test_labels)).tolist()
 
 
-class Loops(_Trainer):
+class Loops:
     """The same by plain loops, one seed after the other: GradientOnly, or `jacobian.backward` in its place."""
 
     def __init__(self, run: ImageRun, data: Dataset) -> None:
-        super().__init__(run, data)
+        self.data, self.method, self.models = data, run.make_method(), build_models(run, data)
         self.by_jacobians = run.backend == "jacobian"
         method = replace(self.method, correction=None) if self.by_jacobians else self.method
-        self._one_for_each_model(method, [run] * len(self.models))
+        self.optimizers = _for_each([run] * len(self.models), method, self.models, data)
 
     def step(self, index: Tensor) -> Tensor:
         """Take one step per seed on the samples at `index`, shape (seeds, batch size); return the losses."""
@@ -242,13 +232,11 @@ class History:
     seconds: list[float] = field(default_factory=list)  # of training, evaluation left out
     step_losses: list[list[float]] = field(default_factory=list)  # every step's
 
-
-def held_out(data: Dataset) -> Dataset:
-    """The training set split in nine tenths to train on and one to choose settings by."""
-    order = torch.randperm(len(data.train_labels), generator=torch.Generator().manual_seed(0))
-    order = order.to(data.train_labels.device)
-    train, test = order.split([len(order) - len(order) // 10, len(order) // 10])
-    return Dataset(data.train_inputs[train], data.train_labels[train], data.train_inputs[test], data.train_labels[test])
+    def of(self, number: int, count: int) -> "History":
+        """What one of some trials that trained side by side leaves behind; its seconds are a share of all."""
+        curves = (self.train_loss, self.test_accuracy, self.step_losses)
+        losses, accuracies, steps = ([[values[number]] for values in curve] for curve in curves)
+        return History(losses, accuracies, [seconds / count for seconds in self.seconds], steps)
 
 
 def train(
@@ -263,12 +251,12 @@ def train(
     data = data if run.departure is None else depart(data, run.departure)
     trainer = Ensemble(run, data, trials) if run.backend == "ensemble" else Loops(run, data)
     history = History()
-    for epoch, order in enumerate(epoch_orders(trainer.run, len(data.train_labels))):
+    for epoch, order in enumerate(epoch_orders(run, len(data.train_labels))):
         start = time.perf_counter()
         losses = []
         indices = order[:, :max_steps].to(data.train_inputs.device).unbind(1)
         for number, index in enumerate(indices):
-            trainer.set_rate((epoch + number / len(indices)) / run.epochs)
+            set_rate(run, trainer.optimizers, (epoch + number / len(indices)) / run.epochs)
             losses.append(trainer.step(index))
             watch.tick()
         stacked = torch.stack(losses)
@@ -281,12 +269,9 @@ def train(
 
 
 def train_trials(runs: Sequence[ImageRun], data: Dataset, watch: Watch = NOBODY) -> list[History]:
-    """Train runs of one family side by side; each gets what `train` gives it alone, its seconds are a share of all."""
-    found = train(runs[0], data, watch, trials=runs)
-    shares = [seconds / len(runs) for seconds in found.seconds]
-    curves = (found.train_loss, found.test_accuracy, found.step_losses)
-    own = ([[[each[number]] for each in curve] for curve in curves] for number in range(len(runs)))
-    return [History(losses, accuracies, shares, steps) for losses, accuracies, steps in own]
+    """Train runs of one family side by side; each gets what `train` gives it alone."""
+    together = train(runs[0], data, watch, trials=runs)
+    return [together.of(number, len(runs)) for number in range(len(runs))]
 
 
 def _steps_per_epoch(run: ImageRun, data: Dataset) -> int:

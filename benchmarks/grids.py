@@ -1,9 +1,11 @@
-"""Grids of runs for images: every combination of some settings, at several lengths, in place of which options stand."""
+"""Grids of runs for images: combinations of settings, in place of which options stand, and what chooses settings."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from itertools import product
 from typing import Any
+
+import torch
 
 from .core.runs import DEVICE, run_all
 from .core.store import Store, setting
@@ -58,20 +60,12 @@ class GridOptions(Training):
     """widths of hidden layers, or channels"""
     network: str | None = None
     """mlp, residual, cnn-pool or cnn"""
-    validation: bool = False
-    """measure accuracy on a tenth of the training set"""
     rescaled: tuple[float, ...] | None = None
     """rescale hidden units at random, by this deviation"""
-    gain: tuple[float, ...] | None = None
-    """multiply all parameters before training"""
     departure: tuple[str, ...] | None = None
     """from the protocol: none, centred, standardised, bytes, jpeg, xavier, he, zero-bias, no-bias"""
-    weight_decay: float | None = None
-    """of the optimizer"""
     damping: float | None = None
     """of methods that have one, in place of their own"""
-    backend: str | None = None
-    """ensemble, loop or jacobian; what fits the method by default"""
     device: str = DEVICE
     """where to train: cpu, cuda, cuda:1, …"""
     estimate: bool = False
@@ -82,9 +76,8 @@ class GridOptions(Training):
     def given(self) -> dict[str, Any]:
         """The settings that a command names, by the names of `ImageRun`."""
         plural = {"methods": "method", "activations": "activation", "optimizers": "optimizer"}
-        there = {name: value for name, value in vars(self).items() if value is not None and value is not False}
-        values = {plural.get(name, name): value for name, value in there.items()}
-        settings = {name: list(v) if isinstance(v, tuple) else v for name, v in values.items()}
+        named = {plural.get(name, name): value for name, value in vars(self).items() if value is not None}
+        settings = {name: list(value) if isinstance(value, tuple) else value for name, value in named.items()}
         if "network" in settings:
             settings["network"] = None if self.network == "mlp" else self.network
         if self.departure:
@@ -137,6 +130,60 @@ def grid_study(help: str, grids: Sequence[Grid] | Presets, report: Report, **ent
 
     whole = {"data": "images", "smoke": f"{SMOKE} --lr 0.1 --batch-size 8", **entry}
     return Study(help, run, report, GridOptions(), **whole)
+
+
+#: Steps of about three. A rate chosen at an edge says that the best may lie beyond it.
+GRIDS: dict[str, tuple[float, ...]] = {
+    "sgd": (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0),
+    "adam": (1e-4, 3e-4, 1e-3, 3e-3, 1e-2),
+    "momentum": (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0),
+}
+
+#: Where trials look: the rate within this factor of the grid's choice …
+RATE_FACTOR = 5.0
+#: … the share of a weight that decay takes in one step at the full rate …
+SHRINK = (3e-6, 3e-4)
+#: … and the dampings, of methods that have one: few, so that many trials of one damping train side by side.
+DAMPING = (0.1, 0.3, 1.0, 3.0)
+
+
+@dataclass
+class TunedOptions(GridOptions):
+    """Options of searches."""
+
+    search_epochs: int = 3
+    """passes over the training set of runs that choose rates"""
+    trials: int = 8
+    """how many choose rate, weight decay and damping together, in studies that have trials"""
+
+
+def trial(run: ImageRun, **settings: Any) -> ImageRun:
+    """A run that helps to choose settings: of one seed, validated."""
+    return replace(run, seeds=run.seeds[:1], validation=True, **settings)
+
+
+def every_rate(run: ImageRun, options: TunedOptions) -> list[ImageRun]:
+    """The trials of all rates of the optimizer's grid, for fewer epochs than the run has."""
+    return [trial(run, lr=lr, epochs=options.search_epochs) for lr in GRIDS[run.optimizer]]
+
+
+def trials(run: ImageRun, options: TunedOptions) -> list[ImageRun]:
+    """Trials around a run, of its own length: the same points of one Sobol sequence for all methods.
+
+    A point is rate and weight decay, each spread evenly over the logarithm of its range, and damping, which a method
+    without one leaves unused.
+    """
+    points = torch.quasirandom.SobolEngine(3, scramble=True, seed=0).draw(options.trials, dtype=torch.float64)
+    return [_at(run, *point) for point in points.tolist()]
+
+
+def _at(run: ImageRun, u: float, v: float, w: float) -> ImageRun:
+    """The trial at a point of the unit cube."""
+    (low, high), lowest = SHRINK, run.lr / RATE_FACTOR
+    rate = lowest * (run.lr * RATE_FACTOR / lowest) ** u
+    decay = low * (high / low) ** v * (0.1 if run.optimizer == "momentum" else 1.0) / rate
+    damping = DAMPING[int(w * len(DAMPING))] if METHODS[run.method].damped else None
+    return trial(run, lr=float(f"{rate:.2g}"), weight_decay=float(f"{decay:.2g}"), damping=damping)
 
 
 def best_optimizer(store: Store, method: str | None, activation: str) -> str:

@@ -128,6 +128,21 @@ def depart(data: Dataset, name: str) -> Dataset:
     return data._replace(train_inputs=train, test_inputs=test)
 
 
+def take(data: Dataset, index: Tensor) -> tuple[Tensor, Tensor]:
+    """Gather the rows at `index`, of any shape."""
+    # index_select copies whole rows; indexing with a tensor goes element by element on the CPU.
+    inputs = data.train_inputs.index_select(0, index.flatten())
+    return inputs.view(*index.shape, -1), data.train_labels[index]
+
+
+def held_out(data: Dataset) -> Dataset:
+    """The training set split in nine tenths to train on and one to choose settings by."""
+    order = torch.randperm(len(data.train_labels), generator=torch.Generator().manual_seed(0))
+    order = order.to(data.train_labels.device)
+    train, test = order.split([len(order) - len(order) // 10, len(order) // 10])
+    return Dataset(data.train_inputs[train], data.train_labels[train], data.train_inputs[test], data.train_labels[test])
+
+
 BACKENDS = ("ensemble", "loop", "jacobian")
 SCHEDULES = ("constant", "cosine")
 

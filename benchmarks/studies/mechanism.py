@@ -22,9 +22,9 @@ from ..core.store import Result, Store
 from ..core.study import Recipe, Sections, Study, Training
 from ..core.tables import Cell, Row, Section, Table, estimate, exact, in_order, machine, mean_and_error, spearman
 from ..data import Dataset
-from ..ensemble import IMAGES, Loops, epoch_orders, take
+from ..ensemble import IMAGES, Loops, epoch_orders, set_rate
 from ..methods import METHODS
-from ..problems.images import ACTIVATIONS, ImageRun, again, network
+from ..problems.images import ACTIVATIONS, ImageRun, again, network, take
 
 #: Measurements along a run, from before its first step on, and the batches of each.
 POINTS, BATCHES = 8, 4
@@ -43,7 +43,7 @@ def follow(run: ImageRun, data: Dataset, watch: Watch = NOBODY) -> Result:
     points = [round(point * (steps - 1) / (POINTS - 1)) for point in range(POINTS)]
     batches = chain.from_iterable(order.unbind(1) for order in epoch_orders(run, len(data.train_labels)))
     for taken, index in enumerate(batches):
-        trainer.set_rate(taken / steps)
+        set_rate(run, trainer.optimizers, taken / steps)
         if taken in points:
             found.append(_measured(trainer, [take(data, rows) for rows in held]))
         trainer.step(index)

@@ -1,4 +1,4 @@
-"""The papers' protocols on images: widths, depths, proportions, UC's gauges and D.3, and what Table 1 leaves open."""
+"""The papers' protocols on images: widths, depths, proportions, UC's gauges and D.3."""
 
 import statistics
 from collections import defaultdict
@@ -11,11 +11,11 @@ from typing import Any
 from ..core.figure import band, bars, panels, shade
 from ..core.store import Result, setting
 from ..core.study import UNTRIED, Recipe, Report, Study, apart
-from ..core.tables import Cell, Row, Section, Table, estimate, exact, grouped, in_order, machine, pivot, welch
-from ..grids import OF_PAPER, PAPERS, SMOKE, Grid, Presets, grid_study, presets
+from ..core.tables import Cell, Row, Section, Table, estimate, exact, grouped, in_order, machine, pivot
+from ..grids import OF_PAPER, PAPERS, SMOKE, Grid, grid_study, presets
 from ..methods import METHODS
 from ..optimizers import OF_PARAMETERS
-from ..problems.images import DEPARTURES, network, subject
+from ..problems.images import network, subject
 
 #: The setting that columns and horizontal axes are → its label there, and what reads it.
 ALONG: dict[str, tuple[str, Callable[[dict[str, Any]], float]]] = {
@@ -196,45 +196,6 @@ def _gauges(values: list[float]) -> Cell:
     return Cell(f"{mean:.2f} ({low:.2f} to {high:.2f})", numbers)
 
 
-_DEPARTURES: Grid = {
-    **PAPERS, "method": ["none", "batchnorm", "l2norm", "affine-like"], "activation": ["tanh"], "batch_size": 128,
-    "departure": [None, *DEPARTURES],
-}  # fmt: skip
-_LENGTHS: Presets = {
-    "paper": [{**_DEPARTURES, "epochs": 100}],
-    "reduced": [{**_DEPARTURES, "method": ["none", "affine-like"], "seeds": 3}],
-    "smoke": [{**_DEPARTURES, "data": "fake", "method": ["affine-like"], "epochs": 1, "seeds": 2}],
-}
-
-
-def _departures(results: list[Result], name: str, folder: Path) -> Section:
-    """A row for every departure that is there."""
-    settings = results[0]["settings"]
-    methods = in_order(METHODS, (r["settings"]["method"] for r in results))
-    found = {(r["settings"].get("departure"), r["settings"]["method"]): r["test_accuracy"][-1] for r in results}
-    there = {departure for departure, _ in found}
-    labels = {None: "as in the tables above"} | {name: departure.label for name, departure in DEPARTURES.items()}
-    rows = {name: [label] for name, label in labels.items() if name in there}
-    cells = {key: _departure(own, found.get((None, key[1])) if key[0] else None) for key, own in found.items()}
-    heading = f"{subject(results)}, batch {settings['batch_size']}, {settings['activation']}"
-    caption = (
-        f"Test accuracy in per cent, {settings['optimizer']} {settings['lr']:g}, mean ± standard error over "
-        f"{len(settings['seeds'])} seeds; in brackets the difference to the first row and Welch's p. "
-        f"{machine(results[0]['environment'], settings['device'])}"
-    )
-    table = pivot([""], rows, {method: METHODS[method].label for method in methods}, cells)
-    return Section([f"**{heading}, {settings['epochs']} epochs**", table, caption])
-
-
-def _departure(own: list[float], base: list[float] | None) -> Cell:
-    if base is None:
-        return estimate(own)
-    difference, p = welch(own, base)
-    cell = estimate(own)
-    text = f"{cell.text} ({difference:+.2f}, p {p:.2g})"
-    return Cell(text, {**cell.numbers, "difference": difference, "p": p})
-
-
 _PROPORTIONS = [
     "none", "l2norm", "affine-like", *(f"affine-like-{beta:g}" for beta in (0.25, 0.5, 2.0, 4.0)),
     *(f"norm-like-{beta:g}" for beta in (0.1, 0.5, 0.9)),
@@ -315,18 +276,12 @@ _DEFAULTS = {
     "lr": [0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0], "batch_size": [8, 32, 128], "epochs": 10, "seeds": 3,
 }  # fmt: skip
 _WITHIN = "optimizer", "method", "lr", "rescaled", "backend"
-_THREE = "--preset paper --departure none centred jpeg --methods affine-like"
 STUDIES = {
     "rates": grid_study(
         "rates that train SGD with and without BatchIdeal; minutes", [_DEFAULTS], sweep("rate"),
         makes=[Recipe(0.2)], data="", smoke=UNTRIED, page=_MLP_PAGE,
     ),
     **{name: _study(name) for name in _PROTOCOLS},
-    "departures": grid_study(
-        "what the paper's Table 1 leaves open, read otherwise", _LENGTHS,
-        apart(_departures, "departure", "method", "backend"), page=_MLP_PAGE,
-        makes=[Recipe(0.4, options=("--preset reduced",)), Recipe(0.7, "departures-long", (_THREE,))],
-    ),
     "uc-sweep": grid_study(
         "unit-consistent optimizers over learning rates", _SWEEP, apart(_sweep, *_WITHIN),
         makes=[Recipe(1.1, decides="--seeds 10")], page=_UC_PAGE,

@@ -8,8 +8,8 @@ from adiv_optim.diagnostics import divergence
 from benchmarks.__main__ import main
 from benchmarks.core.store import Store
 from benchmarks.data import load
-from benchmarks.ensemble import Loops, take
-from benchmarks.problems.images import ImageRun
+from benchmarks.ensemble import Loops
+from benchmarks.problems.images import ImageRun, take
 from benchmarks.studies import mechanism
 
 from .test_report import is_drawn, result

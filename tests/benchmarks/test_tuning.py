@@ -9,12 +9,15 @@ from benchmarks.core import tune
 from benchmarks.core.runs import pace
 from benchmarks.core.store import Store
 from benchmarks.data import load
-from benchmarks.ensemble import IMAGES, Ensemble, held_out, train, train_trials
-from benchmarks.problems.images import ImageRun
-from benchmarks.studies import tuned
-from benchmarks.studies.tuned import DAMPING, GRIDS, RATE_FACTOR, search, trials
+from benchmarks.ensemble import IMAGES, Ensemble, set_rate, train, train_trials
+from benchmarks.grids import DAMPING, GRIDS, RATE_FACTOR, TunedOptions, every_rate, trials
+from benchmarks.problems.images import ImageRun, held_out
+from benchmarks.studies.tuned import at_best
 
 FINAL = ImageRun("digits", "none", "tanh", optimizer="sgd", schedule="cosine", epochs=2, seeds=(0, 1))
+
+
+OPTIONS = TunedOptions(search_epochs=1, trials=8)
 
 
 @pytest.fixture
@@ -27,28 +30,29 @@ def best(tmp_path, monkeypatch):
         for run, accuracy in scores:
             about = {"environment": {}, "settings": run.settings(), "part": "search"}
             store.add(run.key("search"), {**about, "score": accuracy})
-        return tuned._best(final, list(map(tune.grid, rows)), "search", tuned.TunedOptions(), store)
+        tried = dict(zip(final, rows, strict=True))
+        return at_best(final, ("search", lambda run, options: tune.grid(tried[run])), OPTIONS, store)
 
     return choose
 
 
 def test_search_runs_the_whole_grid_on_held_out_data():
-    (runs,) = search([FINAL], epochs=1)
+    runs = every_rate(FINAL, OPTIONS)
     assert [run.lr for run in runs] == list(GRIDS["sgd"])
     assert all(run.validation and run.epochs == 1 and run.seeds == (0,) for run in runs)
 
 
 def test_best_validation_accuracy_wins_and_another_methods_is_not_its(best):
     rivals = [FINAL, replace(FINAL, method="rmsnorm")]
-    rows = search(rivals, epochs=2)
+    rows = [every_rate(run, OPTIONS) for run in rivals]
     scores = [*zip(rows[0], (1, 2, 9, 4, 3, 9, 1), strict=True), *zip(rows[1], (9, 99, 9, 9, 9, 9, 9), strict=True)]
     rates = GRIDS["sgd"]
     assert best(rivals, rows, scores) == [replace(rivals[0], lr=rates[2]), replace(rivals[1], lr=rates[1])]
 
 
-def test_trials_are_the_same_points_for_every_method():
+def test_trials_are_the_same_points_for_every_method_and_the_best_brings_all_its_settings(best):
     rivals = [replace(FINAL, lr=0.1), replace(FINAL, method="batch-ideal", lr=10.0)]
-    plain, ideal = trials(rivals, 8)
+    plain, ideal = (trials(run, OPTIONS) for run in rivals)
     assert all(run.validation and run.seeds == (0,) and run.epochs == FINAL.epochs for run in plain + ideal)
     for one, other in zip(plain, ideal, strict=True):
         assert one.damping is None
@@ -57,15 +61,9 @@ def test_trials_are_the_same_points_for_every_method():
         assert other.lr * other.weight_decay == pytest.approx(one.lr * one.weight_decay, rel=0.2)
         assert 0.1 / RATE_FACTOR * 0.95 <= one.lr <= 0.1 * RATE_FACTOR * 1.05
     assert len({run.lr for run in plain}) > 4
-
-
-def test_best_trial_brings_all_its_settings(best):
-    ideal = replace(FINAL, method="batch-ideal")
-    (runs,) = trials([replace(ideal, lr=10.0)], 3)
-    (chosen,) = best([ideal], [runs], zip(runs, (1, 9, 4), strict=True))
-    assert (chosen.lr, chosen.weight_decay, chosen.damping) == (runs[1].lr, runs[1].weight_decay, runs[1].damping)
-    assert chosen.seeds == FINAL.seeds
-    assert not chosen.validation
+    (chosen,) = best(rivals[1:], [ideal], zip(ideal, (1, 9, 4, 1, 1, 1, 1, 1), strict=True))
+    wanted = {name: getattr(ideal[1], name) for name in ("lr", "weight_decay", "damping")}
+    assert chosen == replace(rivals[1], **wanted)
 
 
 @pytest.mark.parametrize(("method", "optimizer"), [("none", "sgd"), ("batch-ideal", "adam"), ("batchnorm", "momentum")])
@@ -81,7 +79,7 @@ def test_trials_side_by_side_are_the_runs_alone(optimizer, method):
 
 
 def test_search_of_another_length_in_the_file_chooses_nothing(best):
-    (longer,), (shorter,) = (search([FINAL], epochs) for epochs in (9, 2))
+    longer, shorter = (every_rate(FINAL, TunedOptions(search_epochs=epochs)) for epochs in (9, 2))
     scores = [(run, 90.0 if run == longer[0] else 50.0 if run == shorter[2] else 10.0) for run in longer + shorter]
     assert best([FINAL], [shorter], scores) == [replace(FINAL, lr=GRIDS["sgd"][2])]
     assert best([FINAL], [longer], []) == [replace(FINAL, lr=GRIDS["sgd"][0])]
@@ -121,5 +119,5 @@ def test_cosine_goes_from_the_rate_to_nothing():
     run = replace(FINAL, lr=0.1)
     trainer = Ensemble(run, load("digits").to("cpu", torch.float64))
     for progress, wanted in ((0.0, 0.1), (0.5, 0.05), (1.0, 0.0)):
-        trainer.set_rate(progress)
+        set_rate(run, trainer.optimizers, progress)
         assert trainer.optimizers[0].param_groups[0]["lr"] == pytest.approx(wanted)
