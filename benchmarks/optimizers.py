@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import LBFGS, SGD, Adam, AdamW, Optimizer
 
-from adiv_optim import ChainedOptimizer
+from adiv_optim import ChainedOptimizer, GaussNewton
 from adiv_optim.optim.wrapper import OptimizerWrapper
 from examples.gpt import GPT, warm_up_steps
 
@@ -148,16 +148,20 @@ def _muon_of_model(model: nn.Module, lr: float) -> Optimizer:
 
 
 #: Of networks for pictures, equations and regression: (model, learning rate) → optimizer.
-OF_MODELS: dict[str, Callable[[nn.Module, float], Optimizer]] = {
+OF_MODELS: dict[str, Callable[[nn.Module, Any], Optimizer]] = {
     "adam": lambda model, lr: Adam(model.parameters(), lr=lr),
     "muon": _muon_of_model,
     "soap": lambda model, lr: peer("SOAP")(model.parameters(), lr=lr, weight_decay=0.0),
     "sgd": lambda model, lr: SGD(model.parameters(), lr=lr),
     "momentum": lambda model, lr: SGD(model.parameters(), lr=lr, momentum=0.9),
     "lbfgs": lambda model, lr: LBFGS(model.parameters(), lr=lr, history_size=50, line_search_fn="strong_wolfe"),
+    "gauss-newton": lambda model, lr: GaussNewton(model),
 }
+#: Those that search for the length of a step.
+SEARCHING = ("lbfgs", "gauss-newton")
 LABELS = {
     "adam": "Adam", "muon": "Muon", "soap": "SOAP", "sgd": "SGD", "momentum": "SGD with momentum", "lbfgs": "LBFGS",
+    "gauss-newton": "GaussNewton",
 }  # fmt: skip
 
 

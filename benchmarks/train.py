@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 
 from .core.runs import NOBODY, Kind, Run, Watch, fingerprint, set_rates, ten_times
 from .methods import METHODS, Method
-from .optimizers import OF_MODELS
+from .optimizers import OF_MODELS, SEARCHING
 
 #: Normalisers with a learned scale and shift, behind the linear layers inside a network.
 NORMS: dict[str, list[type[nn.Module]]] = {"none": [], "batchnorm": [nn.BatchNorm1d], "layernorm": [nn.LayerNorm]}
@@ -34,7 +34,7 @@ class FieldRun(Run):
 
     norm: str = "none"
     optimizer: str = "adam"
-    lr: float = 1e-2
+    lr: float | None = 1e-2  # None of an optimizer that has none
     seed: int = 0
     steps: int | None = 500
     seconds: float | None = None  # of processor time, in place of steps
@@ -79,6 +79,10 @@ class Problem(ABC):
     @abstractmethod
     def loss(self, model: nn.Module, optimizer: Any) -> Tensor:
         """Return the loss of the next step, which the optimizer is to take."""
+
+    def terms(self) -> Any:
+        """Return the loss of the next step by its terms, for GaussNewton."""
+        raise ValueError(f"{type(self).__name__} has no terms, which GaussNewton needs; choose another optimizer.")
 
     @abstractmethod
     def error(self, model: nn.Module) -> float:
@@ -126,7 +130,7 @@ class History:
 
 
 def train(run: FieldRun, problem: Problem, watch: Watch = NOBODY) -> History:
-    """Train one run: the learning rate rises over 20 steps and falls to 0 by a cosine; LBFGS searches for its own."""
+    """Train one run: the learning rate rises over 20 steps and falls to 0 by a cosine; LBFGS and GaussNewton search for their own."""
     model, optimizer, closure = ready(run, problem)
     history, spent, number, next_at = History(), 0.0, 0, 0.0
     while True:
@@ -140,10 +144,10 @@ def train(run: FieldRun, problem: Problem, watch: Watch = NOBODY) -> History:
             watch.note(number, {"error": [history.error[-1]]})
         if progress >= 1 or history.error[-1] is None:
             return history
-        if run.optimizer != "lbfgs":
+        if run.optimizer not in SEARCHING:
             set_rates([optimizer], min(1.0, (number + 1) / WARM_UP) * (1 + math.cos(math.pi * progress)) / 2)
         start = time.process_time()
-        optimizer.step(closure)
+        optimizer.step(problem.terms() if run.optimizer == "gauss-newton" else closure)
         spent += time.process_time() - start
         number += 1
         watch.tick()

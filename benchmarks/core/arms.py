@@ -44,7 +44,7 @@ Changes = Mapping[str, Any]
 #: Learning rates that searches begin with.
 STARTS = {"adam": 1e-2, "muon": 3.2e-2, "soap": 3.2e-2, "sgd": 0.32, "momentum": 1e-2, "lbfgs": 1.0}
 #: Settings in which the runs of one protocol may differ.
-WITHIN = (*Arm._fields, "lr", "damping", "seed", "crop", "data_set")
+WITHIN = (*Arm._fields, "lr", "damping", "seed", "crop", "data_set", "inner")
 _NORMS = {"none": "", "batchnorm": "BatchNorm, ", "layernorm": "LayerNorm, "}
 _HUES = {"adam": "tab:blue", "muon": "tab:orange", "soap": "tab:green", "sgd": "tab:red", "lbfgs": "tab:purple"}
 
@@ -176,7 +176,7 @@ def _table(results: Sequence[Result], look: Look, trials: Mapping[Arm, int], dra
     rows = list[list[str | Cell]]()
     for key in order:
         runs, settings = arms[key], arms[key][0]["settings"]
-        cells: list[str | Cell] = [label(settings), exact(settings["lr"]), exact(settings.get("damping"))]
+        cells: list[str | Cell] = [label(settings), exact(settings.get("lr")), exact(settings.get("damping"))]
         cells += [exact(trials.get(key)), look.estimate(runs)]
         cells.append(look.gain(runs, arms.get(key.bare, [])) if key.method != "none" else "")
         if has_norms:

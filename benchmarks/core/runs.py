@@ -194,7 +194,8 @@ def _run_mine(
         for family in families.values():
             settings = family[0].settings()
             shown = [str(settings[name]) for name in ("method", "activation", "norm", "batch_size") if name in settings]
-            shown.append(f"{len(family)} runs" if len(family) > 1 else f"{settings['lr']:g}")
+            last = f"{settings['lr']:g}" if "lr" in settings else str(settings["optimizer"])
+            shown.append(f"{len(family)} runs" if len(family) > 1 else last)
             task = progress.add_task(", ".join(shown), total=kind.steps(family[0], data))
             folder = store.log and store.log / "-".join([*shown, family[0].key(part)])
             with logged(folder, partial(progress.advance, task)) as watch:

@@ -34,7 +34,8 @@ PROTOCOLS: dict[tuple[str, str, float | int], Sequence[Arm]] = {
 }
 
 
-def _cell(values: Sequence[float]) -> Cell:
+def cell(values: Sequence[float]) -> Cell:
+    """Median and quartiles of errors, by their logarithms."""
     powers = statistics.quantiles(values, n=4) if len(values) > 1 else list(values) * 3
     low, middle, high = (10**power for power in powers)
     numbers = {"": middle, "low": low, "high": high, "n": len(values)}
@@ -43,7 +44,7 @@ def _cell(values: Sequence[float]) -> Cell:
 
 _LOOK = Look(
     math.log10,
-    _cell,
+    cell,
     "relative L2 error",
     lambda difference: f"× {10**difference:.2f}",
     logarithmic=True,
