@@ -13,6 +13,7 @@ from itertools import pairwise
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -24,6 +25,8 @@ from .optimizers import OF_MODELS, SEARCHING
 NORMS: dict[str, list[type[nn.Module]]] = {"none": [], "batchnorm": [nn.BatchNorm1d], "layernorm": [nn.LayerNorm]}
 #: Steps over which the learning rate rises.
 WARM_UP = 20
+#: Rows of these count beside the inputs, where a wrapper reads inputs.
+DERIVATIVES = "derivatives"
 #: How often a run is measured.
 MEASUREMENTS = 25
 
@@ -69,6 +72,13 @@ def _computes(method: Method) -> str:
     return fingerprint(method, model, inputs, torch.arange(24) % 3)
 
 
+def limit(length: float | int, share: float = 1.0) -> dict[str, Any]:
+    """Seconds, or steps where the length is a whole number."""
+    if isinstance(length, int):
+        return {"steps": max(1, round(share * length)), "seconds": None}
+    return {"steps": None, "seconds": share * length}
+
+
 class Problem(ABC):
     """A network, a loss and an error, made from the settings of a run."""
 
@@ -98,6 +108,30 @@ def perceptron(
     for inputs, outputs in pairwise(widths[1:]):
         layers += [*(kind(inputs) for kind in NORMS[norm]), activation(), linear(inputs, outputs)]
     return layers
+
+
+def carried(
+    model: nn.Module, x: Tensor, weights: Sequence[float], count: Callable[[nn.Module, Tensor], None] | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return u (n,) at x (n, d), its gradient (n, d), and Σₖ cₖ ∂²u/∂xₖ² (n,); c are weights, u linear layers and tanh.
+
+    Derivatives are carried forward; `count` is given every linear layer with the rows of them that it multiplies.
+    """
+    first = torch.eye(x.shape[-1], dtype=x.dtype).expand(len(x), -1, -1)
+    second, c = torch.zeros_like(x), torch.tensor(weights, dtype=x.dtype).view(-1, 1)
+    for layer in model.children():
+        if isinstance(layer, nn.Linear):
+            rows = torch.cat([first, second.unsqueeze(1)], 1)
+            if count is not None:
+                count(layer, rows)
+            rows = F.linear(rows, layer.weight)
+            x, first, second = layer(x), rows[:, :-1], rows[:, -1]
+        else:
+            x = layer(x)
+            slope = 1 - x.square()
+            second = slope * (second - 2 * x * (c * first.square()).sum(1))
+            first = slope.unsqueeze(1) * first
+    return x.squeeze(-1), first.squeeze(-1), second.squeeze(-1)
 
 
 def ready(run: FieldRun, problem: Problem) -> tuple[nn.Module, Optimizer, Callable[[], Any]]:
@@ -130,7 +164,7 @@ class History:
 
 
 def train(run: FieldRun, problem: Problem, watch: Watch = NOBODY) -> History:
-    """Train one run: the learning rate rises over 20 steps and falls to 0 by a cosine; LBFGS and GaussNewton search for their own."""
+    """Train one run: the learning rate rises over 20 steps and falls to 0 by a cosine; some search for their own."""
     model, optimizer, closure = ready(run, problem)
     history, spent, number, next_at = History(), 0.0, 0, 0.0
     while True:

@@ -140,6 +140,14 @@ def compared(
     return Comparison(statistics.fmean(differences) if both else math.nan, p, len(both))
 
 
+def quartiles(values: Sequence[float]) -> Cell:
+    """The cell of an arm whose errors are shown by their powers of ten: median and quartiles."""
+    powers = statistics.quantiles(values, n=4) if len(values) > 1 else list(values) * 3
+    low, middle, high = (10**power for power in powers)
+    numbers = {"": middle, "low": low, "high": high, "n": len(values)}
+    return Cell(f"{middle:.2g} ({low:.2g} to {high:.2g})", numbers)
+
+
 class Look(NamedTuple):
     """How errors are shown."""
 

@@ -16,7 +16,7 @@ from ..core.study import Digest
 from ..core.tables import Cell, Row, Section, Table, exact, grouped
 from ..methods import METHODS
 from ..problems.pictures import psnr
-from ..problems.poisson import DERIVATIVES
+from ..train import DERIVATIVES
 from .judges import Stores, reached, runs
 
 

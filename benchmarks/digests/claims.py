@@ -5,9 +5,9 @@ from functools import partial
 from typing import Any
 
 from ..grids import ALL_HAVE, OF_PAPER
-from ..problems.poisson import DERIVATIVES
 from ..problems.regression import DRAWN
 from ..studies.tuned import ON_MLP
+from ..train import DERIVATIVES
 from . import special
 from .judges import BEST, TABLE1, Claim, Settings, ahead, falls, level, level_or_ahead, paired, rises
 from .special import below, overlap, whole

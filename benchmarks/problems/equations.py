@@ -13,8 +13,7 @@ from torch import Tensor, nn
 
 from adiv_optim.jacobian import derivatives
 
-from ..train import FieldRun, Problem, kind_of, perceptron
-from .poisson import DERIVATIVES, TEST, carried
+from ..train import DERIVATIVES, FieldRun, Problem, carried, kind_of, perceptron
 
 #: Points inside → on the sides, drawn anew at every step.
 POINTS = {300: 60, 600: 100}
@@ -25,16 +24,10 @@ class Equation(NamedTuple):
 
     solution: Callable[[Tensor], Tensor]  # points (…, 2) → values (…)
     domain: Sequence[tuple[float, float]]  # from where to where, of every coordinate
-    sides: Sequence[tuple[int, float]]  # (coordinate, its value there), in turn
-    weights: Sequence[float]  # of the second derivatives, in the sum that the equation holds
-    residual: Callable[[Tensor, Tensor, Tensor], Tensor]  # (u, its gradient (…, 2), that sum) → residual (…)
+    sides: list[tuple[int, float]]  # (coordinate, its value there), in turn
+    residual: Callable[[Tensor, Tensor, Tensor], Tensor]  # (u, gradient, a sum of second derivatives)
+    weights: Sequence[float] = (0.0, 0.0)  # of the second derivatives in that sum
     factor: float = 1.0  # of errors on the sides
-
-
-def _grown(points: Tensor) -> Tensor:
-    start = (-0.5 * ((points[..., 0] - math.pi) / (math.pi / 4)).square()).exp()
-    growth = start * (5 * points[..., 1]).exp()
-    return growth / (growth + 1 - start)
 
 
 EQUATIONS = {
@@ -47,15 +40,14 @@ EQUATIONS = {
         residual=lambda u, first, second: first[..., 1] + u * first[..., 0] - second,
         factor=10.0,
     ),
-    # Reaction: ∂u/∂t = 5u(1 − u) with a Gaussian at t = 0, of deviation π/4 around π; no other side is needed.
+    # Reaction: ∂u/∂t = 5u(1 − u), h = e^(−8(x/π − 1)²) at t = 0, which σ(5t − ln(1/h − 1)) solves; it needs no side.
     "reaction": Equation(
-        solution=_grown,
+        solution=lambda at: (5 * at[..., 1] - (8 * (at[..., 0] / math.pi - 1).square()).expm1().log()).sigmoid(),
         domain=[(0.0, 2 * math.pi), (0.0, 1.0)],
         sides=[(1, 0.0)],
-        weights=(0.0, 0.0),
         residual=lambda u, first, second: first[..., 1] - 5 * u * (1 - u),
     ),
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True)
@@ -77,7 +69,7 @@ class Solver(Problem):
 
     def __init__(self, run: NonlinearRun) -> None:
         self.run, self.generator, self.equation = run, torch.Generator().manual_seed(run.seed), EQUATIONS[run.equation]
-        self.test = self.draw(TEST, torch.Generator().manual_seed(-1))
+        self.test = self.draw(9000, torch.Generator().manual_seed(-1))
 
     def draw(self, count: int, generator: torch.Generator) -> Tensor:
         """Draw points of the domain."""
@@ -87,8 +79,7 @@ class Solver(Problem):
     def points(self) -> tuple[Tensor, Tensor]:
         """Draw points inside and on the sides."""
         inner, sides = (self.draw(n, self.generator) for n in (self.run.inner, POINTS[self.run.inner]))
-        given = torch.tensor(self.equation.sides, dtype=torch.float64)
-        given = given[torch.arange(len(sides)) % len(given)]
+        given = torch.tensor(self.equation.sides * (len(sides) // len(self.equation.sides) + 1))[: len(sides)].double()
         return inner, sides.scatter(1, given[:, :1].long(), given[:, 1:])
 
     def model(self) -> nn.Module:
@@ -104,7 +95,7 @@ class Solver(Problem):
         inner, sides = self.points()
         count = optimizer.count_rows if self.run.rows == DERIVATIVES else None
         residual = self.equation.residual(*carried(model, inner, self.equation.weights, count))
-        wrong = self.equation.factor * (model(sides).squeeze(-1) - self.equation.solution(sides))
+        wrong = self._on_the_sides(model, sides, self.equation.solution(sides))
         return (residual.square().mean() + wrong.square().mean()) / 2
 
     def terms(self) -> list[Any]:
@@ -117,7 +108,7 @@ class Solver(Problem):
         return self.equation.residual(u, first, second @ second.new_tensor(self.equation.weights))
 
     def _on_the_sides(self, model: nn.Module, point: Tensor, value: Tensor) -> Tensor:
-        return self.equation.factor * (model(point)[0] - value)
+        return self.equation.factor * (model(point)[..., 0] - value)
 
     @torch.no_grad()
     def error(self, model: nn.Module) -> float:

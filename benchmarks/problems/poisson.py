@@ -9,13 +9,11 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..train import FieldRun, Problem, kind_of, perceptron
+from ..train import DERIVATIVES, FieldRun, Problem, carried, kind_of, perceptron
 
 WIDTHS, INNER, BOUNDARY, TEST = (2, 64, 64, 48, 48, 1), 900, 120, 9000
-DERIVATIVES = "derivatives"
 
 
 class Equation(NamedTuple):
@@ -56,30 +54,6 @@ class EquationRun(FieldRun):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.check((), equation=EQUATIONS, points=("fixed", "drawn"), rows=(None, DERIVATIVES))
-
-
-def carried(
-    model: nn.Module, x: Tensor, weights: Sequence[float], count: Callable[[nn.Module, Tensor], None] | None = None
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return u (n,) at x (n, d), its gradient (n, d), and Σₖ cₖ ∂²u/∂xₖ² (n,); c are weights, u linear layers and tanh.
-
-    Derivatives are carried forward; `count` is given every linear layer with the rows of them that it multiplies.
-    """
-    first = torch.eye(x.shape[-1], dtype=x.dtype).expand(len(x), -1, -1)
-    second, c = torch.zeros_like(x), torch.tensor(weights, dtype=x.dtype).view(-1, 1)
-    for layer in model.children():
-        if isinstance(layer, nn.Linear):
-            rows = torch.cat([first, second.unsqueeze(1)], 1)
-            if count is not None:
-                count(layer, rows)
-            rows = F.linear(rows, layer.weight)
-            x, first, second = layer(x), rows[:, :-1], rows[:, -1]
-        else:
-            x = layer(x)
-            slope = 1 - x.square()
-            second = slope * (second - 2 * x * (c * first.square()).sum(1))
-            first = slope.unsqueeze(1) * first
-    return x.squeeze(-1), first.squeeze(-1), second.squeeze(-1)
 
 
 class Solver(Problem):

@@ -10,13 +10,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ..core.arms import Arm, Look, compete, first_trial, sections, variants
+from ..core.arms import Arm, Look, compete, first_trial, quartiles, sections, variants
 from ..core.runs import run_all
 from ..core.store import Store
 from ..core.study import Recipe, Sections, Study, Training
 from ..problems.equations import EQUATIONS, SOLVED, NonlinearRun
-from ..problems.poisson import DERIVATIVES
-from .poisson import cell, limit
+from ..train import DERIVATIVES, limit
 
 GAUSS_NEWTON = Arm("none", "gauss-newton", "none")
 #: Most valuable first.
@@ -32,7 +31,7 @@ WIDTHS = {20: 600, 50: 300}
 SECONDS = 60.0
 _LOOK = Look(
     math.log10,
-    cell,
+    quartiles,
     "relative L2 error",
     lambda difference: f"× {10**difference:.2g}",
     logarithmic=True,

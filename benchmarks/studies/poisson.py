@@ -5,17 +5,16 @@ shows; arms of the minute take its settings to 2,000 steps and drawn points as w
 """
 
 import math
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..core.arms import Arm, Look, compete, first_trial, sections
+from ..core.arms import Arm, Look, compete, first_trial, quartiles, sections
 from ..core.store import Store
 from ..core.study import Recipe, Sections, Study, Training
-from ..core.tables import Cell
-from ..problems.poisson import DERIVATIVES, PINNS, EquationRun
+from ..problems.poisson import PINNS, EquationRun
+from ..train import DERIVATIVES, limit
 
 MAIN = [
     Arm("none", optimizer, method, None, rows)
@@ -34,17 +33,9 @@ PROTOCOLS: dict[tuple[str, str, float | int], Sequence[Arm]] = {
 }
 
 
-def cell(values: Sequence[float]) -> Cell:
-    """Median and quartiles of errors, by their logarithms."""
-    powers = statistics.quantiles(values, n=4) if len(values) > 1 else list(values) * 3
-    low, middle, high = (10**power for power in powers)
-    numbers = {"": middle, "low": low, "high": high, "n": len(values)}
-    return Cell(f"{middle:.2g} ({low:.2g} to {high:.2g})", numbers)
-
-
 _LOOK = Look(
     math.log10,
-    cell,
+    quartiles,
     "relative L2 error",
     lambda difference: f"× {10**difference:.2f}",
     logarithmic=True,
@@ -67,13 +58,6 @@ def _named(settings: Mapping[str, Any]) -> tuple[str, str]:
 def report(store: Store, name: str, folder: Path) -> Sections:
     """A section for every equation, way of drawing points, and length."""
     return sections(store, name, folder, _LOOK, _named, [*MAIN, LBFGS].__contains__)
-
-
-def limit(length: float | int, share: float = 1.0) -> dict[str, Any]:
-    """Seconds, or steps where the length is a whole number."""
-    if isinstance(length, int):
-        return {"steps": max(1, round(share * length)), "seconds": None}
-    return {"steps": None, "seconds": share * length}
 
 
 @dataclass

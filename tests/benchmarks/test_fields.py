@@ -14,9 +14,9 @@ from benchmarks.digests.dampings import regrets
 from benchmarks.optimizers import Muon, polar
 from benchmarks.problems import pictures
 from benchmarks.problems.pictures import CoordinateRun, Fit, psnr
-from benchmarks.problems.poisson import DERIVATIVES, EQUATIONS, EquationRun, Solver, carried
+from benchmarks.problems.poisson import EQUATIONS, EquationRun, Solver
 from benchmarks.studies import coordinates, fourier, poisson
-from benchmarks.train import FieldRun, train
+from benchmarks.train import DERIVATIVES, FieldRun, carried, train
 
 
 def searched(loss, start, trials):

@@ -12,6 +12,7 @@ from benchmarks.catalogue import STUDIES
 from benchmarks.core.store import Store, environment, public_name
 from benchmarks.grids import expand
 from benchmarks.methods import METHODS
+from benchmarks.problems.equations import NonlinearRun
 from benchmarks.problems.images import ImageRun
 from benchmarks.problems.language import TextRun
 from benchmarks.problems.pictures import CoordinateRun
@@ -20,7 +21,10 @@ from benchmarks.problems.regression import TableRun
 
 from .test_report import RESULTS
 
-FIELDS = {"fourier": CoordinateRun, "coordinates": CoordinateRun, "poisson": EquationRun, "tabular": TableRun}
+FIELDS = {
+    "fourier": CoordinateRun, "coordinates": CoordinateRun, "poisson": EquationRun, "tabular": TableRun,
+    "equations": NonlinearRun,
+}  # fmt: skip
 RUN = ImageRun("digits", "none", "tanh")
 TEXT = TextRun("python-reference", "adamw", "layernorm", 1e-2)
 
