@@ -18,6 +18,30 @@ COMMITTED = sorted(STORES)
 
 def test_every_committed_file_has_a_recipe():
     assert set(COMMITTED) <= RECIPES.keys()
+    assert all(recipe.hours > 0 for _, recipe in RECIPES.values())
+
+
+def test_hours_are_about_those_that_the_runs_took():
+    """Runs that choose settings record no time: theirs is that of as much training."""
+
+    def length(result):
+        settings = result["settings"]
+        return settings["steps"] if "steps" in settings else settings["epochs"] * len(settings["seeds"])
+
+    wrong = {}
+    for name in [name for name in COMMITTED if name not in ("coordinates", "fourier", "poisson")]:
+        store, taken, trained = STORES[name], 0.0, 0
+        for result in store.read():
+            if "seconds" in result:  # where networks learn no images the clock runs on from measurement to measurement
+                runs_on = "validation_loss" in result or "error" in result
+                taken += result["seconds"][-1] if runs_on else sum(result["seconds"])
+                trained += length(result)
+        if trained:
+            chose = sum(length(result) for part in ("search", "trials") for result in store.read(part))
+            hours = taken / 3600 * (1 + chose / trained)
+            if not 0.4 < hours / RECIPES[name][1].hours < 1.6:
+                wrong[name] = hours
+    assert wrong == {}
 
 
 @pytest.fixture(scope="module")

@@ -1,5 +1,6 @@
 """Verdicts follow from the numbers, by scipy's tests, and say what would decide what is undecided."""
 
+import csv
 import math
 import random
 from functools import partial
@@ -8,37 +9,92 @@ import pytest
 from scipy import stats
 
 from benchmarks.catalogue import RECIPES, STUDIES
+from benchmarks.core.store import Store
 from benchmarks.core.tables import spearman
 from benchmarks.digests import judges, special
 from benchmarks.digests.claims import CLAIMS
-from benchmarks.digests.judges import Claim, Finding, every, falls, in_pairs, lead, reached, rises, within
-from benchmarks.digests.verdicts import DIGESTS, decide, holm, whole_p
+from benchmarks.digests.judges import Claim, Finding, ahead, every, falls, in_pairs, lead, level, reached, rises, within
+from benchmarks.digests.verdicts import DIGESTS, Verdict, decide, holm, whole_p
 
-from .conftest import result, stored
+from .conftest import ROOT, result
 
+ALL = [claim for claims in CLAIMS.values() for claim in claims]
 HIGH, LOW, WIDE = [50.0, 51.0, 52.0], [40.0, 41.0, 43.0], [30.0, 45.0, 60.0]
 
 
-def said(test, mean):
-    """A difference with its 95 % interval, in a file and on a page."""
+def interval(test):
+    """A 95 % interval, in a file and on a page."""
     low, high = (f"{end:+.3g}" for end in test.confidence_interval(0.95))
-    return f"{mean}, 95 % from {low} to {high}", {"p": f"{test.pvalue:.2g}", "difference": f"{mean} [{low}, {high}]"}
+    return f"95 % from {low} to {high}", f"[{low}, {high}]"
 
 
 def test_difference_counts_where_welchs_p_says_so():
-    figure, rest = said(stats.ttest_ind(HIGH, LOW, equal_var=False), "+9.67")
-    assert lead(HIGH, {"low": LOW}) == Finding(True, f"51.00 ± 0.58 against 41.33 ± 0.88, {figure}", "3, 3", **rest)
+    test = stats.ttest_ind(HIGH, LOW, equal_var=False)
+    in_file, on_page = interval(test)
+    figure = f"51.00 ± 0.58 against 41.33 ± 0.88, +9.67, {in_file}"
+    wanted = Finding(True, figure, "3, 3", f"{test.pvalue:.2g}", difference=f"+9.67 {on_page}")
+    assert lead(HIGH, {"low": LOW}) == wanted
     assert lead(LOW, {"high": HIGH}).holds is False
     assert lead(LOW, {"high": HIGH}, lower=True).holds is True
     assert lead(HIGH, {"wide": WIDE}).holds is None
     assert stats.ttest_ind(HIGH, WIDE, equal_var=False).pvalue > 0.05
 
 
+def test_several_others_are_compared_by_the_best_of_them():
+    others = {"low": LOW, "high": [60.0, 60.5, 61.0]}
+    assert lead(HIGH, others).holds is False
+    assert "(high)" in lead(HIGH, others).figure
+    assert "(low)" in lead(HIGH, others, lower=True).figure
+
+
 def test_paired_difference_is_that_of_the_problems_that_both_learned():
     own, other = {1: 1.0, 2: 2.0, 3: 3.0, 4: 9.0}, {1: 2.1, 2: 2.9, 3: 4.3}
-    figure, rest = said(stats.ttest_rel([1.0, 2.0, 3.0], [2.1, 2.9, 4.3]), "-1.10")
-    assert in_pairs(own, other, float, lower=True) == Finding(True, figure, "3", **rest)
+    test = stats.ttest_rel([1.0, 2.0, 3.0], [2.1, 2.9, 4.3])
+    in_file, on_page = interval(test)
+    wanted = Finding(True, f"-1.10, {in_file}", "3", f"{test.pvalue:.2g}", difference=f"-1.10 {on_page}")
+    assert in_pairs(own, other, float, lower=True) == wanted
     assert in_pairs(own, other, float, lower=False).holds is False
+
+
+def test_runs_shorter_than_the_claims_leave_it_undecided(tmp_path):
+    store = Store(tmp_path / "fig2.jsonl", "fig2")
+    store.add("a", result("none", accuracies=(LOW,), epochs=10))
+    holds = Finding(True, "figure", "3", "0.01")
+    judge = special.whole(lambda stores, claim: holds)
+    assert judge({"fig2": store}, Claim("", "fig2", judge)) == holds._replace(holds=None, word="10 of 100 epochs")
+    store.add("b", result("none", accuracies=(LOW,), epochs=100))
+    assert judge({"fig2": store}, Claim("", "fig2", judge)) == holds
+
+
+def test_a_page_shows_what_holm_leaves_decided_and_losses_of_this_library():
+    def is_shown(source, holds, corrected, in_calls=False):
+        return Verdict(source, Claim("", "", ahead, in_calls=in_calls), Finding(holds), corrected).is_shown
+
+    assert [is_shown("This library", True, p) for p in (0.01, 0.2, None)] == [True, False, False]
+    assert not is_shown("This library", True, 0.01, in_calls=True)
+    assert is_shown("This library", False, 0.9, in_calls=True)
+    assert not is_shown("Bird 2025", False, 0.9)
+    assert not is_shown("This library", None, 0.01)
+
+
+def test_what_verdicts_leave_to_the_table_of_calls_stands_there():
+    tables = ROOT / "docs" / "results" / "tables"
+    claims, calls = (
+        list(csv.DictReader((tables / f"{name}.csv").read_text().splitlines())) for name in ("verdicts-hold", "calls")
+    )
+    left_out = {claim.text.replace("`", "") for claim in ALL if claim.in_calls}
+    gain = "gain over the optimizer (95 %)"
+    gains = {f"{float(row[f'{gain} low']):+.3g} to {float(row[f'{gain} high']):+.3g}" for row in calls}
+    intervals = {row["claim"]: row["difference (95 %)"].rpartition("from ")[2] for row in claims}
+    held = {text: intervals[text] for text in left_out if text in intervals}
+    assert held
+    assert set(held.values()) <= gains
+
+
+def test_level_is_an_interval_within_the_margin():
+    assert within(HIGH, [50.5, 51.0, 51.5], 5.0).holds is True
+    assert within(HIGH, LOW, 1.0).holds is False
+    assert within(HIGH, WIDE, 5.0).holds is None
 
 
 @pytest.mark.parametrize("lower", [False, True])
@@ -52,20 +108,57 @@ def test_p_of_level_is_as_small_as_a_twentieth_where_the_interval_ends_at_the_ma
     assert within(own, other, far, lower=lower, or_ahead=True).p == behind.p
     assert float(within(own, other, 0.999 * near, lower=lower).p) == pytest.approx(0.05, abs=1e-3)
     assert within(own, other, 0.999 * near, lower=lower).holds is False
-    assert within(own, other, (near + far) / 2, lower=lower).holds is None
     assert within(own, other, 1.001 * far, lower=lower).holds is True
     assert within(other, own, near, lower=lower, or_ahead=True).holds is True
 
 
+def test_a_difference_within_or_beyond_the_margin_is_named():
+    worse, better = ([mean + spread for spread in (-0.5, 0.0, 0.5)] for mean in (49.0, 51.0))
+    finding = within(worse, better, 2.0)
+    assert (finding.holds, finding.word) == (None, "worse")
+    assert within(better, worse, 2.0).word == "better"
+    assert within(worse, better, 2.0, lower=True).word == "better"
+    assert within(HIGH, WIDE, 5.0).word == ""
+    claim = Claim("claim", "cnn", level)
+    assert list(Verdict("Bird", claim, finding, 1.0).row[:3]) == ["Bird", "Bird: claim", "**undecided**, worse"]
+
+
+def test_ahead_will_do_where_level_would():
+    assert within(HIGH, LOW, 1.0, or_ahead=True).holds is True
+    assert within(HIGH, [50.5, 51.0, 51.5], 5.0, or_ahead=True).holds is True
+    assert within(LOW, HIGH, 1.0, or_ahead=True).holds is False
+    assert within(LOW, HIGH, 1.0, lower=True, or_ahead=True).holds is True
+    assert within(HIGH, WIDE, 5.0, or_ahead=True).holds is None
+
+
 def test_no_run_is_chosen_by_test_accuracy(tmp_path):
-    searched, again = (result(accuracies=[[each]], validation=True) for each in (90.0, 80.0))
-    table1 = {"table1": stored(tmp_path, "table1", [searched, again])}
-    assert reached(table1, "table1", "none") == [90.0]
-    stored(tmp_path, "table1", [result(accuracies=[[40.0, 41.0]])])
-    assert reached(table1, "table1", "none") == [40.0, 41.0]
-    stored(tmp_path, "table1", [result(accuracies=[[50.0, 51.0]])])
+    store = Store(tmp_path / "table1.jsonl", "table1")
+    searched = {"accuracies": [[90.0]], "validation": True}
+    store.add("searched", result("none", **searched))
+    store.add("searched too", result("none", **{**searched, "accuracies": [[80.0]]}))
+    assert reached({"table1": store}, "table1", "none") == [90.0]
+    store.add("tested", result("none", accuracies=[[40.0, 41.0]]))
+    assert reached({"table1": store}, "table1", "none") == [40.0, 41.0]
+    store.add("tested too", result("none", accuracies=[[50.0, 51.0]]))
     with pytest.raises(ValueError, match="tells them apart"):
-        reached(table1, "table1", "none")
+        reached({"table1": store}, "table1", "none")
+
+
+def test_a_drop_is_from_the_best_epoch_to_the_last(tmp_path):
+    store = Store(tmp_path / "table1.jsonl", "table1")
+    curves = {"batchnorm": (50, 52, 49), "layernorm": (50, 51, 49), "none": (40, 44, 43), "rmsnorm": (30, 31, 32)}
+    for number, (method, means) in enumerate(curves.items()):
+        store.add(str(number), result(method, accuracies=[[mean - 0.5, mean + 0.5] for mean in means]))
+
+    def drop(of, *others):
+        claim = Claim("", "table1", ahead, {"activation": "tanh"}, [{"method": name} for name in others])
+        return special.drop({"table1": store}, claim, of=of)
+
+    finding = drop(["batchnorm", "layernorm"], "none", "rmsnorm")
+    assert finding == Finding(True, "lose 2.0 to 3.0 points, others 0.0 to 1.0", "1 batch sizes")
+    assert drop(["none"], "batchnorm", "layernorm", "rmsnorm").holds is False
+    with pytest.raises(LookupError, match="not every method"):
+        drop(["none"], "batchnorm", "layernorm", "rmsnorm", "l2norm")
 
 
 def test_one_that_does_not_hold_is_enough_against_all():
@@ -75,25 +168,47 @@ def test_one_that_does_not_hold_is_enough_against_all():
     assert (twice.n, twice.p) == ("3, 3", f"{yes.p}; {yes.p}")  # a p for every difference, if two are alike
 
 
-def test_slopes_and_rows_of_table_1_want_every_batch_size(tmp_path):
-    def table1(*sizes):
-        runs = [result(batch_size=size, accuracies=([50 - size / 8, 51 - size / 16],)) for size in sizes]
-        return {"table1": stored(tmp_path, "table1", runs)}
+def test_a_claim_is_of_every_file_and_of_all_settings_beside(tmp_path):
+    stores = {name: Store(tmp_path / f"{name}.jsonl", name) for name in ("cnn", "cnn-pool")}
+    for name, store in stores.items():
+        for activation in ("tanh", "relu"):
+            ahead_in = name == "cnn" or activation == "tanh"
+            for method, values in (("none", LOW), ("affine-like", HIGH if ahead_in else [30.0, 31.0, 32.0])):
+                store.add(f"{method} {activation}", result(method, accuracies=(values,), activation=activation))
 
+    def holds(files, *activations):
+        each = [{"activation": name} for name in activations]
+        return Claim("", files, ahead, {"method": "affine-like"}, [{"method": "none"}], each=each).finding(stores).holds
+
+    assert holds("cnn", "tanh", "relu") is True
+    assert holds("cnn, cnn-pool", "tanh") is True
+    assert holds("cnn, cnn-pool", "tanh", "relu") is False
+    assert holds("cnn", "tanh", "gelu") is None  # has not run
+    assert holds("fig2", "tanh") is None
+    either = judges.runs(stores, "cnn", method={"none", "dyt"}, activation={"tanh", "relu"}, damping=None)
+    assert [r["settings"]["activation"] for r in either] == ["tanh", "relu"]
+
+
+def test_slopes_and_rows_of_table_1_want_every_batch_size(tmp_path):
+    store = Store(tmp_path / "table1.jsonl", "table1")
+    sizes = (8, 16, 32, 64, 128)
+    for size in sizes[:-1]:
+        store.add(str(size), result(batch_size=size, accuracies=([50 - size / 8, 51 - size / 16],)))
     with pytest.raises(LookupError, match="not every batch size"):
-        judges.row(table1(8, 16, 32, 64), "none", "tanh")
-    stores = table1(128)
-    assert judges.row(stores, "none", "tanh") == pytest.approx([43.8, 47.9])
+        judges.row({"table1": store}, "none", "tanh")
+    store.add("128", result(batch_size=128, accuracies=([34.0, 43.0],)))
+    assert judges.row({"table1": store}, "none", "tanh") == pytest.approx([43.8, 47.9])
     claim = Claim("", "table1", rises, {"method": "none", "activation": "tanh"})
-    down, up = (judge(stores, claim) for judge in (falls, rises))
+    down, up = (judge({"table1": store}, claim) for judge in (falls, rises))
     p = stats.ttest_1samp([-0.125, -0.0625], 0.0).pvalue  # of the seeds' own slopes
     assert p > 0.05
-    assert (down.holds, up.holds, down.p, down.n) == (None, None, f"{p:.2g}", "2")
+    assert (down.holds, up.holds, down.p) == (None, None, f"{p:.2g}")
     assert "-9.37 ± 3.12" in down.figure
+    assert down.n == "2"
 
 
 def test_claims_name_commands_that_exist():
-    for claim in [claim for claims in CLAIMS.values() for claim in claims]:
+    for claim in ALL:
         words = decide(claim).split()
         assert claim.files
         if words:
@@ -104,9 +219,10 @@ def test_claims_name_commands_that_exist():
 
 
 def test_verdicts_without_any_results_are_all_undecided(tmp_path):
-    stores = {"digits": stored(tmp_path, "digits", [result()])}
-    assert {claim.finding(stores).holds for claims in CLAIMS.values() for claim in claims} == {None}
-    assert "**undecided**" in DIGESTS["verdicts"].section(stores, "verdicts", tmp_path).text
+    store = Store(tmp_path / "digits.jsonl", "digits")
+    store.add("a", result())
+    assert not [claim.text for claim in ALL if claim.finding({"digits": store}).holds is not None]
+    assert "**undecided**" in DIGESTS["verdicts"].section({"digits": store}, "verdicts", tmp_path).text
 
 
 def test_holms_p_is_the_definition():
@@ -139,15 +255,21 @@ def test_p_of_a_short_rank_correlation_counts_all_permutations(ties):
     assert abs(found.pvalue - stats.spearmanr(left, right).pvalue) > 0.003  # whose approximation is not exact
 
 
-@pytest.mark.parametrize(
-    ("judge", "own", "message"),
-    [
-        (partial(special.drop, of=["batchnorm"]), {}, "has not every method at any batch size"),
-        (partial(special.along, keep=lambda panel, place: False), {"method": "dyt"}, "no width or depth of those"),
-    ],
-    ids=["drop", "along"],
-)
-def test_a_judge_without_the_runs_of_its_claim_says_so(judge, own, message, tmp_path):
-    stores = {"table1": stored(tmp_path, "table1", [result("none")])}
-    with pytest.raises(LookupError, match=message):
-        judge(stores, Claim("", "table1", judge, own, [{"method": "none"}]))
+@pytest.mark.parametrize(("other", "holds"), [(30.0, True), (60.0, False)])
+def test_lead_along_widths_is_of_the_places_that_the_claim_is_about_and_never_of_none(tmp_path, other, holds):
+    store = Store(tmp_path / "fig4.jsonl", "fig4")
+    for method, mean in [("affine-like", 50.0), ("none", other)]:
+        for width in (16, 64):
+            run = result(method, accuracies=[[mean, mean + 0.1, mean + 0.2]], hidden=[width, width])
+            store.add(f"{method} {width}", run)
+
+    def along(judge=special.along, **wanted):
+        claim = Claim("", "fig4", judge, {"method": "affine-like", **wanted}, [{"method": "none"}])
+        return judge({"fig4": store}, claim)
+
+    finding = along()
+    assert (finding.holds, finding.figure.split()[2]) == (holds, "2" if holds else "0")
+    with pytest.raises(LookupError, match="fig4"):
+        along(partial(special.along, keep=lambda panel, place: place > 64))
+    with pytest.raises(LookupError, match="fig4"):
+        along(activation="identity")
