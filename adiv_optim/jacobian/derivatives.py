@@ -142,10 +142,13 @@ def _sigmoid(module: Any, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _elementwise(module: Any, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def activation(z: Tensor) -> Tensor:
+        return module(z.clone())  # an activation in place writes here
+
     # The Jacobian of an elementwise function is diagonal: along (1, 1, …) stand its numbers.
     ones = torch.ones_like(z)
-    slope = _along(module, z, ones)
-    return module(z), slope, _along(lambda z: _along(module, z, ones), z, ones)
+    slope = _along(activation, z, ones)
+    return activation(z), slope, _along(lambda z: _along(activation, z, ones), z, ones)
 
 
 def _identity(module: Any, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
