@@ -61,6 +61,11 @@ def test_activations_in_place_are_as_others(kind):
         assert torch.allclose(part, other, atol=1e-12)
 
 
+def test_a_function_around_a_network_is_differentiated():
+    model = network(nn.Tanh())
+    assert difference(lambda x: x.prod() * model(x), torch.randn(2)) < 1e-12
+
+
 def test_a_wrong_rule_is_noticed(monkeypatch):
     def wrong(module, z):
         a, slope, curvature = MODULE._tanh(module, z)
