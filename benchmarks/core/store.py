@@ -20,7 +20,6 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import torch
 
 import adiv_optim
@@ -81,12 +80,6 @@ class Store:
         They are to be read only: whoever asks again is given the same ones.
         """
         return [result for result in self._results().values() if result.get("part") == part]
-
-    def frame(self, part: str | None = None) -> pd.DataFrame:
-        """The results of a part, a row each: settings, what was measured, key, and where it was."""
-        return pd.DataFrame([
-            {**result, **result.get("settings", {}), **result["environment"]} for result in self.read(part)
-        ]).drop(columns=["settings", "environment"], errors="ignore")  # fmt: skip
 
     def has(self, key: str, computes: str | None = None) -> bool:
         """Whether a line of this key is there, computed as now."""
