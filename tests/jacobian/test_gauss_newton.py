@@ -10,6 +10,7 @@ from torch.nn.utils.parametrizations import weight_norm
 
 from adiv_optim import GaussNewton
 from adiv_optim.jacobian import ideal_update, laplacian
+from adiv_optim.jacobian.gauss_newton import gram
 from adiv_optim.jacobian.terms import Terms
 
 pytestmark = pytest.mark.usefixtures("in_float64")
@@ -150,6 +151,7 @@ def test_a_step_that_cannot_lower_the_loss_leaves_the_weights_bit_for_bit():
     for residual in (at_its_least, lambda model, x: x.sum() + 0 * model(x), lambda model, x: model(x) - solved(x)):
         optimizer.step([(residual, torch.rand(4, 2))])
         assert optimizer.metrics()["alpha"] == 0
+        assert optimizer.metrics()["damping"] <= 1e6
         assert optimizer.metrics()["loss_after"] == optimizer.metrics()["loss_before"]
         assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
         assert optimizer.state_dict() == state
@@ -196,6 +198,11 @@ def test_chunks_change_nothing_but_rounding():
 def test_a_jacobian_that_is_not_finite_is_refused():
     with pytest.raises(RuntimeError, match=r"the loss is finite and its Jacobian is not; .* such as a root at 0"):
         GaussNewton(network()).step([(lambda model, x: (0 * model(x)).sqrt() + 1, torch.rand(3, 2))])
+
+
+def test_blocks_make_the_lower_triangle():
+    matrix = torch.randn(250, 7)
+    assert torch.allclose(gram(matrix).tril(), (matrix @ matrix.T).tril(), atol=1e-12)
 
 
 RESIDUALS = {
