@@ -1,5 +1,6 @@
 """The examples run, and go on where they were interrupted."""
 
+import math
 import re
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ from torch import nn
 
 from examples import burgers, char_lm, fit_image, log_metrics, poisson, which_step
 from examples.char_lm import load
-from examples.gpt import GPT
+from examples.gpt import GPT, NORMS, PRESETS, all_windows, python_reference, rate_factor, split
 
 
 @pytest.fixture
@@ -176,3 +177,59 @@ def test_picture_is_learned_in_steps_of_equal_time_and_drawn(tmp_path, capsys):
     assert ", 10 steps, " in printed["Adam"]
     assert f", {round(fit_image.FITS['SOAP'].steps / 50)} steps, " in printed["SOAP"]
     assert all(float(line.split(" dB")[0]) > 0 for line in printed.values())
+
+
+def test_default_text_is_long_and_always_the_same():
+    once, again = python_reference(), python_reference()
+    assert once == again
+    assert len(once) > 200_000
+    paragraphs = once.split("\n\n")
+    assert len(set(paragraphs)) == len(paragraphs)
+
+
+def test_split_keeps_order_and_every_character():
+    characters = "Hamlet, Prinz von Dänemark\n" * 11
+    parts = split(characters)
+    assert [len(part) for part in parts[:3]] == [239, 29, 29]
+    assert "".join(parts.vocabulary[place] for place in torch.cat(parts[:3])) == characters
+
+
+def test_windows_predict_every_character_once():
+    windows = all_windows(torch.arange(25), PRESETS["tiny"])
+    assert windows[:, 1:].flatten().tolist() == list(range(1, 25))
+    assert windows[:, 0].tolist() == [0, 8, 16]
+
+
+def test_rate_rises_then_falls_to_zero():
+    factors = [rate_factor(number, 100) for number in range(1, 101)]
+    assert factors[:5] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0])
+    assert factors[5:] == sorted(factors[5:], reverse=True)
+    assert 0 < factors[-1] < 1e-3
+    assert rate_factor(1, 1) == 1.0
+
+
+def test_initialisation_is_gpt2s():
+    model = GPT(PRESETS["small"], 65, "layernorm")
+    deviations = {name: parameter.std().item() for name, parameter in model.named_parameters() if parameter.dim() == 2}
+    for name, deviation in deviations.items():
+        expected = 0.02 / math.sqrt(6) if name.endswith("projection.weight") else 0.02
+        assert deviation == pytest.approx(expected, rel=0.05), name
+
+
+@pytest.mark.parametrize("norm", NORMS)
+def test_no_position_sees_what_comes_after_it(norm):
+    model = GPT(PRESETS["tiny"], 11, norm)
+    for name, parameter in model.named_parameters():
+        if name.endswith("_gain"):  # SkipInit begins with its branches closed
+            nn.init.ones_(parameter)
+    tokens = torch.randint(11, (3, 8))
+    changed = tokens.clone()
+    changed[:, 5] = (changed[:, 5] + 1) % 11
+    before, after = model(tokens), model(changed)
+    assert torch.equal(before[:, :5], after[:, :5])
+    assert (before[:, 5:] - after[:, 5:]).abs().amax((0, 2)).min() > 0
+
+
+def test_million_has_a_million_parameters():
+    model = GPT(PRESETS["million"], 65, "layernorm")
+    assert sum(parameter.numel() for parameter in model.parameters()) == pytest.approx(1e6, rel=0.02)

@@ -22,7 +22,7 @@ class Derivatives(NamedTuple):
     second: Tensor
 
 
-def derivatives(model: nn.Module, x: Tensor) -> Derivatives:
+def derivatives(model: Callable[[Tensor], Tensor], x: Tensor) -> Derivatives:
     r"""The value of a network at a point, its gradient, and its unmixed second derivatives by the point's coordinates.
 
     Through nn.Linear and elementwise activations all three are carried forward,
@@ -30,12 +30,13 @@ def derivatives(model: nn.Module, x: Tensor) -> Derivatives:
     .. math:: a' = \sigma'(z)\, z', \qquad a'' = \sigma''(z)\, z'^2 + \sigma'(z)\, z'',
 
     with :math:`z = Wa + b`, :math:`z' = Wa'` and :math:`z'' = Wa''`, in one pass over the layers; so a gradient by the
-    parameters costs a few plain ones. Any other module is differentiated by torch.func, forward over forward, once for
-    every coordinate.
+    parameters costs a few plain ones. Any other function is differentiated by torch.func, forward over forward, once
+    for every coordinate.
 
     Args:
-        model: nn.Sequential, nested too, of nn.Linear and elementwise activations of torch.nn; or any module that maps
-            a point to a tensor and that torch.func can differentiate.
+        model: nn.Sequential, nested too, of nn.Linear and elementwise activations of torch.nn; or any module or
+            function that maps a point to a tensor and that torch.func can differentiate, such as a network times a
+            factor that is 0 on the boundary.
         x: the point, (d,). Map over several with torch.func.vmap.
 
     Returns:
@@ -59,7 +60,7 @@ def derivatives(model: nn.Module, x: Tensor) -> Derivatives:
     return _by_transforms(model, x) if layers is None else _carried(layers, x)
 
 
-def laplacian(model: nn.Module, x: Tensor) -> Tensor:
+def laplacian(model: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     r"""The sum of a network's unmixed second derivatives at a point, :math:`\sum_k \partial^2 u / \partial x_k^2`.
 
     Args:
@@ -81,10 +82,10 @@ def laplacian(model: nn.Module, x: Tensor) -> Tensor:
     return derivatives(model, x).second.sum(-1)
 
 
-def _layers(model: nn.Module) -> list[nn.Module] | None:
+def _layers(model: Callable[[Tensor], Tensor]) -> list[nn.Module] | None:
     """The linear layers and activations of a network, in their order; None if there is anything else in it."""
-    if model._forward_hooks or model._forward_pre_hooks:
-        return None  # the module's own call runs them
+    if not isinstance(model, nn.Module) or model._forward_hooks or model._forward_pre_hooks:
+        return None  # the module's own call runs its hooks
     if isinstance(model, nn.Sequential) and type(model).forward is nn.Sequential.forward:
         parts = [_layers(child) for child in model]
         return None if None in parts else [layer for part in parts for layer in part or ()]
@@ -109,7 +110,7 @@ def _carried(layers: list[nn.Module], x: Tensor) -> Derivatives:
     return Derivatives(rows[0], rows[1 : d + 1].mT, rows[d + 1 :].mT)
 
 
-def _by_transforms(model: nn.Module, x: Tensor) -> Derivatives:
+def _by_transforms(model: Callable[[Tensor], Tensor], x: Tensor) -> Derivatives:
     def slope(x: Tensor, direction: Tensor) -> Tensor:
         return _along(model, x, direction)
 
@@ -142,10 +143,13 @@ def _sigmoid(module: Any, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _elementwise(module: Any, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def activation(z: Tensor) -> Tensor:
+        return module(z.clone())  # an activation in place writes here
+
     # The Jacobian of an elementwise function is diagonal: along (1, 1, …) stand its numbers.
     ones = torch.ones_like(z)
-    slope = _along(module, z, ones)
-    return module(z), slope, _along(lambda z: _along(module, z, ones), z, ones)
+    slope = _along(activation, z, ones)
+    return activation(z), slope, _along(lambda z: _along(activation, z, ones), z, ones)
 
 
 def _identity(module: Any, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,6 +1,6 @@
 """The ideal step of a whole network: a Gauss–Newton optimizer from per-sample Jacobians."""
 
-import os
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 
 from .._linalg.limits import check_count, check_not_negative, given
 from ..attach.coverage import Coverage
+from .memory import check_memory
 from .terms import Parameters, Term, Terms
 
 #: A step has to lower the loss by this share of it, or the damping rises.
@@ -54,8 +55,9 @@ class GaussNewton(Optimizer):
     and is never below 64 × the precision of the type. A step that cannot lower the loss leaves the weights as they
     were.
 
-    A step needs about :math:`b\,(2nP + 2\min(n, P)^2)` bytes, with P parameters of b bytes each; with `chunk_size` the
-    2 is 1 + chunk / samples. One that needs more than is free is refused before anything is computed.
+    A step needs about :math:`b\,(nP + 3\max(cP, \min(n, P)^2))` bytes for P parameters of b bytes each, where c is n,
+    or the residuals of `chunk_size` samples; what these keep for their backward pass comes on top. A step that needs
+    more than is free is refused before J is computed.
 
     Args:
         network: any module that torch.func can differentiate; its trainable parameters are stepped, those that belong
@@ -111,29 +113,34 @@ class GaussNewton(Optimizer):
             TypeError: a closure is given, or terms of another form.
             ValueError: a module in training mode mixes samples or drops inputs.
             MemoryError: the step needs more memory than is free.
-            RuntimeError: autocast is on, or the loss is not finite.
+            RuntimeError: autocast is on, the loss or its Jacobian is not finite, or parameters were frozen, freed or
+                replaced since the optimizer was built.
         """
+        (group,) = self.param_groups
+        start: Any = group.get("damping")
+        check_not_negative("GaussNewton.step", damping=start)
         self._check_mode()
+        trained = self._trained()
         residuals = Terms(self.network, terms, "GaussNewton.step")
-        before = {name: parameter.detach() for name, parameter in _trained(self.network).items()}
+        before = {name: parameter.detach() for name, parameter in trained.items()}
         r = residuals.evaluate(before)
         loss = r.square().sum() / 2
         if not loss.isfinite():
             raise RuntimeError(f"GaussNewton.step: the loss is {loss.item()}; look at the residuals of these points.")
-        self._check_memory(len(r), residuals)
+        check_memory(len(r), residuals.differentiated_at_once(self.chunk_size), residuals.points, group["params"])
         jacobian = residuals.jacobian(before, self.chunk_size)
-        (group,) = self.param_groups
         floor = PRECISIONS * torch.finfo(jacobian.dtype).eps
-        found, damping, tries = self._search(residuals, before, jacobian, r, loss, max(group["damping"], floor))
-        if found is not None:
-            for name, parameter in _trained(self.network).items():
-                parameter.copy_(found.parameters[name])
-            group["damping"] = max(floor, damping / 10) if found.alpha >= BOLD else damping
+        start = min(max(start, floor), MOST_DAMPING)
+        best, damping, tries = self._search(residuals, before, jacobian, r, loss, start)
+        if best is not None:
+            for name, parameter in trained.items():
+                parameter.copy_(best.parameters[name])
+            group["damping"] = max(floor, damping / 10) if best.alpha >= BOLD else damping
         self._metrics = {
             "loss_before": loss.item(),
-            "loss_after": (loss if found is None else found.loss).item(),
+            "loss_after": (loss if best is None else best.loss).item(),
             "damping": damping,
-            "alpha": 0.0 if found is None else found.alpha,
+            "alpha": 0.0 if best is None else best.alpha,
             "tries": float(tries),
         }
         return loss
@@ -141,16 +148,23 @@ class GaussNewton(Optimizer):
     def _search(
         self, residuals: Terms, before: Parameters, jacobian: Tensor, r: Tensor, loss: Tensor, damping: float
     ) -> tuple[_Try | None, float, int]:
-        """The first step, as the damping rises, that lowers the loss enough; the damping, and how many were solved."""
+        """The first step, as the damping rises, that lowers the loss enough; its damping, and how many were solved."""
         wide = len(r) <= jacobian.shape[1]
         matrix = gram(jacobian if wide else jacobian.mT)
-        level, tries = jacobian.square().sum().item() / len(r), 0
-        while level > 0 and damping <= MOST_DAMPING:
+        level, tries = matrix.trace().item() / len(r), 0
+        if not math.isfinite(level):
+            raise RuntimeError(
+                "GaussNewton.step: the loss is finite and its Jacobian is not; look for a residual without a "
+                "derivative, such as a root at 0."
+            )
+        while level > 0 and loss > 0:
             tries += 1
             step = _solved(jacobian, matrix, r, damping * level, wide)
-            found = None if step is None else self._best(residuals, before, step)
-            if found is not None and found.loss <= (1 - LEAST_FALL) * loss:
-                return found, damping, tries
+            best = None if step is None else self._best(residuals, before, step)
+            if best is not None and best.loss <= (1 - LEAST_FALL) * loss:
+                return best, damping, tries
+            if damping * 10 > MOST_DAMPING:
+                break
             damping *= 10
         return None, damping, tries
 
@@ -184,19 +198,6 @@ class GaussNewton(Optimizer):
             if module.training and isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0:
                 raise ValueError(f"{name} drops inputs, so that no two evaluations are of one loss; call .eval().")
 
-    def _check_memory(self, rows: int, residuals: Terms) -> None:
-        parameters = self.param_groups[0]["params"]
-        count, size = sum(p.numel() for p in parameters), parameters[0].element_size()
-        samples = max(len(tensors[0]) for tensors in residuals.samples)
-        share = 1 + min(1.0, (self.chunk_size or samples) / samples)
-        needed, free = size * (share * rows * count + 2 * min(rows, count) ** 2), _free(parameters[0].device)
-        if needed > free:
-            most = int(rows * (free / needed) ** (1.0 if rows > count else 0.5))
-            raise MemoryError(
-                f"GaussNewton.step: {rows:,} residuals by {count:,} parameters need {needed / 1e9:.1f} GB, and "
-                f"{free / 1e9:.1f} GB are free; draw at most {most:,} points a step, or set chunk_size."
-            )
-
     def metrics(self) -> dict[str, float]:
         """Numbers of the last step for a logger: loss_before, loss_after, damping, alpha and tries; none before it.
 
@@ -209,6 +210,20 @@ class GaussNewton(Optimizer):
         trained = _trained(self.network)
         how = "stepped with all others, by the Jacobian of the network"
         return Coverage(dict.fromkeys(trained, how), elements={name: p.numel() for name, p in trained.items()})
+
+    def _trained(self) -> dict[str, nn.Parameter]:
+        """The trainable parameters, which are those of the group."""
+        group = {id(parameter) for parameter in self.param_groups[0]["params"]}
+        named = dict(self.network.named_parameters())
+        changed = [name for name, p in named.items() if p.requires_grad != (id(p) in group)]
+        if changed:
+            raise RuntimeError(
+                f"GaussNewton.step: {', '.join(changed[:4])}: frozen, freed or replaced since the optimizer was built; "
+                "build another."
+            )
+        trained = _trained(self.network)
+        _check_parameters(trained)
+        return trained
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Refuse a second group: all parameters share one Jacobian and one damping."""
@@ -246,6 +261,7 @@ def _solved(jacobian: Tensor, matrix: Tensor, r: Tensor, ridge: float, wide: boo
     shifted = matrix.clone()
     shifted.diagonal().add_(ridge)
     factor, failed = torch.linalg.cholesky_ex(shifted)  # reads the lower triangle
+    del shifted  # the solution copies the factor
     if failed:
         return None
     right = r if wide else jacobian.mT @ r
@@ -271,14 +287,3 @@ def _check_parameters(trained: dict[str, nn.Parameter]) -> None:
     if sharded := [name for name, parameter in trained.items() if type(parameter.data) is not Tensor]:
         kind = type(trained[sharded[0]].data).__name__
         raise TypeError(f"GaussNewton: {sharded[0]} is a {kind}; a Jacobian of sharded parameters is not supported.")
-
-
-def _free(device: torch.device) -> float:
-    """Bytes that a step may take."""
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    try:
-        with open("/proc/meminfo") as file:
-            return 1024 * next(int(line.split()[1]) for line in file if line.startswith("MemAvailable"))
-    except (OSError, StopIteration):
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else float("inf")

@@ -1,7 +1,8 @@
 """Modules as pure functions, products with their Jacobians, and which of a model's layers have rows of their own."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import chain
 from typing import Any
 
 import torch
@@ -34,9 +35,26 @@ def pure(module: nn.Module) -> tuple[Parts, Callable[..., Any]]:
 
     def run(trained: Parts, *arguments: Any) -> Any:
         buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
-        return functional_call(module, {**trained, **fixed, **buffers}, arguments)
+        return call_with(module, {**trained, **fixed, **buffers}, arguments)
 
     return trained, run
+
+
+def call_with(module: nn.Module, tensors: Mapping[str, Tensor], arguments: tuple[Any, ...]) -> Any:
+    """Call a module with some tensors in place of the parameters and buffers of these names, wherever they are shared.
+
+    Every module is given its tensors once: torch's functional_call takes a module that stands at two paths for two, and
+    leaves plain tensors in it.
+    """
+    first: dict[Tensor, str] = {}
+    values = {}
+    for path, part in module.named_modules():
+        of_part = (part.named_parameters, part.named_buffers)
+        for name, tensor in chain.from_iterable(each(path, False, remove_duplicate=False) for each in of_part):
+            shared = first.setdefault(tensor, name)
+            if shared in tensors:
+                values[name] = tensors[shared]
+    return functional_call(module, values, arguments, tie_weights=False)
 
 
 def jvp(function: Callable[[Parts], Tensor], at: Parts, tangent: Parts) -> Tensor:

@@ -5,7 +5,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad, jacrev, vmap
+from torch.func import grad, jacrev, vmap
+
+from .modules import call_with
 
 #: A residual function of (model, *one sample), and the batched tensors that it is mapped over.
 Term = tuple[Any, ...]
@@ -15,12 +17,21 @@ Parameters = Mapping[str, Tensor]
 class _Residual(nn.Module):
     """A residual function of a network as a module, so that the network can be run with other parameters."""
 
-    def __init__(self, network: nn.Module, function: Callable[..., Tensor]) -> None:
+    def __init__(self, network: nn.Module, function: Callable[..., Tensor], where: str) -> None:
         super().__init__()
-        self.network, self.function = network, function
+        self.network, self.function, self.where = network, function, where
+        self.dtype = next(parameter.dtype for parameter in network.parameters() if parameter.requires_grad)
 
     def forward(self, *sample: Tensor) -> Tensor:
-        return self.function(self.network, *sample).flatten()
+        residual = self.function(self.network, *sample)
+        if not isinstance(residual, Tensor) or residual.dtype != self.dtype or not residual.numel():
+            kind = type(residual).__name__
+            form = f"{tuple(residual.shape)} of {residual.dtype}" if isinstance(residual, Tensor) else f"a {kind}"
+            raise TypeError(
+                f"{self.where}: a residual is {form}; it must be a tensor of {self.dtype}, as the parameters are, with "
+                "at least 1 number."
+            )
+        return residual.flatten()
 
 
 class Terms:
@@ -32,16 +43,27 @@ class Terms:
         where: opens the messages of errors.
 
     Raises:
-        TypeError: terms are not given as pairs of a function and tensors.
+        TypeError: terms are not given as pairs of a function and tensors; once they are evaluated, a residual is no
+            tensor of the parameters' type.
         ValueError: the tensors of a term differ in length, or are empty.
     """
 
     def __init__(self, network: nn.Module, terms: Sequence[Term], where: str) -> None:
         _check(terms, where)
-        self.residuals = [_Residual(network, function) for function, *_ in terms]
+        self.residuals = [_Residual(network, function, where) for function, *_ in terms]
         self.samples: list[tuple[Tensor, ...]] = [tuple(tensors) for _, *tensors in terms]
         #: Of how many numbers one sample's residual is, a term each: known once they are evaluated.
         self.sizes: list[int] = []
+
+    def differentiated_at_once(self, chunk_size: int | None) -> int:
+        """How many rows of J are in memory twice: those of the largest chunk."""
+        counts = [min(chunk_size or len(tensors[0]), len(tensors[0])) for tensors in self.samples]
+        return max(count * size for count, size in zip(counts, self.sizes, strict=True))
+
+    @property
+    def points(self) -> int:
+        """How many samples there are."""
+        return sum(len(tensors[0]) for tensors in self.samples)
 
     @property
     def rows(self) -> int:
@@ -50,13 +72,12 @@ class Terms:
 
     def evaluate(self, parameters: Parameters) -> Tensor:
         """The residuals at some parameters, (rows,), each divided by the root of its term's count."""
-        found = []
+        every = []
         for residual, tensors in zip(self.residuals, self.samples, strict=True):
-            # One random number for all samples, as one network draws it.
-            run = vmap(lambda *sample, r=residual: _call(r, parameters, sample), randomness="same")
-            found.append(run(*tensors))
-        self.sizes = [values.shape[1] for values in found]
-        return torch.cat([values.flatten() / values.numel() ** 0.5 for values in found])
+            run = vmap(lambda *sample, r=residual: _call(r, parameters, sample))
+            every.append(run(*tensors))
+        self.sizes = [values.shape[1] for values in every]
+        return torch.cat([values.flatten() / values.numel() ** 0.5 for values in every])
 
     def jacobian(self, parameters: Parameters, chunk_size: int | None) -> Tensor:
         """J at some parameters, (rows, θ), in their order; samples are differentiated by chunks."""
@@ -74,7 +95,7 @@ class Terms:
 
             # A gradient is a backward pass without the map over one.
             run: Callable[..., Any] = grad(of_number) if size == 1 else jacrev(of_parameters)
-            each = vmap(run, in_dims=(None, *[0] * len(tensors)), randomness="same")
+            each = vmap(run, in_dims=(None, *[0] * len(tensors)))
             for start in range(0, count, chunk := chunk_size or count):
                 parts = each(dict(parameters), *(tensor[start : start + chunk] for tensor in tensors))
                 rows = len(tensors[0][start : start + chunk]) * size
@@ -88,7 +109,7 @@ class Terms:
 
 
 def _call(residual: nn.Module, parameters: Parameters, sample: Sequence[Tensor]) -> Tensor:
-    return functional_call(residual, {f"network.{name}": value for name, value in parameters.items()}, tuple(sample))
+    return call_with(residual, {f"network.{name}": value for name, value in parameters.items()}, tuple(sample))
 
 
 def _check(terms: Any, where: str) -> None:

@@ -6,14 +6,13 @@ from torch import nn
 from benchmarks.__main__ import main
 from benchmarks.core.arms import label
 from benchmarks.core.store import Store
-from benchmarks.methods import METHODS
 from benchmarks.problems.pictures import CoordinateRun, Fit, pixels, psnr
 from benchmarks.studies import bench
 from benchmarks.train import train
 from examples.fit_image import FITS
 from examples.fit_image import train as train_example
 
-from .test_report import RESULTS, is_drawn, result
+from .conftest import STORES, is_drawn, result, stored
 
 SMALL = ["bench", "--steps", "2", "--epochs", "1", "--seeds", "2", "--device", "cpu"]
 
@@ -50,12 +49,9 @@ def test_verdict_is_that_of_the_numbers(fits, runs, wanted):
 
 
 def test_command_ends_with_its_pictures_and_its_verdict_and_makes_nothing_twice(tmp_path, capsys, monkeypatch, drawn):
-    chosen = Store(tmp_path / "chosen.jsonl", "digits-optimizers")
-    committed = Store(bench.CHOSEN)
-    for number, found in enumerate([*committed.read("search"), *committed.read()]):
-        if found["settings"]["method"] in ("none", "batch-ideal"):
-            chosen.add(str(number), {name: value for name, value in found.items() if name not in ("key", "computes")})
-    monkeypatch.setattr(bench, "CHOSEN", chosen.path)
+    committed = [*Store(bench.CHOSEN).read("search"), *Store(bench.CHOSEN).read()]
+    some = [r for r in committed if r["settings"]["method"] in ("none", "batch-ideal")]
+    monkeypatch.setattr(bench, "CHOSEN", stored(tmp_path, "digits-optimizers", some, "chosen").path)
     assert main([*SMALL, "--out", str(tmp_path)]) == 0
     *_, first, second, _, last = capsys.readouterr().out.splitlines()
     assert (first, second) == (f"figure: {tmp_path}/bench-picture.png", f"figure: {tmp_path}/bench.png")
@@ -75,17 +71,11 @@ def test_command_ends_with_its_pictures_and_its_verdict_and_makes_nothing_twice(
     assert main(["report", "--out", str(tmp_path)]) == 0
 
 
-def test_every_method_of_the_table_has_settings():
-    found = {r["settings"]["method"] for r in Store(bench.CHOSEN).read()}
-    assert {"whitened-16", "input-scaled", "batch-ideal", "none"} <= found <= METHODS.keys()
-    assert len(found) == 12
-
-
 @pytest.mark.parametrize("name", FITS)
 def test_picture_has_the_steps_and_settings_that_the_study_fourier_chose(name):
     (settings,) = {
         tuple(r["settings"].get(each) for each in ("optimizer", "method", "steps", "lr", "damping"))
-        for r in Store(RESULTS / "fourier.jsonl").read()
+        for r in STORES["fourier"].read()
         if "time_of" in r["settings"] and label(r["settings"]).lower() == name.lower()
     }  # fmt: skip
     optimizer, method, steps, lr, damping = settings

@@ -6,21 +6,17 @@ from statistics import fmean
 import pytest
 from scipy import stats
 
-from benchmarks.digests.calls import CALLS, _name, from_this_library
+from benchmarks.digests.calls import CALLS, from_this_library
 from benchmarks.methods import METHODS
 from benchmarks.problems.pictures import psnr
 
-from .test_values import STORES
-
-
-def results(file):
-    return STORES[file].read()
+from .conftest import STORES
 
 
 def errors(file, optimizer, method, **wanted):
     """By crop or seed, of runs without a normaliser."""
     own = {"norm": "none", "optimizer": optimizer, "method": method, **wanted}
-    runs = [r for r in results(file) if all(r["settings"].get(name) == value for name, value in own.items())]
+    runs = [r for r in STORES[file].read() if all(r["settings"].get(name) == value for name, value in own.items())]
     return {(r["settings"].get("crop"), r["settings"]["seed"]): r["error"][-1] for r in runs}
 
 
@@ -34,7 +30,7 @@ def solutions(optimizer, method, seconds):
 
 def tuned_cnn(method):
     wanted = {"method": method, "optimizer": "adam"}.items()
-    (run,) = (r for r in results("cnn-pool-tuned") if wanted <= r["settings"].items())
+    (run,) = (r for r in STORES["cnn-pool-tuned"].read() if wanted <= r["settings"].items())
     return run["test_accuracy"][-1]
 
 
@@ -63,28 +59,9 @@ def test_gain_of_a_classifier_is_that_of_welchs_test_and_the_rival_the_best_with
     assert [evidence.gain.numbers[end] for end in ("low", "high")] == pytest.approx(test.confidence_interval(0.95))
     others = {
         (r["settings"]["method"], r["settings"]["optimizer"]): fmean(r["test_accuracy"][-1])
-        for r in results("cnn-pool-tuned")
+        for r in STORES["cnn-pool-tuned"].read()
         if not from_this_library(r["settings"]["method"])
     }
     method, optimizer = max(others, key=others.get)
     assert evidence.rival.numbers[""] == f"{METHODS[method].label}, {optimizer.title()}"
     assert evidence.rival.numbers["difference"] == pytest.approx(fmean(tuned_cnn("whitened-16")) - max(others.values()))
-
-
-def test_settings_are_those_of_the_runs(found):
-    for optimizer in ("adam", "soap"):
-        runs = {
-            r["settings"]["method"]: r["settings"] for r in results("poisson")
-            if r["settings"]["optimizer"] == optimizer and r["settings"].get("seconds") == 60.0
-            and r["settings"].get("rows") is None and r["settings"]["equation"] == "poisson"
-        }  # fmt: skip
-        evidence = found[f"Poisson's equation, a minute, {optimizer.replace('soap', 'SOAP').replace('adam', 'Adam')}"]
-        assert evidence.rates == (runs["none"]["lr"], runs["whitened"]["lr"])
-        assert evidence.damping == runs["whitened"]["damping"]
-
-
-def test_what_wraps_is_named_with_its_options_and_counted_as_of_this_library():
-    assert _name(METHODS["whitened-16"].by_inputs) == "`Whitened(rank=16)`"
-    assert _name(METHODS["batch-ideal"].correction) == "`BatchIdeal`"
-    assert [from_this_library(m) for m in ("whitened", "proportional", "uc-network")] == [True] * 3
-    assert [from_this_library(m) for m in ("none", "mac", "batchnorm", "dyt")] == [False] * 4

@@ -5,7 +5,6 @@ from functools import partial
 
 import pytest
 import torch
-from scipy import stats
 
 from benchmarks.__main__ import main
 from benchmarks.core.store import Store, setting
@@ -13,7 +12,7 @@ from benchmarks.data import load
 from benchmarks.ensemble import build_optimizer, train
 from benchmarks.grids import best_optimizer
 from benchmarks.problems.images import ImageRun, build_model
-from benchmarks.studies.tuned import DAMPINGS, FIRST, RATES, report_pairs
+from benchmarks.studies.tuned import DAMPINGS, FIRST, RATES
 
 RUN = ImageRun("digits", "none", "tanh", optimizer="sgd", epochs=1, seeds=(1, 2, 3))
 
@@ -38,24 +37,6 @@ def test_every_pair_has_its_best_trial_and_other_seeds(tmp_path, monkeypatch):
         dampings = {r["settings"].get("damping") for r in tried}
         assert dampings == ({None} if settings["method"] == "none" else set(DAMPINGS))
     assert [setting("method")(r) for r in store.read()] == ["none", "batch-ideal"]
-
-
-def test_table_has_welchs_p_by_hand(tmp_path):
-    store = Store(tmp_path / "results.jsonl", "mlp-tuned")
-    accuracies = {"batchnorm": [60.0, 61.0, 60.5], "none": [58.0, 59.5, 58.1]}
-    about = {"environment": {"processor": "p", "gpu": None, "threads": 1, "torch": "2"}, "features": 4, "classes": 3}
-    for method, found in accuracies.items():
-        backend = "loop" if method == "none" else "ensemble"  # how runs are computed parts no table
-        run = replace(RUN, method=method, lr=0.1, backend=backend)
-        store.add(run.key(), {**about, "settings": run.settings(), "test_accuracy": [found]})
-        for lr, score in ((0.03, 50.0), (0.1, 55.0)):
-            trial = replace(run, lr=lr, seeds=(0,), validation=True)
-            kept = {"part": "search", "score": score, "environment": about["environment"]}
-            store.add(trial.key("search"), {**kept, "settings": trial.settings()})
-    section = report_pairs(store, "mlp-tuned", tmp_path)["mlp-tuned"].text
-    p = stats.ttest_ind(accuracies["none"], accuracies["batchnorm"], equal_var=False).pvalue
-    assert f"| none | sgd | 0.1 |  | 2 | 58.53 ± 0.48 | -1.97 ({p:.2g}) |" in section
-    assert "| BatchNorm | sgd | 0.1 |  | 2 | 60.50 ± 0.29 | counterpart |" in section
 
 
 def test_best_optimizer_is_that_of_the_best_trial_and_no_rivals(tmp_path):
@@ -95,33 +76,3 @@ def test_muon_steps_what_is_inside_and_adam_the_rest():
         else:
             assert torch.allclose(step.view_as(gradient), -0.01 * gradient.sign(), rtol=1e-4)
     assert last not in inside
-
-
-@pytest.mark.integration
-@pytest.mark.parametrize("method", ["none", "batchnorm", "proportional", "uc-network"])
-def test_muon_in_an_ensemble_is_muon_alone(method):
-    """Each model's own: its iteration does not act elementwise, so that a stack of them would be another matrix."""
-    pytest.importorskip("pytorch_optimizer")
-    digits = load("digits").to("cpu", torch.float64)
-    run = replace(RUN, method=method, optimizer="muon", lr=0.01, activation="leaky-relu")
-    together, apart = (
-        torch.tensor(train(replace(run, backend=backend), digits, max_steps=6).step_losses, dtype=torch.float64)
-        for backend in ("ensemble", "loop")
-    )
-    assert ((together - apart).abs() / apart).max() <= 1e-10
-    assert (together[:, 0] - together[:, 1]).abs().max() > 1e-3
-
-
-@pytest.mark.integration
-def test_soap_trains():
-    pytest.importorskip("pytorch_optimizer")
-    losses = torch.tensor(train(replace(RUN, optimizer="soap", lr=0.01), load("digits"), max_steps=20).step_losses)
-    assert (losses[-1] < 0.9 * losses[0]).all()
-
-
-def test_a_package_that_is_not_there_is_named(monkeypatch):
-    monkeypatch.setattr("benchmarks.optimizers.find_spec", lambda name: None)
-    with pytest.raises(
-        ValueError, match=r"optimizer 'Muon' needs the package pytorch_optimizer; pip install '\.\[peer"
-    ):
-        train(replace(RUN, optimizer="muon"), load("digits"))

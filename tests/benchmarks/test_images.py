@@ -66,17 +66,23 @@ def test_a_missing_compiler_is_said(digits, monkeypatch):
 
 #: Each with another way to act on convolutions; every network has two of them or more.
 ON_OTHERS = ["none", "batchnorm", "l2-patch", "affine-like", "proportional", "batch-ideal", "uc-network"]
+OTHERS = [
+    *({"method": m, "network": n} for m, n in zip(ON_OTHERS, cycle(name for name in NETWORKS if name))),
+    *({"method": m, "backend": "jacobian", "seeds": (0,)} for m in ("none", "batchnorm", "proportional")),
+    # Each model's own: Muon's iteration does not act elementwise, so that a stack of them would be another matrix.
+    *(
+        pytest.param({"method": m, "optimizer": name, "lr": 0.01}, marks=pytest.mark.integration)
+        for m, name in [*((m, "muon") for m in ("none", "batchnorm", "proportional", "uc-network")), ("none", "soap")]
+    ),
+]
 
 
-@pytest.mark.parametrize(("method", "network"), zip(ON_OTHERS, cycle(name for name in NETWORKS if name)))
-def test_ensemble_of_other_networks_equals_plain_loops(method, network, digits):
-    run = ImageRun("digits", method, "leaky-relu", (4, 4), epochs=1, seeds=(0, 1), network=network)
-    assert_plain_loops(run, digits)
-
-
-@pytest.mark.parametrize("method", ["none", "batchnorm", "proportional"])
-def test_jacobian_backend_equals_plain_loops(method, digits):
-    assert_plain_loops(ImageRun("digits", method, "tanh", epochs=1, seeds=(0,), backend="jacobian"), digits)
+@pytest.mark.parametrize("settings", OTHERS, ids=lambda settings: "-".join(map(str, settings.values())))
+def test_other_networks_backends_and_optimizers_equal_plain_loops(settings, digits):
+    if "optimizer" in settings:
+        pytest.importorskip("pytorch_optimizer")
+    base = ImageRun("digits", "none", "leaky-relu", (4, 4), epochs=1, seeds=(0, 1))
+    assert_plain_loops(replace(base, **settings), digits)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from benchmarks.ensemble import Loops
 from benchmarks.problems.images import ImageRun, take
 from benchmarks.studies import mechanism
 
-from .test_report import is_drawn, result
+from .conftest import reported, result, stored
 
 
 @pytest.mark.parametrize("method", ["none", "batch-ideal", "whitened"])
@@ -32,7 +32,7 @@ def test_first_point_is_the_divergence_of_the_first_step(method):
     assert found["cosine"][0] == pytest.approx(torch.stack(cosines).mean().item(), rel=1e-5)
 
 
-def test_ranks_are_of_runs_that_did_not_diverge(tmp_path, drawn):
+def test_ranks_are_of_runs_that_did_not_diverge(tmp_path):
     accuracies = [50.0, 60.0, 70.0, 80.0, 10.0]
     runs = [
         {**result(lr=accuracy, accuracies=()), "accuracy": [accuracy], "cosine": [accuracy / 100, None],
@@ -43,22 +43,16 @@ def test_ranks_are_of_runs_that_did_not_diverge(tmp_path, drawn):
     assert len(members) == 4
     assert mechanism.rank(members, "cosine").statistic == pytest.approx(1)
     assert mechanism.rank(members, "gain_spread").statistic == pytest.approx(-1)
-    store = Store(tmp_path / "name.jsonl", "mechanism")
-    for number, each in enumerate(runs):
-        store.add(str(number), each)
-    section = mechanism.report(store, "name", tmp_path)["name"].text
+    section = reported(tmp_path, "mechanism", runs)["name"]
     assert "| all | 4 | +1.00 (0.083) | -1.00 (0.083) | +1.00 (0.083) |" in section  # two of 24 orders
-    assert is_drawn(tmp_path / "name.png")
 
 
 def test_command_follows_the_runs_of_a_file(tmp_path, capsys):
-    tuned = Store(tmp_path / "tuned.jsonl", "compare")
-    tuned.add("a", result("affine-like", hidden=[4], batch_size=256, epochs=1, weight_decay=0.1))
+    followed = result("affine-like", hidden=[4], batch_size=256, epochs=1, weight_decay=0.1)
+    tuned = stored(tmp_path, "compare", [followed], "tuned")
     command = ["mechanism", "--tuned", str(tuned.path), "--seeds", "1", "--out", str(tmp_path)]
     assert main(command) == 0
     (found,) = Store(tmp_path / "mechanism.jsonl").read()
-    assert found["settings"] == {**result()["settings"], "method": "affine-like", "hidden": [4], "batch_size": 256} | {
-        "epochs": 1, "weight_decay": 0.1, "seeds": [0], "backend": "loop", "validation": False,
-    }  # fmt: skip
+    assert found["settings"] == {**followed["settings"], "seeds": [0], "backend": "loop", "validation": False}
     assert main(command) == 0  # it is there
     assert "affine-like" in capsys.readouterr().out

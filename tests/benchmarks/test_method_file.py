@@ -57,12 +57,15 @@ def drawn(monkeypatch):
     return found
 
 
+def rows(printed):
+    return {cells[1].strip(): cells[2] for line in printed.splitlines() if len(cells := line.split("|")) > 3}
+
+
 def test_entry_of_a_file_is_trained_reported_and_drawn(file, drawn, tmp_path, capsys):
     assert main([*RUN, "--out", str(tmp_path), "--method-file", str(file)]) == 0
     printed = capsys.readouterr().out
-    rows = {cells[1].strip(): cells[2] for line in printed.splitlines() if len(cells := line.split("|")) > 3}
-    assert rows["my method"] != rows["none"]
-    assert "±" not in rows["my method"]  # of one seed there is no error
+    assert rows(printed)["my method"] != rows(printed)["none"]
+    assert "±" not in rows(printed)["my method"]  # of one seed there is no error
     assert "python -m benchmarks report --out" in printed.splitlines()[-1]
     assert to_rgba(drawn["my method"]) == to_rgba("crimson")
     assert "mine" not in METHODS
@@ -73,21 +76,21 @@ def test_entry_of_a_file_is_trained_reported_and_drawn(file, drawn, tmp_path, ca
     assert "| my method |" in capsys.readouterr().out
 
 
-def test_optimizer_of_a_file_trains_images_and_the_language_model(file, tmp_path, drawn, capsys):
-    end = ["--out", str(tmp_path), "--method-file", str(file), "--seeds", "1", "--device", "cpu"]
-    images = ["compare", "--activations", "tanh", "--epochs", "1", "--lr", "0.01", *end]
-    assert main([*images, "--methods", "none", "prop", "--optimizers", "sgd"]) == 0
+def test_optimizer_of_a_file_trains_images_and_the_language_model(file, tmp_path, capsys):
+    end = ["--out", str(tmp_path), "--method-file", str(file), "--seeds", "1", "--device", "cpu", "--methods"]
+    images = ["compare", "--activations", "tanh", "--epochs", "1", "--lr", "0.01"]
+    text = ["char-lm", "--preset", "tiny", "--steps", "2", "--norms", "none", "--lr", "0.01"]
+    assert main([*images, "--optimizers", "sgd", *end, "none", "prop"]) == 0
     printed = capsys.readouterr().out
     assert "sgd and RMSprop 0.01" in printed
-    rows = {cells[1].strip(): cells[2] for line in printed.splitlines() if len(cells := line.split("|")) > 3}
-    assert rows["RMSprop"] != rows["none"]
+    assert rows(printed)["RMSprop"] != rows(printed)["none"]
     # A plain function with a damping, which a partial had to give before.
-    assert main([*images, "--methods", "scaled-prop", "--damping", "2", "--name", "two"]) == 0
+    assert main([*images, "--damping", "2", "--name", "two", *end, "scaled-prop"]) == 0
     assert "adam" not in capsys.readouterr().out
-    assert main([*images, "--methods", "plain", "--damping", "2"]) == 2
-    assert "method 'plain' has none" in capsys.readouterr().err
-    text = ["char-lm", "--preset", "tiny", "--steps", "2", "--norms", "none", "--lr", "0.01", *end]
-    assert main([*text, "--methods", "prop"]) == 0
-    capsys.readouterr()
-    assert main([*text, "--methods", "lost"]) == 2
-    assert "'lost' needs an optimizer that there is, found 'lion'; adamw, sgd" in capsys.readouterr().err
+    assert main([*text, *end, "prop"]) == 0
+    for command, message in (
+        ([*images, "--damping", "2", *end, "plain"], "method 'plain' has none"),
+        ([*text, *end, "lost"], "'lost' needs an optimizer that there is, found 'lion'; adamw, sgd"),
+    ):
+        assert main(command) == 2
+        assert message in capsys.readouterr().err

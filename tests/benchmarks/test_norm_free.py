@@ -1,6 +1,7 @@
 """The study of networks without normalisers: its search, and what its runs record."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -46,13 +47,17 @@ def test_search_goes_on_until_the_best_rate_is_no_edge(best, searched):
     assert len(tried) == len(set(tried))
 
 
-def test_rows_of_muon_have_rates_between(searched):
-    assert searched(lambda lr: abs(math.log(lr / 5e-3)), "muon")[0].lr == 5e-3
-    assert searched(lambda lr: abs(math.log(lr / 5e-3)))[0].lr == 3e-3
-
-
-def test_diverged_runs_are_never_chosen(searched):
-    assert searched(lambda lr: None if lr > 3e-3 else 1.0 / lr)[0].lr == 3e-3
+@pytest.mark.parametrize(
+    ("loss", "method", "best"),
+    [
+        (lambda lr: abs(math.log(lr / 5e-3)), "muon", 5e-3),  # whose rows have rates between
+        (lambda lr: abs(math.log(lr / 5e-3)), "adamw", 3e-3),
+        (lambda lr: None if lr > 3e-3 else 1.0 / lr, "adamw", 3e-3),  # larger rates diverge
+    ],
+    ids=["muon", "adamw", "diverged"],
+)
+def test_search_chooses_on_the_ladder_of_its_method(loss, method, best, searched):
+    assert searched(loss, method)[0].lr == best
 
 
 @pytest.mark.parametrize("method", ["adamw", "muon"])
@@ -73,11 +78,9 @@ def test_embeddings_have_a_rate_of_their_own_where_it_is_asked_for(method):
 
 
 def test_embeddings_are_drawn_as_asked_and_nothing_else_changes():
-    one, other = (
-        build_model(TextRun("t", "adamw", "none", 1e-2, preset="tiny", embedding_deviation=drawn), 11)
-        for drawn in (None, 1.0)
-    )
-    for (name, p), q in zip(one.named_parameters(), other.parameters(), strict=True):
+    run = TextRun("t", "adamw", "none", 1e-2, preset="tiny")
+    plain, wide = (build_model(replace(run, embedding_deviation=deviation), 11) for deviation in (None, 1.0))
+    for (name, p), q in zip(plain.named_parameters(), wide.parameters(), strict=True):
         assert torch.allclose(q, 50 * p if name.endswith("embedding.weight") else p), name
 
 

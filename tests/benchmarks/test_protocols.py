@@ -20,7 +20,7 @@ from benchmarks.problems import isometry
 from benchmarks.problems.images import DEPARTURES, ImageRun, build_model, depart
 from benchmarks.studies import isometry_training
 
-from .test_report import RESULTS
+from .conftest import RESULTS
 
 PATCHES = ["l2-patch", "l2-patch-half"]
 STEPS, SEED = 4, 3

@@ -9,86 +9,22 @@ import pytest
 from scipy.stats import ttest_ind_from_stats
 
 from benchmarks.__main__ import TABLES, main
-from benchmarks.catalogue import RECIPES, STUDIES
-from benchmarks.core.store import Store
+from benchmarks.catalogue import STUDIES
 from benchmarks.core.study import files, insert, report, shown, write_tables
 from benchmarks.core.tables import Section, Table, estimate, exact, mean_and_error
 from benchmarks.digests import DIGESTS, values
 from benchmarks.studies.table1 import MISSING
 
-ROOT = Path(__file__).parents[2]
-RESULTS = ROOT / "benchmarks" / "results"
-PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+from .conftest import RESULTS, ROOT, STORES, reported, result, stored
 
 
-def result(method="none", activation="tanh", backend="ensemble", accuracies=((10.0, 20.0), (40.0, 44.0)), **settings):
-    return {
-        "settings": {
-            "data": "digits",
-            "method": method,
-            "activation": activation,
-            "hidden": [8],
-            "batch_size": 4,
-            "optimizer": "adam",
-            "lr": 0.001,
-            "schedule": "constant",
-            "epochs": 2,
-            "seeds": [0, 1],
-            "backend": backend,
-            "device": "cpu",
-            **settings,
-        },
-        "environment": {"processor": "a processor", "threads": 1, "torch": "2", "gpu": None},
-        "features": 64,
-        "classes": 10,
-        "steps_per_epoch": 100,
-        "train_loss": [[1.0, 1.0]] * 2,
-        "test_accuracy": [list(epoch) for epoch in accuracies],
-        "seconds": [0.4, 0.2],
-    }
+def test_sweep_names_the_best_rate_and_its_neighbours(tmp_path):
+    def section(*pairs):
+        runs = [result(lr=lr, optimizer="sgd", accuracies=((a, a),), validation=True) for lr, a in pairs]
+        return reported(tmp_path, "uc-sweep", runs)["name"]
 
-
-def reported(folder, study, results, name="name"):
-    """The sections of some results, added to what is there."""
-    store = Store(folder / f"{name}.jsonl", study)
-    for number, each in enumerate(results, start=len(store.read()) + len(store.read("trials"))):
-        store.add(str(number), each)
-    return {own: section.text for own, section in report([store.path], STUDIES).items()}
-
-
-def is_drawn(path):
-    return path.read_bytes().startswith(PNG_SIGNATURE)
-
-
-def test_sweep_names_the_best_rate_and_its_neighbours(tmp_path, drawn):
-    found = ((0.1, 30.0), (0.3, 50.0), (1.0, 49.0), (3.0, 10.0))
-    runs = [result(lr=lr, optimizer="sgd", accuracies=((a, a),), validation=True) for lr, a in found]
-    section = reported(tmp_path, "uc-sweep", runs)["name"]
-    assert "| sgd | none | 0.3 | 50.00 ± 0.00 | 0.3, 1 |" in section
-    assert "a tenth of the training set, held out" in section
-    assert is_drawn(tmp_path / "name.png")
-    lower = result(lr=0.03, optimizer="sgd", accuracies=((60.0, 60.0),), validation=True)
-    section = reported(tmp_path, "uc-sweep", [lower])["name"]
-    assert "| sgd | none | 0.03, at the sweep's edge | 60.00 ± 0.00 | 0.03 |" in section
-
-
-def test_sweep_takes_the_best_rate_at_every_place_and_names_what_tells_panels_apart(tmp_path, drawn):
-    runs = [
-        result(method, gain=gain, lr=lr, activation=activation, accuracies=((10.0, 10.0), (top + 100 * lr, top)))
-        for method, top in (("none", 40.0), ("layernorm", 60.0))
-        for gain in (0.1, 3.0)
-        for lr in (0.01, 0.03)
-        for activation in ("tanh", "leaky-relu")
-    ]
-    section = reported(tmp_path, "uc-init", runs)["name"]
-    assert "|  | method | 0.1 | 3 |" in section
-    assert "| tanh | none | 41.50 ± 1.50 | 41.50 ± 1.50 |" in section
-    assert section.count("| leaky-relu |") == 2
-    assert "each at the best of 2 rates" in section
-    assert is_drawn(tmp_path / "name.png")
-    sections = reported(tmp_path, "fig4", [result(), result(hidden=[16]), result(epochs=3)], "other")
-    assert set(sections) == {"other-1", "other-2"}
-    assert "| method | 8 | 16 |" in sections["other-1"]
+    assert "| sgd | none | 0.3 | 50.00 ± 0.00 | 0.3, 1 |" in section((0.1, 30.0), (0.3, 50.0), (1.0, 49.0), (3.0, 10.0))
+    assert "| sgd | none | 0.03, at the sweep's edge | 60.00 ± 0.00 | 0.03 |" in section((0.03, 60.0))
 
 
 def test_standard_error_is_that_of_the_mean():
@@ -96,35 +32,6 @@ def test_standard_error_is_that_of_the_mean():
     assert mean == 3.0
     assert error == pytest.approx(math.sqrt(14 / 3 / 4), rel=1e-15)
     assert math.isnan(mean_and_error([1.0])[1])
-
-
-def test_table_shows_last_epoch_and_cost(tmp_path, drawn):
-    runs = [
-        result(),
-        result("proportional", accuracies=((1.0, 1.0), (50.0, 50.0))),
-        result(backend="jacobian", seeds=[0], accuracies=((0.0,),)),
-    ]
-    section = reported(tmp_path, "compare", runs)["name"]
-    assert "| none | 42.00 ± 2.00 | 2.00 | 4.00 |" in section
-    assert "| gradient-only proportional | 50.00 ± 0.00 | 2.00 |  |" in section
-    assert "digits, [64, 8, 10], batch 4, adam 0.001, cpu" in section
-    assert is_drawn(tmp_path / "name.png")
-
-
-def test_accuracies_are_of_the_longest_runs_whatever_came_last(tmp_path):
-    runs = [
-        result("none"),
-        result("whitened", backend="loop", accuracies=((0.0, 0.0), (60.0, 60.0))),
-        result("layernorm", epochs=1, accuracies=((70.0, 70.0),)),
-        result("none", epochs=1, accuracies=((20.0, 20.0),)),
-    ]
-    section = reported(tmp_path, "compare", runs)["name"]
-    assert "| none | 42.00 ± 2.00 | 2.00 |  |" in section
-    assert "| LayerNorm |  | 2.00 |  |" in section  # one epoch is not to stand beside two
-    assert "| whitened | 60.00 ± 0.00 |  | 2.00 |" in section
-    assert (
-        "(ensemble: epochs 2, seeds 2; ensemble: epochs 1, seeds 2; loop: epochs 2, seeds 2; accuracies are" in section
-    )
 
 
 def test_other_protocols_are_other_tables(tmp_path):
@@ -138,23 +45,6 @@ def test_other_protocols_are_other_tables(tmp_path):
         sections = reported(folder, study, [result(**same), result(**same, **other, accuracies=((30.0, 30.0),))])
         assert ["42.00" in section for section in sections.values()] == [True, False], study
         assert set(sections) == {"name-1", "name-2"}
-
-
-def test_batch_size_table_has_the_slope_of_the_line(tmp_path, drawn):
-    runs = [
-        result(method, batch_size=size, accuracies=[[0.0, 0.0], [50 + slope * size] * 2])
-        for size in (8, 16, 32)
-        for method, slope in (("none", -0.5), ("affine-like", 0.25))
-    ]
-    section = reported(tmp_path, "table1", runs)["name"]
-    assert (
-        "| tanh | none | 46.00 ± 0.00 | 42.00 ± 0.00 | 34.00 ± 0.00 | 40.67 ± 0.00 | -50.00 ± 0.00 | 38.35 ± 0.50 |"
-        in section
-    )
-    assert (
-        "| tanh | affine-like | 52.00 ± 0.00 | 54.00 ± 0.00 | 58.00 ± 0.00 | 54.67 ± 0.00 | +25.00 ± 0.00 |" in section
-    )
-    assert is_drawn(tmp_path / "name.png")
 
 
 def test_table1_shows_what_is_there_and_what_is_not(tmp_path):
@@ -207,32 +97,31 @@ def test_a_page_has_the_rows_worth_it_or_none_and_a_link_to_all(tmp_path):
     ]
 
 
-def test_a_page_leaves_out_columns_that_there_are(tmp_path):
-    section, page = Section([Table(["name", "n", "p"], [["one", "2", "3"]])]), tmp_path / "page.md"
-    page.write_text("<!-- results:x without n; p --><!-- end -->")
-    filled = insert(page, {"x": section}, tmp_path)
-    assert "| name |\n| --- |\n| one |\n" in filled
-    page.write_text(filled)
-    assert insert(page, {"x": section}, tmp_path) == filled
-    page.write_text("<!-- results:x without q --><!-- end -->")
-    with pytest.raises(ValueError, match="leaves out a column 'q' of x, which has name, n, p"):
-        insert(page, {"x": section}, tmp_path)
-
-
-def test_one_link_leads_to_the_tables_of_several_sections(tmp_path):
-    sections, page = {name: Section([Table(["name"], [[name]])]) for name in ("one", "two")}, tmp_path / "page.md"
-    page.write_text("<!-- link:one two --><!-- end -->")
+@pytest.mark.parametrize(
+    ("place", "shown", "wrong", "message"),
+    [
+        ("results:one without n; p", "| name |\n| --- |\n| one |\n", "results:one without q",
+         "leaves out a column 'q' of one, which has name, n, p"),
+        ("link:one two", "All rows: [one.csv](./one.csv), [two.csv](./two.csv).", "link:one three",
+         "wants results 'three'"),
+    ],
+    ids=["columns", "links"],
+)  # fmt: skip
+def test_a_place_on_a_page_is_filled_alike_twice_or_refused(place, shown, wrong, message, tmp_path):
+    sections = {name: Section([Table(["name", "n", "p"], [[name, "2", "3"]])]) for name in ("one", "two")}
+    page = tmp_path / "page.md"
+    page.write_text(f"<!-- {place} --><!-- end -->")
     filled = insert(page, sections, tmp_path)
-    assert "All rows: [one.csv](./one.csv), [two.csv](./two.csv)." in filled
+    assert shown in filled
     page.write_text(filled)
     assert insert(page, sections, tmp_path) == filled
-    page.write_text("<!-- link:one three --><!-- end -->")
-    with pytest.raises(ValueError, match="wants results 'three'"):
+    page.write_text(f"<!-- {wrong} --><!-- end -->")
+    with pytest.raises(ValueError, match=message):
         insert(page, sections, tmp_path)
 
 
 def test_report_fills_all_pages_or_none(tmp_path, capsys):
-    reported(tmp_path, "compare", [result()], name="mine")
+    stored(tmp_path, "compare", [result()], "mine")
     pages = [tmp_path / "one.md", tmp_path / "two.md"]
     for page, name in zip(pages, ("mine", "other"), strict=True):
         page.write_text(f"<!-- results:{name} -->\n<!-- end -->\n")
@@ -247,29 +136,12 @@ def test_report_fills_all_pages_or_none(tmp_path, capsys):
     assert [path.name for path in tmp_path.glob("*/*.png")] == ["mine.png"]
 
 
-def test_what_has_not_run_is_listed(tmp_path):
-    there = dict.fromkeys(RECIPES.keys() - {"fig2", "speed"})
-    section = DIGESTS["not-run"].section(there, "not-run", tmp_path).text
-    assert [line.split(" | ")[0] for line in section.splitlines()[2:]] == ["| `fig2`", "| `speed`"]
-
-
-def test_runtimes_sum_epochs_and_read_the_last_of_a_running_clock(tmp_path):
-    store = Store(tmp_path / "name.jsonl", "compare")
-    for key, seconds in (("a", [1800.0, 1800.0]), ("b", [3600.0, 7200.0])):
-        store.add(key, {**result(lr=0.1 if key == "a" else 0.2), "seconds": seconds})
-    store.add("c", {**result(lr=0.3), "part": "search", "score": 1.0})
-    assert "| `name` | digits | 2 | 1 | 4 |" in report([store.path], STUDIES, DIGESTS)["runtimes"].text
-    store.add("d", {**result(lr=0.4), "seconds": [3600.0, 7200.0], "validation_loss": [1.0, 1.0]})
-    assert "| `name` | digits | 3 | 1 | 6 |" in DIGESTS["runtimes"].section({"name": store}, "runtimes", tmp_path).text
-
-
 @pytest.fixture(scope="module")
 def fresh():
-    """The sections of the committed results, and the stores that they are made from."""
-    paths = sorted(RESULTS.glob("*.jsonl"))
+    """The sections of the committed results."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("matplotlib.figure.Figure.savefig", lambda *_, **__: None)  # they stay, and drawing takes longest
-        yield report(paths, STUDIES, DIGESTS), {path.stem: Store(path) for path in paths}
+        yield report([store.path for store in STORES.values()], STUDIES, DIGESTS)
 
 
 PAGES = [ROOT / page for page in (*shown(STUDIES, DIGESTS), *values.PAGES)]
@@ -278,21 +150,20 @@ PAGES = [ROOT / page for page in (*shown(STUDIES, DIGESTS), *values.PAGES)]
 @pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROOT)) for page in PAGES])
 def test_pages_quote_the_committed_results(page, fresh):
     text = page.read_text()
-    assert values.filled(insert(page, fresh[0], ROOT / TABLES), fresh[1]) == text
+    assert values.filled(insert(page, fresh, ROOT / TABLES), STORES) == text
     assert len(re.findall("<!-- results:", text)) in (0, 1, 2), "more than two sections with tables that are made"
 
 
 def test_committed_tables_are_whole(fresh):
-    whole = {f"{file}.csv": table for name, section in fresh[0].items() for file, table in files(name, section).items()}
+    whole = {f"{file}.csv": table for name, section in fresh.items() for file, table in files(name, section).items()}
     assert {path.name: path.read_text() for path in (ROOT / TABLES).iterdir()} == {
         name: table.csv() for name, table in whole.items()
     }
 
 
 def test_every_section_and_figure_of_the_committed_results_is_on_its_page(fresh):
-    sections, stores = fresh
-    own = {name: STUDIES[store.study].page for name, store in stores.items()}
-    for name in sections:
+    own = {name: STUDIES[store.study].page for name, store in STORES.items()}
+    for name in fresh:
         (longest,) = sorted((file for file in own if name.startswith(file)), key=len)[-1:] or [None]
         for page in DIGESTS[name].pages if name in DIGESTS else [own[longest]]:
             text = (ROOT / page).read_text()
@@ -303,37 +174,18 @@ def test_every_section_and_figure_of_the_committed_results_is_on_its_page(fresh)
     assert {figure.name for figure in (ROOT / "docs" / "figures").glob("*.png")} == shown
 
 
-def test_verdict_shows_each_study_and_the_best_of_each_column(fresh):
-    sections, stores = fresh
-    rows = [line.split(" | ") for line in sections["verdict"].text.splitlines() if line.startswith("|")]
-    cells = {row[0].strip("| "): [cell.strip("| ") for cell in row[1:]] for row in rows[2:]}
-    (run,) = (
-        r for r in stores["cifar10"].read()
-        if (r["settings"]["method"], r["settings"]["activation"]) == ("batch-ideal", "tanh")
-    )  # fmt: skip
-    mean, error = mean_and_error(run["test_accuracy"][-1])
-    assert cells["`BatchIdeal`"][0].strip("*") == f"{mean:.2f} ± {error:.2f}"
-    (table,) = sections["verdict"].tables
-    numbers = {row[0]: row[1:] for row in table.rows}
-    for column in range(6):
-        shown = {name: row[column].numbers for name, row in numbers.items() if row[column]}
-        best = (max if column < 4 else min)(shown, key=lambda name: shown[name][""])
-        # Welch's test by means and standard errors.
-        as_good = [
-            name
-            for name, own in shown.items()
-            if name == best
-            or ttest_ind_from_stats(
-                *(
-                    value
-                    for each in (own, shown[best])
-                    for value in (each[""], each["error"] * each["n"] ** 0.5, each["n"])
-                ),
-                equal_var=False,
-            )[1]
-            >= 0.05
-        ]
-        assert [name for name, row in numbers.items() if row[column] and "**" in row[column].text] == as_good
+def test_verdict_marks_all_that_welchs_test_does_not_tell_from_the_best_of_a_column(fresh):
+    def p(*samples):
+        each = [(cell[""], cell["error"] * cell["n"] ** 0.5, cell["n"]) for cell in samples]
+        return ttest_ind_from_stats(*each[0], *each[1], equal_var=False).pvalue
+
+    (table,) = fresh["verdict"].tables
+    for column in range(1, 7):
+        cells = {row[0]: row[column] for row in table.rows if row[column]}
+        numbers = {name: cell.numbers for name, cell in cells.items()}
+        best = (max if column < 5 else min)(numbers, key=lambda name: numbers[name][""])
+        as_good = [name for name, own in numbers.items() if name == best or p(own, numbers[best]) >= 0.05]
+        assert [name for name, cell in cells.items() if "**" in cell.text] == as_good
 
 
 def test_without_one_of_its_studies_there_is_no_verdict(tmp_path):

@@ -6,15 +6,14 @@ import pytest
 
 from benchmarks.__main__ import main
 from benchmarks.catalogue import RECIPES
-from benchmarks.core.store import Store
 from benchmarks.core.study import Recipe
 from benchmarks.reproduce import ReproduceOptions, commands, run
 
-from .test_report import RESULTS
+from .conftest import RESULTS, STORES
 
 #: Of which runs are still being made, or which measure time, again whenever they are asked to.
 OPEN = {"equations", "poisson", "speed"}
-COMMITTED = sorted(path.stem for path in RESULTS.glob("*.jsonl"))
+COMMITTED = sorted(STORES)
 
 
 def test_every_committed_file_has_a_recipe():
@@ -31,7 +30,7 @@ def test_hours_are_about_those_that_the_runs_took():
 
     wrong = {}
     for name in [name for name in COMMITTED if name not in ("coordinates", "fourier", "poisson", "equations")]:
-        store, taken, trained = Store(RESULTS / f"{name}.jsonl"), 0.0, 0
+        store, taken, trained = STORES[name], 0.0, 0
         for result in store.read():
             if "seconds" in result:  # where networks learn no images the clock runs on from measurement to measurement
                 runs_on = "validation_loss" in result or "error" in result
@@ -47,11 +46,7 @@ def test_hours_are_about_those_that_the_runs_took():
 
 @pytest.fixture(scope="module")
 def copies(tmp_path_factory):
-    """A folder with all committed files."""
-    folder = tmp_path_factory.mktemp("copies")
-    for name in COMMITTED:
-        shutil.copy(RESULTS / f"{name}.jsonl", folder)
-    return folder
+    return shutil.copytree(RESULTS, tmp_path_factory.mktemp("copies") / "results")
 
 
 @pytest.mark.parametrize("name", [name for name in COMMITTED if name not in OPEN])
@@ -78,21 +73,15 @@ def test_command_makes_files_by_name_and_lists_them(tmp_path, capsys, monkeypatc
     assert f"| cifar10 | cifar10 | images | {RECIPES['cifar10'][1].hours:g} | 20 |" in printed
 
 
-def test_a_folder_with_a_space_is_one_argument(tmp_path):
-    where = ReproduceOptions(data="digits", text="text", out=tmp_path / "my runs", threads=None)
-    (command,) = commands("digits-mechanism", where)
-    assert command[:3] == ["mechanism", "--tuned", f"{tmp_path}/my runs/digits-tuned.jsonl"]
-
-
 def test_all_committed_files_are_made_after_those_that_they_read(tmp_path):
-    made = []
+    made, out = [], tmp_path / "a folder with spaces"
 
     def note(command):
-        read = [path for path in map(str, command) if path.endswith(".jsonl")]
-        assert {tmp_path / f"{name}.jsonl" for name in made} >= set(map(type(tmp_path), read)), command
+        read = {path for path in command if path.endswith(".jsonl")}
+        assert read <= {str(out / f"{name}.jsonl") for name in made}, command
         made.append(command[command.index("--name") + 1])
-        return 0
+        return len(read)
 
-    where = ReproduceOptions(data="cifar10", text="text", out=tmp_path, threads=None, names=("committed",))
-    assert run(where, note, RESULTS) == 0
+    where = ReproduceOptions(data="cifar10", text="text", out=out, threads=None, names=("committed",))
+    assert run(where, note, RESULTS) > 0
     assert sorted(set(made)) == COMMITTED

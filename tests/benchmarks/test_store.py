@@ -20,33 +20,22 @@ def store(tmp_path):
     return Store(tmp_path / "folder" / "results.jsonl", "digits")
 
 
-def test_results_come_back_as_they_were(store):
+def test_results_come_back_as_they_were_and_what_they_share_stands_once(store):
     results = {
-        "a": result(lr=0.1, seeds=[0, 1]),
-        "b": result(lr=0.2, seeds=[0, 1], damping=1.0),
-        "c": result(seeds=[0]),
+        "a": result(lr=0.1, seeds=[0, 1], data="digits"),
+        "b": result(lr=0.2, seeds=[0, 1], damping=1.0, data="digits"),
+        "c": {**result(seeds=[0], data="digits"), "environment": {**PLACE, "torch": "3"}},
     }
     for key, each in results.items():
         store.add(key, each)
     assert store.read() == [{"key": key, **each} for key, each in results.items()]
     assert Store(store.path).study == "digits"
-
-
-def test_settings_and_environment_stand_once(store):
-    for lr in (0.1, 0.2, 0.3):
-        store.add(str(lr), result(lr=lr, data="digits"))
-    store.add("elsewhere", {**result(lr=0.1, data="digits"), "environment": {**PLACE, "torch": "3"}})
     text = store.path.read_text()
-    assert text.count('"data"') == 1
-    assert text.count('"commit"') == 2
-    assert [each["environment"]["torch"] for each in store.read()] == ["2", "2", "2", "3"]
-
-
-def test_what_chose_settings_is_a_part_of_its_own(store):
-    store.add("a", {**result(lr=0.1), "part": "search", "score": 3.0})
-    store.add("b", result(lr=0.1))
-    assert [each["key"] for each in store.read()] == ["b"]
-    assert [each["score"] for each in store.read("search")] == [3.0]
+    assert (text.count('"data"'), text.count('"commit"')) == (1, 2)
+    chose = {**result(lr=0.1), "part": "search", "score": 3.0}
+    store.add("d", chose)
+    assert [each["key"] for each in store.read()] == list(results)
+    assert store.read("search") == [{"key": "d", **chose}]
 
 
 def test_line_of_a_changed_rule_takes_the_place_of_the_old_one(store):
@@ -76,9 +65,7 @@ DAMAGED = {
     "conflict": (b"<<<<<<< HEAD\n", "no JSON: "),
     "letters": (b'{"key": "\xff\xfe"}\n', "no JSON: 'utf-8' codec"),
     "number": (b"1\n", "no line of a result: TypeError"),
-    "no-key": (b'{"settings": {}, "environment": "ea0e4d1c"}\n', "no line of a result: KeyError"),
     "no-place": (b'{"key": "b", "settings": {}, "environment": "gone"}\n', r"no line of a result: KeyError\('gone'\)"),
-    "settings": (b'{"key": "b", "settings": 3, "environment": "gone"}\n', "no line of a result: TypeError"),
 }
 
 
@@ -99,18 +86,15 @@ def test_result_that_is_no_json_leaves_the_file_as_it_was(store):
     assert store.path.read_bytes() == before
 
 
-def add_many(path, name):
-    store = Store(path, "digits")
-    for number in range(50):
-        store.add(f"{name}{number}", result(lr=number, name=name))
-
-
 def test_writers_share_a_file(store):
-    writers = [threading.Thread(target=add_many, args=(store.path, name)) for name in "ab"]
-    for writer in writers:
-        writer.start()
-    for writer in writers:
-        writer.join()
+    def add_many(name):
+        for number in range(50):
+            Store(store.path, "digits").add(f"{name}{number}", result(lr=number, name=name))
+
+    writers = [threading.Thread(target=add_many, args=(name,)) for name in "ab"]
+    for step in ("start", "join"):
+        for writer in writers:
+            getattr(writer, step)()
     assert {each["key"] for each in store.read()} == {f"{name}{number}" for name in "ab" for number in range(50)}
     assert store.path.read_text().count('"study"') == 1
 

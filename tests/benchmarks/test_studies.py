@@ -10,11 +10,9 @@ import pytest
 from benchmarks.__main__ import main
 from benchmarks.catalogue import RECIPES, STUDIES, collect, recipes
 from benchmarks.core.store import Store
-from benchmarks.core.study import UNTRIED, shown
-from benchmarks.digests import DIGESTS
 from tests.test_readme import python_blocks
 
-from .test_report import ROOT
+from .conftest import ROOT
 
 
 @contextmanager
@@ -26,10 +24,9 @@ def planted(module, code, tmp_path, monkeypatch):
         package = import_module(room)
         added.setattr(package, "__path__", [*package.__path__, str(tmp_path)])
         found = collect([module])
-        for name, study in found.items():
-            added.setitem(STUDIES, name, study)
-        for name, recipe in recipes(found).items():
-            added.setitem(RECIPES, name, recipe)
+        for there, more in ((STUDIES, found), (RECIPES, recipes(found))):
+            for name, each in more.items():
+                added.setitem(there, name, each)
         try:
             yield found
         finally:
@@ -37,24 +34,17 @@ def planted(module, code, tmp_path, monkeypatch):
             delattr(package, file)
 
 
-@pytest.fixture
-def mine(tmp_path, monkeypatch):
-    """The study of CONTRIBUTING.md."""
+def test_the_study_of_the_page_for_contributors_is_one_file_and_one_line(tmp_path, monkeypatch, capsys):
     ((code, _),) = python_blocks(ROOT / "CONTRIBUTING.md")
+    out, page = tmp_path / "out", tmp_path / "page.md"
     with planted("benchmarks.studies.mine", code, tmp_path, monkeypatch) as studies:
-        yield studies["mine"]
-
-
-def test_a_study_is_one_file_and_one_line(mine, tmp_path, capsys):
-    out = tmp_path / "out"
-    assert main(["mine", *mine.smoke.split(), "--out", str(out)]) == 0
-    assert "| sum | 1 |" in capsys.readouterr().out
-    assert main(["reproduce", "mine", "--out", str(out / "again")]) == 0
-    assert Store(out / "again" / "mine.jsonl").read()[0]["value"] == 6
-    page = tmp_path / "page.md"
-    page.write_text("<!-- results:mine --><!-- end -->")
-    assert main(["report", "--out", str(out), "--pages", str(page), "--tables", str(tmp_path / "tables")]) == 0
-    assert "| sum | 1 |\n\nA caption. All rows: [mine.csv](tables/mine.csv)." in page.read_text()
+        assert main(["mine", *studies["mine"].smoke.split(), "--out", str(out)]) == 0
+        assert "| sum | 1 |" in capsys.readouterr().out
+        assert main(["reproduce", "mine", "--out", str(out / "again")]) == 0
+        assert Store(out / "again" / "mine.jsonl").read()[0]["value"] == 6
+        page.write_text("<!-- results:mine --><!-- end -->")
+        assert main(["report", "--out", str(out), "--pages", str(page), "--tables", str(tmp_path / "tables")]) == 0
+        assert "| sum | 1 |\n\nA caption. All rows: [mine.csv](tables/mine.csv)." in page.read_text()
 
 
 #: A problem: data, network, loss, error and settings of a run; and a study of it by two arms.
@@ -153,31 +143,17 @@ def test_it_goes_with_its_line(name, capsys):
     assert f"unknown study '{name}'" in capsys.readouterr().err
 
 
-def test_every_study_has_a_page_that_is_there_and_what_makes_files_is_tried_or_says_that_it_is_not():
-    for name, study in STUDIES.items():
-        assert bool(study.page) == bool(study.makes), name
-        assert study.data in ("", "text", "images"), name
-        assert study.smoke == UNTRIED or "--help" not in study.smoke, name
-    assert all((ROOT / page).exists() for page in shown(STUDIES, DIGESTS))
-
-
-def imported(path):
-    """The files of benchmarks that a file imports, whichever way."""
-    files = set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.ImportFrom) and node.level:
-            base = path.parents[node.level - 1].joinpath(*(node.module or "").split("."))
-            names = [base.with_suffix(".py"), *(base / f"{alias.name}.py" for alias in node.names)]
-            files |= {name for name in names if name.is_file()}
-    return files
-
-
 def closure(path):
-    """A file, and all that it stands on."""
+    """A file of benchmarks, and all those that it stands on."""
     whole, waiting = set(), {path}
     while waiting:
-        whole |= waiting
-        waiting = set().union(*map(imported, waiting)) - whole
+        path = waiting.pop()
+        whole.add(path)
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.level:
+                base = path.parents[node.level - 1].joinpath(*(node.module or "").split("."))
+                names = [base.with_suffix(".py"), *(base / f"{alias.name}.py" for alias in node.names)]
+                waiting |= {name for name in names if name.is_file()} - whole
     return whole
 
 

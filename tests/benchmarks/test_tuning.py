@@ -20,6 +20,11 @@ FINAL = ImageRun("digits", "none", "tanh", optimizer="sgd", schedule="cosine", e
 OPTIONS = TunedOptions(search_epochs=1, trials=8)
 
 
+@pytest.fixture(scope="module")
+def digits():
+    return load("digits").to("cpu", torch.float64)
+
+
 @pytest.fixture
 def best(tmp_path, monkeypatch):
     """What is chosen of trials whose accuracies are known: (final, rows of trials, (trial, accuracy) pairs) → runs."""
@@ -36,17 +41,13 @@ def best(tmp_path, monkeypatch):
     return choose
 
 
-def test_search_runs_the_whole_grid_on_held_out_data():
-    runs = every_rate(FINAL, OPTIONS)
-    assert [run.lr for run in runs] == list(GRIDS["sgd"])
-    assert all(run.validation and run.epochs == 1 and run.seeds == (0,) for run in runs)
-
-
-def test_best_validation_accuracy_wins_and_another_methods_is_not_its(best):
+def test_best_validation_accuracy_of_the_whole_grid_wins_and_another_methods_is_not_its(best):
     rivals = [FINAL, replace(FINAL, method="rmsnorm")]
     rows = [every_rate(run, OPTIONS) for run in rivals]
-    scores = [*zip(rows[0], (1, 2, 9, 4, 3, 9, 1), strict=True), *zip(rows[1], (9, 99, 9, 9, 9, 9, 9), strict=True)]
     rates = GRIDS["sgd"]
+    assert [run.lr for run in rows[0]] == list(rates)
+    assert all(run.validation and run.epochs == 1 and run.seeds == (0,) for run in rows[0])
+    scores = [*zip(rows[0], (1, 2, 9, 4, 3, 9, 1), strict=True), *zip(rows[1], (9, 99, 9, 9, 9, 9, 9), strict=True)]
     assert best(rivals, rows, scores) == [replace(rivals[0], lr=rates[2]), replace(rivals[1], lr=rates[1])]
 
 
@@ -67,8 +68,7 @@ def test_trials_are_the_same_points_for_every_method_and_the_best_brings_all_its
 
 
 @pytest.mark.parametrize(("method", "optimizer"), [("none", "sgd"), ("batch-ideal", "adam"), ("batchnorm", "momentum")])
-def test_trials_side_by_side_are_the_runs_alone(optimizer, method):
-    digits = load("digits").to("cpu", torch.float64)
+def test_trials_side_by_side_are_the_runs_alone(optimizer, method, digits):
     first = replace(FINAL, method=method, optimizer=optimizer, seeds=(3,), lr=0.01, validation=True, epochs=1)
     runs = [first, replace(first, lr=0.03, weight_decay=1e-2)]
     together = [torch.tensor(history.step_losses) for history in train_trials(runs, digits)]
@@ -90,19 +90,17 @@ def test_trials_of_different_kinds_do_not_mix():
         train_trials([replace(FINAL, seeds=(0,)), replace(FINAL, seeds=(0,), epochs=3)], load("digits"))
 
 
-def test_held_out_tenth_is_never_trained_on():
-    digits = load("digits")
-    numbered = digits._replace(train_inputs=torch.arange(len(digits.train_labels)).unsqueeze(1).float())
-    split = held_out(numbered)
-    train_rows, test_rows = set(split.train_inputs.flatten().tolist()), set(split.test_inputs.flatten().tolist())
-    assert len(test_rows) == len(numbered.train_labels) // 10
+def test_held_out_tenth_is_never_trained_on(digits):
+    count = len(digits.train_labels)
+    split = held_out(digits._replace(train_inputs=torch.arange(count).unsqueeze(1)))
+    train_rows, test_rows = (set(rows.flatten().tolist()) for rows in (split.train_inputs, split.test_inputs))
+    assert len(test_rows) == count // 10
     assert not train_rows & test_rows
-    assert len(train_rows | test_rows) == len(numbered.train_labels)
+    assert len(train_rows | test_rows) == count
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-def test_cosine_in_an_ensemble_is_that_of_plain_loops(optimizer):
-    digits = load("digits").to("cpu", torch.float64)
+def test_cosine_in_an_ensemble_is_that_of_plain_loops(optimizer, digits):
     run = replace(FINAL, optimizer=optimizer, lr=0.01, epochs=1)
     changes = ({}, {"backend": "loop"}, {"schedule": "constant"})
     together, apart, constant = (torch.tensor(train(replace(run, **c), digits).step_losses) for c in changes)
@@ -110,14 +108,14 @@ def test_cosine_in_an_ensemble_is_that_of_plain_loops(optimizer):
     assert (together[-1] - constant[-1]).abs().max() > 1e-4
 
 
-def test_pace_of_a_run_that_holds_samples_out():
+def test_pace_of_a_run_that_holds_samples_out(digits):
     run = replace(FINAL, validation=True, batch_size=64)
-    assert pace(run, IMAGES, load("digits").to("cpu", torch.float64)) > 0  # its steps stay within the other samples
+    assert pace(run, IMAGES, digits) > 0  # its steps stay within the other samples
 
 
-def test_cosine_goes_from_the_rate_to_nothing():
+def test_cosine_goes_from_the_rate_to_nothing(digits):
     run = replace(FINAL, lr=0.1)
-    trainer = Ensemble(run, load("digits").to("cpu", torch.float64))
+    trainer = Ensemble(run, digits)
     for progress, wanted in ((0.0, 0.1), (0.5, 0.05), (1.0, 0.0)):
         set_rate(run, trainer.optimizers, progress)
         assert trainer.optimizers[0].param_groups[0]["lr"] == pytest.approx(wanted)

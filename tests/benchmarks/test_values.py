@@ -5,13 +5,11 @@ import re
 import pytest
 from scipy import stats
 
-from benchmarks.core.store import Store
 from benchmarks.digests.values import VALUES, filled
 from benchmarks.problems.pictures import psnr
 
-from .test_report import RESULTS, ROOT
+from .conftest import ROOT, STORES
 
-STORES = {path.stem: Store(path) for path in RESULTS.glob("*.jsonl")}
 #: Page → numbers that are no results: settings, sizes, versions and equations.
 SETTINGS = {
     "README.md": "64 0.003 0.1 1 0.001 3.11 2.9",
@@ -56,24 +54,23 @@ def test_a_place_is_filled_with_its_phrase_and_a_wrong_number_goes():
 
 
 def test_phrases_are_those_of_scipys_tests():
+    def said(name):
+        template, numbers = VALUES[name]
+        return template.format(**numbers(STORES))
+
     def errors(method):
-        runs = [r for r in STORES["fourier"].read() if r["settings"]["optimizer"] == "soap"]
+        wanted = {"optimizer": "soap", "norm": "none", "method": method}.items()
+        runs = [r for r in STORES["fourier"].read() if wanted <= {k: r["settings"][k] for k, _ in wanted}.items()]
         runs = [r for r in runs if "time_of" in r["settings"] and "held_out" not in r["settings"]]
-        runs = [r for r in runs if (r["settings"]["norm"], r["settings"]["method"]) == ("none", method)]
         return [psnr(r["error"][-1]) for r in sorted(runs, key=lambda r: r["settings"]["crop"])]
 
     own, bare = errors("whitened"), errors("none")
-    test = stats.ttest_rel(own, bare)
-    gain = sum(own) / len(own) - sum(bare) / len(bare)
-    template, numbers = VALUES["features-soap"]
-    assert template.format(**numbers(STORES)) == f"{gain:.1f} dB (p = {test.pvalue:.3f})"
-    accuracies = {
-        r["settings"]["method"]: r["test_accuracy"][-1]
-        for r in STORES["cnn-pool-tuned"].read() if r["settings"]["optimizer"] == "adam"
-    }  # fmt: skip
+    p = stats.ttest_rel(own, bare).pvalue
+    assert said("features-soap") == f"{sum(own) / len(own) - sum(bare) / len(bare):.1f} dB (p = {p:.3f})"
+    tuned = [r for r in STORES["cnn-pool-tuned"].read() if r["settings"]["optimizer"] == "adam"]
+    accuracies = {r["settings"]["method"]: r["test_accuracy"][-1] for r in tuned}
     p = stats.ttest_ind(accuracies["whitened"], accuracies["mac"], equal_var=False).pvalue
-    template, numbers = VALUES["mac-cnn-whitened"]
-    assert template.format(**numbers(STORES)).endswith(f"(p = {p:.2f})")
+    assert said("mac-cnn-whitened").endswith(f"(p = {p:.2f})")
 
 
 def test_every_phrase_stands_on_a_page():

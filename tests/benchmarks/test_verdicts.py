@@ -16,7 +16,7 @@ from benchmarks.digests.claims import CLAIMS
 from benchmarks.digests.judges import Claim, Finding, ahead, every, falls, in_pairs, lead, level, reached, rises, within
 from benchmarks.digests.verdicts import DIGESTS, Verdict, decide, holm, whole_p
 
-from .test_report import ROOT, result
+from .conftest import ROOT, result
 
 ALL = [claim for claims in CLAIMS.values() for claim in claims]
 HIGH, LOW, WIDE = [50.0, 51.0, 52.0], [40.0, 41.0, 43.0], [30.0, 45.0, 60.0]

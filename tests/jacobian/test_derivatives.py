@@ -50,6 +50,22 @@ def test_they_are_those_of_the_hessian(name):
     assert torch.allclose(laplacian(model, x), hessian(model)(x).diagonal(dim1=-2, dim2=-1).sum(-1), atol=1e-12)
 
 
+@pytest.mark.parametrize("kind", [nn.ReLU, nn.ELU, nn.CELU, nn.SELU, nn.SiLU, nn.Mish, nn.LeakyReLU])
+def test_activations_in_place_are_as_others(kind):
+    torch.manual_seed(0)
+    model, x = network(kind(inplace=True), outputs=3).double(), torch.randn(2)
+    model[1].inplace = model[2][1].inplace = False
+    wanted = by_hessian(model, x)
+    model[1].inplace = model[2][1].inplace = True
+    for part, other in zip(derivatives(model, x), wanted, strict=True):
+        assert torch.allclose(part, other, atol=1e-12)
+
+
+def test_a_function_around_a_network_is_differentiated():
+    model = network(nn.Tanh())
+    assert difference(lambda x: x.prod() * model(x), torch.randn(2)) < 1e-12
+
+
 def test_a_wrong_rule_is_noticed(monkeypatch):
     def wrong(module, z):
         a, slope, curvature = MODULE._tanh(module, z)

@@ -1,15 +1,17 @@
 """GaussNewton against conjugate gradients, least squares, and its rule as a plain loop."""
 
 import copy
-import pickle
 
 import pytest
 import torch
 from torch import nn
+from torch.func import functional_call
 from torch.nn.utils.parametrizations import weight_norm
 
 from adiv_optim import GaussNewton
-from adiv_optim.jacobian import gauss_newton, ideal_update, laplacian
+from adiv_optim.jacobian import ideal_update, laplacian
+from adiv_optim.jacobian.gauss_newton import gram
+from adiv_optim.jacobian.terms import Terms
 
 pytestmark = pytest.mark.usefixtures("in_float64")
 
@@ -145,9 +147,11 @@ def test_a_step_that_cannot_lower_the_loss_leaves_the_weights_bit_for_bit():
         (moved,) = (p.sum() - before[name].sum() for name, p in model.named_parameters() if name == "0.bias")
         return torch.stack([torch.ones_like(moved), moved])
 
-    for residual in (at_its_least, lambda model, x: x.sum() + 0 * model(x)):
+    solved = copy.deepcopy(model)
+    for residual in (at_its_least, lambda model, x: x.sum() + 0 * model(x), lambda model, x: model(x) - solved(x)):
         optimizer.step([(residual, torch.rand(4, 2))])
         assert optimizer.metrics()["alpha"] == 0
+        assert optimizer.metrics()["damping"] <= 1e6
         assert optimizer.metrics()["loss_after"] == optimizer.metrics()["loss_before"]
         assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
         assert optimizer.state_dict() == state
@@ -189,6 +193,58 @@ def test_chunks_change_nothing_but_rounding():
         twin = copy.deepcopy(model)
         steps.append(step_of(twin, GaussNewton(twin, damping=1e-3, chunk_size=chunk_size), terms)[0])
     assert all(torch.allclose(step, steps[0], atol=1e-10) for step in steps)
+
+
+def test_a_jacobian_that_is_not_finite_is_refused():
+    with pytest.raises(RuntimeError, match=r"the loss is finite and its Jacobian is not; .* such as a root at 0"):
+        GaussNewton(network()).step([(lambda model, x: (0 * model(x)).sqrt() + 1, torch.rand(3, 2))])
+
+
+def test_blocks_make_the_lower_triangle():
+    matrix = torch.randn(250, 7)
+    assert torch.allclose(gram(matrix).tril(), (matrix @ matrix.T).tril(), atol=1e-12)
+
+
+RESIDUALS = {
+    "number": lambda model, x: model(x).prod(),
+    "matrix": lambda model, x: torch.outer(model(x), x),
+    "one layer": lambda model, x: model[0](x),
+    "other parameters": lambda model, x: model(x) - functional_call(model, {"0.bias": torch.ones(6)}, (x,)),
+}
+
+
+@pytest.mark.parametrize("name", RESIDUALS)
+def test_jacobians_are_those_of_a_loop(name):
+    model, terms = network(outputs=2), [(RESIDUALS[name], torch.rand(7, 2)), (RESIDUALS["matrix"], torch.rand(2, 2))]
+    stacked = Terms(model, terms, "here")
+    parameters = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    r, jacobian = by_loop(model, terms)
+    assert torch.allclose(stacked.evaluate(parameters), r, atol=1e-14)
+    assert torch.allclose(stacked.jacobian(parameters, 3), jacobian, atol=1e-14)
+
+
+class Repeated(nn.Module):
+    """A layer that has two names, and a weight that is of another layer too."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.other = nn.Linear(2, 2), nn.Linear(2, 2)
+        self.again, self.other.weight = self.first, self.first.weight
+
+    def forward(self, x):
+        return self.other(torch.tanh(self.again(torch.tanh(self.first(x)))))
+
+
+def test_a_layer_with_two_names_stays_one():
+    model = Repeated()
+    terms, optimizer = [(lambda model, x: model(x) - x, torch.rand(4, 2))], GaussNewton(model, damping=1e-3)
+    parameters, (r, jacobian) = list(model.parameters()), by_loop(model, terms)
+    step, damping = step_of(model, optimizer, terms)
+    ridge = damping * jacobian.square().sum() / len(r) * torch.eye(len(r))
+    assert torch.allclose(step, jacobian.T @ torch.linalg.solve(jacobian @ jacobian.T + ridge, r), rtol=1e-6)
+    assert len(parameters) == 3
+    assert all(own is kept for own, kept in zip(model.parameters(), parameters, strict=True))
+    assert model.other.weight is model.again.weight is optimizer.param_groups[0]["params"][0]
 
 
 class Unknown(nn.Module):
@@ -233,106 +289,3 @@ def test_parameters_of_all_kinds_are_stepped_as_by_a_loop():
     assert all(torch.equal(value, frozen[name]) for name, value in model.frozen.state_dict().items())
     assert list(optimizer.coverage().treated) == names
     assert optimizer.coverage().element_share == 1
-
-
-def test_training_resumes_bit_for_bit_and_copies_are_whole():
-    model, terms = network(), equation()
-    optimizer = GaussNewton(model)
-    for _ in range(3):
-        optimizer.step(terms)
-    saved, state = copy.deepcopy(model.state_dict()), copy.deepcopy(optimizer.state_dict())
-    pair, pickled = copy.deepcopy((model, optimizer)), pickle.loads(pickle.dumps((model, optimizer)))
-    fresh = network()
-    fresh.load_state_dict(saved)
-    resumed = GaussNewton(fresh)
-    resumed.load_state_dict(state)
-    for _ in range(3):
-        optimizer.step(terms)
-    for other, twin in [(fresh, resumed), pair, pickled]:
-        for _ in range(3):
-            twin.step(terms)
-        assert torch.equal(weights(other), weights(model))
-        assert twin.param_groups[0]["damping"] == optimizer.param_groups[0]["damping"]
-
-
-def test_float32_has_a_floor_of_its_own():
-    model = network().float()
-    optimizer = GaussNewton(model)
-    x = torch.rand(20, 2, dtype=torch.float32)
-    first = optimizer.step([(lambda model, x: model(x) - x.sum(), x)])
-    for _ in range(10):
-        last = optimizer.step([(lambda model, x: model(x) - x.sum(), x)])
-    assert optimizer.metrics()["damping"] >= 64 * torch.finfo(torch.float32).eps
-    assert last < 1e-3 * first
-
-
-def test_hooks_of_steps_run_and_it_prints_what_it_is():
-    model, seen = network(), []
-    optimizer = GaussNewton(model, damping=1e-8)
-    optimizer.register_step_pre_hook(lambda *_: seen.append("before"))
-    optimizer.register_step_post_hook(lambda *_: seen.append("after"))
-    assert optimizer.metrics() == {}
-    optimizer.step(equation())
-    assert seen == ["before", "after"]
-    assert repr(GaussNewton(model, damping=1e-8)) == "GaussNewton(Sequential, damping=1e-08, chunk_size=None)"
-    assert optimizer.metrics().keys() == {"loss_before", "loss_after", "damping", "alpha", "tries"}
-
-
-REGRESSION = [(lambda model, x: model(x), torch.rand(3, 2))]
-REFUSED = {
-    "closure": (network, lambda: 0.0, TypeError, "no closure"),
-    "no-list": (network, 3, TypeError, "takes a list of terms, .* found int"),
-    "no-tensor": (network, [(inside,)], TypeError, r"terms\[0\] is not \(residual, tensor, …\)"),
-    "lengths": (network, [(on_the_sides, torch.rand(3, 2), torch.rand(2))], ValueError, "have 3, 2 rows"),
-    "empty": (network, [(inside, torch.rand(0, 2))], ValueError, "at least 1"),
-    "batchnorm": (
-        lambda: nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3)), REGRESSION, ValueError,
-        r"1 \(BatchNorm1d\) mixes the samples of a batch.*\.eval\(\)",
-    ),
-    "dropout": (
-        lambda: nn.Sequential(nn.Linear(2, 3), nn.Dropout(0.1)), REGRESSION, ValueError, r"1 \(Dropout\) drops inputs",
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_it_cannot_step_on_is_refused(name):
-    model, terms, error, message = REFUSED[name]
-    with pytest.raises(error, match=message):
-        GaussNewton(model().double()).step(terms)
-
-
-@pytest.mark.parametrize(("model", "error", "message"), [
-    (lambda: 3, TypeError, "network must be a torch.nn.Module, found int"),
-    (lambda: nn.Linear(2, 2).requires_grad_(False), ValueError, "no trainable parameter"),
-    (lambda: nn.Linear(2, 2, dtype=torch.complex128), TypeError, "are torch.complex128 on cpu"),
-    (lambda: nn.Sequential(nn.Linear(2, 2).float(), nn.Linear(2, 2)), TypeError, r"Call network.double\(\)"),
-])  # fmt: skip
-def test_networks_that_it_cannot_step_are_refused(model, error, message):
-    with pytest.raises(error, match=message):
-        GaussNewton(model())
-
-
-def test_settings_groups_scalers_and_autocast_are_refused():
-    model = network()
-    with pytest.raises(ValueError, match="damping"):
-        GaussNewton(model, damping=-1.0)
-    with pytest.raises(ValueError, match="chunk_size"):
-        GaussNewton(model, chunk_size=0)
-    optimizer = GaussNewton(model)
-    with pytest.raises(ValueError, match="in its one group already"):
-        optimizer.add_param_group({"params": [nn.Parameter(torch.ones(1))]})
-    scaler = torch.amp.GradScaler("cpu")
-    scaler.scale(torch.ones(1))
-    with pytest.raises(TypeError, match="takes no GradScaler"):
-        scaler.step(optimizer)
-    with torch.autocast("cpu"), pytest.raises(RuntimeError, match="autocast is on"):
-        optimizer.step(equation())
-
-
-def test_a_step_that_needs_more_memory_than_is_free_says_how_many_points_fit(monkeypatch):
-    monkeypatch.setattr(gauss_newton, "_free", lambda device: 8 * (2 * 12 * 67 + 2 * 144) / 4)
-    model = network()
-    count = sum(p.numel() for p in model.parameters())
-    with pytest.raises(MemoryError, match=rf"12 residuals by {count} parameters need .* draw at most \d+ points"):
-        GaussNewton(model).step(equation())

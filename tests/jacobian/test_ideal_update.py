@@ -149,6 +149,14 @@ def test_empty_batch_asks_for_no_step():
         assert found[1:] == (0.0, 0.0, options.get("ridge", 0.0), 0)
 
 
+def test_a_layer_with_two_names_keeps_its_parameters():
+    layer = nn.Linear(2, 2)
+    module, parameters = nn.Sequential(layer, nn.Tanh(), layer), list(layer.parameters())
+    step = jacobian.ideal_update(module, torch.randn(3, 2), torch.randn(3, 2), 0.1).step
+    assert step.keys() == dict(module.named_parameters()).keys()
+    assert [id(parameter) for parameter in layer.parameters()] == [id(parameter) for parameter in parameters]
+
+
 class TwoTensors(nn.Linear):
     def forward(self, x):
         return x, x

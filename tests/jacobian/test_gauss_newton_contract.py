@@ -1,0 +1,200 @@
+"""GaussNewton as an optimizer of torch: checkpoints, copies, hooks, memory, and what it refuses."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from torch import nn
+
+from adiv_optim import GaussNewton
+from adiv_optim.jacobian import laplacian, memory
+from tests.jacobian.test_gauss_newton import equation, inside, network, on_the_sides, weights
+
+pytestmark = pytest.mark.usefixtures("in_float64")
+
+
+def test_training_resumes_bit_for_bit_and_copies_are_whole():
+    model, terms = network(), equation()
+    optimizer = GaussNewton(model)
+    for _ in range(3):
+        optimizer.step(terms)
+    saved, state = copy.deepcopy(model.state_dict()), copy.deepcopy(optimizer.state_dict())
+    pair, pickled = copy.deepcopy((model, optimizer)), pickle.loads(pickle.dumps((model, optimizer)))
+    fresh = network()
+    fresh.load_state_dict(saved)
+    resumed = GaussNewton(fresh)
+    resumed.load_state_dict(state)
+    for _ in range(3):
+        optimizer.step(terms)
+    for other, twin in [(fresh, resumed), pair, pickled]:
+        for _ in range(3):
+            twin.step(terms)
+        assert torch.equal(weights(other), weights(model))
+        assert twin.param_groups[0]["damping"] == optimizer.param_groups[0]["damping"]
+
+
+def test_float32_has_a_floor_of_its_own():
+    model = network().float()
+    optimizer = GaussNewton(model)
+    x = torch.rand(20, 2, dtype=torch.float32)
+    first = optimizer.step([(lambda model, x: model(x) - x.sum(), x)])
+    for _ in range(10):
+        last = optimizer.step([(lambda model, x: model(x) - x.sum(), x)])
+    assert optimizer.metrics()["damping"] >= 64 * torch.finfo(torch.float32).eps
+    assert last < 1e-3 * first
+
+
+def test_hooks_of_steps_run_and_it_prints_what_it_is():
+    model, seen = network(), []
+    optimizer = GaussNewton(model, damping=1e-8)
+    optimizer.register_step_pre_hook(lambda *_: seen.append("before"))
+    optimizer.register_step_post_hook(lambda *_: seen.append("after"))
+    assert optimizer.metrics() == {}
+    optimizer.step(equation())
+    assert seen == ["before", "after"]
+    assert repr(GaussNewton(model, damping=1e-8)) == "GaussNewton(Sequential, damping=1e-08, chunk_size=None)"
+    assert optimizer.metrics().keys() == {"loss_before", "loss_after", "damping", "alpha", "tries"}
+
+
+REGRESSION = [(lambda model, x: model(x), torch.rand(3, 2))]
+REFUSED = {
+    "closure": (network, lambda: 0.0, TypeError, "no closure"),
+    "no-list": (network, 3, TypeError, "takes a list of terms, .* found int"),
+    "no-tensor": (network, [(inside,)], TypeError, r"terms\[0\] is not \(residual, tensor, …\)"),
+    "lengths": (network, [(on_the_sides, torch.rand(3, 2), torch.rand(2))], ValueError, "have 3, 2 rows"),
+    "empty": (network, [(inside, torch.rand(0, 2))], ValueError, "at least 1"),
+    "batchnorm": (
+        lambda: nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3)), REGRESSION, ValueError,
+        r"1 \(BatchNorm1d\) mixes the samples of a batch.*\.eval\(\)",
+    ),
+    "dropout": (
+        lambda: nn.Sequential(nn.Linear(2, 3), nn.Dropout(0.1)), REGRESSION, ValueError, r"1 \(Dropout\) drops inputs",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_it_cannot_step_on_is_refused(name):
+    model, terms, error, message = REFUSED[name]
+    with pytest.raises(error, match=message):
+        GaussNewton(model().double()).step(terms)
+
+
+@pytest.mark.parametrize(("model", "error", "message"), [
+    (lambda: 3, TypeError, "network must be a torch.nn.Module, found int"),
+    (lambda: nn.Linear(2, 2).requires_grad_(False), ValueError, "no trainable parameter"),
+    (lambda: nn.Linear(2, 2, dtype=torch.complex128), TypeError, "are torch.complex128 on cpu"),
+    (lambda: nn.Sequential(nn.Linear(2, 2).float(), nn.Linear(2, 2)), TypeError, r"Call network.double\(\)"),
+])  # fmt: skip
+def test_networks_that_it_cannot_step_are_refused(model, error, message):
+    with pytest.raises(error, match=message):
+        GaussNewton(model())
+
+
+def test_settings_groups_scalers_and_autocast_are_refused():
+    model = network()
+    with pytest.raises(ValueError, match="damping"):
+        GaussNewton(model, damping=-1.0)
+    with pytest.raises(ValueError, match="chunk_size"):
+        GaussNewton(model, chunk_size=0)
+    optimizer = GaussNewton(model)
+    with pytest.raises(ValueError, match="in its one group already"):
+        optimizer.add_param_group({"params": [nn.Parameter(torch.ones(1))]})
+    scaler = torch.amp.GradScaler("cpu")
+    scaler.scale(torch.ones(1))
+    with pytest.raises(TypeError, match="takes no GradScaler"):
+        scaler.step(optimizer)
+    with torch.autocast("cpu"), pytest.raises(RuntimeError, match="autocast is on"):
+        optimizer.step(equation())
+
+
+def test_a_step_that_needs_more_memory_than_is_free_says_how_many_points_fit(monkeypatch):
+    model, points = network(), torch.rand(400, 2)
+    count = sum(p.numel() for p in model.parameters())
+    monkeypatch.setattr(memory, "free_bytes", lambda device: memory.step_bytes(160, count, 160, 8))
+    optimizer = GaussNewton(model)
+    terms = [(lambda model, x: torch.cat([model(x), laplacian(model, x)]), points)]
+    with pytest.raises(
+        MemoryError, match=rf"800 residuals by {count} parameters need .* draw at most 80 points a step"
+    ):
+        optimizer.step(terms)
+    with pytest.raises(MemoryError, match="draw at most 80 points"):
+        optimizer.step([(terms[0][0], points[:81])])
+    optimizer.step([(terms[0][0], points[:80])])
+    GaussNewton(model, chunk_size=10).step([(terms[0][0], points[:140])])
+
+
+def test_chunks_that_are_differentiated_at_once_are_of_the_largest_term(monkeypatch):
+    seen = []
+    monkeypatch.setattr(memory, "step_bytes", lambda *about: seen.append(about) or 0)
+    model = network()
+    terms = [(inside, torch.rand(9, 2)), (lambda model, x: model(x) - x, torch.rand(5, 2))]
+    for chunk_size, at_once in ((None, 10), (4, 8), (7, 10)):
+        GaussNewton(model, chunk_size=chunk_size).step(terms)
+        assert seen.pop()[:3] == (19, sum(p.numel() for p in model.parameters()), at_once)
+
+
+def frozen(model):
+    model[0].weight.requires_grad_(False)
+
+
+def replaced(model):
+    model[0] = nn.Linear(2, 6)
+
+
+@pytest.mark.parametrize("change", [frozen, replaced])
+def test_parameters_that_are_no_longer_those_of_the_group_are_refused(change):
+    model = network()
+    optimizer = GaussNewton(model)
+    change(model)
+    with pytest.raises(RuntimeError, match=r"0.weight.*: frozen, freed or replaced .*; build another"):
+        optimizer.step(equation())
+    other = network()
+    other[0].requires_grad_(False)
+    optimizer = GaussNewton(other)
+    other[0].bias.requires_grad_(True)
+    with pytest.raises(RuntimeError, match=r"0.bias: frozen, freed or replaced"):
+        optimizer.step(equation())
+
+
+def test_a_network_may_change_to_float32_and_not_to_float16():
+    model, terms = network(), [(lambda model, x: model(x) - 1, torch.rand(5, 2).float())]
+    optimizer = GaussNewton(model)
+    model.float()
+    optimizer.step(terms)
+    assert optimizer.metrics()["damping"] == 64 * torch.finfo(torch.float32).eps
+    model.half()
+    with pytest.raises(TypeError, match=r"are torch.float16 on cpu"):
+        optimizer.step(terms)
+
+
+@pytest.mark.parametrize("state", [float("nan"), -1.0, None])
+def test_a_damping_that_is_no_number_is_refused_at_the_step(state):
+    model = network()
+    optimizer, before = GaussNewton(model), weights(model)
+    optimizer.param_groups[0]["damping"] = state
+    with pytest.raises(ValueError, match=r"GaussNewton.step: damping is .*; it must be finite and at least 0"):
+        optimizer.step(equation())
+    assert torch.equal(weights(model), before)
+
+
+def test_a_damping_above_the_most_is_the_most():
+    model = network()
+    optimizer = GaussNewton(model, damping=1e9)
+    optimizer.step(equation())
+    assert optimizer.metrics()["damping"] == 1e6
+    assert optimizer.metrics()["tries"] == 1
+
+
+@pytest.mark.parametrize("residual", [
+    lambda model, x: 1.0, lambda model, x: model(x)[:0], lambda model, x: model(x).float(),
+])  # fmt: skip
+def test_residuals_that_are_no_tensors_of_the_parameters_type_are_refused(residual):
+    with pytest.raises(TypeError, match=r"GaussNewton.step: a residual is .*; it must be a tensor of torch.float64"):
+        GaussNewton(network()).step([(residual, torch.rand(3, 2))])
+
+
+def test_a_loss_that_is_another_at_every_evaluation_is_refused():
+    with pytest.raises(RuntimeError, match="random operation"):
+        GaussNewton(network()).step([(lambda model, x: model(x) + torch.randn(1), torch.rand(3, 2))])
