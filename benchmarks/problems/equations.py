@@ -1,7 +1,4 @@
-"""Nonlinear differential equations in x and t, solved by a network in float64; the error is the relative L2 one.
-
-An equation is data: the same residual serves one point, as GaussNewton's terms have it, and a batch.
-"""
+"""Nonlinear equations in x and t, solved by a network in float64; one residual serves a point and a batch."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -54,6 +51,7 @@ EQUATIONS = {
 class NonlinearRun(FieldRun):
     """One network, by one seed."""
 
+    lr: float | None = None  # GaussNewton has none
     equation: str = "burgers"
     width: int = 50  # of three hidden layers
     inner: int = 300  # points inside

@@ -84,7 +84,7 @@ def _run(options: NonlinearOptions, store: Store) -> None:
                     continue
                 like = NonlinearRun("", "none", equation=equation, width=width, **limit(length, 0.25))
                 if arm == GAUSS_NEWTON:
-                    own = replace(like, optimizer=arm.optimizer, lr=None, inner=inner)
+                    own = replace(like, optimizer=arm.optimizer, inner=inner)
                     run_all(variants(own, shown), SOLVED, store)
                 else:
                     compete(first_trial(like, arm, damping=3.2e-3), options.trials, SOLVED, store, math.log, shown)
@@ -93,7 +93,7 @@ def _run(options: NonlinearOptions, store: Store) -> None:
 STUDIES = {
     "equations": Study(
         "nonlinear differential equations: Burgers' and reaction", _run, report, NonlinearOptions(),
-        makes=[Recipe(4.0)], smoke="--equation burgers --optimizer gauss-newton --width 20 --seeds 1 --steps 1",
+        makes=[Recipe(2.5)], smoke="--equation burgers --optimizer gauss-newton --width 20 --seeds 1 --steps 1",
         page="docs/results/fields.md",
     )
 }  # fmt: skip

@@ -1,6 +1,7 @@
 """Nonlinear equations: their solutions, their two forms of the loss, and the study."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -57,8 +58,7 @@ def test_loss_of_a_batch_is_that_of_the_terms(name, inner):
 @pytest.mark.parametrize("name", EQUATIONS)
 def test_every_side_has_its_share_of_points_within_the_domain(name):
     problem = Solver(NonlinearRun("", "none", equation=name))
-    inner, sides = problem.points()
-    low, high = torch.tensor(problem.equation.domain, dtype=torch.float64).T
+    (inner, sides), (low, high) = problem.points(), torch.tensor(problem.equation.domain, dtype=torch.float64).T
     assert all(((low <= points) & (points <= high)).all() for points in (inner, sides))
     for coordinate, value in problem.equation.sides:
         assert (sides[:, coordinate] == value).sum() == 60 // len(problem.equation.sides)
@@ -66,11 +66,12 @@ def test_every_side_has_its_share_of_points_within_the_domain(name):
 
 
 def test_gauss_newton_trains_without_a_rate_and_others_with_rows_of_derivatives():
-    run = NonlinearRun("", "none", optimizer="gauss-newton", lr=None, width=8, steps=15)
+    run = NonlinearRun("", "none", optimizer="gauss-newton", width=8, steps=15)
     assert "lr" not in run.settings()
     solved = train(run, Solver(run)).error
     assert solved[-1] < 0.5 * solved[0]
-    runs = [NonlinearRun("", "whitened", damping=0.01, width=8, steps=5, rows=rows) for rows in (None, DERIVATIVES)]
+    whitened = NonlinearRun("", "whitened", damping=0.01, lr=0.01, width=8, steps=5)
+    runs = [replace(whitened, rows=rows) for rows in (None, DERIVATIVES)]
     plain, counted = (train(run, Solver(run)).error for run in runs)
     assert plain[0] == counted[0]
     assert plain[-1] != counted[-1]
