@@ -9,8 +9,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from .._linalg.limits import check_count, check_not_negative, given
+from ..attach.checks import refuse_attached, refuse_lazy
 from ..attach.coverage import Coverage
 from .memory import check_memory
+from .modules import mixes_samples
 from .terms import Parameters, Term, Terms
 
 #: A step has to lower the loss by this share of it, or the damping rises.
@@ -52,8 +54,8 @@ class GaussNewton(Optimizer):
 
     No learning rate and no damping are to be tuned. α is 1, ½, ¼ … while the loss falls. If the best of them does not
     lower it by 0.5 %, the damping is multiplied by 10 and the step is solved again; after α ≥ ¼ it is divided by 10,
-    and is never below 64 × the precision of the type. A step that cannot lower the loss leaves the weights as they
-    were.
+    and is never below 64 × the precision of the type. Where no step lowers the loss by 0.5 %, the weights and the
+    damping stay as they were.
 
     A step needs about :math:`b\,(nP + 3\max(cP, \min(n, P)^2))` bytes for P parameters of b bytes each, where c is n,
     or the residuals of `chunk_size` samples; what these keep for their backward pass comes on top. A step that needs
@@ -68,7 +70,7 @@ class GaussNewton(Optimizer):
     Raises:
         TypeError: `network` is no module, its parameters are not of one real floating type or are sharded, or a
             GradScaler steps.
-        ValueError: there is no trainable parameter, `damping` is negative, a layer mixes samples or drops inputs.
+        ValueError: there is no trainable parameter, one has no shape yet, or `damping` is negative.
 
     Example:
         >>> import torch
@@ -93,6 +95,7 @@ class GaussNewton(Optimizer):
             raise TypeError(f"GaussNewton: network must be a torch.nn.Module, found {type(network).__name__}.")
         check_not_negative("GaussNewton", damping=damping)
         check_count("GaussNewton", **given(chunk_size=chunk_size))
+        refuse_lazy("GaussNewton", network)
         trained = _trained(network)
         _check_parameters(trained)
         self.network, self.chunk_size, self._metrics = network, chunk_size, dict[str, float]()
@@ -111,7 +114,7 @@ class GaussNewton(Optimizer):
 
         Raises:
             TypeError: a closure is given, or terms of another form.
-            ValueError: a module in training mode mixes samples or drops inputs.
+            ValueError: a module mixes samples, drops inputs or has a correction attached.
             MemoryError: the step needs more memory than is free.
             RuntimeError: autocast is on, the loss or its Jacobian is not finite, or parameters were frozen, freed or
                 replaced since the optimizer was built.
@@ -189,19 +192,22 @@ class GaussNewton(Optimizer):
         device = self.param_groups[0]["params"][0].device.type
         if torch.is_autocast_enabled(device):
             raise RuntimeError("GaussNewton.step: autocast is on; small types cannot solve for the step. Turn it off.")
+        remedy = "its backward is not its derivative. Call adiv_optim.detach(network) first"
+        refuse_attached("GaussNewton.step", self.network, remedy)
         for path, module in self.network.named_modules():
-            name = f"GaussNewton.step: {path or 'the network'} ({type(module).__name__})"
-            if module.training and isinstance(module, nn.modules.batchnorm._BatchNorm):
-                raise ValueError(
-                    f"{name} mixes the samples of a batch, so none has a Jacobian of its own; call .eval()."
-                )
+            where = f"GaussNewton.step: {path or 'the network'}"
+            if why := mixes_samples(module):
+                raise ValueError(f"{where}: {why}, so none has a Jacobian of its own; call .eval().")
             if module.training and isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0:
-                raise ValueError(f"{name} drops inputs, so that no two evaluations are of one loss; call .eval().")
+                raise ValueError(
+                    f"{where}: {type(module).__name__} drops inputs, so that no two evaluations are of one loss; call "
+                    ".eval()."
+                )
 
     def metrics(self) -> dict[str, float]:
         """Numbers of the last step for a logger: loss_before, loss_after, damping, alpha and tries; none before it.
 
-        alpha is 0 where no step lowered the loss, and the weights are as they were.
+        alpha is 0 where no step lowered the loss by 0.5 %, and the weights are as they were.
         """
         return dict(self._metrics)
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from adiv_optim import GaussNewton
+from adiv_optim import GaussNewton, Proportional, attach
 from adiv_optim.jacobian import laplacian, memory
 from tests.jacobian.test_gauss_newton import equation, inside, network, on_the_sides, weights
 
@@ -66,10 +66,18 @@ REFUSED = {
     "empty": (network, [(inside, torch.rand(0, 2))], ValueError, "at least 1"),
     "batchnorm": (
         lambda: nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3)), REGRESSION, ValueError,
-        r"1 \(BatchNorm1d\) mixes the samples of a batch.*\.eval\(\)",
+        r"1: BatchNorm1d mixes the samples of a batch.*\.eval\(\)",
+    ),
+    "batchnorm-without-statistics": (
+        lambda: nn.Sequential(nn.BatchNorm1d(2, track_running_stats=False)).eval(), REGRESSION, ValueError,
+        r"0: BatchNorm1d mixes the samples",
+    ),
+    "attached": (
+        lambda: nn.Sequential(attach(nn.Linear(2, 1), Proportional())), REGRESSION, ValueError,
+        r"layer '0' already has a correction .*detach\(network\) first",
     ),
     "dropout": (
-        lambda: nn.Sequential(nn.Linear(2, 3), nn.Dropout(0.1)), REGRESSION, ValueError, r"1 \(Dropout\) drops inputs",
+        lambda: nn.Sequential(nn.Linear(2, 3), nn.Dropout(0.1)), REGRESSION, ValueError, r"1: Dropout drops inputs",
     ),
 }  # fmt: skip
 
@@ -81,9 +89,15 @@ def test_what_it_cannot_step_on_is_refused(name):
         GaussNewton(model().double()).step(terms)
 
 
+class Shard(torch.Tensor):
+    """A tensor of another type, as DTensor is."""
+
+
 @pytest.mark.parametrize(("model", "error", "message"), [
     (lambda: 3, TypeError, "network must be a torch.nn.Module, found int"),
     (lambda: nn.Linear(2, 2).requires_grad_(False), ValueError, "no trainable parameter"),
+    (lambda: nn.LazyLinear(2), ValueError, "has no shape yet"),
+    (lambda: nn.ParameterList([nn.Parameter(torch.ones(2).as_subclass(Shard))]), TypeError, "0 is a Shard; .* sharded"),
     (lambda: nn.Linear(2, 2, dtype=torch.complex128), TypeError, "are torch.complex128 on cpu"),
     (lambda: nn.Sequential(nn.Linear(2, 2).float(), nn.Linear(2, 2)), TypeError, r"Call network.double\(\)"),
 ])  # fmt: skip
