@@ -5,8 +5,8 @@ factors are their traces, and a corrected gradient is the scaled contraction of 
 gradients. For nn.Linear and nn.Conv1d/2d/3d it agrees with `attach` to rounding, at many times the cost
 and memory: use it to train layers that have no closed form, and to check those that have.
 
-`GaussNewton` takes the ideal step of a whole network, from the Jacobian of its residuals; `laplacian` and `derivatives`
-are what residuals of differential equations are written with.
+`GaussNewton` takes the ideal step of a whole network, from the Jacobian of its residuals; residuals of differential
+equations are written with `laplacian` and `derivatives`.
 """
 
 from ._gradients import backward, corrected_gradients

@@ -64,7 +64,7 @@ class GaussNewton(Optimizer):
     Args:
         network: any module that torch.func can differentiate; its trainable parameters are stepped, those that belong
             to no layer too. Frozen ones stay.
-        damping: what the damping begins with, in units of the mean diagonal of JJᵀ.
+        damping: that of the first step, in units of the mean diagonal of JJᵀ.
         chunk_size: samples that are differentiated at once; None is all.
 
     Raises:

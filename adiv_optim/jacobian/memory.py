@@ -1,4 +1,4 @@
-"""What a Gauss–Newton step holds at its peak, and what a device has free."""
+"""The memory that a Gauss–Newton step needs at its peak, and that a device has free."""
 
 import os
 from bisect import bisect_right
@@ -12,7 +12,7 @@ def step_bytes(rows: int, parameters: int, at_once: int, size: int) -> int:
     """Return the peak of a step: J, and three times its rows that are differentiated at once, or three matrices JJᵀ.
 
     A residual that runs the network twice has two gradients and their sum; the matrices are JJᵀ (or JᵀJ), the shifted
-    one and its factor. What the residuals keep for their backward pass comes on top.
+    one and its factor. Activations that a backward pass keeps come on top.
 
     Args:
         rows: residuals.
@@ -41,7 +41,7 @@ def check_memory(rows: int, at_once: int, points: int, parameters: Sequence[Tens
 
 def free_bytes(device: torch.device) -> float:
     """Return the bytes that a step may take."""
-    if device.type == "cuda":  # what torch keeps for later tensors is free too
+    if device.type == "cuda":  # memory that torch keeps for later tensors is free too
         kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return torch.cuda.mem_get_info(device)[0] + kept
     try:
