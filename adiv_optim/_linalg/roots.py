@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -98,8 +98,8 @@ class Spectrum(NamedTuple):
     vectors: Tensor  # their eigenvectors as columns, (…, d, rank)
 
 
-def followed(sketch: Tensor, basis: Tensor, level: Tensor) -> Spectrum:
-    r"""The eigenvalues and eigenvectors of the approximation of A that S = AU tells, for orthonormal columns U.
+def subspace_iteration(sketch: Tensor, basis: Tensor, level: Tensor) -> Spectrum:
+    r"""Return the eigenvalues and eigenvectors of what S = AU tells of A; the columns of U are orthonormal.
 
     .. math:: A \approx S (U^\top S)^{-1} S^\top = U' \Lambda U'^\top
 
@@ -158,16 +158,6 @@ class Whole:
         return Whole(torch.linalg.inv_ex(host.double(self.matrix)).inverse.to(self.matrix))
 
 
-def stacked(factors: Sequence["Factor"]) -> "Factor":
-    """The factors of several layers of one shape, each (d, d), as that of a stack of layers."""
-    first = factors[0]
-    if isinstance(first, Whole):
-        return Whole(torch.stack([factor.matrix for factor in factors if isinstance(factor, Whole)]))
-    same = [factor for factor in factors if isinstance(factor, LowRank)]
-    vectors, weights = (torch.stack(parts) for parts in zip(*((f.vectors, f.weights) for f in same), strict=True))
-    return LowRank(weights.new_tensor([factor.level for factor in same]), vectors, weights)
-
-
 class LowRank:
     """M = c I + U diag(s) Uᵀ, c being `level`, of shape (…), or a number, which costs no pass of its own."""
 
@@ -194,7 +184,8 @@ class LowRank:
     def _outside(self, part: Tensor, inside: Tensor, vectors: Tensor, overwrite: bool) -> Tensor:
         out = part if overwrite else None
         if isinstance(self.level, float):
-            return torch.addmm(part, inside, vectors, beta=self.level, out=out)
+            multiply = torch.addmm if part.dim() == 2 else torch.baddbmm
+            return multiply(part, inside, vectors, beta=self.level, out=out)
         return torch.mul(part, self.level[..., None, None], out=out).baddbmm_(inside, vectors)
 
     @cached_property
@@ -204,8 +195,49 @@ class LowRank:
         return LowRank(1 / self.level, self.vectors, 1 / (level + self.weights) - 1 / level)
 
 
+class Scales:
+    """A diagonal M, for one parameter: positive factors d, e, … that broadcast to a view of it and multiply it.
+
+    Args:
+        factors: numbers or tensors; of a sharded parameter about the part that is held here.
+        shape: of the view; None is the parameter's own.
+    """
+
+    def __init__(self, factors: Sequence[float | Tensor], shape: tuple[int, ...] | None = None) -> None:
+        self.factors, self.shape = factors, shape
+
+    @property
+    def divisor(self) -> float:
+        """Of a single number, by how much it divides."""
+        (factor,) = self.factors
+        return 1 / float(factor)
+
+    def right_multiply(
+        self, weight: Tensor, bias: Tensor | None = None, overwrite: bool = False
+    ) -> tuple[Tensor, None]:
+        """Return w d e …."""
+        product = weight.view(self.shape or weight.shape)
+        for place, factor in enumerate(self.factors):
+            product = product.mul_(factor) if overwrite or place else product * factor
+        return product.view(weight.shape), None
+
+    @cached_property
+    def inverse(self) -> "Scales":
+        """M⁻¹."""
+        return Scales([1 / factor for factor in self.factors], self.shape)
+
+
 #: What [W, b] is multiplied with from the right.
-Factor = Whole | LowRank
+Factor = Whole | LowRank | Scales
+
+
+def stacked(factors: Sequence[Any]) -> Any:
+    """Return the factors of several layers of one kind and shape, each (groups, d, d), as that of a stack of layers."""
+    if isinstance(factors[0], Whole):
+        return Whole(torch.cat([factor.matrix for factor in factors]))
+    levels = [torch.as_tensor(factor.level).to(factor.weights).view(-1) for factor in factors]
+    vectors, weights = (torch.cat([getattr(factor, name) for factor in factors]) for name in ("vectors", "weights"))
+    return LowRank(torch.cat(levels), vectors, weights)
 
 
 def low_rank_inverse_root(trace: Tensor, spectrum: Spectrum, ridge: Tensor) -> LowRank:
@@ -221,4 +253,4 @@ def low_rank_inverse_root(trace: Tensor, spectrum: Spectrum, ridge: Tensor) -> L
     finite, *first = host.read((level.sum() + weights.sum()).isfinite(), level)
     if not finite:
         raise NoRootError(f"no finite root found of the {rank} leading eigenvectors of {size} columns")
-    return LowRank(level if level.dim() else first[0], spectrum.vectors, weights)
+    return LowRank(level if level.numel() > 1 else first[0], spectrum.vectors, weights)

@@ -150,23 +150,22 @@ class Layout(NamedTuple):
         """How many features a row of the layer has, as far as this process holds them."""
         return len(weight) if self.transposed else weight.shape[1:].numel()
 
-    def matrix(self, part: Tensor, stack: int = 0) -> Tensor:
-        """What this process holds of a weight as (outputs, features), of a bias as (outputs, 1); groups in front.
+    def stacked(self, parts: Tensor) -> Tensor:
+        """Parts of such weights as (stack × groups, outputs, features), of biases as (stack × groups, outputs, 1).
 
-        `stack` is 1 of a stack of such parts, and 0 of a single one.
+        The first dimension of `parts` is the stack. A view, where the memory allows one.
         """
-        before, shape = part.shape[:stack], part.shape[stack:]
-        if len(shape) > 1 and self.transposed:
-            return part.mT
-        groups = (self.groups,) if self.groups > 1 else ()
-        wanted = (*before, *groups, shape[0] // self.groups, shape[1:].numel())
-        return part if part.shape == wanted else part.reshape(wanted)
+        if parts.dim() > 2 and self.transposed:
+            return parts.mT
+        count, outputs = parts.shape[:2]
+        wanted = (count * self.groups, outputs // self.groups, parts.shape[2:].numel())
+        return parts if parts.shape == wanted else parts.reshape(wanted)
 
-    def part(self, matrix: Tensor, shape: tuple[int, ...], stack: int = 0) -> Tensor:
-        """The inverse of `matrix`, in a shape; the dtype stays."""
-        if len(shape) > stack + 1 and self.transposed:
-            matrix = matrix.mT
-        return matrix if matrix.shape == shape else matrix.reshape(shape)
+    def unstacked(self, matrices: Tensor, shape: tuple[int, ...]) -> Tensor:
+        """The inverse of `stacked`, in a shape; the dtype stays."""
+        if len(shape) > 2 and self.transposed:
+            matrices = matrices.mT
+        return matrices if matrices.shape == shape else matrices.reshape(shape)
 
 
 def plain_type(module: nn.Module) -> type:

@@ -4,8 +4,6 @@ from .chained import ChainedOptimizer
 from .gradient_only import GradientOnly
 from .input_scaled import InputScaled
 from .preconditioned import Preconditioned
-from .reparametrized import Method, Reparametrized
-from .snapshot import Transform
 from .unit_consistent import UnitConsistent
 from .whitened import Whitened
 from .wrapper import OptimizerWrapper
@@ -14,11 +12,8 @@ __all__ = [
     "ChainedOptimizer",
     "GradientOnly",
     "InputScaled",
-    "Method",
     "OptimizerWrapper",
     "Preconditioned",
-    "Reparametrized",
-    "Transform",
     "UnitConsistent",
     "Whitened",
 ]

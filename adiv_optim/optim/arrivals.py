@@ -17,22 +17,22 @@ class Reading:
     Args:
         sums: never changed in place.
         rows: how many rows they are of.
-        memory: what the layer remembered then, or None: nothing.
+        covariance: what the layer remembered then, or None: nothing.
         version: that of the tensor.
     """
 
-    __slots__ = ("__weakref__", "arrived", "joined", "memory", "readers", "rows", "sums", "version")
+    __slots__ = ("__weakref__", "arrived", "covariance", "joined", "readers", "rows", "sums", "version")
 
-    def __init__(self, sums: list[Tensor], rows: int, memory: list[Tensor] | None, version: int) -> None:
-        self.sums, self.rows, self.memory, self.version = sums, rows, memory, version
+    def __init__(self, sums: list[Tensor], rows: int, covariance: object, version: int) -> None:
+        self.sums, self.rows, self.covariance, self.version = sums, rows, covariance, version
         #: The layers that have it, by their ids, and whether a gradient has come to one of them.
         self.readers, self.arrived = set[int](), False
         #: Sums that it was added to, and these sums then: equal for all layers that had the same.
         self.joined: tuple[list[Tensor] | None, list[Tensor]] | None = None
 
-    def added_to(self, before: list[Tensor] | None, memory: list[Tensor] | None) -> list[Tensor]:
+    def added_to(self, before: list[Tensor] | None, covariance: object) -> list[Tensor]:
         """Sums with these added, the very same list for layers that have had one list, and remember the same."""
-        if memory is not self.memory:
+        if covariance is not self.covariance:
             return self._sum(before)
         if self.joined is None or self.joined[0] is not before:
             self.joined = before, self.sums if before is None else self._sum(before)
@@ -53,14 +53,14 @@ def readings_of(tensor: Tensor) -> dict[Any, "weakref.ref[Reading]"]:
     return _readings.setdefault(tensor, {}) if plain and not tensor.is_inference() else {}
 
 
-def may_serve(reading: Reading, tensor: Tensor, layer: object, memory: list[Tensor] | None) -> bool:
+def may_serve(reading: Reading, tensor: Tensor, layer: object, covariance: object) -> bool:
     """Whether what one layer has made of a tensor is what another one would make.
 
     Not after a gradient has come, nor twice for one layer: who writes to a tensor by `.data` does so between passes,
     when nothing needs its numbers any more. And not where others have the memory, numpy or another process, and may
     write there without a new version of the tensor.
     """
-    if reading.arrived or id(layer) in reading.readers or reading.memory is not memory:
+    if reading.arrived or id(layer) in reading.readers or reading.covariance is not covariance:
         return False
     storage = tensor.untyped_storage()
     alone = storage.resizable() and not (tensor.device.type == "cpu" and storage.is_shared())

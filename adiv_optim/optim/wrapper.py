@@ -14,7 +14,7 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 
 from .._linalg.limits import check_dict
 from ..attach.coverage import Coverage, warn
-from ..attach.reports import gone
+from ..attach.reports import explain_replaced_parameters
 from ..corrections import Correction
 
 #: How names begin that a state dict has of a parameter beside the optimizer's own: what wrappers remember.
@@ -131,7 +131,9 @@ class OptimizerWrapper(Optimizer):
         self._steps += 1
         self._fed = self._fed or any(p.grad is not None for group in self.param_groups for p in group["params"])
         # Looking costs a walk over the model, and seldom finds anything.
-        return gone(self, model, self._steps == 2 and not self._fed) if self._steps & (self._steps - 1) == 0 else ""
+        if self._steps & (self._steps - 1):
+            return ""
+        return explain_replaced_parameters(self, model, self._steps == 2 and not self._fed)
 
     def _tell(self, reason: str, opening: str) -> None:
         """Warn, but not twice of the same."""
