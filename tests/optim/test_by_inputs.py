@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from adiv_optim import Preconditioned, Whitened
 from adiv_optim._linalg import roots as roots_module
-from adiv_optim._linalg.roots import NoRootError, Whole, eigh, followed, inverse_root
+from adiv_optim._linalg.roots import NoRootError, Whole, eigh, subspace_iteration, inverse_root
 from tests.helpers.cases import relative_error
 from tests.helpers.inputs import mean_of
 from tests.helpers.steps import same, sgd, stepped, weights
@@ -61,7 +61,7 @@ def test_failure_in_float32_is_mended_in_float64(error, monkeypatch):
     basis = torch.eye(6)[:, :2]
 
     def factorised() -> list[Tensor]:
-        values, _ = followed(matrix @ basis, basis, matrix.trace() / 6)
+        values, _ = subspace_iteration(matrix @ basis, basis, matrix.trace() / 6)
         return [inverse_root(matrix, torch.tensor(0.1), condition=10.0), values]
 
     wanted = factorised()

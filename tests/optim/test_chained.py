@@ -14,7 +14,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, OneCycleLR
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from adiv_optim import ChainedOptimizer, Whitened
-from adiv_optim.optim.snapshot import Decay, decay_factors
+from adiv_optim.optim.decay import Decay, decay_factors
 from tests.helpers.cases import relative_error
 from tests.helpers.revive import through_a_file
 from tests.helpers.steps import network, same, weights

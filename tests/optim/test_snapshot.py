@@ -11,7 +11,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 
 from adiv_optim import ChainedOptimizer, GradientOnly, InputScaled, Proportional, UnitConsistent, Whitened, gauge
 from adiv_optim.optim.probe import KNOWN
-from adiv_optim.optim.snapshot import decay_factors, hooked
+from adiv_optim.optim.decay import decay_factors, has_step_hooks
 from adiv_optim.optim.wrapper import OptimizerWrapper
 from tests.helpers.cases import relative_error
 from tests.helpers.covering import paired
@@ -25,7 +25,7 @@ EXACT = 1e-12
 
 def unread(optimizer: torch.optim.Optimizer) -> dict[int, float]:
     """By the ids of weights that a step does not read their factors."""
-    return {key: decay.factor for key, decay in decay_factors(optimizer).items() if not decay.read}
+    return {key: decay.factor for key, decay in decay_factors(optimizer).items() if not decay.is_read}
 
 
 def steps(configuration: Configuration, weights: list[Tensor], gradients: list[Tensor]) -> tuple[list[Tensor], list]:
@@ -256,9 +256,9 @@ def test_hooks_that_may_read_the_weights_are_seen_wherever_they_are():
     outer = GradientOnly(chain, model, Proportional())
     for optimizer in (*parts, chain, outer):
         for register in (optimizer.register_step_pre_hook, optimizer.register_step_post_hook):
-            assert not hooked(outer)
+            assert not has_step_hooks(outer)
             handle = register(lambda *_: None)
-            assert hooked(outer)
+            assert has_step_hooks(outer)
             handle.remove()
     outer.detach()
 
