@@ -18,7 +18,7 @@ def remembered(optimizer: Any) -> dict[str, dict[str, Any]]:
     for group, saved_group in zip(optimizer.param_groups, saved["param_groups"], strict=True):
         for p, key in zip(group["params"], saved_group["params"], strict=True):
             own = {name: value for name, value in entries.get(key, {}).items() if name.startswith(PREFIX)}
-            if own:
+            if own and id(p) in names:  # else the model has lost it
                 found[names[id(p)]] = {name.removeprefix(PREFIX): value for name, value in own.items()}
     return found
 

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from adiv_optim import Preconditioned, Whitened
 from adiv_optim._linalg.roots import NoRootError, Whole
-from adiv_optim.optim import second_moments
-from adiv_optim.optim.covariance_method import deal
+from adiv_optim.optim import covariance as covariance_module
+from adiv_optim.optim.processes import deal
 from tests.helpers.cases import relative_error
 from tests.helpers.processes import needs_distributed, on_processes
 
@@ -44,9 +44,19 @@ def step(optimizer: Any, part: slice) -> None:
 
 
 def factors(optimizer: Any) -> list[Tensor]:
-    method = optimizer.method
-    every = (factor for layer in method.layers for factor in method.measured[layer.name])
+    every = (factor for layer in optimizer.watch.layers for factor in layer.factors)
     return [factor.matrix for factor in every if isinstance(factor, Whole)]
+
+
+def spy(optimizer: Any, change: Callable[[str, Any], Any]) -> None:
+    """Let what each covariance is factorised to pass by a function of its layer's name."""
+    watch, factors_of = optimizer.watch, optimizer.watch.chart.factors
+
+    def changed(covariances: list[Any]) -> list[Any]:
+        names = {id(layer.covariance): layer.name for layer in watch.layers}
+        return [change(names[id(each)], found) for each, found in zip(covariances, factors_of(covariances), strict=True)]
+
+    watch.chart = watch.chart._replace(factors=changed)
 
 
 def on_each(rank: int, count: int) -> dict[str, Any]:
@@ -54,8 +64,7 @@ def on_each(rank: int, count: int) -> dict[str, Any]:
     found = {}
     for name in WRAPPERS:
         optimizer, measured = optimizer_of(name), []
-        measure = optimizer.method.measure
-        optimizer.method.measure = lambda layer, measure=measure, to=measured: to.append(layer.name) or measure(layer)
+        spy(optimizer, lambda name, found, to=measured: to.append(name) or found)
         step(optimizer, slice(rank, None, count))
         for p in optimizer.model.parameters():
             torch.distributed.all_reduce(p.grad)
@@ -69,30 +78,24 @@ def on_each(rank: int, count: int) -> dict[str, Any]:
         assert len(pairs) >= 5 or name == "whitened-rank"  # which follows its eigenvectors on every process
     found["signs"] = of_other_signs(rank, count)
     optimizer = optimizer_of("whitened")
-    measure = optimizer.method.measure
-
-    def fails(layer):
-        if layer.name == "0.weight":
-            raise NoRootError("planted")
-        return measure(layer)
-
-    optimizer.method.measure = fails
+    spy(optimizer, lambda name, found: NoRootError("planted") if name == "0.weight" else found)
     step(optimizer, slice(rank, None, count))
     with pytest.warns(UserWarning, match=r"0.weight: (planted|no root of 10 columns found by the process)"):
         optimizer.step()
-    found["failed"] = optimizer.method.failures, sorted(optimizer.method.measured)
+    metrics, coverage = optimizer.metrics(), optimizer.coverage()
+    found["failed"] = metrics["Whitened/failed_factorisations"], [*coverage.never_seen]
     return found
 
 
 def of_other_signs(rank: int | None, count: int = 1) -> dict[str, Tensor]:
     """The weights after some steps, where each process but the first finds eigenvectors of signs of its own."""
-    optimizer, real = optimizer_of("whitened-rank"), second_moments.followed
+    optimizer, real = optimizer_of("whitened-rank"), covariance_module.subspace_iteration
 
     def turned(*arguments):
         values, vectors = real(*arguments)
         return values, vectors * torch.tensor([1.0, -1.0]) if rank else vectors
 
-    second_moments.followed = turned
+    covariance_module.subspace_iteration = turned
     try:
         for _ in range(3):
             step(optimizer, slice(rank, None, count))
@@ -101,7 +104,7 @@ def of_other_signs(rank: int | None, count: int = 1) -> dict[str, Tensor]:
                     torch.distributed.all_reduce(p.grad)
             optimizer.step()
     finally:
-        second_moments.followed = real
+        covariance_module.subspace_iteration = real
     return optimizer.model.state_dict()
 
 
@@ -124,11 +127,11 @@ def test_every_covariance_is_factorised_by_one_process(tmp_path):
     wanted = of_other_signs(None)
     for found in every:
         assert max(relative_error(found["signs"][key], value) for key, value in wanted.items()) <= EXACT
-        assert found["failed"] == ({"0.weight": 1}, names[1:])
+        assert found["failed"] == (1, ["0.weight", "0.bias"])
 
 
 def test_the_dearest_go_first_each_to_the_process_with_the_least_to_do():
-    layers = optimizer_of("whitened").method.layers
-    owner = deal(layers, 2)
-    assert [owner[layer] for layer in layers] == [0, 1, 1, 1, 1]
-    assert set(deal(layers, 9).values()) == set(range(5))
+    covariances = [layer.covariance for layer in optimizer_of("whitened").watch.layers]
+    owner = deal(covariances, 2)
+    assert [owner[each] for each in covariances] == [0, 1, 1, 1, 1]
+    assert set(deal(covariances, 9).values()) == set(range(5))

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from adiv_optim import Preconditioned, Whitened
-from adiv_optim.optim import reparametrized
+from adiv_optim.optim import mapped
 from tests.helpers.cases import relative_error
 from tests.helpers.steps import backward, inputs, network, same, sgd, stepped
 
@@ -98,7 +98,7 @@ def step_within_autocast(build, enabled: bool):
 def test_step_within_autocast_rounds_no_map(build, monkeypatch):
     plain = step_within_autocast(build, False)
     assert torch.equal(step_within_autocast(build, True), plain)
-    monkeypatch.setattr(reparametrized, "without_autocast", lambda device: nullcontext())
+    monkeypatch.setattr(mapped, "without_autocast", lambda device: nullcontext())
     assert relative_error(step_within_autocast(build, True), plain) > 1e-5
 
 
