@@ -147,10 +147,11 @@ class Whole:
         """
         if weight.dtype != self.matrix.dtype or weight.device != self.matrix.device:  # the model has been converted
             return Whole(self.matrix.to(weight)).right_multiply(weight, bias)
+        multiply = torch.mm if weight.dim() == 2 else torch.bmm  # `@` takes as long again to choose between them
         if bias is None:
-            return weight @ self.matrix, None
+            return multiply(weight, self.matrix), None
         (inside, column), (row, corner) = self.parts
-        return (weight @ inside).addcmul_(bias, row), (weight @ column).addcmul_(bias, corner)
+        return multiply(weight, inside).addcmul_(bias, row), multiply(weight, column).addcmul_(bias, corner)
 
     @cached_property
     def inverse(self) -> "Whole":

@@ -1,6 +1,7 @@
 """What the wrappers that measure inputs have in common: names, checks, words, numbers for loggers, rows by hand."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -8,9 +9,11 @@ from torch import Tensor, nn
 
 from .._linalg import host
 from .._linalg.roots import Factor
-from .covariance import Covariance
+from .._linalg.shards import DataParallelGroup
+from .covariance import Covariance, MeanSquare
 from .layer_inputs import LayerInputs
 from .mapped import Mapped
+from .watch import Chart, Watch
 from .wrapper import OURS
 
 #: How the names begin of what such a wrapper remembers.
@@ -56,11 +59,14 @@ def count_rows(self: Mapped, layer: nn.Module, rows: Tensor) -> None:
         watched.add(layer, rows, None, bias_entry=0)
 
 
-def level_and_ridge(covariance: Covariance, damping: float) -> tuple[Tensor, Tensor]:
-    """A's mean eigenvalue of each group, 1 of one that has seen zeros alone, and λ."""
-    level = covariance.level()
-    positive = torch.where(level > 0, level, 1.0)
-    return positive, damping * positive
+def watch_inputs(
+    name: str, chart: Chart, make: Callable[[nn.Module, bool], MeanSquare], settings: dict[str, Any]
+) -> Callable[[nn.Module], Watch]:
+    """Return how a model is watched by a wrapper with these settings, which a copy and a pickle then keep."""
+    skip, group = settings["skip"], DataParallelGroup(name, settings["process_group"])
+    settings |= {"process_group": group, "skip": skip if isinstance(skip, str) else tuple(skip)}
+    own = {key: settings[key] for key in ("every", "decay", "process_group", "skip")}
+    return partial(Watch, name, chart=chart, make=make, **own)
 
 
 def treatment(covariance: Covariance, factors: Sequence[Factor] | None, verb: str) -> str:

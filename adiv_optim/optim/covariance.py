@@ -174,6 +174,11 @@ class Covariance(MeanSquare):
         """The mean eigenvalue of A for each group, (groups,)."""
         return torch.stack(self.traces()).sum(0) / (self.rows * self.size)
 
+    def positive_level(self) -> Tensor:
+        """The mean eigenvalue of A for each group, 1 where that has seen zeros alone."""
+        level = self.level()
+        return torch.where(level > 0, level, 1.0)
+
     def extremes(self) -> Tensor:
         """The least and the greatest eigenvalue of each block of A, (2, blocks, groups)."""
         values = [torch.linalg.eigvalsh(host.double(block)).clamp_min(0) for block in self.mean()]

@@ -10,13 +10,12 @@ from torch.optim import Optimizer
 from .._linalg import host
 from .._linalg.limits import check_positive
 from .._linalg.roots import Scales
-from .._linalg.shards import DataParallelGroup
 from ..attach.checks import Skip
-from .by_inputs import PREFIX, count_rows
+from .by_inputs import PREFIX, count_rows, watch_inputs
 from .covariance import MeanSquare
 from .layer_inputs import LayerInputs
 from .mapped import Mapped
-from .watch import Chart, Watch
+from .watch import Chart
 
 
 def scales(covariances: Sequence[MeanSquare], floor: float) -> list[list[Scales]]:
@@ -103,15 +102,10 @@ class InputScaled(Mapped):
         process_group: Any = None,
         skip: Skip = (),
     ) -> None:
-        name, skip = "InputScaled", skip if isinstance(skip, str) else tuple(skip)
-        check_positive(name, floor=floor)
-        group = DataParallelGroup(name, process_group)
+        check_positive("InputScaled", floor=floor)
         plain = "a bias moves its output by its own step, whatever the layer reads"
         chart = Chart(partial(scales, floor=floor), _treatment, _metrics, bias_is_plain=plain, holds=hold)
-        watch = partial(
-            Watch, name, chart=chart, make=MeanSquare, every=every, decay=decay, process_group=group, skip=skip
-        )
         settings = {
-            "every": every, "decay": decay, "floor": floor, "hold": hold, "process_group": group, "skip": skip
+            "every": every, "decay": decay, "floor": floor, "hold": hold, "process_group": process_group, "skip": skip
         }  # fmt: skip
-        super().__init__(optimizer, model, watch, settings)
+        super().__init__(optimizer, model, watch_inputs("InputScaled", chart, MeanSquare, settings), settings)

@@ -9,19 +9,18 @@ from torch.optim import Optimizer
 
 from .._linalg.limits import check_count, check_positive, given
 from .._linalg.roots import Factor, NoRootError, Whole, damped_inverse
-from .._linalg.shards import DataParallelGroup
 from ..attach.checks import Skip
-from .by_inputs import PREFIX, count_rows, covariance_metrics, level_and_ridge, treatment
+from .by_inputs import PREFIX, count_rows, covariance_metrics, treatment, watch_inputs
 from .covariance import Covariance, covariance_of
 from .mapped import Mapped
-from .watch import Chart, Watch
+from .watch import Chart
 
 
 def inverses(covariances: Sequence[Covariance], damping: float) -> list[Sequence[Factor] | NoRootError]:
     """Return (A + λI)⁻¹ of every block."""
     found: list[Sequence[Factor] | NoRootError] = []
     for covariance in covariances:
-        level, _ = level_and_ridge(covariance, damping)
+        level = covariance.positive_level()
         try:
             found.append([Whole(damped_inverse(block, level, damping)) for block in covariance.mean()])
         except NoRootError as error:
@@ -87,10 +86,8 @@ class Preconditioned(Mapped):
         process_group: Any = None,
         skip: Skip = (),
     ) -> None:
-        name, skip = "Preconditioned", skip if isinstance(skip, str) else tuple(skip)
-        check_positive(name, damping=damping)
-        check_count(name, **given(max_dim=max_dim, max_rows=max_rows))
-        group = DataParallelGroup(name, process_group)
+        check_positive("Preconditioned", damping=damping)
+        check_count("Preconditioned", **given(max_dim=max_dim, max_rows=max_rows))
         chart = Chart(
             partial(inverses, damping=damping),
             partial(treatment, verb="preconditioned"),
@@ -98,9 +95,8 @@ class Preconditioned(Mapped):
             moves_weights=False,
         )
         make = partial(covariance_of, max_dim=max_dim, max_rows=max_rows)
-        watch = partial(Watch, name, chart=chart, make=make, every=every, decay=decay, process_group=group, skip=skip)
         settings = {
             "damping": damping, "decay": decay, "every": every, "max_dim": max_dim, "max_rows": max_rows,
-            "process_group": group, "skip": skip,
+            "process_group": process_group, "skip": skip,
         }  # fmt: skip
-        super().__init__(optimizer, model, watch, settings)
+        super().__init__(optimizer, model, watch_inputs("Preconditioned", chart, make, settings), settings)

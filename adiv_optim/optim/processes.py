@@ -8,7 +8,7 @@ from torch import Tensor, distributed
 
 from .._linalg import host
 from .._linalg.roots import NoRootError, Whole
-from .._linalg.shards import DataParallelGroup, Group, add_up
+from .._linalg.shards import Group, add_up
 from .covariance import Covariance, MeanSquare
 from .layer_inputs import LayerInputs
 
@@ -42,24 +42,16 @@ def add_up_rows(layers: Sequence[LayerInputs], group: Group) -> None:
     add_up(blocks, group)
 
 
-def factors_by_all(
-    factors: FactorsOfEach, covariances: Sequence[MeanSquare], processes: DataParallelGroup
-) -> list[Any]:
+def factors_by_all(factors_of: FactorsOfEach, covariances: Sequence[MeanSquare], group: Group) -> list[Any]:
     """Factorise the covariances that are dealt to this process, and return the factors that all processes have found.
 
     The leading eigenvectors cost less to find than to wait for, and so do mean squares: each process finds all of them.
     """
     heavy = [each for each in covariances if type(each) is Covariance]
-    count = distributed.get_world_size(processes.group) if processes.several else 1
-    if count == 1 or not heavy:
-        return factors(covariances)
-    mine, owner = distributed.get_rank(processes.group), deal(heavy, count)
+    mine, owner = distributed.get_rank(group), deal(heavy, distributed.get_world_size(group))
     at_home = [each for each in covariances if owner.get(each, mine) == mine]
-    found = dict(zip(at_home, factors(at_home), strict=True))
-    return [
-        _sent(each, found.get(each), owner[each], processes.group) if each in owner else found[each]
-        for each in covariances
-    ]
+    found = dict(zip(at_home, factors_of(at_home), strict=True))
+    return [_sent(each, found.get(each), owner[each], group) if each in owner else found[each] for each in covariances]
 
 
 def deal(covariances: Sequence[Covariance], count: int) -> dict[MeanSquare, int]:
@@ -88,19 +80,15 @@ def _sent(covariance: Any, found: Any, owner: int, group: Group) -> list[Whole] 
     return [Whole(part.view(shape)) for part, shape in zip(numbers.split(lengths), shapes, strict=True)]
 
 
-def agreed(covariances: Sequence[MeanSquare], processes: DataParallelGroup) -> list[MeanSquare]:
-    """Return covariances of low rank with the eigenvectors of the first process, and others as they are.
+def agree(layers: Sequence[LayerInputs], group: Group) -> None:
+    """Let all processes have the eigenvectors of the first.
 
-    Those of other processes may differ by a sign, or by rounding that nearly equal eigenvalues make large, and the
-    products with them could not be added up.
+    Others may differ by a sign, or by rounding that nearly equal eigenvalues make large, and the products with them of
+    different processes could not be added up.
     """
-    if not processes.several:
-        return [*covariances]
-    is_first = distributed.get_rank(processes.group) == 0
-    made = [
-        each.with_memory([t.clone() if is_first else torch.zeros_like(t) for t in each.memory], each.rows)
-        if each.depends_on_memory else each
-        for each in covariances
-    ]  # fmt: skip
-    add_up([tensor for each in made if each.depends_on_memory for tensor in each.memory], processes.group)
-    return made
+    is_first = distributed.get_rank(group) == 0
+    of_low_rank = [layer for layer in layers if layer.covariance.depends_on_memory]
+    for layer in of_low_rank:  # made anew, not in place: stacks hold the old ones
+        memory = [t.clone() if is_first else torch.zeros_like(t) for t in layer.covariance.memory]
+        layer.covariance = layer.covariance.with_memory(memory, layer.covariance.rows)
+    add_up([tensor for layer in of_low_rank for tensor in layer.covariance.memory], group)

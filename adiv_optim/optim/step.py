@@ -69,7 +69,7 @@ class Stack:
         self.steps: list[Tensor] = []
         self.ratio: Tensor | None = None
         self.keep: list[float | Tensor] = []
-        #: Sums over what this process holds, that others with parts of the same weight add theirs to, (layers, sums).
+        #: Sums over what this process holds, that others with parts of the same weight add theirs to, (sums, layers).
         self.sums: Tensor | None = None
 
     def join(self, parts: Sequence[Tensor]) -> list[Tensor]:
@@ -161,18 +161,15 @@ class Stack:
         before = self._norms(steps)
         self.steps = self._times(self.factors, steps, overwrite=True)
         if self.rescale is not None:
-            self.sums = torch.stack([before, self._norms(self.steps)], 1)
+            norms = torch.stack(before + self._norms(self.steps)).view(2, len(steps), self.layers, -1)
+            self.sums = norms[:, 0, :, 0] if norms.numel() == 2 else torch.linalg.vector_norm(norms, dim=(1, 3))
         elif self.shrink != 1:
             self.sums = self._moves()[None, None].to(self.steps[0].dtype)
 
-    def _norms(self, parts: Sequence[Tensor]) -> Tensor:
-        """Return the norms of what the layers have, (layers,)."""
-        if self.rescale is None:
-            return torch.empty(0)
-        every = [torch.linalg.vector_norm(part, dim=(-2, -1)).view(self.layers, -1) for part in parts]
-        if len(every) == 1 and every[0].shape[1] == 1:
-            return every[0][:, 0]
-        return torch.linalg.vector_norm(torch.cat(every, 1), dim=1)
+    def _norms(self, parts: Sequence[Tensor]) -> list[Tensor]:
+        """Return the norms of the parts of a layer, or of each matrix in a stack of several layers."""
+        dim = None if self.layers == 1 else (-2, -1)
+        return [torch.linalg.vector_norm(part, dim=dim) for part in parts] if self.rescale is not None else []
 
     def _moves(self) -> Tensor:
         """Whether a weight moves, or has a gradient and a learning rate, or decays; of a shard the part held here.
@@ -186,7 +183,7 @@ class Stack:
     def settle(self) -> None:
         """Find the factors of the step, once sums over processes are made."""
         if self.rescale is not None and self.sums is not None:
-            ratio = self.rescale(*self.sums.unbind(-1))
+            ratio = self.rescale(*self.sums)
             copies = self.steps[0].shape[0] // self.layers
             self.ratio = (ratio if copies == 1 else ratio.repeat_interleave(copies))[:, None, None]
         elif self.sums is not None and any(host.read(self.sums)):
@@ -267,12 +264,12 @@ def _add_up(stacks: Iterable[Stack], shards: Iterable[Any]) -> None:
     for weight in shards:
         stack, zeros = found.get(id(weight)), torch.zeros(2, dtype=host.widest(weight.device), device=weight.device)
         if stack is not None and stack.sums is not None:
-            zeros[: stack.sums.shape[1]] = stack.sums[0].to(zeros).square()
+            zeros[: len(stack.sums)] = stack.sums[:, 0].to(zeros).square()
         pairs.append((weight, zeros))
     add_up_shards(pairs)
     for weight, total in pairs:
         if (stack := found.get(id(weight))) is not None and stack.sums is not None:
-            stack.sums = total.sqrt().to(stack.sums)[None, : stack.sums.shape[1]]
+            stack.sums = total.sqrt().to(stack.sums)[: len(stack.sums), None]
 
 
 def at_least_float32(tensor: Tensor) -> Tensor:

@@ -1,6 +1,7 @@
 """The watch over a model's layers: which of them, when their inputs are measured, and what follows for their steps."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from torch import nn
@@ -9,13 +10,13 @@ from .._linalg import host
 from .._linalg.limits import check_count, check_not_negative
 from .._linalg.roots import Factor, NoRootError, Scales, stacked
 from .._linalg.shards import DataParallelGroup, cut_of
-from ..attach.checks import SHARED_MEMORY, UNFLATTENED, Skip, addresses, named_in_skip, refuse_sharded
+from ..attach.checks import SHARED_MEMORY, UNFLATTENED, Skip, addresses, named_in_skip, refuse_lazy, refuse_sharded
 from ..attach.coverage import warn
 from .covariance import MeanSquare
 from .eligible_layers import eligible_layers, refuse_shards
 from .layer_inputs import LayerInputs
 from .memory import coverage_of, load, remembered_by, why_inactive
-from .processes import add_up_rows, agreed, factors_by_all
+from .processes import add_up_rows, agree, factors_by_all
 from .step import Rescale, Stack
 
 #: Squares of whole numbers times it have remainders that are spread evenly and keep to no period (Weyl).
@@ -74,7 +75,7 @@ class Watch:
             raise ValueError(f"{name}: decay is {decay}; it must be at least 0 and below 1.")
         check_count(name, every=every)
         refuse_sharded(name, model, UNFLATTENED, only_flat=True)
-        named_in_skip(model, skip)
+        refuse_lazy(name, model, named_in_skip(model, skip))
         self.every, self.decay, self.process_group, self.skip = every, decay, process_group, skip
         #: Steps so far.
         self.steps = 0
@@ -129,6 +130,7 @@ class Watch:
             raise ValueError(
                 f"{self.name}: no tensor the optimizer holds is the weight of a layer whose rows are known: {reasons}."
             )
+        self._forget_places()
         self.layers, self._places, self.is_found = layers, places, True
 
     def due(self) -> bool:
@@ -195,14 +197,22 @@ class Watch:
     def _measure(self) -> None:
         """Let the rows that count into the averages and factorise these, or leave all as it was if cut short."""
         before = [(vars(layer), dict(vars(layer))) for layer in self.layers]
+        is_told = any(layer.failures for layer in self.layers)
         try:
-            self._measure_pending()
+            errors = self._measure_pending()
         except BaseException:
             for attributes, old in before:
                 attributes.update(old)
             raise
+        if errors and not is_told:
+            layer, error = next(iter(errors.items()))
+            warn(
+                f"{layer.name}: {error}; the layer keeps what was measured before, or takes plain steps. Further "
+                "failures are counted in coverage() and metrics() without a word; a greater damping may help."
+            )
 
-    def _measure_pending(self) -> None:
+    def _measure_pending(self) -> dict[LayerInputs, NoRootError]:
+        """Return why layers have no factors, of those that are the first with their average."""
         firsts, errors = self._sums(), dict[LayerInputs, NoRootError]()
         leaders = [layer for layer, first in firsts.items() if first is layer]
         for layer in leaders:
@@ -210,20 +220,16 @@ class Watch:
                 layer.covariance = layer.covariance.updated(layer.pending or [], layer.pending_rows, self.decay)
             except NoRootError as error:
                 errors[layer] = error
-        for layer, covariance in zip(
-            leaders, agreed([each.covariance for each in leaders], self.process_group), strict=True
-        ):
-            layer.covariance = covariance
+        factors_of: Callable[[Sequence[Any]], list[Any]] = self.chart.factors
+        if self.process_group.several:
+            agree(leaders, self.process_group.group)
+            factors_of = partial(factors_by_all, factors_of, group=self.process_group.group)
         leaders = [layer for layer in leaders if layer not in errors]
-        covariances = [layer.covariance for layer in leaders]
-        for layer, found in zip(
-            leaders, factors_by_all(self.chart.factors, covariances, self.process_group), strict=True
-        ):
+        for layer, found in zip(leaders, factors_of([layer.covariance for layer in leaders]), strict=True):
             if isinstance(found, NoRootError):
                 errors[layer] = found
             else:
                 layer.factors = found
-        is_told = any(layer.failures for layer in self.layers)
         for layer, first in firsts.items():
             layer.covariance = first.covariance
             layer.forget()
@@ -231,12 +237,7 @@ class Watch:
                 layer.failures += 1
             else:
                 layer.factors = first.factors
-        if errors and not is_told:
-            layer, reason = next(iter(errors.items()))
-            warn(
-                f"{layer.name}: {reason}; the layer keeps what was measured before, or takes plain steps. Further "
-                "failures are counted in coverage() and metrics() without a word; a greater damping may help."
-            )
+        return errors
 
     def _sums(self) -> dict[LayerInputs, LayerInputs]:
         """Add the rows that count up; return by layer the first one that has the same sums, if these are finite."""

@@ -10,12 +10,11 @@ from torch.optim import Optimizer
 
 from .._linalg.limits import check_count, check_positive, given
 from .._linalg.roots import Factor, NoRootError
-from .._linalg.shards import DataParallelGroup
 from ..attach.checks import Skip
-from .by_inputs import PREFIX, count_rows, covariance_metrics, level_and_ridge, treatment
+from .by_inputs import PREFIX, count_rows, covariance_metrics, treatment, watch_inputs
 from .covariance import Covariance, covariance_of
 from .mapped import Mapped
-from .watch import Chart, Watch
+from .watch import Chart
 
 
 def inverse_roots(
@@ -24,8 +23,8 @@ def inverse_roots(
     """Return the inverse roots of (A + λI) / its mean eigenvalue, or of A + λI without `graft_norm`."""
     found: list[Sequence[Factor] | NoRootError] = []
     for covariance in covariances:
-        level, ridge = level_and_ridge(covariance, damping)
-        scale = covariance.level() + ridge if graft_norm else torch.ones_like(level)
+        ridge = damping * covariance.positive_level()
+        scale = covariance.level() + ridge if graft_norm else torch.ones_like(ridge)
         try:
             found.append(covariance.inverse_roots(scale, ridge, covariance.size / damping + 1))
         except NoRootError as error:
@@ -127,10 +126,8 @@ class Whitened(Mapped):
         process_group: Any = None,
         skip: Skip = (),
     ) -> None:
-        name, skip = "Whitened", skip if isinstance(skip, str) else tuple(skip)
-        check_positive(name, damping=damping)
-        check_count(name, **given(rank=rank, max_dim=max_dim, max_rows=max_rows))
-        group = DataParallelGroup(name, process_group)
+        check_positive("Whitened", damping=damping)
+        check_count("Whitened", **given(rank=rank, max_dim=max_dim, max_rows=max_rows))
         chart = Chart(
             partial(inverse_roots, damping=damping, graft_norm=graft_norm),
             partial(treatment, verb="whitened"),
@@ -138,9 +135,8 @@ class Whitened(Mapped):
             rescale=keep_norm if graft_norm else None,
         )
         make = partial(covariance_of, max_dim=max_dim, max_rows=max_rows, rank=rank)
-        watch = partial(Watch, name, chart=chart, make=make, every=every, decay=decay, process_group=group, skip=skip)
         settings = {
             "damping": damping, "decay": decay, "every": every, "graft_norm": graft_norm, "rank": rank,
-            "max_dim": max_dim, "max_rows": max_rows, "process_group": group, "skip": skip,
+            "max_dim": max_dim, "max_rows": max_rows, "process_group": process_group, "skip": skip,
         }  # fmt: skip
-        super().__init__(optimizer, model, watch, settings)
+        super().__init__(optimizer, model, watch_inputs("Whitened", chart, make, settings), settings)
