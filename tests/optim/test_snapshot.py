@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.testing._internal.two_tensor import TwoTensor
 
 from adiv_optim import ChainedOptimizer, GradientOnly, InputScaled, Proportional, UnitConsistent, Whitened, gauge
+from adiv_optim.optim import OptimizerWrapper
 from adiv_optim.optim.probe import KNOWN
 from adiv_optim.optim.snapshot import decay_factors, hooked
-from adiv_optim.optim.wrapper import OptimizerWrapper
 from tests.helpers.cases import relative_error
 from tests.helpers.covering import paired
 from tests.helpers.optimizers import OPTIMIZERS, Configuration, configurations
