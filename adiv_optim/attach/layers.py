@@ -150,22 +150,21 @@ class Layout(NamedTuple):
         """How many features a row of the layer has, as far as this process holds them."""
         return len(weight) if self.transposed else weight.shape[1:].numel()
 
-    def stacked(self, parts: Tensor) -> Tensor:
-        """Parts of such weights as (stack × groups, outputs, features), of biases as (stack × groups, outputs, 1).
+    def stacked(self, part: Tensor, count: int = 1) -> Tensor:
+        """A weight as (count × groups, outputs, features), a bias as (count × groups, outputs, 1).
 
-        The first dimension of `parts` is the stack. A view, where the memory allows one.
+        Of several such parts in one tensor the first dimension counts them. A view, where the memory allows one.
         """
-        if parts.dim() > 2 and self.transposed:
-            return parts.mT
-        count, outputs = parts.shape[:2]
-        wanted = (count * self.groups, outputs // self.groups, parts.shape[2:].numel())
-        return parts if parts.shape == wanted else parts.reshape(wanted)
+        shape = part.shape[count > 1 :]
+        if len(shape) == 2 and self.transposed:
+            return part.mT if count > 1 else part.mT[None]
+        return part.reshape(count * self.groups, shape[0] // self.groups, shape[1:].numel())
 
-    def unstacked(self, matrices: Tensor, shape: tuple[int, ...]) -> Tensor:
-        """The inverse of `stacked`, in a shape; the dtype stays."""
-        if len(shape) > 2 and self.transposed:
+    def unstacked(self, matrices: Tensor, shape: tuple[int, ...], count: int = 1) -> Tensor:
+        """The inverse of `stacked`: each part in a shape; the dtype stays."""
+        if len(shape) == 2 and self.transposed:
             matrices = matrices.mT
-        return matrices if matrices.shape == shape else matrices.reshape(shape)
+        return matrices.reshape((count, *shape) if count > 1 else shape)
 
 
 def plain_type(module: nn.Module) -> type:

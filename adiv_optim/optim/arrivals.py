@@ -1,4 +1,4 @@
-"""Calls of layers whose rows wait in the graph until a gradient comes back, and are gone with it if none does."""
+"""Hooks on layers, and calls whose rows wait in the graph until a gradient comes back, and go with it if none does."""
 
 import weakref
 from collections.abc import Collection, MutableMapping
@@ -9,6 +9,8 @@ from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from .._torch import backward_pass, is_batched, keeps_graph, reaches
+from ..functional.shared import refuse_capture
+from .graph_rows import count_in_graph, token_of
 
 
 class Reading:
@@ -140,3 +142,59 @@ def node_of(weight: Tensor) -> Any:
         return None
     alias: Any = weight.view_as(weight)
     return weight.grad_fn or alias.grad_fn.next_functions[0][0]
+
+
+class InputHook:
+    """A forward hook that belongs to a `LayerInputs` and does nothing without it.
+
+    A copy or a pickle of the model alone (an average of weights, a target network) does not copy it.
+    """
+
+    def __init__(self, layer: Any, place: int) -> None:
+        self.layer, self.place = weakref.ref(layer), place
+        self.token = token_of(self)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"layer": _gone}
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        layer = self.layer()
+        # Not module.training: fine-tuning under eval() is usual.
+        if layer is None or not torch.is_grad_enabled() or torch.compiler.is_exporting() or torch.jit.is_tracing():
+            return
+        if getattr(module, "_is_replica", False):
+            raise RuntimeError(
+                f"{layer.name!r} is called by nn.DataParallel on a copy of the layer, in a thread of its own, whose "
+                "rows the optimizer cannot add up. Use DistributedDataParallel, by torchrun; or one device."
+            )
+        # By whatever name: nn.Linear calls it input, transformers' Conv1D x.
+        input = args[0] if args else next(iter(kwargs.values()))
+        if torch.compiler.is_dynamo_compiling() and type(input) in (Tensor, nn.Parameter):
+            # Both are guarded on: between measurements there is another graph, without any of this.
+            if layer.armed or not layer.called:
+                count_in_graph(self.token, input)
+        else:
+            self.count(input, output)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "__name__":  # which torch.jit.script asks every hook for
+            raise AttributeError(
+                "torch.jit.script cannot compile the hook that counts what this layer reads; call detach() on the "
+                "optimizer first."
+            )
+        raise AttributeError(name)
+
+    def count(self, input: Tensor, output: Any) -> None:
+        """Count the rows of one call; for `output` see `LayerInputs.add`."""
+        layer = self.layer()
+        # A backward does not come through inference mode, though gradients may be enabled in it.
+        if layer is None or torch.is_inference_mode_enabled():
+            return
+        refuse_capture(layer.name, "remembers its inputs", input)
+        layer.called = True
+        if layer.armed:
+            layer.add(layer.modules[self.place], input, output)
+
+
+def _gone() -> None:
+    """Called, it returns None, as a weak reference to something gone does; and torch.compile traces it."""

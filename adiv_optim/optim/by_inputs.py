@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from .._linalg import host
@@ -86,7 +85,7 @@ def covariance_metrics(layers: Sequence[LayerInputs], damping: float) -> dict[st
         covariance: Any = layer.covariance
         level = host.double(covariance.level())
         low, high = (host.double(ends) for ends in covariance.extremes())
-        ridge = damping * torch.where(level > 0, level, 1.0)
+        ridge = host.double(covariance.ridge(damping))
         found[f"{layer.name}/input_rms"] = level.mean().sqrt().item()
         found[f"{layer.name}/condition"] = (high / low).max().item()
         found[f"{layer.name}/damped_condition"] = ((high + ridge) / (low + ridge)).max().item()

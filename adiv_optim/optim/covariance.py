@@ -174,10 +174,10 @@ class Covariance(MeanSquare):
         """The mean eigenvalue of A for each group, (groups,)."""
         return torch.stack(self.traces()).sum(0) / (self.rows * self.size)
 
-    def positive_level(self) -> Tensor:
-        """The mean eigenvalue of A for each group, 1 where that has seen zeros alone."""
+    def ridge(self, damping: float) -> Tensor:
+        """λ of each group: the damping times A's mean eigenvalue, or times 1 where that is 0."""
         level = self.level()
-        return torch.where(level > 0, level, 1.0)
+        return damping * torch.where(level > 0, level, 1.0)
 
     def extremes(self) -> Tensor:
         """The least and the greatest eigenvalue of each block of A, (2, blocks, groups)."""
@@ -191,15 +191,9 @@ class Covariance(MeanSquare):
         return [block.div_(self.rows) for block in blocks]
 
     def inverse_roots(self, scale: Tensor, ridge: Tensor, condition: float) -> list[Whole] | list[LowRank]:
-        """Return the inverse root of (A + λI) / scale, block by block.
+        """Return the inverse root of (A + λI) / scale, block by block, or raise a NoRootError.
 
-        Args:
-            scale: positive, of each group.
-            ridge: λ, likewise.
-            condition: an upper bound of the condition number of A + λI.
-
-        Raises:
-            NoRootError: it cannot be factorised.
+        `scale` and λ, `ridge`, are of each group; `condition` bounds the condition number of A + λI.
         """
         blocks = (block.div_(scale[..., None, None]) for block in self.mean())
         return [Whole(inverse_root(block, ridge / scale, condition)) for block in blocks]

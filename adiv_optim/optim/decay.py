@@ -28,8 +28,7 @@ UNKNOWN = Decay(1.0, is_read=True)
 def optimizers_in(optimizer: Optimizer) -> list[Optimizer]:
     """Return an optimizer and those within it that take its step.
 
-    A class says of itself, and not of its subclasses, that its step is that of others: `takes_step_of` names the
-    attribute that holds one optimizer or several.
+    A class, and not its subclasses, names by `takes_step_of` the attribute that holds the optimizers of its step.
     """
     name = vars(type(optimizer)).get("takes_step_of")
     if name is None:
@@ -55,11 +54,8 @@ def decay_factors(optimizer: Optimizer, kinds: Kinds | None = None) -> dict[int,
 
     It is 1 without weight decay, and where that is decoupled mostly 1 − ηλ. Weights of which it is not known are left
     out: the decay is part of the gradient, the learning rate is on a device to be waited for, or the step has been
-    replaced. Δ is free of w, but for optimizers that are not torch's own or are known to read it: see `Decay`.
-
-    Args:
-        optimizer: whose groups are read.
-        kinds: how decays act, as far as it has been measured; more of it is added.
+    replaced. Δ is free of w, but for optimizers that are not torch's own or are known to read it: see `Decay`. `kinds`
+    has how decays act, as far as it has been measured; more of it is added.
 
     Example:
         >>> import torch

@@ -21,10 +21,9 @@ from ..attach.coverage import warn
 from ..attach.layers import Layout
 from ..attach.rows import patches_of, reads_patches, rows_within
 from ..functional.patches import Patches
-from ..functional.shared import refuse_capture, without_autocast
-from .arrivals import Call, Reading, may_serve, node_of, nodes_of, readings_of, version_of, weight_of
+from ..functional.shared import without_autocast
+from .arrivals import Call, InputHook, Reading, may_serve, node_of, nodes_of, readings_of, version_of, weight_of
 from .covariance import MeanSquare, Sums
-from .graph_rows import count_in_graph, token_of
 
 #: A measurement is warned of that takes longer than so many multiplications, some half a second of one core, and longer
 #: than so many forward passes of its layer.
@@ -262,59 +261,3 @@ class LayerInputs:
             return False
         rows = local(gradient)
         return not rows.numel() or any(host.read(rows.any()))  # a process without rows cannot tell
-
-
-class InputHook:
-    """A forward hook that belongs to a `LayerInputs` and does nothing without it.
-
-    A copy or a pickle of the model alone (an average of weights, a target network) does not copy it.
-    """
-
-    def __init__(self, layer: LayerInputs, place: int) -> None:
-        self.layer, self.place = weakref.ref(layer), place
-        self.token = token_of(self)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"layer": _gone}
-
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        layer = self.layer()
-        # Not module.training: fine-tuning under eval() is usual.
-        if layer is None or not torch.is_grad_enabled() or torch.compiler.is_exporting() or torch.jit.is_tracing():
-            return
-        if getattr(module, "_is_replica", False):
-            raise RuntimeError(
-                f"{layer.name!r} is called by nn.DataParallel on a copy of the layer, in a thread of its own, whose "
-                "rows the optimizer cannot add up. Use DistributedDataParallel, by torchrun; or one device."
-            )
-        # By whatever name: nn.Linear calls it input, transformers' Conv1D x.
-        input = args[0] if args else next(iter(kwargs.values()))
-        if torch.compiler.is_dynamo_compiling() and type(input) in (Tensor, nn.Parameter):
-            # Both are guarded on: between measurements there is another graph, without any of this.
-            if layer.armed or not layer.called:
-                count_in_graph(self.token, input)
-        else:
-            self.count(input, output)
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "__name__":  # which torch.jit.script asks every hook for
-            raise AttributeError(
-                "torch.jit.script cannot compile the hook that counts what this layer reads; call detach() on the "
-                "optimizer first."
-            )
-        raise AttributeError(name)
-
-    def count(self, input: Tensor, output: Any) -> None:
-        """Count the rows of one call; for `output` see `LayerInputs.add`."""
-        layer = self.layer()
-        # A backward does not come through inference mode, though gradients may be enabled in it.
-        if layer is None or torch.is_inference_mode_enabled():
-            return
-        refuse_capture(layer.name, "remembers its inputs", input)
-        layer.called = True
-        if layer.armed:
-            layer.add(layer.modules[self.place], input, output)
-
-
-def _gone() -> None:
-    """Called, it returns None, as a weak reference to something gone does; and torch.compile traces it."""

@@ -20,7 +20,7 @@ def inverses(covariances: Sequence[Covariance], damping: float) -> list[Sequence
     """Return (A + λI)⁻¹ of every block."""
     found: list[Sequence[Factor] | NoRootError] = []
     for covariance in covariances:
-        level = covariance.positive_level()
+        level = covariance.ridge(1.0)
         try:
             found.append([Whole(damped_inverse(block, level, damping)) for block in covariance.mean()])
         except NoRootError as error:

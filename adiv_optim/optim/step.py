@@ -4,7 +4,7 @@ Every parameter that a matrix multiplies from the right is brought into one cano
 inputs with the first two as one dimension; a stack of one is a view of the parameter.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -76,17 +76,20 @@ class Stack:
         """Return tensors of the parameters' shapes in the canonical shape; a bias has one column."""
         if self.layout is None:
             return [*parts]
+        if self.layers == 1:
+            return [self.layout.stacked(part) for part in parts]
         kinds = len(self.shapes)
-        same = [parts[kind::kinds] for kind in range(kinds)]
-        return [self.layout.stacked(torch.stack([*each]) if self.layers > 1 else each[0][None]) for each in same]
+        return [self.layout.stacked(torch.stack([*parts[kind::kinds]]), self.layers) for kind in range(kinds)]
 
     def split(self, joined: Sequence[Tensor]) -> list[Tensor]:
         """Take apart again what `join` has put together."""
         if self.layout is None:
             return [*joined]
         pairs = zip(joined, self.shapes, strict=True)
-        every = [self.layout.unstacked(matrices, (self.layers, *shape)).unbind() for matrices, shape in pairs]
-        return [part for layer in zip(*every, strict=True) for part in layer]
+        every = [self.layout.unstacked(matrices, shape, self.layers) for matrices, shape in pairs]
+        if self.layers == 1:
+            return every
+        return [part for layer in zip(*(parts.unbind() for parts in every), strict=True) for part in layer]
 
     def _times(self, factors: Sequence[Factor], parts: list[Tensor], overwrite: bool = False) -> list[Tensor]:
         """Return [W, b] times a matrix, block by block; it may overwrite the parts."""
@@ -103,12 +106,7 @@ class Stack:
         return [local(parameter).detach() for parameter in self.parameters] if self.moves_weights else []
 
     def begin(self, decays: Decays, is_read: bool) -> None:
-        """Keep gradients and weights as they are.
-
-        Args:
-            decays: of `decay_factors`.
-            is_read: whether somebody may read the weights, whatever the optimizer does.
-        """
+        """Keep gradients and weights as they are; for the arguments see `take_step`."""
         self.gradients, self.is_shrunk = [p.grad for p in self.parameters], False
         if not self.moves_weights:
             return
@@ -222,7 +220,7 @@ class Stack:
 
 
 def take_step(
-    stacks: Sequence[Stack], step: Callable[[], Any], decays: Decays, is_read: bool, shards: Iterable[Any] = ()
+    stacks: Sequence[Stack], step: Callable[[], Any], decays: Decays, is_read: bool, shards: Collection[Any] = ()
 ) -> None:
     """Let an optimizer step in the variables of stacks; whatever ends it early, all of them are as they were before.
 
@@ -231,8 +229,7 @@ def take_step(
         step: the optimizer's.
         decays: of `decay_factors`.
         is_read: whether somebody may read the weights in the step, whatever the optimizer does.
-        shards: weights of which each process holds a part: all processes add up sums of all of these, whatever each of
-            them has measured.
+        shards: weights that processes add up sums of, whatever each of them has measured.
     """
     try:
         for stack in stacks:
@@ -243,7 +240,8 @@ def take_step(
             step()
             for stack in stacks:
                 stack.leave()
-            _add_up(stacks, shards)
+            if shards:
+                _add_up(stacks, shards)
             for stack in stacks:
                 stack.settle()
             for stack in stacks:

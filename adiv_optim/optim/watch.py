@@ -1,6 +1,6 @@
 """The watch over a model's layers: which of them, when their inputs are measured, and what follows for their steps."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -106,11 +106,16 @@ class Watch:
 
         Layers may be unfrozen one after the other, pruned, or put into the memory of others.
         """
-        places = [[len(group) for group in groups], *addresses(p for group in groups for p in group)]
-        _refuse_private(self.name, groups)
-        if places == self._places:
-            return
-        parameters = (p for group in groups for p in group)
+        parameters = [p for group in groups for p in group]
+        places = [[len(group) for group in groups], *addresses(parameters)]
+        _refuse_private(self.name, parameters)
+        if places != self._places:
+            group_of = {id(p): number for number, group in enumerate(groups) for p in group}
+            self._find(parameters, group_of)
+            self._forget_places()
+            self._places = places
+
+    def _find(self, parameters: Sequence[nn.Parameter], group_of: Mapping[int, int]) -> None:
         found, self.plain = eligible_layers(self.name, self.model, parameters, self.skip, self.chart.bias_is_plain)
         # A layer that has been replaced leaves its record behind under the same name: the weight tells them apart.
         known = {(layer.name, id(layer.weight)): layer for layer in self.layers}
@@ -122,7 +127,6 @@ class Watch:
                 layer.step_index = self.steps
             layers.append(layer)
         refuse_shards(self.name, layers, self.process_group)
-        group_of = {id(p): number for number, group in enumerate(groups) for p in group}
         for layer in layers:
             layer.groups = tuple(group_of[id(p)] for p in layer.parameters)
         if not layers and not self.is_found and not any(why.startswith(SHARED_MEMORY) for why in self.plain.values()):
@@ -130,8 +134,7 @@ class Watch:
             raise ValueError(
                 f"{self.name}: no tensor the optimizer holds is the weight of a layer whose rows are known: {reasons}."
             )
-        self._forget_places()
-        self.layers, self._places, self.is_found = layers, places, True
+        self.layers, self.is_found = layers, True
 
     def due(self) -> bool:
         """Whether the next step measures."""
@@ -176,9 +179,10 @@ class Watch:
 
     def shards(self) -> list[nn.Parameter]:
         """Return the weights of which each process holds a part, where sums over them are asked for in this step."""
-        changes = any(stack is not None and stack.shrink != 1 for _, stack in self._stacks)
-        if self.chart.rescale is None and not (self.chart.holds and (changes or self.due())):
-            return []
+        if self.chart.rescale is None:
+            changes = any(stack is not None and stack.shrink != 1 for _, stack in self._stacks)
+            if not self.chart.holds or not (changes or self.due()):
+                return []
         return [layer.weight for layer in self.layers if cut_of(layer.weight) is not None]
 
     def _begin_anew(self) -> None:
@@ -260,13 +264,15 @@ class Watch:
     def count_step(self) -> None:
         """Count a step, and let the forward passes before the next one gather if it measures."""
         if self.chart.holds:
-            for layers, stack in self._stacks:
-                if stack is None or stack.shrink == 1 or stack.is_shrunk:
-                    layers[0].held_scale = _scale_of(layers[0])
-                else:  # W' is still held where the last step on it left it
-                    layers[0].held_scale = layers[0].held_scale or _scale_of(layers[0])
+            self._hold()
         self.steps += 1
         self.arm()
+
+    def _hold(self) -> None:
+        """Remember the scales that weights now stand in: still the old one of W' that was not stepped on since."""
+        for (layer, *_), stack in self._stacks:
+            if stack is None or stack.shrink == 1 or stack.is_shrunk or not layer.held_scale:
+                layer.held_scale = _scale_of(layer)
 
     def metrics(self) -> dict[str, float]:
         """Return what was measured last, as scalars for a logger."""
@@ -279,9 +285,9 @@ class Watch:
             layer.armed, layer.step_index = due, self.steps
 
 
-def _refuse_private(name: str, groups: Sequence[Sequence[nn.Parameter]]) -> None:
+def _refuse_private(name: str, parameters: Iterable[nn.Parameter]) -> None:
     """Raise a ValueError where Opacus makes the gradients: no noise hides what is remembered of private inputs."""
-    if any(hasattr(p, "grad_sample") for group in groups for p in group):
+    if any(hasattr(parameter, "grad_sample") for parameter in parameters):
         raise ValueError(
             f"{name} measures inputs, and keeps what it measured without noise, so that the ε which Opacus reports "
             "would not hold for its steps. With differential privacy take the optimizer without it, or "

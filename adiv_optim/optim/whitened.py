@@ -23,7 +23,7 @@ def inverse_roots(
     """Return the inverse roots of (A + λI) / its mean eigenvalue, or of A + λI without `graft_norm`."""
     found: list[Sequence[Factor] | NoRootError] = []
     for covariance in covariances:
-        ridge = damping * covariance.positive_level()
+        ridge = covariance.ridge(damping)
         scale = covariance.level() + ridge if graft_norm else torch.ones_like(ridge)
         try:
             found.append(covariance.inverse_roots(scale, ridge, covariance.size / damping + 1))
@@ -34,7 +34,7 @@ def inverse_roots(
 
 def keep_norm(before: Tensor, after: Tensor) -> Tensor:
     """Return the factors that give steps the norms they had before they were mapped back; 1 where there was no step."""
-    return torch.where(after > 0, before / after, 1.0)
+    return torch.nan_to_num_(before / after, nan=1.0, posinf=1.0)
 
 
 class Whitened(Mapped):

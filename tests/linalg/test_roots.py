@@ -9,9 +9,9 @@ from adiv_optim._linalg.roots import (
     NoRootError,
     Spectrum,
     Whole,
-    subspace_iteration,
     inverse_root,
     low_rank_inverse_root,
+    subspace_iteration,
 )
 
 pytestmark = pytest.mark.usefixtures("in_float64")
