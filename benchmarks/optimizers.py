@@ -147,6 +147,24 @@ def _muon_of_model(model: nn.Module, lr: float) -> Optimizer:
     return ChainedOptimizer([Muon(matrices, lr), Adam(rest, lr=lr)])
 
 
+class LevenbergMarquardt(Optimizer):
+    """The trainer of the package torch-levenberg-marquardt, by Cholesky factors, the fastest of its ways to solve.
+
+    Args:
+        model: whose outputs are learned.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__(model.parameters(), {})
+        trainer = peer("LevenbergMarquardtModule", "torch_levenberg_marquardt", "torch_levenberg_marquardt.training")
+        self.trainer: Any = trainer(model, solve_method="cholesky")
+
+    def step(self, terms: Any) -> Tensor:  # type: ignore[override]
+        """Take a step on the one term (model(x) - y, x, y)."""
+        ((_, x, y),) = terms
+        return self.trainer.training_step(x, y)[1]
+
+
 #: Of networks for pictures, equations and regression: (model, learning rate) → optimizer.
 OF_MODELS: dict[str, Callable[[nn.Module, Any], Optimizer]] = {
     "adam": lambda model, lr: Adam(model.parameters(), lr=lr),
@@ -156,12 +174,15 @@ OF_MODELS: dict[str, Callable[[nn.Module, Any], Optimizer]] = {
     "momentum": lambda model, lr: SGD(model.parameters(), lr=lr, momentum=0.9),
     "lbfgs": lambda model, lr: LBFGS(model.parameters(), lr=lr, history_size=50, line_search_fn="strong_wolfe"),
     "gauss-newton": lambda model, lr: GaussNewton(model),
+    "levenberg-marquardt": lambda model, lr: LevenbergMarquardt(model),
 }
+#: Those whose step takes the loss by its terms, and no closure.
+BY_TERMS = ("gauss-newton", "levenberg-marquardt")
 #: Those that search for the length of a step.
-SEARCHING = ("lbfgs", "gauss-newton")
+SEARCHING = ("lbfgs", *BY_TERMS)
 LABELS = {
     "adam": "Adam", "muon": "Muon", "soap": "SOAP", "sgd": "SGD", "momentum": "SGD with momentum", "lbfgs": "LBFGS",
-    "gauss-newton": "GaussNewton",
+    "gauss-newton": "GaussNewton", "levenberg-marquardt": "torch-levenberg-marquardt",
 }  # fmt: skip
 
 

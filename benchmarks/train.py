@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 
 from .core.runs import NOBODY, Kind, Run, Watch, fingerprint, set_rates, ten_times
 from .methods import METHODS, Method
-from .optimizers import OF_MODELS, SEARCHING
+from .optimizers import BY_TERMS, OF_MODELS, SEARCHING
 
 #: Normalisers with a learned scale and shift, behind the linear layers inside a network.
 NORMS: dict[str, list[type[nn.Module]]] = {"none": [], "batchnorm": [nn.BatchNorm1d], "layernorm": [nn.LayerNorm]}
@@ -91,7 +91,7 @@ class Problem(ABC):
         """Return the loss of the next step, which the optimizer is to take."""
 
     def terms(self) -> Any:
-        """Return the loss of the next step by its terms, for GaussNewton."""
+        """Return the loss of the next step by its terms, for GaussNewton and torch-levenberg-marquardt."""
         raise ValueError(f"{type(self).__name__} has no terms, which GaussNewton needs; choose another optimizer.")
 
     @abstractmethod
@@ -181,7 +181,7 @@ def train(run: FieldRun, problem: Problem, watch: Watch = NOBODY) -> History:
         if run.optimizer not in SEARCHING:
             set_rates([optimizer], min(1.0, (number + 1) / WARM_UP) * (1 + math.cos(math.pi * progress)) / 2)
         start = time.process_time()
-        optimizer.step(problem.terms() if run.optimizer == "gauss-newton" else closure)
+        optimizer.step(problem.terms() if run.optimizer in BY_TERMS else closure)
         spent += time.process_time() - start
         number += 1
         watch.tick()
