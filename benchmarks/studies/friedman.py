@@ -58,9 +58,9 @@ def report(store: Store, name: str, folder: Path) -> Sections:
     length = networks[0]["settings"]
     time = f"{length['seconds']:g} seconds of one core" if "seconds" in length else f"{length['steps']} steps"
     caption = (
-        f"Root mean squared error on {TEST:,} test points, relative to the deviation of the values; one seed, no noise. "
-        f"Tanh networks of two hidden layers of 32, or of 64 for more than {BATCH:,} points, float64, Xavier's "
-        f"initialisation, {time} each, in steps of {BATCH:,} points (LBFGS: all). "
+        f"Root mean squared error on {TEST:,} test points, relative to the deviation of their values; one seed, values "
+        f"without noise. Tanh networks of two hidden layers of 32, or of 64 for more than {BATCH:,} points, float64, "
+        f"Xavier's initialisation, {time} each, in steps of {BATCH:,} points (LBFGS: all). "
         "Learning rates of SOAP and Adam are the best of three trials, and fall to 0 by a cosine. The Gaussian process "
         f"is scikit-learn's, takes its own time and has no column for many points. {machine(results[0]['environment'])}"
     )
