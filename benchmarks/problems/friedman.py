@@ -91,7 +91,9 @@ class Friedman(Problem):
 def gaussian_process(data_set: str, count: int, seed: int) -> dict[str, Any]:
     """The error of scikit-learn's Gaussian process with a length for each column, which maximise the likelihood."""
     (x, y), (test, values) = ([each.numpy() for each in part] for part in points(data_set, count, seed))
-    process = GaussianProcessRegressor(ConstantKernel() * RBF(np.ones(x.shape[1])))
+    # scikit-learn's own bounds let lengths fall to where all points are apart.
+    kernel = ConstantKernel(1.0, (1e-3, 1e6)) * RBF(np.ones(x.shape[1]), (1e-2, 1e3))
+    process = GaussianProcessRegressor(kernel)
     start = time.process_time()
     with warnings.catch_warnings(action="ignore"):  # the length of a column that does nothing ends at its bound
         process.fit(x, y.ravel())
