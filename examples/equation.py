@@ -4,7 +4,7 @@
     python -m examples.equation
 
 Change what stands between the lines of dashes: residuals at one point, where each holds, and the solution if it is
-known. Here that is a travelling wave of Burgers' equation u_t + u u_x = 0.05 u_xx. Points are drawn anew for every step.
+known. Here it is a travelling wave of Burgers' equation u_t + u u_x = 0.05 u_xx. Points are drawn for every step.
 """
 
 import argparse
