@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from sklearn.datasets import make_friedman1, make_friedman2, make_friedman3
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel
 from torch import Tensor, nn
 
 from ..train import FieldRun, Problem, kind_of, perceptron
-from .regression import DRAWN
 
+FUNCTIONS = {"friedman1": make_friedman1, "friedman2": make_friedman2, "friedman3": make_friedman3}
 #: A step reads so many points at most, drawn anew; LBFGS reads all of them.
 BATCH = 1000
 #: Points that test.
@@ -32,13 +33,13 @@ class FriedmanRun(FieldRun):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check(("points",), data_set=DRAWN)
+        self.check(("points",), data_set=FUNCTIONS)
 
 
 @cache
 def points(data_set: str, count: int, seed: int) -> list[tuple[Tensor, Tensor]]:
     """Points to learn from and to test: columns and values have mean 0 and variance 1 over the first."""
-    x, y = DRAWN[data_set](n_samples=count + TEST, random_state=seed)
+    x, y = FUNCTIONS[data_set](n_samples=count + TEST, random_state=seed)
     x, y = ((part - part[:count].mean(0)) / part[:count].std(0) for part in (x, y.reshape(-1, 1)))
     return [(torch.tensor(x[part]), torch.tensor(y[part])) for part in (slice(count), slice(count, None))]
 

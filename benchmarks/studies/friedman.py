@@ -1,6 +1,6 @@
 """Regression without noise, where GaussNewton is of little use: beside a Gaussian process and others, in equal time.
 
-Learning rates are the best of three trials of a third of the length, with data and a network of another seed.
+Learning rates are the best of three trials or more of a third of the length, with data and a network of another seed.
 """
 
 import math
@@ -16,7 +16,7 @@ from ..core.store import Result, Store, setting
 from ..core.study import Recipe, Sections, Study, Training
 from ..core.tables import Cell, Section, grouped, machine, pivot
 from ..optimizers import LABELS, SEARCHING
-from ..problems.friedman import BATCH, DRAWN, FRIEDMAN, TEST, FriedmanRun, gaussian_process
+from ..problems.friedman import BATCH, FRIEDMAN, FUNCTIONS, TEST, FriedmanRun, gaussian_process
 from ..train import limit
 
 SECONDS = 15.0
@@ -61,8 +61,9 @@ def report(store: Store, name: str, folder: Path) -> Sections:
         f"Root mean squared error on {TEST:,} test points, relative to the deviation of their values; one seed, values "
         f"without noise. Tanh networks of two hidden layers of 32, or of 64 for more than {BATCH:,} points, float64, "
         f"Xavier's initialisation, {time} each, in steps of {BATCH:,} points (LBFGS: all). "
-        "Learning rates of SOAP and Adam are the best of three trials, and fall to 0 by a cosine. The Gaussian process "
-        f"is scikit-learn's, takes its own time and has no column for many points. {machine(results[0]['environment'])}"
+        "Learning rates of SOAP and Adam are the best of three trials, or of more while the best is the lowest or the "
+        "highest, and fall to 0 by a cosine. The Gaussian process is scikit-learn's, takes its own time and has no "
+        f"column for many points. {machine(results[0]['environment'])}"
     )
     return {name: Section([pivot(["method"], rows, columns, _cells(results)), caption])}
 
@@ -84,7 +85,7 @@ class FriedmanOptions(Training):
 def _run(options: FriedmanOptions, store: Store) -> None:
     length = options.steps or SECONDS
     shown = [{"seed": SEED, **limit(length)}]
-    for count, data_set in product(options.points, DRAWN):
+    for count, data_set in product(options.points, FUNCTIONS):
         if count <= BATCH:
             process = partial(gaussian_process, data_set, count, SEED)
             measure(store, {f"Gaussian process, {data_set}, {count} points": process})
@@ -102,6 +103,6 @@ STUDIES = {
     "friedman": Study(
         "regression without noise: a Gaussian process, GaussNewton and others", _run, report, FriedmanOptions(),
         makes=[Recipe(0.25)], smoke="--trials 1 --points 30 --steps 1 --optimizers soap gauss-newton",
-        page="docs/results/fields.md",
+        page="docs/gauss-newton.md",
     )
 }  # fmt: skip
