@@ -8,9 +8,9 @@ from .studies import gpu
 
 _FILES = (
     "bench", "comparison", "table1", "papers", "tuned", "language", "norm_free", "divergence", "coordinates", "fourier",
-    "poisson", "equations", "tabular", "mechanism", "isometry_depth", "isometry_training", "plane",
+    "poisson", "equations", "tabular", "friedman", "mechanism", "isometry_depth", "isometry_training", "plane",
 )  # fmt: skip
-_SPEED = ("benchmarks.speed.suites", "benchmarks.speed.devices")
+_SPEED = ("benchmarks.speed.suites", "benchmarks.speed.gauss_newton", "benchmarks.speed.devices")
 
 
 def collect(names: Iterable[str]) -> dict[str, Study]:

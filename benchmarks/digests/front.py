@@ -63,6 +63,7 @@ ROWS: list[tuple[str, str, Callable[[Stores], Front] | None]] = [
         _accuracy("cnn-pool-tuned", "whitened-16", "adam", "CNN without a normaliser, Adam"))),
     ("a small tanh MLP, plain SGD", "`GradientOnly(SGD(…), model, BatchIdeal(damping=0.3, per_sample=False))`", partial(
         _accuracy("mlp-tuned", "batch-ideal", "sgd", "tanh MLP, SGD", activation="tanh"))),
+    ("a nonlinear differential equation", "[`GaussNewton(network)`](docs/gauss-newton.md), no rate to tune", None),
     ("a network with its norms, Muon", "**don't**: it trains about " + _SAID, None),
 ]  # fmt: skip
 

@@ -2,12 +2,15 @@
 
 from functools import partial
 
+import pytest
 import torch
 from torch import nn
 
 from adiv_optim import BatchIdeal, functional
+from benchmarks.__main__ import main
 from benchmarks.core.runs import interleaved, ratio
-from benchmarks.speed import jobs
+from benchmarks.core.store import Store
+from benchmarks.speed import gauss_newton, jobs
 from benchmarks.speed.timing import peak_memory
 
 MEBIBYTE = 2**20
@@ -67,3 +70,24 @@ def test_many_rows_of_batch_ideal_never_meet_in_a_square_matrix():
         return lambda: functional.linear(x, weight, None, BatchIdeal()).sum().backward()
 
     assert peak_memory(job) <= 10 * rows * features * 4
+
+
+@pytest.mark.parametrize(("rows", "width"), [(4, 3), (40, 2)])
+def test_parts_of_a_gauss_newton_step_are_those_that_are_timed(rows, width):
+    timed = gauss_newton.jobs(rows, width)
+    jacobian, product = timed["jacobian"](), timed["product"]()
+    wide = jacobian if rows == 4 else jacobian.mT  # of 21 parameters or 37
+    assert torch.allclose(product.tril(), (wide @ wide.mT).tril(), atol=1e-14)
+    losses = [timed["step"]().item() for _ in range(5)]
+    assert len(set(losses)) == 5  # points are drawn anew
+
+
+def test_costs_of_a_gauss_newton_step_are_in_plain_steps(tmp_path, capsys):
+    smoke = gauss_newton.STUDIES["speed-gauss-newton"].smoke.split()
+    assert main(["speed-gauss-newton", *smoke, "--threads", "1", "--out", str(tmp_path)]) == 0
+    (result,) = Store(tmp_path / "speed-gauss-newton.jsonl").read()
+    assert (result["rows"], result["parameters"]) == (3, 21)
+    middle = result["ratios"]["jacobian"]["median"]
+    assert f"| 21 | 3 | {result['plain_ms']:.1f} | {result['ratios']['step']['median']:.3g} | {middle:.3g} |" in (
+        capsys.readouterr().out
+    )
