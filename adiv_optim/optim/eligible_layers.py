@@ -117,3 +117,12 @@ def refuse_shards(what: str, layers: Iterable[LayerInputs], processes: DataParal
                 f"{what}: ranks {missing} hold a part of {layer.name!r} and are not in process_group; what it reads "
                 "must be added up over all of its mesh: give a group that has them, or leave process_group=None."
             )
+
+
+def private_gradients(name: str) -> ValueError:
+    """Return the error where Opacus makes the gradients: no noise hides what is remembered of private inputs."""
+    return ValueError(
+        f"{name} measures inputs, and keeps what it measured without noise, so that the ε which Opacus reports "
+        "would not hold for its steps. With differential privacy take the optimizer without it, or "
+        "DPOptimizer(UnitConsistent(…), …), which reads weights alone."
+    )

@@ -222,7 +222,7 @@ class Stack:
 def take_step(
     stacks: Sequence[Stack], step: Callable[[], Any], decays: Decays, is_read: bool, shards: Collection[Any] = ()
 ) -> None:
-    """Let an optimizer step in the variables of stacks; whatever ends it early, all of them are as they were before.
+    """Let an optimizer step in the variables of stacks; whatever ends that early, all of them are as they were.
 
     Args:
         stacks: of disjoint parameters.

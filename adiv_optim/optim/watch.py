@@ -1,6 +1,6 @@
 """The watch over a model's layers: which of them, when their inputs are measured, and what follows for their steps."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -13,7 +13,7 @@ from .._linalg.shards import DataParallelGroup, cut_of
 from ..attach.checks import SHARED_MEMORY, UNFLATTENED, Skip, addresses, named_in_skip, refuse_lazy, refuse_sharded
 from ..attach.coverage import warn
 from .covariance import MeanSquare
-from .eligible_layers import eligible_layers, refuse_shards
+from .eligible_layers import eligible_layers, private_gradients, refuse_shards
 from .layer_inputs import LayerInputs
 from .memory import coverage_of, load, remembered_by, why_inactive
 from .processes import add_up_rows, agree, factors_by_all
@@ -108,7 +108,8 @@ class Watch:
         """
         parameters = [p for group in groups for p in group]
         places = [[len(group) for group in groups], *addresses(parameters)]
-        _refuse_private(self.name, parameters)
+        if any(hasattr(parameter, "grad_sample") for parameter in parameters):
+            raise private_gradients(self.name)
         if places != self._places:
             group_of = {id(p): number for number, group in enumerate(groups) for p in group}
             self._find(parameters, group_of)
@@ -271,7 +272,7 @@ class Watch:
     def _hold(self) -> None:
         """Remember the scales that weights now stand in: still the old one of W' that was not stepped on since."""
         for (layer, *_), stack in self._stacks:
-            if stack is None or stack.shrink == 1 or stack.is_shrunk or not layer.held_scale:
+            if stack is None or stack.shrink == 1 or stack.is_shrunk:
                 layer.held_scale = _scale_of(layer)
 
     def metrics(self) -> dict[str, float]:
@@ -283,16 +284,6 @@ class Watch:
         due = self.due()
         for layer in self.layers:
             layer.armed, layer.step_index = due, self.steps
-
-
-def _refuse_private(name: str, parameters: Iterable[nn.Parameter]) -> None:
-    """Raise a ValueError where Opacus makes the gradients: no noise hides what is remembered of private inputs."""
-    if any(hasattr(parameter, "grad_sample") for parameter in parameters):
-        raise ValueError(
-            f"{name} measures inputs, and keeps what it measured without noise, so that the ε which Opacus reports "
-            "would not hold for its steps. With differential privacy take the optimizer without it, or "
-            "DPOptimizer(UnitConsistent(…), …), which reads weights alone."
-        )
 
 
 def _scale_of(layer: LayerInputs) -> float:
