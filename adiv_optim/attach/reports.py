@@ -44,15 +44,14 @@ def report(optimizer: Optimizer, model: nn.Module, coverage: Coverage, unknown: 
         {name: how for name, how in said.items() if name in of_model}
         for said in (coverage.treated, coverage.never_seen)
     )
-    skipped = {
-        name: OUTSIDE
-        if name not in of_model
-        else coverage.skipped.get(name) or unknown
-        if p.requires_grad
-        else "frozen"
-        for name, p in parameters.items()
-        if name not in treated and name not in never_seen
-    }
+
+    def why_plain(name: str, parameter: nn.Parameter) -> str:
+        if name not in of_model:
+            return OUTSIDE
+        return coverage.skipped.get(name) or unknown if parameter.requires_grad else "frozen"
+
+    untreated = parameters.keys() - treated.keys() - never_seen.keys()
+    skipped = {name: why_plain(name, p) for name, p in parameters.items() if name in untreated}
     return Coverage(treated, skipped, never_seen, {name: p.numel() for name, p in parameters.items()})
 
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from .._linalg import host
 from .._linalg.roots import Factor
 from .._linalg.shards import DataParallelGroup
-from .covariance import Covariance, MeanSquare
+from .covariance import Covariance, LowRankCovariance, MeanSquare
 from .layer_inputs import LayerInputs
 from .mapped import Mapped
 from .watch import Chart, Watch
@@ -66,6 +66,16 @@ def watch_inputs(
     settings |= {"process_group": group, "skip": skip if isinstance(skip, str) else tuple(skip)}
     own = {key: settings[key] for key in ("every", "decay", "process_group", "skip")}
     return partial(Watch, name, chart=chart, make=make, **own)
+
+
+def covariance_of(
+    module: nn.Module, with_bias: bool, *, max_dim: int | None, max_rows: int | None, rank: int | None = None
+) -> Covariance:
+    """The covariance of a layer, of low rank where that is less than each block has columns."""
+    whole = Covariance(module, with_bias, max_dim, max_rows)
+    if rank is None or rank >= min(whole.sizes):
+        return whole
+    return LowRankCovariance(module, with_bias, max_dim, max_rows, rank)
 
 
 def treatment(covariance: Covariance, factors: Sequence[Factor] | None, verb: str) -> str:

@@ -295,15 +295,5 @@ class LowRankCovariance(Covariance):
         ]
 
 
-def covariance_of(
-    module: nn.Module, with_bias: bool, *, max_dim: int | None, max_rows: int | None, rank: int | None = None
-) -> Covariance:
-    """The covariance of a layer, of low rank where that is less than each block has columns."""
-    whole = Covariance(module, with_bias, max_dim, max_rows)
-    if rank is None or rank >= min(whole.sizes):
-        return whole
-    return LowRankCovariance(module, with_bias, max_dim, max_rows, rank)
-
-
 def _decayed(memory: Iterable[Tensor], sums: Iterable[Tensor], decay: float) -> list[Tensor]:
     return [new.add(old.to(new), alpha=decay) if decay else new for new, old in zip(sums, memory, strict=True)]

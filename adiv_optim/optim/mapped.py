@@ -97,8 +97,7 @@ class Mapped(OptimizerWrapper):
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what a copy or a pickle keeps: as in torch, no hooks."""
-        more = {"model": self.model, "watch": self.watch, "_settings": self._settings}
-        return {**super().__getstate__(), **more}
+        return {**super().__getstate__(), "model": self.model, "watch": self.watch, "_settings": self._settings}
 
     @property
     def detached(self) -> bool:
@@ -134,7 +133,6 @@ class Mapped(OptimizerWrapper):
         rates: dict[int, tuple[bool, Any]] = {}
         for group in self.param_groups:
             rates |= dict.fromkeys(map(id, group["params"]), (has_zero_lr(group), group.get("lr")))
-        self._kinds = self._kinds or {}
         stacks, reason = [], ""
         for stack in watch.stacks():
             if any(id(p) not in rates for p in stack.parameters):
@@ -145,8 +143,8 @@ class Mapped(OptimizerWrapper):
                 stacks.append(stack)
             else:
                 reason = _HALF_FROZEN
-        decays = decay_factors(self.inner, self._kinds)
-        take_step(stacks, step, decays, has_step_hooks(self.inner), watch.shards())
+        self._kinds = self._kinds or {}
+        take_step(stacks, step, decay_factors(self.inner, self._kinds), has_step_hooks(self.inner), watch.shards())
         return reason
 
     def _refuse_meta(self, error: NotImplementedError) -> None:

@@ -10,8 +10,8 @@ from torch.optim import Optimizer
 from .._linalg.limits import check_count, check_positive, given
 from .._linalg.roots import Factor, NoRootError, Whole, damped_inverse
 from ..attach.checks import Skip
-from .by_inputs import PREFIX, count_rows, covariance_metrics, treatment, watch_inputs
-from .covariance import Covariance, covariance_of
+from .by_inputs import PREFIX, count_rows, covariance_metrics, covariance_of, treatment, watch_inputs
+from .covariance import Covariance
 from .mapped import Mapped
 from .watch import Chart
 
