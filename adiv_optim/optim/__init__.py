@@ -3,17 +3,25 @@
 from .chained import ChainedOptimizer
 from .gradient_only import GradientOnly
 from .input_scaled import InputScaled
+from .mapped import Mapped
 from .preconditioned import Preconditioned
+from .step import Stack, take_step
 from .unit_consistent import UnitConsistent
+from .watch import Chart, Watch
 from .whitened import Whitened
 from .wrapper import OptimizerWrapper
 
 __all__ = [
     "ChainedOptimizer",
+    "Chart",
     "GradientOnly",
     "InputScaled",
+    "Mapped",
     "OptimizerWrapper",
     "Preconditioned",
+    "Stack",
     "UnitConsistent",
+    "Watch",
     "Whitened",
+    "take_step",
 ]
