@@ -38,7 +38,7 @@ class Size(NamedTuple):
 
 
 #: No step runs through more than this.
-LIMIT = Size(files=21, lines=3928, functions=123, lines_of_functions=1124)
+LIMIT = Size(files=21, lines=3920, functions=124, lines_of_functions=1123)
 
 
 def training_step() -> Callable[[], None]:

@@ -1,14 +1,16 @@
 """Square roots of covariance matrices: whole matrices, or what differs from a multiple of the identity."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from . import host
 from .strips import joined, strips_of
+
+Result = TypeVar("Result")
 
 #: Up to this condition number float32 gives a root that is good to three digits, at half the price.
 _MODERATE = 1e4
@@ -19,6 +21,17 @@ _TF32 = 2**-11
 
 class NoRootError(ArithmeticError):
     """A matrix that could not be factorised, in float64 either."""
+
+
+def of_each(function: Callable[..., Result], items: Iterable[Any], **options: Any) -> list[Result | NoRootError]:
+    """Apply a function to each item; a NoRootError that it raises stands in the place of the result."""
+    results: list[Result | NoRootError] = []
+    for item in items:
+        try:
+            results.append(function(item, **options))
+        except NoRootError as error:
+            results.append(error)
+    return results
 
 
 def eigh(matrix: Tensor) -> tuple[Tensor, Tensor]:

@@ -64,8 +64,8 @@ def watch_inputs(
     """Return how a model is watched by a wrapper with these settings, which a copy and a pickle then keep."""
     skip, group = settings["skip"], DataParallelGroup(name, settings["process_group"])
     settings |= {"process_group": group, "skip": skip if isinstance(skip, str) else tuple(skip)}
-    own = {key: settings[key] for key in ("every", "decay", "process_group", "skip")}
-    return partial(Watch, name, chart=chart, make=make, **own)
+    for_watch = {key: settings[key] for key in ("every", "decay", "process_group", "skip")}
+    return partial(Watch, name, chart=chart, make=make, **for_watch)
 
 
 def covariance_of(
@@ -90,16 +90,16 @@ def covariance_metrics(layers: Sequence[LayerInputs], damping: float) -> dict[st
     """
     measured = [layer for layer in layers if layer.factors is not None]
     failures = sum(layer.failures for layer in layers)
-    found: dict[str, float] = {"layers_measured": len(measured), "failed_factorisations": failures}
+    numbers: dict[str, float] = {"layers_measured": len(measured), "failed_factorisations": failures}
     for layer in measured:
         covariance: Any = layer.covariance
         level = host.double(covariance.level())
         low, high = (host.double(ends) for ends in covariance.extremes())
         ridge = host.double(covariance.ridge(damping))
-        found[f"{layer.name}/input_rms"] = level.mean().sqrt().item()
-        found[f"{layer.name}/condition"] = (high / low).max().item()
-        found[f"{layer.name}/damped_condition"] = ((high + ridge) / (low + ridge)).max().item()
+        numbers[f"{layer.name}/input_rms"] = level.mean().sqrt().item()
+        numbers[f"{layer.name}/condition"] = (high / low).max().item()
+        numbers[f"{layer.name}/damped_condition"] = ((high + ridge) / (low + ridge)).max().item()
     for key in ("condition", "damped_condition"):
-        worst = (value for name, value in found.items() if name.endswith(f"/{key}"))
-        found[f"largest_{key}"] = max(worst, default=1.0)
-    return found
+        worst = (value for name, value in numbers.items() if name.endswith(f"/{key}"))
+        numbers[f"largest_{key}"] = max(worst, default=1.0)
+    return numbers

@@ -81,8 +81,8 @@ class MeanSquare:
     def equals(self, other: "MeanSquare") -> bool:
         """Whether another one remembers the same."""
         places = {(tensor.device, tensor.dtype) for tensor in (*self.memory, *other.memory)}
-        alike = self.key == other.key and self.rows == other.rows and len(places) == 1
-        return alike and all(map(torch.equal, self.memory, other.memory))
+        same_kind = self.key == other.key and self.rows == other.rows and len(places) == 1
+        return same_kind and all(map(torch.equal, self.memory, other.memory))
 
     def level(self) -> Tensor:
         """The mean square of an entry, (1,)."""

@@ -137,8 +137,7 @@ class Mapped(OptimizerWrapper):
         for stack in watch.stacks():
             if any(id(p) not in rates for p in stack.parameters):
                 continue  # a model may have several optimizers
-            rests = {rates[id(p)][0] for p in stack.parameters}
-            if len(rests) == 1 or not stack.moves_weights:
+            if len({rates[id(p)][0] for p in stack.parameters}) == 1 or not stack.moves_weights:
                 stack.lr = rates[id(stack.parameters[0])][1]
                 stacks.append(stack)
             else:
@@ -219,8 +218,8 @@ class Mapped(OptimizerWrapper):
 
     def _keys(self, state_dict: Mapping[str, Any]) -> Iterator[tuple[Tensor, Any]]:
         """Each parameter, and the key of its part in a state dict: a number, or its name."""
-        for own, saved in zip(self.param_groups, state_dict.get("param_groups", ()), strict=False):
-            yield from zip(own["params"], saved.get("params", ()), strict=False)
+        for group, saved in zip(self.param_groups, state_dict.get("param_groups", ()), strict=False):
+            yield from zip(group["params"], saved.get("params", ()), strict=False)
 
     def _state_dict(self) -> dict[str, Any]:
         plain, remembered = dict(super()._state_dict()), self._remembered()
@@ -236,7 +235,7 @@ class Mapped(OptimizerWrapper):
 
     def _load_state_dict(self, state_dict: dict[str, Any]) -> None:
         remembered = self._remembered()
-        found: dict[Tensor, dict[str, Any]] = {}
+        loaded: dict[Tensor, dict[str, Any]] = {}
         parameters = {key: parameter for parameter, key in self._keys(state_dict)}
         rest: dict[str, dict[Any, Any]] = {part: dict(state_dict.get(part, {})) for part in ("state", WAITING)}
         for part, key in [(part, key) for part, saved in rest.items() for key in saved]:
@@ -246,7 +245,7 @@ class Mapped(OptimizerWrapper):
             mine = {n: entries[n] for n in names if entries[n] != {}}
             if mine and key in parameters:  # else the optimizer refuses the groups
                 self._check(mine, remembered.get(parameters[key], {}), f"state_dict[{part!r}][{key!r}]")
-                found[parameters[key]] = {n.removeprefix(self.prefix): value for n, value in mine.items()}
+                loaded[parameters[key]] = {n.removeprefix(self.prefix): value for n, value in mine.items()}
             if names:
                 rest[part][key] = {n: value for n, value in entries.items() if n not in names}
                 if not rest[part][key]:
@@ -254,10 +253,10 @@ class Mapped(OptimizerWrapper):
         super()._load_state_dict({**state_dict, **rest})
         if self.watch is None:
             return
-        self.watch.steps = next((entries["steps"] for entries in found.values()), 0)
-        self.watch.load(found)
+        self.watch.steps = next((entries["steps"] for entries in loaded.values()), 0)
+        self.watch.load(loaded)
         kept = rest["state"]
-        lacking = [p for p, key in self._keys(state_dict) if p in remembered and p not in found and kept.get(key)]
+        lacking = [p for p, key in self._keys(state_dict) if p in remembered and p not in loaded and kept.get(key)]
         if lacking:
             warn(
                 f"{type(self).__name__}: the checkpoint has nothing of what it remembers of {len(lacking)} of "

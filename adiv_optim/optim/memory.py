@@ -53,9 +53,9 @@ def load(watch: "Watch", remembered: Mapping[Tensor, Mapping[str, Any]]) -> None
         if first is not layer and layer.covariance.equals(first.covariance):
             layer.covariance, layer.factors, layer.failures = first.covariance, first.factors, first.failures
             continue
-        (found,) = watch.chart.factors([layer.covariance])
-        layer.failures = int(isinstance(found, NoRootError))
-        layer.factors = None if layer.failures else found
+        (factors,) = watch.chart.factors([layer.covariance])
+        layer.failures = int(isinstance(factors, NoRootError))
+        layer.factors = None if layer.failures else factors
     watch.arm()
 
 

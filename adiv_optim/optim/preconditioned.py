@@ -8,7 +8,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from .._linalg.limits import check_count, check_positive, given
-from .._linalg.roots import Factor, NoRootError, Whole, damped_inverse
+from .._linalg.roots import Factor, Whole, damped_inverse, of_each
 from ..attach.checks import Skip
 from .by_inputs import PREFIX, count_rows, covariance_metrics, covariance_of, treatment, watch_inputs
 from .covariance import Covariance
@@ -16,16 +16,10 @@ from .mapped import Mapped
 from .watch import Chart
 
 
-def inverses(covariances: Sequence[Covariance], damping: float) -> list[Sequence[Factor] | NoRootError]:
-    """Return (A + λI)⁻¹ of every block."""
-    found: list[Sequence[Factor] | NoRootError] = []
-    for covariance in covariances:
-        level = covariance.ridge(1.0)
-        try:
-            found.append([Whole(damped_inverse(block, level, damping)) for block in covariance.mean()])
-        except NoRootError as error:
-            found.append(error)
-    return found
+def inverses(covariance: Covariance, damping: float) -> Sequence[Factor]:
+    """Return (A + λI)⁻¹, block by block."""
+    level = covariance.ridge(1.0)
+    return [Whole(damped_inverse(block, level, damping)) for block in covariance.mean()]
 
 
 class Preconditioned(Mapped):
@@ -89,7 +83,7 @@ class Preconditioned(Mapped):
         check_positive("Preconditioned", damping=damping)
         check_count("Preconditioned", **given(max_dim=max_dim, max_rows=max_rows))
         chart = Chart(
-            partial(inverses, damping=damping),
+            partial(of_each, inverses, damping=damping),
             partial(treatment, verb="preconditioned"),
             partial(covariance_metrics, damping=damping),
             moves_weights=False,

@@ -21,10 +21,10 @@ def add_up_rows(layers: Sequence[LayerInputs], group: Group) -> None:
 
     Layers go on sharing their sums if they share them on every process.
     """
-    own = [[layer.pending_rows, id(layer.pending) if layer.pending_rows else 0] for layer in layers]
+    pending = [[layer.pending_rows, id(layer.pending) if layer.pending_rows else 0] for layer in layers]
     size, device = distributed.get_world_size(group), layers[0].weight.device
     every = torch.zeros(size, len(layers), 2, dtype=torch.int64, device=device)
-    every[distributed.get_rank(group)] = torch.tensor(own, device=device)
+    every[distributed.get_rank(group)] = torch.tensor(pending, device=device)
     add_up([every], group)
     first: dict[tuple[int, ...], LayerInputs] = {}
     blocks: list[Tensor] = []
@@ -36,8 +36,8 @@ def add_up_rows(layers: Sequence[LayerInputs], group: Group) -> None:
         if other is not layer:
             layer.pending = other.pending
             continue
-        pending = layer.covariance.no_sums() if layer.pending is None else layer.pending
-        layer.pending = [tensor.clone() for tensor in pending]  # others may share it here, and not elsewhere
+        sums = layer.covariance.no_sums() if layer.pending is None else layer.pending
+        layer.pending = [tensor.clone() for tensor in sums]  # others may share it here, and not elsewhere
         blocks += layer.pending
     add_up(blocks, group)
 
@@ -50,8 +50,10 @@ def factors_by_all(factors_of: FactorsOfEach, covariances: Sequence[MeanSquare],
     heavy = [each for each in covariances if type(each) is Covariance]
     mine, owner = distributed.get_rank(group), deal(heavy, distributed.get_world_size(group))
     at_home = [each for each in covariances if owner.get(each, mine) == mine]
-    found = dict(zip(at_home, factors_of(at_home), strict=True))
-    return [_sent(each, found.get(each), owner[each], group) if each in owner else found[each] for each in covariances]
+    factors = dict(zip(at_home, factors_of(at_home), strict=True))
+    return [
+        _sent(each, factors.get(each), owner[each], group) if each in owner else factors[each] for each in covariances
+    ]
 
 
 def deal(covariances: Sequence[Covariance], count: int) -> dict[MeanSquare, int]:
@@ -65,15 +67,15 @@ def deal(covariances: Sequence[Covariance], count: int) -> dict[MeanSquare, int]
     return owner
 
 
-def _sent(covariance: Any, found: Any, owner: int, group: Group) -> list[Whole] | NoRootError:
+def _sent(covariance: Any, factors: Any, owner: int, group: Group) -> list[Whole] | NoRootError:
     """Send the factors that one process has found to all others."""
     shapes = [torch.Size((covariance.groups, size, size)) for size in covariance.sizes]
     lengths = [shape.numel() for shape in shapes]
     numbers = covariance.memory[0].new_empty(sum(lengths))
-    if isinstance(found, NoRootError):
+    if isinstance(factors, NoRootError):
         numbers.fill_(torch.nan)
-    elif found is not None:
-        torch.cat([factor.matrix.flatten() for factor in found], out=numbers)
+    elif factors is not None:
+        torch.cat([factor.matrix.flatten() for factor in factors], out=numbers)
     distributed.broadcast(numbers, group=group, group_src=owner)
     if not all(host.read(numbers[0].isfinite())):
         return NoRootError(f"no root of {covariance} found by the process that they were dealt to")

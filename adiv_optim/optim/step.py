@@ -14,7 +14,7 @@ from .._linalg import host
 from .._linalg.roots import Factor
 from .._linalg.shards import add_up_shards, cut_of, local
 from ..attach.layers import Layout
-from .decay import UNKNOWN, Decay, Decays
+from .decay import UNKNOWN, Decays
 
 #: (norms of steps as the optimizer took them, their norms mapped back) → the factors of the steps.
 Rescale = Callable[[Tensor, Tensor], Tensor]
@@ -112,9 +112,9 @@ class Stack:
             return
         joined = self.join(self._local_parameters())
         self.old = joined if self.layers > 1 else [w.clone(memory_format=torch.preserve_format) for w in joined]
-        found: list[Decay] = [decays.get(id(p), UNKNOWN) for p in self.parameters]
-        self.is_read = is_read or any(decay.is_read for decay in found)
-        self.keep = [decay.factor for decay in found[: len(joined)]]  # layers of one stack are in the same groups
+        each_decay = [decays.get(id(p), UNKNOWN) for p in self.parameters]
+        self.is_read = is_read or any(decay.is_read for decay in each_decay)
+        self.keep = [decay.factor for decay in each_decay[: len(joined)]]  # layers of one stack are in the same groups
 
     def enter(self) -> None:
         """Write parameters and gradients in the new variables: zeros where the optimizer does not read the weights.
@@ -257,16 +257,16 @@ def take_step(
 
 def _add_up(stacks: Iterable[Stack], shards: Iterable[Any]) -> None:
     """Add up the sums of weights of which each process holds some rows; of norms their squares."""
-    found = {id(s.parameters[0]): s for s in stacks if s.sums is not None and cut_of(s.parameters[0]) is not None}
+    sharded = {id(s.parameters[0]): s for s in stacks if s.sums is not None and cut_of(s.parameters[0]) is not None}
     pairs = []
     for weight in shards:
-        stack, zeros = found.get(id(weight)), torch.zeros(2, dtype=host.widest(weight.device), device=weight.device)
+        stack, zeros = sharded.get(id(weight)), torch.zeros(2, dtype=host.widest(weight.device), device=weight.device)
         if stack is not None and stack.sums is not None:
             zeros[: len(stack.sums)] = stack.sums[:, 0].to(zeros).square()
         pairs.append((weight, zeros))
     add_up_shards(pairs)
     for weight, total in pairs:
-        if (stack := found.get(id(weight))) is not None and stack.sums is not None:
+        if (stack := sharded.get(id(weight))) is not None and stack.sums is not None:
             stack.sums = total.sqrt().to(stack.sums)[: len(stack.sums), None]
 
 

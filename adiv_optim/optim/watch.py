@@ -117,11 +117,11 @@ class Watch:
             self._places = places
 
     def _find(self, parameters: Sequence[nn.Parameter], group_of: Mapping[int, int]) -> None:
-        found, self.plain = eligible_layers(self.name, self.model, parameters, self.skip, self.chart.bias_is_plain)
+        eligible, self.plain = eligible_layers(self.name, self.model, parameters, self.skip, self.chart.bias_is_plain)
         # A layer that has been replaced leaves its record behind under the same name: the weight tells them apart.
         known = {(layer.name, id(layer.weight)): layer for layer in self.layers}
         layers = []
-        for name, modules, with_bias in found:
+        for name, modules, with_bias in eligible:
             layer = known.get((name, id(modules[0].get_parameter("weight"))))
             if layer is None or layer.modules != modules or layer.with_bias != with_bias:
                 layer = LayerInputs(name, modules, with_bias, self.make)
@@ -230,11 +230,11 @@ class Watch:
             agree(leaders, self.process_group.group)
             factors_of = partial(factors_by_all, factors_of, group=self.process_group.group)
         leaders = [layer for layer in leaders if layer not in errors]
-        for layer, found in zip(leaders, factors_of([layer.covariance for layer in leaders]), strict=True):
-            if isinstance(found, NoRootError):
-                errors[layer] = found
+        for layer, factors in zip(leaders, factors_of([layer.covariance for layer in leaders]), strict=True):
+            if isinstance(factors, NoRootError):
+                errors[layer] = factors
             else:
-                layer.factors = found
+                layer.factors = factors
         for layer, first in firsts.items():
             layer.covariance = first.covariance
             layer.forget()

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from .._linalg.limits import check_count, check_positive, given
-from .._linalg.roots import Factor, NoRootError
+from .._linalg.roots import Factor, of_each
 from ..attach.checks import Skip
 from .by_inputs import PREFIX, count_rows, covariance_metrics, covariance_of, treatment, watch_inputs
 from .covariance import Covariance
@@ -17,19 +17,11 @@ from .mapped import Mapped
 from .watch import Chart
 
 
-def inverse_roots(
-    covariances: Sequence[Covariance], damping: float, graft_norm: bool
-) -> list[Sequence[Factor] | NoRootError]:
-    """Return the inverse roots of (A + λI) / its mean eigenvalue, or of A + λI without `graft_norm`."""
-    found: list[Sequence[Factor] | NoRootError] = []
-    for covariance in covariances:
-        ridge = covariance.ridge(damping)
-        scale = covariance.level() + ridge if graft_norm else torch.ones_like(ridge)
-        try:
-            found.append(covariance.inverse_roots(scale, ridge, covariance.size / damping + 1))
-        except NoRootError as error:
-            found.append(error)
-    return found
+def inverse_roots(covariance: Covariance, damping: float, graft_norm: bool) -> Sequence[Factor]:
+    """Return the inverse root of (A + λI) / its mean eigenvalue, or of A + λI without `graft_norm`, block by block."""
+    ridge = covariance.ridge(damping)
+    scale = covariance.level() + ridge if graft_norm else torch.ones_like(ridge)
+    return covariance.inverse_roots(scale, ridge, covariance.size / damping + 1)
 
 
 def keep_norm(before: Tensor, after: Tensor) -> Tensor:
@@ -129,7 +121,7 @@ class Whitened(Mapped):
         check_positive("Whitened", damping=damping)
         check_count("Whitened", **given(rank=rank, max_dim=max_dim, max_rows=max_rows))
         chart = Chart(
-            partial(inverse_roots, damping=damping, graft_norm=graft_norm),
+            partial(of_each, inverse_roots, damping=damping, graft_norm=graft_norm),
             partial(treatment, verb="whitened"),
             partial(covariance_metrics, damping=damping),
             rescale=keep_norm if graft_norm else None,
