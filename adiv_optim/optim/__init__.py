@@ -1,13 +1,14 @@
 """Optimizers that stand in front of another optimizer."""
 
 from .chained import ChainedOptimizer
+from .chart import Chart
 from .gradient_only import GradientOnly
 from .input_scaled import InputScaled
 from .mapped import Mapped
 from .preconditioned import Preconditioned
 from .step import Stack, take_step
 from .unit_consistent import UnitConsistent
-from .watch import Chart, Watch
+from .watch import Watch
 from .whitened import Whitened
 from .wrapper import OptimizerWrapper
 

@@ -12,10 +12,10 @@ from .._linalg.limits import check_positive
 from .._linalg.roots import Scales
 from ..attach.checks import Skip
 from .by_inputs import PREFIX, count_rows, watch_inputs
+from .chart import Chart
 from .covariance import MeanSquare
 from .layer_inputs import LayerInputs
 from .mapped import Mapped
-from .watch import Chart
 
 
 def scales(covariances: Sequence[MeanSquare], floor: float) -> list[list[Scales]]:
@@ -108,4 +108,6 @@ class InputScaled(Mapped):
         settings = {
             "every": every, "decay": decay, "floor": floor, "hold": hold, "process_group": process_group, "skip": skip
         }  # fmt: skip
-        super().__init__(optimizer, model, watch_inputs("InputScaled", chart, MeanSquare, settings), settings)
+        super().__init__(
+            optimizer, model, watch_inputs("InputScaled", optimizer, chart, MeanSquare, settings), settings
+        )

@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -13,14 +13,11 @@ from .._linalg.limits import check_like
 from ..attach.coverage import Coverage, warn
 from ..attach.reports import report, without_frozen_or_skipped
 from ..functional.shared import refuse_capture, without_autocast
+from .chart import Watching
 from .decay import Kinds, decay_factors, has_step_hooks, has_zero_lr
 from .probe import refuse_unsuitable
 from .step import take_step
 from .wrapper import OURS, WAITING, OptimizerWrapper, check_same_parameters, ours, unwrapped
-
-if TYPE_CHECKING:
-    from .unit_consistent import ChannelScales
-    from .watch import Watch
 
 #: What may be done about a checkpoint that does not fit.
 _REMEDY = (
@@ -65,12 +62,12 @@ class Mapped(OptimizerWrapper):
 
     model: nn.Module
     #: What is measured; None once this is detached.
-    watch: "Watch | ChannelScales | None" = None
+    watch: Watching | None = None
     #: How the decays of the inner optimizer's groups act, as `decay_factors` has measured.
     _kinds: Kinds | None = None
 
     def __init__(
-        self, optimizer: Optimizer, model: nn.Module, watch: Callable[[nn.Module], Any], settings: dict[str, Any]
+        self, optimizer: Optimizer, model: nn.Module, watch: Callable[[nn.Module], Watching], settings: dict[str, Any]
     ) -> None:
         name = type(self).__name__
         super().__init__(optimizer)
@@ -127,7 +124,7 @@ class Mapped(OptimizerWrapper):
         inactive = self.watch.why_inactive() if self._steps == 2 else ""
         self._tell(reason or half_frozen or inactive, " takes plain steps")
 
-    def _mapped_step(self, watch: "Watch | ChannelScales", step: Callable[[], Any]) -> str:
+    def _mapped_step(self, watch: Watching, step: Callable[[], Any]) -> str:
         """Step, and say why not every layer was treated, or ""."""
         watch.find(self._parameters())
         rates: dict[int, tuple[bool, Any]] = {}

@@ -11,9 +11,9 @@ from .._linalg.limits import check_count, check_positive, given
 from .._linalg.roots import Factor, Whole, damped_inverse, of_each
 from ..attach.checks import Skip
 from .by_inputs import PREFIX, count_rows, covariance_metrics, covariance_of, treatment, watch_inputs
+from .chart import Chart
 from .covariance import Covariance
 from .mapped import Mapped
-from .watch import Chart
 
 
 def inverses(covariance: Covariance, damping: float) -> Sequence[Factor]:
@@ -93,4 +93,4 @@ class Preconditioned(Mapped):
             "damping": damping, "decay": decay, "every": every, "max_dim": max_dim, "max_rows": max_rows,
             "process_group": process_group, "skip": skip,
         }  # fmt: skip
-        super().__init__(optimizer, model, watch_inputs("Preconditioned", chart, make, settings), settings)
+        super().__init__(optimizer, model, watch_inputs("Preconditioned", optimizer, chart, make, settings), settings)

@@ -83,6 +83,7 @@ class ChannelScales:
         self._factors = self.gauge.factors(self.graph, self.parameters, self._log_scales)
 
     def coverage(self) -> Coverage:
+        """Say of every trainable parameter how it is treated, or why it is not."""
         treated, skipped = {}, {}
         how = self.gauge.treats(self.graph)
         for name, parameter in self.model.named_parameters():
@@ -133,6 +134,7 @@ class ChannelScales:
         return [index.to(scales.device) for index in (entry.plus, entry.minus)]
 
     def load(self, remembered: Mapping[Tensor, Mapping[str, Any]]) -> None:
+        """Take scales from a checkpoint, or measure anew where it has none."""
         names: dict[Tensor, str] = {parameter: name for name, parameter in self.parameters.items()}
         self._factors, self._log_scales = {}, None
         for parameter, entries in remembered.items():

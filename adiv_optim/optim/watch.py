@@ -2,49 +2,28 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from .._linalg import host
 from .._linalg.limits import check_count, check_not_negative
 from .._linalg.roots import Factor, NoRootError, Scales, stacked
 from .._linalg.shards import DataParallelGroup, cut_of
 from ..attach.checks import SHARED_MEMORY, UNFLATTENED, Skip, addresses, named_in_skip, refuse_lazy, refuse_sharded
-from ..attach.coverage import warn
+from ..attach.coverage import Coverage, warn
+from .chart import Chart
 from .covariance import MeanSquare
 from .eligible_layers import eligible_layers, private_gradients, refuse_shards
 from .layer_inputs import LayerInputs
 from .memory import coverage_of, load, remembered_by, why_inactive
 from .processes import add_up_rows, agree, factors_by_all
-from .step import Rescale, Stack
+from .step import Stack
 
 #: Squares of whole numbers times it have remainders that are spread evenly and keep to no period (Weyl).
 _GOLDEN = (5**0.5 - 1) / 2
 #: Entries of a weight up to which layers are multiplied together: a call costs them more than what it computes.
 _SMALL = 2**12
-
-
-class Chart(NamedTuple):
-    """The variables that an optimizer steps in, by functions without a memory.
-
-    Args:
-        factors: covariances → R of each, block by block, or the NoRootError of each that has none.
-        treatment: (covariance, R or None) → in words, how a layer is treated.
-        metrics: layers → numbers for a logger.
-        rescale: (norms of steps, their norms mapped back) → the factors of the steps; None is 1.
-        moves_weights: whether weights are mapped too, or gradients alone.
-        bias_is_plain: why a bias is not treated with its weight, or "" if it is.
-        holds: whether W' and not W is kept where R, a number, is measured anew.
-    """
-
-    factors: Callable[[Sequence[Any]], list[Any]]
-    treatment: Callable[[Any, Any], str]
-    metrics: Callable[[Sequence[LayerInputs]], dict[str, float]]
-    rescale: Rescale | None = None
-    moves_weights: bool = True
-    bias_is_plain: str = ""
-    holds: bool = False
 
 
 class Watch:
@@ -98,8 +77,6 @@ class Watch:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._forget_places()
-
-    coverage, load, remembered, why_inactive = coverage_of, load, remembered_by, why_inactive
 
     def find(self, groups: Sequence[Sequence[nn.Parameter]]) -> None:
         """Look for layers among the parameters of an optimizer, by its groups, if that has not been done yet.
@@ -278,6 +255,23 @@ class Watch:
     def metrics(self) -> dict[str, float]:
         """Return what was measured last, as scalars for a logger."""
         return self.chart.metrics(self.layers)
+
+    def coverage(self) -> Coverage:
+        """Say of every parameter that was looked at how it is treated, or why it is not."""
+        return coverage_of(self.model, self.layers, self.plain, self.chart)
+
+    def why_inactive(self) -> str:
+        """Say why no layer has been measured, or why some have not whose weights have gradients."""
+        return why_inactive(self.layers)
+
+    def remembered(self) -> dict[Tensor, dict[str, Any]]:
+        """Return by weight what a checkpoint has."""
+        return remembered_by(self.layers)
+
+    def load(self, remembered: Mapping[Tensor, Mapping[str, Any]]) -> None:
+        """Take averages from a checkpoint, or begin anew where it has none."""
+        load(self.layers, self.chart, remembered)
+        self.arm()
 
     def arm(self) -> None:
         """Let forward passes gather if the next step measures."""

@@ -12,9 +12,9 @@ from .._linalg.limits import check_count, check_positive, given
 from .._linalg.roots import Factor, of_each
 from ..attach.checks import Skip
 from .by_inputs import PREFIX, count_rows, covariance_metrics, covariance_of, treatment, watch_inputs
+from .chart import Chart
 from .covariance import Covariance
 from .mapped import Mapped
-from .watch import Chart
 
 
 def inverse_roots(covariance: Covariance, damping: float, graft_norm: bool) -> Sequence[Factor]:
@@ -131,4 +131,4 @@ class Whitened(Mapped):
             "damping": damping, "decay": decay, "every": every, "graft_norm": graft_norm, "rank": rank,
             "max_dim": max_dim, "max_rows": max_rows, "process_group": process_group, "skip": skip,
         }  # fmt: skip
-        super().__init__(optimizer, model, watch_inputs("Whitened", chart, make, settings), settings)
+        super().__init__(optimizer, model, watch_inputs("Whitened", optimizer, chart, make, settings), settings)
