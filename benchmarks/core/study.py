@@ -83,15 +83,6 @@ class Recipe(NamedTuple):
         return [f"{study} {options}".strip() for options in self.options]
 
 
-class Piece(NamedTuple):
-    """A part of a study that waits for a GPU."""
-
-    worth: int  # the least comes first
-    name: str
-    options: str
-    small: str | None = None  # options on a CPU, to see that it runs; None: it is not for one
-
-
 #: Options of a study that has none to make it small.
 UNTRIED = "--help"
 
@@ -109,7 +100,6 @@ class Study:
     data: str = ""  # what its --data is to name: "images", a "text", or nothing
     smoke: str = UNTRIED  # options that make it so small that a test can run it
     page: str = ""  # that shows its tables, from the root of a clone
-    pieces: Sequence[Piece] = ()  # that the command `gpu` runs
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..catalogue import RECIPES
 from ..core.figure import plt, saved
 from ..core.store import Store
 from ..core.study import Digest
@@ -228,12 +227,6 @@ def _runtimes(stores: Mapping[str, Store], name: str, folder: Path) -> Section:
     return Section([Table(header, rows), caption])
 
 
-def _not_run(stores: Mapping[str, Store], name: str, folder: Path) -> Section:
-    """What `reproduce` can make and no file holds."""
-    rows: list[Cells] = [[f"`{name}`", exact(made.hours)] for name, (_, made) in RECIPES.items() if name not in stores]
-    return Section([Table(["name", "hours of one core"], rows)])
-
-
 VERDICT = ("cifar10", "mlp-tuned", "cnn-pool-tuned", "norm-free")
 DIGESTS = {
     "verdict": Digest(VERDICT, _verdict, ("docs/results/index.md",)),
@@ -241,5 +234,4 @@ DIGESTS = {
         ("char-lm", "char-lm-2000", "char-lm-equal-time"), _equal_seconds, ("docs/results/language-model.md",)
     ),
     "runtimes": Digest((), _runtimes, ("benchmarks/README.md",)),
-    "not-run": Digest(VERDICT, _not_run, ("benchmarks/README.md",)),
 }

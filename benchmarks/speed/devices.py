@@ -1,11 +1,11 @@
 """Layers and training steps by precision and by the way they are run: eagerly, compiled, as CUDA graphs."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 
@@ -14,7 +14,7 @@ from adiv_optim.optim import GradientOnly, InputScaled, Preconditioned, Whitened
 
 from ..core.runs import DEVICE, measure
 from ..core.store import Result, Store
-from ..core.study import Options, Piece, Sections, Study
+from ..core.study import Options, Sections, Study
 from ..core.tables import Section, grouped, machine
 from . import jobs
 from .suites import layer_row
@@ -22,25 +22,7 @@ from .timing import row, setup, table
 
 DTYPES = {"float32": None, "bfloat16": torch.bfloat16}
 MODES = {"eager": None, "compiled": "default", "graphs": "reduce-overhead"}
-
-
-class Sizes(NamedTuple):
-    """How large everything is."""
-
-    layers: tuple[tuple[int, int, int], ...]
-    preset: str
-    batch_size: int
-    width: int
-    rounds: int
-    whole: bool = True  # or a few rows of each kind, and none that torch.compile fuses
-
-
-SIZES = {
-    "full": Sizes(((8192, 4096, 4096), (512, 1024, 1024)), "gpu", 64, 4096, 20),
-    "small": Sizes(((16, 8, 8),), "tiny", 4, 8, 1, whole=False),
-}
-
-#: What is timed around AdamW in a training step.
+#: What is timed around AdamW in a training step; two of them where all is small.
 WRAPPERS: dict[str, Callable[[Any, Any], Any]] = {
     "Whitened, rank 16": partial(Whitened, rank=16),
     "Whitened": Whitened,
@@ -49,36 +31,44 @@ WRAPPERS: dict[str, Callable[[Any, Any], Any]] = {
     "Proportional": lambda inner, model: GradientOnly(inner, model, Proportional()),
     "BatchIdeal": lambda inner, model: GradientOnly(inner, model, BatchIdeal()),
 }
+#: Name of a row → what measures it.
+Rows = dict[str, Callable[[], Result]]
 
-Row = Callable[[], Result]
 
-
-def layers(size: Sizes) -> Iterator[tuple[str, Row]]:
+def layers(*, small: bool) -> Rows:
     """Forward and backward of corrected linear layers, beside the plain ones."""
-    for shape, rule in product(size.layers, (Proportional(), Disproportional(), BatchIdeal(per_sample=False))):
-        what = f"Linear {shape}, {type(rule).__name__}"
-        yield what, partial(layer_row, what, partial(jobs.linear_layer, *shape), rule, size.rounds)
+    shapes = ((16, 8, 8),) if small else ((8192, 4096, 4096), (512, 1024, 1024))
+    rules = (Proportional(), Disproportional(), BatchIdeal(per_sample=False))
+    named = {f"Linear {shape}, {type(rule).__name__}": (shape, rule) for shape, rule in product(shapes, rules)}
+    return {
+        what: partial(layer_row, what, partial(jobs.linear_layer, *shape), rule, _rounds(small))
+        for what, (shape, rule) in named.items()
+    }
 
 
-def steps(size: Sizes) -> Iterator[tuple[str, Row]]:
+def steps(*, small: bool) -> Rows:
     """Ten training steps of the language model around AdamW, beside AdamW's own."""
-    for name, wrap in list(WRAPPERS.items())[: None if size.whole else 2]:
-        job, plain = (
-            partial(jobs.language_model, torch.optim.AdamW, size.batch_size, each, size=size.preset)
-            for each in (wrap, None)
-        )
-        yield name, partial(row, name, job, plain, size.rounds)
+    size, batch_size, count = ("tiny", 4, 2) if small else ("gpu", 64, None)
+    job = partial(jobs.language_model, torch.optim.AdamW, batch_size, size=size)
+    return {
+        name: partial(row, name, partial(job, wrap=wrap), partial(job, wrap=None), _rounds(small))
+        for name, wrap in list(WRAPPERS.items())[:count]
+    }
 
 
-def unit_consistent(size: Sizes) -> Iterator[tuple[str, Row]]:
+def unit_consistent(*, small: bool) -> Rows:
     """Ten steps of UnitConsistent(AdamW) on four layers, beside foreach AdamW's own."""
-    for every in (10, 1):
-        what = f"UnitConsistent, 4 layers of {size.width}, scales every {every}"
-        job, plain = partial(jobs.ten_steps, size.width, 4, every), partial(jobs.ten_steps, size.width, 4)
-        yield what, partial(row, what, job, plain, size.rounds)
+    width = 8 if small else 4096
+    named = {f"UnitConsistent, 4 layers of {width}, scales every {every}": every for every in (10, 1)}
+    job = partial(jobs.ten_steps, width, 4)
+    return {what: partial(row, what, partial(job, every), job, _rounds(small)) for what, every in named.items()}
 
 
-SUITES = {"layers": layers, "steps": steps, "unit-consistent": unit_consistent}
+def _rounds(small: bool) -> int:
+    return 1 if small else 20
+
+
+SUITES: dict[str, Callable[..., Rows]] = {"layers": layers, "steps": steps, "unit-consistent": unit_consistent}
 
 
 @dataclass
@@ -101,12 +91,12 @@ def _run(options: DeviceOptions, store: Store) -> None:
     wanted: dict[str, Callable[[], Result]] = {}
     for suite, dtype, mode in product(options.only, options.dtypes, options.modes):
         about = {"suite": suite, "dtype": dtype, "mode": mode, "device": options.device, "size": options.size}
-        for what, run in SUITES[suite](SIZES[options.size]):
+        for what, run in SUITES[suite](small=options.size == "small").items():
             wanted[", ".join([*about.values(), what])] = partial(_measured, about, run)
     measure(store, wanted)
 
 
-def _measured(about: dict[str, str], run: Row) -> Result:
+def _measured(about: dict[str, str], run: Callable[[], Result]) -> Result:
     torch.compiler.reset()  # torch compiles one forward eight times and no more
     with setup(device=about["device"], dtype=DTYPES[about["dtype"]], mode=MODES[about["mode"]]):
         return {**about, **run()}
@@ -124,21 +114,4 @@ def report(store: Store, name: str, folder: Path) -> Sections:
     return sections
 
 
-def _piece(worth: int, suite: str, dtype: str, mode: str) -> Piece:
-    """One table; what compiles takes a compiler and, on a CPU, minutes."""
-    how = f"--only {suite} --dtypes {dtype} --modes {mode}"
-    small = f"{how} --size small" if mode == "eager" else None
-    return Piece(worth, f"speed-{suite}-{dtype}-{mode}", f"{how} --size full", small)
-
-
-_FIRST = ("bfloat16", "eager")
-_HOWS = [how for how in product(("bfloat16", "float32"), MODES) if how != _FIRST]
-_PIECES = [
-    _piece(0, "steps", *_FIRST), _piece(0, "layers", *_FIRST), _piece(0, "unit-consistent", "float32", "eager"),
-    *(_piece(2, suite, *how) for how in _HOWS for suite in ("steps", "layers")),
-]  # fmt: skip
-STUDIES = {
-    "speed-devices": Study(
-        "time and memory by precision, eager and compiled", _run, report, DeviceOptions(), pieces=_PIECES
-    )
-}
+STUDIES = {"speed-devices": Study("time and memory by precision, eager and compiled", _run, report, DeviceOptions())}

@@ -16,7 +16,7 @@ from examples.gpt import NORM_LABELS, NORMS, WARM_UP
 
 from ..core.runs import interleaved, measure, ratio, run_all, ten_times
 from ..core.store import Result, Store, setting
-from ..core.study import Piece, Recipe, Sections, Study, protocols
+from ..core.study import Recipe, Sections, Study, protocols
 from ..core.tables import Cell, Section, Table, exact, grouped, machine
 from ..core.tables import Row as Cells
 from ..core.tune import choose, grid
@@ -222,25 +222,20 @@ def _caption(results: list[Result], tried: list[Result], time: Result | None) ->
 
 def _study(
     help: str, recipe: Recipe, searches: Sequence[Search], fixed: Sequence[Fixed] = (), *,
-    figures: bool = True, pieces: Sequence[Piece] = (), **defaults: Any,
+    figures: bool = True, **defaults: Any,
 ) -> Study:  # fmt: skip
     run, draws = partial(_run, searches=searches, fixed=fixed), partial(report, figures=figures)
     smoke = f"--methods adamw --norms none {SMOKE}"
     options = LanguageOptions(**defaults)
-    return Study(help, run, draws, options, makes=[recipe], data="text", page=PAGE, smoke=smoke, pieces=pieces)
+    return Study(help, run, draws, options, makes=[recipe], data="text", page=PAGE, smoke=smoke)
 
 
 _TIMES = ("", "--time")
-_PIECE = Piece(
-    1, "char-lm",
-    "--methods muon whitened-muon-16 adamw whitened-adamw-16 --norms layernorm --seeds 1 --preset gpu --steps 1000",
-    "--methods adamw whitened-adamw-16 --norms layernorm --seeds 1 --preset tiny --steps 4",
-)  # fmt: skip
 _EQUAL_TIMES = ("", "--time --methods adamw muon whitened-muon-16 whitened-adamw-16")
 STUDIES = {
     "char-lm": _study(
         "optimizers and normalisers on a small language model", Recipe(4.0, options=_TIMES, decides="--seeds 10"),
-        _SEARCHES, _SMALL_TOO, pieces=[_PIECE],
+        _SEARCHES, _SMALL_TOO,
     ),
     "char-lm-2000": _study(
         "Muon, plain and whitened, for 2,000 steps", Recipe(1.0, options=_TIMES, decides="--seeds 10"),

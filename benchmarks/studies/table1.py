@@ -11,7 +11,7 @@ from scipy.stats import linregress, t
 
 from ..core.figure import bars, panels
 from ..core.store import Result, setting
-from ..core.study import Piece, Recipe, apart
+from ..core.study import Recipe, apart
 from ..core.tables import (
     Cell,
     Row,
@@ -257,8 +257,6 @@ STUDIES = {
         apart(_section, "method", "activation", "batch_size", "backend"),
         makes=[Recipe(20, options=("--preset paper",), decides=""), Recipe(8, "table1-reduced", ("--preset reduced",))],
         page=_PAGE,
-        pieces=[Piece(3, "table1", "--preset paper", "--preset smoke --data digits --methods none --activations tanh "
-                      "--batch-size 64")],
         smoke="--methods none --activations tanh --batch-size 8 --preset smoke --device cpu",
     ),
     "departures": grid_study(

@@ -19,7 +19,7 @@ from ..core.store import Result, Store, setting
 from ..core.study import Recipe, Report, Sections, Study, apart, protocols
 from ..core.tables import Cell, Row, Section, Table, against, estimate, exact, grouped, in_order, machine, pivot
 from ..ensemble import IMAGES
-from ..grids import ALL_HAVE, CNN, CNN_POOL, COMPARED, PAPERS, Grid, TunedOptions, every_rate, expand, trial, trials
+from ..grids import ALL_HAVE, CNN_POOL, COMPARED, PAPERS, Grid, TunedOptions, every_rate, expand, trial, trials
 from ..methods import METHODS, optimizer_name
 from ..optimizers import OF_PARAMETERS
 from ..problems.images import ACTIVATIONS, ImageRun, network
@@ -244,7 +244,6 @@ _ONE_ROW = {
     "activation": ["tanh"], "batch_size": 1, "epochs": 1,
 }  # fmt: skip
 
-_CNN_PAGE = "docs/results/convolutions.md"
 _SOAP_CNN = "--methods none whitened --optimizers soap"
 _MORE = "--methods batch-ideal proportional affine-like l2-patch rmsnorm mac --optimizers adam"
 #: What follows the whole on tanh: SOAP, the corrections of rows, K-FAC in blocks of its steps.
@@ -275,16 +274,11 @@ STUDIES = {
     ),
     "cnn-pool-tuned": _pairs_study(
         "convolutions and global average pooling, rates and damping tuned", {**CNN_POOL, **_CONVOLUTIONS},
-        Recipe(3.2, options=("", _SOAP_CNN, _MORE), decides="--seeds 10"), page=_CNN_PAGE,
-    ),
-    "cnn-tuned": _pairs_study(
-        "convolutions without pooling, rates and damping tuned", {**CNN, **_CONVOLUTIONS}, Recipe(2.0), page=_CNN_PAGE
+        Recipe(3.2, options=("", _SOAP_CNN, _MORE), decides="--seeds 10"), page="docs/results/convolutions.md",
     ),
     "mlp-tuned": _pairs_study(
         "the paper's MLP behind four optimizers, rates and damping tuned", _MLP,
         Recipe(6.5, options=tuple(f"--activations tanh{each}" for each in _ON_TANH)),
-        Recipe(5.5, "mlp-tuned-leaky", ("--activations leaky-relu",)),
-        Recipe(12.0, "mlp-tuned-k-fac", ("--activations tanh --methods singd --optimizers momentum",)),
     ),
     "mlp-one-row": _pairs_study("per-row corrections where one row makes them exact", _ONE_ROW, Recipe(0.06)),
     "digits-optimizers": _pairs_study(
@@ -293,6 +287,5 @@ STUDIES = {
     "mlp-wide-tuned": _pairs_study(
         "the same for three hidden layers of 128", {**_MLP, "hidden": (128, 128, 128)},
         Recipe(0.7, options=("--activations tanh --methods affine-like --optimizers muon --seeds 3",)),
-        Recipe(15.0, "mlp-wide-tuned-all", ("",)),
     ),
 }  # fmt: skip
