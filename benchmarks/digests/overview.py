@@ -15,7 +15,7 @@ from ..grids import best_optimizer
 from ..methods import METHODS
 from ..problems.images import data_label
 from ..studies.texts import best_rows, curve, draw
-from .judges import Sample, reached
+from .reached import Sample, reached
 
 
 class Row(NamedTuple):
@@ -65,17 +65,18 @@ def _columns(stores: Mapping[str, Store]) -> list[Column]:
         return Column(panel, mark, unit, found)
 
     def images(file: str, **wanted: Any) -> Callable[[Row], Sample]:
-        return lambda row: reached(stores, file, row.image, **wanted)
+        return lambda row: reached(stores, file, method=row.image, **wanted)
 
     def convolutions(optimizer: str) -> Callable[[Row], Sample]:
-        return lambda row: reached(stores, "cnn-pool-tuned", row.convolutions or row.image, optimizer=optimizer)
+        wanted = {"file": "cnn-pool-tuned", "optimizer": optimizer}
+        return lambda row: reached(stores, method=row.convolutions or row.image, **wanted)
 
     def text(optimizer: str) -> Callable[[Row], Sample]:
-        return lambda row: reached(stores, "norm-free", row.language[1].format(optimizer), norm=row.language[0])
+        return lambda row: reached(stores, "norm-free", method=row.language[1].format(optimizer), norm=row.language[0])
 
     def at_best_optimizer(row: Row) -> Sample:
         optimizer = best_optimizer(stores["mlp-tuned"], row.image, "tanh")
-        return reached(stores, "mlp-tuned", row.image, activation="tanh", optimizer=optimizer)
+        return reached(stores, "mlp-tuned", method=row.image, activation="tanh", optimizer=optimizer)
 
     first, tuned = (stores[name].read()[0]["settings"]["epochs"] for name in ("cifar10", "mlp-tuned"))
     return [
@@ -106,7 +107,7 @@ def _verdict(stores: Mapping[str, Store], name: str, folder: Path) -> Section:
                 continue
             cell, leads = estimate(seeds, 2 if column.unit == "%" else 3), row.label == first
             if not leads:
-                _, p = welch(seeds, column.found[first])
+                p = welch(seeds, column.found[first]).p
                 leads = p >= SIGNIFICANT
                 cell = cell._replace(numbers={**cell.numbers, "p against the best": p})
             cells.append(cell.bold() if leads else cell)

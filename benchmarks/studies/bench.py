@@ -106,7 +106,7 @@ def verdict(fits: dict[str, float], digits: list[Result]) -> str:
     if len(best) < 2 or len(_accuracies(best[0])) < 2:
         return text
     values = [f"{_label(each)} has {mean_and_error(_accuracies(each))[0]:.1f} %" for each in best]
-    _, p = welch(*map(_accuracies, best))
+    p = welch(*map(_accuracies, best)).p
     who = f"{_label(min(best, key=digits.index))} wins" if p < SIGNIFICANT else "nobody wins"
     return f"{text}. Digits: {who}; {', '.join(values)} (p = {p:.2g})"
 

@@ -236,7 +236,7 @@ def _departures(results: list[Result], name: str, folder: Path) -> Section:
     cells = {key: estimate(accuracies) for key, accuracies in at.items()}
     for (departure, method), (text, numbers) in cells.items():
         if departure is not None and (None, method) in at:
-            difference, p = welch(at[departure, method], at[None, method])
+            difference, p, *_ = welch(at[departure, method], at[None, method])
             beside = {"difference": difference, "p": p}
             cells[departure, method] = Cell(f"{text} ({difference:+.2f}, p {p:.2g})", {**numbers, **beside})
     heading = f"{subject(results)}, batch {settings['batch_size']}, {settings['activation']}"

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 
-from ..core.arms import STARTS, Arm, arm, compared, compete, errors, first_trial, label
+from ..core.arms import STARTS, Arm, arm, compete, errors, first_trial, label
 from ..core.store import Result, Store
 from ..core.study import Recipe, Sections, Study, Training
-from ..core.tables import Cell, Section, grouped, machine, pivot
+from ..core.tables import Cell, Section, grouped, machine, paired, pivot
 from ..problems.regression import BATCH, DATA_SETS, LAYERS, ROWS, TABULAR, WIDTH, TableRun
 
 ARMS = [
@@ -30,8 +30,8 @@ def _cell(own: Sequence[Result], bare: Sequence[Result] | None) -> Cell:
     numbers = {"": mean, "n": len(found)}
     if bare is None:
         return Cell(f"{mean:.3f}", numbers)
-    difference, p, _ = compared(found, errors(bare), math.log)
-    ratio = math.exp(difference)
+    difference = paired(found, errors(bare), math.log)
+    ratio, p = math.exp(difference.mean), difference.p
     return Cell(f"{mean:.3f} (× {ratio:.2f}, p {p:.2g})", {**numbers, "ratio": ratio, "p": p})
 
 

@@ -8,8 +8,9 @@ from scipy import stats
 from torch import nn
 
 from benchmarks.__main__ import main
-from benchmarks.core.arms import arm, compared, compared_by
+from benchmarks.core.arms import arm, compared_by
 from benchmarks.core.store import Store
+from benchmarks.core.tables import paired
 from benchmarks.core.tune import eighths, proposals, value
 from benchmarks.digests.dampings import regrets
 from benchmarks.optimizers import Muon, polar
@@ -162,10 +163,12 @@ def test_run_of_seconds_ends_after_them_and_one_that_breaks_down_says_so():
 
 def test_comparison_is_the_paired_t_test():
     own, other = {(k,): 10.0 * k + 1 for k in range(5)}, {(k,): 10.1 * k for k in range(5)}
-    p = stats.ttest_rel(list(own.values()), list(other.values())).pvalue
-    assert compared(own, other, float) == (pytest.approx(0.8), pytest.approx(p), 5)
-    assert compared(own, other, float, 0.8).p > 0.5
-    assert math.isnan(compared(own | {(0,): math.inf}, other, float).difference)
+    test = stats.ttest_rel(list(own.values()), list(other.values()))
+    assert paired(own, other, float) == (*map(pytest.approx, (0.8, test.pvalue, *test.confidence_interval(0.95))), "5")
+    assert math.isnan(paired(own | {(0,): math.inf}, other, float).mean)
+    alone = paired({(1,): 3.0}, other | {(1,): 1.0}, float)
+    assert (alone.mean, alone.n) == (2.0, "1")
+    assert math.isnan(alone.p)
 
 
 def test_time_is_drawn_where_one_computer_ran_all_arms():

@@ -13,7 +13,8 @@ from benchmarks.core.store import Store
 from benchmarks.core.tables import spearman
 from benchmarks.digests import judges, special
 from benchmarks.digests.claims import CLAIMS
-from benchmarks.digests.judges import Claim, Finding, ahead, every, falls, in_pairs, lead, level, reached, rises, within
+from benchmarks.digests.judges import Claim, Finding, ahead, every, falls, in_pairs, lead, level, rises, within
+from benchmarks.digests.reached import Measure, reached, runs
 from benchmarks.digests.verdicts import DIGESTS, Verdict, decide, holm, whole_p
 
 from .conftest import ROOT, result
@@ -48,12 +49,12 @@ def test_several_others_are_compared_by_the_best_of_them():
 
 
 def test_paired_difference_is_that_of_the_problems_that_both_learned():
-    own, other = {1: 1.0, 2: 2.0, 3: 3.0, 4: 9.0}, {1: 2.1, 2: 2.9, 3: 4.3}
+    own, other, error = {1: 1.0, 2: 2.0, 3: 3.0, 4: 9.0}, {1: 2.1, 2: 2.9, 3: 4.3}, Measure("", True, True)
     test = stats.ttest_rel([1.0, 2.0, 3.0], [2.1, 2.9, 4.3])
     in_file, on_page = interval(test)
     wanted = Finding(True, f"-1.10, {in_file}", "3", f"{test.pvalue:.2g}", difference=f"-1.10 {on_page}")
-    assert in_pairs(own, other, float, lower=True) == wanted
-    assert in_pairs(own, other, float, lower=False).holds is False
+    assert in_pairs(own, other, error) == wanted
+    assert in_pairs(own, other, error._replace(is_lower_better=False)).holds is False
 
 
 def test_runs_shorter_than_the_claims_leave_it_undecided(tmp_path):
@@ -136,12 +137,12 @@ def test_no_run_is_chosen_by_test_accuracy(tmp_path):
     searched = {"accuracies": [[90.0]], "validation": True}
     store.add("searched", result("none", **searched))
     store.add("searched too", result("none", **{**searched, "accuracies": [[80.0]]}))
-    assert reached({"table1": store}, "table1", "none") == [90.0]
+    assert reached({"table1": store}, "table1", method="none") == [90.0]
     store.add("tested", result("none", accuracies=[[40.0, 41.0]]))
-    assert reached({"table1": store}, "table1", "none") == [40.0, 41.0]
+    assert reached({"table1": store}, "table1", method="none") == [40.0, 41.0]
     store.add("tested too", result("none", accuracies=[[50.0, 51.0]]))
     with pytest.raises(ValueError, match="tells them apart"):
-        reached({"table1": store}, "table1", "none")
+        reached({"table1": store}, "table1", method="none")
 
 
 def test_a_drop_is_from_the_best_epoch_to_the_last(tmp_path):
@@ -185,7 +186,7 @@ def test_a_claim_is_of_every_file_and_of_all_settings_beside(tmp_path):
     assert holds("cnn, cnn-pool", "tanh", "relu") is False
     assert holds("cnn", "tanh", "gelu") is None  # has not run
     assert holds("fig2", "tanh") is None
-    either = judges.runs(stores, "cnn", method={"none", "dyt"}, activation={"tanh", "relu"}, damping=None)
+    either = runs(stores, "cnn", method={"none", "dyt"}, activation={"tanh", "relu"}, damping=None)
     assert [r["settings"]["activation"] for r in either] == ["tanh", "relu"]
 
 
