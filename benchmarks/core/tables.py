@@ -49,12 +49,12 @@ def welch(sample: Sequence[float], other: Sequence[float]) -> Difference:
     return Difference(mean, float(test.pvalue), float(low), float(high), f"{len(sample)}, {len(other)}")
 
 
-def paired(own: Mapping[K, float], other: Mapping[K, float], shown: Callable[[float], float]) -> Difference:
+def paired(sample: Mapping[K, float], other: Mapping[K, float], shown: Callable[[float], float]) -> Difference:
     """The difference of what is shown of two errors, over the problems of both; NaN where either is infinite."""
-    both = [(own[key], other[key]) for key in own if key in other]
-    differences = [shown(a) - shown(b) if math.isfinite(a) and math.isfinite(b) else math.nan for a, b in both]
-    mean, n = fmean(differences) if both else math.nan, str(len(both))
-    if len(both) < 2:
+    pairs = [(sample[key], other[key]) for key in sample if key in other]
+    differences = [shown(a) - shown(b) if math.isfinite(a) and math.isfinite(b) else math.nan for a, b in pairs]
+    mean, n = fmean(differences) if pairs else math.nan, str(len(pairs))
+    if len(pairs) < 2:
         return Difference(mean, math.nan, math.nan, math.nan, n)
     test = ttest_1samp(differences, 0.0)
     low, high = test.confidence_interval(0.95)

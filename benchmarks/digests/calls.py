@@ -3,6 +3,7 @@
 import inspect
 import statistics
 from collections.abc import Callable
+from operator import truediv
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -39,9 +40,9 @@ class Call(NamedTuple):
     write: str
     wrapper: Any  # a wrapper or a rule, whose rank and `every` the settings show
     file: str
-    own: Settings
+    wrapped: Settings
     bare: Settings
-    among: Settings  # of the rivals
+    among: Settings  # of all runs that are compared, rivals too
     price: Price
     worth: bool = True  # whether pages show what it gains
     typical: bool = True  # whether pages show its settings
@@ -50,7 +51,7 @@ class Call(NamedTuple):
         """Return what the runs say: the gain by a t test's interval, and beside it the best of the rivals."""
         measure = measure_of(stores, self.file)
 
-        def found(settings: Settings) -> list[Result]:
+        def best(settings: Settings) -> list[Result]:
             return best_runs(stores, self.file, **{**self.among, **settings})
 
         def trials(settings: Settings) -> int:
@@ -59,28 +60,29 @@ class Call(NamedTuple):
             tried = (r["settings"] for r in matching(stores[self.file].read("search"), wanted))
             return len({(settings["lr"], settings.get("damping")) for settings in tried})
 
-        own, bare = found(self.own), found(self.bare)
-        ours, theirs = values(own), values(bare)
+        wrapped, bare = best(self.wrapped), best(self.bare)
+        sample, alone = values(wrapped), values(bare)
         groups = grouped(runs(stores, self.file, **self.among), lambda r: tuple(map(r["settings"].get, _KEYS)))
-        arms = [dict(zip(_KEYS, key, strict=True)) for key in groups if not from_this_library(key[1])]
-        rivals = {number: values(found(arm)) for number, arm in enumerate(arms)}
-        best = measure.best(rivals)
-        gain = measure.difference(ours, theirs)
-        lead = _amount(measure.difference(ours, rivals[best]), measure)
-        alone = Cell("the optimizer alone", {"": "the optimizer alone"})
-        rival = alone if rivals[best] == theirs else _beside(_label(arms[best]), lead)
-        first, plain = own[0]["settings"], bare[0]["settings"]
-        rates, counts = (plain["lr"], first["lr"]), (trials(self.own), trials(self.bare))
-        price = self.price(stores, own, bare)
-        return Evidence(_amount(gain, measure), gain.n, counts, price, rival, rates, first.get("damping"))
+        rivals = [dict(zip(_KEYS, key, strict=True)) for key in groups if not from_this_library(key[1])]
+        samples = {place: values(best(rival)) for place, rival in enumerate(rivals)}
+        place, gain = measure.best(samples), measure.difference(sample, alone)
+        lead = Cell("the optimizer alone", {"": "the optimizer alone"})
+        if samples[place] != alone:
+            name, cell = _label(rivals[place]), _amount(measure.difference(sample, samples[place]), measure)
+            numbers = {f"difference {key}".strip(): value for key, value in cell.numbers.items()}
+            lead = Cell(f"{name}: {cell.text}", {"": name, **numbers})
+        first, plain = wrapped[0]["settings"], bare[0]["settings"]
+        counts, price = (trials(self.wrapped), trials(self.bare)), self.price(stores, wrapped, bare)
+        rates = plain["lr"], first["lr"]
+        return Evidence(_amount(gain, measure), gain.n, counts, price, lead, rates, first.get("damping"))
 
 
 def from_this_library(method: str) -> bool:
     """Whether a method's optimizer is wrapped by this library."""
     entry = METHODS[method]
     by_inputs = getattr(entry.by_inputs, "func", entry.by_inputs)
-    own = by_inputs is not None and by_inputs.__module__.startswith("adiv_optim")
-    return own or entry.correction is not None or entry.gauge is not None
+    is_wrapper = by_inputs is not None and by_inputs.__module__.startswith("adiv_optim")
+    return is_wrapper or entry.correction is not None or entry.gauge is not None
 
 
 def _amount(difference: Difference, measure: Measure) -> Cell:
@@ -96,11 +98,6 @@ def _amount(difference: Difference, measure: Measure) -> Cell:
     return Cell(f"{shown} [{ends[0]}, {ends[1]}]", {"": mean, "low": low, "high": high})
 
 
-def _beside(name: str, lead: Cell) -> Cell:
-    numbers = {f"difference {key}".strip(): value for key, value in lead.numbers.items()}
-    return Cell(f"{name}: {lead.text}", {"": name, **numbers})
-
-
 def _label(settings: Settings) -> str:
     """A rival: an arm, or its normaliser or method, and its optimizer."""
     method = METHODS[settings["method"]]
@@ -114,19 +111,19 @@ def _label(settings: Settings) -> str:
     return f"{name}, {({'sgd': 'SGD', 'adam': 'Adam', 'muon': 'Muon', 'soap': 'SOAP'}).get(settings['optimizer'])}"
 
 
-def _pace(stores: Stores, own: list[Result], bare: list[Result]) -> float:
+def _pace(stores: Stores, wrapped: list[Result], bare: list[Result]) -> float:
     """The price of a step by the processor time of the runs themselves."""
-    return statistics.median(map(pace, own)) / statistics.median(map(pace, bare))
+    return statistics.median(map(pace, wrapped)) / statistics.median(map(pace, bare))
 
 
-def _untimed(stores: Stores, own: list[Result], bare: list[Result]) -> None:
+def _untimed(stores: Stores, wrapped: list[Result], bare: list[Result]) -> None:
     """The price of a step where runs are of different days, and no rows were timed in turn."""
 
 
 def _timed(suite: str, *parts: str, over: str = "") -> Price:
     """The price of a step by the first row of a suite of timings whose name has all parts, over that of another row."""
 
-    def price(stores: Stores, own: list[Result], bare: list[Result]) -> float:
+    def price(stores: Stores, wrapped: list[Result], bare: list[Result]) -> float:
         (rows,) = (r["rows"] for r in stores["speed"].read() if r["key"] == suite)
         times = {row["what"]: float(row["time_ratio"]["median"]) for row in rows}
         return next(time for what, time in times.items() if all(p in what for p in parts)) / times.get(over, 1.0)
@@ -134,12 +131,12 @@ def _timed(suite: str, *parts: str, over: str = "") -> Price:
     return price
 
 
-def _convolutions(stores: Stores, own: list[Result], bare: list[Result]) -> float:
+def _convolutions(stores: Stores, wrapped: list[Result], bare: list[Result]) -> float:
     """The higher of the prices in the two networks of convolutions."""
     ratios = []
     for file in ("cnn", "cnn-pool"):
-        wrapped, alone = (runs(stores, file, method=method)[0]["seconds"] for method in ("whitened-16", "none"))
-        ratios.append(statistics.median(wrapped) / statistics.median(alone))
+        times = (runs(stores, file, method=method)[0]["seconds"] for method in ("whitened-16", "none"))
+        ratios.append(truediv(*map(statistics.median, times)))
     return max(ratios)
 
 

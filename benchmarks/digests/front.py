@@ -34,7 +34,7 @@ def _learned(optimizer: str, name: str) -> Front:
 def _called(task: str) -> Front:
     """A row of the table of calls."""
     call = next(call for call in CALLS if call.task == task)
-    return Front(call.file, {**call.among, **call.bare}, {**call.among, **call.own},
+    return Front(call.file, {**call.among, **call.bare}, {**call.among, **call.wrapped},
                  lambda stores: float(call.evidence(stores).price or 0.0))  # fmt: skip
 
 

@@ -36,9 +36,9 @@ class Measure(NamedTuple):
         """The mean of what is shown."""
         return statistics.fmean(map(self.shown, sample.values()))
 
-    def difference(self, own: Mapping[Any, float], other: Mapping[Any, float]) -> Difference:
-        """Own minus other: in pairs, or by Welch's test."""
-        return paired(own, other, self.shown) if self.has_pairs else welch([*own.values()], [*other.values()])
+    def difference(self, sample: Mapping[Any, float], other: Mapping[Any, float]) -> Difference:
+        """The one minus the other: in pairs, or by Welch's test."""
+        return paired(sample, other, self.shown) if self.has_pairs else welch([*sample.values()], [*other.values()])
 
 
 ACCURACY, LOSS = Measure("points", False), Measure("nats", True)
@@ -61,8 +61,8 @@ def matching(results: Iterable[Result], wanted: Settings) -> list[Result]:
 
 def runs(stores: Stores, file: str, **wanted: Any) -> list[Result]:
     """The results of a file that have the wanted settings; no results are a LookupError."""
-    if found := matching(stores[file].read(), wanted):
-        return found
+    if results := matching(stores[file].read(), wanted):
+        return results
     raise LookupError(f"{file} has no run with {wanted}.")
 
 
@@ -75,17 +75,17 @@ def best_runs(stores: Stores, file: str, **wanted: Any) -> list[Result]:
     Raises:
         ValueError: several runs that were tested have them, and to take the best would be to choose by test accuracy.
     """
-    found = runs(stores, file, **wanted)
-    if "error" in found[0]:
-        by_data = grouped(found, lambda r: r["settings"].get("data_set")).values()
-        return [r for results in by_data for r in chosen(results)]
-    if "test_accuracy" in found[0]:
-        last = [r for r in found if not r["settings"].get("validation")]
+    results = runs(stores, file, **wanted)
+    if "error" in results[0]:
+        by_data = grouped(results, lambda r: r["settings"].get("data_set")).values()
+        return [r for same in by_data for r in chosen(same)]
+    if "test_accuracy" in results[0]:
+        last = [r for r in results if not r["settings"].get("validation")]
         if len(last) > 1:
             raise ValueError(f"{len(last)} runs in {file!r} have {wanted}; say what tells them apart.")
-        return [max(last or found, key=lambda r: statistics.fmean(r["test_accuracy"][-1]))]
-    longest = max(r["settings"]["steps"] for r in found)
-    groups = grouped((r for r in found if r["settings"]["steps"] == longest), protocol("seed")).values()
+        return [max(last or results, key=lambda r: statistics.fmean(r["test_accuracy"][-1]))]
+    longest = max(r["settings"]["steps"] for r in results)
+    groups = grouped((r for r in results if r["settings"]["steps"] == longest), protocol("seed")).values()
     return min(groups, key=lambda group: statistics.fmean(worth(final_validation_loss(r)) for r in group))
 
 

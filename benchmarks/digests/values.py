@@ -4,10 +4,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
-from ..core.tables import spearman
 from ..studies import table1
 from ..studies.fourier import STEPS
 from .reached import Settings, Stores, best_runs, measure_of, values
@@ -51,9 +49,7 @@ def measurement(stores: Stores) -> Numbers:
 
 def ranked(stores: Stores, activation: str) -> Numbers:
     """Spearman's ρ of the means over batch sizes with the paper's, after 100 epochs."""
-    methods, series = [m for m, a in table1.PAPER if a == activation], table1.series(stores["table1"].read())
-    means = [fmean(table1.over_sizes(series[method, activation])) for method in methods]
-    rank = spearman(means, [table1.PAPER[method, activation][0] for method in methods])
+    rank, _ = table1.ranked(stores["table1"].read(), activation)
     return {"rank": rank.statistic, "p": rank.pvalue}
 
 

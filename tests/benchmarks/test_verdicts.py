@@ -29,7 +29,7 @@ def interval(test):
     return f"95 % from {low} to {high}", f"[{low}, {high}]"
 
 
-def test_difference_counts_where_welchs_p_says_so():
+def test_difference_counts_where_welchs_p_says_so_and_is_to_the_best_of_several():
     test = stats.ttest_ind(HIGH, LOW, equal_var=False)
     in_file, on_page = interval(test)
     figure = f"51.00 ± 0.58 against 41.33 ± 0.88, +9.67, {in_file}"
@@ -39,9 +39,6 @@ def test_difference_counts_where_welchs_p_says_so():
     assert lead(LOW, {"high": HIGH}, lower=True).holds is True
     assert lead(HIGH, {"wide": WIDE}).holds is None
     assert stats.ttest_ind(HIGH, WIDE, equal_var=False).pvalue > 0.05
-
-
-def test_several_others_are_compared_by_the_best_of_them():
     others = {"low": LOW, "high": [60.0, 60.5, 61.0]}
     assert lead(HIGH, others).holds is False
     assert "(high)" in lead(HIGH, others).figure
@@ -76,6 +73,8 @@ def test_a_page_shows_what_holm_leaves_decided_and_losses_of_this_library():
     assert is_shown("This library", False, 0.9, in_calls=True)
     assert not is_shown("Bird 2025", False, 0.9)
     assert not is_shown("This library", None, 0.01)
+    row = Verdict("Bird", Claim("claim", "cnn", level), Finding(None, word="worse"), 1.0).row
+    assert list(row[:3]) == ["Bird", "Bird: claim", "**undecided**, worse"]
 
 
 def test_what_verdicts_leave_to_the_table_of_calls_stands_there():
@@ -92,10 +91,23 @@ def test_what_verdicts_leave_to_the_table_of_calls_stands_there():
     assert set(held.values()) <= gains
 
 
-def test_level_is_an_interval_within_the_margin():
-    assert within(HIGH, [50.5, 51.0, 51.5], 5.0).holds is True
-    assert within(HIGH, LOW, 1.0).holds is False
-    assert within(HIGH, WIDE, 5.0).holds is None
+NEAR, BEHIND = [50.5, 51.0, 51.5], [48.5, 49.0, 49.5]
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "margin", "options", "holds", "word"),
+    [
+        (HIGH, NEAR, 5.0, {}, True, ""), (HIGH, LOW, 1.0, {}, False, ""), (HIGH, WIDE, 5.0, {}, None, ""),
+        (HIGH, LOW, 1.0, {"or_ahead": True}, True, ""), (HIGH, NEAR, 5.0, {"or_ahead": True}, True, ""),
+        (LOW, HIGH, 1.0, {"or_ahead": True}, False, ""), (HIGH, WIDE, 5.0, {"or_ahead": True}, None, ""),
+        (LOW, HIGH, 1.0, {"or_ahead": True, "lower": True}, True, ""),
+        (BEHIND, NEAR, 2.0, {}, None, "worse"), (NEAR, BEHIND, 2.0, {}, None, "better"),
+        (BEHIND, NEAR, 2.0, {"lower": True}, None, "better"),
+    ],
+)  # fmt: skip
+def test_level_is_an_interval_within_the_margin_and_a_difference_is_named(ours, theirs, margin, options, holds, word):
+    finding = within(ours, theirs, margin, **options)
+    assert (finding.holds, finding.word) == (holds, word)
 
 
 @pytest.mark.parametrize("lower", [False, True])
@@ -111,25 +123,6 @@ def test_p_of_level_is_as_small_as_a_twentieth_where_the_interval_ends_at_the_ma
     assert within(own, other, 0.999 * near, lower=lower).holds is False
     assert within(own, other, 1.001 * far, lower=lower).holds is True
     assert within(other, own, near, lower=lower, or_ahead=True).holds is True
-
-
-def test_a_difference_within_or_beyond_the_margin_is_named():
-    worse, better = ([mean + spread for spread in (-0.5, 0.0, 0.5)] for mean in (49.0, 51.0))
-    finding = within(worse, better, 2.0)
-    assert (finding.holds, finding.word) == (None, "worse")
-    assert within(better, worse, 2.0).word == "better"
-    assert within(worse, better, 2.0, lower=True).word == "better"
-    assert within(HIGH, WIDE, 5.0).word == ""
-    claim = Claim("claim", "cnn", level)
-    assert list(Verdict("Bird", claim, finding, 1.0).row[:3]) == ["Bird", "Bird: claim", "**undecided**, worse"]
-
-
-def test_ahead_will_do_where_level_would():
-    assert within(HIGH, LOW, 1.0, or_ahead=True).holds is True
-    assert within(HIGH, [50.5, 51.0, 51.5], 5.0, or_ahead=True).holds is True
-    assert within(LOW, HIGH, 1.0, or_ahead=True).holds is False
-    assert within(LOW, HIGH, 1.0, lower=True, or_ahead=True).holds is True
-    assert within(HIGH, WIDE, 5.0, or_ahead=True).holds is None
 
 
 def test_no_run_is_chosen_by_test_accuracy(tmp_path):
