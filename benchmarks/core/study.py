@@ -212,8 +212,8 @@ def insert(page: Path, sections: Sections, tables: Path) -> str:
     """Return the text of a page with its places for results filled from `sections`.
 
     `<!-- results:NAME -->` … `<!-- end -->` takes a section with the rows worth showing of its tables,
-    `<!-- results:NAME without COLUMN; COLUMN -->` leaves columns out, and `<!-- caption:NAME -->` the tables. All have
-    links to the whole tables, in the folder `tables`; `<!-- link:NAME NAME -->` is these alone, of several sections.
+    and `<!-- results:NAME without COLUMN; COLUMN -->` leaves columns out. Both have links to the whole tables, in the
+    folder `tables`; `<!-- link:NAME NAME -->` is these alone, of several sections.
     """
 
     def filled(place: re.Match[str]) -> str:
@@ -229,8 +229,8 @@ def insert(page: Path, sections: Sections, tables: Path) -> str:
         links = [f"[{file}.csv]({folder}/{file}.csv)" for name in names for file in files(name, sections[name])]
         what = f"All rows: {', '.join(links)}." if links else ""
         if kind != "link":
-            what = sections[named].on_page(what, tables=kind == "results", without=without)
+            what = sections[named].on_page(what, without=without)
         return f"{opening}\n\n{what}\n\n<!-- end -->"
 
-    place = r"(<!-- (results|caption|link):(.+?)(?: without (.*?))? -->).*?<!-- end -->"
+    place = r"(<!-- (results|link):(.+?)(?: without (.*?))? -->).*?<!-- end -->"
     return re.sub(place, filled, page.read_text(), flags=re.DOTALL)

@@ -217,10 +217,10 @@ class Section:
         """All of it, every table whole."""
         return "\n\n".join(part if isinstance(part, str) else part.markdown() for part in self.parts)
 
-    def on_page(self, links: str, *, tables: bool, without: Collection[str] = ()) -> str:
-        """What a page shows, with links to the whole tables below it: the rows worth it, or no table at all."""
+    def on_page(self, links: str, *, without: Collection[str] = ()) -> str:
+        """What a page shows, with links to the whole tables below it: the rows worth it of each table."""
         shown = [part if isinstance(part, str) else part.markdown(short=True, without=without) for part in self.parts
-                 if isinstance(part, str) or (tables and part.worth != [])]  # fmt: skip
+                 if isinstance(part, str) or part.worth != []]  # fmt: skip
         if links and isinstance(self.parts[-1], str):
             shown[-1] += f" {links}"
         elif links:

@@ -19,11 +19,11 @@ from ..core.figure import panels
 from ..core.runs import DEVICE, measure, run_all
 from ..core.store import Result, Store, setting
 from ..core.study import Options, Sections, Study
-from ..core.tables import SIGNIFICANT, Section, Table, against, estimate, exact, machine, mean_and_error, welch
+from ..core.tables import SIGNIFICANT, Section, Table, against, estimate, exact, mean_and_error, welch
 from ..ensemble import IMAGES
 from ..grids import best_optimizer
 from ..methods import METHODS
-from ..problems.images import again, network
+from ..problems.images import again, network, trained
 
 #: Whose settings the digits are learned with.
 CHOSEN = Path(__file__).parents[1] / "results" / "digits-optimizers.jsonl"
@@ -131,11 +131,8 @@ def report(store: Store, name: str, folder: Path) -> Sections:
     head = ["digits", "optimizer", "learning rate", "damping", "test accuracy, %", "against the first (p)"]
     _figure(digits, f"{network(best)}, {settings['epochs']} epochs", folder / f"{name}.png")
     caption = (
-        "The picture: 64 × 64 pixels, one seed, as `examples.fit_image` learns it, in steps that took equal time "
-        f"when the study fourier measured them. Digits: {network(best)}, tanh, "
-        f"{settings['epochs']} epochs, mean ± standard error over {len(settings['seeds'])} seeds; optimizer, learning "
-        "rate and damping were chosen by another seed on held-out data; p is Welch's. "
-        f"{machine(best['environment'], settings['device'])}"
+        "The picture: 64 × 64 pixels, one seed, in equal time. Digits: mean ± standard error, with settings that "
+        f"another seed chose on held-out data; p is Welch's. {trained(digits)}"
     )
     return {name: Section([first, Table(head, rows, name="digits"), caption], verdict(fits, digits))}
 

@@ -179,10 +179,8 @@ def section(result: dict[str, Any], name: str, folder: Path) -> Section:
     figure(result, folder / f"{name}.png")
     note = (
         f"{result['data']}, {result['sizes']}, tanh, {result['batches']} batches of {result['batch_size']}. Cosine and "
-        "interference are medians over rows, own gain is mean ± deviation within a batch, layer by layer. With Adam "
-        "cosine, interference and uphill are those of its real step, interference being the part across the gradient; "
-        f"the own gain is the gradient's. Uphill: the step raises the loss to first order; {UNEVEN_ROWS} uneven rows "
-        f"are scaled by e^(2n), n normal, {result['uneven_batches']} batches. "
+        "interference are medians over rows, own gain is mean ± deviation within a batch, by layer; with Adam all "
+        f"but the gain are those of its real step. {UNEVEN_ROWS} uneven rows are scaled by e^(2n), n normal. "
         f"{machine(result['environment'])}"
     )
     tables = [table(result, stage) for stage in result["stages"]]

@@ -55,7 +55,7 @@ def test_table1_shows_what_is_there_and_what_is_not(tmp_path):
     )
     assert table.count(f"| {MISSING} | {MISSING} | {MISSING} | {MISSING} | {MISSING} |") == 18
     assert "7 of the preset's 100 cells are there." in table
-    assert "after 100 epochs" in table
+    assert "100 epoch(s), 5 seed(s)" in table
 
 
 def test_no_results_say_what_to_run():
@@ -63,21 +63,17 @@ def test_no_results_say_what_to_run():
         report([], STUDIES)
 
 
-def test_a_page_has_the_rows_worth_it_or_none_and_a_link_to_all(tmp_path):
+def test_a_page_has_the_rows_worth_it_and_a_link_to_all(tmp_path):
     rows = [["one", estimate([1.0, 2.0])], ["`two`", exact(1 / 3, ".1f")], ["three", ""]]
     table = Table(["name", "figure, % (p)"], rows, [True, False, False], "whole")
     section = Section(["**Heading**", table, "Caption."])
     page = tmp_path / "docs" / "page.md"
     page.parent.mkdir()
-    page.write_text("<!-- results:x --><!-- end --><!-- caption:x --><!-- end --><!-- link:x --><!-- end -->")
-    shown, caption = insert(page, {"x": section}, tmp_path / "docs" / "tables").split("<!-- caption:x -->")
-    caption, _, link = caption.partition("<!-- link:x -->")
+    page.write_text("<!-- results:x --><!-- end --><!-- link:x --><!-- end -->")
+    shown, link = insert(page, {"x": section}, tmp_path / "docs" / "tables").split("<!-- link:x -->")
     assert link == "\n\nAll rows: [x-whole.csv](tables/x-whole.csv).\n\n<!-- end -->"
-    for text in (shown, caption):
-        assert "**Heading**" in text
-        assert "Caption. All rows: [x-whole.csv](tables/x-whole.csv)." in text
-    assert "| one | 1.50 ± 0.50 |\n\nCaption" in shown
-    assert "|" not in caption
+    assert "**Heading**" in shown
+    assert "| one | 1.50 ± 0.50 |\n\nCaption. All rows: [x-whole.csv](tables/x-whole.csv)." in shown
     assert all(row in section.text for row in ("| one | 1.50 ± 0.50 |", "| `two` | 0.3 |", "| three |  |"))
     write_tables({"x": section}, tmp_path / "tables")
     assert (tmp_path / "tables" / "x-whole.csv").read_text().splitlines() == [
@@ -158,7 +154,7 @@ def test_every_section_and_figure_of_the_committed_results_is_on_its_page(fresh)
         (longest,) = sorted((file for file in own if name.startswith(file)), key=len)[-1:] or [None]
         for page in DIGESTS[name].pages if name in DIGESTS else [own[longest]]:
             text = (ROOT / page).read_text()
-            places = re.findall(r"<!-- (?:results|caption|link):(.+?)(?: without .*?)? -->", text)
+            places = re.findall(r"<!-- (?:results|link):(.+?)(?: without .*?)? -->", text)
             assert name in " ".join(places).split(), page
     text = "".join(page.read_text() for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
     shown = set(re.findall(r"\(\S*figures/(\S+\.png)\)", text))

@@ -27,7 +27,7 @@ SETTINGS = {
     "docs/which-step.md": "1 2",
     "docs/coordinates/whitened.md": "1 2 1507.00210 2017 2022 2410.23970 2021",
 }
-GENERATED = r"<!-- (?:results|caption|link|value):.*?<!-- (?:end )?-->|^ *```.*?^ *```$|\$\$.*?\$\$|<!--.*?-->"
+GENERATED = r"<!-- (?:results|link|value):.*?<!-- (?:end )?-->|^ *```.*?^ *```$|\$\$.*?\$\$|<!--.*?-->"
 NUMBER = re.compile(r"(?<![\w.\-−])[−+]?\d[\d,]*(?:\.\d+)?(?:·10)?[⁻⁰¹²³⁴⁵⁶⁷⁸⁹]*")
 
 
