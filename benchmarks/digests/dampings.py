@@ -80,8 +80,7 @@ def _table(stores: Mapping[str, Store], name: str, folder: Path) -> Section:
             for optimizer, searches in regrets(own, source.loss).items():
                 values = [[each[column] for each in searches if column in each] for column in _COLUMNS]
                 means = [statistics.fmean(v) if v else None for v in values]
-                least = min(v for v in means if v is not None)
-                cells = [exact(v, ".2f").bold() if v == least else exact(v, ".2f") for v in means]
+                cells = [exact(mean, ".2f") for mean in means]
                 rows.append([f"{source.field}, {optimizer}", source.unit, exact(len(searches)), *cells])
     header = ["", "unit", "searches", *(f"{10 ** (column / 8):.1g}" for column in _COLUMNS)]
     caption = (

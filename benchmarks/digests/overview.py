@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from ..core.figure import plt, saved
 from ..core.store import Store
 from ..core.study import Digest
-from ..core.tables import SIGNIFICANT, Cell, Section, Table, estimate, exact, machine, mean_and_error, welch
+from ..core.tables import Cell, Section, Table, estimate, exact, machine, mean_and_error, welch
 from ..core.tables import Row as Cells
 from ..grids import best_optimizer
 from ..methods import METHODS
@@ -90,7 +90,7 @@ def _columns(stores: Mapping[str, Store]) -> list[Column]:
 
 
 def _verdict(stores: Mapping[str, Store], name: str, folder: Path) -> Section:
-    """Table, figure and caption; the best of a column is bold, and what is not worse by Welch's test."""
+    """Table, figure and caption; beside the best of a column stands p of all others against it."""
     columns = _columns(stores)
     _figure(columns, folder / f"{name}.png")
     best = [
@@ -105,19 +105,17 @@ def _verdict(stores: Mapping[str, Store], name: str, folder: Path) -> Section:
             if seeds is None:
                 cells.append("")
                 continue
-            cell, leads = estimate(seeds, 2 if column.unit == "%" else 3), row.label == first
-            if not leads:
+            cell = estimate(seeds, 2 if column.unit == "%" else 3)
+            if row.label != first:
                 p = welch(seeds, column.found[first]).p
-                leads = p >= SIGNIFICANT
                 cell = cell._replace(numbers={**cell.numbers, "p against the best": p})
-            cells.append(cell.bold() if leads else cell)
+            cells.append(cell)
         rows.append(cells)
     table = Table(["", *(f"{column.panel}, {column.mark}, {column.unit}" for column in columns)], rows)
     caption = (
         "Test accuracy on CIFAR-10 and test loss on characters, lower being better: mean ± standard error over seeds. "
-        f"Bold is the best of a column, and what Welch's test cannot tell from it (p of {SIGNIFICANT:g} or more); what "
-        "is empty has not run so. Settings of the last five columns are chosen by another seed on held-out data; in "
-        "the first `BatchIdeal` has a damping of 0.3 from earlier runs that looked at test accuracy. "
+        "What is empty has not run so. Settings of the last five columns are chosen by another seed on held-out data; "
+        "in the first `BatchIdeal` has a damping of 0.3 from earlier runs that looked at test accuracy. "
         f"{machine(stores['cifar10'].read()[0]['environment'])}"
     )
     return Section([table, caption])

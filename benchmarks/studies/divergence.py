@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -15,7 +16,7 @@ from adiv_optim.diagnostics import Divergence, divergence
 from adiv_optim.layers import NormLikeLinear
 
 from .. import data as datasets
-from ..core.figure import WIDTH, plt, saved
+from ..core.figure import panels
 from ..core.runs import interleaved, ratio, step
 from ..core.store import public_name
 from ..core.study import Recipe, measurement
@@ -197,37 +198,28 @@ def figure(result: dict[str, Any], path: Path) -> None:
     """Draw own gain, cosine and interference of every method, a row of panels per stage, quartiles as bars."""
     names = list(result["subjects"])
     quantities = {"gain": "own gain γ (ideal: 1)", "cosine": "cosine with −g", "interference": "interference share"}
-    rows, count = len(result["stages"]), len(result["sizes"]) - 1
-    fig, axes = plt.subplots(
-        rows, len(quantities), figsize=(WIDTH, 10.0), sharey=True, sharex="col", layout="constrained"
-    )
-    colors = plt.get_cmap("tab10").colors  # type: ignore[attr-defined]
-    with saved(fig, path):
-        for row, (stage, title) in zip(axes, result["stages"].items(), strict=True):
-            for axis, quantity in zip(row, quantities, strict=True):
-                for layer in range(count):
-                    found = [result["subjects"][name][stage]["layers"][layer][quantity] for name in names]
-                    bars = [[m - low for low, m, _ in found], [high - m for _, m, high in found]]
-                    places = [at + 0.24 * (layer - (count - 1) / 2) for at in range(len(names))]
-                    # Shape as well as colour: colour alone does not carry to everyone.
-                    axis.errorbar(
-                        [m for _, m, _ in found], places, xerr=bars, fmt="os^D"[layer % 4], markersize=4, linewidth=1.2,
-                        color=colors[layer], label=f"layer {layer + 1}",
-                    )  # fmt: skip
-                for at in range(0, len(names), 2):
-                    axis.axhspan(at - 0.5, at + 0.5, color="0.95", zorder=0)
-                axis.axvline(0.0 if quantity == "interference" else 1.0, color="0.4", linewidth=0.8, linestyle=":")
-                axis.grid(axis="x", alpha=0.3)
-            row[0].set_xscale("log")
-            row[0].set_yticks(range(len(names)), names)
-            row[1].set_title(title, fontsize=11)
-        for axis, label in zip(axes[-1], quantities.values(), strict=True):
-            axis.set_xlabel(label)
-        axes[0][0].set_ylim(len(names) - 0.5, -0.5)
-        handles, labels = axes[0][0].get_legend_handles_labels()
-        fig.legend(handles, labels, loc="outside lower center", ncols=count, frameon=False)
-        title = f"The effect of one step on each layer's outputs: {result['data']}, {result['sizes']}"
-        fig.suptitle(title, fontsize=11)
+    places = [(stage, quantity) for stage in result["stages"] for quantity in quantities]
+    titles = [f"{quantities[quantity]}: {stage}" for stage, quantity in places]
+    title = f"The effect of one step on each layer's outputs: {result['data']}, {result['sizes']}"
+    with panels(titles, title, path, height=4.4) as axes:
+        for axis, (stage, quantity) in zip(axes, places, strict=True):
+            for layer, mark in enumerate("os^"):  # shape as well as colour: colour alone does not carry to everyone
+                layers = [subject[stage]["layers"][layer] for subject in result["subjects"].values()]
+                low, middle, high = np.array([each[quantity] for each in layers]).T
+                heights = np.arange(len(names)) + 0.24 * (layer - 1)
+                axis.errorbar(
+                    middle,
+                    heights,
+                    xerr=(middle - low, high - middle),
+                    fmt=mark,
+                    markersize=4,
+                    label=f"layer {layer + 1}",
+                )
+            for at in range(0, len(names), 2):
+                axis.axhspan(at - 0.5, at + 0.5, color="0.95", zorder=0)
+            axis.axvline(0.0 if quantity == "interference" else 1.0, color="0.4", linewidth=0.8, linestyle=":")
+            axis.set_xscale("log" if quantity == "gain" else "linear")
+        axes[0].set(yticks=range(len(names)), yticklabels=names, ylim=(len(names) - 0.5, -0.5))
 
 
 _HELP = "what one step of every method does to the activations"
