@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..core.figure import plt, saved
-from ..core.store import Store
+from ..core.store import Result, Store
 from ..core.study import Digest
 from ..core.tables import Cell, Section, Table, estimate, exact, machine, mean_and_error, welch
 from ..core.tables import Row as Cells
@@ -193,16 +193,20 @@ def _equal_seconds(stores: Mapping[str, Store], name: str, folder: Path) -> Sect
     return Section([Table(["method", "steps", time, "test loss", "validation loss"], rows)])
 
 
+def hours(run: Result) -> float:
+    """How long a run has trained, as far as it records its time."""
+    # The clock of an image's run starts every epoch, the others' go on from measurement to measurement.
+    goes_on, seconds = "validation_loss" in run or "error" in run, run.get("seconds", [0.0])
+    return (seconds[-1] if goes_on else sum(seconds)) / 3600
+
+
 def _runtimes(stores: Mapping[str, Store], name: str, folder: Path) -> Section:
     """How long the runs took that tables show, and how many more chose their settings."""
     rows = list[Cells]()
     for study, store in sorted(stores.items()):
         runs = store.read()
         chosen = sum(len(store.read(part)) for part in ("search", "trials"))
-        times = [(run, run["seconds"]) for run in runs if "seconds" in run]
-        # The clock of an image's run starts every epoch, the others' go on from measurement to measurement.
-        goes_on = ("validation_loss" in run or "error" in run for run, _ in times)
-        spent = sum(s[-1] if on else sum(s) for on, (_, s) in zip(goes_on, times, strict=True)) / 3600
+        spent = sum(map(hours, runs))
         data = runs[0]["settings"].get("data") or runs[0].get("data", "as its page says")
         counts = [exact(len(runs)), exact(chosen or None), exact(spent or None, ".2g")]
         rows.append([f"`{study}`", data_label(data), *counts])

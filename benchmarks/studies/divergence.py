@@ -150,23 +150,17 @@ def table(result: dict[str, Any], stage: str) -> Table:
         layers, uneven = found["layers"], found["not_downhill_uneven"]
         gains = [(layer["gain_mean"], layer["gain_variance"] ** 0.5) for layer in layers]
         columns = (
-            [Cell(f"{v:.2f}", {"": v}) for v in (layer["cosine"][1] for layer in layers)],
-            # What is left of a gain that is the same for every row is float32's rounding.
-            [Cell(f"{m:.3g} ± {d:.2g}" if d > 1e-4 * m else f"{m:.3g}", {"": m, "deviation": d}) for m, d in gains],
+            [exact(layer["cosine"][1], ".2f") for layer in layers],
+            [Cell(f"{mean:.3g} ± {d:.2g}", {"": mean, "deviation": d}) for mean, d in gains],
             [exact(layer["interference"][1], ".2f") for layer in layers],
             [exact(layer["weight_share"], ".2f") for layer in layers],
-            [Cell(f"{v:.2g}" if v > 1e-6 else "0", {"": v}) for v in (la["squared_norm_variance"] for la in layers)],
+            [exact(layer["squared_norm_variance"], ".2g") for layer in layers],
         )
         whole = [exact(100 * found["not_downhill"], ".0f"), exact(None if uneven is None else 100 * uneven, ".1f")]
         rows.append([name, *map(_by_layer, columns), *whole, exact(found["accuracy"], ".1f")])
     header = ["method", "cosine", "own gain", "interference", "weight share", "Var\\|x\\|²"]
-    return Table(
-        [*header, "uphill, %", f"uphill, {UNEVEN_ROWS} uneven rows, %", "accuracy, %"],
-        rows,
-        None,
-        stage,
-        title[0].upper() + title[1:],
-    )
+    header += ["uphill, %", f"uphill, {UNEVEN_ROWS} uneven rows, %", "accuracy, %"]
+    return Table(header, rows, name=stage, heading=title[0].upper() + title[1:])
 
 
 def _by_layer(cells: list[Cell]) -> Cell:
@@ -207,14 +201,8 @@ def figure(result: dict[str, Any], path: Path) -> None:
                 layers = [subject[stage]["layers"][layer] for subject in result["subjects"].values()]
                 low, middle, high = np.array([each[quantity] for each in layers]).T
                 heights = np.arange(len(names)) + 0.24 * (layer - 1)
-                axis.errorbar(
-                    middle,
-                    heights,
-                    xerr=(middle - low, high - middle),
-                    fmt=mark,
-                    markersize=4,
-                    label=f"layer {layer + 1}",
-                )
+                bars, label = (middle - low, high - middle), f"layer {layer + 1}"
+                axis.errorbar(middle, heights, xerr=bars, fmt=mark, markersize=4, label=label)
             for at in range(0, len(names), 2):
                 axis.axhspan(at - 0.5, at + 0.5, color="0.95", zorder=0)
             axis.axvline(0.0 if quantity == "interference" else 1.0, color="0.4", linewidth=0.8, linestyle=":")
