@@ -193,11 +193,11 @@ def _equal_seconds(stores: Mapping[str, Store], name: str, folder: Path) -> Sect
     return Section([Table(["method", "steps", time, "test loss", "validation loss"], rows)])
 
 
-def hours(run: Result) -> float:
-    """How long a run has trained, as far as it records its time."""
+def duration(run: Result) -> float:
+    """The seconds that a run has trained, as far as it records its time."""
     # The clock of an image's run starts every epoch, the others' go on from measurement to measurement.
     goes_on, seconds = "validation_loss" in run or "error" in run, run.get("seconds", [0.0])
-    return (seconds[-1] if goes_on else sum(seconds)) / 3600
+    return float(seconds[-1] if goes_on else sum(seconds))
 
 
 def _runtimes(stores: Mapping[str, Store], name: str, folder: Path) -> Section:
@@ -206,7 +206,7 @@ def _runtimes(stores: Mapping[str, Store], name: str, folder: Path) -> Section:
     for study, store in sorted(stores.items()):
         runs = store.read()
         chosen = sum(len(store.read(part)) for part in ("search", "trials"))
-        spent = sum(map(hours, runs))
+        spent = sum(map(duration, runs)) / 3600
         data = runs[0]["settings"].get("data") or runs[0].get("data", "as its page says")
         counts = [exact(len(runs)), exact(chosen or None), exact(spent or None, ".2g")]
         rows.append([f"`{study}`", data_label(data), *counts])

@@ -7,7 +7,7 @@ import pytest
 from benchmarks.__main__ import main
 from benchmarks.catalogue import RECIPES
 from benchmarks.core.study import Recipe
-from benchmarks.digests.overview import hours
+from benchmarks.digests.overview import duration
 from benchmarks.reproduce import ReproduceOptions, commands, run
 
 from .conftest import RESULTS, STORES
@@ -34,7 +34,7 @@ def test_hours_are_about_those_that_the_runs_took():
         runs = [result for result in STORES[name].read() if "seconds" in result]
         if runs:
             chose = sum(length(result) for part in ("search", "trials") for result in STORES[name].read(part))
-            whole = sum(map(hours, runs)) * (1 + chose / sum(map(length, runs)))
+            whole = sum(map(duration, runs)) / 3600 * (1 + chose / sum(map(length, runs)))
             if not 0.4 < whole / RECIPES[name][1].hours < 1.6:
                 wrong[name] = whole
     assert wrong == {}
