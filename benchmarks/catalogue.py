@@ -9,7 +9,6 @@ _FILES = (
     "bench", "comparison", "table1", "papers", "tuned", "language", "norm_free", "divergence", "coordinates", "fourier",
     "poisson", "equations", "tabular", "mechanism", "isometry_depth", "isometry_training", "plane",
 )  # fmt: skip
-_SPEED = ("benchmarks.speed.suites", "benchmarks.speed.devices")
 
 
 def collect(names: Iterable[str]) -> dict[str, Study]:
@@ -18,7 +17,7 @@ def collect(names: Iterable[str]) -> dict[str, Study]:
     return {name: study for module in modules for name, study in module.STUDIES.items()}
 
 
-STUDIES = collect([*_FILES, *_SPEED])
+STUDIES = collect([*_FILES, "benchmarks.speed.study"])
 
 
 def recipes(studies: dict[str, Study]) -> dict[str, tuple[str, Recipe]]:

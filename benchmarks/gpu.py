@@ -41,18 +41,20 @@ class GpuOptions(Options):
 def commands(options: GpuOptions) -> list[list[str]]:
     """What follows `python -m`, the most valuable first; on a CPU small, to see that it runs."""
     is_trial = options.device == "cpu"
-    speed, text, table = f"--size {'small' if is_trial else 'full'}", "--norms layernorm --seeds 1", "--preset paper"
-    modes, images = "eager compiled graphs", options.images
+    text, table, images = "--norms layernorm --seeds 1", "--preset paper", options.images
+    size, suites, others = "--preset gpu", "layers whitened", " unit-consistent"
+    ways = [f"--mode {mode} --dtype {dtype}" for mode in ("compiled", "graphs") for dtype in ("bfloat16", "float32")]
     if is_trial:  # what compiles takes a compiler and, on a CPU, minutes
-        modes, images, table = "eager", "digits", "--preset smoke --methods none --activations tanh --batch-size 64"
+        size, suites, others, ways = "--preset tiny --rounds 1", "input-scaled", "", []
+        images, table = "digits", "--preset smoke --methods none --activations tanh --batch-size 64"
         text += " --methods adamw whitened-adamw-16 --preset tiny --steps 4"
     else:
         text += " --methods muon whitened-muon-16 adamw whitened-adamw-16 --preset gpu --steps 1000"
     studies: list[tuple[str, str, list[str]]] = [
-        ("speed-devices", f"{speed} --only steps layers --dtypes bfloat16 --modes eager", []),
-        ("speed-devices", f"{speed} --only unit-consistent --dtypes float32 --modes eager", []),
+        ("speed", f"{size} --dtype bfloat16 --only {suites}", []),
+        ("speed", f"{size} --only {suites}{others}", []),
         ("char-lm", text, ["--data", options.text]),
-        ("speed-devices", f"{speed} --only steps layers --modes {modes}", []),
+        *(("speed", f"{size} {way} --only {suites}", []) for way in ways),
         ("table1", table, ["--data", images]),
     ]
     where = ["--device", options.device, "--out", str(options.out)]

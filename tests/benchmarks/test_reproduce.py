@@ -12,8 +12,8 @@ from benchmarks.reproduce import ReproduceOptions, commands, run
 
 from .conftest import RESULTS, STORES
 
-#: Of which runs are still being made, or which measure time, again whenever they are asked to.
-OPEN = {"equations", "poisson", "speed"}
+#: Of which runs are still being made.
+OPEN = {"equations", "poisson"}
 COMMITTED = sorted(STORES)
 
 

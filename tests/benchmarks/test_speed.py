@@ -6,7 +6,9 @@ import torch
 from torch import nn
 
 from adiv_optim import BatchIdeal, functional
+from benchmarks.__main__ import main
 from benchmarks.core.runs import interleaved, ratio
+from benchmarks.core.store import Store
 from benchmarks.speed import jobs
 from benchmarks.speed.timing import peak_memory
 
@@ -67,3 +69,14 @@ def test_many_rows_of_batch_ideal_never_meet_in_a_square_matrix():
         return lambda: functional.linear(x, weight, None, BatchIdeal()).sum().backward()
 
     assert peak_memory(job) <= 10 * rows * features * 4
+
+
+def test_suites_are_measured_by_precision_once(tmp_path, capsys):
+    command = ["speed", "--only", "input-scaled", "--preset", "tiny", "--rounds", "1", "--device", "cpu"]
+    command += ["--threads", "1", "--out", str(tmp_path)]
+    assert main(command) == main([*command, "--dtype", "bfloat16"]) == main(command) == 0
+    plain, low = (r["rows"] for r in Store(tmp_path / "speed.jsonl").read())
+    assert [row["what"] for row in plain] == [row["what"] for row in low]
+    assert all(row["time_ratio"]["rounds"] == 1 and row["memory_ratio"] >= 1 for row in plain)
+    assert [row["memory_ratio"] for row in plain] != [row["memory_ratio"] for row in low]
+    assert "## speed-input-scaled-bfloat16-tiny" in capsys.readouterr().out
