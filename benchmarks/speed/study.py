@@ -64,10 +64,12 @@ def report(store: Store, name: str, folder: Path) -> Sections:
     """A table for every suite."""
     sections = Sections()
     for result in store.read():
-        how = result.get("how", {"device": "cpu", "mode": "eager"})
+        how, asked = result.get("how", {"device": "cpu", "mode": "eager"}), ""
+        if "how" in result:
+            asked = f"Here on {how['device']}, {how['dtype']}, {how['mode']}, of the preset {how['preset']}. "
         # While something is compiled, memory is that of the compiler's trials.
         rows = table(result["of"], result["rows"], WORTH.get(result["key"], ""), memory=how["mode"] == "eager")
-        caption = f"{result['note']} {machine(result['environment'], how['device'])}"
+        caption = f"{result['note']} {asked}{machine(result['environment'], how['device'])}"
         sections[f"{name}-{result['key']}"] = Section([rows, caption])
     return sections
 
