@@ -5,7 +5,7 @@ which name an optimizer of their own. A Python file of a user adds to them; see 
 """
 
 import runpy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -13,6 +13,8 @@ from inspect import signature
 from pathlib import Path
 from typing import Any
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -20,8 +22,72 @@ from adiv_optim.corrections import BatchIdeal, Correction, Disproportional, Prop
 from adiv_optim.gauge import Gauge, LayerGauge, NetworkGauge
 from adiv_optim.layers import AffineLikeLinear, DyISRU, DyT, L2Norm, NormLikeLinear, PatchNormConv2d
 from adiv_optim.optim import GradientOnly, InputScaled, Preconditioned, UnitConsistent, Whitened
+from adiv_optim.optim.wrapper import OptimizerWrapper
 
-from .optimizers import MAC, k_fac
+from .optimizers import peer
+
+#: Of MAC's mean, for each forward pass.
+DECAY = 0.95
+
+
+class MAC(OptimizerWrapper):
+    r"""Multiply gradients by :math:`I - \bar a \bar a^\top / (\rho + |\bar a|^2)`, with ā the mean of x~ = (x, 1).
+
+    That is ρ times the inverse of A ≈ āāᵀ + ρI by Sherman and Morrison (Seung, Lee and Ko 2025, arXiv 2506.08464);
+    nothing is mapped back. ā is a running mean. ρ is in units of |ā|²/d, the mean eigenvalue of āāᵀ, where the paper
+    has an adaptive one.
+
+    Args:
+        optimizer: takes the step.
+        model: linear layers and convolutions of one group; other parameters keep their gradients.
+        damping: ρ in these units.
+    """
+
+    def __init__(self, optimizer: Optimizer, model: nn.Module, damping: float) -> None:
+        super().__init__(optimizer)
+        self.damping, self.means = damping, dict[Any, Tensor]()
+        for module in model.modules():
+            if isinstance(module, (nn.Linear, nn.Conv2d)):
+                module.register_forward_pre_hook(partial(_average, self.means))
+
+    @torch.no_grad()
+    def _inner_step(self, *args: Any, **kwargs: Any) -> None:
+        for module, mean in self.means.items():
+            parameters: list[Any] = [parameter for parameter in (module.weight, module.bias) if parameter is not None]
+            if any(parameter.grad is None for parameter in parameters):
+                continue
+            widths = [parameter[0].numel() for parameter in parameters]
+            mean = mean[: sum(widths)]
+            joined = torch.cat([p.grad.flatten(1) if p.dim() > 1 else p.grad[:, None] for p in parameters], 1)
+            ridge = 1 + self.damping / len(mean)
+            joined -= (joined @ mean / (mean.square().sum() * ridge)).outer(mean)
+            for parameter, part in zip(parameters, joined.split(widths, 1), strict=True):
+                parameter.grad = part.reshape(parameter.shape).contiguous()  # as fused optimizers read it
+        super()._inner_step(*args, **kwargs)
+
+
+def _average(means: dict[Any, Tensor], module: Any, inputs: Iterable[Tensor]) -> None:
+    if not (module.training and torch.is_grad_enabled()):
+        return
+    (x,) = inputs
+    x = x.detach()
+    if isinstance(module, nn.Conv2d):
+        x = F.unfold(x, module.kernel_size, module.dilation, module.padding, module.stride).mT  # type: ignore[arg-type]
+    mean = F.pad(x.flatten(0, -2).mean(0), (0, 1), value=1.0)
+    means[module] = means[module].lerp(mean, 1 - DECAY) if module in means else mean
+
+
+def k_fac(optimizer: Optimizer, model: nn.Module, inputs: str = "dense") -> Any:
+    """K-FAC of the package singd in place of SGD, at its rate and momentum.
+
+    Everything but the structure of the input factor is as the package has it.
+    """
+    options = optimizer.defaults
+    types = {} if inputs == "dense" else {"preconditioner_dtype": (torch.float32,) * 2}  # its blocks know no float64
+    return peer("SINGD", "singd", "singd.optim.optimizer")(
+        model, lr=options["lr"], momentum=options["momentum"], weight_decay=options["weight_decay"],
+        kfac_like=True, alpha1=0.0, normalize_lr_cov=True, structures=(inputs, "dense"), **types,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -5,19 +5,23 @@ Stored runs keep the names that they have. "muon" is `Muon` below in networks fo
 pytorch_optimizer's everywhere.
 """
 
+import warnings
 from collections.abc import Callable, Iterable
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
+import numpy as np
 import torch
-import torch.nn.functional as F
+from scipy.optimize import least_squares, line_search
+from scipy.optimize._linesearch import LineSearchWarning
 from torch import Tensor, nn
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from torch.optim import LBFGS, SGD, Adam, AdamW, Optimizer
 
 from adiv_optim import ChainedOptimizer, GaussNewton
-from adiv_optim.optim.wrapper import OptimizerWrapper
+from adiv_optim.jacobian.terms import Terms
 from examples.gpt import GPT, warm_up_steps
 
 from .core.tables import grouped
@@ -75,68 +79,167 @@ def polar(matrices: Tensor) -> Tensor:
     return x.mT if matrices.shape[-2] > matrices.shape[-1] else x
 
 
-#: Of MAC's mean, for each forward pass.
-DECAY = 0.95
+class SelfScaledBFGS(Optimizer):
+    """BFGS with Oren and Luenberger's scaling, dense, as Urbán et al. (2025, 2405.04230) take it to networks.
 
-
-class MAC(OptimizerWrapper):
-    r"""Multiply gradients by :math:`I - \bar a \bar a^\top / (\rho + |\bar a|^2)`, with ā the mean of x~ = (x, 1).
-
-    That is ρ times the inverse of A ≈ āāᵀ + ρI by Sherman and Morrison (Seung, Lee and Ko 2025, arXiv 2506.08464);
-    nothing is mapped back. ā is a running mean. ρ is in units of |ā|²/d, the mean eigenvalue of āāᵀ, where the paper
-    has an adaptive one.
+    H ← (I − ρsyᵀ) H (I − ρysᵀ) / τ + ρssᵀ with ρ = 1/yᵀs and τ = min(1, yᵀs / sᵀH⁻¹s), by scipy's strong Wolfe search.
 
     Args:
-        optimizer: takes the step.
-        model: linear layers and convolutions of one group; other parameters keep their gradients.
-        damping: ρ in these units.
+        params: all that the loss depends on; float64.
     """
 
-    def __init__(self, optimizer: Optimizer, model: nn.Module, damping: float) -> None:
-        super().__init__(optimizer)
-        self.damping, self.means = damping, dict[Any, Tensor]()
-        for module in model.modules():
-            if isinstance(module, (nn.Linear, nn.Conv2d)):
-                module.register_forward_pre_hook(partial(_average, self.means))
+    def __init__(self, params: Iterable[Tensor]) -> None:
+        super().__init__(params, {})
+        self.parameters = self.param_groups[0]["params"]
+        self.inverse = np.eye(sum(p.numel() for p in self.parameters))
+        self.is_first, self.converged, self.known = True, False, dict[bytes, tuple[float, Any]]()
+
+    def step(self, closure: Callable[[], Any]) -> Any:  # type: ignore[override]
+        """Take a step on a loss whose points stay."""
+        x = parameters_to_vector(self.parameters).detach().numpy().copy()
+
+        def evaluate(at: Any) -> tuple[float, Any]:
+            if (key := at.tobytes()) not in self.known:
+                vector_to_parameters(torch.from_numpy(at), self.parameters)
+                loss = closure()
+                gradients = [p.grad for p in self.parameters]
+                self.known = {key: (loss.item(), parameters_to_vector(gradients).numpy())}
+            return self.known[key]
+
+        loss, gradient = evaluate(x)
+        direction = -(self.inverse @ gradient)
+        with warnings.catch_warnings():  # a search without a result is dealt with here
+            warnings.simplefilter("ignore", LineSearchWarning)
+            found = line_search(lambda at: evaluate(at)[0], lambda at: evaluate(at)[1], x, direction, gradient, loss)
+        if found[0] is None:
+            self.converged = self.is_first  # not even along the gradient
+            self.inverse, self.is_first = np.eye(len(x)), True
+            vector_to_parameters(torch.from_numpy(x), self.parameters)
+            return loss
+        s = found[0] * direction
+        vector_to_parameters(torch.from_numpy(x + s), self.parameters)
+        y = evaluate(x + s)[1] - gradient
+        curvature = y @ s
+        if self.is_first:
+            self.inverse *= curvature / (y @ y)
+        tau = min(1.0, curvature / -(found[0] * gradient @ s))
+        u = self.inverse @ y
+        self.inverse /= tau
+        across = np.outer(s, u / (tau * curvature))
+        self.inverse -= across
+        self.inverse -= across.T
+        self.inverse += np.outer(s, (1 + y @ u / (tau * curvature)) / curvature * s)
+        self.is_first = False
+        return loss
+
+
+class AdamThenLBFGS(Optimizer):
+    """A thousand steps of Adam, then LBFGS (history 50, strong Wolfe): what is commonly done for equations."""
+
+    def __init__(self, params: Iterable[Tensor], lr: float, adam_steps: int = 1000) -> None:
+        parameters = list(params)
+        super().__init__(parameters, {"lr": lr})
+        self.left, self.adam = adam_steps, Adam(parameters, lr=lr)
+        # By torch's tolerances it would stop at errors that are large here.
+        self.lbfgs = LBFGS(
+            parameters, history_size=50, line_search_fn="strong_wolfe", tolerance_grad=0, tolerance_change=0
+        )
+
+    def step(self, closure: Callable[[], Any]) -> Any:  # type: ignore[override]
+        """Take a step on a loss whose points stay."""
+        self.left -= 1
+        return (self.adam if self.left >= 0 else self.lbfgs).step(closure)
+
+
+class SPRING(Optimizer):
+    """Goldshlager et al. (2024, 2401.10190) in the form of 2505.12149 for equations, with its correction of bias.
+
+    φ ← μφ + Jᵀ(JJᵀ + λI)⁻¹(r − μJφ) and θ ← θ − η φ / √(1 − μ²ᵏ) at step k.
+
+    Args:
+        model: all of whose parameters are θ.
+        lr: η.
+        damping: λ.
+        momentum: μ.
+    """
+
+    def __init__(self, model: nn.Module, lr: float, damping: float, momentum: float = 0.9) -> None:
+        self.model, self.steps = model, 0
+        super().__init__(model.parameters(), {"lr": lr, "damping": damping, "momentum": momentum})
+        self.phi = torch.zeros_like(parameters_to_vector(model.parameters())).detach()
 
     @torch.no_grad()
-    def _inner_step(self, *args: Any, **kwargs: Any) -> None:
-        for module, mean in self.means.items():
-            parameters: list[Any] = [parameter for parameter in (module.weight, module.bias) if parameter is not None]
-            if any(parameter.grad is None for parameter in parameters):
-                continue
-            widths = [parameter[0].numel() for parameter in parameters]
-            mean = mean[: sum(widths)]
-            joined = torch.cat([p.grad.flatten(1) if p.dim() > 1 else p.grad[:, None] for p in parameters], 1)
-            ridge = 1 + self.damping / len(mean)
-            joined -= (joined @ mean / (mean.square().sum() * ridge)).outer(mean)
-            for parameter, part in zip(parameters, joined.split(widths, 1), strict=True):
-                parameter.grad = part.reshape(parameter.shape).contiguous()  # as fused optimizers read it
-        super()._inner_step(*args, **kwargs)
+    def step(self, terms: Any) -> None:  # type: ignore[override]
+        """Take a step on a loss given by its terms."""
+        (group,) = self.param_groups
+        r, jacobian = linearized(self.model, terms)
+        shifted = jacobian @ jacobian.mT
+        shifted.diagonal().add_(group["damping"])
+        self.phi *= group["momentum"]
+        right, (factor, failed) = (r - jacobian @ self.phi)[:, None], torch.linalg.cholesky_ex(shifted)
+        # Of a run that breaks down the matrix is not finite; then the weights are not either, and the run ends.
+        self.phi += torch.nan if failed else jacobian.mT @ torch.cholesky_solve(right, factor)[:, 0]
+        self.steps += 1
+        length = group["lr"] / (1 - group["momentum"] ** (2 * self.steps)) ** 0.5
+        add_vector(self.model, -length * self.phi)
 
 
-def _average(means: dict[Any, Tensor], module: Any, inputs: Iterable[Tensor]) -> None:
-    if not (module.training and torch.is_grad_enabled()):
-        return
-    (x,) = inputs
-    x = x.detach()
-    if isinstance(module, nn.Conv2d):
-        x = F.unfold(x, module.kernel_size, module.dilation, module.padding, module.stride).mT  # type: ignore[arg-type]
-    mean = F.pad(x.flatten(0, -2).mean(0), (0, 1), value=1.0)
-    means[module] = means[module].lerp(mean, 1 - DECAY) if module in means else mean
+class LeastSquares(Optimizer):
+    """Newton's whole step by a factorization of J where it halves the residual, else scipy's trust region.
 
+    One step solves a linear equation. For random features this is what Dong and Li (2021, 2012.02895) do.
 
-def k_fac(optimizer: Optimizer, model: nn.Module, inputs: str = "dense") -> Any:
-    """K-FAC of the package singd in place of SGD, at its rate and momentum.
-
-    Everything but the structure of the input factor is as the package has it.
+    Args:
+        model: whose trainable parameters are few: of random features the last layer's.
     """
-    options = optimizer.defaults
-    types = {} if inputs == "dense" else {"preconditioner_dtype": (torch.float32,) * 2}  # its blocks know no float64
-    return peer("SINGD", "singd", "singd.optim.optimizer")(
-        model, lr=options["lr"], momentum=options["momentum"], weight_decay=options["weight_decay"],
-        kfac_like=True, alpha1=0.0, normalize_lr_cov=True, structures=(inputs, "dense"), **types,
-    )  # fmt: skip
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__([p for p in model.parameters() if p.requires_grad], {})
+        self.model, self.converged = model, False
+
+    @torch.no_grad()
+    def step(self, terms: Any) -> None:  # type: ignore[override]
+        """Take a step on a loss given by its terms, whose points stay."""
+        parameters = list(trained(self.model).values())
+        start = parameters_to_vector(parameters)
+
+        def linear_at(x: Any) -> tuple[Tensor, Tensor]:
+            vector_to_parameters(torch.from_numpy(x.copy()), parameters)
+            return linearized(self.model, terms)
+
+        r, jacobian = linear_at(start.numpy())
+        whole = start - torch.linalg.lstsq(jacobian, r[:, None]).solution[:, 0]
+        if residuals(self.model, terms, whole).norm() < r.norm() / 2:
+            return
+        found = least_squares(
+            lambda x: residuals(self.model, terms, torch.from_numpy(x.copy())).numpy(), start.numpy(),
+            lambda x: linear_at(x)[1].numpy(), max_nfev=5, ftol=1e-15, xtol=1e-15, gtol=1e-15,
+        )  # fmt: skip
+        vector_to_parameters(torch.from_numpy(found.x), parameters)
+        self.converged = found.status > 0  # by one of the tolerances, not by the count
+
+
+def trained(model: nn.Module) -> dict[str, Tensor]:
+    """The parameters that are trained."""
+    return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+
+
+def linearized(model: nn.Module, terms: Any) -> tuple[Tensor, Tensor]:
+    """Residuals of a loss and their Jacobian."""
+    every, parameters = Terms(model, terms, "step"), {n: p.detach() for n, p in trained(model).items()}
+    return every.evaluate(parameters), every.jacobian(parameters, None)
+
+
+def residuals(model: nn.Module, terms: Any, at: Tensor) -> Tensor:
+    """Residuals of a loss where its parameters, which are changed, are as in a vector."""
+    vector_to_parameters(at, trained(model).values())
+    return Terms(model, terms, "step").evaluate(trained(model))
+
+
+def add_vector(model: nn.Module, change: Tensor) -> None:
+    """Add to the parameters that are trained."""
+    parameters = list(trained(model).values())
+    vector_to_parameters(parameters_to_vector(parameters) + change, parameters)
 
 
 def _muon_of_model(model: nn.Module, lr: float) -> Optimizer:
@@ -147,21 +250,30 @@ def _muon_of_model(model: nn.Module, lr: float) -> Optimizer:
     return ChainedOptimizer([Muon(matrices, lr), Adam(rest, lr=lr)])
 
 
-#: Of networks for pictures, equations and regression: (model, learning rate) → optimizer.
-OF_MODELS: dict[str, Callable[[nn.Module, Any], Optimizer]] = {
+#: Of networks for pictures, equations and regression: (model, learning rate) → optimizer; SPRING takes a damping, too.
+OF_MODELS: dict[str, Callable[..., Optimizer]] = {
     "adam": lambda model, lr: Adam(model.parameters(), lr=lr),
     "muon": _muon_of_model,
     "soap": lambda model, lr: peer("SOAP")(model.parameters(), lr=lr, weight_decay=0.0),
     "sgd": lambda model, lr: SGD(model.parameters(), lr=lr),
     "momentum": lambda model, lr: SGD(model.parameters(), lr=lr, momentum=0.9),
     "lbfgs": lambda model, lr: LBFGS(model.parameters(), lr=lr, history_size=50, line_search_fn="strong_wolfe"),
+    "adam-lbfgs": lambda model, lr: AdamThenLBFGS(model.parameters(), lr),
+    "self-scaled-bfgs": lambda model, lr: SelfScaledBFGS(model.parameters()),
     "gauss-newton": lambda model, lr: GaussNewton(model),
+    "spring": SPRING,
+    "random-features": lambda model, lr: LeastSquares(model),
 }
-#: Those that search for the length of a step.
-SEARCHING = ("lbfgs", "gauss-newton")
+#: Those that search for the length of a step, so that no schedule changes it.
+SEARCHING = ("lbfgs", "adam-lbfgs", "self-scaled-bfgs", "gauss-newton", "random-features")
+#: Those whose steps take a loss by its terms, where others take a closure.
+OF_TERMS = ("gauss-newton", "spring", "random-features")
+#: Those with a damping of their own.
+DAMPED = ("spring",)
 LABELS = {
     "adam": "Adam", "muon": "Muon", "soap": "SOAP", "sgd": "SGD", "momentum": "SGD with momentum", "lbfgs": "LBFGS",
-    "gauss-newton": "GaussNewton",
+    "adam-lbfgs": "Adam, then LBFGS", "self-scaled-bfgs": "self-scaled BFGS", "gauss-newton": "GaussNewton",
+    "spring": "SPRING", "random-features": "random features, least squares",
 }  # fmt: skip
 
 

@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 
 from .core.runs import NOBODY, Kind, Run, Watch, fingerprint, set_rates, ten_times
 from .methods import METHODS, Method
-from .optimizers import OF_MODELS, SEARCHING
+from .optimizers import DAMPED, OF_MODELS, OF_TERMS, SEARCHING
 
 #: Normalisers with a learned scale and shift, behind the linear layers inside a network.
 NORMS: dict[str, list[type[nn.Module]]] = {"none": [], "batchnorm": [nn.BatchNorm1d], "layernorm": [nn.LayerNorm]}
@@ -52,9 +52,14 @@ class FieldRun(Run):
         if (self.steps is None) == (self.seconds is None):
             raise ValueError(f"steps is {self.steps} and seconds is {self.seconds}; a run has one of them.")
 
+    @property
+    def damped(self) -> bool:
+        """Whether there is a damping to choose."""
+        return super().damped or self.optimizer in DAMPED
+
     def make_method(self) -> Method:
         """The method, with this run's damping and distance of measurements."""
-        method = super().make_method()
+        method = METHODS[self.method] if self.optimizer in DAMPED else super().make_method()
         if self.every is None or method.by_inputs is None:
             return method
         return replace(method, by_inputs=partial(method.by_inputs, every=self.every))
@@ -91,8 +96,8 @@ class Problem(ABC):
         """Return the loss of the next step, which the optimizer is to take."""
 
     def terms(self) -> Any:
-        """Return the loss of the next step by its terms, for GaussNewton."""
-        raise ValueError(f"{type(self).__name__} has no terms, which GaussNewton needs; choose another optimizer.")
+        """Return the loss of the next step by its terms, for optimizers that take them."""
+        raise ValueError(f"{type(self).__name__} has no terms, which this optimizer takes; choose another optimizer.")
 
     @abstractmethod
     def error(self, model: nn.Module) -> float:
@@ -113,7 +118,7 @@ def perceptron(
 def carried(
     model: nn.Module, x: Tensor, weights: Sequence[float], count: Callable[[nn.Module, Tensor], None] | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return u (n,) at x (n, d), its gradient (n, d), and Σₖ cₖ ∂²u/∂xₖ² (n,); c are weights, u linear layers and tanh.
+    """Return u (n, m) at x (n, d), its gradient (n, m, d), and Σₖ cₖ ∂²u/∂xₖ² (n, m); c are weights, u tanh layers.
 
     Derivatives are carried forward; `count` is given every linear layer with the rows of them that it multiplies.
     """
@@ -131,13 +136,14 @@ def carried(
             slope = 1 - x.square()
             second = slope * (second - 2 * x * (c * first.square()).sum(1))
             first = slope.unsqueeze(1) * first
-    return x.squeeze(-1), first.squeeze(-1), second.squeeze(-1)
+    return x, first.mT, second
 
 
 def ready(run: FieldRun, problem: Problem) -> tuple[nn.Module, Optimizer, Callable[[], Any]]:
     """Return the network, the run's optimizer in its method's wrapper, and the closure that its steps take."""
     model = problem.model()
-    optimizer = run.make_method().wrap(OF_MODELS[run.optimizer](model, run.lr), model, torch.empty(0))
+    own = {"damping": run.damping} if run.optimizer in DAMPED else {}
+    optimizer = run.make_method().wrap(OF_MODELS[run.optimizer](model, run.lr, **own), model, torch.empty(0))
 
     def closure() -> Any:
         optimizer.zero_grad()
@@ -169,19 +175,20 @@ def train(run: FieldRun, problem: Problem, watch: Watch = NOBODY) -> History:
     history, spent, number, next_at = History(), 0.0, 0, 0.0
     while True:
         progress = number / run.steps if run.steps else spent / (run.seconds or 1.0)
-        if progress >= next_at or progress >= 1:
+        is_over = getattr(optimizer, "converged", False)  # of those that search
+        if progress >= next_at or progress >= 1 or is_over:
             next_at += 1 / MEASUREMENTS
             error = problem.error(model)
             history.steps.append(number)
             history.seconds.append(round(spent, 3))
             history.error.append(float(f"{error:.6g}") if math.isfinite(error) else None)
             watch.note(number, {"error": [history.error[-1]]})
-        if progress >= 1 or history.error[-1] is None:
+        if progress >= 1 or is_over or history.error[-1] is None:
             return history
         if run.optimizer not in SEARCHING:
             set_rates([optimizer], min(1.0, (number + 1) / WARM_UP) * (1 + math.cos(math.pi * progress)) / 2)
         start = time.process_time()
-        optimizer.step(problem.terms() if run.optimizer == "gauss-newton" else closure)
+        optimizer.step(problem.terms() if run.optimizer in OF_TERMS else closure)
         spent += time.process_time() - start
         number += 1
         watch.tick()

@@ -31,19 +31,21 @@ class Arm(NamedTuple):
     method: str
     every: int | None = None  # steps between measurements of inputs, in place of the wrapper's own
     rows: str | None = None  # which rows the wrapper counts beside the inputs
+    hidden: int | None = None  # width of the network, where arms have networks of their own
 
     @property
     def bare(self) -> "Arm":
         """The arm without its wrapper."""
-        return Arm(self.norm, self.optimizer, "none")
+        return Arm(self.norm, self.optimizer, "none", hidden=self.hidden)
 
 
 #: Settings of a run by name, in place of those that it has.
 Changes = Mapping[str, Any]
-#: Learning rates that searches begin with.
+#: Learning rates that searches begin with; an optimizer that has none is not among them.
 STARTS = {"adam": 1e-2, "muon": 3.2e-2, "soap": 3.2e-2, "sgd": 0.32, "momentum": 1e-2, "lbfgs": 1.0}
+STARTS |= {"adam-lbfgs": 1e-2, "spring": 0.1, "random-features": 4.0}  # of random features it is their slope
 #: Settings in which the runs of one protocol may differ.
-WITHIN = (*Arm._fields, "lr", "damping", "seed", "crop", "data_set", "inner")
+WITHIN = (*Arm._fields, "lr", "damping", "seed", "crop", "data_set", "inner", "draws")
 _NORMS = {"none": "", "batchnorm": "BatchNorm, ", "layernorm": "LayerNorm, "}
 _HUES = {"adam": "tab:blue", "muon": "tab:orange", "soap": "tab:green", "sgd": "tab:red", "lbfgs": "tab:purple"}
 
@@ -51,7 +53,8 @@ _HUES = {"adam": "tab:blue", "muon": "tab:orange", "soap": "tab:green", "sgd": "
 def first_trial(like: Any, arm: Arm, damping: float = 0.1, starts: Mapping[str, float] = STARTS) -> Any:
     """A run with an arm's settings, and with the learning rate and damping that their search begins with."""
     settings = {name: value for name, value in arm._asdict().items() if value is not None}
-    return replace(like, **settings, lr=starts[arm.optimizer], damping=damping if METHODS[arm.method].damped else None)
+    run = replace(like, **settings, lr=starts.get(arm.optimizer))
+    return replace(run, damping=damping) if run.damped else run
 
 
 def variants(run: R, changes: Iterable[Changes]) -> list[R]:
@@ -83,11 +86,12 @@ def label(settings: Mapping[str, Any] | Run) -> str:
     """What tables and figures call an arm, such as "BatchNorm, whitened Muon"."""
     s = settings.settings() if isinstance(settings, Run) else settings
     norm, optimizer = _NORMS[s["norm"]], LABELS[s["optimizer"]]
+    width = [f"width {s['hidden']}"] if s.get("hidden") else []
     if s["method"] == "none":
-        return f"{norm}{optimizer}"
+        return ", ".join([f"{norm}{optimizer}", *width])
     name, *details = METHODS[s["method"]].label.removeprefix("gradient-only ").split(", ")
     details += [f"{word} {s[key]}" for key, word in (("every", "every"), ("rows", "rows of")) if s.get(key)]
-    return ", ".join([f"{norm}{name} {optimizer}", *details])
+    return ", ".join([f"{norm}{name} {optimizer}", *details, *width])
 
 
 def arm(result: Result) -> Arm:
@@ -111,7 +115,7 @@ def chosen(results: Iterable[Result]) -> list[Result]:
 
 
 def _settings(result: Result) -> tuple[Any, ...]:
-    return tuple(result["settings"].get(name) for name in ("lr", "damping"))
+    return tuple(result["settings"].get(name) for name in ("lr", "damping", "inner"))
 
 
 def pace(result: Result) -> float:
@@ -156,29 +160,36 @@ class Look(NamedTuple):
 
 def _table(results: Sequence[Result], look: Look, trials: Mapping[Arm, int], drawn: Callable[[Arm], bool]) -> Table:
     arms = grouped(results, arm)
-    adam = grouped(arms.get(Arm("none", "adam", "none"), []), _computer)
-    reference = {computer: statistics.median(map(pace, runs)) for computer, runs in adam.items()}
+    bare = [r for key, runs in arms.items() if key._replace(hidden=None) == Arm("none", "adam", "none") for r in runs]
+    reference = {each: statistics.median(map(pace, runs)) for each, runs in grouped(bare, _network).items()}
     has_norms = any(key.norm == "batchnorm" for key in arms)
+    has_points = any(r["settings"].get("inner") for r in results)
     order = sorted(arms, key=lambda key: look.level(arms[key]), reverse=not look.logarithmic)
     rows = list[list[str | Cell]]()
     for key in order:
         runs, settings = arms[key], arms[key][0]["settings"]
         cells: list[str | Cell] = [label(settings), exact(settings.get("lr")), exact(settings.get("damping"))]
+        cells += [exact(settings.get("inner"))] * has_points
         cells += [exact(trials.get(key)), look.estimate(runs)]
         cells.append(look.gain(runs, arms.get(key.bare, [])) if key.method != "none" else "")
         if has_norms:
             normalised = arms.get(Arm("batchnorm", key.optimizer, "none"), [])
             cells.append(look.gain(runs, normalised) if key.norm != "batchnorm" else "")
-        paces = [pace(r) / reference[_computer(r)] for r in runs if _computer(r) in reference]
+        paces = [pace(r) / reference[_network(r)] for r in runs if _network(r) in reference]
         cells.append(exact(statistics.median(paces) if paces else None, ".2f"))
         rows.append(cells)
-    header = ["arm", "learning rate", "damping", "trials", look.unit, "against the bare optimizer (p)"]
+    header = ["arm", "learning rate", "damping", *["points"] * has_points, "trials", look.unit]
+    header += ["against the bare optimizer (p)"]
     header += ["against BatchNorm with the same (p)"] * has_norms + ["time per step"]
     return Table(header, rows, [drawn(key) for key in order])
 
 
 def _computer(result: Result) -> str:
     return str(result["environment"]["processor"])
+
+
+def _network(result: Result) -> tuple[Any, ...]:
+    return _computer(result), result["settings"].get("hidden")
 
 
 def compared_by(results: Iterable[Result]) -> dict[str, str]:

@@ -56,8 +56,13 @@ class Run:
         for name in positive:
             if (value := getattr(self, name)) is not None and not value > 0:
                 raise ValueError(f"{name} is {value}; it must be positive.")
-        if self.damping is not None and not METHODS[self.method].damped:
+        if self.damping is not None and not self.damped:
             raise ValueError(f"damping is {self.damping}, but method {self.method!r} has none.")
+
+    @property
+    def damped(self) -> bool:
+        """Whether there is a damping to choose."""
+        return METHODS[self.method].damped
 
     def make_method(self) -> Method:
         """The method, with this run's damping."""

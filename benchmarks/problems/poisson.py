@@ -80,7 +80,7 @@ class Solver(Problem):
         inner, sides = self.draw() if self.run.points == "drawn" else (self.inner, self.sides)
         count = optimizer.count_rows if self.run.rows == DERIVATIVES else None
         _, first, second = carried(model, inner, self.equation.weights, count)
-        residual = self.equation.residual(self.equation.solution(inner), first, second)
+        residual = self.equation.residual(self.equation.solution(inner), first[:, 0], second[:, 0])
         wrong = model(sides).squeeze(-1) - self.equation.solution(sides)
         return (residual.square().mean() + wrong.square().mean()) / 2
 

@@ -1,7 +1,8 @@
-"""Nonlinear differential equations: GaussNewton beside first-order optimizers, at equal processor time.
+"""Differential equations: GaussNewton beside first-order optimizers and its rivals, at equal processor time.
 
-Learning rate and damping of the others are the best of ten trials of a quarter of the length, on seed 0, which no table
-shows. GaussNewton has neither, and no trials.
+Every arm trains two networks, but random features. Its points, learning rate and damping are the best of ten trials of
+a quarter of the length, on seed 0, which no table shows: three choose among counts of points, the others begin there.
+An arm without learning rate and damping, as GaussNewton is, has the three alone.
 """
 
 import math
@@ -10,25 +11,34 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ..core.arms import Arm, Look, compete, first_trial, quartiles, sections, variants
+from ..core.arms import Arm, Look, first_trial, quartiles, sections, variants
 from ..core.runs import run_all
 from ..core.store import Store
 from ..core.study import Recipe, Sections, Study, Training
-from ..problems.equations import EQUATIONS, SOLVED, NonlinearRun
+from ..core.tune import Search, Tried, around, choose
+from ..problems.equations import EQUATIONS, SOLVED, EquationRun
 from ..train import DERIVATIVES, limit
 
-GAUSS_NEWTON = Arm("none", "gauss-newton", "none")
-#: Most valuable first.
-ARMS = [
-    GAUSS_NEWTON,
-    Arm("none", "soap", "none"),
-    Arm("none", "soap", "whitened", None, DERIVATIVES),
-    Arm("none", "muon", "none"),
-    Arm("none", "adam", "none"),
-]
-#: Of the three hidden layers → how many points inside GaussNewton draws.
-WIDTHS = {20: 600, 50: 300}
+#: Most valuable first; those of True keep the points that were drawn at first.
+ARMS = {
+    Arm("none", "gauss-newton", "none"): False,
+    Arm("none", "self-scaled-bfgs", "none"): True,
+    Arm("none", "soap", "none"): False,
+    Arm("none", "soap", "whitened", None, DERIVATIVES): False,
+    Arm("none", "spring", "none"): False,
+    Arm("none", "adam-lbfgs", "none"): True,
+    Arm("none", "muon", "none"): False,
+    Arm("none", "muon", "whitened", None, DERIVATIVES): False,
+    Arm("none", "adam", "none"): False,
+}
+RANDOM_FEATURES = Arm("none", "random-features", "none", hidden=1000)
+#: Of three hidden layers.
+WIDTHS = 20, 50
+#: Inside; among these the trials choose.
+COUNTS = 300, 600, 1200
 SECONDS = 60.0
+#: Damping that searches begin with.
+DAMPINGS = {"spring": 1e-4}
 _LOOK = Look(
     math.log10,
     quartiles,
@@ -36,64 +46,86 @@ _LOOK = Look(
     lambda difference: f"× {10**difference:.2g}",
     logarithmic=True,
     about="Relative L2 error over 9,000 points, median and quartiles over seeds, each with a network and points of its "
-    "own. Every step draws 300 points inside and 60 on the sides; GaussNewton on the network of width 20 draws 600 and "
-    "100. Xavier's initialisation, tanh, float64. Learning rate and damping are the best of an arm's trials of 15 "
-    "seconds; GaussNewton has none. Learning rates rise over 20 steps and fall to 0 by a cosine.",
+    "own; tanh, three hidden layers, Xavier's initialisation, float64. Points are drawn anew at every step, with a "
+    "sixth as many on the sides; once for LBFGS, self-scaled BFGS and random features. Points, learning rate and "
+    "damping are the best of an arm's trials of a quarter of the length. Learning rates rise over 20 steps and fall to "
+    "0 by a cosine; the learning rate of random features is the range of their slopes.",
 )
 
 
 def _named(settings: Mapping[str, Any]) -> tuple[str, str]:
     length = f"{settings['seconds']:g} seconds of one core" if "seconds" in settings else f"{settings['steps']} steps"
-    equation = {"burgers": "Burgers' travelling wave", "reaction": "The reaction equation, ρ = 5"}
-    width = settings["width"]
-    heading = f"{equation[settings['equation']]}, network 2-{width}-{width}-{width}-1, {length}"
-    return f"{settings['equation']}-{width}", heading
+    return settings["equation"], f"{EQUATIONS[settings['equation']].label}; {length}"
 
 
 def report(store: Store, name: str, folder: Path) -> Sections:
-    """A section for every equation and network."""
+    """A section for every equation."""
     return sections(store, name, folder, _LOOK, _named, lambda arm: True)
 
 
+def counts_first(first: EquationRun, trials: int) -> Search:
+    """A trial of every count of points, and the other trials around the best of them."""
+
+    def search(tried: Tried) -> list[Any]:
+        if not tried:
+            return [replace(first, inner=count) for count in COUNTS][:trials]
+        begun = list(tried)[: len(COUNTS)]
+        inner = min(begun, key=tried.__getitem__).inner
+        if first.lr is None or trials <= len(COUNTS):
+            return []
+        here = {run: loss for run, loss in tried.items() if run.inner == inner}
+        return list(around(replace(first, inner=inner), trials - len(COUNTS) + 1)(here))
+
+    return search
+
+
 @dataclass
-class NonlinearOptions(Training):
+class EquationOptions(Training):
     """Options of this study."""
 
     equation: str | None = None
-    """this one alone: burgers or reaction"""
+    """this one alone, such as burgers or poisson-5"""
     optimizer: str | None = None
-    """this one alone: gauss-newton, soap, muon or adam"""
+    """this one alone, such as gauss-newton or soap"""
     width: int | None = None
     """of the network, this one alone: 20 or 50"""
     trials: int = 10
-    """that choose an arm's learning rate and damping"""
+    """that choose an arm's points, learning rate and damping"""
     seeds: int = 5
     """how many; they begin at 1"""
     steps: int | None = None
     """in place of a minute"""
 
 
-def _run(options: NonlinearOptions, store: Store) -> None:
+def _arms(options: EquationOptions) -> list[tuple[Arm, bool]]:
+    """The arms of an equation, and whether their points stay."""
+    every = [(arm._replace(hidden=width), stays) for arm, stays in ARMS.items() for width in WIDTHS]
+    every.insert(4, (RANDOM_FEATURES, True))
+    wanted = {"optimizer": options.optimizer, "hidden": options.width}
+    return [(arm, stays) for arm, stays in every if all(v in (None, getattr(arm, name)) for name, v in wanted.items())]
+
+
+def _run(options: EquationOptions, store: Store) -> None:
     length = options.steps or SECONDS
     shown = [{"seed": seed, **limit(length)} for seed in range(1, options.seeds + 1)]
-    for equation in EQUATIONS:
-        for arm in ARMS:
-            for width, inner in WIDTHS.items():
-                wanted = (options.equation, equation), (options.optimizer, arm.optimizer), (options.width, width)
-                if any(asked not in (None, value) for asked, value in wanted):
-                    continue
-                like = NonlinearRun("", "none", equation=equation, width=width, **limit(length, 0.25))
-                if arm == GAUSS_NEWTON:
-                    own = replace(like, optimizer=arm.optimizer, inner=inner)
-                    run_all(variants(own, shown), SOLVED, store)
-                else:
-                    compete(first_trial(like, arm, damping=3.2e-3), options.trials, SOLVED, store, math.log, shown)
+    for equation in [name for name in EQUATIONS if options.equation in (None, name)]:
+        for arm, stays in _arms(options):
+            like = EquationRun("", "none", equation=equation, draws="once" if stays else "anew", **limit(length, 0.25))
+            first = first_trial(like, arm, damping=DAMPINGS.get(arm.optimizer, 3.2e-3))
+            is_network = arm != RANDOM_FEATURES
+            search = counts_first(first, options.trials) if is_network else _slopes(first, options.trials)
+            (best,) = choose([search], SOLVED, store, math.log)
+            run_all(variants(best, shown), SOLVED, store)
+
+
+def _slopes(first: EquationRun, trials: int) -> Search:
+    return around(replace(first, inner=2000), trials)
 
 
 STUDIES = {
     "equations": Study(
-        "nonlinear differential equations: Burgers' and reaction", _run, report, NonlinearOptions(),
-        makes=[Recipe(2.5)], smoke="--equation burgers --optimizer gauss-newton --width 20 --seeds 1 --steps 1",
+        "differential equations, nonlinear ones first, by a network", _run, report, EquationOptions(),
+        makes=[Recipe(26.0)], smoke="--equation burgers --optimizer gauss-newton --width 20 --seeds 1 --steps 1",
         page="docs/results/fields.md",
     )
 }  # fmt: skip

@@ -1,90 +1,191 @@
-"""Nonlinear equations: their solutions, their two forms of the loss, and the study."""
+"""Differential equations: their solutions, their two forms of the loss, rivals of GaussNewton, and the study."""
 
 import math
 from dataclasses import replace
 
 import pytest
 import torch
-from torch.func import vmap
+from torch.func import hessian, jacrev, vmap
 
 from adiv_optim import GaussNewton
 from benchmarks.__main__ import main
-from benchmarks.problems.equations import EQUATIONS, POINTS, NonlinearRun, Solver
+from benchmarks.optimizers import SPRING, AdamThenLBFGS, LeastSquares, SelfScaledBFGS
+from benchmarks.problems import equations
+from benchmarks.problems.equations import EQUATIONS, NONLINEAR, POINTS, EquationRun, Fields, Solver
+from benchmarks.studies.equations import COUNTS, counts_first
 from benchmarks.train import DERIVATIVES, Problem, train
 
-
-def by_autograd(equation, u, x):
-    """The residual of a function, by two reverse passes."""
-    x = x.clone().requires_grad_()
-    (first,) = torch.autograd.grad(u(x).sum(), x, create_graph=True)
-    second = sum(
-        weight * torch.autograd.grad(first[:, k].sum(), x, retain_graph=True, allow_unused=True)[0][:, k]
-        for k, weight in enumerate(equation.weights)
-    )
-    return equation.residual(u(x), first, second)
+EXACT = [name for name in EQUATIONS if name != "allen-cahn"]
 
 
-@pytest.mark.parametrize("name", EQUATIONS)
+def residual_of(name, solution, count=200):
+    """The residual of a function of points, by torch.func."""
+    equation, problem = EQUATIONS[name], Solver(EquationRun("", "none", equation=name))
+    x = problem.draw(count, torch.Generator().manual_seed(0))
+    second = vmap(hessian(solution))(x).diagonal(dim1=-2, dim2=-1) @ torch.tensor(equation.weights, dtype=torch.float64)
+    unknown = torch.tensor(equation.unknown or 0.0, dtype=torch.float64)
+    return equation.residual(Fields(x, solution(x), vmap(jacrev(solution))(x), second, unknown))
+
+
+@pytest.mark.parametrize("name", EXACT)
 def test_solution_has_no_residual(name):
-    equation, problem = EQUATIONS[name], Solver(NonlinearRun("", "none", equation=name))
-    x = problem.draw(200, torch.Generator().manual_seed(0))
-    assert by_autograd(equation, equation.solution, x).abs().max() < 1e-10
-    wrong = by_autograd(equation, lambda x: equation.solution(x) + 0.1 * x.prod(-1) ** 2, x)
-    assert wrong.abs().max() > 1e-2
+    solution = EQUATIONS[name].solution
+    assert residual_of(name, solution).abs().max() < 1e-10
+    assert residual_of(name, lambda x: solution(x) + 0.1 * x.prod(-1, keepdim=True) ** 2).abs().max() > 1e-2
 
 
-def test_initial_values_are_the_wave_and_the_gaussian():
-    x = torch.tensor([[math.pi, 0.0], [math.pi / 4, 0.0]], dtype=torch.float64)
-    assert EQUATIONS["reaction"].solution(x).tolist() == pytest.approx([1.0, math.exp(-4.5)], abs=1e-14)
-    x = torch.tensor([[0.3, 0.3], [1.0, 0.0]], dtype=torch.float64)
-    assert EQUATIONS["burgers"].solution(x).tolist() == pytest.approx([1.0, 1 - math.tanh(10)], abs=1e-14)
+def test_reference_of_allen_and_cahn_solves_the_equation_and_more_polynomials_do_not_change_it(monkeypatch):
+    x, t = torch.linspace(-0.99, 0.99, 41, dtype=torch.float64), torch.full((41,), 0.7, dtype=torch.float64)
+    u = lambda dx, dt: EQUATIONS["allen-cahn"].solution(torch.stack([x + dx, t + dt], -1))[..., 0]  # noqa: E731
+    h, k = 2e-4, 1e-4
+    slope, curvature = (u(0, k) - u(0, -k)) / (2 * k), (u(h, 0) - 2 * u(0, 0) + u(-h, 0)) / h**2
+    reaction = 5 * (u(0, 0) - u(0, 0) ** 3)
+    assert (slope - 1e-4 * curvature - reaction).abs().max() < 1e-3 * reaction.abs().max()
+    assert (slope - 2e-4 * curvature - reaction).abs().max() > 1e-2 * reaction.abs().max()
+    start = EQUATIONS["allen-cahn"].solution(torch.stack([x, 0 * t], -1))[..., 0]
+    assert torch.allclose(start, x**2 * (math.pi * x).cos(), atol=1e-4)
+    before = u(0, 0)
+    monkeypatch.setattr(equations, "MODES", 2048)
+    assert (u(0, 0) - before).abs().max() < 1e-7
 
 
-@pytest.mark.parametrize("inner", POINTS)
 @pytest.mark.parametrize("name", EQUATIONS)
-def test_loss_of_a_batch_is_that_of_the_terms(name, inner):
-    run = NonlinearRun("", "none", equation=name, inner=inner)
+def test_loss_of_a_batch_is_that_of_the_terms(name):
+    run = EquationRun("", "none", equation=name, hidden=9)
     batch, single = Solver(run), Solver(run)
     model = batch.model()
-    whole = batch.loss(model, None).item()
-    terms = single.terms()
-    assert [len(term[1]) for term in terms] == [inner, POINTS[inner]]
+    whole, terms = batch.loss(model, None).item(), single.terms()
+    assert len(terms[0][1]) == 300
+    assert sum(len(term[1]) for term in terms[1:]) == (200 if EQUATIONS[name].unknown else POINTS[300])
     parts = [vmap(lambda *sample, r=r: r(model, *sample))(*tensors).square().mean() / 2 for r, *tensors in terms]
     assert whole == pytest.approx(sum(parts).item(), rel=1e-12)
-    assert whole != pytest.approx(parts[0].item(), rel=1e-3)  # either term alone is another number
+    assert whole != pytest.approx(sum(parts[1:]).item(), rel=1e-6)
     assert GaussNewton(model).step(terms).item() == pytest.approx(whole, rel=1e-12)
 
 
 @pytest.mark.parametrize("name", EQUATIONS)
-def test_every_side_has_its_share_of_points_within_the_domain(name):
-    problem = Solver(NonlinearRun("", "none", equation=name))
-    (inner, sides), (low, high) = problem.points(), torch.tensor(problem.equation.domain, dtype=torch.float64).T
-    assert all(((low <= points) & (points <= high)).all() for points in (inner, sides))
-    for coordinate, value in problem.equation.sides:
-        assert (sides[:, coordinate] == value).sum() == 60 // len(problem.equation.sides)
-    assert not torch.equal(inner, problem.points()[0])
+def test_points_lie_in_the_domain_and_every_side_has_its_share(name):
+    problem = Solver(EquationRun("", "none", equation=name))
+    low, high = torch.tensor(problem.equation.domain, dtype=torch.float64).T
+    batch, again = problem.batch(), problem.batch()
+    for points in (batch.inside, batch.given, batch.flat):
+        assert ((low <= points) & (points <= high)).all()
+    assert not torch.equal(batch.inside, again.inside)
+    for coordinate, value, is_slope in problem.equation.sides:
+        points = batch.flat if is_slope else batch.given
+        assert (points[:, coordinate] == value).sum() >= 60 // len(problem.equation.sides)
+    once = Solver(EquationRun("", "none", equation=name, draws="once"))
+    assert once.batch() is once.batch()
 
 
-def test_gauss_newton_trains_without_a_rate_and_others_with_rows_of_derivatives():
-    run = NonlinearRun("", "none", optimizer="gauss-newton", width=8, steps=15)
+def test_observations_stay_and_have_one_percent_of_noise():
+    problem = Solver(EquationRun("", "none", equation="viscosity"))
+    first, second = problem.batch(), problem.batch()
+    assert first.given is second.given
+    exact = problem.equation.solution(first.given)
+    noise = (first.values - exact).square().mean().sqrt() / exact.square().mean().sqrt()
+    assert 0.008 < noise < 0.012
+    assert problem.error(problem.model()) == pytest.approx(9.0)  # 0.5 for 0.05
+
+
+def test_arms_of_every_kind_train():
+    run = EquationRun("", "none", optimizer="gauss-newton", hidden=8, steps=15)
     assert "lr" not in run.settings()
     solved = train(run, Solver(run)).error
     assert solved[-1] < 0.5 * solved[0]
-    whitened = NonlinearRun("", "whitened", damping=0.01, lr=0.01, width=8, steps=5)
+    whitened = EquationRun("", "whitened", damping=0.01, lr=0.01, hidden=8, steps=5)
     runs = [replace(whitened, rows=rows) for rows in (None, DERIVATIVES)]
     plain, counted = (train(run, Solver(run)).error for run in runs)
     assert plain[0] == counted[0]
     assert plain[-1] != counted[-1]
 
 
-def test_problem_without_terms_refuses_gauss_newton():
-    with pytest.raises(ValueError, match="has no terms, which GaussNewton needs"):
-        Problem.terms(Solver(NonlinearRun("", "none")))
+def quadratic(matrix, wanted):
+    """A model of few numbers, and terms and closure of |Ax − b|²/2n."""
+    model = torch.nn.Linear(matrix.shape[1], 1, bias=False).double()
+    torch.nn.init.zeros_(model.weight)
+
+    def closure():
+        model.zero_grad()
+        loss = (model(matrix)[:, 0] - wanted).square().mean() / 2
+        loss.backward()
+        return loss
+
+    return model, [(lambda model, row, value: model(row)[0] - value, matrix, wanted)], closure
+
+
+@pytest.fixture
+def system():
+    generator = torch.Generator().manual_seed(0)
+    matrix = torch.randn(30, 6, dtype=torch.float64, generator=generator) * torch.logspace(0, -1, 6).double()
+    solution = torch.randn(6, dtype=torch.float64, generator=generator)
+    return matrix, matrix @ solution, solution
+
+
+@pytest.mark.parametrize(
+    ("make", "steps", "takes_terms", "precision"),
+    [
+        (LeastSquares, 1, True, 1e-10),
+        (lambda model: SelfScaledBFGS(model.parameters()), 60, False, 1e-6),
+        (lambda model: AdamThenLBFGS(model.parameters(), 0.1, 5), 40, False, 1e-5),
+        (lambda model: SPRING(model, 0.5, 1e-8), 60, True, 1e-6),
+    ],
+    ids=["least squares", "self-scaled BFGS", "Adam, then LBFGS", "SPRING"],
+)
+def test_rivals_solve_a_least_squares_problem(system, make, steps, takes_terms, precision):
+    matrix, wanted, solution = system
+    model, terms, closure = quadratic(matrix, wanted)
+    optimizer = make(model)
+    for _ in range(steps):
+        optimizer.step(terms if takes_terms else closure)
+    assert (model.weight[0] - solution).abs().max() < precision * solution.abs().max()
+
+
+def test_self_scaled_bfgs_meets_the_secant_equation(system):
+    matrix, wanted, _ = system
+    model, _, closure = quadratic(matrix, wanted)
+    optimizer = SelfScaledBFGS(model.parameters())
+    for _ in range(4):
+        before = closure(), model.weight.detach().clone(), model.weight.grad.clone()
+        optimizer.step(closure)
+        closure()
+        s, y = model.weight.detach() - before[1], model.weight.grad - before[2]
+        assert torch.allclose(torch.from_numpy(optimizer.inverse) @ y[0], s[0], atol=1e-12)
+    assert not torch.allclose(torch.eye(6).double() @ y[0], s[0], atol=1e-3)
+
+
+def test_spring_without_momentum_is_the_damped_step(system):
+    matrix, wanted, _ = system
+    model, terms, _ = quadratic(matrix, wanted)
+    SPRING(model, 1.0, 0.1, momentum=0.0).step(terms)
+    scaled = matrix / 30**0.5
+    step = torch.linalg.solve(scaled.T @ scaled + 0.1 * torch.eye(6).double(), scaled.T @ wanted / 30**0.5)
+    assert torch.allclose(model.weight[0], step, atol=1e-12)
+
+
+def test_trials_begin_with_counts_of_points_and_go_on_around_the_best():
+    first = EquationRun("", "none", lr=0.1)
+    begun = counts_first(first, 6)({})
+    assert [run.inner for run in begun] == [*COUNTS]
+    losses = dict(zip(begun, (2.0, 1.0, 3.0), strict=True))
+    more = counts_first(first, 6)(losses)
+    assert {run.inner for run in more} == {600}
+    assert [run.lr for run in more] == [0.032, 0.32]
+    assert counts_first(replace(first, lr=None), 6)({replace(run, lr=None): v for run, v in losses.items()}) == []
+
+
+def test_problem_without_terms_refuses_optimizers_that_take_them():
+    with pytest.raises(ValueError, match="has no terms, which this optimizer takes"):
+        Problem.terms(Solver(EquationRun("", "none")))
+
+
+def test_nonlinear_equations_come_first():
+    assert NONLINEAR == ["burgers", "reaction", "allen-cahn", "korteweg-de-vries", "kovasznay", "viscosity"]
 
 
 def test_study_is_reported(tmp_path, capsys):
     command = ["equations", "--trials", "1", "--steps", "1", "--seeds", "2", "--equation", "burgers", "--width", "20"]
     assert main([*command, "--threads", "1", "--out", str(tmp_path)]) == 0
     printed = capsys.readouterr().out
-    assert "Burgers' travelling wave, network 2-20-20-20-1, 1 steps" in printed
-    assert all(f"| {arm} |" in printed for arm in ("GaussNewton", "SOAP", "Muon", "Adam"))
+    assert "a travelling front; 1 steps" in printed
+    assert all(f"| {arm}, width 20 |" in printed for arm in ("GaussNewton", "SOAP", "Muon", "Adam"))

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from benchmarks.optimizers import DECAY, MAC
+from benchmarks.methods import DECAY, MAC
 
 
 def rows_of(layer, x):

@@ -12,18 +12,17 @@ from benchmarks.catalogue import STUDIES
 from benchmarks.core.store import environment, public_name
 from benchmarks.grids import expand
 from benchmarks.methods import METHODS
-from benchmarks.problems.equations import NonlinearRun
+from benchmarks.problems import equations, poisson
 from benchmarks.problems.images import ImageRun
 from benchmarks.problems.language import TextRun
 from benchmarks.problems.pictures import CoordinateRun
-from benchmarks.problems.poisson import EquationRun
 from benchmarks.problems.regression import TableRun
 
 from .conftest import STORES
 
 FIELDS = {
-    "fourier": CoordinateRun, "coordinates": CoordinateRun, "poisson": EquationRun, "tabular": TableRun,
-    "equations": NonlinearRun,
+    "fourier": CoordinateRun, "coordinates": CoordinateRun, "poisson": poisson.EquationRun, "tabular": TableRun,
+    "equations": equations.EquationRun,
 }  # fmt: skip
 RUN = ImageRun("digits", "none", "tanh")
 TEXT = TextRun("python-reference", "adamw", "layernorm", 1e-2)

@@ -10,6 +10,7 @@ from torch import nn
 
 from adiv_optim import GradientOnly, Preconditioned, Proportional, attach, coverage
 from adiv_optim.diagnostics import divergence
+from tests.helpers.remembered import rows_counted
 
 EXACT = 1e-9  # float64; Δθ is a difference of parameters of order one at a rate of 1e-2
 
@@ -142,12 +143,17 @@ def test_attached_correction_is_not_noted_as_run():
 def test_micro_batches_under_way_are_no_part_of_the_step():
     model, (x, y) = nn.Sequential(nn.Linear(6, 3)), batch()
     optimizer = Preconditioned(torch.optim.SGD(model.parameters(), lr=0.1), model, every=1)
+    undisturbed, twin = copy.deepcopy((model, optimizer))
     before = divergence(model, F.cross_entropy, x, y, optimizer=optimizer).layers["0"]
-    model(100 * torch.randn(4, 6)).sum().backward()
-    pending = [block.clone() for block in optimizer.method.layers[0].pending]
+    rows = 100 * torch.randn(4, 6)
+    for each in (model, undisturbed):
+        each(rows).sum().backward()
     after = divergence(model, F.cross_entropy, x, y, optimizer=optimizer).layers["0"]
     torch.testing.assert_close(after.projection, before.projection, rtol=0, atol=0)
-    assert same(optimizer.method.layers[0].pending, pending)
+    optimizer.step()
+    twin.step()
+    assert rows_counted(optimizer) == {"0.weight": 4}
+    assert same(list(model.parameters()), list(undisturbed.parameters()))
 
 
 def test_graph_of_the_caller_survives():

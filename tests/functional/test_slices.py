@@ -11,7 +11,7 @@ from adiv_optim.functional import patches, shared
 from adiv_optim.functional.linears import gram_of
 from adiv_optim.layers import AffineLikeLinear
 from tests.helpers.cases import gradients, relative_error
-from tests.helpers.inputs import mean_of
+from tests.helpers.remembered import covariance_of, rows_counted
 
 EXACT = 1e-10  # float64
 
@@ -82,35 +82,33 @@ def test_gram_matrices_of_patches_add_up(monkeypatch):
 
 
 def test_covariance_of_patches_adds_up(monkeypatch):
-    def pending():
-        optimizer = Whitened(torch.optim.SGD(one.parameters(), lr=0.1), one, every=1)
+    def covariance():
+        optimizer = Whitened(torch.optim.SGD(one.parameters(), lr=0.1), one, every=1, graft_norm=False)
         one(x).sum().backward()
-        (measured,) = optimizer.method.layers
-        assert measured.pending_rows == SAMPLES * 5
-        return {"pending": measured.pending[0]}
+        optimizer.step()
+        assert rows_counted(optimizer) == {"weight": SAMPLES * 5}
+        return {"A": covariance_of(optimizer, one)}
 
     one, x = layer(), input()
-    whole = pending()
+    whole = covariance()
     in_slices_of_patches(monkeypatch, x)
-    agree(pending(), whole)
+    agree(covariance(), whole)
 
 
 @pytest.mark.parametrize("groups", [1, 2])
 def test_strips_of_a_covariance_make_the_whole(monkeypatch, groups):
     monkeypatch.setattr(strips, "STRIP", 4)
     one, x = nn.Conv1d(11 * groups, 2 * groups, 1, groups=groups), torch.randn(3, 11 * groups, 5)
-    optimizer = Whitened(torch.optim.SGD(one.parameters(), lr=0.1), one, every=1)
+    assert strips.strips_of(12) == [(0, 4), (4, 8), (8, 12)]
+    optimizer = Whitened(torch.optim.SGD(one.parameters(), lr=0.1), one, every=1, graft_norm=False)
     one(x).sum().backward()
     optimizer.step()
-    (layer,) = optimizer.method.layers
-    assert [strip.shape[1:] for strip in layer.memory] == [(4, 12), (4, 8), (4, 4)]
     rows = x.unflatten(1, (groups, 11)).movedim(1, 0).movedim(2, 3).reshape(groups, 15, 11)
     rows = torch.cat([rows, torch.ones(groups, 15, 1)], -1)
     wanted = rows.mT @ rows / 15
-    agree({"A": mean_of(layer)[0].expand_as(wanted)}, {"A": wanted})
-    torch.testing.assert_close(
-        layer.moments.average(layer.memory, layer.rows).expand(groups), wanted.diagonal(dim1=1, dim2=2).mean(1)
-    )
+    agree({"A": covariance_of(optimizer, one).expand_as(wanted)}, {"A": wanted})
+    level = wanted.diagonal(dim1=1, dim2=2).mean()
+    assert optimizer.metrics()["Whitened/weight/input_rms"] == pytest.approx(level.sqrt().item())
 
 
 def measured(one, x, g, **options):

@@ -12,7 +12,7 @@ from torch.func import functional_call, grad
 from torch.utils.checkpoint import checkpoint
 
 from adiv_optim import Whitened
-from tests.helpers.inputs import counted
+from tests.helpers.cases import relative_error
 from tests.helpers.loops import (
     DIFFERENT,
     EXACT,
@@ -25,6 +25,7 @@ from tests.helpers.loops import (
     train,
     weights,
 )
+from tests.helpers.remembered import covariance_of, remembered, rows_counted
 from tests.helpers.steps import network
 from tests.wrappers import WRAPPERS
 
@@ -162,7 +163,9 @@ def test_the_model_is_one_graph_and_steps_are_those_of_eager_mode(name):
     """One graph for steps that measure, one for others, each with and without gradients and for two batch sizes."""
     (model, optimizer), (plain, reference) = trained(name, whole(dynamic=False)), trained(name)
     assert deviation(weights(model), weights(plain)) <= EXACT
-    assert [each.rows for each in optimizer.method.layers] == [each.rows for each in reference.method.layers]
+    assert [entries.get("rows") for entries in remembered(optimizer).values()] == [
+        entries.get("rows") for entries in remembered(reference).values()
+    ]
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 5
     assert not torch._dynamo.utils.counters["graph_break"]
 
@@ -203,20 +206,29 @@ def test_a_tensor_that_is_written_to_between_two_layers_is_another_one():
             x.mul_(2)
             return found + self.k(x) + self.v(x)
 
-    def pending(compiled: Callable[[nn.Module], Any]) -> list[Tensor]:
+    def covariances(compiled: Callable[[nn.Module], Any]) -> list[Tensor]:
         model = Writes().requires_grad_(True)
-        optimizer = Whitened(torch.optim.SGD(model.parameters(), lr=0.1), model)
+        optimizer = Whitened(torch.optim.SGD(model.parameters(), lr=0.1), model, graft_norm=False)
         model.q.requires_grad_(False)  # nothing needs x as it was
         compiled(model)(torch.arange(12.0).view(3, 4)).sum().backward()
-        _, *layers = optimizer.method.layers
-        return [(each.unwatched.sums if each.unwatched else each.pending)[0] for each in layers]
+        optimizer.step()
+        return [covariance_of(optimizer, layer) for layer in (model.k, model.v)]
 
-    assert all(map(torch.equal, pending(whole()), pending(eager)))
+    for found, wanted in zip(covariances(whole()), covariances(eager), strict=True):
+        assert relative_error(found, wanted) <= EXACT
 
 
 def small() -> tuple[nn.Module, Any, Tensor]:
     model = network(4, 4, 2)
     return model, Whitened(torch.optim.SGD(model.parameters(), lr=0.1), model), torch.randn(3, 4)
+
+
+def rows_of_a_step(model: nn.Module, optimizer: Any) -> list[float]:
+    """How many rows of each layer count in a step that is taken now."""
+    for p in model.parameters():
+        p.grad = torch.ones_like(p)
+    optimizer.step()
+    return [*rows_counted(optimizer).values()]
 
 
 def test_copies_count_for_themselves():
@@ -225,8 +237,8 @@ def test_copies_count_for_themselves():
     twin, copied = copy.deepcopy((model, optimizer))
     whole()(twin)(x)
     whole()(copy.deepcopy(model))(x)  # a copy without the optimizer counts nothing
-    assert [counted(each) for each in optimizer.method.layers] == [3, 3]
-    assert [counted(each) for each in copied.method.layers] == [6, 6]
+    assert rows_of_a_step(model, optimizer) == [3, 3]
+    assert rows_of_a_step(twin, copied) == [6, 6]
 
 
 def test_inference_mode_counts_nothing_though_gradients_are_enabled():
@@ -234,17 +246,22 @@ def test_inference_mode_counts_nothing_though_gradients_are_enabled():
     compiled = whole()(model)
     with torch.inference_mode(), torch.enable_grad():
         compiled(x)
-    assert not any(each.called for each in optimizer.method.layers)
     compiled(x)
-    assert [counted(each) for each in optimizer.method.layers] == [3, 3]
+    assert rows_of_a_step(model, optimizer) == [3, 3]
 
 
+@pytest.mark.filterwarnings("ignore:Whitened takes plain steps. no layer has seen a row")
 def test_a_layer_that_is_called_between_measurements_alone_is_known_to_be_called():
-    model, optimizer, x = small()
-    for each in optimizer.method.layers:
-        each.armed = False
-    whole()(model)(x)
-    assert [(each.called, counted(each)) for each in optimizer.method.layers] == [(True, 0)] * 2
+    """Else a layer with gradients that measurements see no row of is told to be called by nobody."""
+    model = network(4, 4, 2)
+    optimizer, x = Whitened(torch.optim.SGD(model.parameters(), lr=0.1), model, every=4), torch.randn(3, 4)
+    found = []
+    for measures in (True, True, True, False, False, False, True):  # as steps of every=4 do
+        if not measures:
+            whole()(model)(x)
+        found.append(rows_of_a_step(model, optimizer))
+    assert found == [[0, 0]] * 7
+    assert set(optimizer.coverage().never_seen) == {"0.weight", "0.bias", "2.weight", "2.bias"}
 
 
 @pytest.mark.filterwarnings("ignore")  # of the break
@@ -258,7 +275,7 @@ def test_a_transform_breaks_the_graph_and_its_rows_count(training):
         return grad(lambda given: functional_call(model, given, (x,)).sum())(parameters)
 
     gradients(dict(model.named_parameters()))
-    assert {counted(each) for each in optimizer.method.layers} == {len(x)}
+    assert rows_of_a_step(model, optimizer) == [len(x)] * 2
 
 
 @pytest.mark.filterwarnings("ignore")  # of torch.export's own affairs
@@ -268,7 +285,7 @@ def test_an_exported_model_does_not_count(strict):
     exported = torch.export.export(model, (x,), strict=strict)
     exported.module()(x)
     assert "count" not in str(exported.graph)
-    assert not any(counted(each) for each in optimizer.method.layers)
+    assert rows_of_a_step(model, optimizer) == [0, 0]
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
@@ -276,4 +293,4 @@ def test_a_jit_trace_counts_nothing():
     """TensorBoard's add_graph traces, too; the number of rows became a tensor, and the checkpoint was refused."""
     model, optimizer, x = small()
     torch.jit.trace(model, x)
-    assert not counted(optimizer.method.layers[0])
+    assert rows_of_a_step(model, optimizer) == [0, 0]

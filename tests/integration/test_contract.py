@@ -17,7 +17,6 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils import _pytree as pytree
 
-from adiv_optim.optim.wrapper import WAITING
 from tests.fuzz.compare import drawn, path_deviation, wrapped
 from tests.helpers import checkpoints, torch_database
 from tests.helpers.checkpoints import forgotten
@@ -249,7 +248,7 @@ def test_checkpoints_go_to_the_bare_optimizer_and_back(name):
     assert bool(told) == bool(forgotten(optimizer.state_dict())["state"] and name in REMEMBERING)
     for one, other in ((optimizer, again), (optimizer.inner, forgetful.inner)):
         # A bare optimizer drops what is remembered of parameters that have not trained yet.
-        parts = [{**each.state_dict(), WAITING: {}} for each in (one, other)]
+        parts = [{**each.state_dict(), "adiv_optim.waiting": {}} for each in (one, other)]
         saved, found = map(pytree.tree_leaves, parts)
         for a, b in zip(saved, found, strict=True):
             assert torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
@@ -317,8 +316,8 @@ def test_exception_half_way_restores_gradients_and_the_weights_that_are_mapped(n
     for case in of_random_networks(name):
         optimizer, steps = case.start(name)
         before = train(optimizer, steps, range(1))
-        transforms = optimizer.method.transforms() if name in MAPPING else ()
-        mapped = {id(p) for transform in transforms for p in transform.parameters}
+        names = optimizer.coverage().treated if name in MAPPING else ()
+        mapped = {id(optimizer.model.get_parameter(each)) for each in names}
         gradients, stepped = list[Any](), list[Any]()
 
         def fail(*_: Any, optimizer: Any = optimizer, to: list[Any] = stepped) -> None:

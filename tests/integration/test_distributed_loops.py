@@ -26,6 +26,7 @@ from tests.helpers.loops import (
     weights,
 )
 from tests.helpers.processes import needs_distributed, on_two_processes
+from tests.helpers.remembered import remembered
 
 pytestmark = [needs_distributed, pytest.mark.usefixtures("in_float64")]
 
@@ -70,7 +71,7 @@ def experts(rank: int) -> list[Tensor]:
     for p in model.parameters():  # as a reduction of gradients would leave them
         p.grad = torch.ones_like(p)
     optimizer.step()
-    return [layer.memory[0][0] for layer in optimizer.method.layers]
+    return [entries["0"][0] for entries in remembered(optimizer).values() if "0" in entries]
 
 
 def rows_of(rank: int) -> Tensor:

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 
-from adiv_optim.optim.wrapper import OURS
 from tests.helpers.covering import paired
 from tests.helpers.processes import needs_distributed
 from tests.helpers.resumable import Death, train
@@ -81,7 +80,7 @@ def test_checkpoint_without_the_wrappers_memory_resumes_to_other_weights(wrapper
     whole = uninterrupted(wrapper)
     state = whole["checkpoint"]
     for key, entries in state["optimizer"]["state"].items():
-        own = {name: value for name, value in entries.items() if not name.startswith(OURS)}
+        own = {name: value for name, value in entries.items() if not name.startswith("adiv_optim.")}
         state["optimizer"]["state"][key] = own
     torch.save(state, tmp_path / "checkpoint.pt")
     assert run((tmp_path, wrapper, Death())) == [0]

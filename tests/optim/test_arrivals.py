@@ -1,7 +1,6 @@
 """Rows count when a backward pass has gone by their call to the weight and step() follows, and only then."""
 
 import gc
-import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -13,9 +12,8 @@ from torch.func import functional_call
 from torch.utils.checkpoint import checkpoint
 
 from adiv_optim import InputScaled, Preconditioned, Whitened
-from adiv_optim.optim.arrivals import Reading
 from tests.helpers.cases import relative_error
-from tests.helpers.inputs import counted, mean_of, rms_of
+from tests.helpers.remembered import covariance_of, memory, rows_counted
 from tests.helpers.steps import each_by_inputs, inputs, network, same, sgd
 
 pytestmark = pytest.mark.usefixtures("in_float64")
@@ -184,18 +182,24 @@ PASSES: dict[Callable[..., Any], tuple[int, int]] = {
 }
 
 
+def step(model: nn.Module, optimizer: Any) -> None:
+    """Step with gradients, from wherever those come that no backward pass has brought."""
+    for p in model.parameters():
+        p.grad = torch.ones_like(p) if p.grad is None else p.grad
+    optimizer.step()
+
+
 @pytest.mark.parametrize("passes", PASSES, ids=lambda passes: passes.__name__)
 def test_rows_count_where_the_model(passes):
     model = network()
     model[1] = nn.Tanh()
-    optimizer = Whitened(sgd(model), model)
+    optimizer = Whitened(sgd(model), model, graft_norm=False)
     kept = passes(model, optimizer)
-    rows = tuple(map(counted, optimizer.method.layers))
-    assert rows == PASSES[passes]
+    step(model, optimizer)
+    assert tuple(rows_counted(optimizer).values()) == PASSES[passes]
     if PASSES[passes] == (8, 8):
-        optimizer.step()
         x = torch.cat([inputs(0), torch.ones(8, 1)], 1)
-        assert relative_error(mean_of(optimizer.method.layers[0])[0], x.T @ x / 8) <= 1e-12
+        assert relative_error(covariance_of(optimizer, model[0]), x.T @ x / 8) <= 1e-12
     del kept
 
 
@@ -212,7 +216,7 @@ def test_an_evaluation_before_the_step_changes_nothing(wrapper):
             value.backward()
             kept += [loss(model, 11), is_evaluated_with_derivatives(model, optimizer)] if evaluated else []
             optimizer.step()
-        found.append([*model.parameters(), *(tensor for each in optimizer.method.layers for tensor in each.memory)])
+        found.append([*model.parameters(), *memory(optimizer)])
     assert same(*found)
 
 
@@ -222,7 +226,7 @@ def test_a_step_without_a_gradient_counts_nothing():
     loss(model).backward()
     model.zero_grad()
     optimizer.step()
-    assert [layer.rows for layer in optimizer.method.layers] == [0, 0]
+    assert rows_counted(optimizer) == {"0.weight": 0, "2.weight": 0}
 
 
 def test_either_of_two_outputs_brings_the_rows():
@@ -230,18 +234,21 @@ def test_either_of_two_outputs_brings_the_rows():
     optimizer = Whitened(sgd(layer), layer)
     layer(inputs(0))[1].sum().backward()
     sum(output.sum() for output in layer(inputs(1))).backward()
-    assert counted(optimizer.method.layers[0]) == 16
+    optimizer.step()
+    assert rows_counted(optimizer) == {"weight": 16}
 
 
 def test_rows_of_other_eigenvectors_are_left_out():
     """A graph that outlives a measurement has products with the eigenvectors of before."""
     layer = nn.Linear(6, 3)
-    optimizer = Whitened(sgd(layer), layer, rank=2, every=1)
+    optimizer = Whitened(sgd(layer), layer, rank=2, every=1, decay=0.0)
     kept = layer(inputs(1, features=6)).sum()
     layer(inputs(0, features=6)).sum().backward()
     optimizer.step()
     kept.backward()
-    assert counted(optimizer.method.layers[0]) == 0
+    layer(inputs(0, 5, features=6)).sum().backward()
+    optimizer.step()
+    assert rows_counted(optimizer) == {"weight": 5}
 
 
 @each_by_inputs
@@ -261,7 +268,7 @@ def test_a_batch_of_nan_that_is_skipped_leaves_no_trace(wrapper):
             optimizer.zero_grad()
             model(x).square().sum().backward()
             optimizer.step()
-        found.append([*model.parameters(), *(tensor for each in optimizer.method.layers for tensor in each.memory)])
+        found.append([*model.parameters(), *memory(optimizer)])
     assert same(*found)
 
 
@@ -286,7 +293,7 @@ def test_a_tensor_that_is_written_to_unnoticed_is_read_again(write):
     model["k"](x).sum().backward()
     model["q"].weight.grad = torch.ones(3, 4)
     optimizer.step()
-    assert relative_error(rms_of(optimizer.method.layers[1])[0], x.square().mean().sqrt()) <= 1e-12
+    assert optimizer.metrics()["InputScaled/k.weight/input_rms"] == pytest.approx(x.square().mean().sqrt().item())
 
 
 @pytest.mark.parametrize("made", [lambda x: x, lambda x: x * nn.Parameter(torch.ones(4))], ids=["data", "activation"])
@@ -294,26 +301,36 @@ def test_one_tensor_is_summed_once(made):
     model, optimizer = two_layers()
     x = made(inputs(0))
     (model["q"](x) + model["k"](x)).sum().backward()
-    q, k = optimizer.method.layers
-    assert q.pending is k.pending
+    optimizer.step()
+    assert optimizer.coverage().treated["k.weight"].endswith(", one average with q.weight")
+
+
+def covariances() -> int:
+    """How many tensors there are of the shape that A of seven features and the bias has."""
+    return sum(type(each) is Tensor and each.shape[-2:] == (8, 8) for each in gc.get_objects())
 
 
 @pytest.mark.parametrize("backward", [True, False])
 def test_sums_go_with_the_last_who_may_need_them(backward):
     """After a backward pass without its graph they do, though the loss is kept; else with the loss."""
-    layer = nn.Linear(4, 3)
-    optimizer = Preconditioned(sgd(layer), layer)
+    layer = nn.Linear(7, 3)
+    optimizer = Preconditioned(sgd(layer), layer, every=1000)
+    for seed in range(3):  # and another step: the next one measures
+        layer(inputs(seed, features=7)).sum().backward()
+        optimizer.step()
+    optimizer.step()
     gc.collect()
+    before = covariances()
     gc.disable()  # no circle keeps them
     try:
-        value = loss(layer)
-        (reading,) = [weakref.ref(each) for each in gc.get_objects() if isinstance(each, Reading)]
+        value = layer(inputs(3, features=7)).sum()
+        assert covariances() > before
         if backward:
             value.backward()
+            optimizer.step()
         else:
             del value
-        assert reading() is None
-        assert counted(optimizer.method.layers[0]) == 8 * backward
+        assert covariances() == before
     finally:
         gc.enable()
 
@@ -327,7 +344,8 @@ def test_a_pass_that_runs_out_of_memory_in_its_backward_counts_once():
         model[2](output).sum().backward()
     model.zero_grad()
     loss(model).backward()
-    assert [counted(layer) for layer in optimizer.method.layers] == [8, 8]
+    optimizer.step()
+    assert rows_counted(optimizer) == {"0.weight": 8, "2.weight": 8}
 
 
 def planted(gradient: Tensor) -> Tensor:
@@ -339,5 +357,6 @@ def test_convolutions_wait_as_well():
     optimizer = Whitened(sgd(layer), layer)
     kept = layer(torch.randn(2, 2, 5))
     F.relu(layer(torch.randn(2, 2, 5)), inplace=True).sum().backward()
-    assert counted(optimizer.method.layers[0]) == 6
+    optimizer.step()
+    assert rows_counted(optimizer) == {"weight": 6}
     del kept

@@ -14,7 +14,6 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, OneCycleLR
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from adiv_optim import ChainedOptimizer, Whitened
-from adiv_optim.optim.snapshot import Decay, decay_factors
 from tests.helpers.cases import relative_error
 from tests.helpers.revive import through_a_file
 from tests.helpers.steps import network, same, weights
@@ -76,10 +75,14 @@ def test_every_wrapper_takes_the_steps_of_one_optimizer(wrap: Wrapper):
     assert shares[0] == shares[1] > 0.8
 
 
-def test_decay_is_known_of_each_part():
+def test_weights_decay_as_their_part_of_the_chain_lets_them():
     model = network(*SIZES)
-    kept = decay_factors(ChainedOptimizer(pair(model)))
-    assert kept == {id(p): Decay(1.0 if p is model[2].weight else 1 - 0.01 * 0.1) for p in model.parameters()}
+    optimizer, before = Whitened(ChainedOptimizer(pair(model)), model), weights(model)
+    backward(model, scale=0.0)
+    optimizer.step()
+    for p, old in zip(model.parameters(), before, strict=True):
+        factor = 1.0 if p is model[2].weight else 1 - 0.01 * 0.1
+        torch.testing.assert_close(p.detach(), factor * old, rtol=1e-12, atol=0)
 
 
 def test_hooks_of_a_part_see_the_weights_of_the_step():

@@ -7,7 +7,7 @@ from torch import nn
 from adiv_optim import Whitened
 from adiv_optim.attach.rows import patches_of
 from tests.helpers.cases import relative_error
-from tests.helpers.inputs import counted, mean_of
+from tests.helpers.remembered import covariance_of, rows_counted
 
 pytestmark = pytest.mark.usefixtures("in_float64")
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.usefixtures("in_float64")
 @pytest.mark.parametrize("counted", ["q", "k"])
 def test_one_of_two_layers_that_share_a_covariance_leaves_it(counted):
     model, x, d = nn.ModuleDict({"q": nn.Linear(4, 3), "k": nn.Linear(4, 3)}), torch.randn(6, 4), torch.randn(5, 4)
-    opt = Whitened(torch.optim.SGD(model.parameters(), lr=0.1), model, every=1, decay=0)
+    opt = Whitened(torch.optim.SGD(model.parameters(), lr=0.1), model, every=1, decay=0, graft_norm=False)
     for by_hand in (False, True, True):
         opt.zero_grad()
         loss = (model["q"](x) + model["k"](x)).square().sum()
@@ -24,25 +24,23 @@ def test_one_of_two_layers_that_share_a_covariance_leaves_it(counted):
         loss.backward()
         opt.step()
     ones, derivatives = torch.cat([x, torch.ones(6, 1)], 1), torch.cat([d, torch.zeros(5, 1)], 1)
-    for layer in opt.method.layers:
-        rows = torch.cat([ones, derivatives]) if layer.name == f"{counted}.weight" else ones
-        assert relative_error(mean_of(layer)[0], rows.T @ rows / len(rows)) <= 1e-12
+    for name, layer in model.items():
+        rows = torch.cat([ones, derivatives]) if name == counted else ones
+        assert relative_error(covariance_of(opt, layer), rows.T @ rows / len(rows)) <= 1e-12
 
 
 def test_only_steps_that_measure_count():
     layer, x, d = nn.Linear(2, 1), torch.randn(6, 2), torch.randn(5, 2)
-    opt = Whitened(torch.optim.SGD(layer.parameters(), lr=0.1), layer, every=1000)
-    for _ in range(4):
-        opt.count_rows(layer, d)
+    opt = Whitened(torch.optim.SGD(layer.parameters(), lr=0.1), layer, every=1000, decay=0)
+    rows = []
+    for step in range(9):
+        opt.zero_grad()
+        if step != 4:  # one of the steps that measure: 0, 1, 2, 4 and 8
+            opt.count_rows(layer, d)
         layer(x).sum().backward()
         opt.step()
-    assert opt.method.steps == 4
-    opt.count_rows(layer, d)  # the next one measures
-    assert counted(opt.method.layers[0]) == 5
-    layer(x).sum().backward()
-    opt.step()
-    opt.count_rows(layer, d)
-    assert counted(opt.method.layers[0]) == 0
+        rows.append(rows_counted(opt)["weight"])
+    assert rows == [11, 11, 11, 11, 6, 6, 6, 6, 11]
 
 
 def test_a_layer_that_is_not_measured_is_refused_by_name():

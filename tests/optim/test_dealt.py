@@ -1,6 +1,8 @@
 """Covariances are factorised by one process each, for all."""
 
-from collections.abc import Callable
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -8,9 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from adiv_optim import Preconditioned, Whitened
-from adiv_optim._linalg.roots import NoRootError, Whole
-from adiv_optim.optim import second_moments
-from adiv_optim.optim.covariance_method import deal
 from tests.helpers.cases import relative_error
 from tests.helpers.processes import needs_distributed, on_processes
 
@@ -23,6 +22,14 @@ WRAPPERS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "whitened-blocks": (Whitened, {"max_dim": 4}),
     "whitened-rank": (Whitened, {"rank": 2}),
     "preconditioned": (Preconditioned, {}),
+}
+
+#: The sizes of what two processes factorise: the dearest go first, each to the one with the least to do.
+DEALT = {
+    "whitened": [[10], [6, 6, 4, 5]],
+    "whitened-blocks": [[3, 3, 4, 3, 3], [3, 3, 4, 2, 3]],
+    "whitened-rank": [[2] * 15] * 2,  # each process follows all eigenvectors, by two factors and a root of each layer
+    "preconditioned": [[10], [6, 6, 4, 5]],
 }
 
 
@@ -43,65 +50,84 @@ def step(optimizer: Any, part: slice) -> None:
     sum(losses).backward()
 
 
-def factors(optimizer: Any) -> list[Tensor]:
-    method = optimizer.method
-    every = (factor for layer in method.layers for factor in method.measured[layer.name])
-    return [factor.matrix for factor in every if isinstance(factor, Whole)]
+@contextmanager
+def factorising(change: Callable[[Tensor, Any], Any]) -> Iterator[list[int]]:
+    """Let `change` have the matrices that LAPACK factorises, and what it makes of them; yields their sizes."""
+    sizes, real = list[int](), {name: getattr(torch.linalg, name) for name in ("eigh", "cholesky_ex")}
+
+    def noted(factorise: Callable[[Tensor], Any]) -> Callable[[Tensor], Any]:
+        def call(matrix: Tensor) -> Any:
+            sizes.append(matrix.shape[-1])
+            return change(matrix, factorise(matrix))
+
+        return call
+
+    for name, factorise in real.items():
+        setattr(torch.linalg, name, noted(factorise))
+    try:
+        yield sizes
+    finally:
+        for name, factorise in real.items():
+            setattr(torch.linalg, name, factorise)
+
+
+def reduced(optimizer: Any) -> None:
+    """Step on gradients that are added up over processes."""
+    for p in optimizer.model.parameters():
+        torch.distributed.all_reduce(p.grad)
+    optimizer.step()
 
 
 def on_each(rank: int, count: int) -> dict[str, Any]:
-    """By wrapper the layers that this process measured, and the weights."""
+    """By wrapper the sizes that this process factorised, and weights after a step and after one of a resumed run."""
     found = {}
     for name in WRAPPERS:
-        optimizer, measured = optimizer_of(name), []
-        measure = optimizer.method.measure
-        optimizer.method.measure = lambda layer, measure=measure, to=measured: to.append(layer.name) or measure(layer)
-        step(optimizer, slice(rank, None, count))
-        for p in optimizer.model.parameters():
-            torch.distributed.all_reduce(p.grad)
-        optimizer.step()
-        found[name] = list(measured), optimizer.model.state_dict()
-        received = factors(optimizer)
+        optimizer = optimizer_of(name)
+        with factorising(lambda matrix, factors: factors) as sizes:
+            step(optimizer, slice(rank, None, count))
+            reduced(optimizer)
+        first = copy.deepcopy(optimizer.model.state_dict())
+        twin = copy.deepcopy(optimizer)
         optimizer.load_state_dict(optimizer.state_dict())  # each process then factorises all
-        # The same bits in the same layout: of another one products round otherwise.
-        pairs = list(zip(received, factors(optimizer), strict=True))
-        assert all(torch.equal(one, two) and one.stride() == two.stride() for one, two in pairs)
-        assert len(pairs) >= 5 or name == "whitened-rank"  # which follows its eigenvectors on every process
+        for each in (optimizer, twin):
+            for p in each.model.parameters():
+                p.grad = torch.ones_like(p)
+            each.step()  # no rows: what was measured stays
+        resumed = zip(optimizer.model.parameters(), twin.model.parameters(), strict=True)
+        # The same bits: factors in another layout would make products that round otherwise.
+        assert all(torch.equal(*pair) for pair in resumed), name
+        found[name] = sizes, first
     found["signs"] = of_other_signs(rank, count)
     optimizer = optimizer_of("whitened")
-    measure = optimizer.method.measure
 
-    def fails(layer):
-        if layer.name == "0.weight":
-            raise NoRootError("planted")
-        return measure(layer)
+    def fails(matrix: Tensor, factors: Any) -> Any:
+        if matrix.shape[-1] == SIZES[0] + 1:
+            raise torch.linalg.LinAlgError("planted")
+        return factors
 
-    optimizer.method.measure = fails
     step(optimizer, slice(rank, None, count))
-    with pytest.warns(UserWarning, match=r"0.weight: (planted|no root of 10 columns found by the process)"):
+    with (
+        factorising(fails),
+        pytest.warns(UserWarning, match=r"0.weight: (no eigenvalues|no root of 10 columns found by the process)"),
+    ):
         optimizer.step()
-    found["failed"] = optimizer.method.failures, sorted(optimizer.method.measured)
+    coverage = optimizer.coverage()
+    found["failed"] = sorted(coverage.treated), coverage.never_seen
     return found
 
 
 def of_other_signs(rank: int | None, count: int = 1) -> dict[str, Tensor]:
     """The weights after some steps, where each process but the first finds eigenvectors of signs of its own."""
-    optimizer, real = optimizer_of("whitened-rank"), second_moments.followed
+    optimizer = optimizer_of("whitened-rank")
 
-    def turned(*arguments):
-        values, vectors = real(*arguments)
-        return values, vectors * torch.tensor([1.0, -1.0]) if rank else vectors
+    def turned(matrix: Tensor, factors: Any) -> Any:
+        is_root = factors[1].shape == matrix.shape  # of Cholesky's the second part is no matrix
+        return (factors[0], factors[1] * torch.tensor([1.0, -1.0])) if rank and is_root else factors
 
-    second_moments.followed = turned
-    try:
+    with factorising(turned):
         for _ in range(3):
             step(optimizer, slice(rank, None, count))
-            if rank is not None:
-                for p in optimizer.model.parameters():
-                    torch.distributed.all_reduce(p.grad)
-            optimizer.step()
-    finally:
-        second_moments.followed = real
+            optimizer.step() if rank is None else reduced(optimizer)
     return optimizer.model.state_dict()
 
 
@@ -109,14 +135,12 @@ def of_other_signs(rank: int | None, count: int = 1) -> dict[str, Tensor]:
 def test_every_covariance_is_factorised_by_one_process(tmp_path):
     count = 2
     every = on_processes(count, on_each, tmp_path, count)
-    names = [f"{place}.weight" for place in range(5)]
     for name in WRAPPERS:
         optimizer = optimizer_of(name)
         step(optimizer, slice(None))
         plain = optimizer.model.state_dict()["0.weight"] - 0.1 * optimizer.model[0].weight.grad
         optimizer.step()
-        measured = [each for found in every for each in found[name][0]]
-        assert sorted(measured) == (sorted(names * count) if name == "whitened-rank" else names)
+        assert [found[name][0] for found in every] == DEALT[name]
         for found in every:
             for key, value in optimizer.model.state_dict().items():
                 assert relative_error(found[name][1][key], value) <= EXACT
@@ -124,11 +148,6 @@ def test_every_covariance_is_factorised_by_one_process(tmp_path):
     wanted = of_other_signs(None)
     for found in every:
         assert max(relative_error(found["signs"][key], value) for key, value in wanted.items()) <= EXACT
-        assert found["failed"] == ({"0.weight": 1}, names[1:])
-
-
-def test_the_dearest_go_first_each_to_the_process_with_the_least_to_do():
-    layers = optimizer_of("whitened").method.layers
-    owner = deal(layers, 2)
-    assert [owner[layer] for layer in layers] == [0, 1, 1, 1, 1]
-    assert set(deal(layers, 9).values()) == set(range(5))
+        treated, never_seen = found["failed"]
+        assert treated == sorted(f"{place}.{kind}" for place in range(1, 5) for kind in ("weight", "bias"))
+        assert never_seen["0.weight"] == "nothing measured yet, 10 columns, 1 factorisations failed"

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.optim import AdamW
 
 from adiv_optim import Whitened
+from tests.helpers.remembered import remembered
 from tests.helpers.steps import each_by_inputs, inputs, network, same, sgd, stepped, weights
 
 pytestmark = pytest.mark.usefixtures("in_float64")
@@ -18,7 +19,7 @@ def test_a_step_at_rate_0_with_gradients_is_a_step():
     model = network()
     optimizer = Whitened(sgd(model, lr=0.0), model)
     stepped(model, optimizer, *map(inputs, range(2)))
-    assert optimizer.method.steps == 2
+    assert remembered(optimizer)["0.weight"]["steps"] == 2
 
 
 def test_the_optimizer_inside_steps_with_its_own_state_alone_and_takes_what_is_saved():
@@ -32,11 +33,13 @@ def test_the_optimizer_inside_steps_with_its_own_state_alone_and_takes_what_is_s
     assert optimizer.inner.state[model[0].weight].keys() == {"step", "exp_avg", "exp_avg_sq"}
     model.append(nn.Linear(3, 2))  # that has no gradient yet
     optimizer.inner.param_groups[0]["params"] += model[3].parameters()
-    optimizer._find_layers()
+    stepped(model[:3], optimizer, inputs(3))
+    assert "3.weight" in optimizer.coverage().never_seen
     assert model[3].weight not in optimizer.state
+    assert 4 not in optimizer.state_dict()["state"]
     bare = AdamW(model.parameters())
     bare.load_state_dict(optimizer.state_dict())
-    stepped(model, bare, inputs(3))
+    stepped(model, bare, inputs(4))
 
 
 class Turns(nn.Module):

@@ -8,7 +8,8 @@ from torch import Tensor, nn
 
 from adiv_optim import Preconditioned
 from tests.helpers.cases import relative_error
-from tests.helpers.inputs import mean_of
+from tests.helpers.remembered import memory, remembered, rows_counted
+from tests.helpers.steps import same
 
 pytestmark = pytest.mark.usefixtures("in_float64")
 
@@ -32,19 +33,31 @@ def with_one(x: Tensor) -> Tensor:
     return torch.cat([x, torch.ones(len(x), 1)], 1)
 
 
+def given(optimizer: Preconditioned) -> Tensor:
+    """[G, g_b] as the inner optimizer has it."""
+    weight, bias = optimizer.inner.gradients
+    return torch.cat([weight, bias[:, None]], 1)
+
+
+def preconditioned(layer: nn.Linear, rows: Tensor) -> Tensor:
+    """[G, g_b] (A + λI)⁻¹ by the rows that A is of, in float64."""
+    covariance = rows.mT @ rows / len(rows)
+    damped = covariance + 0.1 * covariance.diagonal().mean() * torch.eye(len(covariance))
+    return torch.cat([layer.weight.grad, layer.bias.grad[:, None]], 1).double() @ torch.linalg.inv(damped)
+
+
 def test_rows_of_one_step_are_counted_once_however_its_calls_are_ordered():
     layer, x = nn.Linear(4, 3), torch.randn(9, 4)
     optimizer = wrapped(layer)
-    loss = layer(x[:5]).sum()
+    loss = (layer(x[:5]) ** 2).sum()
     optimizer.zero_grad()
     loss.backward()
-    layer(x[5:]).sum().backward()
+    (layer(x[5:]) ** 2).sum().backward()
     with torch.no_grad():
         layer(100 * x)  # an evaluation before the step
     optimizer.step()
-    rows = with_one(x)
-    assert optimizer.method.layers[0].rows == 9
-    assert relative_error(mean_of(optimizer.method.layers[0])[0], rows.T @ rows / 9) <= 1e-12
+    assert rows_counted(optimizer) == {"weight": 9}
+    assert relative_error(given(optimizer), preconditioned(layer, with_one(x))) <= 1e-12
 
 
 def test_what_is_saved_does_not_move_with_the_average():
@@ -62,8 +75,8 @@ def test_float16_is_summed_in_float32():
     layer = nn.Linear(6, 3).half()
     optimizer = wrapped(layer)
     layer(100 * torch.randn(9, 6).half()).sum().backward()  # squares add up beyond the largest float16
-    assert optimizer.method.layers[0].pending[0].dtype == torch.float32
     optimizer.step()
+    assert remembered(optimizer)["weight"]["0"].dtype == torch.float32
     assert all(gradient.dtype == torch.float16 for gradient in optimizer.inner.gradients)
     assert all(bool(gradient.isfinite().all()) for gradient in optimizer.inner.gradients)
 
@@ -73,9 +86,11 @@ def test_autocast_leaves_the_sums_as_they_are():
     optimizer = wrapped(layer)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         layer(x).sum().backward()
-        assert relative_error((x.mT @ x).float(), x.mT.double() @ x.double()) > 1e-4
+        rounded = (x.mT @ x).double()
+    optimizer.step()
     rows = with_one(x.double())
-    assert relative_error(optimizer.method.layers[0].pending[0][0], rows.mT @ rows) < 1e-6
+    assert relative_error(given(optimizer), preconditioned(layer, rows)) < 1e-5
+    assert relative_error(rounded, x.mT.double() @ x.double()) > 1e-4
 
 
 def test_nan_travels_and_does_not_stay():
@@ -85,11 +100,12 @@ def test_nan_travels_and_does_not_stay():
     for input in (x, torch.full((4, 3), torch.nan)):
         optimizer.zero_grad()
         layer(input).sum().backward()
-        before, total = copy.deepcopy(layer.state_dict()), optimizer.method.layers[0].memory
+        before, total = copy.deepcopy(layer.state_dict()), memory(optimizer)
         optimizer.step()
     assert optimizer.inner.gradients[0].isnan().all()
     assert layer.weight.grad.isnan().all()
-    assert optimizer.method.layers[0].memory is total
+    assert total
+    assert same(memory(optimizer), total)
     layer.load_state_dict(before)
     optimizer.inner.state.clear()
     optimizer.zero_grad()

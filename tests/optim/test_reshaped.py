@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 from adiv_optim import InputScaled, Preconditioned, Whitened
-from tests.helpers.inputs import rms_of
 from tests.helpers.steps import each_by_inputs, inputs, network, same, sgd, stepped
 
 pytestmark = pytest.mark.usefixtures("in_float64")
@@ -55,7 +54,7 @@ def test_the_size_of_an_entry_is_that_of_the_columns_that_are_left():
     layer.weight.data = layer.weight.data[:, :2]
     with pytest.warns(UserWarning, match=r"the shapes of weights have changed: weight from \(3, 4\) to \(3, 2\)"):
         stepped(layer, optimizer, x[:, :2])
-    assert rms_of(optimizer.method.layers[0]).item() == pytest.approx(3)
+    assert optimizer.metrics()["InputScaled/weight/input_rms"] == pytest.approx(3)
 
 
 @pytest.mark.parametrize("wrapper", [Whitened, Preconditioned])

@@ -10,10 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from adiv_optim import Preconditioned, Whitened
-from adiv_optim._linalg.roots import NoRootError
 from tests.helpers.cases import relative_error
-from tests.helpers.inputs import mean_of
 from tests.helpers.processes import needs_distributed, on_processes
+from tests.helpers.remembered import covariance_of, memory
 from tests.helpers.revive import through_a_file
 from tests.helpers.steps import inputs, same
 
@@ -54,19 +53,10 @@ def built(given: Callable[..., Any] = one, kind: Callable[..., Any] = Whitened, 
     return model, kind(torch.optim.AdamW(model.parameters(), lr=0.1), model, **{"every": 2, **options})
 
 
-def layer(optimizer: Any, name: str) -> Any:
-    return next(each for each in optimizer.method.layers if each.name == f"{name}.weight")
-
-
 def sharing(optimizer: Any) -> str:
-    """Which of k and v have the memory of q, and what was made of it."""
-    first, found = layer(optimizer, "q"), ""
-    measured = optimizer.method.measured
-    for follower in (layer(optimizer, name) for name in "kv"):
-        shared = follower.memory is first.memory
-        assert shared == (measured[follower.name] is measured[first.name])
-        found += follower.name[0] if shared else ""
-    return found
+    """Which of k and v share the average of q."""
+    treated = optimizer.coverage().treated
+    return "".join(name for name in "kv" if ", one average with q.weight" in treated[f"{name}.weight"])
 
 
 def rows(seed: int, count: int = 6) -> Tensor:
@@ -120,16 +110,16 @@ def test_a_tensor_that_has_been_written_to_is_another_one():
     def covariances(between: Callable[[Tensor], Any]) -> list[Any]:
         torch.manual_seed(0)
         model = nn.ModuleDict({"q": nn.Linear(6, 4), "k": nn.Linear(6, 4)})
-        optimizer = Whitened(torch.optim.SGD(model.parameters(), lr=0.1), model)
+        optimizer = Whitened(torch.optim.SGD(model.parameters(), lr=0.1), model, graft_norm=False)
         x = rows(0)
         model["q"](x).sum().backward()  # which has what it needs of x, so that x may change
         between(x)
         model["k"](x).sum().backward()
         optimizer.step()
-        return [mean_of(each)[0] for each in optimizer.method.layers]
+        return [covariance_of(optimizer, each) for each in model.values()]
 
     a, b = covariances(lambda x: None)
-    assert torch.equal(a, b)
+    assert relative_error(b, a) <= 1e-12
     a, b = covariances(lambda x: x.mul_(2))
     assert relative_error(b[:6, :6], 4 * a[:6, :6]) <= 1e-12
 
@@ -137,15 +127,19 @@ def test_a_tensor_that_has_been_written_to_is_another_one():
 def test_a_layer_without_a_bias_has_fewer_columns_and_its_own_sum():
     torch.manual_seed(0)
     model = nn.ModuleDict({"q": nn.Linear(6, 4), "k": nn.Linear(6, 4, bias=False)})
-    optimizer = Whitened(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    optimizer = Whitened(torch.optim.SGD(model.parameters(), lr=0.1), model, graft_norm=False)
     x = rows(0)
     (model["q"](x) + model["k"](x)).sum().backward()
     optimizer.step()
-    assert [mean_of(each)[0].shape for each in optimizer.method.layers] == [(7, 7), (6, 6)]
+    for each, read in zip(model.values(), (torch.cat([x, torch.ones(6, 1)], 1), x), strict=True):
+        assert relative_error(covariance_of(optimizer, each), read.T @ read / 6) <= 1e-12
 
 
-def called(seed: int, shared: bool) -> list[Any]:
-    """What three layers keep after three steps of calls in any order, on tensors that some of them share."""
+def called(seed: int, shared: bool) -> tuple[list[Tensor], bool]:
+    """What three layers keep after three steps of calls in any order, on tensors that some of them may share.
+
+    And whether some share what they keep.
+    """
     draw = random.Random(seed)
     torch.manual_seed(0)
     model = nn.ModuleDict({name: nn.Linear(6, 4) for name in "qkv"})
@@ -168,58 +162,64 @@ def called(seed: int, shared: bool) -> list[Any]:
         for p in model.parameters():
             p.grad = torch.zeros_like(p) if p.grad is None else p.grad
         optimizer.step()
-    return [(each.rows, each.memory) for each in optimizer.method.layers]
+    return memory(optimizer), any("one average" in how for how in optimizer.coverage().treated.values())
 
 
 @pytest.mark.filterwarnings("ignore:Whitened takes plain steps")
 def test_calls_in_any_order_leave_what_they_leave_of_copies():
-    shared = 0
+    count = 0
     for seed in range(150):
-        found, reference = called(seed, True), called(seed, False)
-        for (count, memory), (wanted_count, wanted) in zip(found, reference, strict=True):
-            assert count == wanted_count, seed
-            assert all(torch.equal(a, b) for a, b in zip(memory, wanted, strict=True)), seed
-        shared += len({id(memory) for _, memory in found}) < 3
-    assert shared > 10
+        (found, shared), (wanted, apart) = called(seed, True), called(seed, False)
+        assert same(found, wanted), seed
+        assert not apart
+        count += shared
+    assert count > 10
 
 
 def test_layers_of_two_models_may_read_one_tensor_and_count_other_rows_of_it():
-    def memories(given: Callable[..., Any]) -> list[list[Tensor]]:
+    def memories(given: Callable[..., Any]) -> list[Tensor]:
         every, x = [built(given, max_rows=count) for count in (None, 2)], rows(0)
         for _ in range(3):
-            step_all(every, x)
-        return [each.memory for _, optimizer in every for each in optimizer.method.layers]
+            torch.stack([model(x).square().sum() for model, _ in every]).sum().backward()
+            for _, optimizer in every:
+                optimizer.step()
+                optimizer.zero_grad()
+        return [tensor for _, optimizer in every for tensor in memory(optimizer)]
 
-    assert all(map(same, memories(one), memories(lambda x: (x.clone(), x.clone(), x.clone()))))
+    assert same(memories(one), memories(lambda x: (x.clone(), x.clone(), x.clone())))
 
 
 def test_numbers_that_a_compiled_graph_writes_into_a_tensor_are_read():
     """It does so to tensors that it has no more use for, whose version stays."""
     layers, x = nn.ModuleDict({"q": nn.Linear(6, 4), "k": nn.Linear(6, 4)}), rows(0)
-    optimizer = Whitened(torch.optim.SGD(layers.parameters(), lr=0.1), layers)
+    optimizer = Whitened(torch.optim.SGD(layers.parameters(), lr=0.1), layers, graft_norm=False)
     for module in layers.values():
         (hook,) = module._forward_hooks.values()
         torch.ops.adiv_optim.count_rows(hook.token, x)  # as compiled code calls it
         x.numpy()[:] *= 2
-    q, k = (each.unwatched.sums for each in optimizer.method.layers)
-    assert torch.equal(k[0][0, :6, :6], 4 * q[0][0, :6, :6])
+    for p in layers.parameters():
+        p.grad = torch.ones_like(p)
+    optimizer.step()
+    q, k = (covariance_of(optimizer, each) for each in layers.values())
+    assert relative_error(k[:6, :6], 4 * q[:6, :6]) <= 1e-12
 
 
-def test_a_failure_is_that_of_all_who_share():
+def test_a_failure_is_that_of_all_who_share(monkeypatch):
     model, optimizer = built(every=1)
     step(model, optimizer, rows(0))
-    old, calls = optimizer.method.measured["v.weight"], []
+    calls = []
 
-    def fails(layer: Any) -> Any:
-        calls.append(layer.name)
-        raise NoRootError("planted")
+    def fails(matrix: Tensor) -> Any:
+        calls.append(len(matrix))
+        raise torch.linalg.LinAlgError("planted")
 
-    optimizer.method.measure = fails
-    with pytest.warns(UserWarning, match="planted"):
+    monkeypatch.setattr(torch.linalg, "eigh", fails)
+    with pytest.warns(UserWarning, match=r"^q\.weight: no eigenvalues found .* keeps what was measured before"):
         step(model, optimizer, rows(1))
-    assert calls == ["q.weight", "out.weight"]
-    assert optimizer.method.failures == dict.fromkeys((f"{name}.weight" for name in ("q", "k", "v", "out")), 1)
-    assert optimizer.method.measured["v.weight"] is old
+    assert calls == [7, 5]  # of q, k and v once, and of out
+    treated = optimizer.coverage().treated
+    assert all(treated[f"{name}.weight"].endswith(", 1 factorisations failed") for name in ("q", "k", "v", "out"))
+    assert sharing(optimizer) == "kv"
 
 
 def test_a_resumed_run_takes_the_same_steps_and_shares_again():
@@ -246,7 +246,11 @@ def test_a_copy_within_a_step_goes_on():
         step(each, own, rows(2))
     assert same(model.parameters(), twin.parameters())
     assert sharing(copied) == "kv"
-    assert layer(copied, "v").memory[0] is not layer(optimizer, "v").memory[0]
+    kept = memory(optimizer)
+    step(twin, copied, rows(3))
+    step(twin, copied, rows(4))
+    assert same(memory(optimizer), kept)
+    assert not same(memory(copied), kept)
 
 
 #: By rank, what k and v read of the rows of this process.

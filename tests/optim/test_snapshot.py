@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.testing._internal.two_tensor import TwoTensor
 
 from adiv_optim import ChainedOptimizer, GradientOnly, InputScaled, Proportional, UnitConsistent, Whitened, gauge
+from adiv_optim.optim import OptimizerWrapper
 from adiv_optim.optim.probe import KNOWN
-from adiv_optim.optim.snapshot import decay_factors, hooked
-from adiv_optim.optim.wrapper import OptimizerWrapper
+from adiv_optim.optim.snapshot import decay_factors
 from tests.helpers.cases import relative_error
 from tests.helpers.covering import paired
 from tests.helpers.optimizers import OPTIMIZERS, Configuration, configurations
@@ -249,18 +249,19 @@ def test_a_gradient_of_0_changes_no_bit(kind):
         assert all(torch.equal(bits(model.get_parameter(name)), before[name]) for name in treated)
 
 
-def test_hooks_that_may_read_the_weights_are_seen_wherever_they_are():
+@pytest.mark.parametrize("place", range(4))
+@pytest.mark.parametrize("kind", ["pre", "post"])
+def test_hooks_that_may_read_the_weights_find_them_wherever_they_are(place, kind):
+    """Weights that begin from zero would be as small as the step."""
     model = nn.Linear(6, 4)
-    parts = [torch.optim.SGD([p], lr=0.1) for p in model.parameters()]
+    parts = [torch.optim.SGD([p], lr=1e-9) for p in model.parameters()]
     chain = ChainedOptimizer(parts)
-    outer = GradientOnly(chain, model, Proportional())
-    for optimizer in (*parts, chain, outer):
-        for register in (optimizer.register_step_pre_hook, optimizer.register_step_post_hook):
-            assert not hooked(outer)
-            handle = register(lambda *_: None)
-            assert hooked(outer)
-            handle.remove()
-    outer.detach()
+    within = GradientOnly(chain, model, Proportional())
+    optimizer, seen = Whitened(within, model), []
+    holder = (*parts, chain, within)[place]
+    getattr(holder, f"register_step_{kind}_hook")(lambda *_: seen.append(float(model.weight.detach().abs().max())))
+    train(model, optimizer, [(torch.randn(9, 6), torch.randint(4, (9,)))])
+    assert min(seen) > 1e-3
 
 
 def first_seen(kind: str, inner: str, own: bool = False) -> Tensor:

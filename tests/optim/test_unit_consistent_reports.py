@@ -10,7 +10,6 @@ import torch.nn.functional as F
 from torch import nn
 
 from adiv_optim import UnitConsistent, gauge
-from adiv_optim.attach.reports import OUTSIDE
 
 pytestmark = pytest.mark.usefixtures("in_float64")
 
@@ -77,7 +76,8 @@ def test_coverage_is_what_a_step_does():
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             optimizer = wrap(model)
-        gauge.apply_gauge(model, optimizer.method.graph, gauge.random_gauge(optimizer.method.graph))
+        graph = gauge.trace(model, torch.ones(2, 6))
+        gauge.apply_gauge(model, graph, gauge.random_gauge(graph))
         plain.load_state_dict(model.state_dict())
         step(model, optimizer)
         step(plain, torch.optim.SGD(plain.parameters(), lr=0.1, momentum=0.9))
@@ -124,11 +124,12 @@ def test_metrics_are_the_range_of_the_scales_measured_last():
     model = mlp()
     optimizer = wrap(model, gauge=gauge.NetworkGauge(every=2))
     assert measured(optimizer) == {}
-    gauge.apply_gauge(model, optimizer.method.graph, torch.full((15,), 3.0))
-    scales = gauge.network_scales(optimizer.method.graph, dict(model.named_parameters()))
-    for _ in range(3):
+    graph = gauge.trace(model, torch.ones(2, 6))
+    gauge.apply_gauge(model, graph, torch.full((15,), 3.0))
+    scales = gauge.network_scales(graph, dict(model.named_parameters()))
+    for number in range(3):
         step(model, optimizer)
-        if optimizer.method.steps == 1:
+        if number == 0:
             found = measured(optimizer)
     assert found == pytest.approx(
         {
@@ -155,7 +156,7 @@ def test_metrics_have_the_cosine_of_the_steps_that_measure_once_somebody_has_ask
     optimizer = UnitConsistent(inner, model, example_input=torch.ones(2, 6), **gauges)
     named, own, take = dict(model.named_parameters()), {}, inner.step
     inner.step = lambda: (own.update((n, -0.1 * p.grad) for n, p in named.items()), take())
-    gauge.apply_gauge(model, optimizer.method.graph, torch.linspace(-1, 1, 15))
+    gauge.apply_gauge(model, gauge.trace(model, torch.ones(2, 6)), torch.linspace(-1, 1, 15))
 
     def cosines() -> dict[str, float]:
         return {name: value for name, value in optimizer.metrics().items() if "cosine" in name}
@@ -199,7 +200,7 @@ def test_complex_layers_step_as_the_formula_says():
     model = nn.Sequential(*[nn.Linear(*sizes, dtype=torch.complex128) for sizes in ((6, 8), (8, 7), (7, 4))])
     x = torch.randn(5, 6, dtype=torch.complex128)
     optimizer = UnitConsistent(torch.optim.SGD(model.parameters(), lr=0.1), model, example_input=x)
-    graph = optimizer.method.graph
+    graph = gauge.trace(model, x)
     scales = gauge.random_gauge(graph, 1.5, generator=torch.Generator().manual_seed(0))
     gauge.apply_gauge(model, graph, scales)
     parameters = dict(model.named_parameters())
@@ -234,6 +235,8 @@ def test_layers_that_replace_others_are_told_to_take_the_plain_step():
     step(model, optimizer)
     found = optimizer.coverage()
     new = "it, or its name, is newer than the wrapper; wrap the optimizer again"
-    gone = dict.fromkeys([f"param_groups[0]['params'][{place}]" for place in (2, 3)], OUTSIDE)
+    gone = dict.fromkeys(
+        [f"param_groups[0]['params'][{place}]" for place in (2, 3)], "no parameter of the model that was wrapped"
+    )
     assert found.skipped == {"2.weight": new, "2.bias": new, "4.bias": "pinned: output of the model", **gone}
     assert set(found.treated) == {"0.weight", "0.bias", "4.weight"}

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from adiv_optim import Whitened
 from tests.helpers.cases import relative_error
-from tests.helpers.inputs import mean_of
+from tests.helpers.remembered import covariance_of, remembered, rows_counted
 from tests.helpers.steps import backward, inputs, network, sgd, stepped
 
 pytestmark = pytest.mark.usefixtures("in_float64")
@@ -31,8 +31,9 @@ def test_copies_of_the_model_and_forgotten_optimizers_gather_nothing():
     optimizer = Whitened(sgd(model), model)
     stepped(model, optimizer, inputs(0))
     average = copy.deepcopy(model)
-    assert all(hook.layer() is None for m in average for hook in m._forward_hooks.values())
-    average(inputs(0))
+    average(inputs(0)).sum().backward()
+    stepped(model, optimizer, inputs(1))
+    assert rows_counted(optimizer) == {"0.weight": 0.9 * 8 + 8, "2.weight": 0.9 * 8 + 8}  # of the model's two passes
     assert len(pickle.dumps(model)) < len(pickle.dumps(network())) + 2000
     assert sum(len(m._forward_hooks) for m in model) == 2
     del optimizer
@@ -44,9 +45,11 @@ def test_added_parameters_are_whitened():
     model = network()
     optimizer = Whitened(sgd(model[0]), model)
     stepped(model, optimizer, inputs(0))
-    total = optimizer.method.layers[0].memory
+    before = remembered(optimizer)["0.weight"]
     optimizer.add_param_group({"params": list(model[2].parameters())})
-    assert optimizer.method.layers[0].memory is total
+    after = remembered(optimizer)["0.weight"]
+    assert before["rows"] == after["rows"] == 8
+    assert torch.equal(before["0"], after["0"])
     assert optimizer.coverage().never_seen["2.weight"] == "nothing measured yet, 6 columns"
     stepped(model, optimizer, inputs(1))
     assert optimizer.coverage().treated["2.weight"] == "whitened, 6 columns"
@@ -104,7 +107,7 @@ def test_shared_frozen_and_other_weights():
     torch.manual_seed(0)
     model = Tied()
     with pytest.warns(UserWarning, match="treats less than half"):
-        optimizer = Whitened(sgd(model), model, every=1)
+        optimizer = Whitened(sgd(model), model, every=1, graft_norm=False)
     index = torch.randint(7, (3, 5))
     inputs = {}
     for name in ("first", "second"):
@@ -122,26 +125,28 @@ def test_shared_frozen_and_other_weights():
         "normed.parametrizations.weight.original1": "parametrized",
     }
     rows = torch.cat([inputs[name].detach().reshape(-1, 4) for name in ("first", "second")])
-    (mean,) = mean_of(optimizer.method.layers[0])
-    assert relative_error(mean, rows.T @ rows / len(rows)) <= 1e-12
+    assert relative_error(covariance_of(optimizer, model.first), rows.T @ rows / len(rows)) <= 1e-12
 
 
 def test_between_measurements_nothing_is_gathered():
     model = network()
-    optimizer = Whitened(sgd(model), model, every=4)
-    stepped(model, optimizer, *map(inputs, range(6)))  # three of them measured, and the next will
-    assert optimizer.method.layers[0].pending is None
+    optimizer = Whitened(sgd(model), model, every=4, decay=0.0)
+    rows = []
+    for number in range(12):
+        stepped(model, optimizer, inputs(number, rows=10 + number))
+        rows.append(rows_counted(optimizer)["0.weight"])
+    assert rows == [10, 11, 12, 12, 12, 12, 16, 16, 16, 19, 19, 19]  # those of the last step that measured
 
 
 def test_calls_that_fail_count_no_row_and_others_what_the_layer_was_given():
     model, x = nn.Linear(4, 3, bias=False), torch.randn(7, 4)
-    optimizer = Whitened(sgd(model), model)
+    optimizer = Whitened(sgd(model), model, graft_norm=False)
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
         model(torch.randn(7, 5))
     model.register_forward_pre_hook(lambda layer, args: (2 * args[0],))
     backward(model, x)
     optimizer.step()
-    assert relative_error(mean_of(optimizer.method.layers[0])[0], 4 * x.T @ x / 7) <= 1e-12
+    assert relative_error(covariance_of(optimizer, model), 4 * x.T @ x / 7) <= 1e-12
 
 
 def test_a_layer_without_features_trains_its_bias():
@@ -171,11 +176,11 @@ def test_rows_of_sparse_and_nested_inputs_are_counted(kind):
     x = torch.randn(9, 4)
     made = {"sparse": x.to_sparse, "nested": lambda: torch.nested.nested_tensor(list(x.split(3)), layout=torch.jagged)}
     model = nn.Linear(4, 2, bias=False)
-    optimizer = Whitened(sgd(model), model)
+    optimizer = Whitened(sgd(model), model, graft_norm=False)
     output = model(made[kind]())
     (output.values() if output.is_nested else output).sum().backward()
     optimizer.step()
-    assert relative_error(mean_of(optimizer.method.layers[0])[0], x.T @ x / 9) <= 1e-12
+    assert relative_error(covariance_of(optimizer, model), x.T @ x / 9) <= 1e-12
 
 
 @pytest.mark.parametrize("rank", [None, 4])
