@@ -12,9 +12,9 @@ from . import __version__
 #: What the benchmarks use or compare with, and the trainers of others; pyproject's extras bench, peers, integration.
 OPTIONAL = (
     "torchvision", "matplotlib", "pandas", "rich", "scikit-learn", "scipy", "seaborn", "tyro", "opacus", "isaac",
-    "schedulefree", "pytorch_optimizer", "singd", "accelerate", "lightning", "tensorboard", "timm", "transformers",
-    "wandb", "deepxde", "keras", "neuraloperator", "pina-mathlab", "skorch", "stable-baselines3", "torch_geometric",
-    "zuko",
+    "schedulefree", "pytorch_optimizer", "singd", "torch-levenberg-marquardt", "accelerate", "lightning", "tensorboard",
+    "timm", "transformers", "wandb", "deepxde", "keras", "neuraloperator", "pina-mathlab", "skorch",
+    "stable-baselines3", "torch_geometric", "zuko",
 )  # fmt: skip
 
 

@@ -7,8 +7,9 @@ from .core.study import Recipe, Study
 
 _FILES = (
     "bench", "comparison", "table1", "papers", "tuned", "language", "norm_free", "divergence", "coordinates", "fourier",
-    "poisson", "equations", "tabular", "mechanism", "isometry_depth", "isometry_training", "plane",
+    "poisson", "equations", "tabular", "friedman", "mechanism", "isometry_depth", "isometry_training", "plane",
 )  # fmt: skip
+_SPEED = ("benchmarks.speed.study", "benchmarks.speed.gauss_newton")
 
 
 def collect(names: Iterable[str]) -> dict[str, Study]:
@@ -17,7 +18,7 @@ def collect(names: Iterable[str]) -> dict[str, Study]:
     return {name: study for module in modules for name, study in module.STUDIES.items()}
 
 
-STUDIES = collect([*_FILES, "benchmarks.speed.study"])
+STUDIES = collect([*_FILES, *_SPEED])
 
 
 def recipes(studies: dict[str, Study]) -> dict[str, tuple[str, Recipe]]:

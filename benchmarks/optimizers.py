@@ -250,6 +250,24 @@ def _muon_of_model(model: nn.Module, lr: float) -> Optimizer:
     return ChainedOptimizer([Muon(matrices, lr), Adam(rest, lr=lr)])
 
 
+class LevenbergMarquardt(Optimizer):
+    """The trainer of the package torch-levenberg-marquardt, by Cholesky factors, the fastest of its ways to solve.
+
+    Args:
+        model: whose outputs are learned.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__(model.parameters(), {})
+        trainer = peer("LevenbergMarquardtModule", "torch_levenberg_marquardt", "torch_levenberg_marquardt.training")
+        self.trainer: Any = trainer(model, solve_method="cholesky")
+
+    def step(self, terms: Any) -> Tensor:  # type: ignore[override]
+        """Take a step on the one term (model(x) - y, x, y)."""
+        ((_, x, y),) = terms
+        return self.trainer.training_step(x, y)[1]
+
+
 #: Of networks for pictures, equations and regression: (model, learning rate) → optimizer; SPRING takes a damping, too.
 OF_MODELS: dict[str, Callable[..., Optimizer]] = {
     "adam": lambda model, lr: Adam(model.parameters(), lr=lr),
@@ -262,18 +280,20 @@ OF_MODELS: dict[str, Callable[..., Optimizer]] = {
     "self-scaled-bfgs": lambda model, lr: SelfScaledBFGS(model.parameters()),
     "gauss-newton": lambda model, lr: GaussNewton(model),
     "spring": SPRING,
+    "levenberg-marquardt": lambda model, lr: LevenbergMarquardt(model),
     "random-features": lambda model, lr: LeastSquares(model),
 }
 #: Those that search for the length of a step, so that no schedule changes it.
-SEARCHING = ("lbfgs", "adam-lbfgs", "self-scaled-bfgs", "gauss-newton", "random-features")
+SEARCHING = ("lbfgs", "adam-lbfgs", "self-scaled-bfgs", "gauss-newton", "levenberg-marquardt", "random-features")
 #: Those whose steps take a loss by its terms, where others take a closure.
-OF_TERMS = ("gauss-newton", "spring", "random-features")
+OF_TERMS = ("gauss-newton", "levenberg-marquardt", "spring", "random-features")
 #: Those with a damping of their own.
 DAMPED = ("spring",)
 LABELS = {
     "adam": "Adam", "muon": "Muon", "soap": "SOAP", "sgd": "SGD", "momentum": "SGD with momentum", "lbfgs": "LBFGS",
     "adam-lbfgs": "Adam, then LBFGS", "self-scaled-bfgs": "self-scaled BFGS", "gauss-newton": "GaussNewton",
     "spring": "SPRING", "random-features": "random features, least squares",
+    "levenberg-marquardt": "torch-levenberg-marquardt",
 }  # fmt: skip
 
 

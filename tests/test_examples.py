@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from torch import nn
 
-from examples import burgers, char_lm, fit_image, log_metrics, poisson, which_step
+from examples import burgers, char_lm, equation, fit_image, log_metrics, poisson, which_step
 from examples.char_lm import load
 from examples.gpt import GPT, NORMS, PRESETS, all_windows, python_reference, rate_factor, split
 
@@ -142,6 +142,36 @@ def test_viscosity_is_found_and_drawn(tmp_path, capsys):
     (first,) = torch.autograd.grad(u.sum(), points, create_graph=True)
     second = torch.autograd.grad(first[:, 0].sum(), points)[0][:, 0]
     assert (first[:, 1] + u * first[:, 0] - burgers.VISCOSITY * second).abs().max() < 1e-10
+
+
+def test_wave_solves_its_equation_and_conditions():
+    for residual, points in equation.terms(torch.Generator().manual_seed(0)):
+        for point in points[:5]:
+            assert residual(lambda point: equation.wave(point)[None], point).abs() < 1e-10
+            assert residual(lambda point: equation.wave(point)[None] + point.prod() ** 2 + 1, point).abs() > 1e-2
+
+
+def test_both_ways_lower_the_error_of_the_equation():
+    reached = {}
+    for name, build in equation.FITS.items():
+        model = equation.network()
+        step = build(model, torch.Generator().manual_seed(0))
+        for number in range(20):
+            step(number / 20)
+        reached[name] = equation.relative_error(model, equation.wave)
+    before = equation.relative_error(equation.network(), equation.wave)
+    assert reached["GaussNewton"] < 0.5 * reached["SOAP"] < 0.5 * before
+
+
+def test_equation_is_drawn_with_its_errors_or_without_a_solution(tmp_path, capsys, monkeypatch):
+    equation.main(["--seconds", "1", "--out", str(tmp_path / "equation.png")])
+    *lines, last = capsys.readouterr().out.splitlines()
+    assert last == f"picture: {tmp_path / 'equation.png'}"
+    assert [line.split(": relative error ")[0] for line in lines[-2:]] == list(equation.FITS)
+    monkeypatch.setattr(equation, "SOLUTION", None)
+    equation.draw({"GaussNewton": equation.network()}, tmp_path / "unknown.png")
+    for picture in ("equation.png", "unknown.png"):
+        assert (tmp_path / picture).read_bytes().startswith(b"\x89PNG")
 
 
 def test_examples_import_neither_benchmarks_nor_tests():

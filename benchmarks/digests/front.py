@@ -50,6 +50,7 @@ ROWS: list[tuple[str, str, Front | None]] = [
         _called("CNN without a normaliser, Adam")),
     ("a small tanh MLP, plain SGD", "`GradientOnly(SGD(…), model, BatchIdeal(damping=0.3, per_sample=False))`",
         _called("tanh MLP, SGD")),
+    ("a nonlinear differential equation", "[`GaussNewton(network)`](docs/gauss-newton.md), no rate to tune", None),
     ("a network with its norms, Muon", "**don't**: it trains about " + _SAID, None),
 ]  # fmt: skip
 

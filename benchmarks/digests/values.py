@@ -53,6 +53,12 @@ def ranked(stores: Stores, activation: str) -> Numbers:
     return {"rank": rank.statistic, "p": rank.pvalue}
 
 
+def newton_step(stores: Stores) -> Numbers:
+    """The price of a step of GaussNewton at 300 residuals and ten thousand parameters, in plain steps."""
+    (r,) = (r for r in stores["speed-gauss-newton"].read() if r["rows"] == 300 and 1e4 <= r["parameters"] < 2e4)
+    return between([r["ratios"]["step"]["median"]])
+
+
 def text(norm: str, drawn: float | None, method: str, rate: float | None = None) -> Settings:
     """A language model: normaliser, deviation of the embeddings, method, rate of the embeddings."""
     return {"norm": norm, "embedding_deviation": drawn, "method": method, "embedding_lr": rate}
@@ -125,6 +131,7 @@ VALUES: dict[str, tuple[str, Callable[[Stores], Numbers]]] = {
     "uc-small": ("{low:.1f} to {high:.1f} times", partial(_UC, parts="0.3 M")),
     "uc": ("{low:.1f} to {high:.1f} times", partial(_UC, parts="10.2 M")),
     "uc-memory": ("{low:.1f} times", partial(_UC, parts="10.2 M", of="memory_ratio")),
+    "gauss-newton": ("{low:.1f} plain steps", newton_step),
     "affine": ("{high:.0f} %", partial(
         speed, suite="structural", parts="AffineLikeLinear|compiled", scale=100, less=1)),
     "white-adamw": ("{loss:.2f} nats off AdamW", losses(

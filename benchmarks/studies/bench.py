@@ -1,18 +1,20 @@
-"""What to look at first: a picture that a coordinate network learns, and digits, with and without this library.
+"""What to look at first: a picture and an equation that networks learn, and digits, with and without this library.
 
-The picture is learned as `examples.fit_image` learns it, in equal time. On digits every method has the
-optimizer, the learning rate and the damping that `digits-optimizers` chose for it on held-out data, and trains anew.
+Picture and equation are learned as `examples.fit_image` and `examples.equation` learn them, in equal time. On digits
+every method has the optimizer, the learning rate and the damping that `digits-optimizers` chose for it on held-out
+data, and trains anew.
 """
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from adiv_optim.corrections import BatchIdeal
+from examples import equation
 from examples.fit_image import FITS, STEPS, draw, picture, psnr, steps_of, train
 
 from ..core.figure import panels
@@ -29,12 +31,16 @@ from ..problems.images import again, network, trained
 CHOSEN = Path(__file__).parents[1] / "results" / "digits-optimizers.jsonl"
 
 
+def _drawn(store: Store, ending: str, wanted: dict[str, Any], draw: Callable[[Path], None]) -> None:
+    """Make the measurements of one picture, and draw it; all of it anew where anything is missing."""
+    path = store.path.with_name(f"{store.path.stem}-{ending}.png")
+    if not path.exists() or not all(map(store.has, wanted)):
+        measure(store, wanted, again=True)
+        draw(path)
+
+
 def _fit(store: Store, steps: int) -> None:
-    """Learn the picture in every way, and draw what was learned; all of it anew where anything is missing."""
-    path = store.path.with_name(f"{store.path.stem}-picture.png")
-    keys = {f"{name}, {steps_of(fit, steps)} steps": name for name, fit in FITS.items()}
-    if path.exists() and all(map(store.has, keys)):
-        return
+    """Learn the picture in every way."""
     wanted, learned = picture(None, 64), {}
 
     def learn(name: str) -> Result:
@@ -43,8 +49,21 @@ def _fit(store: Store, steps: int) -> None:
         spent = time.process_time() - start
         return {"fit": name, "steps": count, "psnr": psnr(learned[name], wanted), "seconds": [spent]}
 
-    measure(store, {key: partial(learn, name) for key, name in keys.items()}, again=True)
-    draw(learned, wanted, path)
+    ways = {f"{name}, {steps_of(fit, steps)} steps": partial(learn, name) for name, fit in FITS.items()}
+    _drawn(store, "picture", ways, lambda path: draw(learned, wanted, path))
+
+
+def _solve(store: Store, seconds: float) -> None:
+    """Solve the equation in every way."""
+    solved = {}
+
+    def solve(name: str) -> Result:
+        solved[name] = equation.solve(name, seconds)
+        error = equation.relative_error(solved[name], equation.wave)
+        return {"solver": name, "error": [error], "seconds": [seconds]}
+
+    ways = {f"{name}, {seconds:g} seconds": partial(solve, name) for name in equation.FITS}
+    _drawn(store, "equation", ways, lambda path: equation.draw(solved, path))
 
 
 @dataclass
@@ -53,6 +72,8 @@ class BenchOptions(Options):
 
     steps: int = STEPS
     """of Adam with the picture; the others have its time"""
+    seconds: float = 6.0
+    """of processor time with the equation, for each way to solve it"""
     epochs: int | None = None
     """passes over the digits; those of digits-optimizers by default"""
     seeds: int = 5
@@ -63,6 +84,7 @@ class BenchOptions(Options):
 
 def _run(options: BenchOptions, store: Store) -> None:
     _fit(store, options.steps)
+    _solve(store, options.seconds)
     chosen = Store(CHOSEN)
     at_best = [r for r in chosen.read() if r["settings"]["optimizer"] == _optimizer(chosen, r["settings"])]
     own: dict[str, Any] = {"device": options.device, "seeds": tuple(range(1, options.seeds + 1))}
@@ -91,17 +113,21 @@ def _accuracies(result: Result) -> list[float]:
     return result["test_accuracy"][-1]
 
 
-def verdict(fits: dict[str, float], digits: list[Result]) -> str:
-    """Who won: the best of the wrapped optimizers beside the best of the others, on both.
+def verdict(fits: dict[str, float], errors: dict[str, float], digits: list[Result]) -> str:
+    """Who won: the best of the wrapped optimizers beside the best of the others, and the solvers of the equation.
 
     Args:
         fits: way to learn the picture → PSNR.
+        errors: way to solve the equation → relative error.
         digits: runs, the best first.
     """
     white = {name: name.startswith("Whitened") for name in fits}
     ways = [max((name for name in fits if white[name] is own), key=fits.__getitem__) for own in (True, False)]
     first, other = sorted(ways, key=lambda name: -fits[name])
     text = f"the picture, in equal time: {first} wins, {fits[first]:.1f} dB; {other} has {fits[other]:.1f} dB"
+    (best_solver, least), *others = sorted(errors.items(), key=lambda each: each[1])
+    text += f". The equation, in equal time: {best_solver} wins, relative error {least:.1g}"
+    text += "".join(f"; {name} has {error:.1g}" for name, error in others)
     best = [r for r in digits if _wraps(r)][:1] + [r for r in digits if not _wraps(r)][:1]
     if len(best) < 2 or len(_accuracies(best[0])) < 2:
         return text
@@ -112,15 +138,19 @@ def verdict(fits: dict[str, float], digits: list[Result]) -> str:
 
 
 def report(store: Store, name: str, folder: Path) -> Sections:
-    """Both tables, a figure of the digits, and the verdict."""
+    """The tables, a figure of the digits, and the verdict."""
     found = store.read()
     fits = {r["fit"]: r["psnr"] for r in found if "fit" in r}
+    errors = {r["solver"]: r["error"][-1] for r in found if "solver" in r}
     first = Table(["the picture", "steps", "PSNR, dB", "seconds"], [
         [r["fit"], exact(r["steps"]), exact(r["psnr"], ".1f"), exact(sum(r["seconds"]), ".1f")]
         for r in found if "fit" in r
     ], name="picture")  # fmt: skip
+    second = Table(["the equation", "relative error", "seconds"], [
+        [r["solver"], exact(r["error"][-1], ".1g"), exact(r["seconds"][-1], ".1f")] for r in found if "solver" in r
+    ], name="equation")  # fmt: skip
     digits = sorted((r for r in found if "test_accuracy" in r), key=lambda r: -mean_and_error(_accuracies(r))[0])
-    if not digits or not fits:
+    if not digits or not fits or not errors:
         return {name: Section([first])}
     best, settings = digits[0], digits[0]["settings"]
     rows = [[
@@ -131,10 +161,11 @@ def report(store: Store, name: str, folder: Path) -> Sections:
     head = ["digits", "optimizer", "learning rate", "damping", "test accuracy, %", "against the first (p)"]
     _figure(digits, f"{network(best)}, {settings['epochs']} epochs", folder / f"{name}.png")
     caption = (
-        "The picture: 64 × 64 pixels, one seed, in equal time. Digits: mean ± standard error, with settings that "
-        f"another seed chose on held-out data; p is Welch's. {trained(digits)}"
+        "The picture: 64 × 64 pixels, one seed, in equal time. The equation: Burgers' wave, one seed, relative error. "
+        "Digits: mean ± standard error, with settings that another seed chose on held-out data; p is Welch's. "
+        f"{trained(digits)}"
     )
-    return {name: Section([first, Table(head, rows, name="digits"), caption], verdict(fits, digits))}
+    return {name: Section([first, second, Table(head, rows, name="digits"), caption], verdict(fits, errors, digits))}
 
 
 def _figure(digits: list[Result], title: str, path: Path) -> None:
@@ -151,7 +182,7 @@ def _figure(digits: list[Result], title: str, path: Path) -> None:
 
 STUDIES = {
     "bench": Study(
-        "what to look at first: a picture learned from (x, y), and digits; two minutes", _run, report, BenchOptions(),
-        smoke="--steps 2 --epochs 1 --seeds 2 --device cpu",
+        "what to look at first: a picture, an equation and digits; two minutes", _run, report, BenchOptions(),
+        smoke="--steps 2 --seconds 0.1 --epochs 1 --seeds 2 --device cpu",
     )
 }  # fmt: skip

@@ -2,6 +2,7 @@
 
 from functools import partial
 
+import pytest
 import torch
 from torch import nn
 
@@ -9,7 +10,7 @@ from adiv_optim import BatchIdeal, functional
 from benchmarks.__main__ import main
 from benchmarks.core.runs import interleaved, ratio
 from benchmarks.core.store import Store
-from benchmarks.speed import jobs
+from benchmarks.speed import gauss_newton, jobs
 from benchmarks.speed.timing import peak_memory
 
 MEBIBYTE = 2**20
@@ -80,3 +81,24 @@ def test_suites_are_measured_by_precision_once(tmp_path, capsys):
     assert all(row["time_ratio"]["rounds"] == 1 and row["memory_ratio"] >= 1 for row in plain)
     assert [row["memory_ratio"] for row in plain] != [row["memory_ratio"] for row in low]
     assert "## speed-input-scaled-bfloat16-tiny" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("rows", "width"), [(4, 3), (40, 2)])
+def test_parts_of_a_gauss_newton_step_are_those_that_are_timed(rows, width):
+    timed = gauss_newton.jobs(rows, width)
+    jacobian, product = timed["jacobian"](), timed["product"]()
+    wide = jacobian if rows == 4 else jacobian.mT  # of 21 parameters or 37
+    assert torch.allclose(product.tril(), (wide @ wide.mT).tril(), atol=1e-14)
+    losses = [timed["step"]().item() for _ in range(5)]
+    assert len(set(losses)) == 5  # points are drawn anew
+
+
+def test_costs_of_a_gauss_newton_step_are_in_plain_steps(tmp_path, capsys):
+    smoke = gauss_newton.STUDIES["speed-gauss-newton"].smoke.split()
+    assert main(["speed-gauss-newton", *smoke, "--threads", "1", "--out", str(tmp_path)]) == 0
+    (result,) = Store(tmp_path / "speed-gauss-newton.jsonl").read()
+    assert (result["rows"], result["parameters"]) == (3, 21)
+    middle = result["ratios"]["jacobian"]["median"]
+    assert f"| 21 | 3 | {result['plain_ms']:.1f} | {result['ratios']['step']['median']:.3g} | {middle:.3g} |" in (
+        capsys.readouterr().out
+    )

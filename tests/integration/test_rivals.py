@@ -7,7 +7,9 @@ from torch import nn
 from benchmarks.data import load
 from benchmarks.ensemble import train
 from benchmarks.methods import METHODS
+from benchmarks.problems.friedman import Friedman, FriedmanRun
 from benchmarks.problems.images import ImageRun
+from benchmarks.train import train as train_field
 
 pytestmark = pytest.mark.integration
 
@@ -39,3 +41,10 @@ def test_kfac_is_not_trained_where_its_package_is_missing(monkeypatch):
     model = nn.Linear(4, 2)
     with pytest.raises(ValueError, match=r"'SINGD' needs the package singd; pip install '.\[peers\]' brings it"):
         METHODS["singd"].wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, torch.ones(1, 4))
+
+
+def test_levenberg_marquardt_lowers_the_error_of_a_regression():
+    pytest.importorskip("torch_levenberg_marquardt")
+    run = FriedmanRun("", "none", optimizer="levenberg-marquardt", points=1000, steps=8)
+    error = train_field(run, Friedman(run)).error
+    assert error[-1] < 0.2 * error[0]

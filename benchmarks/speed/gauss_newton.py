@@ -1,0 +1,133 @@
+"""The price of a step of GaussNewton, and of its Jacobian and product alone, in plain steps: loss, backward, Adam."""
+
+import math
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import vmap
+
+from adiv_optim import GaussNewton
+from adiv_optim.jacobian import laplacian
+from adiv_optim.jacobian.gauss_newton import gram
+from adiv_optim.jacobian.terms import Terms
+
+from ..core.runs import interleaved, measure, ratio
+from ..core.store import Result, Store
+from ..core.study import Options, Recipe, Sections, Study
+from ..core.tables import Cell, Section, Table, exact, machine
+from ..train import perceptron
+
+#: A Jacobian of more numbers is left out: a step with it needs four times its memory.
+LARGEST = 10**8
+PARTS = {"step": "step", "jacobian": "J", "product": "product"}
+
+
+def network(width: int) -> nn.Sequential:
+    """A tanh network of three hidden layers, by Xavier's initialisation."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*perceptron((2, width, width, width, 1), activation=nn.Tanh)).double()
+    for parameter in model.parameters():
+        nn.init.xavier_normal_(parameter) if parameter.dim() > 1 else nn.init.zeros_(parameter)
+    return model
+
+
+def residual(model: nn.Module, x: Tensor) -> Tensor:
+    """Poisson's equation at a point."""
+    return laplacian(model, x) + 2 * math.pi**2 * (math.pi * x).sin().prod()
+
+
+def jobs(rows: int, width: int) -> dict[str, Callable[[], Any]]:
+    """What is timed: both kinds of step train a network of their own, with points that each step draws."""
+
+    def points() -> Tensor:
+        return torch.rand(rows, 2, dtype=torch.float64)
+
+    plain, model = network(width), network(width)
+    adam, optimizer = torch.optim.Adam(plain.parameters()), GaussNewton(model)
+    weights = {name: parameter.detach() for name, parameter in network(width).named_parameters()}
+    terms = Terms(model, [(residual, points())], "")
+    terms.evaluate(weights)
+    jacobian = terms.jacobian(weights, None)
+    wide = jacobian if rows <= jacobian.shape[1] else jacobian.mT
+
+    def plain_step() -> None:
+        adam.zero_grad()
+        (vmap(partial(residual, plain))(points()).square().mean() / 2).backward()
+        adam.step()
+
+    return {
+        "plain": plain_step,
+        "step": lambda: optimizer.step([(residual, points())]),
+        "jacobian": torch.no_grad()(partial(terms.jacobian, weights, None)),
+        "product": partial(gram, wide),
+    }
+
+
+def row(rows: int, width: int, rounds: int) -> Result:
+    """The times of one size, in turn."""
+    seconds = interleaved(jobs(rows, width), rounds)
+    plain = seconds.pop("plain")
+    return {
+        "rows": rows,
+        "parameters": sum(parameter.numel() for parameter in network(width).parameters()),
+        "plain_ms": 1e3 * statistics.median(plain),
+        "ratios": {part: ratio(taken, plain) for part, taken in seconds.items()},
+    }
+
+
+def report(store: Store, name: str, folder: Path) -> Sections:
+    """A row for every size."""
+    results = sorted(store.read(), key=lambda r: (r["parameters"], r["rows"]))
+    cells = []
+    for r in results:
+        ratios = [r["ratios"][part] for part in PARTS]
+        parts = [
+            Cell(f"{each['median']:.3g}", {"": each["median"], "low": low, "high": high, "n": each["rounds"]})
+            for each in ratios for low, high in [each["quartiles"]]
+        ]  # fmt: skip
+        cells.append([exact(r["parameters"], ","), exact(r["rows"], ","), exact(r["plain_ms"], ".1f"), *parts])
+    header = ["parameters", "residuals", "plain step, ms", *PARTS.values()]
+    caption = (
+        "Step, Jacobian and product (JJᵀ, or JᵀJ where there are more residuals than parameters) in plain steps (loss, "
+        "backward pass, Adam) of the same residuals: Poisson's equation, derivatives carried forward, tanh, three "
+        "hidden layers, float64; points are drawn for every step, the first ones of a training. Medians of rounds in "
+        f"turn, processor time. {machine(results[0]['environment'])}"
+    )
+    return {name: Section([Table(header, cells), caption])}
+
+
+@dataclass
+class CostOptions(Options):
+    """Options of this study."""
+
+    rows: tuple[int, ...] = (100, 300, 1000, 3000)
+    """residuals of a step"""
+    widths: tuple[int, ...] = (20, 70, 220)
+    """of the network: 921, 10,221 and 98,121 parameters"""
+    rounds: int = 15
+    """of each size; a third of them where J has ten million numbers or more"""
+
+
+def _run(options: CostOptions, store: Store) -> None:
+    wanted = dict[str, Callable[[], Result]]()
+    for width, rows in product(options.widths, options.rows):
+        size = rows * sum(parameter.numel() for parameter in network(width).parameters())
+        if size <= LARGEST:
+            rounds = options.rounds if size < LARGEST / 10 else -(-options.rounds // 3)
+            wanted[f"{rows} residuals, width {width}"] = partial(row, rows, width, rounds)
+    measure(store, wanted)
+
+
+STUDIES = {
+    "speed-gauss-newton": Study(
+        "what a step of GaussNewton costs, by residuals and parameters", _run, report, CostOptions(),
+        makes=[Recipe(0.1)], smoke="--rows 3 --widths 2 --rounds 2", page="docs/gauss-newton.md",
+    )
+}  # fmt: skip
