@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from . import reproduce
+from . import gpu, reproduce
 from .catalogue import STUDIES
 from .core.runs import check_device, summary_writer
 from .core.store import Store
@@ -35,6 +35,7 @@ class ReportOptions(Options):
 #: Commands that are no study: what each does, and its options.
 COMMANDS: dict[str, tuple[str, Options]] = {
     "report": ("tables and figures from result files", ReportOptions()),
+    "gpu": ("all that wants a GPU, the most valuable first, for some minutes", gpu.GpuOptions()),
     "reproduce": ("make files of results from nothing, by their names", reproduce.ReproduceOptions()),
 }
 
@@ -65,19 +66,20 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _run(command: str, options: Any) -> int:
-    if command == "report":
-        return _report(options)
-    if command == "reproduce":
-        return reproduce.run(options, main, Path(__file__).parent / "results")
     if hasattr(options, "device"):
         check_device(options.device)
+    if command == "report":
+        return _report(options)
+    if command == "gpu":
+        return gpu.run(options)
+    if command == "reproduce":
+        return reproduce.run(options, main, Path(__file__).parent / "results")
     path = options.out / f"{options.name}.jsonl"
     log = path.with_suffix(f".{options.log}") if getattr(options, "log", None) else None
     if log:
         summary_writer()  # or say what it lacks, before a long run
     store = Store(path, command, log)
     store.check()
-    options.command = main  # for a study that runs others
     STUDIES[command].run(options, store)
     if getattr(options, "estimate", False):
         return 0

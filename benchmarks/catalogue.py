@@ -4,13 +4,12 @@ from collections.abc import Iterable
 from importlib import import_module
 
 from .core.study import Recipe, Study
-from .studies import gpu
 
 _FILES = (
     "bench", "comparison", "table1", "papers", "tuned", "language", "norm_free", "divergence", "coordinates", "fourier",
     "poisson", "equations", "tabular", "friedman", "mechanism", "isometry_depth", "isometry_training", "plane",
 )  # fmt: skip
-_SPEED = ("benchmarks.speed.suites", "benchmarks.speed.gauss_newton", "benchmarks.speed.devices")
+_SPEED = ("benchmarks.speed.study", "benchmarks.speed.gauss_newton")
 
 
 def collect(names: Iterable[str]) -> dict[str, Study]:
@@ -19,9 +18,7 @@ def collect(names: Iterable[str]) -> dict[str, Study]:
     return {name: study for module in modules for name, study in module.STUDIES.items()}
 
 
-#: The last runs pieces of the others.
 STUDIES = collect([*_FILES, *_SPEED])
-STUDIES["gpu"] = gpu.study(STUDIES)
 
 
 def recipes(studies: dict[str, Study]) -> dict[str, tuple[str, Recipe]]:

@@ -25,6 +25,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGES = ["README.md", "benchmarks/README.md"]
 #: Command → options, behind those that a page gives it; a measurement that has none for its size says what it can do.
 SMOKE = {**{name: study.smoke for name, study in STUDIES.items()}, "reproduce": "--list"}
+SMOKE["gpu"] = "--device cpu --minutes 4 --text text.txt"
 #: What a study is made of → its option, small.
 DATA = {"images": "--data imagefolder:PATH/cifar10-jpeg", "text": "--data text.txt", "": ""}
 #: All that trains or draws.

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.stats import ttest_1samp
 
 from ..methods import METHODS
 from ..optimizers import LABELS
@@ -20,7 +19,7 @@ from .figure import panels, shade
 from .runs import Kind, R, Run, run_all
 from .store import Result, Store
 from .study import Sections, protocols
-from .tables import Cell, Section, Table, exact, grouped, machine
+from .tables import Cell, Section, Table, exact, grouped, machine, paired
 from .tune import around, choose
 
 
@@ -124,26 +123,6 @@ def pace(result: Result) -> float:
     return result["seconds"][-1] / max(1, result["steps"][-1])
 
 
-class Comparison(NamedTuple):
-    """Two arms on the problems that both have learned."""
-
-    difference: float  # mean of own minus the other's
-    p: float  # of the paired t test
-    n: int
-
-
-def compared(
-    own: Mapping[tuple[Any, ...], float], other: Mapping[tuple[Any, ...], float], shown: Callable[[float], float],
-    margin: float = 0.0,
-) -> Comparison:  # fmt: skip
-    """Own minus other, problem by problem, against a margin; a pair in which either is infinite makes it NaN."""
-    both = [key for key in own if key in other]
-    pairs = [[shown(each[key]) if math.isfinite(each[key]) else math.nan for each in (own, other)] for key in both]
-    differences = [ours - theirs for ours, theirs in pairs]
-    p = float(ttest_1samp(differences, margin).pvalue) if len(both) > 1 else math.nan
-    return Comparison(statistics.fmean(differences) if both else math.nan, p, len(both))
-
-
 def quartiles(values: Sequence[float]) -> Cell:
     """The cell of an arm whose errors are shown by their powers of ten: median and quartiles."""
     powers = statistics.quantiles(values, n=4) if len(values) > 1 else list(values) * 3
@@ -173,10 +152,10 @@ class Look(NamedTuple):
 
     def gain(self, results: Iterable[Result], others: Iterable[Result]) -> str | Cell:
         """The cell of an arm against another; without a problem that both have learned it is empty."""
-        difference, p, n = compared(errors(results), errors(others), self.shown)
-        if not math.isfinite(difference):
+        mean, p, *_, n = paired(errors(results), errors(others), self.shown)
+        if not math.isfinite(mean):
             return ""
-        return Cell(f"{self.difference(difference)} ({p:.2g})", {"difference": difference, "p": p, "n": n})
+        return Cell(f"{self.difference(mean)} ({p:.2g})", {"difference": mean, "p": p, "n": n})
 
 
 def _table(results: Sequence[Result], look: Look, trials: Mapping[Arm, int], drawn: Callable[[Arm], bool]) -> Table:

@@ -83,15 +83,6 @@ class Recipe(NamedTuple):
         return [f"{study} {options}".strip() for options in self.options]
 
 
-class Piece(NamedTuple):
-    """A part of a study that waits for a GPU."""
-
-    worth: int  # the least comes first
-    name: str
-    options: str
-    small: str | None = None  # options on a CPU, to see that it runs; None: it is not for one
-
-
 #: Options of a study that has none to make it small.
 UNTRIED = "--help"
 
@@ -109,7 +100,6 @@ class Study:
     data: str = ""  # what its --data is to name: "images", a "text", or nothing
     smoke: str = UNTRIED  # options that make it so small that a test can run it
     page: str = ""  # that shows its tables, from the root of a clone
-    pieces: Sequence[Piece] = ()  # that the command `gpu` runs
 
 
 @dataclass(frozen=True)
@@ -222,8 +212,8 @@ def insert(page: Path, sections: Sections, tables: Path) -> str:
     """Return the text of a page with its places for results filled from `sections`.
 
     `<!-- results:NAME -->` … `<!-- end -->` takes a section with the rows worth showing of its tables,
-    `<!-- results:NAME without COLUMN; COLUMN -->` leaves columns out, and `<!-- caption:NAME -->` the tables. All have
-    links to the whole tables, in the folder `tables`; `<!-- link:NAME NAME -->` is these alone, of several sections.
+    and `<!-- results:NAME without COLUMN; COLUMN -->` leaves columns out. Both have links to the whole tables, in the
+    folder `tables`; `<!-- link:NAME NAME -->` is these alone, of several sections.
     """
 
     def filled(place: re.Match[str]) -> str:
@@ -239,8 +229,8 @@ def insert(page: Path, sections: Sections, tables: Path) -> str:
         links = [f"[{file}.csv]({folder}/{file}.csv)" for name in names for file in files(name, sections[name])]
         what = f"All rows: {', '.join(links)}." if links else ""
         if kind != "link":
-            what = sections[named].on_page(what, tables=kind == "results", without=without)
+            what = sections[named].on_page(what, without=without)
         return f"{opening}\n\n{what}\n\n<!-- end -->"
 
-    place = r"(<!-- (results|caption|link):(.+?)(?: without (.*?))? -->).*?<!-- end -->"
+    place = r"(<!-- (results|link):(.+?)(?: without (.*?))? -->).*?<!-- end -->"
     return re.sub(place, filled, page.read_text(), flags=re.DOTALL)

@@ -3,11 +3,12 @@
 import math
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import pandas as pd
-from scipy.stats import permutation_test, rankdata, spearmanr, ttest_ind
+from scipy.stats import permutation_test, rankdata, spearmanr, ttest_1samp, ttest_ind
 
 #: What p has to be below for a difference to count.
 SIGNIFICANT = 0.05
@@ -31,10 +32,33 @@ def plus_minus(values: Sequence[float], digits: int = 2) -> str:
     return f"{mean:.{digits}f} ± {error:.{digits}f}" if len(values) > 1 else f"{mean:.{digits}f}"
 
 
-def welch(sample: Sequence[float], other: Sequence[float]) -> tuple[float, float]:
-    """Difference of the means, and p of Welch's test."""
-    difference = mean_and_error(sample)[0] - mean_and_error(other)[0]
-    return difference, float(ttest_ind(sample, other, equal_var=False).pvalue)
+class Difference(NamedTuple):
+    """The mean of some numbers minus that of others, by a t test."""
+
+    mean: float
+    p: float
+    low: float  # of the interval of 95 %
+    high: float
+    n: str  # of pairs, or of each
+
+
+def welch(sample: Sequence[float], other: Sequence[float]) -> Difference:
+    """The difference by Welch's test."""
+    test = ttest_ind(sample, other, equal_var=False)
+    mean, (low, high) = mean_and_error(sample)[0] - mean_and_error(other)[0], test.confidence_interval(0.95)
+    return Difference(mean, float(test.pvalue), float(low), float(high), f"{len(sample)}, {len(other)}")
+
+
+def paired(sample: Mapping[K, float], other: Mapping[K, float], shown: Callable[[float], float]) -> Difference:
+    """The difference of what is shown of two errors, over the problems of both; NaN where either is infinite."""
+    pairs = [(sample[key], other[key]) for key in sample if key in other]
+    differences = [shown(a) - shown(b) if math.isfinite(a) and math.isfinite(b) else math.nan for a, b in pairs]
+    mean, n = fmean(differences) if pairs else math.nan, str(len(pairs))
+    if len(pairs) < 2:
+        return Difference(mean, math.nan, math.nan, math.nan, n)
+    test = ttest_1samp(differences, 0.0)
+    low, high = test.confidence_interval(0.95)
+    return Difference(mean, float(test.pvalue), float(low), float(high), n)
 
 
 class Correlation(NamedTuple):
@@ -101,8 +125,8 @@ def spread(values: Sequence[float]) -> dict[str, float]:
 
 def against(own: Sequence[float], other: Sequence[float], form: str = "{:+.2f} ({:.2g})") -> Cell:
     """A cell with the difference of the means and Welch's p."""
-    difference, p = welch(own, other)
-    return Cell(form.format(difference, p), {"": difference, "p": p})
+    difference = welch(own, other)
+    return Cell(form.format(difference.mean, difference.p), {"": difference.mean, "p": difference.p})
 
 
 @dataclass(frozen=True)
@@ -193,10 +217,10 @@ class Section:
         """All of it, every table whole."""
         return "\n\n".join(part if isinstance(part, str) else part.markdown() for part in self.parts)
 
-    def on_page(self, links: str, *, tables: bool, without: Collection[str] = ()) -> str:
-        """What a page shows, with links to the whole tables below it: the rows worth it, or no table at all."""
+    def on_page(self, links: str, *, without: Collection[str] = ()) -> str:
+        """What a page shows, with links to the whole tables below it: the rows worth it of each table."""
         shown = [part if isinstance(part, str) else part.markdown(short=True, without=without) for part in self.parts
-                 if isinstance(part, str) or (tables and part.worth != [])]  # fmt: skip
+                 if isinstance(part, str) or part.worth != []]  # fmt: skip
         if links and isinstance(self.parts[-1], str):
             shown[-1] += f" {links}"
         elif links:

@@ -9,7 +9,8 @@ from ..problems.regression import DRAWN
 from ..studies.tuned import ON_MLP
 from ..train import DERIVATIVES
 from . import special
-from .judges import BEST, TABLE1, Claim, Settings, ahead, falls, level, level_or_ahead, paired, rises
+from .judges import BEST, TABLE1, Claim, ahead, falls, level, level_or_ahead, rises
+from .reached import Settings
 from .special import below, overlap, whole
 
 
@@ -248,28 +249,28 @@ def _behind(condition: int) -> list[Settings]:
 
 FIELDS = [
     *(Claim(f"{where}: `Whitened` {name} is ahead of {name}, dB", "coordinates",
-        paired, _arm(optimizer, "whitened"), [_arm(optimizer)], each=each, in_calls=True)
+        ahead, _arm(optimizer, "whitened"), [_arm(optimizer)], each=each, in_calls=True)
       for where, each in _PICTURES.items() for optimizer, name in _OPTIMIZERS.items()),
     *(Claim(f"{where}: `Whitened` {name} alone is ahead of {name} with BatchNorm, dB", "coordinates",
-        paired, _arm(optimizer, "whitened"), [_arm(optimizer, norm="batchnorm")], each=each)
+        ahead, _arm(optimizer, "whitened"), [_arm(optimizer, norm="batchnorm")], each=each)
       for where, each in [*_PICTURES.items(), ("Picture, 128 × 128 pixels", _picture(size=128))]
       for optimizer, name in _OPTIMIZERS.items() if "128" not in where or optimizer != "soap"),
     *(Claim(f"Picture, ReLU, BatchNorm: `Whitened` {name} is ahead of {name}, dB", "coordinates",
-        paired, _arm(optimizer, "whitened", "batchnorm"), [_arm(optimizer, norm="batchnorm")], each=_picture())
+        ahead, _arm(optimizer, "whitened", "batchnorm"), [_arm(optimizer, norm="batchnorm")], each=_picture())
       for optimizer, name in _OPTIMIZERS.items()),
     Claim("Picture, ReLU: `Preconditioned` Muon (Newton-Muon) is ahead of Muon, dB", "coordinates",
-        paired, _arm("muon", "preconditioned"), [_arm("muon")], each=_picture()),
+        ahead, _arm("muon", "preconditioned"), [_arm("muon")], each=_picture()),
     *(Claim(f"Poisson's equation, a minute: `Whitened` {name} has a lower error than {name}, log₁₀", "poisson",
-        paired, _arm(optimizer, "whitened"), [_arm(optimizer)], each=_MINUTE)
+        ahead, _arm(optimizer, "whitened"), [_arm(optimizer)], each=_MINUTE)
       for optimizer, name in _OPTIMIZERS.items()),
     *(Claim(f"Poisson's equation, a minute: rows of derivatives lower the error of `Whitened` {name}, log₁₀", "poisson",
-        paired, _arm(optimizer, "whitened", rows=DERIVATIVES), [_arm(optimizer, "whitened")], each=_MINUTE)
+        ahead, _arm(optimizer, "whitened", rows=DERIVATIVES), [_arm(optimizer, "whitened")], each=_MINUTE)
       for optimizer, name in _OPTIMIZERS.items()),
     *(Claim(f"Heat equation, 2,000 steps: `Whitened` {name} has a lower error than {name}, log₁₀", "poisson",
-        paired, _arm(optimizer, "whitened", rows=DERIVATIVES), [_arm(optimizer)], each=_HEAT)
+        ahead, _arm(optimizer, "whitened", rows=DERIVATIVES), [_arm(optimizer)], each=_HEAT)
       for optimizer, name in _OPTIMIZERS.items()),
     *(Claim(f"Features of condition {condition:,}: `Whitened` {name} has a lower test error than {name}{rival}, log₁₀",
-        "tabular", paired, _arm(optimizer, "whitened"), [_arm(optimizer, norm=norm)], each=_behind(condition))
+        "tabular", ahead, _arm(optimizer, "whitened"), [_arm(optimizer, norm=norm)], each=_behind(condition))
       for condition, norm, rival in ((1, "none", ""), (10000, "none", ""), (10000, "batchnorm", " with BatchNorm"))
       for optimizer, name in _OPTIMIZERS.items()),
 ]  # fmt: skip

@@ -72,24 +72,22 @@ def regrets(results: Iterable[Result], loss: Callable[[float], float]) -> dict[s
 
 
 def _table(stores: Mapping[str, Store], name: str, folder: Path) -> Section:
-    rows, worth = list[Row](), list[bool]()
+    rows = list[Row]()
     for file, sources in SOURCES.items():
         for source in sources if file in stores else []:
             trials = stores[file].read("search")
             own = [r for r in trials if source.where.items() <= r["settings"].items()]
-            for number, (optimizer, searches) in enumerate(regrets(own, source.loss).items()):
+            for optimizer, searches in regrets(own, source.loss).items():
                 values = [[each[column] for each in searches if column in each] for column in _COLUMNS]
                 means = [statistics.fmean(v) if v else None for v in values]
-                least = min(v for v in means if v is not None)
-                cells = [exact(v, ".2f").bold() if v == least else exact(v, ".2f") for v in means]
+                cells = [exact(mean, ".2f") for mean in means]
                 rows.append([f"{source.field}, {optimizer}", source.unit, exact(len(searches)), *cells])
-                worth.append(number == 0)  # the field decides, more than the optimizer
     header = ["", "unit", "searches", *(f"{10 ** (column / 8):.1g}" for column in _COLUMNS)]
     caption = (
         "What a damping loses, at its best learning rate, against the best of the same search: mean over searches "
         "(networks, normalisers, ranks). Empty was not tried."
     )
-    return Section([Table(header, rows, worth), caption])
+    return Section([Table(header, rows), caption])
 
 
 DIGESTS = {"dampings": Digest(("coordinates", "char-lm"), _table, ("docs/chooser.md",))}

@@ -1,68 +1,55 @@
 """The rows of README: what a wrapper does for each kind of network, in two numbers."""
 
-import statistics
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from ..core.arms import arm, errors
-from ..core.store import Result
 from ..core.study import Digest
 from ..core.tables import Cell, Section, Table
-from ..problems.pictures import psnr
-from ..studies.fourier import prices
+from ..studies.fourier import STEPS, prices
 from .calls import CALLS
-from .judges import Stores, reached
+from .reached import ACCURACY, Settings, Stores, best_runs, measure_of, values
 
 
 class Front(NamedTuple):
-    """What stands in a cell: the optimizer alone, with the wrapper, and the price of a step."""
+    """What a row compares."""
 
-    alone: float
-    wrapped: float
-    unit: str
-    price: float
+    file: str
+    alone: Settings
+    wrapped: Settings
+    price: Callable[[Stores], float]  # of a step
 
 
-def _learned(optimizer: str, name: str) -> Callable[[Stores], Front]:
-    """PSNR in equal time behind Fourier features, the mean over crops."""
+def _learned(optimizer: str, name: str) -> Front:
+    """A picture in equal time behind Fourier features."""
 
-    def front(stores: Stores) -> Front:
-        runs: list[Result] = stores["fourier"].read()
-        in_time = [r for r in runs if "time_of" in r["settings"] and "held_out" not in r["settings"]]
-
-        def mean(method: str) -> float:
-            own = [r for r in in_time if arm(r)[:3] == ("none", optimizer, method)]
-            return statistics.fmean(psnr(error) for error in errors(own).values())
-
+    def price(stores: Stores) -> float:
         times = prices(stores["fourier"])
-        price = times[f"whitened {name}"]["median"] / times[name]["median"]
-        return Front(mean("none"), mean("whitened"), "dB", price)
+        return float(times[f"whitened {name}"]["median"] / times[name]["median"])
 
-    return front
+    common = {"norm": "none", "optimizer": optimizer, "time_of": STEPS, "held_out": None}
+    return Front("fourier", {**common, "method": "none"}, {**common, "method": "whitened"}, price)
 
 
-def _accuracy(file: str, own: str, optimizer: str, task: str, **more: str) -> Callable[[Stores], Front]:
-    def front(stores: Stores) -> Front:
-        alone, wrapped = (
-            statistics.fmean(reached(stores, file, method, optimizer=optimizer, **more)) for method in ("none", own)
-        )
-        price = next(call for call in CALLS if call.task == task).evidence(stores).price
-        assert price is not None
-        return Front(alone, wrapped, "%", price)
+def _called(task: str) -> Front:
+    """A row of the table of calls."""
+    call = next(call for call in CALLS if call.task == task)
+    return Front(call.file, {**call.among, **call.bare}, {**call.among, **call.wrapped},
+                 lambda stores: float(call.evidence(stores).price or 0.0))  # fmt: skip
 
-    return front
+
+def _mean(stores: Stores, file: str, settings: Settings) -> float:
+    return measure_of(stores, file).mean(values(best_runs(stores, file, **settings)))
 
 
 _SAID = "[as well without it](docs/results/index.md)"
-ROWS: list[tuple[str, str, Callable[[Stores], Front] | None]] = [
+ROWS: list[tuple[str, str, Front | None]] = [
     ("a picture, as above, SOAP", "`Whitened(SOAP(…), model, damping=0.1)`", _learned("soap", "SOAP")),
     ("the same, Adam", "`Whitened(Adam(…), model, damping=0.1)`", _learned("adam", "Adam")),
-    ("a CNN without norms, Adam", "`Whitened(Adam(…), model, rank=16, damping=0.1)`", partial(
-        _accuracy("cnn-pool-tuned", "whitened-16", "adam", "CNN without a normaliser, Adam"))),
-    ("a small tanh MLP, plain SGD", "`GradientOnly(SGD(…), model, BatchIdeal(damping=0.3, per_sample=False))`", partial(
-        _accuracy("mlp-tuned", "batch-ideal", "sgd", "tanh MLP, SGD", activation="tanh"))),
+    ("a CNN without norms, Adam", "`Whitened(Adam(…), model, rank=16, damping=0.1)`",
+        _called("CNN without a normaliser, Adam")),
+    ("a small tanh MLP, plain SGD", "`GradientOnly(SGD(…), model, BatchIdeal(damping=0.3, per_sample=False))`",
+        _called("tanh MLP, SGD")),
     ("a nonlinear differential equation", "[`GaussNewton(network)`](docs/gauss-newton.md), no rate to tune", None),
     ("a network with its norms, Muon", "**don't**: it trains about " + _SAID, None),
 ]  # fmt: skip
@@ -70,17 +57,17 @@ ROWS: list[tuple[str, str, Callable[[Stores], Front] | None]] = [
 
 def _front(stores: Stores, name: str, folder: Path) -> Section:
     rows = []
-    for have, write, find in ROWS:
+    for have, write, front in ROWS:
         cells: list[str | Cell] = ["", ""]
-        if find is not None:
-            found = find(stores)
-            text = f"{found.alone:.1f} → {found.wrapped:.1f} {found.unit}"
+        if front is not None:
+            alone, wrapped = (_mean(stores, front.file, settings) for settings in (front.alone, front.wrapped))
+            unit, price = "%" if measure_of(stores, front.file) is ACCURACY else "dB", front.price(stores)
             cells = [
-                Cell(text, {"alone": found.alone, "wrapped": found.wrapped}),
-                Cell(f"{found.price:.1f} ×", {"": found.price}),
+                Cell(f"{alone:.1f} → {wrapped:.1f} {unit}", {"alone": alone, "wrapped": wrapped}),
+                Cell(f"{price:.1f} ×", {"": price}),
             ]
         rows.append([have, write, *cells])
-    muon = statistics.fmean(reached(stores, "cnn-pool-tuned", "none", optimizer="muon"))
+    muon = _mean(stores, "cnn-pool-tuned", {"method": "none", "optimizer": "muon"})
     caption = (
         "Pictures: PSNR after equal time, the mean of ten others. Networks: test accuracy on CIFAR-10, the mean of "
         f"five seeds, after equal epochs and not equal time; Muon alone trains that CNN to {muon:.1f} %. A price is "

@@ -1,34 +1,23 @@
-"""How results judge a claim: ahead (of the best of several), level, in pairs, slope, or a function of its own.
+"""How results judge a claim: ahead (of the best of several, or in pairs), level, slope, or a function of its own.
 
 A judge takes the stores and a claim, which says what to compare, and returns a finding, by scipy's tests.
 """
 
-import math
-import statistics
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from scipy.stats import ttest_1samp, ttest_ind
+from scipy.stats import ttest_ind
 
-from ..core.arms import chosen, compared, errors
-from ..core.store import Result, Store
-from ..core.study import protocol
-from ..core.tables import SIGNIFICANT, grouped, mean_and_error, plus_minus, welch
+from ..core.tables import SIGNIFICANT, Difference, mean_and_error, plus_minus, welch
 from ..grids import best_optimizer
 from ..methods import METHODS
-from ..problems.language import final_validation_loss, worth
-from ..problems.pictures import psnr
 from ..studies import table1
 from ..studies.table1 import SIZES, over_sizes, series
+from .reached import Measure, Sample, Settings, Stores, best_runs, measure_of, reached, values
 
-Stores = Mapping[str, Store]
-#: Settings of runs; a set stands for any of its members, and None for a run without the setting.
-Settings = Mapping[str, Any]
-#: What every seed reached.
-Sample = list[float]
 #: The file of Table 1.
 TABLE1 = "table1"
 #: The optimizer with which a method was best on held-out data.
@@ -98,39 +87,6 @@ def every(findings: Sequence[Finding]) -> Finding:
     return Finding(holds, joined("figure"), joined("n"), p, joined("word"), joined("difference"))
 
 
-# What runs reached.
-def runs(stores: Stores, file: str, **wanted: Any) -> list[Result]:
-    """The results of a file that have the wanted settings; no results are a LookupError."""
-    any_of = {name: value if isinstance(value, set) else (value,) for name, value in wanted.items()}
-    matching = [
-        r for r in stores[file].read() if all(r["settings"].get(name) in values for name, values in any_of.items())
-    ]
-    if not matching:
-        raise LookupError(f"{file} has no run with {wanted}.")
-    return matching
-
-
-def reached(stores: Stores, file: str, method: str | None, **wanted: Any) -> Sample:
-    """What every seed of a method's run with some settings reached in the end.
-
-    Of images the accuracies, of searches alone the best on held-out data. Of a language model, of the longest runs, the
-    test losses at the lowest validation loss.
-
-    Raises:
-        ValueError: several runs that were tested have them, and to take the best would be to choose by test accuracy.
-    """
-    matching = runs(stores, file, method=method, **wanted)
-    if "test_accuracy" in matching[0]:
-        last = [r for r in matching if not r["settings"].get("validation")]
-        if len(last) > 1:
-            raise ValueError(f"{len(last)} runs of {method!r} in {file!r} have {wanted}; say what tells them apart.")
-        return max((r["test_accuracy"][-1] for r in last or matching), key=statistics.fmean)
-    longest = max(r["settings"]["steps"] for r in matching)
-    groups = grouped((r for r in matching if r["settings"]["steps"] == longest), protocol("seed")).values()
-    best = min(groups, key=lambda group: statistics.fmean(worth(final_validation_loss(r)) for r in group))
-    return [r["test_loss"] for r in best]
-
-
 def row(stores: Stores, method: str, activation: str, file: str = TABLE1) -> Sample:
     """Every seed's mean over the batch sizes of Table 1."""
     by_size = series(stores[file].read()).get((method, activation), {})
@@ -156,33 +112,23 @@ def label(settings: Settings) -> str:
 
 # The judges.
 def ahead(stores: Stores, claim: Claim) -> Finding:
-    """Own is better than the best of the others by Welch's test."""
+    """Own is better than the best of the others by Welch's test, or in pairs where problems are the same."""
+    measure = measure_of(stores, claim.files)
+    if measure.has_pairs:
+        own, other = (values(best_runs(stores, claim.files, **each)) for each in (claim.own, *claim.others))
+        return in_pairs(own, other, measure)
     others = {label(other): sample(stores, claim.files, other) for other in claim.others}
-    return lead(sample(stores, claim.files, claim.own), others, lower=has_losses(stores, claim.files))
+    return lead(sample(stores, claim.files, claim.own), others, lower=measure.is_lower_better)
 
 
 def level(stores: Stores, claim: Claim, *, or_ahead: bool = False) -> Finding:
     """Own is within the margin of the other, or ahead, if that will do as well."""
     ours, theirs = (sample(stores, claim.files, settings) for settings in (claim.own, *claim.others))
-    return within(ours, theirs, claim.margin, lower=has_losses(stores, claim.files), or_ahead=or_ahead)
+    lower = measure_of(stores, claim.files).is_lower_better
+    return within(ours, theirs, claim.margin, lower=lower, or_ahead=or_ahead)
 
 
 level_or_ahead = partial(level, or_ahead=True)
-
-
-def paired(stores: Stores, claim: Claim) -> Finding:
-    """An arm has lower errors than the other by the paired t test over the problems that both learned.
-
-    Its trials chose the settings of every data set, where there are several.
-    """
-
-    def final(settings: Settings) -> dict[tuple[Any, ...], float]:
-        by_data = grouped(runs(stores, claim.files, **settings), lambda r: r["settings"].get("data_set"))
-        return errors(r for results in by_data.values() for r in chosen(results))
-
-    own, other = map(final, (claim.own, *claim.others))
-    picture = claim.files == "coordinates"
-    return in_pairs(own, other, psnr if picture else math.log10, lower=not picture)
 
 
 def slope(stores: Stores, claim: Claim, *, sign: int) -> Finding:
@@ -199,18 +145,13 @@ falls, rises = (partial(slope, sign=sign) for sign in (-1, 1))
 
 
 # What they say of numbers.
-def has_losses(stores: Stores, file: str) -> bool:
-    """Whether a file's runs reach losses, of which less is better."""
-    return "test_accuracy" not in stores[file].read()[0]
-
-
 def lead(ours: Sample, others: Mapping[str, Sample], *, lower: bool = False) -> Finding:
     """Ours are better than the best of the others, which has its name in the figure if there are several."""
     name = (min if lower else max)(others, key=lambda other: mean_and_error(others[other])[0])
-    theirs = others[name]
-    difference, p = welch(ours, theirs)
-    holds = difference < 0 if lower else difference > 0
-    return significant(holds, p, *_pair(ours, theirs, lower, f" ({name})" if len(others) > 1 else ""))
+    difference = welch(ours, others[name])
+    holds = difference.mean < 0 if lower else difference.mean > 0
+    about = _pair(ours, others[name], difference, lower, f" ({name})" if len(others) > 1 else "")
+    return significant(holds, difference.p, *about)
 
 
 def within(ours: Sample, theirs: Sample, margin: float, *, lower: bool = False, or_ahead: bool = False) -> Finding:
@@ -231,34 +172,31 @@ def within(ours: Sample, theirs: Sample, margin: float, *, lower: bool = False, 
     inside = 2 * max(behind, ahead_of)
     outside = 2 * min(1 - behind, 1 - ahead_of)
     holds = True if inside < SIGNIFICANT else False if outside < SIGNIFICANT else None
-    ends = ttest_ind(ours, theirs, equal_var=False).confidence_interval(0.95)
-    least, most = sorted(sign * end for end in ends)  # how far ours may be ahead
+    difference = welch(ours, theirs)
+    least, most = sorted(sign * end for end in (difference.low, difference.high))  # how far ours may be ahead
     word = "" if holds is not None else "worse" if most < 0 else "better" if least > 0 else ""
-    figure, n, difference = _pair(ours, theirs, lower)
+    figure, n, short = _pair(ours, theirs, difference, lower)
     p = outside if holds is False else min(1.0, inside)
-    return Finding(holds, figure, n, f"{p:.2g}", word, difference)
+    return Finding(holds, figure, n, f"{p:.2g}", word, short)
 
 
-def in_pairs(
-    own: Mapping[tuple[Any, ...], float], other: Mapping[tuple[Any, ...], float], shown: Callable[[float], float], *,
-    lower: bool,
-) -> Finding:  # fmt: skip
-    """Errors by problem, as they are shown, are better than others."""
-    difference, p, n = compared(own, other, shown)
-    ends = ttest_1samp([shown(own[key]) - shown(other[key]) for key in own if key in other], 0.0)
-    figure, short = _with_interval(f"{difference:+.2f}", *ends.confidence_interval(0.95))
-    return significant(difference < 0 if lower else difference > 0, p, figure, n, short)
+def in_pairs(own: Mapping[Any, float], other: Mapping[Any, float], measure: Measure) -> Finding:
+    """Errors by problem are better than others."""
+    difference = measure.difference(own, other)
+    figure, short = _with_interval(difference, 2)
+    holds = difference.mean < 0 if measure.is_lower_better else difference.mean > 0
+    return significant(holds, difference.p, figure, difference.n, short)
 
 
-def _with_interval(difference: str, low: float, high: float) -> tuple[str, str]:
+def _with_interval(difference: Difference, digits: int) -> tuple[str, str]:
     """A difference with its interval, for a file and for a page."""
-    return f"{difference}, 95 % from {low:+.3g} to {high:+.3g}", f"{difference} [{low:+.3g}, {high:+.3g}]"
+    mean, low, high = f"{difference.mean:+.{digits}f}", f"{difference.low:+.3g}", f"{difference.high:+.3g}"
+    return f"{mean}, 95 % from {low} to {high}", f"{mean} [{low}, {high}]"
 
 
-def _pair(ours: Sample, theirs: Sample, lower: bool, name: str = "") -> tuple[str, str, str]:
+def _pair(ours: Sample, theirs: Sample, difference: Difference, lower: bool, name: str = "") -> tuple[str, str, str]:
     """Figure, n and difference of two samples."""
-    digits, (difference, _) = 3 if lower else 2, welch(ours, theirs)
-    ends = ttest_ind(ours, theirs, equal_var=False).confidence_interval(0.95)
-    figure, short = _with_interval(f"{difference:+.{digits}f}", *ends)
+    digits = 3 if lower else 2
+    figure, short = _with_interval(difference, digits)
     means = f"{plus_minus(ours, digits)} against {plus_minus(theirs, digits)}{name}"
-    return f"{means}, {figure}", f"{len(ours)}, {len(theirs)}", short
+    return f"{means}, {figure}", difference.n, short

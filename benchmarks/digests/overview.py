@@ -6,17 +6,16 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..catalogue import RECIPES
 from ..core.figure import plt, saved
-from ..core.store import Store
+from ..core.store import Result, Store
 from ..core.study import Digest
-from ..core.tables import SIGNIFICANT, Cell, Section, Table, estimate, exact, machine, mean_and_error, welch
+from ..core.tables import Cell, Section, Table, estimate, exact, machine, mean_and_error, welch
 from ..core.tables import Row as Cells
 from ..grids import best_optimizer
 from ..methods import METHODS
 from ..problems.images import data_label
 from ..studies.texts import best_rows, curve, draw
-from .judges import Sample, reached
+from .reached import Sample, reached
 
 
 class Row(NamedTuple):
@@ -66,17 +65,18 @@ def _columns(stores: Mapping[str, Store]) -> list[Column]:
         return Column(panel, mark, unit, found)
 
     def images(file: str, **wanted: Any) -> Callable[[Row], Sample]:
-        return lambda row: reached(stores, file, row.image, **wanted)
+        return lambda row: reached(stores, file, method=row.image, **wanted)
 
     def convolutions(optimizer: str) -> Callable[[Row], Sample]:
-        return lambda row: reached(stores, "cnn-pool-tuned", row.convolutions or row.image, optimizer=optimizer)
+        wanted = {"file": "cnn-pool-tuned", "optimizer": optimizer}
+        return lambda row: reached(stores, method=row.convolutions or row.image, **wanted)
 
     def text(optimizer: str) -> Callable[[Row], Sample]:
-        return lambda row: reached(stores, "norm-free", row.language[1].format(optimizer), norm=row.language[0])
+        return lambda row: reached(stores, "norm-free", method=row.language[1].format(optimizer), norm=row.language[0])
 
     def at_best_optimizer(row: Row) -> Sample:
         optimizer = best_optimizer(stores["mlp-tuned"], row.image, "tanh")
-        return reached(stores, "mlp-tuned", row.image, activation="tanh", optimizer=optimizer)
+        return reached(stores, "mlp-tuned", method=row.image, activation="tanh", optimizer=optimizer)
 
     first, tuned = (stores[name].read()[0]["settings"]["epochs"] for name in ("cifar10", "mlp-tuned"))
     return [
@@ -90,7 +90,7 @@ def _columns(stores: Mapping[str, Store]) -> list[Column]:
 
 
 def _verdict(stores: Mapping[str, Store], name: str, folder: Path) -> Section:
-    """Table, figure and caption; the best of a column is bold, and what is not worse by Welch's test."""
+    """Table, figure and caption; beside the best of a column stands p of all others against it."""
     columns = _columns(stores)
     _figure(columns, folder / f"{name}.png")
     best = [
@@ -105,31 +105,18 @@ def _verdict(stores: Mapping[str, Store], name: str, folder: Path) -> Section:
             if seeds is None:
                 cells.append("")
                 continue
-            cell, leads = estimate(seeds, 2 if column.unit == "%" else 3), row.label == first
-            if not leads:
-                _, p = welch(seeds, column.found[first])
-                leads = p >= SIGNIFICANT
+            cell = estimate(seeds, 2 if column.unit == "%" else 3)
+            if row.label != first:
+                p = welch(seeds, column.found[first]).p
                 cell = cell._replace(numbers={**cell.numbers, "p against the best": p})
-            cells.append(cell.bold() if leads else cell)
+            cells.append(cell)
         rows.append(cells)
     table = Table(["", *(f"{column.panel}, {column.mark}, {column.unit}" for column in columns)], rows)
-    environment = stores["cifar10"].read()[0]["environment"]
-    length = stores["norm-free"].read()[0]["settings"]["steps"]
-    convolutions = stores["cnn-pool-tuned"].read()[0]["settings"]["epochs"]
-    counts = [(len(seeds), row, column.mark) for column in columns for row, seeds in column.found.items()]
-    count = min(n for n, *_ in counts)
-    over = f"{count} seeds" + "".join(f", {n} of {row} with {mark}" for n, row, mark in counts if n > count)
     caption = (
-        f"Test accuracy on CIFAR-10 (JPEG copy), and test loss on characters of tinyshakespeare after "
-        f"{length} steps, lower being better: mean ± standard error over {over}. Bold is the best of a column, "
-        f"and what Welch's test cannot tell from it (p of {SIGNIFICANT:g} or more); what is empty has not run so. "
-        "Normalisers of images have no parameters. MLP: batch 32, one learning rate for all, and for `BatchIdeal` a "
-        "damping of 0.3 from earlier runs that looked at test accuracy; in the second column the best of SGD, "
-        "momentum, Adam and Muon, of learning rates and of dampings. "
-        f"CNN: with pooling, leaky ReLU, batch 128, {convolutions} epochs. Language model: the better of embeddings of "
-        "deviation 0.02 and 1, where both have run. Settings of the last five columns are chosen by another seed on "
-        "held-out data. "
-        f"{machine(environment)}"
+        "Test accuracy on CIFAR-10 and test loss on characters, lower being better: mean ± standard error over seeds. "
+        "What is empty has not run so. Settings of the last five columns are chosen by another seed on held-out data; "
+        "in the first `BatchIdeal` has a damping of 0.3 from earlier runs that looked at test accuracy. "
+        f"{machine(stores['cifar10'].read()[0]['environment'])}"
     )
     return Section([table, caption])
 
@@ -206,16 +193,20 @@ def _equal_seconds(stores: Mapping[str, Store], name: str, folder: Path) -> Sect
     return Section([Table(["method", "steps", time, "test loss", "validation loss"], rows)])
 
 
+def duration(run: Result) -> float:
+    """The seconds that a run has trained, as far as it records its time."""
+    # The clock of an image's run starts every epoch, the others' go on from measurement to measurement.
+    goes_on, seconds = "validation_loss" in run or "error" in run, run.get("seconds", [0.0])
+    return float(seconds[-1] if goes_on else sum(seconds))
+
+
 def _runtimes(stores: Mapping[str, Store], name: str, folder: Path) -> Section:
     """How long the runs took that tables show, and how many more chose their settings."""
     rows = list[Cells]()
     for study, store in sorted(stores.items()):
         runs = store.read()
         chosen = sum(len(store.read(part)) for part in ("search", "trials"))
-        times = [(run, run["seconds"]) for run in runs if "seconds" in run]
-        # The clock of an image's run starts every epoch, the others' go on from measurement to measurement.
-        goes_on = ("validation_loss" in run or "error" in run for run, _ in times)
-        spent = sum(s[-1] if on else sum(s) for on, (_, s) in zip(goes_on, times, strict=True)) / 3600
+        spent = sum(map(duration, runs)) / 3600
         data = runs[0]["settings"].get("data") or runs[0].get("data", "as its page says")
         counts = [exact(len(runs)), exact(chosen or None), exact(spent or None, ".2g")]
         rows.append([f"`{study}`", data_label(data), *counts])
@@ -228,12 +219,6 @@ def _runtimes(stores: Mapping[str, Store], name: str, folder: Path) -> Section:
     return Section([Table(header, rows), caption])
 
 
-def _not_run(stores: Mapping[str, Store], name: str, folder: Path) -> Section:
-    """What `reproduce` can make and no file holds."""
-    rows: list[Cells] = [[f"`{name}`", exact(made.hours)] for name, (_, made) in RECIPES.items() if name not in stores]
-    return Section([Table(["name", "hours of one core"], rows)])
-
-
 VERDICT = ("cifar10", "mlp-tuned", "cnn-pool-tuned", "norm-free")
 DIGESTS = {
     "verdict": Digest(VERDICT, _verdict, ("docs/results/index.md",)),
@@ -241,5 +226,4 @@ DIGESTS = {
         ("char-lm", "char-lm-2000", "char-lm-equal-time"), _equal_seconds, ("docs/results/language-model.md",)
     ),
     "runtimes": Digest((), _runtimes, ("benchmarks/README.md",)),
-    "not-run": Digest(VERDICT, _not_run, ("benchmarks/README.md",)),
 }

@@ -10,7 +10,8 @@ from ..core.tables import grouped
 from ..methods import METHODS
 from ..studies import isometry_training, mechanism
 from ..studies.papers import cells
-from .judges import TABLE1, Claim, Finding, Stores, lead, reached, runs, significant
+from .judges import TABLE1, Claim, Finding, lead, significant
+from .reached import Stores, reached, runs
 
 Judge = Callable[[Stores, Claim], Finding]
 

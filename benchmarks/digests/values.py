@@ -1,40 +1,35 @@
 """Numbers in the sentences of pages, by name: `report --pages` writes them into `<!-- value:NAME -->…<!-- -->`."""
 
-import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
-from scipy.stats import ttest_ind
-
-from ..core.arms import arm, chosen, compared, errors
-from ..core.store import Store
-from ..core.tables import spearman, welch
-from ..problems.pictures import psnr
 from ..studies import table1
-from .judges import reached, runs
+from ..studies.fourier import STEPS
+from .reached import Settings, Stores, best_runs, measure_of, values
 
-Stores = Mapping[str, Store]
-#: What a phrase is filled from: gain, loss (its negative) and p of a difference; or low and high.
+#: What a phrase is filled from: gain, loss (its negative), interval and p of a difference; or low and high.
 Numbers = Mapping[str, Any]
 
 
-def difference(gain: float, p: float) -> Numbers:
-    """A difference and its p, with the digits that sentences have."""
-    return {"gain": gain, "loss": -gain, "p": "p < 0.001" if p < 0.001 else f"p = {p:.{2 if p >= 0.0145 else 3}f}"}
+def lead(stores: Stores, file: str, own: Settings, other: Settings) -> Numbers:
+    """How far some runs are ahead of others, with the digits of p that sentences have."""
+    ours, theirs = (values(best_runs(stores, file, **settings)) for settings in (own, other))
+    gain, p, low, high, _ = measure_of(stores, file).difference(ours, theirs)
+    shown = "p < 0.001" if p < 0.001 else f"p = {p:.{2 if p >= 0.0145 else 3}f}"
+    return {"gain": gain, "loss": -gain, "low": low, "high": high, "p": shown}
+
+
+def leads(file: str, own: Settings, other: Settings, **beside: Any) -> Callable[[Stores], Numbers]:
+    """What says that of runs which have some settings in common."""
+    return partial(lead, file=file, own={**beside, **own}, other={**beside, **other})
 
 
 def between(values: Sequence[float]) -> Numbers:
     """The least and the greatest of some values."""
     return {"low": min(values), "high": max(values)}
-
-
-def lead(stores: Stores, file: str, method: str, rival: str, **wanted: Any) -> Numbers:
-    """How many points a method is ahead of another one."""
-    return difference(*welch(*(reached(stores, file, name, **wanted) for name in (method, rival))))
 
 
 def speed(
@@ -54,9 +49,7 @@ def measurement(stores: Stores) -> Numbers:
 
 def ranked(stores: Stores, activation: str) -> Numbers:
     """Spearman's ρ of the means over batch sizes with the paper's, after 100 epochs."""
-    methods, series = [m for m, a in table1.PAPER if a == activation], table1.series(stores["table1"].read())
-    means = [fmean(table1.over_sizes(series[method, activation])) for method in methods]
-    rank = spearman(means, [table1.PAPER[method, activation][0] for method in methods])
+    rank, _ = table1.ranked(stores["table1"].read(), activation)
     return {"rank": rank.statistic, "p": rank.pvalue}
 
 
@@ -66,95 +59,70 @@ def newton_step(stores: Stores) -> Numbers:
     return between([r["ratios"]["step"]["median"]])
 
 
-#: Of the language model: file, normaliser, deviation of the embeddings, method, rate of the embeddings.
-Arm = tuple[str, str, float | None, str, float | None]
+def text(norm: str, drawn: float | None, method: str, rate: float | None = None) -> Settings:
+    """A language model: normaliser, deviation of the embeddings, method, rate of the embeddings."""
+    return {"norm": norm, "embedding_deviation": drawn, "method": method, "embedding_lr": rate}
 
 
-def text(stores: Stores, arm: Arm) -> list[float]:
-    """Test losses, by seed."""
-    file, norm, drawn, method, rate = arm
-    return reached(stores, file, method, norm=norm, embedding_deviation=drawn, embedding_lr=rate)
+def arm(optimizer: str, method: str = "none", rows: str | None = None) -> Settings:
+    """An arm without a normaliser."""
+    return {"norm": "none", "optimizer": optimizer, "method": method, "every": None, "rows": rows}
 
 
-def losses(stores: Stores, own: Arm, other: Arm) -> Numbers:
-    """The difference of test losses, in nats."""
-    return difference(*welch(text(stores, own), text(stores, other)))
-
-
-HELD: Arm = ("norm-free", "none", 1.0, "input-held-muon", None)
-MUON: Arm = ("norm-free", "layernorm", None, "muon", None)
-
-
-def interval(stores: Stores) -> Numbers:
-    """That of the difference of the held wrapper to LayerNorm, with 95 %."""
-    return between(ttest_ind(text(stores, HELD), text(stores, MUON), equal_var=False).confidence_interval(0.95))
-
-
-def longer(norm: str = "none", rate: float | None = None) -> Callable[[Stores], Numbers]:
-    """How far the held wrapper ends above LayerNorm after 2,000 steps, whose embeddings have the best rate."""
-    own: Arm = ("norm-free-2000", norm, 1.0, "input-held-muon", rate)
-    return partial(losses, own=own, other=("norm-free-2000", "layernorm", None, "muon", 3e-2))
-
-
-def pictures(stores: Stores, own: tuple[str, str], other: tuple[str, str]) -> Numbers:
-    """The difference in dB of two arms without normalisers of the ReLU network: (optimizer, wrapper)."""
-    results = chosen(runs(stores, "coordinates", network="relu", size=64, batch_size=None))
-    pair = [errors(r for r in results if arm(r) == ("none", *each, None, None)) for each in (own, other)]
-    return difference(*compared(pair[0], pair[1], psnr)[:2])
+pictures = partial(leads, "coordinates", network="relu", size=64, batch_size=None)
+losses, heated = partial(leads, "norm-free"), partial(leads, "poisson", equation="heat", points="fixed", steps=2000)
 
 
 def whitened(stores: Stores) -> Numbers:
     """The gains of whitening on pictures without features."""
-    return between([pictures(stores, (o, "whitened"), (o, "none"))["gain"] for o in ("adam", "muon", "soap")])
+    pairs = [(arm(optimizer, "whitened"), arm(optimizer)) for optimizer in ("adam", "muon", "soap")]
+    return between([pictures(*pair)(stores)["gain"] for pair in pairs])
 
 
-def features(stores: Stores, optimizer: str, held_out: bool | None = None) -> Numbers:
+def features(optimizer: str, held_out: bool | None = None) -> Callable[[Stores], Numbers]:
     """The gain in dB of whitening behind Fourier features, in equal time."""
-    results = [r for r in runs(stores, "fourier") if "time_of" in r["settings"]]
-    results = [r for r in results if r["settings"].get("held_out") == held_out]
-    pair = [errors(r for r in results if arm(r)[:3] == ("none", optimizer, how)) for how in ("whitened", "none")]
-    return difference(*compared(pair[0], pair[1], psnr)[:2])
+    return leads("fourier", arm(optimizer, "whitened"), arm(optimizer), time_of=STEPS, held_out=held_out)
 
 
-def heated(stores: Stores) -> Numbers:
-    """log₁₀ of what whitened Adam's error of the heat equation is of Adam's."""
-    results = chosen(runs(stores, "poisson", equation="heat", points="fixed", steps=2000))
-    arms = ("none", "adam", "whitened", None, "derivatives"), ("none", "adam", "none", None, None)
-    pair = [errors(r for r in results if arm(r) == each) for each in arms]
-    return difference(*compared(pair[0], pair[1], math.log10)[:2])
+def longer(norm: str = "none", rate: float | None = None) -> Callable[[Stores], Numbers]:
+    """How far the held wrapper ends above LayerNorm after 2,000 steps, whose embeddings have the best rate."""
+    return leads("norm-free-2000", text(norm, 1.0, "input-held-muon", rate), text("layernorm", None, "muon", 3e-2))
 
 
-_MLP: dict[str, Any]
-_ADAM: dict[str, Any]
-_MLP, _ADAM = {"optimizer": "sgd", "activation": "tanh"}, {"optimizer": "adam"}
+def methods(file: str, own: str, other: str, **beside: Any) -> Callable[[Stores], Numbers]:
+    """How many points a method is ahead of another one."""
+    return leads(file, {"method": own}, {"method": other}, **beside)
+
+
+HELD, MUON = text("none", 1.0, "input-held-muon"), text("layernorm", None, "muon")
 _UC = partial(speed, suite="unit-consistent")
 #: Name → a phrase, and its numbers.
 VALUES: dict[str, tuple[str, Callable[[Stores], Numbers]]] = {
-    "features-soap": ("{gain:.1f} dB ({p})", partial(features, optimizer="soap")),
-    "features-muon": ("{gain:.1f} ({p})", partial(features, optimizer="muon")),
-    "features-adam": ("{gain:.1f}", partial(features, optimizer="adam")),
-    "held-out": ("{loss:.1f} dB", partial(features, optimizer="soap", held_out=True)),
-    "held-out-soap": ("{loss:.1f} dB to SOAP's ({p})", partial(features, optimizer="soap", held_out=True)),
-    "held-out-muon": ("{loss:.1f}", partial(features, optimizer="muon", held_out=True)),
-    "held-out-adam": ("{gain:.1f}", partial(features, optimizer="adam", held_out=True)),
+    "features-soap": ("{gain:.1f} dB ({p})", features("soap")),
+    "features-muon": ("{gain:.1f} ({p})", features("muon")),
+    "features-adam": ("{gain:.1f}", features("adam")),
+    "held-out": ("{loss:.1f} dB", features("soap", held_out=True)),
+    "held-out-soap": ("{loss:.1f} dB to SOAP's ({p})", features("soap", held_out=True)),
+    "held-out-muon": ("{loss:.1f}", features("muon", held_out=True)),
+    "held-out-adam": ("{gain:.1f}", features("adam", held_out=True)),
     "pictures": ("{low:.0f} to {high:.0f} dB", whitened),
-    "mac-picture": ("{gain:.1f} dB to Adam** ({p})", partial(pictures, own=("adam", "mac"), other=("adam", "none"))),
-    "mac-whitened": ("{gain:.1f} less than `Whitened` ({p})", partial(
-        pictures, own=("adam", "whitened"), other=("adam", "mac"))),
-    "mac-muon": ("{loss:.1f}", partial(pictures, own=("muon", "mac"), other=("muon", "none"))),
-    "heat-adam": ("{p}", heated),
-    "dyt": ("{gain:.1f} points below ({p})", partial(
-        lead, file="mlp-tuned", method="batch-ideal", rival="dyt", **_MLP)),
+    "mac-picture": ("{gain:.1f} dB to Adam** ({p})", pictures(arm("adam", "mac"), arm("adam"))),
+    "mac-whitened": ("{gain:.1f} less than `Whitened` ({p})", pictures(
+        arm("adam", "whitened"), arm("adam", "mac"))),
+    "mac-muon": ("{loss:.1f}", pictures(arm("muon", "mac"), arm("muon"))),
+    "heat-adam": ("{p}", heated(arm("adam", "whitened", "derivatives"), arm("adam"))),
+    "dyt": ("{gain:.1f} points below ({p})", methods(
+        "mlp-tuned", "batch-ideal", "dyt", optimizer="sgd", activation="tanh")),
     "rank-tanh": ("{rank:+.2f}, p = {p:.4f}", partial(ranked, activation="tanh")),
     "rank-leaky": ("{rank:+.2f}, p = {p:.2f}", partial(ranked, activation="leaky-relu")),
-    "batch-32": ("{gain:.1f}", partial(
-        lead, file="table1", method="affine-like", rival="batch-ideal", activation="tanh", batch_size=32)),
-    "mac-cnn": ("{gain:.1f} points over no normaliser ({p})", partial(
-        lead, file="cnn-pool-tuned", method="mac", rival="none", **_ADAM)),
-    "mac-cnn-whitened": ("{gain:.1f} below `Whitened` ({p})", partial(
-        lead, file="cnn-pool-tuned", method="whitened", rival="mac", **_ADAM)),
-    "uc-long": ("{loss:.1f} points behind BatchNorm** ({p})", partial(
-        lead, file="uc-long", method="uc-network", rival="batchnorm")),
+    "batch-32": ("{gain:.1f}", methods(
+        "table1", "affine-like", "batch-ideal", activation="tanh", batch_size=32)),
+    "mac-cnn": ("{gain:.1f} points over no normaliser ({p})", methods(
+        "cnn-pool-tuned", "mac", "none", optimizer="adam")),
+    "mac-cnn-whitened": ("{gain:.1f} below `Whitened` ({p})", methods(
+        "cnn-pool-tuned", "whitened", "mac", optimizer="adam")),
+    "uc-long": ("{loss:.1f} points behind BatchNorm** ({p})", methods(
+        "uc-long", "uc-network", "batchnorm")),
     "jacobian": ("{low:.0f} to {high:.0f} times", partial(speed, suite="layers", parts="jacobian.backward")),
     "divergence": ("{low:.1f} to {high:.1f} training steps", measurement),
     "scaled": ("{low:.2f} to {high:.2f}×", partial(speed, suite="input-scaled", parts="batch 16")),
@@ -166,15 +134,15 @@ VALUES: dict[str, tuple[str, Callable[[Stores], Numbers]]] = {
     "gauss-newton": ("{low:.1f} plain steps", newton_step),
     "affine": ("{high:.0f} %", partial(
         speed, suite="structural", parts="AffineLikeLinear|compiled", scale=100, less=1)),
-    "white-adamw": ("{loss:.2f} nats off AdamW", partial(
-        losses, own=("norm-free", "layernorm", None, "whitened-adamw", None), other=(*MUON[:3], "adamw", None))),
-    "white-muon": ("{loss:.3f} off Muon", partial(
-        losses, own=("norm-free", "layernorm", None, "whitened-muon", None), other=MUON)),
-    "held-muon": ("{loss:.3f} nats", partial(losses, own=HELD, other=(*HELD[:3], "muon", None))),
-    "muon-alone": ("{gain:.3f} nats of Muon with LayerNorm ({p})", partial(
-        losses, own=(*HELD[:3], "muon", None), other=MUON)),
-    "held-interval": ("from {low:+.3f} to {high:+.3f}", interval),
-    "soap-above": ("{gain:.3f} above it ({p})", partial(losses, own=(*HELD[:3], "soap", None), other=HELD)),
+    "white-adamw": ("{loss:.2f} nats off AdamW", losses(
+        text("layernorm", None, "whitened-adamw"), text("layernorm", None, "adamw"))),
+    "white-muon": ("{loss:.3f} off Muon", losses(
+        text("layernorm", None, "whitened-muon"), MUON)),
+    "held-muon": ("{loss:.3f} nats", losses(HELD, text("none", 1.0, "muon"))),
+    "muon-alone": ("{gain:.3f} nats of Muon with LayerNorm ({p})", losses(
+        text("none", 1.0, "muon"), MUON)),
+    "held-interval": ("from {low:+.3f} to {high:+.3f}", losses(HELD, MUON)),
+    "soap-above": ("{gain:.3f} above it ({p})", losses(text("none", 1.0, "soap"), HELD)),
     "held-longer": ("{gain:.3f} nats", longer()),
     "held-fast": ("{gain:.3f}", longer(rate=3e-2)),
     "held-head": ("{loss:.3f}", longer("head-layernorm", 3e-2)),

@@ -15,6 +15,7 @@ from adiv_optim import gauge
 
 from ..core.runs import Run, fingerprint
 from ..core.store import Result
+from ..core.tables import machine
 from ..data import Dataset
 from ..methods import METHODS, Method
 from ..optimizers import OF_PARAMETERS
@@ -258,3 +259,10 @@ def subject(results: Sequence[Result]) -> str:
 def network(result: Result) -> str:
     """Data, layer sizes and batch size of a run."""
     return f"{subject([result])}, batch {result['settings']['batch_size']}"
+
+
+def trained(results: Sequence[Result]) -> str:
+    """How long some runs have trained, by how many seeds and where, for the end of a caption."""
+    settings, environment = results[0]["settings"], results[0]["environment"]
+    length = f"{settings['epochs']} epoch(s), {len(settings['seeds'])} seed(s)"
+    return f"{length}. {machine(environment, settings['device'])}"

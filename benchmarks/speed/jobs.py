@@ -19,7 +19,7 @@ from ..core.runs import ten_times
 from ..methods import METHODS
 from ..optimizers import matrices
 from ..problems.images import mlp
-from .timing import autocast, compiled, device
+from .timing import autocast, compiled, device, preset
 
 Run = Callable[[], None]
 RunLayer = Callable[[Correction | None], None]
@@ -140,19 +140,19 @@ def ten_steps(width: int, layers: int, every: int | None = None) -> Run:
 
 def language_model(
     kind: Callable[..., Optimizer], batch_size: int, wrap: Callable[[Optimizer, nn.Module], Optimizer] | None,
-    norm: str = "layernorm", embedding_deviation: float | None = None, size: str = "small",
+    norm: str = "layernorm", embedding_deviation: float | None = None,
 ) -> Run:  # fmt: skip
     """Ten training steps of the language model, forward and backward included; plainly, or in a wrapper.
 
     Muon takes the matrices of the blocks alone, and nothing else trains then: the difference is the optimizer's.
     """
-    preset = PRESETS[size]
-    model = GPT(preset, 65, norm, embedding_deviation).to(device())
+    size = PRESETS[preset()]
+    model = GPT(size, 65, norm, embedding_deviation).to(device())
     matrices_only = kind is torch.optim.Muon
     optimizer = kind(matrices(model) if matrices_only else list(model.parameters()), lr=1e-3)
     if wrap is not None:
         optimizer = wrap(optimizer, model)
-    windows = torch.randint(65, (batch_size, preset.context + 1), device=device())
+    windows = torch.randint(65, (batch_size, size.context + 1), device=device())
     forward = compiled(model)
 
     def step() -> None:

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -20,10 +20,7 @@ from adiv_optim.layers import AffineLikeLinear, NormLikeLinear, PatchNormConv2d
 
 from .. import data as datasets
 from ..core.arms import label
-from ..core.runs import measure, ratio
-from ..core.store import Store
-from ..core.study import Options, Recipe, Sections, Study
-from ..core.tables import Section, machine
+from ..core.runs import ratio
 from ..ensemble import build_optimizer, train
 from ..methods import METHODS
 from ..problems.images import ImageRun, build_model
@@ -31,7 +28,7 @@ from ..problems.pictures import CoordinateRun, Fit
 from ..studies.coordinates import ALL
 from ..train import ten_steps
 from . import jobs
-from .timing import allocator, device, row, table
+from .timing import allocator, device, row
 
 #: How ratios come about.
 IN_TURN = "within one interleaved run, by processor time if there is one thread: median and quartiles of the rounds"
@@ -47,10 +44,12 @@ def layer_row(what: str, layer: Callable[[], jobs.RunLayer], rule: Correction, r
 def layers(data: str) -> dict[str, Any]:
     """Corrected layers, and what else computes the same, against plain torch."""
     rows, rule, rules = [], BatchIdeal(per_sample=False), (Proportional(), Disproportional())
-    for shape, first, each in product(((512, 1024, 1024), (128, 512, 512), (32, 3072, 32)), (False, True), rules):
+    large = ((8192, 4096, 4096),) * (device() == "cuda")
+    shapes = ((512, 1024, 1024), (128, 512, 512), (32, 3072, 32), *large)
+    for shape, first, each in product(shapes, (False, True), rules):
         what = f"Linear {shape}{' first' * first}, {type(each).__name__}"
         rows.append(layer_row(what, partial(jobs.linear_layer, *shape, not first), each))
-    for shape in ((128, 512, 512), (32, 1024, 1024), (512, 1024, 1024), (2048, 512, 512)):
+    for shape in ((128, 512, 512), (32, 1024, 1024), (512, 1024, 1024), (2048, 512, 512), *large):
         rows.append(layer_row(f"Linear {shape}, BatchIdeal", partial(jobs.linear_layer, *shape), rule))
     images = (((32, 64, 16, 16), 3, False), ((32, 256, 8, 8), 1, False), ((32, 3, 32, 32), 3, True))
     for (image, kernel, first), own in product(images, (Proportional(), rule)):
@@ -248,45 +247,3 @@ def coordinates(data: str) -> dict[str, Any]:
 
 SUITES = {suite.__name__.replace("_", "-"): suite for suite in (layers, structural, batch_ideal, unit_consistent)}
 SUITES |= {"whitened": whitened, "input-scaled": input_scaled, "coordinates": coordinates, "trainer": trainer}
-
-
-@dataclass
-class SpeedOptions(Options):
-    """Options of this study."""
-
-    data: str = "fake"
-    """data set of the trainer comparison"""
-    only: tuple[str, ...] = tuple(SUITES)
-    """these measurements"""
-
-
-def _run(options: SpeedOptions, store: Store) -> None:
-    if unknown := set(options.only) - SUITES.keys():
-        raise ValueError(f"unknown measurement {min(unknown)!r}; known are {', '.join(SUITES)}.")
-    measure(store, {name: partial(SUITES[name], options.data) for name in options.only}, again=True)
-
-
-#: What the names of the rows have that a page shows of a suite with many.
-WORTH = {
-    "layers": r"\(512, 1024, 1024\), |\(32, 3072, 32\) first, D|training step \[3072|3×3, \(32, 64",
-    "whitened": r"every 10(, rank 16)?$",
-}
-
-
-def report(store: Store, name: str, folder: Path) -> Sections:
-    """A table for every suite."""
-    return {
-        f"{name}-{result['key']}": Section([
-            table(result["of"], result["rows"], WORTH.get(result["key"], "")),
-            f"{result['note']} {machine(result['environment'])}",
-        ])
-        for result in store.read()
-    }  # fmt: skip
-
-
-STUDIES = {
-    "speed": Study(
-        "time and memory of corrected layers and of the ensemble trainer", _run, report, SpeedOptions(),
-        makes=[Recipe(0.7)], data="images", page="docs/results/costs.md",
-    )
-}  # fmt: skip

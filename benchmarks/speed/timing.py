@@ -28,6 +28,8 @@ class Setup(NamedTuple):
     device: str = DEVICE
     dtype: torch.dtype | None = None  # of autocast in their forward passes; None is none
     mode: str | None = None  # torch.compile's, of forward passes; "reduce-overhead" is a CUDA graph, None is eager
+    preset: str = "small"  # of language models
+    rounds: int | None = None  # of timings at most
 
 
 _setups = [Setup()]
@@ -48,6 +50,11 @@ def device() -> str:
     return _setups[-1].device
 
 
+def preset() -> str:
+    """The size of language models."""
+    return _setups[-1].preset
+
+
 def autocast() -> Any:
     """The context of a forward pass."""
     dtype = _setups[-1].dtype
@@ -57,6 +64,8 @@ def autocast() -> Any:
 def compiled(forward: F) -> F:
     """A forward pass as it is to be run: itself, or compiled."""
     mode = _setups[-1].mode
+    if mode is not None:
+        torch.compiler.reset()  # torch compiles one forward eight times and no more
     return forward if mode is None else torch.compile(forward, mode=mode)  # type: ignore[return-value]
 
 
@@ -111,29 +120,28 @@ def row(what: str, job: Job, plain: Job, rounds: int, runs: tuple[Run, Run] | No
         runs: of both, on the same tensors: where memory happens to lie can cost more than what is measured here.
     """
     run, plain_run = runs or (job(), plain())
+    rounds = min(rounds, _setups[-1].rounds or rounds)
     seconds = interleaved({"plain": plain_run, "job": run}, rounds)
     memory, median = peak_memory(job) / peak_memory(plain), statistics.median(seconds["plain"])
     ratios = {"time_ratio": ratio(seconds["job"], seconds["plain"]), "memory_ratio": memory}
     return {"what": what, **ratios, "plain_ms": 1e3 * median}
 
 
-def table(what: str, rows: list[dict[str, Any]], worth: str = "", *, memory: bool = True, plain: bool = False) -> Table:
-    """Ratios of time and memory, with the plain counterpart's own time if it is wanted.
+def table(what: str, rows: list[dict[str, Any]], worth: str = "", *, memory: bool = True) -> Table:
+    """Ratios of time and memory.
 
     Args:
         what: is measured.
         rows: of the table.
         worth: a page shows the rows in whose names this pattern is found.
         memory: whether memory is shown.
-        plain: whether the plain counterpart's time is.
     """
     cells = list[Row]()
     for row in rows:
         (low, high), middle = row["time_ratio"]["quartiles"], row["time_ratio"]["median"]
         used = exact(row["memory_ratio"] if memory else None, ".3f")
-        own = [exact(row["plain_ms"], ".2f")] if plain else []
         time = Cell(f"{middle:.3f}", {"": middle, "n": row["time_ratio"]["rounds"]})
         quartiles = Cell(f"{low:.3f} to {high:.3f}", {"low": low, "high": high})
-        cells.append([row["what"], time, quartiles, used, *own])
+        cells.append([row["what"], time, quartiles, used])
     shown = [re.search(worth, row["what"]) is not None for row in rows]
-    return Table([what, "time", "quartiles", "peak memory", *["plain, ms"] * plain], cells, shown)
+    return Table([what, "time", "quartiles", "peak memory"], cells, shown)

@@ -21,11 +21,11 @@ from ..core.figure import panels
 from ..core.runs import DEVICE, measure, run_all
 from ..core.store import Result, Store, setting
 from ..core.study import Options, Sections, Study
-from ..core.tables import SIGNIFICANT, Section, Table, against, estimate, exact, machine, mean_and_error, welch
+from ..core.tables import SIGNIFICANT, Section, Table, against, estimate, exact, mean_and_error, welch
 from ..ensemble import IMAGES
 from ..grids import best_optimizer
 from ..methods import METHODS
-from ..problems.images import again, network
+from ..problems.images import again, network, trained
 
 #: Whose settings the digits are learned with.
 CHOSEN = Path(__file__).parents[1] / "results" / "digits-optimizers.jsonl"
@@ -132,7 +132,7 @@ def verdict(fits: dict[str, float], errors: dict[str, float], digits: list[Resul
     if len(best) < 2 or len(_accuracies(best[0])) < 2:
         return text
     values = [f"{_label(each)} has {mean_and_error(_accuracies(each))[0]:.1f} %" for each in best]
-    _, p = welch(*map(_accuracies, best))
+    p = welch(*map(_accuracies, best)).p
     who = f"{_label(min(best, key=digits.index))} wins" if p < SIGNIFICANT else "nobody wins"
     return f"{text}. Digits: {who}; {', '.join(values)} (p = {p:.2g})"
 
@@ -161,12 +161,9 @@ def report(store: Store, name: str, folder: Path) -> Sections:
     head = ["digits", "optimizer", "learning rate", "damping", "test accuracy, %", "against the first (p)"]
     _figure(digits, f"{network(best)}, {settings['epochs']} epochs", folder / f"{name}.png")
     caption = (
-        "The picture: 64 × 64 pixels, one seed, as `examples.fit_image` learns it, in steps that took equal time "
-        "when the study fourier measured them. The equation: Burgers' wave of `examples.equation`, one seed, relative "
-        f"L2 error. Digits: {network(best)}, tanh, "
-        f"{settings['epochs']} epochs, mean ± standard error over {len(settings['seeds'])} seeds; optimizer, learning "
-        "rate and damping were chosen by another seed on held-out data; p is Welch's. "
-        f"{machine(best['environment'], settings['device'])}"
+        "The picture: 64 × 64 pixels, one seed, in equal time. The equation: Burgers' wave, one seed, relative error. "
+        "Digits: mean ± standard error, with settings that another seed chose on held-out data; p is Welch's. "
+        f"{trained(digits)}"
     )
     return {name: Section([first, second, Table(head, rows, name="digits"), caption], verdict(fits, errors, digits))}
 

@@ -7,21 +7,16 @@ from pathlib import Path
 from ..core.figure import band, panels
 from ..core.store import Result, setting
 from ..core.study import Recipe, apart
-from ..core.tables import Cell, Section, Table, estimate, exact, in_order, machine, pivot
+from ..core.tables import Cell, Section, Table, estimate, exact, in_order, pivot
 from ..grids import CNN, CNN_POOL, COMPARED, PAPERS, Grid, grid_study, presets
 from ..methods import METHODS, optimizer_name
-from ..problems.images import ACTIVATIONS, BACKENDS, network
-
-
-def _length(result: Result) -> tuple[int, int]:
-    """Epochs, and how many seeds."""
-    return result["settings"]["epochs"], len(result["settings"]["seeds"])
+from ..problems.images import ACTIVATIONS, BACKENDS, network, trained
 
 
 def _place(result: Result) -> tuple[int, ...]:
     """Orders results so that what cells show comes last."""
-    backend, activation = setting("backend", "activation")(result)
-    return -BACKENDS.index(backend), *_length(result), -list(ACTIVATIONS).index(activation)
+    backend, activation, epochs, seeds = setting("backend", "activation", "epochs", "seeds")(result)
+    return -BACKENDS.index(backend), epochs, len(seeds), -list(ACTIVATIONS).index(activation)
 
 
 def _section(group: list[Result], name: str, folder: Path) -> Section:
@@ -38,12 +33,9 @@ def _section(group: list[Result], name: str, folder: Path) -> Section:
     optimizers = dict.fromkeys(optimizer_name({**settings, "method": method}) for method in methods)
     title = f"{network(group[-1])}, {' and '.join(optimizers)} {settings['lr']:g}, {settings['device']}"
     _figure(shown, title, folder / f"{name}.png")
-    found = dict.fromkeys((r["settings"]["backend"], *_length(r)) for r in reversed(group))
-    runs = "; ".join("{}: epochs {}, seeds {}".format(*each) for each in found)
     caption = (
-        f"Test accuracy after the last epoch, mean ± standard error over "
-        f"seeds ({runs}; accuracies are those of {longest} epochs). Time is per step and seed, training only, "
-        f"{machine(group[-1]['environment'], settings['device'])}"
+        "Test accuracy after the last epoch, mean ± standard error over seeds; time per step and seed, training only. "
+        f"{trained(group[-1:])}"
     )
     return Section([f"**{title}**", _table(group, shown), caption])
 

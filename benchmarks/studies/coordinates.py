@@ -25,9 +25,8 @@ _LOOK = Look(
     partial(estimate, digits=1),
     "PSNR, dB",
     "{:+.1f}".format,
-    about="Mean ± standard error over crops, each by its own seed. Learning rate and damping are the best of an "
-    "arm's trials, each on two other crops. p is of the paired t test over the crops. Learning rates rise over 20 "
-    "steps and fall to 0 by a cosine. Muon trains the matrices inside the network, Adam the rest at the same rate.",
+    about="Mean ± standard error over crops, each by its own seed. Learning rate and damping are the best of an arm's "
+    "trials on two other crops; p is of the paired t test.",
 )
 
 

@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -15,7 +16,7 @@ from adiv_optim.diagnostics import Divergence, divergence
 from adiv_optim.layers import NormLikeLinear
 
 from .. import data as datasets
-from ..core.figure import WIDTH, plt, saved
+from ..core.figure import panels
 from ..core.runs import interleaved, ratio, step
 from ..core.store import public_name
 from ..core.study import Recipe, measurement
@@ -149,23 +150,17 @@ def table(result: dict[str, Any], stage: str) -> Table:
         layers, uneven = found["layers"], found["not_downhill_uneven"]
         gains = [(layer["gain_mean"], layer["gain_variance"] ** 0.5) for layer in layers]
         columns = (
-            [Cell(f"{v:.2f}", {"": v}) for v in (layer["cosine"][1] for layer in layers)],
-            # What is left of a gain that is the same for every row is float32's rounding.
-            [Cell(f"{m:.3g} ± {d:.2g}" if d > 1e-4 * m else f"{m:.3g}", {"": m, "deviation": d}) for m, d in gains],
+            [exact(layer["cosine"][1], ".2f") for layer in layers],
+            [Cell(f"{mean:.3g} ± {d:.2g}", {"": mean, "deviation": d}) for mean, d in gains],
             [exact(layer["interference"][1], ".2f") for layer in layers],
             [exact(layer["weight_share"], ".2f") for layer in layers],
-            [Cell(f"{v:.2g}" if v > 1e-6 else "0", {"": v}) for v in (la["squared_norm_variance"] for la in layers)],
+            [exact(layer["squared_norm_variance"], ".2g") for layer in layers],
         )
         whole = [exact(100 * found["not_downhill"], ".0f"), exact(None if uneven is None else 100 * uneven, ".1f")]
         rows.append([name, *map(_by_layer, columns), *whole, exact(found["accuracy"], ".1f")])
     header = ["method", "cosine", "own gain", "interference", "weight share", "Var\\|x\\|²"]
-    return Table(
-        [*header, "uphill, %", f"uphill, {UNEVEN_ROWS} uneven rows, %", "accuracy, %"],
-        rows,
-        None,
-        stage,
-        title[0].upper() + title[1:],
-    )
+    header += ["uphill, %", f"uphill, {UNEVEN_ROWS} uneven rows, %", "accuracy, %"]
+    return Table(header, rows, name=stage, heading=title[0].upper() + title[1:])
 
 
 def _by_layer(cells: list[Cell]) -> Cell:
@@ -179,10 +174,8 @@ def section(result: dict[str, Any], name: str, folder: Path) -> Section:
     figure(result, folder / f"{name}.png")
     note = (
         f"{result['data']}, {result['sizes']}, tanh, {result['batches']} batches of {result['batch_size']}. Cosine and "
-        "interference are medians over rows, own gain is mean ± deviation within a batch, layer by layer. With Adam "
-        "cosine, interference and uphill are those of its real step, interference being the part across the gradient; "
-        f"the own gain is the gradient's. Uphill: the step raises the loss to first order; {UNEVEN_ROWS} uneven rows "
-        f"are scaled by e^(2n), n normal, {result['uneven_batches']} batches. "
+        "interference are medians over rows, own gain is mean ± deviation within a batch, by layer; with Adam all "
+        f"but the gain are those of its real step. {UNEVEN_ROWS} uneven rows are scaled by e^(2n), n normal. "
         f"{machine(result['environment'])}"
     )
     tables = [table(result, stage) for stage in result["stages"]]
@@ -199,37 +192,22 @@ def figure(result: dict[str, Any], path: Path) -> None:
     """Draw own gain, cosine and interference of every method, a row of panels per stage, quartiles as bars."""
     names = list(result["subjects"])
     quantities = {"gain": "own gain γ (ideal: 1)", "cosine": "cosine with −g", "interference": "interference share"}
-    rows, count = len(result["stages"]), len(result["sizes"]) - 1
-    fig, axes = plt.subplots(
-        rows, len(quantities), figsize=(WIDTH, 10.0), sharey=True, sharex="col", layout="constrained"
-    )
-    colors = plt.get_cmap("tab10").colors  # type: ignore[attr-defined]
-    with saved(fig, path):
-        for row, (stage, title) in zip(axes, result["stages"].items(), strict=True):
-            for axis, quantity in zip(row, quantities, strict=True):
-                for layer in range(count):
-                    found = [result["subjects"][name][stage]["layers"][layer][quantity] for name in names]
-                    bars = [[m - low for low, m, _ in found], [high - m for _, m, high in found]]
-                    places = [at + 0.24 * (layer - (count - 1) / 2) for at in range(len(names))]
-                    # Shape as well as colour: colour alone does not carry to everyone.
-                    axis.errorbar(
-                        [m for _, m, _ in found], places, xerr=bars, fmt="os^D"[layer % 4], markersize=4, linewidth=1.2,
-                        color=colors[layer], label=f"layer {layer + 1}",
-                    )  # fmt: skip
-                for at in range(0, len(names), 2):
-                    axis.axhspan(at - 0.5, at + 0.5, color="0.95", zorder=0)
-                axis.axvline(0.0 if quantity == "interference" else 1.0, color="0.4", linewidth=0.8, linestyle=":")
-                axis.grid(axis="x", alpha=0.3)
-            row[0].set_xscale("log")
-            row[0].set_yticks(range(len(names)), names)
-            row[1].set_title(title, fontsize=11)
-        for axis, label in zip(axes[-1], quantities.values(), strict=True):
-            axis.set_xlabel(label)
-        axes[0][0].set_ylim(len(names) - 0.5, -0.5)
-        handles, labels = axes[0][0].get_legend_handles_labels()
-        fig.legend(handles, labels, loc="outside lower center", ncols=count, frameon=False)
-        title = f"The effect of one step on each layer's outputs: {result['data']}, {result['sizes']}"
-        fig.suptitle(title, fontsize=11)
+    places = [(stage, quantity) for stage in result["stages"] for quantity in quantities]
+    titles = [f"{quantities[quantity]}: {stage}" for stage, quantity in places]
+    title = f"The effect of one step on each layer's outputs: {result['data']}, {result['sizes']}"
+    with panels(titles, title, path, height=4.4) as axes:
+        for axis, (stage, quantity) in zip(axes, places, strict=True):
+            for layer, mark in enumerate("os^"):  # shape as well as colour: colour alone does not carry to everyone
+                layers = [subject[stage]["layers"][layer] for subject in result["subjects"].values()]
+                low, middle, high = np.array([each[quantity] for each in layers]).T
+                heights = np.arange(len(names)) + 0.24 * (layer - 1)
+                bars, label = (middle - low, high - middle), f"layer {layer + 1}"
+                axis.errorbar(middle, heights, xerr=bars, fmt=mark, markersize=4, label=label)
+            for at in range(0, len(names), 2):
+                axis.axhspan(at - 0.5, at + 0.5, color="0.95", zorder=0)
+            axis.axvline(0.0 if quantity == "interference" else 1.0, color="0.4", linewidth=0.8, linestyle=":")
+            axis.set_xscale("log" if quantity == "gain" else "linear")
+        axes[0].set(yticks=range(len(names)), yticklabels=names, ylim=(len(names) - 0.5, -0.5))
 
 
 _HELP = "what one step of every method does to the activations"

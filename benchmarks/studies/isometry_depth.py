@@ -188,17 +188,11 @@ def section(result: Result, name: str, folder: Path) -> Section:
     header = ["activation", "β", "(2 − β)²", "infinite width", "bound", *(STYLES[variant][2] for variant in VARIANTS)]
     labels = [f"distance from infinite width, {STYLES[variant][2]}" for variant in WITH_LIMIT]
     table = Table([*header, *labels], rows)
-    start = result["activations"]["ReLU"]["mean_field"][0]
     caption = (
-        f"Isometry gap after {result['depth']} layers of width {result['width']}, weights N(0, 1/width), linear → "
-        f"activation → centre → normalise, of {result['samples']} samples any two of which have a correlation of "
-        f"{result['correlation']:g} at depth 0 (gap {start:.3f}): median and quartiles over {result['seeds']} draws of "
-        "the weights, float64. Infinite width: the recursion of the Gram matrix. Bound: "
-        "`diagnostics.mean_field_bound`, the gap at the start until it says more. It is one of infinite width, whose "
-        "gap vanishes, where that of a finite width ends in noise of order samples / width. Distances are those of "
-        "Gram matrices, relative, Frobenius. Xavier: the activation of torch's gain × the linear layer. Out of range, "
-        "a cross in the figures: in one of the draws the activations have left float64 or its precision. "
-        f"torch {result['environment']['torch']}."
+        f"Isometry gap after {deep} layers of width {result['width']}, linear → activation → centre → normalise, of "
+        f"{result['samples']} samples: median and quartiles over {result['seeds']} draws of the weights, float64. "
+        "Distances are those of Gram matrices, relative. Out of range, a cross in the figures: in one of the draws the "
+        f"activations have left float64 or its precision. torch {result['environment']['torch']}."
     )
     return Section([table, caption])
 

@@ -135,20 +135,15 @@ def correlations(found: Seeds) -> dict[str, Any]:
 
 
 def _caption(found: Seeds, data: str) -> str:
-    counts, result = {len(seeds) for seeds in found.values()}, next(iter(found.values()))[0]
-    settings = result["settings"]
-    epochs = settings["steps"] * settings["batch_size"] / result["training_samples"]
-    ranks = ""
+    result = next(iter(found.values()))[0]
+    settings, ranks = result["settings"], ""
     if len(found) > 2:
         each = (f"{name} {rank.statistic:+.2f} (p = {rank.pvalue:.2g})" for name, rank in correlations(found).items())
         ranks = f"Rank correlation of β over {len(found)} activations with {', with '.join(each)}. "
     return (
-        f"{data}, {settings['layers']} layers of {settings['width']}, LayerNorm without parameters → linear → "
-        f"activation, weights N(0, 1/fan_in), SGD {settings['lr']:g}, {settings['steps']} steps of "
-        f"{settings['batch_size']} ({epochs:.1f} epochs), {' or '.join(map(str, sorted(counts)))} seed(s). Isometry, "
-        f"at initialisation and trained, is that of {result['samples']} training samples, mean of {result['batches']} "
-        "batches; a norm centres before it normalises, and that may lower it. Training losses are means of "
-        f"{WINDOW} steps. {ranks}torch {result['environment']['torch']}."
+        f"{data}, {settings['layers']} layers of {settings['width']}, {settings['steps']} steps. Isometry is that of "
+        f"{result['samples']} training samples; a norm centres before it normalises, and that may lower it. "
+        f"Losses are means of {WINDOW} steps. {ranks}torch {result['environment']['torch']}."
     )
 
 
@@ -207,12 +202,8 @@ def _widths(results: list[Result], name: str, folder: Path) -> Section:
         norms = [layer["isometry"] for layer in result["isometry"]["start"] if layer["path"].startswith("norm")]
         rows.append([", ".join(map(str, result["widths"])), *(exact(-math.log(isometry), ".3f") for isometry in norms)])
     header = ["widths", *(f"norm {number}" for number in range(len(rows[0]) - 1))]
-    data = results[0]["settings"]["data"]
-    caption = (
-        f"{data_label(data)}, tanh, at initialisation: isometry gap of "
-        f"{results[0]['samples']} samples behind every norm, one seed (Fig. B.4). "
-        f"torch {results[0]['environment']['torch']}."
-    )
+    data = data_label(results[0]["settings"]["data"])
+    caption = f"{data}, tanh, at initialisation: isometry gap of {results[0]['samples']} samples behind every norm."
     return Section([Table(header, rows), caption])
 
 

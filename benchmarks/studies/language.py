@@ -4,7 +4,6 @@ Rates and dampings are chosen from grids by the validation loss of seed 0, which
 """
 
 import statistics
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -12,19 +11,18 @@ from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from examples.gpt import NORM_LABELS, NORMS, WARM_UP
+from examples.gpt import NORM_LABELS, NORMS
 
 from ..core.runs import interleaved, measure, ratio, run_all, ten_times
 from ..core.store import Result, Store, setting
-from ..core.study import Piece, Recipe, Sections, Study, protocols
-from ..core.tables import Cell, Section, Table, exact, grouped, machine
+from ..core.study import Recipe, Sections, Study, protocols
+from ..core.tables import Cell, Section, Table, exact, grouped
 from ..core.tables import Row as Cells
 from ..core.tune import choose, grid
 from ..methods import METHODS
-from ..optimizers import REST_LR
 from ..problems import language
 from ..problems.language import LANGUAGE, TextRun, dampings, is_installed, title
-from .texts import PAGE, SMOKE, TextOptions, at_edge, best_first, draw, loss_cell, losses_of, rows_of
+from .texts import PAGE, SMOKE, TextOptions, about, at_edge, best_first, draw, loss_cell, losses_of, rows_of
 
 
 class Search(NamedTuple):
@@ -165,7 +163,7 @@ def report(store: Store, name: str, folder: Path, figures: bool = True) -> Secti
             shown = [result for result in results if result["settings"]["method"] in ratios]
             draw(best_first(shown), heading, folder / f"{own}-time.png", ratios)
         table = _table(results, tried, time, own.removeprefix(f"{name}-") if len(groups) > 1 else "")
-        parts += [f"**{heading}**", table, _caption(results, tried, time)]
+        parts += [f"**{heading}**", table, _caption(results, time)]
     return {name: Section(parts)}
 
 
@@ -189,58 +187,34 @@ def _table(results: list[Result], tried: list[Result], time: Result | None, name
         cells.append([*row, exact(ratios.get(settings["method"], {}).get("median"), ".2f")])
     header = ["method", "normaliser", "learning rate", "damping", "steps"]
     header += ["test loss", "validation loss", "time per step"]
-    # Of many rows a page shows those with the first of the normalisers, which all methods have.
-    worth = [row[1] == cells[0][1] for row in cells] if len(cells) > 20 else None
-    return Table(header, cells, worth, name)
+    return Table(header, cells, name=name)
 
 
-def _caption(results: list[Result], tried: list[Result], time: Result | None) -> str:
+def _caption(results: list[Result], time: Result | None) -> str:
     """Say under a table what its numbers are."""
-    environment, settings = results[0]["environment"], results[0]["settings"]
-    seeds = " or ".join(str(count) for count in sorted({len(row) for row in rows_of(results)}))
-    chosen = timed = ""
-    if tried:
-        counts = sorted(set(Counter(map(_CHOICE, tried)).values()))
-        chosen = (
-            f"Learning rate and damping are the best of {' or '.join(map(str, counts))} combinations by the validation "
-            "loss of seed 0; * is an edge of what was tried. "
-        )
+    timed = ""
     if time:
-        timed = (
-            "Time is a whole training step's, as a ratio to AdamW's "
-            f"({time['adamw_ms']:.0f} ms): medians of {time['time_ratio']['adamw']['rounds']} interleaved rounds, "
-            f"{time['environment']['threads']} thread(s). "
-        )
-    return (
-        f"Cross entropy in nats per character, mean ± standard error over {seeds} seed(s): on "
-        f"the last tenth of the text (test) and on at most {language.VALIDATION_WINDOWS} windows of the tenth before "
-        f"it (validation). {chosen}Learning rates rise over {WARM_UP:.0%} of the steps, then fall to 0 by a cosine "
-        f"(schedule-free: stay). Muon's embeddings, head, norms and biases are AdamW's, at {REST_LR:g}. "
-        f"Weight decay {settings['weight_decay']:g}. {timed}{machine(environment, settings['device'])}"
-    )
+        rounds = time["time_ratio"]["adamw"]["rounds"]
+        timed = f" Time per step is in AdamW's {time['adamw_ms']:.0f} ms: medians of {rounds} rounds in turn."
+    return f"{about(results)}{timed}"
 
 
 def _study(
     help: str, recipe: Recipe, searches: Sequence[Search], fixed: Sequence[Fixed] = (), *,
-    figures: bool = True, pieces: Sequence[Piece] = (), **defaults: Any,
+    figures: bool = True, **defaults: Any,
 ) -> Study:  # fmt: skip
     run, draws = partial(_run, searches=searches, fixed=fixed), partial(report, figures=figures)
     smoke = f"--methods adamw --norms none {SMOKE}"
     options = LanguageOptions(**defaults)
-    return Study(help, run, draws, options, makes=[recipe], data="text", page=PAGE, smoke=smoke, pieces=pieces)
+    return Study(help, run, draws, options, makes=[recipe], data="text", page=PAGE, smoke=smoke)
 
 
 _TIMES = ("", "--time")
-_PIECE = Piece(
-    1, "char-lm",
-    "--methods muon whitened-muon-16 adamw whitened-adamw-16 --norms layernorm --seeds 1 --preset gpu --steps 1000",
-    "--methods adamw whitened-adamw-16 --norms layernorm --seeds 1 --preset tiny --steps 4",
-)  # fmt: skip
 _EQUAL_TIMES = ("", "--time --methods adamw muon whitened-muon-16 whitened-adamw-16")
 STUDIES = {
     "char-lm": _study(
         "optimizers and normalisers on a small language model", Recipe(4.0, options=_TIMES, decides="--seeds 10"),
-        _SEARCHES, _SMALL_TOO, pieces=[_PIECE],
+        _SEARCHES, _SMALL_TOO,
     ),
     "char-lm-2000": _study(
         "Muon, plain and whitened, for 2,000 steps", Recipe(1.0, options=_TIMES, decides="--seeds 10"),

@@ -20,11 +20,11 @@ from ..core.figure import panels
 from ..core.runs import NOBODY, Watch, run_all
 from ..core.store import Result, Store
 from ..core.study import Recipe, Sections, Study, Training
-from ..core.tables import Cell, Row, Section, Table, estimate, exact, in_order, machine, mean_and_error, spearman
+from ..core.tables import Cell, Row, Section, Table, estimate, exact, in_order, mean_and_error, spearman
 from ..data import Dataset
 from ..ensemble import IMAGES, Loops, epoch_orders, set_rate
 from ..methods import METHODS
-from ..problems.images import ACTIVATIONS, ImageRun, again, network, take
+from ..problems.images import ACTIVATIONS, ImageRun, again, network, take, trained
 
 #: Measurements along a run, from before its first step on, and the batches of each.
 POINTS, BATCHES = 8, 4
@@ -132,13 +132,10 @@ def report(store: Store, name: str, folder: Path) -> Sections:
         row: Row = [METHODS[settings["method"]].label, settings["activation"], settings["optimizer"]]
         rows.append([*row, estimate(result["accuracy"]), *(exact(own[name], ".3f") for name in QUANTITIES)])
     _figure(results, f"{network(results[0])}: divergence and accuracy", folder / f"{name}.png")
-    wanted = "The thesis wants a positive correlation with the cosine and negative ones with the others. "
-    seeds = len(results[0]["accuracy"])
     caption = (
-        f"{network(results[0])}, settings as tuned, {seeds} seed{'s' * (seeds > 1)}: divergence of the real step, "
-        f"mean over {POINTS} moments of the run, {BATCHES} batches and all layers; beside it test accuracy. Rank "
-        f"correlations are Spearman's over runs, in brackets p. {wanted}Runs that diverged are left out of them. "
-        f"{machine(results[0]['environment'])}"
+        f"Divergence of the real step, mean over {POINTS} moments of the run, {BATCHES} batches and all layers, and "
+        "Spearman's rank correlations with the test accuracy, in brackets p. "
+        f"The thesis wants a positive one with the cosine and negative ones with the others. {trained(results)}"
     )
     first = Table(["runs", "n", *(f"accuracy and {label}" for label in labels)], correlations, name="ranks")
     second = Table(["method", "activation", "optimizer", "test accuracy, %", *labels], rows, name="runs")

@@ -17,11 +17,11 @@ from examples.gpt import NORM_LABELS, NORMS
 from ..core.runs import run_all
 from ..core.store import Result, Store, setting
 from ..core.study import UNTRIED, Recipe, Sections, Study, protocols
-from ..core.tables import Cell, Row, Section, Table, against, exact, grouped, machine, mean_and_error
+from ..core.tables import Cell, Row, Section, Table, against, exact, grouped, mean_and_error
 from ..core.tune import choose, ladder
 from ..methods import METHODS
 from ..problems.language import LANGUAGE, TextRun, dampings, is_installed, title
-from .texts import PAGE, SMOKE, TextOptions, at_edge, loss_cell, losses_of
+from .texts import PAGE, SMOKE, TextOptions, about, at_edge, loss_cell, losses_of
 
 
 class Arm(NamedTuple):
@@ -67,13 +67,6 @@ GROUPS: list[list[Arm]] = [
     _group(["gains", "skip-init"], [None], ["muon", "adamw"]),
     _group((norm for norm in NORMS if norm not in _ELSEWHERE), DEVIATIONS, SCALED),
 ]
-#: Rows that a page shows.
-_WHITENED = ["whitened-adamw-16", "whitened-muon-16", "soap"]
-_SHOWN = [
-    *_group([TWIN], [None], ["adamw", "muon", *_WHITENED]),
-    *_group(["none"], [None], ["adamw", "muon"]),
-    *_group(["none"], [1.0], [*SCALED, *_WHITENED, "normuon", "kron"]),
-]
 
 
 def search(rows: Sequence[Arm], run: TextRun, rates: Rates, store: Store, download: bool = False) -> list[TextRun]:
@@ -94,13 +87,13 @@ def report(store: Store, name: str, folder: Path) -> Sections:
         rows, trials = grouped(results, _row), grouped(searched, _row)
         tried = {row: list(map(setting("lr"), each)) for row, each in trials.items()}
         order = sorted(rows, key=_order)
-        # Of many rows a page shows what a sentence compares: with the counterpart's normaliser, and with none.
-        worth = [row in _SHOWN for row in order] if len(order) > 40 else None
         header = ["normaliser", "embeddings", "optimizer", "learning rate", "seeds", "validation loss", "test loss"]
         header += ["validation against LayerNorm (p)", "test against LayerNorm (p)"]
         header += ["RMS of the residual stream", "of the logits"]
-        table = Table(header, [_cells(row, rows, tried.get(row, [])) for row in order], worth)
-        sections[own] = Section([table, _caption(results, tried.values())])
+        table = Table(header, [_cells(row, rows, tried.get(row, [])) for row in order])
+        length = f"{results[0]['settings']['steps']} steps"
+        caption = f"{about(results)} Differences are to LayerNorm with the same bare optimizer; p is Welch's."
+        sections[own] = Section([f"**{title(results[0])}, {length}**", table, caption])
     return sections
 
 
@@ -136,24 +129,6 @@ def _cells(row: Arm, rows: Mapping[Arm, list[Result]], tried: Sequence[float]) -
     stream = Cell(f"{residual[0]:.2g} to {largest:.2g}", {"at the first block": residual[0], "largest": largest})
     losses = [exact(len(results)), loss_cell(validation, 3), loss_cell(test, 3)]
     return [*first, *losses, *beside, stream, exact(residual[-1], ".2g")]
-
-
-def _caption(results: list[Result], tried: Iterable[Sequence[float]]) -> str:
-    settings, environment = results[0]["settings"], results[0]["environment"]
-    clip = settings.get("clip")
-    gradients = "gradients as they are" if clip is None else f"gradients cut to a norm of {clip:g}"
-    trials = [len(rates) for rates in tried if rates] or [0]
-    counts = " to ".join(map(str, sorted({min(trials), max(trials)})))
-    lasts = sorted({max(map(setting("seed"), own)) for own in grouped(results, _row).values()})
-    seeds = f"seeds 1 to {' or '.join(map(str, lasts))}"
-    length = f"{settings['steps']} steps, weight decay {settings['weight_decay']:g}"
-    return (
-        f"{title(results[0])}, {length}, {gradients}. "
-        f"Cross entropy in nats per character, mean ± standard error over {seeds}. Learning "
-        f"rates are the best of {counts} by the validation loss of seed 0, which is not among them; * is an edge of "
-        "what was tried. Differences are to LayerNorm with the same bare optimizer and the better embeddings; p is "
-        f"Welch's. {machine(environment, settings['device'])}"
-    )
 
 
 @dataclass

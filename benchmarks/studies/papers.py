@@ -11,11 +11,11 @@ from typing import Any
 from ..core.figure import band, bars, panels, shade
 from ..core.store import Result, setting
 from ..core.study import UNTRIED, Recipe, Report, Study, apart
-from ..core.tables import Cell, Row, Section, Table, estimate, exact, grouped, in_order, machine, pivot
+from ..core.tables import Cell, Row, Section, Table, estimate, exact, grouped, in_order, pivot
 from ..grids import OF_PAPER, PAPERS, SMOKE, Grid, grid_study, presets
 from ..methods import METHODS
 from ..optimizers import OF_PARAMETERS
-from ..problems.images import network, subject
+from ..problems.images import network, subject, trained
 
 #: The setting that columns and horizontal axes are → its label there, and what reads it.
 ALONG: dict[str, tuple[str, Callable[[dict[str, Any]], float]]] = {
@@ -79,12 +79,7 @@ def _section(along: str, results: list[Result], name: str, folder: Path) -> Sect
         _figure(found, label, title, folder / f"{name}.png")
     where = "a tenth of the training set, held out" if settings.get("validation") else "the test set"
     rates = max(map(len, at.values()))
-    chosen = f", each at the best of {rates} rates" if rates > 1 else ""
-    rate = "" if len({r["settings"]["lr"] for r in results}) > 1 else f", {settings['optimizer']} {settings['lr']:g}"
-    caption = (
-        f"Accuracy on {where} in per cent after {length}{rate}{chosen}, mean ± standard error over "
-        f"{len(settings['seeds'])} seeds. {machine(results[0]['environment'], settings['device'])}"
-    )
+    caption = f"Accuracy on {where}, mean ± standard error, at the best of {rates} rate(s). {trained(results)}"
     return Section([f"**{title}**", table, caption])
 
 
@@ -152,12 +147,7 @@ def _sweep(results: list[Result], name: str, folder: Path) -> Section:
                 rate = Cell(f"{top:g}{edge}", {"": top})
                 rows.append([optimizer, look.label, rate, estimate(curve[top]), near])
     header = ["optimizer", "method", "best learning rate", "accuracy there, %", f"others within {NEAR:g} points"]
-    counts = sorted({len({r["settings"]["lr"] for r in curve}) for curve in found.values()})
-    caption = (
-        f"Accuracy on {where}, after {settings['epochs']} epochs at a constant rate, mean ± standard error over "
-        f"{len(settings['seeds'])} seeds. Every method has {' or '.join(map(str, counts))} learning rates, a factor "
-        f"of about three apart. torch {results[0]['environment']['torch']}."
-    )
+    caption = f"Accuracy on {where}, at a constant rate, mean ± standard error. {trained(results)}"
     return Section([f"**{heading}**", Table(header, rows), caption])
 
 
@@ -181,10 +171,8 @@ def _rescaled(results: list[Result], name: str, folder: Path) -> Section:
                 cells |= {(label, sigma): _gauges(values) for sigma, values in gauges.items()}
         axis.set(xlabel="σ of the log-scales", ylabel="test accuracy, %", xticks=sigmas)
     caption = (
-        f"Test accuracy after {settings['epochs']} epochs of one network in {len(settings['seeds'])} gauges: mean, and "
-        "in brackets the lowest and the highest. All start as the same function and see the same batches. Learning "
-        "rates were chosen by the sweep, for the network as PyTorch initialises it. "
-        f"torch {results[0]['environment']['torch']}."
+        "Test accuracy of one network in several gauges, which starts as the same function and sees the same batches: "
+        f"mean, and in brackets the lowest and the highest. {trained(results)}"
     )
     columns = {sigma: f"σ = {sigma:g}" for sigma in sigmas}
     return Section([f"**{heading}**", pivot(["method, optimizer", "learning rate"], rows, columns, cells), caption])

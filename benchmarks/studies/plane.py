@@ -52,12 +52,7 @@ def section(result: dict[str, Any], name: str, folder: Path) -> Section:
         lengths = sorted((x * x + y * y) ** 0.5 for x, y in zip(*result["outputs"][name].values(), strict=True))
         low, middle, high = (lengths[int(share * (count - 1))] for share in (0.05, 0.5, 0.95))
         rows.append([name, *(exact(length, ".3f") for length in (low, middle, high))])
-    caption = (
-        f"{count} points from a standard normal in the plane (as Bird 2025, Fig. 1). BatchNorm leaves them "
-        "nearly where they are, LayerNorm keeps one sign of two numbers, L2 norm and RMSNorm keep the direction alone; "
-        "affine-like, with W = I and b = 0, fills the disc: its outputs keep the order of their lengths. "
-        f"torch {result['environment']['torch']}."
-    )
+    caption = f"{count} points from a standard normal in the plane. torch {result['environment']['torch']}."
     return Section([Table(["length of the outputs", "5 %", "median", "95 %"], rows), caption])
 
 

@@ -11,7 +11,7 @@ from scipy.stats import linregress, t
 
 from ..core.figure import bars, panels
 from ..core.store import Result, setting
-from ..core.study import Piece, Recipe, apart
+from ..core.study import Recipe, apart
 from ..core.tables import (
     Cell,
     Row,
@@ -20,7 +20,6 @@ from ..core.tables import (
     estimate,
     grouped,
     in_order,
-    machine,
     mean_and_error,
     pivot,
     spearman,
@@ -28,7 +27,7 @@ from ..core.tables import (
 )  # fmt: skip
 from ..grids import PAPERS, Grid, Presets, expand, grid_study, presets
 from ..methods import METHODS
-from ..problems.images import ACTIVATIONS, DEPARTURES, subject
+from ..problems.images import ACTIVATIONS, DEPARTURES, subject, trained
 
 #: Bird 2025, Table 1: (mean accuracy over batch sizes, its error, slope, its error), after 100 epochs. The BatchNorm
 #: accuracy is that of the text where the table is misprinted.
@@ -140,17 +139,6 @@ def _slope(slope: float, error: float, **more: float) -> Cell:
     return Cell(f"{100 * slope:+.2f} ± {100 * error:.2f}", {"": 100 * slope, "error": 100 * error, **more})
 
 
-def caption(results: list[Result]) -> str:
-    """Say under the table what its numbers are."""
-    settings, environment = results[0]["settings"], results[0]["environment"]
-    return (
-        f"Test accuracy in per cent after {settings['epochs']} epochs by batch size, {settings['optimizer']} "
-        f"{settings['lr']:g}, mean ± standard error over {len(settings['seeds'])} seeds; slope of a least squares "
-        f"line, in points per hundred samples of batch, mean ± standard error over the seeds' own. The paper's columns "
-        f"are its Table 1, after 100 epochs, five repeats. torch {environment['torch']}."
-    )
-
-
 #: A method whose mean is below this share of the best one's has collapsed, and is drawn in the inset.
 COLLAPSED = 0.7
 
@@ -210,8 +198,11 @@ def _section(there: list[Result], name: str, folder: Path) -> Section:
     planned = {(run.method, run.activation, run.batch_size) for run in expand(alike, {})}
     count = len({setting("method", "activation", "batch_size")(r) for r in there} & planned)
     share = f" {count} of the preset's {len(planned)} cells are there." if count < len(planned) else ""
-    below = f"{caption(there)} {ranking(there).rstrip()}{share}"
-    return Section([f"**{heading}**", table(there, planned), below])
+    caption = (
+        "Test accuracy in per cent by batch size, mean ± standard error, and the slope of a least squares line, in "
+        f"points per hundred samples of batch. {trained(there)} {ranking(there).rstrip()}{share}"
+    )
+    return Section([f"**{heading}**", table(there, planned), caption])
 
 
 #: What the paper leaves open, read otherwise.
@@ -236,15 +227,11 @@ def _departures(results: list[Result], name: str, folder: Path) -> Section:
     cells = {key: estimate(accuracies) for key, accuracies in at.items()}
     for (departure, method), (text, numbers) in cells.items():
         if departure is not None and (None, method) in at:
-            difference, p = welch(at[departure, method], at[None, method])
+            difference, p, *_ = welch(at[departure, method], at[None, method])
             beside = {"difference": difference, "p": p}
             cells[departure, method] = Cell(f"{text} ({difference:+.2f}, p {p:.2g})", {**numbers, **beside})
     heading = f"{subject(results)}, batch {settings['batch_size']}, {settings['activation']}"
-    caption = (
-        f"Test accuracy in per cent, {settings['optimizer']} {settings['lr']:g}, mean ± standard error over "
-        f"{len(settings['seeds'])} seeds; in brackets the difference to the first row and Welch's p. "
-        f"{machine(results[0]['environment'], settings['device'])}"
-    )
+    caption = f"Test accuracy, in brackets the difference to the first row and Welch's p. {trained(results)}"
     table = pivot([""], rows, columns, cells)
     return Section([f"**{heading}, {settings['epochs']} epochs**", table, caption])
 
@@ -257,8 +244,6 @@ STUDIES = {
         apart(_section, "method", "activation", "batch_size", "backend"),
         makes=[Recipe(20, options=("--preset paper",), decides=""), Recipe(8, "table1-reduced", ("--preset reduced",))],
         page=_PAGE,
-        pieces=[Piece(3, "table1", "--preset paper", "--preset smoke --data digits --methods none --activations tanh "
-                      "--batch-size 64")],
         smoke="--methods none --activations tanh --batch-size 8 --preset smoke --device cpu",
     ),
     "departures": grid_study(

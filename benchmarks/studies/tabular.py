@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 
-from ..core.arms import STARTS, Arm, arm, compared, compete, errors, first_trial, label
+from ..core.arms import STARTS, Arm, arm, compete, errors, first_trial, label
 from ..core.store import Result, Store
 from ..core.study import Recipe, Sections, Study, Training
-from ..core.tables import Cell, Section, grouped, machine, pivot
-from ..problems.regression import BATCH, DATA_SETS, LAYERS, ROWS, TABULAR, WIDTH, TableRun
+from ..core.tables import Cell, Section, grouped, machine, paired, pivot
+from ..problems.regression import DATA_SETS, TABULAR, TableRun
 
 ARMS = [
     *(Arm("none", optimizer, method) for optimizer, method in product(["adam", "muon", "soap"], ["none", "whitened"])),
@@ -30,8 +30,8 @@ def _cell(own: Sequence[Result], bare: Sequence[Result] | None) -> Cell:
     numbers = {"": mean, "n": len(found)}
     if bare is None:
         return Cell(f"{mean:.3f}", numbers)
-    difference, p, _ = compared(found, errors(bare), math.log)
-    ratio = math.exp(difference)
+    difference = paired(found, errors(bare), math.log)
+    ratio, p = math.exp(difference.mean), difference.p
     return Cell(f"{mean:.3f} (× {ratio:.2f}, p {p:.2g})", {**numbers, "ratio": ratio, "p": p})
 
 
@@ -49,8 +49,7 @@ def report(store: Store, name: str, folder: Path) -> Sections:
     caption = (
         "Mean squared error on test rows, relative to the variance of the values; geometric mean over data sets and "
         "seeds, and in brackets the ratio to the bare optimizer's with p of the paired t test of logarithms. "
-        f"{LAYERS} linear layers of {WIDTH}, ReLU, batches of {BATCH}; Friedman's three problems behind a random "
-        f"linear map, standardised columns, {ROWS[0]} rows to train. {machine(found[0]['environment'])}"
+        f"{machine(found[0]['environment'])}"
     )
     return {name: Section([pivot(["arm"], rows, columns, cells), caption])}
 

@@ -6,7 +6,6 @@ is the lowest or the highest tried, to the next one; accuracies are then those o
 """
 
 import statistics
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import product
@@ -19,10 +18,10 @@ from ..core.store import Result, Store, setting
 from ..core.study import Recipe, Report, Sections, Study, apart, protocols
 from ..core.tables import Cell, Row, Section, Table, against, estimate, exact, grouped, in_order, machine, pivot
 from ..ensemble import IMAGES
-from ..grids import ALL_HAVE, CNN, CNN_POOL, COMPARED, PAPERS, Grid, TunedOptions, every_rate, expand, trial, trials
+from ..grids import ALL_HAVE, CNN_POOL, COMPARED, PAPERS, Grid, TunedOptions, every_rate, expand, trial, trials
 from ..methods import METHODS, optimizer_name
 from ..optimizers import OF_PARAMETERS
-from ..problems.images import ACTIVATIONS, ImageRun, network
+from ..problems.images import ACTIVATIONS, ImageRun, network, trained
 
 #: The rates of ladders, those that one begins with, by optimizer, and the dampings that each have one.
 RATES = tuple(float(f"{step}e{power}") for power in range(-5, 3) for step in (1, 3))
@@ -87,11 +86,9 @@ def _rates(results: list[Result], name: str, folder: Path) -> Section:
     rows = {method: [METHODS[method].label] for method in in_order(METHODS, (method for method, _ in cells))}
     columns = [key for key in product(ACTIVATIONS, sorted(OF_PARAMETERS)) if key in {column for _, column in cells}]
     table = pivot(["method"], rows, {column: "{}, {}, %".format(*column) for column in columns}, cells)
-    settings, environment = results[0]["settings"], results[0]["environment"]
     caption = (
-        f"Test accuracy after {settings['epochs']} epochs, mean ± standard error over {len(settings['seeds'])} seeds, "
-        f"in brackets the learning rate, falling to 0 by a cosine. Rates were chosen on a tenth of the training set "
-        f"held out, one seed, from one grid for all methods. torch {environment['torch']}."
+        "Test accuracy, mean ± standard error, and in brackets the learning rate, which was chosen on a tenth of the "
+        f"training set, from one grid for all methods. {trained(results)}"
     )
     return Section([f"**{network(results[0])}, rates tuned**", table, caption])
 
@@ -103,7 +100,6 @@ def _mean(result: Result) -> float:
 def _report_trials(store: Store, name: str, folder: Path) -> Sections:
     """Test accuracy of every method at the settings its trials chose, best first."""
     results = sorted(store.read(), key=lambda r: -_mean(r))
-    settings, environment, tried = results[0]["settings"], results[0]["environment"], store.read("trials")
     activations = sorted(set(map(setting("activation"), results)))
     several, rows = len(activations) > 1, list[Row]()
     for result in results:
@@ -114,15 +110,10 @@ def _report_trials(store: Store, name: str, folder: Path) -> Sections:
         rows.append([*row, estimate(result["test_accuracy"][-1]), exact(seconds, ".0f")])
     header = ["method", *["activation"] * several, "optimizer", "rate", "damping", "weight decay", "epochs"]
     table = Table([*header, "test accuracy, %", "seconds"], rows)
-    counts = Counter(map(setting("method", "activation", "optimizer"), tried))
     caption = (
-        f"Mean ± standard error over {len(settings['seeds'])} seeds after the last epoch, rates falling to 0 by a "
-        f"cosine. Every row's settings are the best of {' or '.join(map(str, sorted(set(counts.values()))))} "
-        "combinations of rate, weight decay and (batch-ideal, whitened) damping, each run for "
-        f"{min(r['settings']['epochs'] for r in tried)} epochs with one seed and judged on a tenth of the training "
-        "set held out. Weight decay is torch's: AdamW's for adam, SGD's own. Seconds are epochs × the median epoch, "
-        f"for one seed of an ensemble of {len(settings['seeds'])}, {environment['threads']} thread(s), on a machine "
-        f"busy with other runs: compare them loosely. torch {environment['torch']}."
+        "Test accuracy, mean ± standard error, at the best of the trials of rate, weight decay and damping, which were "
+        "judged on a tenth of the training set. Seconds are those of one seed on a machine busy with other runs. "
+        f"{machine(results[0]['environment'])}"
     )
     heading = f"**{network(results[0])}, {' and '.join(activations)}, every setting tuned**"
     return {name: Section([heading, table, caption])}
@@ -244,7 +235,6 @@ _ONE_ROW = {
     "activation": ["tanh"], "batch_size": 1, "epochs": 1,
 }  # fmt: skip
 
-_CNN_PAGE = "docs/results/convolutions.md"
 _SOAP_CNN = "--methods none whitened --optimizers soap"
 _MORE = "--methods batch-ideal proportional affine-like l2-patch rmsnorm mac --optimizers adam"
 #: What follows the whole on tanh: SOAP, the corrections of rows, K-FAC in blocks of its steps.
@@ -275,16 +265,11 @@ STUDIES = {
     ),
     "cnn-pool-tuned": _pairs_study(
         "convolutions and global average pooling, rates and damping tuned", {**CNN_POOL, **_CONVOLUTIONS},
-        Recipe(3.2, options=("", _SOAP_CNN, _MORE), decides="--seeds 10"), page=_CNN_PAGE,
-    ),
-    "cnn-tuned": _pairs_study(
-        "convolutions without pooling, rates and damping tuned", {**CNN, **_CONVOLUTIONS}, Recipe(2.0), page=_CNN_PAGE
+        Recipe(3.2, options=("", _SOAP_CNN, _MORE), decides="--seeds 10"), page="docs/results/convolutions.md",
     ),
     "mlp-tuned": _pairs_study(
         "the paper's MLP behind four optimizers, rates and damping tuned", _MLP,
         Recipe(6.5, options=tuple(f"--activations tanh{each}" for each in _ON_TANH)),
-        Recipe(5.5, "mlp-tuned-leaky", ("--activations leaky-relu",)),
-        Recipe(12.0, "mlp-tuned-k-fac", ("--activations tanh --methods singd --optimizers momentum",)),
     ),
     "mlp-one-row": _pairs_study("per-row corrections where one row makes them exact", _ONE_ROW, Recipe(0.06)),
     "digits-optimizers": _pairs_study(
@@ -293,6 +278,5 @@ STUDIES = {
     "mlp-wide-tuned": _pairs_study(
         "the same for three hidden layers of 128", {**_MLP, "hidden": (128, 128, 128)},
         Recipe(0.7, options=("--activations tanh --methods affine-like --optimizers muon --seeds 3",)),
-        Recipe(15.0, "mlp-wide-tuned-all", ("",)),
     ),
 }  # fmt: skip

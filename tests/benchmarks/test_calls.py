@@ -8,24 +8,16 @@ from scipy import stats
 
 from benchmarks.digests.calls import CALLS, from_this_library
 from benchmarks.methods import METHODS
-from benchmarks.problems.pictures import psnr
 
 from .conftest import STORES
 
 
-def errors(file, optimizer, method, **wanted):
-    """By crop or seed, of runs without a normaliser."""
-    own = {"norm": "none", "optimizer": optimizer, "method": method, **wanted}
-    runs = [r for r in STORES[file].read() if all(r["settings"].get(name) == value for name, value in own.items())]
-    return {(r["settings"].get("crop"), r["settings"]["seed"]): r["error"][-1] for r in runs}
-
-
-def fitted(norm, optimizer, method, network):
-    return errors("coordinates", optimizer, method, network=network, size=64, batch_size=None)
-
-
 def solutions(optimizer, method, seconds):
-    return errors("poisson", optimizer, method, equation="poisson", points="fixed", seconds=seconds, rows=None)
+    """Errors by seed, of runs without a normaliser."""
+    wanted = {"norm": "none", "optimizer": optimizer, "method": method, "rows": None}
+    wanted |= {"equation": "poisson", "points": "fixed", "seconds": seconds}
+    runs = [r for r in STORES["poisson"].read() if all(r["settings"].get(k) == v for k, v in wanted.items())]
+    return {r["settings"]["seed"]: r["error"][-1] for r in runs}
 
 
 def tuned_cnn(method):
@@ -39,18 +31,14 @@ def found():
     return {call.task: call.evidence(STORES) for call in CALLS}
 
 
-def test_gain_of_a_picture_is_that_of_the_paired_test(found):
-    own, bare = (fitted("none", "soap", how, network="fourier") for how in ("whitened", "none"))
-    test = stats.ttest_rel([psnr(own[key]) for key in own], [psnr(bare[key]) for key in own])
-    gain = found["picture, Fourier features, SOAP"].gain
-    assert [gain.numbers["low"], gain.numbers["high"]] == pytest.approx(list(test.confidence_interval(0.95)))
-    assert gain.text.startswith(f"{fmean(psnr(own[k]) - psnr(bare[k]) for k in own):+.1f} dB [")
-
-
-def test_gain_of_an_equation_is_a_factor(found):
+def test_gain_of_an_equation_is_a_factor_with_the_interval_of_the_paired_test(found):
     own, bare = (solutions("soap", how, seconds=60.0) for how in ("whitened", "none"))
+    test = stats.ttest_rel([math.log10(own[key]) for key in own], [math.log10(bare[key]) for key in own])
+    gain = found["Poisson's equation, a minute, SOAP"].gain
     factor = math.prod(own[key] / bare[key] for key in own) ** (1 / len(own))
-    assert found["Poisson's equation, a minute, SOAP"].gain.numbers[""] == pytest.approx(factor)
+    wanted = [factor, *(10**end for end in test.confidence_interval(0.95))]
+    assert [gain.numbers[name] for name in ("", "low", "high")] == pytest.approx(wanted)
+    assert gain.text.startswith(f"× {factor:.2g} [")
 
 
 def test_gain_of_a_classifier_is_that_of_welchs_test_and_the_rival_the_best_without_this_library(found):

@@ -8,11 +8,12 @@ from scipy import stats
 from torch import nn
 
 from benchmarks.__main__ import main
-from benchmarks.core.arms import arm, compared, compared_by
+from benchmarks.core.arms import arm, compared_by
 from benchmarks.core.store import Store
+from benchmarks.core.tables import paired
 from benchmarks.core.tune import eighths, proposals, value
 from benchmarks.digests.dampings import regrets
-from benchmarks.optimizers import Muon, polar
+from benchmarks.optimizers import Muon
 from benchmarks.problems import pictures
 from benchmarks.problems.pictures import CoordinateRun, Fit, psnr
 from benchmarks.problems.poisson import EQUATIONS, EquationRun, Solver
@@ -41,14 +42,9 @@ def test_values_are_powers_of_ten_in_eighths():
     assert [eighths(value(k)) for k in range(-40, 9)] == list(range(-40, 9))
 
 
-def test_polar_factor_has_singular_values_near_one():
-    found = polar(torch.randn(3, 6, 10))
-    assert torch.linalg.svdvals(found).sub(1).abs().max() < 0.35
-
-
 def test_muon_steps_along_the_polar_factor_of_the_gradient():
-    weights = [nn.Parameter(torch.randn(4, 6)) for _ in range(2)]
-    before, gradients = [w.detach().clone() for w in weights], [torch.randn(4, 6) for _ in range(2)]
+    weights = [nn.Parameter(torch.randn(shape)) for shape in ((4, 6), (4, 6), (6, 4))]  # two are iterated together
+    before, gradients = [w.detach().clone() for w in weights], [torch.randn(w.shape) for w in weights]
     for weight, gradient in zip(weights, gradients, strict=True):
         weight.grad = gradient.clone()
     Muon(weights, lr=0.1).step()
@@ -163,10 +159,12 @@ def test_run_of_seconds_ends_after_them_and_one_that_breaks_down_says_so():
 
 def test_comparison_is_the_paired_t_test():
     own, other = {(k,): 10.0 * k + 1 for k in range(5)}, {(k,): 10.1 * k for k in range(5)}
-    p = stats.ttest_rel(list(own.values()), list(other.values())).pvalue
-    assert compared(own, other, float) == (pytest.approx(0.8), pytest.approx(p), 5)
-    assert compared(own, other, float, 0.8).p > 0.5
-    assert math.isnan(compared(own | {(0,): math.inf}, other, float).difference)
+    test = stats.ttest_rel(list(own.values()), list(other.values()))
+    assert paired(own, other, float) == (*map(pytest.approx, (0.8, test.pvalue, *test.confidence_interval(0.95))), "5")
+    assert math.isnan(paired(own | {(0,): math.inf}, other, float).mean)
+    alone = paired({(1,): 3.0}, other | {(1,): 1.0}, float)
+    assert (alone.mean, alone.n) == (2.0, "1")
+    assert math.isnan(alone.p)
 
 
 def test_time_is_drawn_where_one_computer_ran_all_arms():

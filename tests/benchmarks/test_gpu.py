@@ -1,62 +1,57 @@
-"""The command for a day with a GPU, on a CPU and small: it runs to its end, resumes, and stops when its time is up.
+"""The command for a day with a GPU: its commands exist, resume, and stop when the time is up.
 
-The tests and one piece stand for all eight, which `make commands` runs.
+`make commands` runs all of them on a CPU.
 """
 
 import pytest
 
+from benchmarks import gpu
 from benchmarks.__main__ import main
-from benchmarks.studies import gpu
-
-SOME = ("cuda-tests", "char-lm")
-
-
-@pytest.fixture
-def command(tmp_path, file):
-    out = tmp_path / "out"
-    return ["gpu", "--device", "cpu", "--out", str(out), "--text", str(file)], out
+from benchmarks.catalogue import STUDIES
+from benchmarks.core.study import parsed
 
 
-def test_pieces_of_both_kinds_run_and_are_not_run_again(command, capsys, monkeypatch):
-    arguments, out = command
-    every = gpu.jobs
-    (mine := out.parent / "test_cuda.py").write_text("def test_nothing():\n    pass\n")
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_commands_are_those_of_studies_and_tests_that_are_there(device, tmp_path):
+    options = gpu.GpuOptions(device=device, out=tmp_path, text="a text", images="imagefolder:some images")
+    (pytest_, *arguments), *others = gpu.commands(options)
+    assert pytest_ == "pytest"
     assert all((gpu.ROOT / path).exists() for path in gpu.TESTS)
-    monkeypatch.setattr(gpu, "TESTS", [str(mine)])
-    monkeypatch.setattr(gpu, "jobs", lambda *about: [job for job in every(*about) if job.name in SOME])
-    assert main([*arguments, "--minutes", "1"]) == 0
-    assert main([*arguments, "--minutes", "30"]) == 0  # where a minute was not enough
+    assert set(arguments) >= {str(gpu.ROOT / path) for path in gpu.TESTS}
+    names = []
+    for _, name, *arguments in others:
+        study = STUDIES[name]
+        own = parsed(name, study.help, study.options, arguments)
+        assert (own.device, own.out, own.name) == (device, tmp_path, f"gpu-{name}")
+        images = options.images if device == "cuda" else "digits"
+        assert name == "speed" or own.data == {"images": images, "text": options.text}[study.data]
+        names.append(name)
+    assert names == ["speed", "speed", "char-lm", *["speed"] * (4 if device == "cuda" else 0), "table1"]
+
+
+def test_language_model_runs_on_a_cpu_and_is_not_run_again(tmp_path, file):
+    options = gpu.GpuOptions(device="cpu", out=tmp_path / "out", text=str(file))
+    (command,) = (arguments for _, *arguments in gpu.commands(options) if arguments[0] == "char-lm")
+    assert main(command) == 0
+    (path,) = options.out.glob("*.jsonl")
+    before = path.read_bytes()
+    assert main(command) == 0
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("minutes", "code", "done", "left"),
+    [
+        ("1", 2, "2 of 3 commands are done", ["left: json.tool /nowhere (failed: exit code "]),
+        ("0", 0, "0 of 3 commands are done", ["left: this\n", "left: json.tool /nowhere\n", "left: calendar 2026\n"]),
+    ],
+)
+def test_a_command_that_fails_costs_the_others_nothing_and_none_begins_late(
+    minutes, code, done, left, capsys, monkeypatch, tmp_path
+):
+    monkeypatch.setattr(gpu, "commands", lambda options: [["this"], ["json.tool", "/nowhere"], ["calendar", "2026"]])
+    assert main(["gpu", "--device", "cpu", "--minutes", minutes, "--out", str(tmp_path)]) == code
     printed = capsys.readouterr().out
-    assert "2 of 2 pieces are done" in printed
-    assert "left:" not in printed[printed.rindex("pieces are done") :]
-    assert {path.name for path in out.glob("*.jsonl")} == {"gpu.jsonl", "gpu-char-lm.jsonl"}
-    before = {path: path.read_bytes() for path in out.glob("*.jsonl")}
-    assert main([*arguments, "--minutes", "1"]) == 0
-    assert {path: path.read_bytes() for path in out.glob("*.jsonl")} == before
-
-
-# Where Python cannot raise, within the end of an object, it prints.
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_what_the_minutes_do_not_suffice_for_is_left(command, capsys):
-    arguments, _ = command
-    assert main([*arguments, "--minutes", "0.001"]) == 0
-    printed = capsys.readouterr().out
-    assert "0 of 8 pieces are done" in printed
-    assert printed.count("left: ") == 8
-
-
-def test_a_piece_that_fails_costs_the_others_nothing(command, capsys, monkeypatch):
-    arguments, _ = command
-    good, bad = gpu.Job("good", ("speed-devices",)), gpu.Job("bad", ("speed-devices",))
-
-    def study(job, options):
-        if job is bad:
-            raise RuntimeError("CUDA out of memory.\nMore of it")
-        return {}
-
-    monkeypatch.setattr(gpu, "jobs", lambda *about: [bad, good])
-    monkeypatch.setattr(gpu, "_study", study)
-    assert main([*arguments, "--minutes", "1"]) == 2
-    printed = capsys.readouterr().out
-    assert "1 of 2 pieces are done" in printed
-    assert "left: bad (failed: RuntimeError: CUDA out of memory.)" in printed
+    assert done in printed
+    assert printed.count("left: ") == len(left)
+    assert all(line in printed for line in left)

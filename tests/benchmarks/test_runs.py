@@ -29,13 +29,6 @@ RUN = ImageRun("digits", "none", "tanh")
 TEXT = TextRun("python-reference", "adamw", "layernorm", 1e-2)
 
 
-def test_other_settings_are_another_key():
-    others = {"lr": 1e-2, "seeds": (0,), "hidden": (64,), "epochs": 1, "method": "rmsnorm", "data": "fake"}
-    keys = [RUN.key(), RUN.key("search"), *(replace(RUN, **{name: other}).key() for name, other in others.items())]
-    assert len(set(keys)) == len(keys)
-    assert replace(RUN).key() == RUN.key()
-
-
 @pytest.mark.parametrize(
     ("run", "data", "name"),
     [(RUN, "imagefolder:{}/photos", "imagefolder:photos"), (TEXT, "{}/text.txt", "text.txt")],

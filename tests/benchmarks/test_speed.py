@@ -72,6 +72,17 @@ def test_many_rows_of_batch_ideal_never_meet_in_a_square_matrix():
     assert peak_memory(job) <= 10 * rows * features * 4
 
 
+def test_suites_are_measured_by_precision_once(tmp_path, capsys):
+    command = ["speed", "--only", "input-scaled", "--preset", "tiny", "--rounds", "1", "--device", "cpu"]
+    command += ["--threads", "1", "--out", str(tmp_path)]
+    assert main(command) == main([*command, "--dtype", "bfloat16"]) == main(command) == 0
+    plain, low = (r["rows"] for r in Store(tmp_path / "speed.jsonl").read())
+    assert [row["what"] for row in plain] == [row["what"] for row in low]
+    assert all(row["time_ratio"]["rounds"] == 1 and row["memory_ratio"] >= 1 for row in plain)
+    assert [row["memory_ratio"] for row in plain] != [row["memory_ratio"] for row in low]
+    assert "## speed-input-scaled-bfloat16-tiny" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(("rows", "width"), [(4, 3), (40, 2)])
 def test_parts_of_a_gauss_newton_step_are_those_that_are_timed(rows, width):
     timed = gauss_newton.jobs(rows, width)

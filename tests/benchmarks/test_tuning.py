@@ -78,13 +78,6 @@ def test_trials_side_by_side_are_the_runs_alone(optimizer, method, digits):
     assert (together[0] - together[1]).abs().max() > 1e-4
 
 
-def test_search_of_another_length_in_the_file_chooses_nothing(best):
-    longer, shorter = (every_rate(FINAL, TunedOptions(search_epochs=epochs)) for epochs in (9, 2))
-    scores = [(run, 90.0 if run == longer[0] else 50.0 if run == shorter[2] else 10.0) for run in longer + shorter]
-    assert best([FINAL], [shorter], scores) == [replace(FINAL, lr=GRIDS["sgd"][2])]
-    assert best([FINAL], [longer], []) == [replace(FINAL, lr=GRIDS["sgd"][0])]
-
-
 def test_trials_of_different_kinds_do_not_mix():
     with pytest.raises(ValueError, match="differ in rate and weight decay alone"):
         train_trials([replace(FINAL, seeds=(0,)), replace(FINAL, seeds=(0,), epochs=3)], load("digits"))

@@ -13,7 +13,8 @@ from benchmarks.core.store import Store
 from benchmarks.core.tables import spearman
 from benchmarks.digests import judges, special
 from benchmarks.digests.claims import CLAIMS
-from benchmarks.digests.judges import Claim, Finding, ahead, every, falls, in_pairs, lead, level, reached, rises, within
+from benchmarks.digests.judges import Claim, Finding, ahead, every, falls, in_pairs, lead, level, rises, within
+from benchmarks.digests.reached import Measure, reached, runs
 from benchmarks.digests.verdicts import DIGESTS, Verdict, decide, holm, whole_p
 
 from .conftest import ROOT, result
@@ -28,7 +29,7 @@ def interval(test):
     return f"95 % from {low} to {high}", f"[{low}, {high}]"
 
 
-def test_difference_counts_where_welchs_p_says_so():
+def test_difference_counts_where_welchs_p_says_so_and_is_to_the_best_of_several():
     test = stats.ttest_ind(HIGH, LOW, equal_var=False)
     in_file, on_page = interval(test)
     figure = f"51.00 ± 0.58 against 41.33 ± 0.88, +9.67, {in_file}"
@@ -38,9 +39,6 @@ def test_difference_counts_where_welchs_p_says_so():
     assert lead(LOW, {"high": HIGH}, lower=True).holds is True
     assert lead(HIGH, {"wide": WIDE}).holds is None
     assert stats.ttest_ind(HIGH, WIDE, equal_var=False).pvalue > 0.05
-
-
-def test_several_others_are_compared_by_the_best_of_them():
     others = {"low": LOW, "high": [60.0, 60.5, 61.0]}
     assert lead(HIGH, others).holds is False
     assert "(high)" in lead(HIGH, others).figure
@@ -48,12 +46,12 @@ def test_several_others_are_compared_by_the_best_of_them():
 
 
 def test_paired_difference_is_that_of_the_problems_that_both_learned():
-    own, other = {1: 1.0, 2: 2.0, 3: 3.0, 4: 9.0}, {1: 2.1, 2: 2.9, 3: 4.3}
+    own, other, error = {1: 1.0, 2: 2.0, 3: 3.0, 4: 9.0}, {1: 2.1, 2: 2.9, 3: 4.3}, Measure("", True, True)
     test = stats.ttest_rel([1.0, 2.0, 3.0], [2.1, 2.9, 4.3])
     in_file, on_page = interval(test)
     wanted = Finding(True, f"-1.10, {in_file}", "3", f"{test.pvalue:.2g}", difference=f"-1.10 {on_page}")
-    assert in_pairs(own, other, float, lower=True) == wanted
-    assert in_pairs(own, other, float, lower=False).holds is False
+    assert in_pairs(own, other, error) == wanted
+    assert in_pairs(own, other, error._replace(is_lower_better=False)).holds is False
 
 
 def test_runs_shorter_than_the_claims_leave_it_undecided(tmp_path):
@@ -75,6 +73,8 @@ def test_a_page_shows_what_holm_leaves_decided_and_losses_of_this_library():
     assert is_shown("This library", False, 0.9, in_calls=True)
     assert not is_shown("Bird 2025", False, 0.9)
     assert not is_shown("This library", None, 0.01)
+    row = Verdict("Bird", Claim("claim", "cnn", level), Finding(None, word="worse"), 1.0).row
+    assert list(row[:3]) == ["Bird", "Bird: claim", "**undecided**, worse"]
 
 
 def test_what_verdicts_leave_to_the_table_of_calls_stands_there():
@@ -91,10 +91,23 @@ def test_what_verdicts_leave_to_the_table_of_calls_stands_there():
     assert set(held.values()) <= gains
 
 
-def test_level_is_an_interval_within_the_margin():
-    assert within(HIGH, [50.5, 51.0, 51.5], 5.0).holds is True
-    assert within(HIGH, LOW, 1.0).holds is False
-    assert within(HIGH, WIDE, 5.0).holds is None
+NEAR, BEHIND = [50.5, 51.0, 51.5], [48.5, 49.0, 49.5]
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "margin", "options", "holds", "word"),
+    [
+        (HIGH, NEAR, 5.0, {}, True, ""), (HIGH, LOW, 1.0, {}, False, ""), (HIGH, WIDE, 5.0, {}, None, ""),
+        (HIGH, LOW, 1.0, {"or_ahead": True}, True, ""), (HIGH, NEAR, 5.0, {"or_ahead": True}, True, ""),
+        (LOW, HIGH, 1.0, {"or_ahead": True}, False, ""), (HIGH, WIDE, 5.0, {"or_ahead": True}, None, ""),
+        (LOW, HIGH, 1.0, {"or_ahead": True, "lower": True}, True, ""),
+        (BEHIND, NEAR, 2.0, {}, None, "worse"), (NEAR, BEHIND, 2.0, {}, None, "better"),
+        (BEHIND, NEAR, 2.0, {"lower": True}, None, "better"),
+    ],
+)  # fmt: skip
+def test_level_is_an_interval_within_the_margin_and_a_difference_is_named(ours, theirs, margin, options, holds, word):
+    finding = within(ours, theirs, margin, **options)
+    assert (finding.holds, finding.word) == (holds, word)
 
 
 @pytest.mark.parametrize("lower", [False, True])
@@ -112,36 +125,17 @@ def test_p_of_level_is_as_small_as_a_twentieth_where_the_interval_ends_at_the_ma
     assert within(other, own, near, lower=lower, or_ahead=True).holds is True
 
 
-def test_a_difference_within_or_beyond_the_margin_is_named():
-    worse, better = ([mean + spread for spread in (-0.5, 0.0, 0.5)] for mean in (49.0, 51.0))
-    finding = within(worse, better, 2.0)
-    assert (finding.holds, finding.word) == (None, "worse")
-    assert within(better, worse, 2.0).word == "better"
-    assert within(worse, better, 2.0, lower=True).word == "better"
-    assert within(HIGH, WIDE, 5.0).word == ""
-    claim = Claim("claim", "cnn", level)
-    assert list(Verdict("Bird", claim, finding, 1.0).row[:3]) == ["Bird", "Bird: claim", "**undecided**, worse"]
-
-
-def test_ahead_will_do_where_level_would():
-    assert within(HIGH, LOW, 1.0, or_ahead=True).holds is True
-    assert within(HIGH, [50.5, 51.0, 51.5], 5.0, or_ahead=True).holds is True
-    assert within(LOW, HIGH, 1.0, or_ahead=True).holds is False
-    assert within(LOW, HIGH, 1.0, lower=True, or_ahead=True).holds is True
-    assert within(HIGH, WIDE, 5.0, or_ahead=True).holds is None
-
-
 def test_no_run_is_chosen_by_test_accuracy(tmp_path):
     store = Store(tmp_path / "table1.jsonl", "table1")
     searched = {"accuracies": [[90.0]], "validation": True}
     store.add("searched", result("none", **searched))
     store.add("searched too", result("none", **{**searched, "accuracies": [[80.0]]}))
-    assert reached({"table1": store}, "table1", "none") == [90.0]
+    assert reached({"table1": store}, "table1", method="none") == [90.0]
     store.add("tested", result("none", accuracies=[[40.0, 41.0]]))
-    assert reached({"table1": store}, "table1", "none") == [40.0, 41.0]
+    assert reached({"table1": store}, "table1", method="none") == [40.0, 41.0]
     store.add("tested too", result("none", accuracies=[[50.0, 51.0]]))
     with pytest.raises(ValueError, match="tells them apart"):
-        reached({"table1": store}, "table1", "none")
+        reached({"table1": store}, "table1", method="none")
 
 
 def test_a_drop_is_from_the_best_epoch_to_the_last(tmp_path):
@@ -185,7 +179,7 @@ def test_a_claim_is_of_every_file_and_of_all_settings_beside(tmp_path):
     assert holds("cnn, cnn-pool", "tanh", "relu") is False
     assert holds("cnn", "tanh", "gelu") is None  # has not run
     assert holds("fig2", "tanh") is None
-    either = judges.runs(stores, "cnn", method={"none", "dyt"}, activation={"tanh", "relu"}, damping=None)
+    either = runs(stores, "cnn", method={"none", "dyt"}, activation={"tanh", "relu"}, damping=None)
     assert [r["settings"]["activation"] for r in either] == ["tanh", "relu"]
 
 

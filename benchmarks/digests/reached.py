@@ -1,0 +1,103 @@
+"""What runs reached, whatever they learned, and how far some are ahead of others."""
+
+import math
+import statistics
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+from ..core.arms import chosen, errors
+from ..core.store import Result, Store
+from ..core.study import protocol
+from ..core.tables import Difference, grouped, paired, welch
+from ..problems.language import final_validation_loss, worth
+from ..problems.pictures import psnr
+
+Stores = Mapping[str, Store]
+#: Settings of runs; a set stands for any of its members, and None for a run without the setting.
+Settings = Mapping[str, Any]
+#: What every seed reached.
+Sample = list[float]
+
+
+class Measure(NamedTuple):
+    """The number that the runs of a file are compared by."""
+
+    unit: str
+    is_lower_better: bool
+    has_pairs: bool = False  # arms have learned the same problems
+    shown: Callable[[float], float] = float  # of what a run has
+
+    def best(self, samples: Mapping[Any, Mapping[Any, float]]) -> Any:
+        """The key of the best of several samples, by the mean of what is shown."""
+        best = min if self.is_lower_better else max
+        return best(samples, key=lambda key: self.mean(samples[key]))
+
+    def mean(self, sample: Mapping[Any, float]) -> float:
+        """The mean of what is shown."""
+        return statistics.fmean(map(self.shown, sample.values()))
+
+    def difference(self, sample: Mapping[Any, float], other: Mapping[Any, float]) -> Difference:
+        """The one minus the other: in pairs, or by Welch's test."""
+        return paired(sample, other, self.shown) if self.has_pairs else welch([*sample.values()], [*other.values()])
+
+
+ACCURACY, LOSS = Measure("points", False), Measure("nats", True)
+DECIBELS, FACTOR = Measure("dB", False, True, psnr), Measure("×", True, True, math.log10)
+
+
+def measure_of(stores: Stores, file: str) -> Measure:
+    """The measure of a file's runs."""
+    first = stores[file].read()[0]
+    if "error" not in first:
+        return ACCURACY if "test_accuracy" in first else LOSS
+    return DECIBELS if "crop" in first["settings"] else FACTOR
+
+
+def matching(results: Iterable[Result], wanted: Settings) -> list[Result]:
+    """The results that have the wanted settings."""
+    any_of = {name: value if isinstance(value, set) else (value,) for name, value in wanted.items()}
+    return [r for r in results if all(r["settings"].get(name) in values for name, values in any_of.items())]
+
+
+def runs(stores: Stores, file: str, **wanted: Any) -> list[Result]:
+    """The results of a file that have the wanted settings; no results are a LookupError."""
+    if results := matching(stores[file].read(), wanted):
+        return results
+    raise LookupError(f"{file} has no run with {wanted}.")
+
+
+def best_runs(stores: Stores, file: str, **wanted: Any) -> list[Result]:
+    """The runs with some settings that were chosen by what no table shows.
+
+    Of arms those whose settings trials chose, for each data set. Of images one that was tested, of searches alone the
+    best on held-out data. Of a language model, of the longest runs, those at the lowest validation loss.
+
+    Raises:
+        ValueError: several runs that were tested have them, and to take the best would be to choose by test accuracy.
+    """
+    results = runs(stores, file, **wanted)
+    if "error" in results[0]:
+        by_data = grouped(results, lambda r: r["settings"].get("data_set")).values()
+        return [r for same in by_data for r in chosen(same)]
+    if "test_accuracy" in results[0]:
+        last = [r for r in results if not r["settings"].get("validation")]
+        if len(last) > 1:
+            raise ValueError(f"{len(last)} runs in {file!r} have {wanted}; say what tells them apart.")
+        return [max(last or results, key=lambda r: statistics.fmean(r["test_accuracy"][-1]))]
+    longest = max(r["settings"]["steps"] for r in results)
+    groups = grouped((r for r in results if r["settings"]["steps"] == longest), protocol("seed")).values()
+    return min(groups, key=lambda group: statistics.fmean(worth(final_validation_loss(r)) for r in group))
+
+
+def values(results: list[Result]) -> dict[Any, float]:
+    """What runs reached, by problem or seed: an error, an accuracy or a test loss."""
+    if "error" in results[0]:
+        return errors(results)
+    if "test_accuracy" in results[0]:
+        return dict(enumerate(results[0]["test_accuracy"][-1]))
+    return {r["settings"]["seed"]: r["test_loss"] for r in results}
+
+
+def reached(stores: Stores, file: str, **wanted: Any) -> Sample:
+    """What every seed of the best runs with some settings reached in the end; see `best_runs`."""
+    return [*values(best_runs(stores, file, **wanted)).values()]
