@@ -9,8 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from adiv_optim import Whitened
+from adiv_optim._linalg import strips
+from adiv_optim.optim import covariance
 from tests.helpers.cases import relative_error
-from tests.helpers.remembered import covariance_of, remembered, rows_counted
+from tests.helpers.remembered import covariance_of, memory, remembered, rows_counted
 from tests.helpers.steps import backward, inputs, network, sgd, stepped
 
 pytestmark = pytest.mark.usefixtures("in_float64")
@@ -197,3 +199,21 @@ def test_metrics_have_condition_numbers_and_the_size_of_inputs(rank):
     assert found["Whitened/weight/damped_condition"] == pytest.approx((9 / 4 + level / 2) / (level / 2))
     assert found["Whitened/largest_damped_condition"] == found["Whitened/weight/damped_condition"]
     assert found["Whitened/largest_condition"] > 1e12
+
+
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_sums_by_lines_are_those_of_unfolded_patches(by_hand, monkeypatch):
+    monkeypatch.setattr(strips, "STRIP", 4)
+    sums = []
+    for pays in (True, False):
+        monkeypatch.setattr(covariance, "lines_pay", lambda patches, pays=pays: pays)
+        torch.manual_seed(0)
+        layer, x, derivatives = nn.Conv2d(2, 3, 3), torch.randn(4, 2, 8, 8), torch.randn(4, 2, 8, 8)
+        optimizer = Whitened(torch.optim.SGD(layer.parameters(), lr=0.1), layer)
+        if by_hand:
+            optimizer.count_rows(layer, derivatives)
+        layer(x).square().sum().backward()
+        optimizer.step()
+        sums.append(memory(optimizer))
+    assert len(sums[0]) > 4
+    assert all(relative_error(*pair) <= 1e-12 for pair in zip(*sums, strict=True))
