@@ -38,7 +38,7 @@ class Size(NamedTuple):
 
 
 #: No step runs through more than this.
-LIMIT = Size(files=21, lines=3920, functions=124, lines_of_functions=1123)
+LIMIT = Size(files=21, lines=3915, functions=124, lines_of_functions=1122)
 
 
 def training_step() -> Callable[[], None]:
