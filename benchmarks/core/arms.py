@@ -48,6 +48,8 @@ STARTS |= {"adam-lbfgs": 1e-2, "spring": 0.1, "random-features": 4.0}  # of rand
 WITHIN = (*Arm._fields, "lr", "damping", "seed", "crop", "data_set", "inner", "draws")
 _NORMS = {"none": "", "batchnorm": "BatchNorm, ", "layernorm": "LayerNorm, "}
 _HUES = {"adam": "tab:blue", "muon": "tab:orange", "soap": "tab:green", "sgd": "tab:red", "lbfgs": "tab:purple"}
+_HUES |= {"gauss-newton": "black", "self-scaled-bfgs": "tab:purple", "spring": "tab:red", "adam-lbfgs": "tab:cyan"}
+_HUES |= {"random-features": "tab:olive"}
 
 
 def first_trial(like: Any, arm: Arm, damping: float = 0.1, starts: Mapping[str, float] = STARTS) -> Any:
@@ -199,13 +201,16 @@ def compared_by(results: Iterable[Result]) -> dict[str, str]:
 
 
 def style(arm: Arm) -> dict[str, Any]:
-    """How an arm's curve is drawn: a colour for the optimizer, lines for the wrapper, wide and pale for BatchNorm."""
+    """How an arm's curve is drawn: a colour for the optimizer, lines for the wrapper, wide and pale for BatchNorm.
+
+    That of a network of less than 50 units is thin.
+    """
     is_wide, is_bare = arm.norm == "batchnorm", arm.method == "none" and arm.norm != "layernorm"
     return {
         "color": _HUES.get(arm.optimizer, "black"),
         "linestyle": "-" if arm.method == "whitened" else "--" if is_bare else ":",
         "marker": "." if arm.rows else "",
-        "linewidth": 2.2 if is_wide else 1.4,
+        "linewidth": 2.2 if is_wide else 1.4 if (arm.hidden or 50) >= 50 else 0.8,
         "alpha": 0.55 if is_wide else 1.0,
     }
 

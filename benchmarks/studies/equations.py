@@ -126,6 +126,6 @@ STUDIES = {
     "equations": Study(
         "differential equations, nonlinear ones first, by a network", _run, report, EquationOptions(),
         makes=[Recipe(26.0)], smoke="--equation burgers --optimizer gauss-newton --width 20 --seeds 1 --steps 1",
-        page="docs/results/fields.md",
+        page="docs/results/equations.md",
     )
 }  # fmt: skip
