@@ -25,6 +25,8 @@ from ..problems.streams import SIGNALS, StreamRun
 
 #: Learning rates, of which searches begin with ten.
 RATES = [2.0**power for power in range(-24, 9)]
+#: Stands for an error that is not finite, where only its rank counts.
+DIVERGED = 1e30
 #: Seeds that choose; tables show others.
 TUNING = (101, 102)
 
@@ -73,33 +75,33 @@ def arm(result: Result) -> str:
     return _key(result["settings"])
 
 
-def errors(results: Sequence[Result]) -> dict[int, float]:
-    """Seed → relative error, by the settings chosen last; infinite where a run diverged."""
-    last = setting_of(results[-1])
-    own = [r for r in results if setting_of(r) == last]
-    return {r["settings"]["seed"]: math.inf if r["error"] is None else r["error"] for r in own}
-
-
 def setting_of(result: Result) -> tuple[Any, ...]:
     """Learning rate and limit of a run."""
     return result["settings"]["lr"], result["settings"].get("limit")
 
 
+def errors(results: Sequence[Result]) -> dict[int, float]:
+    """Seed → relative error, by the settings chosen last; infinite where a run diverged."""
+    last = setting_of(results[-1])
+    chosen = [r for r in results if setting_of(r) == last]
+    return {r["settings"]["seed"]: math.inf if r["error"] is None else r["error"] for r in chosen}
+
+
 def _median(values: Mapping[int, float]) -> Cell:
-    low, middle, high = np.quantile(list(values.values()), (0.25, 0.5, 0.75), method="inverted_cdf")
+    quartiles = np.quantile([min(value, DIVERGED) for value in values.values()], (0.25, 0.5, 0.75))
+    low, middle, high = (value if value < 1e-3 * DIVERGED else math.inf for value in quartiles)
     numbers = {"": middle, "low": low, "high": high, "n": len(values)}
     numbers["diverged"] = sum(map(math.isinf, values.values()))
     return Cell(f"{middle:.2g} ({low:.2g} to {high:.2g})", numbers)
 
 
-def against(own: Mapping[int, float], other: Mapping[int, float]) -> Cell:
+def against(values: Mapping[int, float], rival: Mapping[int, float]) -> Cell:
     """The median ratio of two arms' errors, and p of Wilcoxon's signed ranks, for which divergence is a large error."""
-    pairs = [(min(own[seed], 1e30), min(other[seed], 1e30)) for seed in own if seed in other]
-    logs = [math.log(a / b) for a, b in pairs]
+    logs = [math.log(min(values[seed], DIVERGED) / min(rival[seed], DIVERGED)) for seed in values if seed in rival]
     if not any(logs):
         return Cell("", {})
     ratio, p = math.exp(statistics.median(logs)), float(wilcoxon(logs).pvalue)
-    return Cell(f"× {ratio:.2f} ({p:.2g})", {"ratio": ratio, "p": p, "n": len(logs)})
+    return Cell(f"× {ratio:.{2 if ratio < 100 else 0}f} ({p:.2g})", {"ratio": ratio, "p": p, "n": len(logs)})
 
 
 def tolerated(rates: Mapping[float, float], factor: float = 1.1) -> tuple[float, float]:
@@ -127,10 +129,10 @@ def tolerated(rates: Mapping[float, float], factor: float = 1.1) -> tuple[float,
 
 def _by_rate(searched: Sequence[Result], limit: float | None) -> dict[float, float]:
     """Learning rate → geometric mean of the trials' errors, at one limit."""
-    own = grouped((r for r in searched if r["settings"].get("limit") == limit), setting("lr"))
+    by_rate = grouped((r for r in searched if r["settings"].get("limit") == limit), setting("lr"))
     return {
         rate: math.inf if None in (scores := [r["score"] for r in each]) else statistics.geometric_mean(scores)
-        for rate, each in own.items()
+        for rate, each in by_rate.items()
     }
 
 
@@ -158,17 +160,17 @@ def report(store: Store, name: str, folder: Path) -> Sections:
     times = {r["settings"]["arm"]: r["milliseconds"] for r in store.read("time")}
     signals = [signal for signal in SIGNALS if any(signal == key for _, key in groups)]
     arms = [each for each in ARMS if any(each == key for key, _ in groups)]
-    errors_of = {key: errors(own) for key, own in groups.items()}
+    errors_of = {key: errors(runs) for key, runs in groups.items()}
     ranges, parts = {}, dict[str, Section]()
-    for (key, signal), own in groups.items():
-        rates = _by_rate(searched[key, signal], own[-1]["settings"].get("limit"))
+    for (key, signal), runs in groups.items():
+        rates = _by_rate(searched[key, signal], runs[-1]["settings"].get("limit"))
         low, high = tolerated(rates)
         ranges[key, signal] = low, min(rates, key=rates.__getitem__), high
     _figure(ranges, signals, folder / f"{name}.png")
     where, rows = machine(results[0]["environment"]), results[0]["settings"]["steps"]
-    cells: dict[tuple[str, Any], str | Cell] = {key: _median(own) for key, own in errors_of.items()}
-    cells |= {(key, None): exact(times.get(key), ".2g") for key in arms}
-    columns = {**{signal: TITLES[signal] for signal in signals}, None: "ms per step"}
+    cells: dict[tuple[str, str], str | Cell] = {key: _median(values) for key, values in errors_of.items()}
+    cells |= {(key, "time"): exact(times.get(key), ".2g") for key in arms}
+    columns = {signal: TITLES[signal] for signal in signals} | {"time": "ms per step"}
     caption = (
         f"Relative error, Σ(e/s)² / Σ(y/s)², of the second half of {rows:,} rows, each predicted before it is learned; "
         "s is the target's amplitude where that is known, else 1. Median and quartiles over seeds. Learning rates are "
@@ -179,15 +181,15 @@ def report(store: Store, name: str, folder: Path) -> Sections:
     header = ["arm", "learning rate", "limit", "trials", "relative error", "against SGD (p)",
               "against the running RMS (p)", "range of rates"]  # fmt: skip
     for signal in signals:
-        table = []
+        table = list[list[str | Cell]]()
         for key in (each for each in arms if (each, signal) in errors_of):
-            own, (rate, limit) = errors_of[key, signal], setting_of(groups[key, signal][-1])
+            values, (rate, limit) = errors_of[key, signal], setting_of(groups[key, signal][-1])
             low, _, high = ranges[key, signal]
             rivals = [errors_of.get((other, signal), {}) if other != key else {} for other in ("sgd", "running-rms")]
             trials = len(set(map(setting_of, searched[key, signal])))
             table.append([
-                ARMS[key].label, exact(rate), exact(limit), exact(trials), _median(own),
-                *(against(own, other) for other in rivals), exact(high / low, ".2g"),
+                ARMS[key].label, exact(rate), exact(limit), exact(trials), _median(values),
+                *(against(values, rival) for rival in rivals), exact(high / low, ".2g"),
             ])  # fmt: skip
         about = (
             "Ratios are medians over seeds, p is of Wilcoxon's signed ranks. The range is the highest learning rate "
